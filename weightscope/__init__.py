@@ -25,10 +25,12 @@ Activations, with PyTorch
 Results
     `Table`, `load`
 
-Names are imported on first use: `import weightscope` does not load NumPy, SciPy, Matplotlib or PyTorch.
+Names are imported on first use: `import weightscope` does not load NumPy, SciPy, Matplotlib or
+PyTorch.
 
-The wings (folders) of the package, from the top down. A module imports from its own wing and from those below it; to
-understand it, read what is below. Each wing's docstring says what lies inside and where to begin.
+The wings (folders) of the package, from the top down. A module imports from its own wing and from
+those below it; to understand it, read what is below. Each wing's docstring says what lies inside
+and where to begin.
 
     cli           one module for each group of commands; what they share
     adopting      find and verify a row for an unknown architecture (PyTorch)

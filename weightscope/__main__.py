@@ -7,12 +7,17 @@ from contextlib import suppress
 with suppress(ImportError):  # Windows has no such limits
     import resource
 
-# Where it gets less, OpenBLAS waits for memory within its own code, where no signal ends it, or aborts. `compare` on
-# the embedded model takes this much address space with one thread; each further one has its buffers and its stack.
+# Where it gets less, OpenBLAS waits for memory within its own code, where no signal ends it, or
+# aborts. `compare` on the embedded model takes this much address space with one thread; each
+# further one has its buffers and its stack.
 LEAST = 1_000_000_000
 A_THREAD = 100_000_000
 THREADS_OF_OPENBLAS = 64  # at most, as NumPy and SciPy bring it
-THREADS_CHOSEN = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # the first that is set counts
+THREADS_CHOSEN = (
+    "OPENBLAS_NUM_THREADS",
+    "GOTO_NUM_THREADS",
+    "OMP_NUM_THREADS",
+)  # the first that is set counts
 
 
 def main() -> None:
@@ -32,11 +37,17 @@ def main() -> None:
 
 
 def too_little_memory() -> str:
-    """Why NumPy and SciPy cannot be loaded within the limits of this process; empty where they can."""
+    """Why NumPy and SciPy cannot be loaded within the limits of this process; empty where they
+    can.
+    """
     if "resource" not in globals():
         return ""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    chosen = [int(os.environ[name]) for name in THREADS_CHOSEN if os.environ.get(name, "").isdecimal()]
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    chosen = [
+        int(os.environ[name]) for name in THREADS_CHOSEN if os.environ.get(name, "").isdecimal()
+    ]
     threads = min(next(filter(None, chosen), cores), THREADS_OF_OPENBLAS)
     needed = LEAST + A_THREAD * (threads - 1)
     for kind, option in ((resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d")):

@@ -1,6 +1,7 @@
-"""Reads an architecture that the table does not list, and verifies the row against transformers' eager attention.
+"""Reads an architecture that the table does not list, and verifies the row against transformers'
+eager attention.
 
-`adopt` is the entrance. `tiny_models`, `inputs` and `hooks` build tiny random models and record their attention,
-`comparison` and `trial` compare it with what weightscope reads, and `shapes` and `search` make rows to try. The census,
-which compares every architecture of transformers, is in tests/census.
-"""
+`adopt` is the entrance. `tiny_models`, `inputs` and `hooks` build tiny random models and record
+their attention, `comparison` and `trial` compare it with what weightscope reads, and `shapes` and
+`search` make rows to try. The census, which compares every architecture of transformers, is in
+tests/census."""

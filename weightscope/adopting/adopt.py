@@ -40,7 +40,8 @@ NO_ATTENTION = re.compile(
     r"|add_cross_attention|gradient_checkpointing|.*(router|aux_loss|cls|mask_token|pooling|spec_augment).*",
     re.ASCII,
 )
-# Words of a config that are not options, and numbers that are eps; the second tiny model has others.
+# Words of a config that are not options, and numbers that are eps; the second tiny model has
+# others.
 NO_OPTION = re.compile(
     r"model_type|.*dtype|.*_implementation|_?name_or_path|transformers_version|problem_type|tokenizer_class"
     r"|.*init.*|.*(eps|epsilon)|.*(path|repo|language|loss|pooling|summary).*|.*_coef",
@@ -52,8 +53,8 @@ ACTIVATION = re.compile(r"act(_|$)|activation|nonlinearity", re.ASCII)
 def _proposals(search: Search, usual: Mapping[str, Any]) -> list[Family]:
     """Rows of the table whose modules the stack's layers have, those with the fewest cells first.
 
-    Only the layers count: cells for what comes before the first layer or after the last are dropped.
-    """
+    Only the layers count: cells for what comes before the first layer or after the last are
+    dropped."""
     derived, checkpoint = search.derived, search.tinies[0].checkpoint
     stems, settings = derived.first.stems.values(), inside(usual, derived.first.part)
     fitting: dict[str, Family] = {}
@@ -62,8 +63,14 @@ def _proposals(search: Search, usual: Mapping[str, Any]) -> list[Family]:
             continue
         for prefix in prefixes_of(checkpoint, row):
             if any(prefix + row.layer.format(i=i) in stems for i in range(8)):
-                defaults = {key: value for key in row.config.defaults if (value := derived.left_out(key)) is not None}
-                plain = row.inputs == Inputs(tokens=row.inputs.tokens)  # rows of the token table and nothing else
+                defaults = {
+                    key: value
+                    for key in row.config.defaults
+                    if (value := derived.left_out(key)) is not None
+                }
+                plain = row.inputs == Inputs(
+                    tokens=row.inputs.tokens
+                )  # rows of the token table and nothing else
                 same = row.but(prefixes=(prefix,), gguf=None, **derived.identity).without_network()
                 same = same.but(outputs=None, inputs=row.inputs if plain else Inputs())
                 bare = _with_defaults(same, {}).but(prefixes=("",))
@@ -77,7 +84,9 @@ def _with_defaults(row: Family, defaults: Mapping[str, Any]) -> Family:
 
 
 def _foreign(row: Family, usual: dict[str, Any]) -> bool:
-    """Whether a row reads a setting that the architecture lacks, so that no tiny model can test it."""
+    """Whether a row reads a setting that the architecture lacks, so that no tiny model can test
+    it.
+    """
     tried = (*KEYS.values(), row.heads.kv_heads, row.heads.head_dim)
     common = {key for keys in tried if not isinstance(keys, int) for key in keys}
     settings = {key for key, value in row.config.defaults.items() if value not in (False, None)}
@@ -87,29 +96,46 @@ def _foreign(row: Family, usual: dict[str, Any]) -> bool:
 def guarded(row: Family, derived: Derived, understood: Mapping[str, Any]) -> Family:
     """The row, made to refuse every value of the config's options that it was not proved for.
 
-    A saved row serves every checkpoint of its model_type, and others may have these options set. Bounds that this
-    config leaves open are tried too, and become cells of the row. `understood`: the stack's part of the config.
-    """
+    A saved row serves every checkpoint of its model_type, and others may have these options set.
+    Bounds that this config leaves open are tried too, and become cells of the row. `understood`:
+    the stack's part of the config."""
     for key in _open(derived):
         if _matters(row, derived, key, BOUND):
             capped = (row.but(steps__softcap=Softcap(key)), row.but(steps__clip=Clip((key,))))
-            row = next((candidate for candidate in capped if not _matters(candidate, derived, key, BOUND)), row)
+            row = next(
+                (candidate for candidate in capped if not _matters(candidate, derived, key, BOUND)),
+                row,
+            )
     for key, value in _switches(row, derived):
         if _matters(row, derived, key, not value):
-            row = _refusing(row, derived, When(key, not value, refused=_unproved(f"{key} {str(not value).lower()}")))
+            row = _refusing(
+                row,
+                derived,
+                When(key, not value, refused=_unproved(f"{key} {str(not value).lower()}")),
+            )
     for key, values in _options(row, derived):
-        if key in understood and (not values or any(_matters(row, derived, key, value) for value in values)):
+        if key in understood and (
+            not values or any(_matters(row, derived, key, value) for value in values)
+        ):
             value = understood[key]
             tried = (derived.first.config[key], *values)
             read = (each for each in _reading(row, derived, key) if values)
-            right = (each for each in read if not any(_matters(each, derived, key, number) for number in tried))
-            pinned = _refusing(row, derived, Unless(key, value, refused=_unproved(f"a {key} other than {value}")))
+            right = (
+                each
+                for each in read
+                if not any(_matters(each, derived, key, number) for number in tried)
+            )
+            pinned = _refusing(
+                row, derived, Unless(key, value, refused=_unproved(f"a {key} other than {value}"))
+            )
             row = next(right, pinned)
     return row
 
 
 def _reading(row: Family, derived: Derived, key: str) -> Iterator[Family]:
-    """The row with a constant read of a config key instead: eps, the base of its rotation, a size."""
+    """The row with a constant read of a config key instead: eps, the base of its rotation, a
+    size.
+    """
     value, config = derived.first.config[key], derived.first.config
     usual = derived.left_out(key)
     row = row if usual is None else row.but(config__defaults={key: usual})
@@ -117,7 +143,11 @@ def _reading(row: Family, derived: Derived, key: str) -> Iterator[Family]:
     if fixed and all(norm.eps == value for norm in fixed):
         qk_norm = row.scores.qk_norm and replace(row.scores.qk_norm, eps=None)
         norm = row.norms.before and replace(row.norms.before, eps=None)
-        yield row.but(norms__before=norm, scores__qk_norm=qk_norm, config__keys={**row.config.keys, "norm_eps": (key,)})
+        yield row.but(
+            norms__before=norm,
+            scores__qk_norm=qk_norm,
+            config__keys={**row.config.keys, "norm_eps": (key,)},
+        )
     if isinstance(row.rope, Rope) and row.rope.theta_key not in config and not row.rope.thetas:
         yield row.but(positions__rope__theta_key=key)
     for cell in ("head_dim", "kv_heads", "value_dim"):
@@ -130,7 +160,9 @@ def _unproved(what: str) -> str:
 
 
 def _refusing(row: Family, derived: Derived, condition: When) -> Family:
-    """The row with a condition under which it refuses, and what the architecture takes where the config lacks it."""
+    """The row with a condition under which it refuses, and what the architecture takes where the
+    config lacks it.
+    """
     usual = derived.left_out(condition.key)
     row = row.but(when=(*row.when, condition))
     return row if usual is None else row.but(config__defaults={condition.key: usual})
@@ -138,35 +170,55 @@ def _refusing(row: Family, derived: Derived, condition: When) -> Family:
 
 def _open(derived: Derived) -> list[str]:
     """Bounds of scores, queries, keys and values that the config leaves open."""
-    return [key for key, value in derived.first.config.items() if value is None and re.search("clip|cap", key)]
+    return [
+        key
+        for key, value in derived.first.config.items()
+        if value is None and re.search("clip|cap", key)
+    ]
 
 
 def _switches(row: Family, derived: Derived) -> Iterator[tuple[str, bool]]:
     """Boolean config values that the row does not read and that may concern attention."""
     read = {row.heads.bias.q, row.heads.bias.k, row.heads.bias.v, row.heads.bias.out}
-    switches = [(key, value) for key, value in derived.first.config.items() if isinstance(value, bool)]
-    yield from [switch for switch in switches if switch[0] not in read and not NO_ATTENTION.fullmatch(switch[0])][:MOST]
+    switches = [
+        (key, value) for key, value in derived.first.config.items() if isinstance(value, bool)
+    ]
+    yield from [
+        switch
+        for switch in switches
+        if switch[0] not in read and not NO_ATTENTION.fullmatch(switch[0])
+    ][:MOST]
 
 
 def _options(row: Family, derived: Derived) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Words and numbers of the config, each with the values to try in its place; none for a word of unknown meaning.
+    """Words and numbers of the config, each with the values to try in its place; none for a word of
+    unknown meaning.
 
-    Sizes are left out, and what the second tiny model had otherwise: the row reads those, or is not exact.
-    """
+    Sizes are left out, and what the second tiny model had otherwise: the row reads those, or is not
+    exact."""
     settled = {when.key for when in row.when}
     config = {
-        key: value for key, value in derived.first.config.items()
-        if key not in settled and not any(pattern.fullmatch(key) for pattern in (NO_ATTENTION, NO_OPTION))
-    }  # fmt: skip
+        key: value
+        for key, value in derived.first.config.items()
+        if key not in settled
+        and not any(pattern.fullmatch(key) for pattern in (NO_ATTENTION, NO_OPTION))
+    }
     for key, value in config.items():
         if isinstance(value, str):
-            yield key, tuple(name for name in ("relu", "tanh") if name != value) if ACTIVATION.search(key) else ()
+            yield (
+                key,
+                tuple(name for name in ("relu", "tanh") if name != value)
+                if ACTIVATION.search(key)
+                else (),
+            )
     for key, value in [*unnamed(config, VARIED).items()][:MOST]:
         yield key, (2 * value or 1, value + 1 if type(value) is int else value / 2)
 
 
 def _matters(row: Family, derived: Derived, key: str, value: object) -> bool:
-    """Whether the row fails on a tiny model with this config value; False if that model cannot be built."""
+    """Whether the row fails on a tiny model with this config value; False if that model cannot be
+    built.
+    """
     config = derived.first.tiny.model.config
     values = config.to_dict()
     inside(values, derived.first.part)[key] = value
@@ -186,17 +238,23 @@ class Adopted:
     """The result of `adopt`."""
 
     rows: tuple[Family, ...]  # One row per verified stack
-    unproved: Mapping[str, str]  # By stack why its row is not proved at the checkpoint's own size, where it is not
-    # For every other stack, by the path of its attention modules: what is wrong with the nearest row.
+    unproved: Mapping[
+        str, str
+    ]  # By stack why its row is not proved at the checkpoint's own size, where it is not
+    # For every other stack, by the path of its attention modules: what is wrong with the nearest
+    # row.
     refused: Mapping[str, str]
-    beyond: tuple[str, ...] = ()  # The rows are proved up to these positions and lengths, and unproved beyond
+    beyond: tuple[
+        str, ...
+    ] = ()  # The rows are proved up to these positions and lengths, and unproved beyond
 
 
 def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
-    """Find one row per stack that is exact on two tiny random models, and on the checkpoint's own layers if they run.
+    """Find one row per stack that is exact on two tiny random models, and on the checkpoint's own
+    layers if they run.
 
-    The tiny models differ in sizes, seeds and positions; `full_size` says how the checkpoint's layers are compared.
-    """
+    The tiny models differ in sizes, seeds and positions; `full_size` says how the checkpoint's
+    layers are compared."""
     rows = tuple(rows)
     kind = checkpoint.config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
@@ -206,7 +264,9 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
     try:
         made = CONFIG_MAPPING[kind]
         config, usual = made.from_dict(values), made().to_dict()
-        if not made.__module__.startswith("transformers."):  # a class of the user's own may have no defaults
+        if not made.__module__.startswith(
+            "transformers."
+        ):  # a class of the user's own may have no defaults
             usual |= config.to_dict()
     except Exception as error:  # whatever transformers raises of a config
         raise CheckpointError(
@@ -230,7 +290,9 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
     refused |= {stack: outcome.problem for stack, outcome in outcomes.items() if outcome.problem}
     rows_left = tuple(row for stack, row in rows_of.items() if stack not in refused)
     if not rows_left:
-        reasons = "; ".join(f"{stack}: {why}" if len(refused) > 1 else why for stack, why in refused.items())
+        reasons = "; ".join(
+            f"{stack}: {why}" if len(refused) > 1 else why for stack, why in refused.items()
+        )
         raise CheckpointError(f"no row reads it exactly; nearest: {reasons}", file=checkpoint.name)
     unproved = {stack: outcome.unproved for stack, outcome in outcomes.items() if outcome.unproved}
     left = [outcome for stack, outcome in outcomes.items() if stack not in refused]
@@ -285,16 +347,23 @@ def _kept(
             wrong = misfit(older, checkpoint) or misread(older, checkpoint, understood)
             if not wrong and not proved(older, search.tinies, search.stack):
                 return older, ""
-    return None, f"the row that is exact of tiny models does not fit this file: {problem or 'no such layers'}"
+    return (
+        None,
+        f"the row that is exact of tiny models does not fit this file: {problem or 'no such layers'}",
+    )
 
 
 def _tidy(row: Family, search: Search) -> Family:
-    """The row with flags for its biases where there are any, and without defaults of keys that it does not read."""
+    """The row with flags for its biases where there are any, and without defaults of keys that it
+    does not read.
+    """
     tiny = search.tinies[0]
     for flagged in search.flagged(row):
         row = row if search.tried(flagged).problem else flagged
     defaults = row.config.defaults.items()
-    return _with_defaults(row, {k: v for k, v in defaults if not _read_without(k, row, tiny, search.stack)})
+    return _with_defaults(
+        row, {k: v for k, v in defaults if not _read_without(k, row, tiny, search.stack)}
+    )
 
 
 def _read_without(key: str, row: Family, tiny: Tiny, stack: str) -> bool:
@@ -305,15 +374,21 @@ def _read_without(key: str, row: Family, tiny: Tiny, stack: str) -> bool:
             return values
         return {name: without(value) for name, value in values.items() if name != key}
 
-    bare = replace(tiny, checkpoint=tiny.checkpoint.with_config(without(tiny.checkpoint.config.raw)))
+    bare = replace(
+        tiny, checkpoint=tiny.checkpoint.with_config(without(tiny.checkpoint.config.raw))
+    )
     return not nearness(_with_defaults(row, without(row.config.defaults)), bare, stack).problem
 
 
 def _placements(row: Family, checkpoint: Checkpoint) -> Iterable[Family]:
-    """The row with each prefix that its layers have in the checkpoint itself, those like the tiny model's first."""
+    """The row with each prefix that its layers have in the checkpoint itself, those like the tiny
+    model's first.
+    """
     (tiny_prefix,) = row.prefixes
     prefixes = prefixes_of(checkpoint, row)
-    for prefix in sorted(prefixes, key=lambda prefix: (not prefix.endswith(tiny_prefix), len(prefix))):
+    for prefix in sorted(
+        prefixes, key=lambda prefix: (not prefix.endswith(tiny_prefix), len(prefix))
+    ):
         yield row.but(prefixes=tuple(dict.fromkeys((prefix, tiny_prefix))))
 
 
@@ -327,10 +402,14 @@ class _Shapes(LayerTensors):
 
 
 def misfit(row: Family, checkpoint: Checkpoint) -> str:
-    """Why a row does not fit a checkpoint (missing, misshapen or unread attention tensors); empty if it fits."""
+    """Why a row does not fit a checkpoint (missing, misshapen or unread attention tensors); empty
+    if it fits.
+    """
     try:
         model = Model.of_row(checkpoint, row.but(origin=f"adopted, proved against {PROOF}"))
-        types = {model.config.layer_types[index]: index for index in reversed(model.attention_layers)}
+        types = {
+            model.config.layer_types[index]: index for index in reversed(model.attention_layers)
+        }
         tensors = model.under()
         shapes = _Shapes(tensors.checkpoint, tensors.prefix, tensors.needed_by)
         for index in model.attention_layers:
@@ -338,7 +417,10 @@ def misfit(row: Family, checkpoint: Checkpoint) -> str:
                 return f"layer {index} is not there"
         for index in types.values():
             read_layer(
-                tensors if any(step.compares for step in row.steps) else shapes, model.family, model.config, index
+                tensors if any(step.compares for step in row.steps) else shapes,
+                model.family,
+                model.config,
+                index,
             )
     except CheckpointError as error:
         return str(error).splitlines()[0]
@@ -346,15 +428,21 @@ def misfit(row: Family, checkpoint: Checkpoint) -> str:
 
 
 def misread(row: Family, checkpoint: Checkpoint, understood: dict[str, Any]) -> str:
-    """What a row takes from a checkpoint's own config otherwise than from that config as transformers has it.
+    """What a row takes from a checkpoint's own config otherwise than from that config as
+    transformers has it.
 
     Older files have other keys (`rope_theta` for `rope_parameters`), which tiny models never show.
     """
     try:
         stored_numbers, understood_numbers = (
-            numbers_read(Model.of_row(source, row)) for source in (checkpoint, checkpoint.with_config(understood))
+            numbers_read(Model.of_row(source, row))
+            for source in (checkpoint, checkpoint.with_config(understood))
         )
     except CheckpointError as error:
         return str(error).splitlines()[0]
-    differs = [what for what in stored_numbers if str(stored_numbers[what]) != str(understood_numbers[what])]
+    differs = [
+        what
+        for what in stored_numbers
+        if str(stored_numbers[what]) != str(understood_numbers[what])
+    ]
     return f"transformers reads {differs[0]} of its config.json otherwise" if differs else ""

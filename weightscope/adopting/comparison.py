@@ -19,7 +19,9 @@ from weightscope.model.layers.maps import Affine
 
 TOLERANCE = 1e-4  # of probabilities, and of outputs relative to the largest
 REFUSED = "refused: "  # begins a problem that weightscope names itself
-ROUNDING = 2.0**-21  # of float32 scores relative to the largest, and so of probabilities where scores are hundreds
+ROUNDING = (
+    2.0**-21
+)  # of float32 scores relative to the largest, and so of probabilities where scores are hundreds
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,10 @@ class Errors:
     """Differences between a layer and the recorded attention."""
 
     attention: float  # The largest error of a probability
-    output: float  # Of what the model's own attention makes of the values, relative to the largest number
-    here: float  # Of the scores of a token with itself, relative to the largest: what no rotation changes
+    # Of what the model's own attention makes of the values, relative to the largest number
+    output: float
+    # Of the scores of a token with itself, relative to the largest: what no rotation changes
+    here: float
     rounding: float = 0.0  # What float32 leaves open of a probability, where scores are hundreds
     where: str = ""  # In how many heads attention is off, in words, where it is not in all
 
@@ -40,7 +44,11 @@ class Errors:
         if right == (True, False):
             return f"attention is right, the output is off by {self.output:.2g} of its largest"
         values = "values are right" if right[1] else "the output is wrong too"
-        near = "; scores are right at distance 0 only: what is wrong is position" if self.here <= tolerance else ""
+        near = (
+            "; scores are right at distance 0 only: what is wrong is position"
+            if self.here <= tolerance
+            else ""
+        )
         return f"{values}; attention is off by {self.attention:.2g}{self.where}{near}"
 
 
@@ -77,7 +85,11 @@ def _given(layer: Layer, call: Observed) -> Iterator[Given]:
     positions = (None,) if call.positions is None else (call.positions, None)
     takes = [name for name, taken in layer.added.taken(cross=layer.cross).items() if taken]
     n, m = call.attention.shape[1:]
-    streams = (*call.streams, *_of(call, n, layer.d_model)) if takes or (layer.cross and n == m) else call.streams
+    streams = (
+        (*call.streams, *_of(call, n, layer.d_model))
+        if takes or (layer.cross and n == m)
+        else call.streams
+    )
     inputs: Iterable[tuple[np.ndarray, dict[str, np.ndarray]]] = ((x, {}) for x in streams)
     if layer.cross:
         memories = call.memories if call.memories and not takes else _of(call, m, layer.k.shape[1])
@@ -96,12 +108,19 @@ def _of(call: Observed, rows: int, width: int) -> list[np.ndarray]:
 def _with_positions(
     layer: Layer, call: Observed, x: np.ndarray, more: dict[str, np.ndarray]
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """The same, and what may have been added before queries and keys: it was given, or it is a difference."""
+    """The same, and what may have been added before queries and keys: it was given, or it is a
+    difference.
+    """
     taken, memory = layer.added.taken(cross=layer.cross), more.get("memory")
     choices: list[list[dict[str, np.ndarray]]] = [[more]]
     if taken["added"]:
         z = x if layer.norm is None else layer.norm(x)
-        choices.append([{"added": p} for p in _positions(call, z, layer.added.of_queries or layer.added.of_keys)])
+        choices.append(
+            [
+                {"added": p}
+                for p in _positions(call, z, layer.added.of_queries or layer.added.of_keys)
+            ]
+        )
     if taken["added_to_memory"] and memory is not None:
         y = memory if layer.memory_norm is None else layer.memory_norm(memory)
         choices.append([{"added_to_memory": p} for p in _positions(call, y, layer.added.of_keys)])
@@ -110,25 +129,43 @@ def _with_positions(
 
 
 def _positions(call: Observed, z: np.ndarray, of: Affine | None) -> list[np.ndarray]:
-    """What may have been added to z: all that entered, side by side where that is as wide; or what is more than z."""
+    """What may have been added to z: all that entered, side by side where that is as wide; or what
+    is more than z.
+    """
     width = z.shape[1] if of is None else of.shape[1]
     given = [array for array in call.entered if len(array) == len(z)]
     candidates = [array for array in given if array.shape[1] == width]
-    candidates += [np.hstack(pair) for pair in permutations(given, 2) if sum(array.shape[1] for array in pair) == width]
-    return candidates + [array - z for array in given if array.shape == z.shape and z.shape[1] == width]
+    candidates += [
+        np.hstack(pair)
+        for pair in permutations(given, 2)
+        if sum(array.shape[1] for array in pair) == width
+    ]
+    return candidates + [
+        array - z for array in given if array.shape == z.shape and z.shape[1] == width
+    ]
 
 
-def _output_off(layer: Layer, call: Observed, x: np.ndarray, more: Mapping[str, np.ndarray]) -> float:
-    """How far the layer's output is off, by the attention that was seen: values know of no added positions."""
+def _output_off(
+    layer: Layer, call: Observed, x: np.ndarray, more: Mapping[str, np.ndarray]
+) -> float:
+    """How far the layer's output is off, by the attention that was seen: values know of no added
+    positions.
+    """
     if x.shape[-1] != layer.d_model or len(more.get("memory", x)) != call.attention.shape[2]:
         return np.inf
     gathered = layer.output(np.nan_to_num(call.attention), x, **more)
-    return min((_off(gathered, out) for out in call.outputs if out.shape == gathered.shape), default=np.inf)
+    return min(
+        (_off(gathered, out) for out in call.outputs if out.shape == gathered.shape), default=np.inf
+    )
 
 
 def _measure(
-    layer: Layer, call: Observed, x: np.ndarray, positions: np.ndarray | None, more: dict[str, np.ndarray]
-) -> Errors | str:  # fmt: skip
+    layer: Layer,
+    call: Observed,
+    x: np.ndarray,
+    positions: np.ndarray | None,
+    more: dict[str, np.ndarray],
+) -> Errors | str:
     if x.shape[-1] != layer.d_model:
         return f"reads a stream of width {layer.d_model}, and {x.shape[-1]} enter"
     scores = layer.scores(x, positions, **more)
@@ -139,7 +176,9 @@ def _measure(
     if expected.shape != scores.shape:
         return f"scores are {scores.shape}, attention {expected.shape}"
     seen = expected > NO_SCORE
-    rows = call.scores.max(-1) > -1e4  # a query that sees nothing has no attention that means anything
+    rows = (
+        call.scores.max(-1) > -1e4
+    )  # a query that sees nothing has no attention that means anything
     read = rows.all(axis=0)
     if not read.any():
         return f"{REFUSED}no query sees anything, so that nothing is compared"
@@ -161,17 +200,24 @@ def compared_scores(call: Observed) -> bool:
 
 
 def _here(scores: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> float:
-    """The largest error of a token's scores with itself, relative to the largest; infinite in cross-attention."""
+    """The largest error of a token's scores with itself, relative to the largest; infinite in
+    cross-attention.
+    """
     if scores.shape[1] != scores.shape[2]:
         return np.inf
-    diagonals = (np.diagonal(each[..., : scores.shape[1]], axis1=1, axis2=2) for each in (scores, expected, seen))
+    diagonals = (
+        np.diagonal(each[..., : scores.shape[1]], axis1=1, axis2=2)
+        for each in (scores, expected, seen)
+    )
     a, b, both = diagonals
     return _off(a[both], b[both]) if both.any() else np.inf
 
 
 def _off(computed: np.ndarray, expected: np.ndarray) -> float:
     """The largest error, relative to the largest number expected."""
-    return float(np.abs(computed - expected).max(initial=0.0) / max(1.0, np.abs(expected).max(initial=0.0)))
+    return float(
+        np.abs(computed - expected).max(initial=0.0) / max(1.0, np.abs(expected).max(initial=0.0))
+    )
 
 
 def _where(attention: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> str:
@@ -182,7 +228,9 @@ def _where(attention: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> str
 
 
 def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
-    """Probabilities of scores (H, n, m), with a learned sink (H,) as one more key that takes mass and gives nothing."""
+    """Probabilities of scores (H, n, m), with a learned sink (H,) as one more key that takes mass
+    and gives nothing.
+    """
     if sinks is not None:
         more = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
         return softmax(np.concatenate((scores, more), axis=-1), None)[..., :-1]
@@ -210,7 +258,9 @@ def line_of(error: Exception, folder: Path) -> str:
 
 
 class Stored:
-    """Which stored tensors hold a module's parameters, matched by value because saving may rename them."""
+    """Which stored tensors hold a module's parameters, matched by value because saving may rename
+    them.
+    """
 
     def __init__(self, model: Any, folder: Path) -> None:
         checkpoint = open_checkpoint(folder)
@@ -227,9 +277,17 @@ class Stored:
         }
 
     def under(self, module: str) -> set[str]:
-        """The stored names of a module's parameters; their names in memory where the file holds them otherwise."""
-        stored_names = {name: stored for name, stored in self.names.items() if name.startswith(module + ".")}
-        return {stored_name for name, stored in stored_names.items() for stored_name in stored or (name,)}
+        """The stored names of a module's parameters; their names in memory where the file holds
+        them otherwise.
+        """
+        stored_names = {
+            name: stored for name, stored in self.names.items() if name.startswith(module + ".")
+        }
+        return {
+            stored_name
+            for name, stored in stored_names.items()
+            for stored_name in stored or (name,)
+        }
 
 
 def _print_of(values: np.ndarray) -> tuple[str, ...]:
@@ -243,11 +301,17 @@ Reading = tuple[ws.Model, int]
 
 def names_at_work(observed: Sequence[Observed], stored: Stored) -> dict[str, set[str]]:
     """The stored names of every module that was seen at work."""
-    return {module: stored.under(module) for module in dict.fromkeys(call.module for call in observed)}
+    return {
+        module: stored.under(module) for module in dict.fromkeys(call.module for call in observed)
+    }
 
 
-def matched(models: Sequence[ws.Model], names: Mapping[str, set[str]]) -> Mapping[str, list[Reading]]:
-    """Of every module, whose stored names are given, the layers of models that read it; by layers, in their order."""
+def matched(
+    models: Sequence[ws.Model], names: Mapping[str, set[str]]
+) -> Mapping[str, list[Reading]]:
+    """Of every module, whose stored names are given, the layers of models that read it; by layers,
+    in their order.
+    """
     by_module: dict[str, list[Reading]] = defaultdict(list)
     for model in models:
         for index in (*model.attention_layers, *model.borrowing_layers):
@@ -262,10 +326,20 @@ def matched(models: Sequence[ws.Model], names: Mapping[str, set[str]]) -> Mappin
 def _projections(model: ws.Model, index: int) -> set[str]:
     """The names of the tensors that make a layer's queries, keys, values and output."""
     row, stem = model.family.in_layer(model.config.layer_types[index]), model.stem(index)
-    modules = {row.heads.q, row.heads.k, row.heads.v, row.heads.out, *row.heads.others, *row.reads.modules}
-    return {name for module in modules if module for name in model.checkpoint.names_under(f"{stem}{module}.")} | {
-        stem + name for name in row.lone
+    modules = {
+        row.heads.q,
+        row.heads.k,
+        row.heads.v,
+        row.heads.out,
+        *row.heads.others,
+        *row.reads.modules,
     }
+    return {
+        name
+        for module in modules
+        if module
+        for name in model.checkpoint.names_under(f"{stem}{module}.")
+    } | {stem + name for name in row.lone}
 
 
 def _disordered(readings: Sequence[Sequence[Reading]]) -> bool:
@@ -273,7 +347,9 @@ def _disordered(readings: Sequence[Sequence[Reading]]) -> bool:
     orders: dict[int, list[int]] = defaultdict(list)
     for module_readings in readings:
         for model in {id(reading_model) for reading_model, _ in module_readings}:
-            indices = [index for reading_model, index in module_readings if id(reading_model) == model]
+            indices = [
+                index for reading_model, index in module_readings if id(reading_model) == model
+            ]
             if len(indices) == 1:  # a module that several layers share has no place of its own
                 orders[model] += indices
     return any(order != sorted(order) for order in orders.values())
@@ -282,7 +358,9 @@ def _disordered(readings: Sequence[Sequence[Reading]]) -> bool:
 CallsOfLayers = Mapping[tuple[int, int], Sequence[Observed]]
 
 
-def _calls_of_layers(by_module: Mapping[str, Sequence[Reading]], observed: Sequence[Observed]) -> CallsOfLayers:
+def _calls_of_layers(
+    by_module: Mapping[str, Sequence[Reading]], observed: Sequence[Observed]
+) -> CallsOfLayers:
     """Recorded calls by (model id, layer index)."""
     return {
         (id(model), index): [call for call in observed if call.module == module]
@@ -297,11 +375,14 @@ def problem_of_stack(
     all_calls: Sequence[Observed],
     tolerance: float,
 ) -> tuple[str, int]:
-    """What is wrong with what is read of one stack, the gravest first; and how many of its modules are read.
+    """What is wrong with what is read of one stack, the gravest first; and how many of its modules
+    are read.
 
-    A problem that weightscope names itself begins with `REFUSED`. `all_calls` includes other stacks.
-    """
-    modules = [module for module in dict.fromkeys(call.module for call in calls) if module in by_module]
+    A problem that weightscope names itself begins with `REFUSED`. `all_calls` includes other
+    stacks."""
+    modules = [
+        module for module in dict.fromkeys(call.module for call in calls) if module in by_module
+    ]
     calls_of_layers = _calls_of_layers(by_module, all_calls)
     problems = []
     for module in modules:
@@ -312,18 +393,22 @@ def problem_of_stack(
         problems.append(problem)
     if _disordered([by_module[module] for module in modules]):
         problems.append("its layers are read in another order")
-    return min(filter(None, problems), key=lambda problem: problem.startswith(REFUSED), default=""), len(modules)
+    return min(
+        filter(None, problems), key=lambda problem: problem.startswith(REFUSED), default=""
+    ), len(modules)
 
 
 def _problem_of_module(
-    readings: Sequence[Reading], calls: Sequence[Observed], calls_of_layers: CallsOfLayers, tolerance: float
+    readings: Sequence[Reading],
+    calls: Sequence[Observed],
+    calls_of_layers: CallsOfLayers,
+    tolerance: float,
 ) -> str:
     """What is wrong with what is read of one module, empty if nothing is.
 
-    A module that several layers share is called once by each, in their order. Where more than one model reads it (the
-    whole and a tower), each must. Models that make other values of it read another softmax of each call: every softmax
-    must be one model's, and every model have one.
-    """
+    A module that several layers share is called once by each, in their order. Where more than one
+    model reads it (the whole and a tower), each must. Models that make other values of it read
+    another softmax of each call: every softmax must be one model's, and every model have one."""
     if len({model.stem(index) + model.family.heads.v for model, index in readings}) > 1:
         return _problem_of_softmaxes(readings, calls, tolerance)
     first_problem = ""
@@ -333,14 +418,18 @@ def _problem_of_module(
         except CheckpointError as error:
             first_problem = first_problem or REFUSED + line_of(error, model.checkpoint.folder)
             continue
-        problem = compare(layer, _with_memories(layer, model, which, call, calls_of_layers), tolerance)
+        problem = compare(
+            layer, _with_memories(layer, model, which, call, calls_of_layers), tolerance
+        )
         if problem and not problem.startswith(REFUSED):
             return f"{model.family.name}, layer {index}: {problem}"
         first_problem = first_problem or problem
     return first_problem
 
 
-def _problem_of_softmaxes(readings: Sequence[Reading], calls: Sequence[Observed], tolerance: float) -> str:
+def _problem_of_softmaxes(
+    readings: Sequence[Reading], calls: Sequence[Observed], tolerance: float
+) -> str:
     """What is wrong with what models read of a module, each a softmax of its own."""
     try:
         layers = [(model.family.name, index, model.layer(index)) for model, index in readings]
@@ -355,8 +444,10 @@ def _problem_of_softmaxes(readings: Sequence[Reading], calls: Sequence[Observed]
 
 def _in_turn(
     readings: Sequence[Reading], calls: Sequence[Observed]
-) -> Iterator[tuple[ws.Model, int, int, Observed]]:  # fmt: skip
-    """Every call of one module, with the model and layer index that read it and the number of the call."""
+) -> Iterator[tuple[ws.Model, int, int, Observed]]:
+    """Every call of one module, with the model and layer index that read it and the number of the
+    call.
+    """
     by_model: dict[int, list[Reading]] = defaultdict(list)
     for reading in readings:
         by_model[id(reading[0])].append(reading)
@@ -369,18 +460,24 @@ def _in_turn(
 
 def _with_memories(
     layer: Layer, model: ws.Model, which: int, call: Observed, calls_of_layers: CallsOfLayers
-) -> Observed:  # fmt: skip
-    """The call with the memory of a layer that borrows its keys: the stream of the layer that makes them."""
+) -> Observed:
+    """The call with the memory of a layer that borrows its keys: the stream of the layer that makes
+    them.
+    """
     if layer.keys_of is None:
         return call
     return replace(call, memories=calls_of_layers[id(model), layer.keys_of][which].streams)
 
 
-def pairs(model: ws.Model, observed: Sequence[Observed], stored: Stored) -> Iterator[tuple[Layer, Observed]]:
+def pairs(
+    model: ws.Model, observed: Sequence[Observed], stored: Stored
+) -> Iterator[tuple[Layer, Observed]]:
     """Every layer of a model with each recorded call of it."""
     by_module = matched([model], names_at_work(observed, stored))
     calls_of_layers = _calls_of_layers(by_module, observed)
     for module, readings in by_module.items():
-        for _, index, which, call in _in_turn(readings, [call for call in observed if call.module == module]):
+        for _, index, which, call in _in_turn(
+            readings, [call for call in observed if call.module == module]
+        ):
             layer = model.layer(index)
             yield layer, _with_memories(layer, model, which, call, calls_of_layers)

@@ -1,9 +1,8 @@
 """Shrink a config to a tiny model's: the name of a key says which size it is.
 
-Keys that are not sizes stay unchanged, so the tiny model has the norms, biases, scales, rotations and kinds of layers
-of its architecture. Limits (windows, original contexts, buckets) become shorter than the texts, so that positions
-beyond them are tested too.
-"""
+Keys that are not sizes stay unchanged, so the tiny model has the norms, biases, scales, rotations
+and kinds of layers of its architecture. Limits (windows, original contexts, buckets) become shorter
+than the texts, so that positions beyond them are tested too."""
 
 import re
 import tomllib
@@ -33,7 +32,9 @@ def exceptions() -> dict[str, dict[str, dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class Part:
-    """One section of a config (text, vision, ...) while it is shrunk; each has its own heads and widths."""
+    """One section of a config (text, vision, ...) while it is shrunk; each has its own heads and
+    widths.
+    """
 
     values: Mapping[str, Any]
     size: Size
@@ -46,22 +47,43 @@ class Part:
     @property
     def width(self) -> int:
         heads = self.values.get("num_heads", self.values.get("num_attention_heads"))
-        if "depths" in self.values and isinstance(heads, list):  # a pyramid: its width doubles with its heads
+        if "depths" in self.values and isinstance(
+            heads, list
+        ):  # a pyramid: its width doubles with its heads
             return 8 * int(heads[0] if isinstance(heads[0], int) else 1)
-        named = any(self.values.get(key) for key in ("head_dim", "kv_lora_rank", "d_kv", "kv_channels"))
+        named = any(
+            self.values.get(key) for key in ("head_dim", "kv_lora_rank", "d_kv", "kv_channels")
+        )
         return (
             self.size.free
             if named and self.plan.free_width
-            else self.size.heads * (self.own_head_dim if self.plan.own_heads else self.size.head_dim)
+            else self.size.heads
+            * (self.own_head_dim if self.plan.own_heads else self.size.head_dim)
         )
 
     @property
     def own_head_dim(self) -> int:
         """A head's width as the architecture has it."""
-        width = next((self.values[key] for key in ("hidden_size", "d_model", "n_embd") if key in self.values), None)
-        heads = next((self.values[key] for key in ("num_attention_heads", "num_heads") if key in self.values), None)
+        width = next(
+            (
+                self.values[key]
+                for key in ("hidden_size", "d_model", "n_embd")
+                if key in self.values
+            ),
+            None,
+        )
+        heads = next(
+            (
+                self.values[key]
+                for key in ("num_attention_heads", "num_heads")
+                if key in self.values
+            ),
+            None,
+        )
         named = self.values.get("head_dim")
-        return named or (width // heads if isinstance(width, int) and isinstance(heads, int) else 64)
+        return named or (
+            width // heads if isinstance(width, int) and isinstance(heads, int) else 64
+        )
 
     @property
     def groups(self) -> int:
@@ -89,8 +111,11 @@ class Part:
 
 # Meaning by name: the first pattern that fits a key wins. What fits none stays as it is.
 INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
-    (r"chunk_size_feed_forward|.*dropout.*|num_channels|in_channels|.*_token_ids?|.*_token_index|type_vocab_size"
-     r"|.*conv_kernel.*|.*kernel_size|.*stride.*|num_labels|.*num_conv_pos_embedding_groups", lambda p, v: v),
+    (
+        r"chunk_size_feed_forward|.*dropout.*|num_channels|in_channels|.*_token_ids?|.*_token_index|type_vocab_size"
+        r"|.*conv_kernel.*|.*kernel_size|.*stride.*|num_labels|.*num_conv_pos_embedding_groups",
+        lambda p, v: v,
+    ),
     (r"qk_rope_head_dim", lambda p, v: p.size.rope if v else 0),
     (r"qk_nope_head_dim", lambda p, v: p.size.nope),
     (r"qk_head_dim", lambda p, v: p.size.rope + p.size.nope),
@@ -114,53 +139,102 @@ INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
     (r".*vocab_size(_per_layer_input)?|.*vocabulary_size|n_tokens", lambda p, v: p.size.vocabulary),
     (r"hidden_size_per_layer_input", lambda p, v: 12),
     (r".*(head_dim|d_kv|d_head|kv_channels|head_size)", lambda p, v: p.head_dim),
-    (r".*(num_key_value_heads|n_kv_heads|kv_n_heads|num_kv_heads|n_head_kv|num_query_groups)", lambda p, v: p.groups),
-    (r"decoder_(num_)?(attention_)?heads|decoder_num_attention_heads", lambda p, v: p.size.heads // 2),
+    (
+        r".*(num_key_value_heads|n_kv_heads|kv_n_heads|num_kv_heads|n_head_kv|num_query_groups)",
+        lambda p, v: p.groups,
+    ),
+    (
+        r"decoder_(num_)?(attention_)?heads|decoder_num_attention_heads",
+        lambda p, v: p.size.heads // 2,
+    ),
     (r".*(attention_heads|n_heads?|num_heads|nheads?|encoder_heads)", lambda p, v: p.size.heads),
-    (r".*(num_layers|hidden_layers|n_layers?|depth|num_blocks)|(encoder|decoder|text|vision|speech_encoder)_layers"
-     r"|.*_layers_(count|num)|t2u_(en|de)coder_layers|num_(en|de)coder_layers|(en|de)coder_num_hidden_layers",
-     lambda p, v: layers_of(p.values) if v > 1 else v),
+    (
+        r".*(num_layers|hidden_layers|n_layers?|depth|num_blocks)|(encoder|decoder|text|vision|speech_encoder)_layers"
+        r"|.*_layers_(count|num)|t2u_(en|de)coder_layers|num_(en|de)coder_layers|(en|de)coder_num_hidden_layers",
+        lambda p, v: layers_of(p.values) if v > 1 else v,
+    ),
     (r"num_kv_shared_layers", lambda p, v: min(v, layers_of(p.values) // 2)),
-    (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index|n_dense_layers", lambda p, v: min(v, 1)),
+    (
+        r"first_k_dense_replace|num_dense_layers|moe_layer_start_index|n_dense_layers",
+        lambda p, v: min(v, 1),
+    ),
     (r"max_window_layers", lambda p, v: 1),
-    (r".*(interval|period|_pattern|global_attn_every_n_layers|every_n_layers|_step)", lambda p, v: min(v, 2)),
+    (
+        r".*(interval|period|_pattern|global_attn_every_n_layers|every_n_layers|_step)",
+        lambda p, v: min(v, 2),
+    ),
     (r".*(period_offset|layer_offset)", lambda p, v: min(v, 1)),
-    (r"(moe|expert|shared_expert|moe_shared_expert)_?(intermediate|ffn|hidden)_(size|dim)|expert_dim",
-     lambda p, v: p.size.ffn // 2),
-    (r".*(intermediate_size|ffn_dim|ffn_hidden_size|mlp_dim|d_ff|d_inner|n_inner|ffn_size|intermediate_dim|ff_dim"
-     r"|feedforward_dim|dim_feedforward|intermediate_size_mlp|encoder_ffn_embed_dim|linear_units)",
-     lambda p, v: p.size.ffn),
-    (r"(num_|n_)?(routed_|local_)?experts|.*num_(local_|routed_)?experts|n_routed_experts|moe_num_experts",
-     lambda p, v: min(v, 4)),
-    (r".*(experts_per_tok(en)?|experts_top_k|moe_topk?|moe_top_?k|top_k_experts|num_selected_experts|moe_k)",
-     lambda p, v: min(v, 2)),
+    (
+        r"(moe|expert|shared_expert|moe_shared_expert)_?(intermediate|ffn|hidden)_(size|dim)|expert_dim",
+        lambda p, v: p.size.ffn // 2,
+    ),
+    (
+        r".*(intermediate_size|ffn_dim|ffn_hidden_size|mlp_dim|d_ff|d_inner|n_inner|ffn_size|intermediate_dim|ff_dim"
+        r"|feedforward_dim|dim_feedforward|intermediate_size_mlp|encoder_ffn_embed_dim|linear_units)",
+        lambda p, v: p.size.ffn,
+    ),
+    (
+        r"(num_|n_)?(routed_|local_)?experts|.*num_(local_|routed_)?experts|n_routed_experts|moe_num_experts",
+        lambda p, v: min(v, 4),
+    ),
+    (
+        r".*(experts_per_tok(en)?|experts_top_k|moe_topk?|moe_top_?k|top_k_experts|num_selected_experts|moe_k)",
+        lambda p, v: min(v, 2),
+    ),
     (r"n_groups?|num_expert_group", lambda p, v: min(v, 2)),
     (r"topk_group", lambda p, v: 1),
     (r"original_max_position_embeddings", lambda p, v: 8),
-    (r"coordinate_size|shape_size", lambda p, v: p.width // 6),  # of LayoutLMv3: four of one, two of the other
+    (
+        r"coordinate_size|shape_size",
+        lambda p, v: p.width // 6,
+    ),  # of LayoutLMv3: four of one, two of the other
     (r"context_size", lambda p, v: p.size.length),
     (r"floor_scale|log_scaling_n_floor", lambda p, v: 4),
-    (r"sliding_window.*|attention_chunk_size|local_attention|local_window|attention_window.*|local_window_size",
-     lambda p, v: p.size.window),
+    (
+        r"sliding_window.*|attention_chunk_size|local_attention|local_window|attention_window.*|local_window_size",
+        lambda p, v: p.size.window,
+    ),
     (r"relative_attention_num_buckets|num_buckets", lambda p, v: 8),
-    (r"relative_attention_max_distance|max_distance|relative_max_distance|max_bucket_distance", lambda p, v: 12),
+    (
+        r"relative_attention_max_distance|max_distance|relative_max_distance|max_bucket_distance",
+        lambda p, v: 12,
+    ),
     (r"encoder_max_relative_position", lambda p, v: 6),
     (r"position_buckets", lambda p, v: min(v, 8)),
     (r"max_source_positions", lambda p, v: 2 * p.size.length),
-    (r".*(max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|max_target_positions|max_seq_length"
-     r"|context_length|max_context_length)", lambda p, v: 64 if v >= 16 else v),
-    (r"window_size", lambda p, v: 2 * p.values["spatial_merge_size"] * _patch(p.values)
-     if "spatial_merge_size" in p.values else p.size.window),
-    (r"image_size|img_size|pretrain_image_size|input_size",
-     lambda p, v: v if v == 1 else (8 * p.size.window if "depths" in p.values else p.size.grid) * _patch(p.values)),
+    (
+        r".*(max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|max_target_positions|max_seq_length"
+        r"|context_length|max_context_length)",
+        lambda p, v: 64 if v >= 16 else v,
+    ),
+    (
+        r"window_size",
+        lambda p, v: (
+            2 * p.values["spatial_merge_size"] * _patch(p.values)
+            if "spatial_merge_size" in p.values
+            else p.size.window
+        ),
+    ),
+    (
+        r"image_size|img_size|pretrain_image_size|input_size",
+        lambda p, v: (
+            v
+            if v == 1
+            else (8 * p.size.window if "depths" in p.values else p.size.grid) * _patch(p.values)
+        ),
+    ),
     (r"mm_tokens_per_image|image_seq_len(gth)?", lambda p, v: 4),
     (r"num_mel_bins|n_mels|num_queries|num_query_tokens", lambda p, v: min(v, 16)),
-    (r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|dim|model_dim|hidden_dim|hidden|embedding_size|proj_dim|projection_dim"
-     r"|output_dim|embd?_size|projection_size|proj_size|channels|hidden_channels|input_dim|projector_dim)",
-     lambda p, v: p.width if v >= 32 else v),
-)  # fmt: skip
+    (
+        r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|dim|model_dim|hidden_dim|hidden|embedding_size|proj_dim|projection_dim"
+        r"|output_dim|embd?_size|projection_size|proj_size|channels|hidden_channels|input_dim|projector_dim)",
+        lambda p, v: p.width if v >= 32 else v,
+    ),
+)
 MEANINGS = tuple((re.compile(pattern), meaning) for pattern, meaning in INTEGERS)
-PERIODIC = re.compile(r".*(interval|period|pattern|cross_attention_layers|indexes|indices|_step)", re.ASCII)
+PERIODIC = re.compile(
+    r".*(interval|period|pattern|cross_attention_layers|indexes|indices|_step)", re.ASCII
+)
 
 
 def _patch(values: Mapping[str, Any]) -> int:
@@ -177,17 +251,36 @@ def _patch_within(values: Mapping[str, Any]) -> Any:
 
 def lists_of_layers(values: Mapping[str, Any]) -> list[str]:
     """The keys of lists that say something of every layer."""
-    counts = {values.get(key) for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth",
-                                          "encoder_layers", "decoder_layers")}  # fmt: skip
-    return [key for key, value in values.items() if isinstance(value, list) and len(value) > 2 and len(value) in counts]
+    counts = {
+        values.get(key)
+        for key in (
+            "num_hidden_layers",
+            "n_layer",
+            "num_layers",
+            "n_layers",
+            "depth",
+            "encoder_layers",
+            "decoder_layers",
+        )
+    }
+    return [
+        key
+        for key, value in values.items()
+        if isinstance(value, list) and len(value) > 2 and len(value) in counts
+    ]
 
 
 def kept_layers(values: Mapping[str, Any]) -> list[int]:
-    """Which layers stay: the first of every kind, at least two; twice as many where later layers read earlier ones'."""
+    """Which layers stay: the first of every kind, at least two; twice as many where later layers
+    read earlier ones'.
+    """
     lists = [values[key] for key in lists_of_layers(values)]
     if not lists:
         return []
-    kinds = [repr([items[i] if i < len(items) else None for items in lists]) for i in range(len(lists[0]))]
+    kinds = [
+        repr([items[i] if i < len(items) else None for items in lists])
+        for i in range(len(lists[0]))
+    ]
     first = sorted({kinds.index(kind) for kind in kinds})[:MOST_LAYERS]
     first = first if len(first) > 1 else [0, 1]
     return first * 2 if len(first) <= MOST_LAYERS // 2 and len(set(kinds)) > 1 else first
@@ -212,15 +305,22 @@ def unnamed(values: Mapping[str, Any], *known: re.Pattern[str]) -> dict[str, int
     """The numbers of a config whose keys do not say what they are: neither known ones nor sizes."""
     patterns = (SPECIAL, *known, *(pattern for pattern, _ in MEANINGS))
     return {
-        key: value for key, value in values.items()
-        if type(value) in (int, float) and not any(pattern.fullmatch(str(key)) for pattern in patterns)
-    }  # fmt: skip
+        key: value
+        for key, value in values.items()
+        if type(value) in (int, float)
+        and not any(pattern.fullmatch(str(key)) for pattern in patterns)
+    }
 
 
-SPECIAL = re.compile(r".*_token_(id|index)|(bos|eos|pad|sep|cls|mask|unk|image|video|audio)_(token|id|index)", re.ASCII)
+SPECIAL = re.compile(
+    r".*_token_(id|index)|(bos|eos|pad|sep|cls|mask|unk|image|video|audio)_(token|id|index)",
+    re.ASCII,
+)
 DERIVED = {"out_features", "out_indices", "stage_names", "_out_features", "_out_indices", "transformers_version",
            "architectures", "_name_or_path", "id2label", "label2id", "num_labels"}  # fmt: skip
-VARIED = re.compile(r".*(theta|emb_base|softcap\w*|multiplier|attn_scalar)|attention_scale", re.ASCII)
+VARIED = re.compile(
+    r".*(theta|emb_base|softcap\w*|multiplier|attn_scalar)|attention_scale", re.ASCII
+)
 EPSILON = re.compile(r".*(eps|epsilon)", re.ASCII)
 
 
@@ -243,7 +343,11 @@ def _list(key: str, values: list[Any], part: Part) -> list[Any]:
         n = layers_of(part.values)
         few = [v for v in values if v < n]
         return few if len(few) not in (0, n) else [n - 1]
-    if values and all(type(value) is int for value in values) and re.fullmatch(r"conv_dim|attention_window", key):
+    if (
+        values
+        and all(type(value) is int for value in values)
+        and re.fullmatch(r"conv_dim|attention_window", key)
+    ):
         return [16 if key == "conv_dim" else 4] * (len(values) if key == "conv_dim" else 2)
     return [_shrunk(value, part) if isinstance(value, dict) else value for value in values]
 
@@ -259,7 +363,9 @@ def _sections(values: list[int], pairs: int) -> list[int]:
 
 @cache
 def sections_of(kind: Any) -> dict[str, list[int]]:
-    """Sections of a rotation by three axes where a model's code has them as a default: every checkpoint names them."""
+    """Sections of a rotation by three axes where a model's code has them as a default: every
+    checkpoint names them.
+    """
     if kind not in CONFIG_MAPPING:
         return {}
     name = CONFIG_MAPPING[kind].__module__.replace(".configuration_", ".modeling_")
@@ -268,12 +374,22 @@ def sections_of(kind: Any) -> dict[str, list[int]]:
     return {"mrope_section": [16, 24, 24]} if '"mrope_section"' in source else {}
 
 
-SCALED = re.compile(r"(.+_)?(head_dim|(num_)?(attention_)?heads|num_key_value_heads|kv_lora_rank|qk_nope_head_dim)")
-BASES = ("head_dim", "num_attention_heads", "num_key_value_heads", "kv_lora_rank", "qk_nope_head_dim")
+SCALED = re.compile(
+    r"(.+_)?(head_dim|(num_)?(attention_)?heads|num_key_value_heads|kv_lora_rank|qk_nope_head_dim)"
+)
+BASES = (
+    "head_dim",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+)
 
 
 def _by_base(key: str, value: int, part: Part) -> int | None:
-    """A size of some layers in proportion to the size of all others: heads of global layers that are twice as wide."""
+    """A size of some layers in proportion to the size of all others: heads of global layers that
+    are twice as wide.
+    """
     base = next((name for name in BASES if key.endswith(name.removeprefix("num_"))), "")
     usual = part.values.get(base)
     if (
@@ -293,15 +409,22 @@ def _value(key: Any, value: Any, part: Part) -> Any:
         return value
     if isinstance(value, dict):
         if key in {"rope_parameters", "rope_scaling"}:
-            by_type = value.values() if all(isinstance(section, dict) for section in value.values()) else ()
+            by_type = (
+                value.values()
+                if all(isinstance(section, dict) for section in value.values())
+                else ()
+            )
             sections = (
-                {} if not value or by_type or "mrope_section" in value else sections_of(part.values.get("model_type"))
+                {}
+                if not value or by_type or "mrope_section" in value
+                else sections_of(part.values.get("model_type"))
             )
             return {k: _value(k, v, part) for k, v in {**sections, **value}.items()}
         if key == "per_layer_config":
             kept = kept_layers(part.values)
             layer_values = {
-                new: value.get(f"{old:02}", value.get(str(old), value.get(old))) for new, old in enumerate(kept)
+                new: value.get(f"{old:02}", value.get(str(old), value.get(old)))
+                for new, old in enumerate(kept)
             }
             return {
                 str(new): {k: _value(k, v, part) for k, v in layer_value.items()}
@@ -336,13 +459,19 @@ def _shrunk(values: Mapping[str, Any], outer: Part) -> dict[str, Any]:
     return _fixed(shrunk, exceptions()["fixed"].get(kind, {}), shrunk)
 
 
-def _fixed(values: dict[str, Any], exceptions: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with `exceptions` in their place; text is a product of numbers and of keys of the part."""
+def _fixed(
+    values: dict[str, Any], exceptions: Mapping[str, Any], part: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The values with `exceptions` in their place; text is a product of numbers and of keys of the
+    part.
+    """
 
     def number(product: str) -> int:
         result = 1
         for operator, factor in re.findall(r"([*/]?) ?([\w.]+)", product):
-            value: Any = int(factor) if factor.isdigit() else reduce(getitem, factor.split("."), part)
+            value: Any = (
+                int(factor) if factor.isdigit() else reduce(getitem, factor.split("."), part)
+            )
             result = result // value if operator == "/" else result * value
         return result
 
@@ -357,7 +486,9 @@ def _with_small_ids(values: Any, known: dict[str, int]) -> Any:
     """Ids of special tokens as small numbers, the same wherever the same key stands."""
     if isinstance(values, dict):
         return {
-            key: _small(key, value, known) if SPECIAL.fullmatch(str(key)) else _with_small_ids(value, known)
+            key: _small(key, value, known)
+            if SPECIAL.fullmatch(str(key))
+            else _with_small_ids(value, known)
             for key, value in values.items()
         }
     return values
@@ -367,7 +498,9 @@ def _small(key: str, value: Any, known: dict[str, int]) -> Any:
     if isinstance(value, list) and value and type(value[0]) is int:
         return [_small(key, value[0], known)]
     if type(value) is int and value >= 0:
-        return known.setdefault(key, {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}.get(key, 3 + len(known)))
+        return known.setdefault(
+            key, {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}.get(key, 3 + len(known))
+        )
     return value
 
 
@@ -377,7 +510,12 @@ def tiny_config(config: Any, size: Size, plan: Plan = PLANS[0]) -> Any:
     if plan.shrunk:
         values = _with_small_ids(_shrunk(values, Part(values, size, plan)), {})
         text: dict[str, Any] = next(
-            (values[key] for key in ("text_config", "llm_config", "language_config") if values.get(key)), {}
+            (
+                values[key]
+                for key in ("text_config", "llm_config", "language_config")
+                if values.get(key)
+            ),
+            {},
         )
         for part in values.values():
             if (
@@ -388,7 +526,9 @@ def tiny_config(config: Any, size: Size, plan: Plan = PLANS[0]) -> Any:
             ):
                 part["out_hidden_size"] = text["hidden_size"]
     else:
-        values = {key: _few_layers(key, value) for key, value in values.items() if key not in DERIVED}
+        values = {
+            key: _few_layers(key, value) for key, value in values.items() if key not in DERIVED
+        }
     values["use_cache"] = False
     return type(config).from_dict(values)
 
@@ -398,20 +538,26 @@ def _few_layers(key: Any, value: Any) -> Any:
         return {k: _few_layers(k, v) for k, v in value.items()}
     return (
         2
-        if re.fullmatch(r"num_hidden_layers|encoder_layers|decoder_layers|num_layers", str(key)) and type(value) is int
+        if re.fullmatch(r"num_hidden_layers|encoder_layers|decoder_layers|num_layers", str(key))
+        and type(value) is int
         else value
     )
 
 
 def varied(values: Mapping[str, Any], epsilons: Iterator[int] | None = None) -> dict[str, Any]:
-    """A config's values with every base, cap and score factor times 1.5, and with large, distinct epsilons.
+    """A config's values with every base, cap and score factor times 1.5, and with large, distinct
+    epsilons.
 
     With these, the model's output shows which keys it reads, and from which part of the config.
     """
     epsilons = count(1) if epsilons is None else epsilons
     return {
-        key: varied(value, epsilons) if isinstance(value, Mapping)
-        else 0.02 * next(epsilons) if EPSILON.fullmatch(str(key)) and type(value) is float
-        else type(value)(1.5 * value) if type(value) in (int, float) and VARIED.fullmatch(str(key)) else value
+        key: varied(value, epsilons)
+        if isinstance(value, Mapping)
+        else 0.02 * next(epsilons)
+        if EPSILON.fullmatch(str(key)) and type(value) is float
+        else type(value)(1.5 * value)
+        if type(value) in (int, float) and VARIED.fullmatch(str(key))
+        else value
         for key, value in values.items()
-    }  # fmt: skip
+    }

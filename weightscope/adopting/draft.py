@@ -1,8 +1,8 @@
-"""A row's skeleton from the names and shapes of a checkpoint's tensors and the numbers of its config; needs no PyTorch.
+"""A row's skeleton from the names and shapes of a checkpoint's tensors and the numbers of its
+config; needs no PyTorch.
 
-Names and shapes decide some cells; the others are comments that list candidates. Nothing is compared, so results of a
-draft are called unproved.
-"""
+Names and shapes decide some cells; the others are comments that list candidates. Nothing is
+compared, so results of a draft are called unproved."""
 
 import json
 import re
@@ -27,10 +27,14 @@ ROLES = {
     "k": re.compile(r"w?_?(k|key)(_?(proj|lin|linear))?|(to|linear)_k", re.ASCII),
     "v": re.compile(r"w?_?(v|value)(_?(proj|lin|linear))?|(to|linear)_v", re.ASCII),
     "qkv": re.compile(r"c_attn|w?_?qkv(_?proj)?|query_key_value|in_proj|to_qkv|joint", re.ASCII),
-    "out": re.compile(r"w?_?(o|out|output)(_?(proj|lin|linear))?|to_out|linear_out|c_proj|dense|proj", re.ASCII),
+    "out": re.compile(
+        r"w?_?(o|out|output)(_?(proj|lin|linear))?|to_out|linear_out|c_proj|dense|proj", re.ASCII
+    ),
 }
 # Parts of a norm's name: of the norm before attention, and of other norms.
-OTHERS = re.compile(r"post|after|out|output|ffn|ff|mlp|feedforward|final|last|[2-9]|q|k|qnorm|knorm", re.ASCII)
+OTHERS = re.compile(
+    r"post|after|out|output|ffn|ff|mlp|feedforward|final|last|[2-9]|q|k|qnorm|knorm", re.ASCII
+)
 FEEDS = re.compile(r"in|input|pre|before|attn|attention|first|1", re.ASCII)
 ROTARY = re.compile(r"rope|rotary|theta", re.ASCII)
 POSITIONS = re.compile(r"pos|wpe", re.ASCII)
@@ -41,7 +45,11 @@ SIZES = {  # by what a key is called, where several have the right value
     "n_heads": re.compile("head", re.ASCII),
 }
 PACKED = "in_proj_weight"  # of torch.nn.MultiheadAttention: rows [Q | K | V]
-OF_TORCH = ("linear1.weight", "norm1.weight", "norm2.weight")  # with that, a torch.nn.TransformerEncoderLayer
+OF_TORCH = (
+    "linear1.weight",
+    "norm1.weight",
+    "norm2.weight",
+)  # with that, a torch.nn.TransformerEncoderLayer
 MOST_NAMED = 8  # candidates in a comment
 
 
@@ -72,9 +80,15 @@ def drafted(checkpoint: Checkpoint) -> str:
     _positions(draft, outside, config, d)
     _sizes(draft, config, {"n_layers": len(indices), "d_model": d}, heads, layer)
     kind = config.get("model_type")
-    title = str(kind) if isinstance(kind, str) and re.fullmatch(r"[\w-]{1,60}", kind, re.ASCII) else "mine"
+    title = (
+        str(kind)
+        if isinstance(kind, str) and re.fullmatch(r"[\w-]{1,60}", kind, re.ASCII)
+        else "mine"
+    )
     if not config:
-        sizes = f'"num_hidden_layers": {len(indices)}, "hidden_size": {d}, "num_attention_heads": HEADS'
+        sizes = (
+            f'"num_hidden_layers": {len(indices)}, "hidden_size": {d}, "num_attention_heads": HEADS'
+        )
         draft.open.append(f'# config.json is not there: {{"model_type": "{title}", {sizes}}}')
     elif title != kind:
         draft.open.append(f'# config.json needs "model_type": "{title}", or name another here')
@@ -89,29 +103,46 @@ def drafted(checkpoint: Checkpoint) -> str:
 
 
 def _layers(shapes: Shapes, checkpoint: Checkpoint) -> tuple[str, list[int], Shapes]:
-    """What layers' names begin with, their indices, and the tensors of the first by their names within it."""
-    stacks: dict[str, dict[int, dict[str, tuple[int, ...]]]] = defaultdict(lambda: defaultdict(dict))
+    """What layers' names begin with, their indices, and the tensors of the first by their names
+    within it.
+    """
+    stacks: dict[str, dict[int, dict[str, tuple[int, ...]]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
     for name, shape in shapes.items():
         if match := NUMBERED.fullmatch(name):
             stacks[match[1]][int(match[2])][match[3]] = shape
     if not stacks:
-        raise CheckpointError("no tensor is of a numbered layer (blocks.0.attn.q.weight)", file=checkpoint.name)
+        raise CheckpointError(
+            "no tensor is of a numbered layer (blocks.0.attn.q.weight)", file=checkpoint.name
+        )
     stem = max(stacks, key=lambda stem: (sum(map(len, stacks[stem].values())), stem))
     return stem, sorted(stacks[stem]), stacks[stem][min(stacks[stem])]
 
 
 def _modules(layer: Shapes) -> dict[str, tuple[int, ...]]:
     """The matrices of a layer, by module."""
-    return {n.removesuffix(".weight"): s for n, s in layer.items() if n.endswith(".weight") and len(s) == 2}
+    return {
+        n.removesuffix(".weight"): s
+        for n, s in layer.items()
+        if n.endswith(".weight") and len(s) == 2
+    }
 
 
 def _threefold(modules: Shapes) -> list[str]:
-    """Matrices (3d, d) or (d, 3d) and a square one (d, d): queries, keys and values in one tensor."""
-    square = {(name.rpartition(".")[0], shape[0]) for name, shape in modules.items() if shape[0] == shape[1]}
+    """Matrices (3d, d) or (d, 3d) and a square one (d, d): queries, keys and values in one
+    tensor.
+    """
+    square = {
+        (name.rpartition(".")[0], shape[0])
+        for name, shape in modules.items()
+        if shape[0] == shape[1]
+    }
     return [
-        name for name, shape in modules.items()
+        name
+        for name, shape in modules.items()
         if max(shape) == 3 * min(shape) and (name.rpartition(".")[0], min(shape)) in square
-    ]  # fmt: skip
+    ]
 
 
 def _heads(draft: Draft, layer: Shapes) -> dict[str, str]:
@@ -133,26 +164,38 @@ def _heads(draft: Draft, layer: Shapes) -> dict[str, str]:
     fused = "qkv" in by_role and "q" not in by_role
     needed = ("qkv", "out") if fused else ("q", "k", "v", "out")
     if fused:
-        draft.leave("heads.layout", ["stacked: all queries, all keys, all values", "grouped: head by head"])
+        draft.leave(
+            "heads.layout", ["stacked: all queries, all keys, all values", "grouped: head by head"]
+        )
     else:
         draft.cells.append('heads.layout = "separate"')
     for role in needed:
         if role in by_role:
             draft.cells.append(f"heads.{role} = {json.dumps(by_role[role])}")
         else:
-            draft.leave(f"heads.{role}", candidates[role] or [f"{name} {shape}" for name, shape in modules.items()])
+            draft.leave(
+                f"heads.{role}",
+                candidates[role] or [f"{name} {shape}" for name, shape in modules.items()],
+            )
     biased = {role: f"{by_role[role]}.bias" in layer for role in needed if role in by_role}
     if any(biased.values()):
         into = [has for role, has in biased.items() if role != "out"]
-        flags = f"{{ qkv = {str(any(into)).lower()}, out = {str(biased.get('out', False)).lower()} }}"
+        flags = (
+            f"{{ qkv = {str(any(into)).lower()}, out = {str(biased.get('out', False)).lower()} }}"
+        )
         draft.cells.append(f"heads.bias = {'true' if all(biased.values()) else flags}")
     return by_role
 
 
 def _packed(layer: Shapes) -> str:
-    """The module that is a torch.nn.MultiheadAttention of one width; empty where none or several are."""
-    found = [name.removesuffix(PACKED) for name, shape in layer.items()
-             if name.endswith(PACKED) and len(shape) == 2 and shape[0] == 3 * shape[1]]  # fmt: skip
+    """The module that is a torch.nn.MultiheadAttention of one width; empty where none or several
+    are.
+    """
+    found = [
+        name.removesuffix(PACKED)
+        for name, shape in layer.items()
+        if name.endswith(PACKED) and len(shape) == 2 and shape[0] == 3 * shape[1]
+    ]
     return found[0] if len(found) == 1 and f"{found[0]}out_proj.weight" in layer else ""
 
 
@@ -173,36 +216,56 @@ def _write_packed(draft: Draft, module: str, layer: Shapes) -> dict[str, str]:
 def _width(draft: Draft, outside: Shapes, layer: Shapes) -> int:
     """Write the token table; the width of the stream."""
     widths = {n for shape in _modules(layer).values() for n in shape}
-    tables = {name: s for name, s in outside.items() if len(s) == 2 and s[1] in widths and not POSITIONS.search(name)}
+    tables = {
+        name: s
+        for name, s in outside.items()
+        if len(s) == 2 and s[1] in widths and not POSITIONS.search(name)
+    }
     heads = [name for name in tables if re.search(r"head|out", name)]
     tokens = [name for name in tables if name not in heads] or list(tables)
     if len(tokens) == 1:
         draft.cells.append(f"inputs.tokens = {json.dumps(tokens[0])}")
         return tables[tokens[0]][1]
     draft.leave("inputs.tokens", [f"{name} {tables[name]}" for name in tokens])
-    return max(widths, key=lambda n: sum(n in shape for shape in _modules(layer).values()), default=0)
+    return max(
+        widths, key=lambda n: sum(n in shape for shape in _modules(layer).values()), default=0
+    )
 
 
 def _norm(draft: Draft, layer: Shapes, d: int, says_eps: bool) -> None:
-    """Write the norm before attention; that of a torch.nn.TransformerEncoderLayer is after it by default."""
+    """Write the norm before attention; that of a torch.nn.TransformerEncoderLayer is after it by
+    default.
+    """
     if _packed(layer) and all(name in layer for name in OF_TORCH):
         draft.cells.append('norms.after = { norm = "layer:norm2", eps = 1e-5 }')
         draft.leave(
-            "norms.after", ['with norm_first=True, norms.before = { norm = "layer:norm1", eps = 1e-5 } instead']
+            "norms.after",
+            ['with norm_first=True, norms.before = { norm = "layer:norm1", eps = 1e-5 } instead'],
         )
         return
-    gains = [name.removesuffix(".weight") for name, s in layer.items() if s == (d,) and name.endswith(".weight")]
+    gains = [
+        name.removesuffix(".weight")
+        for name, s in layer.items()
+        if s == (d,) and name.endswith(".weight")
+    ]
     parts = {name: re.split(r"[._]|(?<=\D)(?=\d)", name.lower()) for name in gains}
     unrelated = [name for name in gains if any(map(OTHERS.fullmatch, parts[name]))]
     norms = [name for name in gains if name not in unrelated]
     feeding = [name for name in norms if any(map(FEEDS.fullmatch, parts[name]))]
     chosen = feeding if len(feeding) == 1 else norms
     if len(chosen) != 1:
-        draft.leave("norms.before", [*(chosen or gains), "rms: or layer: before its name; false if there is none"])
+        draft.leave(
+            "norms.before",
+            [*(chosen or gains), "rms: or layer: before its name; false if there is none"],
+        )
         return
     kind = "layer" if f"{chosen[0]}.bias" in layer else "rms"
     draft.cells.append(f"norms.before = {json.dumps(f'{kind}:{chosen[0]}')}")
-    may = ["layer: with bias = false if it centres, offset = 1 if gains count from 1"] if kind == "rms" else []
+    may = (
+        ["layer: with bias = false if it centres, offset = 1 if gains count from 1"]
+        if kind == "rms"
+        else []
+    )
     may += [] if says_eps else ["eps = 1e-5 or so: no key of config.json is one"]
     if may:
         draft.leave("norms.before", ["{ norm = ... } and " + "; ".join(may)])
@@ -210,7 +273,9 @@ def _norm(draft: Draft, layer: Shapes, d: int, says_eps: bool) -> None:
 
 def _positions(draft: Draft, outside: Shapes, config: Mapping[str, Any], d: int) -> None:
     """Write what positions are."""
-    tables = [name for name, shape in outside.items() if shape[-1:] == (d,) and POSITIONS.search(name)]
+    tables = [
+        name for name, shape in outside.items() if shape[-1:] == (d,) and POSITIONS.search(name)
+    ]
     rotary = [key for key in config if ROTARY.search(key)]
     if len(tables) == 1 and not rotary:
         draft.cells.append(f"inputs.positions = {json.dumps(tables[0])}")
@@ -221,17 +286,26 @@ def _positions(draft: Draft, outside: Shapes, config: Mapping[str, Any], d: int)
         )
     else:
         draft.leave(
-            "positions.rope", [*tables, *rotary, "positions.bias for ALiBi or buckets; nothing if there are none"]
+            "positions.rope",
+            [*tables, *rotary, "positions.bias for ALiBi or buckets; nothing if there are none"],
         )
 
 
 def _sizes(
-    draft: Draft, config: Mapping[str, Any], numbers: Mapping[str, int], heads: Mapping[str, str], layer: Shapes
+    draft: Draft,
+    config: Mapping[str, Any],
+    numbers: Mapping[str, int],
+    heads: Mapping[str, str],
+    layer: Shapes,
 ) -> None:
     """Write which keys of the config hold the sizes, where they are not the usual ones."""
     integers = {key: value for key, value in config.items() if type(value) is int}
-    matches = {size: [key for key, value in integers.items() if value == numbers[size]] for size in numbers}
-    headed = [key for key in integers if re.search("head", key) and not re.search("dim|size|width", key)]
+    matches = {
+        size: [key for key, value in integers.items() if value == numbers[size]] for size in numbers
+    }
+    headed = [
+        key for key in integers if re.search("head", key) and not re.search("dim|size|width", key)
+    ]
     matches["n_heads"] = [key for key in headed if not re.search("kv|key|group", key)]
     keys = {}
     for size, called in SIZES.items():
@@ -248,12 +322,21 @@ def _sizes(
         keys["norm_eps"] = eps[0]
     if keys:
         draft.cells.append(
-            "config.keys = { " + ", ".join(f"{size} = {json.dumps(key)}" for size, key in keys.items()) + " }"
+            "config.keys = { "
+            + ", ".join(f"{size} = {json.dumps(key)}" for size, key in keys.items())
+            + " }"
         )
     modules = _modules(layer)
-    n_heads = next((integers[key] for key in (keys.get("n_heads", ""), *KEYS["n_heads"]) if integers.get(key)), 0)
-    widths = [key for key in integers if re.search("head", key) and re.search("dim|size|width", key)]
-    fitting = [key for key in widths if "q" in heads and integers[key] * n_heads == modules[heads["q"]][0]]
+    n_heads = next(
+        (integers[key] for key in (keys.get("n_heads", ""), *KEYS["n_heads"]) if integers.get(key)),
+        0,
+    )
+    widths = [
+        key for key in integers if re.search("head", key) and re.search("dim|size|width", key)
+    ]
+    fitting = [
+        key for key in widths if "q" in heads and integers[key] * n_heads == modules[heads["q"]][0]
+    ]
     if len(fitting) == 1:
         draft.cells.append(f"heads.head_dim = {json.dumps(fitting[0])}")
     if "q" in heads and "k" in heads and modules[heads["q"]] != modules[heads["k"]]:

@@ -1,8 +1,9 @@
-"""Compare rows with the checkpoint that they were found for: every layer, at its own sizes and with its own weights.
+"""Compare rows with the checkpoint that they were found for: every layer, at its own sizes and with
+its own weights.
 
-transformers' class is built without memory for its weights. One layer at a time is loaded as `from_pretrained` loads
-it, runs on what the layer before gave, is compared with what weightscope reads, and is given back.
-"""
+transformers' class is built without memory for its weights. One layer at a time is loaded as
+`from_pretrained` loads it, runs on what the layer before gave, is compared with what weightscope
+reads, and is given back."""
 
 import re
 from collections import Counter
@@ -32,21 +33,29 @@ from weightscope.model.rows.family import Family
 
 TOKENS = 1152  # of a run
 MOST_SCORES = 1 << 26  # of one layer; there are some 26 arrays of them at once, 7 GB of float32
-MOST_BEYOND = 1 << 24  # the same of a text longer than the window where positions as far were run: 1.7 GB
+MOST_BEYOND = (
+    1 << 24
+)  # the same of a text longer than the window where positions as far were run: 1.7 GB
 PAIR = 67  # tokens of each of two sequences in one batch
 MOST_WORK = 3e14  # multiplications: an hour or two on two cores
 PASSES = 7  # runs of each layer
-# How large scores are made, by larger weights, so that bounds of them and of queries, keys and values are met: near,
-# where the largest is 30 and where it is 300; far, where float32 leaves less of the angles, 8 at least.
+# How large scores are made, by larger weights, so that bounds of them and of queries, keys and
+# values are met: near, where the largest is 30 and where it is 300; far, where float32 leaves less
+# of the angles, 8 at least.
 NEAR, FAR = (0.0, 30.0, 300.0), (8.0,)
-# What float32 leaves open of a score, relative to the largest: of its sum, and of an angle for each position.
+# What float32 leaves open of a score, relative to the largest: of its sum, and of an angle for each
+# position.
 OF_SUM, OF_ANGLE = 2.0**-17, 2.0**-25
 ENDS = 10  # positions that special tokens may take of those that a model has
 LIMITS = re.compile(r"positions?(_|$)|n_ctx|seq_len|sequence_length|context_length", re.ASCII)
-NO_WINDOW = re.compile(r"original|relative|bucket", re.ASCII)  # in names of limits that are no window
+NO_WINDOW = re.compile(
+    r"original|relative|bucket", re.ASCII
+)  # in names of limits that are no window
 LONGEST = 1 << 20  # positions that a number of the config may mean whose key does not say so
 EDGE = 60  # ids at either end of a vocabulary: special tokens', as a rule
-UNWRITTEN = re.compile(r"image|video|audio|vision|speech|boi|eoi|boa|eoa", re.ASCII)  # in keys of ids that no text has
+UNWRITTEN = re.compile(
+    r"image|video|audio|vision|speech|boi|eoi|boa|eoa", re.ASCII
+)  # in keys of ids that no text has
 FIXED = ("pixel_values", "input_features")  # inputs whose length the config says
 
 
@@ -86,7 +95,7 @@ class _Multiplied(DerivedTensor, WholeTensor):
 
 def at_full_size(
     rows: Mapping[str, Family], config: Any, checkpoint: Checkpoint, tiny: Tiny
-) -> Mapping[str, Outcome]:  # fmt: skip
+) -> Mapping[str, Outcome]:
     """Of each stack's row what comes of it on the checkpoint that it was found for.
 
     config: The checkpoint's, as transformers has it.
@@ -95,14 +104,21 @@ def at_full_size(
     try:
         trial = _Trial(rows, config, checkpoint, tiny)
         trial.run()
-    except Exception as error:  # whatever transformers raises of sizes, names or weights that it cannot load
-        return {stack: Outcome(unproved=f"transformers does not run it: {first_line(error)}") for stack in rows}
+    except (
+        Exception
+    ) as error:  # whatever transformers raises of sizes, names or weights that it cannot load
+        return {
+            stack: Outcome(unproved=f"transformers does not run it: {first_line(error)}")
+            for stack in rows
+        }
     return {stack: trial.outcome(stack) for stack in rows}
 
 
 @contextmanager
 def _without_memory() -> Iterator[None]:
-    """Parameters made within take no memory and are not initialised; buffers are as the class makes them."""
+    """Parameters made within take no memory and are not initialised; buffers are as the class makes
+    them.
+    """
     from transformers.initialization import no_init_weights, no_tie_weights
 
     register = torch.nn.Module.register_parameter
@@ -112,7 +128,11 @@ def _without_memory() -> Iterator[None]:
         if parameter is not None:
             module._parameters[name] = _nothing(parameter)
 
-    with no_init_weights(), no_tie_weights(), patch.object(torch.nn.Module, "register_parameter", empty):
+    with (
+        no_init_weights(),
+        no_tie_weights(),
+        patch.object(torch.nn.Module, "register_parameter", empty),
+    ):
         yield
 
 
@@ -130,9 +150,13 @@ class _Weights:
 
         self.model, self.conversions = model, get_model_conversion_mapping(model)
         renamings = [each for each in self.conversions if isinstance(each, loading.WeightRenaming)]
-        converters = [each for each in self.conversions if isinstance(each, loading.WeightConverter)]
+        converters = [
+            each for each in self.conversions if isinstance(each, loading.WeightConverter)
+        ]
         known, prefix = model.state_dict(), model.base_model_prefix
-        self.stored: dict[str, str] = {}  # by its name in the file the parameter, or first of those, that it makes
+        self.stored: dict[
+            str, str
+        ] = {}  # by its name in the file the parameter, or first of those, that it makes
         for name in checkpoint:
             renamed = loading.rename_source_key(name, renamings, converters, prefix, known)[0]
             if renamed not in known and name in known:
@@ -149,12 +173,19 @@ class _Weights:
         from transformers.modeling_utils import LoadStateDictConfig
 
         checkpoint.prefetch(names)
-        tensors = {name: torch.from_numpy(np.require(checkpoint[name].read(), requirements="W")) for name in names}
-        how = LoadStateDictConfig(device_map={"": "cpu"}, dtype=torch.float32, weight_mapping=self.conversions)
+        tensors = {
+            name: torch.from_numpy(np.require(checkpoint[name].read(), requirements="W"))
+            for name in names
+        }
+        how = LoadStateDictConfig(
+            device_map={"": "cpu"}, dtype=torch.float32, weight_mapping=self.conversions
+        )
         convert_and_load_state_dict_in_model(self.model, tensors, how)
 
     def fill(self, names: Iterable[str]) -> None:
-        """Make random what the file lacks of these parameters, as transformers does; nothing compared depends on it."""
+        """Make random what the file lacks of these parameters, as transformers does; nothing
+        compared depends on it.
+        """
         for name in names:
             if (missing := self.parameter(name)).is_meta:
                 module, _, last = name.rpartition(".")
@@ -174,12 +205,20 @@ class _Weights:
 
 
 class _Texts(Inputs):
-    """Inputs as long as a run, at positions of its own if it has any; in `pairs` two sequences are one batch."""
+    """Inputs as long as a run, at positions of its own if it has any; in `pairs` two sequences are
+    one batch.
+    """
 
     def __init__(
-        self, module: Any, tokens: int, at: torch.Tensor | None, *,
-        pairs: bool = False, special: Sequence[int] = (), vocabulary: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        module: Any,
+        tokens: int,
+        at: torch.Tensor | None,
+        *,
+        pairs: bool = False,
+        special: Sequence[int] = (),
+        vocabulary: int = 0,
+    ) -> None:
         size = replace(SIZES[0], length=tokens, grid=16)
         size = replace(size, vocabulary=vocabulary or size.vocabulary)
         super().__init__(module, size, seed=0, start=0 if at is None else 1)
@@ -187,10 +226,14 @@ class _Texts(Inputs):
         self.samples = 320 * tokens + 80  # as many tokens as a run has
 
     def ids(self, length: int) -> torch.Tensor:
-        """Random ids, and among them the special ones, the first of these first, each twice where there is room."""
+        """Random ids, and among them the special ones, the first of these first, each twice where
+        there is room.
+        """
         ids, last = super().ids(length), self.vocabulary
         special = [each for each in self.special if each < last]
-        special = list(dict.fromkeys((*special, *range(min(EDGE, last)), *range(max(0, last - EDGE), last))))
+        special = list(
+            dict.fromkeys((*special, *range(min(EDGE, last)), *range(max(0, last - EDGE), last)))
+        )
         if self.special and length > 1:
             chosen = (special * 2)[: length // 2]
             places = 1 + torch.randperm(length - 1, generator=self.generator)[: len(chosen) - 1]
@@ -208,14 +251,18 @@ class _Texts(Inputs):
                 if any("grid" in name for name in given):  # images of one batch are one sequence
                     continue
                 twice = {name: _twice(value) for name, value in given.items()}
-                if "input_ids" in twice and "attention_mask" in self.parameters:  # the second ends before the first
+                if (
+                    "input_ids" in twice and "attention_mask" in self.parameters
+                ):  # the second ends before the first
                     seen = torch.ones(twice["input_ids"].shape[:2], dtype=torch.long)
                     seen[1, -(seen.shape[1] // 4) :] = 0
                     yield twice | {"attention_mask": seen}
                 yield twice
             elif self.at is None:
                 yield given
-            elif "position_ids" in given:  # with a mask, as without one a gap in the positions begins another text
+            elif (
+                "position_ids" in given
+            ):  # with a mask, as without one a gap in the positions begins another text
                 more = {"attention_mask": torch.ones(1, len(self.at), dtype=torch.long)}
                 yield given | (more if "attention_mask" in self.parameters else {})
 
@@ -229,43 +276,70 @@ def _twice(value: Any) -> Any:
 class _Trial:
     """The rows of a checkpoint, and its layers one after the other."""
 
-    def __init__(self, rows: Mapping[str, Family], config: Any, checkpoint: Checkpoint, tiny: Tiny) -> None:
+    def __init__(
+        self, rows: Mapping[str, Family], config: Any, checkpoint: Checkpoint, tiny: Tiny
+    ) -> None:
         self.checkpoint, self.rows = checkpoint, rows
         self.models = {stack: Model.of_row(checkpoint, row) for stack, row in rows.items()}
         self.problems = dict.fromkeys(rows, "")
         self.reached = {stack: _Reach() for stack in rows}
         self.ends = False  # it does not run on texts or positions beyond those that it has
-        self.near: dict[tuple[str, int], int] = {}  # hashes of the scores of texts at positions from 0 on
-        values = {key: value for key, value in config.to_dict().items() if key != "quantization_config"}
+        self.near: dict[
+            tuple[str, int], int
+        ] = {}  # hashes of the scores of texts at positions from 0 on
+        values = {
+            key: value for key, value in config.to_dict().items() if key != "quantization_config"
+        }
         config = type(config).from_dict(values | {"use_cache": False})
         how = attention_of(config.model_type)
         with _without_memory():
-            self.model = type(tiny.model)._from_config(config, attn_implementation=how, dtype=torch.float32).eval()
-        self.work = 2.0 * sum(parameter.numel() for parameter in self.model.parameters()) * TOKENS * PASSES
+            self.model = (
+                type(tiny.model)
+                ._from_config(config, attn_implementation=how, dtype=torch.float32)
+                .eval()
+            )
+        self.work = (
+            2.0 * sum(parameter.numel() for parameter in self.model.parameters()) * TOKENS * PASSES
+        )
         self.weights = _Weights(self.model, checkpoint)
         self.parameters = [name for name, _ in self.model.named_parameters()]
         self.layers = self._layers(tiny)
         self.modules = {stack: self._modules(stack) for stack in rows}
         values = self.model.config.to_dict()
         integers = [(key, value) for key, value in _items(values) if type(value) is int]
-        self.limits = {value for key, value in integers if LIMITS.search(key) and not NO_WINDOW.search(key)}
+        self.limits = {
+            value for key, value in integers if LIMITS.search(key) and not NO_WINDOW.search(key)
+        }
         self.special = _special(values)
-        widths = {n for name, tensor in checkpoint.items() if not re.search("pos|wpe", name) for n in tensor.shape}
+        widths = {
+            n
+            for name, tensor in checkpoint.items()
+            if not re.search("pos|wpe", name)
+            for n in tensor.shape
+        }
         # A number whose key says nothing may be a length of texts.
         lengths = {value for key, value in integers if unnamed({key: value})} - widths
         self.lengths = {length for length in lengths if TOKENS < length <= LONGEST}
         tables = (model.prefix + model.family.inputs.tokens for model in self.models.values())
-        self.vocabulary = max((checkpoint[name].shape[0] for name in tables if name in checkpoint), default=0)
+        self.vocabulary = max(
+            (checkpoint[name].shape[0] for name in tables if name in checkpoint), default=0
+        )
 
     def _layers(self, tiny: Tiny) -> list[str]:
-        """The modules that are layers: those called as the tiny model's are, and within no other one."""
+        """The modules that are layers: those called as the tiny model's are, and within no other
+        one.
+        """
         kinds = {stack_of(call.layer) for calls in tiny.stacks.values() for call in calls}
         names = [name for name, _ in self.model.named_modules() if name and stack_of(name) in kinds]
         return [name for name in names if not any(name.startswith(outer + ".") for outer in names)]
 
     def _modules(self, stack: str) -> dict[str, list[int]]:
         """Which layers of a stack's model each of its modules of attention is."""
-        stored = {name: self.weights.under(name) for name, _ in self.model.named_modules() if stack_of(name) == stack}
+        stored = {
+            name: self.weights.under(name)
+            for name, _ in self.model.named_modules()
+            if stack_of(name) == stack
+        }
         by_module = matched([self.models[stack]], stored)
         return {name: [index for _, index in by_module.get(name, ())] for name in stored}
 
@@ -275,27 +349,35 @@ class _Trial:
             return Outcome(self.problems[stack])
         model, reach = self.models[stack], self.reached[stack]
         if self.work > MOST_WORK:
-            return Outcome(unproved=f"running it takes {self.work:.1g} multiplications; {MOST_WORK:.0g} at most are")
+            return Outcome(
+                unproved=f"running it takes {self.work:.1g} multiplications; {MOST_WORK:.0g} at most are"
+            )
         if left := [*{*model.attention_layers, *model.borrowing_layers} - reach.layers]:
             return Outcome(unproved=f"layer {min(left)} and {len(left) - 1} more did not run")
         if reach.layers - reach.scored:
             return Outcome(unproved="every query saw one key only, so that no score was compared")
         if reach.small:
-            return Outcome(unproved="it was not compared with larger scores: weightscope does not see what enters it")
+            return Outcome(
+                unproved="it was not compared with larger scores: weightscope does not see what enters it"
+            )
         limits = [limit for limit in (*self.limits, *self.lengths) if limit > reach.position]
         window, end = self._window(model), model.config.n_positions or min(limits, default=TOKENS)
         alone = () if reach.in_pairs >= reach.layers else ("one sequence at a time",)
         if reach.fixed:
             return Outcome(beyond=alone)
         if not reach.special:
-            return Outcome(unproved=f"it did not run on token ids below {EDGE} and other special tokens")
+            return Outcome(
+                unproved=f"it did not run on token ids below {EDGE} and other special tokens"
+            )
         texts = () if reach.tokens > window > 0 else (f"texts of {reach.tokens:,} tokens",)
         if self.ends and reach.position >= end - ENDS:
             return Outcome(beyond=(*(() if reach.tokens >= end - ENDS else texts), *alone))
         if reach.tokens <= 1000:
             return Outcome(unproved=f"it ran on {reach.tokens} tokens only")
         if reach.position < window:
-            return Outcome(unproved=f"it ran to position {reach.position} only, and was trained to {window}")
+            return Outcome(
+                unproved=f"it ran to position {reach.position} only, and was trained to {window}"
+            )
         far = () if window or reach.position < reach.tokens else (f"position {reach.position:,}",)
         return Outcome(beyond=(*far, *texts, *alone))
 
@@ -321,41 +403,65 @@ class _Trial:
         self._run(min(tokens, PAIR), None, NEAR[:1], pairs=True)
         if any(True for _ in _Texts(self.model, 2, torch.arange(2)).attempts()):
             usual = max(2 * window, 4 * TOKENS)
-            reaches = sorted({usual, *(2 * length for length in self.lengths if 2 * length > usual)}, reverse=True)
+            reaches = sorted(
+                {usual, *(2 * length for length in self.lengths if 2 * length > usual)},
+                reverse=True,
+            )
             if not any(self._run(tokens, _spread(tokens, furthest), FAR) for furthest in reaches):
                 self.ends = True
                 if window > tokens:
                     self._run(tokens, _spread(tokens, window - 1), FAR)
         placed = any(reach.placed for reach in self.reached.values())
-        if window >= TOKENS and heads * (window + 64) ** 2 <= (MOST_BEYOND if placed else MOST_SCORES):
+        if window >= TOKENS and heads * (window + 64) ** 2 <= (
+            MOST_BEYOND if placed else MOST_SCORES
+        ):
             self._run(window + 64, None, FAR)
 
     def _left(self) -> bool:
         """Whether a row is right so far, and one of its layers did not run."""
         return any(
-            not self.problems[stack] and not self.reached[stack].layers.issuperset(chain.from_iterable(layers.values()))
+            not self.problems[stack]
+            and not self.reached[stack].layers.issuperset(chain.from_iterable(layers.values()))
             for stack, layers in self.modules.items()
         )
 
     def _load_what_is_in_no_layer(self) -> None:
-        """Load embeddings and all else outside layers; what the file lacks is random, and nothing is compared."""
+        """Load embeddings and all else outside layers; what the file lacks is random, and nothing
+        is compared.
+        """
         within, known = tuple(f"{name}." for name in self.layers), self.model.state_dict()
-        outside = {name for name, made in self.weights.stored.items() if made in known and not made.startswith(within)}
+        outside = {
+            name
+            for name, made in self.weights.stored.items()
+            if made in known and not made.startswith(within)
+        }
         self.weights.load(outside, self.checkpoint)
         self.model.tie_weights(recompute_mapping=False)
         self.weights.fill(name for name in self.parameters if not name.startswith(within))
 
-    def _run(self, tokens: int, at: torch.Tensor | None, sizes: tuple[float, ...], pairs: bool = False) -> bool:
-        """Run the model, or its parts where the whole does not run them all; whether any layer ran."""
+    def _run(
+        self, tokens: int, at: torch.Tensor | None, sizes: tuple[float, ...], pairs: bool = False
+    ) -> bool:
+        """Run the model, or its parts where the whole does not run them all; whether any layer
+        ran.
+        """
         from transformers import PreTrainedModel
 
         ran: set[str] = set()
-        parts = [(name, part) for name, part in self.model.named_modules() if isinstance(part, PreTrainedModel)]
+        parts = [
+            (name, part)
+            for name, part in self.model.named_modules()
+            if isinstance(part, PreTrainedModel)
+        ]
         for name, part in parts:
-            if all(self.problems.values()) or (name and any(layer.startswith(name + ".") for layer in ran)):
+            if all(self.problems.values()) or (
+                name and any(layer.startswith(name + ".") for layer in ran)
+            ):
                 continue
             for special in (self.special, ()):
-                texts = _Texts(part, tokens, at, pairs=pairs, special=special, vocabulary=self.vocabulary)
+                texts = _Texts(
+                    part, tokens, at, pairs=pairs, special=special, vocabulary=self.vocabulary
+                )
                 if self._any_ran(texts, part, sizes, ran):
                     break
         return bool(ran)
@@ -378,19 +484,30 @@ class _Trial:
         return False
 
     def _stream(
-        self, part: Any, given: dict[str, Any], sizes: tuple[float, ...], ran: set[str], inputs: _Texts
-    ) -> None:  # fmt: skip
-        """Run one part of the model, each layer loaded when it is entered and given back when it is left."""
+        self,
+        part: Any,
+        given: dict[str, Any],
+        sizes: tuple[float, ...],
+        ran: set[str],
+        inputs: _Texts,
+    ) -> None:
+        """Run one part of the model, each layer loaded when it is entered and given back when it is
+        left.
+        """
         calls_before, streams = Counter[str](), {}
         texts = {ids.shape[1] for name, ids in given.items() if name.endswith("input_ids")}
         attention = tuple(f"{module}." for modules in self.modules.values() for module in modules)
-        progress = bar(what="layers of the checkpoint itself", unit=" compared", total=len(self.layers))
+        progress = bar(
+            what="layers of the checkpoint itself", unit=" compared", total=len(self.layers)
+        )
 
         def enter(layer: str) -> None:
             self.weights.load(self.weights.under(layer), self.checkpoint)
             names = [name for name in self.parameters if name.startswith(layer + ".")]
             self.weights.fill(name for name in names if not name.startswith(attention))
-            if lacking := next((name for name in names if self.weights.parameter(name).is_meta), ""):
+            if lacking := next(
+                (name for name in names if self.weights.parameter(name).is_meta), ""
+            ):
                 raise CheckpointError(f"lacks '{lacking}'", file=self.checkpoint.name)
 
         def leave(layer: str, calls: list[Observed], again: Callable[[], list[Observed]]) -> None:
@@ -402,22 +519,34 @@ class _Trial:
                 else:
                     self._note(stack, index, call, inputs)
                     tokens = call.attention.shape[1]
-                    reach.fixed = reach.fixed or (any(name in given for name in FIXED) and tokens not in texts)
+                    reach.fixed = reach.fixed or (
+                        any(name in given for name in FIXED) and tokens not in texts
+                    )
                     reach.special = reach.special and (bool(inputs.special) or not texts)
                 for size in sizes:
                     if not self.problems[stack]:
-                        self.problems[stack] = self._compared(stack, index, which, call, size, layer, again, streams)
+                        self.problems[stack] = self._compared(
+                            stack, index, which, call, size, layer, again, streams
+                        )
             calls_before.update(call.module for call in calls if not call.sequence)
             self.weights.give_back(layer)
             ran.add(layer)
             progress.update(1)
 
         with progress:
-            watch_layers(part, self.model, given, self.layers, enter, leave, sequences=1 + inputs.pairs)
+            watch_layers(
+                part, self.model, given, self.layers, enter, leave, sequences=1 + inputs.pairs
+            )
 
     def _note(self, stack: str, index: int, call: Observed, inputs: _Texts) -> None:
-        """Note how far a call went. Scores that are the same at other positions know nothing of those."""
-        reach, seen, tokens = self.reached[stack], hash(call.scores.tobytes()), call.attention.shape[1]
+        """Note how far a call went. Scores that are the same at other positions know nothing of
+        those.
+        """
+        reach, seen, tokens = (
+            self.reached[stack],
+            hash(call.scores.tobytes()),
+            call.attention.shape[1],
+        )
         moved = inputs.at is not None and self.near.get((stack, index)) != seen
         if inputs.at is None:
             self.near.setdefault((stack, index), seen)
@@ -428,20 +557,37 @@ class _Trial:
         reach.tokens = max(reach.tokens, tokens)
         reach.position = max(reach.position, _furthest(call) if moved else tokens - 1)
 
-    def _layers_of(self, calls: list[Observed], before: Counter[str]) -> Iterator[tuple[str, int, int]]:
-        """Of each call the stack and the index of the layer that it is, and its number among the calls."""
+    def _layers_of(
+        self, calls: list[Observed], before: Counter[str]
+    ) -> Iterator[tuple[str, int, int]]:
+        """Of each call the stack and the index of the layer that it is, and its number among the
+        calls.
+        """
         counts = before.copy()
         for which, call in enumerate(calls):
             counts[call.module] += not call.sequence
             indices = self.modules.get(stack_of(call.module), {}).get(call.module)
             if indices:
-                yield stack_of(call.module), indices[min(counts[call.module], len(indices)) - 1], which
+                yield (
+                    stack_of(call.module),
+                    indices[min(counts[call.module], len(indices)) - 1],
+                    which,
+                )
 
     def _compared(
-        self, stack: str, index: int, which: int, call: Observed, size: float, path: str,
-        again: Callable[[], list[Observed]], streams: Mapping[tuple[str, int, int], tuple[np.ndarray, ...]],
-    ) -> str:  # fmt: skip
-        """What is wrong with one layer where its largest score is `size`, or as large as it is; empty if nothing is."""
+        self,
+        stack: str,
+        index: int,
+        which: int,
+        call: Observed,
+        size: float,
+        path: str,
+        again: Callable[[], list[Observed]],
+        streams: Mapping[tuple[str, int, int], tuple[np.ndarray, ...]],
+    ) -> str:
+        """What is wrong with one layer where its largest score is `size`, or as large as it is;
+        empty if nothing is.
+        """
         model = self.models[stack]
         layer, top = model.layer(index), _top(call)
         if layer.keys_of is not None:
@@ -452,7 +598,9 @@ class _Trial:
             if not factors:
                 self.reached[stack].small = True
                 return ""
-            larger = {name: _Multiplied(self.checkpoint[name], factor) for name, factor in factors.items()}
+            larger = {
+                name: _Multiplied(self.checkpoint[name], factor) for name, factor in factors.items()
+            }
             tensors = {name: larger.get(name, self.checkpoint[name]) for name in self.checkpoint}
             stored = self.checkpoint
             changed = Checkpoint(stored.folder, stored.files, tensors, stored.config, stored.name)
@@ -466,7 +614,11 @@ class _Trial:
             return ""  # its own are as large
         tolerance = max(TOLERANCE, min(0.05, top * max(OF_SUM, _furthest(call) * OF_ANGLE)))
         problem = compare(layer, call, tolerance)
-        return f"at its own size: layer {index}{how}: {problem.removeprefix('refused: ')}" if problem else ""
+        return (
+            f"at its own size: layer {index}{how}: {problem.removeprefix('refused: ')}"
+            if problem
+            else ""
+        )
 
 
 def _items(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -477,20 +629,29 @@ def _items(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _special(values: Mapping[str, Any]) -> list[int]:
-    """The ids of special tokens that a text may have, by a config and its parts: the one that begins it first.
+    """The ids of special tokens that a text may have, by a config and its parts: the one that
+    begins it first.
 
     A config that names none leaves 1, which begins texts as a rule.
     """
-    named = [(key, value) for key, value in _items(values) if SPECIAL.fullmatch(key) and not UNWRITTEN.search(key)]
+    named = [
+        (key, value)
+        for key, value in _items(values)
+        if SPECIAL.fullmatch(key) and not UNWRITTEN.search(key)
+    ]
     named.sort(key=lambda item: not item[0].startswith("bos"))
     ids = chain.from_iterable(value if isinstance(value, list) else [value] for _, value in named)
     return list(dict.fromkeys(token for token in ids if type(token) is int and token >= 0)) or [1]
 
 
 def _spread(tokens: int, furthest: int) -> torch.Tensor:
-    """Positions of this many tokens: half of them from 0 on, the others spread up to the furthest."""
+    """Positions of this many tokens: half of them from 0 on, the others spread up to the
+    furthest.
+    """
     near = torch.arange(tokens - tokens // 2)
-    far = torch.linspace(float(len(near)), furthest, tokens // 2, dtype=torch.float64).round().long()
+    far = (
+        torch.linspace(float(len(near)), furthest, tokens // 2, dtype=torch.float64).round().long()
+    )
     return torch.cat((near, far))
 
 
@@ -500,18 +661,28 @@ def _furthest(call: Observed) -> int:
 
 
 def _top(call: Observed) -> float:
-    """The largest score of a token with itself, or of any in cross-attention: what no distance changes."""
+    """The largest score of a token with itself, or of any in cross-attention: what no distance
+    changes.
+    """
     scores = call.scores
     scores = np.diagonal(scores, axis1=1, axis2=2) if scores.shape[1] == scores.shape[2] else scores
     seen = np.abs(scores[np.isfinite(scores) & (np.abs(scores) < 1e4)])
     return float(seen.max(initial=0.0))
 
 
-def _factors(model: Model, index: int, layer: Layer, call: Observed, growth: float) -> dict[str, float]:
-    """By tensor in the file what multiplies it so that scores grow so much, and values to the size of queries."""
+def _factors(
+    model: Model, index: int, layer: Layer, call: Observed, growth: float
+) -> dict[str, float]:
+    """By tensor in the file what multiplies it so that scores grow so much, and values to the size
+    of queries.
+    """
     n, m = call.attention.shape[1:]
-    x = next((rows for rows in (*call.streams, *call.entered) if rows.shape == (n, layer.d_model)), None)
-    of_memory = (rows for rows in (*call.memories, *call.entered) if rows.shape == (m, layer.k.shape[1]))
+    x = next(
+        (rows for rows in (*call.streams, *call.entered) if rows.shape == (n, layer.d_model)), None
+    )
+    of_memory = (
+        rows for rows in (*call.memories, *call.entered) if rows.shape == (m, layer.k.shape[1])
+    )
     memory = next(of_memory, None) if layer.cross else x
     if x is None or memory is None:
         return {}
@@ -520,7 +691,11 @@ def _factors(model: Model, index: int, layer: Layer, call: Observed, growth: flo
     size = sqrt(growth * largest[0] * largest[1])
     row = model.family.in_layer(model.config.layer_types[index])
     norms = row.scores.qk_norm
-    modules = ((row.heads.q, norms.query if norms else ""), (row.heads.k, norms.key if norms else ""), (row.heads.v,))
+    modules = (
+        (row.heads.q, norms.query if norms else ""),
+        (row.heads.k, norms.key if norms else ""),
+        (row.heads.v,),
+    )
     stem = model.stem(index)
     factors: dict[str, float] = {}
     for names, now in zip(modules, largest, strict=True):

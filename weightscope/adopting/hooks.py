@@ -43,10 +43,14 @@ def rows_of(tensor: torch.Tensor, b: int, n: int) -> np.ndarray | None:
 def entering(
     layer: Event, attends: Event, inside: list[Event], at: int, b: int, n: int, m: int
 ) -> tuple[list[np.ndarray], list[np.ndarray], str]:
-    """Candidates for the stream of queries and for another of keys, and the norm that the queries' stream enters."""
+    """Candidates for the stream of queries and for another of keys, and the norm that the queries'
+    stream enters.
+    """
     before = [event for event in inside if event.end < at]
     projections = [
-        event for event in before if event.start > attends.start and isinstance(event.module, torch.nn.Linear)
+        event
+        for event in before
+        if event.start > attends.start and isinstance(event.module, torch.nn.Linear)
     ]
     arrive = first_of(attends.inputs, b, n)
     if arrive is None:
@@ -54,7 +58,8 @@ def entering(
     layer_input = first_of(layer.inputs, b, n)
     through, norm = _before_norm(arrive, before, attends)
     if layer_input is not None and (
-        np.array_equal(layer_input, arrive) or (through is not None and np.array_equal(layer_input, through))
+        np.array_equal(layer_input, arrive)
+        or (through is not None and np.array_equal(layer_input, through))
     ):
         streams = [layer_input]
     else:
@@ -76,15 +81,26 @@ def _second(read: list[torch.Tensor], arrive: np.ndarray, b: int, n: int) -> np.
 
 def around(
     layer: Event, attends: Event, inside: list[Event], at: int, b: int, n: int, m: int
-) -> list[np.ndarray]:  # fmt: skip
-    """Everything of n or m rows that entered the layer, its attention or a projection of that, or left a norm; once."""
+) -> list[np.ndarray]:
+    """Everything of n or m rows that entered the layer, its attention or a projection of that, or
+    left a norm; once.
+    """
     given = [*attends.inputs, *layer.inputs]
     for event in inside:
-        if event.start > attends.start and event.end < at and isinstance(event.module, torch.nn.Linear):
+        if (
+            event.start > attends.start
+            and event.end < at
+            and isinstance(event.module, torch.nn.Linear)
+        ):
             given += event.inputs[:1]
         elif event.end < at and "norm" in type(event.module).__name__.lower():
             given += event.outputs[:1]
-    candidates = [rows for tensor in given for tokens in {n, m} if (rows := rows_of(tensor, b, tokens)) is not None]
+    candidates = [
+        rows
+        for tensor in given
+        for tokens in {n, m}
+        if (rows := rows_of(tensor, b, tokens)) is not None
+    ]
     return list({(rows.shape, rows.tobytes()): rows for rows in candidates}.values())
 
 
@@ -92,8 +108,12 @@ def first_of(tensors: list[torch.Tensor], b: int, n: int) -> np.ndarray | None:
     return next((rows for tensor in tensors if (rows := rows_of(tensor, b, n)) is not None), None)
 
 
-def _before_norm(arrive: np.ndarray, before: list[Event], attends: Event) -> tuple[np.ndarray | None, str]:
-    """What entered the norm that made these rows, in their order, and which; None where no norm of the layer did."""
+def _before_norm(
+    arrive: np.ndarray, before: list[Event], attends: Event
+) -> tuple[np.ndarray | None, str]:
+    """What entered the norm that made these rows, in their order, and which; None where no norm of
+    the layer did.
+    """
     wanted = arrive.reshape(-1, arrive.shape[-1])
     for event in reversed(before):
         if (
@@ -106,7 +126,10 @@ def _before_norm(arrive: np.ndarray, before: list[Event], attends: Event) -> tup
         made, entered = event.outputs[0], event.inputs[0]
         if made.shape != entered.shape or made.shape[-1] != wanted.shape[-1]:
             continue
-        rows = {row.tobytes(): i for i, row in enumerate(made.reshape(-1, made.shape[-1]).float().numpy())}
+        rows = {
+            row.tobytes(): i
+            for i, row in enumerate(made.reshape(-1, made.shape[-1]).float().numpy())
+        }
         places = [rows.get(row.tobytes()) for row in wanted.astype(np.float32)]
         if None not in places:
             sources = entered.reshape(-1, entered.shape[-1]).float().numpy()[np.array(places)]
@@ -124,23 +147,25 @@ class Observed(ShowsShapes):
 
     layer: str  # Paths of the layer and of the module in it that attends
     module: str
-    # (n, d): What may be called the residual stream that enters: the layer's input where attention or a norm before it
-    # takes that, or else what enters the norm and what enters attention.
+    # (n, d): What may be called the residual stream that enters: the layer's input where attention
+    # or a norm before it takes that, or else what enters the norm and what enters attention.
     streams: tuple[np.ndarray, ...]
     # (m, e): The same for keys and values where there are more or fewer of them than queries.
     memories: tuple[np.ndarray, ...]
-    # (n or m, e): Other inputs with this many rows to the layer, the module and its projections, and outputs of norms
-    # before it.
+    # (n or m, e): Other inputs with this many rows to the layer, the module and its projections,
+    # and outputs of norms before it.
     entered: tuple[np.ndarray, ...]
     positions: np.ndarray | None  # (n,)
     scores: np.ndarray  # (H, n, m)
     attention: np.ndarray  # (H, n, m)
-    # (n, d): What attention, its out projection and whatever follows within the layer gave, in that order.
+    # (n, d): What attention, its out projection and whatever follows within the layer gave, in that
+    # order.
     outputs: tuple[np.ndarray, ...]
-    # The norm that the first of the streams enters and attention reads; empty where that reads the stream itself.
+    # The norm that the first of the streams enters and attention reads; empty where that reads the
+    # stream itself.
     norm: str = ""
-    # before, after: Modules with parameters of their own, and norms without, that the layer ran before its softmax and
-    # after.
+    # before, after: Modules with parameters of their own, and norms without, that the layer ran
+    # before its softmax and after.
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     sequence: int = 0  # its number in the batch
@@ -166,10 +191,13 @@ class _Log:
     """Every call of every module of a model, and of every softmax over scores, in order."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        # Of a class of the user's own, a pattern for the paths of modules that attend; "*" where softmaxes show them.
+        # Of a class of the user's own, a pattern for the paths of modules that attend; "*" where
+        # softmaxes show them.
         self.attention: str = getattr(model, "attention_modules", "")
         self.time, self.open, self.events, self.softmaxes = 0, [], [], []  # type: int, list[Event], list[Event], list[_Softmax]
-        self.hooks = [hook for name, module in model.named_modules() for hook in self._watch(name, module)]
+        self.hooks = [
+            hook for name, module in model.named_modules() for hook in self._watch(name, module)
+        ]
 
     def _watch(self, name: str, module: torch.nn.Module) -> Iterator[Any]:
         def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -190,7 +218,9 @@ class _Log:
     def softmax(self, scores: torch.Tensor, attention: torch.Tensor) -> None:
         self.time += 1
         if scores.ndim >= 3 and self.open and (scores.ndim > 3 or scores.shape[0] > 1):
-            self.softmaxes.append(_Softmax(self.time, scores.detach().clone(), attention.detach().clone()))
+            self.softmaxes.append(
+                _Softmax(self.time, scores.detach().clone(), attention.detach().clone())
+            )
 
     def run(self, part: torch.nn.Module, inputs: dict[str, Any]) -> None:
         """Run one part of the model; then nothing is watched any more."""
@@ -203,13 +233,17 @@ class _Log:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    """Every floating tensor among what a module was given or gave, copied: some are written into later."""
+    """Every floating tensor among what a module was given or gave, copied: some are written into
+    later.
+    """
     if isinstance(values, torch.Tensor):
         numbers = values.is_floating_point() or values.dtype == torch.bool
         return [values.detach().clone()] if numbers else []
     if isinstance(values, dict):
         values = values.values()
-    if isinstance(values, list | tuple) or (hasattr(values, "__iter__") and not isinstance(values, str)):
+    if isinstance(values, list | tuple) or (
+        hasattr(values, "__iter__") and not isinstance(values, str)
+    ):
         with suppress(Exception):
             return [tensor for value in values for tensor in _tensors(value)]
     return []
@@ -219,7 +253,9 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 def _softmaxes_seen(log: _Log) -> Iterator[None]:
     """Every way to a softmax leads through the log; fused attention is done in steps."""
 
-    def seen(scores: torch.Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def seen(
+        scores: torch.Tensor, dim: int | None = None, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
         kwargs.pop("_stacklevel", None)
         result = original(scores, dim, *args, **kwargs)
         if dim in (-1, scores.ndim - 1):
@@ -247,21 +283,32 @@ def _softmaxes_seen(log: _Log) -> Iterator[None]:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         if enable_gqa:
-            key, value = (heads.repeat_interleave(query.shape[-3] // heads.shape[-3], -3) for heads in (key, value))
-        scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+            key, value = (
+                heads.repeat_interleave(query.shape[-3] // heads.shape[-3], -3)
+                for heads in (key, value)
+            )
+        scores = (
+            query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        )
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         if attn_mask is not None:
-            scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+            scores = (
+                scores.masked_fill(~attn_mask, -torch.inf)
+                if attn_mask.dtype == torch.bool
+                else scores + attn_mask
+            )
         return seen(scores, -1) @ value
 
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with (
-            patch("torch.nn.functional.softmax", functional), patch("torch.softmax", top),
-            patch("torch.Tensor.softmax", seen), patch("torch.nn.functional.scaled_dot_product_attention", fused),
-        ):  # fmt: skip
+            patch("torch.nn.functional.softmax", functional),
+            patch("torch.softmax", top),
+            patch("torch.Tensor.softmax", seen),
+            patch("torch.nn.functional.scaled_dot_product_attention", fused),
+        ):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -274,11 +321,19 @@ def watch(part: torch.nn.Module, model: torch.nn.Module, inputs: dict[str, Any])
     return log
 
 
-def observe(model: PreTrainedModel, size: Size, seed: int = 0, start: int = 0) -> tuple[list[Observed], list[str]]:
-    """Every attention layer of a model at work: of the whole, or of its parts where the whole does not run them all."""
+def observe(
+    model: PreTrainedModel, size: Size, seed: int = 0, start: int = 0
+) -> tuple[list[Observed], list[str]]:
+    """Every attention layer of a model at work: of the whole, or of its parts where the whole does
+    not run them all.
+    """
     observed: list[Observed] = []
     problems: list[str] = []
-    parts = [(name, module) for name, module in model.named_modules() if isinstance(module, PreTrainedModel)]
+    parts = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, PreTrainedModel)
+    ]
     for name, part in parts:
         if name and any(seen_layer.layer.startswith(name + ".") for seen_layer in observed):
             continue
@@ -303,19 +358,24 @@ def observe(model: PreTrainedModel, size: Size, seed: int = 0, start: int = 0) -
 def _at_work(log: _Log) -> Iterator[tuple[Event, Event, _Softmax]]:
     """Every layer, the module of it that attends, and its softmax.
 
-    A module that takes one sequence in pieces (the windows of an image) has a softmax a piece; together they are one
-    softmax of the whole, in which no token sees another piece.
-    """
+    A module that takes one sequence in pieces (the windows of an image) has a softmax a piece;
+    together they are one softmax of the whole, in which no token sees another piece."""
     pieces: dict[int, tuple[Event, Event, list[_Softmax]]] = {}
     for softmax in log.softmaxes:
         around = [event for event in log.events if event.start < softmax.time < event.end]
         around.sort(key=lambda event: event.start)
-        owners = [event for event in around if any(parameter.ndim > 1 for parameter in event.module.parameters())]
+        owners = [
+            event
+            for event in around
+            if any(parameter.ndim > 1 for parameter in event.module.parameters())
+        ]
         layers = [event for event in owners if re.search(r"\.\d+$|^\d+$", event.name)]
         if not layers:
             continue
         attends, layer = owners[-1], layers[-1]
-        if layer is attends and re.search(r"att\w*\.\d+$", attends.name) and len(layers) > 1:  # one of a layer's two
+        if (
+            layer is attends and re.search(r"att\w*\.\d+$", attends.name) and len(layers) > 1
+        ):  # one of a layer's two
             layer = layers[-2]
         if log.attention not in ("", "*"):
             matching = [event for event in owners if fnmatch(event.name, log.attention)]
@@ -352,30 +412,49 @@ def _block_diagonal(blocks: list[torch.Tensor], fill: float) -> torch.Tensor:
 
 
 def _observed(
-    log: _Log, layer: Event, attends: Event, softmax: _Softmax, given: dict[str, Any], sequences: int = 1
+    log: _Log,
+    layer: Event,
+    attends: Event,
+    softmax: _Softmax,
+    given: dict[str, Any],
+    sequences: int = 1,
 ) -> Iterator[Observed]:
     """What one softmax was part of, a sequence at a time."""
     b, n, m = *_batch(softmax.scores, sequences), softmax.scores.shape[-1]
-    scores, attention = (tensor.reshape(b, -1, n, m).float().numpy() for tensor in (softmax.scores, softmax.attention))
+    scores, attention = (
+        tensor.reshape(b, -1, n, m).float().numpy()
+        for tensor in (softmax.scores, softmax.attention)
+    )
     if scores.shape[1] == 0:
         return
     inside = [event for event in log.events if layer.start < event.start and event.end < layer.end]
     streams, memories, norm = entering(layer, attends, inside, softmax.time, b, n, m)
     entered = around(layer, attends, inside, softmax.time, b, n, m)
     ran = [event for event in sorted(inside, key=lambda event: event.start) if _holds(event.module)]
-    outputs = [out for event in (*inside, layer) if event.end > softmax.time for out in event.outputs[:1]]
+    outputs = [
+        out for event in (*inside, layer) if event.end > softmax.time for out in event.outputs[:1]
+    ]
     positions = given.get("position_ids")
     for which in range(min(b, BATCH)):
         yield Observed(
-            layer.name, attends.name,
-            tuple(rows[which] for rows in streams), tuple(rows[which] for rows in memories),
+            layer.name,
+            attends.name,
+            tuple(rows[which] for rows in streams),
+            tuple(rows[which] for rows in memories),
             tuple(rows[which] for rows in entered),
             None if positions is None or positions.shape[-1] != n else positions[0].numpy(),
-            scores[which], attention[which],
-            tuple(rows[which] for rows in (rows_of(out, b, n) for out in outputs[:24]) if rows is not None), norm,
+            scores[which],
+            attention[which],
+            tuple(
+                rows[which]
+                for rows in (rows_of(out, b, n) for out in outputs[:24])
+                if rows is not None
+            ),
+            norm,
             tuple(event.name for event in ran if event.start < softmax.time),
-            tuple(event.name for event in ran if event.start > softmax.time), which * sequences // b,
-        )  # fmt: skip
+            tuple(event.name for event in ran if event.start > softmax.time),
+            which * sequences // b,
+        )
 
 
 def _holds(module: torch.nn.Module) -> bool:
@@ -385,7 +464,9 @@ def _holds(module: torch.nn.Module) -> bool:
 
 
 def _batch(scores: torch.Tensor, sequences: int) -> tuple[int, int]:
-    """(sequences, queries) of scores: of three axes the first counts heads, sequence by sequence."""
+    """(sequences, queries) of scores: of three axes the first counts heads, sequence by
+    sequence.
+    """
     if scores.ndim == 3:
         return sequences if scores.shape[0] % sequences == 0 else 1, scores.shape[1]
     return int(np.prod(scores.shape[:-3])), scores.shape[-2]
@@ -395,18 +476,25 @@ Seen = Callable[[str, list[Observed], Callable[[], list[Observed]]], None]
 
 
 def watch_layers(
-    part: torch.nn.Module, model: torch.nn.Module, inputs: dict[str, Any], layers: Collection[str],
-    before: Callable[[str], None], after: Seen, sequences: int = 1,
-) -> None:  # fmt: skip
-    """Run one part of a model a layer at a time, and keep nothing of a layer once the next one runs.
+    part: torch.nn.Module,
+    model: torch.nn.Module,
+    inputs: dict[str, Any],
+    layers: Collection[str],
+    before: Callable[[str], None],
+    after: Seen,
+    sequences: int = 1,
+) -> None:
+    """Run one part of a model a layer at a time, and keep nothing of a layer once the next one
+    runs.
 
-    `before` takes the name of a layer; `after` takes it too, with what was recorded and a function that runs the layer
-    again on the same input.
-    """
+    `before` takes the name of a layer; `after` takes it too, with what was recorded and a function
+    that runs the layer again on the same input."""
     log, busy = _Log(model), False
 
     def recorded() -> list[Observed]:
-        calls = [call for work in _at_work(log) for call in _observed(log, *work, inputs, sequences)]
+        calls = [
+            call for work in _at_work(log) for call in _observed(log, *work, inputs, sequences)
+        ]
         log.events.clear()
         log.softmaxes.clear()
         return calls
@@ -431,7 +519,8 @@ def watch_layers(
         log.hooks.append(layer.register_forward_pre_hook(lambda *_, name=name: enter(name)))
         log.hooks.append(
             layer.register_forward_hook(
-                lambda layer, args, kwargs, _, name=name: leave(name, layer, args, kwargs), with_kwargs=True
+                lambda layer, args, kwargs, _, name=name: leave(name, layer, args, kwargs),
+                with_kwargs=True,
             )
         )
     log.run(part, inputs)

@@ -1,4 +1,6 @@
-"""Inputs that a tiny model runs on: `ATTEMPTS` lists what is tried, by the parameters of its forward pass."""
+"""Inputs that a tiny model runs on: `ATTEMPTS` lists what is tried, by the parameters of its
+forward pass.
+"""
 
 import inspect
 import re
@@ -11,18 +13,42 @@ from weightscope.adopting.tiny_models import Size
 
 PHRASE = 7  # tokens of a phrase, its end with it
 FIRST_TOKEN = 60  # of a tiny model's texts; smaller ids are special tokens', which `full_size` runs
-TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "text_encoder", "decoder_config")
-SEEN = ("vision_config", "vision_encoder_config", "visual_config", "backbone_config", "image_encoder_config", "encoder")
+TEXT = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "thinker_config",
+    "decoder",
+    "text_encoder",
+    "decoder_config",
+)
+SEEN = (
+    "vision_config",
+    "vision_encoder_config",
+    "visual_config",
+    "backbone_config",
+    "image_encoder_config",
+    "encoder",
+)
 MEL = (
-    "input_size", "num_mel_bins", "feature_size", "input_feat_per_channel", "feature_projection_input_dim", "input_dim",
+    "input_size",
+    "num_mel_bins",
+    "feature_size",
+    "input_feat_per_channel",
+    "feature_projection_input_dim",
+    "input_dim",
     "input_feat_size",
-)  # fmt: skip
+)
 # Features of a frame where a config does not say how many: by model_type, their number.
 UNSAID = {"gemma4_audio": 128, "granite_speech5_encoder": 64, "granite_speech5_ctc": 64}
-CROSS = re.compile(r"cross|encoder_attn|EncDec", re.ASCII)  # in names of modules that attend to another sequence
-# Height and width of an image where no square does: a line of text, whose height a backbone reduces to one.
+CROSS = re.compile(
+    r"cross|encoder_attn|EncDec", re.ASCII
+)  # in names of modules that attend to another sequence
+# Height and width of an image where no square does: a line of text, whose height a backbone reduces
+# to one.
 STRIPS = dict.fromkeys(
-    ("pp_ocrv5_mobile_rec", "pp_ocrv5_server_rec", "pp_ocrv6_small_rec", "pp_ocrv6_tiny_rec"), (48, 160)
+    ("pp_ocrv5_mobile_rec", "pp_ocrv5_server_rec", "pp_ocrv6_small_rec", "pp_ocrv6_tiny_rec"),
+    (48, 160),
 )
 HEARD = ("audio_config", "audio_encoder_config", "speech_config", "encoder_config")
 
@@ -55,7 +81,11 @@ class Inputs:
         self.generator = torch.Generator().manual_seed(1000 + seed)
         self.parameters = inspect.signature(module.forward).parameters
         crosses = any(CROSS.search(name) for name, _ in module.named_modules())
-        self.facts = {*self.parameters, "crosses" if crosses else "stays", "far" if start else "near"}
+        self.facts = {
+            *self.parameters,
+            "crosses" if crosses else "stays",
+            "far" if start else "near",
+        }
         self.facts.add(f"type:{module.config.model_type}")
         self.lacked = OPTIONAL - self.parameters.keys()
         # Ids that end a phrase, of a class in which tokens attend within phrases only.
@@ -63,16 +93,22 @@ class Inputs:
         self.delimiters: list[int] = ends[0].tolist() if ends else []
 
     def attempts(self) -> Iterator[dict[str, Any]]:
-        """Inputs to try, the plainest first; far positions are in the first where the model takes any."""
+        """Inputs to try, the plainest first; far positions are in the first where the model takes
+        any.
+        """
         for needs, makes in ATTEMPTS:
             if all(not self.facts.isdisjoint(need.split("|")) for need in needs.split()):
-                named = {next(iter(self.parameters)) if name == FIRST else name: make for name, make in makes.items()}
+                named = {
+                    next(iter(self.parameters)) if name == FIRST else name: make
+                    for name, make in makes.items()
+                }
                 made = {name: make(self) for name, make in named.items() if name not in self.lacked}
                 yield {name: value for name, value in made.items() if value is not None}
         needed = [
             name
             for name, parameter in self.parameters.items()
-            if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            if parameter.default is parameter.empty
+            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         ]
         if needed and all(name in REQUIRED for name in needed):
             yield {name: REQUIRED[name](self) for name in needed}
@@ -134,19 +170,25 @@ class Inputs:
         return self.noise(1, channels if isinstance(channels, int) else 3, height, width)
 
     def frames(self) -> torch.Tensor:
-        return self.noise(1, self.number(4, "num_frames", "frames_per_clip", parts=SEEN), *self.pixels().shape[1:])
+        return self.noise(
+            1, self.number(4, "num_frames", "frames_per_clip", parts=SEEN), *self.pixels().shape[1:]
+        )
 
     def halves(self) -> tuple[torch.Tensor, ...]:
         return self.pixels().chunk(2, dim=2)
 
     def tiles(self) -> torch.Tensor:
-        image = self.pixels()[:, None, None].repeat(1, 1, self.number(4, "max_num_tiles", parts=SEEN), 1, 1, 1)
+        image = self.pixels()[:, None, None].repeat(
+            1, 1, self.number(4, "max_num_tiles", parts=SEEN), 1, 1, 1
+        )
         return image + 0.1 * self.noise(*image.shape)
 
     def patches(self) -> torch.Tensor:
         """An image as the flat patches of Qwen VL's towers."""
         pixels = self.number(1, "temporal_patch_size", "patch_temporal", parts=SEEN) * self.patch**2
-        return self.noise(4 * self.size.grid**2, self.number(3, "in_channels", "in_chans", parts=SEEN) * pixels)
+        return self.noise(
+            4 * self.size.grid**2, self.number(3, "in_channels", "in_chans", parts=SEEN) * pixels
+        )
 
     def square_patches(self) -> torch.Tensor:
         return self.patches().reshape(4 * self.size.grid**2, -1, self.patch, self.patch)
@@ -176,7 +218,9 @@ class Inputs:
         frames = 2 * self.number(2 * self.size.length, "max_source_positions", parts=HEARD)
         frames = self.number(frames, "max_length")
         window = 2 * self.number(0, "n_window", parts=HEARD)
-        if window and "input_features_mask" in self.parameters:  # which these models have where they take whole windows
+        if (
+            window and "input_features_mask" in self.parameters
+        ):  # which these models have where they take whole windows
             frames = -(-frames // window) * window
         return self.noise(1, mel, frames)
 
@@ -190,7 +234,9 @@ class Inputs:
         corners = torch.randint(0, 60, (1, self.size.length, 4), generator=self.generator)
         return corners.sort(-1).values
 
-    def series(self, later: bool = False, lagged: bool = False, more: tuple[int, ...] = ()) -> torch.Tensor:
+    def series(
+        self, later: bool = False, lagged: bool = False, more: tuple[int, ...] = ()
+    ) -> torch.Tensor:
         """Numbers in time, past or later, each with some more."""
         past = self.number(8, "context_length", "prediction_length")
         past += max(getattr(self.config, "lags_sequence", None) or [0]) if lagged else 0
@@ -207,7 +253,9 @@ OPTIONAL = {  # inputs that are left out where a forward pass lacks them
     "decoder_input_ids", "position_ids", "grid_thw", "image_grid_thw", "merge_sizes", "spatial_shapes",
     "pixel_position_ids", "pixel_attention_mask",
 }  # fmt: skip
-DECODER: dict[str, Maker] = {"decoder_input_ids": lambda i: i.ids(i.size.length + 3)}  # not as long as images
+DECODER: dict[str, Maker] = {
+    "decoder_input_ids": lambda i: i.ids(i.size.length + 3)
+}  # not as long as images
 GRID: dict[str, Maker] = dict.fromkeys(("grid_thw", "image_grid_thw"), lambda i: i.grid(2))
 SOUND: dict[str, Maker] = {"input_features": Inputs.features}
 WAVE: dict[str, Maker] = {"input_values": lambda i: i.noise(1, i.samples)}
@@ -223,21 +271,37 @@ def _ones(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.long)
 
 
-# What is tried, in this order: which parameters a forward pass must have ("a|b": either), and what makes each input.
-# Other words tell a model that "crosses" to another sequence from one that "stays" in its own, a first position "far"
-# from 0, and a model_type.
+# What is tried, in this order: which parameters a forward pass must have ("a|b": either), and what
+# makes each input. Other words tell a model that "crosses" to another sequence from one that
+# "stays" in its own, a first position "far" from 0, and a model_type.
 ATTEMPTS: tuple[tuple[str, Mapping[str, Maker]], ...] = (
     ("input_ids query_embeds", _text(query_embeds=Inputs.stream, **MEMORY)),
-    ("input_ids encoder_hidden_states crosses", _text(**FAR, **MEMORY)),  # early: only with it do all layers attend
+    (
+        "input_ids encoder_hidden_states crosses",
+        _text(**FAR, **MEMORY),
+    ),  # early: only with it do all layers attend
     ("input_ids type:dia", _text(decoder_input_ids=Inputs.channels)),
     ("input_ids type:dia_decoder", _text(input_ids=Inputs.channels, **MEMORY)),
     ("input_ids position_ids far", _text(**FAR)),
     ("input_ids", _text()),
-    ("input_ids pixel_values", _text(input_ids=lambda i: i.ids(i.size.length + 3), pixel_values=Inputs.pixels)),
-    ("input_ids image_attention_mask", _text(
-        pixel_values=lambda i: i.pixels()[:, None], image_attention_mask=lambda i: torch.ones(1, i.size.length, 1))),
-    ("input_ids visual_feats", _text(
-        visual_feats=lambda i: i.stream(4, i.number(16, "visual_feat_dim")), visual_pos=lambda i: i.stream(4, 4))),
+    (
+        "input_ids pixel_values",
+        _text(input_ids=lambda i: i.ids(i.size.length + 3), pixel_values=Inputs.pixels),
+    ),
+    (
+        "input_ids image_attention_mask",
+        _text(
+            pixel_values=lambda i: i.pixels()[:, None],
+            image_attention_mask=lambda i: torch.ones(1, i.size.length, 1),
+        ),
+    ),
+    (
+        "input_ids visual_feats",
+        _text(
+            visual_feats=lambda i: i.stream(4, i.number(16, "visual_feat_dim")),
+            visual_pos=lambda i: i.stream(4, 4),
+        ),
+    ),
     ("input_ids bbox", _text(bbox=Inputs.boxes)),
     ("input_ids encoder_hidden_states stays", _text(**MEMORY)),
     ("input_ids type:voxtral_realtime_text", _text(t_cond=lambda i: i.noise(1, i.width))),
@@ -246,58 +310,117 @@ ATTEMPTS: tuple[tuple[str, Mapping[str, Maker]], ...] = (
     ("grid_thw|image_grid_thw", {FIRST: Inputs.patches, **GRID, "merge_sizes": lambda i: _ones(1)}),
     ("grid_thw|image_grid_thw", {FIRST: Inputs.square_patches, **GRID}),
     ("grid_thw|image_grid_thw", {FIRST: lambda i: i.square_patches()[None], **GRID}),
-    ("grid_thw|image_grid_thw", {FIRST: Inputs.merged_patches, **dict.fromkeys(GRID, lambda i: i.grid(1))}),
-    ("spatial_shapes|pixel_position_ids", {
-        "pixel_values": lambda i: i.patches()[None, : i.size.grid**2],
-        "spatial_shapes": lambda i: i.grid(1)[:, 1:], "pixel_position_ids": lambda i: i.places().flip(-1)[None],
-        "pixel_attention_mask": lambda i: _ones(1, i.size.grid**2)}),
-    ("target_sizes", {
-        "pixel_values": lambda i: i.noise(1, 3, i.patch, 4 * i.size.grid**2 * i.patch),  # patches side by side
-        "target_sizes": lambda i: i.grid(2)[:, 1:].int()}),
-    ("prompt_pixel_values", {  # the prompt is the upper half of what is seen
-        "pixel_values": lambda i: i.halves()[1], "prompt_pixel_values": lambda i: i.halves()[0],
-        "prompt_masks": lambda i: torch.ones_like(i.halves()[1])}),
-    ("aspect_ratio_ids", {
-        "pixel_values": Inputs.tiles, "aspect_ratio_ids": lambda i: _ones(1, 1),
-        "aspect_ratio_mask": lambda i: torch.ones(1, 1, i.number(4, "max_num_tiles", parts=SEEN))}),
-    ("flattened_patches", {
-        "flattened_patches": Inputs.numbered_patches, "attention_mask": lambda i: torch.ones(1, i.size.grid**2),
-        **DECODER}),
+    (
+        "grid_thw|image_grid_thw",
+        {FIRST: Inputs.merged_patches, **dict.fromkeys(GRID, lambda i: i.grid(1))},
+    ),
+    (
+        "spatial_shapes|pixel_position_ids",
+        {
+            "pixel_values": lambda i: i.patches()[None, : i.size.grid**2],
+            "spatial_shapes": lambda i: i.grid(1)[:, 1:],
+            "pixel_position_ids": lambda i: i.places().flip(-1)[None],
+            "pixel_attention_mask": lambda i: _ones(1, i.size.grid**2),
+        },
+    ),
+    (
+        "target_sizes",
+        {
+            "pixel_values": lambda i: i.noise(
+                1, 3, i.patch, 4 * i.size.grid**2 * i.patch
+            ),  # patches side by side
+            "target_sizes": lambda i: i.grid(2)[:, 1:].int(),
+        },
+    ),
+    (
+        "prompt_pixel_values",
+        {  # the prompt is the upper half of what is seen
+            "pixel_values": lambda i: i.halves()[1],
+            "prompt_pixel_values": lambda i: i.halves()[0],
+            "prompt_masks": lambda i: torch.ones_like(i.halves()[1]),
+        },
+    ),
+    (
+        "aspect_ratio_ids",
+        {
+            "pixel_values": Inputs.tiles,
+            "aspect_ratio_ids": lambda i: _ones(1, 1),
+            "aspect_ratio_mask": lambda i: torch.ones(
+                1, 1, i.number(4, "max_num_tiles", parts=SEEN)
+            ),
+        },
+    ),
+    (
+        "flattened_patches",
+        {
+            "flattened_patches": Inputs.numbered_patches,
+            "attention_mask": lambda i: torch.ones(1, i.size.grid**2),
+            **DECODER,
+        },
+    ),
     ("flattened_patches", {"flattened_patches": Inputs.numbered_patches, **DECODER}),
     ("pixel_values_videos", {"pixel_values_videos": Inputs.frames}),
     ("pixel_values", {"pixel_values": Inputs.pixels, **DECODER}),
-    ("pixel_values", {"pixel_values": lambda i: torch.stack([i.pixels(), i.pixels()], 1), **DECODER}),
+    (
+        "pixel_values",
+        {"pixel_values": lambda i: torch.stack([i.pixels(), i.pixels()], 1), **DECODER},
+    ),
     ("pixel_values", {"pixel_values": Inputs.frames, **DECODER}),
     ("input_features input_features_mask", {**SOUND, "input_features_mask": Inputs.every_frame}),
-    ("input_features input_features_mask",
-     {"input_features": Inputs.features_by_time, "input_features_mask": Inputs.every_frame}),
+    (
+        "input_features input_features_mask",
+        {"input_features": Inputs.features_by_time, "input_features_mask": Inputs.every_frame},
+    ),
     ("input_features", {**SOUND, **DECODER}),
     ("input_features", {"input_features": Inputs.features_by_time, **DECODER}),
-    ("input_features", {
-        "input_features": lambda i: i.features()[0], "feature_lens": lambda i: i.every_frame().sum(1), **DECODER}),
+    (
+        "input_features",
+        {
+            "input_features": lambda i: i.features()[0],
+            "feature_lens": lambda i: i.every_frame().sum(1),
+            **DECODER,
+        },
+    ),
     ("input_values", {**WAVE, **DECODER}),
     ("input_values", {"input_values": lambda i: i.noise(1, 1, i.samples), **DECODER}),
     ("input_values", {"input_values": Inputs.features_by_time, **DECODER}),
     ("query_embeds", {"query_embeds": Inputs.stream, **MEMORY}),
     ("inputs_embeds", {"inputs_embeds": Inputs.stream}),
-    ("past_values", {
-        "past_values": lambda i: i.series(lagged=True), "past_observed_mask": lambda i: 1 + 0 * i.series(lagged=True),
-        "past_time_features": Inputs.times, "future_values": lambda i: i.series(later=True),
-        "future_time_features": lambda i: i.times(later=True)}),
-    ("past_values freq", {
-        "past_values": Inputs.series, "past_values_padding": lambda i: 0 * i.series().long(),
-        "freq": lambda i: 0 * _ones(1, 1)}),
+    (
+        "past_values",
+        {
+            "past_values": lambda i: i.series(lagged=True),
+            "past_observed_mask": lambda i: 1 + 0 * i.series(lagged=True),
+            "past_time_features": Inputs.times,
+            "future_values": lambda i: i.series(later=True),
+            "future_time_features": lambda i: i.times(later=True),
+        },
+    ),
+    (
+        "past_values freq",
+        {
+            "past_values": Inputs.series,
+            "past_values_padding": lambda i: 0 * i.series().long(),
+            "freq": lambda i: 0 * _ones(1, 1),
+        },
+    ),
     ("past_values", {"past_values": lambda i: i.series(more=(i.number(1, "num_input_channels"),))}),
     ("past_values", {"past_values": Inputs.series}),
     ("hidden_states encoder_hidden_states", {"hidden_states": Inputs.stream, **MEMORY}),
     ("hidden_states", {"hidden_states": Inputs.stream}),
-)  # fmt: skip
+)
 # By parameter what makes it for a model that takes none of these: all that it cannot do without.
 REQUIRED: Mapping[str, Maker] = {
-    **SOUND, **WAVE, **MEMORY, "pixel_values": Inputs.pixels,
+    **SOUND,
+    **WAVE,
+    **MEMORY,
+    "pixel_values": Inputs.pixels,
     **dict.fromkeys(("input_ids", "decoder_input_ids"), lambda i: i.ids(i.size.length)),
-    **dict.fromkeys(("query_embeds", "inputs_embeds", "hidden_states", "inputs", "noise_embeds"), Inputs.stream),
+    **dict.fromkeys(
+        ("query_embeds", "inputs_embeds", "hidden_states", "inputs", "noise_embeds"), Inputs.stream
+    ),
     "latents": lambda i: i.noise(1, i.width, i.size.length),
     "context_hidden_states": lambda i: i.stream(4, i.width * len(i.config.target_layer_ids)),
-    "audio_mel": lambda i: i.features().transpose(1, 2), "audio_mel_mask": lambda i: i.every_frame() == 0,
-}  # fmt: skip
+    "audio_mel": lambda i: i.features().transpose(1, 2),
+    "audio_mel_mask": lambda i: i.every_frame() == 0,
+}

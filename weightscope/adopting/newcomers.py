@@ -1,4 +1,6 @@
-"""Types of transformers that the census does not know: whether their attention stacks are read exactly."""
+"""Types of transformers that the census does not know: whether their attention stacks are read
+exactly.
+"""
 
 import signal
 from collections.abc import Iterator
@@ -40,8 +42,14 @@ def limited_time() -> Iterator[None]:
 
 
 def model_types() -> list[str]:
-    """Every model_type whose config some auto class builds a model of, and every other one that a row reads."""
-    kinds, mappings, read_types = [], mappings_of_heads(), {kind for row in FAMILIES for kind in row.types}
+    """Every model_type whose config some auto class builds a model of, and every other one that a
+    row reads.
+    """
+    kinds, mappings, read_types = (
+        [],
+        mappings_of_heads(),
+        {kind for row in FAMILIES for kind in row.types},
+    )
     for kind in CONFIG_MAPPING:
         try:
             config = CONFIG_MAPPING[kind]
@@ -53,17 +61,23 @@ def model_types() -> list[str]:
 
 
 def newcomers() -> list[str]:
-    """The model_types that the installed transformers builds and the committed census does not know."""
+    """The model_types that the installed transformers builds and the committed census does not
+    know.
+    """
     return sorted({*model_types()} - table.census().keys())
 
 
 def verdicts(kind: str) -> Iterator[str]:
-    """One line for every attention stack of a type: how it is read on two tiny random models, and what is wrong."""
+    """One line for every attention stack of a type: how it is read on two tiny random models, and
+    what is wrong.
+    """
     try:
         with limited_time(), tiny_models(CONFIG_MAPPING[kind](), kind) as tinies:
             for stack, calls in tinies[0].stacks.items():
                 kinds = {call.kind for call in calls}
-                attends = "cross" if "cross" in kinds else "causal" if kinds == {"causal"} else "self"
+                attends = (
+                    "cross" if "cross" in kinds else "causal" if kinds == {"causal"} else "self"
+                )
                 verdict, reason = _verdict(tinies, stack)
                 yield " ".join(filter(None, (f"{kind}:", verdict, attends, stack, reason)))
     except (CheckpointError, OutOfTime) as error:

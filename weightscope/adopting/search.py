@@ -1,8 +1,9 @@
-"""A search for the row that reads a stack, judged by the eager model: a group of cells at a time, the nearest kept.
+"""A search for the row that reads a stack, judged by the eager model: a group of cells at a time,
+the nearest kept.
 
-Values come first, which need norm and layout alone; then scores of a token with itself, which need scale and q/k-norms;
-then those at a distance, which need the rotation. What is tried are the cells that the rows of the table have.
-"""
+Values come first, which need norm and layout alone; then scores of a token with itself, which need
+scale and q/k-norms; then those at a distance, which need the rotation. What is tried are the cells
+that the rows of the table have."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,19 +36,39 @@ from weightscope.model.rows.cells import QkNorm
 from weightscope.model.rows.family import Family, turning
 from weightscope.model.rows.stanzas import as_toml
 
-FUSED = (stacked, grouped, in_four_blocks, grouped_with_loose_biases, *map(StackedAs, ORDERS))  # of one tensor
+FUSED = (
+    stacked,
+    grouped,
+    in_four_blocks,
+    grouped_with_loose_biases,
+    *map(StackedAs, ORDERS),
+)  # of one tensor
 # What is an architecture's mathematics, whatever its modules are called.
 MATHEMATICS = (
     "positions__rope", "positions__bias", "scores__scale", "config__listed", "config__sizes", "config__layer_types",
     "config__attention_types", "config__stored_layer", "config__attentions",
 )  # fmt: skip
-KEY_CELLS = {"theta_key": ("theta", "base"), "fraction_key": ("partial", "pct", "fraction", "percent"),
-             "dims_key": ("rotary_dim", "rotary_emb_dim", "rope_dim")}  # fmt: skip
+KEY_CELLS = {
+    "theta_key": ("theta", "base"),
+    "fraction_key": ("partial", "pct", "fraction", "percent"),
+    "dims_key": ("rotary_dim", "rotary_emb_dim", "rope_dim"),
+}
 SMALLEST_BASE = 50  # that a number of the config whose key says nothing is tried as
 SHARES = (0.25, 0.5, 0.75, 0.9)  # of a head that turns, where the config does not say it
 LESS_USUAL = ("thetas", "dims_key", "start_key", "interleaved_key", "scaled_in")
-SOME_LAYERS = (rules.sliding, rules.windowed, rules.windowed_if_any, rules.listed, rules.with_parameters)
-NO_POSITIONS = {"positions__rope": None, "positions__bias": None, "heads__shared": (), "heads__others": ()}
+SOME_LAYERS = (
+    rules.sliding,
+    rules.windowed,
+    rules.windowed_if_any,
+    rules.listed,
+    rules.with_parameters,
+)
+NO_POSITIONS = {
+    "positions__rope": None,
+    "positions__bias": None,
+    "heads__shared": (),
+    "heads__others": (),
+}
 Changes = Mapping[str, Any]
 
 
@@ -82,10 +103,14 @@ class Search:
         """A row and how near it comes; in the second model only where it is exact in the first."""
         self.progress.update(1)
         first = nearness(row, self.tinies[0], self.stack)
-        return Found(row, first, NOWHERE if first.problem else nearness(row, self.tinies[1], self.stack))
+        return Found(
+            row, first, NOWHERE if first.problem else nearness(row, self.tinies[1], self.stack)
+        )
 
     def nearest(self, rows: Iterable[Family], best: Found | None = None) -> Found | None:
-        """The nearest of these, an earlier one where several are as near; the first that is exact at once."""
+        """The nearest of these, an earlier one where several are as near; the first that is exact
+        at once.
+        """
         for row in rows:
             if best is not None and not best.problem:
                 break
@@ -95,19 +120,27 @@ class Search:
         return best
 
     def run(self, proposals: Iterable[Family]) -> Found | None:
-        """The nearest row: of those that the model makes, of the proposals, or else with any of the table's cells."""
+        """The nearest row: of those that the model makes, of the proposals, or else with any of the
+        table's cells.
+        """
         with self.progress:
             best = self.nearest(
-                row.but(**norm, **stored) for row in self.derived.rows(FUSED)
-                for stored in self.stored_parts(row) or [{}] for norm in self.norms()
-            )  # fmt: skip
+                row.but(**norm, **stored)
+                for row in self.derived.rows(FUSED)
+                for stored in self.stored_parts(row) or [{}]
+                for norm in self.norms()
+            )
             plain = [self.stored_parts, self.contents, self.slopes, self.positions]
             best = best and self.refined(best, plain)
             best = self.nearest(proposals, best)
             return best and self.refined(best, [self.norms, *plain, self.single, self.mathematics])
 
-    def refined(self, best: Found, groups: Sequence[Callable[[Family], Iterable[Changes]]]) -> Found:
-        """The nearest that changes of cells lead to, a group after the other, until nothing comes nearer."""
+    def refined(
+        self, best: Found, groups: Sequence[Callable[[Family], Iterable[Changes]]]
+    ) -> Found:
+        """The nearest that changes of cells lead to, a group after the other, until nothing comes
+        nearer.
+        """
         before = None
         while best.problem and best.rank != before:
             before = best.rank
@@ -135,12 +168,18 @@ class Search:
         return [*self.derived.first.head_parameters(), *self.derived.first.tables]
 
     def stored_parts(self, row: Family) -> list[Changes]:
-        """Other tensors of attention: sinks (one number per head), or a table of biases by distance."""
+        """Other tensors of attention: sinks (one number per head), or a table of biases by
+        distance.
+        """
         first = self.derived.first
         choices: list[Changes] = [
             {f"steps__{step.name}": step}
             for name in first.head_parameters()
-            for step in (Sinks(name), OuterSinks(name), *(HeadFactors(name, factor) for factor in FACTORS))
+            for step in (
+                Sinks(name),
+                OuterSinks(name),
+                *(HeadFactors(name, factor) for factor in FACTORS),
+            )
         ]
         choices += [
             {
@@ -163,7 +202,9 @@ class Search:
 
     @cached_property
     def scales(self) -> dict[Any, dict[str, Any]]:
-        """Scales of scores, the more usual first, and what the architecture takes for the keys they read."""
+        """Scales of scores, the more usual first, and what the architecture takes for the keys they
+        read.
+        """
         counted = Counter(row.scores.scale for row in self.rows)
         row_of_scale = {row.scores.scale: row for row in reversed(self.rows)}
         return {scale: self.defaults(row_of_scale[scale]) for scale, _ in counted.most_common()}
@@ -172,12 +213,19 @@ class Search:
         """All that the rows of the table compute otherwise than they store, a row at a time."""
         seen = set()
         for table_row in self.rows:
-            if (row.memory is None and table_row.memory is not None) or not self.may_turn(table_row.rope):
+            if (row.memory is None and table_row.memory is not None) or not self.may_turn(
+                table_row.rope
+            ):
                 continue
             changes: dict[str, Any] = {
-                path: value for name in MATHEMATICS for path, value in _cell(table_row, name).items()
+                path: value
+                for name in MATHEMATICS
+                for path, value in _cell(table_row, name).items()
             } | _placed(table_row, row)
-            changes["steps"] = (*(step for step in row.steps if not step.portable), *_portable(table_row))
+            changes["steps"] = (
+                *(step for step in row.steps if not step.portable),
+                *_portable(table_row),
+            )
             known = str({name: as_toml(value) for name, value in changes.items()})
             if known not in seen:
                 seen.add(known)
@@ -185,9 +233,19 @@ class Search:
 
     def contents(self, row: Family) -> Iterator[Changes]:
         """Norms of queries and keys, scales, caps and temperatures, each with each."""
-        bare = [QkNorm("", "", centred=centred, eps=eps) for centred, eps in product((False, True), (None, 1e-5, 1e-6))]
-        norms = [row.scores.qk_norm, *(self.derived.qk_norms() if self.derived.first.inner_norms else bare)]
-        caps = [key for key, value in self.derived.first.config.items() if "cap" in key and isinstance(value, float)]
+        bare = [
+            QkNorm("", "", centred=centred, eps=eps)
+            for centred, eps in product((False, True), (None, 1e-5, 1e-6))
+        ]
+        norms = [
+            row.scores.qk_norm,
+            *(self.derived.qk_norms() if self.derived.first.inner_norms else bare),
+        ]
+        caps = [
+            key
+            for key, value in self.derived.first.config.items()
+            if "cap" in key and isinstance(value, float)
+        ]
         # What cross-attention makes of its memory does not tell the norm of the stream: scores do.
         before = self.derived.norm(self.derived.before) if row.memory else [row.norms.before]
         for norm, stream in product(dict.fromkeys(norms), before):
@@ -196,20 +254,30 @@ class Search:
                 change = {"norms__before": stream, "scores__qk_norm": norm, "scores__scale": scale}
                 yield {**change, "config__defaults": defaults, **capped}
         steps = [(step, table_row) for table_row in self.rows for step in table_row.steps]
-        temperatures = {step: self.defaults(row) for step, row in steps if isinstance(step, OfPosition)}
+        temperatures = {
+            step: self.defaults(row) for step, row in steps if isinstance(step, OfPosition)
+        }
         plain = _without(row, OfPosition)
         for norm in dict.fromkeys(norms):
             yield {"scores__qk_norm": norm, "steps": plain}
             for temperature, defaults in temperatures.items():
-                yield {"scores__qk_norm": norm, "steps": (*plain, temperature), "config__defaults": defaults}
+                yield {
+                    "scores__qk_norm": norm,
+                    "steps": (*plain, temperature),
+                    "config__defaults": defaults,
+                }
 
     def slopes(self, row: Family) -> Iterator[Changes]:
-        """A bias by distance whose slopes are a power of two of the head's number, as the scores show them."""
+        """A bias by distance whose slopes are a power of two of the head's number, as the scores
+        show them.
+        """
         plain = row.but(**NO_POSITIONS)
         fits = [slopes_seen(plain, tiny, self.stack) for tiny in self.tinies]
         if None not in fits:
             (heads, rise, start), (other_heads, other_rise, _) = fits  # type: ignore[misc]
-            steps = (rise - other_rise) / (1 / heads - 1 / other_heads) if heads != other_heads else 0.0
+            steps = (
+                (rise - other_rise) / (1 / heads - 1 / other_heads) if heads != other_heads else 0.0
+            )
             slopes = (round(number, 3) + 0.0 for number in (steps, rise - steps / heads, start))
             yield NO_POSITIONS | {"positions__bias": GeometricSlopes(*slopes)}
 
@@ -218,8 +286,14 @@ class Search:
         norms: list[Any] = [row.scores.qk_norm]
         if row.scores.qk_norm is not None:
             norms.append(replace(row.scores.qk_norm, rotated=not row.scores.qk_norm.rotated))
-        usual: list[Any] = [(rope, {}) for rope in (None, *self.listed_bases(), *self.own_rotations())]
-        table = [(table_row.rope, self.defaults(table_row)) for table_row in self.rows if self.may_turn(table_row.rope)]
+        usual: list[Any] = [
+            (rope, {}) for rope in (None, *self.listed_bases(), *self.own_rotations())
+        ]
+        table = [
+            (table_row.rope, self.defaults(table_row))
+            for table_row in self.rows
+            if self.may_turn(table_row.rope)
+        ]
         for norm, (rope, defaults) in product(norms, [*usual, *table]):
             yield {**turning(rope), "scores__qk_norm": norm, "config__defaults": defaults}
 
@@ -227,11 +301,17 @@ class Search:
         """Rotations with a base for each layer, which the config lists."""
         layers = len(self.derived.first.indices())
         for key, bases in self.derived.first.config.items():
-            if isinstance(bases, list) and len(bases) == layers and all(type(base) in (int, float) for base in bases):
+            if (
+                isinstance(bases, list)
+                and len(bases) == layers
+                and all(type(base) in (int, float) for base in bases)
+            ):
                 yield from (Rope(interleaved, thetas=key) for interleaved in (False, True))
 
     def own_rotations(self, *more: Mapping[str, Any]) -> Iterator[Rope]:
-        """Rotations by the keys that the config, or another, has for base, share and width; of all layers or some."""
+        """Rotations by the keys that the config, or another, has for base, share and width; of all
+        layers or some.
+        """
         named = [key for config in (self.derived.first.config, *more) for key in config]
 
         def keys(words: Sequence[str]) -> list[str]:
@@ -239,24 +319,38 @@ class Search:
 
         bases = dict.fromkeys(("rope_theta", *keys(KEY_CELLS["theta_key"])))
         shares: list[dict[str, Any]] = [{}, {"fraction": 1.0}]
-        shares += [{"fraction_key": key, "fraction": 1.0} for key in keys(KEY_CELLS["fraction_key"])]
+        shares += [
+            {"fraction_key": key, "fraction": 1.0} for key in keys(KEY_CELLS["fraction_key"])
+        ]
         shares += [{"dims_key": key} for key in keys(KEY_CELLS["dims_key"])]
         shares += [{"fraction": share} for share in SHARES]
         for base, share, interleaved in product(bases, shares, (False, True)):
             yield Rope(interleaved, theta_key=base, **share)
-        unknown = [key for key in self.derived.unknown_numbers if self.derived.first.config[key] >= SMALLEST_BASE]
-        yield from (Rope(interleaved, theta_key=key) for key in unknown for interleaved in (False, True))
+        unknown = [
+            key
+            for key in self.derived.unknown_numbers
+            if self.derived.first.config[key] >= SMALLEST_BASE
+        ]
+        yield from (
+            Rope(interleaved, theta_key=key) for key in unknown for interleaved in (False, True)
+        )
         for rotates, share, interleaved in product(SOME_LAYERS, shares, (False, True)):
             yield Rope(interleaved, rotates=rotates, **share)
 
     def older(self, row: Family, config: Mapping[str, Any]) -> Iterator[Family]:
-        """The row with other keys of rotations and of layers' types, as the checkpoint's own config may have."""
-        rotations = dict.fromkeys((*self.own_rotations(config), *(table_row.rope for table_row in self.rows)))
+        """The row with other keys of rotations and of layers' types, as the checkpoint's own config
+        may have.
+        """
+        rotations = dict.fromkeys(
+            (*self.own_rotations(config), *(table_row.rope for table_row in self.rows))
+        )
         listing = {str(as_toml(each.config.layer_types)): each for each in self.rows}.values()
         listed = [(each.config.layer_types, self.defaults(each)) for each in listing]
         for layer_types, defaults in [(row.config.layer_types, {}), *listed]:
             for rope in (row.rope, *rotations) if row.rope is not None else (None,):
-                yield row.but(**turning(rope), config__layer_types=layer_types, config__defaults=defaults)
+                yield row.but(
+                    **turning(rope), config__layer_types=layer_types, config__defaults=defaults
+                )
 
     def may_turn(self, rope: Any) -> bool:
         """Whether a rotation of the table asks for no key that the config has not."""
@@ -266,19 +360,34 @@ class Search:
     def single(self, row: Family) -> Iterator[Changes]:
         """Every other value that a cell has in the table, a cell at a time."""
         for name in (*MATHEMATICS, "in_"):
-            by_cell = {str(as_toml([*_cell(each, name).values()])): each for each in reversed(self.rows)}
+            by_cell = {
+                str(as_toml([*_cell(each, name).values()])): each for each in reversed(self.rows)
+            }
             for table_row in by_cell.values():
                 more = _placed(table_row, row) if name == "positions__bias" else {}
-                yield {**_cell(table_row, name), "config__defaults": self.defaults(table_row), **more}
+                yield {
+                    **_cell(table_row, name),
+                    "config__defaults": self.defaults(table_row),
+                    **more,
+                }
         yield from ({f"steps__{step.name}": None} for step in _portable(row))
-        steps = {step: table_row for table_row in reversed(self.rows) for step in _portable(table_row)}
+        steps = {
+            step: table_row for table_row in reversed(self.rows) for step in _portable(table_row)
+        }
         for step, table_row in steps.items():
-            yield {"steps": (*_without(row, _kind(step)), step), "config__defaults": self.defaults(table_row)}
+            yield {
+                "steps": (*_without(row, _kind(step)), step),
+                "config__defaults": self.defaults(table_row),
+            }
 
     def defaults(self, other: Family) -> dict[str, Any]:
-        """What the architecture takes where the config lacks the keys that another row's cells may read."""
+        """What the architecture takes where the config lacks the keys that another row's cells may
+        read.
+        """
         sizes = {key for keys in KEYS.values() for key in keys}
-        usual = {key: self.derived.left_out(key) for key in other.config.defaults if key not in sizes}
+        usual = {
+            key: self.derived.left_out(key) for key in other.config.defaults if key not in sizes
+        }
         return {key: value for key, value in usual.items() if value is not None}
 
 

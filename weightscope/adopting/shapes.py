@@ -1,8 +1,7 @@
 """What the names, shapes and order of a tiny model's modules say about its attention.
 
-`Derived.rows` makes the rows that these allow. Names and shapes do not tell the kind of norm, rotation or scale: the
-plainest is taken, and `search` finds the right one.
-"""
+`Derived.rows` makes the rows that these allow. Names and shapes do not tell the kind of norm,
+rotation or scale: the plainest is taken, and `search` finds the right one."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,13 @@ from weightscope.model.config.config import KEYS
 from weightscope.model.config.reading import prefixes_of
 from weightscope.model.config.rope import Rope
 from weightscope.model.layers.gathered import GATES
-from weightscope.model.layers.layouts import conv1d_fused, keys_beside_values, keys_with_values, packed, separate
+from weightscope.model.layers.layouts import (
+    conv1d_fused,
+    keys_beside_values,
+    keys_with_values,
+    packed,
+    separate,
+)
 from weightscope.model.layers.steps.gates import Gate
 from weightscope.model.layers.steps.norms import SubNorm
 from weightscope.model.rows.cells import (
@@ -41,8 +46,11 @@ from weightscope.model.rows.cells import (
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.stanzas import common_start
 
-NAMED = {"query": r"(?:^|[._])(?:w?q|to_q|q_\w+|query\w*)$", "key": r"(?:^|[._])(?:w?k|to_k|k_\w+|key\w*)$",
-         "value": r"(?:^|[._])(?:w?v|to_v|v_\w+|value\w*)$"}  # fmt: skip
+NAMED = {
+    "query": r"(?:^|[._])(?:w?q|to_q|q_\w+|query\w*)$",
+    "key": r"(?:^|[._])(?:w?k|to_k|k_\w+|key\w*)$",
+    "value": r"(?:^|[._])(?:w?v|to_v|v_\w+|value\w*)$",
+}
 SHIFT = re.compile(r"bias|beta|shift|offset|^b$", re.ASCII)  # in names of what a norm adds
 LEGACY_NAMES = {"gamma": "weight", "beta": "bias"}  # which are read under either name
 # Of a norm that does not show its own: the config's, or what code sets as a rule.
@@ -77,7 +85,9 @@ class Anatomy:
         keys = {}
         for layer in dict.fromkeys(call.layer for call in self.calls):
             tensor_names = [
-                names[0] for name, names in self.tiny.stored.names.items() if name.startswith(layer + ".") and names
+                names[0]
+                for name, names in self.tiny.stored.names.items()
+                if name.startswith(layer + ".") and names
             ]
             if match := re.match(r"(.*\.)?\d+\.", common_start(tensor_names)):
                 keys[layer] = match[0]
@@ -85,18 +95,26 @@ class Anatomy:
 
     @cached_property
     def template(self) -> tuple[str, ...]:
-        """The parts of a layer's name, "{i}" for its index: the number in which layers differ, or the last."""
+        """The parts of a layer's name, "{i}" for its index: the number in which layers differ, or
+        the last.
+        """
         split = [stem.rstrip(".").split(".") for stem in self.stems.values()]
         numbers = [position for position, part in enumerate(split[0]) if part.isdigit()]
         varying = [
-            position for position in numbers if len({parts[position] for parts in split if len(parts) > position}) > 1
+            position
+            for position in numbers
+            if len({parts[position] for parts in split if len(parts) > position}) > 1
         ]
         index = (varying or numbers)[0 if varying else -1]
         return tuple("{i}" if position == index else part for position, part in enumerate(split[0]))
 
     def relative(self, path: str) -> str:
-        """A module's name within its layer, as the file has it; empty where none of its tensors is there."""
-        stem = next((stem for layer, stem in self.stems.items() if path.startswith(layer + ".")), "")
+        """A module's name within its layer, as the file has it; empty where none of its tensors is
+        there.
+        """
+        stem = next(
+            (stem for layer, stem in self.stems.items() if path.startswith(layer + ".")), ""
+        )
         for name, _ in self.module(path).named_parameters(recurse=False):
             stored = self.stored(f"{path}.{name}")
             if stem and stored.startswith(stem):
@@ -107,26 +125,39 @@ class Anatomy:
         """Layers that were seen, by the index in their names."""
         layer_part = self.template.index("{i}")
         return {
-            int(self.stems[call.layer].split(".")[layer_part]): call for call in self.calls if call.layer in self.stems
+            int(self.stems[call.layer].split(".")[layer_part]): call
+            for call in self.calls
+            if call.layer in self.stems
         }
 
     def shape(self, path: str) -> tuple[int, int] | None:
         """(out, in) of a module that is a matrix; None of any other."""
         module = self.module(path)
         weight = getattr(module, "weight", None)
-        if isinstance(module, torch.nn.Embedding) or weight is None or weight.ndim != 2 or self.is_norm(path):
+        if (
+            isinstance(module, torch.nn.Embedding)
+            or weight is None
+            or weight.ndim != 2
+            or self.is_norm(path)
+        ):
             return None
         return tuple(reversed(weight.shape)) if isinstance(module, Conv1D) else tuple(weight.shape)
 
     def head_dim(self, roles: Roles) -> int | None:
-        """A head's width: of the query matrix's output, or of the output matrix's input if one tensor holds all."""
+        """A head's width: of the query matrix's output, or of the output matrix's input if one
+        tensor holds all.
+        """
         shape = self.shape(roles[0]) if roles[0] != roles[1] else self.shape(self.output)
         return None if shape is None else shape[0 if roles[0] != roles[1] else 1] // self.n_heads
 
     def value_dim(self, roles: Roles) -> int | None:
         """The width of a head's values where its queries have another."""
         taken = self.shape(self.output)
-        return None if taken is None or (r_v := taken[1] // self.n_heads) == self.head_dim(roles) else r_v
+        return (
+            None
+            if taken is None or (r_v := taken[1] // self.n_heads) == self.head_dim(roles)
+            else r_v
+        )
 
     def is_norm(self, path: str) -> bool:
         """Whether a module is a norm: by its class's name."""
@@ -134,7 +165,9 @@ class Anatomy:
 
     @cached_property
     def matrices(self) -> list[str]:
-        """What makes queries, keys, values and whatever else attention makes of its input, in the order they run."""
+        """What makes queries, keys, values and whatever else attention makes of its input, in the
+        order they run.
+        """
         before = [path for path in dict.fromkeys(self.call.before) if self.shape(path)]
         inside = [path for path in before if path.startswith(self.call.module + ".")]
         return inside or before
@@ -142,7 +175,12 @@ class Anatomy:
     @cached_property
     def tables(self) -> list[str]:
         """Embeddings within attention, by their names within the layer: of distances, as a rule."""
-        inside = [path for call in self.calls for path in call.before if path.startswith(call.module + ".")]
+        inside = [
+            path
+            for call in self.calls
+            for path in call.before
+            if path.startswith(call.module + ".")
+        ]
         embeddings = [path for path in inside if isinstance(self.module(path), torch.nn.Embedding)]
         return list(dict.fromkeys(self.relative(path) for path in embeddings))
 
@@ -168,12 +206,19 @@ class Anatomy:
         return isinstance(self.module(self.output), Conv1D)
 
     def roles(self) -> Iterator[Roles]:
-        """Which matrices may make queries, keys and values: as they are named, or else in any order."""
-        named = {role: [path for path in self.matrices if re.search(names, path)] for role, names in NAMED.items()}
+        """Which matrices may make queries, keys and values: as they are named, or else in any
+        order.
+        """
+        named = {
+            role: [path for path in self.matrices if re.search(names, path)]
+            for role, names in NAMED.items()
+        }
         sure = {role: paths[0] for role, paths in named.items() if len(paths) == 1}
         if len(self.matrices) == 1 or len(sure) == len(NAMED):
             yield (self.matrices * 3)[:3] if len(self.matrices) == 1 else tuple(sure.values())  # type: ignore[misc]
-        elif len(self.matrices) == 2:  # values are keys before their norm, or keys and values are one tensor
+        elif (
+            len(self.matrices) == 2
+        ):  # values are keys before their norm, or keys and values are one tensor
             for query, key in permutations(self.matrices):
                 if sure.get("query", query) == query and sure.get("key", key) == key:
                     yield query, key, key
@@ -186,7 +231,11 @@ class Anatomy:
     @cached_property
     def inner_norms(self) -> list[str]:
         """Norms within attention, before its softmax, in the order they run."""
-        inside = [path for path in dict.fromkeys(self.call.before) if path.startswith(self.call.module + ".")]
+        inside = [
+            path
+            for path in dict.fromkeys(self.call.before)
+            if path.startswith(self.call.module + ".")
+        ]
         return [path for path in inside if self.is_norm(path) and path != self.call.norm]
 
     @property
@@ -205,16 +254,22 @@ class Anatomy:
         stem = self.stems.get(self.call.layer, "")
         parameters = self.module(self.call.module).named_parameters(recurse=False)
         names = [
-            self.stored(f"{self.call.module}.{name}") for name, value in parameters if value.numel() == self.n_heads
+            self.stored(f"{self.call.module}.{name}")
+            for name, value in parameters
+            if value.numel() == self.n_heads
         ]
         return [name.removeprefix(stem) for name in names if stem and name.startswith(stem)]
 
     def norm_parameters(self, path: str) -> dict[str, str]:
-        """What the parameters of a norm are called in the file, as parts of a norm's cell: gain, and shift if any."""
+        """What the parameters of a norm are called in the file, as parts of a norm's cell: gain,
+        and shift if any.
+        """
         names = [name for name, _ in self.module(path).named_parameters(recurse=False)]
         names.sort(key=lambda name: bool(SHIFT.search(name)))
         stored = (self.stored(f"{path}.{name}").rpartition(".")[2] for name in names[:2])
-        return dict(zip(("gain", "shift"), (LEGACY_NAMES.get(name, name) for name in stored), strict=False))
+        return dict(
+            zip(("gain", "shift"), (LEGACY_NAMES.get(name, name) for name in stored), strict=False)
+        )
 
     def has_bias(self, path: str) -> bool:
         """Whether a module has a bias."""
@@ -232,12 +287,16 @@ class Anatomy:
     def owner(self) -> Any:
         """The innermost model of transformers that the stack is in."""
         paths = self.call.module.split(".")
-        outer = [self.tiny.model.get_submodule(".".join(paths[:n])) for n in range(len(paths), -1, -1)]
+        outer = [
+            self.tiny.model.get_submodule(".".join(paths[:n])) for n in range(len(paths), -1, -1)
+        ]
         return next(module for module in outer if isinstance(module, PreTrainedModel))
 
     @cached_property
     def part(self) -> str:
-        """The keys that lead to its part of the config, with dots between; empty where that is all of it."""
+        """The keys that lead to its part of the config, with dots between; empty where that is all
+        of it.
+        """
         config_of_part = self.owner.config
 
         def search(config: Any, path: str) -> str | None:
@@ -250,7 +309,11 @@ class Anatomy:
                         return inner
             return None
 
-        return "" if config_of_part is self.tiny.model.config else search(self.tiny.model.config, "") or ""
+        return (
+            ""
+            if config_of_part is self.tiny.model.config
+            else search(self.tiny.model.config, "") or ""
+        )
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -270,9 +333,14 @@ class Anatomy:
 
 MOST_FLAGS = 6  # of a config that are turned over
 WORDS = {
-    "n_layers": "layer|block|depth", "d_model": "hidden|emb|model|dim|width|channel|units", "n_heads": "head",
-    "kv_heads": "kv|key_value|group", "head_dim": "dim|size|kv|channel|head", "value_dim": "v|value", "norm_eps": "eps",
-}  # fmt: skip
+    "n_layers": "layer|block|depth",
+    "d_model": "hidden|emb|model|dim|width|channel|units",
+    "n_heads": "head",
+    "kv_heads": "kv|key_value|group",
+    "head_dim": "dim|size|kv|channel|head",
+    "value_dim": "v|value",
+    "norm_eps": "eps",
+}
 
 
 class Derived:
@@ -283,14 +351,16 @@ class Derived:
         self.first, self.stack = self.each[0], stack
         self.flags = _flags(self.first)
         self._left_out: dict[str, Any] = {}
-        # In a post-norm layer what enters cross-attention has come out of a norm, and is the stream.
+        # In a post-norm layer what enters cross-attention has come out of a norm, and is the
+        # stream.
         ahead = bool(self.first.call.before) and self.first.is_norm(self.first.call.before[0])
         self.before = self.first.call.norm if ahead else ""
 
-    def key(self, meaning: str, number: Callable[[Anatomy], float | None], known: Sequence[str] = ()) -> str:
-        """The config's key of a number: it has the number's value in both models, and a name that fits, or one that
-        says nothing; or none.
-        """
+    def key(
+        self, meaning: str, number: Callable[[Anatomy], float | None], known: Sequence[str] = ()
+    ) -> str:
+        """The config's key of a number: it has the number's value in both models, and a name that
+        fits, or one that says nothing; or none."""
         parts = [each.config for each in self.each]
         numbers = [number(each) for each in self.each]
         if None in numbers:
@@ -301,7 +371,9 @@ class Derived:
             pairs = [(part.get(key), number) for part, number in zip(parts, numbers, strict=True)]
             return all(type(value) is type(number) and value == number for value, number in pairs)
 
-        fitting = [*filter(right, named)] or [key for key in self.unknown_numbers if right(key) and 1 not in numbers]
+        fitting = [*filter(right, named)] or [
+            key for key in self.unknown_numbers if right(key) and 1 not in numbers
+        ]
         fitting.sort(key=lambda key: (-len(self.here & {*key.split("_")}), key not in known))
         return fitting[0] if fitting else ""
 
@@ -317,11 +389,15 @@ class Derived:
             "n_layers": lambda each: max(each.indices(), default=0) + 1,
             "d_model": lambda each: each.d_model,
             "n_heads": lambda each: each.n_heads,
-            "norm_eps": lambda each: each.eps(path) if (path := self.before or each.first_inner_norm) else None,
+            "norm_eps": lambda each: (
+                each.eps(path) if (path := self.before or each.first_inner_norm) else None
+            ),
         }
         keys = {}
         for meaning, number in wanted.items():
-            usual = next((key for key in KEYS[meaning] if self.first.config.get(key) is not None), "")
+            usual = next(
+                (key for key in KEYS[meaning] if self.first.config.get(key) is not None), ""
+            )
             right = all(each.config.get(usual) == number(each) for each in self.each)
             fitting = self.key(meaning, number, KEYS[meaning])
             if fitting and fitting != usual and (not right or self.here & {*fitting.split("_")}):
@@ -337,26 +413,43 @@ class Derived:
         """What a norm may be: one that centres, one that does not, one whose gains count from 1."""
         if not path:
             return [None]
-        usual = next((key for key in KEYS["norm_eps"] if self.first.config.get(key) is not None), "")
+        usual = next(
+            (key for key in KEYS["norm_eps"] if self.first.config.get(key) is not None), ""
+        )
         eps = self.first.eps(path)
         drives = all(each.config.get(usual) == each.eps(path) for each in self.each)
         fixed = None if eps is None or drives or "norm_eps" in self.size_keys() else eps
         names, module = self.first.norm_parameters(path), self.first.relative(path)
         bias = "shift" in names
-        without = tuple(i for i, call in sorted(self.first.indices().items()) if not call.norm and path == self.before)
-        kinds = ((True, 0.0), (True, 1.0)) if bias else ((True, 0.0), (False, 0.0), (False, 1.0), (True, 1.0))
+        without = tuple(
+            i
+            for i, call in sorted(self.first.indices().items())
+            if not call.norm and path == self.before
+        )
+        kinds = (
+            ((True, 0.0), (True, 1.0))
+            if bias
+            else ((True, 0.0), (False, 0.0), (False, 1.0), (True, 1.0))
+        )
         kinds = kinds if module else kinds[:2]
         several = HIDDEN_EPS[1:] if eps is None else (fixed,)
         return [
             StoredNorm(module, centred, bias, offset, eps_value, without, **names)
-            for eps_value in several for centred, offset in kinds
-        ]  # fmt: skip
+            for eps_value in several
+            for centred, offset in kinds
+        ]
 
     def qk_norms(self) -> list[QkNorm | None]:
         """What norms of queries and keys may be."""
         paths = self.first.inner_norms
-        named = [[path for path in paths if re.search(rf"(^|[._]){letter}", path.removeprefix(self.first.call.module))]
-                 for letter in "qk"]  # fmt: skip
+        named = [
+            [
+                path
+                for path in paths
+                if re.search(rf"(^|[._]){letter}", path.removeprefix(self.first.call.module))
+            ]
+            for letter in "qk"
+        ]
         if not paths:
             return [None]
         if all(named):
@@ -372,18 +465,25 @@ class Derived:
             query, key = (module.rpartition(".norms.")[0] for module in (query, key))
         names, eps = self.first.norm_parameters(chosen[0]), self.first.eps(chosen[0])
         keys = self.size_keys().get("norm_eps", KEYS["norm_eps"])
-        drives = any(all(each.config.get(key) == each.eps(each.first_inner_norm) for each in self.each) for key in keys)
+        drives = any(
+            all(each.config.get(key) == each.eps(each.first_inner_norm) for each in self.each)
+            for key in keys
+        )
         epsilons = HIDDEN_EPS if eps is None else (None if drives else eps,)
         scopes = ("listed",) if listed else self._scopes(chosen[0])
         return [
             QkNorm(query, key, scope, centred, "shift" in names, offset, known, rotated, **names)  # type: ignore[arg-type]
-            for rotated in (False, True) for scope in scopes for known in epsilons
+            for rotated in (False, True)
+            for scope in scopes
+            for known in epsilons
             for centred, offset in ((False, 0.0), (True, 0.0), (False, 1.0))
-        ]  # fmt: skip
+        ]
 
     def _scopes(self, path: str) -> tuple[str, ...]:
         """What a norm of queries is shared by, as the shape of its gains says."""
-        weight = next((value for _, value in self.first.module(path).named_parameters(recurse=False)), None)
+        weight = next(
+            (value for _, value in self.first.module(path).named_parameters(recurse=False)), None
+        )
         if weight is None:
             return ("shared", "joint")
         matrices = (each for path in self.first.matrices[:1] if (each := self.first.shape(path)))
@@ -395,7 +495,10 @@ class Derived:
         left = [path for path in (*self.first.matrices, *self.first.late[:-1]) if path not in roles]
         if len(left) != 1:
             return [None]
-        return [Gate(self.first.relative(left[0]), self.first.has_bias(left[0]), kind=kind) for kind in GATES]
+        return [
+            Gate(self.first.relative(left[0]), self.first.has_bias(left[0]), kind=kind)
+            for kind in GATES
+        ]
 
     def bias(self, path: str) -> bool | str:
         """Whether a module has a bias, or the flag that says so."""
@@ -403,8 +506,13 @@ class Derived:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What the row is called, which model_type it is of, and where its part of the config is."""
-        part, model = (config.get("model_type") for config in (self.first.config, self.first.tiny.checkpoint.config))
+        """What the row is called, which model_type it is of, and where its part of the config
+        is.
+        """
+        part, model = (
+            config.get("model_type")
+            for config in (self.first.config, self.first.tiny.checkpoint.config)
+        )
         has_own_type = isinstance(part, str) and part != model
         kind = str(part if has_own_type else model)
         nested = "" if has_own_type else self.first.part
@@ -416,7 +524,11 @@ class Derived:
         if not first.output or not (first.matrices or first.packed) or not first.stems:
             return
         for roles in first.roles() if not first.packed else [("", "", "")]:
-            modules = [first.relative(path) for path in roles] if not first.packed else [self._packed()] * 3
+            modules = (
+                [first.relative(path) for path in roles]
+                if not first.packed
+                else [self._packed()] * 3
+            )
             if not all(modules):
                 continue
             if first.packed:
@@ -434,9 +546,7 @@ class Derived:
         stored = self.first.stored(f"{self.first.call.module}.in_proj_weight")
         return stored.removeprefix(self.first.stems[self.first.call.layer]).removesuffix("_weight")
 
-    def _row(
-        self, roles: Roles, modules: Sequence[str], layout: Any, gate: Gate | None
-    ) -> Family:  # fmt: skip
+    def _row(self, roles: Roles, modules: Sequence[str], layout: Any, gate: Gate | None) -> Family:
         first, keys = self.first, self.size_keys()
         has_modules = not first.packed
         may_differ = has_modules and layout is separate
@@ -446,22 +556,35 @@ class Derived:
         row = Family(
             **self.identity,
             heads=Heads(
-                layout, q=modules[0], k=modules[1], v=modules[2], out=first.relative(first.output),
+                layout,
+                q=modules[0],
+                k=modules[1],
+                v=modules[2],
+                out=first.relative(first.output),
                 ignored=self._ignored(),
-                transposed=tuple({name.rpartition(".")[2] for name in (*modules, first.relative(first.output))})
-                if first.transposed else (),
+                transposed=tuple(
+                    {name.rpartition(".")[2] for name in (*modules, first.relative(first.output))}
+                )
+                if first.transposed
+                else (),
                 bias=Biases(query, key, value, last),
                 kv_heads=self._kv_heads(roles, 2 if layout in JOINT else 1) if has_modules else (),
-                head_dim=self._wide("head_dim", lambda each: each.head_dim(roles)) if has_modules else (),
-                value_dim=self._wide("value_dim", lambda each: each.value_dim(roles)) if may_differ else (),
+                head_dim=self._wide("head_dim", lambda each: each.head_dim(roles))
+                if has_modules
+                else (),
+                value_dim=self._wide("value_dim", lambda each: each.value_dim(roles))
+                if may_differ
+                else (),
             ),
             norms=Norms(before=self.norm(self.before)[0]),
             memory=Memory() if first.cross else None,
-            positions=Positions(Rope() if any(re.search("rope|rotary", key) for key in first.config) else None),
+            positions=Positions(
+                Rope() if any(re.search("rope|rotary", key) for key in first.config) else None
+            ),
             scores=Scores(qk_norm=self.qk_norms()[0]),
             config=FromConfig(keys),
             steps=(*([gate] if gate else []), *([SubNorm(sub_norm)] if sub_norm else [])),
-        )  # fmt: skip
+        )
         row = self._placed(row)
         named = {key for meaning in ("norm_eps", "n_positions") for key in row.size_keys[meaning]}
         named |= {
@@ -472,17 +595,23 @@ class Derived:
         }
         named |= {flag for flag in (query, key, value, last) if isinstance(flag, str)}
         known = {key: self.left_out(key) for key in sorted(named) if key in first.config}
-        return row.but(config__defaults={key: value for key, value in known.items() if value is not None})
+        return row.but(
+            config__defaults={key: value for key, value in known.items() if value is not None}
+        )
 
     def left_out(self, key: str) -> Any:
-        """What the architecture takes where the config lacks a key; None where that depends on others."""
+        """What the architecture takes where the config lacks a key; None where that depends on
+        others.
+        """
         if key not in self._left_out:
             self._left_out[key] = self._without(key)
         return self._left_out[key]
 
     def _without(self, key: str) -> Any:
         kind = type(self.first.owner.config)
-        values_without = [kind().to_dict().get(key)]  # of its own sizes, as d / H need not be the same in all three
+        values_without = [
+            kind().to_dict().get(key)
+        ]  # of its own sizes, as d / H need not be the same in all three
         for each in self.each:
             config = each.owner.config
             values = {name: value for name, value in config.to_dict().items() if name != key}
@@ -501,9 +630,16 @@ class Derived:
         template = self.first.template
         layer_part = template.index("{i}")
         for start in range(max(0, layer_part - 1), -1, -1):
-            prefix, layer = (".".join(parts) + "." * bool(parts) for parts in (template[:start], template[start:]))
+            prefix, layer = (
+                ".".join(parts) + "." * bool(parts)
+                for parts in (template[:start], template[start:])
+            )
             tokens = self.first.tokens()
-            inputs = Inputs(tokens=tokens.removeprefix(prefix)) if tokens.startswith(prefix) else Inputs()
+            inputs = (
+                Inputs(tokens=tokens.removeprefix(prefix))
+                if tokens.startswith(prefix)
+                else Inputs()
+            )
             row = row.but(prefixes=(prefix,), layer=layer, inputs=inputs)
             if prefixes_of(self.first.tiny.checkpoint, row) == [prefix]:
                 break
@@ -516,26 +652,40 @@ class Derived:
         if self.first.cross:
             return "cross"
         words = re.split(r"[._]", self.stack)
-        known = (word for word in ("vision", "audio", "text", "encoder", "decoder") if word in words)
+        known = (
+            word for word in ("vision", "audio", "text", "encoder", "decoder") if word in words
+        )
         return next(known, "decoder" if self.first.call.kind == "causal" else "encoder")
 
     def _ignored(self) -> tuple[str, ...]:
         """Norms of what attention gives: modules after its output."""
         after = self.first.call.after
-        norms = [path for path in after[after.index(self.first.output) + 1 :] if self.first.is_norm(path)]
+        norms = [
+            path for path in after[after.index(self.first.output) + 1 :] if self.first.is_norm(path)
+        ]
         inside = self.first.call.module.rpartition(".")[0] + "."
-        ignored = [path for path in norms if path.startswith(inside) and self.first.output.startswith(inside)]
+        ignored = [
+            path
+            for path in norms
+            if path.startswith(inside) and self.first.output.startswith(inside)
+        ]
         outer = {name for path in ignored if (name := self.first.relative(path)).count(".")}
         return tuple(sorted(outer))
 
     def _kv_heads(self, roles: Roles, made: int) -> int | tuple[str, ...]:
-        """Key-value heads: as many as heads, one, or as many as a key says; `made` of each by the keys' tensor."""
+        """Key-value heads: as many as heads, one, or as many as a key says; `made` of each by the
+        keys' tensor.
+        """
 
         def count(each: Anatomy) -> int | None:
             shape, r = each.shape(roles[1]) if roles[1] else None, each.head_dim(roles)
             if shape is None or not r:
                 return None
-            return shape[0] // (made * r) if roles[0] != roles[1] else (shape[0] // r - each.n_heads) // 2
+            return (
+                shape[0] // (made * r)
+                if roles[0] != roles[1]
+                else (shape[0] // r - each.n_heads) // 2
+            )
 
         counts = [count(each) for each in self.each]
         if counts == [each.n_heads for each in self.each]:
@@ -555,9 +705,13 @@ class Derived:
 
 
 def _flags(anatomy: Anatomy) -> dict[str, str]:
-    """Modules that have a bias if a flag of the config says so, and that flag: each is turned over and looked at."""
+    """Modules that have a bias if a flag of the config says so, and that flag: each is turned over
+    and looked at.
+    """
     config, part = anatomy.tiny.model.config, anatomy.part
-    flags = [key for key, value in anatomy.config.items() if isinstance(value, bool) and "bias" in key][:MOST_FLAGS]
+    flags = [
+        key for key, value in anatomy.config.items() if isinstance(value, bool) and "bias" in key
+    ][:MOST_FLAGS]
     usual = parameters_of(config)
     flag_of: dict[str, str] = {}
     for flag in flags:

@@ -1,8 +1,8 @@
-"""Tiny random models of an architecture: their sizes, how they are built and how they are initialised.
+"""Tiny random models of an architecture: their sizes, how they are built and how they are
+initialised.
 
-The sizes within one model differ from each other, so that no match is accidental. Code that comes with a checkpoint is
-never run.
-"""
+The sizes within one model differ from each other, so that no match is accidental. Code that comes
+with a checkpoint is never run."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -45,20 +45,27 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """How boldly sizes are set apart: not every architecture can be built with all of them different."""
+    """How boldly sizes are set apart: not every architecture can be built with all of them
+    different.
+    """
 
     free_width: bool
     grouped: bool
     filled: bool = False  # sizes that a config leaves open are given
-    own_heads: bool = False  # heads are as wide as the architecture's own: its code fixes the sections of rotations
+    # heads are as wide as the architecture's own: its code fixes the sections of rotations
+    own_heads: bool = False
     shrunk: bool = True
 
 
 PLANS = (
-    Plan(True, True), Plan(True, True, filled=True), Plan(False, True, filled=True), Plan(False, False, filled=True),
-    Plan(True, True, filled=True, own_heads=True), Plan(False, False, filled=True, own_heads=True),
+    Plan(True, True),
+    Plan(True, True, filled=True),
+    Plan(False, True, filled=True),
+    Plan(False, False, filled=True),
+    Plan(True, True, filled=True, own_heads=True),
+    Plan(False, False, filled=True, own_heads=True),
     Plan(False, False, shrunk=False),
-)  # fmt: skip
+)
 FILLED: Mapping[str, Any] = {
     "head_dim": 0, "num_key_value_heads": 0, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     "n_routed_experts": 4, "num_local_experts": 4, "num_experts": 4, "n_shared_experts": 1,
@@ -70,22 +77,28 @@ MOST_PARAMETERS = 140_000_000
 HEADS = ("", "CausalLM", "Seq2SeqLM", "ImageTextToText", "MaskedLM", "PreTraining", "SpeechSeq2Seq", "CTC",
          "ObjectDetection", "MaskGeneration", "TextToWaveform", "MultimodalLM")  # fmt: skip
 
-# model_types whose eager code misreads its mask: the other way round, so that it hides what a query may see, or as
-# numbers, so that 1 is added to the scores of visible keys. Fused attention, which `from_pretrained` takes by
-# default, does not; under watch that is done in steps.
+# model_types whose eager code misreads its mask: the other way round, so that it hides what a query
+# may see, or as numbers, so that 1 is added to the scores of visible keys. Fused attention, which
+# `from_pretrained` takes by default, does not; under watch that is done in steps.
 MASK_MISREAD = (
-    "nemotron_asr_streaming", "nemotron_asr_streaming_encoder", "nemotron3_5_asr",
-    "grounding-dino", "mm-grounding-dino",
-)  # fmt: skip
+    "nemotron_asr_streaming",
+    "nemotron_asr_streaming_encoder",
+    "nemotron3_5_asr",
+    "grounding-dino",
+    "mm-grounding-dino",
+)
 
 
 def attention_of(kind: str) -> str | None:
-    """The implementation of attention that a type is compared with; None: what transformers takes by default."""
+    """The implementation of attention that a type is compared with; None: what transformers takes
+    by default.
+    """
     return None if kind in MASK_MISREAD else "eager"
 
 
 def classes_of(config: Any) -> list[Any]:
-    """Every class of transformers for models of a config: those that the auto classes list, in the order of `HEADS`.
+    """Every class of transformers for models of a config: those that the auto classes list, in the
+    order of `HEADS`.
 
     Parts of composites are in no such list; theirs are the classes of their module.
     """
@@ -97,16 +110,30 @@ def classes_of(config: Any) -> list[Any]:
     if not classes:
         with suppress(ImportError):
             module = import_module(kind.__module__.replace(".configuration_", ".modeling_"))
-            candidates = [each for each in vars(module).values() if getattr(each, "config_class", None) is kind]
-            bases = {base for each in candidates for base in each.__mro__[1:] if "PreTrained" in base.__name__}
+            candidates = [
+                each
+                for each in vars(module).values()
+                if getattr(each, "config_class", None) is kind
+            ]
+            bases = {
+                base
+                for each in candidates
+                for base in each.__mro__[1:]
+                if "PreTrained" in base.__name__
+            }
             classes = [each for each in candidates if each not in bases]
-    parts = {type(part) for part in vars(config).values()}  # a class of a part's alone is no class of the whole
+    parts = {
+        type(part) for part in vars(config).values()
+    }  # a class of a part's alone is no class of the whole
     return [each for each in dict.fromkeys(classes) if each.config_class not in parts]
 
 
 def mappings_of_heads() -> list[Any]:
     """The classes of each auto class of `HEADS` by config."""
-    autos = [getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel", None) for head in HEADS]
+    autos = [
+        getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel", None)
+        for head in HEADS
+    ]
     return [auto._model_mapping for auto in autos if auto is not None]
 
 
@@ -115,30 +142,44 @@ def _mappings() -> list[Any]:
     """The classes of every auto class by config, `HEADS` first."""
     first = mappings_of_heads()
     every = [each for each in vars(modeling_auto).values() if type(each) is type(first[0])]
-    return list({id(each): each for each in (*first, *every)}.values())  # as dicts they are equal: all are lazy
+    return list(
+        {id(each): each for each in (*first, *every)}.values()
+    )  # as dicts they are equal: all are lazy
 
 
 def build(config: Any, seed: int, classes: Sequence[Any] = ()) -> Any:
-    """A random model of a config, by the first of these classes that can be built, or of all that it has."""
+    """A random model of a config, by the first of these classes that can be built, or of all that
+    it has.
+    """
     problem: Exception | None = None
     for kind in classes or classes_of(config):
         try:
             with torch.device("meta"):
-                count = sum(parameter.numel() for parameter in kind._from_config(config).parameters())
+                count = sum(
+                    parameter.numel() for parameter in kind._from_config(config).parameters()
+                )
             if not 0 < count <= MOST_PARAMETERS:
                 raise ValueError(f"{count} parameters are not a tiny model's")
             torch.manual_seed(seed)
             model = kind._from_config(config, attn_implementation=attention_of(config.model_type))
-        except Exception as error:  # whatever transformers raises of a config that does not fit together
+        except (
+            Exception
+        ) as error:  # whatever transformers raises of a config that does not fit together
             problem = problem or error
             continue
         randomise(model, seed)
         return model.float().eval()
-    raise ValueError(f"cannot be built: {first_line(problem)}" if problem else "no class of transformers builds it")
+    raise ValueError(
+        f"cannot be built: {first_line(problem)}"
+        if problem
+        else "no class of transformers builds it"
+    )
 
 
 def parameters_of(config: Any) -> set[str]:
-    """The names of all parameters of a config's model, which is not filled; none where it cannot be built."""
+    """The names of all parameters of a config's model, which is not filled; none where it cannot be
+    built.
+    """
     for kind in classes_of(config):
         try:
             with torch.device("meta"):
@@ -156,7 +197,8 @@ def first_line(error: BaseException) -> str:
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Every parameter drawn anew: gains of norms about 1, biases about 0, matrices so that scores are about 1.
+    """Every parameter drawn anew: gains of norms about 1, biases about 0, matrices so that scores
+    are about 1.
 
     Frozen ones are tables with a formula, and keep it.
     """
@@ -168,7 +210,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             draw = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim > 1:
                 fan_in = (
-                    parameter[0].numel() if parameter.ndim > 2 or "embed" not in name else parameter.shape[1] ** 0.5
+                    parameter[0].numel()
+                    if parameter.ndim > 2 or "embed" not in name
+                    else parameter.shape[1] ** 0.5
                 )
                 parameter.copy_(1.2 * draw / fan_in**0.5)
             elif name.endswith(("weight", "gamma", "lambda1", "scale")):

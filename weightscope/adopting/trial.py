@@ -1,4 +1,6 @@
-"""A row on trial: tiny models of one architecture at work, and how near a row comes to what they were seen to do."""
+"""A row on trial: tiny models of one architecture at work, and how near a row comes to what they
+were seen to do.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -33,7 +35,8 @@ EXACT = 1e-5  # of probabilities, and of outputs relative to the largest
 MOST_CLASSES = 3  # built in the search for one that attends
 MOST_PLANS = 3  # tried after one that runs, for the sake of parts that do not
 FAR = 37  # where the second text begins
-# Sizes, seed and first position of the two models of a type, and whether its config has other numbers.
+# Sizes, seed and first position of the two models of a type, and whether its config has other
+# numbers.
 TRIALS = ((SIZES[:1], 1, 0, False), (SIZES[1:], 2, FAR, True))
 
 
@@ -52,8 +55,8 @@ class Nearness:
     """How close a row is to a tiny model; larger is closer, earlier fields count first."""
 
     opened: bool  # It opens the model, and reads all that attention stores
-    # Numbers of layers: exact; with the right output given the model's own attention; with the right score of a token
-    # with itself.
+    # Numbers of layers: exact; with the right output given the model's own attention; with the
+    # right score of a token with itself.
     exact: int
     values: int
     here: int
@@ -70,8 +73,9 @@ NOWHERE = Nearness(False, 0, 0, 0)
 
 def at_work(
     config: Any, sizes: Sequence[Size], seed: int, start: int, other: bool = False
-) -> tuple[Any, list[Observed]]:  # fmt: skip
-    """A tiny model of a config and its attention layers at work: with the first and boldest sizes that it runs with.
+) -> tuple[Any, list[Observed]]:
+    """A tiny model of a config and its attention layers at work: with the first and boldest sizes
+    that it runs with.
 
     With `other` numbers in its config, if it runs with them.
     """
@@ -96,12 +100,18 @@ def at_work(
             break
         problems += unseen
     if best is None:
-        raise ValueError(problems[0].removeprefix("ValueError: ") if problems else "no attention is computed")
+        raise ValueError(
+            problems[0].removeprefix("ValueError: ") if problems else "no attention is computed"
+        )
     return best
 
 
-def _attending(config: Any, size: Size, seed: int, start: int) -> tuple[Any, list[Observed], list[str]]:
-    """A model of the first class that attends, its layers at work and what did not run; else of the first class."""
+def _attending(
+    config: Any, size: Size, seed: int, start: int
+) -> tuple[Any, list[Observed], list[str]]:
+    """A model of the first class that attends, its layers at work and what did not run; else of the
+    first class.
+    """
     first: tuple[Any, list[Observed], list[str]] | None = None
     for kind in classes_of(config)[:MOST_CLASSES]:
         with suppress(ValueError):  # this class cannot be built
@@ -118,7 +128,9 @@ def _attending(config: Any, size: Size, seed: int, start: int) -> tuple[Any, lis
 
 @contextmanager
 def tiny_models(config: Any, name: object) -> Iterator[tuple[Tiny, ...]]:
-    """Two tiny models of a config, of two sizes and seeds, near and far; they are gone after the block."""
+    """Two tiny models of a config, of two sizes and seeds, near and far; they are gone after the
+    block.
+    """
     with ExitStack() as folders:
         made: list[Tiny] = []
         for trial in TRIALS:
@@ -126,10 +138,14 @@ def tiny_models(config: Any, name: object) -> Iterator[tuple[Tiny, ...]]:
             try:
                 model, observed = at_work(config, *trial)
                 model.save_pretrained(folder)
-            except Exception as error:  # whatever transformers raises of a config that does not fit together
+            except (
+                Exception
+            ) as error:  # whatever transformers raises of a config that does not fit together
                 problem = f"transformers builds no tiny model of it: {first_line(error)}"
                 raise CheckpointError(problem, file=name) from None
-            made.append(Tiny(model, open_checkpoint(folder), Stored(model, folder), stacks(observed)))
+            made.append(
+                Tiny(model, open_checkpoint(folder), Stored(model, folder), stacks(observed))
+            )
         yield tuple(made)
 
 
@@ -150,25 +166,40 @@ def nearness(row: Family, tiny: Tiny, stack: str) -> Nearness:
     problems = [result if isinstance(result, str) else result.words(EXACT) for result in results]
     numbers = [errors for errors in results if isinstance(errors, Errors)]
     return Nearness(
-        bool(numbers), problems.count(""), sum(errors.output <= EXACT for errors in numbers),
-        sum(errors.here <= EXACT for errors in numbers), next(filter(None, problems), ""),
-    )  # fmt: skip
+        bool(numbers),
+        problems.count(""),
+        sum(errors.output <= EXACT for errors in numbers),
+        sum(errors.here <= EXACT for errors in numbers),
+        next(filter(None, problems), ""),
+    )
 
 
 def slopes_seen(row: Family, tiny: Tiny, stack: str) -> tuple[int, float, float] | None:
-    """Number of heads, and rise and start of -log2 of their slopes; None where what the row lacks is no such bias.
+    """Number of heads, and rise and start of -log2 of their slopes; None where what the row lacks
+    is no such bias.
 
-    The bias is what the first layer's scores have that the row's lack: linear in the key's position in every head.
-    """
+    The bias is what the first layer's scores have that the row's lack: linear in the key's position
+    in every head."""
     try:
-        layer, call = next(pairs(Model.of_row(tiny.checkpoint, row), tiny.stacks[stack], tiny.stored))
+        layer, call = next(
+            pairs(Model.of_row(tiny.checkpoint, row), tiny.stacks[stack], tiny.stored)
+        )
         x = next(stream for stream in call.streams if stream.shape[1] == layer.d_model)
         lacking = call.scores.astype(np.float64) - layer.scores(x)
-    except (CheckpointError, ValueError, TypeError, IndexError, StopIteration):  # cells that do not go together
+    except (
+        CheckpointError,
+        ValueError,
+        TypeError,
+        IndexError,
+        StopIteration,
+    ):  # cells that do not go together
         return None
     last = lacking[:, -1]  # (H, n): of the last query, which sees every key as a rule
     slopes = (last[:, -1] - last[:, -2]).clip(1e-9)
-    if np.abs(np.diff(last[:, last.shape[1] // 2 :]) - slopes[:, None]).max() > 1e-3 or len(slopes) < 3:
+    if (
+        np.abs(np.diff(last[:, last.shape[1] // 2 :]) - slopes[:, None]).max() > 1e-3
+        or len(slopes) < 3
+    ):
         return None
     heads = np.arange(1, len(slopes) + 1)
     rise, start = np.polyfit(heads, -np.log2(slopes), 1)
@@ -180,12 +211,21 @@ def _best(layer: Any, call: Observed) -> Errors | str:
     tried = list(measured(layer, call))
     numbers = [errors for errors in tried if isinstance(errors, Errors)]
     if numbers:
-        return min(numbers, key=lambda errors: (errors.output > EXACT, errors.attention, np.nan_to_num(errors.output)))
+        return min(
+            numbers,
+            key=lambda errors: (
+                errors.output > EXACT,
+                errors.attention,
+                np.nan_to_num(errors.output),
+            ),
+        )
     return next(iter(tried), "nothing was seen to enter it")
 
 
 def proved(row: Family, tinies: Sequence[Tiny], stack: str) -> str:
-    """What is wrong with a row of one stack in any of the models; nothing where it is exact in all."""
+    """What is wrong with a row of one stack in any of the models; nothing where it is exact in
+    all.
+    """
     for tiny in tinies:
         try:
             problem, unread = problem_of(Model.of_row(tiny.checkpoint, row), tiny, stack, EXACT)
@@ -197,10 +237,18 @@ def proved(row: Family, tinies: Sequence[Tiny], stack: str) -> str:
 
 
 def problem_of(model: Model, tiny: Tiny, stack: str, tolerance: float) -> tuple[str, str]:
-    """What is wrong with what a model reads of one stack, and what stays unread; both empty where it is exact."""
+    """What is wrong with what a model reads of one stack, and what stays unread; both empty where
+    it is exact.
+    """
     calls = tiny.stacks[stack]
     by_module = matched([model], names_at_work(calls, tiny.stored))
     problem, read = problem_of_stack(by_module, calls, calls, tolerance)
     layers = len({call.module for call in calls})
-    unread = "" if read == layers else f"{read} of {layers} layers are read" if read else "no row reads this stack"
+    unread = (
+        ""
+        if read == layers
+        else f"{read} of {layers} layers are read"
+        if read
+        else "no row reads this stack"
+    )
     return problem, unread

@@ -1,7 +1,9 @@
-"""A class of the user's own in the place of one of transformers': `weightscope adopt SOURCE --with module:Class`.
+"""A class of the user's own in the place of one of transformers': `weightscope adopt SOURCE --with
+module:Class`.
 
-The class is imported on the user's word, in a child process, and never from the checkpoint's folder. It is built from
-config.json, becomes a class of transformers by inheritance, and is then adopted like any other.
+The class is imported on the user's word, in a child process, and never from the checkpoint's
+folder. It is built from config.json, becomes a class of transformers by inheritance, and is then
+adopted like any other.
 
     python -m weightscope.adopting.user_class < pickled Order    # what `adopted_with` starts
 """
@@ -51,13 +53,17 @@ def adopted_with(source: Source, code: str, attention: str, shows: bool) -> Mapp
     """The answer of a child process that imports the class: `answer_of` what was adopted."""
     module, colon, name = code.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        raise CheckpointError(f"`with` is '{code}'; it is module:Class, as Python imports it: training.model:Zephyrine")
+        raise CheckpointError(
+            f"`with` is '{code}'; it is module:Class, as Python imports it: training.model:Zephyrine"
+        )
     with scratch_folder() as folder:
         order = Order(source, code, attention, folder / ANSWER, shows, os.getpid())
         command = [sys.executable, "-P", "-m", "weightscope.adopting.user_class"]
         done = subprocess.run(command, input=pickle.dumps(order), check=False)
         if not order.answer.is_file():
-            raise CheckpointError(f"the process that ran {code} ended with status {done.returncode} and no answer")
+            raise CheckpointError(
+                f"the process that ran {code} ended with status {done.returncode} and no answer"
+            )
         with regular_file(order.answer) as file:
             answer: dict[str, Any] = json.load(file)
     if "problem" in answer:
@@ -83,8 +89,13 @@ def _carried_out(order: Order) -> dict[str, Any]:
     user_class = imported(order.code, checkpoint.folder)
     try:
         registered(user_class, checkpoint.config.raw, order.attention or "*")
-    except (TypeError, AttributeError) as error:  # torch.nn.Module itself, or a class with a metaclass of its own
-        raise CheckpointError(f"`with` {order.code} is no class that can be run: {first_line(error)}") from None
+    except (
+        TypeError,
+        AttributeError,
+    ) as error:  # torch.nn.Module itself, or a class with a metaclass of its own
+        raise CheckpointError(
+            f"`with` {order.code} is no class that can be run: {first_line(error)}"
+        ) from None
     return answer_of(adopt(checkpoint), checkpoint, f"{order.code} (PyTorch {torch.__version__})")
 
 
@@ -93,7 +104,11 @@ def imported(code: str, checkpoint_folder: Path) -> type:
     module_name, _, name = code.partition(":")
     sys.path.append(str(Path.cwd()))
     top = importlib.util.find_spec(module_name.partition(".")[0])
-    places = [place for place in (top.origin, *(top.submodule_search_locations or ())) if place] if top else []
+    places = (
+        [place for place in (top.origin, *(top.submodule_search_locations or ())) if place]
+        if top
+        else []
+    )
     if any(Path(place).resolve().is_relative_to(checkpoint_folder.resolve()) for place in places):
         problem = f"{module_name} lies in the checkpoint's folder, whose code is not run; copy what you wrote elsewhere"
         raise CheckpointError(problem, file=checkpoint_folder)
@@ -104,20 +119,28 @@ def imported(code: str, checkpoint_folder: Path) -> type:
     except Exception as error:  # whatever the user's code raises
         raise CheckpointError(f"`with` {code} cannot be imported: {first_line(error)}") from None
     if not (isinstance(target, type) and issubclass(target, torch.nn.Module)):
-        raise CheckpointError(f"{code} is not a torch.nn.Module; the class of the whole model was expected")
+        raise CheckpointError(
+            f"{code} is not a torch.nn.Module; the class of the whole model was expected"
+        )
     return target
 
 
 def registered(user_class: Any, values: Mapping[str, Any], attention: str) -> None:
-    """Make the class one of transformers', which builds it for the checkpoint's model_type from now on."""
+    """Make the class one of transformers', which builds it for the checkpoint's model_type from now
+    on.
+    """
     kind = values.get("model_type")
     if not isinstance(kind, str):
-        raise CheckpointError('config.json has no model_type; add a name of your own, such as "model_type": "mine"')
+        raise CheckpointError(
+            'config.json has no model_type; add a name of your own, such as "model_type": "mine"'
+        )
     if issubclass(user_class, PreTrainedModel):
         made, config = user_class, user_class.config_class
         if config is None or config.model_type != kind:
             named = getattr(config, "model_type", None)
-            raise CheckpointError(f"{user_class.__name__} is of model_type '{named}', and the checkpoint of '{kind}'")
+            raise CheckpointError(
+                f"{user_class.__name__} is of model_type '{named}', and the checkpoint of '{kind}'"
+            )
         user_class.attention_modules = attention
     else:
         config = type("OwnConfig", (PreTrainedConfig,), {"model_type": kind, "__init__": _all_keys})
@@ -135,7 +158,9 @@ def _all_keys(self: Any, **values: Any) -> None:
 
 
 def _as_transformers(user_class: Any, config_class: type, attention: str) -> type:
-    """A class that is the user's and transformers' both: its parameters keep their names, and its input is tokens."""
+    """A class that is the user's and transformers' both: its parameters keep their names, and its
+    input is tokens.
+    """
 
     class Base(PreTrainedModel):  # type: ignore[misc]
         """Comes between the user's class and torch's Module in the order of construction."""
@@ -147,11 +172,15 @@ def _as_transformers(user_class: Any, config_class: type, attention: str) -> typ
             super().__init__(type(self).given)
 
         def _init_weights(self, module: Any) -> None:
-            """Leave weights to the user's class: a tiny model's are random, and large ones are loaded."""
+            """Leave weights to the user's class: a tiny model's are random, and large ones are
+            loaded.
+            """
 
     names = list(inspect.signature(user_class.forward).parameters)[1:]
     if not names:
-        raise CheckpointError(f"{user_class.__name__}.forward takes nothing; token ids of shape (1, n) were expected")
+        raise CheckpointError(
+            f"{user_class.__name__}.forward takes nothing; token ids of shape (1, n) were expected"
+        )
     tokens = next((name for name in names if name in {"input_ids", "inputs_embeds"}), names[0])
 
     def build(self: Any, config: Any, *_: Any, **__: Any) -> None:
@@ -169,23 +198,42 @@ def _as_transformers(user_class: Any, config_class: type, attention: str) -> typ
 
     def save(self: Any, folder: Any) -> None:
         """config.json and every tensor once, under the names that the class gives them."""
-        self.config.to_json_file(Path(folder) / "config.json")  # save_pretrained refuses keys of generation
+        self.config.to_json_file(
+            Path(folder) / "config.json"
+        )  # save_pretrained refuses keys of generation
         parameters = {name: tensor.detach().clone() for name, tensor in self.named_parameters()}
-        buffers = {name: t.clone() for name, t in self.state_dict().items() if name not in parameters}
-        tied = {name for name, _ in self.named_parameters(remove_duplicate=False)} - parameters.keys()
+        buffers = {
+            name: t.clone() for name, t in self.state_dict().items() if name not in parameters
+        }
+        tied = {
+            name for name, _ in self.named_parameters(remove_duplicate=False)
+        } - parameters.keys()
         kept = parameters | {name: tensor for name, tensor in buffers.items() if name not in tied}
-        save_file({name: tensor.contiguous() for name, tensor in kept.items()}, Path(folder) / "model.safetensors")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in kept.items()},
+            Path(folder) / "model.safetensors",
+        )
 
-    made: Any = type(user_class.__name__, (user_class, Base), {
-        "__init__": build, "forward": forward_at if "position_ids" in names else forward, "save_pretrained": save,
-        "config_class": config_class, "base_model_prefix": "", "attention_modules": attention,
-        "__module__": user_class.__module__,
-    })  # fmt: skip
+    made: Any = type(
+        user_class.__name__,
+        (user_class, Base),
+        {
+            "__init__": build,
+            "forward": forward_at if "position_ids" in names else forward,
+            "save_pretrained": save,
+            "config_class": config_class,
+            "base_model_prefix": "",
+            "attention_modules": attention,
+            "__module__": user_class.__module__,
+        },
+    )
     return made  # type: ignore[no-any-return]
 
 
 def _arguments(user_class: Any, config: Any) -> inspect.BoundArguments:
-    """What the user's class is built with: keys of config.json by name, or the config as its one argument."""
+    """What the user's class is built with: keys of config.json by name, or the config as its one
+    argument.
+    """
     signature, values = inspect.signature(user_class), config.to_dict()
     named = {name: values[name] for name in signature.parameters if name in values}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -203,7 +251,9 @@ def _arguments(user_class: Any, config: Any) -> inspect.BoundArguments:
     kind = _annotation(user_class, parameter)
     argument: Any = values if kind is dict else config
     if is_dataclass(kind) and isinstance(kind, type):
-        argument = kind(**{cell.name: values[cell.name] for cell in fields(kind) if cell.name in values})
+        argument = kind(
+            **{cell.name: values[cell.name] for cell in fields(kind) if cell.name in values}
+        )
         for cell in fields(kind):
             if not hasattr(config, cell.name):
                 object.__setattr__(config, cell.name, getattr(argument, cell.name))

@@ -1,4 +1,5 @@
-"""Adapters of other tools than PEFT: one .safetensors file without settings, as kohya, LyCORIS and diffusers write it.
+"""Adapters of other tools than PEFT: one .safetensors file without settings, as kohya, LyCORIS and
+diffusers write it.
 
 | tool | module | parts |
 | --- | --- | --- |
@@ -6,9 +7,9 @@
 | LyCORIS | the same, or `lycoris_` | lora_down, lora_up, lokr_w1 ..., dora_scale, alpha |
 | diffusers | `text_encoder.`, `text_encoder_2.`, `unet.`, `transformer.` | lora_A, lora_B, lora_magnitude_vector |
 
-The scale is alpha / r, and 1 without an alpha. One file may change several models: what belongs to the base is read,
-and what belongs to others is said. Every part of other adapters (LoHa, OFT, convolutions ...) is refused by its name.
-"""
+The scale is alpha / r, and 1 without an alpha. One file may change several models: what belongs to
+the base is read, and what belongs to others is said. Every part of other adapters (LoHa, OFT,
+convolutions ...) is refused by its name."""
 
 import json
 import re
@@ -33,9 +34,14 @@ from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError
 
 OF_DIFFUSERS = "pytorch_lora_weights.safetensors"
-WHOLE = {"I64": "<i8", "I32": "<i4"}  # dtypes of an alpha that is no float: diffusers writes whole numbers
+WHOLE = {
+    "I64": "<i8",
+    "I32": "<i4",
+}  # dtypes of an alpha that is no float: diffusers writes whole numbers
 SETTINGS = "lora_adapter_metadata"  # the key of diffusers' header under which PEFT's settings are
-FLAT = re.compile(r"(?P<model>lora_te[12]?|lora_unet|lora_transformer|lycoris)_(?P<module>[^.]+)\.(?P<part>.+)")
+FLAT = re.compile(
+    r"(?P<model>lora_te[12]?|lora_unet|lora_transformer|lycoris)_(?P<module>[^.]+)\.(?P<part>.+)"
+)
 DOTTED = re.compile(
     r"(?P<model>text_encoder(?:_[23])?|unet|transformer)\.(?P<module>.+?)\.(?P<part>lora_.+|lora\..+|lokr_.+|alpha)"
 )
@@ -49,7 +55,9 @@ KNOWN = "lora_down, lora_up, lora_A, lora_B, lokr_w1, lokr_w2, dora_scale, lora_
 
 
 def adapter_file(source: str | Path) -> Path | None:
-    """The file of an adapter of kohya, LyCORIS or diffusers that a local source names; None if it is none."""
+    """The file of an adapter of kohya, LyCORIS or diffusers that a local source names; None if it
+    is none.
+    """
     path = existing(source)
     if path is not None and path.is_dir():
         path = path / OF_DIFFUSERS
@@ -105,7 +113,9 @@ class AdapterOfFile:
     @cached_property
     def model(self) -> str:
         """The model among them that the base is."""
-        fitting = [name for name, modules in self.models.items() if all(map(self.names.get, modules))]
+        fitting = [
+            name for name, modules in self.models.items() if all(map(self.names.get, modules))
+        ]
         if len(fitting) == 1:
             return fitting[0]
         if fitting:
@@ -113,22 +123,26 @@ class AdapterOfFile:
             raise CheckpointError(problem, file=self.path)
         modules = next(iter(self.models.values()), {})
         missing = next((module for module in modules if module not in self.names), "nothing")
-        problem = (
-            f"changes {', '.join(self.models)}, and '{missing}' is not in the base; is it the model it was made for?"
-        )
+        problem = f"changes {', '.join(self.models)}, and '{missing}' is not in the base; is it the model it was made for?"
         raise CheckpointError(problem, file=self.path)
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """Modules of the base by what such a file calls them; what would be ambiguous is left out."""
+        """Modules of the base by what such a file calls them; what would be ambiguous is left
+        out.
+        """
         modules: dict[str, str] = {}
         taken: set[str] = set()
         for name in self.base:
             module = name.removesuffix(".weight")
             if module == name:
                 continue
-            ends = (module.split(".", cut)[-1] for cut in range(module.count(".") + 1))  # the base's prefixes left out
-            longer = (prefix + module for prefix in ("text_model.", "model.", "transformer."))  # which a base may lack
+            ends = (
+                module.split(".", cut)[-1] for cut in range(module.count(".") + 1)
+            )  # the base's prefixes left out
+            longer = (
+                prefix + module for prefix in ("text_model.", "model.", "transformer.")
+            )  # which a base may lack
             for form in (*ends, *longer):
                 for called in (form, form.replace(".", "_")):
                     if modules.setdefault(called, module) != module:
@@ -148,17 +162,28 @@ class AdapterOfFile:
     @cached_property
     def magnitudes(self) -> dict[str, Magnitude]:
         """The lengths that DoRA gives the outputs of a module, or LyCORIS its inputs."""
-        given = {module: parts["lengths"] for module, parts in self.models[self.model].items() if "lengths" in parts}
-        return {module: Magnitude(lengths, of_inputs=lengths.shape[:1] == (1,)) for module, lengths in given.items()}
+        given = {
+            module: parts["lengths"]
+            for module, parts in self.models[self.model].items()
+            if "lengths" in parts
+        }
+        return {
+            module: Magnitude(lengths, of_inputs=lengths.shape[:1] == (1,))
+            for module, lengths in given.items()
+        }
 
     def renamed(self, base: Iterable[str]) -> Callable[[str], str]:
         """Turns the file's names into the base's."""
         return lambda name: f"{self.names[name.removesuffix('.weight')]}.weight"
 
     def _change(self, parts: Mapping[str, StoredTensor]) -> WeightChange:
-        factors = {part: tensor for part, tensor in parts.items() if part not in ("alpha", "lengths")}
+        factors = {
+            part: tensor for part, tensor in parts.items() if part not in ("alpha", "lengths")
+        }
         if not factors:
-            raise next(iter(parts.values())).refuse("belongs to no lora_down and lora_up, and to no lokr_w1")
+            raise next(iter(parts.values())).refuse(
+                "belongs to no lora_down and lora_up, and to no lokr_w1"
+            )
         if "A" in factors or "B" in factors:
             a, b = factor_pair(factors)
             if a.shape[0] != b.shape[1]:
@@ -172,15 +197,23 @@ class AdapterOfFile:
         """The alpha of a module; its rank where none is said."""
         if "alpha" in parts:
             tensor = parts["alpha"]
-            value = tensor.raw().view(WHOLE[tensor.dtype]) if tensor.dtype in WHOLE else tensor.read().reshape(-1)
+            value = (
+                tensor.raw().view(WHOLE[tensor.dtype])
+                if tensor.dtype in WHOLE
+                else tensor.read().reshape(-1)
+            )
             if len(value) != 1 or not 1e-9 <= float(value[0]) <= 1e6:
                 raise parts["alpha"].refuse("is no alpha: a single positive number was expected")
             return float(value[0])
         settings = self._settings
         given = settings.get(f"{self.model}.lora_alpha", rank)
-        if any(settings.get(f"{self.model}.{key}") for key in ("alpha_pattern", "rank_pattern", "use_rslora")):
+        if any(
+            settings.get(f"{self.model}.{key}")
+            for key in ("alpha_pattern", "rank_pattern", "use_rslora")
+        ):
             raise CheckpointError(
-                f"has settings in {SETTINGS} that are not read: patterns or use_rslora", file=self.path
+                f"has settings in {SETTINGS} that are not read: patterns or use_rslora",
+                file=self.path,
             )
         if not isinstance(given, int | float) or not 1e-9 <= given <= 1e6:
             raise CheckpointError(f"{SETTINGS} says lora_alpha {str(given)[:40]}", file=self.path)

@@ -26,17 +26,23 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Block:
-    """Values [start, stop) of a tensor in storage order, not yet read; whole rows where the tensor has rows."""
+    """Values [start, stop) of a tensor in storage order, not yet read; whole rows where the tensor
+    has rows.
+    """
 
     tensor: Tensor
     start: int
     stop: int
 
     def values(self) -> np.ndarray:
-        """The values, finite or not: float32, float64 if stored so, integers as integers -> (stop - start,)."""
+        """The values, finite or not: float32, float64 if stored so, integers as integers -> (stop -
+        start,).
+        """
         tensor, size = self.tensor.unchecked(set()), prod(self.tensor.shape)
         if isinstance(tensor, StoredTensor):
-            start, stop = (index * tensor.nbytes // max(size, 1) for index in (self.start, self.stop))
+            start, stop = (
+                index * tensor.nbytes // max(size, 1) for index in (self.start, self.stop)
+            )
             return _native(tensor, tensor.raw(start, stop))
         if not tensor.piece:
             return tensor.read().reshape(-1)[self.start : self.stop]
@@ -55,7 +61,9 @@ def _native(tensor: StoredTensor, raw: np.ndarray) -> np.ndarray:
 
 
 def streamed(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[Block]:
-    """The blocks of these tensors in order; those on a server are fetched in few, large requests."""
+    """The blocks of these tensors in order; those on a server are fetched in few, large
+    requests.
+    """
     for batch in batches(names, lambda name: checkpoint[name].nbytes):
         checkpoint.prefetch(batch)
         for name in batch:
@@ -63,11 +71,17 @@ def streamed(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[Block]:
 
 
 def blocks_of(tensor: Tensor) -> list[Block]:
-    """A tensor's blocks in order; a single one if its rows are not stored together (GPTQ, AWQ, bitsandbytes, ...)."""
+    """A tensor's blocks in order; a single one if its rows are not stored together (GPTQ, AWQ,
+    bitsandbytes, ...).
+    """
     size = prod(tensor.shape)
     if not size or not tensor.piece:
         return [Block(tensor, 0, size)]
-    width = row_width(tensor.shape) if isinstance(tensor, StoredTensor) else size // tensor.shape[0] * tensor.piece
+    width = (
+        row_width(tensor.shape)
+        if isinstance(tensor, StoredTensor)
+        else size // tensor.shape[0] * tensor.piece
+    )
     step = max(1, BLOCK // width) * width if width else BLOCK
     return [Block(tensor, start, stop) for start, stop in pairwise([*range(0, size, step), size])]
 
@@ -88,7 +102,9 @@ def row_width(shape: tuple[int, ...]) -> int:
     return width if 1 < width <= BLOCK and 0 not in shape else 0
 
 
-def batches(items: Iterable[Item], size: Callable[[Item], int], enough: int = AHEAD) -> Iterator[list[Item]]:
+def batches(
+    items: Iterable[Item], size: Callable[[Item], int], enough: int = AHEAD
+) -> Iterator[list[Item]]:
     """Items in order, in lists whose sizes add up to about `enough`."""
     batch: list[Item] = []
     total = 0

@@ -24,7 +24,9 @@ from weightscope.core.errors import CheckpointError, counted, printable
 
 
 class Tensor(ABC):
-    """One tensor of a checkpoint. Reading refuses NaN and infinity with the name and place of the first."""
+    """One tensor of a checkpoint. Reading refuses NaN and infinity with the name and place of the
+    first.
+    """
 
     name: str
     file: Storage  # of its first part
@@ -68,14 +70,17 @@ class Tensor(ABC):
 
     @abstractmethod
     def unchecked(self, noted: set[str]) -> "Tensor":
-        """The same tensor, but NaN and infinity are read, and the tensor's name is added to `noted`."""
+        """The same tensor, but NaN and infinity are read, and the tensor's name is added to
+        `noted`.
+        """
 
     def ends(self) -> "tuple[Tensor, Tensor, int | tuple[float, ...]] | None":
-        """The first and the last value that each value's stored block can hold, and the levels from one to the other:
-        how many, where they are even, else where they lie; None where no such blocks are stored.
+        """The first and the last value that each value's stored block can hold, and the levels from
+        one to the other: how many, where they are even, else where they lie; None where no such
+        blocks are stored.
 
-        Where the last axis of the first two is shorter than the tensor's, neighbours share one of their values.
-        """
+        Where the last axis of the first two is shorter than the tensor's, neighbours share one of
+        their values."""
         return None
 
     def refuse(self, problem: str) -> CheckpointError:
@@ -95,9 +100,13 @@ class Tensor(ABC):
             raise self.refuse(f"has {self.shape[0]} rows; rows {start} to {stop} were asked for")
 
     def check_finite(self, block: np.ndarray, first_row: int = 0) -> np.ndarray:
-        """The block, unless it has NaN or infinity; the error says how many and where the first is."""
+        """The block, unless it has NaN or infinity; the error says how many and where the first
+        is.
+        """
         with np.errstate(invalid="ignore", over="ignore"):
-            if np.isfinite(block.sum(dtype=np.float64)):  # one cheap pass; the place is looked for only if needed
+            if np.isfinite(
+                block.sum(dtype=np.float64)
+            ):  # one cheap pass; the place is looked for only if needed
                 return block
         nonfinite = np.argwhere(~np.isfinite(block))
         if len(nonfinite) and self.noted is not None:
@@ -111,7 +120,9 @@ class Tensor(ABC):
 
 
 class WholeTensor(Tensor):
-    """A tensor whose rows are not stored together, so that a few rows cost as much as all of them."""
+    """A tensor whose rows are not stored together, so that a few rows cost as much as all of
+    them.
+    """
 
     @property
     def piece(self) -> int:
@@ -130,7 +141,9 @@ class WholeTensor(Tensor):
 
 @dataclass(frozen=True, eq=False)
 class DerivedTensor(Tensor):
-    """A tensor computed from a stored one as it is read; name, file, dtype and shape are the stored one's."""
+    """A tensor computed from a stored one as it is read; name, file, dtype and shape are the stored
+    one's.
+    """
 
     stored: Tensor
 
@@ -234,7 +247,9 @@ class StoredTensor(Tensor):
 # A checkpoint
 
 # An optimizer's state or training's arguments are no weights of a model.
-WEIGHTS = re.compile(r".*\.(safetensors|gguf)|.*(model|consolidated)[^/]*\.(bin|pth?|ckpt|h5|msgpack|onnx)", re.ASCII)
+WEIGHTS = re.compile(
+    r".*\.(safetensors|gguf)|.*(model|consolidated)[^/]*\.(bin|pth?|ckpt|h5|msgpack|onnx)", re.ASCII
+)
 NAMED = 4  # files in a sentence
 
 
@@ -254,7 +269,9 @@ class WeightFiles:
         """Weight files that were not read: safetensors first, subfolders last."""
         files = {name for name in self.names if WEIGHTS.fullmatch(name)} | {self.loaded}
         files -= {self.read, *self.shards, ""}
-        return tuple(sorted(files, key=lambda name: (name.count("/"), not name.endswith(SAFETENSORS), name)))
+        return tuple(
+            sorted(files, key=lambda name: (name.count("/"), not name.endswith(SAFETENSORS), name))
+        )
 
     @property
     def added(self) -> str:
@@ -280,7 +297,9 @@ class WeightFiles:
             for file, names in self.stale.items()
         ]
         are = "is" if sum(map(len, self.stale.values())) == 1 else "are"
-        return f"{', '.join(parts)} {are} stale: the index has another file for each." if parts else ""
+        return (
+            f"{', '.join(parts)} {are} stale: the index has another file for each." if parts else ""
+        )
 
     @property
     def _beside(self) -> str:
@@ -297,19 +316,27 @@ class WeightFiles:
 
     @property
     def telling(self) -> tuple[str, ...]:
-        """The files that could be taken for this model's weights, and those that are stale in part."""
+        """The files that could be taken for this model's weights, and those that are stale in
+        part.
+        """
         beside = (name for name in self.unread if name.endswith(SAFETENSORS) or name == self.loaded)
         return (*beside, *self.stale)
 
 
 class Checkpoint(Mapping[str, Tensor]):
-    """Tensors by name and a config. Quantised weights have the names they had before and read dequantised."""
+    """Tensors by name and a config. Quantised weights have the names they had before and read
+    dequantised.
+    """
 
-    noted: set[str] | None = None  # of an unchecked checkpoint: names of tensors with NaN or infinity read so far
+    noted: set[str] | None = (
+        None  # of an unchecked checkpoint: names of tensors with NaN or infinity read so far
+    )
     note: str = ""  # one sentence on how it was put together; empty where it is as stored
     given: str = ""  # what a person called it: a path or repository as typed
     weight_files: WeightFiles = WeightFiles()
-    stored_names: Mapping[str, str] = MappingProxyType({})  # in the file, of tensors that have another name here
+    stored_names: Mapping[str, str] = MappingProxyType(
+        {}
+    )  # in the file, of tensors that have another name here
 
     def __init__(
         self,
@@ -356,7 +383,9 @@ class Checkpoint(Mapping[str, Tensor]):
         return same
 
     def unchecked(self) -> "Checkpoint":
-        """The same checkpoint, but NaN and infinity are read, and names of tensors with any go to `noted`."""
+        """The same checkpoint, but NaN and infinity are read, and names of tensors with any go to
+        `noted`.
+        """
         same = copy(self)
         same.noted = set()
         return same
@@ -375,10 +404,11 @@ class Checkpoint(Mapping[str, Tensor]):
         return sum(file.bytes_to_fetch(entries) for file, entries in self._by_file(names))
 
     def prefetch(self, names: Iterable[str]) -> None:
-        """Fetch these tensors in few, large, concurrent requests; unknown names are skipped, as reading reports them.
+        """Fetch these tensors in few, large, concurrent requests; unknown names are skipped, as
+        reading reports them.
 
-        Reading fetches one tensor at a time; callers that know what they will read ask for all of it here.
-        """
+        Reading fetches one tensor at a time; callers that know what they will read ask for all of
+        it here."""
         for file, entries in self._by_file(names):
             file.prefetch(entries)
 

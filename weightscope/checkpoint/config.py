@@ -1,9 +1,8 @@
 """Untrusted JSON, size-checked before parsing, and the checked values of a config.json.
 
-A byte of JSON can cost forty bytes of Python objects, so the limits count objects, lists and items besides bytes. The
-largest published files have some thousands of tensors, the largest indexes a hundred thousand; the worst text within
-the limits takes less than a second and 200 MB.
-"""
+A byte of JSON can cost forty bytes of Python objects, so the limits count objects, lists and items
+besides bytes. The largest published files have some thousands of tensors, the largest indexes a
+hundred thousand; the worst text within the limits takes less than a second and 200 MB."""
 
 import json
 import os
@@ -23,7 +22,9 @@ MAX_OBJECTS = 50_000  # a header has one per tensor
 MAX_LISTS = 100_000  # a header has two per tensor: shape and data_offsets
 MAX_ITEMS = 500_000  # commas: about five per tensor of a header, one per tensor of an index
 MAX_DEPTH = 50
-LONGEST_KEY = 1_000  # characters of a key, such as a tensor's name: messages, tables and pages show it
+LONGEST_KEY = (
+    1_000  # characters of a key, such as a tensor's name: messages, tables and pages show it
+)
 LARGEST = 10**7  # of a size in a config; no real one is near it
 POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -47,14 +48,20 @@ def read_small(path: Path, limit: int) -> bytes:
 def refuse_pointer(start: bytes, file: object) -> None:
     """Refuse a Git LFS pointer, which a clone without LFS has in place of a large file."""
     if start.startswith(POINTER):
-        sizes = [line[5:].decode(errors="replace") for line in start.splitlines() if line.startswith(b"size ")]
+        sizes = [
+            line[5:].decode(errors="replace")
+            for line in start.splitlines()
+            if line.startswith(b"size ")
+        ]
         size = sizes[0] if sizes else "?"
         problem = f"is a Git LFS pointer to a file of {size} bytes; run `git lfs pull` in its folder to fetch it"
         raise CheckpointError(problem, file=file)
 
 
 def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
-    """The JSON object in `text`; duplicate keys are refused. `what` begins the problem in errors."""
+    """The JSON object in `text`; duplicate keys are refused. `what` begins the problem in
+    errors.
+    """
     for count, limit, unit in (
         (len(text), MAX_BYTES, "bytes"),
         (text.count(b"{"), MAX_OBJECTS, "objects"),
@@ -76,13 +83,22 @@ def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
 
     try:
         decoded = json.loads(text.decode("utf-8"), object_pairs_hook=checked)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise CheckpointError(f"{what}is not valid JSON ({error})", file=file) from None
     if not isinstance(decoded, dict):
-        raise CheckpointError(f"{what}is a JSON {type(decoded).__name__}; an object was expected", file=file)
-    level: list[Any] = [decoded]  # code that walks the values recursively would run out of stack; this does not recurse
+        raise CheckpointError(
+            f"{what}is a JSON {type(decoded).__name__}; an object was expected", file=file
+        )
+    level: list[Any] = [
+        decoded
+    ]  # code that walks the values recursively would run out of stack; this does not recurse
     for _ in range(MAX_DEPTH):
-        children = (value for node in level for value in (node.values() if isinstance(node, dict) else node))
+        children = (
+            value for node in level for value in (node.values() if isinstance(node, dict) else node)
+        )
         level = [child for child in children if isinstance(child, dict | list)]
         if not level:
             return decoded
@@ -90,32 +106,56 @@ def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
 
 
 # Keys that say who wrote a config and how weights are stored, nothing of the architecture.
-WRITERS = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "quantization_config", "quantization"}
+WRITERS = {
+    "transformers_version",
+    "_name_or_path",
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+    "quantization",
+}
 
 
-# Keys by which transformers would import a module, fetch a repository's code, or read other weights than these.
-# None of them says what the model computes.
+# Keys by which transformers would import a module, fetch a repository's code, or read other weights
+# than these. None of them says what the model computes.
 CODE = re.compile(
     r"_?(attn|experts)_implementation(_internal)?|auto_map|custom_pipelines|transformers_weights|distributed_config"
     r"|use_kernels?|kernel_config|_?name_or_path|_commit_hash|use_pretrained_backbone"
 )
-QUANTISED_BY = ("backend", "tokenizer", "dataset")  # of quantization_config: how it is computed, and from what
-DEQUANTISED = ("fp8", "mxfp4")  # transformers decodes these itself if it must not fetch a kernel for them
+QUANTISED_BY = (
+    "backend",
+    "tokenizer",
+    "dataset",
+)  # of quantization_config: how it is computed, and from what
+DEQUANTISED = (
+    "fp8",
+    "mxfp4",
+)  # transformers decodes these itself if it must not fetch a kernel for them
 
 
 def without_code(values: Mapping[str, Any], file: object) -> dict[str, Any]:
-    """A config for transformers, without keys by which it would run what a checkpoint names; refused if one matters."""
+    """A config for transformers, without keys by which it would run what a checkpoint names;
+    refused if one matters.
+    """
     backbone = values.get("backbone")
-    if isinstance(backbone, str) and re.search("[/:]", backbone) and values.get("backbone_config") is None:
+    if (
+        isinstance(backbone, str)
+        and re.search("[/:]", backbone)
+        and values.get("backbone_config") is None
+    ):
         problem = f"names another repository, '{backbone[:100]}', as its backbone; a backbone_config was expected"
         raise CheckpointError(problem, file=file)
     kept: dict[str, Any] = {
-        key: _without_code_within(value, file) for key, value in values.items() if not CODE.fullmatch(key)
+        key: _without_code_within(value, file)
+        for key, value in values.items()
+        if not CODE.fullmatch(key)
     }
     for key in ("quantization_config", "compression_config"):
         if isinstance(settings := kept.get(key), dict):
             settings = {name: value for name, value in settings.items() if name not in QUANTISED_BY}
-            dequantised = {"dequantize": True} if settings.get("quant_method") in DEQUANTISED else {}
+            dequantised = (
+                {"dequantize": True} if settings.get("quant_method") in DEQUANTISED else {}
+            )
             kept[key] = settings | dequantised
     return kept
 
@@ -136,8 +176,8 @@ def digest_of(values: Mapping[str, Any]) -> str:
 class Config(Mapping[str, Any]):
     """The values of a config, or of an object within one, checked as they are read.
 
-    `config[key]` and `config.get(key)` give the bare value; the methods below check it. As in transformers, a key with
-    value null counts as missing.
+    `config[key]` and `config.get(key)` give the bare value; the methods below check it. As in
+    transformers, a key with value null counts as missing.
 
     Examples
     --------
@@ -145,13 +185,14 @@ class Config(Mapping[str, Any]):
     >>> config.size("num_attention_heads", "n_head")
     12
     >>> config.size("n_embd")
-    Traceback (most recent call last):
-    weightscope.core.errors.CheckpointError: config.json: 'n_embd' is ?; a whole number from 1 to 10000000 was expected
-    """
+    Traceback (most recent call last): weightscope.core.errors.CheckpointError: config.json:
+    'n_embd' is ?; a whole number from 1 to 10000000 was expected"""
 
     raw: Mapping[str, Any] = field(repr=False)
     file: object  # named in errors
-    notes: tuple[str, ...] = field(default=(), kw_only=True, repr=False)  # which of several readings was taken
+    notes: tuple[str, ...] = field(
+        default=(), kw_only=True, repr=False
+    )  # which of several readings was taken
     # Name, bytes and SHA-256 of each file that it was read from
     stored: tuple[tuple[str, int, str], ...] = field(default=(), kw_only=True, repr=False)
 
@@ -166,14 +207,18 @@ class Config(Mapping[str, Any]):
 
     def error(self, key: str, wanted: str) -> CheckpointError:
         """The error for a value of `key` that is not what was `wanted`."""
-        return CheckpointError(f"'{key}' is {str(self.get(key))[:40]}; {wanted} was expected", file=self.file)
+        return CheckpointError(
+            f"'{key}' is {str(self.get(key))[:40]}; {wanted} was expected", file=self.file
+        )
 
     def has(self, *keys: str) -> bool:
         """Whether any of `keys` has a value."""
         return any(self.get(key) is not None for key in keys)
 
     def size(self, *keys: str, default: int | None = None, largest: int = LARGEST) -> int:
-        """A positive whole number under the first of `keys` that has a value; else `default`, or an error."""
+        """A positive whole number under the first of `keys` that has a value; else `default`, or an
+        error.
+        """
         key = next((key for key in keys if self.get(key) is not None), keys[0] if keys else "")
         value = self.get(key)
         if default is not None and value is None:
@@ -188,14 +233,20 @@ class Config(Mapping[str, Any]):
 
     def number(
         self, *keys: str, default: float | None = None, smallest: float = 0.0, largest: float = 1e12
-    ) -> float:  # fmt: skip
+    ) -> float:
         """A finite number from `smallest` to `largest`; keys and default as for `size`."""
         key = next((key for key in keys if self.get(key) is not None), keys[0] if keys else "")
         value = self.get(key)
         if default is not None and value is None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not smallest <= value <= largest:
-            raise self.error(key, f"a number from {smallest:g} to {largest:g}")  # NaN fails both comparisons
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not smallest <= value <= largest
+        ):
+            raise self.error(
+                key, f"a number from {smallest:g} to {largest:g}"
+            )  # NaN fails both comparisons
         return float(value)
 
     def flag(self, key: str) -> bool:
@@ -208,7 +259,11 @@ class Config(Mapping[str, Any]):
     def strings(self, key: str, count: int) -> tuple[str, ...]:
         """The first `count` of a list of strings."""
         value = self.get(key)
-        if not isinstance(value, list) or len(value) < count or not all(isinstance(item, str) for item in value):
+        if (
+            not isinstance(value, list)
+            or len(value) < count
+            or not all(isinstance(item, str) for item in value)
+        ):
             raise self.error(key, f"a list of at least {count} names")
         return tuple(value[:count])
 

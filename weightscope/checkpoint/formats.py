@@ -19,9 +19,10 @@ START = 512  # bytes from which the format is recognised
 # Files of other formats, recognised by their first bytes or their names
 
 PICKLE = "pickled files can run any code when they are loaded, so weightscope does not open them"
-# What `python -c` is given to convert one. It has no single quotes, so that a shell takes it between them. Tensors keep
-# their names; those in dictionaries within the file are named after these too, but for the usual ones (UNNAMED) around
-# all of a model. An optimiser's state is left out. Tied tensors are stored twice, as safetensors wants it.
+# What `python -c` is given to convert one. It has no single quotes, so that a shell takes it
+# between them. Tensors keep their names; those in dictionaries within the file are named after
+# these too, but for the usual ones (UNNAMED) around all of a model. An optimiser's state is left
+# out. Tied tensors are stored twice, as safetensors wants it.
 CONVERSION = (
     "import sys, torch, safetensors.torch as st; "
     'UNNAMED = ("state_dict", "model_state_dict", "model", "module"); '
@@ -50,7 +51,9 @@ CTRANSLATE2 = (
     "weightscope inspect SOURCE"
 )
 NUMPY = "is a NumPy archive; .safetensors files, shards of them and .gguf files can be read"
-LLAMA2_C = "is a checkpoint of llama2.c, which is not supported; its export.py converts it (version -1)"
+LLAMA2_C = (
+    "is a checkpoint of llama2.c, which is not supported; its export.py converts it (version -1)"
+)
 OLD_GGML = "is in ggml's format from before GGUF, which is not supported; convert the model again with llama.cpp"
 WEB_PAGE = "is a web page, not a checkpoint: the download was an answer meant for a browser"
 
@@ -75,7 +78,8 @@ BY_START = {
     **dict.fromkeys((b"<!doctype", b"<!DOCTYPE", b"<html"), WEB_PAGE),
     **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd", b"7z\xbc\xaf"), GZIPPED),
 }
-# The format's version and the length of its specification's name (model_spec.py, _serialize), and that name.
+# The format's version and the length of its specification's name (model_spec.py, _serialize), and
+# that name.
 OF_CTRANSLATE2 = re.compile(rb"[\x01-\x40]\0{3}[\x05-\x60]\0(?P<name>\w{1,80}Spec)\0", re.DOTALL)
 # One of several files that make up one: X.zip.001, X.gguf.part00, part01.bin
 PART = re.compile(
@@ -84,7 +88,11 @@ PART = re.compile(
 # What trainers save next to the weights.
 NO_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state).*")
 # As transformers and PEFT name what they pickle.
-TORCH_LONE, TORCH_ADAPTER, TORCH_SHARDS = "pytorch_model.bin", "adapter_model.bin", "pytorch_model-*.bin"
+TORCH_LONE, TORCH_ADAPTER, TORCH_SHARDS = (
+    "pytorch_model.bin",
+    "adapter_model.bin",
+    "pytorch_model-*.bin",
+)
 TORCH_SHARD = re.compile(r"pytorch_model-\d{5}-of-\d{5}\.bin")
 
 
@@ -92,15 +100,27 @@ def refuse_other_format(path: Path, start: bytes, size: int) -> None:
     """Refuse a file of a known other format, saying which and how to convert it."""
     refuse_pointer(start, path)
     if format_is := other_format(path, start, size):
-        raise CheckpointError(format_is + (how_to_convert(path) if format_is == PICKLE else ""), file=path)
+        raise CheckpointError(
+            format_is + (how_to_convert(path) if format_is == PICKLE else ""), file=path
+        )
 
 
 def other_format(path: Path, start: bytes, size: int) -> str:
-    """What a file that is no checkpoint of ours is, by its first bytes before its name; empty where that is unknown."""
+    """What a file that is no checkpoint of ours is, by its first bytes before its name; empty where
+    that is unknown.
+    """
     if part := PART.fullmatch(path.name):
-        kind = "a GGUF file" if start.startswith(b"GGUF") else "a zip" if start.startswith(b"PK") else "a file"
+        kind = (
+            "a GGUF file"
+            if start.startswith(b"GGUF")
+            else "a zip"
+            if start.startswith(b"PK")
+            else "a file"
+        )
         joined = part["whole"] or "model.gguf"
-        return f"is one part of {kind} that was split; join the parts in order: cat PARTS > {joined}"
+        return (
+            f"is one part of {kind} that was split; join the parts in order: cat PARTS > {joined}"
+        )
     if start.startswith(b"PK\x03\x04"):  # a zip, whose first file is named at byte 30
         first = start[30 : 30 + int.from_bytes(start[26:28], "little")]
         if first.endswith(b".npy"):
@@ -124,12 +144,26 @@ def other_format(path: Path, start: bytes, size: int) -> str:
 
 
 def of_other_formats(folder: Path, names: Sequence[str]) -> tuple[str, str]:
-    """The weight file of a folder in a format that is not read, and that format; both empty without one."""
-    weights = [name for name in names if name.endswith((*PICKLED, *BY_SUFFIX)) or PART.fullmatch(name)]
+    """The weight file of a folder in a format that is not read, and that format; both empty without
+    one.
+    """
+    weights = [
+        name for name in names if name.endswith((*PICKLED, *BY_SUFFIX)) or PART.fullmatch(name)
+    ]
     sizes = {name: (folder / name).stat().st_size for name in weights if (folder / name).is_file()}
-    if not (models := {name: size for name, size in sizes.items() if not NO_WEIGHTS.fullmatch(name)} or sizes):
+    if not (
+        models := {name: size for name, size in sizes.items() if not NO_WEIGHTS.fullmatch(name)}
+        or sizes
+    ):
         return "", ""
-    name = max(models, key=lambda name: (name == TORCH_LONE, TORCH_SHARD.fullmatch(name) is not None, models[name]))
+    name = max(
+        models,
+        key=lambda name: (
+            name == TORCH_LONE,
+            TORCH_SHARD.fullmatch(name) is not None,
+            models[name],
+        ),
+    )
     path = folder / name
     with regular_file(path) as file:
         start, size = file.read(START), os.fstat(file.fileno()).st_size
@@ -139,11 +173,21 @@ def of_other_formats(folder: Path, names: Sequence[str]) -> tuple[str, str]:
 
 
 def how_to_convert(file: Path) -> str:
-    """The command that writes the tensors of a pickled file, or of all shards, next to it, as bash takes it."""
+    """The command that writes the tensors of a pickled file, or of all shards, next to it, as bash
+    takes it.
+    """
     folder, shard = file.parent, TORCH_SHARD.fullmatch(file.name)
     given = f"{quote(str(folder))}/{TORCH_SHARDS}" if shard else quote(str(file))
-    plain = LONE if shard or file.name == TORCH_LONE else ADAPTER_WEIGHTS if file.name == TORCH_ADAPTER else ""
-    out = folder / (plain if plain and not (folder / plain).exists() else f"{file.name}.safetensors")
+    plain = (
+        LONE
+        if shard or file.name == TORCH_LONE
+        else ADAPTER_WEIGHTS
+        if file.name == TORCH_ADAPTER
+        else ""
+    )
+    out = folder / (
+        plain if plain and not (folder / plain).exists() else f"{file.name}.safetensors"
+    )
     return (
         "; with PyTorch this writes its tensors as safetensors, and runs none of its code: "
         f"python -c '{CONVERSION}' {given} {quote(str(out))}"
@@ -151,12 +195,21 @@ def how_to_convert(file: Path) -> str:
 
 
 def _is_llama2_c(start: bytes, size: int) -> bool:
-    """Whether a file has the size that llama2.c's first format implies: seven sizes, then all weights in float32."""
+    """Whether a file has the size that llama2.c's first format implies: seven sizes, then all
+    weights in float32.
+    """
     if len(start) < 28:
         return False
     d, hidden, layers, heads, kv_heads, vocabulary, positions = struct.unpack_from("<7i", start)
-    vocabulary, tied = abs(vocabulary), vocabulary > 0  # a negative vocabulary means that the unembedding is stored too
-    if min(d, hidden, layers, heads, kv_heads, vocabulary, positions) < 1 or d % heads or heads % kv_heads:
+    vocabulary, tied = (
+        abs(vocabulary),
+        vocabulary > 0,
+    )  # a negative vocabulary means that the unembedding is stored too
+    if (
+        min(d, hidden, layers, heads, kv_heads, vocabulary, positions) < 1
+        or d % heads
+        or heads % kv_heads
+    ):
         return False
     kv = d // heads * kv_heads
     per_layer = 2 * d + 2 * d * d + 2 * d * kv + 3 * d * hidden
@@ -173,24 +226,33 @@ NEEDS_ITS_BASE = (
     "`weightscope audit ADAPTER --base BASE`, `weightscope compare BASE ADAPTER`"
 )
 PIPELINE = "model_index.json"
-PIPELINE_ROOT = "is a diffusers pipeline, whose models are in its subfolders: name one that is a transformer"
+PIPELINE_ROOT = (
+    "is a diffusers pipeline, whose models are in its subfolders: name one that is a transformer"
+)
 
 
 def kind_of_folder(names: Sequence[str]) -> str:
-    """Why a folder or repository with these files is no checkpoint of its own; empty if it may be one."""
+    """Why a folder or repository with these files is no checkpoint of its own; empty if it may be
+    one.
+    """
     if ADAPTER in names:
         return NEEDS_ITS_BASE
     return PIPELINE_ROOT if PIPELINE in names else ""
 
 
 def refuse_pipeline(folder: Path) -> None:
-    """Refuse the root of a diffusers pipeline, naming the subfolders that hold transformers' models."""
+    """Refuse the root of a diffusers pipeline, naming the subfolders that hold transformers'
+    models.
+    """
     if not (folder / PIPELINE).is_file():
         return
     entries = read_json(folder / PIPELINE).items()
     models = [
         f"{name} ({value[1]})"
         for name, value in entries
-        if isinstance(value, list) and len(value) == 2 and value[0] == "transformers" and "Model" in str(value[1])
+        if isinstance(value, list)
+        and len(value) == 2
+        and value[0] == "transformers"
+        and "Model" in str(value[1])
     ]
     raise CheckpointError(PIPELINE_ROOT + (f": {', '.join(models)}" if models else ""), file=folder)

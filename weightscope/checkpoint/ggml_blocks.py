@@ -1,14 +1,15 @@
 """ggml's blocks as float32: the layout of every type in one table, and what unpacks it with NumPy.
 
-A block holds the codes of 32 to 256 weights and their scales. Most types are one line of `LAYOUTS`: where the codes
-are, and which function reads the scales. A code means code - offset or, on an uneven grid, an entry of `levels`:
+A block holds the codes of 32 to 256 weights and their scales. Most types are one line of `LAYOUTS`:
+where the codes are, and which function reads the scales. A code means code - offset or, on an
+uneven grid, an entry of `levels`:
 
     weight = scale * (code - offset) - minimum
 
-Codes are stored in planes: n bytes hold the low bits of n weights, the next n bytes of n more, and so on (`run` is n).
-The I-quants store vectors of 4 or 8 weights as numbers of entries of a codebook, with signs; the gguf package has the
-codebooks. Values equal the gguf package's to the bit, as each is rounded in the same order there.
-"""
+Codes are stored in planes: n bytes hold the low bits of n weights, the next n bytes of n more, and
+so on (`run` is n). The I-quants store vectors of 4 or 8 weights as numbers of entries of a
+codebook, with signs; the gguf package has the codebooks. Values equal the gguf package's to the
+bit, as each is rounded in the same order there."""
 
 import sys
 from collections.abc import Callable
@@ -22,9 +23,13 @@ import numpy as np
 from weightscope.core.compute.fast import numba_may_run
 from weightscope.core.errors import CheckpointError
 
-Scales = tuple[np.ndarray, np.ndarray | None]  # (n, G) of the groups of each block; what is subtracted, if anything
+Scales = tuple[
+    np.ndarray, np.ndarray | None
+]  # (n, G) of the groups of each block; what is subtracted, if anything
 NUMBA = "weightscope.checkpoint.ggml_numba"
-WORTH_NUMBA = 1 << 23  # weights: less takes NumPy a few milliseconds, and importing numba half a second
+WORTH_NUMBA = (
+    1 << 23
+)  # weights: less takes NumPy a few milliseconds, and importing numba half a second
 AT_ONCE = 1 << 18  # weights unpacked at a time: what is between stays in a cache
 
 
@@ -76,7 +81,9 @@ class Layout:
             codes |= self.high.codes(blocks, self.weights) << np.uint8(self.low.bits)
         signed = codes.view(np.int8)
         if self.levels:
-            signed = np.frombuffer(codes.tobytes().translate(_as_bytes(self.levels)), np.int8).reshape(codes.shape)
+            signed = np.frombuffer(
+                codes.tobytes().translate(_as_bytes(self.levels)), np.int8
+            ).reshape(codes.shape)
         elif self.offset:
             signed -= np.int8(self.offset)
         self._scaled(signed, blocks, out)
@@ -99,16 +106,25 @@ class Ternary(Layout):
         parts = []
         for start, n, digits in self.PARTS:
             packed = np.ascontiguousarray(blocks[:, start : start + n]).tobytes()
-            kinds = [np.frombuffer(packed.translate(table), np.int8) for table in digits_of_bytes()[:digits]]
-            parts.append(np.stack([kind.reshape(-1, n) for kind in kinds], 1).reshape(len(blocks), -1))
+            kinds = [
+                np.frombuffer(packed.translate(table), np.int8)
+                for table in digits_of_bytes()[:digits]
+            ]
+            parts.append(
+                np.stack([kind.reshape(-1, n) for kind in kinds], 1).reshape(len(blocks), -1)
+            )
         self._scaled(np.concatenate(parts, axis=1), blocks, out)
 
 
 @cache
 def digits_of_bytes() -> list[bytes]:
     """The ternary digits of a byte, from the first: tables of byte to -1, 0 or 1 as int8."""
-    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None] * np.arange(256, dtype=np.uint8)  # modulo 256
-    return [row.tobytes() for row in ((powers.astype(np.uint16) * 3) >> 8).astype(np.int8) - np.int8(1)]
+    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None] * np.arange(
+        256, dtype=np.uint8
+    )  # modulo 256
+    return [
+        row.tobytes() for row in ((powers.astype(np.uint16) * 3) >> 8).astype(np.int8) - np.int8(1)
+    ]
 
 
 @cache
@@ -147,14 +163,22 @@ def one_single(blocks: np.ndarray) -> Scales:
 def nibbles_of_16(blocks: np.ndarray) -> Scales:
     """Q2_K: scale and minimum of each 16 weights, four bits each."""
     packed = blocks[:, :16]
-    return _half(blocks, 80) * (packed & 15).astype(np.float32), _half(blocks, 82) * (packed >> 4).astype(np.float32)
+    return _half(blocks, 80) * (packed & 15).astype(np.float32), _half(blocks, 82) * (
+        packed >> 4
+    ).astype(np.float32)
 
 
 def sixes_of_16(blocks: np.ndarray) -> Scales:
-    """Q3_K: six bits for each 16 weights, four low ones in eight bytes and two high ones in four."""
+    """Q3_K: six bits for each 16 weights, four low ones in eight bytes and two high ones in
+    four.
+    """
     low, high = _words(blocks, 96, 104, np.uint64), _words(blocks, 104, 108, np.uint32)
-    scales = np.concatenate([low & 0x0F0F0F0F0F0F0F0F, (low >> np.uint64(4)) & 0x0F0F0F0F0F0F0F0F], axis=1)
-    above = np.concatenate([(high >> np.uint32(2 * k)) & 0x03030303 for k in range(4)], axis=1) << np.uint32(4)
+    scales = np.concatenate(
+        [low & 0x0F0F0F0F0F0F0F0F, (low >> np.uint64(4)) & 0x0F0F0F0F0F0F0F0F], axis=1
+    )
+    above = np.concatenate(
+        [(high >> np.uint32(2 * k)) & 0x03030303 for k in range(4)], axis=1
+    ) << np.uint32(4)
     codes = (scales.view(np.uint8) | above.view(np.uint8)).view(np.int8) - np.int8(32)
     return _half(blocks, 108) * codes.astype(np.float32), None
 
@@ -165,9 +189,13 @@ def sixes_of_32(blocks: np.ndarray) -> Scales:
     a, b, c = words[:, :1], words[:, 1:2], words[:, 2:]
     four = np.uint32(4)
     scale = np.concatenate([a & 0x3F3F3F3F, (c & 0x0F0F0F0F) | ((a >> 2) & 0x30303030)], axis=1)
-    minimum = np.concatenate([b & 0x3F3F3F3F, ((c >> four) & 0x0F0F0F0F) | ((b >> 2) & 0x30303030)], axis=1)
+    minimum = np.concatenate(
+        [b & 0x3F3F3F3F, ((c >> four) & 0x0F0F0F0F) | ((b >> 2) & 0x30303030)], axis=1
+    )
     d, d_min = _half(blocks, 0), _half(blocks, 2)
-    return d * scale.view(np.uint8).astype(np.float32), d_min * minimum.view(np.uint8).astype(np.float32)
+    return d * scale.view(np.uint8).astype(np.float32), d_min * minimum.view(np.uint8).astype(
+        np.float32
+    )
 
 
 def bytes_of_16(blocks: np.ndarray) -> Scales:
@@ -176,7 +204,9 @@ def bytes_of_16(blocks: np.ndarray) -> Scales:
 
 
 def sixes_of_uneven(blocks: np.ndarray) -> Scales:
-    """IQ4_XS: six bits for each 32 weights, four low ones in four bytes and two high ones in two."""
+    """IQ4_XS: six bits for each 32 weights, four low ones in four bytes and two high ones in
+    two.
+    """
     low = blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & 15  # (B, 4, 2)
     high = _words(blocks, 2, 4, np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3  # (B, 8)
     codes = (low.reshape(-1, 8) | high.astype(np.uint8) << 4).view(np.int8) - np.int8(32)
@@ -186,7 +216,9 @@ def sixes_of_uneven(blocks: np.ndarray) -> Scales:
 def powers_of_two(blocks: np.ndarray) -> Scales:
     """MXFP4: an exponent for each 32 weights, halved since the levels are doubled."""
     e = blocks[:, :1].astype(np.uint32)
-    return np.where(e < 2, np.uint32(0x00200000) << e, (e - 1) << np.uint32(23)).view(np.float32), None
+    return np.where(e < 2, np.uint32(0x00200000) << e, (e - 1) << np.uint32(23)).view(
+        np.float32
+    ), None
 
 
 def small_floats(blocks: np.ndarray) -> Scales:
@@ -198,7 +230,9 @@ def small_floats(blocks: np.ndarray) -> Scales:
 def _small_floats() -> np.ndarray:
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 15, codes & 7
-    values = np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7)) / 2
+    values = (
+        np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7)) / 2
+    )
     values[[0, 127]] = 0  # 127 is not a number, and read as 0
     return values.astype(np.float32)
 
@@ -220,13 +254,17 @@ class Vectors(NamedTuple):
 
 @dataclass(frozen=True)
 class Codebook:
-    """A type of blocks whose vectors are entries of a codebook; the codebook is the gguf package's."""
+    """A type of blocks whose vectors are entries of a codebook; the codebook is the gguf
+    package's.
+    """
 
     bytes: int
     vectors: Callable[[np.ndarray], Vectors]
     name: str  # the type that the gguf package keeps the codebook under
     weights: int = 256
-    shifts: tuple[float, ...] = (0.0,)  # the codebook has its entries once for each, with this added
+    shifts: tuple[float, ...] = (
+        0.0,
+    )  # the codebook has its entries once for each, with this added
 
     def entries(self) -> np.ndarray:
         """(entries, v) as float32."""
@@ -236,7 +274,9 @@ class Codebook:
         """Write the weights of blocks (B, bytes) into out (B, 256)."""
         entries, signs, scale = self.vectors(blocks)
         book = self.entries()
-        np.take(book, entries, axis=0, out=out.reshape(*entries.shape, book.shape[1]), mode="clip")  # none is beyond
+        np.take(
+            book, entries, axis=0, out=out.reshape(*entries.shape, book.shape[1]), mode="clip"
+        )  # none is beyond
         groups = out.reshape(len(blocks), scale.shape[1], -1)
         np.multiply(scale[:, :, None], groups, out=groups)
         if signs is not None:
@@ -300,22 +340,34 @@ def _four_signs(words: np.ndarray) -> np.ndarray:
 def iq2_xxs(blocks: np.ndarray) -> Vectors:
     words = _words(blocks, 2, 66, np.uint32).reshape(-1, 8, 2)
     entries = np.ascontiguousarray(words[:, :, 0]).view(np.uint8)
-    return Vectors(entries, _four_signs(words[:, :, 1]), _quarter(_half(blocks, 0), words[:, :, 1] >> np.uint32(28)))
+    return Vectors(
+        entries,
+        _four_signs(words[:, :, 1]),
+        _quarter(_half(blocks, 0), words[:, :, 1] >> np.uint32(28)),
+    )
 
 
 def iq2_xs(blocks: np.ndarray) -> Vectors:
     codes = _words(blocks, 2, 66, np.uint16)
-    return Vectors(codes & 511, _even_signs(codes >> 9), _quarter(_half(blocks, 0), _nibbles(blocks[:, 66:74])))
+    return Vectors(
+        codes & 511, _even_signs(codes >> 9), _quarter(_half(blocks, 0), _nibbles(blocks[:, 66:74]))
+    )
 
 
 def iq2_s(blocks: np.ndarray) -> Vectors:
     entries = blocks[:, 2:34] | _above(blocks[:, 66:74], 2)
-    return Vectors(entries, blocks[:, 34:66], _quarter(_half(blocks, 0), _nibbles(blocks[:, 74:82])))
+    return Vectors(
+        entries, blocks[:, 34:66], _quarter(_half(blocks, 0), _nibbles(blocks[:, 74:82]))
+    )
 
 
 def iq3_xxs(blocks: np.ndarray) -> Vectors:
     words = _words(blocks, 66, 98, np.uint32)
-    scale = _half(blocks, 0) * (np.float32(0.5) + (words >> np.uint32(28)).astype(np.float32)) * np.float32(0.5)
+    scale = (
+        _half(blocks, 0)
+        * (np.float32(0.5) + (words >> np.uint32(28)).astype(np.float32))
+        * np.float32(0.5)
+    )
     return Vectors(blocks[:, 2:66], _four_signs(words), scale)
 
 
@@ -327,18 +379,26 @@ def iq3_s(blocks: np.ndarray) -> Vectors:
 
 def iq1_s(blocks: np.ndarray) -> Vectors:
     high = _words(blocks, 34, 50, np.uint16)  # (B, 8)
-    above = (high[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7) << 8 | (high[:, :, None] >> 15) << 11
+    above = (high[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7) << 8 | (
+        high[:, :, None] >> 15
+    ) << 11
     scale = _half(blocks, 0) * (2 * (high >> 12 & 7) + 1).astype(np.float32)
     return Vectors(blocks[:, 2:34] | above.reshape(len(blocks), -1), None, scale)
 
 
 def iq1_m(blocks: np.ndarray) -> Vectors:
-    packed = _words(blocks, 48, 56, np.uint16)  # (B, 4); a quarter of the float16 in the highest bits of each
+    packed = _words(
+        blocks, 48, 56, np.uint16
+    )  # (B, 4); a quarter of the float16 in the highest bits of each
     quarters = (packed & 0xF000) >> np.array([12, 8, 4, 0], np.uint16)
     d = np.bitwise_or.reduce(quarters, axis=1, keepdims=True).view(np.float16).astype(np.float32)
-    scale = d * (2 * (packed[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7) + 1).reshape(-1, 16)
+    scale = d * (2 * (packed[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7) + 1).reshape(
+        -1, 16
+    )
     high = _nibbles(blocks[:, 32:48]).astype(np.uint16)
-    return Vectors(blocks[:, :32] | (high & 7) << 8 | (high >> 3) << 11, None, scale.astype(np.float32))
+    return Vectors(
+        blocks[:, :32] | (high & 7) << 8 | (high >> 3) << 11, None, scale.astype(np.float32)
+    )
 
 
 TWO_HALVES = Plane(16, 4, 32)
@@ -370,7 +430,7 @@ LAYOUTS: dict[str, Layout | Codebook] = {
     "IQ3_S": Codebook(110, iq3_s, "IQ3_S"),
     "IQ1_S": Codebook(50, iq1_s, "IQ1_S", shifts=(0.125, -0.125)),
     "IQ1_M": Codebook(56, iq1_m, "IQ1_S", shifts=(0.125, -0.125)),
-}  # fmt: skip
+}
 
 
 NUMBERS: dict[int, str] = {
@@ -405,7 +465,9 @@ def unpack_of(layout: Layout | Codebook, fast: bool) -> Unpack:
 
 
 def dequantise(raw: np.ndarray, kind: str, fast: bool | None = None) -> np.ndarray:
-    """Bytes of whole blocks of a type as flat float32; `fast`: with numba, by default where that is worth it."""
+    """Bytes of whole blocks of a type as flat float32; `fast`: with numba, by default where that is
+    worth it.
+    """
     layout = LAYOUTS[kind]
     blocks = np.ascontiguousarray(raw).reshape(-1, layout.bytes)
     out = np.empty((len(blocks), layout.weights), np.float32)
@@ -413,7 +475,9 @@ def dequantise(raw: np.ndarray, kind: str, fast: bool | None = None) -> np.ndarr
         fast = (out.size >= WORTH_NUMBA or NUMBA in sys.modules) and numba_may_run()
     unpack = unpack_of(layout, fast)
     step = AT_ONCE // layout.weights
-    with np.errstate(over="ignore", invalid="ignore"):  # from hostile scales; the caller checks the result
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # from hostile scales; the caller checks the result
         for start in range(0, len(blocks), step):
             unpack(blocks[start : start + step], out[start : start + step])
     return out.reshape(-1)

@@ -1,8 +1,9 @@
-"""ggml's blocks as float32, compiled, for those who have numba: what `ggml_blocks` does, in one pass over memory.
+"""ggml's blocks as float32, compiled, for those who have numba: what `ggml_blocks` does, in one
+pass over memory.
 
-The scales, a small part of a block, are read by `ggml_blocks` here too. Sixteen weights are one vector; their
-arithmetic is neither contracted nor reordered, so that values are the same to the bit.
-"""
+The scales, a small part of a block, are read by `ggml_blocks` here too. Sixteen weights are one
+vector; their arithmetic is neither contracted nor reordered, so that values are the same to the
+bit."""
 
 from collections.abc import Callable
 from functools import cache
@@ -13,7 +14,15 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from weightscope.checkpoint.ggml_blocks import Codebook, Layout, Plane, Ternary, Unpack, digits_of_bytes, signs_of_bytes
+from weightscope.checkpoint.ggml_blocks import (
+    Codebook,
+    Layout,
+    Plane,
+    Ternary,
+    Unpack,
+    digits_of_bytes,
+    signs_of_bytes,
+)
 from weightscope.core.compute.compiled import compiled, in_wide_vectors
 
 LANES = 16
@@ -21,22 +30,36 @@ LANES = 16
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _sixteen(
-    typing_context: Any, low: Any, low_code: Any, high: Any, high_code: Any, sign: Any, offset: Any, scale: Any,
-    minimum: Any, out: Any, place: Any,
-) -> tuple[Any, Callable[..., Any]]:  # fmt: skip
+    typing_context: Any,
+    low: Any,
+    low_code: Any,
+    high: Any,
+    high_code: Any,
+    sign: Any,
+    offset: Any,
+    scale: Any,
+    minimum: Any,
+    out: Any,
+    place: Any,
+) -> tuple[Any, Callable[..., Any]]:
     """Write out[place + j] = scale * (code[j] - offset) - minimum of 16 neighbours j.
 
-    low_code and high_code say which bits of low[start + j] and high[start + j] the code has, and where they go: (start,
-    shift to the right, mask, shift to the left). `sign` is added to signed codes, without a carry.
-    """
+    low_code and high_code say which bits of low[start + j] and high[start + j] the code has, and
+    where they go: (start, shift to the right, mask, shift to the left). `sign` is added to signed
+    codes, without a carry."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bytes_, ints, floats = (ir.VectorType(ir.IntType(8), LANES), ir.VectorType(ir.IntType(32), LANES),
-                                ir.VectorType(ir.FloatType(), LANES))  # fmt: skip
+        bytes_, ints, floats = (
+            ir.VectorType(ir.IntType(8), LANES),
+            ir.VectorType(ir.IntType(32), LANES),
+            ir.VectorType(ir.FloatType(), LANES),
+        )
 
         def everywhere(value: Any, vector: Any) -> Any:
             """A vector of equal numbers."""
-            single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
+            single = builder.insert_element(
+                ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0)
+            )
             first = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
             return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), first)
 
@@ -44,11 +67,15 @@ def _sixteen(
             return everywhere(builder.trunc(value, ir.IntType(32)), ints)
 
         def address(array: int, index: Any, vector: Any) -> Any:
-            data = context.make_array(signature.args[array])(context, builder, arguments[array]).data
+            data = context.make_array(signature.args[array])(
+                context, builder, arguments[array]
+            ).data
             return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
 
         def codes(array: int) -> Any:
-            start, right, mask, left = (builder.extract_value(arguments[array + 1], k) for k in range(4))
+            start, right, mask, left = (
+                builder.extract_value(arguments[array + 1], k) for k in range(4)
+            )
             packed = builder.load(address(array, start, bytes_), align=1)
             moved = builder.lshr(builder.zext(packed, ints), integer(right))
             return builder.shl(builder.and_(moved, integer(mask)), integer(left))
@@ -62,15 +89,34 @@ def _sixteen(
 
     four = types.UniTuple(types.int64, 4)
     return types.void(
-        low, four, high, four, types.int64, types.int64, types.float32, types.float32, out, types.int64
-    ), emit  # fmt: skip
+        low,
+        four,
+        high,
+        four,
+        types.int64,
+        types.int64,
+        types.float32,
+        types.float32,
+        out,
+        types.int64,
+    ), emit
 
 
 @compiled
 def _even(
-    low: Any, high: Any, places: Any, strides: Any, sign: Any, offset: Any, scale: Any, minimum: Any, out: Any
+    low: Any,
+    high: Any,
+    places: Any,
+    strides: Any,
+    sign: Any,
+    offset: Any,
+    scale: Any,
+    minimum: Any,
+    out: Any,
 ) -> None:
-    """Weights of an even grid. places (P, 8): of each 16 weights of a block, low_code and high_code of `_sixteen`."""
+    """Weights of an even grid. places (P, 8): of each 16 weights of a block, low_code and high_code
+    of `_sixteen`.
+    """
     in_wide_vectors()
     pieces, groups = places.shape[0], scale.shape[1]
     per_group = pieces // groups
@@ -79,15 +125,24 @@ def _even(
             for p in range(g * per_group, (g + 1) * per_group):
                 place = places[p]
                 _sixteen(
-                    low, (b * strides[0] + place[0], place[1], place[2], place[3]),
-                    high, (b * strides[1] + place[4], place[5], place[6], place[7]),
-                    sign, offset, scale[b, g], minimum[b, g], out, (b * pieces + p) * LANES,
-                )  # fmt: skip
+                    low,
+                    (b * strides[0] + place[0], place[1], place[2], place[3]),
+                    high,
+                    (b * strides[1] + place[4], place[5], place[6], place[7]),
+                    sign,
+                    offset,
+                    scale[b, g],
+                    minimum[b, g],
+                    out,
+                    (b * pieces + p) * LANES,
+                )
 
 
 @compiled
 def _uneven(blocks: Any, places: Any, levels: Any, scale: Any, out: Any) -> None:
-    """Weights that are entries of a table. places (P, 3): of each 4 weights, start, and row of levels (R, 256)."""
+    """Weights that are entries of a table. places (P, 3): of each 4 weights, start, and row of
+    levels (R, 256).
+    """
     per_group = places.shape[0] // scale.shape[1]
     for b in range(len(blocks)):
         for p in range(places.shape[0]):
@@ -116,11 +171,17 @@ def unpack_of(layout: Layout | Codebook) -> Unpack:
     """What unpacks blocks of this type: blocks (B, bytes), out (B, weights)."""
     if isinstance(layout, Codebook):
         return _unpack_of_codebook(layout)
-    return _unpack_of_table(layout) if layout.levels or isinstance(layout, Ternary) else _unpack_of_even(layout)
+    return (
+        _unpack_of_table(layout)
+        if layout.levels or isinstance(layout, Ternary)
+        else _unpack_of_even(layout)
+    )
 
 
 def _places(plane: Plane, n: int, size: int) -> list[tuple[int, int]]:
-    """Of each `size` weights of a block, as `_packed` gives it: the byte of the first, and its bits' shift."""
+    """Of each `size` weights of a block, as `_packed` gives it: the byte of the first, and its
+    bits' shift.
+    """
     if plane.in_order:
         return [(first, 0) for first in range(0, n, size)]
     places = []
@@ -132,7 +193,9 @@ def _places(plane: Plane, n: int, size: int) -> list[tuple[int, int]]:
 
 
 def _packed(plane: Plane, blocks: np.ndarray, n: int) -> np.ndarray:
-    """Where a plane's codes are read: the blocks or, of codes that are not in runs of bytes, the codes."""
+    """Where a plane's codes are read: the blocks or, of codes that are not in runs of bytes, the
+    codes.
+    """
     return plane.codes(blocks, n) if plane.in_order else blocks
 
 
@@ -142,7 +205,11 @@ def _unpack_of_even(layout: Layout) -> Unpack:
     places = np.zeros((n // LANES, 8), np.int64)
     places[:, :2], places[:, 2] = _places(low, n, LANES), (1 << low.bits) - 1
     if high:
-        places[:, 4:6], places[:, 6], places[:, 7] = _places(high, n, LANES), (1 << high.bits) - 1, low.bits
+        places[:, 4:6], places[:, 6], places[:, 7] = (
+            _places(high, n, LANES),
+            (1 << high.bits) - 1,
+            low.bits,
+        )
 
     def unpack(blocks: np.ndarray, out: np.ndarray) -> None:
         scale, minimum = layout.scales(blocks)
@@ -158,15 +225,23 @@ def _unpack_of_even(layout: Layout) -> Unpack:
 def _unpack_of_table(layout: Layout) -> Unpack:
     low, n = layout.low, layout.weights
     if isinstance(layout, Ternary):
-        rows = [(start + j, k) for start, n_bytes, digits in layout.PARTS for k in range(digits)
-                for j in range(0, n_bytes, 4)]  # fmt: skip
+        rows = [
+            (start + j, k)
+            for start, n_bytes, digits in layout.PARTS
+            for k in range(digits)
+            for j in range(0, n_bytes, 4)
+        ]
         levels = np.frombuffer(b"".join(digits_of_bytes()), np.int8).reshape(-1, 256)
     else:
         rows = [(start, shift // low.bits) for start, shift in _places(low, n, 4)]
         shifts = low.bits * np.arange(8 // low.bits)[:, None]
-        levels = np.array(layout.levels, np.int8)[np.arange(256) >> shifts & (1 << low.bits) - 1]  # (shifts, 256)
+        levels = np.array(layout.levels, np.int8)[
+            np.arange(256) >> shifts & (1 << low.bits) - 1
+        ]  # (shifts, 256)
     places, table = np.array(rows), levels.astype(np.float32)
-    return lambda blocks, out: _uneven(_packed(low, blocks, n), places, table, layout.scales(blocks)[0], out)
+    return lambda blocks, out: _uneven(
+        _packed(low, blocks, n), places, table, layout.scales(blocks)[0], out
+    )
 
 
 def _unpack_of_codebook(layout: Codebook) -> Unpack:
@@ -175,6 +250,13 @@ def _unpack_of_codebook(layout: Codebook) -> Unpack:
     def unpack(blocks: np.ndarray, out: np.ndarray) -> None:
         entries, signs, scale = layout.vectors(blocks)
         signs = np.zeros((len(blocks), 32), np.uint8) if signs is None else signs
-        _entries(book, entries.astype(np.uint16), np.ascontiguousarray(signs), signs_of_bytes(), scale, out)
+        _entries(
+            book,
+            entries.astype(np.uint16),
+            np.ascontiguousarray(signs),
+            signs_of_bytes(),
+            scale,
+            out,
+        )
 
     return unpack

@@ -1,8 +1,9 @@
-"""GGUF files (ggml's format, version 2 or 3): the checked header, and tensors under ggml's names and in ggml's order.
+"""GGUF files (ggml's format, version 2 or 3): the checked header, and tensors under ggml's names
+and in ggml's order.
 
-Layout: magic, version, counts; keys and values; tensors by name with shape, type and offset; padding; the data. The
-reader of the gguf package maps the file and trusts its counts, so the header is read here; `ggml_blocks` dequantises.
-"""
+Layout: magic, version, counts; keys and values; tensors by name with shape, type and offset;
+padding; the data. The reader of the gguf package maps the file and trusts its counts, so the header
+is read here; `ggml_blocks` dequantises."""
 
 import re
 import struct
@@ -51,18 +52,38 @@ class Stored(NamedTuple):
 
 SIGNED4 = tuple(sorted({*FLOAT4}))
 GRIDS = {
-    "Q4_0": Stored(16, (slice(0, 2),), -8), "Q4_1": Stored(16, (slice(0, 4),)), "Q5_0": Stored(32, (slice(0, 2),), -16),
-    "Q5_1": Stored(32, (slice(0, 4),)), "Q8_0": Stored(256, (slice(0, 2),), -128),
-    "Q2_K": Stored(4, (slice(0, 16), slice(80, 84))), "Q3_K": Stored(8, (slice(96, 110),), -4),
-    "Q4_K": Stored(16, (slice(0, 16),)), "Q5_K": Stored(32, (slice(0, 16),)),
+    "Q4_0": Stored(16, (slice(0, 2),), -8),
+    "Q4_1": Stored(16, (slice(0, 4),)),
+    "Q5_0": Stored(32, (slice(0, 2),), -16),
+    "Q5_1": Stored(32, (slice(0, 4),)),
+    "Q8_0": Stored(256, (slice(0, 2),), -128),
+    "Q2_K": Stored(4, (slice(0, 16), slice(80, 84))),
+    "Q3_K": Stored(8, (slice(96, 110),), -4),
+    "Q4_K": Stored(16, (slice(0, 16),)),
+    "Q5_K": Stored(32, (slice(0, 16),)),
     "Q6_K": Stored(64, (slice(192, 210),), -32),
-    "IQ4_NL": Stored(UNEVEN, (slice(0, 2),)), "IQ4_XS": Stored(UNEVEN, (slice(0, 8),)),
-    "MXFP4": Stored(SIGNED4, (slice(0, 1),)), "NVFP4": Stored(SIGNED4, (slice(0, 4),)),
-    "TQ1_0": Stored(3, (slice(52, 54),), -1), "TQ2_0": Stored(3, (slice(64, 66),), -1),
-}  # fmt: skip
+    "IQ4_NL": Stored(UNEVEN, (slice(0, 2),)),
+    "IQ4_XS": Stored(UNEVEN, (slice(0, 8),)),
+    "MXFP4": Stored(SIGNED4, (slice(0, 1),)),
+    "NVFP4": Stored(SIGNED4, (slice(0, 4),)),
+    "TQ1_0": Stored(3, (slice(52, 54),), -1),
+    "TQ2_0": Stored(3, (slice(64, 66),), -1),
+}
 
 # Value types by number, as struct codes; 8 is a string, 9 an array.
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 STRING, ARRAY = 8, 9
 
 
@@ -107,18 +128,24 @@ class _Cursor:
     def name(self) -> str:
         """A key's or a tensor's."""
         if len(name := self.string()) > LONGEST_KEY:
-            raise self.refuse(f"GGUF header has a name of {len(name)} characters; at most {LONGEST_KEY} are read")
+            raise self.refuse(
+                f"GGUF header has a name of {len(name)} characters; at most {LONGEST_KEY} are read"
+            )
         return name
 
     def value(self, strings: bool = False) -> Any:
-        """A value. Very long lists of numbers are skipped and None, and so are lists of strings unless `strings`."""
+        """A value. Very long lists of numbers are skipped and None, and so are lists of strings
+        unless `strings`.
+        """
         kind = self.number("I")
         if kind in SCALARS:
             return self.number(SCALARS[kind])
         if kind == STRING:
             return self.string()
         if kind != ARRAY:
-            raise self.refuse(f"GGUF header has a value of type {kind}, which the format does not define")
+            raise self.refuse(
+                f"GGUF header has a value of type {kind}, which the format does not define"
+            )
         kind, length = self.number("I"), self.number("Q")
         if kind in SCALARS:
             size = struct.calcsize("<" + SCALARS[kind])
@@ -127,13 +154,17 @@ class _Cursor:
                 return None
             self.n_numbers += length
             if self.n_numbers > MAX_NUMBERS:
-                raise self.refuse(f"GGUF header has lists of {self.n_numbers} numbers; at most {MAX_NUMBERS} are read")
+                raise self.refuse(
+                    f"GGUF header has lists of {self.n_numbers} numbers; at most {MAX_NUMBERS} are read"
+                )
             return list(struct.unpack_from(f"<{length}{SCALARS[kind]}", self.text, start))
         if kind != STRING:
             raise self.refuse(f"GGUF header has a list of type {kind}, which is not read")
         self.n_strings += length
         if self.n_strings > MAX_STRINGS:
-            raise self.refuse(f"GGUF header has {self.n_strings} strings; at most {MAX_STRINGS} are read")
+            raise self.refuse(
+                f"GGUF header has {self.n_strings} strings; at most {MAX_STRINGS} are read"
+            )
         if strings:
             return [self.string() for _ in range(length)]
         for _ in range(length):
@@ -151,7 +182,10 @@ def parse_gguf(
     cursor.skip(4)
     version = cursor.number("I")
     if version not in {2, 3}:
-        raise CheckpointError(f"is GGUF version {version}; versions 2 and 3 of little-endian files are read", file=file)
+        raise CheckpointError(
+            f"is GGUF version {version}; versions 2 and 3 of little-endian files are read",
+            file=file,
+        )
     n_tensors, n_keys = cursor.number("Q"), cursor.number("Q")
     if n_tensors > MAX_TENSORS or n_keys > MAX_KEYS:
         raise cursor.refuse(f"GGUF header has {n_tensors} tensors and {n_keys} keys")
@@ -168,7 +202,9 @@ def parse_gguf(
             raise cursor.refuse(f"GGUF tensor '{name[:100]}' has {n_dimensions} dimensions")
         sizes = [cursor.number("Q") for _ in range(n_dimensions)]
         if prod(size for size in sizes if size) * 8 > MAX_OFFSET:
-            raise CheckpointError(f"has sizes {sizes}, more elements than any file holds", file=file, tensor=name)
+            raise CheckpointError(
+                f"has sizes {sizes}, more elements than any file holds", file=file, tensor=name
+            )
         if name in tensors:
             raise CheckpointError("appears twice in the GGUF header", file=file, tensor=name)
         tensors[name] = GgufEntry(cursor.number("I"), tuple(reversed(sizes)), cursor.number("Q"))
@@ -187,7 +223,9 @@ def _header_bytes(file: OpenFile) -> bytes:
 
 
 def header_of(path: Path, lists: Collection[str] = ()) -> dict[str, Any]:
-    """The keys of a GGUF file, and of its lists of strings those named; works without the gguf package."""
+    """The keys of a GGUF file, and of its lists of strings those named; works without the gguf
+    package.
+    """
     return parse_gguf(_header_bytes(OpenFile(path)), file=path, lists=lists)[0]
 
 
@@ -200,7 +238,9 @@ class GgufFile(OpenFile):
         keys, entries, data_start = parse_gguf(text, file=path)
         self.header = HeaderDigest.of(text[:data_start])
         self.config = Config(keys, path)
-        self.tensors = {name: self._locate(name, entry, data_start) for name, entry in entries.items()}
+        self.tensors = {
+            name: self._locate(name, entry, data_start) for name, entry in entries.items()
+        }
         self._refuse_overlaps(self.tensors)
 
     def _locate(self, name: str, entry: GgufEntry, data_start: int) -> TensorEntry:
@@ -219,7 +259,9 @@ class GgufFile(OpenFile):
         n_bytes = prod(entry.shape) // per_block * block_bytes
         start = data_start + entry.offset
         if not 0 <= start <= start + n_bytes <= min(self.size, MAX_OFFSET):
-            raise refuse(f"ends at byte {start + n_bytes}, but the file has {self.size}; is it cut short?")
+            raise refuse(
+                f"ends at byte {start + n_bytes}, but the file has {self.size}; is it cut short?"
+            )
         return TensorEntry(kind, entry.shape, start, start + n_bytes)
 
     def _refuse_overlaps(self, located: Mapping[str, TensorEntry]) -> None:
@@ -230,7 +272,8 @@ class GgufFile(OpenFile):
             end = max(end, entry.stop)
 
 
-# Split files, as llama-gguf-split and the gguf package write them: tokenizer and architecture are in the first part.
+# Split files, as llama-gguf-split and the gguf package write them: tokenizer and architecture are
+# in the first part.
 
 NAME_OF_PART = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
 NO, COUNT, ALL_TENSORS = "split.no", "split.count", "split.tensors.count"
@@ -250,21 +293,33 @@ def open_parts(path: Path) -> list[GgufFile]:
     if count <= 1:
         return [file]
     if count > MAX_PARTS:
-        raise CheckpointError(f"is of a GGUF file in {count} parts; at most {MAX_PARTS} are opened", file=path)
-    named, which = NAME_OF_PART.fullmatch(path.name), f"part {_number(file) + 1} of {count} of a split GGUF file"
+        raise CheckpointError(
+            f"is of a GGUF file in {count} parts; at most {MAX_PARTS} are opened", file=path
+        )
+    named, which = (
+        NAME_OF_PART.fullmatch(path.name),
+        f"part {_number(file) + 1} of {count} of a split GGUF file",
+    )
     if named is None or int(named["count"]) != count or int(named["no"]) != _number(file) + 1:
         problem = f"is {which}, and its name does not say so (NAME-00001-of-{count:05}.gguf): the others are not found"
         raise CheckpointError(problem, file=path)
-    paths = [path.with_name(f"{named['stem']}-{number + 1:05}-of-{count:05}.gguf") for number in range(count)]
+    paths = [
+        path.with_name(f"{named['stem']}-{number + 1:05}-of-{count:05}.gguf")
+        for number in range(count)
+    ]
     absent = [each.name for each in paths if not each.is_file()]
     if absent:
-        what = f"{absent[0]} is" if len(absent) == 1 else f"{absent[0]} and {len(absent) - 1} more are"
+        what = (
+            f"{absent[0]} is" if len(absent) == 1 else f"{absent[0]} and {len(absent) - 1} more are"
+        )
         raise CheckpointError(f"is {which}; {what} not in its folder", file=path)
     parts = [file if each == path else _open_part(each) for each in paths]
     seen: dict[str, Path] = {}
     for number, part in enumerate(parts):
         if part.config.get(COUNT) != count or _number(part) != number:
-            raise CheckpointError(f"is not part {number + 1} of {count}, as its name says", file=part.path)
+            raise CheckpointError(
+                f"is not part {number + 1} of {count}, as its name says", file=part.path
+            )
         for name in part.tensors:
             if name in seen:
                 raise CheckpointError(f"is also in {seen[name].name}", file=part.path, tensor=name)
@@ -292,7 +347,9 @@ def _number(file: GgufFile) -> int:
 
 
 def first_part(path: Path) -> Path:
-    """The first part of a split GGUF file, by the name of any; the file itself where it is whole."""
+    """The first part of a split GGUF file, by the name of any; the file itself where it is
+    whole.
+    """
     named = NAME_OF_PART.fullmatch(path.name)
     first = named and path.with_name(f"{named['stem']}-00001-of-{named['count']}.gguf")
     return first if first and first.is_file() else path
@@ -312,8 +369,14 @@ class GgufTensor(StoredTensor):
         if (stored := GRIDS.get(self.dtype)) is None:
             return None
         levels = stored.levels
-        ends = (stored.least, stored.least + levels - 1) if isinstance(levels, int) else (levels[0], levels[-1])
-        first, last = (GridEnd(self.name, self.entry, self.file, self.noted, level) for level in ends)
+        ends = (
+            (stored.least, stored.least + levels - 1)
+            if isinstance(levels, int)
+            else (levels[0], levels[-1])
+        )
+        first, last = (
+            GridEnd(self.name, self.entry, self.file, self.noted, level) for level in ends
+        )
         return first, last, levels
 
     def check_readable(self) -> None:

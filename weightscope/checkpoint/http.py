@@ -1,8 +1,9 @@
-"""HTTP requests to servers that may be slow, broken or lying: redirects, deadlines, and ranges of one file.
+"""HTTP requests to servers that may be slow, broken or lying: redirects, deadlines, and ranges of
+one file.
 
-An answer that does not agree with the request (status, range, length, encoding, etag) is not used: the request is
-repeated, and reported if it keeps failing. Whatever arrived complete before a failure is kept.
-"""
+An answer that does not agree with the request (status, range, length, encoding, etag) is not used:
+the request is repeated, and reported if it keeps failing. Whatever arrived complete before a
+failure is kept."""
 
 import random
 import threading
@@ -25,7 +26,8 @@ LEAST_RATE = 10_000  # bytes per second that a transfer must bring, ...
 PATIENCE = 60.0  # ... after this many seconds for everything before the first byte
 DEADLINE = 3600.0  # seconds for a whole transfer: the largest request at the least rate
 PIECES_AHEAD = 64  # received but not consumed yet
-TOGETHER = 0.005  # seconds: pieces that arrive meanwhile are consumed at once, with fewer switches between threads
+# seconds: pieces that arrive meanwhile are consumed at once, with fewer switches between threads
+TOGETHER = 0.005
 ATTEMPTS = 5  # in a row without progress
 FIRST_WAIT = 0.5  # seconds; doubles from one attempt to the next
 LONGEST_WAIT = 30.0
@@ -43,19 +45,24 @@ Look = Callable[[Any, bool], None]  # (response, whether another server than the
 def exchange(
     method: str, url: str, look: Look, name: str, timeout: float, led_to: str = "", **headers: str
 ) -> Generator[bytes, None, None]:
-    """The body of a server's answer in pieces, not decoded; `look` sees each response first and may refuse it.
+    """The body of a server's answer in pieces, not decoded; `look` sees each response first and may
+    refuse it.
 
-    Redirects are followed to https, or to the same host without leaving https; the token is sent to `url`'s server
-    only. A HEAD request is not redirected to another server. `led_to` is where `url` has led to before, asked at once.
-    """
+    Redirects are followed to https, or to the same host without leaving https; the token is sent to
+    `url`'s server only. A HEAD request is not redirected to another server. `led_to` is where `url`
+    has led to before, asked at once."""
     from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
     def received(url: str) -> Generator[bytes, None, None]:
-        sent = build_hf_headers(library_name="weightscope") | {"accept-encoding": "identity"} | headers
+        sent = (
+            build_hf_headers(library_name="weightscope") | {"accept-encoding": "identity"} | headers
+        )
         for _ in range(MAX_REDIRECTS):
             if origin(url) != first:
                 sent.pop("authorization", None)
-            with get_session().stream(method, url, headers=sent, timeout=timeout, follow_redirects=False) as response:
+            with get_session().stream(
+                method, url, headers=sent, timeout=timeout, follow_redirects=False
+            ) as response:
                 look(response, origin(url) != first)
                 if not redirects(response):
                     yield from response.iter_raw()
@@ -64,7 +71,9 @@ def exchange(
                 if method == "HEAD" and origin(target) != first:
                     return
                 url = target
-                deque(islice(response.iter_raw(), 2), 0)  # read a short page, so that the connection can be reused
+                deque(
+                    islice(response.iter_raw(), 2), 0
+                )  # read a short page, so that the connection can be reused
         raise CheckpointError(f"the server redirects more than {MAX_REDIRECTS} times", file=name)
 
     first = origin(url)
@@ -85,12 +94,15 @@ def _allowed(url: str, location: str, name: str) -> str:
         scheme, host, _ = origin(target)
         get_session().build_request("GET", target)
     except Exception:  # ValueErrors of urllib, or the client's own errors
-        raise CheckpointError(f"the server redirects to an invalid address ('{location[:80]}')", file=name) from None
+        raise CheckpointError(
+            f"the server redirects to an invalid address ('{location[:80]}')", file=name
+        ) from None
     if scheme == "https" and host:
         return target
     if (scheme, host) != origin(url)[:2]:
         raise CheckpointError(
-            f"the server redirects to '{location[:80]}'; only https, or the same host, is followed", file=name
+            f"the server redirects to '{location[:80]}'; only https, or the same host, is followed",
+            file=name,
         )
     return target
 
@@ -98,15 +110,19 @@ def _allowed(url: str, location: str, name: str) -> str:
 def origin(url: str) -> tuple[str, str, int]:
     """Scheme, host and port, which decide who gets the token."""
     parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    return (
+        parts.scheme,
+        parts.hostname or "",
+        parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0),
+    )
 
 
 def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, None, None]:
-    """Pieces received in a thread, refused once they come too slowly; time between our requests does not count.
+    """Pieces received in a thread, refused once they come too slowly; time between our requests
+    does not count.
 
-    An HTTP client limits the wait for each byte but not the total: headers, chunk sizes and bodies could trickle for
-    ever.
-    """
+    An HTTP client limits the wait for each byte but not the total: headers, chunk sizes and bodies
+    could trickle for ever."""
     received: Queue[Any] = Queue(PIECES_AHEAD)
     given_up = Event()
 
@@ -136,10 +152,16 @@ def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, N
             if received.empty():
                 time.sleep(TOGETHER)
             try:
-                item = received.get(timeout=max(0.0, min(PATIENCE + size / LEAST_RATE, DEADLINE) - waited))
+                item = received.get(
+                    timeout=max(0.0, min(PATIENCE + size / LEAST_RATE, DEADLINE) - waited)
+                )
             except Empty:
-                problem = f"the server sent {size} bytes in {waited + time.monotonic() - begun:.0f} s"
-                raise CheckpointError(f"{problem}; {LEAST_RATE} a second are expected", file=name) from None
+                problem = (
+                    f"the server sent {size} bytes in {waited + time.monotonic() - begun:.0f} s"
+                )
+                raise CheckpointError(
+                    f"{problem}; {LEAST_RATE} a second are expected", file=name
+                ) from None
             waited += time.monotonic() - begun
             if item is None:
                 return
@@ -168,20 +190,24 @@ def new_memory(span: Range) -> memoryview:
 
 
 class RangedFile:
-    """A file read by HTTP ranges. `url`'s server gets the token; `etag` identifies the content; `size` is in bytes."""
+    """A file read by HTTP ranges. `url`'s server gets the token; `etag` identifies the content;
+    `size` is in bytes.
+    """
 
     def __init__(self, url: str, etag: str, size: int, name: str, commit: str) -> None:
         self.url, self.etag, self.size, self.name, self.commit = url, etag, size, name, commit
         self.bytes_fetched = 0  # of all answers so far
         self._lock = threading.Lock()
         self._etag_elsewhere: str | None = None
-        self._led_to = ""  # the storage's address of this file, signed for a time; empty once it fails
+        self._led_to = (
+            ""  # the storage's address of this file, signed for a time; empty once it fails
+        )
 
     def fetch(self, wanted: Sequence[Range], deliver: Deliver, place: Place = new_memory) -> None:
         """One request from the first range's start to the last one's stop, resumed where it fails.
 
-        Each range is received in the memory that `place` has for it, and delivered when it is complete.
-        """
+        Each range is received in the memory that `place` has for it, and delivered when it is
+        complete."""
         from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
         delivered, failures = 0, 0
@@ -202,17 +228,27 @@ class RangedFile:
                     raise CheckpointError(
                         f"{problem}, {ATTEMPTS} times in a row; try again later", file=self.name
                     ) from None
-                wait = min(FIRST_WAIT * 2 ** (failures - 1) * random.uniform(0.75, 1.25), LONGEST_WAIT)
+                wait = min(
+                    FIRST_WAIT * 2 ** (failures - 1) * random.uniform(0.75, 1.25), LONGEST_WAIT
+                )
                 time.sleep(max(wait, min(getattr(error, "wait", 0.0), LONGEST_WAIT)))
             except OfflineModeIsEnabled:
-                raise CheckpointError("is not in the cache, and HF_HUB_OFFLINE is set", file=self.name) from None
+                raise CheckpointError(
+                    "is not in the cache, and HF_HUB_OFFLINE is set", file=self.name
+                ) from None
 
     def fetch_all(self, piece: int, take: Callable[[memoryview], object]) -> None:
-        """The whole file in order, in pieces of so many bytes, which are fetched again after a failure."""
-        for group in coalesce(list(pairwise([*range(0, self.size, piece), self.size])), LARGEST_REQUEST):
+        """The whole file in order, in pieces of so many bytes, which are fetched again after a
+        failure.
+        """
+        for group in coalesce(
+            list(pairwise([*range(0, self.size, piece), self.size])), LARGEST_REQUEST
+        ):
             self.fetch(group, lambda _, content: take(content))
 
-    def _complete(self, wanted: Sequence[Range], place: Place) -> Iterator[tuple[Range, memoryview]]:
+    def _complete(
+        self, wanted: Sequence[Range], place: Place
+    ) -> Iterator[tuple[Range, memoryview]]:
         """The ranges that one answer's body completes."""
         position, stop = wanted[0][0], wanted[-1][1]
         todo = iter(wanted)
@@ -257,12 +293,19 @@ class RangedFile:
         if status in RETRIED:
             retry_after = headers.get("retry-after", "")
             raise _BadAnswerError(
-                f"the server answered {status}", float(retry_after) if retry_after.isdecimal() else 0.0
+                f"the server answered {status}",
+                float(retry_after) if retry_after.isdecimal() else 0.0,
             )
-        if elsewhere and status in {401, 403}:  # a signed address that has expired; the next attempt gets a new one
+        if elsewhere and status in {
+            401,
+            403,
+        }:  # a signed address that has expired; the next attempt gets a new one
             raise _BadAnswerError(f"the server's storage answered {status}")
         expected = f"bytes {start}-{stop - 1}/{self.size}"
-        full_file = status == 200 and (start, stop) == (0, self.size)  # 200 is as good as 206 for all bytes
+        full_file = status == 200 and (start, stop) == (
+            0,
+            self.size,
+        )  # 200 is as good as 206 for all bytes
         if status == 200 and not full_file:
             raise CheckpointError(
                 "the server ignores Range and would send the whole file; download it (hf download) and open the folder",
@@ -272,17 +315,23 @@ class RangedFile:
             raise CheckpointError(f"the server answered {status}", file=self.name)
         if status == 206 and headers.get("content-range") != expected:
             sent = str(headers.get("content-range"))[:80]
-            raise _BadAnswerError(f"the server sent range '{sent}' where '{expected}' was asked for")
+            raise _BadAnswerError(
+                f"the server sent range '{sent}' where '{expected}' was asked for"
+            )
         if headers.get("content-encoding", "identity") != "identity":
             raise _BadAnswerError("the server sent an encoded body")
         if headers.get("content-length", str(stop - start)) != str(stop - start):
             length = headers["content-length"][:30]
-            raise _BadAnswerError(f"the server sent {length} bytes where {stop - start} were asked for")
+            raise _BadAnswerError(
+                f"the server sent {length} bytes where {stop - start} were asked for"
+            )
         if not elsewhere:
             self._check_etag(headers.get("x-linked-etag") or headers.get("etag"))
         elif "etag" in headers:  # storage has other etags, which must at least not change
             if self._etag_elsewhere not in {None, headers["etag"]}:
-                raise CheckpointError("has changed on the server since it was opened", file=self.name)
+                raise CheckpointError(
+                    "has changed on the server since it was opened", file=self.name
+                )
             self._etag_elsewhere = headers["etag"]
             self._led_to = str(response.url)
 
@@ -299,8 +348,8 @@ def bare_etag(etag: str) -> str:
 def coalesce(wanted: Sequence[Range], largest: int) -> list[list[Range]]:
     """Ranges in groups, one request each.
 
-    Neighbours share a request if it spans at most `largest` bytes and the gaps in it at most 1% of the wanted bytes.
-    """
+    Neighbours share a request if it spans at most `largest` bytes and the gaps in it at most 1% of
+    the wanted bytes."""
     groups: list[list[Range]] = []
     useful = 0
     for span in sorted(wanted):

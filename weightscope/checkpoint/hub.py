@@ -1,10 +1,11 @@
-"""The Hugging Face Hub: what a repository has, its small files in the Hub's cache, and its weights, read in pieces.
+"""The Hugging Face Hub: what a repository has, its small files in the Hub's cache, and its weights,
+read in pieces.
 
 Of a safetensors file only the header and the tensors that are needed are fetched, in cached blocks.
 
-HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HOME and HF_HUB_ETAG_TIMEOUT mean what they mean to the Hub's client. Answers
-are not trusted: whatever becomes part of a path or an address is checked first.
-"""
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HOME and HF_HUB_ETAG_TIMEOUT mean what they mean to the
+Hub's client. Answers are not trusted: whatever becomes part of a path or an address is checked
+first."""
 
 import hashlib
 import re
@@ -60,10 +61,16 @@ REFUSED = {
     "RevisionNotFound": "the repository has no revision '{revision}'",
 }
 NO_SUCH_FILE = "EntryNotFound"
-SLIP = 0.85  # likeness of "embedded" to itself less a letter, or with one more or two exchanged; 0.71 to "embedding"
-BLOCK = 8 << 20  # bytes cached together, and fetched again after a failure; a tensor's last block is shorter
+# likeness of "embedded" to itself less a letter, or with one more or two exchanged; 0.71 to
+# "embedding"
+SLIP = 0.85
+BLOCK = (
+    8 << 20
+)  # bytes cached together, and fetched again after a failure; a tensor's last block is shorter
 CONNECTIONS = 8
-AHEAD = 400 << 20  # bytes of tensors kept in memory from fetching to reading: a layer of a 70B; others wait on disk
+AHEAD = (
+    400 << 20
+)  # bytes of tensors kept in memory from fetching to reading: a layer of a 70B; others wait on disk
 ENTRY_BYTES = 110  # of a header per tensor, besides its name
 UNKNOWN_HEADER = 16_384  # enough for the header of a small model in one file
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -85,7 +92,9 @@ class Repository:
         from huggingface_hub import try_to_load_from_cache
 
         try:
-            path = try_to_load_from_cache(self.id, name, revision=self.revision, repo_type=self.kind)
+            path = try_to_load_from_cache(
+                self.id, name, revision=self.revision, repo_type=self.kind
+            )
         except (OSError, ValueError):
             return None
         if not isinstance(path, str) or (self._pinned and self._pinned not in Path(path).parts):
@@ -101,7 +110,8 @@ class Repository:
         facts = {
             "commit": headers.get("x-repo-commit", ""),
             "etag": bare_etag(headers.get("x-linked-etag") or headers.get("etag", "")),
-            "size": headers.get("x-linked-size") or ("" if redirects(answer) else headers.get("content-length", "")),
+            "size": headers.get("x-linked-size")
+            or ("" if redirects(answer) else headers.get("content-length", "")),
         }
         for what, value in facts.items():
             if not FORMS[what].fullmatch(value):
@@ -112,14 +122,20 @@ class Repository:
         return RangedFile(self._url(name, commit), etag, size, name, commit)
 
     def file(self, name: str, limit: int) -> Path | None:
-        """A file of at most `limit` bytes, downloaded into the Hub's cache; None if there is no such file."""
+        """A file of at most `limit` bytes, downloaded into the Hub's cache; None if there is no
+        such file.
+        """
         if not FILE_NAME.fullmatch(name):
-            raise CheckpointError(f"the server lists a file that is called '{name[:80]}'", file=str(self))
+            raise CheckpointError(
+                f"the server lists a file that is called '{name[:80]}'", file=str(self)
+            )
         source = self.on_server(name)
         if source is None:
             return None
         if source.size > limit:
-            raise CheckpointError(f"{name} has {source.size} bytes; at most {limit} are read", file=str(self))
+            raise CheckpointError(
+                f"{name} has {source.size} bytes; at most {limit} are read", file=str(self)
+            )
         # The same layout as the Hub's own client writes.
         cache = Path(_constants().HF_HUB_CACHE) / "--".join([f"{self.kind}s", *self.id.split("/")])
         path = cache / "snapshots" / source.commit / name
@@ -146,13 +162,19 @@ class Repository:
         listing = self._listing()
         self._check_commit(listing.get("sha"), "the list of its files")
         files = listing.get("siblings")
-        names = [file.get("rfilename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+        names = (
+            [file.get("rfilename") for file in files if isinstance(file, dict)]
+            if isinstance(files, list)
+            else []
+        )
         return sorted(name for name in names if isinstance(name, str))
 
     def _listing(self) -> dict[str, Any]:
         """What the Hub says of the repository at this revision."""
         url = f"{_constants().ENDPOINT}/api/{self.kind}s/{self.id}/revision/{quote(self.revision, safe='')}"
-        return parse_json(self._ask("GET", url)[1], file=str(self), what="the Hub's list of its files ")
+        return parse_json(
+            self._ask("GET", url)[1], file=str(self), what="the Hub's list of its files "
+        )
 
     @property
     def _pinned(self) -> str:
@@ -161,13 +183,17 @@ class Repository:
 
     @property
     def _meant(self) -> str:
-        """A "did you mean" for a slip in writing "embedded", the one name that is no path and on no Hub."""
+        """A "did you mean" for a slip in writing "embedded", the one name that is no path and on no
+        Hub.
+        """
         return nearest(self.id.lower(), ["embedded"], SLIP)
 
     def _check_commit(self, commit: object, what: str) -> None:
         """Refuse an answer of another commit than the one that is asked for."""
         if self._pinned and commit != self._pinned:
-            raise self._refusal(f"this commit was asked for; for {what} the server answers '{str(commit)[:80]}'")
+            raise self._refusal(
+                f"this commit was asked for; for {what} the server answers '{str(commit)[:80]}'"
+            )
 
     def _url(self, name: str, revision: str) -> str:
         from huggingface_hub import hf_hub_url
@@ -190,7 +216,9 @@ class Repository:
             if status not in RETRIED:
                 raise self._refusal(f"the Hub answered {status}")
             time.sleep(FIRST_WAIT * 2**attempt)
-        raise self._refusal(f"the Hub answered {status}, {ATTEMPTS} times in a row; try again later")
+        raise self._refusal(
+            f"the Hub answered {status}, {ATTEMPTS} times in a row; try again later"
+        )
 
     def _ask_once(self, method: str, url: str) -> tuple[Any, bytes]:
         """One answer, of whatever status; every error of the client becomes a CheckpointError."""
@@ -199,19 +227,25 @@ class Repository:
         answers: list[Any] = []
         body, timeout = bytearray(), _constants().HF_HUB_ETAG_TIMEOUT
         try:
-            for piece in exchange(method, url, lambda *answer: answers.append(answer[0]), str(self), timeout):
+            for piece in exchange(
+                method, url, lambda *answer: answers.append(answer[0]), str(self), timeout
+            ):
                 body += piece
                 if len(body) > MAX_BYTES:
                     raise self._refusal(f"the Hub answered more than {MAX_BYTES} bytes")
         except CheckpointError:
             raise
         except OfflineModeIsEnabled:
-            raise self._refusal(f"is not in the Hub's cache, and HF_HUB_OFFLINE is set{self._meant}") from None
+            raise self._refusal(
+                f"is not in the Hub's cache, and HF_HUB_OFFLINE is set{self._meant}"
+            ) from None
         except (HTTPError, OSError) as error:
             problem = "is not a local path, not in the Hub's cache, and the Hub cannot be reached"
             raise self._refusal(f"{problem} ({first_line(error)}){self._meant}") from None
         except Exception as error:  # the client is of another version, or cannot handle the answer
-            raise self._refusal(f"the Hub's client failed with {type(error).__name__} {first_line(error)}") from None
+            raise self._refusal(
+                f"the Hub's client failed with {type(error).__name__} {first_line(error)}"
+            ) from None
         return answers[-1], bytes(body)
 
     def _refusal(self, problem: str) -> CheckpointError:
@@ -230,9 +264,9 @@ def _constants() -> Any:
 class BlockCache:
     """Blocks of one file on disk, each with its SHA-256, which is checked at every use.
 
-    They are among the Hub's cached assets (HF_ASSETS_CACHE/weightscope/blocks, which may be deleted at any time), in a
-    folder named for `identity` (endpoint, repository, file, etag), so that a changed file does not find old blocks. On
-    a disk that is full or read-only nothing is cached.
+    They are among the Hub's cached assets (HF_ASSETS_CACHE/weightscope/blocks, which may be deleted
+    at any time), in a folder named for `identity` (endpoint, repository, file, etag), so that a
+    changed file does not find old blocks. On a disk that is full or read-only nothing is cached.
     """
 
     def __init__(self, *identity: str) -> None:
@@ -284,7 +318,9 @@ class Ahead:
             self._kept |= contents
 
     def take(self, key: Hashable, start: int, stop: int) -> np.ndarray | None:
-        """Bytes [start, stop) of a tensor, which is not kept after its last one; None if it is not here."""
+        """Bytes [start, stop) of a tensor, which is not kept after its last one; None if it is not
+        here.
+        """
         with self._lock:
             content = self._kept.get(key)
             if content is None or stop < len(content):
@@ -296,22 +332,36 @@ class Ahead:
 class RemoteFile:
     """One .safetensors file of a repository.
 
-    `ahead` is of all files of the checkpoint. `names` are the tensors that an index lists for this one: they tell the
-    length of the header roughly, so that one request brings it.
-    """
+    `ahead` is of all files of the checkpoint. `names` are the tensors that an index lists for this
+    one: they tell the length of the header roughly, so that one request brings it."""
 
     samples = ""  # an etag tells the file
-    keeps = True  # whether blocks are cached; if not, exactly the bytes that are asked for are fetched
+    keeps = (
+        True  # whether blocks are cached; if not, exactly the bytes that are asked for are fetched
+    )
 
-    def __init__(self, repository: str, source: RangedFile, ahead: Ahead, names: Iterable[str] = ()) -> None:
+    def __init__(
+        self, repository: str, source: RangedFile, ahead: Ahead, names: Iterable[str] = ()
+    ) -> None:
         self.path, self.size = PurePosixPath(source.name), source.size
-        self.identity = file_identity(repository, source.commit, source.name, source.etag, source.size)
+        self.identity = file_identity(
+            repository, source.commit, source.name, source.etag, source.size
+        )
         self.published, self.sha256 = self.identity, etag_digest(self.identity)
         self._source, self._ahead = source, ahead
-        self._cache = BlockCache(_constants().ENDPOINT, repository, source.name, source.etag, str(source.size))
-        self._last: tuple[Range | None, memoryview | None] = None, None  # rows of one block may be asked for one by one
-        guess = sum(len(name) + ENTRY_BYTES for name in names) or min(UNKNOWN_HEADER, source.size // 1000)
-        self.tensors, self.metadata = parse_header(self._header(8 + guess), source.size, file=self.path)
+        self._cache = BlockCache(
+            _constants().ENDPOINT, repository, source.name, source.etag, str(source.size)
+        )
+        self._last: tuple[Range | None, memoryview | None] = (
+            None,
+            None,
+        )  # rows of one block may be asked for one by one
+        guess = sum(len(name) + ENTRY_BYTES for name in names) or min(
+            UNKNOWN_HEADER, source.size // 1000
+        )
+        self.tensors, self.metadata = parse_header(
+            self._header(8 + guess), source.size, file=self.path
+        )
 
     @property
     def bytes_fetched(self) -> int:
@@ -357,7 +407,9 @@ class RemoteFile:
         try:
             wanted = np.empty(stop - start, np.uint8)
         except MemoryError:
-            raise CheckpointError(f"no memory for {stop - start} bytes of it", file=self.path) from None
+            raise CheckpointError(
+                f"no memory for {stop - start} bytes of it", file=self.path
+            ) from None
         first, last = entry.start + start, entry.start + stop
         missing = [] if self.keeps or start == stop else [(first, last)]
         for block in _blocks(entry) if self.keeps else ():
@@ -378,7 +430,9 @@ class RemoteFile:
         return sum(stop - start for start, stop in self._missing(entries))
 
     def prefetch(self, entries: Iterable[TensorEntry]) -> None:
-        """Fetch the blocks of these tensors that are not cached; whole tensors stay in memory until they are read."""
+        """Fetch the blocks of these tensors that are not cached; whole tensors stay in memory until
+        they are read.
+        """
         entries = list(entries)
         missing = self._missing(entries)
         kept: dict[TensorEntry, np.ndarray] = {}
@@ -398,10 +452,15 @@ class RemoteFile:
 
     def _missing(self, entries: Iterable[TensorEntry]) -> list[Range]:
         blocks = {block for entry in entries for block in _blocks(entry)}
-        return sorted(block for block in blocks if not self._cache.has(_key(block), block[1] - block[0]))
+        return sorted(
+            block for block in blocks if not self._cache.has(_key(block), block[1] - block[0])
+        )
 
     def _fetch(
-        self, missing: Sequence[Range], deliver: Deliver, places: Mapping[Range, memoryview] = MappingProxyType({})
+        self,
+        missing: Sequence[Range],
+        deliver: Deliver,
+        places: Mapping[Range, memoryview] = MappingProxyType({}),
     ) -> None:
         def keep(block: Range, content: memoryview) -> None:
             if self.keeps:
@@ -425,7 +484,9 @@ def _blocks(entry: TensorEntry) -> list[Range]:
 
 
 def _copy(block: Range, content: bytes | memoryview, first: int, wanted: np.ndarray) -> None:
-    """Copy what a block has of the bytes that begin at `first` of the file to where they belong among them."""
+    """Copy what a block has of the bytes that begin at `first` of the file to where they belong
+    among them.
+    """
     a, b = max(block[0], first), min(block[1], first + len(wanted))
     wanted[a - first : b - first] = np.frombuffer(content, np.uint8)[a - block[0] : b - block[0]]
 

@@ -1,9 +1,9 @@
 """Adapters as PEFT saves them: a checkpoint whose weights W are read as W + dW.
 
-A LoRA's dW is s B A, s = alpha / r, or alpha / sqrt(r) with use_rslora (PEFT 0.21, tuners/lora/layer.py,
-get_delta_weight); a LoKr's is a Kronecker product. DoRA gives each output of W + dW a length of its own. Every tensor
-of an adapter is used exactly or refused, and so is every setting whose effect on the weights is not known. The files of
-other tools are read by `adapters`.
+A LoRA's dW is s B A, s = alpha / r, or alpha / sqrt(r) with use_rslora (PEFT 0.21,
+tuners/lora/layer.py, get_delta_weight); a LoKr's is a Kronecker product. DoRA gives each output of
+W + dW a length of its own. Every tensor of an adapter is used exactly or refused, and so is every
+setting whose effect on the weights is not known. The files of other tools are read by `adapters`.
 """
 
 import hashlib
@@ -18,9 +18,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from weightscope.checkpoint.checkpoint import Checkpoint, DerivedTensor, StoredTensor, Tensor, WholeTensor
+from weightscope.checkpoint.checkpoint import (
+    Checkpoint,
+    DerivedTensor,
+    StoredTensor,
+    Tensor,
+    WholeTensor,
+)
 from weightscope.checkpoint.config import MAX_BYTES, Config, read_json
-from weightscope.checkpoint.formats import ADAPTER, ADAPTER_WEIGHTS, LONE, PICKLE, TORCH_ADAPTER, how_to_convert
+from weightscope.checkpoint.formats import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    LONE,
+    PICKLE,
+    TORCH_ADAPTER,
+    how_to_convert,
+)
 from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError, counted
@@ -41,17 +54,28 @@ IDLE = {
     "rank_dropout", "module_dropout", "rank_dropout_scale", "decompose_both", "decompose_factor", "init_weights",
     "use_effective_conv2d",
 }  # fmt: skip
-INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the base's own weights too
+INITIAL = (
+    None,
+    True,
+    False,
+    "gaussian",
+    "eva",
+    "orthogonal",
+)  # others change the base's own weights too
 EMBEDDINGS = ("embed_tokens", "lm_head")  # PEFT saves them whole where the vocabulary has grown
 LARGEST_ADAPTER = 8 << 30  # bytes downloaded; rank 64 on every matrix of a 70B model has 3.3 GB
 LONGEST_MODULE = 300  # characters of a module's name, or of a pattern for names
 QUANTIFIER = re.compile(r"[*+?{]")
 NESTED = re.compile(r"[*+?}]\s*\)*\s*[*+{]|\)[*+{]|\\\d")  # nested quantifiers, and back-references
-STEPS = 10**10  # to match all patterns with all names, a name's length per quantifier: a few seconds
+STEPS = (
+    10**10
+)  # to match all patterns with all names, a name's length per quantifier: a few seconds
 ROWS = 1024  # of a product computed at a time
 
 
-Rows = Callable[[int, int], np.ndarray]  # float64 rows [start, stop) of a change, as the weight is stored
+Rows = Callable[
+    [int, int], np.ndarray
+]  # float64 rows [start, stop) of a change, as the weight is stored
 
 
 @dataclass(frozen=True)
@@ -125,7 +149,10 @@ class Kronecker:
 
     def open(self) -> Rows:
         """Its rows; the factors are read once."""
-        w1, w2 = (_product([tensor.read().astype(np.float64) for tensor in factor]) for factor in (self.w1, self.w2))
+        w1, w2 = (
+            _product([tensor.read().astype(np.float64) for tensor in factor])
+            for factor in (self.w1, self.w2)
+        )
         w1, w2 = (self.scale * w1.T, w2.T) if self.transposed else (self.scale * w1, w2)
 
         def rows(start: int, stop: int) -> np.ndarray:
@@ -136,7 +163,9 @@ class Kronecker:
 
     def unchecked(self) -> "Kronecker":
         """The same, but NaN and infinity are read."""
-        w1, w2 = (tuple(tensor.unchecked(set()) for tensor in factor) for factor in (self.w1, self.w2))
+        w1, w2 = (
+            tuple(tensor.unchecked(set()) for tensor in factor) for factor in (self.w1, self.w2)
+        )
         return replace(self, w1=w1, w2=w2)
 
 
@@ -146,7 +175,9 @@ def _product(factors: list[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Magnitude:
-    """The lengths that DoRA gives the outputs of W + dW; LyCORIS may give them to inputs instead."""
+    """The lengths that DoRA gives the outputs of W + dW; LyCORIS may give them to inputs
+    instead.
+    """
 
     lengths: Tensor
     of_inputs: bool = False
@@ -169,7 +200,9 @@ class MergedTensor(DerivedTensor):
             problem = f"is for a weight of shape {self.change.shape}; '{self.stored.name}' has {self.stored.shape}"
             raise self.change.tensors[0].refuse(problem)
         if self.magnitude and prod(self.magnitude.lengths.shape) != self.shape[self._axis]:
-            problem = f"has shape {self.magnitude.lengths.shape}; '{self.stored.name}' has {self.shape}"
+            problem = (
+                f"has shape {self.magnitude.lengths.shape}; '{self.stored.name}' has {self.shape}"
+            )
             raise self.magnitude.lengths.refuse(problem)
 
     @property
@@ -180,11 +213,17 @@ class MergedTensor(DerivedTensor):
 
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
-        tensors = (self.stored, *self.change.tensors, *((self.magnitude.lengths,) if self.magnitude else ()))
+        tensors = (
+            self.stored,
+            *self.change.tensors,
+            *((self.magnitude.lengths,) if self.magnitude else ()),
+        )
         return tuple(part for tensor in tensors for part in tensor.parts)
 
     def unchecked(self, noted: set[str]) -> Tensor:
-        lengths = self.magnitude and replace(self.magnitude, lengths=self.magnitude.lengths.unchecked(set()))
+        lengths = self.magnitude and replace(
+            self.magnitude, lengths=self.magnitude.lengths.unchecked(set())
+        )
         change, stored = self.change.unchecked(), self.stored.unchecked(set())
         return replace(self, stored=stored, change=change, noted=noted, magnitude=lengths)
 
@@ -218,18 +257,24 @@ class MergedTensor(DerivedTensor):
         """Rows of W + dW with the lengths that DoRA gives them."""
         if self.magnitude is None or self._axis == 1:
             return rows * factors if factors.size else rows
-        lengths = self.magnitude.lengths.read().reshape(-1)[first : first + len(rows)].astype(np.float64)
+        lengths = (
+            self.magnitude.lengths.read().reshape(-1)[first : first + len(rows)].astype(np.float64)
+        )
         return np.asarray(rows * (lengths / np.linalg.norm(rows, axis=1))[:, None])
 
     def _of_columns(self) -> np.ndarray:
-        """What DoRA multiplies each column of W + dW with, where lengths belong to columns; else nothing."""
+        """What DoRA multiplies each column of W + dW with, where lengths belong to columns; else
+        nothing.
+        """
         if self.magnitude is None or self._axis == 0:
             return np.zeros(0)
         squares = np.zeros(self.shape[1])
         for start, block in self.stored.blocks(ROWS):
             for _, rows in self._sums(block, start):
                 squares += np.square(rows).sum(axis=0)
-        return np.asarray(self.magnitude.lengths.read().reshape(-1).astype(np.float64) / np.sqrt(squares))
+        return np.asarray(
+            self.magnitude.lengths.read().reshape(-1).astype(np.float64) / np.sqrt(squares)
+        )
 
     def delta(self) -> np.ndarray:
         """The change alone, in float64."""
@@ -264,7 +309,9 @@ class ChangeTensor(DerivedTensor, WholeTensor):
 
 
 def adapter_from(repository: Repository) -> Path | None:
-    """The folder of the adapter in a repository on the Hub, downloaded; None if it is no adapter."""
+    """The folder of the adapter in a repository on the Hub, downloaded; None if it is no
+    adapter.
+    """
     settings = repository.file(ADAPTER, MAX_BYTES)
     if settings is not None:
         replace(repository, revision=settings.parent.name).file(ADAPTER_WEIGHTS, LARGEST_ADAPTER)
@@ -272,11 +319,15 @@ def adapter_from(repository: Repository) -> Path | None:
 
 
 class AdapterFile(LocalFile):
-    """The tensors of an adapter. Its identity includes the settings, which change what the tensors mean."""
+    """The tensors of an adapter. Its identity includes the settings, which change what the tensors
+    mean.
+    """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         super().__init__(path)
-        self._settings = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()
+        self._settings = hashlib.sha256(
+            json.dumps(dict(settings), sort_keys=True).encode()
+        ).hexdigest()
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -308,7 +359,9 @@ class Adapter:
     def magnitudes(self) -> dict[str, Magnitude]:
         """The lengths that DoRA gives the outputs of a module, by its name."""
         given = {module: factors.get(MAGNITUDE) for module, factors in self._factors.items()}
-        return {module: Magnitude(lengths) for module, lengths in given.items() if lengths is not None}
+        return {
+            module: Magnitude(lengths) for module, lengths in given.items() if lengths is not None
+        }
 
     @cached_property
     def _factors(self) -> dict[str, dict[str, StoredTensor]]:
@@ -339,16 +392,24 @@ class Adapter:
             module, _, kind = plain.rpartition(".")
             if not self._may_replace(module, kind):
                 known = "lora_A, lora_B, modules of modules_to_save and trained biases"
-                raise tensor.refuse(f"is not a supported part of a LoRA adapter; supported are {known}")
+                raise tensor.refuse(
+                    f"is not a supported part of a LoRA adapter; supported are {known}"
+                )
             replaced[plain] = tensor
         return replaced
 
     def _may_replace(self, module: str, kind: str) -> bool:
         listed = self.config.get("modules_to_save") or []
-        saved = [*EMBEDDINGS, *(name for name in listed if isinstance(name, str))] if isinstance(listed, list) else []
+        saved = (
+            [*EMBEDDINGS, *(name for name in listed if isinstance(name, str))]
+            if isinstance(listed, list)
+            else []
+        )
         is_saved = any(f".{name}." in f".{module}." for name in saved)
         return "lora_" not in module + kind and (
-            is_saved or module in self.changes or (kind == "bias" and self.config.get("bias") in ("all", "lora_only"))
+            is_saved
+            or module in self.changes
+            or (kind == "bias" and self.config.get("bias") in ("all", "lora_only"))
         )
 
     @cached_property
@@ -365,23 +426,33 @@ class Adapter:
         """The factors of one module, checked against the settings."""
         factors = {part: tensor for part, tensor in parts.items() if part != MAGNITUDE}
         if MAGNITUDE in parts and not self.config.get("use_dora"):
-            raise parts[MAGNITUDE].refuse(f"is not a supported part of a LoRA adapter: {ADAPTER} says nothing of DoRA")
-        if self.config.get("use_dora") and (MAGNITUDE not in parts or "lora_embedding_" in parts[MAGNITUDE].name):
+            raise parts[MAGNITUDE].refuse(
+                f"is not a supported part of a LoRA adapter: {ADAPTER} says nothing of DoRA"
+            )
+        if self.config.get("use_dora") and (
+            MAGNITUDE not in parts or "lora_embedding_" in parts[MAGNITUDE].name
+        ):
             lone = next(iter(parts.values()))
-            raise lone.refuse(f"has no lora_magnitude_vector that is read, though {ADAPTER} says use_dora")
+            raise lone.refuse(
+                f"has no lora_magnitude_vector that is read, though {ADAPTER} says use_dora"
+            )
         if self.config.get("peft_type") == "LOKR":
             rank = self._of_module("rank_pattern", "r", module)
             return kronecker(factors, self._of_module("alpha_pattern", "alpha", module) / rank)
         a, b = factor_pair(factors)
         rank = self._of_module("rank_pattern", "r", module)
         if a.shape[0] != b.shape[1] or a.shape[0] != rank:
-            raise a.refuse(f"has shape {a.shape}, its lora_B {b.shape}; {ADAPTER} says rank {rank:g}")
+            raise a.refuse(
+                f"has shape {a.shape}, its lora_B {b.shape}; {ADAPTER} says rank {rank:g}"
+            )
         alpha = self._of_module("alpha_pattern", "lora_alpha", module)
         scale = alpha / (sqrt(rank) if self.config.get("use_rslora") else rank)
         return LowRank(a, b, scale, transposed="lora_embedding_" in a.name)
 
     def _of_module(self, patterns: str, default: str, module: str) -> float:
-        """A module's setting: by the first pattern that matches the end of its name, else the default setting."""
+        """A module's setting: by the first pattern that matches the end of its name, else the
+        default setting.
+        """
         for pattern, value in self._patterns[patterns]:
             if pattern.fullmatch(module):
                 return value
@@ -389,7 +460,9 @@ class Adapter:
 
     @cached_property
     def _patterns(self) -> dict[str, list[tuple[re.Pattern[str], float]]]:
-        """The compiled patterns of each setting with their values; patterns that could take long are refused."""
+        """The compiled patterns of each setting with their values; patterns that could take long
+        are refused.
+        """
         longest, n_names = max(map(len, self._tensors), default=0), len(self._tensors)
         steps = 0
         patterns: dict[str, list[tuple[re.Pattern[str], float]]] = {}
@@ -421,8 +494,14 @@ def kronecker(parts: Mapping[str, StoredTensor], scale: float) -> Kronecker:
     factors = []
     for name in ("w1", "w2"):
         tensors = tuple(parts[part] for part in (name, f"{name}_a", f"{name}_b") if part in parts)
-        fits = all(len(tensor.shape) == 2 for tensor in tensors) and len(tensors) == 1 + (name not in parts)
-        if not fits or (len(tensors) == 2 and tensors[0].shape[1] != tensors[1].shape[0]) or "t2" in parts:
+        fits = all(len(tensor.shape) == 2 for tensor in tensors) and len(tensors) == 1 + (
+            name not in parts
+        )
+        if (
+            not fits
+            or (len(tensors) == 2 and tensors[0].shape[1] != tensors[1].shape[0])
+            or "t2" in parts
+        ):
             lone = next(iter(parts.values()))
             problem = f"belongs to a LoKr whose {name} is not one matrix, or {name}_a and {name}_b that fit"
             raise lone.refuse(f"{problem}; convolutions (t2) are not read")
@@ -450,11 +529,17 @@ def open_adapter(folder: Path) -> Adapter:
     config = Config(read_json(path), path)
     kind = config.get("peft_type")
     if kind not in ("LORA", "LOKR"):
-        raise CheckpointError(f"is an adapter of peft_type '{str(kind)[:40]}'; read are LORA and LOKR", file=path)
+        raise CheckpointError(
+            f"is an adapter of peft_type '{str(kind)[:40]}'; read are LORA and LOKR", file=path
+        )
     if config.get("init_lora_weights") not in INITIAL:
         value = str(config.get("init_lora_weights"))[:40]
-        problem = f"init_lora_weights is '{value}', which changes the base's weights too; it is not read"
-        raise CheckpointError(f"{problem}: convert it to a plain LoRA with PEFT, or merge it", file=path)
+        problem = (
+            f"init_lora_weights is '{value}', which changes the base's weights too; it is not read"
+        )
+        raise CheckpointError(
+            f"{problem}: convert it to a plain LoRA with PEFT, or merge it", file=path
+        )
     for name, value in config.items():
         if value and name not in READ | IDLE:
             problem = f"{name} is set, which is not read; merge the adapter with PEFT and open the merged model"
@@ -480,7 +565,9 @@ def naming(modules: Iterable[str], names: Iterable[str], file: object) -> Callab
     wanted, in_base = [f"{module}.weight" for module in modules], set(names)
     for cut in range(min(name.count(".") for name in wanted)):
         short = [name.split(".", cut)[-1] for name in wanted]
-        starts = [name.removesuffix(short[0]) for name in in_base if f".{name}".endswith(f".{short[0]}")]
+        starts = [
+            name.removesuffix(short[0]) for name in in_base if f".{name}".endswith(f".{short[0]}")
+        ]
         fitting = [start for start in starts if all(start + name in in_base for name in short)]
         if "" in fitting or len(fitting) == 1:
             start = "" if "" in fitting else fitting[0]
@@ -488,7 +575,9 @@ def naming(modules: Iterable[str], names: Iterable[str], file: object) -> Callab
         if fitting:
             break
     missing = next((name for name in wanted if name not in in_base), wanted[0])
-    problem = f"changes '{missing}', which the base does not have; is `base` the model it was made for?"
+    problem = (
+        f"changes '{missing}', which the base does not have; is `base` the model it was made for?"
+    )
     raise CheckpointError(problem, file=file)
 
 
@@ -517,7 +606,9 @@ def with_adapter(base: Checkpoint, adapter: AnyAdapter, transposed: Collection[s
     for name, tensor in adapter.replaced.items():
         full = rename(name)
         before = tensors.get(full)
-        resized = before is not None and len(tensor.shape) == 2 and tensor.shape[1:] == before.shape[1:]
+        resized = (
+            before is not None and len(tensor.shape) == 2 and tensor.shape[1:] == before.shape[1:]
+        )
         if before is not None and tensor.shape != before.shape and not resized:
             raise tensor.refuse(f"has shape {tensor.shape}, in the base {before.shape}")
         tensors[full] = replace(tensor, name=full)
@@ -525,18 +616,30 @@ def with_adapter(base: Checkpoint, adapter: AnyAdapter, transposed: Collection[s
         full = rename(f"{module}.weight")
         in_out = change.transposed or full.rpartition(".")[0].rpartition(".")[2] in transposed
         changed = replace(change, transposed=in_out)
-        tensors[full] = MergedTensor(tensors[full], changed, magnitude=adapter.magnitudes.get(module))
+        tensors[full] = MergedTensor(
+            tensors[full], changed, magnitude=adapter.magnitudes.get(module)
+        )
     folder = adapter.folder if has_tokenizer(adapter.folder) else base.folder
     base_name = base.folder.name if base.name == LONE else base.name
     files = [*base.files, adapter.file]
-    merged = Checkpoint(folder, files, tensors, base.config, f"{adapter.folder.name} on {base_name}")
+    merged = Checkpoint(
+        folder, files, tensors, base.config, f"{adapter.folder.name} on {base_name}"
+    )
     ranks = ", ".join(map(str, sorted({change.rank for change in changes.values()})))
     kinds = {type(change) for change in changes.values()}
     kind = "LoRA" if kinds == {LowRank} else "LoKr" if kinds == {Kronecker} else "LoRA and LoKr"
     kind += " with DoRA's lengths" if adapter.magnitudes else ""
-    replaced = f" and {counted(len(adapter.replaced), 'tensor')} of its own" if adapter.replaced else ""
-    merged.weight_files, merged.given, merged.stored_names = base.weight_files, base.given, base.stored_names
-    merged.note = f"A {kind} of rank {ranks} on {counted(len(changes), 'weight')}{replaced} over {base_name}."
+    replaced = (
+        f" and {counted(len(adapter.replaced), 'tensor')} of its own" if adapter.replaced else ""
+    )
+    merged.weight_files, merged.given, merged.stored_names = (
+        base.weight_files,
+        base.given,
+        base.stored_names,
+    )
+    merged.note = (
+        f"A {kind} of rank {ranks} on {counted(len(changes), 'weight')}{replaced} over {base_name}."
+    )
     if adapter.others:
         merged.note += f" Its file also changes {', '.join(adapter.others)}, which the base is not."
     return merged

@@ -1,7 +1,8 @@
-"""Adapters as mlx-lm saves them: adapters.safetensors with lora_a (in, r), lora_b (r, out) and, of DoRA, m (out,).
+"""Adapters as mlx-lm saves them: adapters.safetensors with lora_a (in, r), lora_b (r, out) and, of
+DoRA, m (out,).
 
-W is read as W + scale (lora_a lora_b)', the scale as it stands (mlx_lm 0.32, tuner/lora.py, LoRALinear.fuse).
-"""
+W is read as W + scale (lora_a lora_b)', the scale as it stands (mlx_lm 0.32, tuner/lora.py,
+LoRALinear.fuse)."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -58,7 +59,9 @@ class AdapterOfMlx:
         config = Config(read_json(folder / ADAPTER), folder / ADAPTER)
         kind = config.get(KIND, "lora")
         if kind not in ("lora", "dora"):
-            problem = f"is an adapter of mlx-lm with {KIND} '{str(kind)[:40]}'; lora and dora are read"
+            problem = (
+                f"is an adapter of mlx-lm with {KIND} '{str(kind)[:40]}'; lora and dora are read"
+            )
             raise CheckpointError(f"{problem}: merge it with `mlx_lm.fuse`", file=config.file)
         adapter = cls(folder, config, AdapterFile(folder / WEIGHTS, config))
         adapter.changes  # noqa: B018 - checks every tensor
@@ -93,7 +96,9 @@ class AdapterOfMlx:
     @cached_property
     def magnitudes(self) -> dict[str, Magnitude]:
         """The lengths that DoRA gives the outputs of a module."""
-        return {module: Magnitude(parts["m"]) for module, parts in self.modules.items() if "m" in parts}
+        return {
+            module: Magnitude(parts["m"]) for module, parts in self.modules.items() if "m" in parts
+        }
 
     replaced: dict[str, StoredTensor] = field(default_factory=dict)  # no tensor of the base
     others: tuple[str, ...] = ()  # it changes one model
@@ -105,9 +110,13 @@ class AdapterOfMlx:
     def _change(self, parts: dict[str, StoredTensor]) -> LowRank:
         first = next(iter(parts.values()))
         if not {"lora_a", "lora_b"} <= {*parts}:
-            raise first.refuse("has no counterpart; an adapter has lora_a and lora_b of each module")
+            raise first.refuse(
+                "has no counterpart; an adapter has lora_a and lora_b of each module"
+            )
         if ("m" in parts) != (self.config.get(KIND) == "dora"):
-            raise first.refuse(f"and its module {'have' if 'm' in parts else 'lack'} an m of DoRA, against {KIND}")
+            raise first.refuse(
+                f"and its module {'have' if 'm' in parts else 'lack'} an m of DoRA, against {KIND}"
+            )
         a, b = parts["lora_a"], parts["lora_b"]
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
             raise a.refuse(

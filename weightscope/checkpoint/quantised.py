@@ -1,9 +1,8 @@
 """Quantised checkpoints: the stored tensors of one weight, presented as that weight in float32.
 
-Tensors belong together by their names; config.json says what names do not. Unknown methods are refused: integers read
-as weights would give plausible numbers. Every weight is (out, in), as a Linear stores it before quantisation, though
-GPTQ and AWQ store it transposed.
-"""
+Tensors belong together by their names; config.json says what names do not. Unknown methods are
+refused: integers read as weights would give plausible numbers. Every weight is (out, in), as a
+Linear stores it before quantisation, though GPTQ and AWQ store it transposed."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,7 +25,11 @@ from weightscope.checkpoint.packings import (
 from weightscope.checkpoint.packings.packed import Find
 from weightscope.core.errors import CheckpointError
 
-SETTINGS = (mlx.KEY, "quantization_config", "compression_config")  # keys of config.json, or of its text_config
+SETTINGS = (
+    mlx.KEY,
+    "quantization_config",
+    "compression_config",
+)  # keys of config.json, or of its text_config
 # Ends of names that only quantised weights have.
 PARTS = (".qweight", "_scale_inv", "_scale", ".absmax", ".SCB", ".weight_packed", ".scales", ".W_q")
 MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
@@ -35,7 +38,9 @@ SELF_EVIDENT: tuple[Find, ...] = (
     bitsandbytes.find,
     hqq.find,
 )  # their tensors say it; config.json need not
-METHODS: dict[str, tuple[Find, ...]] = {  # quant_method of config.json -> how its weights are found, besides these
+METHODS: dict[
+    str, tuple[Find, ...]
+] = {  # quant_method of config.json -> how its weights are found, besides these
     "fp8": (),
     "fbgemm_fp8": (),
     "gptq": (gptq.find_gptq,),
@@ -60,14 +65,19 @@ CHECKS: dict[str, Callable[[Config], None]] = {  # what a method refuses of its 
 
 
 def dequantised(stored: Mapping[str, StoredTensor], config: Config) -> dict[str, Tensor]:
-    """All tensors by name: quantised weights under the names they had before, the rest as stored."""
+    """All tensors by name: quantised weights under the names they had before, the rest as
+    stored.
+    """
     method, settings = _settings(config)
     if method == "mlx":
         mlx.check_modules(stored, settings)
     finders = (*METHODS.get(method, ()), *SELF_EVIDENT, _refuse_packed)
     tensors: dict[str, Tensor] = dict(stored)
     for tensor in stored.values():
-        weight = next((weight for find in finders if (weight := find(tensor, stored, settings)) is not None), None)
+        weight = next(
+            (weight for find in finders if (weight := find(tensor, stored, settings)) is not None),
+            None,
+        )
         if weight is not None:
             for part in weight.parts:
                 tensors.pop(part.name, None)
@@ -80,7 +90,9 @@ def _settings(config: Config) -> tuple[str, Config]:
     text = config.get("text_config")
     levels: tuple[Mapping[str, Any], ...] = (config, text if isinstance(text, dict) else {})
     described = [(key, level.get(key)) for key in SETTINGS for level in levels]
-    stated = [(key, settings) for key, settings in described if isinstance(settings, dict) and settings]
+    stated = [
+        (key, settings) for key, settings in described if isinstance(settings, dict) and settings
+    ]
     if not stated:
         return "", Config({}, config.file)
     key, settings = stated[0]
@@ -99,6 +111,10 @@ def _refuse_packed(tensor: StoredTensor, stored: Mapping[str, StoredTensor], _: 
     if tensor.name.endswith(".qweight"):
         raise tensor.refuse("is packed, and config.json does not say whether by gptq or awq")
     if tensor.name.endswith(".weight_packed"):
-        raise tensor.refuse("is packed, and config.json does not say that compressed-tensors packed it")
+        raise tensor.refuse(
+            "is packed, and config.json does not say that compressed-tensors packed it"
+        )
     if tensor.dtype == "U32" and f"{tensor.name.removesuffix('.weight')}.scales" in stored:
-        raise tensor.refuse("is packed as MLX does, and config.json does not say how: it has no 'quantization'")
+        raise tensor.refuse(
+            "is packed as MLX does, and config.json does not say how: it has no 'quantization'"
+        )

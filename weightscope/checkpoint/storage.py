@@ -1,7 +1,7 @@
 """A file of weights and, of a safetensors file, its header, checked before any data is trusted.
 
-Layout: 8 bytes little-endian header length, the header as JSON, then the data that the header's offsets refer to.
-"""
+Layout: 8 bytes little-endian header length, the header as JSON, then the data that the header's
+offsets refer to."""
 
 import hashlib
 import os
@@ -27,10 +27,14 @@ from weightscope.core.compute.half import Half
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import open_regular
 
-WHOLE = 64 << 20  # bytes of a file that is known by all of its content; of a larger one by samples and its inode
+WHOLE = (
+    64 << 20
+)  # bytes of a file that is known by all of its content; of a larger one by samples and its inode
 READ, SAMPLE = 1 << 20, 4096  # bytes read at a time for that, and of a sample
 LARGEST_READ = 1 << 30  # systems return less than 2 GB at a time
-ADVICE = 128 << 10  # bytes: of a longer range Linux reads only as much as its read-ahead, often this
+ADVICE = (
+    128 << 10
+)  # bytes: of a longer range Linux reads only as much as its read-ahead, often this
 ADVISED = 512 << 20  # bytes: what is asked for too early would push other things out of memory
 MAX_OFFSET = 2**63 - 1
 SIZES = range(MAX_OFFSET + 1)
@@ -72,7 +76,9 @@ class HeaderDigest(NamedTuple):
 
 
 class Storage(Protocol):
-    """A file, local or remote, whose header has been read and checked and whose data can be read in pieces."""
+    """A file, local or remote, whose header has been read and checked and whose data can be read in
+    pieces.
+    """
 
     @property
     def path(self) -> PurePath: ...  # named in errors
@@ -84,13 +90,19 @@ class Storage(Protocol):
     def header(self) -> HeaderDigest: ...
 
     @property
-    def published(self) -> Mapping[str, Any] | None: ...  # commit and etag on the Hub; None of any other file
+    def published(
+        self,
+    ) -> Mapping[str, Any] | None: ...  # commit and etag on the Hub; None of any other file
 
     @property
-    def sha256(self) -> str: ...  # of the whole file: where it was read whole, or is the etag; else empty
+    def sha256(
+        self,
+    ) -> str: ...  # of the whole file: where it was read whole, or is the etag; else empty
 
     @property
-    def samples(self) -> str: ...  # of its header and two blocks of each tensor, where these were read; else empty
+    def samples(
+        self,
+    ) -> str: ...  # of its header and two blocks of each tensor, where these were read; else empty
 
     def read_digest(self, step: Callable[[int], object] = ...) -> None:
         """Make `sha256` known, reading the whole file if need be; `step` gets the bytes read."""
@@ -103,10 +115,14 @@ class Storage(Protocol):
     def metadata(self) -> Mapping[str, str]: ...  # of a safetensors file's header
 
     @property
-    def bytes_fetched(self) -> int: ...  # over a network so far, header included; 0 for a local file
+    def bytes_fetched(
+        self,
+    ) -> int: ...  # over a network so far, header included; 0 for a local file
 
     @property
-    def identity(self) -> Mapping[str, Any]: ...  # JSON values that tell its content from another's, read in part
+    def identity(
+        self,
+    ) -> Mapping[str, Any]: ...  # JSON values that tell its content from another's, read in part
 
     keeps: bool  # whether what is fetched over a network is cached on disk
 
@@ -124,7 +140,9 @@ class Storage(Protocol):
 
 
 def is_same_file(x: Storage, y: Storage) -> bool:
-    """Whether two are one file, by path or inode, or have the same digest where it is known; nothing is read."""
+    """Whether two are one file, by path or inode, or have the same digest where it is known;
+    nothing is read.
+    """
     if x.sha256 and y.sha256:
         return x.sha256 == y.sha256
     if x.published is not None or y.published is not None:
@@ -135,7 +153,9 @@ def is_same_file(x: Storage, y: Storage) -> bool:
 
 
 def etag_digest(published: Mapping[str, Any] | None) -> str:
-    """The etag of a file on the Hub where it is the file's SHA-256, as for LFS files; else empty."""
+    """The etag of a file on the Hub where it is the file's SHA-256, as for LFS files; else
+    empty.
+    """
     etag = str((published or {}).get("etag", ""))
     return etag if SHA256.fullmatch(etag) else ""
 
@@ -145,23 +165,32 @@ def file_identity(repository: str, commit: str, name: str, etag: str, size: int)
     from huggingface_hub import constants
 
     return {
-        "endpoint": constants.ENDPOINT, "repository": repository, "commit": commit,
-        "name": name, "etag": etag, "size": size,
-    }  # fmt: skip
+        "endpoint": constants.ENDPOINT,
+        "repository": repository,
+        "commit": commit,
+        "name": name,
+        "etag": etag,
+        "size": size,
+    }
 
 
 def cached_identity(path: Path, size: int) -> dict[str, Any] | None:
-    """The `file_identity` of a file in the Hub's cache, from its folders' names; None for any other file.
+    """The `file_identity` of a file in the Hub's cache, from its folders' names; None for any other
+    file.
 
-    In the cache a file is a link to a blob named by its etag. A regular file there, or a folder of such a name in
-    another place, says nothing of its content.
-    """
+    In the cache a file is a link to a blob named by its etag. A regular file there, or a folder of
+    such a name in another place, says nothing of its content."""
     from huggingface_hub import constants
 
     match path.parts[-4:]:
-        case (folder, "snapshots", commit, name) if folder.startswith("models--") and path.is_symlink():
+        case (folder, "snapshots", commit, name) if (
+            folder.startswith("models--") and path.is_symlink()
+        ):
             blob, root = path.resolve(), Path(constants.HF_HUB_CACHE).resolve() / folder
-            is_cached = path.parents[2].resolve() == root.resolve() and blob.parent == (root / "blobs").resolve()
+            is_cached = (
+                path.parents[2].resolve() == root.resolve()
+                and blob.parent == (root / "blobs").resolve()
+            )
             if is_cached and COMMIT.fullmatch(commit) and ETAG.fullmatch(blob.name):
                 repository = folder.removeprefix("models--").replace("--", "/")
                 return file_identity(repository, commit, name, blob.name, size)
@@ -172,12 +201,16 @@ def cached_identity(path: Path, size: int) -> dict[str, Any] | None:
 
 
 def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Little-endian bytes as float32, copied only where necessary: raw (n_bytes,) -> (n_elements,)."""
+    """Little-endian bytes as float32, copied only where necessary: raw (n_bytes,) ->
+    (n_elements,).
+    """
     check_readable(dtype)
     stored = raw.view(_STORED_AS[dtype])
     if dtype in HALVES:
         return np.asarray(Half(stored))
-    with np.errstate(over="ignore", invalid="ignore"):  # float64 too large for float32 becomes inf, reported like NaN
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # float64 too large for float32 becomes inf, reported like NaN
         return stored.astype(np.float32, copy=False)
 
 
@@ -199,19 +232,26 @@ def check_readable(dtype: str) -> None:
 def header_length(prefix: bytes, file_size: int, *, file: object) -> int:
     """The header's length in bytes, from the first eight bytes of the file."""
     if len(prefix) < 8:
-        raise CheckpointError(f"has {file_size} bytes; a safetensors file has at least 8", file=file)
+        raise CheckpointError(
+            f"has {file_size} bytes; a safetensors file has at least 8", file=file
+        )
     length = int.from_bytes(prefix[:8], "little")
     if length > MAX_BYTES:
         raise CheckpointError(f"header of {length} bytes; at most {MAX_BYTES} are read", file=file)
     if 8 + length > file_size:
         raise CheckpointError(
-            f"header of {length} bytes, but the file has only {file_size}; is it cut short?", file=file
+            f"header of {length} bytes, but the file has only {file_size}; is it cut short?",
+            file=file,
         )
     return length
 
 
-def parse_header(text: bytes, file_size: int, *, file: object) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """Tensors (in file order) and metadata of a header: the safetensors library's checks, with clearer messages."""
+def parse_header(
+    text: bytes, file_size: int, *, file: object
+) -> tuple[dict[str, TensorEntry], dict[str, str]]:
+    """Tensors (in file order) and metadata of a header: the safetensors library's checks, with
+    clearer messages.
+    """
     entries = parse_json(text, file=file, what="header ")
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -223,13 +263,21 @@ def parse_header(text: bytes, file_size: int, *, file: object) -> tuple[dict[str
     expected = data_start
     for name, tensor in tensors.items():
         if tensor.start != expected:
-            kind = "overlaps the tensor before it" if tensor.start < expected else "leaves a gap before it"
+            kind = (
+                "overlaps the tensor before it"
+                if tensor.start < expected
+                else "leaves a gap before it"
+            )
             offset, due = tensor.start - data_start, expected - data_start
-            raise CheckpointError(f"starts at offset {offset} and {kind}; {due} was due", file=file, tensor=name)
+            raise CheckpointError(
+                f"starts at offset {offset} and {kind}; {due} was due", file=file, tensor=name
+            )
         expected = tensor.stop
     if expected != file_size:
         problem = f"tensors end at byte {expected}, but the file has {file_size}"
-        raise CheckpointError(problem + ("; is it cut short?" if expected > file_size else ""), file=file)
+        raise CheckpointError(
+            problem + ("; is it cut short?" if expected > file_size else ""), file=file
+        )
     _compare_with_library(text, file_size, tensors, file)
     return tensors, metadata
 
@@ -250,23 +298,34 @@ def _entry(name: str, entry: Any, data_start: int, file: object) -> TensorEntry:
         or len(shape) > MAX_DIMENSIONS
         or not all(type(n) is int and n in SIZES for n in shape)
     ):
-        raise bad(f"has shape {str(shape)[:80]}; a list of at most {MAX_DIMENSIONS} sizes was expected")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int and n in SIZES for n in offsets):
+        raise bad(
+            f"has shape {str(shape)[:80]}; a list of at most {MAX_DIMENSIONS} sizes was expected"
+        )
+    if (
+        not isinstance(offsets, list)
+        or len(offsets) != 2
+        or not all(type(n) is int and n in SIZES for n in offsets)
+    ):
         raise bad(f"has data_offsets {str(offsets)[:80]}; two byte offsets were expected")
     # One size of 0 makes the product 0; the rest must still give an array that NumPy can address.
     if prod(size for size in shape if size) * 8 > MAX_OFFSET:
         raise bad(f"has shape {str(tuple(shape))[:80]}, more elements than any file holds")
     bits, (start, stop) = prod(shape) * BITS[dtype], offsets
     if bits % 8 or stop - start != bits // 8:
-        raise bad(f"has {stop - start} bytes; {dtype} of shape {tuple(shape)} needs {bits / 8:.15g}")
+        raise bad(
+            f"has {stop - start} bytes; {dtype} of shape {tuple(shape)} needs {bits / 8:.15g}"
+        )
     return TensorEntry(dtype, tuple(shape), data_start + start, data_start + stop)
 
 
-def _compare_with_library(text: bytes, file_size: int, tensors: Mapping[str, TensorEntry], file: object) -> None:
-    """Refuse a header that the safetensors library reads differently: one file must not have two contents.
+def _compare_with_library(
+    text: bytes, file_size: int, tensors: Mapping[str, TensorEntry], file: object
+) -> None:
+    """Refuse a header that the safetensors library reads differently: one file must not have two
+    contents.
 
-    The library maps the file that it opens, and a process that reads a map is killed when another cuts the file short.
-    So it gets a sparse file in memory: this header, and a hole for the data.
+    The library maps the file that it opens, and a process that reads a map is killed when another
+    cuts the file short. So it gets a sparse file in memory: this header, and a hole for the data.
     """
     try:
         memory = os.memfd_create("header") if hasattr(os, "memfd_create") else None
@@ -275,16 +334,27 @@ def _compare_with_library(text: bytes, file_size: int, tensors: Mapping[str, Ten
             copy.truncate(file_size)
             with safe_open(f"/dev/fd/{copy.fileno()}", "np") as library:
                 slices = {name: library.get_slice(name) for name in library.offset_keys()}
-                theirs = {name: (piece.get_dtype(), tuple(piece.get_shape())) for name, piece in slices.items()}
+                theirs = {
+                    name: (piece.get_dtype(), tuple(piece.get_shape()))
+                    for name, piece in slices.items()
+                }
     except SafetensorError as error:
-        raise CheckpointError(f"the safetensors library refuses the header ({error})", file=file) from None
+        raise CheckpointError(
+            f"the safetensors library refuses the header ({error})", file=file
+        ) from None
     except OSError as error:
-        raise CheckpointError(f"its header cannot be checked ({error.strerror})", file=file) from None
+        raise CheckpointError(
+            f"its header cannot be checked ({error.strerror})", file=file
+        ) from None
     ours = {name: (entry.dtype, entry.shape) for name, entry in tensors.items()}
     # Tensors without elements may lie anywhere.
-    orders = [[name for name, (_, shape) in each.items() if 0 not in shape] for each in (theirs, ours)]
+    orders = [
+        [name for name, (_, shape) in each.items() if 0 not in shape] for each in (theirs, ours)
+    ]
     if theirs != ours or orders[0] != orders[1]:
-        raise CheckpointError("the safetensors library finds other tensors in the header", file=file)
+        raise CheckpointError(
+            "the safetensors library finds other tensors in the header", file=file
+        )
 
 
 # Files on this machine
@@ -293,9 +363,9 @@ def _compare_with_library(text: bytes, file_size: int, tensors: Mapping[str, Ten
 class OpenFile:
     """A regular file held open, so that another file put in its place later is not mistaken for it.
 
-    Data are read, not mapped: mapping would save a copy (0.2 s per GB, little next to computing its spectra), but a
-    process that reads a map is killed by SIGBUS when another cuts the file short. A read reports it as an error.
-    """
+    Data are read, not mapped: mapping would save a copy (0.2 s per GB, little next to computing its
+    spectra), but a process that reads a map is killed by SIGBUS when another cuts the file short. A
+    read reports it as an error."""
 
     bytes_fetched = 0
     keeps = True
@@ -313,12 +383,20 @@ class OpenFile:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Of a file in the Hub's cache, the repository's file; of any other, name, size, time and content."""
+        """Of a file in the Hub's cache, the repository's file; of any other, name, size, time and
+        content.
+        """
         if self.published is not None:
             return self.published
-        # An archive with normalised times, or cp -p, gives other weights the same name, size and time.
+        # An archive with normalised times, or cp -p, gives other weights the same name, size and
+        # time.
         place = {} if self.size <= WHOLE else {"inode": os.fstat(self._descriptor).st_ino}
-        return {"name": self.path.name, "size": self.size, "modified": self._modified, "sha256": self._digest} | place
+        return {
+            "name": self.path.name,
+            "size": self.size,
+            "modified": self._modified,
+            "sha256": self._digest,
+        } | place
 
     @cached_property
     def published(self) -> dict[str, Any] | None:
@@ -333,11 +411,15 @@ class OpenFile:
 
     @property
     def samples(self) -> str:
-        """SHA-256 of a large file's header and samples, where it was read to know the file again; else empty."""
+        """SHA-256 of a large file's header and samples, where it was read to know the file again;
+        else empty.
+        """
         return self._digest if self.size > WHOLE and "_digest" in vars(self) else ""
 
     def read_digest(self, step: Callable[[int], object] = lambda count: None) -> None:
-        """Read the whole file, once, for its SHA-256; refused where the Hub says that it is another."""
+        """Read the whole file, once, for its SHA-256; refused where the Hub says that it is
+        another.
+        """
         if self._whole:
             return
         digest = hashlib.sha256()
@@ -351,7 +433,9 @@ class OpenFile:
 
     @cached_property
     def _digest(self) -> str:
-        """SHA-256 of a small file; of a large one, of all before its first tensor and two blocks of each tensor."""
+        """SHA-256 of a small file; of a large one, of all before its first tensor and two blocks of
+        each tensor.
+        """
         spans = [(start, min(start + READ, self.size)) for start in range(0, self.size, READ)]
         if self.size > WHOLE:
             entries = sorted((entry.start, entry.stop) for entry in self.tensors.values())
@@ -365,22 +449,32 @@ class OpenFile:
         return digest.hexdigest()
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Bytes [start, stop) of the file, as a new uint8 array; refused once the file has changed."""
+        """Bytes [start, stop) of the file, as a new uint8 array; refused once the file has
+        changed.
+        """
         try:
             buffer = np.empty(stop - start, np.uint8)
             view, done = memoryview(buffer), 0
             while done < len(view):
-                count = os.preadv(self._descriptor, [view[done : done + LARGEST_READ]], start + done)
+                count = os.preadv(
+                    self._descriptor, [view[done : done + LARGEST_READ]], start + done
+                )
                 if count == 0:
                     break
                 done += count
         except OSError as error:
             raise CheckpointError(f"cannot be read ({error.strerror})", file=self.path) from None
         except MemoryError:
-            raise CheckpointError(f"no memory for {stop - start} bytes of it", file=self.path) from None
+            raise CheckpointError(
+                f"no memory for {stop - start} bytes of it", file=self.path
+            ) from None
         status = os.fstat(self._descriptor)
         if done < len(view) or (status.st_size, status.st_mtime_ns) != (self.size, self._modified):
-            shrunk = f": it had {self.size} bytes and has {status.st_size}" if status.st_size != self.size else ""
+            shrunk = (
+                f": it had {self.size} bytes and has {status.st_size}"
+                if status.st_size != self.size
+                else ""
+            )
             raise CheckpointError(f"has changed since it was opened{shrunk}", file=self.path)
         return buffer
 

@@ -30,29 +30,55 @@ PROBE_KEY = options.file_to_read(
     first=True,
 )
 @click.argument("suspect", shell_complete=options.complete_source)
-@click.argument("bases", nargs=-1, required=True, metavar="BASE [BASE ...]", shell_complete=options.complete_source)
+@click.argument(
+    "bases",
+    nargs=-1,
+    required=True,
+    metavar="BASE [BASE ...]",
+    shell_complete=options.complete_source,
+)
 @options.out
 @options.tower
 @options.families
 @options.digest
-@click.option("--base", "adapted", help="Base model of SUSPECT, a LoRA adapter whose config does not name it.")
+@click.option(
+    "--base", "adapted", help="Base model of SUSPECT, a LoRA adapter whose config does not name it."
+)
 @PROBE_KEY
-@click.option("--nonce", help="Draw the probes of an earlier result, whose lineage.json has its nonce.")
-@options.file_to_write("--attest", help="Also write a claim that others can check with `weightscope verify`.")
-@options.file_to_read("--sign-key", "Private key in PEM to sign the claim with (needs the extra attest).")
-@click.option("--sbom", type=click.Choice(FORMATS), help="Also write an SBOM of SUSPECT into --out.")
+@click.option(
+    "--nonce", help="Draw the probes of an earlier result, whose lineage.json has its nonce."
+)
+@options.file_to_write(
+    "--attest", help="Also write a claim that others can check with `weightscope verify`."
+)
+@options.file_to_read(
+    "--sign-key", "Private key in PEM to sign the claim with (needs the extra attest)."
+)
+@click.option(
+    "--sbom", type=click.Choice(FORMATS), help="Also write an SBOM of SUSPECT into --out."
+)
 @options.json
 def lineage_command(
-    suspect: str, bases: tuple[str, ...], out: Path, tower: str | None, families: str | None, digest: bool,
-    adapted: str | None, probe_key: Path | None, nonce: str | None, attest: Path | None, sign_key: Path | None,
-    sbom: str | None, as_json: bool,
-) -> None:  # fmt: skip
-    """Find out from the weights alone whether SUSPECT and a BASE share an origin, and how they differ.
+    suspect: str,
+    bases: tuple[str, ...],
+    out: Path,
+    tower: str | None,
+    families: str | None,
+    digest: bool,
+    adapted: str | None,
+    probe_key: Path | None,
+    nonce: str | None,
+    attest: Path | None,
+    sign_key: Path | None,
+    sbom: str | None,
+    as_json: bool,
+) -> None:
+    """Find out from the weights alone whether SUSPECT and a BASE share an origin, and how they
+    differ.
 
-    SUSPECT and BASE are checkpoints or fingerprint files (.wsf, see `weightscope fingerprint`). A BASE may also be a
-    folder of fingerprint files; those most like the suspect are compared. --attest and --sbom read all files whole, for
-    their digests.
-    """
+    SUSPECT and BASE are checkpoints or fingerprint files (.wsf, see `weightscope fingerprint`). A
+    BASE may also be a folder of fingerprint files; those most like the suspect are compared.
+    --attest and --sbom read all files whole, for their digests."""
     from weightscope.core.files import OutputFolder
     from weightscope.model.sources import Source
     from weightscope.pairs.claims.claim import Options, statement
@@ -72,12 +98,19 @@ def lineage_command(
     def opened(source: str, base: str | None = None) -> Any:
         if is_fingerprint(source) or prints_in(source):
             return source
-        return options.opened_model(Source.named(source, tower=tower, families=families, digest=digest, base=base))
+        return options.opened_model(
+            Source.named(source, tower=tower, families=families, digest=digest, base=base)
+        )
 
-    key = sign_key and signatures().signing_key(sign_key)  # a wrong key ends the command before anything is read
+    key = sign_key and signatures().signing_key(
+        sign_key
+    )  # a wrong key ends the command before anything is read
     folder = OutputFolder(out, names=(*RESULTS, *([FILES[sbom]] if sbom else [])))
     folder.refuse_foreign()
-    models = [opened(suspect, adapted), *map(opened, bases)]  # fail on a wrong name before anything is read
+    models = [
+        opened(suspect, adapted),
+        *map(opened, bases),
+    ]  # fail on a wrong name before anything is read
     if attest is not None or sbom is not None:
         for model in models:
             if not is_fingerprint(model):
@@ -89,7 +122,10 @@ def lineage_command(
             folder.json(FILES[sbom], sbom_of(result, sbom))
     if attest is not None:
         claim = statement(result, Options(tower, file_digest(families)))
-        write_text(json.dumps(claim if key is None else signatures().signed(claim, key), indent=1) + "\n", attest)
+        write_text(
+            json.dumps(claim if key is None else signatures().signed(claim, key), indent=1) + "\n",
+            attest,
+        )
     end_with(result, out, as_json)
 
 
@@ -113,16 +149,22 @@ def _refuse_prints(suspect: str, bases: Sequence[str]) -> None:
 )
 @options.with_source
 @click.option(
-    "--out", type=click.Path(path_type=Path), required=True, callback=options.writable,
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    callback=options.writable,
     help="Fingerprint file to write (.wsf); for a list of sources, the folder for their fingerprints.",
-)  # fmt: skip
+)
 @PROBE_KEY
 @options.with_engine
-def fingerprint_command(named: Any, source: str, out: Path, probe_key: Path | None, engine: Any) -> None:
-    """Write a fingerprint: what `weightscope lineage` needs to know about a checkpoint, without its weights.
+def fingerprint_command(
+    named: Any, source: str, out: Path, probe_key: Path | None, engine: Any
+) -> None:
+    """Write a fingerprint: what `weightscope lineage` needs to know about a checkpoint, without its
+    weights.
 
-    SOURCE may be a text file (.txt) that lists one source per line; the fingerprints then go into the folder --out.
-    """
+    SOURCE may be a text file (.txt) that lists one source per line; the fingerprints then go into
+    the folder --out."""
     from weightscope.core.errors import counted
     from weightscope.model.sources import folder_names, is_list, read_list
     from weightscope.pairs.lineage.probes import PUBLIC, keyed_probes
@@ -133,12 +175,15 @@ def fingerprint_command(named: Any, source: str, out: Path, probe_key: Path | No
     if not is_list(source):
         if out.suffix != SUFFIX:
             raise click.BadParameter(
-                f"{out} does not end in {SUFFIX}, the suffix of fingerprint files", param_hint="--out"
+                f"{out} does not end in {SUFFIX}, the suffix of fingerprint files",
+                param_hint="--out",
             )
         sketches = fingerprint(named(source).open(), probes)
         sketches.save(out)
         options.say_digests(sketches.read)
-        headline(f"{sketches.name}: {counted(len(sketches.layer), 'head')}, {out.stat().st_size / 1e3:,.0f} kB")
+        headline(
+            f"{sketches.name}: {counted(len(sketches.layer), 'head')}, {out.stat().st_size / 1e3:,.0f} kB"
+        )
         click.echo(out)
         return
     sources = read_list(Path(source))
@@ -148,7 +193,10 @@ def fingerprint_command(named: Any, source: str, out: Path, probe_key: Path | No
     ):
         failed += bool(problem)
         options.say_digests(read)
-        click.echo(f"weightscope: {name}: {problem}" if problem else out / f"{name}{SUFFIX}", err=bool(problem))
+        click.echo(
+            f"weightscope: {name}: {problem}" if problem else out / f"{name}{SUFFIX}",
+            err=bool(problem),
+        )
     if failed:
         raise CheckpointError(f"{counted(failed, 'source')} of {len(sources)} could not be read")
 
@@ -162,20 +210,32 @@ def fingerprint_command(named: Any, source: str, out: Path, probe_key: Path | No
 )
 @click.argument("claim", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("suspect", shell_complete=options.complete_source)
-@click.argument("bases", nargs=-1, required=True, metavar="BASE [BASE ...]", shell_complete=options.complete_source)
+@click.argument(
+    "bases",
+    nargs=-1,
+    required=True,
+    metavar="BASE [BASE ...]",
+    shell_complete=options.complete_source,
+)
 @options.file_to_read("--key", "Public key in PEM that the claim must be signed by.")
 @options.families
 @PROBE_KEY
 @options.json
 def verify_command(
-    claim: Path, suspect: str, bases: tuple[str, ...], key: Path | None, families: str | None, probe_key: Path | None,
+    claim: Path,
+    suspect: str,
+    bases: tuple[str, ...],
+    key: Path | None,
+    families: str | None,
+    probe_key: Path | None,
     as_json: bool,
-) -> None:  # fmt: skip
-    """Compute the lineage that CLAIM states again, from SUSPECT and every BASE, and compare each field.
+) -> None:
+    """Compute the lineage that CLAIM states again, from SUSPECT and every BASE, and compare each
+    field.
 
-    CLAIM is what `weightscope lineage --attest` wrote, signed or not. A BASE may be a fingerprint file (.wsf): then the
-    claim is "indexed", not "verified by weights". Exit status 0 if it holds, 3 if not, 2 if something cannot be read.
-    """
+    CLAIM is what `weightscope lineage --attest` wrote, signed or not. A BASE may be a fingerprint
+    file (.wsf): then the claim is "indexed", not "verified by weights". Exit status 0 if it holds,
+    3 if not, 2 if something cannot be read."""
     from weightscope.model.sources import Source
     from weightscope.pairs.claims.digests import refuse_nameless
     from weightscope.pairs.claims.verify import read_claim, verify
@@ -188,9 +248,15 @@ def verify_command(
         if is_fingerprint(source):
             return source
         try:
-            return options.opened_model(Source.named(source, tower=made_with.tower, families=families))
+            return options.opened_model(
+                Source.named(source, tower=made_with.tower, families=families)
+            )
         except CheckpointError as error:
-            by_claim = f" (opened with --tower {made_with.tower}, as the claim says)" if made_with.tower else ""
+            by_claim = (
+                f" (opened with --tower {made_with.tower}, as the claim says)"
+                if made_with.tower
+                else ""
+            )
             raise CheckpointError(f"{error}{by_claim}") from None
 
     models = [opened(source) for source in (suspect, *bases)]

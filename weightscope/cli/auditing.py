@@ -9,7 +9,15 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command, in_options
-from weightscope.cli.terminal import end_with, headline, is_quiet, print_json, show, write_sarif, write_text
+from weightscope.cli.terminal import (
+    end_with,
+    headline,
+    is_quiet,
+    print_json,
+    show,
+    write_sarif,
+    write_text,
+)
 from weightscope.core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -17,7 +25,9 @@ if TYPE_CHECKING:
     from weightscope.model.sources import Source
 
 
-def _checked(context: click.Context, parameter: click.Parameter, limits: tuple[str, ...]) -> tuple[str, ...]:
+def _checked(
+    context: click.Context, parameter: click.Parameter, limits: tuple[str, ...]
+) -> tuple[str, ...]:
     """Check that --fail-on names a severity or a kind of finding before anything is read."""
     if limits:
         from weightscope.report.findings import checked_limits
@@ -27,11 +37,14 @@ def _checked(context: click.Context, parameter: click.Parameter, limits: tuple[s
 
 
 fail_on_option = click.option(
-    "--fail-on", multiple=True, callback=_checked, metavar="error|warning|note|KIND",
+    "--fail-on",
+    multiple=True,
+    callback=_checked,
+    metavar="error|warning|note|KIND",
     shell_complete=options.complete_limit,
     help="Exit with status 3 if there is a finding of this severity or worse, or of this kind; may be repeated. "
     "Findings are about attention, norms, biases and embeddings; with --all about every tensor.",
-)  # fmt: skip
+)
 ALL = "all"  # --tower all: every stack
 
 
@@ -47,34 +60,53 @@ ALL = "all"  # --tower all: every stack
 @options.with_source
 @options.tokenizer
 @options.out
-@click.option("--layers", help="Layers to audit, such as 0-3 or 0,5,7-9; default: every attention layer.")
-@click.option("--deltas", default="0,1", show_default=True, help="Distances i - j at which a rotary W_QK is measured.")
-@options.number("--window", "Number of distances over which a rotary W_QK is averaged.", 64)
-@options.number("--directions", "Singular directions of each map to project onto the tokens.", least=0)
-@click.option("--all", "all_tensors", is_flag=True, help="Also read every tensor of the file, attention or not.")
 @click.option(
-    "--exact", is_flag=True,
+    "--layers", help="Layers to audit, such as 0-3 or 0,5,7-9; default: every attention layer."
+)
+@click.option(
+    "--deltas",
+    default="0,1",
+    show_default=True,
+    help="Distances i - j at which a rotary W_QK is measured.",
+)
+@options.number("--window", "Number of distances over which a rotary W_QK is averaged.", 64)
+@options.number(
+    "--directions", "Singular directions of each map to project onto the tokens.", least=0
+)
+@click.option(
+    "--all",
+    "all_tensors",
+    is_flag=True,
+    help="Also read every tensor of the file, attention or not.",
+)
+@click.option(
+    "--exact",
+    is_flag=True,
     help="With --all: all singular values of matrices whose smaller side is above 2048 too; default: a sketch.",
-)  # fmt: skip
+)
 @options.file_to_read(
     "--reference",
     "Reference to compare with (see `weightscope reference`); default: the one that ships with weightscope.",
 )
 @click.option(
-    "--sinks", is_flag=True, default=None,
+    "--sinks",
+    is_flag=True,
+    default=None,
     help="Measure attention to the first token, however large the feed-forward networks on the way are; default: where "
     "they are local and at most 2 GB.",
-)  # fmt: skip
+)
 @click.option(
-    "--clip", type=click.FloatRange(0, min_open=True),
+    "--clip",
+    type=click.FloatRange(0, min_open=True),
     help="Largest logit that QK-Clip allows, such as 100: heads.csv gets the smallest factor of each head's scores.",
-)  # fmt: skip
+)
 @click.option("--resume", is_flag=True, help="Continue an interrupted audit; keep a finished one.")
 @fail_on_option
 @click.option(
-    "--baseline", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "--baseline",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of an earlier audit: with --fail-on, only findings that are new or worse fail.",
-)  # fmt: skip
+)
 @options.file_to_read(
     "--accept",
     "File of findings that were judged, which do not fail: rows copied from findings.csv, or findings.json.",
@@ -84,26 +116,38 @@ ALL = "all"  # --tower all: every stack
 @options.device
 @options.with_engine
 def audit_command(
-    named: Any, source: str, out: Path, layers: str | None, deltas: str, reference: Path | None, resume: bool,
-    fail_on: tuple[str, ...], baseline: Path | None, accept: Path | None, sarif: Path | None, as_json: bool,
-    engine: Any, **more: Any,
-) -> None:  # fmt: skip
+    named: Any,
+    source: str,
+    out: Path,
+    layers: str | None,
+    deltas: str,
+    reference: Path | None,
+    resume: bool,
+    fail_on: tuple[str, ...],
+    baseline: Path | None,
+    accept: Path | None,
+    sarif: Path | None,
+    as_json: bool,
+    engine: Any,
+    **more: Any,
+) -> None:
     """Measure the spectra of every head's W_QK and value-output map and report what stands out.
 
-    SOURCE may be a text file (.txt) that lists one source per line: each is audited into its own folder within --out,
-    with a summary of all. If one fails, it is reported and the rest continue. --tower all does the same for every stack
-    of a checkpoint.
+    SOURCE may be a text file (.txt) that lists one source per line: each is audited into its own
+    folder within --out, with a summary of all. If one fails, it is reported and the rest continue.
+    --tower all does the same for every stack of a checkpoint.
 
-    With --fail-on, the exit status is 3 if a finding is that severe; the results are still written. Findings in
-    --baseline or --accept stay in the results, are marked as known, and do not fail. Of a list, the baseline of each
-    checkpoint is the folder of the same name within --baseline.
-    """
+    With --fail-on, the exit status is 3 if a finding is that severe; the results are still written.
+    Findings in --baseline or --accept stay in the results, are marked as known, and do not fail. Of
+    a list, the baseline of each checkpoint is the folder of the same name within --baseline."""
     from weightscope.heads.audit.audit import AuditOptions
     from weightscope.heads.audit.batch import Job, audit_all
     from weightscope.model.sources import is_list, read_list
 
     if baseline is not None and baseline.resolve() == out.resolve():
-        raise click.UsageError("--baseline and --out are one folder; the audit would overwrite its own baseline")
+        raise click.UsageError(
+            "--baseline and --out are one folder; the audit would overwrite its own baseline"
+        )
     files = {"reference": reference, "baseline": baseline, "accept": accept}
     more |= {name: None if path is None else path.absolute() for name, path in files.items()}
     measured = AuditOptions(
@@ -111,11 +155,17 @@ def audit_command(
         deltas=options.whole_numbers(deltas, "--deltas"),
         **more,
     )
-    named_sources = [named(line) for line in read_list(Path(source))] if is_list(source) else [named(source)]
+    named_sources = (
+        [named(line) for line in read_list(Path(source))] if is_list(source) else [named(source)]
+    )
     if is_list(source) or named_sources[0].tower == ALL:
-        _audit_list(*_by_stack(named_sources), out, measured, engine, resume, fail_on, sarif, as_json)
+        _audit_list(
+            *_by_stack(named_sources), out, measured, engine, resume, fail_on, sarif, as_json
+        )
         return
-    (outcome,) = audit_all([Job(named_sources[0], out)], measured, engine, resume, lambda job, line: _say(line))
+    (outcome,) = audit_all(
+        [Job(named_sources[0], out)], measured, engine, resume, lambda job, line: _say(line)
+    )
     if outcome.error is not None:
         raise outcome.error
     if sarif is not None:
@@ -124,7 +174,10 @@ def audit_command(
         print_json(outcome.result)
     else:
         page = out / "report.html"
-        headline(outcome.text or f"{page} is up to date: an earlier run wrote it with the same weights and options")
+        headline(
+            outcome.text
+            or f"{page} is up to date: an earlier run wrote it with the same weights and options"
+        )
         click.echo(page)
     _gate(_failures(outcome.findings_that_fail(fail_on), fail_on))
 
@@ -162,20 +215,32 @@ def _by_stack(sources: Sequence[Any]) -> tuple[list[Any], list[str]]:
     from weightscope.model.sources import folder_names
 
     named_stacks: list[tuple[Any, str]] = []
-    for source, name in zip(sources, folder_names([source.source for source in sources]), strict=True):
+    for source, name in zip(
+        sources, folder_names([source.source for source in sources]), strict=True
+    ):
         try:
             stacks = source.of_stacks() if source.tower == ALL else {"": source}
         except CheckpointError:  # the summary reports it when it is opened again
             stacks = {"": source}
         before = name if len(sources) > 1 else ""
-        named_stacks += [(opened, "-".join(filter(None, (before, stack))) or name) for stack, opened in stacks.items()]
+        named_stacks += [
+            (opened, "-".join(filter(None, (before, stack))) or name)
+            for stack, opened in stacks.items()
+        ]
     return [source for source, _ in named_stacks], [name for _, name in named_stacks]
 
 
 def _audit_list(
-    sources: Sequence[Any], names: Sequence[str], out: Path, measured: Any, engine: Any, resume: bool,
-    fail_on: tuple[str, ...], sarif: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    sources: Sequence[Any],
+    names: Sequence[str],
+    out: Path,
+    measured: Any,
+    engine: Any,
+    resume: bool,
+    fail_on: tuple[str, ...],
+    sarif: Path | None,
+    as_json: bool,
+) -> None:
     """Print one line per source as it ends; exit with status 2 if any failed."""
     from tqdm import tqdm
 
@@ -193,11 +258,19 @@ def _audit_list(
         if as_json or sarif:
             result = outcome.result or Provenance().envelope(outcome.problem)
             summary = {key: value for key, value in result.items() if key != "heads"}
-            about = {"name": name, "source": outcome.job.source.given, "error": outcome.problem or None}
+            about = {
+                "name": name,
+                "source": outcome.job.source.given,
+                "error": outcome.problem or None,
+            }
             results.append({**about, **summary, "folder": name})
         if row is None:
             failed += 1
-            _say(outcome.problem if outcome.problem.startswith(f"{name}: ") else f"{name}: {outcome.problem}")
+            _say(
+                outcome.problem
+                if outcome.problem.startswith(f"{name}: ")
+                else f"{name}: {outcome.problem}"
+            )
         elif not as_json:
             sizes = f"{counted(row['layers'], 'layer')} of {counted(row['heads'], 'head')}"
             with tqdm.external_write_mode():
@@ -212,7 +285,11 @@ def _audit_list(
     if failed:
         sys.exit(2)
     if stopped:
-        more = f"; and {len(stopped) - 1} more of {len(sources)} checkpoints" if len(stopped) > 1 else ""
+        more = (
+            f"; and {len(stopped) - 1} more of {len(sources)} checkpoints"
+            if len(stopped) > 1
+            else ""
+        )
         _gate(f"{stopped[0]}{more}")
 
 
@@ -229,27 +306,43 @@ def _audit_list(
 @options.out
 @options.family
 @options.tower
-@click.option("--base", help="Base model of the LoRA adapters among SOURCES; default: the first checkpoint.")
+@click.option(
+    "--base", help="Base model of the LoRA adapters among SOURCES; default: the first checkpoint."
+)
 @options.families
 @options.digest
 @click.option("--across-families", is_flag=True, help="Also compare heads of different families.")
-@click.option("--all", "all_tensors", is_flag=True, help="Also compare every tensor of the files, attention or not.")
 @click.option(
-    "--max-change", type=click.FloatRange(0),
+    "--all",
+    "all_tensors",
+    is_flag=True,
+    help="Also compare every tensor of the files, attention or not.",
+)
+@click.option(
+    "--max-change",
+    type=click.FloatRange(0),
     help="Exit with status 3 if W_QK, W_VO, a bias, a norm, an embedding or the unembedding changed by more than this "
     "fraction of its norm, or if the config decides another computation; with --all, any tensor.",
-)  # fmt: skip
+)
 @fail_on_option
 @options.sarif
 @options.json
 def compare_command(
-    sources: tuple[str, ...], out: Path, base: str | None, across_families: bool, all_tensors: bool,
-    max_change: float | None, fail_on: tuple[str, ...], sarif: Path | None, as_json: bool, **how: Any,
-) -> None:  # fmt: skip
+    sources: tuple[str, ...],
+    out: Path,
+    base: str | None,
+    across_families: bool,
+    all_tensors: bool,
+    max_change: float | None,
+    fail_on: tuple[str, ...],
+    sarif: Path | None,
+    as_json: bool,
+    **how: Any,
+) -> None:
     """Measure how every head moved from one checkpoint to the next, in the order given.
 
-    With --max-change or --fail-on, the exit status is 3 if a limit is exceeded; the results are still written.
-    """
+    With --max-change or --fail-on, the exit status is 3 if a limit is exceeded; the results are
+    still written."""
     from weightscope.checkpoint.adapters import is_adapter
     from weightscope.core.errors import printable
     from weightscope.core.files import OutputFolder
@@ -278,7 +371,9 @@ def compare_command(
             return
         raise
     with folder:
-        comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
+        comparison = compare(
+            *models, labels=sources, across_families=across_families, all_tensors=all_tensors
+        )
         comparison.write_files(folder)
     if sarif is not None:
         write_sarif(sarif, comparison.as_json())
@@ -296,7 +391,8 @@ def compare_command(
 
 
 def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder") -> bool:
-    """Compare the tensors of the first and the last checkpoint, if the heads of one are not read; whether that is so.
+    """Compare the tensors of the first and the last checkpoint, if the heads of one are not read;
+    whether that is so.
 
     Gates, --sarif and --json are of heads: with them such checkpoints are refused.
     """
@@ -312,7 +408,9 @@ def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder") -> bool:
         changes = compare_tensors(a, b)
         changes.write(folder)
     show(
-        changes.lead, *(printable(f"Heads are not compared: {refusal}") for refusal in refusals), changes.moved_most(10)
+        changes.lead,
+        *(printable(f"Heads are not compared: {refusal}") for refusal in refusals),
+        changes.moved_most(10),
     )
     return True
 
@@ -321,17 +419,26 @@ def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder") -> bool:
     "Build the reference for audit --reference. Audits every checkpoint.",
     ["weightscope reference checkpoints.txt --out reference.npz"],
 )
-@click.argument("listed", metavar="LIST", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--all", "all_tensors", is_flag=True, help="Record every matrix too, for the percentiles of audit --all.")
+@click.argument(
+    "listed", metavar="LIST", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option(
+    "--all",
+    "all_tensors",
+    is_flag=True,
+    help="Record every matrix too, for the percentiles of audit --all.",
+)
 @options.file_to_write(
-    "--out", required=True, help="REF.npz to write; REF.csv, written next to it, lists the checkpoints it is made from."
+    "--out",
+    required=True,
+    help="REF.npz to write; REF.csv, written next to it, lists the checkpoints it is made from.",
 )
 def reference_command(listed: Path, all_tensors: bool, out: Path) -> None:
-    """Record how each measure is distributed over the heads of the checkpoints in LIST, for `audit --reference`.
+    """Record how each measure is distributed over the heads of the checkpoints in LIST, for `audit
+    --reference`.
 
-    LIST is a text file with one source per line, or a .csv with the column source and, optionally, name, licence,
-    origin and sha256.
-    """
+    LIST is a text file with one source per line, or a .csv with the column source and, optionally,
+    name, licence, origin and sha256."""
     from weightscope.heads.audit.batch import make_reference
 
     reference = make_reference(listed, all_tensors)

@@ -33,7 +33,9 @@ GRACE = 0.7  # seconds for cleaning up, after which the process exits wherever i
 
 
 class Ended(KeyboardInterrupt):
-    """A signal asked the process to end; raised in the main thread, as Ctrl-C raises KeyboardInterrupt."""
+    """A signal asked the process to end; raised in the main thread, as Ctrl-C raises
+    KeyboardInterrupt.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -44,8 +46,8 @@ class Ended(KeyboardInterrupt):
 def ended_by_signals(advice: Callable[[], str]) -> Iterator[None]:
     """Turn a signal into one line and `SystemExit` with status 128 plus the signal's number.
 
-    The block cleans up on the way out. A computing thread cannot be interrupted, nor the main thread inside a long
-    library call, so after `GRACE` seconds the process exits wherever it is.
+    The block cleans up on the way out. A computing thread cannot be interrupted, nor the main
+    thread inside a long library call, so after `GRACE` seconds the process exits wherever it is.
     """
     unsaid = Lock()
 
@@ -76,7 +78,9 @@ def _signals_raise(say: Callable[[int], None]) -> Iterator[None]:
             signal.signal(ignored, signal.SIG_IGN)
         raise Ended(number)
 
-    handled = [number for number in NUMBERS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    handled = [
+        number for number in NUMBERS if signal.getsignal(number) not in (signal.SIG_IGN, None)
+    ]
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     Thread(target=_end_after_grace, args=(receiver, say), name="signals", daemon=True).start()
@@ -93,13 +97,16 @@ def _signals_raise(say: Callable[[int], None]) -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignore signals from now on: a command has ended and said how, and only the interpreter has yet to exit."""
+    """Ignore signals from now on: a command has ended and said how, and only the interpreter has
+    yet to exit.
+    """
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _end_after_grace(receiver: socket.socket, say: Callable[[int], None]) -> None:
-    """Wait for a signal, which the wake-up socket reports whatever the main thread does; exit after `GRACE` seconds.
+    """Wait for a signal, which the wake-up socket reports whatever the main thread does; exit after
+    `GRACE` seconds.
 
     Child processes end with this one; see `end_with_parent`.
     """
@@ -115,14 +122,21 @@ def _end_after_grace(receiver: socket.socket, say: Callable[[int], None]) -> Non
 # Errors: one line on stderr and a status.
 
 # Former names of options.
-RENAMED = {"--longest": "--length", "--sequences": "--inputs", "--sentences": "--inputs", "--sampled": "--sample"}
+RENAMED = {
+    "--longest": "--length",
+    "--sequences": "--inputs",
+    "--sentences": "--inputs",
+    "--sampled": "--sample",
+}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of files that are open
 ARGUMENT = re.compile(r"`(\w+)(?:='([^'`]+)')?`")
 
 
 def in_options(message: str) -> str:
     """Rewrite arguments in a message as options: `tower='text'` becomes --tower text."""
-    return ARGUMENT.sub(lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] else ""), message)
+    return ARGUMENT.sub(
+        lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] else ""), message
+    )
 
 
 @contextmanager
@@ -143,10 +157,14 @@ def libraries_silent() -> Iterator[None]:
 
 
 def refusal(error: OSError) -> str:
-    """Describe an OSError; if the disk behind stdout is full, drop what is still buffered for it."""
+    """Describe an OSError; if the disk behind stdout is full, drop what is still buffered for
+    it.
+    """
     if error.filename is not None or error.errno not in FULL:
         return one_line(error)
-    with suppress(OSError, ValueError, AttributeError):  # else Python would try to flush the buffer again at exit
+    with suppress(
+        OSError, ValueError, AttributeError
+    ):  # else Python would try to flush the buffer again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return f"cannot write to standard output ({error.strerror})"
 
@@ -159,7 +177,9 @@ def spell_out_unprintable() -> None:
 
 
 def mixed_installation() -> str:
-    """What to do if PyPI's other project of this name was installed into our folder; empty where it was not."""
+    """What to do if PyPI's other project of this name was installed into our folder; empty where it
+    was not.
+    """
     packages = Path(__file__).parents[2]
     if next(packages.glob("weightscope-[0-9]*.dist-info"), None) is None:
         return ""
@@ -219,9 +239,8 @@ class Commands(EndsInOneLine, click.Group):
 def main() -> None:
     """Analyse the attention heads of a transformer checkpoint from its weights alone.
 
-    SOURCE is a folder, a .safetensors or .gguf file, or a Hub id with optional @revision; `embedded` is a small GPT-2
-    that ships with weightscope.
-    """
+    SOURCE is a folder, a .safetensors or .gguf file, or a Hub id with optional @revision;
+    `embedded` is a small GPT-2 that ships with weightscope."""
 
 
 FIRST: list[str] = []  # examples that end the help of `weightscope` itself
@@ -230,10 +249,9 @@ FIRST: list[str] = []  # examples that end the help of `weightscope` itself
 def command(
     summary: str, examples: Sequence[str], *, first: bool = False
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a function a command of `weightscope`, called as the function is without `_command`, with its line in the
-    list of commands and the examples that end its help. The first example of a `first` command also ends the help of
-    `weightscope` itself.
-    """
+    """Make a function a command of `weightscope`, called as the function is without `_command`,
+    with its line in the list of commands and the examples that end its help. The first example of a
+    `first` command also ends the help of `weightscope` itself."""
 
     def register(function: Callable[..., Any]) -> click.Command:
         made = click.command(short_help=summary, epilog=epilog_of(examples))(function)

@@ -27,25 +27,41 @@ LONG = 600  # seconds; a run that will take longer says so first
 )
 @options.with_source
 @click.option(
-    "--counts", type=click.Path(dir_okay=False, path_type=Path),
+    "--counts",
+    type=click.Path(dir_okay=False, path_type=Path),
     help="Bigram counts (see `weightscope bigrams`); by default of the public-domain works that come with weightscope.",
-)  # fmt: skip
+)
 @options.out
 @options.layer
 @options.delta
 @options.device
 @options.number(
-    "--sample", "Score N random current tokens, with 95 % confidence intervals; 2000 give +-0.01.", metavar="N"
+    "--sample",
+    "Score N random current tokens, with 95 % confidence intervals; 2000 give +-0.01.",
+    metavar="N",
 )
-@click.option("--token", "tokens", multiple=True, help="Draw the ROC curves of this token; may be repeated.")
+@click.option(
+    "--token", "tokens", multiple=True, help="Draw the ROC curves of this token; may be repeated."
+)
 @options.token_id
 @options.tokenizer
 @options.with_engine
 def detok(
-    named: Any, source: str, counts: Path | None, out: Path, layer: int, delta: int, device: str,
-    sample: int | None, tokens: tuple[str, ...], token_ids: tuple[int, ...], engine: Any,
-) -> None:  # fmt: skip
-    """Compute the bigram AUROC of every head over the full vocabulary: tables, figures and a report."""
+    named: Any,
+    source: str,
+    counts: Path | None,
+    out: Path,
+    layer: int,
+    delta: int,
+    device: str,
+    sample: int | None,
+    tokens: tuple[str, ...],
+    token_ids: tuple[int, ...],
+    engine: Any,
+) -> None:
+    """Compute the bigram AUROC of every head over the full vocabulary: tables, figures and a
+    report.
+    """
     from weightscope.core.files import OutputFolder
     from weightscope.heads.detok.first_layer import FirstLayer
     from weightscope.heads.detok.heads import (
@@ -70,8 +86,12 @@ def detok(
         _say_long(seconds_of_all(first, bigrams))
     curves = roc_curves(first, bigrams, chosen)
     with OutputFolder(out) as files:
-        auroc = measure_heads(first, bigrams, engine, ScorerOnWorker.of(opened, first, counts), drawn)
-        auroc.write_report(files, curves)  # figures first: finished tables then imply finished figures
+        auroc = measure_heads(
+            first, bigrams, engine, ScorerOnWorker.of(opened, first, counts), drawn
+        )
+        auroc.write_report(
+            files, curves
+        )  # figures first: finished tables then imply finished figures
         auroc.write_tables(files)
     end_with(auroc, out)
 
@@ -93,10 +113,18 @@ def detok(
 @options.delta
 @options.csv
 def neighbours(
-    model: Any, token: str | None, token_ids: tuple[int, ...], heads: tuple[int, ...], top: int, layer: int,
-    delta: int, csv_file: Path | None,
-) -> None:  # fmt: skip
-    """List the previous tokens that each head scores highest for TOKEN (write " Jackson" for a token with a space)."""
+    model: Any,
+    token: str | None,
+    token_ids: tuple[int, ...],
+    heads: tuple[int, ...],
+    top: int,
+    layer: int,
+    delta: int,
+    csv_file: Path | None,
+) -> None:
+    """List the previous tokens that each head scores highest for TOKEN (write " Jackson" for a
+    token with a space).
+    """
     from weightscope.core.tables import Table
     from weightscope.heads.detok.first_layer import FirstLayer, ranked
 
@@ -112,9 +140,14 @@ def neighbours(
     if csv_file is not None:
         write_text(table.csv(), csv_file)
     columns = table.select("head", "rank", "score", "token", "joined").columns
-    quoted = [replace(c, values=[*map(repr, c.values)]) if c.name == "token" else c for c in columns]
+    quoted = [
+        replace(c, values=[*map(repr, c.values)]) if c.name == "token" else c for c in columns
+    ]
     if first.bare:
-        quoted = [replace(c, symbol="score of bare embeddings") if c.name == "score" else c for c in quoted]
+        quoted = [
+            replace(c, symbol="score of bare embeddings") if c.name == "score" else c
+            for c in quoted
+        ]
     show(Table(quoted))  # quotes show a leading space
     options.say_digests(source_of(model.checkpoint))
     options.say_caveats(first.attention.caveats)
@@ -131,34 +164,62 @@ def neighbours(
 )
 @options.with_model
 @options.out
-@click.option("--query", type=int, help="Query position i; default: 500, or the last position of a shorter model.")
-@click.option("--unscaled", is_flag=True, help="Read no token embedding: --spread gives sigma, the file numerators.")
+@click.option(
+    "--query",
+    type=int,
+    help="Query position i; default: 500, or the last position of a shorter model.",
+)
+@click.option(
+    "--unscaled",
+    is_flag=True,
+    help="Read no token embedding: --spread gives sigma, the file numerators.",
+)
 @click.option(
     "--spread",
     type=click.FloatRange(0, min_open=True),
     metavar="S",
     help="With --unscaled: standard deviation of a token's embedding over its dimensions; default 0.14.",
 )
-@click.option("--layer", type=int, help="Draw this layer's scores by distance (no position embeddings).")
-@click.option("--head", "heads", type=int, multiple=True, help="Draw this head, of --layer or 0; may be repeated.")
 @click.option(
-    "--counts", type=click.Path(dir_okay=False, path_type=Path),
+    "--layer", type=int, help="Draw this layer's scores by distance (no position embeddings)."
+)
+@click.option(
+    "--head",
+    "heads",
+    type=int,
+    multiple=True,
+    help="Draw this head, of --layer or 0; may be repeated.",
+)
+@click.option(
+    "--counts",
+    type=click.Path(dir_okay=False, path_type=Path),
     help="Bigram counts: how often tokens occur, where scores are averaged over tokens (no position embeddings).",
-)  # fmt: skip
+)
 @options.tokenizer
-@click.option("--on-text", is_flag=True, help="Also run the model on text and draw Fig. 4 (needs PyTorch).")
+@click.option(
+    "--on-text", is_flag=True, help="Also run the model on text and draw Fig. 4 (needs PyTorch)."
+)
 @options.text
 @options.device
 def positions(
-    model: Any, out: Path, query: int | None, unscaled: bool, spread: float | None, layer: int | None,
-    heads: tuple[int, ...], counts: Path | None, on_text: bool, text: tuple[Path, ...], device: str,
-) -> None:  # fmt: skip
+    model: Any,
+    out: Path,
+    query: int | None,
+    unscaled: bool,
+    spread: float | None,
+    layer: int | None,
+    heads: tuple[int, ...],
+    counts: Path | None,
+    on_text: bool,
+    text: tuple[Path, ...],
+    device: str,
+) -> None:
     """Compute what position does to the scores of heads.
 
-    With position embeddings: T^p and T^pp of every head of layer 0 at one query position, their trends, and the paper's
-    Fig. 3. Where heads rotate or add a bias by distance instead: the mean score by distance of every head of every
-    layer, its spread over tokens, and which wavelengths heads use.
-    """
+    With position embeddings: T^p and T^pp of every head of layer 0 at one query position, their
+    trends, and the paper's Fig. 3. Where heads rotate or add a bias by distance instead: the mean
+    score by distance of every head of every layer, its spread over tokens, and which wavelengths
+    heads use."""
     from weightscope.core.files import OutputFolder
     from weightscope.heads.detok.first_layer import FirstLayer, position_terms
     from weightscope.heads.detok.on_text import run_on_texts
@@ -173,13 +234,21 @@ def positions(
     if unscaled and (on_text or text):
         raise click.UsageError("--unscaled cannot be combined with --on-text, which needs sigma")
     if model.positions is None:
-        given = {"--query": query is not None, "--unscaled": unscaled, "--on-text": on_text or bool(text)}
+        given = {
+            "--query": query is not None,
+            "--unscaled": unscaled,
+            "--on-text": on_text or bool(text),
+        }
         given["--device"] = device != "cpu"
-        _kernels(model, out, layer, heads, counts, [option for option, there in given.items() if there])
+        _kernels(
+            model, out, layer, heads, counts, [option for option, there in given.items() if there]
+        )
         return
     if counts is not None or layer is not None:
         option = "--layer" if counts is None else "--counts"
-        raise click.UsageError(f"{option} is for models without position embeddings; {model.family.name} has them")
+        raise click.UsageError(
+            f"{option} is for models without position embeddings; {model.family.name} has them"
+        )
     first = FirstLayer(model, device=device)
     for head in heads:
         first.attention.head(head)
@@ -199,7 +268,15 @@ def positions(
             check.write_tables(files)
             sections.append(text_section(files, check, terms))
         title = f"Position terms of layer 0 of {model.title}"
-        write_page(files, "report.html", title, terms.lead, sections, model=model.title, provenance=terms.provenance)
+        write_page(
+            files,
+            "report.html",
+            title,
+            terms.lead,
+            sections,
+            model=model.title,
+            provenance=terms.provenance,
+        )
     for caution in terms.cautions:
         click.echo(f"weightscope: {caution}", err=True)
     headline(terms.headline)
@@ -209,8 +286,13 @@ def positions(
 
 
 def _kernels(
-    model: Any, out: Path, layer: int | None, heads: Sequence[int], counts: Path | None, misplaced: Sequence[str]
-) -> None:  # fmt: skip
+    model: Any,
+    out: Path,
+    layer: int | None,
+    heads: Sequence[int],
+    counts: Path | None,
+    misplaced: Sequence[str],
+) -> None:
     """Scores by distance, of a model without position embeddings."""
     import numpy as np
 
@@ -230,7 +312,9 @@ def _kernels(
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # seen below
                 inputs = {stream.layer.index: stream.x[FREQUENT, 1:] for stream in streams(model)}
-        except CheckpointError:  # a later layer cannot be followed: embeddings are used instead, as the page says
+        except (
+            CheckpointError
+        ):  # a later layer cannot be followed: embeddings are used instead, as the page says
             inputs = {}
         if not all(np.isfinite(x).all() for x in inputs.values()):  # likewise
             inputs = {}
@@ -244,8 +328,12 @@ def _kernels(
     end_with(kernels, out)
 
 
-def _tokens(model: Any, texts: Sequence[str], ids: Sequence[int]) -> tuple[list[str], list[int], Any]:
-    """Names and ids of tokens given as text or as ids, and the tokenizer; ids alone do not need one."""
+def _tokens(
+    model: Any, texts: Sequence[str], ids: Sequence[int]
+) -> tuple[list[str], list[int], Any]:
+    """Names and ids of tokens given as text or as ids, and the tokenizer; ids alone do not need
+    one.
+    """
     from weightscope.model.text.tokenizer import Tokenizer, token_names
 
     tokenizer: Any = None
@@ -263,7 +351,10 @@ def _tokens(model: Any, texts: Sequence[str], ids: Sequence[int]) -> tuple[list[
 def _say_long(seconds: float) -> None:
     if seconds > LONG:
         estimate = f"the full vocabulary takes about {seconds / 60:.0f} minutes on this machine"
-        click.echo(f"weightscope: {estimate}; --sample 2000 estimates each AUROC to +-0.01 sooner", err=True)
+        click.echo(
+            f"weightscope: {estimate}; --sample 2000 estimates each AUROC to +-0.01 sooner",
+            err=True,
+        )
 
 
 def _say_bare(first: Any) -> None:
@@ -277,12 +368,15 @@ def _say_bare(first: Any) -> None:
 )
 @click.argument("corpus", nargs=-1, required=True)
 @click.option(
-    "--tokenizer", required=True,
+    "--tokenizer",
+    required=True,
     help="SOURCE of the tokenizer: tokenizer.json, vocab.json with merges.txt, or vocab.txt.",
-)  # fmt: skip
+)
 @options.file_to_write("--out", required=True, help="COUNTS.npz to write.")
 def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
-    """Count the bigrams of a corpus: text, JSON lines (.gz, .bz2, .zst) and Parquet files, or folders of them."""
+    """Count the bigrams of a corpus: text, JSON lines (.gz, .bz2, .zst) and Parquet files, or
+    folders of them.
+    """
     from weightscope.model.text.bigrams import count_bigrams
     from weightscope.model.text.tokenizer import Tokenizer
 

@@ -1,4 +1,6 @@
-"""The commands inspect, families and adopt: what a checkpoint is, and which architectures can be read."""
+"""The commands inspect, families and adopt: what a checkpoint is, and which architectures can be
+read.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -31,16 +33,17 @@ if TYPE_CHECKING:
 )
 @options.csv
 @click.option(
-    "--new", is_flag=True,
+    "--new",
+    is_flag=True,
     help="Try the architectures of the installed transformers that the census does not cover (PyTorch).",
-)  # fmt: skip
+)
 @options.families
 def families_command(csv_file: Path | None, new: bool, families: str | None) -> None:
     """List the supported architectures: row, model_types, stack, and special features.
 
-    The last line says how many of the attention stacks in transformers are read exactly. --new tries the architectures
-    of the installed transformers that were not counted, each on tiny random models.
-    """
+    The last line says how many of the attention stacks in transformers are read exactly. --new
+    tries the architectures of the installed transformers that were not counted, each on tiny random
+    models."""
     from weightscope.model.rows.table import families_table, standing
 
     if new:
@@ -86,18 +89,22 @@ def _newer() -> None:
     metavar="MODULE:CLASS",
     help="Verify against this torch.nn.Module of your own, in a child process.",
 )
-@click.option("--attention", metavar="PATTERN", help="With --with: modules that attend, such as 'blocks.*.mixer'.")
+@click.option(
+    "--attention",
+    metavar="PATTERN",
+    help="With --with: modules that attend, such as 'blocks.*.mixer'.",
+)
 def adopt_command(
     named: Any, source: str, save: bool, out: Path | None, code: str | None, attention: str | None
-) -> None:  # fmt: skip
+) -> None:
     """Work out how to read an unknown architecture, and verify it (needs PyTorch).
 
-    Tiny random models are built from the checkpoint's config with transformers' own class, or with --with by a class of
-    your own. A row is accepted if its attention and outputs match the eager model to 1e-5 at two sizes and at near and
-    far distances, and if it fits the checkpoint's tensors. Then every layer of the checkpoint runs with its own
-    weights, one at a time, and is compared too; where that is not possible, the row is called unproved at its own size.
-    Code that ships with a checkpoint is never run.
-    """
+    Tiny random models are built from the checkpoint's config with transformers' own class, or with
+    --with by a class of your own. A row is accepted if its attention and outputs match the eager
+    model to 1e-5 at two sizes and at near and far distances, and if it fits the checkpoint's
+    tensors. Then every layer of the checkpoint runs with its own weights, one at a time, and is
+    compared too; where that is not possible, the row is called unproved at its own size. Code that
+    ships with a checkpoint is never run."""
     if attention and not code:
         raise click.UsageError("--attention needs --with")
     from weightscope.runner.loading import import_torch
@@ -109,13 +116,19 @@ def adopt_command(
     opened = named(source)
     checkpoint = opened.checkpoint()
     if code is not None:
-        answer = adopted_with(replace(opened, digest=False), code, attention or "", shows=not is_quiet())
+        answer = adopted_with(
+            replace(opened, digest=False), code, attention or "", shows=not is_quiet()
+        )
     else:
         answer = answer_of(adopt(checkpoint), checkpoint)
     options.say_digests(source_of(checkpoint))
     rows, proof = answer["stanzas"], answer["proof"]
     these = f"these {len(rows)} rows" if len(rows) > 1 else "this row"
-    which = f"unproved at its own size (tiny models of {proof})" if answer["unproved"] else f"proved against {proof}"
+    which = (
+        f"unproved at its own size (tiny models of {proof})"
+        if answer["unproved"]
+        else f"proved against {proof}"
+    )
     click.echo(f"{printable(answer['name'])} is read by {these}, {which}:")
     for row in rows:
         click.echo(printable_lines(row.removesuffix("\n")))
@@ -152,11 +165,11 @@ def _save(answer: Mapping[str, Any]) -> None:
 @options.with_source
 @options.file_to_write("--out", help="Write the draft to this file; --families FILE reads it.")
 def draft_command(named: Any, source: str, out: Path | None) -> None:
-    """Draft a row for an unknown architecture from the names and shapes of its tensors. Reads one layer.
+    """Draft a row for an unknown architecture from the names and shapes of its tensors. Reads one
+    layer.
 
-    Cells that names and shapes do not decide are left open, as comments that list the choices. Nothing is compared:
-    results that are read with a draft say that they are unproved.
-    """
+    Cells that names and shapes do not decide are left open, as comments that list the choices.
+    Nothing is compared: results that are read with a draft say that they are unproved."""
     from weightscope.adopting.draft import drafted
 
     checkpoint = named(source).checkpoint()
@@ -181,16 +194,22 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
 )
 @options.with_source
 @click.option(
-    "--check", is_flag=True, help="Read every tensor once and report what stands out; works for any architecture."
+    "--check",
+    is_flag=True,
+    help="Read every tensor once and report what stands out; works for any architecture.",
 )
-@click.option("--tensors", "by_role", is_flag=True, help="List every tensor of the file with its role. Headers only.")
+@click.option(
+    "--tensors",
+    "by_role",
+    is_flag=True,
+    help="List every tensor of the file with its role. Headers only.",
+)
 @options.json
 def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) -> None:
     """Show family, shapes, dtypes, and the bytes an audit would read.
 
-    --tensors lists one line per tensor: its role, stack, layer and expert, its shape, and how the file stores it.
-    Tensors that no row names keep their name as role, and come last.
-    """
+    --tensors lists one line per tensor: its role, stack, layer and expert, its shape, and how the
+    file stores it. Tensors that no row names keep their name as role, and come last."""
     if as_json and not by_role:
         raise click.UsageError("--json needs --tensors")
     if check and by_role:
@@ -202,14 +221,19 @@ def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) 
 
 
 def _list_tensors(source: "Source", as_json: bool) -> None:
-    """Print every tensor under its role, as far as a row knows it; the first line says why heads are not read."""
+    """Print every tensor under its role, as far as a row knows it; the first line says why heads
+    are not read.
+    """
     from weightscope.checkpoint.provenance import Provenance
 
     opened = source.open_tensors()
     tensors = opened.tensors
     lead = f"{tensors.lead} {getattr(opened, 'refusal', '')}".rstrip()
     if as_json:
-        print_json(Provenance.of(tensors.checkpoint).envelope(printable(lead)) | {"tensors": tensors.as_json()})
+        print_json(
+            Provenance.of(tensors.checkpoint).envelope(printable(lead))
+            | {"tensors": tensors.as_json()}
+        )
         return
     options.say_digests(source_of(tensors.checkpoint))
     headline(printable(lead))
@@ -267,12 +291,18 @@ def describe(model: "Model") -> Iterator[str | Listed]:
         yield f"            without attention: {', '.join(map(str, without))}"
     yield f"heads       {config.n_heads} heads x {config.head_dim} dims, {config.n_kv_heads} KV heads"
     yield f"tokens      {_embedding(model, family.inputs.tokens)}"
-    positions = _embedding(model, family.inputs.positions) if family.inputs.positions else _without_embedding(model)
+    positions = (
+        _embedding(model, family.inputs.positions)
+        if family.inputs.positions
+        else _without_embedding(model)
+    )
     yield f"positions   {positions}"
     if [stack for stack in model.stacks.values() if not model.is_read(stack)]:
         yield from _stacks(model)
     notes = [note for note in (*model.notes, overwritten_head(model, first_look=True)) if note]
-    yield from (f"{'' if number else 'note':<11} {printable(note)}" for number, note in enumerate(notes))
+    yield from (
+        f"{'' if number else 'note':<11} {printable(note)}" for number, note in enumerate(notes)
+    )
     if model.attention_layers:
         yield from _budget(model)
         yield _first_tensors(model)
@@ -281,8 +311,14 @@ def describe(model: "Model") -> Iterator[str | Listed]:
 def _stacks(model: "Model") -> Iterator[str]:
     """One line for every attention stack in the file."""
     for number, stack in enumerate(model.stacks.values()):
-        sizes = f"{stack.n_layers} layers x {stack.n_heads} heads, {stack.family and stack.family.name}"
-        state = f"read as {model.family.name}" if model.is_read(stack) else f"not read: {printable(stack.refusal)}"
+        sizes = (
+            f"{stack.n_layers} layers x {stack.n_heads} heads, {stack.family and stack.family.name}"
+        )
+        state = (
+            f"read as {model.family.name}"
+            if model.is_read(stack)
+            else f"not read: {printable(stack.refusal)}"
+        )
         what = state if stack.refusal else f"{sizes} ({printable(stack.model_type)})"
         what += ", unproved" if stack.family and stack.family.origin.startswith("unproved") else ""
         where = ", ".join(filter(None, (printable(stack.prefix) + "*", printable(stack.part))))
@@ -290,13 +326,24 @@ def _stacks(model: "Model") -> Iterator[str]:
 
 
 def _budget(model: "Model") -> Iterator[str]:
-    """The bytes that an audit reads, of all layers and embeddings and of the first layer, and what is to be fetched."""
+    """The bytes that an audit reads, of all layers and embeddings and of the first layer, and what
+    is to be fetched.
+    """
     checkpoint, layers = model.checkpoint, model.attention_layers
     names = {i: [tensor.name for tensor in model.attention_tensors(i)] for i in layers}
-    everything = {name for of_layer in names.values() for name in of_layer}  # a set: ALBERT's layers share tensors
+    everything = {
+        name for of_layer in names.values() for name in of_layer
+    }  # a set: ALBERT's layers share tensors
     everything |= {tensor.name for tensor in model.embedding_tensors}
-    for label, chosen in (("audit reads", everything), (f"layer {layers[0]:<5}", set(names[layers[0]]))):
-        ends = [end for m in model.family.heads.projections[:2] for end in (f".{m}.", f".{m}_weight", f".{m}_bias")]
+    for label, chosen in (
+        ("audit reads", everything),
+        (f"layer {layers[0]:<5}", set(names[layers[0]])),
+    ):
+        ends = [
+            end
+            for m in model.family.heads.projections[:2]
+            for end in (f".{m}.", f".{m}_weight", f".{m}_bias")
+        ]
         of_qk = {name for name in chosen if any(end in f".{name}" for end in ends)}
         total, qk = (checkpoint.bytes_to_read(group) for group in (chosen, of_qk))
         if not qk:
@@ -304,7 +351,10 @@ def _budget(model: "Model") -> Iterator[str]:
         share = f", {sized(qk)} of it queries and keys" if qk else ""
         yield f"{label} {sized(total)} of {sized(checkpoint.nbytes)}{share}"
     if checkpoint.bytes_fetched or checkpoint.bytes_to_fetch(everything):
-        headers, rest = sized(checkpoint.bytes_fetched), sized(checkpoint.bytes_to_fetch(everything))
+        headers, rest = (
+            sized(checkpoint.bytes_fetched),
+            sized(checkpoint.bytes_to_fetch(everything)),
+        )
         yield f"network     {headers} fetched for the headers; an audit fetches {rest}"
 
 
@@ -315,8 +365,13 @@ def _first_tensors(model: "Model") -> Listed:
     tensors = model.attention_tensors(model.attention_layers[0])
     stored = model.checkpoint.stored_names
     names = [printable(stored.get(tensor.name, tensor.name)) for tensor in tensors]
-    rows = [(name, tensor.dtype, str(tensor.shape)) for name, tensor in zip(names, tensors, strict=True)]
-    return Listed(Table.of_rows(["tensor", "dtype", "shape"], rows), "\n".join(f"  {'  '.join(row)}" for row in rows))
+    rows = [
+        (name, tensor.dtype, str(tensor.shape)) for name, tensor in zip(names, tensors, strict=True)
+    ]
+    return Listed(
+        Table.of_rows(["tensor", "dtype", "shape"], rows),
+        "\n".join(f"  {'  '.join(row)}" for row in rows),
+    )
 
 
 def _without_embedding(model: "Model") -> str:

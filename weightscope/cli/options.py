@@ -1,4 +1,6 @@
-"""Options that several commands share: SOURCE and how to read it, --out, --device, the engine; shell completion."""
+"""Options that several commands share: SOURCE and how to read it, --out, --device, the engine;
+shell completion.
+"""
 
 import os
 import re
@@ -28,7 +30,8 @@ SHELLS = ("bash", "zsh", "fish")
 )
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion_command(shell: str) -> None:
-    """Print the script that lets SHELL complete commands, options, checkpoints, families and kinds of findings.
+    """Print the script that lets SHELL complete commands, options, checkpoints, families and kinds
+    of findings.
 
     Add it to the shell's start-up file, as below, and open a new shell.
     """
@@ -38,42 +41,62 @@ def completion_command(shell: str) -> None:
     click.echo(completion(root, {}, "weightscope", "_WEIGHTSCOPE_COMPLETE").source())
 
 
-def complete_source(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+def complete_source(
+    context: click.Context, parameter: click.Parameter, typed: str
+) -> list[CompletionItem]:
     """Complete a folder or file, or `embedded`."""
     shipped = [CompletionItem("embedded")] if typed and "embedded".startswith(typed) else []
     return [*shipped, CompletionItem(typed, type="file")]
 
 
-def complete_family(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+def complete_family(
+    context: click.Context, parameter: click.Parameter, typed: str
+) -> list[CompletionItem]:
     """Complete the name of a family."""
     from weightscope.model.rows.table import known_rows
 
-    return [CompletionItem(name) for name in sorted({row.name for row in known_rows()}) if name.startswith(typed)]
+    return [
+        CompletionItem(name)
+        for name in sorted({row.name for row in known_rows()})
+        if name.startswith(typed)
+    ]
 
 
-def complete_tower(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+def complete_tower(
+    context: click.Context, parameter: click.Parameter, typed: str
+) -> list[CompletionItem]:
     """Complete the usual name of a stack."""
     names = ("text", "vision", "audio", "encoder", "decoder", "cross", "all")
     return [CompletionItem(name) for name in names if name.startswith(typed)]
 
 
-def complete_limit(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+def complete_limit(
+    context: click.Context, parameter: click.Parameter, typed: str
+) -> list[CompletionItem]:
     """Complete a severity or a kind of finding."""
     from weightscope.report.findings import SEVERITIES, finding_kinds
 
-    return [CompletionItem(name) for name in (*SEVERITIES, *finding_kinds()) if name.startswith(typed)]
+    return [
+        CompletionItem(name) for name in (*SEVERITIES, *finding_kinds()) if name.startswith(typed)
+    ]
 
 
 def writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     """Check that results can be written and figures drawn before anything is computed."""
     if path is not None:
         check_settings_of_figures()
-        check_writable(path.parent if isinstance(parameter.type, click.Path) and parameter.type.file_okay else path)
+        check_writable(
+            path.parent
+            if isinstance(parameter.type, click.Path) and parameter.type.file_okay
+            else path
+        )
     return path
 
 
 def check_settings_of_figures() -> None:
-    """Refuse a matplotlibrc that Matplotlib cannot read; it takes the first, and the working directory's before all."""
+    """Refuse a matplotlibrc that Matplotlib cannot read; it takes the first, and the working
+    directory's before all.
+    """
     from weightscope.checkpoint.config import MAX_BYTES, read_small
     from weightscope.core.errors import CheckpointError
 
@@ -89,15 +112,21 @@ def check_settings_of_figures() -> None:
             raise CheckpointError(problem, file=file) from None
 
 
-def number(name: str, help: str, default: int | None = None, least: int = 1, **more: Any) -> Callable[[Any], Any]:
+def number(
+    name: str, help: str, default: int | None = None, least: int = 1, **more: Any
+) -> Callable[[Any], Any]:
     """An option that is a whole number."""
     limits = click.IntRange(least)
-    return click.option(name, type=limits, default=default, show_default=default is not None, help=help, **more)
+    return click.option(
+        name, type=limits, default=default, show_default=default is not None, help=help, **more
+    )
 
 
 def file_to_read(name: str, help: str, **more: Any) -> Callable[[Any], Any]:
     """An option that names a file that is there."""
-    return click.option(name, type=click.Path(exists=True, dir_okay=False, path_type=Path), help=help, **more)
+    return click.option(
+        name, type=click.Path(exists=True, dir_okay=False, path_type=Path), help=help, **more
+    )
 
 
 def file_to_write(*names: str, help: str, **more: Any) -> Callable[[Any], Any]:
@@ -126,47 +155,76 @@ def _reachable(context: click.Context, parameter: click.Parameter, device: str) 
 def device_option(check: Callable[..., str], use: str) -> Callable[[Any], Any]:
     """--device, checked before anything is read."""
     kinds = click.Choice(["cpu", "cuda"])
-    return click.option("--device", type=kinds, default="cpu", show_default=True, callback=check, help=use)
+    return click.option(
+        "--device", type=kinds, default="cpu", show_default=True, callback=check, help=use
+    )
 
 
 device = device_option(_usable, "Device for the large matrix products.")
 runner_device = device_option(_reachable, "Device for the model and the large matrix products.")
 out = click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), required=True, callback=writable,
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    callback=writable,
     help="Folder for results.",
-)  # fmt: skip
+)
 page_folder = click.option(
-    "--out", type=click.Path(path_type=Path), callback=writable, help="Folder for report.html, tables and figures."
+    "--out",
+    type=click.Path(path_type=Path),
+    callback=writable,
+    help="Folder for report.html, tables and figures.",
 )
 csv = file_to_write("--csv", "csv_file", help="Also write the table to this file.")
 layer = click.option("--layer", default=0, show_default=True, help="Layer to analyse.")
 delta = click.option(
-    "--delta", default=1, show_default=True, help="Distance i - j at which rotary heads compare tokens."
+    "--delta",
+    default=1,
+    show_default=True,
+    help="Distance i - j at which rotary heads compare tokens.",
 )
 text = click.option(
-    "--text", multiple=True, type=click.Path(path_type=Path),
+    "--text",
+    multiple=True,
+    type=click.Path(path_type=Path),
     help="Text, folder of texts, JSON lines or Parquet; may be repeated. Default: the public-domain texts included.",
-)  # fmt: skip
-tokenizer = click.option("--tokenizer", help="SOURCE of the tokenizer, if it is not in the checkpoint's folder.")
+)
+tokenizer = click.option(
+    "--tokenizer", help="SOURCE of the tokenizer, if it is not in the checkpoint's folder."
+)
 token_id = click.option(
-    "--token-id", "token_ids", type=click.IntRange(0), multiple=True, help="Token id; may be repeated."
+    "--token-id",
+    "token_ids",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Token id; may be repeated.",
 )
 family = click.option(
-    "--family", shell_complete=complete_family, help="Read the checkpoint as this family, whatever its config says."
+    "--family",
+    shell_complete=complete_family,
+    help="Read the checkpoint as this family, whatever its config says.",
 )
 tower = click.option(
-    "--tower", shell_complete=complete_tower,
+    "--tower",
+    shell_complete=complete_tower,
     help="Attention stack to read, if there are several: text, vision, encoder, decoder, cross ...",
-)  # fmt: skip
-families = click.option(
-    "--families", type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="File of architecture rows, as written by `weightscope adopt --save`.",
-)  # fmt: skip
-json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
-sarif = file_to_write(
-    "--sarif", "sarif", help="Also write the findings to this file as SARIF 2.1.0, for code scanning."
 )
-digest = click.option("--digest", is_flag=True, help="Also read the files whole, for the SHA-256 of each.")
+families = click.option(
+    "--families",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="File of architecture rows, as written by `weightscope adopt --save`.",
+)
+json = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else."
+)
+sarif = file_to_write(
+    "--sarif",
+    "sarif",
+    help="Also write the findings to this file as SARIF 2.1.0, for code scanning.",
+)
+digest = click.option(
+    "--digest", is_flag=True, help="Also read the files whole, for the SHA-256 of each."
+)
 
 
 def digest_lines(source: Mapping[str, Any]) -> list[str]:
@@ -183,25 +241,36 @@ def say_digests(source: Mapping[str, Any]) -> None:
 
 
 def opened_model(source: Any, *, tensors_suffice: bool = False) -> Any:
-    """Open a Source; say so if the row that reads it was adopted or never verified, or if no row reads its heads."""
+    """Open a Source; say so if the row that reads it was adopted or never verified, or if no row
+    reads its heads.
+    """
     model = source.open_tensors() if tensors_suffice else source.open()
     family = getattr(model, "family", None)
     if family is None:
         why = model.refusal.partition(";")[0]
-        click.echo(printable(f"weightscope: only the tensors of {model.name} are compared: {why}"), err=True)
+        click.echo(
+            printable(f"weightscope: only the tensors of {model.name} are compared: {why}"),
+            err=True,
+        )
     elif family.origin:
-        click.echo(printable(f"weightscope: {model.name} is read as family {family.called}"), err=True)
+        click.echo(
+            printable(f"weightscope: {model.name} is read as family {family.called}"), err=True
+        )
     return model
 
 
 def with_source(command: Callable[..., None]) -> Callable[..., None]:
-    """Add SOURCE and the options that say how to read it; the command gets a function from text to Source."""
+    """Add SOURCE and the options that say how to read it; the command gets a function from text to
+    Source.
+    """
 
     @click.argument("source", shell_complete=complete_source)
     @click.option("--revision", help="Branch, tag or commit on the Hub.")
     @family
     @tower
-    @click.option("--base", help="Base model of a LoRA adapter, if the adapter's config does not name it.")
+    @click.option(
+        "--base", help="Base model of a LoRA adapter, if the adapter's config does not name it."
+    )
     @families
     @digest
     @wraps(command)
@@ -233,14 +302,19 @@ def with_engine(command: Callable[..., None]) -> Callable[..., None]:
     """Add --engine, --scheduler and --jobs; the command gets the engine that runs its tasks."""
 
     @click.option(
-        "--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True,
+        "--engine",
+        type=click.Choice(["local", "dask"]),
+        default="local",
+        show_default=True,
         is_eager=True,  # --device depends on it
         help="Run on this machine or on a Dask cluster.",
-    )  # fmt: skip
+    )
     @click.option("--scheduler", help="Dask scheduler: tcp://HOST:PORT, or the scheduler file.")
     @number("--jobs", "Number of processes on this machine; default: one, with a thread per core.")
     @wraps(command)
-    def engaged(*arguments: Any, engine: str, scheduler: str | None, jobs: int | None, **options: Any) -> None:
+    def engaged(
+        *arguments: Any, engine: str, scheduler: str | None, jobs: int | None, **options: Any
+    ) -> None:
         from weightscope.core.engine import open_engine
 
         if engine == "dask" and jobs is not None:
@@ -248,7 +322,9 @@ def with_engine(command: Callable[..., None]) -> Callable[..., None]:
                 "--jobs applies to the local engine; on a cluster, set the number of workers and threads there"
             )
         if jobs is not None and options.get("device", "cpu") != "cpu":
-            raise click.UsageError("--jobs cannot be used with --device cuda: a GPU is used by one process")
+            raise click.UsageError(
+                "--jobs cannot be used with --device cuda: a GPU is used by one process"
+            )
         if engine == "local" and scheduler is not None:
             raise click.UsageError("--scheduler needs --engine dask")
         with open_engine(engine, scheduler, jobs) as opened:
@@ -264,11 +340,14 @@ def whole_numbers(text: str, option: str) -> tuple[int, ...]:
         ends = re.fullmatch(r"\s*(-?\d{1,7})(?:\s*-\s*(\d{1,7}))?\s*", part)
         if ends is None:
             raise click.BadParameter(
-                f"{printable(part)!r} is neither a whole number nor a range such as 0-3", param_hint=option
+                f"{printable(part)!r} is neither a whole number nor a range such as 0-3",
+                param_hint=option,
             )
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if not 0 <= last - first < 10**5:
-            raise click.BadParameter(f"the range {printable(part)} runs backwards or is too long", param_hint=option)
+            raise click.BadParameter(
+                f"the range {printable(part)} runs backwards or is too long", param_hint=option
+            )
         numbers += range(first, last + 1)
     return tuple(dict.fromkeys(numbers))
 

@@ -23,11 +23,25 @@ from weightscope.pairs.same import UP_TO
 )
 @click.argument("a", metavar="A", shell_complete=options.complete_source)
 @click.argument("b", metavar="B", shell_complete=options.complete_source)
-@click.option("--up-to", type=click.Choice([*UP_TO]), default="function", show_default=True, metavar="VERDICT",
-              help="Weakest verdict that passes: values, rounding, quantisation or function.")  # fmt: skip
-@click.option("--sample", type=click.FloatRange(0, 1, min_open=True), default=1.0, metavar="SHARE",
-              help="Read this share of the values only, for a first look.")  # fmt: skip
-@click.option("--base", help="Base model of A or B where that is a LoRA adapter, if its config does not name it.")
+@click.option(
+    "--up-to",
+    type=click.Choice([*UP_TO]),
+    default="function",
+    show_default=True,
+    metavar="VERDICT",
+    help="Weakest verdict that passes: values, rounding, quantisation or function.",
+)
+@click.option(
+    "--sample",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    metavar="SHARE",
+    help="Read this share of the values only, for a first look.",
+)
+@click.option(
+    "--base",
+    help="Base model of A or B where that is a LoRA adapter, if its config does not name it.",
+)
 @options.page_folder
 @options.tower
 @options.families
@@ -35,14 +49,22 @@ from weightscope.pairs.same import UP_TO
 @options.sarif
 @options.json
 def same_command(
-    a: str, b: str, up_to: str, sample: float, base: str | None, out: Path | None, sarif: Path | None, as_json: bool,
+    a: str,
+    b: str,
+    up_to: str,
+    sample: float,
+    base: str | None,
+    out: Path | None,
+    sarif: Path | None,
+    as_json: bool,
     **how: Any,
-) -> None:  # fmt: skip
-    """Find out whether B holds the model that A holds, and what was done to each tensor that differs.
+) -> None:
+    """Find out whether B holds the model that A holds, and what was done to each tensor that
+    differs.
 
-    Verdicts, from strong to weak: same bytes, same values, rounded, quantised, same function; different; undecided.
-    Exit status 0 up to --up-to, 3 beyond it, 2 if a checkpoint cannot be read.
-    """
+    Verdicts, from strong to weak: same bytes, same values, rounded, quantised, same function;
+    different; undecided. Exit status 0 up to --up-to, 3 beyond it, 2 if a checkpoint cannot be
+    read."""
     from weightscope.checkpoint.adapters import is_adapter
     from weightscope.model.sources import Source
     from weightscope.pairs.same.same import Same, same
@@ -50,7 +72,9 @@ def same_command(
     if base is not None and not any(map(is_adapter, (a, b))):
         raise click.UsageError("--base is the base of a LoRA adapter, and neither A nor B is one")
     folder = folder_for(Same, out)
-    sources = [Source.named(each, base=base if is_adapter(each) else None, **how) for each in (a, b)]
+    sources = [
+        Source.named(each, base=base if is_adapter(each) else None, **how) for each in (a, b)
+    ]
     models = [options.opened_model(source, tensors_suffice=True) for source in sources]
     result = same(*models, sample=sample, progress=True)
     hand_over(result, folder, as_json)
@@ -68,24 +92,40 @@ def same_command(
     ],
 )
 @click.argument("a", metavar="BASE", shell_complete=options.complete_source)
-@click.argument("tuned", nargs=-1, required=True, metavar="TUNED [TUNED ...]", shell_complete=options.complete_source)
-@click.option("--exact", is_flag=True, help="Look for intruder dimensions in matrices of any size (minutes each).")
+@click.argument(
+    "tuned",
+    nargs=-1,
+    required=True,
+    metavar="TUNED [TUNED ...]",
+    shell_complete=options.complete_source,
+)
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="Look for intruder dimensions in matrices of any size (minutes each).",
+)
 @options.page_folder
 @options.tower
 @options.families
 @options.digest
 @options.json
-def learned_command(a: str, tuned: tuple[str, ...], exact: bool, out: Path | None, as_json: bool, **how: Any) -> None:
-    """Compare tunes with their BASE: directions, intruder dimensions, words, and how each was trained.
+def learned_command(
+    a: str, tuned: tuple[str, ...], exact: bool, out: Path | None, as_json: bool, **how: Any
+) -> None:
+    """Compare tunes with their BASE: directions, intruder dimensions, words, and how each was
+    trained.
 
-    TUNED is a checkpoint of BASE's shapes, or a LoRA adapter for it. Of several, the page also says which collide.
-    """
+    TUNED is a checkpoint of BASE's shapes, or a LoRA adapter for it. Of several, the page also says
+    which collide."""
     from weightscope.checkpoint.adapters import is_adapter
     from weightscope.model.sources import Source
     from weightscope.pairs.learned.learned import Learned, learned
 
     folder = folder_for(Learned, out)
     tunes = [Source.named(each, base=a if is_adapter(each) else None, **how) for each in tuned]
-    models = [options.opened_model(source, tensors_suffice=True) for source in (Source.named(a, **how), *tunes)]
+    models = [
+        options.opened_model(source, tensors_suffice=True)
+        for source in (Source.named(a, **how), *tunes)
+    ]
     result = learned(*models, exact=exact, progress=True)
     hand_over(result, folder, as_json)

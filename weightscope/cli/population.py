@@ -19,26 +19,48 @@ from weightscope.cli.terminal import end_with
     ],
 )
 @click.argument(
-    "listing", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[LIST]"
+    "listing",
+    required=False,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="[LIST]",
 )
 @options.out
-@click.option("--resume", is_flag=True, help="Keep what an earlier run has finished; fetch only what has changed.")
-@click.option("--withdraw", multiple=True, metavar="NAME", help="Remove a checkpoint for good; may be repeated.")
-@options.number("--megabytes", "Attention weights to read of a checkpoint, in MB at 16 bits each.", 150)
-@options.number("--prove", "Read relatives of up to so many MB whole, to prove which came first.", 100, least=0)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Keep what an earlier run has finished; fetch only what has changed.",
+)
+@click.option(
+    "--withdraw",
+    multiple=True,
+    metavar="NAME",
+    help="Remove a checkpoint for good; may be repeated.",
+)
+@options.number(
+    "--megabytes", "Attention weights to read of a checkpoint, in MB at 16 bits each.", 150
+)
+@options.number(
+    "--prove", "Read relatives of up to so many MB whole, to prove which came first.", 100, least=0
+)
 @options.families
 @options.json
 @options.with_engine
 def atlas_command(
-    listing: Path | None, out: Path, resume: bool, withdraw: tuple[str, ...], megabytes: int, prove: int,
-    families: str | None, as_json: bool, engine: Any,
-) -> None:  # fmt: skip
+    listing: Path | None,
+    out: Path,
+    resume: bool,
+    withdraw: tuple[str, ...],
+    megabytes: int,
+    prove: int,
+    families: str | None,
+    as_json: bool,
+    engine: Any,
+) -> None:
     """Make an atlas of the checkpoints in LIST: a text file with one SOURCE per line.
 
-    Of a large checkpoint some heads are read. Whatever cannot be read is a row of errors.csv. All heads are in
-    heads.parquet (needs the extra atlas); index.html opens from the disk. Without LIST, an atlas is written again from
-    what it has kept, less what is withdrawn.
-    """
+    Of a large checkpoint some heads are read. Whatever cannot be read is a row of errors.csv. All
+    heads are in heads.parquet (needs the extra atlas); index.html opens from the disk. Without
+    LIST, an atlas is written again from what it has kept, less what is withdrawn."""
     from weightscope.pairs.atlas.atlas import AtlasOptions, make_atlas
 
     if listing is None and not withdraw:

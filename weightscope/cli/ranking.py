@@ -20,34 +20,67 @@ from weightscope.pairs.rank import BY, TOOLS
     ],
 )
 @click.argument("source", shell_complete=options.complete_source)
-@click.option("--by", type=click.Choice([*BY]), default="snr", show_default=True, help="The highest come first.")
-@click.option("--base", metavar="BASE", shell_complete=options.complete_source,
-              help="Model that SOURCE was tuned from: for --by change, and for mergekit.")  # fmt: skip
-@click.option("--top", type=click.FloatRange(0, 1, min_open=True), default=0.25, show_default=True,
-              help="Share of the matrices of each role to choose.")  # fmt: skip
-@click.option("--for", "tool", type=click.Choice(TOOLS), required=True, help="Tool that reads the file.")
+@click.option(
+    "--by",
+    type=click.Choice([*BY]),
+    default="snr",
+    show_default=True,
+    help="The highest come first.",
+)
+@click.option(
+    "--base",
+    metavar="BASE",
+    shell_complete=options.complete_source,
+    help="Model that SOURCE was tuned from: for --by change, and for mergekit.",
+)
+@click.option(
+    "--top",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.25,
+    show_default=True,
+    help="Share of the matrices of each role to choose.",
+)
+@click.option(
+    "--for", "tool", type=click.Choice(TOOLS), required=True, help="Tool that reads the file."
+)
 @options.file_to_write("--out", help="File to write; default: standard output.")
-@options.file_to_write("--csv", "csv_file", help="Also write every matrix with its score to this file.")
-@click.option("--exact", is_flag=True, help="All singular values of matrices whose smaller side is above 2048 too.")
+@options.file_to_write(
+    "--csv", "csv_file", help="Also write every matrix with its score to this file."
+)
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="All singular values of matrices whose smaller side is above 2048 too.",
+)
 @options.tower
 @options.families
 @options.digest
 def rank_command(
-    source: str, by: str, base: str | None, top: float, tool: str, out: Path | None, csv_file: Path | None, exact: bool,
+    source: str,
+    by: str,
+    base: str | None,
+    top: float,
+    tool: str,
+    out: Path | None,
+    csv_file: Path | None,
+    exact: bool,
     **how: Any,
-) -> None:  # fmt: skip
-    """Rank the matrices of every layer within their role and choose the highest, from the weights alone.
+) -> None:
+    """Rank the matrices of every layer within their role and choose the highest, from the weights
+    alone.
 
-    axolotl gets `unfrozen_parameters`, PEFT an adapter_config.json whose target_modules are the chosen ones, mergekit a
-    merge that takes the chosen ones from SOURCE and everything else from BASE. One comment says what the choice rests
-    on. Whether it trains better than random layers is another question; see the documentation.
-    """
+    axolotl gets `unfrozen_parameters`, PEFT an adapter_config.json whose target_modules are the
+    chosen ones, mergekit a merge that takes the chosen ones from SOURCE and everything else from
+    BASE. One comment says what the choice rests on. Whether it trains better than random layers is
+    another question; see the documentation."""
     from weightscope.checkpoint.provenance import source_of
     from weightscope.model.sources import Source
     from weightscope.pairs.rank.rank import rank
 
     if tool == "mergekit" and base is None:
-        raise click.UsageError("--for mergekit needs --base: everything that is not chosen is taken from it")
+        raise click.UsageError(
+            "--for mergekit needs --base: everything that is not chosen is taken from it"
+        )
     if by == "change" and base is None:
         raise click.UsageError("--by change needs --base, the model that SOURCE was tuned from")
     names = (source, base) if base is not None else (source,)

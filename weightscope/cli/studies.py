@@ -21,29 +21,54 @@ from weightscope.cli.terminal import headline, is_quiet, show
 @options.with_source
 @options.tokenizer
 @options.out
-@click.option("--layers", help="Layers to analyse, such as 0-3 or 0,5,7-9; default: every attention layer.")
+@click.option(
+    "--layers", help="Layers to analyse, such as 0-3 or 0,5,7-9; default: every attention layer."
+)
 @options.number("--top", "Number of edges of each kind, by each measure.", 20)
 @click.option(
-    "--counts", type=click.Path(dir_okay=False, path_type=Path),
+    "--counts",
+    type=click.Path(dir_okay=False, path_type=Path),
     help="Bigram counts (see `weightscope bigrams`), to find detokenization heads in the first layer.",
-)  # fmt: skip
+)
 @click.option(
-    "--reader", metavar="HEAD",
+    "--reader",
+    metavar="HEAD",
     help="A head such as 9.9: also write which singular component of every earlier head it reads most.",
-)  # fmt: skip
-@options.file_to_read("--pairs", "CSV file of pairs, such as France,Paris: also write which heads map them.")
-@click.option("--measure", is_flag=True, help="Also run the model and report how well the names hold (PyTorch).")
+)
+@options.file_to_read(
+    "--pairs", "CSV file of pairs, such as France,Paris: also write which heads map them."
+)
 @click.option(
-    "--text", "texts", type=click.Path(exists=True, path_type=Path), multiple=True,
+    "--measure",
+    is_flag=True,
+    help="Also run the model and report how well the names hold (PyTorch).",
+)
+@click.option(
+    "--text",
+    "texts",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
     help="Text to run it on, a file or a folder; default: public-domain prose.",
-)  # fmt: skip
+)
 @options.device
 @options.with_engine
 def circuits_command(
-    named: Any, source: str, out: Path, layers: str | None, top: int, counts: Path | None, reader: str | None,
-    pairs: Path | None, measure: bool, texts: tuple[Path, ...], device: str, engine: Any,
-) -> None:  # fmt: skip
-    """Name every head by what it does and find which heads read what earlier heads write: tables and a report."""
+    named: Any,
+    source: str,
+    out: Path,
+    layers: str | None,
+    top: int,
+    counts: Path | None,
+    reader: str | None,
+    pairs: Path | None,
+    measure: bool,
+    texts: tuple[Path, ...],
+    device: str,
+    engine: Any,
+) -> None:
+    """Name every head by what it does and find which heads read what earlier heads write: tables
+    and a report.
+    """
     from weightscope.core.files import OutputFolder
     from weightscope.heads.circuits.circuits import circuits
     from weightscope.heads.circuits.components import read_by
@@ -84,7 +109,10 @@ def circuits_command(
 length_option = options.number("--length", "Longest input, in tokens.", 128, least=8)
 
 # Options that belong to one question about sinks.
-QUESTION_OPTIONS = {"bias": ("evaluated", "thorough", "paper"), "kind": ("images", "seed", "causal")}
+QUESTION_OPTIONS = {
+    "bias": ("evaluated", "thorough", "paper"),
+    "kind": ("images", "seed", "causal"),
+}
 
 
 def finish(study: Any, out: Path) -> None:
@@ -110,7 +138,9 @@ def finish(study: Any, out: Path) -> None:
 @length_option
 @options.number("--seed", "Random seed for the choice of texts, pairs and heads.", 0, least=0)
 @options.runner_device
-def norms(model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: int, seed: int, device: str) -> None:
+def norms(
+    model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: int, seed: int, device: str
+) -> None:
     """Norm-based analysis: the norms of alpha f(x) compared with alpha, by kind of token.
 
     Writes tables, figures and report.html to --out.
@@ -138,12 +168,20 @@ def norms(model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: in
 @options.number("--seed", "Random seed for the choice of sentences.", 0, least=0)
 @options.runner_device
 def outliers(
-    model: Any, out: Path, text: tuple[Path, ...], inputs: int, sample: int, length: int, seed: int, device: str
+    model: Any,
+    out: Path,
+    text: tuple[Path, ...],
+    inputs: int,
+    sample: int,
+    length: int,
+    seed: int,
+    device: str,
 ) -> None:
-    """Find outlier dimensions of the residual stream and their share of attention scores, by kind of token.
+    """Find outlier dimensions of the residual stream and their share of attention scores, by kind
+    of token.
 
-    Writes tables, figures and report.html to --out. From STS-B's sts-*.csv, the first sentence of each pair is read.
-    """
+    Writes tables, figures and report.html to --out. From STS-B's sts-*.csv, the first sentence of
+    each pair is read."""
     from weightscope.heads.outliers.measure import study_outliers
     from weightscope.model.text.sequences import read_sentences
 
@@ -160,56 +198,97 @@ def outliers(
 @options.with_model
 @options.tokenizer
 @click.option(
-    "--question", type=click.Choice(["bias", "kind"]), required=True,
+    "--question",
+    type=click.Choice(["bias", "kind"]),
+    required=True,
     help="bias: is the sink's update a constant? kind: is each sink a NOP or a broadcast?",
-)  # fmt: skip
+)
 @options.out
 @options.text
-@click.option("--images", type=click.Path(path_type=Path), help="kind: a folder of images, for a vision model.")
+@click.option(
+    "--images",
+    type=click.Path(path_type=Path),
+    help="kind: a folder of images, for a vision model.",
+)
 @options.number("--inputs", "Number of inputs, texts or images.  [default: bias 12, kind 64]")
 @options.number("--length", "Longest input, in tokens.  [default: bias 512, kind 256]", least=2)
 @options.number("--seed", "kind: random seed for crops and texts.  [default: 0]", least=0)
 @options.number(
-    "--causal", "kind: also change what each sink head writes, and measure perplexity on so many texts.",
+    "--causal",
+    "kind: also change what each sink head writes, and measure perplexity on so many texts.",
     metavar="TEXTS",
-)  # fmt: skip
+)
 @options.number("--evaluated", "bias: number of texts for perplexity.  [default: 4]")
 @click.option("--thorough", is_flag=True, help="bias: 40 texts, 16 of them evaluated.")
-@click.option("--paper", is_flag=True, help="bias: the paper's sizes, 100 texts of 512 tokens and 100 evaluated.")
-@click.option("--own-first", is_flag=True, help="Do not prepend a first token; each text begins with its own.")
+@click.option(
+    "--paper",
+    is_flag=True,
+    help="bias: the paper's sizes, 100 texts of 512 tokens and 100 evaluated.",
+)
+@click.option(
+    "--own-first", is_flag=True, help="Do not prepend a first token; each text begins with its own."
+)
 @options.runner_device
 def sinks(model: Any, question: str, out: Path, **options: Any) -> None:
     """Study attention sinks: whether their update is a constant bias, or what kind each sink is.
 
     Writes tables, figures and report.html to --out.
     """
-    for name in (name for key, names in QUESTION_OPTIONS.items() if key != question for name in names):
+    for name in (
+        name for key, names in QUESTION_OPTIONS.items() if key != question for name in names
+    ):
         if options.pop(name) not in (None, False):
-            raise click.UsageError(f"--{name.replace('_', '-')} cannot be used with --question {question}")
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} cannot be used with --question {question}"
+            )
     finish(_bias(model, **options) if question == "bias" else _kind(model, **options), out)
 
 
 def _bias(
-    model: Any, *, text: tuple[Path, ...], inputs: int | None, length: int | None, evaluated: int | None,
-    thorough: bool, paper: bool, own_first: bool, device: str,
-) -> Any:  # fmt: skip
+    model: Any,
+    *,
+    text: tuple[Path, ...],
+    inputs: int | None,
+    length: int | None,
+    evaluated: int | None,
+    thorough: bool,
+    paper: bool,
+    own_first: bool,
+    device: str,
+) -> Any:
     from weightscope.heads.sinks.bias import Sizes, sink_bias, sizes_of
     from weightscope.model.text.sequences import read_texts
 
     usual = sizes_of(thorough=thorough, paper=paper)
     sizes = Sizes(inputs or usual.texts, length or usual.tokens, evaluated or usual.evaluated)
-    return sink_bias(model, read_texts(text, characters=sizes.characters), sizes, first=not own_first, device=device)
+    return sink_bias(
+        model,
+        read_texts(text, characters=sizes.characters),
+        sizes,
+        first=not own_first,
+        device=device,
+    )
 
 
 def _kind(
-    model: Any, *, text: tuple[Path, ...], images: Path | None, inputs: int | None, length: int | None,
-    seed: int | None, causal: int | None, own_first: bool, device: str,
-) -> Any:  # fmt: skip
+    model: Any,
+    *,
+    text: tuple[Path, ...],
+    images: Path | None,
+    inputs: int | None,
+    length: int | None,
+    seed: int | None,
+    causal: int | None,
+    own_first: bool,
+    device: str,
+) -> Any:
     from weightscope.heads.sinks.mechanisms import read_inputs, sink_mechanisms
     from weightscope.runner import open_runner
 
     length, seed = length or 256, seed or 0
-    chosen = read_inputs(model, text, images, n=inputs or 64, length=length, seed=seed, own_first=own_first)
+    chosen = read_inputs(
+        model, text, images, n=inputs or 64, length=length, seed=seed, own_first=own_first
+    )
     if causal is None:
         return sink_mechanisms(open_runner(model, device=device), chosen)
     from weightscope.heads.sinks.causal import sinks_and_changes
@@ -219,4 +298,6 @@ def _kind(
     framing_of(model)  # refuses models of images
     texts = read_texts(text, characters=2 * CHARACTERS_A_TOKEN * causal * length)
     runner = open_runner(model, language=True, device=device)
-    return sinks_and_changes(runner, chosen, texts, n=causal, length=length, seed=seed, own_first=own_first)
+    return sinks_and_changes(
+        runner, chosen, texts, n=causal, length=length, seed=seed, own_first=own_first
+    )

@@ -1,4 +1,6 @@
-"""What a command prints: its result, headlines that --quiet hides, tables fitted to the terminal."""
+"""What a command prints: its result, headlines that --quiet hides, tables fitted to the
+terminal.
+"""
 
 import json
 import sys
@@ -24,9 +26,13 @@ def _hush(context: click.Context, parameter: click.Parameter, quiet: bool) -> No
 
 
 quiet_option: Callable[[Any], Any] = click.option(
-    "--quiet", is_flag=True, expose_value=False, is_eager=True, callback=_hush,
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_hush,
     help="Print only the result, or where it was written: no progress, no headlines.",
-)  # fmt: skip
+)
 
 
 def is_quiet() -> bool:
@@ -72,7 +78,9 @@ def end_with(result: Any, out: Path, as_json: bool = False, page: str = "report.
 
 
 def folder_for(result: Any, out: Path | None) -> "OutputFolder | None":
-    """The folder for the files of a kind of result, if one is asked for; refused before any work if it is another's."""
+    """The folder for the files of a kind of result, if one is asked for; refused before any work if
+    it is another's.
+    """
     from weightscope.core.files import OutputFolder
 
     if out is None:
@@ -83,7 +91,9 @@ def folder_for(result: Any, out: Path | None) -> "OutputFolder | None":
 
 
 def hand_over(result: Any, folder: "OutputFolder | None", as_json: bool) -> None:
-    """Write a result into its folder, if it has one, and print all of it: an answer, which --quiet does not hide."""
+    """Write a result into its folder, if it has one, and print all of it: an answer, which --quiet
+    does not hide.
+    """
     if folder is not None:
         with folder:
             result.write_files(folder)
@@ -134,10 +144,16 @@ def _ruled(table: "Table", width: int) -> Any:
     ruled, needed = Ruled(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0)), 2
     for column in table.columns:
         heading = column.heading.replace(" ", "\n") if column.is_numeric else column.heading
-        longest = max(len(cell) for cell in (*heading.split("\n"), *map(column.shown, column.values)))
+        longest = max(
+            len(cell) for cell in (*heading.split("\n"), *map(column.shown, column.values))
+        )
         needed += 2 + (longest if column.is_numeric else min(longest, TEXT))
         side: Any = "right" if column.is_numeric else "left"
         ruled.add_column(Text(heading), justify=side, overflow="fold", no_wrap=column.is_numeric)
     for row in table.rows():
-        ruled.add_row(*(Text(column.shown(cell)) for column, cell in zip(table.columns, row, strict=True)))
-    return ruled if needed <= width or not any(column.is_numeric for column in table.columns) else None
+        ruled.add_row(
+            *(Text(column.shown(cell)) for column, cell in zip(table.columns, row, strict=True))
+        )
+    return (
+        ruled if needed <= width or not any(column.is_numeric for column in table.columns) else None
+    )

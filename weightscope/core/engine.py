@@ -1,9 +1,8 @@
 """Where tasks run: in this process, in several on this machine, or on a Dask cluster.
 
-A task is a pure function and its arguments. For another process both are pickled, the function by name: it must be
-importable there, and its arguments should say where to read data rather than carry it. Submit tasks, and take results
-as they finish.
-"""
+A task is a pure function and its arguments. For another process both are pickled, the function by
+name: it must be importable there, and its arguments should say where to read data rather than carry
+it. Submit tasks, and take results as they finish."""
 
 import json
 import logging
@@ -37,14 +36,23 @@ from weightscope.core.errors import CheckpointError, first_line, printable
 from weightscope.core.files import regular_file
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-# The parent process reports problems; the working directory, which may be a checkpoint's, is no place of modules.
+# The parent process reports problems; the working directory, which may be a checkpoint's, is no
+# place of modules.
 CHILDREN = {"PYTHONWARNINGS": "ignore", "PYTHONSAFEPATH": "1"}
 
 
 def array_of(answer: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
-    """A task's answer, if it is real numbers of the expected shape; a worker may run another version, or be hostile."""
-    if not (isinstance(answer, np.ndarray) and answer.dtype.kind in "biuf" and answer.shape == shape):
-        given = f"{answer.dtype} {answer.shape}" if isinstance(answer, np.ndarray) else type(answer).__name__
+    """A task's answer, if it is real numbers of the expected shape; a worker may run another
+    version, or be hostile.
+    """
+    if not (
+        isinstance(answer, np.ndarray) and answer.dtype.kind in "biuf" and answer.shape == shape
+    ):
+        given = (
+            f"{answer.dtype} {answer.shape}"
+            if isinstance(answer, np.ndarray)
+            else type(answer).__name__
+        )
         raise unexpected(what, given, f"numbers of the shape {shape}")
     return answer
 
@@ -66,9 +74,8 @@ class Finished(NamedTuple):
 class Engine:
     """Runs pure tasks on an executor.
 
-    `ahead` tasks should be submitted at a time to keep every worker busy; with `elsewhere` tasks run in another process
-    and their arguments are pickled.
-    """
+    `ahead` tasks should be submitted at a time to keep every worker busy; with `elsewhere` tasks
+    run in another process and their arguments are pickled."""
 
     def __init__(self, executor: Executor, ahead: int, *, elsewhere: bool) -> None:
         self.elsewhere = elsewhere
@@ -80,7 +87,10 @@ class Engine:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.forget(lambda key: True)
         if isinstance(error, KeyboardInterrupt):
@@ -104,8 +114,12 @@ class Engine:
         self._under_way[future] = key
         future.add_done_callback(self._ended.put)
 
-    def each(self, tasks: Iterable[tuple[Hashable, Callable[..., Any], tuple[Any, ...]]]) -> Iterator["Finished"]:
-        """The results of tasks (key, function, arguments) as they end; so many are submitted as keep workers busy."""
+    def each(
+        self, tasks: Iterable[tuple[Hashable, Callable[..., Any], tuple[Any, ...]]]
+    ) -> Iterator["Finished"]:
+        """The results of tasks (key, function, arguments) as they end; so many are submitted as
+        keep workers busy.
+        """
         waiting = iter(tasks)
         task = next(waiting, None)
         while task is not None or self.busy:
@@ -175,13 +189,15 @@ class ThisProcess(Engine):
 
 
 class Processes(Engine):
-    """Runs tasks in several processes on this machine, through joblib's loky; each has its share of the cores."""
+    """Runs tasks in several processes on this machine, through joblib's loky; each has its share of
+    the cores.
+    """
 
     def __init__(self, jobs: int) -> None:
         from joblib.externals.loky import ProcessPoolExecutor
 
-        # loky starts its resource tracker here. When a run is interrupted, the tracker removes the semaphores that are
-        # left and warns about each, after the run's own last line.
+        # loky starts its resource tracker here. When a run is interrupted, the tracker removes the
+        # semaphores that are left and warns about each, after the run's own last line.
         with deaf_children(), environment(CHILDREN):
             self._pool = ProcessPoolExecutor(
                 jobs, env=ONE_THREAD | CHILDREN, initializer=_begin, initargs=(os.getpid(),)
@@ -215,11 +231,15 @@ class Processes(Engine):
 def _begin(parent: int) -> None:
     """Initialise a worker process."""
     end_with_parent(parent)
-    logging.getLogger().addHandler(logging.NullHandler())  # without a handler, logging prints warnings itself
+    logging.getLogger().addHandler(
+        logging.NullHandler()
+    )  # without a handler, logging prints warnings itself
 
 
 def beside_others(cores: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a task on some of the cores with one BLAS thread; the limit stays, since other threads rely on it."""
+    """Run a task on some of the cores with one BLAS thread; the limit stays, since other threads
+    rely on it.
+    """
     keep_to(cores)
     one_blas_thread()
     return function(*arguments)
@@ -231,29 +251,39 @@ CLOSING = 10  # seconds to disconnect
 HURRY = 0.3  # seconds to disconnect after an interruption
 ADDRESS = re.compile(r"((tcp|tls|ws|wss|ucx)://)?(\[[0-9a-fA-F:.%]+\]|[\w.-]+):\d{1,5}/?")
 NOISY = (
-    "distributed", "distributed.client", "distributed.core", "distributed.utils",
-    "tornado", "tornado.application", "asyncio",
-)  # fmt: skip
+    "distributed",
+    "distributed.client",
+    "distributed.core",
+    "distributed.utils",
+    "tornado",
+    "tornado.application",
+    "asyncio",
+)
 FEWEST_AHEAD = 256  # tasks submitted at a time, so that new workers find some
 
 
 class Cluster(Engine):
     """The workers of one scheduler. Each runs one task per thread, with one core per task.
 
-    Workers may die or join at any time; the tasks of a dead worker go to another. `address` names the scheduler in
-    messages.
-    """
+    Workers may die or join at any time; the tasks of a dead worker go to another. `address` names
+    the scheduler in messages."""
 
     def __init__(self, client: Any, address: str) -> None:
         threads = sum(client.nthreads().values())
         if not threads:
-            print(f"weightscope: no worker has joined {address} yet; waiting for one", file=sys.stderr)
-        super().__init__(client.get_executor(pure=False), max(FEWEST_AHEAD, 2 * threads), elsewhere=True)
+            print(
+                f"weightscope: no worker has joined {address} yet; waiting for one", file=sys.stderr
+            )
+        super().__init__(
+            client.get_executor(pure=False), max(FEWEST_AHEAD, 2 * threads), elsewhere=True
+        )
         self._client, self._address = client, address
 
     def submit(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sending large graph")  # results that a page needs are large
+            warnings.filterwarnings(
+                "ignore", "Sending large graph"
+            )  # results that a page needs are large
             super().submit(key, beside_others, 1, function, *arguments)
 
     def close(self) -> None:
@@ -264,7 +294,9 @@ class Cluster(Engine):
             self._client.close(timeout=HURRY)
 
     def failure(self, error: Exception | None) -> CheckpointError:
-        return CheckpointError(f"the Dask scheduler at {self._address} has gone away (`resume` continues an audit)")
+        return CheckpointError(
+            f"the Dask scheduler at {self._address} has gone away (`resume` continues an audit)"
+        )
 
     def in_words(self, error: Exception) -> Exception:
         from distributed import KilledWorker
@@ -287,7 +319,9 @@ class Cluster(Engine):
 
 
 def connect(scheduler: str | None) -> Engine:
-    """Connect to a scheduler, by default the one in Dask's configuration, with the timeout configured there."""
+    """Connect to a scheduler, by default the one in Dask's configuration, with the timeout
+    configured there.
+    """
     try:
         import dask
         from dask.utils import parse_timedelta
@@ -296,7 +330,9 @@ def connect(scheduler: str | None) -> Engine:
         raise CheckpointError("`engine='dask'` needs Dask: pip install distributed") from None
     address = scheduler or dask.config.get("scheduler-address", None)
     if not address:
-        raise CheckpointError("`engine='dask'` needs `scheduler`, the tcp:// address that `dask scheduler` prints")
+        raise CheckpointError(
+            "`engine='dask'` needs `scheduler`, the tcp:// address that `dask scheduler` prints"
+        )
     address = _address(address)
     for name in NOISY:  # errors are reported in one line below
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -305,7 +341,9 @@ def connect(scheduler: str | None) -> Engine:
     try:
         client = _within(timeout + 1, call)
     except Exception as error:  # Dask raises many kinds
-        raise CheckpointError(f"no Dask scheduler answers at {address} ({first_line(error)})") from None
+        raise CheckpointError(
+            f"no Dask scheduler answers at {address} ({first_line(error)})"
+        ) from None
     return Cluster(client, address)
 
 
@@ -313,7 +351,10 @@ def _address(scheduler: str) -> str:
     """An address, given directly or in the file that `dask scheduler --scheduler-file` writes."""
     if ADDRESS.fullmatch(scheduler):
         return scheduler
-    with suppress(OSError, CheckpointError, ValueError, KeyError, TypeError), regular_file(Path(scheduler)) as file:
+    with (
+        suppress(OSError, CheckpointError, ValueError, KeyError, TypeError),
+        regular_file(Path(scheduler)) as file,
+    ):
         address = json.load(file)["address"]
         if ADDRESS.fullmatch(address):
             return str(address)
@@ -322,7 +363,9 @@ def _address(scheduler: str) -> str:
 
 
 def _within(seconds: float, connect: Callable[[], Any]) -> Any:
-    """Call `connect` with a timeout: a server that accepts and stays silent would block the client forever."""
+    """Call `connect` with a timeout: a server that accepts and stays silent would block the client
+    forever.
+    """
     answer: Future[Any] = Future()
 
     def call() -> None:

@@ -9,10 +9,11 @@ LONGEST_PROBLEM = 2000
 
 
 class CheckpointError(Exception):
-    """Bad input: a checkpoint, counts file, corpus or token that is missing, broken, hostile or not supported.
+    """Bad input: a checkpoint, counts file, corpus or token that is missing, broken, hostile or not
+    supported.
 
-    The message is one line: which file and tensor, what was found and what was expected. Arguments appear by name in
-    backquotes, `tower` or `tower='text'`; a command shows its option instead.
+    The message is one line: which file and tensor, what was found and what was expected. Arguments
+    appear by name in backquotes, `tower` or `tower='text'`; a command shows its option instead.
 
     Parameters
     ----------
@@ -40,7 +41,9 @@ class CheckpointError(Exception):
 
 
 class TooLargeError(CheckpointError):
-    """A result is too large for its floating-point type; callers that know the weights name the largest."""
+    """A result is too large for its floating-point type; callers that know the weights name the
+    largest.
+    """
 
 
 def whole(value: Any, what: str) -> int:
@@ -62,11 +65,15 @@ def wholes(values: Any, what: str) -> tuple[int, ...]:
 
 def expected(value: object, what: str, instead: str) -> TypeError:
     """The error about an argument of the wrong type."""
-    return TypeError(f"{what} is {shortened(repr(value), 40)}, of type {type(value).__name__}; expected {instead}")
+    return TypeError(
+        f"{what} is {shortened(repr(value), 40)}, of type {type(value).__name__}; expected {instead}"
+    )
 
 
 def nearest(name: str, known: Iterable[str], least: float = 0.6) -> str:
-    """A "did you mean" to end a message with; empty where no known name is similar, by difflib's ratio."""
+    """A "did you mean" to end a message with; empty where no known name is similar, by difflib's
+    ratio.
+    """
     from difflib import get_close_matches  # imported only once something is wrong
 
     near = get_close_matches(name, list(known), 1, least)
@@ -81,11 +88,14 @@ def shortened(text: str, longest: int = LONGEST_NAME) -> str:
 
 
 def printable(text: object) -> str:
-    """`text` with everything a terminal might obey (escapes, control and bidirectional characters) spelled out.
+    """`text` with everything a terminal might obey (escapes, control and bidirectional characters)
+    spelled out.
 
     Use it for names and tokens, which come from untrusted files.
     """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text)
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -1,4 +1,5 @@
-"""Safe files: reading without waiting for a pipe, writing whole or not at all, and the folder that a run writes into.
+"""Safe files: reading without waiting for a pipe, writing whole or not at all, and the folder that
+a run writes into.
 
 Commands import this module before they know what to do, so it imports nothing that takes time.
 """
@@ -24,7 +25,11 @@ REPORT = ("report.html", "report.json")  # a page, and the numbers on it
 HIDDEN = ".weightscope"  # folder within OUT for the lock, the manifest and what a resumed run needs
 LARGEST_MANIFEST = 16_000_000  # bytes; what is cut there is not JSON
 PIECES = 1000  # pieces of JSON text (numbers, brackets) joined into one write
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # answers of network file systems without locks
+NO_LOCKS = (
+    errno.ENOLCK,
+    errno.ENOSYS,
+    errno.ENOTSUP,
+)  # answers of network file systems without locks
 
 _unfinished: set[Path] = set()  # partial files of this process
 
@@ -33,7 +38,9 @@ _unfinished: set[Path] = set()  # partial files of this process
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor of a regular file. Devices and files of /proc are refused, and a pipe is not waited for."""
+    """A descriptor of a regular file. Devices and files of /proc are refused, and a pipe is not
+    waited for.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -84,16 +91,19 @@ def regular_file(path: Path) -> BufferedReader:
 
 @contextmanager
 def new_file(path: Path, staging: Path | None = None, synced: bool = True) -> Iterator[BinaryIO]:
-    """A file to write; it gets its name when the block ends without an error, and is on the disk by then if `synced`.
+    """A file to write; it gets its name when the block ends without an error, and is on the disk by
+    then if `synced`.
 
-    A file whose content is checked when it is read need not be: after a power failure it is made again.
+    A file whose content is checked when it is read need not be: after a power failure it is made
+    again.
 
-    Until then it is a partial file in `staging` (the file's own folder by default), with an unguessable name that is
-    opened only if nothing has it, not even a link.
-    """
+    Until then it is a partial file in `staging` (the file's own folder by default), with an
+    unguessable name that is opened only if nothing has it, not even a link."""
     partial = (staging or path.parent) / f".{os.urandom(8).hex()}.partial"
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise CheckpointError("is not a regular file", file=path)  # renaming would replace a pipe or device
+        raise CheckpointError(
+            "is not a regular file", file=path
+        )  # renaming would replace a pipe or device
     _unfinished.add(partial)
     try:
         with writing(path):
@@ -141,7 +151,9 @@ def writing(path: Path, done: str = "written") -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that results cannot be written to, before they are computed; the folder is not made yet."""
+    """Refuse a folder that results cannot be written to, before they are computed; the folder is
+    not made yet.
+    """
     try:
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
     except OSError as error:  # the name is too long, or a folder above may not be searched
@@ -171,7 +183,8 @@ def arrays_in(file: BinaryIO) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        Its arrays have more bytes than the file: they are compressed, or share bytes, and may fill the memory.
+        Its arrays have more bytes than the file: they are compressed, or share bytes, and may fill
+        the memory.
     """
     import numpy as np
 
@@ -200,7 +213,9 @@ class Files:
     """Result files in memory, by name: what a worker makes and sends back."""
 
     def __init__(self) -> None:
-        self.contents: dict[str, bytes] = {}  # empty in subclasses that write to disk; "subfolder/name" is allowed
+        self.contents: dict[
+            str, bytes
+        ] = {}  # empty in subclasses that write to disk; "subfolder/name" is allowed
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
@@ -259,7 +274,9 @@ class _Within(Files):
 
 
 class Folder(Files):
-    """Result files in a folder, each written whole or not at all. Other files in the folder stay."""
+    """Result files in a folder, each written whole or not at all. Other files in the folder
+    stay.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -277,24 +294,36 @@ class _Manifest(NamedTuple):
     finished: bool = False
     fingerprint: Any = None
     files: Mapping[str, str] = MappingProxyType({})  # SHA-256 of what the run has written, by name
-    earlier: frozenset[tuple[str, str]] = frozenset()  # (name, SHA-256) of files that runs before it may have left
+    earlier: frozenset[tuple[str, str]] = (
+        frozenset()
+    )  # (name, SHA-256) of files that runs before it may have left
 
 
 class OutputFolder(Folder):
-    """The folder of one run's results, to be used in a `with` statement; a lock keeps other runs out until it ends.
+    """The folder of one run's results, to be used in a `with` statement; a lock keeps other runs
+    out until it ends.
 
-    When the run ends well, files of earlier runs that it did not write again are removed, since they do not belong to
-    its results: only files listed in the manifest and unchanged since. A killed run leaves its manifest, so that the
-    next run can remove its files. A file that no run has listed belongs to somebody else and is never overwritten.
-    The manifest, the lock and what a resumed run needs are in `.weightscope` within the folder.
-    """
+    When the run ends well, files of earlier runs that it did not write again are removed, since
+    they do not belong to its results: only files listed in the manifest and unchanged since. A
+    killed run leaves its manifest, so that the next run can remove its files. A file that no run
+    has listed belongs to somebody else and is never overwritten. The manifest, the lock and what a
+    resumed run needs are in `.weightscope` within the folder."""
 
-    def __init__(self, path: Path, fingerprint: Mapping[str, Any] | None = None, names: Sequence[str] = REPORT) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fingerprint: Mapping[str, Any] | None = None,
+        names: Sequence[str] = REPORT,
+    ) -> None:
         super().__init__(path)
         self.hidden = path / HIDDEN
         self._staging = self.hidden / "unfinished"
-        self._fingerprint = dict(fingerprint or {})  # all that the results depend on, as JSON values
-        self._names = names  # results known in advance: if one is there and not ours, the run does not begin
+        self._fingerprint = dict(
+            fingerprint or {}
+        )  # all that the results depend on, as JSON values
+        self._names = (
+            names  # results known in advance: if one is there and not ours, the run does not begin
+        )
         self._written: dict[str, str] = {}  # as in `_Manifest.files` and `.earlier`
         self._earlier: frozenset[tuple[str, str]] = frozenset()
         self._lock: Any = None
@@ -304,7 +333,10 @@ class OutputFolder(Folder):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             if error is None:
@@ -346,7 +378,9 @@ class OutputFolder(Folder):
 
     def release(self) -> None:
         """Unlock the folder; unfinished results stay."""
-        with suppress(OSError):  # nothing was written, or another run uses it where the file system has no locks
+        with suppress(
+            OSError
+        ):  # nothing was written, or another run uses it where the file system has no locks
             self._staging.rmdir()
         if self._lock is not None:
             self._lock.release()
@@ -371,12 +405,16 @@ class OutputFolder(Folder):
         with self._inside(name) as file:
             yield file
             self._written[name] = _sha256(file)
-            self._record(finished=False)  # before the file gets its name: every file of a killed run is listed
+            self._record(
+                finished=False
+            )  # before the file gets its name: every file of a killed run is listed
 
     def _inside(self, name: str) -> AbstractContextManager[BinaryIO]:
         """A new file within the folder."""
         if not (self.path / name).parent.resolve().is_relative_to(self.path.resolve()):
-            raise CheckpointError("leads out of the folder of results by a symbolic link", file=self.path / name)
+            raise CheckpointError(
+                "leads out of the folder of results by a symbolic link", file=self.path / name
+            )
         return new_file(self.path / name, self._staging)
 
     def add(self, contents: Mapping[str, Bytes]) -> None:
@@ -386,14 +424,18 @@ class OutputFolder(Folder):
         listed = {*self._written, *(earlier for earlier, _ in self._earlier)}
         for name in contents:
             self._refuse_foreign(name, listed)
-        self._written |= {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        self._written |= {
+            name: hashlib.sha256(content).hexdigest() for name, content in contents.items()
+        }
         self._record(finished=False)
         for name, content in contents.items():
             with self._inside(name) as file:
                 file.write(content)
 
     def is_finished(self, *names: str) -> bool:
-        """Whether a run with this fingerprint has ended well, has written `names`, and its files are unchanged."""
+        """Whether a run with this fingerprint has ended well, has written `names`, and its files
+        are unchanged.
+        """
         manifest = self._manifest()
         return (
             manifest.finished
@@ -422,10 +464,16 @@ class OutputFolder(Folder):
                 content = file.read()
         except CheckpointError:
             return None
-        return content if hashlib.sha256(content).hexdigest() == self._manifest().files.get(name) else None
+        return (
+            content
+            if hashlib.sha256(content).hexdigest() == self._manifest().files.get(name)
+            else None
+        )
 
     def _holds(self, name: str, digest: str) -> bool:
-        """Whether a file is really in this folder and unchanged; the manifest is not trusted about either."""
+        """Whether a file is really in this folder and unchanged; the manifest is not trusted about
+        either.
+        """
         try:
             path = self.path / name
             inside = path.parent.resolve().is_relative_to(self.path.resolve())
@@ -435,14 +483,20 @@ class OutputFolder(Folder):
             return False
 
     def _refuse_links(self) -> None:
-        """Refuse a link in place of the hidden folder, the lock or a folder of layers: it leads to another's files."""
+        """Refuse a link in place of the hidden folder, the lock or a folder of layers: it leads to
+        another's files.
+        """
         link = None
         with suppress(OSError):  # not there, or not a folder: the first write reports it
             link = (
-                self.hidden if self.hidden.is_symlink() else next(filter(Path.is_symlink, self.hidden.iterdir()), None)
+                self.hidden
+                if self.hidden.is_symlink()
+                else next(filter(Path.is_symlink, self.hidden.iterdir()), None)
             )
         if link is not None:
-            problem = "is a symbolic link, which no run has made: remove it, or choose another folder"
+            problem = (
+                "is a symbolic link, which no run has made: remove it, or choose another folder"
+            )
             raise CheckpointError(problem, file=link)
 
     def _manifest(self) -> _Manifest:
@@ -457,11 +511,21 @@ class OutputFolder(Folder):
                 {str(name): str(digest) for name, digest in record["files"].items()},
                 frozenset((str(name), str(digest)) for name, digest in record["earlier"]),
             )
-        except (OSError, CheckpointError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (
+            OSError,
+            CheckpointError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ):
             return _Manifest()
 
     def _record(self, *, finished: bool) -> None:
-        manifest = _Manifest(finished, self._fingerprint, self._written)._asdict() | {"earlier": sorted(self._earlier)}
+        manifest = _Manifest(finished, self._fingerprint, self._written)._asdict() | {
+            "earlier": sorted(self._earlier)
+        }
         with new_file(self.hidden / "manifest.json", self._staging) as file:
             file.write((json.dumps(manifest, indent=1) + "\n").encode())
 
@@ -474,7 +538,9 @@ def _sha256(file: Any) -> str:
 
 
 def _locked(lock: Path, folder: Path) -> Any:
-    """A held lock, which the system releases however this process ends; None where the file system has no locks."""
+    """A held lock, which the system releases however this process ends; None where the file system
+    has no locks.
+    """
     from filelock import FileLock, Timeout
 
     held = FileLock(lock, blocking=False, thread_local=False)

@@ -1,10 +1,10 @@
-r"""Formulas on pages: plain notation such as `sum_j alpha_(i j) f(x_j)` becomes MathML, which every browser draws.
+r"""Formulas on pages: plain notation such as `sum_j alpha_(i j) f(x_j)` becomes MathML, which every
+browser draws.
 
-Formulas are between dollar signs, or between `$$` for a line of their own; `\$` is a dollar sign. A letter is a
-variable, a longer word a name, a Greek letter can be spelled out. `_` and `^` take the word, number or parenthesis that
-follows: `W_QK` has one subscript, `alpha_(i j)` has two variables as subscripts. `sqrt(x)`, `frac(a, b)`, `bar(x)` and
-`tilde(x)` are functions.
-"""
+Formulas are between dollar signs, or between `$$` for a line of their own; `\$` is a dollar sign. A
+letter is a variable, a longer word a name, a Greek letter can be spelled out. `_` and `^` take the
+word, number or parenthesis that follows: `W_QK` has one subscript, `alpha_(i j)` has two variables
+as subscripts. `sqrt(x)`, `frac(a, b)`, `bar(x)` and `tilde(x)` are functions."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -13,14 +13,34 @@ from markupsafe import Markup, escape
 
 from weightscope.core.errors import printable
 
-GREEK = dict(zip(
-    ["alpha", "beta", "gamma", "delta", "epsilon", "kappa", "lambda", "mu", "rho", "sigma", "tau", "Delta"],
-    "αβγδεκλμρστΔ",
-    strict=True,
-))  # fmt: skip
+GREEK = dict(
+    zip(
+        [
+            "alpha",
+            "beta",
+            "gamma",
+            "delta",
+            "epsilon",
+            "kappa",
+            "lambda",
+            "mu",
+            "rho",
+            "sigma",
+            "tau",
+            "Delta",
+        ],
+        "αβγδεκλμρστΔ",
+        strict=True,
+    )
+)
 LARGE = {"sum": "∑", "Σ": "∑", "max": "max", "min": "min"}  # their subscript goes below
 SIGNS = {"-": "−", "'": "′", "*": "·", "<=": "≤", ">=": "≥", "!=": "≠"}
-SMALL = {**dict(zip("₀₁₂₃", "0123", strict=True)), **dict(zip("⁰¹²³⁴", "01234", strict=True)), "⁺": "+", "ᵢ": "i"}
+SMALL = {
+    **dict(zip("₀₁₂₃", "0123", strict=True)),
+    **dict(zip("⁰¹²³⁴", "01234", strict=True)),
+    "⁺": "+",
+    "ᵢ": "i",
+}
 BELOW, ABOVE = "₀₁₂₃ᵢ", "⁰¹²³⁴⁺'"
 FENCES = {"(": ")", "[": "]", "{": "}"}
 FORMULA = re.compile(r"(?<!\\)(\$\$?)(.{1,200}?)(?<!\\)\1")
@@ -124,7 +144,9 @@ def _scripted(token: str, tokens: _Tokens) -> str:
             below += _word(SMALL[sign])
         else:
             above += _word(SMALL.get(sign, sign))
-    below, above = (f"<mrow>{part}</mrow>" if part.count("</m") > 1 else part for part in (below, above))
+    below, above = (
+        f"<mrow>{part}</mrow>" if part.count("</m") > 1 else part for part in (below, above)
+    )
     if below and above:
         name = "munderover" if large else "msubsup"
     else:

@@ -1,4 +1,5 @@
-"""Progress bars that appear only after two seconds: commands show them, a call from Python only on request.
+"""Progress bars that appear only after two seconds: commands show them, a call from Python only on
+request.
 
 They are drawn on a terminal or in a notebook only: a log gets neither bars nor control characters.
 
@@ -14,7 +15,8 @@ from threading import Timer
 from typing import Any
 
 DELAY = 2  # seconds before a bar appears
-LONG = 60  # seconds left after the first part: work that takes longer is announced in a line that stays
+# seconds left after the first part: work that takes longer is announced in a line that stays
+LONG = 60
 
 _is_shown: ContextVar[bool] = ContextVar("progress is shown", default=False)
 
@@ -40,21 +42,37 @@ def progress_hidden() -> Iterator[None]:
 
 
 def _is_seen() -> bool:
-    """Whether stderr is a terminal or a notebook's cell; it is None where the shell has closed it."""
+    """Whether stderr is a terminal or a notebook's cell; it is None where the shell has closed
+    it.
+    """
     return sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
 
 
 def bar(
-    items: Iterable[Any] | None = None, what: str = "", unit: str = "it", *, total: int | None = None, **options: Any
+    items: Iterable[Any] | None = None,
+    what: str = "",
+    unit: str = "it",
+    *,
+    total: int | None = None,
+    **options: Any,
 ) -> Any:
-    """A progress bar over items, or one moved by its `update`; it draws nothing if there is no terminal or notebook."""
-    options |= {"desc": what, "unit": unit, "total": total, "disable": not (_is_shown.get() and _is_seen())}
+    """A progress bar over items, or one moved by its `update`; it draws nothing if there is no
+    terminal or notebook.
+    """
+    options |= {
+        "desc": what,
+        "unit": unit,
+        "total": total,
+        "disable": not (_is_shown.get() and _is_seen()),
+    }
     return bar_class()(items, delay=DELAY, leave=False, dynamic_ncols=True, **options)
 
 
 @cache
 def bar_class() -> Any:
-    """tqdm's bar with three changes: it appears after its delay, is always cleared, and announces long work."""
+    """tqdm's bar with three changes: it appears after its delay, is always cleared, and announces
+    long work.
+    """
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -67,20 +85,29 @@ def bar_class() -> Any:
                 left = (self._time() - self.start_t) * ((self.total or 0) - self.n) / self.n
                 if left > LONG:
                     with tqdm.external_write_mode(self.fp):
-                        print(f"{self.desc.removesuffix(': ')}: about {_minutes(left)} to go", file=self.fp, flush=True)
+                        print(
+                            f"{self.desc.removesuffix(': ')}: about {_minutes(left)} to go",
+                            file=self.fp,
+                            flush=True,
+                        )
             return drawn
 
-        # To print a line, tqdm clears all bars and refreshes them, those before their delay too; and at the end it
-        # clears only bars that its own `update` has drawn. `clear` and `refresh` therefore look at the time.
+        # To print a line, tqdm clears all bars and refreshes them, those before their delay too;
+        # and at the end it clears only bars that its own `update` has drawn. `clear` and `refresh`
+        # therefore look at the time.
         def clear(self, *arguments: Any, **options: Any) -> None:
             if not self.disable and self.last_print_t >= self._due:
                 super().clear(*arguments, **options)
 
         def refresh(self, *arguments: Any, **options: Any) -> bool | None:
-            if not self.disable and hasattr(self, "start_t"):  # without it, tqdm's __init__ draws a bar without delay
+            if not self.disable and hasattr(
+                self, "start_t"
+            ):  # without it, tqdm's __init__ draws a bar without delay
                 if self._time() < self._due:
                     return None
-                self.last_print_t: float = max(self.last_print_t, self._due)  # tells tqdm that the bar was drawn
+                self.last_print_t: float = max(
+                    self.last_print_t, self._due
+                )  # tells tqdm that the bar was drawn
             drawn: bool | None = super().refresh(*arguments, **options)
             return drawn
 
@@ -97,7 +124,9 @@ def _minutes(seconds: float) -> str:
 
 @contextmanager
 def phase(what: str) -> Iterator[None]:
-    """Say on a terminal what is being done, once it has taken two seconds; for work without parts to count."""
+    """Say on a terminal what is being done, once it has taken two seconds; for work without parts
+    to count.
+    """
     if not _is_shown.get() or not _is_seen():
         yield
         return

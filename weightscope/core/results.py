@@ -1,4 +1,6 @@
-"""Results: what each one says, shows, draws and writes, and how objects with arrays show themselves."""
+"""Results: what each one says, shows, draws and writes, and how objects with arrays show
+themselves.
+"""
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +19,9 @@ SPECTRA = "model.layers.figures:spectrum_figure"  # draws singular values of map
 
 
 def function_at(place: str) -> Callable[..., Any]:
-    """The function at "module:function" of weightscope: figures and pages are imported when they are needed."""
+    """The function at "module:function" of weightscope: figures and pages are imported when they
+    are needed.
+    """
     module, _, name = place.partition(":")
     function: Callable[..., Any] = getattr(import_module(f"weightscope.{module}"), name)
     return function
@@ -33,12 +37,15 @@ def notebook(lead: str, *tables: Any, picture: bytes = b"") -> str:
 class ShowsShapes:
     """Base of dataclasses that hold arrays: their repr shows the shapes of the arrays.
 
-    Arrays cannot be compared to one truth value, so these classes are declared with `@dataclass(eq=False, repr=False)`:
-    an object equals only itself, and can be a key.
-    """
+    Arrays cannot be compared to one truth value, so these classes are declared with
+    `@dataclass(eq=False, repr=False)`: an object equals only itself, and can be a key."""
 
     def __repr__(self: Any) -> str:
-        values = (f"{field.name}={SHAPES.repr(getattr(self, field.name))}" for field in fields(self) if field.repr)
+        values = (
+            f"{field.name}={SHAPES.repr(getattr(self, field.name))}"
+            for field in fields(self)
+            if field.repr
+        )
         return f"{type(self).__name__}({', '.join(values)})"
 
 
@@ -54,11 +61,16 @@ SHAPES = _Shapes()
 
 
 class Result:
-    """Base of results. They are data: what draws them and writes their page is imported when it is needed."""
+    """Base of results. They are data: what draws them and writes their page is imported when it is
+    needed.
+    """
 
-    FIGURE: ClassVar[str] = ""  # the function that draws the result, as "module:function" of weightscope
+    FIGURE: ClassVar[str] = (
+        ""  # the function that draws the result, as "module:function" of weightscope
+    )
     PAGE: ClassVar[str] = ""  # the function that draws all figures and writes report.html
-    # Files, and what gives the table, the arrays by name or the JSON that each holds; None is left out.
+    # Files, and what gives the table, the arrays by name or the JSON that each holds; None is left
+    # out.
     TABLES: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
     FILES: ClassVar[tuple[str, ...]] = REPORT  # by which a folder is known to hold such a result
 

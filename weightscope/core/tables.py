@@ -1,4 +1,6 @@
-"""A table of results: named columns with symbol, unit and meaning, as CSV, HTML, text, JSON, Arrow or pandas."""
+"""A table of results: named columns with symbol, unit and meaning, as CSV, HTML, text, JSON, Arrow
+or pandas.
+"""
 
 import csv
 import io
@@ -16,7 +18,16 @@ from weightscope.core.errors import expected, nearest, printable
 from weightscope.core.formulas import coded, plain, prose, spoken
 
 SHOWN = 12  # rows that a notebook shows of each end of a long table
-FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # spreadsheets obey the full-width forms too
+FORMULA_STARTS = (
+    "=",
+    "+",
+    "-",
+    "@",
+    "＝",
+    "＋",
+    "－",
+    "＠",
+)  # spreadsheets obey the full-width forms too
 NUMBERS = (int, float, np.integer, np.floating)
 
 
@@ -37,7 +48,9 @@ class Column:
 
     name: str  # key of the column, and its header in a CSV
     values: Any = field(default=(), repr=False)  # (n,) numbers as computed; text as objects
-    symbol: str = ""  # heading on pages and terminals, formulas between dollar signs; by default the name
+    symbol: str = (
+        ""  # heading on pages and terminals, formulas between dollar signs; by default the name
+    )
     unit: str = ""
     meaning: str = ""  # for the reader
     format: str = ".4g"  # of floats on a page or terminal; a CSV has six significant digits
@@ -52,7 +65,9 @@ class Column:
 
     def html(self) -> str:
         """Symbol and unit as HTML, formulas as MathML; a name may break at its underscores."""
-        return self._with_unit(prose(self.symbol) or prose(plain(self.name)).replace("_", Markup("_<wbr>")))
+        return self._with_unit(
+            prose(self.symbol) or prose(plain(self.name)).replace("_", Markup("_<wbr>"))
+        )
 
     def _with_unit(self, heading: str) -> str:
         return heading + f" ({self.unit})" if self.unit else heading
@@ -102,15 +117,22 @@ class Table:
         lengths = {len(column.values) for column in columns}
         names = [column.name for column in columns]
         if len(lengths) > 1 or len(set(names)) < len(names):
-            raise ValueError(f"columns of lengths {sorted(lengths)} named {', '.join(names)} make no table")
+            raise ValueError(
+                f"columns of lengths {sorted(lengths)} named {', '.join(names)} make no table"
+            )
         self.columns, self.caption = tuple(columns), caption
 
     @classmethod
-    def of_rows(cls, header: Sequence[str | Column], rows: Iterable[Sequence[Any]], caption: str = "") -> "Table":
+    def of_rows(
+        cls, header: Sequence[str | Column], rows: Iterable[Sequence[Any]], caption: str = ""
+    ) -> "Table":
         """A table from its rows; a Column in the header gives everything but its values."""
         heads = [Column(head) if isinstance(head, str) else head for head in header]
         columns = list(zip(*rows, strict=True)) or [()] * len(heads)
-        return cls([replace(head, values=cells) for head, cells in zip(heads, columns, strict=True)], caption)
+        return cls(
+            [replace(head, values=cells) for head, cells in zip(heads, columns, strict=True)],
+            caption,
+        )
 
     @property
     def names(self) -> list[str]:
@@ -128,11 +150,17 @@ class Table:
             The name is not text.
         """
         if not isinstance(name, str):
-            raise expected(name, "column", "a name, as in table['layer']; `take` gives rows, `select` several columns")
+            raise expected(
+                name,
+                "column",
+                "a name, as in table['layer']; `take` gives rows, `select` several columns",
+            )
         for column in self.columns:
             if column.name == name:
                 return column
-        raise KeyError(f"no column {name!r}; there are {', '.join(self.names)}{nearest(name, self.names)}")
+        raise KeyError(
+            f"no column {name!r}; there are {', '.join(self.names)}{nearest(name, self.names)}"
+        )
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.column(name).values
@@ -150,7 +178,10 @@ class Table:
     def take(self, order: Any) -> "Table":
         """The rows at these indices, in this order."""
         indices = np.asarray(order, dtype=int)
-        return Table([replace(column, values=column.values[indices]) for column in self.columns], self.caption)
+        return Table(
+            [replace(column, values=column.values[indices]) for column in self.columns],
+            self.caption,
+        )
 
     def where(self, mask: Any) -> "Table":
         """The rows for which the mask is true."""
@@ -166,7 +197,9 @@ class Table:
         return Table([self.column(name) for name in names], self.caption)
 
     def csv(self) -> str:
-        """Comma-separated values: floats with six significant digits, NaN empty, no cell a spreadsheet formula."""
+        """Comma-separated values: floats with six significant digits, NaN empty, no cell a
+        spreadsheet formula.
+        """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.names)
@@ -179,14 +212,19 @@ class Table:
         Parameters
         ----------
         on_page : bool
-            Whether it is for a page, which styles it, sorts it on a click and offers it as a CSV, or for a notebook.
+            Whether it is for a page, which styles it, sorts it on a click and offers it as a CSV,
+            or for a notebook.
         file : str
             The CSV in the page's folder to link to; by default the link contains the CSV.
         changed : int, optional
             From this row on nothing changed: a switch, on at first, hides these rows.
         """
         few = len(self) if changed is None else changed
-        return templates().get_template("table.html").render(table=self, on_page=on_page, file=file, changed=few)
+        return (
+            templates()
+            .get_template("table.html")
+            .render(table=self, on_page=on_page, file=file, changed=few)
+        )
 
     def text(self) -> str:
         """The table for a terminal: numbers aligned right, text left."""
@@ -194,7 +232,10 @@ class Table:
         widths = [max(map(len, column)) for column in cells]
         right = [column.is_numeric for column in self.columns]
         lines = (
-            "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True))
+            "  ".join(
+                cell.rjust(w) if r else cell.ljust(w)
+                for cell, w, r in zip(row, widths, right, strict=True)
+            )
             for row in zip(*cells, strict=True)
         )
         return "\n".join(line.rstrip() for line in lines)
@@ -206,7 +247,8 @@ class Table:
     def as_json(self) -> dict[str, Any]:
         """Caption, columns and rows, for the JSON of a page."""
         columns = [
-            {key: getattr(column, key) for key in ("name", "symbol", "unit", "meaning")} for column in self.columns
+            {key: getattr(column, key) for key in ("name", "symbol", "unit", "meaning")}
+            for column in self.columns
         ]
         return {"caption": self.caption, "columns": columns, "rows": self.records()}
 
@@ -225,9 +267,11 @@ class Table:
         return pd.DataFrame({column.name: column.values for column in self.columns})
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """The table for what reads the Arrow PyCapsule interface: `polars.DataFrame(table)`, `pyarrow.table(table)`.
+        """The table for what reads the Arrow PyCapsule interface: `polars.DataFrame(table)`,
+        `pyarrow.table(table)`.
 
-        A number is null where it was not measured. Fields have symbol, unit and meaning as metadata.
+        A number is null where it was not measured. Fields have symbol, unit and meaning as
+        metadata.
 
         Raises
         ------
@@ -238,11 +282,18 @@ class Table:
             import pyarrow as pa
         except ImportError:
             raise ImportError("a table becomes Arrow with pyarrow: pip install pyarrow") from None
-        arrays, fields = [pa.array(*_arrow_cells(column.values), from_pandas=True) for column in self.columns], []
+        arrays, fields = (
+            [pa.array(*_arrow_cells(column.values), from_pandas=True) for column in self.columns],
+            [],
+        )
         for column, array in zip(self.columns, arrays, strict=True):
             about = {"symbol": column.symbol, "unit": column.unit, "meaning": column.meaning}
             fields.append(
-                pa.field(column.name, array.type, metadata={key: text for key, text in about.items() if text})
+                pa.field(
+                    column.name,
+                    array.type,
+                    metadata={key: text for key, text in about.items() if text},
+                )
             )
         schema = pa.schema(fields, {"caption": self.caption} if self.caption else None)
         return pa.Table.from_arrays(arrays, schema=schema).__arrow_c_stream__(requested_schema)
@@ -255,11 +306,14 @@ class Table:
         if len(self) <= 2 * SHOWN:
             return self.html(on_page=False)
         ends = self.take([*range(SHOWN), *range(len(self) - SHOWN, len(self))])
-        return f"{ends.html(on_page=False)}<p>the first and the last {SHOWN} of {len(self):,} rows</p>"
+        return (
+            f"{ends.html(on_page=False)}<p>the first and the last {SHOWN} of {len(self):,} rows</p>"
+        )
 
 
 def crossed(**labels: Any) -> list[Column]:
-    """Label columns of a table with one row per combination of labels, the last label changing fastest.
+    """Label columns of a table with one row per combination of labels, the last label changing
+    fastest.
 
     Examples
     --------
@@ -272,17 +326,23 @@ def crossed(**labels: Any) -> list[Column]:
     """
     columns = [Column(name, values) for name, values in labels.items()]
     grids = np.indices([len(column.values) for column in columns])
-    return [replace(column, values=column.values[grid.ravel()]) for column, grid in zip(columns, grids, strict=True)]
+    return [
+        replace(column, values=column.values[grid.ravel()])
+        for column, grid in zip(columns, grids, strict=True)
+    ]
 
 
 def _array(values: Any) -> np.ndarray:
-    """Numbers of one kind as an array of that kind, anything else as objects, so that no cell changes its type."""
+    """Numbers of one kind as an array of that kind, anything else as objects, so that no cell
+    changes its type.
+    """
     if isinstance(values, np.ndarray) and values.dtype.kind in "biufO":
         return values
     cells = list(values)
     for kinds in ((bool, np.bool_), (int, np.integer), (float, np.floating)):
         if cells and all(
-            isinstance(cell, kinds) and not (kinds[0] is int and isinstance(cell, bool)) for cell in cells
+            isinstance(cell, kinds) and not (kinds[0] is int and isinstance(cell, bool))
+            for cell in cells
         ):
             return np.asarray(cells)
     array = np.empty(len(cells), object)
@@ -293,14 +353,16 @@ def _array(values: Any) -> np.ndarray:
 def csv_safe(text: object) -> str:
     """Untrusted text for a CSV cell: a leading ' keeps spreadsheets from taking it for a formula.
 
-    Control characters are spelled out as in `printable`: a leading tab or carriage return starts a formula too.
-    """
+    Control characters are spelled out as in `printable`: a leading tab or carriage return starts a
+    formula too."""
     shown = printable(text)
     return "'" + shown if shown.startswith(FORMULA_STARTS) else shown
 
 
 def as_json(value: Any) -> Any:
-    """A value for JSON: NaN as null, infinities as text, arrays and tuples as lists, other objects as text."""
+    """A value for JSON: NaN as null, infinities as text, arrays and tuples as lists, other objects
+    as text.
+    """
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
@@ -313,7 +375,9 @@ def as_json(value: Any) -> Any:
 
 
 def _arrow_cells(values: np.ndarray) -> tuple[Any, str | None]:
-    """Cells and type of an Arrow array: numbers, with None for empty cells among them; anything else as text."""
+    """Cells and type of an Arrow array: numbers, with None for empty cells among them; anything
+    else as text.
+    """
     if values.dtype != object:
         return values, None
     cells = [None if isinstance(cell, str) and not cell else cell for cell in values]
@@ -343,8 +407,14 @@ def templates() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}  # for the filter tojson
-    environment.tests |= {"link": lambda x: isinstance(x, Link), "numeric": lambda x: isinstance(x, NUMBERS)}
+    environment.policies["json.dumps_kwargs"] = {
+        "separators": (",", ":"),
+        "allow_nan": False,
+    }  # for the filter tojson
+    environment.tests |= {
+        "link": lambda x: isinstance(x, Link),
+        "numeric": lambda x: isinstance(x, NUMBERS),
+    }
     environment.filters |= {"quoted": quote, "exact": lambda x: f"{float(x):.17g}"}
     environment.filters |= {"prose": prose, "coded": coded, "spoken": spoken}
     return environment

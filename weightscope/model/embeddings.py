@@ -1,4 +1,6 @@
-"""What enters a model's first layer and what turns its output into logits: embeddings and unembedding."""
+"""What enters a model's first layer and what turns its output into logits: embeddings and
+unembedding.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,20 +21,26 @@ BLOCK_BYTES = 16 << 20  # embedding rows are streamed in float32 blocks of about
 class Embeddings(ShowsShapes):
     """Token and position embeddings as the first layer sees them.
 
-    A token's row is what the file holds with everything done to it that does not depend on position: a scale (Gemma),
-    the row of token type 0 added (BERT), a projection to the model's width (OPT), a norm where no position is added
-    after the row is looked up (BLOOM). The sum of a token's row and a position's, divided by `sigma` of the two, is
-    what the heads of `Model.first_layer` act on.
-    """
+    A token's row is what the file holds with everything done to it that does not depend on
+    position: a scale (Gemma), the row of token type 0 added (BERT), a projection to the model's
+    width (OPT), a norm where no position is added after the row is looked up (BLOOM). The sum of a
+    token's row and a position's, divided by `sigma` of the two, is what the heads of
+    `Model.first_layer` act on."""
 
     token_tensor: Tensor  # (vocab, e): as stored, unread
-    positions: np.ndarray | None  # (n_positions, d): row p belongs to position p, whatever rows the file has before it
-    first_norm: Norm | None  # the norm whose sigma divides the sum of the rows; None where there is none
+    positions: (
+        np.ndarray | None
+    )  # (n_positions, d): row p belongs to position p, whatever rows the file has before it
+    first_norm: (
+        Norm | None
+    )  # the norm whose sigma divides the sum of the rows; None where there is none
     scale: float = 1.0  # multiplies stored rows
     projection: np.ndarray | None = None  # (e, d): brings them to the model's width
     shift: np.ndarray | None = None  # (d,): added to every row
     norm: Norm | None = None  # a norm of the rows themselves
-    lacks: str = ""  # why there are no positions in a model that has them; empty where nothing is missing
+    lacks: str = (
+        ""  # why there are no positions in a model that has them; empty where nothing is missing
+    )
 
     @property
     def n_tokens(self) -> int:
@@ -42,7 +50,9 @@ class Embeddings(ShowsShapes):
     @property
     def as_stored(self) -> bool:
         """Rows enter the model as the file holds them."""
-        return self.scale == 1 and self.projection is None and self.shift is None and self.norm is None
+        return (
+            self.scale == 1 and self.projection is None and self.shift is None and self.norm is None
+        )
 
     def entering(self, rows: np.ndarray) -> np.ndarray:
         """Stored rows (..., e) as they enter the model, (..., d)."""
@@ -57,11 +67,14 @@ class Embeddings(ShowsShapes):
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """Token rows, float32 (vocab, d): a read-only view of the file where it holds them so, else computed."""
+        """Token rows, float32 (vocab, d): a read-only view of the file where it holds them so, else
+        computed.
+        """
         return self.entering(self.token_tensor.read())
 
     def rows(self, tokens: np.ndarray) -> np.ndarray:
-        """The rows of some tokens, (...) ids -> float32 (..., d); no others are read unless all have been.
+        """The rows of some tokens, (...) ids -> float32 (..., d); no others are read unless all
+        have been.
 
         Raises
         ------
@@ -72,7 +85,9 @@ class Embeddings(ShowsShapes):
         ids, where = np.unique(tokens, return_inverse=True)
         if (wrong := outside(ids, self.n_tokens)) is not None:
             file = self.token_tensor.file.path
-            raise CheckpointError(f"no token {wrong}: the vocabulary has {self.n_tokens}", file=file)
+            raise CheckpointError(
+                f"no token {wrong}: the vocabulary has {self.n_tokens}", file=file
+            )
         if "tokens" in self.__dict__:
             return self.tokens[tokens]
         runs = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1) if ids.size else []
@@ -81,7 +96,9 @@ class Embeddings(ShowsShapes):
         return self.entering(np.concatenate([empty, *stored]))[where.reshape(tokens.shape)]
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
-        """Token rows, or rows [start, stop) of them, in blocks of about 16 MB, each with the index of its first row."""
+        """Token rows, or rows [start, stop) of them, in blocks of about 16 MB, each with the index
+        of its first row.
+        """
         n_rows = max(1, BLOCK_BYTES // (4 * self.token_tensor.shape[1]))
         if (start, stop or self.n_tokens) == (0, self.n_tokens):
             for first, rows in self.token_tensor.blocks(n_rows):
@@ -92,7 +109,8 @@ class Embeddings(ShowsShapes):
             yield first, self.entering(rows)
 
     def sigma(self, tokens: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
-        """sigma(e_t + p_p), the first norm's divisor (detokenization paper, eq. 3); ones where there is no norm.
+        """sigma(e_t + p_p), the first norm's divisor (detokenization paper, eq. 3); ones where
+        there is no norm.
 
         Parameters
         ----------
@@ -114,9 +132,15 @@ class Embeddings(ShowsShapes):
         if positions is not None and self.positions is not None:
             positions, known = ids_of(positions, "positions"), len(self.positions)
             if (wrong := outside(positions, known)) is not None:
-                raise CheckpointError(f"no position {wrong}: the model has {known}", file=self.token_tensor.file.path)
+                raise CheckpointError(
+                    f"no position {wrong}: the model has {known}", file=self.token_tensor.file.path
+                )
             rows = rows + self.positions[positions]
-        return np.ones(rows.shape[:-1], rows.dtype) if self.first_norm is None else self.first_norm.sigma(rows)
+        return (
+            np.ones(rows.shape[:-1], rows.dtype)
+            if self.first_norm is None
+            else self.first_norm.sigma(rows)
+        )
 
 
 def ids_of(given: ArrayLike, what: str) -> np.ndarray:
@@ -128,7 +152,9 @@ def ids_of(given: ArrayLike, what: str) -> np.ndarray:
 
 
 def outside(ids: np.ndarray, count: int | None) -> int | None:
-    """One of `ids` that is below 0, else one that is not below `count` (None: there is no bound), else None."""
+    """One of `ids` that is below 0, else one that is not below `count` (None: there is no bound),
+    else None.
+    """
     if not ids.size:
         return None
     lowest, highest = int(ids.min()), int(ids.max())
@@ -141,15 +167,16 @@ def outside(ids: np.ndarray, count: int | None) -> int | None:
 class Unembedding(ShowsShapes):
     """Every token's logit as a direction of the residual stream, the final norm folded in.
 
-    logit_t(x) = x u_t' / sigma(x) + what does not depend on x, with u_t = w_t diag(gamma) (I - 11'/d); an RMSNorm does
-    not centre. So x u_t' is what a direction x adds to the logit of t, the scalar aside.
-    """
+    logit_t(x) = x u_t' / sigma(x) + what does not depend on x, with u_t = w_t diag(gamma) (I -
+    11'/d); an RMSNorm does not centre. So x u_t' is what a direction x adds to the logit of t, the
+    scalar aside."""
 
     tensor: Tensor  # (vocab, e): as stored, unread
     norm: Norm | None  # the final norm; None where the family has none, or the checkpoint lacks it
     projection: np.ndarray | None = None  # (d, e): between the norm and the rows
     tied: bool = False  # the rows are the token embedding's
-    # tensor of the final norm that the checkpoint should have and has not; empty where nothing is missing
+    # tensor of the final norm that the checkpoint should have and has not; empty where nothing is
+    # missing
     lacks: str = ""
 
     @property
@@ -191,4 +218,6 @@ class Unembedding(ShowsShapes):
         """What the bias of the final norm adds to the logits of stored rows, (n, e) -> (n,)."""
         if self.norm is None:
             return np.zeros(len(rows), rows.dtype)
-        return rows @ (self.norm.beta if self.projection is None else self.norm.beta @ self.projection)
+        return rows @ (
+            self.norm.beta if self.projection is None else self.norm.beta @ self.projection
+        )

@@ -15,15 +15,44 @@ from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.config import read_json
 from weightscope.checkpoint.formats import ADAPTER, NEEDS_ITS_BASE
 from weightscope.checkpoint.hub import Repository
-from weightscope.checkpoint.lora import Adapter, AnyAdapter, adapter_from, has_tokenizer, open_adapter, with_adapter
-from weightscope.checkpoint.opening import adapter_in, at_revision, existing, locate, open_at, open_checkpoint, resolved
+from weightscope.checkpoint.lora import (
+    Adapter,
+    AnyAdapter,
+    adapter_from,
+    has_tokenizer,
+    open_adapter,
+    with_adapter,
+)
+from weightscope.checkpoint.opening import (
+    adapter_in,
+    at_revision,
+    existing,
+    locate,
+    open_at,
+    open_checkpoint,
+    resolved,
+)
 from weightscope.core.errors import CheckpointError, counted, expected, printable, whole
 from weightscope.model.config.numbers import attends, borrows, in_layer, kind_of
-from weightscope.model.config.reading import Reading, Stack, as_published, decide, prefix_of, read_as, stacks_of
+from weightscope.model.config.reading import (
+    Reading,
+    Stack,
+    as_published,
+    decide,
+    prefix_of,
+    read_as,
+    stacks_of,
+)
 from weightscope.model.embeddings import Embeddings, Unembedding
 from weightscope.model.layers.layer import Head, Layer, OnDemand
 from weightscope.model.layers.norms import Norm
-from weightscope.model.layers.read_layer import attention_names, denied, denied_words, read_layer, rotation_of
+from weightscope.model.layers.read_layer import (
+    attention_names,
+    denied,
+    denied_words,
+    read_layer,
+    rotation_of,
+)
 from weightscope.model.layers.rotation import Rotation
 from weightscope.model.rows.cells import LayerTensors, StoredNorm
 from weightscope.model.rows.family import Family
@@ -50,28 +79,30 @@ def open_model(
     Parameters
     ----------
     source : str or Path
-        A folder, a .safetensors file, or a Hub id with optional `@revision`; or "embedded", the checkpoint that comes
-        with weightscope.
+        A folder, a .safetensors file, or a Hub id with optional `@revision`; or "embedded", the
+        checkpoint that comes with weightscope.
     revision : str, optional
         Branch, tag or commit on the Hub.
     family : str, optional
         Read the checkpoint as this family, whatever its config says.
     tower : str, optional
-        Which of `Model.stacks`: "text", "vision", "encoder", "decoder", "cross" ...; by default the one that is
-        language.
+        Which of `Model.stacks`: "text", "vision", "encoder", "decoder", "cross" ...; by default the
+        one that is language.
     tokenizer : str, optional
         Where the tokenizer is, if not with the checkpoint; see `Tokenizer.find`.
     base : str or Path, optional
-        Of a LoRA adapter the model that it changes; by default the one that its adapter_config.json names.
+        Of a LoRA adapter the model that it changes; by default the one that its adapter_config.json
+        names.
     families : path, optional
-        A file of rows of architectures, as `weightscope adopt` saves them; they stand before those that come with
-        weightscope. Those in the user's configuration folder are known without it, and stand behind.
+        A file of rows of architectures, as `weightscope adopt` saves them; they stand before those
+        that come with weightscope. Those in the user's configuration folder are known without it,
+        and stand behind.
 
     Raises
     ------
     CheckpointError
-        The source is not there, is broken, or is of no known family; or it is an adapter that cannot be read exactly,
-        or not one for this base.
+        The source is not there, is broken, or is of no known family; or it is an adapter that
+        cannot be read exactly, or not one for this base.
 
     Examples
     --------
@@ -80,7 +111,9 @@ def open_model(
     Model(gpt2: 2 layers of 8 heads, width 256)
     """
     if not isinstance(source, str | Path):
-        raise expected(source, "source", "text or a path: a folder, a .safetensors or .gguf file, or a Hub id")
+        raise expected(
+            source, "source", "text or a path: a folder, a .safetensors or .gguf file, or a Hub id"
+        )
     opened = open_source(source, revision, base, tokenizer)
     empty = empty_tensors(opened.checkpoint)
     try:
@@ -104,9 +137,7 @@ def _empty(checkpoint: Checkpoint, names: list[str]) -> CheckpointError:
     shape = checkpoint[names[0]].shape
     are = f"{counted(len(names), 'tensor')} {'is' if len(names) == 1 else 'are'} empty (shape {shape})"
     advice = "gather the state when it is saved (zero_to_fp32.py, stage3_gather_16bit_weights_on_model_save)"
-    problem = (
-        f"{are}, as of a sharded (ZeRO-3) state that was not gathered; the first is {printable(names[0])}; {advice}"
-    )
+    problem = f"{are}, as of a sharded (ZeRO-3) state that was not gathered; the first is {printable(names[0])}; {advice}"
     return CheckpointError(problem, file=checkpoint.name)
 
 
@@ -121,7 +152,10 @@ class Opened(NamedTuple):
 
 
 def open_source(
-    source: str | Path, revision: str | None = None, base: str | Path | None = None, tokenizer: str | None = None
+    source: str | Path,
+    revision: str | None = None,
+    base: str | Path | None = None,
+    tokenizer: str | None = None,
 ) -> Opened:
     """Open a folder, a file, a repository or an adapter; see `open_model`."""
     named = resolved(source)
@@ -133,16 +167,22 @@ def open_source(
         if base is None:
             checkpoint = as_published(open_at(where))
             checkpoint.given = at_revision(source, revision)
-            return Opened(checkpoint, at_revision(existing(named) or named, revision), tokenizer or "", where)
+            return Opened(
+                checkpoint, at_revision(existing(named) or named, revision), tokenizer or "", where
+            )
         folder = adapter_from(where) if isinstance(where, Repository) else None
         base_revision = None  # the revision was the adapter's; a base's is in its own name
         if folder is None:
             raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=named)
     stated = read_json(folder / ADAPTER)
-    if base is None and not (stated.get("base_model_name_or_path") or stated.get("model")):  # PEFT's, or mlx-lm's
+    if base is None and not (
+        stated.get("base_model_name_or_path") or stated.get("model")
+    ):  # PEFT's, or mlx-lm's
         raise CheckpointError(NEEDS_ITS_BASE, file=folder)
     adapter = _adapter_of(folder)
-    checkpoint = _base_of(adapter, base_revision) if base is None else _published(base, base_revision)
+    checkpoint = (
+        _base_of(adapter, base_revision) if base is None else _published(base, base_revision)
+    )
     checkpoint.given = at_revision(source, revision)
     has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
     elsewhere = "" if has_its_own else str(base or adapter.base)
@@ -206,7 +246,9 @@ class TensorsOnly:
 
     @property
     def unloaded(self) -> tuple[str, ...]:
-        """The names in the file that the class of its config would not load: those that a wrapper left."""
+        """The names in the file that the class of its config would not load: those that a wrapper
+        left.
+        """
         return unloaded_names(self.checkpoint, ())
 
     @cached_property
@@ -214,7 +256,9 @@ class TensorsOnly:
         """What stands before every tensor's name, as far as the row knows."""
         row = self.reading.row if self.reading else None
         first = row.layer.split("{i}")[0] if row else ""
-        return next((p for p in (row.prefixes if row else ()) if self.checkpoint.names_under(p + first)), "")
+        return next(
+            (p for p in (row.prefixes if row else ()) if self.checkpoint.names_under(p + first)), ""
+        )
 
     @cached_property
     def tensors(self) -> "Tensors":
@@ -237,15 +281,24 @@ class TensorsOnly:
 
 
 def open_tensors(
-    source: str | Path, revision: str | None = None, family: str | None = None, tower: str | None = None,
-    tokenizer: str | None = None, base: str | Path | None = None, families: str | Path | None = None,
-) -> "Model | TensorsOnly":  # fmt: skip
-    """Open a checkpoint for its tensors, whether or not its heads can be read; arguments as of `open_model`."""
+    source: str | Path,
+    revision: str | None = None,
+    family: str | None = None,
+    tower: str | None = None,
+    tokenizer: str | None = None,
+    base: str | Path | None = None,
+    families: str | Path | None = None,
+) -> "Model | TensorsOnly":
+    """Open a checkpoint for its tensors, whether or not its heads can be read; arguments as of
+    `open_model`.
+    """
     try:
         return open_model(source, revision, family, tower, tokenizer, base, families)
     except CheckpointError as error:
         refusal = error
-    if base is not None or adapter_in(source) is not None:  # without its base's row, a change is added nowhere
+    if (
+        base is not None or adapter_in(source) is not None
+    ):  # without its base's row, a change is added nowhere
         raise refusal
     try:
         checkpoint = open_source(source, revision, base, tokenizer).checkpoint
@@ -261,7 +314,9 @@ def as_model(model: "Model | str | Path") -> "Model":
     if isinstance(model, str | Path):
         return open_model(model)
     if not isinstance(model, Model):
-        raise expected(model, "model", "a Model, or what `open_model` takes: a folder, a file or a Hub id")
+        raise expected(
+            model, "model", "a Model, or what `open_model` takes: a folder, a file or a Hub id"
+        )
     return model
 
 
@@ -270,7 +325,8 @@ PACKED = 8  # weights in one stored number, at most
 
 
 def refuse_incomplete(model: "Model") -> None:
-    """Refuse a checkpoint that lacks layers of its config, or whose embeddings have more rows than any vocabulary.
+    """Refuse a checkpoint that lacks layers of its config, or whose embeddings have more rows than
+    any vocabulary.
 
     A file of holes has rows by the thousand million for nothing; norms are kept of every row.
 
@@ -280,10 +336,14 @@ def refuse_incomplete(model: "Model") -> None:
         Layers have no tensors, while others have; or an embedding or unembedding has too many rows.
     """
     checkpoint, config = model.checkpoint, model.config
-    sizes = (size for file in checkpoint.files for entry in file.tensors.values() for size in entry.shape)
+    sizes = (
+        size for file in checkpoint.files for entry in file.tensors.values() for size in entry.shape
+    )
     is_huge = max(sizes, default=0) * PACKED > MOST_ROWS
     try:
-        storing = [i for i, kind in enumerate(config.layer_types) if kind != "none"]  # of a stage without attention
+        storing = [
+            i for i, kind in enumerate(config.layer_types) if kind != "none"
+        ]  # of a stage without attention
         absent = [i for i in storing if not checkpoint.names_under(model.stem(i))]
         embeddings = [*model.embedding_tensors, *model.output_tensors.values()] if is_huge else []
     except CheckpointError:  # nothing of this model is there: asking for a layer reports it
@@ -292,7 +352,9 @@ def refuse_incomplete(model: "Model") -> None:
         has = config.n_layers - len(absent)
         layers = f"{absent[0]} to {absent[-1]}" if len(absent) > 1 else str(absent[0])
         problem = f"has tensors of {has} layers, and config.json says {config.n_layers}: none of layer {layers}"
-        raise CheckpointError(f"{problem}; complete the file, or correct the number of layers", file=checkpoint.name)
+        raise CheckpointError(
+            f"{problem}; complete the file, or correct the number of layers", file=checkpoint.name
+        )
     for tensor in embeddings:
         if (rows := max(tensor.shape[:-1], default=0)) > MOST_ROWS:
             raise tensor.refuse(f"has {rows} rows; no vocabulary has more than {MOST_ROWS}")
@@ -319,11 +381,17 @@ class Model:
             checkpoint = with_adapter(checkpoint, opened.adapter, row.heads.transposed)
         self.checkpoint, self.config = checkpoint, reading.config
         self.reading = reading  # which row, which part of config.json and which prefix
-        self.source = opened.source or str(checkpoint.folder)  # an absolute path, or a Hub id with its revision
-        self.where = opened.where or checkpoint.folder  # the file, folder or repository that `source` names
+        self.source = opened.source or str(
+            checkpoint.folder
+        )  # an absolute path, or a Hub id with its revision
+        self.where = (
+            opened.where or checkpoint.folder
+        )  # the file, folder or repository that `source` names
         self.tokenizer = opened.tokenizer or self.source  # where its tokenizer is looked for
         if reading.configured.refused:
-            raise CheckpointError(f"{row.name} with {reading.configured.refused}", file=checkpoint.name)
+            raise CheckpointError(
+                f"{row.name} with {reading.configured.refused}", file=checkpoint.name
+            )
         self._last: Layer | None = None
 
     @classmethod
@@ -360,13 +428,17 @@ class Model:
         return f"{self.name} ({self.family.origin})" if self.family.origin else self.name
 
     def unchecked(self) -> "Model":
-        """The same model, nothing of it read yet; values that are not finite are handed over, not refused."""
+        """The same model, nothing of it read yet; values that are not finite are handed over, not
+        refused.
+        """
         opened = Opened(self.checkpoint.unchecked(), self.source, self.tokenizer, self.where)
         return Model(opened, replace(self.reading, prefix=self.prefix))
 
     @cached_property
     def stacks(self) -> dict[str, Stack]:
-        """The attention models in this checkpoint by name, this one among them; `tower` opens another."""
+        """The attention models in this checkpoint by name, this one among them; `tower` opens
+        another.
+        """
         return stacks_of(self.checkpoint, self.reading)
 
     def is_read(self, stack: Stack) -> bool:
@@ -374,7 +446,9 @@ class Model:
         if stack.row is not None:
             row, read = stack.row, self.family
             return stack.prefix + row.layer + row.heads.q == self.prefix + read.layer + read.heads.q
-        return stack.prefix.startswith((self.prefix + self.family.layer).partition("{i}")[0] or "\0")
+        return stack.prefix.startswith(
+            (self.prefix + self.family.layer).partition("{i}")[0] or "\0"
+        )
 
     @cached_property
     def prefix(self) -> str:
@@ -390,7 +464,8 @@ class Model:
 
     @cached_property
     def tensors(self) -> "Tensors":
-        """Every tensor of the checkpoint under its role, other stacks included; nothing is read before `array()`.
+        """Every tensor of the checkpoint under its role, other stacks included; nothing is read
+        before `array()`.
 
         Examples
         --------
@@ -416,7 +491,9 @@ class Model:
 
     @cached_property
     def own_layers(self) -> tuple[int, ...]:
-        """The same without those that share their weights with an earlier one, as all of an ALBERT do."""
+        """The same without those that share their weights with an earlier one, as all of an ALBERT
+        do.
+        """
         return distinct(self.attention_layers, self)
 
     @cached_property
@@ -434,7 +511,9 @@ class Model:
 
     @cached_property
     def borrowing_layers(self) -> tuple[int, ...]:
-        """Indices of further layers, which attend to keys and values of one before (`Layer.keys_of`)."""
+        """Indices of further layers, which attend to keys and values of one before
+        (`Layer.keys_of`).
+        """
         return tuple(i for i in range(self.config.n_layers) if borrows(self.config, self.family, i))
 
     def layer(self, index: int) -> Layer:
@@ -443,14 +522,25 @@ class Model:
         Raises
         ------
         CheckpointError
-            No such layer, or it is not attention, or its tensors are missing, misshapen or not finite.
+            No such layer, or it is not attention, or its tensors are missing, misshapen or not
+            finite.
         """
         index = whole(index, "layer")
         if not 0 <= index < self.config.n_layers:
-            raise CheckpointError(f"no layer {index}: the model has {self.config.n_layers}", file=self.checkpoint.name)
-        if not (attends(self.config, self.family, index) or borrows(self.config, self.family, index)):
-            kind, attending = kind_of(self.config, self.family, index), ", ".join(map(str, self.attention_layers))
-            raise CheckpointError(f"layer {index} is {kind}, not attention; {attending} are", file=self.checkpoint.name)
+            raise CheckpointError(
+                f"no layer {index}: the model has {self.config.n_layers}", file=self.checkpoint.name
+            )
+        if not (
+            attends(self.config, self.family, index) or borrows(self.config, self.family, index)
+        ):
+            kind, attending = (
+                kind_of(self.config, self.family, index),
+                ", ".join(map(str, self.attention_layers)),
+            )
+            raise CheckpointError(
+                f"layer {index} is {kind}, not attention; {attending} are",
+                file=self.checkpoint.name,
+            )
         if self._last is None or self._last.index != index:
             self.checkpoint.prefetch(tensor.name for tensor in self.attention_tensors(index))
             self._last = read_layer(self.under(), self.family, self.config, index)
@@ -458,18 +548,34 @@ class Model:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Which of several readings of the config was taken, and what of attention the file has and is not read."""
+        """Which of several readings of the config was taken, and what of attention the file has and
+        is not read.
+        """
         names = []
         for i in self.attention_layers:
-            row, stem = self.family.in_layer(self.config.layer_types[i]), self.family.stored_name(self.config, i)
+            row, stem = (
+                self.family.in_layer(self.config.layer_types[i]),
+                self.family.stored_name(self.config, i),
+            )
             names += denied(self.checkpoint, self.prefix + stem, row, self.config)
         return tuple(
-            filter(None, (*self.config.notes, self.names_note, denied_words(names), self.unread, self.sharing))
+            filter(
+                None,
+                (
+                    *self.config.notes,
+                    self.names_note,
+                    denied_words(names),
+                    self.unread,
+                    self.sharing,
+                ),
+            )
         )
 
     @cached_property
     def unloaded(self) -> tuple[str, ...]:
-        """The names in the file that the class of its config would not load: wrappers' or under another prefix."""
+        """The names in the file that the class of its config would not load: wrappers' or under
+        another prefix.
+        """
         stacks = [stack for stack in self.stacks.values() if stack.reading is not None]
         places = [(stack.row, stack.prefix) for stack in stacks if stack.row is not None]
         return unloaded_names(self.checkpoint, places or [(self.family, self.prefix)])
@@ -481,14 +587,21 @@ class Model:
 
     @cached_property
     def unread(self) -> str:
-        """Of a row that is not proved the keys of config.json that it does not read and that may matter, in words."""
+        """Of a row that is not proved the keys of config.json that it does not read and that may
+        matter, in words.
+        """
         keys = unread_keys(self) if self.family.origin.startswith("unproved") else []
         listed = ", ".join(map(printable, keys))
-        return f"{self.family.name} does not read these keys of config.json, which may matter: {listed}" if keys else ""
+        return (
+            f"{self.family.name} does not read these keys of config.json, which may matter: {listed}"
+            if keys
+            else ""
+        )
 
     @property
     def layers(self) -> OnDemand[Layer]:
-        """The attention layers, a sequence; each is read when it is asked for, and only the last one asked for is kept.
+        """The attention layers, a sequence; each is read when it is asked for, and only the last
+        one asked for is kept.
 
         Examples
         --------
@@ -503,7 +616,9 @@ class Model:
 
     @cached_property
     def rotations(self) -> dict[int, Rotation | None]:
-        """How each attention layer rotates queries and keys, from the config alone; None where one does not."""
+        """How each attention layer rotates queries and keys, from the config alone; None where one
+        does not.
+        """
         return {i: rotation_of(self.config, self.family, i) for i in self.attention_layers}
 
     def stem(self, index: int) -> str:
@@ -511,13 +626,16 @@ class Model:
         return self.prefix + self.reading.configured.stored_name(self.config, index)
 
     def weights_of(self, index: int) -> tuple[str, str]:
-        """What tells a layer's weights from those of another layer: their place in the file, and the layer's kind."""
+        """What tells a layer's weights from those of another layer: their place in the file, and
+        the layer's kind.
+        """
         if not 0 <= index < self.config.n_layers:
             return str(index), ""  # what reads it says that there is no such layer
         return self.stem(index), self.config.layer_types[index]
 
     def attention_tensors(self, index: int) -> list[Tensor]:
-        """What `layer` reads of the checkpoint for one layer: projections, the norms around them, sinks; unread.
+        """What `layer` reads of the checkpoint for one layer: projections, the norms around them,
+        sinks; unread.
 
         Raises
         ------
@@ -529,43 +647,57 @@ class Model:
 
     @property
     def embedding_tensors(self) -> list[Tensor]:
-        """What `embeddings` and `positions` are read from: rows, and the norm and projection after them; unread."""
+        """What `embeddings` and `positions` are read from: rows, and the norm and projection after
+        them; unread.
+        """
         inputs, checkpoint = self.family.inputs, self.checkpoint
-        rows = [self._token_name, *(self.prefix + name for name in (inputs.positions, inputs.types) if name)]
+        rows = [
+            self._token_name,
+            *(self.prefix + name for name in (inputs.positions, inputs.types) if name),
+        ]
         modules = filter(None, (inputs.norm and inputs.norm.module, inputs.before, inputs.after))
-        after = (name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}."))
+        after = (
+            name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}.")
+        )
         return [checkpoint[name] for name in (*rows, *after) if name in checkpoint]
 
     @property
     def output_tensors(self) -> dict[str, Tensor]:
-        """What `unembedding` is read from: its rows as "unembedding", and the norm and projection by name; unread."""
+        """What `unembedding` is read from: its rows as "unembedding", and the norm and projection
+        by name; unread.
+        """
         inputs, outputs, checkpoint = self.family.inputs, self.family.outputs, self.checkpoint
         if outputs is None:
             return {}
         modules = filter(None, (outputs.norm and outputs.norm.module, outputs.after))
-        names = (name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}."))
+        names = (
+            name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}.")
+        )
         tensors = {name: checkpoint[name] for name in names}
         rows = self.head_name or self.prefix + inputs.tokens
         return tensors | ({"unembedding": checkpoint[rows]} if rows in checkpoint else {})
 
     @cached_property
     def first_layer(self) -> Layer:
-        """The first attention layer as a function of the embeddings: its heads act on (e_t + p_p) / sigma(e_t + p_p).
+        """The first attention layer as a function of the embeddings: its heads act on (e_t + p_p) /
+        sigma(e_t + p_p).
 
-        For a pre-norm model that is layer 0. A norm between the embeddings and layer 0 (BERT), and a projection after
-        it (ELECTRA, ALBERT), are folded into the layer's maps. If a pre-norm model also has such a norm (BLOOM), the
-        rows that `embeddings` returns include it. All are exact.
+        For a pre-norm model that is layer 0. A norm between the embeddings and layer 0 (BERT), and
+        a projection after it (ELECTRA, ALBERT), are folded into the layer's maps. If a pre-norm
+        model also has such a norm (BLOOM), the rows that `embeddings` returns include it. All are
+        exact.
 
         Raises
         ------
         CheckpointError
-            Layer 0 is not attention, or sees more than tokens and positions, as cross-attention does; or position
-            embeddings stand inside one of two norms, which does not fold.
+            Layer 0 is not attention, or sees more than tokens and positions, as cross-attention
+            does; or position embeddings stand inside one of two norms, which does not fold.
         """
         layer, norm, inputs = self.layer(0), self._folded_norm, self.family.inputs
         if inputs.more:
             raise CheckpointError(
-                f"layer 0 sees more than tokens and positions: {inputs.more}", file=self.checkpoint.name
+                f"layer 0 sees more than tokens and positions: {inputs.more}",
+                file=self.checkpoint.name,
             )
         if inputs.norm is not None and norm is None and self.positions is not None:
             problem = "has two norms between its embeddings and layer 0; its first layer has no bilinear form"
@@ -574,26 +706,31 @@ class Model:
             layer = layer.after(*self._after)
         if norm is None:
             return layer
-        return layer.after_norm(norm.read(self.under(), self.config, self.embedding_width if inputs.after else None))
+        return layer.after_norm(
+            norm.read(self.under(), self.config, self.embedding_width if inputs.after else None)
+        )
 
     def into_stream(self, rows: np.ndarray) -> np.ndarray:
-        """Rows of the token embedding (n, e) as they enter the residual stream without a position, (n, d).
+        """Rows of the token embedding (n, e) as they enter the residual stream without a position,
+        (n, d).
 
-        They are the rows themselves, except where a norm and a projection stand between the embeddings and layer 0
-        (ELECTRA, ALBERT).
-        """
+        They are the rows themselves, except where a norm and a projection stand between the
+        embeddings and layer 0 (ELECTRA, ALBERT)."""
         if self._after is None:
             return rows
         w, b = self._after
         norm = self._folded_norm
-        return (rows if norm is None else norm.read(self.under(), self.config, self.embedding_width)(rows)) @ w + b
+        return (
+            rows
+            if norm is None
+            else norm.read(self.under(), self.config, self.embedding_width)(rows)
+        ) @ w + b
 
     def stream_norm(self, index: int) -> Norm | None:
         """The norm that the residual stream has just come out of when it enters a layer.
 
-        In post-norm models the one that ends the layer before, and anywhere the one of the embeddings; None where the
-        stream is not normalised, as in pre-norm models.
-        """
+        In post-norm models the one that ends the layer before, and anywhere the one of the
+        embeddings; None where the stream is not normalised, as in pre-norm models."""
         if index == 0:
             norm, inner = self.family.inputs.norm if self._after is None else None, ""
         else:
@@ -601,14 +738,18 @@ class Model:
         return None if norm is None else norm.read(self.under(inner), self.config)
 
     def normed_layer(self, index: int) -> Layer:
-        """A layer on normalised inputs: where it has no norm, the one that its stream has passed is folded in.
+        """A layer on normalised inputs: where it has no norm, the one that its stream has passed is
+        folded in.
 
-        The layer itself where there is neither, in cross-attention, or where the file lacks that norm.
-        """
+        The layer itself where there is neither, in cross-attention, or where the file lacks that
+        norm."""
         layer = self.layer(index)
         if layer.norm is not None or layer.cross:
             return layer
-        with suppress(CheckpointError), np.errstate(invalid="ignore", over="ignore"):  # broken weights are a finding
+        with (
+            suppress(CheckpointError),
+            np.errstate(invalid="ignore", over="ignore"),
+        ):  # broken weights are a finding
             if index == 0 and self._after is not None:
                 return self.first_layer
             norm = self.stream_norm(index)
@@ -631,11 +772,15 @@ class Model:
         """
         family, config, inputs = self.family, self.config, self.family.inputs
         if not inputs.tokens:
-            raise CheckpointError(f"{family.name} has no token embedding: it sees images", file=self.checkpoint.name)
+            raise CheckpointError(
+                f"{family.name} has no token embedding: it sees images", file=self.checkpoint.name
+            )
         tensors, e = self.under(), self.embedding_width
         stored = self._token_name
         if stored not in self.checkpoint:
-            names = ", ".join(prefix + inputs.tokens for prefix in dict.fromkeys((self.prefix, *family.prefixes)))
+            names = ", ".join(
+                prefix + inputs.tokens for prefix in dict.fromkeys((self.prefix, *family.prefixes))
+            )
             looked = f"no token embedding in this checkpoint (looked for {names})"
             raise CheckpointError(looked, file=self.checkpoint.name)
         before = self._before
@@ -658,13 +803,16 @@ class Model:
 
     @property
     def first_norm(self) -> Norm | None:
-        """The norm whose sigma divides the sum of a token's and a position's row, its gains unread; None without."""
+        """The norm whose sigma divides the sum of a token's and a position's row, its gains unread;
+        None without.
+        """
         first = self._folded_norm or self.family.norm_of(0)
         return None if first is None else first.unread(self.config)
 
     @cached_property
     def positions(self) -> np.ndarray | None:
-        """Position embeddings, learned or by a formula, as they enter the model, row p for position p; or None.
+        """Position embeddings, learned or by a formula, as they enter the model, row p for position
+        p; or None.
 
         Returns
         -------
@@ -676,17 +824,28 @@ class Model:
         stored = self.checkpoint.get(self.prefix + inputs.positions)
         if stored is not None and len(stored.shape) == 3:  # with a leading axis of one, as in ViT
             return self.under().read(inputs.positions, (1, None, self.config.d_model))[0]
-        # A projection before the norm takes the sum where the norm folds, the token rows alone where there is no norm.
+        # A projection before the norm takes the sum where the norm folds, the token rows alone
+        # where there is no norm.
         summed = self._before is not None and inputs.norm is not None
         width = self.embedding_width if inputs.norm is not None else self.config.d_model
         rows = self.under().read(inputs.positions, (None, width))
-        offset = inputs.offset if isinstance(inputs.offset, int) else self.config.count(inputs.offset) + 1
-        return rows[offset:] @ self._before if summed and self._before is not None else rows[offset:]
+        offset = (
+            inputs.offset
+            if isinstance(inputs.offset, int)
+            else self.config.count(inputs.offset) + 1
+        )
+        return (
+            rows[offset:] @ self._before if summed and self._before is not None else rows[offset:]
+        )
 
     @property
     def tied(self) -> bool:
-        """The unembedding is the token embedding, as far as the config says; a file that has both has the last word."""
-        return self.family.outputs is not None and self.config.get("tie_word_embeddings", True) is True
+        """The unembedding is the token embedding, as far as the config says; a file that has both
+        has the last word.
+        """
+        return (
+            self.family.outputs is not None and self.config.get("tie_word_embeddings", True) is True
+        )
 
     @cached_property
     def unembedding(self) -> Unembedding:
@@ -695,7 +854,8 @@ class Model:
         Raises
         ------
         CheckpointError
-            The family has no logits of tokens or makes them in another way, or the checkpoint has no unembedding.
+            The family has no logits of tokens or makes them in another way, or the checkpoint has
+            no unembedding.
         """
         outputs, tensors, config = self.family.outputs, self.under(), self.config
         if outputs is None:
@@ -703,21 +863,33 @@ class Model:
             raise CheckpointError(problem, file=self.checkpoint.name)
         name = self.head_name
         if not name and not self.tied:
-            problem = f"no unembedding in this checkpoint (looked for {' and '.join(outputs.tokens)})"
+            problem = (
+                f"no unembedding in this checkpoint (looked for {' and '.join(outputs.tokens)})"
+            )
             raise CheckpointError(problem, file=self.checkpoint.name)
         stored, e = outputs.norm, self.embedding_width
-        lacking = stored is not None and stored.module != "" and f"{stored.module}.{stored.gain}" not in tensors
+        lacking = (
+            stored is not None
+            and stored.module != ""
+            and f"{stored.module}.{stored.gain}" not in tensors
+        )
         lacks = f"{self.prefix}{stored.module}.{stored.gain}" if stored and lacking else ""
         norm = stored.read(tensors, config) if stored and not lacking else None
         after = None
         if outputs.after and e != config.d_model:
             after = tensors.read(outputs.after + ".weight", (e, config.d_model)).T
-        rows = replace(tensors, prefix="").tensor(name, (None, e)) if name else self.embeddings.token_tensor
+        rows = (
+            replace(tensors, prefix="").tensor(name, (None, e))
+            if name
+            else self.embeddings.token_tensor
+        )
         return Unembedding(rows, norm, after, not name, lacks)
 
     @cached_property
     def head_name(self) -> str:
-        """The unembedding's name in the file, under as much of the prefix as it has; empty where there is none."""
+        """The unembedding's name in the file, under as much of the prefix as it has; empty where
+        there is none.
+        """
         ends = [i + 1 for i, c in enumerate(self.prefix) if c == "."]
         outputs, also = self.family.outputs, self.family.also
         tokens = outputs.tokens if outputs else also.get("unembedding", ())
@@ -726,13 +898,17 @@ class Model:
 
     @property
     def _token_name(self) -> str:
-        """The token embedding's name in the file; where it is tied and stored once, that may be the unembedding's."""
+        """The token embedding's name in the file; where it is tied and stored once, that may be the
+        unembedding's.
+        """
         name = self.prefix + self.family.inputs.tokens
         return self.head_name if self.tied and name not in self.checkpoint else name
 
     @property
     def _folded_norm(self) -> StoredNorm | None:
-        """The embeddings' norm where layer 0 has none of its own, so that it can be folded into layer 0."""
+        """The embeddings' norm where layer 0 has none of its own, so that it can be folded into
+        layer 0.
+        """
         return self.family.inputs.norm if self.family.norm_of(0) is None else None
 
     @cached_property
@@ -750,7 +926,9 @@ class Model:
         if not inputs.after or (e == d and not inputs.always_projected):
             return None
         tensors = self.under()
-        return tensors.read(inputs.after + ".weight", (d, e)).T, tensors.read(inputs.after + ".bias", (d,))
+        return tensors.read(inputs.after + ".weight", (d, e)).T, tensors.read(
+            inputs.after + ".bias", (d,)
+        )
 
     @property
     def _scale(self) -> float:
@@ -762,19 +940,27 @@ class Model:
 
 # Keys that may say something of attention, and those that do not.
 MATTERS = re.compile(
-    r"rope|rotary|attn|attention|scal(e|ing)|norm|bias|multiplier|softcap|clip|window|alibi|sink", re.ASCII
+    r"rope|rotary|attn|attention|scal(e|ing)|norm|bias|multiplier|softcap|clip|window|alibi|sink",
+    re.ASCII,
 )
 HARMLESS = re.compile(
-    r".*(dropout|_implementation|init).*|output_attentions|norm_topk_prob|.*(router|expert|logits?_scal).*", re.ASCII
+    r".*(dropout|_implementation|init).*|output_attentions|norm_topk_prob|.*(router|expert|logits?_scal).*",
+    re.ASCII,
 )
 
 
 def unread_keys(model: Model) -> list[str]:
-    """The keys of its config that may matter to attention, and whose values change nothing of what the row reads."""
+    """The keys of its config that may matter to attention, and whose values change nothing of what
+    the row reads.
+    """
     part, before = model.reading.part, str(numbers_read(model))
     named = [key for key in part if MATTERS.search(key) and not HARMLESS.fullmatch(key)]
     keys = [key for key in named if part[key] not in (None, False)]
-    return [key for key in keys if all(_reads_as(before, model, key, value) for value in _others(part[key]))]
+    return [
+        key
+        for key in keys
+        if all(_reads_as(before, model, key, value) for value in _others(part[key]))
+    ]
 
 
 def _others(value: object) -> tuple[object, ...]:
@@ -804,13 +990,17 @@ def numbers_read(model: Model) -> dict[str, Any]:
     """Every number that a row reads from a config."""
     config, family, layers = model.config, model.family, model.attention_layers
     return {
-        "sizes": [in_layer(config, family, i)[0].head_dim for i in layers] + [config.n_heads, config.n_kv_heads],
+        "sizes": [in_layer(config, family, i)[0].head_dim for i in layers]
+        + [config.n_heads, config.n_kv_heads],
         "the layers": (config.n_layers, config.layer_types, layers),
         "the norm's eps": config.norm_eps,
         "the scale": [family.scores.scale(config, i) for i in layers],
         "the rotation": [_turns(model.rotations[i]) for i in layers],
         **{f"the {step.name}": [step.takes(config, i) for i in layers] for step in family.steps},
-        "biases": [config.get(flag) if isinstance(flag, str) else flag for flag in astuple(family.heads.bias)],
+        "biases": [
+            config.get(flag) if isinstance(flag, str) else flag
+            for flag in astuple(family.heads.bias)
+        ],
         "norms": (family.norms.before, family.scores.qk_norm),
     }
 
@@ -820,7 +1010,10 @@ def _turns(rotation: Any) -> Any:
     if rotation is None:
         return None
     values = {cell.name: getattr(rotation, cell.name) for cell in fields(rotation)}
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+    return {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
+    }
 
 
 def distinct(layers: Iterable[int], *models: Model) -> tuple[int, ...]:
@@ -834,16 +1027,24 @@ def distinct(layers: Iterable[int], *models: Model) -> tuple[int, ...]:
 BLOCK_VALUES = 4 << 20  # values of a tensor read at a time
 
 
-def overflow(model: Model, what: str, layer: int | None = None, *, anywhere: bool = False) -> CheckpointError:
-    """The error that `what` overflows, with the largest weight of the layer and embeddings, or of all tensors."""
+def overflow(
+    model: Model, what: str, layer: int | None = None, *, anywhere: bool = False
+) -> CheckpointError:
+    """The error that `what` overflows, with the largest weight of the layer and embeddings, or of
+    all tensors.
+    """
     near = model.embedding_tensors + (model.attention_tensors(layer) if layer is not None else [])
     value, name = largest_weight(model.checkpoint.values() if anywhere else near)
     problem = f"{what} overflows: its largest weight is {value:.3g}, in {name}"
-    return CheckpointError(f"{problem}; read that tensor again from its source", file=model.checkpoint.name)
+    return CheckpointError(
+        f"{problem}; read that tensor again from its source", file=model.checkpoint.name
+    )
 
 
 def largest_weight(tensors: Iterable[Tensor]) -> tuple[float, str]:
-    """The largest finite magnitude in these tensors, and the tensor's name; (0, "") if none holds weights."""
+    """The largest finite magnitude in these tensors, and the tensor's name; (0, "") if none holds
+    weights.
+    """
     largest = (0.0, "")
     for tensor in tensors:
         with suppress(CheckpointError):  # not weights

@@ -1,4 +1,6 @@
-"""What results depend on: tells a later run, or another machine, whether it would get the same results."""
+"""What results depend on: tells a later run, or another machine, whether it would get the same
+results.
+"""
 
 import hashlib
 import io
@@ -26,7 +28,11 @@ from weightscope.model.model import Model
 from weightscope.model.rows.stanzas import stanza_of
 
 LIBRARIES = ("numpy", "scipy")  # another version changes last digits
-DRAWN_WITH = ("matplotlib", "jinja2", "tokenizers")  # another version changes pages; tokenizers may be missing
+DRAWN_WITH = (
+    "matplotlib",
+    "jinja2",
+    "tokenizers",
+)  # another version changes pages; tokenizers may be missing
 PACKAGES = ("site-packages", "dist-packages", JOINED)
 FEW = 3  # files named in a message
 
@@ -44,17 +50,20 @@ class RunIdentity:
 
     @classmethod
     def of_model(cls, model: Model, **facts: Any) -> "RunIdentity":
-        """The identity of a run by all that numbers from a checkpoint depend on, and of a computation's own options.
+        """The identity of a run by all that numbers from a checkpoint depend on, and of a
+        computation's own options.
 
-        A local file is identified by name, size, time and content (of a large file samples, and its inode), a file on
-        the Hub by commit and etag.
-        """
+        A local file is identified by name, size, time and content (of a large file samples, and its
+        inode), a file on the Hub by commit and etag."""
         checkpoint, family = model.checkpoint, model.family
         return cls.of(
-            versions={"weightscope": weightscope.__version__} | {name: version(name) for name in LIBRARIES},
+            versions={"weightscope": weightscope.__version__}
+            | {name: version(name) for name in LIBRARIES},
             family=[family.name, family.tower, model.prefix + family.layer],
             row=row_identity(model),
-            config=_digest(json.dumps(dict(checkpoint.config), sort_keys=True, default=str).encode()),
+            config=_digest(
+                json.dumps(dict(checkpoint.config), sort_keys=True, default=str).encode()
+            ),
             files=[_identity(file, checkpoint.folder) for file in checkpoint.files],
             **facts,
         )
@@ -74,10 +83,18 @@ class RunIdentity:
         return RunIdentity.of(**self.facts, **facts)
 
     def of_pages(self, model: Model, tokenizer_at: Path, **facts: Any) -> "RunIdentity":
-        """The same with what pages also depend on: name, tokenizer (a folder or file) and drawing libraries."""
+        """The same with what pages also depend on: name, tokenizer (a folder or file) and drawing
+        libraries.
+        """
         elsewhere = {"tokenizer_at": model.tokenizer} if model.tokenizer != model.source else {}
         tokenizer = tokenizer_identity(tokenizer_at)
-        return self.also(name=model.name, tokenizer=tokenizer, drawn_with=_versions(DRAWN_WITH), **elsewhere, **facts)
+        return self.also(
+            name=model.name,
+            tokenizer=tokenizer,
+            drawn_with=_versions(DRAWN_WITH),
+            **elsewhere,
+            **facts,
+        )
 
     def refuse_other(self, on_this_worker: "RunIdentity", name: str) -> None:
         """Refuse, on a worker, a source that differs from the main machine's."""
@@ -87,9 +104,13 @@ class RunIdentity:
         for package, wanted in machine.get("versions", {}).items():
             installed = worker["versions"][package]
             if installed != wanted:
-                raise CheckpointError(f"a worker has {package} {installed}, the machine it works for has {wanted}")
+                raise CheckpointError(
+                    f"a worker has {package} {installed}, the machine it works for has {wanted}"
+                )
         differing = [key for key in machine if worker[key] != machine[key]]
-        on_worker, on_machine = (", ".join(_in_words(facts[key]) for key in differing) for facts in (worker, machine))
+        on_worker, on_machine = (
+            ", ".join(_in_words(facts[key]) for key in differing) for facts in (worker, machine)
+        )
         raise CheckpointError(
             f"is not the same on a worker ({on_worker}) as on the machine it works for ({on_machine}); "
             "workers read a shared file system, or one commit of the Hub (SOURCE@COMMIT)",
@@ -99,11 +120,21 @@ class RunIdentity:
 
 PLAIN = "biufcU"  # kinds of NumPy array: numbers and text, no objects
 DIGEST_BYTES = 32  # of SHA-256
-UNREADABLE = (CheckpointError, OSError, EOFError, ValueError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (
+    CheckpointError,
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def keep_arrays(path: Path, arrays: Mapping[str, np.ndarray], identity: bytes) -> None:
-    """Write an .npz followed by SHA-256 of the identity and it, which detects a flipped bit or a file of another run.
+    """Write an .npz followed by SHA-256 of the identity and it, which detects a flipped bit or a
+    file of another run.
 
     The file appears complete under its name or not at all.
     """
@@ -133,7 +164,9 @@ def arrays_of(answer: Any, what: str) -> dict[str, np.ndarray]:
         is_name = isinstance(name, str) and name.isidentifier()
         return is_name and isinstance(array, np.ndarray) and array.dtype.kind in PLAIN
 
-    if not (isinstance(answer, dict) and answer and all(is_plain(*item) for item in answer.items())):
+    if not (
+        isinstance(answer, dict) and answer and all(is_plain(*item) for item in answer.items())
+    ):
         raise unexpected(what, type(answer).__name__, "arrays by name")
     return answer
 
@@ -164,7 +197,9 @@ def file_identity(path: Path) -> dict[str, Any] | None:
 
 
 def weights_digest(model: Model) -> str:
-    """SHA-256 of a checkpoint's file, or of the lines of the files' digests. The Hub's etag may be a file's digest."""
+    """SHA-256 of a checkpoint's file, or of the lines of the files' digests. The Hub's etag may be
+    a file's digest.
+    """
     digests = [_digest_of(file) for file in model.checkpoint.files]
     return digests[0] if len(digests) == 1 else _digest("\n".join(digests).encode())
 
@@ -181,13 +216,17 @@ def tokenizer_identity(folder: Path) -> list[dict[str, Any]]:
 
 
 def _small_identity(path: Path) -> dict[str, Any]:
-    """Identity by content, or by size and time of a file too large for that, such as GGUF with its weights."""
+    """Identity by content, or by size and time of a file too large for that, such as GGUF with its
+    weights.
+    """
     large = path.stat().st_size > LARGEST_SMALL_FILE
     return (file_identity(path) if large else None) or content_identity(path)
 
 
 def _identity(file: Storage, folder: Path) -> dict[str, Any]:
-    """A file of an installed package is identified by content, since installation times differ between machines."""
+    """A file of an installed package is identified by content, since installation times differ
+    between machines.
+    """
     if folder == FOLDER or any(part in PACKAGES for part in folder.parts):
         return {"name": file.path.name, "size": file.size, "sha256": _digest_of(file)}
     return dict(file.identity)

@@ -13,7 +13,13 @@ from typing import Any
 
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import MAX_BYTES, read_small
-from weightscope.checkpoint.opening import EMBEDDED, at_revision, existing, open_checkpoint, resolved
+from weightscope.checkpoint.opening import (
+    EMBEDDED,
+    at_revision,
+    existing,
+    open_checkpoint,
+    resolved,
+)
 from weightscope.checkpoint.provenance import read_digests
 from weightscope.core.errors import CheckpointError, printable
 from weightscope.model.config.reading import stacks_of
@@ -40,7 +46,9 @@ class Source:
     families: str | None = None
     given: str = ""  # as the user wrote it
     digest: bool = False  # whether to read its files whole for their SHA-256
-    seen: RunIdentity | None = None  # of the checkpoint when it was first opened; None before `as_seen`
+    seen: RunIdentity | None = (
+        None  # of the checkpoint when it was first opened; None before `as_seen`
+    )
 
     @classmethod
     def named(cls, source: str, **options: Any) -> "Source":
@@ -62,7 +70,9 @@ class Source:
         return model
 
     def open_tensors(self) -> Model | TensorsOnly:
-        """The model, or its tensors alone where its heads are not read; see `model.open_tensors`."""
+        """The model, or its tensors alone where its heads are not read; see
+        `model.open_tensors`.
+        """
         opened = open_tensors(self.source, **{name: getattr(self, name) for name in HOW})
         self._as_asked(opened.checkpoint)
         return opened
@@ -76,7 +86,9 @@ class Source:
         return {name: replace(self, tower=name) for name in names}
 
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint as stored, whatever its family, without wrappers' segments; see `open_checkpoint`."""
+        """The checkpoint as stored, whatever its family, without wrappers' segments; see
+        `open_checkpoint`.
+        """
         checkpoint = unwrapped(open_checkpoint(self.source, self.revision))
         self._as_asked(checkpoint)
         return checkpoint
@@ -99,7 +111,9 @@ class Source:
 @lru_cache(maxsize=KEPT)
 def _kept(source: Source) -> Model:
     if source.seen and Path(source.source).is_absolute() and not Path(source.source).exists():
-        raise CheckpointError(f"{source.source} is not there on a worker; workers read a shared file system")
+        raise CheckpointError(
+            f"{source.source} is not there on a worker; workers read a shared file system"
+        )
     model = source.open()
     if source.seen is not None:
         source.seen.refuse_other(RunIdentity.of_model(model), model.checkpoint.name)
@@ -126,9 +140,13 @@ def read_list(path: Path) -> list[str]:
 def lines_of(path: Path) -> list[str]:
     """The lines of a list that are not empty, without comments."""
     if not os.path.lexists(path):
-        raise CheckpointError("there is no such list; a SOURCE in .txt is a file with one source per line", file=path)
+        raise CheckpointError(
+            "there is no such list; a SOURCE in .txt is a file with one source per line", file=path
+        )
     try:
-        lines = read_small(path, MAX_BYTES).decode("utf-8-sig").splitlines()  # editors on Windows write a mark first
+        lines = (
+            read_small(path, MAX_BYTES).decode("utf-8-sig").splitlines()
+        )  # editors on Windows write a mark first
     except UnicodeDecodeError as error:
         raise CheckpointError(f"cannot be read as a list of sources ({error})", file=path) from None
     sources = [source for line in lines if (source := re.sub(r"(^|\s)#.*", "", line).strip())]
@@ -138,14 +156,21 @@ def lines_of(path: Path) -> list[str]:
 
 
 def folder_names(sources: Sequence[str]) -> list[str]:
-    """A folder name per source: the last part of its path, with as many parts before it as make it unique."""
-    parts = [[part for part in re.split(r"[/\\]", source) if part not in ("", ".")] or ["root"] for source in sources]
+    """A folder name per source: the last part of its path, with as many parts before it as make it
+    unique.
+    """
+    parts = [
+        [part for part in re.split(r"[/\\]", source) if part not in ("", ".")] or ["root"]
+        for source in sources
+    ]
     lengths = [1] * len(sources)
     while True:
         names = [as_file_name("--".join(path[-n:])) for path, n in zip(parts, lengths, strict=True)]
         times = Counter(name.casefold() for name in names)  # some file systems ignore case
         clash = [times[name.casefold()] > 1 for name in names]
-        grown = [n + (c and n < len(path)) for c, path, n in zip(clash, parts, lengths, strict=True)]
+        grown = [
+            n + (c and n < len(path)) for c, path, n in zip(clash, parts, lengths, strict=True)
+        ]
         if grown == lengths:
             break
         lengths = grown
@@ -156,6 +181,8 @@ def folder_names(sources: Sequence[str]) -> list[str]:
 
 
 def as_file_name(text: str) -> str:
-    """A name that is not hidden, not too long, and has no special characters of a shell or file system."""
+    """A name that is not hidden, not too long, and has no special characters of a shell or file
+    system.
+    """
     name = re.sub(r"[^\w.@+=,-]", "_", text)[-150:].lstrip(".-") or "_"
     return f"{name}_" if name in RESERVED else name

@@ -1,4 +1,6 @@
-"""What stands out in a checkpoint: the kinds of findings with their severity, one `Finding`, and a list of findings."""
+"""What stands out in a checkpoint: the kinds of findings with their severity, one `Finding`, and a
+list of findings.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -18,7 +20,9 @@ MOST_OPEN = 12  # findings of a kind that a page shows without a click
 
 
 class Tried(NamedTuple):
-    """How often a kind of finding was right: in real checkpoints, the fault planted in each, and as they are."""
+    """How often a kind of finding was right: in real checkpoints, the fault planted in each, and as
+    they are.
+    """
 
     planted: int  # checkpoints
     found: int  # of the planted ones
@@ -54,7 +58,13 @@ _registered: dict[str, FindingKind] = {}
 
 
 def finding(
-    name: str, title: str, *, look_next: str, severity: str = "note", rank: int = LAST, tried: Tried | None = None
+    name: str,
+    title: str,
+    *,
+    look_next: str,
+    severity: str = "note",
+    rank: int = LAST,
+    tried: Tried | None = None,
 ) -> Callable[[Reporter], Reporter]:
     """Register a kind of finding above the function that reports it.
 
@@ -67,7 +77,8 @@ def finding(
     look_next : str
         What to look at next.
     severity : {"note", "warning", "error"}
-        An error is broken, a warning is rarely intended, a note is worth knowing and common in trained models.
+        An error is broken, a warning is rarely intended, a note is worth knowing and common in
+        trained models.
     rank : int
         Place among the kinds of its severity: the lowest first; kinds of one rank by name.
     tried : Tried, optional
@@ -139,8 +150,14 @@ class Finding:
 
     @property
     def heads(self) -> list[int]:
-        """The heads of its layer that it is about; empty for findings about a whole layer or something else."""
-        return [m.index for m in self.members if m.what == "head" and m.index is not None and m.layer is None]
+        """The heads of its layer that it is about; empty for findings about a whole layer or
+        something else.
+        """
+        return [
+            m.index
+            for m in self.members
+            if m.what == "head" and m.index is not None and m.layer is None
+        ]
 
     @property
     def where(self) -> str:
@@ -148,20 +165,29 @@ class Finding:
         parts = [] if self.layer is None else [f"layer {self.layer}"]
         heads = self.heads if self.head is None else [self.head]
         if heads:
-            listed = [member for member in self.members if member.what == "head" and member.layer is None]
+            listed = [
+                member for member in self.members if member.what == "head" and member.layer is None
+            ]
             named = [member for member in listed if member.name and member.index in heads]
-            roles = [member.name if len(heads) == 1 else f"{member.index}: {member.name}" for member in named]
+            roles = [
+                member.name if len(heads) == 1 else f"{member.index}: {member.name}"
+                for member in named
+            ]
             parts.append(indexed("head", heads) + (f" ({', '.join(roles)})" if roles else ""))
         return " ".join([*parts, *([self.map] if self.map else [])]) or "model"
 
     def __str__(self) -> str:
         known = f" [{self.known}]" if self.known else ""
-        return printable(f"{self.severity:7s}  {self.title:30s} {self.where:22s} {self.text}{known}")
+        return printable(
+            f"{self.severity:7s}  {self.title:30s} {self.where:22s} {self.text}{known}"
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in findings.json; NaN as null, infinities as text."""
         derived = ("severity", "title", "look_next", "items")
-        plain: dict[str, Any] = as_json(asdict(self) | {name: getattr(self, name) for name in derived})
+        plain: dict[str, Any] = as_json(
+            asdict(self) | {name: getattr(self, name) for name in derived}
+        )
         return plain
 
 
@@ -176,7 +202,9 @@ class Findings(list[Finding]):
 
     def __init__(self, findings: Iterable[Finding] = ()) -> None:
         def place(finding: Finding) -> tuple[Any, ...]:
-            layer, head = (inf if index is None else index for index in (finding.layer, finding.head))
+            layer, head = (
+                inf if index is None else index for index in (finding.layer, finding.head)
+            )
             return kind_of(finding.kind).place, layer, head
 
         super().__init__(sorted(findings, key=place))
@@ -191,11 +219,17 @@ class Findings(list[Finding]):
         rows = [(finding.severity, finding.title, finding.where, finding.text) for finding in self]
         return Table.of_rows(("severity", "finding", "where", "what"), rows)._repr_html_()
 
-    def html(self, buttons: bool = False, percentile: Callable[[Finding], str] = lambda finding: "") -> str:
-        """The findings by kind, for a page; `buttons` where it has a panel for heads, `percentile` of their numbers."""
+    def html(
+        self, buttons: bool = False, percentile: Callable[[Finding], str] = lambda finding: ""
+    ) -> str:
+        """The findings by kind, for a page; `buttons` where it has a panel for heads, `percentile`
+        of their numbers.
+        """
         kinds = [list(findings) for _, findings in groupby(self, key=lambda finding: finding.kind)]
         template = templates().get_template("findings.html")
-        return template.render(kinds=kinds, most_open=MOST_OPEN, buttons=buttons, percentile=percentile)
+        return template.render(
+            kinds=kinds, most_open=MOST_OPEN, buttons=buttons, percentile=percentile
+        )
 
     @property
     def kinds(self) -> Counter[str]:
@@ -241,8 +275,12 @@ class Findings(list[Finding]):
         return [finding.as_json() for finding in self]
 
     def that_fail(self, limits: Collection[str]) -> "Findings":
-        """The findings of a kind in `limits`, or at least as severe as a severity in it; known ones do not count."""
-        return Findings(finding for finding in self if not finding.known and fails(finding.kind, limits))
+        """The findings of a kind in `limits`, or at least as severe as a severity in it; known ones
+        do not count.
+        """
+        return Findings(
+            finding for finding in self if not finding.known and fails(finding.kind, limits)
+        )
 
 
 COLUMNS = (
@@ -252,21 +290,31 @@ COLUMNS = (
     Column("layer"),
     Column("head"),
     Column("map", meaning="qk or vo."),
-    Column("item", meaning="What this row is about: a head, a dimension, a token, a position, a tensor."),
+    Column(
+        "item",
+        meaning="What this row is about: a head, a dimension, a token, a position, a tensor.",
+    ),
     Column("index", meaning="Of the head, the dimension or the row."),
     Column("name", meaning="The token, the role or the tensor."),
     Column("measure", meaning="What the number is."),
     Column("number"),
     Column("usual", meaning="What it is in the rest of the checkpoint."),
     Column("text", meaning="The finding in a sentence."),
-    Column("known", meaning="Why it fails no gate: it is in the baseline, or accepted. Empty for any other."),
+    Column(
+        "known",
+        meaning="Why it fails no gate: it is in the baseline, or accepted. Empty for any other.",
+    ),
 )
 
 
 def fails(kind: str, limits: Collection[str]) -> bool:
-    """Whether `limits` name this kind, its severity or a milder one: a limit of warning includes errors."""
+    """Whether `limits` name this kind, its severity or a milder one: a limit of warning includes
+    errors.
+    """
     severity = kind_of(kind).severity
-    return kind in limits or any(limit in SEVERITIES[SEVERITIES.index(severity) :] for limit in limits)
+    return kind in limits or any(
+        limit in SEVERITIES[SEVERITIES.index(severity) :] for limit in limits
+    )
 
 
 def checked_limits(limits: Iterable[str]) -> tuple[str, ...]:
@@ -282,27 +330,44 @@ def checked_limits(limits: Iterable[str]) -> tuple[str, ...]:
 
 def of_head(layer: int, head: int, *, number: float, **about: Any) -> Finding:
     """A finding about one head of a layer."""
-    return Finding(layer=layer, head=head, number=number, members=(Member("head", head, number=number),), **about)
+    return Finding(
+        layer=layer,
+        head=head,
+        number=number,
+        members=(Member("head", head, number=number),),
+        **about,
+    )
 
 
 def heads_and_tensors(heads: Collection[int], tensors: Iterable[str] = ()) -> dict[str, Any]:
     """The `head` and `members` of a finding about some heads of its layer and some tensors."""
-    members = (*(Member("head", head) for head in heads), *(Member("tensor", None, name=name) for name in tensors))
+    members = (
+        *(Member("head", head) for head in heads),
+        *(Member("tensor", None, name=name) for name in tensors),
+    )
     return {"head": next(iter(heads)) if len(heads) == 1 else None, "members": members}
 
 
 def aggregated(findings: Iterable[Finding], n_heads: int) -> Iterator[Finding]:
-    """Findings of single heads; heads of one layer with the same fault become one finding that lists them."""
+    """Findings of single heads; heads of one layer with the same fault become one finding that
+    lists them.
+    """
     faults: dict[tuple[Any, ...], list[Finding]] = {}
     for finding in findings:
-        faults.setdefault((finding.kind, finding.layer, finding.map, finding.measure), []).append(finding)
+        faults.setdefault((finding.kind, finding.layer, finding.map, finding.measure), []).append(
+            finding
+        )
     for same_fault in faults.values():
         farthest = max(same_fault, key=lambda finding: (_distance(finding), finding.number))
         if len(same_fault) > 1:
             members = tuple(member for finding in same_fault for member in finding.members)
             heads = spans(member.index for member in members if member.index is not None)
-            which = f"{len(same_fault)} of {n_heads} heads ({heads}), the farthest head {farthest.head}"
-            farthest = replace(farthest, head=None, text=f"{which}: {farthest.text}", members=members)
+            which = (
+                f"{len(same_fault)} of {n_heads} heads ({heads}), the farthest head {farthest.head}"
+            )
+            farthest = replace(
+                farthest, head=None, text=f"{which}: {farthest.text}", members=members
+            )
         yield farthest
 
 

@@ -81,14 +81,18 @@ def load(folder: str | Path) -> "Written":
     kind = next((kind for name, kind in SIGNS.items() if name in files), None)
     if kind is None:
         problem = f"holds no results: {HIDDEN}/manifest.json lists none of a command that has ended"
-        raise CheckpointError(f"{problem}; copy the whole folder, hidden files included, or run the command again",
-                              file=folder)  # fmt: skip
+        raise CheckpointError(
+            f"{problem}; copy the whole folder, hidden files included, or run the command again",
+            file=folder,
+        )
     return Written(Path(folder), kind, files)
 
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """A result in its folder. Tables have the six significant digits of CSV files, arrays are as they were computed."""
+    """A result in its folder. Tables have the six significant digits of CSV files, arrays are as
+    they were computed.
+    """
 
     folder: Path
     kind: str  # the command: "audit", "compare" ...; "audits" for a list
@@ -104,8 +108,10 @@ class Written:
         """The table with one row per head."""
         name = next((name for name in HEADS if name in self.files), None)
         if name is None:
-            raise CheckpointError(f"`{self.kind}` wrote no table of heads; it wrote {', '.join(self.tables)}",
-                                  file=self.folder)  # fmt: skip
+            raise CheckpointError(
+                f"`{self.kind}` wrote no table of heads; it wrote {', '.join(self.tables)}",
+                file=self.folder,
+            )
         return self.tables[name]
 
     @cached_property
@@ -125,7 +131,10 @@ class Written:
     @cached_property
     def page(self) -> Mapping[str, Any]:
         """Every number of the page, as in report.json; empty of 0.1.0, which wrote none."""
-        name = next((name for name in ("report.json", "summary.json", "index.json") if name in self.files), None)
+        name = next(
+            (name for name in ("report.json", "summary.json", "index.json") if name in self.files),
+            None,
+        )
         page = {} if name is None else self.json(name)
         if not isinstance(page, dict):
             raise self._damaged(str(name), TypeError("not an object"))
@@ -161,7 +170,9 @@ class Written:
             with regular_file(path) as file, zipfile.ZipFile(file) as archive:
                 unpacked = sum(member.file_size for member in archive.infolist())
             if unpacked > LARGEST_ARRAYS:
-                raise CheckpointError(f"has {unpacked} bytes of arrays; at most {LARGEST_ARRAYS} are read", file=path)
+                raise CheckpointError(
+                    f"has {unpacked} bytes of arrays; at most {LARGEST_ARRAYS} are read", file=path
+                )
             with regular_file(path) as file, np.load(file, allow_pickle=False) as stored:
                 return dict(stored)
         except UNREADABLE as error:
@@ -182,7 +193,9 @@ class Written:
             problem = f"no such file was written by `{self.kind}`; it wrote {', '.join(map(printable, self.files))}"
             raise CheckpointError(problem, file=self.folder / name)
         if not OutputFolder(self.folder).recorded(name):
-            raise CheckpointError("is missing, or was changed since the command wrote it", file=self.folder / name)
+            raise CheckpointError(
+                "is missing, or was changed since the command wrote it", file=self.folder / name
+            )
         return self.folder / name
 
     def _content(self, name: str) -> bytes:
@@ -194,7 +207,9 @@ class Written:
         return content
 
     def _damaged(self, name: str, error: BaseException) -> CheckpointError:
-        problem = f"is not as weightscope writes it ({type(error).__name__}: {printable(error)[:100]})"
+        problem = (
+            f"is not as weightscope writes it ({type(error).__name__}: {printable(error)[:100]})"
+        )
         return CheckpointError(problem, file=self.folder / name)
 
     def __str__(self) -> str:
@@ -233,8 +248,13 @@ def _column(name: str, cells: Sequence[str]) -> Column:
         return Column(name, np.array([float(cell or "nan") for cell in cells]))
     if filled and set(cells) <= {"True", "False"}:
         return Column(name, [cell == "True" for cell in cells])
-    return Column(name, [cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA_STARTS) else cell
-                         for cell in cells])  # fmt: skip
+    return Column(
+        name,
+        [
+            cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA_STARTS) else cell
+            for cell in cells
+        ],
+    )
 
 
 def _number(value: Any) -> float:
@@ -246,8 +266,14 @@ def _index(value: Any) -> int | None:
 
 
 def _finding(entry: Any) -> Finding:
-    """A finding of findings.json; 0.1.0 had `items`, indices of heads, dimensions or rows, in place of members."""
-    members = entry["members"] if "members" in entry else [{"what": "", "index": index} for index in entry["items"]]
+    """A finding of findings.json; 0.1.0 had `items`, indices of heads, dimensions or rows, in place
+    of members.
+    """
+    members = (
+        entry["members"]
+        if "members" in entry
+        else [{"what": "", "index": index} for index in entry["items"]]
+    )
     return Finding(
         **{name: str(entry[name]) for name in ("kind", "measure", "text")},
         layer=_index(entry["layer"]),
@@ -258,9 +284,12 @@ def _finding(entry: Any) -> Finding:
         known=str(entry.get("known", "")),
         members=tuple(
             Member(
-                str(member["what"]), _index(member["index"]), _index(member.get("layer")), str(member.get("name", "")),
+                str(member["what"]),
+                _index(member["index"]),
+                _index(member.get("layer")),
+                str(member.get("name", "")),
                 None if member.get("number") is None else _number(member["number"]),
             )
             for member in members
         ),
-    )  # fmt: skip
+    )

@@ -1,4 +1,5 @@
-"""Runs a checkpoint's model once with PyTorch and hands on each layer's activations as plain arrays.
+"""Runs a checkpoint's model once with PyTorch and hands on each layer's activations as plain
+arrays.
 
 Only this package imports PyTorch and transformers, and only when a model is loaded.
 """

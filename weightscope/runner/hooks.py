@@ -1,4 +1,6 @@
-"""Where transformers' models compute attention: the blocks of each family, and the hooks that collect activations."""
+"""Where transformers' models compute attention: the blocks of each family, and the hooks that
+collect activations.
+"""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -11,33 +13,47 @@ from weightscope.model.rows.family import Family
 
 OTHER_TOWER = re.compile(r"vision")  # in module names of towers next to the language model
 
-# Is called with a layer's index, what enters it, its attention's weights and what attention adds to the stream; a
-# tensor that it returns replaces the last.
+# Is called with a layer's index, what enters it, its attention's weights and what attention adds to
+# the stream; a tensor that it returns replaces the last.
 Show = Callable[[int, Any, Any, Any], Any]
 
 
 def blocks_of(network: Any, model: Model) -> list[Any]:
-    """transformers' module of every layer; a module that several layers share (ALBERT) is repeated for each."""
+    """transformers' module of every layer; a module that several layers share (ALBERT) is repeated
+    for each.
+    """
     seen = model.family.tower == "vision"
-    modules = [(f".{name}.", m) for name, m in network.named_modules() if seen or not OTHER_TOWER.search(name)]
+    modules = [
+        (f".{name}.", m)
+        for name, m in network.named_modules()
+        if seen or not OTHER_TOWER.search(name)
+    ]
     for row in _rows(model.family):
-        names = [f".{row.stored_name(model.config, index)}" for index in range(model.config.n_layers)]
+        names = [
+            f".{row.stored_name(model.config, index)}" for index in range(model.config.n_layers)
+        ]
         blocks = [next((m for name, m in modules if name.endswith(layer)), None) for layer in names]
         if None not in blocks:
             return blocks
-    raise CheckpointError(f"transformers' {type(network).__name__} has no list of {model.config.n_layers} layers")
+    raise CheckpointError(
+        f"transformers' {type(network).__name__} has no list of {model.config.n_layers} layers"
+    )
 
 
 def tower_of(network: Any, model: Model) -> Any:
     """The tower that the family names, or all of the network."""
     tower = getattr(network, f"{model.family.tower}_model", None) if model.family.tower else network
     if tower is None:
-        raise CheckpointError(f"transformers' {type(network).__name__} has no {model.family.tower} tower to run alone")
+        raise CheckpointError(
+            f"transformers' {type(network).__name__} has no {model.family.tower} tower to run alone"
+        )
     return tower
 
 
 def _rows(family: Family) -> tuple[Family, ...]:
-    """The family's row as checkpoints have it, and as transformers' modules are called where that is another name."""
+    """The family's row as checkpoints have it, and as transformers' modules are called where that
+    is another name.
+    """
     return (family, family.but(**family.in_transformers)) if family.in_transformers else (family,)
 
 
@@ -49,7 +65,9 @@ def _output_module(block: Any, family: Family) -> Any:
 
 
 @contextmanager
-def watched(blocks: Sequence[Any], model: Model, layers: Collection[int], show: Show) -> Iterator[None]:
+def watched(
+    blocks: Sequence[Any], model: Model, layers: Collection[int], show: Show
+) -> Iterator[None]:
     """Within the block, a forward pass calls `show` for each of these layers."""
     with ExitStack() as stack:
         for block in {id(blocks[index]): blocks[index] for index in layers}.values():
@@ -84,7 +102,11 @@ class _Watch:
 
     def enter(self, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.layer, self.shown = next(self.calls, -1), False
-        self.x, self.attention, self.output = args[0] if args else kwargs["hidden_states"], None, None
+        self.x, self.attention, self.output = (
+            args[0] if args else kwargs["hidden_states"],
+            None,
+            None,
+        )
 
     def written(self, module: Any, args: Any, output: Any) -> Any:
         """What attention adds to the stream."""
@@ -98,8 +120,13 @@ class _Watch:
             return None
         self.attention = weights
         new = None if self.output is None else self._show()
-        # What the module returns may already hold the residual (BLOOM), so the difference is added to it.
-        return None if new is None else (returned[0] + (new - self.output).reshape(returned[0].shape), *returned[1:])
+        # What the module returns may already hold the residual (BLOOM), so the difference is added
+        # to it.
+        return (
+            None
+            if new is None
+            else (returned[0] + (new - self.output).reshape(returned[0].shape), *returned[1:])
+        )
 
     def leave(self, block: Any, args: Any, returned: Any) -> None:
         if not self.shown and self.layer in self.wanted:

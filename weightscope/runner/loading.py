@@ -29,25 +29,35 @@ def import_torch() -> Any:
             import torch
             import transformers
     except ImportError as error:
-        raise CheckpointError(f"running a model needs PyTorch and transformers: {INSTALL}") from error
+        raise CheckpointError(
+            f"running a model needs PyTorch and transformers: {INSTALL}"
+        ) from error
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return torch
 
 
 def torch_device(device: Device) -> str:
-    """PyTorch's name for the place of a device's arrays: `cuda` for a GPU, otherwise this machine's memory."""
+    """PyTorch's name for the place of a device's arrays: `cuda` for a GPU, otherwise this machine's
+    memory.
+    """
     if device.name != "cuda":
         return "cpu"
     torch = import_torch()
     if not torch.cuda.is_available():
-        raise CheckpointError(f"device cuda: PyTorch {torch.__version__} sees no CUDA device; install a build for CUDA")
-    torch.backends.cudnn.allow_tf32 = False  # products in full float32, as on this machine; elsewhere that is default
+        raise CheckpointError(
+            f"device cuda: PyTorch {torch.__version__} sees no CUDA device; install a build for CUDA"
+        )
+    torch.backends.cudnn.allow_tf32 = (
+        False  # products in full float32, as on this machine; elsewhere that is default
+    )
     return "cuda"
 
 
 def check_device(name: str) -> None:
-    """Make sure, before anything is read, that PyTorch is installed, that a device is there and PyTorch reaches it."""
+    """Make sure, before anything is read, that PyTorch is installed, that a device is there and
+    PyTorch reaches it.
+    """
     device = open_device(name)
     import_torch()
     torch_device(device)
@@ -73,8 +83,14 @@ def load_eager(model: Model, *, language: bool) -> Any:
         try:
             loaded, report = auto.from_pretrained(str(folder), **options, output_loading_info=True)
         except Exception as error:  # of whatever class: transformers has none of its own
-            raise CheckpointError(f"transformers cannot load it: {first_line(error)}", file=model.name) from error
-    missing = sorted(key for key in report["missing_keys"] if not key.removeprefix("model.").startswith(AFTERWARDS))
+            raise CheckpointError(
+                f"transformers cannot load it: {first_line(error)}", file=model.name
+            ) from error
+    missing = sorted(
+        key
+        for key in report["missing_keys"]
+        if not key.removeprefix("model.").startswith(AFTERWARDS)
+    )
     if missing:
         problem = f"lacks {len(missing)} parameters, '{missing[0]}' the first; a model with made-up ones is not run"
         raise CheckpointError(problem, file=model.name)
@@ -82,7 +98,9 @@ def load_eager(model: Model, *, language: bool) -> Any:
 
 
 def check_gguf(path: Path) -> None:
-    """Refuse a GGUF file that is broken, which the gguf package's reader may never come back from, or in parts."""
+    """Refuse a GGUF file that is broken, which the gguf package's reader may never come back from,
+    or in parts.
+    """
     parts = open_parts(path)
     if len(parts) > 1:
         problem = f"is one of {len(parts)} parts; transformers reads a GGUF file that is whole"
@@ -91,7 +109,8 @@ def check_gguf(path: Path) -> None:
 
 @contextmanager
 def _data(model: Model) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """A folder with links to the checkpoint's weights and its config without code, and how to load from it.
+    """A folder with links to the checkpoint's weights and its config without code, and how to load
+    from it.
 
     transformers does not see anything else in the checkpoint's folder (adapters, code, kernels).
     """
@@ -101,7 +120,9 @@ def _data(model: Model) -> Iterator[tuple[Path, dict[str, Any]]]:
     where = model.where
     if not isinstance(where, Path):
         where = downloaded(where)
-    if where.is_dir() and isinstance(model.checkpoint.files[0], GgufFile):  # the one of a folder, or its parts
+    if where.is_dir() and isinstance(
+        model.checkpoint.files[0], GgufFile
+    ):  # the one of a folder, or its parts
         where = Path(model.checkpoint.files[0].path)
     folder = where if where.is_dir() else where.parent
     with scratch_folder() as clean:

@@ -1,4 +1,6 @@
-"""Runs a model on sequences, shows each attention layer as arrays while it runs, and edits its output."""
+"""Runs a model on sequences, shows each attention layer as arrays while it runs, and edits its
+output.
+"""
 
 import inspect
 from collections import defaultdict
@@ -24,7 +26,9 @@ from weightscope.runner.loading import import_torch, load_eager, room_for, torch
 
 TOKENS_A_BATCH = 2048
 PROOF = 8  # tokens of a text on which it is tried whether a model can begin above its first layer
-LARGEST_ERROR = 1e-4  # relative, of sum_j alpha f(x_j) + b_O against what the model's own module returned
+LARGEST_ERROR = (
+    1e-4  # relative, of sum_j alpha f(x_j) + b_O against what the model's own module returned
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,10 +39,12 @@ class Activations(ShowsShapes):
     inputs: np.ndarray  # (b,) which of the sequences these are
     tokens: np.ndarray | None  # (b, n); None for images
     x: np.ndarray  # (b, n, d) float32: the residual stream that enters the layer
-    # (b, n_heads, n, n) float32: alpha; rows sum to less than 1 where the layer has learned sinks, and to no fixed sum
-    # where it has no softmax.
+    # (b, n_heads, n, n) float32: alpha; rows sum to less than 1 where the layer has learned sinks,
+    # and to no fixed sum where it has no softmax.
     attention: np.ndarray
-    output: np.ndarray  # (b, n, d) float32: what attention adds, the sum over heads and j of alpha f(x_j), plus b_O
+    output: (
+        np.ndarray
+    )  # (b, n, d) float32: what attention adds, the sum over heads and j of alpha f(x_j), plus b_O
 
     def each(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """x (n, d) and attention (n_heads, n, n) of one sequence after the other."""
@@ -67,7 +73,9 @@ class Batch(ShowsShapes):
 
 
 def batches(sequences: Sequence[np.ndarray], tokens_a_batch: int = TOKENS_A_BATCH) -> list[Batch]:
-    """Sequences of equal shape together, short ones first, so that no batch needs padding: sequences (n,)."""
+    """Sequences of equal shape together, short ones first, so that no batch needs padding:
+    sequences (n,).
+    """
     by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, sequence in enumerate(sequences):
         by_shape[np.shape(sequence)].append(index)
@@ -76,11 +84,15 @@ def batches(sequences: Sequence[np.ndarray], tokens_a_batch: int = TOKENS_A_BATC
         at_once = 8 if len(shape) == 3 else max(1, tokens_a_batch // max(1, shape[0]))
         for start in range(0, len(indices), at_once):
             chosen = indices[start : start + at_once]
-            batches.append(Batch(np.array(chosen), np.stack([sequences[index] for index in chosen])))
+            batches.append(
+                Batch(np.array(chosen), np.stack([sequences[index] for index in chosen]))
+            )
     return batches
 
 
-def open_runner(model: Model | str | Path, *, language: bool = False, device: str = "cpu") -> "Runner":
+def open_runner(
+    model: Model | str | Path, *, language: bool = False, device: str = "cpu"
+) -> "Runner":
     """Load a model for running.
 
     Parameters
@@ -90,12 +102,14 @@ def open_runner(model: Model | str | Path, *, language: bool = False, device: st
     language : bool
         With the head that predicts the next token, for `Runner.losses`.
     device : str
-        Where the model runs, and what is computed of its activations as far as it can be there; see `open_device`.
+        Where the model runs, and what is computed of its activations as far as it can be there; see
+        `open_device`.
 
     Raises
     ------
     CheckpointError
-        PyTorch is not installed, transformers cannot load the checkpoint whole, or the device is not there.
+        PyTorch is not installed, transformers cannot load the checkpoint whole, or the device is
+        not there.
 
     Examples
     --------
@@ -116,9 +130,9 @@ def open_runner(model: Model | str | Path, *, language: bool = False, device: st
 class Runner:
     """transformers' eager model and weightscope's layers of the same checkpoint.
 
-    Both are kept in float32: a model's parameters once, and its attention's parameters a second time. Beyond them a run
-    holds the activations of one layer for one batch. On a device the model is there, the second copy here,
-    and what an observer computes with there as well.
+    Both are kept in float32: a model's parameters once, and its attention's parameters a second
+    time. Beyond them a run holds the activations of one layer for one batch. On a device the model
+    is there, the second copy here, and what an observer computes with there as well.
 
     Parameters
     ----------
@@ -142,14 +156,16 @@ class Runner:
         layers: Sequence[int] | None = None,
         tokens_a_batch: int = TOKENS_A_BATCH,
     ) -> None:
-        """Show an observer every attention layer on every batch; the first batch is checked against the weights.
+        """Show an observer every attention layer on every batch; the first batch is checked against
+        the weights.
 
         Parameters
         ----------
         sequences : sequence of (n,) int arrays or of (channels, height, width) float arrays
             Tokens, or pixels as the model takes them.
         observer : callable
-            Called with the `Activations` of one layer and batch at a time, layers in order within a batch.
+            Called with the `Activations` of one layer and batch at a time, layers in order within a
+            batch.
         layers : sequence of int, optional
             Only these; the model is not run beyond the last one.
         tokens_a_batch : int
@@ -157,8 +173,8 @@ class Runner:
         Raises
         ------
         CheckpointError
-            A layer's output is not what its weights give: the layer is named. A text is empty or has a token that the
-            model does not know; or the model cannot take inputs of this size.
+            A layer's output is not what its weights give: the layer is named. A text is empty or
+            has a token that the model does not know; or the model cannot take inputs of this size.
         """
         self._check_texts(sequences)
         wanted = set(self.layers if layers is None else layers)
@@ -201,29 +217,39 @@ class Runner:
         wanted = set(self.layers if layers is None else layers) if observer else set()
         with _passes(len(sequences)) as bar:
             for batch in batches(sequences, tokens_a_batch):
-                logits = self._forward(batch, observer, wanted, stop=False).logits[:, :-1]  # (b, n - 1, vocab)
+                logits = self._forward(batch, observer, wanted, stop=False).logits[
+                    :, :-1
+                ]  # (b, n - 1, vocab)
                 following = torch.from_numpy(batch.arrays[:, 1:]).to(logits.device)
                 with room_for(f"the losses of {batch}", self.model):
-                    each = cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none")
+                    each = cross_entropy(
+                        logits.flatten(0, 1), following.flatten(), reduction="none"
+                    )
                 losses[batch.inputs] = each.view(following.shape).double().sum(dim=1).cpu().numpy()
                 bar.update(len(batch.inputs))
         return losses
 
     def _check_texts(self, sequences: Sequence[np.ndarray]) -> None:
-        """Check that each text has tokens, all in the vocabulary; a GPU would fail on others without a message."""
+        """Check that each text has tokens, all in the vocabulary; a GPU would fail on others
+        without a message.
+        """
         vocab = self.model.config.vocab_size
         for index, each in enumerate(map(np.asarray, sequences)):
             if each.ndim == 3:
                 continue
             problem = None
             if each.ndim != 1 or each.dtype.kind not in "iu" or not len(each):
-                problem = f"{each.dtype} of shape {each.shape}; texts are whole numbers of shape (n,)"
+                problem = (
+                    f"{each.dtype} of shape {each.shape}; texts are whole numbers of shape (n,)"
+                )
             elif (token := outside(each, vocab or None)) is not None:
                 problem = f"token {token}; the vocabulary has {vocab}"
             if problem:
                 raise CheckpointError(f"text {index} has {problem}", file=self.model.name)
 
-    def _forward(self, batch: Batch, observer: Observer | None, layers: Collection[int], *, stop: bool) -> Any:
+    def _forward(
+        self, batch: Batch, observer: Observer | None, layers: Collection[int], *, stop: bool
+    ) -> Any:
         """What the model returns; None if it is stopped after the last of `layers`."""
         torch = import_torch()
         arrays = torch.from_numpy(np.ascontiguousarray(batch.arrays)).to(torch_device(self.device))
@@ -231,7 +257,9 @@ class Runner:
         accepted = inspect.signature(self.network.forward).parameters
         if "use_cache" in accepted:
             given["use_cache"] = False
-        if "output_attentions" in accepted:  # some modules (DeBERTa's, MPNet's) return weights only when told to
+        if (
+            "output_attentions" in accepted
+        ):  # some modules (DeBERTa's, MPNet's) return weights only when told to
             given["output_attentions"] = True
         last = max(layers, default=None) if stop else None
         see = observer or (lambda seen: None)
@@ -261,23 +289,34 @@ class Runner:
                 if error in ours:
                     raise
                 shape = batch.arrays.shape[1:]
-                problem = f"transformers cannot run it on an input of shape {shape}: {first_line(error)}"
+                problem = (
+                    f"transformers cannot run it on an input of shape {shape}: {first_line(error)}"
+                )
                 raise CheckpointError(problem, file=self.model.name) from error
-        if layers and observer and not seen_any:  # SqueezeBERT's encoder calls its layers' forward past their hooks
-            raise CheckpointError("transformers runs its layers where they cannot be watched", file=self.model.name)
+        if (
+            layers and observer and not seen_any
+        ):  # SqueezeBERT's encoder calls its layers' forward past their hooks
+            raise CheckpointError(
+                "transformers runs its layers where they cannot be watched", file=self.model.name
+            )
         return returned
 
-    def _shown(self, batch: Batch, observer: Observer, index: int, x: Any, attention: Any, output: Any) -> Any:
+    def _shown(
+        self, batch: Batch, observer: Observer, index: int, x: Any, attention: Any, output: Any
+    ) -> Any:
         """Check and show one layer; the tensor that replaces the output, or None."""
         x = x.cpu().numpy()
         output = output.cpu().numpy().reshape(x.shape)
-        seen = Activations(self.layers[index], batch.inputs, batch.tokens, x, attention.cpu().numpy(), output)
+        seen = Activations(
+            self.layers[index], batch.inputs, batch.tokens, x, attention.cpu().numpy(), output
+        )
         self.check(seen)
         new = observer(seen)
         return None if new is None else import_torch().from_numpy(np.asarray(new, np.float32))
 
     def check(self, seen: Activations) -> None:
-        """Compare the output of the model's own module with the output of weightscope's folded weights, once per layer.
+        """Compare the output of the model's own module with the output of weightscope's folded
+        weights, once per layer.
 
         Raises
         ------
@@ -287,22 +326,29 @@ class Runner:
         index = seen.layer.index
         if index in self._checked:
             return
-        expected = seen.layer.output(seen.attention[0].astype(np.float64), seen.x[0].astype(np.float64))
-        error = np.linalg.norm(seen.output[0] - expected) / max(float(np.linalg.norm(expected)), 1e-30)
+        expected = seen.layer.output(
+            seen.attention[0].astype(np.float64), seen.x[0].astype(np.float64)
+        )
+        error = np.linalg.norm(seen.output[0] - expected) / max(
+            float(np.linalg.norm(expected)), 1e-30
+        )
         if not np.isfinite(error):
             raise overflow(self.model, f"attention's output in layer {index}", anywhere=True)
         if not error < LARGEST_ERROR:
-            mismatch = (
-                f"layer {index}: attention's output differs from what its weights give by {error:.1e} of its size"
+            mismatch = f"layer {index}: attention's output differs from what its weights give by {error:.1e} of its size"
+            raise CheckpointError(
+                f"{mismatch}; rounding explains no more than {LARGEST_ERROR:g}",
+                file=self.model.name,
             )
-            raise CheckpointError(f"{mismatch}; rounding explains no more than {LARGEST_ERROR:g}", file=self.model.name)
         if seen.attention.shape[-1] > 1:  # with a single token, alpha is 1 in every head
             self._checked.add(index)
 
 
 @contextmanager
 def _passes(n: int) -> Iterator[Any]:
-    """A progress bar, and one BLAS thread for NumPy: more would compete with PyTorch's threads for the cores."""
+    """A progress bar, and one BLAS thread for NumPy: more would compete with PyTorch's threads for
+    the cores.
+    """
     with one_blas_thread(), bar(what="forward passes", unit="sequence", total=n) as done:
         yield done
 
@@ -321,15 +367,18 @@ class Intervention(NamedTuple):
     observer: Observer  # Shown these layers; an array that it returns replaces attention's output
 
 
-def losses_under(runner: Runner, texts: Sequence[np.ndarray], interventions: Sequence[Intervention]) -> np.ndarray:
+def losses_under(
+    runner: Runner, texts: Sequence[np.ndarray], interventions: Sequence[Intervention]
+) -> np.ndarray:
     """`Runner.losses` of the model as it is and under each intervention: texts (n,).
 
-    Layers below the first changed one are unaffected, so they run once per text. If layers pass each other more than
-    their return values, all of them run every time.
-    """
+    Layers below the first changed one are unaffected, so they run once per text. If layers pass
+    each other more than their return values, all of them run every time."""
     losses = np.zeros((1 + len(interventions), len(texts)))
     firsts = {min(each.layers) for each in interventions}
-    begins = {first: first if _can_begin_at(runner, first, texts[0][:PROOF]) else 0 for first in firsts}
+    begins = {
+        first: first if _can_begin_at(runner, first, texts[0][:PROOF]) else 0 for first in firsts
+    }
     with bar(what="interventions", unit="run", total=losses.size) as done:
         for place, text in enumerate(texts):
             with _kept(runner, firsts) as entering:
@@ -343,7 +392,9 @@ def losses_under(runner: Runner, texts: Sequence[np.ndarray], interventions: Seq
 
 
 def _can_begin_at(runner: Runner, layer: int, text: np.ndarray) -> bool:
-    """Whether a run that begins at a layer gives the same result as a full run; not if blocks are shared across it."""
+    """Whether a run that begins at a layer gives the same result as a full run; not if blocks are
+    shared across it.
+    """
     if layer == 0:
         return True  # a full run
     if not set(runner.blocks[:layer]).isdisjoint(runner.blocks[layer:]):
@@ -363,7 +414,9 @@ def _kept(runner: Runner, layers: Collection[int]) -> Iterator[dict[int, Any]]:
     entering: dict[int, Any] = {}
 
     def keep(layer: int) -> Any:
-        return runner.blocks[layer - 1].register_forward_hook(lambda block, args, made: entering.update({layer: made}))
+        return runner.blocks[layer - 1].register_forward_hook(
+            lambda block, args, made: entering.update({layer: made})
+        )
 
     handles = [keep(layer) for layer in layers if layer]
     try:
@@ -375,7 +428,9 @@ def _kept(runner: Runner, layers: Collection[int]) -> Iterator[dict[int, Any]]:
 
 @contextmanager
 def _begun_at(runner: Runner, layer: int, entering: dict[int, Any]) -> Iterator[None]:
-    """Within the block, layers below this one compute nothing and return what the last of them returned before."""
+    """Within the block, layers below this one compute nothing and return what the last of them
+    returned before.
+    """
     skipped = set(runner.blocks[:layer])
     for block in skipped:
         block.forward = lambda *args, **kwargs: entering[layer]

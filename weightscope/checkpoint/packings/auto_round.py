@@ -1,4 +1,6 @@
-"""AutoRound: GPTQ's or AWQ's order, codes of 2 to 8 bits in one stream, and no g_idx where the groups are in order."""
+"""AutoRound: GPTQ's or AWQ's order, codes of 2 to 8 bits in one stream, and no g_idx where the
+groups are in order.
+"""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -12,7 +14,12 @@ from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, pa
 from weightscope.core.errors import CheckpointError
 
 # How much the stored zero is below the one that is meant, by packing_format; None: AWQ's order.
-ZERO_OFFSETS = {"auto_round:auto_gptq": 1, "auto_round": 0, "auto_round:gptqmodel": 0, "auto_round:auto_awq": None}
+ZERO_OFFSETS = {
+    "auto_round:auto_gptq": 1,
+    "auto_round": 0,
+    "auto_round:gptqmodel": 0,
+    "auto_round:auto_awq": None,
+}
 BITS = range(2, 9)
 ROWS = 256  # unpacked at a time, so that only the result has the result's size
 
@@ -25,22 +32,30 @@ def check(settings: Config) -> None:
         raise CheckpointError(f"{problem}; read are {', '.join(ZERO_OFFSETS)}", file=settings.file)
 
 
-def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config) -> DequantisedTensor | None:
+def find(
+    tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config
+) -> DequantisedTensor | None:
     """The weight of this tensor, if it is a `qweight`."""
     if not tensor.name.endswith(".qweight"):
         return None
     module = tensor.name.removesuffix(".qweight")
     layers = settings.get("extra_config")
     layer = layers.get(module) if isinstance(layers, dict) else None
-    size = (layer if isinstance(layer, dict) else {}).get("group_size") or settings.get("group_size")
+    size = (layer if isinstance(layer, dict) else {}).get("group_size") or settings.get(
+        "group_size"
+    )
     offset = ZERO_OFFSETS[settings["packing_format"]]
     by_key = {"qweight": tensor, **parts_of(module, stored, "qzeros", "scales", "g_idx")}
     kind = AutoRoundAwqTensor if offset is None else AutoRoundTensor
-    return kind(f"{module}.weight", by_key, Config({"group_size": size, "offset": offset}, settings.file))
+    return kind(
+        f"{module}.weight", by_key, Config({"group_size": size, "offset": offset}, settings.file)
+    )
 
 
 def _codes(words: np.ndarray, bits: int) -> np.ndarray:
-    """A row's codes, lowest bits first: (rows, words) of 32 bits -> (rows, words * 32 / bits), as float32."""
+    """A row's codes, lowest bits first: (rows, words) of 32 bits -> (rows, words * 32 / bits), as
+    float32.
+    """
     packed = np.ascontiguousarray(words).view(np.uint8).reshape(-1)
     return unpacked(packed, np.arange(1 << bits, dtype=np.float32)).reshape(len(words), -1)
 
@@ -56,7 +71,9 @@ class AutoRoundTensor(GroupedTensor):
 
     @property
     def dtype(self) -> str:
-        return f"AutoRound int{self.bits}" if {"qzeros", "scales"} <= {*self.by_key} else "AutoRound"
+        return (
+            f"AutoRound int{self.bits}" if {"qzeros", "scales"} <= {*self.by_key} else "AutoRound"
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,7 +95,9 @@ class AutoRoundTensor(GroupedTensor):
     def check(self) -> None:
         outputs, inputs, n_groups = self.sizes()
         words = self.by_key["qweight"].shape
-        if (words[0] * 32, words[1]) != (inputs * self.bits, outputs) or self.by_key["qzeros"].shape[0] != n_groups:
+        if (words[0] * 32, words[1]) != (inputs * self.bits, outputs) or self.by_key[
+            "qzeros"
+        ].shape[0] != n_groups:
             self.misshapen()
         if inputs % 32:
             raise self.refuse(f"has {inputs} inputs; AutoRound packs 32 of them at a time")
@@ -91,7 +110,9 @@ class AutoRoundTensor(GroupedTensor):
         w = np.empty(self.shape, np.float32)
         for start in range(0, len(w), ROWS):
             rows = slice(start, start + ROWS)
-            w[rows] = (_codes(words[:, rows].T, self.bits) - zeros[rows][:, groups]) * scales[rows][:, groups]
+            w[rows] = (_codes(words[:, rows].T, self.bits) - zeros[rows][:, groups]) * scales[rows][
+                :, groups
+            ]
         return w
 
 
@@ -105,7 +126,11 @@ class AutoRoundAwqTensor(AutoRoundTensor):
 
     def check(self) -> None:
         outputs, _, n_groups = self.sizes()
-        if self.by_key["scales"].shape[1] != outputs or self.by_key["qzeros"].shape[0] != n_groups or outputs % 8:
+        if (
+            self.by_key["scales"].shape[1] != outputs
+            or self.by_key["qzeros"].shape[0] != n_groups
+            or outputs % 8
+        ):
             self.misshapen()
         self.check_groups()
 

@@ -14,22 +14,32 @@ DIVIDES, MULTIPLIES = "bitlinear", "autobitlinear"  # linear_class: what each do
 
 
 def check(settings: Config) -> None:
-    """Refuse weights that are made ternary as the model runs, and so are not those that are stored."""
+    """Refuse weights that are made ternary as the model runs, and so are not those that are
+    stored.
+    """
     kind, mode = _kind(settings), settings.get("quantization_mode") or "offline"
     if kind not in (DIVIDES, MULTIPLIES) or (kind == MULTIPLIES and mode != "offline"):
         problem = f"says BitNet of class '{str(kind)[:40]}' and mode '{str(mode)[:40]}'"
-        raise CheckpointError(f"{problem}; read are packed weights, of mode 'offline'", file=settings.file)
+        raise CheckpointError(
+            f"{problem}; read are packed weights, of mode 'offline'", file=settings.file
+        )
 
 
 def _kind(settings: Config) -> str:
     return settings.get("linear_class") or DIVIDES
 
 
-def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config) -> DequantisedTensor | None:
+def find(
+    tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config
+) -> DequantisedTensor | None:
     """The weight of this tensor, if it is packed."""
     if tensor.dtype != "U8" or not tensor.name.endswith(".weight"):
         return None
-    return BitNetTensor(tensor.name, {"weight": tensor, **parts_of(tensor.name, stored, "scale", joint="_")}, settings)
+    return BitNetTensor(
+        tensor.name,
+        {"weight": tensor, **parts_of(tensor.name, stored, "scale", joint="_")},
+        settings,
+    )
 
 
 class BitNetTensor(DequantisedTensor):
@@ -55,7 +65,15 @@ class BitNetTensor(DequantisedTensor):
         packed, scale = self.by_key["weight"].raw(), self.by_key["scale"].read().reshape(())
         if (packed & packed >> 1 & 0b01010101).any():
             raise self.refuse("holds codes of 3; BitNet's are 0, 1 and 2")
-        w = np.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)]).astype(np.float32).reshape(self.shape)
+        w = (
+            np.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)])
+            .astype(np.float32)
+            .reshape(self.shape)
+        )
         w -= 1
         with np.errstate(divide="ignore"):  # by a hostile scale of 0; the caller checks the result
-            return np.multiply(w, scale, out=w) if _kind(self.settings) == MULTIPLIES else np.divide(w, scale, out=w)
+            return (
+                np.multiply(w, scale, out=w)
+                if _kind(self.settings) == MULTIPLIES
+                else np.divide(w, scale, out=w)
+            )

@@ -9,7 +9,9 @@ from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.checkpoint.packings.scaled import decode_exponents, decode_fp8
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-E2M3 = np.array([k / 8 for k in range(8)] + [(1 + k / 8) * 2**e for e in range(3) for k in range(8)], np.float32)
+E2M3 = np.array(
+    [k / 8 for k in range(8)] + [(1 + k / 8) * 2**e for e in range(3) for k in range(8)], np.float32
+)
 MX_BLOCK, NV_BLOCK = 32, 16  # values that share a scale (OCP Microscaling; NVIDIA's NVFP4)
 SIGNED = tuple(sorted({*map(float, E2M1), *map(float, -E2M1)}))
 FP4_GRID = (0xFF, 0x77, SIGNED)  # of -6 and 6, two in a byte
@@ -30,7 +32,9 @@ def decode_fp4(packed: np.ndarray) -> np.ndarray:
 
 
 def decode_fp6(packed: np.ndarray) -> np.ndarray:
-    """Three bytes of four E2M3 values, the first in the lowest bits, as float32: packed (rows, 3 n) -> (rows, 4 n)."""
+    """Three bytes of four E2M3 values, the first in the lowest bits, as float32: packed (rows, 3 n)
+    -> (rows, 4 n).
+    """
     low, middle, high = (packed[:, i::3].astype(np.uint32) for i in range(3))
     words = low | middle << 8 | high << 16
     codes = words[:, :, None] >> np.array([0, 6, 12, 18], np.uint32) & 63  # (rows, n, 4)
@@ -38,7 +42,9 @@ def decode_fp6(packed: np.ndarray) -> np.ndarray:
 
 
 class Fp4Tensor(DequantisedTensor):
-    """NVFP4: code * (scale / weight_global_scale), or ModelOpt's code * (scale * weight_scale_2); MX: powers of two."""
+    """NVFP4: code * (scale / weight_global_scale), or ModelOpt's code * (scale * weight_scale_2);
+    MX: powers of two.
+    """
 
     @property
     def is_mx(self) -> bool:
@@ -51,7 +57,9 @@ class Fp4Tensor(DequantisedTensor):
 
     @property
     def bits(self) -> int:
-        """Four, or six where the packed row has three bytes for each four values of the scales' blocks."""
+        """Four, or six where the packed row has three bytes for each four values of the scales'
+        blocks.
+        """
         packed, scale = self.by_key["weight"].shape[-1:], self.by_key["scale"].shape[-1:]
         return 6 if packed and scale and packed[0] == scale[0] * MX_BLOCK * 6 // 8 else 4
 
@@ -65,7 +73,9 @@ class Fp4Tensor(DequantisedTensor):
 
     def check(self) -> None:
         if "scale" not in self.by_key:
-            raise self.refuse("is packed in bytes and has no weight_scale; NVFP4 and MXFP4 need one")
+            raise self.refuse(
+                "is packed in bytes and has no weight_scale; NVFP4 and MXFP4 need one"
+            )
         self.part("weight", ("U8",), 2)
         scale = self.part("scale", ("U8", "F8_E8M0", "F8_E4M3"), 2)
         outputs, inputs = self.shape

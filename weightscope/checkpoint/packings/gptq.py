@@ -8,26 +8,39 @@ import numpy as np
 
 from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of, unpack_columns
+from weightscope.checkpoint.packings.packed import (
+    FLOATS,
+    DequantisedTensor,
+    parts_of,
+    unpack_columns,
+)
 
 GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
-# Order of the eight columns in a word of AWQ: nibble i holds column AWQ_ORDER[i] (AutoAWQ, packing_utils.py).
+# Order of the eight columns in a word of AWQ: nibble i holds column AWQ_ORDER[i] (AutoAWQ,
+# packing_utils.py).
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 CHUNK = 1024  # rows unpacked at a time, so that only the result has the result's size
 
 
-def find_gptq(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config) -> DequantisedTensor | None:
+def find_gptq(
+    tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config
+) -> DequantisedTensor | None:
     """The weight of this tensor, if it is a `qweight`."""
     return _found(GptqTensor, tensor, stored, settings)
 
 
-def find_awq(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config) -> DequantisedTensor | None:
+def find_awq(
+    tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config
+) -> DequantisedTensor | None:
     """The weight of this tensor, if it is a `qweight`."""
     return _found(AwqTensor, tensor, stored, settings)
 
 
 def _found(
-    kind: type[DequantisedTensor], tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config
+    kind: type[DequantisedTensor],
+    tensor: StoredTensor,
+    stored: Mapping[str, StoredTensor],
+    settings: Config,
 ) -> DequantisedTensor | None:
     if not tensor.name.endswith(".qweight"):
         return None
@@ -37,13 +50,21 @@ def _found(
 
 
 def gptq(
-    qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray, groups: np.ndarray, bits: int, zero_offset: int
+    qweight: np.ndarray,
+    qzeros: np.ndarray,
+    scales: np.ndarray,
+    groups: np.ndarray,
+    bits: int,
+    zero_offset: int,
 ) -> np.ndarray:
-    """GPTQ: scale[g(k)] * (q[k] - zero[g(k)]), words of q along k (AutoGPTQ, qlinear_cuda_old.py) -> (out, in).
+    """GPTQ: scale[g(k)] * (q[k] - zero[g(k)]), words of q along k (AutoGPTQ, qlinear_cuda_old.py)
+    -> (out, in).
 
-    qweight (in * bits / 32, out), qzeros (n_groups, out * bits / 32), scales (n_groups, out), groups (in,).
-    """
-    zeros = (unpack_columns(qzeros, bits) + np.uint8(zero_offset) & np.uint8(2**bits - 1)).astype(np.float32)
+    qweight (in * bits / 32, out), qzeros (n_groups, out * bits / 32), scales (n_groups, out),
+    groups (in,)."""
+    zeros = (unpack_columns(qzeros, bits) + np.uint8(zero_offset) & np.uint8(2**bits - 1)).astype(
+        np.float32
+    )
     w = np.empty((len(groups), scales.shape[1]), np.float32)  # (in, out)
     per_word = 32 // bits
     for start in range(0, len(qweight), CHUNK // per_word):
@@ -55,14 +76,19 @@ def gptq(
 
 
 def awq(qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """AWQ, "gemm": scale[g(k)] * (q[k] - zero[g(k)]), four bits, words of q along the outputs -> (out, in).
+    """AWQ, "gemm": scale[g(k)] * (q[k] - zero[g(k)]), four bits, words of q along the outputs ->
+    (out, in).
 
     qweight (in, out / 8), qzeros (n_groups, out / 8), scales (n_groups, out).
     """
     in_order = np.argsort(AWQ_ORDER)
 
     def unpack(packed: np.ndarray) -> np.ndarray:
-        return unpack_columns(packed, 4).reshape(len(packed), -1, 8)[:, :, in_order].reshape(len(packed), -1)
+        return (
+            unpack_columns(packed, 4)
+            .reshape(len(packed), -1, 8)[:, :, in_order]
+            .reshape(len(packed), -1)
+        )
 
     zeros = unpack(qzeros).astype(np.float32)
     size = len(qweight) // len(scales)
@@ -74,7 +100,9 @@ def awq(qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray) -> np.ndarr
 
 
 class GroupedTensor(DequantisedTensor):
-    """Integers with a scale and a zero per group of inputs, which g_idx names or which follow each other."""
+    """Integers with a scale and a zero per group of inputs, which g_idx names or which follow each
+    other.
+    """
 
     def check_groups(self) -> None:
         """Refuse inputs whose groups are not known."""
@@ -83,7 +111,10 @@ class GroupedTensor(DequantisedTensor):
             if self.part("g_idx", ("I32",), 1).shape != (inputs,):
                 self.misshapen()
         elif not n_groups or -(-inputs // self.group_size) != n_groups:
-            counts, stated = f"has {n_groups} groups for {inputs} inputs", str(self.settings.get("group_size"))
+            counts, stated = (
+                f"has {n_groups} groups for {inputs} inputs",
+                str(self.settings.get("group_size")),
+            )
             raise self.refuse(f"{counts}, and config.json says {stated[:40]} inputs in a group")
 
     @property
@@ -91,7 +122,9 @@ class GroupedTensor(DequantisedTensor):
         """Inputs that share a scale."""
         inputs, size = max(self.shape[1], 1), self.settings.get("group_size")
         if type(size) is not int or not (size == -1 or size > 0):
-            raise self.refuse(f"is in groups of {str(size)[:40]}, says config.json; a whole number was expected")
+            raise self.refuse(
+                f"is in groups of {str(size)[:40]}, says config.json; a whole number was expected"
+            )
         return size if 0 < size < inputs else inputs
 
     def groups(self) -> np.ndarray:
@@ -101,7 +134,9 @@ class GroupedTensor(DequantisedTensor):
             return np.arange(inputs) // self.group_size
         groups = self.by_key["g_idx"].raw().view("<i4")
         if inputs and not 0 <= groups.min() <= groups.max() < n_groups:
-            raise self.refuse(f"has a g_idx from {groups.min()} to {groups.max()}; there are {n_groups} groups")
+            raise self.refuse(
+                f"has a g_idx from {groups.min()} to {groups.max()}; there are {n_groups} groups"
+            )
         return groups
 
     @property
@@ -144,12 +179,18 @@ class GptqTensor(GroupedTensor):
         zeros, scales = self.part("qzeros", ("I32",), 2).shape, self.part("scales", FLOATS, 2).shape
         outputs, inputs = self.shape
         n_groups = scales[0]
-        if zeros != (n_groups, outputs * self.bits // 32) or scales[1] != outputs or words[1] * self.bits % 32:
+        if (
+            zeros != (n_groups, outputs * self.bits // 32)
+            or scales[1] != outputs
+            or words[1] * self.bits % 32
+        ):
             self.misshapen()
         if not 0 < n_groups <= max(inputs, 1):
             self.misshapen()
         if "g_idx" not in self.by_key and self.settings.get("desc_act"):
-            raise self.refuse("has no g_idx, and config.json says desc_act: the groups of its inputs are unknown")
+            raise self.refuse(
+                "has no g_idx, and config.json says desc_act: the groups of its inputs are unknown"
+            )
         if inputs or "g_idx" in self.by_key:
             self.check_groups()
 
@@ -167,7 +208,9 @@ class GptqTensor(GroupedTensor):
 
 
 class AwqTensor(DequantisedTensor):
-    """AWQ: integers packed along the outputs in AWQ_ORDER; a scale and a zero per group and output."""
+    """AWQ: integers packed along the outputs in AWQ_ORDER; a scale and a zero per group and
+    output.
+    """
 
     dtype = "AWQ int4"  # type: ignore[assignment]
 
@@ -179,10 +222,20 @@ class AwqTensor(DequantisedTensor):
     def check(self) -> None:
         bits, version = self.settings.get("bits", 4), self.settings.get("version", "gemm")
         if bits != 4 or str(version).lower() != "gemm":
-            raise self.refuse(f"is AWQ of {str(bits)[:20]} bits in version '{str(version)[:40]}'; read is gemm of 4")
-        words, zeros = self.part("qweight", ("I32",), 2).shape, self.part("qzeros", ("I32",), 2).shape
+            raise self.refuse(
+                f"is AWQ of {str(bits)[:20]} bits in version '{str(version)[:40]}'; read is gemm of 4"
+            )
+        words, zeros = (
+            self.part("qweight", ("I32",), 2).shape,
+            self.part("qzeros", ("I32",), 2).shape,
+        )
         n_groups, outputs = self.part("scales", FLOATS, 2).shape
-        if zeros != (n_groups, words[1]) or outputs != words[1] * 8 or not n_groups or words[0] % n_groups:
+        if (
+            zeros != (n_groups, words[1])
+            or outputs != words[1] * 8
+            or not n_groups
+            or words[0] % n_groups
+        ):
             self.misshapen()
 
     def codes(self) -> tuple[int, int, int]:

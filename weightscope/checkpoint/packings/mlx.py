@@ -1,7 +1,9 @@
-"""Weights that MLX quantised: `weight` of packed 32-bit words, `scales`, and `biases` or `global_scale`.
+"""Weights that MLX quantised: `weight` of packed 32-bit words, `scales`, and `biases` or
+`global_scale`.
 
-A row is a stream of codes of equal width, lowest bits first; `group_size` codes share a scale. config.json has the
-settings under `quantization`: of all modules, and by a module's name of those that differ.
+A row is a stream of codes of equal width, lowest bits first; `group_size` codes share a scale.
+config.json has the settings under `quantization`: of all modules, and by a module's name of those
+that differ.
 
 | mode | a weight is | scales |
 | --- | --- | --- |
@@ -68,7 +70,9 @@ def check_modules(stored: Mapping[str, StoredTensor], settings: Config) -> None:
     """Refuse settings of a module that no file has: the bits of another may be wrong."""
     for module in settings:
         if isinstance(settings[module], dict) and f"{module}.weight" not in stored:
-            problem = f"'{KEY}' has settings of {module[:100]}, and no file has {module[:100]}.weight"
+            problem = (
+                f"'{KEY}' has settings of {module[:100]}, and no file has {module[:100]}.weight"
+            )
             raise CheckpointError(problem, file=settings.file)
 
 
@@ -77,15 +81,24 @@ def packing_of(given: Config, what: str) -> Packing:
     bits, group_size, name = given.get("bits"), given.get("group_size"), given.get("mode", "affine")
     mode = MODES.get(name) if isinstance(name, str) else None
     if mode is None:
-        raise CheckpointError(f"{what} has mode '{str(name)[:40]}'; read are {', '.join(MODES)}", file=given.file)
-    for key, value, known in (("bits", bits, mode.bits), ("group_size", group_size, mode.group_sizes)):
+        raise CheckpointError(
+            f"{what} has mode '{str(name)[:40]}'; read are {', '.join(MODES)}", file=given.file
+        )
+    for key, value, known in (
+        ("bits", bits, mode.bits),
+        ("group_size", group_size, mode.group_sizes),
+    ):
         if type(value) is not int or value not in known:
             numbers = ", ".join(map(str, known))
-            raise CheckpointError(f"{what} has {key} {str(value)[:40]}; {name} has {numbers}", file=given.file)
+            raise CheckpointError(
+                f"{what} has {key} {str(value)[:40]}; {name} has {numbers}", file=given.file
+            )
     return Packing(bits, group_size, str(name), bool(given.get("global_scale")))  # type: ignore[arg-type]
 
 
-def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config) -> DequantisedTensor | None:
+def find(
+    tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config
+) -> DequantisedTensor | None:
     """The weight of this tensor, if it is of packed words."""
     module, _, last = tensor.name.rpartition(".")
     if last != "weight":
@@ -96,7 +109,9 @@ def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Con
         raise tensor.refuse(f"has dtype {tensor.dtype}, and config.json says that it is {stated}")
     if not is_packed:
         return None
-    packing = packing_of(settings.inside(module) if isinstance(given, dict) else settings, f"'{KEY}'")
+    packing = packing_of(
+        settings.inside(module) if isinstance(given, dict) else settings, f"'{KEY}'"
+    )
     by_key = {"weight": tensor, **parts_of(module, stored, *PARTS)}
     return MlxTensor(tensor.name, by_key, Config(packing._asdict(), settings.file))
 
@@ -104,7 +119,9 @@ def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Con
 def scaled(
     packed: np.ndarray, values: np.ndarray, scales: np.ndarray, biases: np.ndarray | None, size: int
 ) -> np.ndarray:
-    """values[code] * scale + bias: packed bytes (n_bytes,), scales and biases, one for `size` codes -> (n,)."""
+    """values[code] * scale + bias: packed bytes (n_bytes,), scales and biases, one for `size` codes
+    -> (n,).
+    """
     bits = len(values).bit_length() - 1
     w = np.empty((len(scales), size), np.float32)
     step = CHUNK // size
@@ -168,11 +185,15 @@ class MlxTensor(DequantisedTensor):
         if "global_scale" in self.by_key:
             factors = self.by_key["global_scale"].read().reshape(-1) / LARGEST_NVFP4  # (n_experts,)
             scales *= np.repeat(factors, scales.size // max(factors.size, 1))
-        return scaled(self.by_key["weight"].raw(), _values(mode, bits), scales, biases, size).reshape(self.shape)
+        return scaled(
+            self.by_key["weight"].raw(), _values(mode, bits), scales, biases, size
+        ).reshape(self.shape)
 
 
 def _values(mode: str, bits: int) -> np.ndarray:
     """The value of each code, before scales."""
     if mode == "affine":
         return np.arange(1 << bits, dtype=np.float32)
-    return np.concatenate([E2M1, -E2M1]) if bits == 4 else decode_fp8(np.arange(1 << bits), "F8_E4M3")
+    return (
+        np.concatenate([E2M1, -E2M1]) if bits == 4 else decode_fp8(np.arange(1 << bits), "F8_E4M3")
+    )

@@ -1,4 +1,6 @@
-"""gpt-oss: stacked experts in MXFP4, two values in a byte and a power of two for each 32, stored transposed."""
+"""gpt-oss: stacked experts in MXFP4, two values in a byte and a power of two for each 32, stored
+transposed.
+"""
 
 from collections.abc import Mapping
 
@@ -13,7 +15,9 @@ from weightscope.checkpoint.packings.scaled import decode_exponents
 BLOCKS, SCALES = "_blocks", "_scales"
 
 
-def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config) -> DequantisedTensor | None:
+def find(
+    tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config
+) -> DequantisedTensor | None:
     """The weight of this tensor of blocks."""
     if not tensor.name.endswith(BLOCKS) or tensor.dtype != "U8":
         return None

@@ -1,4 +1,6 @@
-"""FP8 or INT8 values times scales: of DeepSeek and transformers, FBGEMM, compressed-tensors, ModelOpt."""
+"""FP8 or INT8 values times scales: of DeepSeek and transformers, FBGEMM, compressed-tensors,
+ModelOpt.
+"""
 
 from collections.abc import Callable, Mapping
 from math import prod
@@ -13,7 +15,9 @@ from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, st
 FP8 = ("F8_E4M3", "F8_E5M2")
 
 
-def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config) -> DequantisedTensor | None:
+def find(
+    tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config
+) -> DequantisedTensor | None:
     """The weight of this tensor, if it is FP8 and has a scale."""
     if tensor.dtype in FP8:
         for end in ("_scale_inv", "_scale"):
@@ -26,9 +30,13 @@ def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Con
 
 
 def _e4m3(bits: np.ndarray) -> np.ndarray:
-    """Four bits of exponent, bias 7, three of fraction; no infinities, all ones is NaN (OCP FP8)."""
+    """Four bits of exponent, bias 7, three of fraction; no infinities, all ones is NaN (OCP
+    FP8).
+    """
     exponent, fraction = bits >> 3 & 15, bits & 7
-    magnitude = np.where(exponent > 0, np.ldexp(1 + fraction / 8, exponent - 7), np.ldexp(fraction / 8, -6))
+    magnitude = np.where(
+        exponent > 0, np.ldexp(1 + fraction / 8, exponent - 7), np.ldexp(fraction / 8, -6)
+    )
     magnitude[(bits & 127) == 127] = np.nan
     return np.where(bits & 128, -magnitude, magnitude)
 
@@ -43,7 +51,11 @@ def _e8m0(bits: np.ndarray) -> np.ndarray:
     return np.where(bits == 255, np.nan, np.ldexp(1.0, bits - 127))
 
 
-_TABLES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"F8_E4M3": _e4m3, "F8_E5M2": _e5m2, "F8_E8M0": _e8m0}
+_TABLES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "F8_E4M3": _e4m3,
+    "F8_E5M2": _e5m2,
+    "F8_E8M0": _e8m0,
+}
 
 
 def decode_fp8(raw: np.ndarray, dtype: str) -> np.ndarray:
@@ -58,8 +70,12 @@ def decode_exponents(raw: np.ndarray) -> np.ndarray:
     return decode_fp8(raw, "F8_E8M0")
 
 
-def by_blocks(w: np.ndarray, scale: np.ndarray, block: tuple[int, int], zero: np.ndarray | None = None) -> np.ndarray:
-    """(W[i, j] - zero[i // block[0], j // block[1]]) * scale[...], in place: w (out, in), block (int, int)."""
+def by_blocks(
+    w: np.ndarray, scale: np.ndarray, block: tuple[int, int], zero: np.ndarray | None = None
+) -> np.ndarray:
+    """(W[i, j] - zero[i // block[0], j // block[1]]) * scale[...], in place: w (out, in), block
+    (int, int).
+    """
     for index, row in enumerate(scale):
         rows = w[index * block[0] : (index + 1) * block[0]]
         if zero is not None:
@@ -79,7 +95,9 @@ def fp8_grid(kind: str = "F8_E4M3") -> tuple[int, int, tuple[float, ...]]:
 
 
 class ScaledTensor(DequantisedTensor):
-    """FP8 or INT8 times a scale: one for all, per row, per group of a row, or per block; weight_scale_inv too."""
+    """FP8 or INT8 times a scale: one for all, per row, per group of a row, or per block;
+    weight_scale_inv too.
+    """
 
     @property
     def dtype(self) -> str:
@@ -96,7 +114,9 @@ class ScaledTensor(DequantisedTensor):
             raise self.refuse(f"has a scale of dtype {scale.dtype}")
         zero = self.by_key.get("zero_point")
         if zero is not None and zero.dtype not in (weight.dtype, *FLOATS):
-            raise self.refuse(f"has a zero_point of dtype {zero.dtype}; {self.dtype} needs {weight.dtype}")
+            raise self.refuse(
+                f"has a zero_point of dtype {zero.dtype}; {self.dtype} needs {weight.dtype}"
+            )
         if zero is not None and prod(zero.shape) != prod(scale.shape):
             self.misshapen()
         self.block()
@@ -104,7 +124,9 @@ class ScaledTensor(DequantisedTensor):
     def _is_mx(self) -> bool:
         """Whether scales are said to be exponents."""
         stated = [str(weights.get("scale_dtype")) for weights in stated_weights(self.settings)]
-        return self.settings.get("scale_fmt") == "ue8m0" or any("uint8" in dtype for dtype in stated)
+        return self.settings.get("scale_fmt") == "ue8m0" or any(
+            "uint8" in dtype for dtype in stated
+        )
 
     def grid(self) -> tuple[int, int]:
         """How many scales there are along the rows and the columns."""
@@ -116,11 +138,11 @@ class ScaledTensor(DequantisedTensor):
         return scale[0], scale[1] if len(scale) == 2 else 1
 
     def block(self) -> tuple[int, int]:
-        """Rows and columns that share a scale: as config.json says, or for one scale in all or one per row the shape.
+        """Rows and columns that share a scale: as config.json says, or for one scale in all or one
+        per row the shape.
 
-        Scales in blocks do not tell their blocks' size: 2 x 4 of them fit a weight (24, 64) in blocks of 12 x 16 and of
-        16 x 16.
-        """
+        Scales in blocks do not tell their blocks' size: 2 x 4 of them fit a weight (24, 64) in
+        blocks of 12 x 16 and of 16 x 16."""
         weight, scale = self.by_key["weight"], self.by_key["scale"]
         if prod(scale.shape) == 1:
             return max(1, weight.shape[0] if weight.shape else 1), max(1, prod(weight.shape[1:]))
@@ -132,16 +154,25 @@ class ScaledTensor(DequantisedTensor):
         counts = f"has {grid[0]} x {grid[1]} scales for a weight of {weight.shape[0]} x {weight.shape[1]}"
         blocks = self._stated_blocks()
         for block in blocks:
-            if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)):
+            if not (
+                isinstance(block, list)
+                and len(block) == 2
+                and all(type(n) is int and n > 0 for n in block)
+            ):
                 raise self.refuse(f"is in blocks of {str(block)[:40]}, says config.json")
-        needed = [tuple(-(-n // side) for n, side in zip(weight.shape, block, strict=True)) for block in blocks]
+        needed = [
+            tuple(-(-n // side) for n, side in zip(weight.shape, block, strict=True))
+            for block in blocks
+        ]
         fitting = [block for block, count in zip(blocks, needed, strict=True) if count == grid]
         if len(blocks) == 1 and not fitting:
             stated = f"config.json says blocks of {blocks[0][0]} x {blocks[0][1]}"
             raise self.refuse(f"{counts}; {stated}, which need {needed[0][0]} x {needed[0][1]}")
         if len(fitting) != 1:
             problem = f"{counts}, and config.json does not give the block size"
-            raise self.refuse(f"{problem}: quantization_config needs weight_block_size, as its quantiser was given")
+            raise self.refuse(
+                f"{problem}: quantization_config needs weight_block_size, as its quantiser was given"
+            )
         return min(fitting[0][0], weight.shape[0]), min(fitting[0][1], weight.shape[1])
 
     def _stated_blocks(self) -> list[Any]:

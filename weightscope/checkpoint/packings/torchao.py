@@ -1,4 +1,6 @@
-"""torchao: (q - zero_point) * scale of its block; each file's metadata names the class of a weight."""
+"""torchao: (q - zero_point) * scale of its block; each file's metadata names the class of a
+weight.
+"""
 
 import re
 from collections.abc import Mapping
@@ -10,19 +12,29 @@ from weightscope.checkpoint.config import Config, parse_json
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of
 from weightscope.checkpoint.packings.scaled import FP8, decode_fp8
 
-KINDS = {"Float8Tensor": FP8, "Int8Tensor": ("I8",), "IntxUnpackedToInt8Tensor": ("I8",)}  # class: dtypes of qdata
+KINDS = {
+    "Float8Tensor": FP8,
+    "Int8Tensor": ("I8",),
+    "IntxUnpackedToInt8Tensor": ("I8",),
+}  # class: dtypes of qdata
 KEYS = ("qdata", "scale", "zero_point")
-PART = re.compile(r"(.+)\._([^.]+?)_(qdata|scale|zero_point|scale_and_zero|per_tensor_scale|act_pre_scale)")
+PART = re.compile(
+    r"(.+)\._([^.]+?)_(qdata|scale|zero_point|scale_and_zero|per_tensor_scale|act_pre_scale)"
+)
 
 
-def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], _: Config) -> DequantisedTensor | None:
+def find(
+    tensor: StoredTensor, stored: Mapping[str, StoredTensor], _: Config
+) -> DequantisedTensor | None:
     """The weight of this tensor, if its file's metadata name it and it is the first part."""
     match = PART.fullmatch(tensor.name)
     name = f"{match[1]}.{match[2]}" if match else ""
     if not match or name not in tensor.file.metadata:
         return None
     text = tensor.file.metadata[name].encode()
-    described = Config(parse_json(text, file=tensor.file.path, what=f"metadata of {name[:100]} "), tensor.file.path)
+    described = Config(
+        parse_json(text, file=tensor.file.path, what=f"metadata of {name[:100]} "), tensor.file.path
+    )
     kind, joint = described.get("_type"), f"._{match[2]}_"
     if not isinstance(kind, str) or kind not in KINDS:
         problem = f"is packed as torchao's '{str(kind)[:40]}', which is not read; read are {', '.join(KINDS)}"
@@ -31,7 +43,9 @@ def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], _: Config) ->
         by_key = parts_of(match[1], stored, *KEYS, joint=joint)
         stated = described.get("_tensor_data_names")
         missing = (
-            [key for key in stated if key in KEYS and key not in by_key] if isinstance(stated, list) else ["scale"]
+            [key for key in stated if key in KEYS and key not in by_key]
+            if isinstance(stated, list)
+            else ["scale"]
         )
         if missing:
             raise tensor.refuse(f"has no {missing[0]}, which the metadata of {name} list")
@@ -47,7 +61,9 @@ class TorchAoTensor(DequantisedTensor):
 
     @property
     def dtype(self) -> str:
-        return f"torchao {self.settings['kind'].removesuffix('Tensor')} {self.by_key['qdata'].dtype}"
+        return (
+            f"torchao {self.settings['kind'].removesuffix('Tensor')} {self.by_key['qdata'].dtype}"
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,12 +73,20 @@ class TorchAoTensor(DequantisedTensor):
         block, shape = self.settings["block_size"], self.shape
         if self.by_key["qdata"].dtype not in KINDS[self.settings["kind"]]:
             raise self.refuse(f"has qdata of dtype {self.by_key['qdata'].dtype}")
-        if not isinstance(block, list) or len(block) != len(shape) or not all(type(n) is int and n > 0 for n in block):
-            raise self.refuse(f"is in blocks of {str(block)[:80]}, says its metadata, and has shape {shape}")
+        if (
+            not isinstance(block, list)
+            or len(block) != len(shape)
+            or not all(type(n) is int and n > 0 for n in block)
+        ):
+            raise self.refuse(
+                f"is in blocks of {str(block)[:80]}, says its metadata, and has shape {shape}"
+            )
         scale = self.part("scale", FLOATS, len(shape))
         grid = tuple(size // side for size, side in zip(shape, block, strict=True))
         if scale.shape != grid or any(size % side for size, side in zip(shape, block, strict=True)):
-            raise self.refuse(f"has scales of shape {scale.shape}; blocks of {block} of {shape} were expected")
+            raise self.refuse(
+                f"has scales of shape {scale.shape}; blocks of {block} of {shape} were expected"
+            )
         zero = self.by_key.get("zero_point")
         if zero is not None and (zero.dtype not in ("I8", *FLOATS) or zero.shape != grid):
             self.misshapen()
@@ -74,7 +98,9 @@ class TorchAoTensor(DequantisedTensor):
         else:
             w = qdata.raw().view(np.int8).reshape(self.shape).astype(np.float32)
         if zero is not None:
-            zeros = zero.raw().view(np.int8).astype(np.float32) if zero.dtype == "I8" else zero.read()
+            zeros = (
+                zero.raw().view(np.int8).astype(np.float32) if zero.dtype == "I8" else zero.read()
+            )
             w -= self.spread(zeros.reshape(zero.shape))
         w *= self.spread(self.by_key["scale"].read())
         return w

@@ -8,7 +8,9 @@ from numba.extending import intrinsic
 
 
 def compiled(function: Any, **options: Any) -> Any:
-    """Compile a function; cache the result next to its file or in the user's cache, if one is writable."""
+    """Compile a function; cache the result next to its file or in the user's cache, if one is
+    writable.
+    """
     try:
         return njit(function, nogil=True, cache=True, **options)
     except RuntimeError:
@@ -17,10 +19,14 @@ def compiled(function: Any, **options: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def in_wide_vectors(typing_context: Any) -> tuple[Any, Callable[..., Any]]:
-    """Let the function that calls this use vectors of 512 bits where there are any: LLVM halves them by default."""
+    """Let the function that calls this use vectors of 512 bits where there are any: LLVM halves
+    them by default.
+    """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # llvmlite's own `add` knows no such names
+        set.add(
+            builder.function.attributes, '"prefer-vector-width"="512"'
+        )  # llvmlite's own `add` knows no such names
         return context.get_dummy_value()
 
     return types.void(), emit

@@ -1,4 +1,6 @@
-"""How many cores this process may use, how work is spread over threads and cleaned up, and how child processes end."""
+"""How many cores this process may use, how work is spread over threads and cleaned up, and how
+child processes end.
+"""
 
 import ctypes
 import os
@@ -29,7 +31,9 @@ _share: int | None = None
 
 def usable_cores() -> int:
     """Cores this process may run on, at most the share that `keep_to` has set."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return cores if _share is None else min(_share, cores)
 
 
@@ -40,7 +44,9 @@ def keep_to(share: int) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process when its parent ends, in whatever way; otherwise it would stay and hold its pipes open."""
+    """End this process when its parent ends, in whatever way; otherwise it would stay and hold its
+    pipes open.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         _end_without(parent)  # the parent may have ended before the call
@@ -49,7 +55,8 @@ def end_with_parent(parent: int) -> None:
 
 
 def watch_parent(parent: int) -> None:
-    """As `end_with_parent`, by polling: for a child that outlives the thread that started it, its parent to Linux.
+    """As `end_with_parent`, by polling: for a child that outlives the thread that started it, its
+    parent to Linux.
 
     It does not poll while a library holds the interpreter lock.
     """
@@ -69,7 +76,9 @@ def _end_without(parent: int) -> None:
 
 @contextmanager
 def deaf_children() -> Iterator[None]:
-    """Processes started within the block ignore a terminal's Ctrl-C and hang-up; their parent handles them."""
+    """Processes started within the block ignore a terminal's Ctrl-C and hang-up; their parent
+    handles them.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
@@ -79,7 +88,9 @@ def deaf_children() -> Iterator[None]:
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables within the block, for libraries and for processes that are started there."""
+    """Environment variables within the block, for libraries and for processes that are started
+    there.
+    """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -99,21 +110,26 @@ def one_blas_thread() -> Any:
 
 @cache
 def _loaded_blas(with_torch: bool) -> ThreadpoolController:
-    """The BLAS libraries of this process: finding them takes milliseconds, and PyTorch may bring another later."""
+    """The BLAS libraries of this process: finding them takes milliseconds, and PyTorch may bring
+    another later.
+    """
     import scipy.linalg  # noqa: F401 - SciPy has a second BLAS, which can be limited only once it is loaded
 
     return ThreadpoolController()
 
 
 def in_threads(
-    function: Callable[[Item], Result], items: Iterable[Item], threads: int | None = None, ahead: int | None = None
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    threads: int | None = None,
+    ahead: int | None = None,
 ) -> Iterator[Result]:
-    """The results of `function` for each item, in order, computed in threads with one BLAS thread each.
+    """The results of `function` for each item, in order, computed in threads with one BLAS thread
+    each.
 
-    Results are the same bits on any number of cores. Each call has the caller's context, such as `numpy.errstate`. Only
-    a few items are taken `ahead` (two for each thread), as they may be large. After an error, or when the caller stops,
-    no item is begun.
-    """
+    Results are the same bits on any number of cores. Each call has the caller's context, such as
+    `numpy.errstate`. Only a few items are taken `ahead` (two for each thread), as they may be
+    large. After an error, or when the caller stops, no item is begun."""
     threads = threads or usable_cores()
     ahead = 2 * threads if ahead is None else ahead
     with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
@@ -130,16 +146,19 @@ def in_threads(
 
 
 def keep_freed() -> None:
-    """Let the C library, where it can, keep freed blocks for later instead of handing each back to the system.
+    """Let the C library, where it can, keep freed blocks for later instead of handing each back to
+    the system.
 
-    It does so of small ones only: a process that works in blocks of megabytes spends most of its time on new pages.
-    """
+    It does so of small ones only: a process that works in blocks of megabytes spends most of its
+    time on new pages."""
     with suppress(OSError, AttributeError, TypeError):
         for parameter in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
             ctypes.CDLL(None).mallopt(parameter, KEPT)
 
 
 def hand_back() -> None:
-    """Return freed memory to the system, where the C library can: each thread's is kept for later otherwise."""
+    """Return freed memory to the system, where the C library can: each thread's is kept for later
+    otherwise.
+    """
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -12,7 +12,9 @@ CHECKED_AT_ONCE = 1 << 18  # weights checked together, so that temporary arrays 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Half:
-    """16-bit weights that can be sliced, reshaped and transposed without a copy; `np.asarray` makes them float32."""
+    """16-bit weights that can be sliced, reshaped and transposed without a copy; `np.asarray` makes
+    them float32.
+    """
 
     stored: np.ndarray  # float16, or the bit patterns of bfloat16 as uint16
 
@@ -55,9 +57,14 @@ class Half:
 
     def is_finite(self) -> bool:
         """Whether no weight is NaN or infinite."""
-        exponent, bits = EXPONENT[self.precision], self.stored.view("<u2").ravel()  # a view if contiguous
+        exponent, bits = (
+            EXPONENT[self.precision],
+            self.stored.view("<u2").ravel(),
+        )  # a view if contiguous
         cuts = range(0, bits.size, CHECKED_AT_ONCE)
-        return all((bits[start : start + CHECKED_AT_ONCE] & exponent).max() < exponent for start in cuts)
+        return all(
+            (bits[start : start + CHECKED_AT_ONCE] & exponent).max() < exponent for start in cuts
+        )
 
 
 Weights = np.ndarray | Half

@@ -1,11 +1,13 @@
-"""Decompositions of small float64 matrices by LAPACK, without the interpreter lock, so that threads run in parallel.
+"""Decompositions of small float64 matrices by LAPACK, without the interpreter lock, so that threads
+run in parallel.
 
-NumPy's `linalg` holds the lock while LAPACK works on a matrix of up to 500 rows (numpy/numpy#7179), and SciPy's
-functions always do. Here LAPACK is called through ctypes, which releases it; `scipy.linalg.cython_lapack` publishes the
-addresses of the routines and their signatures. Where a signature is not the expected one, NumPy does the work.
+NumPy's `linalg` holds the lock while LAPACK works on a matrix of up to 500 rows (numpy/numpy#7179),
+and SciPy's functions always do. Here LAPACK is called through ctypes, which releases it;
+`scipy.linalg.cython_lapack` publishes the addresses of the routines and their signatures. Where a
+signature is not the expected one, NumPy does the work.
 
-Integers are passed as 64 bits. Where SciPy's LAPACK reads 32, it reads the lower half: machines are little-endian.
-"""
+Integers are passed as 64 bits. Where SciPy's LAPACK reads 32, it reads the lower half: machines are
+little-endian."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -70,7 +72,9 @@ def symmetric_eigenvalues(a: np.ndarray) -> np.ndarray:
 
 
 def eigh(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues of a symmetric matrix, ascending, and eigenvectors as columns: a (n, n) -> (n,), (n, n)."""
+    """Eigenvalues of a symmetric matrix, ascending, and eigenvectors as columns: a (n, n) -> (n,),
+    (n, n).
+    """
     vectors = _checked(a, square=True)
     if _routine("dsyevd") is None:
         values, vectors = np.linalg.eigh(vectors)
@@ -82,16 +86,26 @@ def eigh(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _checked(a: np.ndarray, *, square: bool = False) -> np.ndarray:
-    """A float64 copy in column-major order, which LAPACK overwrites; refused where LAPACK would write beyond it.
+    """A float64 copy in column-major order, which LAPACK overwrites; refused where LAPACK would
+    write beyond it.
 
     A ValueError for what is no matrix of real numbers, a LinAlgError where one is not finite.
     """
     a = np.asarray(a)
-    if a.ndim != 2 or a.dtype.kind not in "fiub" or not a.size or (square and a.shape[0] != a.shape[1]):
+    if (
+        a.ndim != 2
+        or a.dtype.kind not in "fiub"
+        or not a.size
+        or (square and a.shape[0] != a.shape[1])
+    ):
         wanted = "a square matrix" if square else "a matrix"
-        raise ValueError(f"an array of {a.dtype} {a.shape}; {wanted} of at least one real number was expected")
+        raise ValueError(
+            f"an array of {a.dtype} {a.shape}; {wanted} of at least one real number was expected"
+        )
     if a.size > MATRIX:
-        raise ValueError(f"a matrix of {a.shape[0]} x {a.shape[1]}; LAPACK's 32 bits count at most {MATRIX} numbers")
+        raise ValueError(
+            f"a matrix of {a.shape[0]} x {a.shape[1]}; LAPACK's 32 bits count at most {MATRIX} numbers"
+        )
     copied = np.array(a, np.float64, order="F")
     if not np.isfinite(copied).all():
         raise np.linalg.LinAlgError("a value of the matrix is not finite")
@@ -99,7 +113,9 @@ def _checked(a: np.ndarray, *, square: bool = False) -> np.ndarray:
 
 
 def _run(name: str, first: Sequence[Any], last: Sequence[Any] = ()) -> None:
-    """Call a routine with its arguments before and after its workspace, after asking it for the workspace's size."""
+    """Call a routine with its arguments before and after its workspace, after asking it for the
+    workspace's size.
+    """
     routine, info = _routine(name), ctypes.c_int64()
     assert routine is not None
 
@@ -117,16 +133,25 @@ def _pointer(argument: Any) -> Any:
     """Fortran takes every argument by its address."""
     if isinstance(argument, np.ndarray):
         return ctypes.c_void_p(argument.ctypes.data)
-    return ctypes.c_char_p(argument.encode()) if isinstance(argument, str) else ctypes.byref(ctypes.c_int64(argument))
+    return (
+        ctypes.c_char_p(argument.encode())
+        if isinstance(argument, str)
+        else ctypes.byref(ctypes.c_int64(argument))
+    )
 
 
 @cache
 def _routine(name: str) -> Callable[..., None] | None:
-    """A routine of the LAPACK that SciPy is linked to; None where its signature is not the expected one."""
+    """A routine of the LAPACK that SciPy is linked to; None where its signature is not the expected
+    one.
+    """
     from scipy.linalg import cython_lapack  # SciPy takes a while to import
 
     capsule, api = cython_lapack.__pyx_capi__[name], ctypes.pythonapi
-    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = (
+        ctypes.c_char_p,
+        [ctypes.py_object],
+    )
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     signature = api.PyCapsule_GetName(capsule)
@@ -136,7 +161,11 @@ def _routine(name: str) -> Callable[..., None] | None:
 
 
 def _parameters(signature: str) -> str:
-    """The parameters of a C signature as in SIGNATURES: "void (char *, int *)" -> "ci"; "?" for other types."""
+    """The parameters of a C signature as in SIGNATURES: "void (char *, int *)" -> "ci"; "?" for
+    other types.
+    """
     types = signature.removeprefix("void (").removesuffix(")").split(", ")
     letters = {"char *": "c", "int *": "i", "double *": "d"}
-    return "".join("d" if kind.endswith("cython_lapack_d *") else letters.get(kind, "?") for kind in types)
+    return "".join(
+        "d" if kind.endswith("cython_lapack_d *") else letters.get(kind, "?") for kind in types
+    )

@@ -1,4 +1,6 @@
-"""An audit: every attention head of a checkpoint measured from the weights alone, and what stands out."""
+"""An audit: every attention head of a checkpoint measured from the weights alone, and what stands
+out.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,14 +19,29 @@ from weightscope.core.files import HIDDEN, REPORT, OutputFolder
 from weightscope.core.progress import bar, progress_shown
 from weightscope.core.results import Result
 from weightscope.core.tables import Column, Table, as_json
-from weightscope.heads.audit.directions import HeadDirections, directions_of, how_many_read, with_tokens
+from weightscope.heads.audit.directions import (
+    HeadDirections,
+    directions_of,
+    how_many_read,
+    with_tokens,
+)
 from weightscope.heads.audit.findings import findings_of, positions_of, with_roles
 from weightscope.heads.audit.known_findings import Entry, read_entries, unmatched, with_known
 from weightscope.heads.audit.measure import UNSCALED, Arrays, MeasuredHeads, measure_layer
 from weightscope.heads.audit.reference import OWN, ComparableMatrices, Reference, Standing
 from weightscope.heads.audit.removed_directions import Removed, removed_directions, removed_findings
-from weightscope.heads.circuits.names import FirstTokenSinks, Roles, affordable_names, first_token_sinks
-from weightscope.heads.tensors.findings import beside_findings, name_findings, other_gains, tensor_findings
+from weightscope.heads.circuits.names import (
+    FirstTokenSinks,
+    Roles,
+    affordable_names,
+    first_token_sinks,
+)
+from weightscope.heads.tensors.findings import (
+    beside_findings,
+    name_findings,
+    other_gains,
+    tensor_findings,
+)
 from weightscope.heads.tensors.matrices import Matrices, read_matrices
 from weightscope.heads.tensors.untrained_parts import untrained_parts
 from weightscope.heads.tensors.unused_neurons import network_findings
@@ -37,13 +54,22 @@ from weightscope.report.findings import Finding, Findings, indexed
 
 END = -1  # follows the last layer: what is read after the layers
 BASELINE = "findings.csv"  # in the folder of an earlier audit
-LONGEST_WINDOW = 131_072  # distances: each is rotated and summed by itself, and no model was trained on longer texts
-ALL_PAIRS = 4e11  # multiply-adds of the scores of all pairs of tokens in the first layer: a few seconds
+# distances: each is rotated and summed by itself, and no model was trained on longer texts
+LONGEST_WINDOW = 131_072
+ALL_PAIRS = (
+    4e11  # multiply-adds of the scores of all pairs of tokens in the first layer: a few seconds
+)
 A_SCORE = 64  # multiply-adds in the time that a score takes besides its products
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head
-SUMMARY = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that summarise a checkpoint
+SUMMARY = (
+    "qk_sigma1",
+    "qk_effective_rank",
+    "vo_sigma1",
+    "vo_copying_score",
+)  # measures that summarise a checkpoint
 
-# What an audit writes. Figures: the function of figures.py that draws them, the file with their numbers, a description.
+# What an audit writes. Figures: the function of figures.py that draws them, the file with their
+# numbers, a description.
 FIGURES = {
     "heads": ("head_maps", "heads.csv", "six measures of every head"),
     "spectra": ("spectra", "spectra.csv", "singular values of every head"),
@@ -59,9 +85,11 @@ TABLES: dict[str, Callable[["Audit"], Any]] = {
     "matrices.csv": lambda audit: None if audit.everything is None else audit.everything.table,
 }
 RESULTS = (
-    *TABLES, *REPORT, "spectra.csv",
+    *TABLES,
+    *REPORT,
+    "spectra.csv",
     *(f"{name}.{kind}" for name in (*FIGURES, "matrices") for kind in ("png", "svg")),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -93,23 +121,35 @@ class AuditOptions:
         if self.layers == ():
             raise CheckpointError("layers is empty: there is nothing to audit")
         if not 1 <= self.window <= LONGEST_WINDOW:
-            raise CheckpointError(f"window is {self.window}; an average is of 1 to {LONGEST_WINDOW} distances")
+            raise CheckpointError(
+                f"window is {self.window}; an average is of 1 to {LONGEST_WINDOW} distances"
+            )
         if len(self.deltas) > MOST_DELTAS:
-            raise CheckpointError(f"deltas are {len(self.deltas)} distances; at most {MOST_DELTAS} are measured")
+            raise CheckpointError(
+                f"deltas are {len(self.deltas)} distances; at most {MOST_DELTAS} are measured"
+            )
         if self.clip is not None and not 0 < self.clip < np.inf:
-            raise CheckpointError(f"clip is {self.clip}; it is the largest logit to allow, a number above 0")
+            raise CheckpointError(
+                f"clip is {self.clip}; it is the largest logit to allow, a number above 0"
+            )
         if self.directions is not None and self.directions < 0:
             raise CheckpointError(f"directions is {self.directions}; it is how many to read")
         if self.reference is not None:
             Reference.load(self.reference)  # an unreadable one is refused before the work starts
 
     def of_folder(self, name: str) -> "AuditOptions":
-        """Options for one audit of a list: its baseline is the folder of this name; none where only others have one."""
+        """Options for one audit of a list: its baseline is the folder of this name; none where only
+        others have one.
+        """
         folder = Path(self.baseline or "")
         if self.baseline is not None and (folder / name / BASELINE).is_file():
             return replace(self, baseline=folder / name)
         of_others = self.baseline is not None and any(folder.glob(f"*/{BASELINE}"))
-        return replace(self, baseline=None) if of_others and not (folder / BASELINE).is_file() else self
+        return (
+            replace(self, baseline=None)
+            if of_others and not (folder / BASELINE).is_file()
+            else self
+        )
 
     @property
     def lists(self) -> dict[str, Path]:
@@ -121,7 +161,11 @@ class AuditOptions:
     def entries(self) -> dict[str, list[Entry]]:
         """The known findings in each list; what somebody has accepted comes first."""
         whys = {"accept": "accepted", "baseline": "in the baseline"}
-        entries = {name: read_entries(self.lists[name], why) for name, why in whys.items() if name in self.lists}
+        entries = {
+            name: read_entries(self.lists[name], why)
+            for name, why in whys.items()
+            if name in self.lists
+        }
         if self.baseline is not None and not OutputFolder(Path(self.baseline)).recorded(BASELINE):
             problem = f"does not match {HIDDEN}/manifest.json; copy the whole folder of an audit"
             problem += ", or give a list of your own as `accept`"
@@ -151,8 +195,8 @@ def audit(
 ) -> "Audit":
     """Measure every head, and report what stands out.
 
-    Memory grows with one layer's attention tensors, not with the model. Values that are not finite are not an error:
-    they make the measures of their heads NaN, and are a finding.
+    Memory grows with one layer's attention tensors, not with the model. Values that are not finite
+    are not an error: they make the measures of their heads NaN, and are a finding.
 
     Parameters
     ----------
@@ -165,35 +209,38 @@ def audit(
     window : int
         Distances 0 .. window - 1 over which a rotated W_QK is averaged.
     directions : int, optional
-        Singular directions of each map to read through the tokens; by default two where that takes seconds, else none.
+        Singular directions of each map to read through the tokens; by default two where that takes
+        seconds, else none.
     device : {"cpu", "cuda"}
         Where Gram matrices and other products of whole factors are computed.
     all_tensors : bool
         Also read every tensor of the checkpoint, attention or not; see `read_matrices`.
     reference : path, optional
-        Other checkpoints to compare the heads with, a file that `weightscope reference` wrote; by default the one that
-        comes with the package.
+        Other checkpoints to compare the heads with, a file that `weightscope reference` wrote; by
+        default the one that comes with the package.
     progress : bool
         Show a bar.
     baseline : path, optional
-        Folder of an earlier audit: its findings are marked as known, unless they are worse by a tenth.
+        Folder of an earlier audit: its findings are marked as known, unless they are worse by a
+        tenth.
     accept : path, optional
-        A file of reviewed findings, also marked as known: findings.json or rows of findings.csv. Location cells may be
-        left empty to match everything; `reason` may say why.
+        A file of reviewed findings, also marked as known: findings.json or rows of findings.csv.
+        Location cells may be left empty to match everything; `reason` may say why.
     sinks : bool, optional
-        Follow random tokens through the feed-forward networks, and measure what heads do with the first token; by
-        default where these are on this machine and have at most 2 GB.
+        Follow random tokens through the feed-forward networks, and measure what heads do with the
+        first token; by default where these are on this machine and have at most 2 GB.
     exact : bool
-        With `all_tensors`, compute every spectrum in full; by default those of matrices whose smaller side is above
-        2,048 are sketches.
+        With `all_tensors`, compute every spectrum in full; by default those of matrices whose
+        smaller side is above 2,048 are sketches.
     clip : float, optional
-        Largest logit tau that QK-Clip allows: heads get a column of the smallest factor by which it may multiply their
-        scores.
+        Largest logit tau that QK-Clip allows: heads get a column of the smallest factor by which it
+        may multiply their scores.
 
     Raises
     ------
     CheckpointError
-        An argument is invalid, a layer does not exist, or its tensors are missing or have the wrong shape.
+        An argument is invalid, a layer does not exist, or its tensors are missing or have the wrong
+        shape.
 
     Examples
     --------
@@ -206,13 +253,27 @@ def audit(
     """
     opened = as_model(model)
     options = AuditOptions(
-        layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks, exact, clip
+        layers,
+        deltas,
+        window,
+        directions,
+        device,
+        all_tensors,
+        reference,
+        baseline,
+        accept,
+        sinks,
+        exact,
+        clip,
     )
     options.entries()  # read before the work starts
     with progress_shown(progress):
         indices = options.layers_of(opened)
         steps = bar(pairwise((*indices, END)), "layers", "layer", total=len(indices))
-        measured = {index: measure_task(lambda: opened, index, options, following) for index, following in steps}
+        measured = {
+            index: measure_task(lambda: opened, index, options, following)
+            for index, following in steps
+        }
         return conclude(opened, measured, options)
 
 
@@ -221,8 +282,8 @@ def measure_task(
 ) -> dict[str, np.ndarray]:
     """The task that an audit consists of: read and measure one layer of one checkpoint.
 
-    Meanwhile, what follows it in this process is fetched from a server or disk: a layer, or at the END the embeddings.
-    """
+    Meanwhile, what follows it in this process is fetched from a server or disk: a layer, or at the
+    END the embeddings."""
     model = get_model()
     with one_blas_thread():
         unchecked = model.unchecked()  # a copy, because a model caches its last layer
@@ -231,13 +292,17 @@ def measure_task(
         with model.checkpoint.prefetching(read_next(model, following, bool(directions))):
             forms, bounds = measured_forms(model, options), logit_bounds(unchecked, index)
             measured = measured_layer(layer, forms, options, directions, bounds)
-            broken = sorted(unchecked.checkpoint.noted or ())  # in the layer; embeddings are judged by themselves
+            broken = sorted(
+                unchecked.checkpoint.noted or ()
+            )  # in the layer; embeddings are judged by themselves
             measured["qk_token_logit"] = token_logits(unchecked, index, bounds)
         return measured | {"broken": np.array(broken, dtype=str)}
 
 
 def read_next(model: Model, index: int | None, tokens_read: bool) -> Iterator[str]:
-    """Names of the tensors of a layer or, at the END, of what is read after the layers; lazy, as it may be refused."""
+    """Names of the tensors of a layer or, at the END, of what is read after the layers; lazy, as it
+    may be refused.
+    """
     if index == END:
         yield from (*tensors_of_heads(model, (), tokens_read), *other_gains(model))
     elif index is not None:
@@ -250,7 +315,9 @@ def logit_bounds(model: Model, index: int) -> LogitBounds:
 
 
 def token_logits(model: Model, index: int, bounds: LogitBounds) -> np.ndarray:
-    """The largest |score| of each head (H,) of two tokens; NaN where more enters the layer, or they are many."""
+    """The largest |score| of each head (H,) of two tokens; NaN where more enters the layer, or they
+    are many.
+    """
     unknown = np.full(model.config.n_heads, np.nan)
     try:
         if index != 0 or model.family.inputs.more or model.positions is not None:
@@ -259,7 +326,9 @@ def token_logits(model: Model, index: int, bounds: LogitBounds) -> np.ndarray:
         if model.embeddings.n_tokens**2 * model.config.n_heads * cost > ALL_PAIRS:
             return unknown
         with np.errstate(invalid="ignore", over="ignore"):  # broken weights are a finding
-            return LogitBounds(model.layer(0), bounds.length).of_tokens(model.into_stream(model.embeddings.tokens))
+            return LogitBounds(model.layer(0), bounds.length).of_tokens(
+                model.into_stream(model.embeddings.tokens)
+            )
     except CheckpointError:  # no token embedding, or positions that should be there
         return unknown
 
@@ -278,7 +347,9 @@ def measured_layer(
 
 
 def measured_forms(model: Model, options: AuditOptions) -> list[str]:
-    """The forms of W_QK that are measured besides W_QK itself: those that differ from it in some layer of the model."""
+    """The forms of W_QK that are measured besides W_QK itself: those that differ from it in some
+    layer of the model.
+    """
     rotations = [rotation for rotation in model.rotations.values() if rotation is not None]
     if not rotations:
         return []
@@ -288,7 +359,9 @@ def measured_forms(model: Model, options: AuditOptions) -> list[str]:
 
 
 def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) -> "Audit":
-    """The audit of layers that have been measured: findings, tokens along directions, roles, percentiles."""
+    """The audit of layers that have been measured: findings, tokens along directions, roles,
+    percentiles.
+    """
     unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
     sinks = first_token_sinks(model, list(layers), options.sinks)
     heads = MeasuredHeads(layers, model.config.d_model, sink_columns(sinks))
@@ -297,9 +370,16 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     standing = Standing(model, heads, Reference.load(options.reference or OWN))
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads, options.directions)
-        findings = with_tokens(with_massive(findings_of(unchecked, heads, standing), sinks.massive), directions)
-        removed, undecided = removed_directions(unchecked, heads.layers.tolist(), options.all_tensors)
-        of_files = [*beside_findings(model.checkpoint.weight_files), *name_findings(model.checkpoint)]
+        findings = with_tokens(
+            with_massive(findings_of(unchecked, heads, standing), sinks.massive), directions
+        )
+        removed, undecided = removed_directions(
+            unchecked, heads.layers.tolist(), options.all_tensors
+        )
+        of_files = [
+            *beside_findings(model.checkpoint.weight_files),
+            *name_findings(model.checkpoint),
+        ]
         findings = Findings([*findings, *removed_findings(unchecked, removed), *of_files])
     unread = f"The row of {model.unread}." if model.unread else ""
     notes = (
@@ -320,13 +400,22 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     roles = affordable_names(model)
     everything = read_matrices(model, options.exact) if options.all_tensors else None
     if everything is None:
-        with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
-        coverage = attention_only(model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included")
+        with_tokens_read = tensors_of_heads(
+            unchecked, heads.layers.tolist(), tokens_read=bool(directions)
+        )
+        coverage = attention_only(
+            model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included"
+        )
     else:
         of_matrices = ComparableMatrices.of(everything).percentiles(standing.reference)
         everything, coverage = replace(everything, percentiles=tuple(of_matrices)), everything.lead
-        judged = [*read, *(m.name for finding in findings for m in finding.members if m.what == "tensor")]
-        zero = {m.name for finding in findings if finding.kind == "zero_tensor" for m in finding.members}
+        judged = [
+            *read,
+            *(m.name for finding in findings for m in finding.members if m.what == "tensor"),
+        ]
+        zero = {
+            m.name for finding in findings if finding.kind == "zero_tensor" for m in finding.members
+        }
         more = [*tensor_findings(everything, judged, model.config.get("pad_token_id"))]
         more += untrained_parts(unchecked, everything)
         more += network_findings(unchecked, everything)
@@ -335,10 +424,17 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     lists = options.entries()
     findings, unused = with_roles(findings, roles), set[int]()
     if lists:
-        findings, left = with_known(findings, [entry for entries in lists.values() for entry in entries])
+        findings, left = with_known(
+            findings, [entry for entries in lists.values() for entry in entries]
+        )
         unused = set(map(id, left))
     for name, entries in lists.items():
-        notes = (*notes, unmatched(str(options.lists[name]), [entry for entry in entries if id(entry) in unused]))
+        notes = (
+            *notes,
+            unmatched(
+                str(options.lists[name]), [entry for entry in entries if id(entry) in unused]
+            ),
+        )
     return Audit(
         name=model.name,
         family=model.family.called,
@@ -363,7 +459,13 @@ def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, ...]:
     share = "Mean attention that the last of five random tokens gives the first; NaN if tokens were not followed."
     kind = "What a head that gives the first token half of that or more does with it: nop, broadcast or neither."
     return (
-        Column("kernel_peak", sinks.peak.ravel(), "distance preferred", "tokens", f"{peak} positions in the scores."),
+        Column(
+            "kernel_peak",
+            sinks.peak.ravel(),
+            "distance preferred",
+            "tokens",
+            f"{peak} positions in the scores.",
+        ),
         Column("fast_share", sinks.fast.ravel(), "fast pairs", meaning=fast),
         Column("sink_share", sinks.share.ravel(), "attention to token 0", meaning=share),
         Column("sink_kind", sinks.kind.ravel(), "kind of sink", meaning=kind),
@@ -386,11 +488,16 @@ def unbounded_note(reasons: Mapping[int, str]) -> str:
 
 
 def sink_note(sinks: FirstTokenSinks) -> str:
-    """How many heads give the first token half of their attention, and what they do with it, in a sentence."""
+    """How many heads give the first token half of their attention, and what they do with it, in a
+    sentence.
+    """
     known = np.isfinite(sinks.share)
     if not known.any():
         return ""
-    sink, heads = known & (np.nan_to_num(sinks.share) >= EVENT_WEIGHT), counted(int(np.count_nonzero(known)), "head")
+    sink, heads = (
+        known & (np.nan_to_num(sinks.share) >= EVENT_WEIGHT),
+        counted(int(np.count_nonzero(known)), "head"),
+    )
     if not sink.any():
         return f"No head of {heads} gives the first token half of its attention or more (sink_share in heads.csv)."
     kinds = sinks.kind[sink].tolist()
@@ -402,7 +509,9 @@ def sink_note(sinks: FirstTokenSinks) -> str:
 
 
 def with_massive(findings: Findings, massive: Massive | None) -> Findings:
-    """The same findings, those of outlier dimensions with the first token's massive activation, where it has one."""
+    """The same findings, those of outlier dimensions with the first token's massive activation,
+    where it has one.
+    """
     if massive is None:
         return findings
 
@@ -411,7 +520,9 @@ def with_massive(findings: Findings, massive: Massive | None) -> Findings:
             return finding
         named = massive.dimension in [member.index for member in finding.members]
         which = "one of these" if named else "not one of these"
-        where = f"The first token's massive activation is in dimension {massive.dimension}, {which}."
+        where = (
+            f"The first token's massive activation is in dimension {massive.dimension}, {which}."
+        )
         return replace(finding, text=f"{finding.text} {where}")
 
     return Findings(map(joined, findings))
@@ -422,15 +533,23 @@ def massive_note(sinks: FirstTokenSinks) -> str:
     if (massive := sinks.massive) is None:
         return ""
     note = f"The first token has a massive activation: {massive.value:,.0f} in dimension {massive.dimension}, at most "
-    note += f"{massive.times_median:,.0f} times the median of the stream, from layer {massive.layer} on"
+    note += (
+        f"{massive.times_median:,.0f} times the median of the stream, from layer {massive.layer} on"
+    )
     if (weight := sinks.super_weight) is None:
         return f"{note}."
     place = f"({weight.dimension}, {weight.unit}) of layer {weight.layer}'s down-projection, {weight.weight:.3g}"
-    return f"{note}; entry {place}, writes {weight.share:.0%} of what its network adds there.".replace("%", " %")
+    return (
+        f"{note}; entry {place}, writes {weight.share:.0%} of what its network adds there.".replace(
+            "%", " %"
+        )
+    )
 
 
 def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = False) -> list[str]:
-    """Names of the tensors that are read to measure the heads of these layers and the embeddings."""
+    """Names of the tensors that are read to measure the heads of these layers and the
+    embeddings.
+    """
     tensors = [tensor for index in layers for tensor in model.attention_tensors(index)]
     tensors += [*model.embedding_tensors, *(model.output_tensors.values() if tokens_read else ())]
     return list(dict.fromkeys(tensor.name for tensor in tensors))
@@ -440,7 +559,11 @@ def other_stacks(model: Model) -> str:
     """The other attention stacks of a checkpoint, in a sentence; empty where there are none."""
     unread = {name: stack for name, stack in model.stacks.items() if not model.is_read(stack)}
     names = [name + " (not read)" * bool(stack.refusal) for name, stack in unread.items()]
-    return f"The file has other attention stacks, each a `tower` of its own: {', '.join(names)}." if names else ""
+    return (
+        f"The file has other attention stacks, each a `tower` of its own: {', '.join(names)}."
+        if names
+        else ""
+    )
 
 
 def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str = "") -> str:
@@ -466,10 +589,14 @@ class Audit(Result):
     d_model: int
     measured: MeasuredHeads
     findings: Findings  # the most severe first
-    directions: list[HeadDirections]  # tokens along every head's first directions; empty if not computed
+    directions: list[
+        HeadDirections
+    ]  # tokens along every head's first directions; empty if not computed
     notes: tuple[str, ...]  # what was left out, and why, in sentences
     standing: Standing  # percentiles of the heads among the heads of other checkpoints
-    removed: list[Removed] = field(default_factory=list)  # directions that were removed from what layers write or read
+    removed: list[Removed] = field(
+        default_factory=list
+    )  # directions that were removed from what layers write or read
     coverage: str = ""  # how much was read, in a sentence
     everything: Matrices | None = None  # all tensors, attention or not, with `all_tensors`
     roles: Roles = field(default_factory=dict)  # names of heads for what they do, by layer and head
@@ -482,7 +609,9 @@ class Audit(Result):
 
     @property
     def percentiles(self) -> Table:
-        """One row per head: its percentile in each measure among the heads of other checkpoints; see `Reference`."""
+        """One row per head: its percentile in each measure among the heads of other checkpoints;
+        see `Reference`.
+        """
         return self.standing.table
 
     @property
@@ -497,7 +626,11 @@ class Audit(Result):
         n_kv = int(self.heads["kv_head"].max()) + 1
         kv = f", {n_kv} key-value heads" if n_kv != heads.n_heads else ""
         routes = [*self.heads["qk_route"], *self.heads["vo_route"]]
-        by_qr = f"{routes.count('qr')} of {len(routes)} spectra took the accurate QR route." if "qr" in routes else ""
+        by_qr = (
+            f"{routes.count('qr')} of {len(routes)} spectra took the accurate QR route."
+            if "qr" in routes
+            else ""
+        )
         sentences = [f"{self.family}, {self._sizes}{kv}, width {self.d_model}.", self.coverage]
         return " ".join(filter(None, [*sentences, self.findings.headline, by_qr, *self.notes]))
 
@@ -513,7 +646,13 @@ class Audit(Result):
         caveats = [f"not in these numbers: {caveat}" for caveat in self.caveats]
         findings = [repr(self.findings)] if self.findings else []
         return "\n".join(
-            [self.lead, *findings, self.ranges().text(), f"W_QK: {UNSCALED[0].lower()}{UNSCALED[1:]}", *caveats]
+            [
+                self.lead,
+                *findings,
+                self.ranges().text(),
+                f"W_QK: {UNSCALED[0].lower()}{UNSCALED[1:]}",
+                *caveats,
+            ]
         )
 
     def ranges(self) -> Table:
@@ -522,14 +661,22 @@ class Audit(Result):
         for measure in self.measured.measures:
             values = self.heads[measure.name]
             if measure.name in SUMMARY and np.isfinite(values).any():
-                rows.append((measure.label, *np.percentile(values[np.isfinite(values)], (5, 50, 95))))
+                rows.append(
+                    (measure.label, *np.percentile(values[np.isfinite(values)], (5, 50, 95)))
+                )
         shares = self.heads["sink_share"] if "sink_share" in self.heads.names else np.empty(0)
         if np.isfinite(shares).any():
-            rows.append(("attention to token 0", *np.percentile(shares[np.isfinite(shares)], (5, 50, 95))))
-        return Table.of_rows(["measure", *(Column(name, format=".3g") for name in ("5 %", "median", "95 %"))], rows)
+            rows.append(
+                ("attention to token 0", *np.percentile(shares[np.isfinite(shares)], (5, 50, 95)))
+            )
+        return Table.of_rows(
+            ["measure", *(Column(name, format=".3g") for name in ("5 %", "median", "95 %"))], rows
+        )
 
     def summary(self) -> dict[str, str | int | float]:
-        """The checkpoint as one row of numbers: its sizes, the number of findings, medians over its heads."""
+        """The checkpoint as one row of numbers: its sizes, the number of findings, medians over its
+        heads.
+        """
         medians = {name: self.heads[name][np.isfinite(self.heads[name])] for name in SUMMARY}
         return {
             "family": self.family,
@@ -539,14 +686,21 @@ class Audit(Result):
             "findings": len(self.findings),
             **{f"{severity}s": count for severity, count in self.findings.severities.items()},
             "known": sum(bool(finding.known) for finding in self.findings),
-            **{name: float(np.median(known)) if len(known) else np.nan for name, known in medians.items()},
+            **{
+                name: float(np.median(known)) if len(known) else np.nan
+                for name, known in medians.items()
+            },
         }
 
     def as_json(self) -> dict[str, Any]:
         """The whole result as `weightscope audit --json` prints it; NaN as null."""
         texts = {name: getattr(self, name) for name in ("name", "caveats", "notes", "coverage")}
         tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
-        result = {"summary": self.summary(), "findings": self.findings.as_json(), "heads": self.heads.records()}
+        result = {
+            "summary": self.summary(),
+            "findings": self.findings.as_json(),
+            "heads": self.heads.records(),
+        }
         return dict(as_json(self.provenance.envelope(self.lead) | texts | tensors | result))
 
     def shown(self) -> list[Any]:

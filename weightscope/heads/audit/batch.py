@@ -1,8 +1,7 @@
 """Audits of many checkpoints into folders, and the reference that is made of many.
 
-An engine gets a task per layer, and one that ends each audit. Finished layers are on disk, one file each, so that a
-later run can continue an audit that was interrupted.
-"""
+An engine gets a task per layer, and one that ends each audit. Finished layers are on disk, one file
+each, so that a later run can continue an audit that was interrupted."""
 
 import csv
 import io
@@ -29,7 +28,13 @@ from weightscope.core.progress import bar, phase
 from weightscope.core.tables import Column, Link, Table
 from weightscope.heads.audit.audit import END, RESULTS, AuditOptions, conclude, measure_task
 from weightscope.heads.audit.measure import Arrays, MeasuredHeads
-from weightscope.heads.audit.reference import OWN, ComparableMatrices, Known, Reference, distribution
+from weightscope.heads.audit.reference import (
+    OWN,
+    ComparableMatrices,
+    Known,
+    Reference,
+    distribution,
+)
 from weightscope.heads.tensors.matrices import read_matrices
 from weightscope.model.model import Model
 from weightscope.model.run_identity import (
@@ -48,16 +53,18 @@ from weightscope.report.findings import SEVERITIES, fails, finding_kinds
 
 
 class FinishedLayers:
-    """A folder with one file per finished layer, named for the `identity` of everything that its numbers depend on.
+    """A folder with one file per finished layer, named for the `identity` of everything that its
+    numbers depend on.
 
-    Each file appears complete under its name or not at all. Layers of other weights or options are discarded; layers of
-    this identity are kept with `resume`.
-    """
+    Each file appears complete under its name or not at all. Layers of other weights or options are
+    discarded; layers of this identity are kept with `resume`."""
 
     left: list[int]  # layers that are not finished
     notice: str | None  # tells a person about discarded layers
 
-    def __init__(self, out: Path, identity: RunIdentity, layers: Sequence[int], resume: bool) -> None:
+    def __init__(
+        self, out: Path, identity: RunIdentity, layers: Sequence[int], resume: bool
+    ) -> None:
         self._layers = list(layers)
         self._identity = identity.digest.encode()
         self.folder = out / HIDDEN / f"layers-{identity.digest[:16]}"
@@ -99,8 +106,12 @@ class FinishedLayers:
         return LayersOnDisk(self, self._layers)
 
     def removed(self, layer: int) -> CheckpointError:
-        """What happened to a finished layer that is not there; possible where a folder cannot be locked."""
-        problem = f"layer {layer} was finished, and another audit of this folder has removed it since"
+        """What happened to a finished layer that is not there; possible where a folder cannot be
+        locked.
+        """
+        problem = (
+            f"layer {layer} was finished, and another audit of this folder has removed it since"
+        )
         return CheckpointError(f"{problem}; run one at a time", file=self.folder)
 
     def clear(self) -> None:
@@ -109,7 +120,9 @@ class FinishedLayers:
 
 
 class LayersOnDisk(Mapping[int, Arrays]):
-    """Finished layers, read whenever they are asked for; a worker on another machine is sent all of them."""
+    """Finished layers, read whenever they are asked for; a worker on another machine is sent all of
+    them.
+    """
 
     def __init__(self, finished: FinishedLayers, layers: Sequence[int]) -> None:
         self._finished, self._layers = finished, layers
@@ -153,7 +166,9 @@ def _notice(discarded: int, foreign: int, resume: bool) -> str | None:
 
 
 def layers_identity(model: Model, options: AuditOptions) -> RunIdentity:
-    """Everything that the numbers of a layer depend on: whether finished layers may be used again."""
+    """Everything that the numbers of a layer depend on: whether finished layers may be used
+    again.
+    """
     return RunIdentity.of_model(
         model,
         layers=options.layers_of(model),
@@ -164,17 +179,22 @@ def layers_identity(model: Model, options: AuditOptions) -> RunIdentity:
 
 
 def results_identity(model: Model, options: AuditOptions) -> RunIdentity:
-    """Everything that an audit's tables and page depend on: whether finished results may be kept."""
+    """Everything that an audit's tables and page depend on: whether finished results may be
+    kept.
+    """
     asked = asdict(options) | {"layers": options.layers_of(model)}
     read = {"reference": content_identity(Path(options.reference or OWN))}
     read |= {name: content_identity(path) for name, path in options.lists.items()}
-    return layers_identity(model, options).of_pages(model, Tokenizer.place_of(model), asked=asked, **read)
+    return layers_identity(model, options).of_pages(
+        model, Tokenizer.place_of(model), asked=asked, **read
+    )
 
 
 # Audits of a list
 
 REPORT = -1  # in place of a layer, in the key of the task that ends an audit
-KEPT = f"{HIDDEN}/summary.json"  # a checkpoint's row in a list's summary, for a later run that keeps its results
+# a checkpoint's row in a list's summary, for a later run that keeps its results
+KEPT = f"{HIDDEN}/summary.json"
 RESULT = f"{HIDDEN}/result.json"  # the audit as JSON, for the same
 DEEPEST = 6  # levels of a result in JSON
 
@@ -189,10 +209,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the audit of a checkpoint ended: with a report, with the results of an earlier run, or with an error."""
+    """How the audit of a checkpoint ended: with a report, with the results of an earlier run, or
+    with an error.
+    """
 
     job: Job
-    digest: str  # of everything that the results depend on; empty where the checkpoint could not be opened
+    # of everything that the results depend on; empty where the checkpoint could not be opened
+    digest: str
     summary: dict[str, Any] | None = None  # None where it failed
     text: str = ""  # the audit on a terminal; empty where an earlier run's results are kept
     error: Exception | None = None
@@ -201,15 +224,25 @@ class Outcome:
     def findings_that_fail(self, limits: Collection[str]) -> list[dict[str, Any]]:
         """The findings that fail a gate, as JSON; known ones do not count."""
         findings = self.result.get("findings", ())
-        return [finding for finding in findings if not finding.get("known") and fails(finding["kind"], limits)]
+        return [
+            finding
+            for finding in findings
+            if not finding.get("known") and fails(finding["kind"], limits)
+        ]
 
     @property
     def problem(self) -> str:
-        """The error in one line; an error that is not about the input is a defect, and its type is named."""
+        """The error in one line; an error that is not about the input is a defect, and its type is
+        named.
+        """
         if self.error is None:
             return ""
         text = one_line(self.error)
-        return text if isinstance(self.error, CheckpointError) else f"{type(self.error).__name__}: {text}"
+        return (
+            text
+            if isinstance(self.error, CheckpointError)
+            else f"{type(self.error).__name__}: {text}"
+        )
 
 
 @dataclass(frozen=True)
@@ -231,22 +264,30 @@ def audit_list(
     say: Callable[[str], None] = lambda line: None,
     names: Sequence[str] | None = None,
 ) -> Iterator[Outcome]:
-    """Audit every source into OUT/NAME (by default as `folder_names` names it); yield each outcome as it ends.
+    """Audit every source into OUT/NAME (by default as `folder_names` names it); yield each outcome
+    as it ends.
 
-    summary.csv has one row per checkpoint that has ended, the most severe first; summary.html is written at the end.
-    """
+    summary.csv has one row per checkpoint that has ended, the most severe first; summary.html is
+    written at the end."""
     from weightscope.heads.audit.page import write_summary_page
 
     names = names or folder_names([source.source for source in sources])
     jobs = [Job(source, out / name) for source, name in zip(sources, names, strict=True)]
     ended: dict[Job, Outcome] = {}
     with OutputFolder(out, names=RESERVED) as folder:
-        for outcome in audit_all(jobs, options, engine, resume, lambda job, line: say(f"{job.out.name}: {line}")):
+        for outcome in audit_all(
+            jobs, options, engine, resume, lambda job, line: say(f"{job.out.name}: {line}")
+        ):
             ended[outcome.job] = outcome
             summary = summary_of([ended[job] for job in jobs if job in ended])
             folder.table("summary.csv", summary)
             yield outcome
-        read = [source for job in jobs if job in ended for source in ended[job].result.get("sources", ())]
+        read = [
+            source
+            for job in jobs
+            if job in ended
+            for source in ended[job].result.get("sources", ())
+        ]
         write_summary_page(folder, summary, Provenance().of_all(read))
 
 
@@ -268,12 +309,19 @@ def audit_all(
             while waiting or engine.busy:
                 if waiting and engine.hungry:
                     number, job = waiting.popleft()
-                    running[number] = _run(number, job, options, engine, resume, partial(say, job), layers)
+                    running[number] = _run(
+                        number, job, options, engine, resume, partial(say, job), layers
+                    )
                     go_on = partial(next, running[number])
                 else:
-                    # The task that ends an audit shows its progress itself, unless it is in another process.
+                    # The task that ends an audit shows its progress itself, unless it is in another
+                    # process.
                     unseen = engine.elsewhere and layers.n == layers.total
-                    with phase("finding tokens and what stands out, drawing figures") if unseen else nullcontext():
+                    with (
+                        phase("finding tokens and what stands out, drawing figures")
+                        if unseen
+                        else nullcontext()
+                    ):
                         (number, index), value, error = engine.next()
                     go_on = partial(running[number].send, (index, value, error))
                 try:
@@ -292,22 +340,35 @@ _Run = Generator[None, tuple[int, Any, Exception | None], Outcome]
 
 
 def _run(
-    number: int, job: Job, options: AuditOptions, engine: Engine, resume: bool, say: Callable[[str], None], layers: Any
+    number: int,
+    job: Job,
+    options: AuditOptions,
+    engine: Engine,
+    resume: bool,
+    say: Callable[[str], None],
+    layers: Any,
 ) -> _Run:
-    """The audit of one checkpoint: submits tasks, and is sent (index, value, error) of each as it ends."""
+    """The audit of one checkpoint: submits tasks, and is sent (index, value, error) of each as it
+    ends.
+    """
     digest, left = "", []
     try:
         model = job.source.open()
         baseline, options = options.baseline, options.of_folder(job.out.name)
         if baseline is not None and options.baseline is None:
             say(f"{baseline} has no folder {job.out.name}: all of its findings are new")
-        options.entries()  # lists of known findings that cannot be read are refused before the work starts
+        # lists of known findings that cannot be read are refused before the work starts
+        options.entries()
         of_layers, of_results = layers_identity(model, options), results_identity(model, options)
         provenance = Provenance.of(model.checkpoint)
         digest, folder = of_results.digest, OutputFolder(job.out, of_results.facts, RESULTS)
         if resume and (earlier := _earlier(folder)) is not None:
-            return Outcome(job, digest, earlier.summary, result=_of_this_run(earlier.result, provenance))
-        get_model = job.source.as_seen(model).elsewhere if engine.elsewhere else partial(_itself, model)
+            return Outcome(
+                job, digest, earlier.summary, result=_of_this_run(earlier.result, provenance)
+            )
+        get_model = (
+            job.source.as_seen(model).elsewhere if engine.elsewhere else partial(_itself, model)
+        )
         with folder:
             finished = FinishedLayers(job.out, of_layers, options.layers_of(model), resume)
             if finished.notice is not None:
@@ -315,13 +376,17 @@ def _run(
             left = finished.left
             layers.total += len(left)
             for index, following in pairwise((*left, END)):
-                ahead = None if engine.elsewhere else following  # another process may measure that one
+                ahead = (
+                    None if engine.elsewhere else following
+                )  # another process may measure that one
                 engine.submit((number, index), measure_task, get_model, index, options, ahead)
             while left:
                 index, measured = _value_of((yield))
                 finished.put(index, arrays_of(measured, f"layer {index}"))
                 layers.update()
-            engine.submit((number, REPORT), report_task, get_model, finished.all(), options, provenance)
+            engine.submit(
+                (number, REPORT), report_task, get_model, finished.all(), options, provenance
+            )
             report = report_of(_value_of((yield))[1])
             folder.add(report.files)
             folder.json(KEPT, report.summary)
@@ -343,7 +408,9 @@ def report_task(
 ) -> Report:
     """The task that ends a checkpoint's audit: findings, tables, figures and page, as bytes."""
     audit, files = conclude(get_model(), layers, options), Files()
-    audit = replace(audit, provenance=provenance or audit.provenance)  # a worker does not know the command
+    audit = replace(
+        audit, provenance=provenance or audit.provenance
+    )  # a worker does not know the command
     audit.write_report(files)  # figures come no later than the numbers
     with phase("writing tables"):
         audit.write_tables(files)
@@ -351,7 +418,9 @@ def report_task(
 
 
 def _of_this_run(result: Mapping[str, Any], provenance: Provenance) -> dict[str, Any]:
-    """A result of a worker or an earlier run, with the sources that this process has opened and its command."""
+    """A result of a worker or an earlier run, with the sources that this process has opened and its
+    command.
+    """
     return {**result, **provenance.envelope(result.get("lead", ""))}
 
 
@@ -367,14 +436,17 @@ def _itself(model: Model) -> Model:
     return model
 
 
-# A worker may run another version, or be hostile. Its messages are pickles, and unpickling one may run code: these
-# checks do not make an untrusted network safe (docs/scale.md). They keep malformed results out, and files inside their
-# folder.
+# A worker may run another version, or be hostile. Its messages are pickles, and unpickling one may
+# run code: these checks do not make an untrusted network safe (docs/scale.md). They keep malformed
+# results out, and files inside their folder.
 
 PARTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "files": (
         "files by name",
-        lambda files: isinstance(files, dict) and all(isinstance(content, bytes) for content in files.values()),
+        lambda files: (
+            isinstance(files, dict)
+            and all(isinstance(content, bytes) for content in files.values())
+        ),
     ),
     "text": (
         "lines that a terminal can show",
@@ -382,17 +454,26 @@ PARTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "summary": (
         "a row of plain values",
-        lambda row: isinstance(row, dict) and all(type(value) in (str, int, float) for value in row.values()),
+        lambda row: (
+            isinstance(row, dict)
+            and all(type(value) in (str, int, float) for value in row.values())
+        ),
     ),
     "result": (
         "JSON with findings of known kinds",
-        lambda result: isinstance(result, dict) and _is_json(result) and _are_findings(result.get("findings", [])),
+        lambda result: (
+            isinstance(result, dict)
+            and _is_json(result)
+            and _are_findings(result.get("findings", []))
+        ),
     ),
 }  # of a report: what each has to be
 
 
 def report_of(answer: Any) -> Report:
-    """A worker's last answer, if it is a report whose parts have the expected types and safe names."""
+    """A worker's last answer, if it is a report whose parts have the expected types and safe
+    names.
+    """
     if type(answer) is not Report:
         raise unexpected("its report", type(answer).__name__, "a report")
     for name, (expected, is_valid) in PARTS.items():
@@ -400,13 +481,17 @@ def report_of(answer: Any) -> Report:
             raise unexpected("its report", type(part).__name__, expected)
     for name in answer.files:
         if not isinstance(name, str) or not _is_result(name):
-            raise CheckpointError(f"a worker names a file '{printable(name)[:100]}', which is not a result's name")
+            raise CheckpointError(
+                f"a worker names a file '{printable(name)[:100]}', which is not a result's name"
+            )
     return answer
 
 
 def _is_result(name: str) -> bool:
     """A plain name, or one within folders of plain names: nothing absolute, nothing hidden."""
-    return "\\" not in name and all(part and part.isprintable() and part[0] != "." for part in name.split("/"))
+    return "\\" not in name and all(
+        part and part.isprintable() and part[0] != "." for part in name.split("/")
+    )
 
 
 def _is_json(value: Any, depth: int = 0) -> bool:
@@ -435,7 +520,9 @@ COUNTS = ("layers", "heads", "d_model", "findings", *BY_SEVERITY)
 
 
 def _earlier(folder: OutputFolder) -> Report | None:
-    """Summary and result of an earlier run of the same run identity; None if it is not finished or malformed."""
+    """Summary and result of an earlier run of the same run identity; None if it is not finished or
+    malformed.
+    """
     if not folder.is_finished("heads.csv", "report.html", KEPT, RESULT):
         return None
     try:
@@ -444,8 +531,14 @@ def _earlier(folder: OutputFolder) -> Report | None:
     except (CheckpointError, ValueError, RecursionError):
         return None
     family, n_findings = summary.get("family"), len(result.get("findings", ()))
-    counted = all(type(summary.get(name)) is int for name in COUNTS) and summary["findings"] == n_findings
-    return Report({}, "", summary, result) if counted and isinstance(family, str) and family.isprintable() else None
+    counted = (
+        all(type(summary.get(name)) is int for name in COUNTS) and summary["findings"] == n_findings
+    )
+    return (
+        Report({}, "", summary, result)
+        if counted and isinstance(family, str) and family.isprintable()
+        else None
+    )
 
 
 SUMMARY = (
@@ -458,7 +551,8 @@ SUMMARY = (
 
 
 def summary_of(outcomes: Sequence[Outcome]) -> Table:
-    """One row per checkpoint: how its audit ended, its sizes, and medians over its heads. Its csv() is summary.csv.
+    """One row per checkpoint: how its audit ended, its sizes, and medians over its heads. Its csv()
+    is summary.csv.
 
     Failed ones come first, then those with most errors, most warnings, most notes.
     """
@@ -473,20 +567,26 @@ def summary_of(outcomes: Sequence[Outcome]) -> Table:
     for outcome in sorted(outcomes, key=severity, reverse=True):
         name, source = outcome.job.out.name, outcome.job.source.given or outcome.job.source.source
         cells = {
-            "name": Link(f"{name}/report.html", name), "source": source, "error": outcome.problem,
-            "status": "failed" if outcome.summary is None else "ok", "plan": outcome.digest,
-        } | (outcome.summary or {})  # fmt: skip
+            "name": Link(f"{name}/report.html", name),
+            "source": source,
+            "error": outcome.problem,
+            "status": "failed" if outcome.summary is None else "ok",
+            "plan": outcome.digest,
+        } | (outcome.summary or {})
         rows.append([cells.get(column.name, "") for column in SUMMARY])
     return Table.of_rows(SUMMARY, rows)
 
 
-# A reference made from a list of checkpoints: each is measured, and identified by a digest of its weights.
+# A reference made from a list of checkpoints: each is measured, and identified by a digest of its
+# weights.
 COLUMNS = tuple(field.name for field in fields(Known))
 MEASURED = AuditOptions(deltas=(0,), directions=0)  # a reference has no measures of rotated maps
 
 
 def read_checkpoints(path: Path) -> list[dict[str, str]]:
-    """One dictionary per checkpoint of a list: a .csv with a column `source`, or a text file of sources."""
+    """One dictionary per checkpoint of a list: a .csv with a column `source`, or a text file of
+    sources.
+    """
     if path.suffix.lower() != ".csv":
         rows = [{"source": source} for source in read_list(path)]
     else:
@@ -494,15 +594,24 @@ def read_checkpoints(path: Path) -> list[dict[str, str]]:
             with io.TextIOWrapper(regular_file(path), encoding="utf-8-sig", newline="") as file:
                 reader = csv.DictReader(file, strict=True)
                 columns = list(reader.fieldnames or [])
-                rows = [{name: value or "" for name, value in row.items() if name in COLUMNS} for row in reader]
+                rows = [
+                    {name: value or "" for name, value in row.items() if name in COLUMNS}
+                    for row in reader
+                ]
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise CheckpointError(f"cannot be read as a list of checkpoints ({error})", file=path) from None
+            raise CheckpointError(
+                f"cannot be read as a list of checkpoints ({error})", file=path
+            ) from None
         if "source" not in columns or set(columns) - set(COLUMNS):
             expected = f"source and any of {', '.join(COLUMNS)} are expected"
-            raise CheckpointError(f"has the columns {printable(', '.join(columns))}; {expected}", file=path)
+            raise CheckpointError(
+                f"has the columns {printable(', '.join(columns))}; {expected}", file=path
+            )
     sources = [row["source"] for row in rows]
     if not all(sources) or not sources or len(set(sources)) < len(sources):
-        raise CheckpointError("must name at least one checkpoint, each once, without empty lines", file=path)
+        raise CheckpointError(
+            "must name at least one checkpoint, each once, without empty lines", file=path
+        )
     return [
         {"name": name} | {key: value for key, value in row.items() if value}
         for name, row in zip(folder_names(sources), rows, strict=True)
@@ -521,24 +630,32 @@ def _distributions(
         Source.named(row["source"]).open() for row in rows
     ]  # so that a missing one is noticed before the first is measured
     digests: dict[str, str] = {}
-    with bar(what="layers", unit="layer", total=sum(len(model.own_layers) for model in models)) as layers:
+    with bar(
+        what="layers", unit="layer", total=sum(len(model.own_layers) for model in models)
+    ) as layers:
         for row, model in zip(rows, models, strict=True):
             known = _known(row, model)
             if known.sha256 in digests:
                 same = f"{known.name} and {digests[known.sha256]}"
-                raise CheckpointError(f"{same} have the same weights, which may be listed only once")
+                raise CheckpointError(
+                    f"{same} have the same weights, which may be listed only once"
+                )
             digests[known.sha256] = known.name
             measured = {}
             for index in model.own_layers:
                 measured[index] = measure_task(lambda model=model: model, index, MEASURED)  # type: ignore[misc]
                 layers.update()
             of_heads = distribution(MeasuredHeads(measured, model.config.d_model))
-            of_matrices = ComparableMatrices.of(read_matrices(model)).distribution() if all_tensors else {}
+            of_matrices = (
+                ComparableMatrices.of(read_matrices(model)).distribution() if all_tensors else {}
+            )
             yield known, of_heads | of_matrices
 
 
 def _known(row: dict[str, str], model: Model) -> Known:
-    """What a reference records of a checkpoint; its weights must have the digest in the list, if that has one."""
+    """What a reference records of a checkpoint; its weights must have the digest in the list, if
+    that has one.
+    """
     digest = weights_digest(model)
     if row.get("sha256", digest) != digest:
         problem = f"has weights with SHA-256 {digest}; the list says {row['sha256'][:64]}"

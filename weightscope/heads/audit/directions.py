@@ -1,4 +1,6 @@
-"""The tokens along every head's first singular directions; the embeddings are streamed once per group of layers."""
+"""The tokens along every head's first singular directions; the embeddings are streamed once per
+group of layers.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,13 +18,22 @@ from weightscope.core.errors import CheckpointError, printable
 from weightscope.core.progress import bar
 from weightscope.heads.audit.measure import MAPS, Arrays, MeasuredHeads
 from weightscope.model.layers.layer import Head
-from weightscope.model.metrics.spaces import Block, Directions, Nearest, directions_from, nearest_rows
+from weightscope.model.metrics.spaces import (
+    Block,
+    Directions,
+    Nearest,
+    directions_from,
+    nearest_rows,
+)
 from weightscope.model.model import Model
 from weightscope.model.text.tokenizer import Tokenizer, token_names
 from weightscope.report.findings import Finding, Findings
 
-DEFAULT = 2  # directions or blocks of each map for which tokens are found, unless another number is requested
-AFFORDABLE = 4e11  # multiply-adds, a few seconds; for a larger model tokens are found on request only
+# directions or blocks of each map for which tokens are found, unless another number is requested
+DEFAULT = 2
+AFFORDABLE = (
+    4e11  # multiply-adds, a few seconds; for a larger model tokens are found on request only
+)
 VECTOR_BYTES = 64 << 20  # of singular vectors in memory at a time
 TOKENS = 8  # named per side
 TOKENS_IN_FINDING = 3
@@ -32,29 +43,39 @@ SIDES = {"qk": ("query", "key"), "vo": ("reads", WRITES)}
 
 @dataclass(frozen=True)
 class TokenRows:
-    """An embedding or unembedding with which one side of the heads' maps is compared: one row per token."""
+    """An embedding or unembedding with which one side of the heads' maps is compared: one row per
+    token.
+    """
 
     tensor: str  # its name in the file
     n_tokens: int
-    blocks: Callable[[], Iterable[tuple[int, np.ndarray]]]  # streams the rows, with the index of the first in the block
+    blocks: Callable[
+        [], Iterable[tuple[int, np.ndarray]]
+    ]  # streams the rows, with the index of the first in the block
     unit: str = "cosines"  # or "logits": what a direction of length one adds to each logit
     centred: bool = False  # the mean of each row is subtracted first
 
     def nearest(self, spaces: Iterable[np.ndarray]) -> list[tuple[Nearest, Nearest]]:
         """The rows along each space, and against it."""
-        with bar(what="tokens along directions", unit="row", total=self.n_tokens, unit_scale=True) as progress:
+        with bar(
+            what="tokens along directions", unit="row", total=self.n_tokens, unit_scale=True
+        ) as progress:
 
             def blocks() -> Iterator[tuple[int, np.ndarray]]:
                 for first, rows in self.blocks():
                     yield first, rows
                     progress.update(len(rows))
 
-            return nearest_rows(blocks(), spaces, TOKENS, self.centred, by_cosine=self.unit == "cosines")
+            return nearest_rows(
+                blocks(), spaces, TOKENS, self.centred, by_cosine=self.unit == "cosines"
+            )
 
 
 @dataclass(frozen=True)
 class Line:
-    """The tokens of one direction, or of one block of directions with near-equal singular values, of a head's map."""
+    """The tokens of one direction, or of one block of directions with near-equal singular values,
+    of a head's map.
+    """
 
     map: str
     block: Block  # the singular values; their vectors are not kept
@@ -64,11 +85,22 @@ class Line:
     @property
     def title(self) -> str:
         """`W_QK, σ1 = 3.12`, or the range of a block."""
-        w, first, last, values = MAPS[self.map], self.block.start + 1, self.block.stop, self.block.values
+        w, first, last, values = (
+            MAPS[self.map],
+            self.block.start + 1,
+            self.block.stop,
+            self.block.values,
+        )
         if self.block.single:
             return f"{w}, σ{first} = {values[0]:.3g}"
-        title = f"{w}, σ{first} to σ{last} = {values[0]:.3g} to {values[-1]:.3g}: near-equal, one space"
-        return f"{title} of {len(values)} directions, too wide to name tokens" if self.block.wide else title
+        title = (
+            f"{w}, σ{first} to σ{last} = {values[0]:.3g} to {values[-1]:.3g}: near-equal, one space"
+        )
+        return (
+            f"{title} of {len(values)} directions, too wide to name tokens"
+            if self.block.wide
+            else title
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in directions.json."""
@@ -96,11 +128,17 @@ class HeadDirections:
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in directions.json."""
-        return {"layer": self.layer, "head": self.head, "lines": [line.as_json() for line in self.lines]}
+        return {
+            "layer": self.layer,
+            "head": self.head,
+            "lines": [line.as_json() for line in self.lines],
+        }
 
 
 def how_many_read(model: Model, layers: Sequence[int], asked: int | None) -> int:
-    """The number of directions or blocks of each map for which tokens are found; reads headers only."""
+    """The number of directions or blocks of each map for which tokens are found; reads headers
+    only.
+    """
     if asked == 0 or model.family.memory is not None:
         return 0
     n_tokens = []
@@ -117,7 +155,9 @@ def how_many_read(model: Model, layers: Sequence[int], asked: int | None) -> int
 def directions_of(
     model: Model, heads: MeasuredHeads, asked: int | None
 ) -> tuple[list[HeadDirections], tuple[str, ...]]:
-    """For every head, the tokens along the first directions of W_QK and W_VO; notes on how, or why there are none."""
+    """For every head, the tokens along the first directions of W_QK and W_VO; notes on how, or why
+    there are none.
+    """
     if asked == 0:
         return [], ("Tokens along singular directions were not requested.",)
     if model.family.memory is not None:
@@ -127,7 +167,9 @@ def directions_of(
         return [], (note,)
     how_many = how_many_read(model, heads.layers.tolist(), asked)
     if not how_many:
-        return [], ("For a model of this size, tokens along singular directions are found only on request.",)
+        return [], (
+            "For a model of this size, tokens along singular directions are found only on request.",
+        )
     tokenizer = Tokenizer.at_hand(model)
     names = token_names(tokenizer)
     name = cache(lambda row: printable(names(row)))  # many directions share their tokens
@@ -138,7 +180,9 @@ def directions_of(
 
 
 def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:
-    """The rows for what heads read and for what they write, None where the checkpoint has neither, and a note."""
+    """The rows for what heads read and for what they write, None where the checkpoint has neither,
+    and a note.
+    """
     norm = model.family.norm_of(model.attention_layers[-1])
     centred = norm is not None and norm.centred
     read = written = None
@@ -151,19 +195,29 @@ def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:
         problems.append(str(error))
     try:
         unembedding = model.unembedding
-        written = TokenRows(unembedding.tensor.name, unembedding.n_tokens, unembedding.blocks, "logits")
+        written = TokenRows(
+            unembedding.tensor.name, unembedding.n_tokens, unembedding.blocks, "logits"
+        )
         described = unembedding.described
     except CheckpointError as error:
         problems.append(str(error))
     problem = problems[0].removeprefix(f"{model.checkpoint.name}: ") if problems else ""
     if read is not None and written is not None:
         input_side = f"what heads read is compared with the input embedding ({read.tensor})"
-        return read, written, f"Tokens: {input_side}; what they write is read as logits, through {described}."
+        return (
+            read,
+            written,
+            f"Tokens: {input_side}; what they write is read as logits, through {described}.",
+        )
     if read is not None:
         note = f"the input embedding ({read.tensor}) for what heads read and for what they write: {problem}"
         return read, read, f"Tokens: {note}."
     if written is not None:
-        return written, written, f"Tokens: {described}, for what heads write and for what they read: {problem}."
+        return (
+            written,
+            written,
+            f"Tokens: {described}, for what heads write and for what they read: {problem}.",
+        )
     return None, None, f"Directions have no tokens: {problem}."
 
 
@@ -172,11 +226,15 @@ def _in_stream(model: Model) -> Iterable[tuple[int, np.ndarray]]:
     return ((first, model.into_stream(block)) for first, block in model.embeddings.blocks())
 
 
-Group = dict[tuple[int, int], list[tuple[str, Directions]]]  # by layer and head: a head's maps and their directions
+Group = dict[
+    tuple[int, int], list[tuple[str, Directions]]
+]  # by layer and head: a head's maps and their directions
 
 
 def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Group]:
-    """The directions of all heads, in groups of layers with about `VECTOR_BYTES`; whoever takes one empties it."""
+    """The directions of all heads, in groups of layers with about `VECTOR_BYTES`; whoever takes one
+    empties it.
+    """
     layers = measured.layers.tolist()
 
     def of_head(head: Head, arrays: Arrays) -> list[tuple[str, Directions]]:
@@ -186,34 +244,52 @@ def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Gr
             none = np.empty((*spectra.shape, 0))
             sides = (arrays.get(f"{name}_{side}", none) for side in ("left", "right"))  # (H, r, k)
             s, left, right = (array[head.index][: w.rank_bound] for array in (spectra, *sides))
-            directions += [(name, direction) for direction in directions_from(w, s, left, right, how_many)]
+            directions += [
+                (name, direction) for direction in directions_from(w, s, left, right, how_many)
+            ]
         return directions
 
     def of_layer(index: int) -> Iterator[tuple[tuple[int, int], list[tuple[str, Directions]]]]:
-        heads, of_one = copy(model).layer(index).heads, partial(of_head, arrays=measured.by_layer[index])
-        yield from zip(((index, head) for head in range(len(heads))), in_threads(of_one, heads), strict=True)
+        heads, of_one = (
+            copy(model).layer(index).heads,
+            partial(of_head, arrays=measured.by_layer[index]),
+        )
+        yield from zip(
+            ((index, head) for head in range(len(heads))), in_threads(of_one, heads), strict=True
+        )
 
     group: Group = {}
     n_bytes = 0
-    for layer, following in bar(pairwise((*layers, None)), "directions", "layer", total=len(layers)):
+    for layer, following in bar(
+        pairwise((*layers, None)), "directions", "layer", total=len(layers)
+    ):
         hand_back()
         coming = () if following is None else model.attention_tensors(following)
         with model.checkpoint.prefetching([tensor.name for tensor in coming]):
             for head, directions in of_layer(layer):
                 group[head] = directions
-                n_bytes += sum(direction.left.nbytes + direction.right.nbytes for _, direction in directions)
+                n_bytes += sum(
+                    direction.left.nbytes + direction.right.nbytes for _, direction in directions
+                )
         if n_bytes >= VECTOR_BYTES or layer == layers[-1]:
             yield group
             n_bytes = 0
     hand_back()
 
 
-def _with_tokens(group: Group, name: Callable[[int], str], read: TokenRows, written: TokenRows) -> list[HeadDirections]:
+def _with_tokens(
+    group: Group, name: Callable[[int], str], read: TokenRows, written: TokenRows
+) -> list[HeadDirections]:
     """The tokens of a group of heads, which is emptied; all rows are streamed once."""
-    blocks = {head: [(map_name, direction.block) for map_name, direction in maps] for head, maps in group.items()}
+    blocks = {
+        head: [(map_name, direction.block) for map_name, direction in maps]
+        for head, maps in group.items()
+    }
     spaces = _spaces(group, read, written)
     group.clear()
-    nearest = {rows: iter(rows.nearest(_taken(of_rows))) for rows, of_rows in spaces.items() if of_rows}
+    nearest = {
+        rows: iter(rows.nearest(_taken(of_rows))) for rows, of_rows in spaces.items() if of_rows
+    }
 
     def line(map_name: str, block: Block) -> Line:
         sides: list[tuple[str, TokenRows, Nearest, list[str]]] = []
@@ -231,10 +307,14 @@ def _with_tokens(group: Group, name: Callable[[int], str], read: TokenRows, writ
     ]
 
 
-def _spaces(group: Group, read: TokenRows, written: TokenRows) -> dict[TokenRows, deque[np.ndarray]]:
+def _spaces(
+    group: Group, read: TokenRows, written: TokenRows
+) -> dict[TokenRows, deque[np.ndarray]]:
     """The spaces (d, k) that are compared with the rows of each kind."""
     spaces: dict[TokenRows, deque[np.ndarray]] = {read: deque(), written: deque()}
-    for map_name, direction in (pair for maps in group.values() for pair in maps if not pair[1].block.wide):
+    for map_name, direction in (
+        pair for maps in group.values() for pair in maps if not pair[1].block.wide
+    ):
         for side, space in zip(SIDES[map_name], (direction.left, direction.right), strict=True):
             spaces[written if side == WRITES else read].append(space)
     return spaces
@@ -249,15 +329,23 @@ def _taken(spaces: deque[np.ndarray]) -> Iterator[np.ndarray]:
 def with_tokens(findings: Findings, directions: Sequence[HeadDirections]) -> Findings:
     """The findings; spectral spikes name the tokens along their first direction."""
     first: dict[tuple[int | None, int | None, str | None], Line] = {
-        (head.layer, head.head, line.map): line for head in directions for line in reversed(head.lines)
+        (head.layer, head.head, line.map): line
+        for head in directions
+        for line in reversed(head.lines)
     }
 
     def with_first(finding: Finding) -> Finding:
-        head = next((member.index for member in finding.members if member.number == finding.number), finding.head)
+        head = next(
+            (member.index for member in finding.members if member.number == finding.number),
+            finding.head,
+        )
         line = first.get((finding.layer, head, finding.map))
         if finding.kind != "spectral_spike" or line is None or not line.sides:
             return finding
-        sides = (f"{name} {', '.join(map(repr, tokens[:TOKENS_IN_FINDING]))}" for name, _, _, tokens in line.sides)
+        sides = (
+            f"{name} {', '.join(map(repr, tokens[:TOKENS_IN_FINDING]))}"
+            for name, _, _, tokens in line.sides
+        )
         return replace(finding, text=f"{finding.text} Along it: {'; '.join(sides)}.")
 
     return Findings(map(with_first, findings))

@@ -1,13 +1,14 @@
 """Heads that read and write, or score, in nearly the same spaces: one finding for each cluster.
 
-A copy also has nearly the same map: of the same sign, and alike in its weakest direction too. Heads with like spaces
-and another map are a note. Where two heads share keys or values, that factor proves nothing: the other is judged.
+A copy also has nearly the same map: of the same sign, and alike in its weakest direction too. Heads
+with like spaces and another map are a note. Where two heads share keys or values, that factor
+proves nothing: the other is judged.
 
-Sketches of all heads are compared with each other; those that look alike are then compared exactly, unless they are in
-one cluster already, so that equal heads cost one comparison each and not one per pair. Two layers are in memory, and
-comparisons are ordered so that a layer that repeats another is read once for all its heads. Layers that repeat each
-other head by head, as in a model that was made deeper by copying layers, are one finding.
-"""
+Sketches of all heads are compared with each other; those that look alike are then compared exactly,
+unless they are in one cluster already, so that equal heads cost one comparison each and not one per
+pair. Two layers are in memory, and comparisons are ordered so that a layer that repeats another is
+read once for all its heads. Layers that repeat each other head by head, as in a model that was made
+deeper by copying layers, are one finding."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,11 +32,18 @@ from weightscope.model.metrics.spaces import alike
 from weightscope.model.model import Model
 from weightscope.report.findings import Finding, Member, finding, spans
 
-WORTH_A_LOOK = 0.7  # correlation of sketches above which the exact angles are computed; its own error is about 0.06
-PARALLEL = 0.8  # mean squared cosine of principal angles, minus chance, above which two spaces are called parallel
-COPY = 0.9  # Frobenius cosine of two maps above which one is called a copy: they differ by less than half a norm
-FARTHEST = np.radians(60)  # and their largest angle: every direction of one has half its length in the other
-UNLIKE_A_HEAD = 16  # exact comparisons of a head that find nothing before it is given up; the most alike come first
+# correlation of sketches above which the exact angles are computed; its own error is about 0.06
+WORTH_A_LOOK = 0.7
+# mean squared cosine of principal angles, minus chance, above which two spaces are called parallel
+PARALLEL = 0.8
+# Frobenius cosine of two maps above which one is called a copy: they differ by less than half a
+# norm
+COPY = 0.9
+FARTHEST = np.radians(
+    60
+)  # and their largest angle: every direction of one has half its length in the other
+# exact comparisons of a head that find nothing before it is given up; the most alike come first
+UNLIKE_A_HEAD = 16
 LAYERS_NAMED = 8  # layers whose heads a text lists; findings.csv has all
 SKETCHES = {"qk": ("q_sketch", "k_sketch"), "vo": ("v_sketch", "o_sketch")}
 
@@ -49,7 +57,8 @@ class Likeness(NamedTuple):
 
     overlap: float  # mean squared cosine of the principal angles, of the side where it is lower
     angle: float  # the largest principal angle, radians
-    cosine: float  # Frobenius, of the two maps; of the factor that the heads do not share where they share one
+    # Frobenius, of the two maps; of the factor that the heads do not share where they share one
+    cosine: float
     unshared: str = ""  # that factor
 
     @property
@@ -62,11 +71,20 @@ Numbered = tuple[list[int], Likeness]
 Cluster = tuple[list[Place], Likeness]
 
 
-@finding("duplicate_heads", "duplicate heads", severity="warning", rank=160,
-         look_next="Compare the two heads' attention on text; copied layers and unbroken symmetry look like "
-                   "this.")  # fmt: skip
-@finding("alike_heads", "heads with nearly the same spaces", rank=20,
-         look_next="Compare the two heads' attention on text: alike in their spaces, they are not copies.")  # fmt: skip
+@finding(
+    "duplicate_heads",
+    "duplicate heads",
+    severity="warning",
+    rank=160,
+    look_next="Compare the two heads' attention on text; copied layers and unbroken symmetry look like "
+    "this.",
+)
+@finding(
+    "alike_heads",
+    "heads with nearly the same spaces",
+    rank=20,
+    look_next="Compare the two heads' attention on text: alike in their spaces, they are not copies.",
+)
 def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """One finding per cluster of heads in which each has the spaces of the next."""
     layers, n_heads = heads.layers.tolist(), heads.n_heads
@@ -78,10 +96,15 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
             del held[index]  # before another is read
         for index in {*indices} - {*held}:
             held[index] = copy(model).layer(index)  # a copy, because a model caches its last layer
-        return [held[index].head(number % n_heads) for index, number in zip(indices, numbers, strict=True)]
+        return [
+            held[index].head(number % n_heads)
+            for index, number in zip(indices, numbers, strict=True)
+        ]
 
     for name, sketches in SKETCHES.items():
-        first, second = (heads.arrays[sketch].reshape(len(layers) * n_heads, -1) for sketch in sketches)
+        first, second = (
+            heads.arrays[sketch].reshape(len(layers) * n_heads, -1) for sketch in sketches
+        )
 
         similar: dict[tuple[int, int], Likeness] = {}
 
@@ -98,13 +121,17 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
         copied = list(clusters(first, second, copies, n_heads))
         cluster_of = {number: i for i, (numbers, _) in enumerate(copied) for number in numbers}
         apart = {
-            (a, b): likeness for (a, b), likeness in similar.items() if cluster_of.get(a, -1) != cluster_of.get(b, -2)
+            (a, b): likeness
+            for (a, b), likeness in similar.items()
+            if cluster_of.get(a, -1) != cluster_of.get(b, -2)
         }
         for kind, groups in (("duplicate_heads", copied), ("alike_heads", joined(apart))):
             by_layers: dict[tuple[int, ...], list[Cluster]] = {}
             for numbers, likeness in groups:
                 places = [(layers[number // n_heads], number % n_heads) for number in numbers]
-                by_layers.setdefault(tuple(layer for layer, _ in places), []).append((places, likeness))
+                by_layers.setdefault(tuple(layer for layer, _ in places), []).append(
+                    (places, likeness)
+                )
             for repeated, alike_heads in by_layers.items():
                 # One head of each layer per cluster, for all heads: the layers repeat each other.
                 if len(alike_heads) == n_heads > 1 and len(set(repeated)) == len(repeated):
@@ -114,21 +141,28 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
 
 
 def clusters(
-    first: np.ndarray, second: np.ndarray, compare: Callable[[int, int], Likeness | None], n_heads: int = 1
+    first: np.ndarray,
+    second: np.ndarray,
+    compare: Callable[[int, int], Likeness | None],
+    n_heads: int = 1,
 ) -> Iterator[Numbered]:
-    """Clusters of linked rows with the least likeness of a link: first, second (n, s) sketches of both sides.
+    """Clusters of linked rows with the least likeness of a link: first, second (n, s) sketches of
+    both sides.
 
-    Each of a layer's `n_heads` rows is compared with the one most like it, in the order of their layers, then each with
-    the next.
-    """
+    Each of a layer's `n_heads` rows is compared with the one most like it, in the order of their
+    layers, then each with the next."""
     label = np.arange(len(first))
     links: dict[int, Likeness] = {}
-    for _, of_layer in groupby(alike(first, second, WORTH_A_LOOK), key=lambda found: found[0] // n_heads):
+    for _, of_layer in groupby(
+        alike(first, second, WORTH_A_LOOK), key=lambda found: found[0] // n_heads
+    ):
         pairs, unlike = [], Counter[int]()
         for row, candidates, correlations in of_layer:
             most_alike = candidates[np.argsort(-correlations.round(2), kind="stable")]
             unlinked = most_alike[label[most_alike] != label[row]].tolist()
-            pairs += [(place, linked // n_heads, row, linked) for place, linked in enumerate(unlinked)]
+            pairs += [
+                (place, linked // n_heads, row, linked) for place, linked in enumerate(unlinked)
+            ]
         for _, _, row, candidate in sorted(pairs):
             if label[row] == label[candidate] or unlike[row] == UNLIKE_A_HEAD:
                 continue
@@ -137,7 +171,9 @@ def clusters(
                 unlike[row] += 1
                 continue
             kept, merged = int(label[row]), int(label[candidate])
-            links[kept] = least_alike([likeness, *(links[cluster] for cluster in (kept, merged) if cluster in links)])
+            links[kept] = least_alike(
+                [likeness, *(links[cluster] for cluster in (kept, merged) if cluster in links)]
+            )
             links.pop(merged, None)
             label[label == merged] = kept
     for cluster, likeness in sorted(links.items()):
@@ -159,7 +195,9 @@ def joined(links: Mapping[tuple[int, int], Likeness]) -> Iterator[Numbered]:
 def least_alike(likenesses: Iterable[Likeness]) -> Likeness:
     """The least overlap, the largest angle and the least cosine of several."""
     overlaps, angles, cosines, unshared = zip(*likenesses, strict=True)
-    return Likeness(min(overlaps), max(angles), min(cosines), unshared[0] if len(set(unshared)) == 1 else "")
+    return Likeness(
+        min(overlaps), max(angles), min(cosines), unshared[0] if len(set(unshared)) == 1 else ""
+    )
 
 
 def likeness_of(a: Head, b: Head, name: str) -> Likeness | None:
@@ -185,7 +223,9 @@ def likeness_of(a: Head, b: Head, name: str) -> Likeness | None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Side(ShowsShapes):
-    """The same side of two heads' maps and its inner products, from which angles and norms follow."""
+    """The same side of two heads' maps and its inner products, from which angles and norms
+    follow.
+    """
 
     a: np.ndarray  # (d, r)
     b: np.ndarray
@@ -198,7 +238,9 @@ class Side(ShowsShapes):
         return cls(a, b, inner(a), inner(b), inner(a, b))
 
     def cosines(self) -> np.ndarray:
-        """Cosines of the principal angles (r,), the largest angle first; angles below 1e-8 are lost in them."""
+        """Cosines of the principal angles (r,), the largest angle first; angles below 1e-8 are lost
+        in them.
+        """
         roots = triangle(self.a, self.gram_a), triangle(self.b, self.gram_b)
         if any(root.route != "gram" for root in roots):
             return np.cos(principal_angles(self.a, self.b))[::-1]
@@ -211,7 +253,9 @@ class Side(ShowsShapes):
         return float(self.between.trace() / np.sqrt(self.gram_a.trace() * self.gram_b.trace()))
 
 
-def _repeated_layers(kind: str, name: str, layers: tuple[int, ...], alike_heads: list[Cluster]) -> Finding:
+def _repeated_layers(
+    kind: str, name: str, layers: tuple[int, ...], alike_heads: list[Cluster]
+) -> Finding:
     """Layers all of whose heads have a counterpart in each of the others."""
     likeness = least_alike(likeness for _, likeness in alike_heads)
     text = (
@@ -234,19 +278,36 @@ def _like_heads(kind: str, name: str, places: list[Place], likeness: Likeness) -
 
 
 def _finding(
-    kind: str, name: str, layer: int, head: int | None, places: Sequence[Place], likeness: Likeness, text: str
+    kind: str,
+    name: str,
+    layer: int,
+    head: int | None,
+    places: Sequence[Place],
+    likeness: Likeness,
+    text: str,
 ) -> Finding:
-    members = tuple(Member("head", h, None if member_layer == layer else member_layer) for member_layer, h in places)
+    members = tuple(
+        Member("head", h, None if member_layer == layer else member_layer)
+        for member_layer, h in places
+    )
     return Finding(
-        kind=kind, layer=layer, head=head, map=name, measure="mean_cos2", number=likeness.overlap, text=text,
+        kind=kind,
+        layer=layer,
+        head=head,
+        map=name,
+        measure="mean_cos2",
+        number=likeness.overlap,
+        text=text,
         members=members,
-    )  # fmt: skip
+    )
 
 
 def _described(likeness: Likeness) -> str:
     shared = [factor for pair in FACTORS.values() if likeness.unshared in pair for factor in pair]
     maps = (
-        f"{likeness.unshared} alone, as they share {min({*shared} - {likeness.unshared})}" if shared else "the two maps"
+        f"{likeness.unshared} alone, as they share {min({*shared} - {likeness.unshared})}"
+        if shared
+        else "the two maps"
     )
     return (
         f"mean cos² of principal angles {likeness.overlap:.3f}, the largest angle {np.degrees(likeness.angle):.1f}°, "
@@ -259,6 +320,9 @@ def _by_layer(places: Sequence[Place]) -> str:
     by_layer: dict[int, list[int]] = {}
     for layer, head in places:
         by_layer.setdefault(layer, []).append(head)
-    shown = [f"layer {layer} heads {spans(heads)}" for layer, heads in list(by_layer.items())[:LAYERS_NAMED]]
+    shown = [
+        f"layer {layer} heads {spans(heads)}"
+        for layer, heads in list(by_layer.items())[:LAYERS_NAMED]
+    ]
     more = len(by_layer) - len(shown)
     return "; ".join([*shown, *([f"and those of {counted(more, 'layer')} more"] if more else [])])

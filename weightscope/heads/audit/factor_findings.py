@@ -1,10 +1,11 @@
-"""The four factors of a head, W_Q, W_K, W_V and W_O, compared: faults that no spectrum of one map shows.
+"""The four factors of a head, W_Q, W_K, W_V and W_O, compared: faults that no spectrum of one map
+shows.
 
-The Gram matrices of W_Q and W_K are alike, as they are trained together, and so are W_V's and W_O's; W_Q and W_V
-share nothing. Where this is not so, factors were swapped, mixed up or initialised anew. Noise that is added to
-weights lifts what is weakest in them. Each factor uses the dimensions of the stream as it does in the other layers:
-where its other axis does instead, it is transposed. docs/audit.md says which checkpoints the limits were set on.
-"""
+The Gram matrices of W_Q and W_K are alike, as they are trained together, and so are W_V's and
+W_O's; W_Q and W_V share nothing. Where this is not so, factors were swapped, mixed up or
+initialised anew. Noise that is added to weights lifts what is weakest in them. Each factor uses the
+dimensions of the stream as it does in the other layers: where its other axis does instead, it is
+transposed. docs/audit.md says which checkpoints the limits were set on."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,39 +19,64 @@ from weightscope.heads.tensors.measure import BITS
 from weightscope.model.layers.layer import Layer
 from weightscope.model.metrics.head_factors import FEWEST, cosines, profiles, share
 from weightscope.model.metrics.matrix_spectra import beyond_shuffled, shuffled_error
-from weightscope.model.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z
+from weightscope.model.metrics.outliers import (
+    known_median,
+    layer_medians,
+    log_measure,
+    off_trend,
+    robust_z,
+)
 from weightscope.model.metrics.spectra import spread_error
 from weightscope.model.model import Model
-from weightscope.report.findings import Finding, Member, Tried, aggregated, finding, indexed, of_head
+from weightscope.report.findings import (
+    Finding,
+    Member,
+    Tried,
+    aggregated,
+    finding,
+    indexed,
+    of_head,
+)
 
 FACTORS = ("W_Q", "W_K", "W_V", "W_O")
 BIASES = ("query", "key", "value", "output")
-# Biases relative to their factor's norm; Qwen2.5's first layer has 183 for keys, values have at most 2.
+# Biases relative to their factor's norm; Qwen2.5's first layer has 183 for keys, values have at
+# most 2.
 OUT_OF_PROPORTION = (1e3, 1e3, 30.0, 30.0)
-TRAINED = 2.0  # log of how much more alike factors that belong together are: at least 2.7 in every trained layer
+# log of how much more alike factors that belong together are: at least 2.7 in every trained layer
+TRAINED = 2.0
 UNRELATED, SWAPPED = 1.3, -1.0
 HEADS = 16  # of all layers: of fewer random ones, the log of a relation may exceed 2 on average
-APART = 0.6  # the same of one pair; one that belongs together has 1.3 at least, in one layer of Gemma 3 0.87
-APART_TIMES = 6.0  # times the usual distance of layers past the first from their median: four standard deviations
-UNBALANCED = ((0, 1, 8.0), (2, 3, 20.0))  # factors by which |W_Q| / |W_K| and |W_V| / |W_O| leave their trend
+# the same of one pair; one that belongs together has 1.3 at least, in one layer of Gemma 3 0.87
+APART = 0.6
+# times the usual distance of layers past the first from their median: four standard deviations
+APART_TIMES = 6.0
+UNBALANCED = (
+    (0, 1, 8.0),
+    (2, 3, 20.0),
+)  # factors by which |W_Q| / |W_K| and |W_V| / |W_O| leave their trend
 UNBALANCED_Z = 6.0
 NOISY, MOST_Z = 2.0, 6.0  # mean of z-scores, each cut at the second; trained layers reach 1.7
 LAYERS_FOR_NOISE = 8  # fewer have no trend to leave
-AGREEING = 5.0  # over the root of the width: above the cosine that profiles of two layers have by chance
-ALL_LAYERS = 0.15  # of the profiles: more of them is common along the other axis where all layers are transposed
-EXCHANGED = (
-    0.4  # cosine of the difference of two factors' profiles with that in other layers, if it is below minus this
+AGREEING = (
+    5.0  # over the root of the width: above the cosine that profiles of two layers have by chance
 )
-BIAS_RATIO = 5.0  # of the norms of query and key biases, on either side of 1 in a layer and in its neighbours
-TOO_NARROW = 0.5  # of that error; in each of nine real checkpoints some layer's factor is 1.1 from random at least
+# of the profiles: more of them is common along the other axis where all layers are transposed
+ALL_LAYERS = 0.15
+# cosine of the difference of two factors' profiles with that in other layers, if it is below minus
+# this
+EXCHANGED = 0.4
+# of the norms of query and key biases, on either side of 1 in a layer and in its neighbours
+BIAS_RATIO = 5.0
+# of that error; in each of nine real checkpoints some layer's factor is 1.1 from random at least
+TOO_NARROW = 0.5
 
 Pair = tuple[float, float]
 
 
 def factor_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
-    """Biases out of proportion, and layers whose factors are transposed, swapped, mixed up, untrained, unbalanced or
-    noisy.
-    """
+    """Biases out of proportion, and layers whose factors are transposed, swapped, mixed up,
+    untrained, unbalanced or noisy."""
     yield from _large_biases(heads)
     yield from _without_scales(heads)
     misplaced = _misplaced(heads)
@@ -67,38 +93,58 @@ def factor_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     yield from _noisy(heads, known.union(unbalanced))
 
 
-@finding("large_bias", "bias out of proportion", severity="warning", rank=90,
-         look_next="Read the tensor again from its source; compare it with the same bias of other layers.")  # fmt: skip
+@finding(
+    "large_bias",
+    "bias out of proportion",
+    severity="warning",
+    rank=90,
+    look_next="Read the tensor again from its source; compare it with the same bias of other layers.",
+)
 def _large_biases(heads: MeasuredHeads) -> Iterator[Finding]:
     """Biases that are far larger than what their projection makes of a normalised input."""
     norms = heads.arrays["factor_norm"]  # (L, H, 4)
-    usual_norms = np.median(norms[..., :3], axis=1, keepdims=True)  # (L, 1, 3): one head may be dead
+    usual_norms = np.median(
+        norms[..., :3], axis=1, keepdims=True
+    )  # (L, 1, 3): one head may be dead
     with np.errstate(divide="ignore", invalid="ignore"):
         biases = heads.arrays["factor_bias"] / usual_norms  # (L, H, 3)
     findings = []
     for i, h, which in np.argwhere(np.isfinite(biases) & (biases > OUT_OF_PROPORTION[:3])).tolist():
         ratio, usual = float(biases[i, h, which]), known_median(biases[..., which])
         text = f"Its {BIASES[which]} bias is {ratio:,.3g} times as long as {FACTORS[which]} (median head: {usual:.2g})."
-        about = {"map": "qk" if which < 2 else "vo", "measure": f"{BIASES[which]}_bias", "usual": usual, "text": text}
+        about = {
+            "map": "qk" if which < 2 else "vo",
+            "measure": f"{BIASES[which]}_bias",
+            "usual": usual,
+            "text": text,
+        }
         findings.append(of_head(int(heads.layers[i]), h, kind="large_bias", number=ratio, **about))
     yield from aggregated(findings, heads.n_heads)
-    summed = np.sqrt((norms[..., 2] ** 2 * norms[..., 3] ** 2).sum(axis=1))  # (L,) at least what a layer writes
+    summed = np.sqrt(
+        (norms[..., 2] ** 2 * norms[..., 3] ** 2).sum(axis=1)
+    )  # (L,) at least what a layer writes
     with np.errstate(divide="ignore", invalid="ignore"):
         of_outputs = heads.arrays["output_bias_norm"] / summed  # (L,)
     for i in np.flatnonzero(np.isfinite(of_outputs) & (of_outputs > OUT_OF_PROPORTION[3])).tolist():
         ratio, usual = float(of_outputs[i]), known_median(of_outputs)
         text = f"The output bias is {ratio:,.3g} times as long as W_V and W_O together (the median layer: {usual:.2g})."
         yield Finding(
-            kind="large_bias", layer=int(heads.layers[i]), map="vo", measure="output_bias", number=ratio, usual=usual,
+            kind="large_bias",
+            layer=int(heads.layers[i]),
+            map="vo",
+            measure="output_bias",
+            number=ratio,
+            usual=usual,
             text=text,
-        )  # fmt: skip
+        )
 
 
 def _without_scales(heads: MeasuredHeads) -> Iterator[Finding]:
-    """Factors a thousand times as large as the others of the layer, or as the same factor of other layers.
+    """Factors a thousand times as large as the others of the layer, or as the same factor of other
+    layers.
 
-    W_O is held to other layers only: a norm of what heads read, as DiffLlama's, leaves it any scale.
-    """
+    W_O is held to other layers only: a norm of what heads read, as DiffLlama's, leaves it any
+    scale."""
     squares = heads.arrays["factor_norm"] ** 2  # (L, H, 4)
     norms = np.sqrt(_mean(squares, axis=1))  # (L, 4)
     for i, which in np.argwhere(np.isfinite(norms)).tolist():
@@ -110,7 +156,9 @@ def _without_scales(heads: MeasuredHeads) -> Iterator[Finding]:
 
 
 def _relation(heads: MeasuredHeads) -> np.ndarray:
-    """Log of how much more alike the factors are that belong together than those that do not, (L,)."""
+    """Log of how much more alike the factors are that belong together than those that do not,
+    (L,).
+    """
     likeness = _mean(heads.arrays["factor_likeness"], axis=1)  # (L, 4)
     return log_measure(likeness[:, :2].sum(axis=1)) - log_measure(likeness[:, 2:].sum(axis=1))
 
@@ -122,14 +170,26 @@ def _mean(values: np.ndarray, axis: int) -> np.ndarray:
         return np.where(finite, values, 0.0).sum(axis=axis) / finite.sum(axis=axis)
 
 
-@finding("mixed_factors", "factors that do not belong together", severity="warning", rank=60,
-         look_next="Check the conversion: some of its tensors may belong to another layer, or to another "
-                   "checkpoint.")  # fmt: skip
-@finding("untrained_layer", "layer as initialised", severity="warning", rank=70,
-         look_next="Check whether the layer was added or reset on purpose, and whether it was trained "
-                   "since.")  # fmt: skip
+@finding(
+    "mixed_factors",
+    "factors that do not belong together",
+    severity="warning",
+    rank=60,
+    look_next="Check the conversion: some of its tensors may belong to another layer, or to another "
+    "checkpoint.",
+)
+@finding(
+    "untrained_layer",
+    "layer as initialised",
+    severity="warning",
+    rank=70,
+    look_next="Check whether the layer was added or reset on purpose, and whether it was trained "
+    "since.",
+)
 def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Finding]]:
-    """Layers whose factors do not belong together, by position; none where the others' do not either."""
+    """Layers whose factors do not belong together, by position; none where the others' do not
+    either.
+    """
     relation = _relation(heads)
     everywhere = known_median(relation) <= -TRAINED  # swapped in most layers
     if not _enough(heads):
@@ -141,27 +201,49 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
         times, elsewhere = float(np.exp(relation[i])), float(np.exp(usual))
         usually = f"{elsewhere:.2g}, which is as wrong" if everywhere else f"{elsewhere:.0f}"
         compared = f"{times:.2g} times as alike as W_Q and W_V, W_K and W_O (elsewhere {usually})"
-        kind, text = "mixed_factors", f"W_Q and W_K, W_V and W_O are only {compared}: they do not belong together."
+        kind, text = (
+            "mixed_factors",
+            f"W_Q and W_K, W_V and W_O are only {compared}: they do not belong together.",
+        )
         if relation[i] < SWAPPED:
-            kind, text = "swapped_factors", f"W_Q and W_K, W_V and W_O are {compared}: W_K and W_V look swapped."
+            kind, text = (
+                "swapped_factors",
+                f"W_Q and W_K, W_V and W_O are {compared}: W_K and W_V look swapped.",
+            )
         elif _random(model, heads, i):
-            kind, text = "untrained_layer", f"Its factors have the spectra of random matrices. {text}"
-        yield i, Finding(
-            kind=kind, layer=int(heads.layers[i]), measure="factor_relation", number=times,
-            usual=elsewhere, text=text,
-        )  # fmt: skip
+            kind, text = (
+                "untrained_layer",
+                f"Its factors have the spectra of random matrices. {text}",
+            )
+        yield (
+            i,
+            Finding(
+                kind=kind,
+                layer=int(heads.layers[i]),
+                measure="factor_relation",
+                number=times,
+                usual=elsewhere,
+                text=text,
+            ),
+        )
 
 
-@finding("untrained", "weights as initialised", severity="warning", rank=65, tried=Tried(planted=9, found=9, healthy=9),
-         look_next="If they should be trained, check the names they were saved under: transformers initialises anew "
-                   "every tensor that it does not find under the name it expects.")  # fmt: skip
+@finding(
+    "untrained",
+    "weights as initialised",
+    severity="warning",
+    rank=65,
+    tried=Tried(planted=9, found=9, healthy=9),
+    look_next="If they should be trained, check the names they were saved under: transformers initialises anew "
+    "every tensor that it does not find under the name it expects.",
+)
 def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
-    """Whether all measured layers are as initialised: random factors, and one value in each gain and bias.
+    """Whether all measured layers are as initialised: random factors, and one value in each gain
+    and bias.
 
-    Folded gains hold one value too: then the factors alone decide, unless heads are too narrow. No layer of nine real
-    checkpoints (124 layers) has four random factors. Where gains and biases look trained, so that only they may have
-    been loaded, most layers must be `_unlearned`.
-    """
+    Folded gains hold one value too: then the factors alone decide, unless heads are too narrow. No
+    layer of nine real checkpoints (124 layers) has four random factors. Where gains and biases look
+    trained, so that only they may have been loaded, most layers must be `_unlearned`."""
     layers = heads.layers.tolist()
     if not layers or _error(heads) > TOO_NARROW:
         return
@@ -169,23 +251,36 @@ def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
         yield from _unlearned_findings(model, heads)
         return
     tensors = {t.name: t for i in layers for t in model.attention_tensors(i)} | other_gains(model)
-    read = [t for t in tensors.values() if t.dtype in BITS and t.name.endswith((".weight", ".bias"))]
-    vectors = [tensor for tensor in read if sum(size > 1 for size in tensor.shape) == 1]  # gains and biases
+    read = [
+        t for t in tensors.values() if t.dtype in BITS and t.name.endswith((".weight", ".bias"))
+    ]
+    vectors = [
+        tensor for tensor in read if sum(size > 1 for size in tensor.shape) == 1
+    ]  # gains and biases
     if all(map(_is_constant, vectors)) and (vectors or _enough(heads)):
-        number = float(np.mean([ratio for i in range(len(layers)) for ratio in _spread(model, heads, i)]))
-        constant = ", and every gain and bias of attention and every gain of the network holds one value"
+        number = float(
+            np.mean([ratio for i in range(len(layers)) for ratio in _spread(model, heads, i)])
+        )
+        constant = (
+            ", and every gain and bias of attention and every gain of the network holds one value"
+        )
         text = f"W_Q, W_K, W_V and W_O of {indexed('layer', layers)} have the spectra of random matrices"
         yield Finding(
-            kind="untrained", measure="factor_spread", number=number, usual=1.0,
+            kind="untrained",
+            measure="factor_spread",
+            number=number,
+            usual=1.0,
             text=f"{text}{constant * bool(vectors)}: they are as initialised.",
             members=tuple(Member("layer", layer, layer=layer) for layer in layers),
-        )  # fmt: skip
+        )
     else:
         yield from _unlearned_findings(model, heads)
 
 
 def _unlearned_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
-    """Most layers, if they are drawn by any law and never trained; fewer are `_unrelated` to the others."""
+    """Most layers, if they are drawn by any law and never trained; fewer are `_unrelated` to the
+    others.
+    """
     relation = _relation(heads)
     few = len(heads.layers) / 2
     alone = np.flatnonzero(relation < TRAINED).tolist() if _enough(heads) else []
@@ -200,11 +295,20 @@ def _unlearned_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]
             f"{np.exp(TRAINED):.0f} where they were trained): they are as initialised."
         )
         members = tuple(Member("layer", layer, layer=layer) for layer in layers)
-        yield Finding(kind="untrained", measure="factor_relation", number=times, usual=1.0, text=text, members=members)
+        yield Finding(
+            kind="untrained",
+            measure="factor_relation",
+            number=times,
+            usual=1.0,
+            text=text,
+            members=members,
+        )
 
 
 def _is_shuffled(layer: Layer) -> bool:
-    """Whether the factors of all heads, side by side, are like matrices of independent entries of any law."""
+    """Whether the factors of all heads, side by side, are like matrices of independent entries of
+    any law.
+    """
     group = layer.n_heads // layer.n_kv_heads
     heads = list(layer.heads)
     factors = [
@@ -228,22 +332,33 @@ def _enough(heads: MeasuredHeads) -> bool:
 
 
 def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]:
-    """Layers in which W_Q and W_K, or W_V and W_O, do not belong together while the other pair does.
+    """Layers in which W_Q and W_K, or W_V and W_O, do not belong together while the other pair
+    does.
 
-    A layer is held to the spread of its own model's layers; the first, whose pairs are unlike the others', is not.
-    """
+    A layer is held to the spread of its own model's layers; the first, whose pairs are unlike the
+    others', is not."""
     likeness = log_measure(_mean(heads.arrays["factor_likeness"], axis=1))  # (L, 4)
     with np.errstate(invalid="ignore"):
-        relations = likeness[:, :2] - np.logaddexp(likeness[:, 2], likeness[:, 3])[:, None] + np.log(2)  # (L, 2)
-    for pair, (name, which) in enumerate((("qk", "W_Q and W_K"), ("vo", "W_V and W_O")) if _enough(heads) else ()):
+        relations = (
+            likeness[:, :2] - np.logaddexp(likeness[:, 2], likeness[:, 3])[:, None] + np.log(2)
+        )  # (L, 2)
+    for pair, (name, which) in enumerate(
+        (("qk", "W_Q and W_K"), ("vo", "W_V and W_O")) if _enough(heads) else ()
+    ):
         partners = relations[:, 1 - pair]
         low = np.flatnonzero((relations[:, pair] < APART) & (partners >= TRAINED)).tolist()
         for i in low if known_median(partners) >= TRAINED else ():
             past_first = [j for j in range(1, len(relations)) if j != i]
-            others = relations[past_first if len(past_first) > 1 else np.arange(len(relations)) != i, pair]
+            others = relations[
+                past_first if len(past_first) > 1 else np.arange(len(relations)) != i, pair
+            ]
             usual = known_median(others)
             usual_distance = known_median(np.abs(others - usual))
-            alone = i > 0 and usual >= TRAINED and usual - relations[i, pair] > APART_TIMES * usual_distance
+            alone = (
+                i > 0
+                and usual >= TRAINED
+                and usual - relations[i, pair] > APART_TIMES * usual_distance
+            )
             if i in known or not (alone or usual < APART):
                 continue
             times, elsewhere = float(np.exp(relations[i, pair])), float(np.exp(usual))
@@ -252,9 +367,14 @@ def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]
                 "one of them may be transposed, or of another layer."
             )
             yield Finding(
-                kind="mixed_factors", layer=int(heads.layers[i]), map=name, measure="pair_relation", number=times,
-                usual=elsewhere, text=text,
-            )  # fmt: skip
+                kind="mixed_factors",
+                layer=int(heads.layers[i]),
+                map=name,
+                measure="pair_relation",
+                number=times,
+                usual=elsewhere,
+                text=text,
+            )
 
 
 def looks_random(model: Model, heads: MeasuredHeads) -> bool:
@@ -265,9 +385,8 @@ def looks_random(model: Model, heads: MeasuredHeads) -> bool:
 def _random(model: Model, heads: MeasuredHeads, i: int) -> bool:
     """Whether the factors of the i-th layer have the second moments of Gaussian matrices.
 
-    tr(G^2) / (tr G)^2 is 1/r + 1/d for a Gaussian (d, r) factor (Marchenko and Pastur 1967), with an error of about
-    2 / (d r) for each head.
-    """
+    tr(G^2) / (tr G)^2 is 1/r + 1/d for a Gaussian (d, r) factor (Marchenko and Pastur 1967), with
+    an error of about 2 / (d r) for each head."""
     return bool((np.abs(_spread(model, heads, i) - 1) < _error(heads)).all())
 
 
@@ -278,9 +397,8 @@ def _error(heads: MeasuredHeads) -> float:
 
 
 def _spread(model: Model, heads: MeasuredHeads, i: int) -> np.ndarray:
-    """The spread of each factor's spectrum in the i-th layer, 1 where random (4,); of W_V and W_O alone (2,) where a
-    q/k-norm's gain is folded into W_Q and W_K.
-    """
+    """The spread of each factor's spectrum in the i-th layer, 1 where random (4,); of W_V and W_O
+    alone (2,) where a q/k-norm's gain is folded into W_Q and W_K."""
     spread = heads.arrays["factor_spread"][i] * heads.arrays["factor_width"][i]  # (H, 4)
     return _mean(spread[:, 0 if model.family.scores.qk_norm is None else 2 :], axis=0)
 
@@ -291,9 +409,13 @@ def _spread(model: Model, heads: MeasuredHeads, i: int) -> np.ndarray:
 class Misplaced(NamedTuple):
     """Factors that are not what they are read as, each by position of the layer."""
 
-    transposed: dict[int, dict[int, Pair]]  # by factor: cosines with the other layers as it is read, and transposed
+    transposed: dict[
+        int, dict[int, Pair]
+    ]  # by factor: cosines with the other layers as it is read, and transposed
     exchanged: dict[int, Pair]  # W_V and W_O: the same of what agrees best
-    as_read: dict[int, np.ndarray]  # by factor: profiles (L, d) along the axis that is read as the stream
+    as_read: dict[
+        int, np.ndarray
+    ]  # by factor: profiles (L, d) along the axis that is read as the stream
 
     @property
     def layers(self) -> set[int]:
@@ -302,7 +424,9 @@ class Misplaced(NamedTuple):
 
 
 def _misplaced(heads: MeasuredHeads) -> Misplaced:
-    """Factors whose other axis is the stream: transposed, or W_V and W_O that were exchanged as they are stored."""
+    """Factors whose other axis is the stream: transposed, or W_V and W_O that were exchanged as
+    they are stored.
+    """
     energies, n_heads = heads.arrays["row_energies"], heads.n_heads  # (L, 4, d)
     n_layers, _, d = energies.shape
     misplaced = Misplaced({}, {}, {})
@@ -330,10 +454,14 @@ def _misplaced(heads: MeasuredHeads) -> Misplaced:
             misplaced.transposed[f] = {i: (float(wrong[i]), float(right[i])) for i in places}
     alone = misplaced.transposed.keys() == {2, 3} and len(across) == 4
     for i in sorted(set(misplaced.transposed.get(2, ())).union(misplaced.transposed.get(3, ()))):
-        pairs = [(f, misplaced.transposed[f][i]) for f in (2, 3) if i in misplaced.transposed.get(f, ())]
+        pairs = [
+            (f, misplaced.transposed[f][i]) for f in (2, 3) if i in misplaced.transposed.get(f, ())
+        ]
         if as_partner.keys() == {2, 3}:
             instead = sum(float(as_partner[f][i]) - right for f, (_, right) in pairs)
-        else:  # no layer tells what is usual; a conversion that transposes squares transposes W_Q and W_K too
+        # no layer tells what is usual; a conversion that transposes squares transposes W_Q and W_K
+        # too
+        else:
             instead = 1.0 if alone else -1.0
         if instead > 0:
             misplaced.exchanged[i] = max((pair for _, pair in pairs), key=lambda pair: pair[1])
@@ -345,12 +473,24 @@ def _misplaced(heads: MeasuredHeads) -> Misplaced:
     return misplaced
 
 
-@finding("transposed_factors", "factor transposed", severity="warning", rank=40,
-         look_next="Check the conversion: transpose the tensor, and measure the loss of both.")  # fmt: skip
-@finding("swapped_factors", "two factors swapped", severity="warning", rank=50,
-         look_next="Check the conversion: swap the two tensors back, and measure the loss of both.")  # fmt: skip
+@finding(
+    "transposed_factors",
+    "factor transposed",
+    severity="warning",
+    rank=40,
+    look_next="Check the conversion: transpose the tensor, and measure the loss of both.",
+)
+@finding(
+    "swapped_factors",
+    "two factors swapped",
+    severity="warning",
+    rank=50,
+    look_next="Check the conversion: swap the two tensors back, and measure the loss of both.",
+)
 def _misplaced_findings(heads: MeasuredHeads, misplaced: Misplaced) -> Iterator[Finding]:
-    """One finding for each factor that is transposed, and one for the layers whose W_V and W_O are exchanged."""
+    """One finding for each factor that is transposed, and one for the layers whose W_V and W_O are
+    exchanged.
+    """
     for f, layers in misplaced.transposed.items():
         if layers:
             about = FACTORS[f], "looks transposed: its"
@@ -371,20 +511,26 @@ def _of_layers(
         f"along the stream (cosine {right:.2f}), and the sizes along the stream do not ({wrong:.2f})."
     )
     members = tuple(
-        Member("layer", layer, layer=layer, number=found[i][0]) for i, layer in zip(found, layers, strict=True)
+        Member("layer", layer, layer=layer, number=found[i][0])
+        for i, layer in zip(found, layers, strict=True)
     )
     return Finding(
-        kind=kind, layer=layers[0] if len(layers) == 1 else None, map=map_name, measure="stream_profile", number=wrong,
-        usual=right, text=text, members=members,
-    )  # fmt: skip
+        kind=kind,
+        layer=layers[0] if len(layers) == 1 else None,
+        map=map_name,
+        measure="stream_profile",
+        number=wrong,
+        usual=right,
+        text=text,
+        members=members,
+    )
 
 
 def _exchanged(
     model: Model, heads: MeasuredHeads, misplaced: Misplaced
 ) -> dict[str, dict[int, tuple[float, float, str]]]:
-    """Layers in which W_Q and W_K, or W_V and W_O, are each other's; by map and position a number, its usual value and
-    a description.
-    """
+    """Layers in which W_Q and W_K, or W_V and W_O, are each other's; by map and position a number,
+    its usual value and a description."""
     exchanged: dict[str, dict[int, tuple[float, float, str]]] = {"qk": {}, "vo": {}}
     if heads.shares_keys:
         return exchanged  # the two have other shapes
@@ -400,20 +546,26 @@ def _exchanged(
             what = "along the stream they differ as they do in other layers, reversed (cosine {:.2f}, usually {:.2f})"
             usual = known_median(along)
             exchanged[name] |= {i: (float(along[i]), usual, what) for i in opposite}
-    if not any(rotation is not None for rotation in model.rotations.values()):  # turned, a key's bias is of use
+    if not any(
+        rotation is not None for rotation in model.rotations.values()
+    ):  # turned, a key's bias is of use
         exchanged["qk"] = _exchanged_biases(heads) | exchanged["qk"]
     return exchanged
 
 
 def _exchanged_biases(heads: MeasuredHeads) -> dict[int, tuple[float, float, str]]:
-    """Layers whose query bias is small and key bias large where it is the other way in both neighbours."""
+    """Layers whose query bias is small and key bias large where it is the other way in both
+    neighbours.
+    """
     biases = np.sqrt((heads.arrays["factor_bias"][..., :2] ** 2).sum(axis=1))  # (L, 2)
     ratios, exchanged = log_measure(biases[:, 0]) - log_measure(biases[:, 1]), {}
     for i in range(len(ratios)) if len(ratios) >= FEWEST else ():
         nearest = sorted((j for j in range(len(ratios)) if j != i), key=lambda j: abs(j - i))[:2]
         signs = np.sign(ratios[nearest])
         least = np.abs(ratios[nearest]).min()
-        if abs(signs.sum()) == 2 and np.minimum(least, -ratios[i] * signs[0]) > np.log(BIAS_RATIO):  # NaN: no bias
+        if abs(signs.sum()) == 2 and np.minimum(least, -ratios[i] * signs[0]) > np.log(
+            BIAS_RATIO
+        ):  # NaN: no bias
             what = "the query bias is {:.2g} times as long as the key bias, in the neighbours {:.2g} times"
             exchanged[i] = float(np.exp(ratios[i])), float(np.exp(np.median(ratios[nearest]))), what
     return exchanged
@@ -426,15 +578,27 @@ def _exchanged_findings(
         which = "W_Q and W_K" if name == "qk" else "W_V and W_O"
         for i, (number, usual, what) in layers.items():
             yield Finding(
-                kind="swapped_factors", layer=int(heads.layers[i]), map=name, measure="factors_exchanged",
-                number=number, usual=usual, text=f"{which} look exchanged: {what.format(number, usual)}.",
-            )  # fmt: skip
+                kind="swapped_factors",
+                layer=int(heads.layers[i]),
+                map=name,
+                measure="factors_exchanged",
+                number=number,
+                usual=usual,
+                text=f"{which} look exchanged: {what.format(number, usual)}.",
+            )
 
 
-@finding("unbalanced_factors", "factor off its partner's scale", severity="warning", rank=80,
-         look_next="Compare both tensors with an earlier checkpoint: a scale may have been applied to one "
-                   "alone.")  # fmt: skip
-def _unbalanced(model: Model, heads: MeasuredHeads, known: set[int]) -> Iterator[tuple[int, Finding]]:
+@finding(
+    "unbalanced_factors",
+    "factor off its partner's scale",
+    severity="warning",
+    rank=80,
+    look_next="Compare both tensors with an earlier checkpoint: a scale may have been applied to one "
+    "alone.",
+)
+def _unbalanced(
+    model: Model, heads: MeasuredHeads, known: set[int]
+) -> Iterator[tuple[int, Finding]]:
     """Layers in which one factor has another size than its partner, unlike their neighbours'."""
     logs = log_measure(heads.arrays["factor_norm"])  # (L, H, 4)
     for a, b, limit in UNBALANCED:
@@ -443,24 +607,41 @@ def _unbalanced(model: Model, heads: MeasuredHeads, known: set[int]) -> Iterator
         ratios = layer_medians(logs[..., a] - logs[..., b])  # (L,)
         ratios[list(known)] = np.nan
         differences = off_trend(ratios)
-        far = (np.abs(differences) >= np.log(limit)) & (np.abs(robust_z(differences)) >= UNBALANCED_Z)
+        far = (np.abs(differences) >= np.log(limit)) & (
+            np.abs(robust_z(differences)) >= UNBALANCED_Z
+        )
         for i in np.flatnonzero(far).tolist():
             ratio, usual = float(np.exp(ratios[i])), float(np.exp(ratios[i] - differences[i]))
             text = f"{FACTORS[a]} is {ratio:.3g} times as large as {FACTORS[b]}; in its neighbours {usual:.3g} times."
-            yield i, Finding(
-                kind="unbalanced_factors", layer=int(heads.layers[i]), map="qk" if a == 0 else "vo",
-                measure="factor_balance", number=ratio, usual=usual, text=text,
-            )  # fmt: skip
+            yield (
+                i,
+                Finding(
+                    kind="unbalanced_factors",
+                    layer=int(heads.layers[i]),
+                    map="qk" if a == 0 else "vo",
+                    measure="factor_balance",
+                    number=ratio,
+                    usual=usual,
+                    text=text,
+                ),
+            )
 
 
-@finding("noise_floor", "layer with a noise floor", severity="warning", rank=100,
-         look_next="Compare the layer with an earlier checkpoint, and check how it was quantised or "
-                   "merged.")  # fmt: skip
+@finding(
+    "noise_floor",
+    "layer with a noise floor",
+    severity="warning",
+    rank=100,
+    look_next="Compare the layer with an earlier checkpoint, and check how it was quantised or "
+    "merged.",
+)
 def _noisy(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]:
     """Layers in which what is weakest in every factor is stronger than in their neighbours."""
     if len(heads.layers) < LAYERS_FOR_NOISE:
         return
-    floors = [layer_medians(log_measure(heads.arrays["factor_floor"][..., which])) for which in range(4)]
+    floors = [
+        layer_medians(log_measure(heads.arrays["factor_floor"][..., which])) for which in range(4)
+    ]
     rows = [log_measure(heads.arrays["row_floor"][:, which]) for which in range(4)]
     scores = []
     for floor in (*floors, *rows):
@@ -473,6 +654,11 @@ def _noisy(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]:
             "deviations on average: noise may have been added to its weights."
         )
         yield Finding(
-            kind="noise_floor", layer=int(heads.layers[i]), measure="noise_floor", number=float(score[i]),
-            usual=known_median(score), text=text, members=(Member("layer", int(heads.layers[i])),),
-        )  # fmt: skip
+            kind="noise_floor",
+            layer=int(heads.layers[i]),
+            measure="noise_floor",
+            number=float(score[i]),
+            usual=known_median(score),
+            text=text,
+            members=(Member("layer", int(heads.layers[i])),),
+        )

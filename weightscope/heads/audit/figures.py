@@ -26,13 +26,35 @@ from weightscope.report.pages.style import (
 
 A_DECADE = 10  # times the least value: a wider range is drawn on a logarithmic scale
 MAPPED_OF_MATRICES = {
-    "sigma1": r"$\sigma_1$", "stable_rank": "stable rank", "alpha": r"power-law exponent $\alpha$",
+    "sigma1": r"$\sigma_1$",
+    "stable_rank": "stable rank",
+    "alpha": r"power-law exponent $\alpha$",
     "snr": "signal to noise (Spectrum)",
-}  # fmt: skip
-MAPPED = ("qk_sigma1", "qk_gap", "qk_effective_rank", "vo_affine_sigma1", "vo_effective_rank", "vo_copying_score")
-TRACED = ("qk_sigma1", "vo_sigma1", "qk_effective_rank", "vo_copying_score")  # against depth and training
-MATH = {"W_QK": "$W_{QK}$", "W_VO": "$W_{VO}$", "σ₁": r"$\sigma_1$", "σ₂": r"$\sigma_2$", "f̃": r"$\tilde{f}$"}
-MOST_CURVES = 2000  # in a panel of spectra: each is an object of its own, and 5,000 take 30 MB of SVG
+}
+MAPPED = (
+    "qk_sigma1",
+    "qk_gap",
+    "qk_effective_rank",
+    "vo_affine_sigma1",
+    "vo_effective_rank",
+    "vo_copying_score",
+)
+TRACED = (
+    "qk_sigma1",
+    "vo_sigma1",
+    "qk_effective_rank",
+    "vo_copying_score",
+)  # against depth and training
+MATH = {
+    "W_QK": "$W_{QK}$",
+    "W_VO": "$W_{VO}$",
+    "σ₁": r"$\sigma_1$",
+    "σ₂": r"$\sigma_2$",
+    "f̃": r"$\tilde{f}$",
+}
+MOST_CURVES = (
+    2000  # in a panel of spectra: each is an object of its own, and 5,000 take 30 MB of SVG
+)
 
 
 def title(measure: Measure) -> str:
@@ -50,7 +72,9 @@ def audit_figure(audit: Audit) -> Figure:
 
 @in_our_style()
 def head_maps(heads: MeasuredHeads) -> Figure:
-    """Layers against heads, one panel per measure; in cividis, which colour-blind readers see in the same order."""
+    """Layers against heads, one panel per measure; in cividis, which colour-blind readers see in
+    the same order.
+    """
     height = float(np.clip(2.2 * len(heads.layers) / heads.n_heads, 1.2, 4.0))
     figure, axes = subplots(2, 3, figsize=(2 * COLUMN, 2 * height), sharex=True, sharey=True)
     for axis, name in zip(axes.flat, MAPPED, strict=True):
@@ -75,7 +99,9 @@ def head_maps(heads: MeasuredHeads) -> Figure:
 def heat_map(axis: Axes, values: np.ndarray, layers: np.ndarray, **options: Any) -> AxesImage:
     """Values (L, H), hatched where they are unknown; about six layers are labelled."""
     known = np.where(np.isfinite(values), values, np.nan)
-    image = axis.imshow(known, aspect="auto", interpolation="nearest", **{"cmap": "cividis"} | options)
+    image = axis.imshow(
+        known, aspect="auto", interpolation="nearest", **{"cmap": "cividis"} | options
+    )
     if np.isnan(known).any():
         axis.patch.set(facecolor="0.9", edgecolor="0.5", hatch="////", linewidth=0)
     axis.xaxis.set_major_locator(whole_numbers(9))
@@ -86,9 +112,13 @@ def heat_map(axis: Axes, values: np.ndarray, layers: np.ndarray, **options: Any)
 
 @in_our_style()
 def matrix_maps(matrices: Matrices) -> Figure:
-    """Layers against roles, one panel per measure of matrices; a mixture's experts by their median."""
+    """Layers against roles, one panel per measure of matrices; a mixture's experts by their
+    median.
+    """
     layers, roles, grids = matrices.grids(MAPPED_OF_MATRICES)
-    figure, axes = subplots(2, 2, figsize=(2 * COLUMN, 2 * float(np.clip(0.13 * len(layers) + 0.8, 1.6, 4.0))))
+    figure, axes = subplots(
+        2, 2, figsize=(2 * COLUMN, 2 * float(np.clip(0.13 * len(layers) + 0.8, 1.6, 4.0)))
+    )
     for axis, (name, values) in zip(axes.flat, grids.items(), strict=True):
         positive = values[np.isfinite(values) & (values > 0)]
         wide = len(positive) > 0 and positive.max() > A_DECADE * positive.min()
@@ -98,18 +128,21 @@ def matrix_maps(matrices: Matrices) -> Figure:
         axis.set_title(MAPPED_OF_MATRICES[name])
         axis.set_ylabel("layer")
         bar = figure.colorbar(image, ax=axis, pad=0.02)
-        bar.locator, bar.formatter = LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(3), StrMethodFormatter("{x:g}")
+        bar.locator, bar.formatter = (
+            LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(3),
+            StrMethodFormatter("{x:g}"),
+        )
         bar.minorticks_off()
     return figure
 
 
 @in_our_style()
 def spectra(heads: MeasuredHeads) -> Figure:
-    """Singular values of every head: of W_QK relative to the largest, and of the affine value-output map.
+    """Singular values of every head: of W_QK relative to the largest, and of the affine
+    value-output map.
 
-    The second panel is Fig. 2 of the norm-based-attention paper for all heads. Of a large model one head in so many is
-    drawn.
-    """
+    The second panel is Fig. 2 of the norm-based-attention paper for all heads. Of a large model one
+    head in so many is drawn."""
     figure, (axis_qk, axis_vo) = subplots(1, 2, figsize=(2 * COLUMN, 2.4))
     qk, vo = heads.arrays["qk_singular_values"], heads.arrays["vo_affine_singular_values"]
     with np.errstate(invalid="ignore", divide="ignore"):  # a head of zeros has no largest value
@@ -118,7 +151,9 @@ def spectra(heads: MeasuredHeads) -> Figure:
         curves = np.where(values > 0, values, np.nan)  # (L, H, r)
         step = -(-curves[..., 0].size // MOST_CURVES)
         drawn = np.arange(curves[..., 0].size).reshape(curves.shape[:2]) % step == 0  # (L, H)
-        for layer_curves, shown, colour in zip(curves, drawn, layer_colours(heads.layers), strict=True):
+        for layer_curves, shown, colour in zip(
+            curves, drawn, layer_colours(heads.layers), strict=True
+        ):
             index = np.arange(1, curves.shape[2] + 1)
             axis.plot(index, layer_curves[shown].T, color=colour, linewidth=0.5, alpha=0.7)
         if step > 1:
@@ -127,7 +162,9 @@ def spectra(heads: MeasuredHeads) -> Figure:
         index_along(axis, "index $i$")
         known = curves[np.isfinite(curves)]
         if len(known):
-            axis.set_ylim(max(float(known.min()), 1e-9 * float(known.max())) / 1.2, 1.2 * float(known.max()))
+            axis.set_ylim(
+                max(float(known.min()), 1e-9 * float(known.max())) / 1.2, 1.2 * float(known.max())
+            )
     axis_qk.set_ylabel(r"$\sigma_i(W_{QK})\,/\,\sigma_1$")
     axis_vo.set_ylabel(r"$\sigma_i(\tilde f)$")
     layer_bar(figure, axis_vo, heads.layers)
@@ -140,7 +177,9 @@ def depth(heads: MeasuredHeads) -> Figure:
     figure, axes = subplots(1, len(TRACED), figsize=(2 * COLUMN, 1.8))
     for axis, name in zip(axes, TRACED, strict=True):
         measure, values = heads.measure(name), heads.grid(name)  # (L, H)
-        axis.plot(heads.table["layer"], values.ravel(), ".", color=COLOURS[5], markersize=2, alpha=0.6)
+        axis.plot(
+            heads.table["layer"], values.ravel(), ".", color=COLOURS[5], markersize=2, alpha=0.6
+        )
         axis.plot(heads.layers, layer_medians(values), color=COLOURS[0])
         if measure.scale == "log" and (values[np.isfinite(values)] > 0).any():
             axis.set_yscale("log")

@@ -1,4 +1,6 @@
-"""What stands out in one model: broken, dead, spiked and unusual heads, outlier dimensions, embedding rows."""
+"""What stands out in one model: broken, dead, spiked and unusual heads, outlier dimensions,
+embedding rows.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +15,12 @@ from weightscope.heads.audit.duplicates import duplicates
 from weightscope.heads.audit.factor_findings import factor_findings, looks_random, untrained
 from weightscope.heads.audit.measure import MAPS, MeasuredHeads
 from weightscope.heads.audit.reference import Standing
-from weightscope.heads.tensors.findings import offset_findings, scale_finding, scale_findings, untied_head
+from weightscope.heads.tensors.findings import (
+    offset_findings,
+    scale_finding,
+    scale_findings,
+    untied_head,
+)
 from weightscope.heads.tensors.tied_head import tied_head_finding
 from weightscope.model.embeddings import BLOCK_BYTES
 from weightscope.model.metrics.outliers import (
@@ -44,17 +51,31 @@ SQUARE_OVERFLOWS = 1.8e19  # in float32; no weight is this large on purpose
 NEAR_DEAD = 1e-3  # of the median Frobenius norm: such a head writes or scores next to nothing
 COLLAPSED = 1e-3  # singular values below this share of the first do not count when a rank is judged
 COLLAPSED_TO = 0.25  # of the head's width: a collapse where fewer count
-BULK = 0.15  # of the head's width: a collapse where the effective rank, without the first value, is below it
-LOST = 1e-6  # of the first singular value: what is below it in so many directions was cut off, not trained
-OF_ITS_LAYER = 0.25  # of the layer's median rank: a head of the first layer below it is unlike its layer
+# of the head's width: a collapse where the effective rank, without the first value, is below it
+BULK = 0.15
+# of the first singular value: what is below it in so many directions was cut off, not trained
+LOST = 1e-6
+OF_ITS_LAYER = (
+    0.25  # of the layer's median rank: a head of the first layer below it is unlike its layer
+)
 SPIKE = 3.0  # sigma_1 / sigma_2; random products of width 8 stay under 1.9, GPT-2's W_QK under 2.1
 WIDE = 8  # narrower heads have larger gaps by chance; their limit grows in proportion
-HEAD_Z, HEAD_FACTOR = 5.0, 3.0  # an outlier head exceeds both: robust z among all heads, and a plain factor
+HEAD_Z, HEAD_FACTOR = (
+    5.0,
+    3.0,
+)  # an outlier head exceeds both: robust z among all heads, and a plain factor
 LAYER_Z, LAYER_FACTOR = 6.0, 2.0  # the same for a layer against its neighbours
-COMPARED = ("sigma1", "frobenius", "effective_rank", "bias_norm")  # measures by which heads and layers are judged
+COMPARED = (
+    "sigma1",
+    "frobenius",
+    "effective_rank",
+    "bias_norm",
+)  # measures by which heads and layers are judged
 OUTSIZED = 16.0  # times its even share of W_QK's energy that makes a residual dimension an outlier
 OUTSIZED_SHARE = 0.02  # and at least this much of the energy
-SHARE_THAT_EXPLAINS = 0.25  # of W_QK's energy in one dimension: it explains its layer's spikes and scale
+SHARE_THAT_EXPLAINS = (
+    0.25  # of W_QK's energy in one dimension: it explains its layer's spikes and scale
+)
 GAIN_Z, GAIN_FACTOR = 8.0, 8.0  # an outlier gain exceeds both
 NAMED = 20  # dimensions that a text lists; findings.csv has all
 TOKENS_NAMED = 6  # tokens that it lists
@@ -63,19 +84,31 @@ Place = tuple[int, int]  # position among the measured layers, and head
 
 
 def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = None) -> Findings:
-    """Everything about a model's heads and embeddings that a person should look at; at initialisation that alone.
+    """Everything about a model's heads and embeddings that a person should look at; at
+    initialisation that alone.
 
     With `standing`, collapsed ranks are judged among the ranks of other checkpoints.
     """
-    dimensions = list(outlier_dimensions(heads, "Residual" if model.family.memory is None else "Memory"))
+    dimensions = list(
+        outlier_dimensions(heads, "Residual" if model.family.memory is None else "Memory")
+    )
     with phase("looking at embedding rows"):
         rows = list(embedding_rows(model))
     with phase("comparing heads that look alike"):
         alike = list(duplicates(model, heads))
     layers = heads.layers.tolist()
-    explained = [layers.index(finding.layer) for finding in dimensions if finding.number >= SHARE_THAT_EXPLAINS]
-    names = {"token_rows": model.family.inputs.tokens, "position_rows": model.family.inputs.positions}
-    reported = [model.prefix + names[finding.measure] for finding in rows if finding.measure in names]
+    explained = [
+        layers.index(finding.layer)
+        for finding in dimensions
+        if finding.number >= SHARE_THAT_EXPLAINS
+    ]
+    names = {
+        "token_rows": model.family.inputs.tokens,
+        "position_rows": model.family.inputs.positions,
+    }
+    reported = [
+        model.prefix + names[finding.measure] for finding in rows if finding.measure in names
+    ]
     return Findings(
         [
             *broken_layers(model, heads),
@@ -100,50 +133,83 @@ def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = 
 # Weights that are not finite or overflow.
 
 
-@finding("not_finite", "weights that are not finite", severity="error", rank=10,
-         look_next="Read the tensor again from its source; if it is the same there, the training run or the conversion "
-                   "broke it.")  # fmt: skip
+@finding(
+    "not_finite",
+    "weights that are not finite",
+    severity="error",
+    rank=10,
+    look_next="Read the tensor again from its source; if it is the same there, the training run or the conversion "
+    "broke it.",
+)
 def broken_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """NaN and infinity in the attention tensors of each layer, and the heads that they reach."""
     for i, layer in enumerate(heads.layers.tolist()):
         counts = {name: count_not_finite(model.checkpoint[name]) for name in heads.broken[layer]}
         if not counts:
             continue
-        reached = {name: broken for name in MAPS if (broken := heads_without_numbers(heads, i, name))}
+        reached = {
+            name: broken for name in MAPS if (broken := heads_without_numbers(heads, i, name))
+        }
         for name, broken in reached.items():
             yield _not_finite(counts, f" reach {indexed('head', broken)}", layer, name, broken)
         if not reached:
-            yield _not_finite(counts, " change the layer's attention, but none of these numbers", layer)
+            yield _not_finite(
+                counts, " change the layer's attention, but none of these numbers", layer
+            )
 
 
-def broken_elsewhere(model: Model, heads: MeasuredHeads, reported: Iterable[str]) -> Iterator[Finding]:
-    """NaN and infinity in whatever else was read of the model, except in tensors that are already reported."""
+def broken_elsewhere(
+    model: Model, heads: MeasuredHeads, reported: Iterable[str]
+) -> Iterator[Finding]:
+    """NaN and infinity in whatever else was read of the model, except in tensors that are already
+    reported.
+    """
     in_layers = {name for names in heads.broken.values() for name in names}
     for name in sorted((model.checkpoint.noted or set()) - in_layers - set(reported)):
         yield _not_finite({name: count_not_finite(model.checkpoint[name])}, " outside the layers")
 
 
 def _not_finite(
-    counts: dict[str, int], where: str, layer: int | None = None, name: str | None = None, reached: Sequence[int] = ()
+    counts: dict[str, int],
+    where: str,
+    layer: int | None = None,
+    name: str | None = None,
+    reached: Sequence[int] = (),
 ) -> Finding:
-    text = (
-        f"NaN or infinite weights ({', '.join(f'{count:,} in {tensor}' for tensor, count in counts.items())}){where}."
-    )
+    text = f"NaN or infinite weights ({', '.join(f'{count:,} in {tensor}' for tensor, count in counts.items())}){where}."
     members = [Member("head", head) for head in reached]
-    members += [Member("tensor", None, name=tensor, number=count) for tensor, count in counts.items()]
+    members += [
+        Member("tensor", None, name=tensor, number=count) for tensor, count in counts.items()
+    ]
     return Finding(
-        kind="not_finite", layer=layer, head=reached[0] if len(reached) == 1 else None, map=name, text=text,
-        measure="values_not_finite", number=float(sum(counts.values())), usual=0.0, members=tuple(members),
-    )  # fmt: skip
+        kind="not_finite",
+        layer=layer,
+        head=reached[0] if len(reached) == 1 else None,
+        map=name,
+        text=text,
+        measure="values_not_finite",
+        number=float(sum(counts.values())),
+        usual=0.0,
+        members=tuple(members),
+    )
 
 
-@finding("overflow", "weights that overflow", severity="error", rank=20,
-         look_next="Read the tensor again from its source; if it is the same there, the run diverged or a scale is "
-                   "wrong.")  # fmt: skip
+@finding(
+    "overflow",
+    "weights that overflow",
+    severity="error",
+    rank=20,
+    look_next="Read the tensor again from its source; if it is the same there, the run diverged or a scale is "
+    "wrong.",
+)
 def overflowing_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
-    """Layers with heads that have no numbers because finite weights are too large to compute with."""
+    """Layers with heads that have no numbers because finite weights are too large to compute
+    with.
+    """
     for i, layer in enumerate(heads.layers.tolist()):
-        without = {name: broken for name in MAPS if (broken := heads_without_numbers(heads, i, name))}
+        without = {
+            name: broken for name in MAPS if (broken := heads_without_numbers(heads, i, name))
+        }
         if not without:
             continue
         tensors = model.attention_tensors(layer)
@@ -154,10 +220,14 @@ def overflowing_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
         for name, reached in without.items():
             where = f"Weights as large as {largest:.3g}, in {name_of_largest}, overflow"
             yield Finding(
-                kind="overflow", layer=layer, map=name, measure="largest_weight", number=largest,
+                kind="overflow",
+                layer=layer,
+                map=name,
+                measure="largest_weight",
+                number=largest,
                 text=f"{where}: {indexed('head', reached)} cannot be measured.",
                 **heads_and_tensors(reached, [name_of_largest]),
-            )  # fmt: skip
+            )
 
 
 def heads_without_numbers(heads: MeasuredHeads, i: int, name: str) -> list[int]:
@@ -177,24 +247,33 @@ def count_not_finite(tensor: Tensor) -> int:
 def head_findings(
     heads: MeasuredHeads, explained: Collection[int] = (), standing: Standing | None = None
 ) -> Iterator[Finding]:
-    """At most one finding per head and map, the most severe; heads of one layer with the same fault share a finding.
+    """At most one finding per head and map, the most severe; heads of one layer with the same fault
+    share a finding.
 
-    Layers (by position) that an outlier dimension has `explained` are not judged by spikes and scale.
-    """
+    Layers (by position) that an outlier dimension has `explained` are not judged by spikes and
+    scale."""
     for name in MAPS:
         faulty = _faulty_heads(heads, name, explained, standing)
         layers, far = _far_from_others(heads, name, explained)
-        outliers = (far[place] for place in far if place not in faulty and place[0] not in explained)
+        outliers = (
+            far[place] for place in far if place not in faulty and place[0] not in explained
+        )
         yield from (*aggregated([*faulty.values(), *outliers], heads.n_heads), *layers)
 
 
-@finding("spectral_spike", "spectral spike", rank=80,
-         look_next="See which tokens lie along its first direction. It is no sign of an attention sink: heads.csv has "
-                   "the attention to the first token, `sink_share`.")  # fmt: skip
+@finding(
+    "spectral_spike",
+    "spectral spike",
+    rank=80,
+    look_next="See which tokens lie along its first direction. It is no sign of an attention sink: heads.csv has "
+    "the attention to the first token, `sink_share`.",
+)
 def _faulty_heads(
     heads: MeasuredHeads, name: str, explained: Collection[int], standing: Standing | None
 ) -> dict[Place, Finding]:
-    """Zero, near-dead, collapsed and spiked heads of one map; heads that are not finite are left out."""
+    """Zero, near-dead, collapsed and spiked heads of one map; heads that are not finite are left
+    out.
+    """
     norms, gaps = heads.grid(f"{name}_frobenius"), heads.grid(f"{name}_gap")
     alive = norms[np.isfinite(norms) & (norms > 0)]
     usual = float(np.median(alive)) if len(alive) else float("nan")
@@ -215,29 +294,51 @@ def _faulty_heads(
         if fault is not None:
             kind, measure, number, rest, text = fault
             findings[i, h] = of_head(
-                int(heads.layers[i]), h, kind=kind, map=name, measure=f"{name}_{measure}", number=number, usual=rest,
+                int(heads.layers[i]),
+                h,
+                kind=kind,
+                map=name,
+                measure=f"{name}_{measure}",
+                number=number,
+                usual=rest,
                 text=text,
-            )  # fmt: skip
+            )
     return findings
 
 
 def _to_first_token(heads: MeasuredHeads, name: str, place: Place) -> str:
-    """What the head of a spike of W_QK gives the first token, as a sentence; empty where that is not known."""
+    """What the head of a spike of W_QK gives the first token, as a sentence; empty where that is
+    not known.
+    """
     if name != "qk" or "sink_share" not in heads.table.names:
         return ""
     share = float(heads.grid("sink_share")[place])
-    return f" The head gives the first token {share:.2f} of its attention." if np.isfinite(share) else ""
+    return (
+        f" The head gives the first token {share:.2f} of its attention."
+        if np.isfinite(share)
+        else ""
+    )
 
 
 Fault = tuple[str, str, float, float, str]  # kind, measure, its value, its usual value, text
 
 
-@finding("zero_head", "zero head", severity="warning", rank=10,
-         look_next="Check whether the head was pruned on purpose; if not, compare with the checkpoint before "
-                   "it.")  # fmt: skip
-@finding("near_dead_head", "near-dead head", severity="warning", rank=20,
-         look_next="Zero the head and measure the loss: it may be pruned, or its learning rate was too "
-                   "small.")  # fmt: skip
+@finding(
+    "zero_head",
+    "zero head",
+    severity="warning",
+    rank=10,
+    look_next="Check whether the head was pruned on purpose; if not, compare with the checkpoint before "
+    "it.",
+)
+@finding(
+    "near_dead_head",
+    "near-dead head",
+    severity="warning",
+    rank=20,
+    look_next="Zero the head and measure the loss: it may be pruned, or its learning rate was too "
+    "small.",
+)
 def _fault(w: str, s: np.ndarray, norm: float, usual: float) -> Fault | None:
     """Whether a map of singular values s (r,) is zero or nearly so."""
     if norm == 0:
@@ -249,38 +350,60 @@ def _fault(w: str, s: np.ndarray, norm: float, usual: float) -> Fault | None:
 
 
 def _ranks_of_the_rest(heads: MeasuredHeads, name: str) -> np.ndarray:
-    """Effective ranks (L, H) of a map, its first direction aside: 0 where it is all; NaN where the map is unknown."""
+    """Effective ranks (L, H) of a map, its first direction aside: 0 where it is all; NaN where the
+    map is unknown.
+    """
     spectra = heads.arrays[f"{name}_singular_values"]
     spectra = np.where(np.isfinite(spectra), spectra, 0.0)
     alone = (spectra[..., 0] > 0) & ~spectra[..., 1:].any(axis=-1)
     return np.where(alone, 0.0, effective_rank(spectra[..., 1:]))
 
 
-@finding("rank_collapsed", "rank-collapsed head", severity="warning", rank=30,
-         look_next="Look at its spectrum in the report and at the singular values of its two factors: which one "
-                   "collapsed?")  # fmt: skip
-@finding("low_rank_heads", "heads of low rank", rank=30,
-         look_next="Usual in the first layer of decoders; compare with another checkpoint of the same "
-                   "architecture.")  # fmt: skip
+@finding(
+    "rank_collapsed",
+    "rank-collapsed head",
+    severity="warning",
+    rank=30,
+    look_next="Look at its spectrum in the report and at the singular values of its two factors: which one "
+    "collapsed?",
+)
+@finding(
+    "low_rank_heads",
+    "heads of low rank",
+    rank=30,
+    look_next="Usual in the first layer of decoders; compare with another checkpoint of the same "
+    "architecture.",
+)
 def _collapse(
-    heads: MeasuredHeads, name: str, place: Place, s: np.ndarray, ranks: np.ndarray, standing: Standing | None
+    heads: MeasuredHeads,
+    name: str,
+    place: Place,
+    s: np.ndarray,
+    ranks: np.ndarray,
+    standing: Standing | None,
 ) -> Fault | None:
     """Whether a map of singular values s (r,) has a low rank: a fault, or usual at its depth.
 
-    In the first layer of trained decoders queries and keys tell few directions apart. A head is a fault there if
-    directions were cut off, or if its layer is not of low rank; deeper, unless another checkpoint has such a head.
-    """
+    In the first layer of trained decoders queries and keys tell few directions apart. A head is a
+    fault there if directions were cut off, or if its layer is not of low rank; deeper, unless
+    another checkpoint has such a head."""
     i, w, r = place[0], MAPS[name], len(s)
     layer, rank, measure = int(heads.layers[i]), float(ranks[place]), f"{name}_effective_rank"
     large, left = (int((s > share * s[0]).sum()) for share in (COLLAPSED, LOST))
     if large > COLLAPSED_TO * r and not rank < BULK * r:
         return None
-    percentile, among = (float("nan"), 0) if standing is None else standing.percentile(
-        measure, layer, float(heads.grid(measure)[place])
-    )  # fmt: skip
+    percentile, among = (
+        (float("nan"), 0)
+        if standing is None
+        else standing.percentile(measure, layer, float(heads.grid(measure)[place]))
+    )
     cut_off = left <= COLLAPSED_TO * r
     of_layer = known_median(ranks[i])
-    unusual = rank < OF_ITS_LAYER * of_layer and of_layer >= BULK * r if layer == 0 else not percentile > 0
+    unusual = (
+        rank < OF_ITS_LAYER * of_layer and of_layer >= BULK * r
+        if layer == 0
+        else not percentile > 0
+    )
     text = f"The effective rank of {w}, its first direction aside, is {rank:.1f} of {r}"
     if large <= COLLAPSED_TO * r:
         text = f"Only {large} of {r} singular values of {w} exceed a thousandth of the first"
@@ -290,16 +413,26 @@ def _collapse(
     return kind, "effective_rank_of_the_rest", rank, known_median(ranks), f"{text}."
 
 
-@finding("outlier_head", "head outside the distribution", rank=90,
-         look_next="Compare its spectrum with its layer's other heads, and with the same head at another training "
-                   "step.")  # fmt: skip
-@finding("layer_off_trend", "layer off the trend", rank=100,
-         look_next="Compare the layer with its neighbours: another norm gain, learning rate or merge may be the "
-                   "cause.")  # fmt: skip
+@finding(
+    "outlier_head",
+    "head outside the distribution",
+    rank=90,
+    look_next="Compare its spectrum with its layer's other heads, and with the same head at another training "
+    "step.",
+)
+@finding(
+    "layer_off_trend",
+    "layer off the trend",
+    rank=100,
+    look_next="Compare the layer with its neighbours: another norm gain, learning rate or merge may be the "
+    "cause.",
+)
 def _far_from_others(
     heads: MeasuredHeads, name: str, explained: Collection[int]
 ) -> tuple[list[Finding], dict[Place, Finding]]:
-    """Layers off their neighbours' trend, and heads far from their layer's median, each by its most extreme measure."""
+    """Layers off their neighbours' trend, and heads far from their layer's median, each by its most
+    extreme measure.
+    """
     layers: dict[int, tuple[float, Finding]] = {}
     far: dict[Place, tuple[float, Finding]] = {}
     for measure in (f"{name}_{compared}" for compared in COMPARED):
@@ -309,33 +442,60 @@ def _far_from_others(
         trend[list(explained)] = np.nan  # neither judged nor part of the trend
         differences = off_trend(trend)
         z = robust_z(differences)
-        for i in np.flatnonzero((np.abs(z) >= LAYER_Z) & (np.abs(differences) >= np.log(LAYER_FACTOR))).tolist():
+        for i in np.flatnonzero(
+            (np.abs(z) >= LAYER_Z) & (np.abs(differences) >= np.log(LAYER_FACTOR))
+        ).tolist():
             value, usual = float(np.exp(medians[i])), float(np.exp(medians[i] - differences[i]))
             text = f"The median {measure} of its heads is {value:.3g}; its neighbours' is {usual:.3g} (z = {z[i]:.1f})."
             if i not in layers or abs(z[i]) > layers[i][0]:
-                layers[i] = abs(float(z[i])), Finding(
-                    kind="layer_off_trend", layer=int(heads.layers[i]), map=name, measure=measure, number=value,
-                    usual=usual, text=text,
-                )  # fmt: skip
+                layers[i] = (
+                    abs(float(z[i])),
+                    Finding(
+                        kind="layer_off_trend",
+                        layer=int(heads.layers[i]),
+                        map=name,
+                        measure=measure,
+                        number=value,
+                        usual=usual,
+                        text=text,
+                    ),
+                )
         distances = logs - medians[:, None]
         z = robust_z(distances)
-        for i, h in np.argwhere((np.abs(z) >= HEAD_Z) & (np.abs(distances) >= np.log(HEAD_FACTOR))).tolist():
+        for i, h in np.argwhere(
+            (np.abs(z) >= HEAD_Z) & (np.abs(distances) >= np.log(HEAD_FACTOR))
+        ).tolist():
             value, usual = float(np.exp(logs[i, h])), float(np.exp(medians[i]))
             among = f"the median of its layer is {usual:.3g} (z = {z[i, h]:.1f} among this checkpoint's heads)"
             if (i, h) not in far or abs(z[i, h]) > far[i, h][0]:
-                far[i, h] = abs(float(z[i, h])), of_head(
-                    int(heads.layers[i]), h, kind="outlier_head", map=name, measure=measure, number=value, usual=usual,
-                    text=f"{measure} is {value:.3g}; {among}.",
-                )  # fmt: skip
-    return [finding for _, finding in layers.values()], {place: finding for place, (_, finding) in far.items()}
+                far[i, h] = (
+                    abs(float(z[i, h])),
+                    of_head(
+                        int(heads.layers[i]),
+                        h,
+                        kind="outlier_head",
+                        map=name,
+                        measure=measure,
+                        number=value,
+                        usual=usual,
+                        text=f"{measure} is {value:.3g}; {among}.",
+                    ),
+                )
+    return [finding for _, finding in layers.values()], {
+        place: finding for place, (_, finding) in far.items()
+    }
 
 
 FLOAT16 = 65_504.0  # the largest number that it holds
 
 
-@finding("large_logits", "logits beyond float16", rank=85,
-         look_next="Run attention in bfloat16 or float32, or with a kernel that adds up scores in float32; or measure "
-                   "the largest score on text, since the bound is for any input.")  # fmt: skip
+@finding(
+    "large_logits",
+    "logits beyond float16",
+    rank=85,
+    look_next="Run attention in bfloat16 or float32, or with a kernel that adds up scores in float32; or measure "
+    "the largest score on text, since the bound is for any input.",
+)
 def large_logits(heads: MeasuredHeads) -> Iterator[Finding]:
     """Heads of which no bound says that the products of queries and keys fit into float16."""
     bounds = heads.grid("qk_logit_bound")  # (L, H)
@@ -347,8 +507,18 @@ def large_logits(heads: MeasuredHeads) -> Iterator[Finding]:
             f"The weights allow scores of up to {bound:,.0f} (the median head: {usual:,.0f}): products of queries and "
             f"keys of up to {product:,.0f}, and float16 holds at most {FLOAT16:,.0f}."
         )
-        large.append(of_head(int(heads.layers[i]), h, kind="large_logits", map="qk", measure="qk_logit_bound",
-                             number=bound, usual=usual, text=text))  # fmt: skip
+        large.append(
+            of_head(
+                int(heads.layers[i]),
+                h,
+                kind="large_logits",
+                map="qk",
+                measure="qk_logit_bound",
+                number=bound,
+                usual=usual,
+                text=text,
+            )
+        )
     yield from aggregated(large, heads.n_heads)
 
 
@@ -357,7 +527,9 @@ def large_logits(heads: MeasuredHeads) -> Iterator[Finding]:
 
 def outlier_dimensions(heads: MeasuredHeads, stream: str = "Residual") -> Iterator[Finding]:
     """Dimensions of the keys' input with an outsized column of W_QK, norm gain included."""
-    shares = heads.arrays["qk_column_share"]  # (L, d) of the squared norm of W_QK, averaged over a layer's heads
+    shares = heads.arrays[
+        "qk_column_share"
+    ]  # (L, d) of the squared norm of W_QK, averaged over a layer's heads
     even = 1 / shares.shape[1]
     for layer, row in zip(heads.layers.tolist(), shares, strict=True):
         order = np.argsort(-row, kind="stable")
@@ -368,7 +540,9 @@ def outlier_dimensions(heads: MeasuredHeads, stream: str = "Residual") -> Iterat
                 f"{stream} dimension {outsized[0]} carries {share:.1%} of W_QK's squared norm on the keys' side, "
                 f"{share / even:.0f} times its even share"
             )
-            yield _dimensions(outsized, row, text, layer=layer, map="qk", measure="qk_column_share", usual=even)
+            yield _dimensions(
+                outsized, row, text, layer=layer, map="qk", measure="qk_column_share", usual=even
+            )
 
 
 def outlier_gains(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
@@ -389,11 +563,17 @@ def outlier_gains(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
             yield _dimensions(outsized, gains, text, layer=layer, measure="norm_gain", usual=usual)
 
 
-@finding("outlier_dimension", "outlier dimension", rank=140,
-         look_next="Measure the dimension on text (`weightscope outliers`): this is a share of weights, and only the "
-                   "first token's activations were followed, where the lead names one.")  # fmt: skip
+@finding(
+    "outlier_dimension",
+    "outlier dimension",
+    rank=140,
+    look_next="Measure the dimension on text (`weightscope outliers`): this is a share of weights, and only the "
+    "first token's activations were followed, where the lead names one.",
+)
 def _dimensions(outsized: np.ndarray, values: np.ndarray, text: str, **about: Any) -> Finding:
-    """A finding about dimensions, the most extreme first: outsized (k,) indices into values (d,)."""
+    """A finding about dimensions, the most extreme first: outsized (k,) indices into values
+    (d,).
+    """
     rest = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
     return Finding(
         kind="outlier_dimension",
@@ -408,7 +588,9 @@ def _dimensions(outsized: np.ndarray, values: np.ndarray, text: str, **about: An
 
 
 def embedding_rows(model: Model) -> Iterator[Finding]:
-    """Token and position embeddings that training rarely saw, or with norms far above the others'."""
+    """Token and position embeddings that training rarely saw, or with norms far above the
+    others'.
+    """
     initial_std = model.config.initial_std
     try:
         stored = model.embeddings.token_tensor
@@ -420,7 +602,9 @@ def embedding_rows(model: Model) -> Iterator[Finding]:
         tokenizer = Tokenizer.at_hand(model)
         name_of = None if tokenizer is None else tokenizer.text
         padded = padding if type(padding) is int else None
-        yield from _rows("token", stored.name, lambda: stored.blocks(rows), initial_std, padded, name_of)
+        yield from _rows(
+            "token", stored.name, lambda: stored.blocks(rows), initial_std, padded, name_of
+        )
     positions, _ = positions_of(model)
     if positions is not None:
         name = model.prefix + model.family.inputs.positions
@@ -428,19 +612,29 @@ def embedding_rows(model: Model) -> Iterator[Finding]:
 
 
 def positions_of(model: Model) -> tuple[np.ndarray | None, str]:
-    """The position embedding, None where there is none, and a note where it should be there and cannot be read."""
+    """The position embedding, None where there is none, and a note where it should be there and
+    cannot be read.
+    """
     try:
         return model.positions, ""
     except CheckpointError as error:
         return None, f"Position rows were not looked at: {error}."
 
 
-@finding("undertrained_rows", "undertrained embedding rows", rank=150,
-         look_next="Run the model on these tokens, or at these positions: rows that training rarely saw may give "
-                   "erratic output. Padding rows may be removed.")  # fmt: skip
-@finding("oversized_rows", "oversized embedding rows", rank=160,
-         look_next="See which tokens or positions these are: the first position and special tokens often carry a "
-                   "sink's norm.")  # fmt: skip
+@finding(
+    "undertrained_rows",
+    "undertrained embedding rows",
+    rank=150,
+    look_next="Run the model on these tokens, or at these positions: rows that training rarely saw may give "
+    "erratic output. Padding rows may be removed.",
+)
+@finding(
+    "oversized_rows",
+    "oversized embedding rows",
+    rank=160,
+    look_next="See which tokens or positions these are: the first position and special tokens often carry a "
+    "sink's norm.",
+)
 def _rows(
     what: str,
     tensor: str,
@@ -456,42 +650,63 @@ def _rows(
 
     def members_of(rows: np.ndarray) -> tuple[Member, ...]:
         indices = rows.tolist()
-        return tuple(Member(what, i, name=name_of(i) if name_of else "", number=float(norms[i])) for i in indices)
+        return tuple(
+            Member(what, i, name=name_of(i) if name_of else "", number=float(norms[i]))
+            for i in indices
+        )
 
     broken = members_of(np.flatnonzero(~np.isfinite(norms)))
     if broken:
         text = f"NaN or infinity in {counted(len(broken), 'row')} of {tensor}, the first {broken[0].index}"
         yield Finding(
-            kind="not_finite", measure=f"{what}_rows", number=len(broken), usual=0.0, members=broken,
+            kind="not_finite",
+            measure=f"{what}_rows",
+            number=len(broken),
+            usual=0.0,
+            members=broken,
             text=f"{text}{_names(broken)}.",
-        )  # fmt: skip
+        )
     huge = members_of(np.flatnonzero(np.isfinite(norms) & (norms > SQUARE_OVERFLOWS)))
     if huge:
         longest = max(float(norms[member.index]) for member in huge)
         where = f"Norm too large for float32 in {counted(len(huge), 'row')} of {tensor}"
         text = f"{where}, the longest {longest:.3g}{_names(huge)}."
-        yield Finding(kind="overflow", measure=f"{what}_norm", number=longest, text=text, members=huge)
+        yield Finding(
+            kind="overflow", measure=f"{what}_norm", number=longest, text=text, members=huge
+        )
     width = next(iter(blocks()))[1].shape[1]
-    strange = [] if huge or broken else list(scale_finding(tensor, float(np.sqrt(np.mean(norms**2) / width))))
+    strange = (
+        []
+        if huge or broken
+        else list(scale_finding(tensor, float(np.sqrt(np.mean(norms**2) / width))))
+    )
     yield from strange
     if strange:
         return
     kept = np.where(np.isfinite(norms) & (np.arange(len(norms)) != padding), norms, np.nan)
     low, high, usual, initial = judge_rows(kept, blocks, initial_std)
-    for kind, side, rows in (("undertrained_rows", "below", low), ("oversized_rows", "above", high)):
+    for kind, side, rows in (
+        ("undertrained_rows", "below", low),
+        ("oversized_rows", "above", high),
+    ):
         if not len(rows):
             continue
         extreme, members = float(kept[rows[0]]), members_of(rows)
-        problem = (
-            f"have a norm far {side} the others'; the farthest is row {rows[0]} with {extreme:.3g} (median {usual:.3g})"
-        )
+        problem = f"have a norm far {side} the others'; the farthest is row {rows[0]} with {extreme:.3g} (median {usual:.3g})"
         if kind == "undertrained_rows" and initial is not None:
             problem = (
                 f"are as initialised, or hardly trained: random directions with a norm of about {initial:.3g}; the "
                 f"trained rows' median is {usual:.3g}"
             )
         text = f"{len(rows):,} of {len(norms):,} {what} rows {problem}{_names(members)}."
-        yield Finding(kind=kind, measure=f"{what}_norm", number=extreme, usual=usual, text=text, members=members)
+        yield Finding(
+            kind=kind,
+            measure=f"{what}_norm",
+            number=extreme,
+            usual=usual,
+            text=text,
+            members=members,
+        )
 
 
 def _names(rows: Sequence[Member]) -> str:

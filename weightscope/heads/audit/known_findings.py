@@ -1,9 +1,9 @@
-"""Findings that are known: from an earlier audit, or reviewed by somebody. They stay, and fail no gate.
+"""Findings that are known: from an earlier audit, or reviewed by somebody. They stay, and fail no
+gate.
 
-A list of them has the columns of findings.csv, or is findings.json. A row applies to what agrees in all cells that say
-where and what was measured; an empty cell agrees with everything. Where a row has the number, a finding that is worse
-is not known.
-"""
+A list of them has the columns of findings.csv, or is findings.json. A row applies to what agrees in
+all cells that say where and what was measured; an empty cell agrees with everything. Where a row
+has the number, a finding that is worse is not known."""
 
 import csv
 import io
@@ -22,7 +22,14 @@ from weightscope.core.tables import csv_safe
 from weightscope.report.findings import COLUMNS, Findings, finding_kinds, listed
 
 NAMES = tuple(column.name for column in COLUMNS)
-WHERE = ("layer", "head", "map", "item", "index", "name")  # cells that say where; a name where there is no index
+WHERE = (
+    "layer",
+    "head",
+    "map",
+    "item",
+    "index",
+    "name",
+)  # cells that say where; a name where there is no index
 READ = ("kind", *WHERE, "measure", "number", "usual", "reason")
 WORSE = 1.1  # times as far from what is usual as it was
 LARGEST = 64 << 20  # bytes of a list
@@ -65,7 +72,11 @@ class Entry:
 
     def __str__(self) -> str:
         kind = self.cells["kind"]
-        where = [f"{name} {self.cells[name]}" for name in ("layer", "head", "map", "name") if self.cells.get(name)]
+        where = [
+            f"{name} {self.cells[name]}"
+            for name in ("layer", "head", "map", "name")
+            if self.cells.get(name)
+        ]
         return shortened(" ".join([kind, *where]))
 
 
@@ -74,7 +85,9 @@ def _key(cells: Mapping[str, str], place: Place) -> Key:
 
 
 def _distance(row: Mapping[str, str]) -> float:
-    """How far a number is from what is usual: the log of their ratio, or of the number where nothing is usual."""
+    """How far a number is from what is usual: the log of their ratio, or of the number where
+    nothing is usual.
+    """
     number, usual = (_number(row.get(name, "")) for name in ("number", "usual"))
     if not 0 < usual < inf:
         return log(number) if 0 < number < inf else number
@@ -89,17 +102,23 @@ def _number(cell: str) -> float:
 
 
 def read_entries(path: Path, why: str) -> list[Entry]:
-    """The entries of a findings.csv or .json, or of a file that some of their rows were copied to."""
+    """The entries of a findings.csv or .json, or of a file that some of their rows were copied
+    to.
+    """
     content = read_small(path, LARGEST)
     try:
         rows: list[dict[str, str]] = []
         for row in _rows(content):
             if len(rows) == MOST_ROWS:
-                raise CheckpointError(f"has more than {MOST_ROWS} findings; no more are read", file=path)
+                raise CheckpointError(
+                    f"has more than {MOST_ROWS} findings; no more are read", file=path
+                )
             rows.append({name: cell for name in READ if (cell := row.get(name))})
     except UNREADABLE as error:
         problem = "cannot be read as a list of findings"
-        raise CheckpointError(f"{problem}, as in findings.csv or findings.json ({error})", file=path) from None
+        raise CheckpointError(
+            f"{problem}, as in findings.csv or findings.json ({error})", file=path
+        ) from None
     kinds = list(finding_kinds())
     for row in rows:
         if (kind := row.get("kind", "")) not in kinds:
@@ -107,14 +126,14 @@ def read_entries(path: Path, why: str) -> list[Entry]:
             raise CheckpointError(f"{problem}{nearest(kind[:LONGEST_NAME], kinds)}", file=path)
         for name in ("number", "usual"):
             if name in row and isnan(_number(row[name])):
-                problem = (
-                    f"has an entry of kind '{kind}' with the {name} '{shortened(row[name])}'; a number was expected"
-                )
+                problem = f"has an entry of kind '{kind}' with the {name} '{shortened(row[name])}'; a number was expected"
                 raise CheckpointError(problem, file=path)
     entries = [Entry(row, f"{why}: {row['reason']}" if row.get("reason") else why) for row in rows]
     alike = Counter((entry.place, _key(entry.cells, entry.place)) for entry in entries)
     if alike and (most := max(alike.values())) > MOST_ALIKE:
-        raise CheckpointError(f"has {most} entries about the same thing; at most {MOST_ALIKE} are read", file=path)
+        raise CheckpointError(
+            f"has {most} entries about the same thing; at most {MOST_ALIKE} are read", file=path
+        )
     return entries
 
 
@@ -130,8 +149,12 @@ def _rows(content: bytes) -> Iterator[dict[str, str]]:
 
 def _of_csv(lines: Iterable[str]) -> Iterator[dict[str, str]]:
     reader = csv.DictReader(lines, strict=True)
-    if unknown := set(reader.fieldnames or ["no kind"]) - {*NAMES, "reason"} or {"kind"} - set(reader.fieldnames or ()):
-        raise ValueError(f"column {shortened(min(unknown))}; kind and any of {', '.join(NAMES)}, reason are expected")
+    if unknown := set(reader.fieldnames or ["no kind"]) - {*NAMES, "reason"} or {"kind"} - set(
+        reader.fieldnames or ()
+    ):
+        raise ValueError(
+            f"column {shortened(min(unknown))}; kind and any of {', '.join(NAMES)}, reason are expected"
+        )
     for row in reader:
         if None in row:
             raise ValueError(f"line {reader.line_num} has more cells than columns")
@@ -139,7 +162,9 @@ def _of_csv(lines: Iterable[str]) -> Iterator[dict[str, str]]:
 
 
 def _of_json(value: Any) -> Iterator[dict[str, str]]:
-    """Rows of findings as they are in findings.json, or in the JSON of a whole audit: one per member."""
+    """Rows of findings as they are in findings.json, or in the JSON of a whole audit: one per
+    member.
+    """
     findings = value.get("findings") if isinstance(value, dict) else value
     if not isinstance(findings, list) or not all(isinstance(finding, dict) for finding in findings):
         raise ValueError("a list of findings is expected")
@@ -148,15 +173,23 @@ def _of_json(value: Any) -> Iterator[dict[str, str]]:
         if not isinstance(members, list) or not all(isinstance(member, dict) for member in members):
             raise ValueError("members are expected as a list of objects")
         for member in members:
-            row = {name: finding.get(name) for name in (*NAMES, "reason")} | {"item": member.get("what")}
-            row |= {name: member[name] for name in ("index", "name", "layer", "number") if member.get(name) is not None}
+            row = {name: finding.get(name) for name in (*NAMES, "reason")} | {
+                "item": member.get("what")
+            }
+            row |= {
+                name: member[name]
+                for name in ("index", "name", "layer", "number")
+                if member.get(name) is not None
+            }
             if member.get("what") == "head":
                 row["head"] = member.get("index")
             yield {name: "" if cell is None else str(cell) for name, cell in row.items()}
 
 
 def with_known(findings: Findings, entries: Sequence[Entry]) -> tuple[Findings, list[Entry]]:
-    """The findings, marked where entries cover all that they are about, and the entries that apply to nothing."""
+    """The findings, marked where entries cover all that they are about, and the entries that apply
+    to nothing.
+    """
     left, marked = dict(enumerate(entries)), []
     by_key: dict[tuple[Place, Key], list[int]] = {}
     for i, entry in enumerate(entries):

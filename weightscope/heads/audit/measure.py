@@ -1,9 +1,10 @@
-"""The measures of a head: the arrays computed for each layer, and the table of numbers made from them.
+"""The measures of a head: the arrays computed for each layer, and the table of numbers made from
+them.
 
-Each projection is read once, for its Gram matrix, its triangle and its sketch. Every spectrum of a head, rotated or
-not, is then the spectrum of a small core. Heads are spread over threads with one BLAS thread each: on such small
-matrices that is faster than one head on all cores, and gives the same bits on any number of cores.
-"""
+Each projection is read once, for its Gram matrix, its triangle and its sketch. Every spectrum of a
+head, rotated or not, is then the spectrum of a small core. Heads are spread over threads with one
+BLAS thread each: on such small matrices that is faster than one head on all cores, and gives the
+same bits on any number of cores."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,10 +41,18 @@ from weightscope.model.metrics.spectra import (
     symmetric_share,
 )
 
-Arrays = Mapping[str, np.ndarray]  # by name, of one layer (H, ...) as `measure_layer` gives them, or of all (L, H, ...)
-MAPS = {"qk": "W_QK", "vo": "W_VO"}  # the two maps of a head: where it attends, and what is passed on
-VECTORS = frozenset(f"{name}_{side}" for name in MAPS for side in ("left", "right"))  # arrays that grow with every head
-FORM = "qk_singular_values_"  # prefix of the spectra of other forms of W_QK: delta1, mean64, free, turning
+Arrays = Mapping[
+    str, np.ndarray
+]  # by name, of one layer (H, ...) as `measure_layer` gives them, or of all (L, H, ...)
+MAPS = {
+    "qk": "W_QK",
+    "vo": "W_VO",
+}  # the two maps of a head: where it attends, and what is passed on
+VECTORS = frozenset(
+    f"{name}_{side}" for name in MAPS for side in ("left", "right")
+)  # arrays that grow with every head
+# prefix of the spectra of other forms of W_QK: delta1, mean64, free, turning
+FORM = "qk_singular_values_"
 LEADING = 8  # eigenvalues of the symmetric part that are kept
 TASKS = 8  # a layer's heads are handed out in at least about this many pieces
 
@@ -55,13 +64,15 @@ def measure_layer(
     directions: int = 0,
     bounds: LogitBounds | None = None,
 ) -> dict[str, np.ndarray]:
-    """Spectra, sketches and related arrays (H, ...) of every head of a layer; forms (r, r) go between W_Q and W_K'.
+    """Spectra, sketches and related arrays (H, ...) of every head of a layer; forms (r, r) go
+    between W_Q and W_K'.
 
-    bounds: Those of the layer's logits; by default of the layer as it is, of sequences of any length.
+    bounds: Those of the layer's logits; by default of the layer as it is, of sequences of any
+    length.
 
-    What belongs to a key-value head is computed once for the query heads that share it. In addition to the layer as it
-    is stored, a thread holds four (d, r) factors in float32 and blocks of them in float64; nothing of size (d, H r).
-    """
+    What belongs to a key-value head is computed once for the query heads that share it. In addition
+    to the layer as it is stored, a thread holds four (d, r) factors in float32 and blocks of them
+    in float64; nothing of size (d, H r)."""
     n_heads, n_kv = layer.n_heads, layer.n_kv_heads
     shared_by = n_heads // n_kv
     per_task = min(shared_by, max(1, n_heads // TASKS))
@@ -70,14 +81,26 @@ def measure_layer(
         for kv in range(n_kv)
         for first in range(kv * shared_by, (kv + 1) * shared_by, per_task)
     ]
-    against, bounds = (probes(layer.d_model), probes(layer.k.shape[1])), bounds or LogitBounds(layer)
-    with np.errstate(invalid="ignore", over="ignore"):  # NaN weights make NaN measures, which are a finding
+    against, bounds = (
+        (probes(layer.d_model), probes(layer.k.shape[1])),
+        bounds or LogitBounds(layer),
+    )
+    with np.errstate(
+        invalid="ignore", over="ignore"
+    ):  # NaN weights make NaN measures, which are a finding
         parts = list(
-            in_threads(lambda task: _measure_heads(layer, *task, forms, against, device, directions, bounds), tasks)
+            in_threads(
+                lambda task: _measure_heads(
+                    layer, *task, forms, against, device, directions, bounds
+                ),
+                tasks,
+            )
         )
     heads = [head for part, _, _ in parts for head in part]
     columns = np.sum([column for _, column, _ in parts], axis=0)  # (d,)
-    squares = [np.sum(rows, axis=0) for rows in zip(*(rows for _, _, rows in parts), strict=True)]  # four of (d,)
+    squares = [
+        np.sum(rows, axis=0) for rows in zip(*(rows for _, _, rows in parts), strict=True)
+    ]  # four of (d,)
     if columns.sum() == 0 and any(head["qk_route"] == "none" for head in heads):
         columns = np.full_like(columns, np.nan)  # no head is finite, so the shares are unknown
     with np.errstate(invalid="ignore"):
@@ -88,7 +111,9 @@ def measure_layer(
         "caveats": np.array(layer.caveats, dtype=str),
         "unbounded": np.array([bounds.reason], dtype=str),
         "score_scale": np.full(n_heads, abs(layer.scale)),
-        "learned_sink": np.full(n_heads, np.nan) if layer.sinks is None else layer.sinks.astype(np.float64),
+        "learned_sink": np.full(n_heads, np.nan)
+        if layer.sinks is None
+        else layer.sinks.astype(np.float64),
         **row_arrays(squares, _gains(layer), layer.output_bias),
     }
 
@@ -128,9 +153,8 @@ def _measure_heads(
     directions: int,
     bounds: LogitBounds,
 ) -> tuple[list[dict[str, np.ndarray]], np.ndarray, list[np.ndarray]]:
-    """Heads that share a key-value head, the sum over them of |column of W_QK|^2 / |W_QK|_F^2, (d,), and the sums of
-    squares of each dimension of W_Q, W_K, W_V and W_O, four of (d,).
-    """
+    """Heads that share a key-value head, the sum over them of |column of W_QK|^2 / |W_QK|_F^2,
+    (d,), and the sums of squares of each dimension of W_Q, W_K, W_V and W_O, four of (d,)."""
     (w_k, b_k), (w_v, b_v) = layer.k.of(kv), layer.v.of(kv)
     on_device = device.put(w_k), device.put(w_v)
     products = _two_spaces if layer.cross else inner_products  # memory may have another width
@@ -147,13 +171,20 @@ def _measure_heads(
         output_gram, value_gram, vo = products(device.put(w_o), on_device[1], device)
         key = key or Projection.of(w_k, key_gram, against[1])
         value = value or Projection.of(w_v, value_gram, against[1])
-        query, output = Projection.of(w_q, query_gram, against[0]), Projection.of(w_o, output_gram, against[0])
+        query, output = (
+            Projection.of(w_q, query_gram, against[0]),
+            Projection.of(w_o, output_gram, against[0]),
+        )
         singular = _spectrum("qk", query, key, layer.d_model, directions)
         singular |= _spectrum("vo", value, output, layer.d_model, directions)
         linear = singular["vo_singular_values"]
         measured.append(_qk(query, key, b_q, forms) | singular | _vo(value, output, b_v, linear))
         measured[-1] |= _one_space(query, key, qk, vo)
-        known = ((query.gram, key.gram), singular["qk_singular_values"][0]) if bounds.layer is layer else ()
+        known = (
+            ((query.gram, key.gram), singular["qk_singular_values"][0])
+            if bounds.layer is layer
+            else ()
+        )
         measured[-1]["qk_logit_bound"] = np.array(bounds.of(head, *known))
         rows, columns = _lengths(w_q, key.triangle), _lengths(w_k, query.triangle)  # (d,) of W_QK
         measured[-1]["qk_directionality"] = np.array(directionality(rows, columns))
@@ -178,25 +209,40 @@ def _lengths(factor: np.ndarray, root: Triangle) -> np.ndarray:
 
 
 def _two_spaces(a: Any, b: Any, device: Device) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gram matrices of factors that act on two spaces, and NaN for their product, which needs a common space."""
-    return inner(a, device=device), inner(b, device=device), np.full((a.shape[1], b.shape[1]), np.nan)
+    """Gram matrices of factors that act on two spaces, and NaN for their product, which needs a
+    common space.
+    """
+    return (
+        inner(a, device=device),
+        inner(b, device=device),
+        np.full((a.shape[1], b.shape[1]), np.nan),
+    )
 
 
-def _qk(query: Projection, key: Projection, b_q: np.ndarray, forms: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _qk(
+    query: Projection, key: Projection, b_q: np.ndarray, forms: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     of_forms: dict[str, np.ndarray] = {
-        FORM + name: core_singular_values(query.triangle, key.triangle, between) for name, between in forms.items()
+        FORM + name: core_singular_values(query.triangle, key.triangle, between)
+        for name, between in forms.items()
     }
     return of_forms | {
-        "qk_bias_norm": np.array(np.linalg.norm(key.triangle.r @ b_q.astype(np.float64))),  # |b_Q W_K'| = |R_K b_Q'|
+        "qk_bias_norm": np.array(
+            np.linalg.norm(key.triangle.r @ b_q.astype(np.float64))
+        ),  # |b_Q W_K'| = |R_K b_Q'|
         "qk_route": np.array(route_of(query.triangle, key.triangle)),
         "q_sketch": query.sketch,
         "k_sketch": key.sketch,
     }
 
 
-def _vo(value: Projection, output: Projection, b_v: np.ndarray, linear: np.ndarray) -> dict[str, np.ndarray]:
+def _vo(
+    value: Projection, output: Projection, b_v: np.ndarray, linear: np.ndarray
+) -> dict[str, np.ndarray]:
     return {
-        "vo_affine_singular_values": affine_singular_values(value.triangle, b_v, output.triangle, linear),
+        "vo_affine_singular_values": affine_singular_values(
+            value.triangle, b_v, output.triangle, linear
+        ),
         "vo_bias_norm": np.array(np.linalg.norm(output.triangle.r @ b_v.astype(np.float64))),
         "vo_route": np.array(route_of(value.triangle, output.triangle)),
         "v_sketch": value.sketch,
@@ -204,8 +250,12 @@ def _vo(value: Projection, output: Projection, b_v: np.ndarray, linear: np.ndarr
     }
 
 
-def _one_space(query: Projection, key: Projection, qk: np.ndarray, vo: np.ndarray) -> dict[str, np.ndarray]:
-    """What only maps from a space into itself have: qk = W_K' W_Q and vo = W_O W_V (r, r); NaN where those are."""
+def _one_space(
+    query: Projection, key: Projection, qk: np.ndarray, vo: np.ndarray
+) -> dict[str, np.ndarray]:
+    """What only maps from a space into itself have: qk = W_K' W_Q and vo = W_O W_V (r, r); NaN
+    where those are.
+    """
     return {
         "qk_symmetric_share": np.array(symmetric_share(query.gram, key.gram, qk)),
         "qk_symmetric_eigenvalues": symmetric_eigenvalues(query.gram, key.gram, qk)[:LEADING],
@@ -213,8 +263,11 @@ def _one_space(query: Projection, key: Projection, qk: np.ndarray, vo: np.ndarra
     }
 
 
-def _spectrum(name: str, left: Projection, right: Projection, d: int, directions: int) -> dict[str, np.ndarray]:
-    """A map's singular values and, if asked for, coordinates of its leading singular vectors in its factors' columns.
+def _spectrum(
+    name: str, left: Projection, right: Projection, d: int, directions: int
+) -> dict[str, np.ndarray]:
+    """A map's singular values and, if asked for, coordinates of its leading singular vectors in its
+    factors' columns.
 
     The coordinates are (r, k); (r, 0) where R is not enough.
     """
@@ -224,14 +277,19 @@ def _spectrum(name: str, left: Projection, right: Projection, d: int, directions
     if route_of(left.triangle, right.triangle) == "gram":
         u, s, vt = lapack.svd(left.triangle.r @ right.triangle.r.T)
         columns = slice(shown(leading_blocks(s, d, directions)))
-        of_left, of_right = coordinates(left.triangle, u[:, columns]), coordinates(right.triangle, vt[columns].T)
+        of_left, of_right = (
+            coordinates(left.triangle, u[:, columns]),
+            coordinates(right.triangle, vt[columns].T),
+        )
     else:
         s = core_singular_values(left.triangle, right.triangle)
     return {f"{name}_singular_values": s, f"{name}_left": of_left, f"{name}_right": of_right}
 
 
 def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays of one rank as one, shorter ones filled with NaN at their ends: L of (H, r) -> (L, H, r)."""
+    """Arrays of one rank as one, shorter ones filled with NaN at their ends: L of (H, r) -> (L, H,
+    r).
+    """
     shape = np.max([array.shape for array in arrays], axis=0)
     if all(array.shape == tuple(shape) for array in arrays):
         return np.stack(arrays)
@@ -251,7 +309,9 @@ class Measure:
     name: str  # its column in heads.csv
     symbol: str  # as in the papers, a formula (`weightscope.core.formulas`)
     array: str  # name of the array it is computed from
-    compute: Callable[[np.ndarray, int], np.ndarray]  # (array (L, H, ...), model width d) -> values (L, H)
+    compute: Callable[
+        [np.ndarray, int], np.ndarray
+    ]  # (array (L, H, ...), model width d) -> values (L, H)
     meaning: str = ""  # what a high or a low value says
     scale: str = ""  # of its colour map, "log" or "linear"; "" where a map would add little
     words: str = ""  # its name where the symbol is long
@@ -272,89 +332,245 @@ def _as_it_is(values: np.ndarray, d: int) -> np.ndarray:
     return values
 
 
-# Measures of the singular values s (L, H, r) of a map W. The width d of the model decides which are rounding.
+# Measures of the singular values s (L, H, r) of a map W. The width d of the model decides which are
+# rounding.
 _SPECTRUM = (
-    Measure("sigma1", "σ₁(W)", "", lambda s, d: s[..., 0],
-            "Spectral norm: the largest output for a unit input.", "log",
-            equation="max_(|x| = 1) |x W|"),
-    Measure("sigma2", "σ₂(W)", "", _second, "The second singular value.",
-            equation="max_(|x| = 1, x ⊥ u_1) |x W|"),
-    Measure("gap", "σ₁/σ₂(W)", "", lambda s, d: spectra.spectral_gap(s),
-            "Spectral gap: where it is large (a spike), one direction dominates.", "log",
-            equation="frac(σ_1, σ_2)", source="two-sink-mechanisms, Lemma 2"),
-    Measure("frobenius", "‖W‖_F", "", lambda s, d: spectra.frobenius(s),
-            "Frobenius norm: the size of outputs for random inputs.", "log",
-            equation="sqrt(sum_i σ_i^2)"),
-    Measure("stable_rank", "‖W‖_F²/σ₁²", "", lambda s, d: spectra.stable_rank(s),
-            "Stable rank: the energy, in directions as strong as the first.", "linear",
-            equation="frac(sum_i σ_i^2, σ_1^2)", source="Rudelson and Vershynin 2007"),
-    Measure("effective_rank", "erank(W)", "", lambda s, d: spectra.effective_rank(s),
-            "exp of the entropy of $σᵢ/Σσ$: how many directions are used.", "linear", "effective rank of W",
-            equation="exp(-sum_i p_i ln p_i), p_i = frac(σ_i, sum_j σ_j)", source="Roy and Vetterli 2007"),
-    Measure("participation_ratio", "(Σσ²)²/Σσ⁴(W)", "", lambda s, d: spectra.participation_ratio(s),
-            "How many directions share the energy.", "linear",
-            equation="frac((sum_i σ_i^2)^2, sum_i σ_i^4)"),
-    Measure("rank", "rank(W)", "", spectra.numerical_rank,
-            "How many singular values are more than rounding; -1 where they are not finite.",
-            equation="#{i: σ_i > d ε σ_1}"),
-    Measure("condition", "σ₁/σ_min(W)", "", spectra.condition_number,
-            "Largest over smallest non-zero singular value.", "log",
-            equation="frac(σ_1, min_(σ_i > d ε σ_1) σ_i)", source="norm-based-attention, Fig. 2"),
-)  # fmt: skip
+    Measure(
+        "sigma1",
+        "σ₁(W)",
+        "",
+        lambda s, d: s[..., 0],
+        "Spectral norm: the largest output for a unit input.",
+        "log",
+        equation="max_(|x| = 1) |x W|",
+    ),
+    Measure(
+        "sigma2",
+        "σ₂(W)",
+        "",
+        _second,
+        "The second singular value.",
+        equation="max_(|x| = 1, x ⊥ u_1) |x W|",
+    ),
+    Measure(
+        "gap",
+        "σ₁/σ₂(W)",
+        "",
+        lambda s, d: spectra.spectral_gap(s),
+        "Spectral gap: where it is large (a spike), one direction dominates.",
+        "log",
+        equation="frac(σ_1, σ_2)",
+        source="two-sink-mechanisms, Lemma 2",
+    ),
+    Measure(
+        "frobenius",
+        "‖W‖_F",
+        "",
+        lambda s, d: spectra.frobenius(s),
+        "Frobenius norm: the size of outputs for random inputs.",
+        "log",
+        equation="sqrt(sum_i σ_i^2)",
+    ),
+    Measure(
+        "stable_rank",
+        "‖W‖_F²/σ₁²",
+        "",
+        lambda s, d: spectra.stable_rank(s),
+        "Stable rank: the energy, in directions as strong as the first.",
+        "linear",
+        equation="frac(sum_i σ_i^2, σ_1^2)",
+        source="Rudelson and Vershynin 2007",
+    ),
+    Measure(
+        "effective_rank",
+        "erank(W)",
+        "",
+        lambda s, d: spectra.effective_rank(s),
+        "exp of the entropy of $σᵢ/Σσ$: how many directions are used.",
+        "linear",
+        "effective rank of W",
+        equation="exp(-sum_i p_i ln p_i), p_i = frac(σ_i, sum_j σ_j)",
+        source="Roy and Vetterli 2007",
+    ),
+    Measure(
+        "participation_ratio",
+        "(Σσ²)²/Σσ⁴(W)",
+        "",
+        lambda s, d: spectra.participation_ratio(s),
+        "How many directions share the energy.",
+        "linear",
+        equation="frac((sum_i σ_i^2)^2, sum_i σ_i^4)",
+    ),
+    Measure(
+        "rank",
+        "rank(W)",
+        "",
+        spectra.numerical_rank,
+        "How many singular values are more than rounding; -1 where they are not finite.",
+        equation="#{i: σ_i > d ε σ_1}",
+    ),
+    Measure(
+        "condition",
+        "σ₁/σ_min(W)",
+        "",
+        spectra.condition_number,
+        "Largest over smallest non-zero singular value.",
+        "log",
+        equation="frac(σ_1, min_(σ_i > d ε σ_1) σ_i)",
+        source="norm-based-attention, Fig. 2",
+    ),
+)
 UNSCALED = "Without the factor 1/√d' of scores."  # said of every size of W_QK
 _SIZES = ("sigma1", "sigma2", "frobenius")
-_OF_FORMS = ("sigma1", "frobenius", "stable_rank", "effective_rank")  # also measured of the other forms of W_QK
+_OF_FORMS = (
+    "sigma1",
+    "frobenius",
+    "stable_rank",
+    "effective_rank",
+)  # also measured of the other forms of W_QK
 
 _LIKES = "eigenvalue of the symmetric part: positive where like attends to like, negative where it avoids it."
 _ROUTE = "How the spectra were computed: from Gram matrices (gram), or by QR (qr) where those are not accurate enough."
 _QK = (
-    Measure("qk_symmetric_share", "‖sym W_QK‖_F²/‖W_QK‖_F²", "qk_symmetric_share", _as_it_is,
-            "1: $score(i, j) = score(j, i)$; 0: $score(i, j) = −score(j, i)$; ½: neither, as in random maps.", "linear",
-            equation="frac(‖W_QK + W_QK'‖_F^2, 4 ‖W_QK‖_F^2)"),
-    Measure("qk_antisymmetric_share", "‖asym W_QK‖_F²/‖W_QK‖_F²", "qk_symmetric_share", lambda share, d: 1 - share,
-            "The rest: 1 minus the symmetric share.",
-            equation="frac(‖W_QK - W_QK'‖_F^2, 4 ‖W_QK‖_F^2)"),
-    Measure("qk_directionality", "(r − c)/(r + c)(W_QK)", "qk_directionality", _as_it_is,
-            "-1: some dimensions of keys stand out, and none of queries; 1: the other way round.", "",
-            "directionality of W_QK", equation="frac(r - c, r + c), r = sum_i max(0, ‖w_i‖ - μ - 2 s) of rows w_i",
-            source="Saponati et al. 2025, arXiv 2502.10927"),
-    Measure("qk_sym_eig1", "λ₁(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 0],
-            f"Leading {_LIKES}", "linear",
-            equation="λ_1(frac(W_QK + W_QK', 2))"),
-    Measure("qk_sym_eig2", "λ₂(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 1], f"Second {_LIKES}",
-            equation="λ_2(frac(W_QK + W_QK', 2))"),
-    Measure("qk_sym_eig3", "λ₃(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 2], f"Third {_LIKES}",
-            equation="λ_3(frac(W_QK + W_QK', 2))"),
-    Measure("qk_bias_norm", "‖b_QK‖", "qk_bias_norm", _as_it_is,
-            "The part of the score that depends on the key alone.", "log",
-            equation="‖b_Q W_K'‖", source="detokenization, eq. 14"),
-    Measure("qk_logit_bound", "max |score|", "qk_logit_bound", _as_it_is,
-            "No input makes a score before the softmax larger, at any distance; NaN where nothing bounds it.",
-            equation="d σ_1(W_QK) scale + biases' terms"),
-    Measure("qk_token_logit", "max |score| of tokens", "qk_token_logit", _as_it_is,
-            "The largest score of two tokens of the vocabulary in the first layer, at any distance; NaN in others."),
-    Measure("learned_sink", "sink", "learned_sink", _as_it_is,
-            "The head's learned sink: a logit that every softmax has besides."),
+    Measure(
+        "qk_symmetric_share",
+        "‖sym W_QK‖_F²/‖W_QK‖_F²",
+        "qk_symmetric_share",
+        _as_it_is,
+        "1: $score(i, j) = score(j, i)$; 0: $score(i, j) = −score(j, i)$; ½: neither, as in random maps.",
+        "linear",
+        equation="frac(‖W_QK + W_QK'‖_F^2, 4 ‖W_QK‖_F^2)",
+    ),
+    Measure(
+        "qk_antisymmetric_share",
+        "‖asym W_QK‖_F²/‖W_QK‖_F²",
+        "qk_symmetric_share",
+        lambda share, d: 1 - share,
+        "The rest: 1 minus the symmetric share.",
+        equation="frac(‖W_QK - W_QK'‖_F^2, 4 ‖W_QK‖_F^2)",
+    ),
+    Measure(
+        "qk_directionality",
+        "(r − c)/(r + c)(W_QK)",
+        "qk_directionality",
+        _as_it_is,
+        "-1: some dimensions of keys stand out, and none of queries; 1: the other way round.",
+        "",
+        "directionality of W_QK",
+        equation="frac(r - c, r + c), r = sum_i max(0, ‖w_i‖ - μ - 2 s) of rows w_i",
+        source="Saponati et al. 2025, arXiv 2502.10927",
+    ),
+    Measure(
+        "qk_sym_eig1",
+        "λ₁(sym W_QK)",
+        "qk_symmetric_eigenvalues",
+        lambda eig, d: eig[..., 0],
+        f"Leading {_LIKES}",
+        "linear",
+        equation="λ_1(frac(W_QK + W_QK', 2))",
+    ),
+    Measure(
+        "qk_sym_eig2",
+        "λ₂(sym W_QK)",
+        "qk_symmetric_eigenvalues",
+        lambda eig, d: eig[..., 1],
+        f"Second {_LIKES}",
+        equation="λ_2(frac(W_QK + W_QK', 2))",
+    ),
+    Measure(
+        "qk_sym_eig3",
+        "λ₃(sym W_QK)",
+        "qk_symmetric_eigenvalues",
+        lambda eig, d: eig[..., 2],
+        f"Third {_LIKES}",
+        equation="λ_3(frac(W_QK + W_QK', 2))",
+    ),
+    Measure(
+        "qk_bias_norm",
+        "‖b_QK‖",
+        "qk_bias_norm",
+        _as_it_is,
+        "The part of the score that depends on the key alone.",
+        "log",
+        equation="‖b_Q W_K'‖",
+        source="detokenization, eq. 14",
+    ),
+    Measure(
+        "qk_logit_bound",
+        "max |score|",
+        "qk_logit_bound",
+        _as_it_is,
+        "No input makes a score before the softmax larger, at any distance; NaN where nothing bounds it.",
+        equation="d σ_1(W_QK) scale + biases' terms",
+    ),
+    Measure(
+        "qk_token_logit",
+        "max |score| of tokens",
+        "qk_token_logit",
+        _as_it_is,
+        "The largest score of two tokens of the vocabulary in the first layer, at any distance; NaN in others.",
+    ),
+    Measure(
+        "learned_sink",
+        "sink",
+        "learned_sink",
+        _as_it_is,
+        "The head's learned sink: a logit that every softmax has besides.",
+    ),
     Measure("qk_route", "route of W_QK", "qk_route", _as_it_is, _ROUTE),
-)  # fmt: skip
+)
 _VO = (
-    Measure("vo_affine_sigma1", "σ₁(f̃)", "vo_affine_singular_values", lambda s, d: s[..., 0],
-            "Spectral norm of the value-output map with its bias, on $[x 1]$.", "log",
-            equation="max_(|[x 1]| = 1) |[x 1] f̃|", source="norm-based-attention, eqs 9-11"),
-    Measure("vo_affine_condition", "σ₁/σ_min(f̃)", "vo_affine_singular_values",
-            lambda s, d: spectra.condition_number(s, d + 1),
-            "Largest over smallest non-zero stretch of $f$, with its bias.", "log",
-            equation="frac(σ_1(f̃), min_i σ_i(f̃))", source="norm-based-attention, Fig. 2"),
-    Measure("vo_copying_score", "Σ⁺Re λ/Σ|λ|(W_VO)", "vo_eigenvalues", lambda eig, d: copying_score(eig),
-            "Share of positive eigenvalue mass: near 1, the head writes what it reads.", "linear", "copying score",
-            equation="frac(sum_i max(0, Re λ_i), sum_i |λ_i|)", source="after Elhage et al. 2021"),
-    Measure("vo_eigenvalue_balance", "ΣRe λ/Σ|λ|(W_VO)", "vo_eigenvalues", lambda eig, d: eigenvalue_balance(eig),
-            "1: the head writes what it reads; -1: it writes the opposite.",
-            equation="frac(sum_i Re λ_i, sum_i |λ_i|)", source="Elhage et al. 2021"),
-    Measure("vo_bias_norm", "‖b_V W_O‖", "vo_bias_norm", _as_it_is, "What the head writes wherever it attends.", "log",
-            equation="‖b_V W_O‖"),
+    Measure(
+        "vo_affine_sigma1",
+        "σ₁(f̃)",
+        "vo_affine_singular_values",
+        lambda s, d: s[..., 0],
+        "Spectral norm of the value-output map with its bias, on $[x 1]$.",
+        "log",
+        equation="max_(|[x 1]| = 1) |[x 1] f̃|",
+        source="norm-based-attention, eqs 9-11",
+    ),
+    Measure(
+        "vo_affine_condition",
+        "σ₁/σ_min(f̃)",
+        "vo_affine_singular_values",
+        lambda s, d: spectra.condition_number(s, d + 1),
+        "Largest over smallest non-zero stretch of $f$, with its bias.",
+        "log",
+        equation="frac(σ_1(f̃), min_i σ_i(f̃))",
+        source="norm-based-attention, Fig. 2",
+    ),
+    Measure(
+        "vo_copying_score",
+        "Σ⁺Re λ/Σ|λ|(W_VO)",
+        "vo_eigenvalues",
+        lambda eig, d: copying_score(eig),
+        "Share of positive eigenvalue mass: near 1, the head writes what it reads.",
+        "linear",
+        "copying score",
+        equation="frac(sum_i max(0, Re λ_i), sum_i |λ_i|)",
+        source="after Elhage et al. 2021",
+    ),
+    Measure(
+        "vo_eigenvalue_balance",
+        "ΣRe λ/Σ|λ|(W_VO)",
+        "vo_eigenvalues",
+        lambda eig, d: eigenvalue_balance(eig),
+        "1: the head writes what it reads; -1: it writes the opposite.",
+        equation="frac(sum_i Re λ_i, sum_i |λ_i|)",
+        source="Elhage et al. 2021",
+    ),
+    Measure(
+        "vo_bias_norm",
+        "‖b_V W_O‖",
+        "vo_bias_norm",
+        _as_it_is,
+        "What the head writes wherever it attends.",
+        "log",
+        equation="‖b_V W_O‖",
+    ),
     Measure("vo_route", "route of W_VO", "vo_route", _as_it_is, _ROUTE),
-)  # fmt: skip
+)
 
 
 def _of(map_name: str, form: str = "") -> Iterator[Measure]:
@@ -364,10 +580,15 @@ def _of(map_name: str, form: str = "") -> Iterator[Measure]:
     for measure in _SPECTRUM:
         if not form or measure.name in _OF_FORMS:
             name = "_".join(filter(None, (map_name, measure.name, form)))
-            texts = {text: getattr(measure, text).replace("W", w) for text in ("symbol", "words", "equation")}
+            texts = {
+                text: getattr(measure, text).replace("W", w)
+                for text in ("symbol", "words", "equation")
+            }
             if map_name == "qk" and measure.name in _SIZES:
                 texts["meaning"] = f"{measure.meaning} {UNSCALED}"
-            yield replace(measure, name=name, array=array, scale="" if form else measure.scale, **texts)
+            yield replace(
+                measure, name=name, array=array, scale="" if form else measure.scale, **texts
+            )
 
 
 def measures_of(arrays: Arrays) -> tuple[Measure, ...]:
@@ -378,7 +599,13 @@ def measures_of(arrays: Arrays) -> tuple[Measure, ...]:
     for name in ("learned_sink", "qk_token_logit"):
         if not np.isfinite(arrays.get(name, np.nan)).any():
             lacking.add(name)
-    return (*_of("qk"), *(measure for measure in _QK if measure.name not in lacking), *of_forms, *_of("vo"), *_VO)
+    return (
+        *_of("qk"),
+        *(measure for measure in _QK if measure.name not in lacking),
+        *of_forms,
+        *_of("vo"),
+        *_VO,
+    )
 
 
 def forms_of(arrays: Arrays) -> list[str]:
@@ -387,12 +614,19 @@ def forms_of(arrays: Arrays) -> list[str]:
 
 
 class MeasuredHeads:
-    """The heads of a checkpoint as numbers, from the arrays of each layer (`measure_layer`) and the model's width d."""
+    """The heads of a checkpoint as numbers, from the arrays of each layer (`measure_layer`) and the
+    model's width d.
+    """
 
     layers: np.ndarray  # (L,) their indices in the checkpoint
-    arrays: dict[str, np.ndarray]  # (L, H, ...) what all layers have, but for singular vectors: spectra, sketches
-    by_layer: Mapping[int, Arrays]  # with the singular vectors, a layer at a time: all of them may not fit into memory
-    table: Table  # one row per head: layer, head, kv_head and the measures; it is heads.csv, with `more` columns
+    arrays: dict[
+        str, np.ndarray
+    ]  # (L, H, ...) what all layers have, but for singular vectors: spectra, sketches
+    by_layer: Mapping[
+        int, Arrays
+    ]  # with the singular vectors, a layer at a time: all of them may not fit into memory
+    # one row per head: layer, head, kv_head and the measures; it is heads.csv, with `more` columns
+    table: Table
     caveats: tuple[str, ...]  # what the matrices leave out of the heads' scores
     unbounded: dict[int, str]  # why nothing bounds the logits of a layer, where nothing does
     broken: dict[int, list[str]]  # by layer, the tensors in which NaN or infinity was read
@@ -400,13 +634,18 @@ class MeasuredHeads:
     def __init__(self, layers: Mapping[int, Arrays], d: int, more: Sequence[Column] = ()) -> None:
         self.layers, self.by_layer = np.array(list(layers)), layers
         first, *rest = every = [_without_vectors(layers[layer]) for layer in layers]
-        self.caveats = tuple(dict.fromkeys(str(caveat) for arrays in every for caveat in arrays["caveats"]))
+        self.caveats = tuple(
+            dict.fromkeys(str(caveat) for arrays in every for caveat in arrays["caveats"])
+        )
         reasons = zip(layers, (str(arrays["unbounded"][0]) for arrays in every), strict=True)
         self.unbounded = {layer: reason for layer, reason in reasons if reason}
         self.broken = {
-            layer: [str(name) for name in arrays.get("broken", ())] for layer, arrays in zip(layers, every, strict=True)
+            layer: [str(name) for name in arrays.get("broken", ())]
+            for layer, arrays in zip(layers, every, strict=True)
         }
-        names = [name for name in first if name not in {"caveats", "kv_head", "broken", "unbounded"}]
+        names = [
+            name for name in first if name not in {"caveats", "kv_head", "broken", "unbounded"}
+        ]
         common = [name for name in names if all(name in arrays for arrays in rest)]
         self.arrays = {name: stacked([arrays[name] for arrays in every]) for name in common}
         self.measures = measures_of(self.arrays)
@@ -415,11 +654,17 @@ class MeasuredHeads:
         columns = [
             Column("layer", layer.ravel(), meaning="Its index in the checkpoint."),
             Column("head", head.ravel(), meaning="Query head."),
-            Column("kv_head", np.tile(kv_heads, len(self.layers)), meaning="The key-value head that it uses."),
+            Column(
+                "kv_head",
+                np.tile(kv_heads, len(self.layers)),
+                meaning="The key-value head that it uses.",
+            ),
         ]
         for measure in self.measures:
             values = measure.compute(_without_padding(self.arrays[measure.array]), d)
-            columns.append(Column(measure.name, values.ravel(), f"${measure.symbol}$", meaning=measure.meaning))
+            columns.append(
+                Column(measure.name, values.ravel(), f"${measure.symbol}$", meaning=measure.meaning)
+            )
         self.table = Table([*columns, *more])
 
     def append(self, column: Column) -> None:
@@ -449,8 +694,17 @@ class MeasuredHeads:
 
     def spectra(self) -> dict[str, np.ndarray]:
         """The arrays of spectra.npz."""
-        names = ["qk_singular_values", *(FORM + form for form in forms_of(self.arrays)), "vo_singular_values"]
-        names += ["vo_affine_singular_values", "vo_eigenvalues", "qk_symmetric_eigenvalues", "qk_column_share"]
+        names = [
+            "qk_singular_values",
+            *(FORM + form for form in forms_of(self.arrays)),
+            "vo_singular_values",
+        ]
+        names += [
+            "vo_affine_singular_values",
+            "vo_eigenvalues",
+            "qk_symmetric_eigenvalues",
+            "qk_column_share",
+        ]
         return {"layers": self.layers} | {name: self.arrays[name] for name in names}
 
 
@@ -459,7 +713,9 @@ def _without_vectors(arrays: Arrays) -> Arrays:
 
 
 def _without_padding(values: np.ndarray) -> np.ndarray:
-    """Spectra (L, H, r) with zeros for the NaN behind the last value of shorter ones; other arrays unchanged."""
+    """Spectra (L, H, r) with zeros for the NaN behind the last value of shorter ones; other arrays
+    unchanged.
+    """
     if values.ndim < 3:
         return values
     return np.where(np.isfinite(values[..., :1]) & np.isnan(values), 0.0, values)

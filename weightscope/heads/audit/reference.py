@@ -1,14 +1,16 @@
-"""Is a number usual? How measures are distributed over the heads of other checkpoints, and percentiles among them.
+"""Is a number usual? How measures are distributed over the heads of other checkpoints, and
+percentiles among them.
 
-Percentiles are over checkpoints, not over heads: in each checkpoint, the share of heads below a value is counted, among
-heads in the same third of its layers; the percentile is the mean of these shares. So every checkpoint has the same
-weight however many heads it has: a value above all heads of 13 of 14 checkpoints and half of the last one's is
-at the 96th percentile. Equal values count half. Ranks are compared as shares of a head's width, which bounds them;
-everything else is compared as it is, whatever the model's width.
+Percentiles are over checkpoints, not over heads: in each checkpoint, the share of heads below a
+value is counted, among heads in the same third of its layers; the percentile is the mean of these
+shares. So every checkpoint has the same weight however many heads it has: a value above all heads
+of 13 of 14 checkpoints and half of the last one's is at the 96th percentile. Equal values count
+half. Ranks are compared as shares of a head's width, which bounds them; everything else is compared
+as it is, whatever the model's width.
 
-Matrices (of `audit --all`) are ranked in the same way, each among the matrices of its role: ranks, and the number of
-singular values beyond the edge, as shares of the smaller side. Embeddings have no depth, and count as the middle third.
-"""
+Matrices (of `audit --all`) are ranked in the same way, each among the matrices of its role: ranks,
+and the number of singular values beyond the edge, as shares of the smaller side. Embeddings have no
+depth, and count as the middle third."""
 
 import json
 import re
@@ -34,13 +36,35 @@ from weightscope.report.findings import Finding
 
 THIRDS = ("first", "middle", "last")  # of a checkpoint's attention layers
 SHARES = np.linspace(0, 1, 21)  # of a checkpoint's heads: the quantiles that are kept
-OF_WIDTH = ("stable_rank", "effective_rank", "participation_ratio")  # compared as shares of a head's width
-OF_MATRICES = ("sigma1", "stable_rank", "effective_rank", "beyond_edge", "alpha", "snr")  # what matrices are ranked by
-OF_SIDE = ("stable_rank", "effective_rank", "beyond_edge")  # compared as shares of a matrix's smaller side
-OWN = Path(__file__).with_name("reference.npz")  # comes with the package; reference.csv lists its checkpoints
+OF_WIDTH = (
+    "stable_rank",
+    "effective_rank",
+    "participation_ratio",
+)  # compared as shares of a head's width
+OF_MATRICES = (
+    "sigma1",
+    "stable_rank",
+    "effective_rank",
+    "beyond_edge",
+    "alpha",
+    "snr",
+)  # what matrices are ranked by
+OF_SIDE = (
+    "stable_rank",
+    "effective_rank",
+    "beyond_edge",
+)  # compared as shares of a matrix's smaller side
+OWN = Path(__file__).with_name(
+    "reference.npz"
+)  # comes with the package; reference.csv lists its checkpoints
 LARGEST = 64 << 20  # bytes of such a file, packed and unpacked
 SHA256 = re.compile("[0-9a-f]{64}")
-WITHIN = ("outlier_head", "layer_off_trend", "near_dead_head", "zero_head")  # findings on the checkpoint's own scale
+WITHIN = (
+    "outlier_head",
+    "layer_off_trend",
+    "near_dead_head",
+    "zero_head",
+)  # findings on the checkpoint's own scale
 FEW = 20  # checkpoints: with fewer, a page says how coarse their percentiles are
 UNREADABLE = (
     OSError, EOFError, ValueError, OverflowError, KeyError, TypeError, MemoryError, RecursionError, zipfile.BadZipFile,
@@ -71,11 +95,15 @@ class Known:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reference(ShowsShapes):
-    """How the measures of heads, and of matrices, are distributed in some checkpoints, by third of their layers."""
+    """How the measures of heads, and of matrices, are distributed in some checkpoints, by third of
+    their layers.
+    """
 
     checkpoints: tuple[Known, ...]
     measures: tuple[str, ...]  # of heads, and as `up.alpha` of the matrices of a role
-    quantiles: np.ndarray  # (checkpoints, measures, 3, 21) at `SHARES` by third; NaN where nothing has the measure
+    quantiles: (
+        np.ndarray
+    )  # (checkpoints, measures, 3, 21) at `SHARES` by third; NaN where nothing has the measure
 
     @classmethod
     def of(cls, parts: Iterable[tuple[Known, Mapping[str, np.ndarray]]]) -> "Reference":
@@ -95,35 +123,50 @@ class Reference(ShowsShapes):
             with regular_file(path) as file, zipfile.ZipFile(file) as archive:
                 unpacked = sum(member.file_size for member in archive.infolist())
                 if max(packed, unpacked) > LARGEST:
-                    raise CheckpointError(f"has more than {LARGEST >> 20} MB; a reference is far smaller", file=path)
+                    raise CheckpointError(
+                        f"has more than {LARGEST >> 20} MB; a reference is far smaller", file=path
+                    )
             with regular_file(path) as file, np.load(file, allow_pickle=False) as stored:
                 known = tuple(Known(**facts) for facts in json.loads(str(stored["checkpoints"])))
                 measures, quantiles = tuple(map(str, stored["measures"])), stored["quantiles"]
         except FileNotFoundError:
-            raise CheckpointError("there is no such reference; `weightscope reference` makes one", file=path) from None
+            raise CheckpointError(
+                "there is no such reference; `weightscope reference` makes one", file=path
+            ) from None
         except UNREADABLE as error:
-            problem = f"is not a reference written by `weightscope reference` ({type(error).__name__})"
+            problem = (
+                f"is not a reference written by `weightscope reference` ({type(error).__name__})"
+            )
             raise CheckpointError(problem, file=path) from None
         wanted = (len(known), len(measures), len(THIRDS), len(SHARES))
         if quantiles.shape != wanted or quantiles.dtype != np.float32 or not known:
             problem = f"has quantiles of {quantiles.dtype} {quantiles.shape}; float32 {wanted} were expected"
             raise CheckpointError(problem, file=path)
         if problem := _problem(known, measures, quantiles):
-            raise CheckpointError(f"has {problem}; make it again with `weightscope reference`", file=path)
+            raise CheckpointError(
+                f"has {problem}; make it again with `weightscope reference`", file=path
+            )
         return cls(known, measures, quantiles)
 
     def save(self, path: Path) -> None:
         """Write it as .npz; it holds numbers and names only."""
-        text = json.dumps([asdict(checkpoint) for checkpoint in self.checkpoints], ensure_ascii=False)
+        text = json.dumps(
+            [asdict(checkpoint) for checkpoint in self.checkpoints], ensure_ascii=False
+        )
         with new_file(path) as file:
             np.savez_compressed(
-                file, checkpoints=np.array(text), measures=np.array(self.measures), quantiles=self.quantiles
+                file,
+                checkpoints=np.array(text),
+                measures=np.array(self.measures),
+                quantiles=self.quantiles,
             )
 
     def without(self, sha256: str) -> "Reference":
         """The same without one checkpoint, which is not compared with itself."""
         kept = [i for i, checkpoint in enumerate(self.checkpoints) if checkpoint.sha256 != sha256]
-        return Reference(tuple(self.checkpoints[i] for i in kept), self.measures, self.quantiles[kept])
+        return Reference(
+            tuple(self.checkpoints[i] for i in kept), self.measures, self.quantiles[kept]
+        )
 
     def percentiles(self, measure: str, third: int, values: np.ndarray) -> tuple[np.ndarray, int]:
         """The percentiles of values, from 0 to 100, and among how many checkpoints."""
@@ -133,13 +176,22 @@ class Reference(ShowsShapes):
             known = quantiles[~np.isnan(quantiles).any(axis=1)]
         if not len(known):
             return np.full(values.shape, np.nan), 0
-        return 100 * np.mean([share_below(quantiles, values) for quantiles in known], axis=0), len(known)
+        return 100 * np.mean([share_below(quantiles, values) for quantiles in known], axis=0), len(
+            known
+        )
 
     @property
     def table(self) -> Table:
-        """One row per checkpoint. Its csv() is a list from which `weightscope reference` makes it again."""
+        """One row per checkpoint. Its csv() is a list from which `weightscope reference` makes it
+        again.
+        """
         names = [field.name for field in fields(Known)]
-        return Table([Column(name, [getattr(checkpoint, name) for checkpoint in self.checkpoints]) for name in names])
+        return Table(
+            [
+                Column(name, [getattr(checkpoint, name) for checkpoint in self.checkpoints])
+                for name in names
+            ]
+        )
 
 
 def _problem(known: Sequence[Known], measures: Sequence[str], quantiles: np.ndarray) -> str:
@@ -150,7 +202,9 @@ def _problem(known: Sequence[Known], measures: Sequence[str], quantiles: np.ndar
         if not all(text.strip() for text in texts) or min(sizes) < 1:
             return f"a checkpoint '{checkpoint.name}' without a name, source, family or size"
         if not SHA256.fullmatch(checkpoint.sha256):
-            return f"the SHA-256 '{checkpoint.sha256[:64]}' of '{checkpoint.name}', which is not valid"
+            return (
+                f"the SHA-256 '{checkpoint.sha256[:64]}' of '{checkpoint.name}', which is not valid"
+            )
     if len({checkpoint.sha256 for checkpoint in known}) < len(known):
         return "a checkpoint twice"
     words = [word for name in measures for word in name.split(".")]
@@ -159,10 +213,16 @@ def _problem(known: Sequence[Known], measures: Sequence[str], quantiles: np.ndar
     unknown = np.isnan(quantiles)
     if (unknown.any(axis=-1) != unknown.all(axis=-1)).any():
         return "distributions in which some quantiles are NaN"
-    if empty := [checkpoint.name for checkpoint, row in zip(known, unknown, strict=True) if row.all()]:
+    if empty := [
+        checkpoint.name for checkpoint, row in zip(known, unknown, strict=True) if row.all()
+    ]:
         return f"no number for {counted(len(empty), 'checkpoint')}, '{empty[0]}' the first"
     with np.errstate(invalid="ignore"):
-        return "quantiles that do not ascend" if (quantiles[..., 1:] < quantiles[..., :-1]).any() else ""
+        return (
+            "quantiles that do not ascend"
+            if (quantiles[..., 1:] < quantiles[..., :-1]).any()
+            else ""
+        )
 
 
 def compared(heads: MeasuredHeads) -> list[str]:
@@ -182,13 +242,17 @@ def width_of(heads: MeasuredHeads, name: str) -> int:
 
 
 def thirds_of(layers: Sequence[int], every: Sequence[int]) -> list[int]:
-    """The third of the depth that each of `layers` is in, among `every` attention layer; a single layer is middle."""
+    """The third of the depth that each of `layers` is in, among `every` attention layer; a single
+    layer is middle.
+    """
     places = {layer: int(3 * (i + 0.5) / len(every)) for i, layer in enumerate(every)}
     return [places[layer] for layer in layers]
 
 
 def distribution(heads: MeasuredHeads) -> dict[str, np.ndarray]:
-    """Quantiles of every measure by third of the layers, (3, 21) each; NaN for a third without a known value."""
+    """Quantiles of every measure by third of the layers, (3, 21) each; NaN for a third without a
+    known value.
+    """
     layers = heads.layers.tolist()
     thirds = np.array(thirds_of(layers, layers))
     return {name: quantiles_of(comparable(heads, name), thirds) for name in compared(heads)}
@@ -200,7 +264,9 @@ def quantiles_of(values: np.ndarray, thirds: np.ndarray) -> np.ndarray:
     for third in range(len(THIRDS)):
         known = values[thirds == third]
         if (known := known[~np.isnan(known)]).size:
-            quantiles[third] = np.quantile(known, SHARES, method="nearest")  # does not average finite with infinite
+            quantiles[third] = np.quantile(
+                known, SHARES, method="nearest"
+            )  # does not average finite with infinite
     return quantiles
 
 
@@ -227,30 +293,51 @@ class ComparableMatrices(NamedTuple):
         thirds = {
             (stack, layer): third
             for stack, every in layers.items()
-            for layer, third in zip(sorted(every), thirds_of(sorted(every), sorted(every)), strict=True)
+            for layer, third in zip(
+                sorted(every), thirds_of(sorted(every), sorted(every)), strict=True
+            )
         }
-        in_order = [MEASURES.index(column) for name in OF_MATRICES for column in MEASURES if column.name == name]
-        values = np.array([row.numbers for row in matrices.rows]).reshape(len(places), len(MEASURES))[:, in_order]
+        in_order = [
+            MEASURES.index(column)
+            for name in OF_MATRICES
+            for column in MEASURES
+            if column.name == name
+        ]
+        values = np.array([row.numbers for row in matrices.rows]).reshape(
+            len(places), len(MEASURES)
+        )[:, in_order]
         smaller = np.array([min(sides(row.facts.shape) or (1,)) for row in matrices.rows])
         values[:, [OF_MATRICES.index(name) for name in OF_SIDE]] /= smaller[:, None]
         middle = THIRDS.index("middle")
-        depths = [middle if layer is None else thirds[stack_of(role), layer] for role, layer in places]
+        depths = [
+            middle if layer is None else thirds[stack_of(role), layer] for role, layer in places
+        ]
         return cls(np.array([role for role, _ in places], dtype=str), np.array(depths, int), values)
 
     @property
     def groups(self) -> Iterator[tuple[str, int, np.ndarray]]:
         """Role, third and mask (n,) of the rows that are ranked together."""
-        for role, third in dict.fromkeys(zip(self.roles.tolist(), self.thirds.tolist(), strict=True)):
+        for role, third in dict.fromkeys(
+            zip(self.roles.tolist(), self.thirds.tolist(), strict=True)
+        ):
             yield role, third, (self.roles == role) & (self.thirds == third)
 
     def distribution(self) -> dict[str, np.ndarray]:
-        """Quantiles of every measure by role and third of the layers, (3, 21) each, as `up.alpha`."""
-        roles = [role for role in dict.fromkeys(self.roles.tolist()) if all(map(str.isidentifier, role.split(".")))]
+        """Quantiles of every measure by role and third of the layers, (3, 21) each, as
+        `up.alpha`.
+        """
+        roles = [
+            role
+            for role in dict.fromkeys(self.roles.tolist())
+            if all(map(str.isidentifier, role.split(".")))
+        ]
         return {
             f"{role}.{name}": quantiles
             for role in roles
             for name, column in zip(OF_MATRICES, self.values[self.roles == role].T, strict=True)
-            if not np.isnan(quantiles := quantiles_of(column, self.thirds[self.roles == role])).all()
+            if not np.isnan(
+                quantiles := quantiles_of(column, self.thirds[self.roles == role])
+            ).all()
         }
 
     def percentiles(self, reference: Reference) -> Iterator[Column]:
@@ -258,18 +345,30 @@ class ComparableMatrices(NamedTuple):
         among, percentiles = np.zeros(len(self.roles), int), np.full(self.values.shape, np.nan)
         for role, third, rows in self.groups:
             for i, name in enumerate(OF_MATRICES):
-                percentiles[rows, i], count = reference.percentiles(f"{role}.{name}", third, self.values[rows, i])
+                percentiles[rows, i], count = reference.percentiles(
+                    f"{role}.{name}", third, self.values[rows, i]
+                )
                 among[rows] = np.maximum(among[rows], count)
         for name, column in zip(OF_MATRICES, percentiles.T, strict=True):
             meaning = f"Of {name} among matrices of the role in other checkpoints, at this depth."
             yield Column(f"{name}_percentile", np.round(column, 1), format=".0f", meaning=meaning)
-        yield Column("compared_with", among, "compared with", "checkpoints", "How many the percentiles are of.")
+        yield Column(
+            "compared_with",
+            among,
+            "compared with",
+            "checkpoints",
+            "How many the percentiles are of.",
+        )
 
 
 def share_below(quantiles: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The share of a distribution below values, in [0, 1]; equal values count half, NaN for NaN: quantiles (21,)."""
+    """The share of a distribution below values, in [0, 1]; equal values count half, NaN for NaN:
+    quantiles (21,).
+    """
     with np.errstate(over="ignore"):  # too large for float32 is above every quantile
-        rounded = np.asarray(values, np.float32)  # as quantiles are, so that equal values compare equal
+        rounded = np.asarray(
+            values, np.float32
+        )  # as quantiles are, so that equal values compare equal
     left, right = (np.searchsorted(quantiles, rounded, side) for side in ("left", "right"))
     low, high = np.maximum(left - 1, 0), np.minimum(left, len(quantiles) - 1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -277,12 +376,18 @@ def share_below(quantiles: np.ndarray, values: np.ndarray) -> np.ndarray:
         within = np.where(np.isfinite(step) & (step > 0), (rounded - quantiles[low]) / step, 0.0)
     between = SHARES[low] + within * (SHARES[high] - SHARES[low])
     equal = (SHARES[np.minimum(left, len(SHARES) - 1)] + SHARES[np.maximum(right - 1, 0)]) / 2
-    share = np.where(left < right, equal, np.where(left == 0, 0.0, np.where(left == len(quantiles), 1.0, between)))
+    share = np.where(
+        left < right,
+        equal,
+        np.where(left == 0, 0.0, np.where(left == len(quantiles), 1.0, between)),
+    )
     return np.where(np.isnan(rounded), np.nan, share)
 
 
 class Standing:
-    """The percentiles of a checkpoint's heads among other checkpoints, the checkpoint itself left out."""
+    """The percentiles of a checkpoint's heads among other checkpoints, the checkpoint itself left
+    out.
+    """
 
     reference: Reference  # the other checkpoints
     itself: bool  # whether the checkpoint was left out of them
@@ -291,14 +396,22 @@ class Standing:
 
     def __init__(self, model: Model, heads: MeasuredHeads, reference: Reference) -> None:
         self._heads = heads
-        sizes = {checkpoint.size for checkpoint in reference.checkpoints}  # a digest is computed only of such a file
-        self.reference = reference.without(weights_digest(model)) if weights_size(model) in sizes else reference
+        sizes = {
+            checkpoint.size for checkpoint in reference.checkpoints
+        }  # a digest is computed only of such a file
+        self.reference = (
+            reference.without(weights_digest(model)) if weights_size(model) in sizes else reference
+        )
         self.itself = len(self.reference.checkpoints) < len(reference.checkpoints)
         self._thirds = thirds_of(heads.layers.tolist(), model.attention_layers)
         self.grids, self.counts = {}, {}
         thirds = np.array(self._thirds)
         for name in compared(heads):
-            values, grid, counts = comparable(heads, name), np.full((len(thirds), heads.n_heads), np.nan), 0 * thirds
+            values, grid, counts = (
+                comparable(heads, name),
+                np.full((len(thirds), heads.n_heads), np.nan),
+                0 * thirds,
+            )
             for third in set(self._thirds):
                 rows = thirds == third
                 grid[rows], counts[rows] = self.reference.percentiles(name, third, values[rows])
@@ -307,23 +420,33 @@ class Standing:
 
     @property
     def table(self) -> Table:
-        """One row per head: layer, head and one percentile per measure; its csv() is percentiles.csv."""
+        """One row per head: layer, head and one percentile per measure; its csv() is
+        percentiles.csv.
+        """
         labels = self._heads.table.select("layer", "head").columns
-        percentiles = (Column(name, np.round(grid.ravel(), 1), format=".0f") for name, grid in self.grids.items())
+        percentiles = (
+            Column(name, np.round(grid.ravel(), 1), format=".0f")
+            for name, grid in self.grids.items()
+        )
         return Table([*labels, *percentiles])
 
     def percentile(self, measure: str, layer: int, value: float) -> tuple[float, int]:
-        """The percentile of a head's value at the depth of a layer, NaN where unknown, and of how many checkpoints."""
+        """The percentile of a head's value at the depth of a layer, NaN where unknown, and of how
+        many checkpoints.
+        """
         third = self._thirds[self._heads.layers.tolist().index(layer)]
-        known, count = self.reference.percentiles(measure, third, np.array(value) / width_of(self._heads, measure))
+        known, count = self.reference.percentiles(
+            measure, third, np.array(value) / width_of(self._heads, measure)
+        )
         return float(known), count
 
     def of(self, finding: Finding) -> str:
-        """The percentile of a finding's number for its layer, as a phrase; empty where it is unknown.
+        """The percentile of a finding's number for its layer, as a phrase; empty where it is
+        unknown.
 
-        Heads and layers that are judged against others of the same checkpoint have none: a norm that is far above its
-        layer's median may be small among other checkpoints, whose widths differ.
-        """
+        Heads and layers that are judged against others of the same checkpoint have none: a norm
+        that is far above its layer's median may be small among other checkpoints, whose widths
+        differ."""
         if finding.measure not in self.grids or finding.layer is None or finding.kind in WITHIN:
             return ""
         return phrase(*self.percentile(finding.measure, finding.layer, finding.number))
@@ -351,8 +474,8 @@ def phrase(percentile: float, count: int) -> str:
     Examples
     --------
     >>> phrase(96.6, 14), phrase(100.0, 1), phrase(51.2, 5)
-    ('97th percentile of 14 checkpoints', 'above all heads of 1 checkpoint', '51st percentile of 5 checkpoints')
-    """
+    ('97th percentile of 14 checkpoints', 'above all heads of 1 checkpoint', '51st percentile of 5
+    checkpoints')"""
     if np.isnan(percentile) or not count:
         return ""
     checkpoints = counted(count, "checkpoint")

@@ -1,13 +1,14 @@
-"""Find directions that were removed from what layers write into the stream or read from it, in one checkpoint.
+"""Find directions that were removed from what layers write into the stream or read from it, in one
+checkpoint.
 
-A matrix that writes into the stream is W (n, d), row vectors x W. It writes the energy |W v|^2 along a unit vector v.
-The Gram matrices W'W of several layers add up, and a direction removed from all of them has the least energy of the
-sum. How far below the rest it lies is the question. Dimensions are scaled to one energy first, because trained streams
-have dimensions that little is written into, and rounding to zero makes more.
+A matrix that writes into the stream is W (n, d), row vectors x W. It writes the energy |W v|^2
+along a unit vector v. The Gram matrices W'W of several layers add up, and a direction removed from
+all of them has the least energy of the sum. How far below the rest it lies is the question.
+Dimensions are scaled to one energy first, because trained streams have dimensions that little is
+written into, and rounding to zero makes more.
 
-Sets of layers are judged by such sums: runs of layers, all layers, and layers anywhere whose own least directions
-agree. A set that stands out is then judged again by its energies.
-"""
+Sets of layers are judged by such sums: runs of layers, all layers, and layers anywhere whose own
+least directions agree. A set that stands out is then judged again by its energies."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,11 +39,16 @@ LIFTED = 128  # rows of a Gram matrix that are changed at a time
 WHOLE = 200  # dimensions up to which all eigenvectors are cheap
 SHIFT = 1e-6  # of the mean energy: what float32 leaves of none
 EMPTY = 1e-6  # of the mean energy: a dimension below it is one of padding, and is not scaled up
-CONSTANT = 0.5  # of the mean energy, along the vector of ones: a norm that subtracts the mean never reads it
+# of the mean energy, along the vector of ones: a norm that subtracts the mean never reads it
+CONSTANT = 0.5
 PENALTY = 10.0  # mean energies added along it then
-SPREAD = 3.0  # times the median size of dimensions, or as many times less: beyond, one stands out of the vector of ones
+# times the median size of dimensions, or as many times less: beyond, one stands out of the vector
+# of ones
+SPREAD = 3.0
 OF_LAYER = 8  # least directions of a single layer
-MEMBER = 0.5  # squared cosine with a layer's least directions that makes the layer share a direction
+MEMBER = (
+    0.5  # squared cosine with a layer's least directions that makes the layer share a direction
+)
 SHARED = 3  # layers that share one, at least
 SEEDS = 4  # directions that layers are asked to share
 
@@ -61,11 +67,12 @@ class Least(NamedTuple):
 
 
 def gap_scores(eigenvalues: np.ndarray) -> np.ndarray:
-    """How far each of the first gaps is out of line with those above it: (EIGENVALUES,) ascending -> (RANKS,).
+    """How far each of the first gaps is out of line with those above it: (EIGENVALUES,) ascending
+    -> (RANKS,).
 
-    Of ordered exponential variables the k-th gap times k is exponential again (Renyi 1953), and one such gap over the
-    sum of n others exceeds t with probability (1 + t)^-n. Gaps between eigenvalues, which repel each other, vary less.
-    """
+    Of ordered exponential variables the k-th gap times k is exponential again (Renyi 1953), and one
+    such gap over the sum of n others exceeds t with probability (1 + t)^-n. Gaps between
+    eigenvalues, which repel each other, vary less."""
     logs = np.log(np.maximum(eigenvalues, SHIFT / 10))
     gaps = np.diff(logs) * np.arange(1, len(logs))
     above = np.array([gaps[k + 1 : k + 1 + GAPS].sum() for k in range(RANKS)])
@@ -73,10 +80,11 @@ def gap_scores(eigenvalues: np.ndarray) -> np.ndarray:
 
 
 def scale_dimensions(gram: np.ndarray, centred: bool) -> np.ndarray:
-    """Scale the dimensions of a Gram matrix to one energy, in place; what each was divided by, (d,), 0 where empty.
+    """Scale the dimensions of a Gram matrix to one energy, in place; what each was divided by,
+    (d,), 0 where empty.
 
-    With `centred`, norms subtract the mean from the stream, and nothing may be written along the vector of ones.
-    """
+    With `centred`, norms subtract the mean from the stream, and nothing may be written along the
+    vector of ones."""
     d = len(gram)
     gram *= np.float32(d / max(float(np.trace(gram, dtype=np.float64)), 1e-300))
     energies = np.diag(gram).copy()
@@ -101,18 +109,24 @@ def divide(gram: np.ndarray, sizes: np.ndarray) -> None:
 
 
 def lift_ones(gram: np.ndarray, sizes: np.ndarray) -> None:
-    """Add energy along the vector of ones, in place, to dimensions that were divided by `sizes` (d,).
+    """Add energy along the vector of ones, in place, to dimensions that were divided by `sizes`
+    (d,).
 
     A dimension much smaller than most is not scaled up in that vector, or it would be all of it.
     """
     usual = float(np.median(sizes[sizes > 0])) if sizes.any() else 1.0
     row = np.where(sizes > 0, usual / np.maximum(sizes, usual / SPREAD), 0).astype(np.float32)
     for start in range(0, len(gram), LIFTED):  # no second matrix
-        gram[start : start + LIFTED] += np.float32(PENALTY / len(gram)) * row[start : start + LIFTED, None] * row
+        gram[start : start + LIFTED] += (
+            np.float32(PENALTY / len(gram)) * row[start : start + LIFTED, None] * row
+        )
 
 
-def least_eigenvectors(gram: np.ndarray, count: int, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
-    """The least eigenvalues (count,) and eigenvectors (d, count) of a float32 Gram matrix of mean energy one.
+def least_eigenvectors(
+    gram: np.ndarray, count: int, steps: int = STEPS
+) -> tuple[np.ndarray, np.ndarray]:
+    """The least eigenvalues (count,) and eigenvectors (d, count) of a float32 Gram matrix of mean
+    energy one.
 
     From a block Krylov space of the inverse, which holds the least ones first.
     """
@@ -135,12 +149,16 @@ def least_eigenvectors(gram: np.ndarray, count: int, steps: int = STEPS) -> tupl
 
 
 def _root(gram: np.ndarray) -> np.ndarray:
-    """The upper Cholesky factor of a Gram matrix, shifted by no more than float32's rounding makes necessary."""
+    """The upper Cholesky factor of a Gram matrix, shifted by no more than float32's rounding makes
+    necessary.
+    """
     diagonal = np.diag(gram).copy()
     for shift in (SHIFT, 100 * SHIFT, 1e4 * SHIFT, 1.0):
         gram[np.diag_indices(len(gram))] = diagonal + np.float32(shift)
         try:
-            root: np.ndarray = cholesky(gram.T, check_finite=False)  # symmetric, and in LAPACK's order
+            root: np.ndarray = cholesky(
+                gram.T, check_finite=False
+            )  # symmetric, and in LAPACK's order
         except LinAlgError:
             continue
         gram[np.diag_indices(len(gram))] = diagonal
@@ -149,7 +167,8 @@ def _root(gram: np.ndarray) -> np.ndarray:
 
 
 def least_of(gram: np.ndarray, centred: bool) -> Least:
-    """The directions below the gap that is most out of line, of the sum of some layers' Gram matrices (d, d).
+    """The directions below the gap that is most out of line, of the sum of some layers' Gram
+    matrices (d, d).
 
     `gram` is overwritten.
     """
@@ -157,8 +176,12 @@ def least_of(gram: np.ndarray, centred: bool) -> Least:
     values, vectors = least_eigenvectors(gram, EIGENVALUES)
     scores = gap_scores(values)
     rank = int(scores.argmax()) + 1
-    noise = max(float(values[rank - 1]), SHIFT)  # a dimension that little is written into says little of a direction
-    directions = np.linalg.qr(vectors[:, :rank] * (sizes / (sizes.astype(np.float64) ** 2 + noise))[:, None])[0]
+    noise = max(
+        float(values[rank - 1]), SHIFT
+    )  # a dimension that little is written into says little of a direction
+    directions = np.linalg.qr(
+        vectors[:, :rank] * (sizes / (sizes.astype(np.float64) ** 2 + noise))[:, None]
+    )[0]
     return Least(float(scores[rank - 1]), directions, values)
 
 
@@ -171,7 +194,9 @@ def sum_grams(grams: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]]:
-    """Sets of layers, by place, whose own least directions have one in common, wherever the layers stand."""
+    """Sets of layers, by place, whose own least directions have one in common, wherever the layers
+    stand.
+    """
     sizes = scale_dimensions(sum_grams(grams), centred)
     parts = []
     for gram in grams:
@@ -202,18 +227,23 @@ def choices(layers: int, out_of: int) -> float:
 
 # Sides of a checkpoint
 
-# -log10 of a probability, for sides that write or read: layers learn to ignore some directions (docs/audit.md).
+# -log10 of a probability, for sides that write or read: layers learn to ignore some directions
+# (docs/audit.md).
 FOUND = {True: 2.0, False: 4.0}
 LOOKED_AT = 1.0  # sets of layers that score less are not judged again
 RUN = 0.4  # share of the layers: a run this long has to be found
-KEPT = 128 << 20  # bytes of Gram matrices kept; in wider streams they are summed, one run of layers at a time
+KEPT = (
+    128 << 20
+)  # bytes of Gram matrices kept; in wider streams they are summed, one run of layers at a time
 WIDEST = 8192  # dimensions; a wider Gram matrix exceeds a quarter of a gigabyte
 ROWS = 2  # times the width: rows of a run that are read in a wide stream
 STRIP = 512  # columns of a Gram matrix that are computed at a time
 ENOUGH = 1.5  # times the width: rows that a set of layers needs
 LEFT = 0.25  # of a layer's mean energy: below it, the direction counts as removed from the layer
 PARALLEL = 0.7  # cosine above which two directions are one finding
-STEPS_OF_ERROR = 1.7  # rounding to b bits leaves errors with about this many times 4^-b of the energy
+STEPS_OF_ERROR = (
+    1.7  # rounding to b bits leaves errors with about this many times 4^-b of the energy
+)
 
 
 @dataclass(frozen=True)
@@ -234,7 +264,11 @@ class Matrix:
         oriented = stored if self.axis else stored.T
         step = max(1, ceil(oriented.shape[0] / most))
         part = oriented[::step]
-        return np.asarray(part, np.float32) if isinstance(part, Half) else part.astype(np.float32, copy=False)
+        return (
+            np.asarray(part, np.float32)
+            if isinstance(part, Half)
+            else part.astype(np.float32, copy=False)
+        )
 
 
 @dataclass(frozen=True)
@@ -262,17 +296,25 @@ class Side:
         self.add(total, layer)
         return total
 
-    def add(self, total: np.ndarray, layer: int, most: float = np.inf, *, wide: bool = False) -> None:
-        """Add it to a sum (d, d), from about `most` rows; nothing if a weight is not finite. `wide`: in threads."""
+    def add(
+        self, total: np.ndarray, layer: int, most: float = np.inf, *, wide: bool = False
+    ) -> None:
+        """Add it to a sum (d, d), from about `most` rows; nothing if a weight is not finite.
+        `wide`: in threads.
+        """
         parts = [matrix.rows(most / len(self.layers[layer])) for matrix in self.layers[layer]]
         squares = sum(float(np.einsum("nd,nd->", rows, rows, dtype=np.float64)) for rows in parts)
         if not 0 < squares < np.inf:  # nor NaN
             return
         starts = range(0, len(total), STRIP)
         for rows in parts:
-            rows = np.divide(rows, np.float32(sqrt(squares)), out=rows if rows.flags.writeable else None)
+            rows = np.divide(
+                rows, np.float32(sqrt(squares)), out=rows if rows.flags.writeable else None
+            )
 
-            def add(start: int, rows: np.ndarray = rows) -> None:  # the lower half, a few columns at a time
+            def add(
+                start: int, rows: np.ndarray = rows
+            ) -> None:  # the lower half, a few columns at a time
                 strip = slice(start, start + STRIP)
                 total[start:, strip] += rows[:, start:].T @ rows[:, strip]
 
@@ -283,11 +325,16 @@ class Side:
             total[strip, rest] = total[rest, strip].T
 
     def energy(self, layer: int, directions: np.ndarray) -> float:
-        """A layer's energy along directions (d, k), over its mean along one; infinite if unknown."""
+        """A layer's energy along directions (d, k), over its mean along one; infinite if
+        unknown.
+        """
         along = total = 0.0
         for matrix in self.layers[layer]:
             rows = matrix.rows()
-            along += float(((rows @ directions.astype(np.float32)) ** 2).sum(dtype=np.float64)) / directions.shape[1]
+            along += (
+                float(((rows @ directions.astype(np.float32)) ** 2).sum(dtype=np.float64))
+                / directions.shape[1]
+            )
             total += float(np.einsum("nd,nd->", rows, rows, dtype=np.float64)) / rows.shape[1]
         return along / total if np.isfinite(along) and total > 0 else np.inf
 
@@ -315,10 +362,11 @@ class Removed:
 def removed_directions(
     model: Model, layers: Sequence[int], everything: bool = False
 ) -> tuple[list[Removed], tuple[str, ...]]:
-    """Directions that were removed, and a note for each undecided side; weights that are not finite are ignored.
+    """Directions that were removed, and a note for each undecided side; weights that are not finite
+    are ignored.
 
-    Always judges what attention writes in these layers; `everything` adds what networks write and what both read.
-    """
+    Always judges what attention writes in these layers; `everything` adds what networks write and
+    what both read."""
     removed: list[Removed] = []
     notes = []
     with phase("looking for removed directions"), np.errstate(over="ignore", invalid="ignore"):
@@ -330,7 +378,9 @@ def removed_directions(
                 except CheckpointError as error:  # a format that cannot be decoded
                     why = str(error)
             if why:
-                notes.append(f"Whether a direction was removed from {side.what} cannot be told: {why}.")
+                notes.append(
+                    f"Whether a direction was removed from {side.what} cannot be told: {why}."
+                )
     return removed, tuple(notes)
 
 
@@ -381,7 +431,9 @@ def _too_coarse(side: Side, sets: Sequence[Least]) -> str:
     if score(STEPS_OF_ERROR * 4.0 ** -int(side.bits)) >= FOUND[side.writes]:
         return ""
     if score(0.0) >= FOUND[side.writes]:
-        return f"rounding to {side.bits:.2g} bits leaves more along any direction than a removal would"
+        return (
+            f"rounding to {side.bits:.2g} bits leaves more along any direction than a removal would"
+        )
     use = "write next to nothing along" if side.writes else "hardly read"
     return f"layers {use} so many directions that one more would not stand out"
 
@@ -391,7 +443,11 @@ def runs(n_layers: int) -> list[tuple[int, ...]]:
     run, step = ceil(RUN * n_layers), max(1, n_layers // 6)
     width = max(2, run - step + 1)
     starts = dict.fromkeys((*range(0, n_layers - width + 1, step), max(0, n_layers - width)))
-    return list(dict.fromkeys((*(tuple(range(a, min(a + width, n_layers))) for a in starts), tuple(range(n_layers)))))
+    return list(
+        dict.fromkeys(
+            (*(tuple(range(a, min(a + width, n_layers))) for a in starts), tuple(range(n_layers)))
+        )
+    )
 
 
 def groups(n_layers: int) -> list[tuple[int, ...]]:
@@ -441,12 +497,24 @@ def judge(side: Side, d: int, centred: bool) -> SideResult:
     if narrow:
         kept += in_threads(side.gram, layers)
     usable = [bool(gram.any()) for gram in kept]
-    sets = [places for places in (runs if narrow else groups)(len(layers)) if all(usable[i] for i in places if kept)]
+    sets = [
+        places
+        for places in (runs if narrow else groups)(len(layers))
+        if all(usable[i] for i in places if kept)
+    ]
     sets += agreeing(kept, centred) if narrow and all(usable) else []
-    candidates = zip(in_threads(least_in, sets) if narrow else map(least_in, sets), sets, strict=True)
-    scored = [(least, least.score - _paid(places, len(layers))) for least, places in candidates if least is not None]
+    candidates = zip(
+        in_threads(least_in, sets) if narrow else map(least_in, sets), sets, strict=True
+    )
+    scored = [
+        (least, least.score - _paid(places, len(layers)))
+        for least, places in candidates
+        if least is not None
+    ]
     if not scored:
-        return SideResult([], "no run of layers has enough finite rows for the width of the stream", 0.0)
+        return SideResult(
+            [], "no run of layers has enough finite rows for the width of the stream", 0.0
+        )
     removed: list[Removed] = []
     most = max(score for _, score in scored)
     for candidate, score in sorted(scored, key=lambda pair: -pair[1]):
@@ -463,7 +531,9 @@ def judge(side: Side, d: int, centred: bool) -> SideResult:
         new = not any(_same(earlier.least, candidate) for earlier in removed)
         if score >= limit and len(edit.layers) > 1 and new:
             removed.append(edit)
-    return SideResult(removed, "" if removed else _too_coarse(side, [least for least, _ in scored]), most)
+    return SideResult(
+        removed, "" if removed else _too_coarse(side, [least for least, _ in scored]), most
+    )
 
 
 def _paid(places: Sequence[int], of: int) -> float:
@@ -476,19 +546,29 @@ def _same(a: Least, b: Least) -> bool:
     return float(np.linalg.norm(a.directions.T @ b.directions, 2)) >= PARALLEL
 
 
-@finding("removed_direction", "one direction removed", severity="warning", rank=190,
-         look_next="See which tokens lie along the direction: removing one is how refusals or a style are edited out "
-                   "of a model.")  # fmt: skip
+@finding(
+    "removed_direction",
+    "one direction removed",
+    severity="warning",
+    rank=190,
+    look_next="See which tokens lie along the direction: removing one is how refusals or a style are edited out "
+    "of a model.",
+)
 def removed_findings(model: Model, removed: Sequence[Removed]) -> list[Finding]:
     """One finding for each set of directions that was removed."""
-    return [_finding(each, tokens) for each, tokens in zip(removed, _tokens(model, removed), strict=True)]
+    return [
+        _finding(each, tokens)
+        for each, tokens in zip(removed, _tokens(model, removed), strict=True)
+    ]
 
 
 def _finding(removed: Removed, tokens: str) -> Finding:
     k, side = removed.least.directions.shape[1], removed.side
     which, pronoun = ("One direction was", "it") if k == 1 else (f"{k} directions were", "them")
     usual = [
-        energy for layer, energy in removed.energies.items() if layer not in removed.layers and np.isfinite(energy)
+        energy
+        for layer, energy in removed.energies.items()
+        if layer not in removed.layers and np.isfinite(energy)
     ]
     sizes = {layer: sqrt(removed.energies[layer]) for layer in removed.layers}
     tensors = [
@@ -502,14 +582,19 @@ def _finding(removed: Removed, tokens: str) -> Finding:
         f"{10**-removed.score:.0e}){tokens}."
     )
     return Finding(
-        kind="removed_direction", measure="size_left_along_it", number=removed.left,
-        usual=sqrt(float(np.median(usual))) if usual else 1.0, text=text,
+        kind="removed_direction",
+        measure="size_left_along_it",
+        number=removed.left,
+        usual=sqrt(float(np.median(usual))) if usual else 1.0,
+        text=text,
         members=(*(Member("layer", layer, number=size) for layer, size in sizes.items()), *tensors),
-    )  # fmt: skip
+    )
 
 
 def _tokens(model: Model, removed: Sequence[Removed]) -> list[str]:
-    """The tokens along each set of directions, as the end of a sentence; empty if the checkpoint has none."""
+    """The tokens along each set of directions, as the end of a sentence; empty if the checkpoint
+    has none.
+    """
     read, written, _ = token_rows(model) if removed else (None, None, "")
     names = token_names(Tokenizer.at_hand(model)) if removed else repr
     endings = []
@@ -519,6 +604,11 @@ def _tokens(model: Model, removed: Sequence[Removed]) -> list[str]:
             endings.append("")
             continue
         poles = rows.nearest([each.least.directions])[0]
-        named = [[repr(printable(names(int(row)))) for row in pole.rows[:TOKENS_IN_FINDING]] for pole in poles]
-        endings.append(f"; along it: {'; against it: '.join(', '.join(tokens) for tokens in named if tokens)}")
+        named = [
+            [repr(printable(names(int(row)))) for row in pole.rows[:TOKENS_IN_FINDING]]
+            for pole in poles
+        ]
+        endings.append(
+            f"; along it: {'; against it: '.join(', '.join(tokens) for tokens in named if tokens)}"
+        )
     return endings

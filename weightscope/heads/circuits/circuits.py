@@ -16,7 +16,12 @@ from weightscope.core.files import Files
 from weightscope.core.progress import bar
 from weightscope.core.results import Result, ShowsShapes
 from weightscope.core.tables import Column, Table
-from weightscope.heads.circuits.components import Component, components, read_maps, strongest_component
+from weightscope.heads.circuits.components import (
+    Component,
+    components,
+    read_maps,
+    strongest_component,
+)
 from weightscope.heads.circuits.names import GIVEN, HeadRoles, head_roles, roles_table
 from weightscope.heads.circuits.passes import GetModel, wiring
 from weightscope.heads.circuits.wiring import Edge, Wiring, all_strongest, strongest
@@ -56,46 +61,71 @@ def edges_table(model: Model, wired: Wiring, roles: HeadRoles, top: int) -> Tabl
             Column("to_layer", of(lambda e: int(wired.layers[e.j]))),
             Column("to_head", of(lambda e: e.b)),
             Column(
-                "shared_by", of(lambda e: 1 if e.kind == "q" else wired.shared),
+                "shared_by",
+                of(lambda e: 1 if e.kind == "q" else wired.shared),
                 meaning="query heads that share the reading key-value head, and so this PK",
             ),
-            Column("pk", of(lambda e: float(wired.pk[e.kind][e.pair])), symbol="PK", meaning="projection kernel"),
             Column(
-                "pk_random", of(lambda e: float(wired.random_pk(e.kind, writer(e)).mean[(0, *e.pair[1:])])),
+                "pk",
+                of(lambda e: float(wired.pk[e.kind][e.pair])),
+                symbol="PK",
+                meaning="projection kernel",
+            ),
+            Column(
+                "pk_random",
+                of(lambda e: float(wired.random_pk(e.kind, writer(e)).mean[(0, *e.pair[1:])])),
                 meaning="of two random spaces",
             ),
             Column("pk_z", z("pk"), symbol="z of PK"),
-            Column("cs", of(lambda e: float(wired.cs[e.kind][e.pair])), symbol="CS", meaning="composition score"),
             Column(
-                "cs_above_random", of(lambda e: float(wired.cs[e.kind][e.pair]) - wired.random_cs),
+                "cs",
+                of(lambda e: float(wired.cs[e.kind][e.pair])),
+                symbol="CS",
+                meaning="composition score",
+            ),
+            Column(
+                "cs_above_random",
+                of(lambda e: float(wired.cs[e.kind][e.pair]) - wired.random_cs),
                 meaning="CS minus 1/√d, the root mean square for randomly rotated matrices",
             ),
             Column("cs_z", z("cs"), symbol="z of $CS²$"),
             Column(
-                "component", [channel.component.named if channel.component else "" for channel in through],
-                symbol="component", meaning="the one of W_VO(a) that is read most; near-equal ones are one space",
+                "component",
+                [channel.component.named if channel.component else "" for channel in through],
+                symbol="component",
+                meaning="the one of W_VO(a) that is read most; near-equal ones are one space",
             ),
             Column(
-                "component_cs", [channel.component.cs if channel.component else np.nan for channel in through],
-                symbol="CS of it", meaning="composition score of that component alone",
+                "component_cs",
+                [channel.component.cs if channel.component else np.nan for channel in through],
+                symbol="CS of it",
+                meaning="composition score of that component alone",
             ),
             Column(
-                "channel_rank", [channel.rank for channel in through], symbol="rank of channel", format=".1f",
+                "channel_rank",
+                [channel.rank for channel in through],
+                symbol="rank of channel",
+                format=".1f",
                 meaning="participation ratio of the singular values of W_VO(a) W(b): how many directions carry it",
             ),
             Column(
-                "channel_share", [channel.share for channel in through], symbol="first direction", format=".2f",
+                "channel_share",
+                [channel.share for channel in through],
+                symbol="first direction",
+                format=".2f",
                 meaning="share in the sum of their squares of the first, or of the first few that are near-equal",
             ),
             Column(
-                "channel_tokens", list(map(printable, tokens)), symbol="tokens of the first direction",
+                "channel_tokens",
+                list(map(printable, tokens)),
+                symbol="tokens of the first direction",
                 meaning="tokens whose logits it raises most | lowers most, its sign being arbitrary; of near-equal "
                 "directions those that lie most in their space",
             ),
             Column("from_role", of(lambda e: roles.names[e.i, e.a])),
             Column("to_role", of(lambda e: roles.names[e.j, e.b])),
         ]
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,25 +133,37 @@ class Channel(ShowsShapes):
     """What carries an edge: the singular directions of W_VO(a) W(b)."""
 
     rank: float  # Participation ratio of the singular values: how many directions carry it
-    share: float  # Share of the first direction, or of all that are near-equal with it, in the sum of their squares
-    # (d, k): What a writes along the first direction, or an orthonormal basis of what it writes along all that are
-    # near-equal with it; k = 0 where these are too many to name tokens, or nothing passes.
+    # Share of the first direction, or of all that are near-equal with it, in the sum of their
+    # squares
+    share: float
+    # (d, k): What a writes along the first direction, or an orthonormal basis of what it writes
+    # along all that are near-equal with it; k = 0 where these are too many to name tokens, or
+    # nothing passes.
     space: np.ndarray
     component: Component | None  # of W_VO(a), the one that b reads most
 
 
 def channels(model: Model, wired: Wiring, edges: Sequence[Edge]) -> list[Channel]:
-    """The channel of every edge; each layer is read once, and the writing heads of earlier layers are kept."""
+    """The channel of every edge; each layer is read once, and the writing heads of earlier layers
+    are kept.
+    """
     written: dict[tuple[int, int], Factored] = {}
     channels: dict[int, Channel] = {}
-    for m in bar(sorted({place for edge in edges for place in (edge.i, edge.j)}), "channels", "layer"):
+    for m in bar(
+        sorted({place for edge in edges for place in (edge.i, edge.j)}), "channels", "layer"
+    ):
         layer = model.layer(int(wired.layers[m]))
         reading = [index for index, edge in enumerate(edges) if edge.j == m]
-        pairs = [(written[edge.i, edge.a], _read(layer, edge)) for edge in map(edges.__getitem__, reading)]
+        pairs = [
+            (written[edge.i, edge.a], _read(layer, edge))
+            for edge in map(edges.__getitem__, reading)
+        ]
         channels |= zip(reading, in_threads(lambda pair: _channel(*pair), pairs), strict=True)
         for a in {edge.a for edge in edges if edge.i == m}:
             vo = layer.head(a).vo
-            written[m, a] = Factored(vo.left.copy(), vo.right.copy())  # views would hold the whole layer
+            written[m, a] = Factored(
+                vo.left.copy(), vo.right.copy()
+            )  # views would hold the whole layer
     return [channels[index] for index in range(len(edges))]
 
 
@@ -133,7 +175,9 @@ def _channel(vo: Factored, read: Factored) -> Channel:
     middle = vo.right.T @ read.left
     channel = Factored(vo.left @ middle, read.right)
     if not np.isfinite(channel.left).all():  # it overflows float32
-        channel = Factored(vo.left.astype(np.float64) @ (vo.right.T.astype(np.float64) @ read.left), read.right)
+        channel = Factored(
+            vo.left.astype(np.float64) @ (vo.right.T.astype(np.float64) @ read.left), read.right
+        )
     d = vo.shape[0]
     left, s, _ = channel.leading(lambda s: shown(leading_blocks(s, d, 1)))  # (d, k), (r,)
     space = np.linalg.qr(vo.right @ (vo.left.T @ left))[0]  # (d, k)
@@ -146,7 +190,8 @@ def _channel(vo: Factored, read: Factored) -> Channel:
 
 
 def channel_tokens(model: Model, spaces: Sequence[np.ndarray]) -> list[str]:
-    """The tokens whose logits a single direction raises, and those it lowers, or that lie in a space; (d, k) each.
+    """The tokens whose logits a single direction raises, and those it lowers, or that lie in a
+    space; (d, k) each.
 
     Empty where a space is, and without an unembedding.
     """
@@ -155,13 +200,18 @@ def channel_tokens(model: Model, spaces: Sequence[np.ndarray]) -> list[str]:
     except CheckpointError:
         return [""] * len(spaces)
     given = [space for space in spaces if space.shape[1]]
-    if not given or unembedding.n_tokens * model.config.d_model * sum(x.shape[1] for x in given) > AFFORDABLE:
+    if (
+        not given
+        or unembedding.n_tokens * model.config.d_model * sum(x.shape[1] for x in given) > AFFORDABLE
+    ):
         return [""] * len(spaces)
     nearest = iter(nearest_rows(unembedding.blocks(), given, TOKENS, by_cosine=False))
     name = token_names(Tokenizer.at_hand(model))
 
     def text(sides: Iterable[Nearest]) -> str:
-        return " | ".join(" ".join(repr(name(int(row))) for row in side.rows) for side in sides if len(side.rows))
+        return " | ".join(
+            " ".join(repr(name(int(row))) for row in side.rows) for side in sides if len(side.rows)
+        )
 
     return [text(next(nearest)) if space.shape[1] else "" for space in spaces]
 
@@ -224,7 +274,9 @@ class Circuits(Result):
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     def write_tables(self, files: Files) -> None:
-        """Write wiring.npz, edges.csv and roles.csv; measured.csv and accuracy.csv if the model was run."""
+        """Write wiring.npz, edges.csv and roles.csv; measured.csv and accuracy.csv if the model was
+        run.
+        """
         self.wiring.write(files)
         files.table("edges.csv", self.edges)
         files.table("roles.csv", self.heads)
@@ -236,7 +288,9 @@ class Circuits(Result):
     def named(self) -> dict[str, list[str]]:
         """Heads as layer.head under each name."""
         heads_by_role: dict[str, list[str]] = {}
-        for layer, head, role in zip(self.heads["layer"], self.heads["head"], self.heads["role"], strict=True):
+        for layer, head, role in zip(
+            self.heads["layer"], self.heads["head"], self.heads["role"], strict=True
+        ):
             if role:
                 heads_by_role.setdefault(role, []).append(f"{layer}.{head}")
         return heads_by_role
@@ -253,7 +307,9 @@ class Circuits(Result):
 
     @property
     def named_heads(self) -> Table:
-        """The named heads, with the scores that this checkpoint allows; `heads` has their intervals too."""
+        """The named heads, with the scores that this checkpoint allows; `heads` has their intervals
+        too.
+        """
         kept = [
             column
             for column in self.heads.columns
@@ -265,23 +321,33 @@ class Circuits(Result):
 
     @property
     def strongest_edges(self) -> Table:
-        """The strongest pairs of all kinds by PK, in the columns to read first; `edges` has the rest."""
+        """The strongest pairs of all kinds by PK, in the columns to read first; `edges` has the
+        rest.
+        """
         edges = self.edges.where(self.edges["ranked_by"] == "pk").sorted_by("pk_z", descending=True)
         edges = edges.take(range(min(len(edges), TOP)))
         place = {int(layer): i for i, layer in enumerate(self.wiring.layers)}
         writers = zip(edges["from_layer"], edges["from_head"], strict=True)
         readers = zip(edges["kind"], _called(edges, "to"), strict=True)
-        written = [int(self.wiring.rank["o"][place[int(layer)], int(head)]) for layer, head in writers]
+        written = [
+            int(self.wiring.rank["o"][place[int(layer)], int(head)]) for layer, head in writers
+        ]
         return Table(
             [
                 Column("from", _called(edges, "from"), symbol="what this head writes"),
-                Column("to", [f"{READS[kind]} of {head}" for kind, head in readers], symbol="is read by"),
+                Column(
+                    "to",
+                    [f"{READS[kind]} of {head}" for kind, head in readers],
+                    symbol="is read by",
+                ),
                 replace(edges.column("pk"), symbol="dimensions shared", format=".1f"),
                 Column("of", written, symbol="of"),
                 replace(edges.column("pk_random"), symbol="random spaces share", format=".1f"),
-                replace(edges.column("pk_z"), symbol="standard deviations above them", format=".1f"),
+                replace(
+                    edges.column("pk_z"), symbol="standard deviations above them", format=".1f"
+                ),
             ]
-        )  # fmt: skip
+        )
 
     @property
     def lead(self) -> str:
@@ -316,7 +382,10 @@ class Circuits(Result):
 def _called(edges: Table, side: str) -> list[str]:
     """Layer, head and name of the heads on one side of the edges, "from" or "to"."""
     parts = (edges[f"{side}_{part}"] for part in ("layer", "head", "role"))
-    return [f"{layer}.{head}" + f", {role}" * bool(role) for layer, head, role in zip(*parts, strict=True)]
+    return [
+        f"{layer}.{head}" + f", {role}" * bool(role)
+        for layer, head, role in zip(*parts, strict=True)
+    ]
 
 
 def circuits(
@@ -341,7 +410,8 @@ def circuits(
     device : {"cpu", "cuda"}
         Where the products are computed.
     counts : str or Path, optional
-        Bigram counts (`weightscope bigrams`), by which heads of the first layer can be named detokenization heads.
+        Bigram counts (`weightscope bigrams`), by which heads of the first layer can be named
+        detokenization heads.
     engine : Engine, optional
         Where tasks run; in this process if not given.
     on_worker : function returning the model, optional
@@ -371,14 +441,23 @@ def circuits(
     caveats = list(model.layer(model.attention_layers[-1]).caveats)
     if model.sharing:
         caveats.append(f"links between places of one layer ({model.sharing[:-1].lower()})")
-    caveats += [POST_NORM] * (model.family.norms.after is not None) + [PARALLEL] * model.family.parallel
+    caveats += [POST_NORM] * (model.family.norms.after is not None) + [
+        PARALLEL
+    ] * model.family.parallel
     if roles.lacking:
         caveats.append(f"scores by tokens ({roles.lacking}); heads are named by their wiring alone")
     if not all(wired.exact[kind][np.isfinite(wired.pk[kind])].all() for kind in wired.pk):
         caveats.append(ESTIMATED)
     if wired.left:
-        caveats.append(f"exact values of {wired.left:,} more pairs that may be among the strongest: too many are alike")
+        caveats.append(
+            f"exact values of {wired.left:,} more pairs that may be among the strongest: too many are alike"
+        )
     return Circuits(
-        model.title, wired, roles, roles_table(wired, roles), edges_table(model, wired, roles, top), tuple(caveats),
+        model.title,
+        wired,
+        roles,
+        roles_table(wired, roles),
+        edges_table(model, wired, roles, top),
+        tuple(caveats),
         provenance=Provenance.of(model.checkpoint),
-    )  # fmt: skip
+    )

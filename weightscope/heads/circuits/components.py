@@ -1,10 +1,10 @@
 """Composition by singular component: which directions of what one head writes another head reads.
 
-W_VO(a) is a sum of components sigma_i u_i v_i'. The composition score of one of them with what head b reads by,
-W = W_QK, W_QK' or W_VO, is |v_i W| / |W|_F, whatever its size (Merullo, Eickhoff and Pavlick 2024, arXiv 2406.09519,
-"Talking Heads"). A whole head's score averages over components, and can hide the one that carries a signal. Components
-with near-equal singular values are one space: any rotation of them serves the matrix as well.
-"""
+W_VO(a) is a sum of components sigma_i u_i v_i'. The composition score of one of them with what head
+b reads by, W = W_QK, W_QK' or W_VO, is |v_i W| / |W|_F, whatever its size (Merullo, Eickhoff and
+Pavlick 2024, arXiv 2406.09519, "Talking Heads"). A whole head's score averages over components, and
+can hide the one that carries a signal. Components with near-equal singular values are one space:
+any rotation of them serves the matrix as well."""
 
 import re
 from collections.abc import Sequence
@@ -39,10 +39,14 @@ class Component(NamedTuple):
 
 
 def components(vo: Factored, read: Factored) -> list[Component]:
-    """Every component of W_VO (d, d) with its composition score with W (d, d), in the order of singular values."""
+    """Every component of W_VO (d, d) with its composition score with W (d, d), in the order of
+    singular values.
+    """
     _, s, vt = vo.svd()
     passed = vt @ read.left  # (r, r')
-    squares = np.einsum("ir,rs,is->i", passed, inner(read.right), passed, optimize=True)  # |v_i W|^2
+    squares = np.einsum(
+        "ir,rs,is->i", passed, inner(read.right), passed, optimize=True
+    )  # |v_i W|^2
     size, parts = read.frobenius() ** 2, []
     for block in leading_blocks(s, vo.shape[0], len(s)):
         within = slice(block.start, block.stop)
@@ -64,7 +68,8 @@ def read_maps(layer: Layer, head: int) -> dict[str, Factored]:
 
 
 def read_by(model: Model, reader: str) -> Table:
-    """The strongest component of every earlier head for what one head (`9.9`) reads, by queries, keys and values.
+    """The strongest component of every earlier head for what one head (`9.9`) reads, by queries,
+    keys and values.
 
     The strongest first. Norms are folded into what reads.
 
@@ -75,13 +80,20 @@ def read_by(model: Model, reader: str) -> Table:
     """
     place = PLACE.fullmatch(reader)
     if place is None:
-        raise CheckpointError(f"reader is '{reader[:100]}'; a head is written as layer and number, such as 9.9")
+        raise CheckpointError(
+            f"reader is '{reader[:100]}'; a head is written as layer and number, such as 9.9"
+        )
     if model.family.memory is not None:
-        raise CheckpointError("cross-attention reads an encoder's output, not what earlier heads write")
+        raise CheckpointError(
+            "cross-attention reads an encoder's output, not what earlier heads write"
+        )
     index, number = map(int, place.groups())
     head = model.layer(index).head(number)
     d = model.config.d_model
-    maps = {kind: Factored(w.left.copy(), w.right.copy()) for kind, w in read_maps(head.layer, number).items()}
+    maps = {
+        kind: Factored(w.left.copy(), w.right.copy())
+        for kind, w in read_maps(head.layer, number).items()
+    }
     rows = []
     for earlier in bar([i for i in model.own_layers if i < index], "components", "layer"):
         layer = model.layer(earlier)
@@ -89,7 +101,9 @@ def read_by(model: Model, reader: str) -> Table:
         def of_head(a: int, layer: Layer = layer) -> list[tuple[str, int, list[Component]]]:
             return [(kind, a, components(layer.head(a).vo, w)) for kind, w in maps.items()]
 
-        for kind, a, parts in (part for found in in_threads(of_head, range(layer.n_heads)) for part in found):
+        for kind, a, parts in (
+            part for found in in_threads(of_head, range(layer.n_heads)) for part in found
+        ):
             if (best := strongest_component(parts)) is not None:
                 passing = [part.cs**2 * part.energy for part in parts]
                 whole = (sum(passing) / sum(part.energy for part in parts)) ** 0.5

@@ -1,4 +1,6 @@
-"""The wiring diagram: layers from left to right, heads by their role, the strongest edges of each kind."""
+"""The wiring diagram: layers from left to right, heads by their role, the strongest edges of each
+kind.
+"""
 
 from typing import Any
 
@@ -11,8 +13,9 @@ from weightscope.heads.circuits.circuits import READS, Circuits
 from weightscope.heads.circuits.wiring import PROJECTIONS
 from weightscope.report.pages.style import in_our_style, subplots, whole_numbers
 
-# Colours that the colour-blind can tell apart, most of them Okabe and Ito's, and that show on white and on black. A
-# role has the same in the figure and on the page, and no line has the colour of a head.
+# Colours that the colour-blind can tell apart, most of them Okabe and Ito's, and that show on white
+# and on black. A role has the same in the figure and on the page, and no line has the colour of a
+# head.
 ROLE_COLOURS = {
     "previous token": "#0072B2", "feeds keys": "#56B4E9", "induction": "#D55E00", "duplicate token": "#CC79A7",
     "detokenization": "#7F3C8D", "identity": "#E69F00", "keys read a head": "#009E73", "anti-copying": "#66707A",
@@ -28,7 +31,9 @@ def diagram(circuits: Circuits) -> Any:
     """The strongest pairs by PK, one panel per kind of reading."""
     wired, names = circuits.wiring, circuits.roles.names
     n, h = names.shape
-    figure, axes = subplots(3, 1, figsize=(max(3.4, min(7.0, 0.5 * n + 1)), 6.6), sharex=True, sharey=True)
+    figure, axes = subplots(
+        3, 1, figsize=(max(3.4, min(7.0, 0.5 * n + 1)), 6.6), sharex=True, sharey=True
+    )
     strongest = circuits.edges.where(circuits.edges["ranked_by"] == "pk")
     place = {int(layer): i for i, layer in enumerate(wired.layers)}
     for axis, kind in zip(axes, PROJECTIONS, strict=True):
@@ -43,8 +48,17 @@ def diagram(circuits: Circuits) -> Any:
             drawn |= {a, b}
         colours = [ROLE_COLOURS.get(names[i, b], UNNAMED) for i in range(n) for b in range(h)]
         sizes = [14 if (i, b) in drawn else 5 for i in range(n) for b in range(h)]
-        axis.scatter(np.repeat(np.arange(n), h), np.tile(np.arange(h), n), s=sizes, c=colours, zorder=3, linewidths=0)
-        for i, head in apart({place for place in drawn if names[place]}, n, h, figure.get_size_inches()):
+        axis.scatter(
+            np.repeat(np.arange(n), h),
+            np.tile(np.arange(h), n),
+            s=sizes,
+            c=colours,
+            zorder=3,
+            linewidths=0,
+        )
+        for i, head in apart(
+            {place for place in drawn if names[place]}, n, h, figure.get_size_inches()
+        ):
             axis.annotate(
                 f"{wired.layers[i]}.{head}",
                 (i, head),
@@ -62,15 +76,20 @@ def diagram(circuits: Circuits) -> Any:
     axes[-1].set_xlabel("layer")
     there = [role for role in ROLE_COLOURS if role in circuits.named]
     handles = [
-        Line2D([], [], marker="o", linestyle="", color=ROLE_COLOURS[role], markersize=4, label=role) for role in there
+        Line2D([], [], marker="o", linestyle="", color=ROLE_COLOURS[role], markersize=4, label=role)
+        for role in there
     ]
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
 
 
-def apart(places: set[tuple[int, int]], n: int, h: int, inches: np.ndarray) -> list[tuple[int, int]]:
-    """Heads, by place of the layer and index, whose labels do not cover one another; the first of each cluster."""
+def apart(
+    places: set[tuple[int, int]], n: int, h: int, inches: np.ndarray
+) -> list[tuple[int, int]]:
+    """Heads, by place of the layer and index, whose labels do not cover one another; the first of
+    each cluster.
+    """
     across, down = LABEL / (inches * (0.8, 0.8 / 3)) * (n, h)  # of a label, in layers and heads
     kept: list[tuple[int, int]] = []
     for i, head in sorted(places):

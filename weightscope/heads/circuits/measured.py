@@ -1,4 +1,6 @@
-"""How well the names hold: what every head does when the model runs, compared with its weights (PyTorch)."""
+"""How well the names hold: what every head does when the model runs, compared with its weights
+(PyTorch).
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,17 +22,29 @@ N_TEXTS, TEXT_LENGTH = 10, 128
 N_REPEATED, REPEATED_LENGTH = 12, 50
 RESAMPLES = 200
 
-# Where a role is judged: induction and duplicate tokens as published, where nothing but repetition can guide a head.
+# Where a role is judged: induction and duplicate tokens as published, where nothing but repetition
+# can guide a head.
 JUDGED_ON = {"previous_token": "text", "induction": "repeated", "duplicate_token": "repeated"}
-# What a head must have done when run to count as having the role: a share of its attention, or standard deviations.
-HAD = {"previous_token": 0.25, "induction": 0.25, "duplicate_token": 0.25, "first_token": 0.5, "copying": 1.5}
+# What a head must have done when run to count as having the role: a share of its attention, or
+# standard deviations.
+HAD = {
+    "previous_token": 0.25,
+    "induction": 0.25,
+    "duplicate_token": 0.25,
+    "first_token": 0.5,
+    "copying": 1.5,
+}
 
 
-def measured(model: Model, circuits: Circuits, texts: Sequence[str | Path] = (), device: str = "cpu") -> Circuits:
+def measured(
+    model: Model, circuits: Circuits, texts: Sequence[str | Path] = (), device: str = "cpu"
+) -> Circuits:
     """Run the model and add how well the names hold."""
     read = read_texts(texts, characters=20_000)
     framing = framing_of(model)
-    did = behaviour(model, token_windows(framing, read.texts, N_TEXTS, TEXT_LENGTH), framing, device)
+    did = behaviour(
+        model, token_windows(framing, read.texts, N_TEXTS, TEXT_LENGTH), framing, device
+    )
     kept = {int(layer): i for i, layer in enumerate(model.attention_layers)}
     rows = [kept[int(layer)] for layer in circuits.wiring.layers]
     did = {name: values[rows] for name, values in did.items()}
@@ -70,12 +84,12 @@ def behaviour(
 ) -> dict[str, np.ndarray]:
     """What every head does on text and on random tokens said twice: (L, H) arrays by name.
 
-    Shares of attention: previous_token goes to the token before, duplicate_token to an earlier place of the same token,
-    induction to the place after it (prefix matching; Olsson et al. 2022), first_token to the first. In text, the middle
-    two count queries whose token has been there before, and all such places. The names without an ending are those that
-    a role is judged by (`JUDGED_ON`). copying says how far the token that is attended to stands out in what the head
-    writes for it, in standard deviations over other tokens' logits.
-    """
+    Shares of attention: previous_token goes to the token before, duplicate_token to an earlier
+    place of the same token, induction to the place after it (prefix matching; Olsson et al. 2022),
+    first_token to the first. In text, the middle two count queries whose token has been there
+    before, and all such places. The names without an ending are those that a role is judged by
+    (`JUDGED_ON`). copying says how far the token that is attended to stands out in what the head
+    writes for it, in standard deviations over other tokens' logits."""
     shape = len(model.attention_layers), model.config.n_heads
     on_each = {on: {name: np.zeros(shape) for name in JUDGED_ON} for on in ("text", "repeated")}
     did = {"first_token": np.zeros(shape)}
@@ -95,27 +109,38 @@ def behaviour(
                 on_each["text"][name][i] += attention[:, mask].sum(axis=1) / max(1, queries[name])
         if "copying" in did and 0 in seen.inputs and seen.tokens is not None:
             number = int(np.flatnonzero(seen.inputs == 0)[0])
-            written = joining(model, seen.layer, seen.layer.values(seen.x[number]))[:, 1:]  # (H, n - 1, d)
+            written = joining(model, seen.layer, seen.layer.values(seen.x[number]))[
+                :, 1:
+            ]  # (H, n - 1, d)
             random_logits = written @ sampled.T
             logit = np.einsum("hnd,nd->hn", written, unembedding(model, seen.tokens[number, 1:]))
-            did["copying"][i] = ((logit - random_logits.mean(axis=-1)) / random_logits.std(axis=-1)).mean(axis=-1)
+            did["copying"][i] = (
+                (logit - random_logits.mean(axis=-1)) / random_logits.std(axis=-1)
+            ).mean(axis=-1)
 
     def on_repeated(seen: Activations) -> None:
         i, again = place[seen.layer.index], np.arange(n + 1, 2 * n + 1)
         share = len(seen.x) / N_REPEATED
         for name, back in looks_back(n).items():
-            on_each["repeated"][name][i] += share * seen.attention[:, :, again, again - back].mean(axis=(0, 2))
+            on_each["repeated"][name][i] += share * seen.attention[:, :, again, again - back].mean(
+                axis=(0, 2)
+            )
 
     runner = open_runner(model, device=device)
     runner.observe(windows, on_text)
     runner.observe(repeated(model, framing), on_repeated)
     for name, deciding in JUDGED_ON.items():
-        did |= {name if on == deciding else f"{name}_{on}": shares[name] for on, shares in on_each.items()}
+        did |= {
+            name if on == deciding else f"{name}_{on}": shares[name]
+            for on, shares in on_each.items()
+        }
     return did
 
 
 def marks(tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Where the queries of a text look in each role, never at the first token: tokens (n,) -> (n, n) masks by role."""
+    """Where the queries of a text look in each role, never at the first token: tokens (n,) -> (n,
+    n) masks by role.
+    """
     earlier = np.tri(len(tokens), k=-1, dtype=bool)
     earlier[:, 0] = False
     same = (tokens[:, None] == tokens) & earlier
@@ -145,7 +170,10 @@ def trivial_guesses(model: Model, layers: np.ndarray) -> dict[str, np.ndarray]:
         layer = model.layer(int(index))
         norms.append([layer.head(head).qk.frobenius() for head in range(layer.n_heads)])
     n_heads = model.config.n_heads
-    return {"layer": np.repeat(np.asarray(layers, float)[:, None], n_heads, axis=1), "norm": np.array(norms)}
+    return {
+        "layer": np.repeat(np.asarray(layers, float)[:, None], n_heads, axis=1),
+        "norm": np.array(norms),
+    }
 
 
 @phase("how well names hold")
@@ -154,7 +182,8 @@ def accuracy(
     compared: Sequence[tuple[str, str, np.ndarray]],
     trivial: Mapping[str, np.ndarray],
 ) -> Table:
-    """How well scores separate heads with a role from heads without it: scores (L, H), compared (score, role, had),
+    """How well scores separate heads with a role from heads without it: scores (L, H), compared
+    (score, role, had),
     trivial (L, H)."""
     from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -164,17 +193,34 @@ def accuracy(
         values, truth = np.nan_to_num(scores[score].ravel(), nan=-1e9), had.ravel()
         if truth.all() or not truth.any():
             continue
-        of_score = [(measure(truth, values), *_interval(measure, truth, values)) for measure in measures.values()]
+        of_score = [
+            (measure(truth, values), *_interval(measure, truth, values))
+            for measure in measures.values()
+        ]
         guesses = {
-            name: [max(measure(truth, sign * guess.ravel()) for sign in (1, -1)) for measure in measures.values()]
+            name: [
+                max(measure(truth, sign * guess.ravel()) for sign in (1, -1))
+                for measure in measures.values()
+            ]
             for name, guess in trivial.items()
         }
         beats = all(
-            score[0] > guess for score, *rest in zip(of_score, *guesses.values(), strict=True) for guess in rest
+            score[0] > guess
+            for score, *rest in zip(of_score, *guesses.values(), strict=True)
+            for guess in rest
         )
         flat = [number for name in guesses for number in guesses[name]]
         rows.append(
-            [score, role, int(truth.sum()), len(truth), *of_score[0], *of_score[1], *flat, "yes" if beats else "no"]
+            [
+                score,
+                role,
+                int(truth.sum()),
+                len(truth),
+                *of_score[0],
+                *of_score[1],
+                *flat,
+                "yes" if beats else "no",
+            ]
         )
     header = ["score", "role", "heads_with", "heads", "roc_auc", "roc_auc_low", "roc_auc_high",
               "average_precision", "average_precision_low", "average_precision_high",
@@ -185,7 +231,9 @@ def accuracy(
 def _interval(
     measure: Callable[[np.ndarray, np.ndarray], float], truth: np.ndarray, values: np.ndarray
 ) -> tuple[float, float]:
-    """A 95 % interval by resampling the heads that have the role, and those that do not, separately."""
+    """A 95 % interval by resampling the heads that have the role, and those that do not,
+    separately.
+    """
     rng = np.random.default_rng(0)
     groups = np.flatnonzero(truth), np.flatnonzero(~truth)
     drawn = []

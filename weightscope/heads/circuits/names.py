@@ -1,4 +1,6 @@
-"""What a head does, judged by its weights: where it looks among random tokens that are followed upwards (`stream`)."""
+"""What a head does, judged by its weights: where it looks among random tokens that are followed
+upwards (`stream`).
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -31,17 +33,25 @@ from weightscope.heads.circuits.stream import (
 from weightscope.heads.circuits.wiring import Wiring
 from weightscope.model.layers.kernel import NEAR, peak_and_fast_share
 from weightscope.model.layers.layer import Head, Layer
-from weightscope.model.metrics.sinks import Massive, first_token_kind, first_token_share, massive_activation
+from weightscope.model.metrics.sinks import (
+    Massive,
+    first_token_kind,
+    first_token_share,
+    massive_activation,
+)
 from weightscope.model.model import Model
 
 RESAMPLES = 400
-AFFORDABLE = 2 * 10**11  # multiplications, seconds; `weightscope circuits` names the heads of larger models
+AFFORDABLE = (
+    2 * 10**11
+)  # multiplications, seconds; `weightscope circuits` names the heads of larger models
 # A name is given only if at least this share of the heads so named had the role in models left out.
 RIGHT_ENOUGH = 2 / 3
 
 
 def shares_by_distance(attention: np.ndarray, *, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Mean attention to the key at each distance i - j, over queries that have keys at all of them: attention (H, P, P)
+    """Mean attention to the key at each distance i - j, over queries that have keys at all of them:
+    attention (H, P, P)
     -> (D,), (H, D)."""
     n = attention.shape[-1]
     queries = np.arange(2 * n // 3, n) if causal else np.arange(n // 3, 2 * n // 3)
@@ -51,17 +61,21 @@ def shares_by_distance(attention: np.ndarray, *, causal: bool) -> tuple[np.ndarr
 
 
 def interval(of_tokens: np.ndarray, n_tokens: int) -> np.ndarray:
-    """A 95 % bootstrap interval for the mean over all tokens, from the tokens drawn: of_tokens (H, T) ->
+    """A 95 % bootstrap interval for the mean over all tokens, from the tokens drawn: of_tokens (H,
+    T) ->
     (2, H)."""
     n = of_tokens.shape[1]
     if n >= n_tokens:
         return np.repeat(of_tokens.mean(axis=1)[None], 2, axis=0)
-    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n  # how often each is drawn
+    drawn = (
+        np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n
+    )  # how often each is drawn
     return np.quantile(of_tokens @ drawn.T, (0.025, 0.975), axis=1)
 
 
 def own_match(scores: np.ndarray) -> np.ndarray:
-    """How far a token's score with itself stands out among its scores with all tokens, in standard deviations: scores
+    """How far a token's score with itself stands out among its scores with all tokens, in standard
+    deviations: scores
     (H, T, T) -> (H, T)."""
     diagonal = np.diagonal(scores, axis1=-2, axis2=-1)  # (H, T)
     spread = scores.std(axis=-1)
@@ -70,21 +84,27 @@ def own_match(scores: np.ndarray) -> np.ndarray:
 
 
 def identity(layer: Layer) -> np.ndarray:
-    """Cosine of W_VO with the identity on r dimensions, tr(W_VO) / (sqrt(r) |W_VO|_F), from -1 to 1: (H,)."""
+    """Cosine of W_VO with the identity on r dimensions, tr(W_VO) / (sqrt(r) |W_VO|_F), from -1 to
+    1: (H,).
+    """
 
     def of_head(head: Head) -> float:
         w = head.vo
         size = w.frobenius() * np.sqrt(w.rank_bound)
-        return float(np.einsum("dr,dr->", w.left, w.right, dtype=np.float64)) / size if size else 0.0
+        return (
+            float(np.einsum("dr,dr->", w.left, w.right, dtype=np.float64)) / size if size else 0.0
+        )
 
     return np.array(list(in_threads(of_head, layer.heads)))
 
 
-# The names of heads: every role's score, its threshold, and how often heads above it had the role when run.
+# The names of heads: every role's score, its threshold, and how often heads above it had the role
+# when run.
 
 
 class Tried(NamedTuple):
-    """Of the heads named so in models that had no part in setting the threshold, how many had the role when the models
+    """Of the heads named so in models that had no part in setting the threshold, how many had the
+    role when the models
     were run (figures/head-roles/roles.csv)."""
 
     right: int
@@ -125,7 +145,11 @@ class Role:
     @property
     def sure(self) -> tuple[float, float, float]:
         """Share of names that were right, and its interval."""
-        return (np.nan,) * 3 if self.tried is None or not self.is_given else (self.tried.share, *self.tried[3:5])
+        return (
+            (np.nan,) * 3
+            if self.tried is None or not self.is_given
+            else (self.tried.share, *self.tried[3:5])
+        )
 
     @property
     def often(self) -> str:
@@ -143,21 +167,29 @@ class Role:
         return np.asarray(np.nan_to_num(values, nan=-np.inf) >= self.least)
 
 
-# A head above several thresholds gets the first name. Wiring alone never names a previous-token head: being read by
-# keys identifies such heads of GPT-2, SmolLM2 and MiniLM no better than |W_QK| does. Nor does it name a sink: that
-# score is no better than the layer's index.
+# A head above several thresholds gets the first name. Wiring alone never names a previous-token
+# head: being read by keys identifies such heads of GPT-2, SmolLM2 and MiniLM no better than |W_QK|
+# does. Nor does it name a sink: that score is no better than the layer's index.
 ROLES = (
     Role("previous token", "previous_token", 0.26, Tried(56, 73, 5, 0.51, 0.96, 0.66, 0.83)),
     Role("induction", "induction", 0.15, Tried(25, 27, 3, 0.50, 1.00, 0.82, 1.00)),
     Role("duplicate token", "duplicate_token", 0.22, Tried(21, 24, 4, 0.67, 1.00, 0.81, 0.93)),
-    Role("detokenization", "detokenization", 0.65),  # of 17 first-layer heads, one joins words: 0.74, others under 0.56
+    Role(
+        "detokenization", "detokenization", 0.65
+    ),  # of 17 first-layer heads, one joins words: 0.74, others under 0.56
     Role("identity", "identity", 0.8),
     Role("copying", "copying", 1.35, Tried(48, 82, 6, 0.37, 0.77, 0.51, 0.67)),
     Role("anti-copying", "copying", 1.87, Tried(16, 20, 5, 0.43, 1.00, 0.73, 0.88), sign=-1),
 )
 FEEDS_KEYS = Role("feeds keys", "read_by_keys", 0.4)
 ROLES_BY_WIRING = (
-    Role("induction", "reads_by_keys", 0.24, Tried(25, 44, 5, 0.24, 0.82, 0.43, 0.64), otherwise="keys read a head"),
+    Role(
+        "induction",
+        "reads_by_keys",
+        0.24,
+        Tried(25, 44, 5, 0.24, 0.82, 0.43, 0.64),
+        otherwise="keys read a head",
+    ),
     Role("identity", "identity", 0.8),
     FEEDS_KEYS,
 )
@@ -175,23 +207,39 @@ SURE = {
     ),
     "sure_high": ("share that were right, high", "high end of it"),
 }
-LEAST_Z = 20.0  # standard deviations; shares of spaces that random ones could have in common do not count
-SAMPLED = ("previous_token", "duplicate_token", "induction", "copying")  # means over a sample of the vocabulary
+LEAST_Z = (
+    20.0  # standard deviations; shares of spaces that random ones could have in common do not count
+)
+SAMPLED = (
+    "previous_token",
+    "duplicate_token",
+    "induction",
+    "copying",
+)  # means over a sample of the vocabulary
 COLUMNS = {
     "previous_token": (
         "previous token",
         "share of attention that tokens, drawn as often as they occur in text, give to the token before",
     ),
     "distance": ("distance", "positions back that get most of it"),
-    "duplicate_token": ("duplicate token", "share that any tokens give to where the same token was said first"),
+    "duplicate_token": (
+        "duplicate token",
+        "share that any tokens give to where the same token was said first",
+    ),
     "induction": ("induction", "share that goes to the token after that"),
     "detokenization": (
         "detokenization",
         "bigram AUROC of a first-layer head, less what is the same for all current tokens, where counts are given",
     ),
-    "copying": ("copying", "how far the token itself stands out among tokens in what the head writes for it"),
+    "copying": (
+        "copying",
+        "how far the token itself stands out among tokens in what the head writes for it",
+    ),
     "first_token": ("first token", "share that goes to the first token"),
-    "identity": ("identity", "$tr(W_VO)/(√(r) ‖W_VO‖_F)$: ±1 where the head passes on what it reads, times one number"),
+    "identity": (
+        "identity",
+        "$tr(W_VO)/(√(r) ‖W_VO‖_F)$: ±1 where the head passes on what it reads, times one number",
+    ),
     "reads_by_keys": (
         "keys read",
         "the largest share of what an earlier head writes that the keys read, beyond chance",
@@ -200,14 +248,15 @@ COLUMNS = {
         "read by keys",
         "the largest share of what the head writes that a later head's keys read, beyond chance and beyond its queries",
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadRoles(ShowsShapes):
     """Scores of every head and the names they give."""
 
-    # (L, H): NaN where a score is unavailable. Scores in `SAMPLED` also have a 95 % interval, _low and _high.
+    # (L, H): NaN where a score is unavailable. Scores in `SAMPLED` also have a 95 % interval, _low
+    # and _high.
     scores: dict[str, np.ndarray]
     names: np.ndarray  # (L, H): Empty for a head without one
     sure: np.ndarray  # (3, L, H): How often such a name is right, and its interval
@@ -218,16 +267,22 @@ def head_roles(model: Model, wired: Wiring, counts: str | Path | None = None) ->
     """Every score that the checkpoint allows, and the names."""
     scores, lacking = _without_wiring(model, wired.layers, wired.n_heads, counts)
     scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wired)
-    return HeadRoles(scores, *assign_names(scores, ROLES if lacking is None else ROLES_BY_WIRING), lacking)
+    return HeadRoles(
+        scores, *assign_names(scores, ROLES if lacking is None else ROLES_BY_WIRING), lacking
+    )
 
 
 def head_names(model: Model) -> np.ndarray:
-    """The names alone, (L, H); the wiring, most of the work, is looked at only where tokens give none, and in part."""
+    """The names alone, (L, H); the wiring, most of the work, is looked at only where tokens give
+    none, and in part.
+    """
     scores, lacking = _without_wiring(model, np.array(model.own_layers), model.config.n_heads)
     if lacking is None:
         return assign_names(scores, ROLES)[0]
     if len(model.own_layers) > 1:  # else no head reads what another has written
-        scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring_by_keys(model, _may_feed_keys))
+        scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(
+            wiring_by_keys(model, _may_feed_keys)
+        )
     return assign_names(scores, ROLES_BY_WIRING)[0]
 
 
@@ -243,11 +298,16 @@ def affordable_names(model: Model) -> Roles:
             names = head_names(copy(model))  # a copy, because a model caches its last layer
     except CheckpointError:
         return {}
-    return {(model.own_layers[i], int(head)): str(names[i, head]) for i, head in np.argwhere(names != NO_NAME)}
+    return {
+        (model.own_layers[i], int(head)): str(names[i, head])
+        for i, head in np.argwhere(names != NO_NAME)
+    }
 
 
 def affordable_wiring(model: Model) -> tuple[Wiring, np.ndarray] | None:
-    """The wiring and the names (L, H); None of a large model, or where a tensor is missing or broken."""
+    """The wiring and the names (L, H); None of a large model, or where a tensor is missing or
+    broken.
+    """
     if not _is_affordable(model):
         return None
     model = copy(model)
@@ -273,7 +333,9 @@ def _without_wiring(
     lacking = why_no_stream(model)
     if lacking is None:
         try:
-            by_layer = list(bar(token_scores(model), "roles", "layer", total=len(model.attention_layers)))
+            by_layer = list(
+                bar(token_scores(model), "roles", "layer", total=len(model.attention_layers))
+            )
         except CheckpointError as error:  # a later layer lacks what the first has
             lacking, by_layer = str(error), []
         for layer, layer_scores in by_layer:
@@ -283,14 +345,18 @@ def _without_wiring(
     for layer, i in place.items():
         scores["identity"][i] = identity(model.layer(layer))
     if counts is not None and 0 in place:
-        from weightscope.heads.detok.heads import bigram_auroc  # an audit, which has no counts, never needs it
+        from weightscope.heads.detok.heads import (
+            bigram_auroc,
+        )  # an audit, which has no counts, never needs it
 
         scores["detokenization"][place[0]] = bigram_auroc(model, counts).heads["auroc_specific"]
     return scores, lacking
 
 
 def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """The scores from following random tokens upwards, layer by layer: index, and (H,) arrays by name."""
+    """The scores from following random tokens upwards, layer by layer: index, and (H,) arrays by
+    name.
+    """
     causal = model.family.mlp is None or model.family.mlp.causal  # `why_no_stream` has asked
     directions = unembedding(model, said_once(model)[FREQUENT])
     n = len(directions)
@@ -301,7 +367,9 @@ def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         # What each token writes where it is said first, as logits of all of them: (H, N, N)
         outputs = joining(model, layer, layer.values(stream.first_time)) @ directions.T
         sampled = {
-            name: stream.attention[FREQUENT if name == "previous_token" else ANY][:, again, again - back]  # (H, N)
+            name: stream.attention[FREQUENT if name == "previous_token" else ANY][
+                :, again, again - back
+            ]  # (H, N)
             for name, back in looks_back(n).items()
             if causal or name != "induction"
         }
@@ -312,7 +380,9 @@ def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         }
         for name, of_tokens in sampled.items():
             scores[name] = of_tokens.mean(axis=1)
-            scores[f"{name}_low"], scores[f"{name}_high"] = interval(of_tokens, model.embeddings.n_tokens)
+            scores[f"{name}_low"], scores[f"{name}_high"] = interval(
+                of_tokens, model.embeddings.n_tokens
+            )
         if not all(np.isfinite(values).all() for values in scores.values()):
             raise TooLargeError(f"following tokens up to layer {layer.index} overflows")
         yield layer.index, scores
@@ -336,9 +406,12 @@ class SuperWeight(NamedTuple):
 # Sinks at the first token, which depends on nothing but itself in a causal model.
 
 SHORT = 5  # tokens in a sequence: the last one chooses between the first, three others and itself
-DRAWS = 24  # sequences that begin with the token that the config names, and as many that begin with any
-# Qwen2.5 makes its sink of a text's own first token, not of the one that its config names: that one gets half as much
-# attention there as any token in its place, in SmolLM2 nine tenths, in Gemma 3 four times as much.
+DRAWS = (
+    24  # sequences that begin with the token that the config names, and as many that begin with any
+)
+# Qwen2.5 makes its sink of a text's own first token, not of the one that its config names: that one
+# gets half as much attention there as any token in its place, in SmolLM2 nine tenths, in Gemma 3
+# four times as much.
 NAMED_AT_LEAST = 3 / 4
 UNASKED = 2 * 10**9  # stored bytes of feed-forward networks that an audit reads without `--sinks`
 
@@ -356,19 +429,30 @@ class FirstTokenSinks(ShowsShapes):
     super_weight: "SuperWeight | None" = None  # the weight that wrote most of it
 
 
-def first_token_sinks(model: Model, layers: Sequence[int], asked: bool | None = None) -> FirstTokenSinks:
-    """Attention to the first token, followed exactly; where it was not `asked` for, of local models of bounded size."""
+def first_token_sinks(
+    model: Model, layers: Sequence[int], asked: bool | None = None
+) -> FirstTokenSinks:
+    """Attention to the first token, followed exactly; where it was not `asked` for, of local models
+    of bounded size.
+    """
     unknown = np.full((len(layers), model.config.n_heads), np.nan)
-    model = model.unchecked()  # non-finite weights are a finding; they show here where tokens reach them
+    model = (
+        model.unchecked()
+    )  # non-finite weights are a finding; they show here where tokens reach them
     try:
-        with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # of broken scales, which are findings
+        with (
+            one_blas_thread(),
+            np.errstate(over="ignore", invalid="ignore"),
+        ):  # of broken scales, which are findings
             problem = _why_no_sinks(model, max(layers), asked)
             if not problem:
                 return _sinks(model, layers)
     except CheckpointError as error:
         problem = str(error)
     kinds = unknown.astype(object)
-    return FirstTokenSinks(unknown, kinds, unknown, unknown, f"Sinks at the first token are not known: {problem}.")
+    return FirstTokenSinks(
+        unknown, kinds, unknown, unknown, f"Sinks at the first token are not known: {problem}."
+    )
 
 
 def _why_no_sinks(model: Model, last: int, asked: bool | None) -> str | None:
@@ -379,8 +463,13 @@ def _why_no_sinks(model: Model, last: int, asked: bool | None) -> str | None:
     row = model.family.mlp
     if row is not None and not asked:
         modules = [module for module in dict.fromkeys((row.up, row.gate, row.down)) if module]
-        names = [f"{model.stem(index)}{module}.weight" for index in range(last + 1) for module in modules]
-        stored, remote = model.checkpoint.bytes_to_read(names), model.checkpoint.bytes_to_fetch(names)
+        names = [
+            f"{model.stem(index)}{module}.weight" for index in range(last + 1) for module in modules
+        ]
+        stored, remote = (
+            model.checkpoint.bytes_to_read(names),
+            model.checkpoint.bytes_to_fetch(names),
+        )
         if remote or stored > UNASKED:
             where = "not on this machine" if remote else "read only if asked for"
             how = "`weightscope audit --sinks` follows tokens through them"
@@ -389,46 +478,68 @@ def _why_no_sinks(model: Model, last: int, asked: bool | None) -> str | None:
 
 
 def _sinks(model: Model, layers: Sequence[int]) -> FirstTokenSinks:
-    """The measures of both ways to begin a text; the named token counts unless others get far more."""
+    """The measures of both ways to begin a text; the named token counts unless others get far
+    more.
+    """
     tokens = short_sequences(model, SHORT, DRAWS)
     starts = [slice(start, start + DRAWS) for start in range(0, len(tokens), DRAWS)]
     shares, kinds, near = [], [], []  # by layer: (S, H); of near, (2, H)
     distances = min(NEAR, model.config.n_positions or NEAR)
     first, medians, hidden = [], [], []  # of the first token by layer: (S, d), (S,), (S, width)
-    for short in bar(follow_exactly(model, tokens, max(layers)), "sinks", "layer", total=max(layers) + 1):
+    for short in bar(
+        follow_exactly(model, tokens, max(layers)), "sinks", "layer", total=max(layers) + 1
+    ):
         shares.append([first_token_share(short.attention[start]) for start in starts])
         if not np.isfinite(shares[-1]).all():
-            raise CheckpointError(f"what random tokens become up to layer {short.layer.index} is not finite")
-        kinds.append([_kinds(short, start, share) for start, share in zip(starts, shares[-1], strict=True)])
+            raise CheckpointError(
+                f"what random tokens become up to layer {short.layer.index} is not finite"
+            )
+        kinds.append(
+            [_kinds(short, start, share) for start, share in zip(starts, shares[-1], strict=True)]
+        )
         following = short.x[:, 1:].reshape(-1, short.x.shape[-1])  # the first is like no other
         near.append(peak_and_fast_share(short.layer, following, distances))
         first.append([short.x[start, 0].mean(axis=0) for start in starts])
         medians.append([np.median(np.abs(short.x[start])) for start in starts])
-        hidden.append([] if short.hidden is None else [short.hidden[start, 0].mean(axis=0) for start in starts])
+        hidden.append(
+            []
+            if short.hidden is None
+            else [short.hidden[start, 0].mean(axis=0) for start in starts]
+        )
     share, kind = np.stack(shares, axis=1), np.stack(kinds, axis=1)  # (S, layers, H)
     chosen = 0 if share[0].mean() >= NAMED_AT_LEAST * share[-1].mean() else len(starts) - 1
-    massive = massive_activation(np.stack([row[chosen] for row in first]), np.array(medians)[:, chosen])
+    massive = massive_activation(
+        np.stack([row[chosen] for row in first]), np.array(medians)[:, chosen]
+    )
     written_by = None
     if massive is not None and massive.layer > 0:
         written_by = _super_weight(model, massive, hidden[massive.layer][chosen])
     asked = list(layers)
     peak, fast = np.stack(near, axis=1)[:, asked]  # (layers, H) each
-    return FirstTokenSinks(share[chosen][asked], kind[chosen][asked], peak, fast, "", massive, written_by)
+    return FirstTokenSinks(
+        share[chosen][asked], kind[chosen][asked], peak, fast, "", massive, written_by
+    )
 
 
 def _super_weight(model: Model, massive: Massive, hidden: np.ndarray) -> SuperWeight | None:
-    """The weight of the network before that writes most of the activation, given the hidden units (width,)."""
+    """The weight of the network before that writes most of the activation, given the hidden units
+    (width,).
+    """
     layer, dimension = massive.layer - 1, massive.dimension
     weights = down_column(model, layer, dimension).astype(np.float64)
     written = hidden * weights  # (width,)
     unit = int(np.abs(written).argmax())
     if not written[unit] / written.sum() > 0:
         return None  # it writes the opposite, or nothing is written
-    return SuperWeight(layer, unit, dimension, float(weights[unit]), float(written[unit] / written.sum()))
+    return SuperWeight(
+        layer, unit, dimension, float(weights[unit]), float(written[unit] / written.sum())
+    )
 
 
 def _kinds(short: ShortTexts, start: slice, share: np.ndarray) -> np.ndarray:
-    """What every head does with the first token, (H,); NaN where values are not finite or not added up as they are."""
+    """What every head does with the first token, (H,); NaN where values are not finite or not added
+    up as they are.
+    """
     layer, kinds = short.layer, np.full(len(share), np.nan, object)
     if layer.modulated:
         return kinds
@@ -437,16 +548,18 @@ def _kinds(short: ShortTexts, start: slice, share: np.ndarray) -> np.ndarray:
     for head in layer.heads:
         updates = (values[head.kv_head] @ head.w_o).reshape(x.shape)
         if np.isfinite(updates).all():
-            kinds[head.index] = first_token_kind(share[head.index], short.attention[start, head.index], updates)
+            kinds[head.index] = first_token_kind(
+                share[head.index], short.attention[start, head.index], updates
+            )
     return kinds
 
 
 def by_wiring(wiring: Wiring) -> tuple[np.ndarray, np.ndarray]:
     """Largest share of a space that keys read, for the reader and for the writer; (L, H) twice.
 
-    Shares are above chance: 0 is the share of random spaces and 1 is the whole space. If queries read a head's output
-    too, it writes what all heads need, so the queries' share is subtracted for the writer.
-    """
+    Shares are above chance: 0 is the share of random spaces and 1 is the whole space. If queries
+    read a head's output too, it writes what all heads need, so the queries' share is subtracted for
+    the writer."""
     of_readers, of_writers = np.full(wiring.rank["k"].shape, np.nan), []
     for spaces in wiring.by_layer:
         by_keys, by_queries = (_shares(wiring, kind, spaces) for kind in ("k", "q"))
@@ -460,13 +573,19 @@ def _shares(wiring: Wiring, kind: str, layers: slice) -> np.ndarray:
     random = wiring.random_pk(kind, layers).mean
     most = np.minimum(wiring.rank["o"][layers, :, None, None], wiring.rank[kind])
     with np.errstate(divide="ignore", invalid="ignore"):
-        shares = np.where(most > random, (wiring.pk[kind][layers] - random) / (most - random), np.nan)
+        shares = np.where(
+            most > random, (wiring.pk[kind][layers] - random) / (most - random), np.nan
+        )
     # Narrow models have large shares by chance: only shares that stand out count.
-    return np.where(wiring.z_of("pk", kind, layers) > LEAST_Z, shares, np.where(np.isnan(shares), np.nan, 0.0))
+    return np.where(
+        wiring.z_of("pk", kind, layers) > LEAST_Z, shares, np.where(np.isnan(shares), np.nan, 0.0)
+    )
 
 
 def _may_feed_keys(wiring: Wiring, layers: slice) -> np.ndarray:
-    """Pairs whose queries decide whether the writer feeds keys: to subtract their share makes no other reach that."""
+    """Pairs whose queries decide whether the writer feeds keys: to subtract their share makes no
+    other reach that.
+    """
     return _shares(wiring, "k", layers) >= FEEDS_KEYS.least
 
 
@@ -476,7 +595,9 @@ def _largest(values: np.ndarray, axes: tuple[int, int]) -> np.ndarray:
     return np.where(np.isfinite(largest), largest, np.nan)
 
 
-def assign_names(scores: dict[str, np.ndarray], roles: Sequence[Role]) -> tuple[np.ndarray, np.ndarray]:
+def assign_names(
+    scores: dict[str, np.ndarray], roles: Sequence[Role]
+) -> tuple[np.ndarray, np.ndarray]:
     """Names of heads, (L, H), and how sure they are, (3, L, H): scores (L, H)."""
     shape = next(iter(scores.values())).shape
     names, sure = np.full(shape, NO_NAME, object), np.full((3, *shape), np.nan)
@@ -503,7 +624,7 @@ def roles_table(wiring: Wiring, roles: HeadRoles) -> Table:
             ),
             *(column for name in COLUMNS for column in _columns(name, roles)),
         ]
-    )  # fmt: skip
+    )
 
 
 def _columns(name: str, roles: HeadRoles) -> Iterator[Column]:
@@ -513,11 +634,15 @@ def _columns(name: str, roles: HeadRoles) -> Iterator[Column]:
     for end in ("low", "high") if name in SAMPLED else ():
         meaning = f"{end} end of a 95 % interval over the tokens that were drawn (bootstrap)"
         values = roles.scores[f"{name}_{end}"].ravel()
-        yield Column(f"{name}_{end}", values, symbol=f"{symbol}, {end}", meaning=meaning, format=".2f")
+        yield Column(
+            f"{name}_{end}", values, symbol=f"{symbol}, {end}", meaning=meaning, format=".2f"
+        )
 
 
 def unembedding(model: Model, tokens: np.ndarray) -> np.ndarray:
-    """Directions of some tokens' logits in the stream, (T, d); rows of the embedding where there is no unembedding."""
+    """Directions of some tokens' logits in the stream, (T, d); rows of the embedding where there is
+    no unembedding.
+    """
     try:
         return model.unembedding.rows(tokens)
     except CheckpointError:

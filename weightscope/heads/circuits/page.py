@@ -1,4 +1,6 @@
-"""The page of a checkpoint's circuits: an interactive diagram, names, edges, and how well the names hold."""
+"""The page of a checkpoint's circuits: an interactive diagram, names, edges, and how well the names
+hold.
+"""
 
 from typing import Any
 
@@ -36,24 +38,49 @@ def write_report(files: Files, circuits: Circuits) -> None:
     drawn = save(diagram(circuits), files, "circuits", "edges.csv")
     shown, edges, accuracy = facts(circuits), circuits.strongest_edges, circuits.accuracy
     roles = [
-        (role, colour, "; ".join(filter(None, (MEANINGS[role], GIVEN[role].often))),
-         list(zip(circuits.named[role], circuits.scores_of(role), strict=True)))
-        for role, colour in ROLE_COLOURS.items() if role in circuits.named
-    ]  # fmt: skip
+        (
+            role,
+            colour,
+            "; ".join(filter(None, (MEANINGS[role], GIVEN[role].often))),
+            list(zip(circuits.named[role], circuits.scores_of(role), strict=True)),
+        )
+        for role, colour in ROLE_COLOURS.items()
+        if role in circuits.named
+    ]
     numbers = {
-        "roles": [{"role": role, "meaning": meaning, "heads": dict(heads)} for role, _, meaning, heads in roles],
+        "roles": [
+            {"role": role, "meaning": meaning, "heads": dict(heads)}
+            for role, _, meaning, heads in roles
+        ],
         "wiring": shown,
-        "accuracy": None if accuracy is None else {"text": accuracy.text, "interval": 0.95, **accuracy.table.as_json()},
+        "accuracy": None
+        if accuracy is None
+        else {"text": accuracy.text, "interval": 0.95, **accuracy.table.as_json()},
         "edges": edges.as_json(),
         "named": named.as_json(),
         "columns": COLUMNS,
     }
     write_template(
-        files, "report.html", "circuits.html", numbers=numbers, title=f"Circuits of {circuits.name}",
-        lead=circuits.lead, provenance=circuits.provenance, caveats=circuits.caveats, facts=shown, roles=roles,
-        kinds=READS, columns=COLUMNS, kind_colours=KIND_COLOURS, accuracy=accuracy, drawn=drawn, edges=edges,
-        named=named.take(range(min(len(named), ROWS))), found_named=len(named), at_once=ROWS,
-    )  # fmt: skip
+        files,
+        "report.html",
+        "circuits.html",
+        numbers=numbers,
+        title=f"Circuits of {circuits.name}",
+        lead=circuits.lead,
+        provenance=circuits.provenance,
+        caveats=circuits.caveats,
+        facts=shown,
+        roles=roles,
+        kinds=READS,
+        columns=COLUMNS,
+        kind_colours=KIND_COLOURS,
+        accuracy=accuracy,
+        drawn=drawn,
+        edges=edges,
+        named=named.take(range(min(len(named), ROWS))),
+        found_named=len(named),
+        at_once=ROWS,
+    )
 
 
 def facts(circuits: Circuits) -> dict[str, Any]:
@@ -65,16 +92,24 @@ def facts(circuits: Circuits) -> dict[str, Any]:
         "roles": roles,
         "colours": [*ROLE_COLOURS.values(), UNNAMED],
         "kinds": [{"name": name, "colour": KIND_COLOURS[kind]} for kind, name in READS.items()],
-        "role": [[roles.index(name) if name else -1 for name in row] for row in circuits.roles.names],
+        "role": [
+            [roles.index(name) if name else -1 for name in row] for row in circuits.roles.names
+        ],
         "often": [GIVEN[role].often for role in roles],
-        "scores": {COLUMNS[name][0]: _json(scores[name]) for name in COLUMNS if np.isfinite(scores[name]).any()},
+        "scores": {
+            COLUMNS[name][0]: _json(scores[name])
+            for name in COLUMNS
+            if np.isfinite(scores[name]).any()
+        },
         "edges": page_edges(circuits.wiring),
         "top": int(circuits.edges["rank"].max(initial=0)),
     }
 
 
 def page_edges(wired: Wiring) -> list[list[Any]]:
-    """Edges for the page, strongest first within a kind: kind, i, a, j, b, PK, z of PK, CS, whether among ON_PAGE."""
+    """Edges for the page, strongest first within a kind: kind, i, a, j, b, PK, z of PK, CS, whether
+    among ON_PAGE.
+    """
     rows = []
     n, h = wired.rank["o"].shape
     for number, kind in enumerate(PROJECTIONS):
@@ -96,4 +131,6 @@ def page_edges(wired: Wiring) -> list[list[Any]]:
 
 
 def _json(values: np.ndarray) -> list[list[float | None]]:
-    return [[round(float(value), 3) if np.isfinite(value) else None for value in row] for row in values]
+    return [
+        [round(float(value), 3) if np.isfinite(value) else None for value in row] for row in values
+    ]

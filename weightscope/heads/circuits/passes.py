@@ -1,13 +1,13 @@
 """Both measures of how two heads fit, for all heads of two layers, from one product.
 
-With orthonormal directions U of what head a writes and V of what head b reads, chosen along the singular directions of
-W_VO(a) and of the matrix that V belongs to, and N = U'V, which is r x r:
+With orthonormal directions U of what head a writes and V of what head b reads, chosen along the
+singular directions of W_VO(a) and of the matrix that V belongs to, and N = U'V, which is r x r:
 
     PK = sum_ij N_ij^2                  the sum of the squared cosines of the angles between the two spaces, from 0 to r
     CS^2 = sum_ij p_i N_ij^2 q_j        with p and q the shares of each direction in |W_VO(a)|_F^2 and in |W(b)|_F^2
 
-Where query heads share what they read, q is a quadratic form Q on it, and CS^2 = tr(N' diag(p) N Q).
-"""
+Where query heads share what they read, q is a quadratic form Q on it, and CS^2 = tr(N' diag(p) N
+Q)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,13 @@ from weightscope.core.progress import bar
 from weightscope.core.results import ShowsShapes
 from weightscope.heads.circuits.spaces import LayerSpaces, Spaces, layer_spaces
 from weightscope.heads.circuits.stream import attention_norm
-from weightscope.heads.circuits.wiring import MEASURES, PROJECTIONS, Wiring, all_strongest, strongest
+from weightscope.heads.circuits.wiring import (
+    MEASURES,
+    PROJECTIONS,
+    Wiring,
+    all_strongest,
+    strongest,
+)
 from weightscope.model.layers.layer import Layer
 from weightscope.model.model import Model, distinct, overflow
 
@@ -39,7 +45,9 @@ class Written(ShowsShapes):
     """What the heads of a layer write, as rows to multiply with what other heads read."""
 
     rows: Any  # (H, n, d)
-    weights: np.ndarray  # (H, 2, n): PK and CS^2 are the sums of the rows' squared products with these weights
+    weights: (
+        np.ndarray
+    )  # (H, 2, n): PK and CS^2 are the sums of the rows' squared products with these weights
 
     @classmethod
     def whole(cls, spaces: Spaces, device: Device = CPU) -> "Written":
@@ -48,34 +56,54 @@ class Written(ShowsShapes):
         return cls(device.put(spaces.directions), weights.astype(np.float32))
 
 
-def pair_scores(written: Written, read: Spaces, device: Device = CPU, columns: Any = None) -> np.ndarray:
+def pair_scores(
+    written: Written, read: Spaces, device: Device = CPU, columns: Any = None
+) -> np.ndarray:
     """PK and CS^2 of all heads a of one layer with all heads b of a later one: -> (2, H, H)."""
     xp = device.xp
     (h, r_a, d), (g, r_b, _) = written.rows.shape, read.directions.shape
     columns = xp.reshape(device.put(read.directions) if columns is None else columns, (g * r_b, d))
-    use = device.put((read.use[:, 0] if read.form is None else read.form.reshape(g, -1, r_b * r_b)).astype(np.float32))
+    use = device.put(
+        (read.use[:, 0] if read.form is None else read.form.reshape(g, -1, r_b * r_b)).astype(
+            np.float32
+        )
+    )
     tables = []
     at_once = max(1, PRODUCT_BYTES // (4 * r_a * g * r_b))
     for start in range(0, h, at_once):
         n = min(at_once, h - start)
         weights = device.put(written.weights[start : start + n])
-        product = _product(xp.reshape(written.rows[start : start + n, ...], (n * r_a, d)), columns, device)
-        composed = None if read.form is None else _by_form(xp.reshape(product, (n, r_a, g, r_b)), weights, use, xp)
+        product = _product(
+            xp.reshape(written.rows[start : start + n, ...], (n * r_a, d)), columns, device
+        )
+        composed = (
+            None
+            if read.form is None
+            else _by_form(xp.reshape(product, (n, r_a, g, r_b)), weights, use, xp)
+        )
         product *= product
         sums = xp.reshape(weights @ xp.reshape(product, (n, r_a, g * r_b)), (n, 2, g, r_b))
         pk = xp.sum(sums[:, 0, ...], axis=-1)  # (n, G)
         if composed is None:
             composed = xp.sum(sums[:, 1, ...] * use, axis=-1)
-        tables.append(np.stack([np.repeat(device.get(pk), read.use.shape[1], axis=1), device.get(composed)]))
+        tables.append(
+            np.stack([np.repeat(device.get(pk), read.use.shape[1], axis=1), device.get(composed)])
+        )
     return np.concatenate(tables, axis=1)
 
 
 def _by_form(product: Any, weights: Any, forms: Any, xp: Any) -> Any:
-    """tr(N' diag(p) N Q) for every query head of a group: (n, r_a, G, r_b) and (G, S, r_b^2) -> (n, G S)."""
+    """tr(N' diag(p) N Q) for every query head of a group: (n, r_a, G, r_b) and (G, S, r_b^2) -> (n,
+    G S).
+    """
     n, _, g, r_b = product.shape
     scaled = product * xp.sqrt(weights[:, 1, :, None, None])
-    inside = xp.permute_dims(scaled, (2, 0, 3, 1)) @ xp.permute_dims(scaled, (2, 0, 1, 3))  # (G, n, r_b, r_b)
-    composed = xp.reshape(inside, (g, n, r_b * r_b)) @ xp.permute_dims(forms, (0, 2, 1))  # (G, n, S)
+    inside = xp.permute_dims(scaled, (2, 0, 3, 1)) @ xp.permute_dims(
+        scaled, (2, 0, 1, 3)
+    )  # (G, n, r_b, r_b)
+    composed = xp.reshape(inside, (g, n, r_b * r_b)) @ xp.permute_dims(
+        forms, (0, 2, 1)
+    )  # (G, n, S)
     return xp.reshape(xp.permute_dims(composed, (1, 0, 2)), (n, -1))
 
 
@@ -83,7 +111,9 @@ _scratch = local()
 
 
 def _product(rows: Any, columns: Any, device: Device) -> Any:
-    """rows @ columns.T; on this machine into memory that the thread keeps, since fresh pages cost a third as much."""
+    """rows @ columns.T; on this machine into memory that the thread keeps, since fresh pages cost a
+    third as much.
+    """
     if device is not CPU:
         return rows @ columns.T
     size = len(rows) * len(columns)
@@ -94,21 +124,24 @@ def _product(rows: Any, columns: Any, device: Device) -> Any:
 
 # Estimates of both measures from a few rows a head, and how far they can be off.
 #
-# Of what a head writes the LEADING directions are kept, and PROBES random combinations of the others, once with equal
-# weights and once weighted by the directions' use. Their products with what another head reads give estimates of PK and
-# of CS^2 without bias, at a cost of (LEADING + 2 PROBES) / r of the exact one.
+# Of what a head writes the LEADING directions are kept, and PROBES random combinations of the
+# others, once with equal weights and once weighted by the directions' use. Their products with what
+# another head reads give estimates of PK and of CS^2 without bias, at a cost of (LEADING + 2
+# PROBES) / r of the exact one.
 #
-# An estimate is a sum of lambda_i times a chi-squared variable of PROBES degrees of freedom over PROBES. The lambda_i
-# add up to the true value v, and none exceeds a scale s: 1 for PK, whose lambda_i are squared cosines, and for CS^2 the
-# largest share of a sketched direction times the largest share on the reader's side. By Chernoff's bound, and because
-# ln(1 + t) is concave, the probability of an estimate of at most x < v is at most
+# An estimate is a sum of lambda_i times a chi-squared variable of PROBES degrees of freedom over
+# PROBES. The lambda_i add up to the true value v, and none exceeds a scale s: 1 for PK, whose
+# lambda_i are squared cosines, and for CS^2 the largest share of a sketched direction times the
+# largest share on the reader's side. By Chernoff's bound, and because ln(1 + t) is concave, the
+# probability of an estimate of at most x < v is at most
 #
 #     exp(-PROBES / (2 s) * (x - v + v ln(v / x)))
 #
-# as for a chi-squared variable of PROBES v / s degrees of freedom; directions that are kept, and so not
-# random, make it no larger. `doubt` is the exponent, and grows with v. A pair is left an estimate where it exceeds ln(n
-# / FAILURE) at the value that the last of the strongest known pairs has. Each of the n pairs that truly are the
-# strongest has at least that value, so that with probability 1 - FAILURE none of them is left out.
+# as for a chi-squared variable of PROBES v / s degrees of freedom; directions that are kept, and so
+# not random, make it no larger. `doubt` is the exponent, and grows with v. A pair is left an
+# estimate where it exceeds ln(n / FAILURE) at the value that the last of the strongest known pairs
+# has. Each of the n pairs that truly are the strongest has at least that value, so that with
+# probability 1 - FAILURE none of them is left out.
 
 LEADING = 8
 PROBES = 8
@@ -126,25 +159,31 @@ def sketched(spaces: Spaces, layer: int) -> Written:
         drawn[1] *= np.sqrt(use[head, LEADING:])
         directions = spaces.directions[head]
         rows[head, :LEADING] = directions[:LEADING]
-        rows[head, LEADING:] = drawn.reshape(-1, r - LEADING).astype(np.float32) @ directions[LEADING:]
+        rows[head, LEADING:] = (
+            drawn.reshape(-1, r - LEADING).astype(np.float32) @ directions[LEADING:]
+        )
     weights[:, 0, :LEADING], weights[:, 1, :LEADING] = 1, use[:, :LEADING]
     weights[:, 0, LEADING : LEADING + PROBES] = weights[:, 1, LEADING + PROBES :] = 1 / PROBES
     return Written(CPU.put(rows), weights)
 
 
 def doubt(estimate: np.ndarray, value: np.ndarray, scale: np.ndarray | float) -> np.ndarray:
-    """How unlikely such a low estimate is for a true value of at least `value`: probability at most exp(-doubt)."""
+    """How unlikely such a low estimate is for a true value of at least `value`: probability at most
+    exp(-doubt).
+    """
     low = np.clip(estimate, 0, value)
     with np.errstate(divide="ignore", invalid="ignore"):
         exponent = PROBES / (2 * np.asarray(scale)) * (low - value + value * np.log(value / low))
     return np.where(low >= value, 0.0, exponent)
 
 
-# Passes over the layers, as tasks for an engine: hold what some layers write, read these and all later layers one at a
-# time.
+# Passes over the layers, as tasks for an engine: hold what some layers write, read these and all
+# later layers one at a time.
 
 WRITTEN_BYTES = 224 << 20  # of what is written, held at a time
-SMALL_BYTES = 1 << 20  # of the product of two layers; smaller ones are made of several layers at once
+SMALL_BYTES = (
+    1 << 20
+)  # of the product of two layers; smaller ones are made of several layers at once
 TASKS_ELSEWHERE = 8  # at least, where other processes share the work
 EXACT_UP_TO = 10**13  # multiplications; a 7B model's 10^14 would take two cores half an hour
 MOST_PAIRS = 20_000  # that are computed one by one
@@ -161,7 +200,9 @@ def wiring(
 ) -> Wiring:
     """Projection kernel and composition score of every pair of heads in different layers."""
     if model.family.memory is not None:
-        problem = "is cross-attention: its heads read what an encoder made, not what earlier heads write"
+        problem = (
+            "is cross-attention: its heads read what an encoder made, not what earlier heads write"
+        )
         raise CheckpointError(problem, file=model.checkpoint.name)
     if engine is None:
         with ThisProcess() as local_engine:
@@ -175,16 +216,21 @@ def wiring(
 
 
 def wiring_by_keys(model: Model, doubtful: Callable[[Wiring, slice], np.ndarray]) -> Wiring:
-    """The exact wiring by keys; by queries only of pairs that are `doubtful`, (1, H, L, H) for a layer of writers."""
+    """The exact wiring by keys; by queries only of pairs that are `doubtful`, (1, H, L, H) for a
+    layer of writers.
+    """
     with ThisProcess() as engine:
         get_model = partial(_itself, model)
         wired = _all_pairs(model, model.own_layers, "cpu", True, engine, get_model, ("k",)).wiring
         pairs = [
-            np.argwhere(doubtful(wired, writers)) + np.array([writers.start, 0, 0, 0]) for writers in wired.by_layer
+            np.argwhere(doubtful(wired, writers)) + np.array([writers.start, 0, 0, 0])
+            for writers in wired.by_layer
         ]
         i, a, j, b = np.concatenate(pairs).T
         queries = np.full_like(i, PROJECTIONS.index("q"))
-        _compute(model, wired, np.stack([queries, i, a, j, b // wired.shared], axis=1), engine, get_model)
+        _compute(
+            model, wired, np.stack([queries, i, a, j, b // wired.shared], axis=1), engine, get_model
+        )
     return wired
 
 
@@ -196,14 +242,21 @@ def multiplications(model: Model, n_layers: int) -> int:
     """Multiplications needed for all pairs of this many layers."""
     config = model.config
     return (
-        n_layers * (n_layers - 1) // 2 * config.n_heads * config.head_dim**2 * config.d_model
+        n_layers
+        * (n_layers - 1)
+        // 2
+        * config.n_heads
+        * config.head_dim**2
+        * config.d_model
         * (config.n_heads + 2 * config.n_kv_heads)
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Pass(ShowsShapes):
-    """The result of a pass: the wiring, and the largest shares of directions that bound its estimates."""
+    """The result of a pass: the wiring, and the largest shares of directions that bound its
+    estimates.
+    """
 
     wiring: Wiring
     largest: dict[str, np.ndarray]
@@ -219,7 +272,9 @@ def _all_pairs(
     kinds: Sequence[str] = PROJECTIONS,
 ) -> _Pass:
     n, h, config = len(layers), model.config.n_heads, model.config
-    pk, cs = ({kind: np.full((n, h, n, h), np.nan, np.float32) for kind in PROJECTIONS} for _ in range(2))
+    pk, cs = (
+        {kind: np.full((n, h, n, h), np.nan, np.float32) for kind in PROJECTIONS} for _ in range(2)
+    )
     facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *PROJECTIONS)} for fact in FACTS}
     rows = config.head_dim if exact else LEADING + 2 * PROBES
     bytes_a_layer = (
@@ -234,7 +289,9 @@ def _all_pairs(
         scores = array_of(scores, (2, len(kinds), len(group), h, rest, h), "pairs of layers")
         for number, kind in enumerate(kinds):
             pk[kind][group.start : group.stop, :, group.start :] = scores[0, number]
-            cs[kind][group.start : group.stop, :, group.start :] = np.sqrt(np.maximum(scores[1, number], 0))
+            cs[kind][group.start : group.stop, :, group.start :] = np.sqrt(
+                np.maximum(scores[1, number], 0)
+            )
         for fact, kind in ((fact, kind) for fact in FACTS for kind in ("o", *PROJECTIONS)):
             known = measured.get(fact) if isinstance(measured, dict) else None
             number_of = known.get(kind) if isinstance(known, dict) else None
@@ -242,10 +299,15 @@ def _all_pairs(
         shown.update(sum(n - 1 - i for i in group))
     shown.close()
     wired = Wiring(
-        np.array(layers), pk, cs, {kind: rank.astype(int) for kind, rank in facts["rank"].items()},
-        facts["concentration"], config.n_kv_heads, config.d_model - _centred(model),
+        np.array(layers),
+        pk,
+        cs,
+        {kind: rank.astype(int) for kind, rank in facts["rank"].items()},
+        facts["concentration"],
+        config.n_kv_heads,
+        config.d_model - _centred(model),
         {kind: np.isfinite(pk[kind]) & exact for kind in PROJECTIONS},
-    )  # fmt: skip
+    )
     return _Pass(wired, facts["largest"])
 
 
@@ -273,7 +335,9 @@ def _centred(model: Model) -> bool:
 def _spaces_of(model: Model, layer: Layer, groups: Sequence[int] | None = None) -> LayerSpaces:
     norm = attention_norm(model, layer.index)
     try:
-        return layer_spaces(layer, centred=_centred(model), gain=None if norm is None else norm.gamma, groups=groups)
+        return layer_spaces(
+            layer, centred=_centred(model), gain=None if norm is None else norm.gamma, groups=groups
+        )
     except TooLargeError as error:
         raise overflow(model, f"{error} of layer {layer.index}", layer.index) from None
 
@@ -286,19 +350,29 @@ FACTS: dict[str, Callable[[Spaces], np.ndarray]] = {
 
 
 def pass_task(
-    get_model: GetModel, layers: Sequence[int], group: range, exact: bool, device_name: str, kinds: Sequence[str]
+    get_model: GetModel,
+    layers: Sequence[int],
+    group: range,
+    exact: bool,
+    device_name: str,
+    kinds: Sequence[str],
 ) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
-    """The task of a pass: the layers of a group write; these and all later layers read -> (2, K, G, H, L,
+    """The task of a pass: the layers of a group write; these and all later layers read -> (2, K, G,
+    H, L,
     H), (L, H)."""
     model, device = get_model(), open_device(device_name)
     h, n = model.config.n_heads, len(layers) - group.start
     scores = np.full((2, len(kinds), len(group), h, n, h), np.nan, np.float32)
     facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *PROJECTIONS)} for fact in FACTS}
     written: list[Written] = []  # each of one layer, or of some that are small
-    together = SMALL_BYTES // (4 * model.config.head_dim * h) if device is CPU else 0  # rows of heads
+    together = (
+        SMALL_BYTES // (4 * model.config.head_dim * h) if device is CPU else 0
+    )  # rows of heads
 
     def read_by(m: int, layer: Layer) -> None:
-        """A separate function, so that one layer's spaces are freed before the next layer's are computed."""
+        """A separate function, so that one layer's spaces are freed before the next layer's are
+        computed.
+        """
         spaces = _spaces_of(model, layer)
         for kind, head_spaces in {"o": spaces.written, **spaces.read}.items():
             for fact, measure in FACTS.items():
@@ -309,7 +383,11 @@ def pass_task(
             _meet(written, spaces.read, kinds, device, scores[..., m, :])
         if m < len(group):
             rows = Written.whole(spaces.written, device)
-            _keep(written, rows if exact else sketched(spaces.written, layers[group.start + m]), together)
+            _keep(
+                written,
+                rows if exact else sketched(spaces.written, layers[group.start + m]),
+                together,
+            )
 
     for m, layer in enumerate(_one_ahead(model.layer, layers[group.start :])):
         read_by(m, layer)
@@ -327,18 +405,28 @@ def _one_ahead(read: Callable[[int], Layer], indices: Sequence[int]) -> Iterator
 
 
 def _keep(written: list[Written], more: Written, together: int) -> None:
-    """Add what a layer writes: to what the last ones write where all have so few rows, else by itself."""
+    """Add what a layer writes: to what the last ones write where all have so few rows, else by
+    itself.
+    """
     alike = written and written[-1].rows.shape[1:] == more.rows.shape[1:]
     if alike and (len(written[-1].weights) + len(more.weights)) * more.rows.shape[1] <= together:
         last = written.pop()
-        more = Written(np.concatenate([last.rows, more.rows]), np.concatenate([last.weights, more.weights]))
+        more = Written(
+            np.concatenate([last.rows, more.rows]), np.concatenate([last.weights, more.weights])
+        )
     written.append(more)
 
 
 def _meet(
-    written: Sequence[Written], read: Mapping[str, Spaces], kinds: Sequence[str], device: Device, scores: np.ndarray
+    written: Sequence[Written],
+    read: Mapping[str, Spaces],
+    kinds: Sequence[str],
+    device: Device,
+    scores: np.ndarray,
 ) -> None:
-    """Write the scores of all that was written with what one layer reads into their place, (2, K, G, H, H)."""
+    """Write the scores of all that was written with what one layer reads into their place, (2, K,
+    G, H, H).
+    """
     columns = {kind: device.put(read[kind].directions) for kind in kinds}
     tasks = [(i, number) for i in range(len(written)) for number in range(len(kinds))]
 
@@ -353,12 +441,19 @@ def _meet(
         scores[:, number, ends[i] - of_layers.shape[1] : ends[i]] = of_layers
 
 
-def _with_the_strongest(model: Model, estimate: _Pass, top: int, engine: Engine, get_model: GetModel) -> Wiring:
-    """The wiring with exact values for all pairs that can be among the `top` of a kind by a measure."""
+def _with_the_strongest(
+    model: Model, estimate: _Pass, top: int, engine: Engine, get_model: GetModel
+) -> Wiring:
+    """The wiring with exact values for all pairs that can be among the `top` of a kind by a
+    measure.
+    """
     wired = estimate.wiring
     chosen = all_strongest(wired, top)
     first = np.array(
-        [(PROJECTIONS.index(edge.kind), edge.i, edge.a, edge.j, edge.b // wired.shared) for edge in chosen]
+        [
+            (PROJECTIONS.index(edge.kind), edge.i, edge.a, edge.j, edge.b // wired.shared)
+            for edge in chosen
+        ]
     )
     _compute(model, wired, first, engine, get_model)
     doubts = np.stack([_doubts(estimate, kind, top) for kind in PROJECTIONS])  # (3, L, H, L, G)
@@ -369,13 +464,17 @@ def _with_the_strongest(model: Model, estimate: _Pass, top: int, engine: Engine,
 
 
 def _doubts(estimate: _Pass, kind: str, top: int) -> np.ndarray:
-    """How doubtful it is that an estimated pair is among the `top` by a measure, (L, H, L, G); NaN if ruled out.
+    """How doubtful it is that an estimated pair is among the `top` by a measure, (L, H, L, G); NaN
+    if ruled out.
 
-    Pairs are compared with the last of the `top` exact ones: at least that many pairs stand out as much.
-    """
+    Pairs are compared with the last of the `top` exact ones: at least that many pairs stand out as
+    much."""
     wired = estimate.wiring
     shape = wired.pk[kind].shape
-    scales = {"pk": np.ones(()), "cs": estimate.largest["o"][:, :, None, None] * estimate.largest[kind]}
+    scales = {
+        "pk": np.ones(()),
+        "cs": estimate.largest["o"][:, :, None, None] * estimate.largest[kind],
+    }
     estimates = {"pk": wired.pk[kind], "cs": wired.cs[kind] ** 2}
     random = {"pk": wired.random_pk(kind), "cs": wired.random_cs_squared(kind)}
     limit = np.log(len(PROJECTIONS) * len(MEASURES) * top / FAILURE)
@@ -386,14 +485,24 @@ def _doubts(estimate: _Pass, kind: str, top: int) -> np.ndarray:
         reached = z[edges[-1].pair] if len(edges) == top else -np.inf
         needed = np.maximum(random[measure].mean + reached * random[measure].spread, 0)
         with np.errstate(invalid="ignore"):
-            least = np.fmin(least, doubt(estimates[measure], needed, np.maximum(scales[measure], 1e-30)))
+            least = np.fmin(
+                least, doubt(estimates[measure], needed, np.maximum(scales[measure], 1e-30))
+            )
     open_question = (least <= limit) & np.isfinite(wired.pk[kind]) & ~wired.exact[kind]
-    least = np.where(open_question, least, np.inf).reshape(*shape[:3], wired.n_kv_heads, -1).min(axis=-1)
+    least = (
+        np.where(open_question, least, np.inf)
+        .reshape(*shape[:3], wired.n_kv_heads, -1)
+        .min(axis=-1)
+    )
     return np.where(np.isfinite(least), least, np.nan)
 
 
-def _compute(model: Model, wired: Wiring, pairs: np.ndarray, engine: Engine, get_model: GetModel) -> None:
-    """Put exact values into the wiring for pairs (kind, i, a, j, key-value head), for all query heads that share it."""
+def _compute(
+    model: Model, wired: Wiring, pairs: np.ndarray, engine: Engine, get_model: GetModel
+) -> None:
+    """Put exact values into the wiring for pairs (kind, i, a, j, key-value head), for all query
+    heads that share it.
+    """
     pairs = np.unique(pairs.reshape(-1, 5), axis=0)
     heads, of_pair = np.unique(pairs[:, 1:3], axis=0, return_inverse=True)
     size = max(1, WRITTEN_BYTES // (4 * model.config.head_dim * model.config.d_model))
@@ -416,7 +525,9 @@ def _compute(model: Model, wired: Wiring, pairs: np.ndarray, engine: Engine, get
 
 
 def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) -> np.ndarray:
-    """The task that computes single pairs exactly: PK and CS^2, (n, 2, S), of what S query heads read together."""
+    """The task that computes single pairs exactly: PK and CS^2, (n, 2, S), of what S query heads
+    read together.
+    """
     model = get_model()
     shared = model.config.n_heads // model.config.n_kv_heads
     values = np.full((len(pairs), 2, shared), np.nan)
@@ -425,7 +536,9 @@ def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) ->
     def read_by(m: int) -> None:
         writers = sorted({int(a) for i, a in pairs[:, 1:3] if i == m})
         reading = pairs[:, 3] == m
-        groups = sorted({a // shared for a in writers} | {int(group) for group in pairs[reading, 4]})
+        groups = sorted(
+            {a // shared for a in writers} | {int(group) for group in pairs[reading, 4]}
+        )
         spaces = _spaces_of(model, model.layer(layers[m]), groups)
         spots = sorted({(int(kind), int(group)) for kind, group in pairs[reading][:, [0, 4]]})
 
@@ -434,8 +547,14 @@ def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) ->
             positions = np.flatnonzero(reading & (pairs[:, 0] == number) & (pairs[:, 4] == group))
             heads = [held[int(i), int(a)] for i, a in pairs[positions, 1:3]]
             together = Written(*(np.concatenate(parts) for parts in zip(*heads, strict=True)))
-            readers = range(group * shared, (group + 1) * shared) if PROJECTIONS[number] == "q" else [group]
-            values[positions] = pair_scores(together, spaces.read[PROJECTIONS[number]].only(readers)).transpose(1, 0, 2)
+            readers = (
+                range(group * shared, (group + 1) * shared)
+                if PROJECTIONS[number] == "q"
+                else [group]
+            )
+            values[positions] = pair_scores(
+                together, spaces.read[PROJECTIONS[number]].only(readers)
+            ).transpose(1, 0, 2)
 
         list(in_threads(meet, spots))
         for a in writers:

@@ -1,10 +1,11 @@
-"""Which heads map the first token of a pair to the second: MAPS scores of a relation, against permuted pairs.
+"""Which heads map the first token of a pair to the second: MAPS scores of a relation, against
+permuted pairs.
 
-A head maps s to t if t is among the `top` tokens of e_s W_VO U', e_s the token's embedding and U the unembedding; the
-share of the pairs that it maps is its score, and of those that it maps with the sign turned its suppression score
-(Elhelou and Geva 2024, arXiv 2412.11965, "Inferring Functionality of Attention Heads from their Parameters"). Some
-tokens are among the first of every source, so the same pairs with their second tokens permuted are the baseline.
-"""
+A head maps s to t if t is among the `top` tokens of e_s W_VO U', e_s the token's embedding and U
+the unembedding; the share of the pairs that it maps is its score, and of those that it maps with
+the sign turned its suppression score (Elhelou and Geva 2024, arXiv 2412.11965, "Inferring
+Functionality of Attention Heads from their Parameters"). Some tokens are among the first of every
+source, so the same pairs with their second tokens permuted are the baseline."""
 
 import csv
 import io
@@ -25,9 +26,13 @@ TOP = 10  # tokens, as the paper counts for models of this size
 PERMUTATIONS = 1000
 LEVEL, NAMED = 0.05, 8  # of the permutations, and heads that a sentence names
 FEWEST_PAIRS = 5
-MOST_PAIRS = 1_000  # every head keeps which pairs of first and second tokens it maps: a square of them
+MOST_PAIRS = (
+    1_000  # every head keeps which pairs of first and second tokens it maps: a square of them
+)
 MAX_BYTES = 1 << 20  # of a file of pairs
-GROUP_BYTES = 64 << 20  # of what heads write for the first tokens; the unembedding is streamed once for so many
+GROUP_BYTES = (
+    64 << 20
+)  # of what heads write for the first tokens; the unembedding is streamed once for so many
 
 
 class Pairs(NamedTuple):
@@ -44,30 +49,42 @@ class Pairs(NamedTuple):
 
 
 def read_pairs(path: Path, tokenizer: Tokenizer) -> Pairs:
-    """The pairs of a CSV file with two columns, France,Paris; each text with a space before it if that is one token.
+    """The pairs of a CSV file with two columns, France,Paris; each text with a space before it if
+    that is one token.
 
     Raises
     ------
     CheckpointError
-        It cannot be read, a line has not two texts, or too few or too many pairs are of single tokens.
+        It cannot be read, a line has not two texts, or too few or too many pairs are of single
+        tokens.
     """
     try:
-        lines = list(csv.reader(io.StringIO(read_small(path, MAX_BYTES).decode("utf-8-sig")), strict=True))
+        lines = list(
+            csv.reader(io.StringIO(read_small(path, MAX_BYTES).decode("utf-8-sig")), strict=True)
+        )
     except (UnicodeDecodeError, csv.Error) as error:
         raise CheckpointError(f"cannot be read as CSV ({error})", file=path) from None
     rows = [[cell.strip() for cell in line] for line in lines if line]
     for number, row in enumerate(rows, start=1):
         if len(row) != 2 or not all(row):
-            raise CheckpointError(f"row {number} has {counted(len(row), 'cell')}; two texts are expected", file=path)
+            raise CheckpointError(
+                f"row {number} has {counted(len(row), 'cell')}; two texts are expected", file=path
+            )
     if len(rows) > MOST_PAIRS:
-        raise CheckpointError(f"has {len(rows):,} pairs; at most {MOST_PAIRS:,} are read", file=path)
+        raise CheckpointError(
+            f"has {len(rows):,} pairs; at most {MOST_PAIRS:,} are read", file=path
+        )
     texts = list(dict.fromkeys(text for row in rows for text in row))
-    spaced, plain = (tokenizer.single_tokens([before + text for text in texts]) for before in (" ", ""))
+    spaced, plain = (
+        tokenizer.single_tokens([before + text for text in texts]) for before in (" ", "")
+    )
     tokens = {
         text: after if with_space is None else with_space
         for text, with_space, after in zip(texts, spaced, plain, strict=True)
     }
-    single = [(tokens[a], tokens[b]) for a, b in rows if tokens[a] is not None and tokens[b] is not None]
+    single = [
+        (tokens[a], tokens[b]) for a, b in rows if tokens[a] is not None and tokens[b] is not None
+    ]
     if len(single) < FEWEST_PAIRS:
         count = f"{counted(len(single), 'pair')} of single tokens, of {len(rows)}"
         raise CheckpointError(f"has {count}; at least {FEWEST_PAIRS} are needed", file=path)
@@ -75,7 +92,9 @@ def read_pairs(path: Path, tokenizer: Tokenizer) -> Pairs:
     return Pairs(ids[:, 0], ids[:, 1], len(rows))
 
 
-def relation_scores(model: Model, pairs: Pairs, top: int = TOP, permutations: int = PERMUTATIONS) -> Table:
+def relation_scores(
+    model: Model, pairs: Pairs, top: int = TOP, permutations: int = PERMUTATIONS
+) -> Table:
     """The MAPS score of every head for a relation; the highest first.
 
     Parameters
@@ -90,19 +109,26 @@ def relation_scores(model: Model, pairs: Pairs, top: int = TOP, permutations: in
     Raises
     ------
     CheckpointError
-        The model has no token embedding, or no unembedding that is one matrix; or is cross-attention.
+        The model has no token embedding, or no unembedding that is one matrix; or is
+        cross-attention.
     """
     if model.family.memory is not None:
-        raise CheckpointError("cross-attention reads an encoder's output, not tokens", file=model.checkpoint.name)
+        raise CheckpointError(
+            "cross-attention reads an encoder's output, not tokens", file=model.checkpoint.name
+        )
     unembedding = model.unembedding
     rows = model.into_stream(model.embeddings.rows(pairs.sources))  # (n, d)
-    hits: list[np.ndarray] = []  # (2, n, n) of each head: whether it maps, and suppresses, source i to target j
+    hits: list[
+        np.ndarray
+    ] = []  # (2, n, n) of each head: whether it maps, and suppresses, source i to target j
     written: list[np.ndarray] = []  # (n, d) of each head of a group of layers
 
     def look_up() -> None:
         columns = [each[:, None] for of_head in written for each in of_head]
         nearest = nearest_rows(unembedding.blocks(), columns, top, by_cosine=False)
-        hit = np.array([[np.isin(pairs.targets, side.rows) for side in sides] for sides in nearest])  # (h n, 2, n)
+        hit = np.array(
+            [[np.isin(pairs.targets, side.rows) for side in sides] for sides in nearest]
+        )  # (h n, 2, n)
         hits.extend(hit.reshape(len(written), len(rows), 2, -1).swapaxes(1, 2))
         written.clear()
 
@@ -116,10 +142,18 @@ def relation_scores(model: Model, pairs: Pairs, top: int = TOP, permutations: in
 
 
 def score_alone(model: Model, pairs: Pairs, top: int = TOP) -> float:
-    """The share of pairs whose second token is among the nearest of the first token's embedding, without any head."""
+    """The share of pairs whose second token is among the nearest of the first token's embedding,
+    without any head.
+    """
     rows = model.into_stream(model.embeddings.rows(pairs.sources))  # (n, d)
-    nearest = nearest_rows(model.unembedding.blocks(), [row[:, None] for row in rows], top, by_cosine=False)
-    return float(np.mean([target in most.rows for target, (most, _) in zip(pairs.targets, nearest, strict=True)]))
+    nearest = nearest_rows(
+        model.unembedding.blocks(), [row[:, None] for row in rows], top, by_cosine=False
+    )
+    return float(
+        np.mean(
+            [target in most.rows for target, (most, _) in zip(pairs.targets, nearest, strict=True)]
+        )
+    )
 
 
 def _table(model: Model, hits: np.ndarray, permutations: int) -> Table:
@@ -136,18 +170,29 @@ def _table(model: Model, hits: np.ndarray, permutations: int) -> Table:
     per_layer = model.config.n_heads
     layers = np.repeat(list(model.own_layers), per_layer)
     columns = [
-        Column("layer", layers), Column("head", np.tile(np.arange(per_layer), len(layers) // per_layer)),
+        Column("layer", layers),
+        Column("head", np.tile(np.arange(per_layer), len(layers) // per_layer)),
         *(
             Column(name + ending, values[:, side], symbol, format=".3g", meaning=f"{meaning}{of}")
             for side, (ending, of) in enumerate((("", "mapped"), ("_suppressed", "suppressed")))
             for name, values, symbol, meaning in (
                 ("score", score, "score", "share of the pairs that are "),
-                ("random", hits.mean(axis=(-2, -1)), "random", "mean over permuted pairs, of those "),
+                (
+                    "random",
+                    hits.mean(axis=(-2, -1)),
+                    "random",
+                    "mean over permuted pairs, of those ",
+                ),
                 ("p", p, "p", "share of permutations with as many "),
-                ("p_model", p_model, "p in the model", "share in which any head of the model has as many "),
+                (
+                    "p_model",
+                    p_model,
+                    "p in the model",
+                    "share in which any head of the model has as many ",
+                ),
             )
         ),
-    ]  # fmt: skip
+    ]
     return Table(columns).sorted_by("score", descending=True)
 
 
@@ -156,7 +201,9 @@ class Relation(NamedTuple):
 
     pairs: Pairs
     table: Table  # relations.csv: one row per head, the highest score first
-    alone: float  # score of the embeddings themselves, without a head: near words of a tied embedding
+    alone: (
+        float  # score of the embeddings themselves, without a head: near words of a tied embedding
+    )
 
     @property
     def lead(self) -> str:
@@ -169,7 +216,9 @@ class Relation(NamedTuple):
             named = [f"{layer}.{head} ({score:.0%})" for layer, head, score in places][:NAMED]
             sentences.append(f"beyond chance, {verb} them: {', '.join(named) or 'no head'}")
         alone = f"Embeddings alone map {self.alone:.0%} of them."
-        return f"Relation: {self.pairs.told}. {alone} Heads that, {'; that, '.join(sentences)}.".replace("%", " %")
+        return f"Relation: {self.pairs.told}. {alone} Heads that, {'; that, '.join(sentences)}.".replace(
+            "%", " %"
+        )
 
 
 def relation(model: Model, path: Path) -> Relation:

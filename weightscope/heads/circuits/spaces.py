@@ -1,8 +1,9 @@
-"""The space a head writes into the residual stream, and the spaces its queries, keys and values read.
+"""The space a head writes into the residual stream, and the spaces its queries, keys and values
+read.
 
-A space is kept as orthonormal directions, together with how strongly each of them is used. Both measures of how two
-heads fit (`products`) are then sums over the squared entries of one small product.
-"""
+A space is kept as orthonormal directions, together with how strongly each of them is used. Both
+measures of how two heads fit (`products`) are then sums over the squared entries of one small
+product."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from weightscope.core.results import ShowsShapes
 from weightscope.model.layers.factored import triangle
 from weightscope.model.layers.layer import Layer
 
-# A direction counts if it is used this much of the strongest, times sqrt(d). Rounding a factor of low rank to float32
-# leaves singular values of about a thirtieth of that.
+# A direction counts if it is used this much of the strongest, times sqrt(d). Rounding a factor of
+# low rank to float32 leaves singular values of about a thirtieth of that.
 LEAST_USED = float(np.finfo(np.float32).eps)
 # |R| |R^-1|, at least r, above which a factor is made orthonormal in float64; below, rounding is a few millionths.
 WELL_CONDITIONED = 1e3
@@ -25,18 +26,20 @@ WELL_CONDITIONED = 1e3
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spaces(ShowsShapes):
-    """Spaces of A heads, or of A key-value heads that S query heads share, in a stream of width d."""
+    """Spaces of A heads, or of A key-value heads that S query heads share, in a stream of width
+    d.
+    """
 
-    # (A, r, d): B', with B B' the projection onto the space: orthonormal rows, or as many zero ones as the space has
-    # fewer than r dimensions.
+    # (A, r, d): B', with B B' the projection onto the space: orthonormal rows, or as many zero ones
+    # as the space has fewer than r dimensions.
     directions: np.ndarray
     rank: np.ndarray  # (A,)
-    # (A, S, r): Share of each direction in |W|_F^2 of the matrix that the space belongs to, falling; the shares add up
-    # to 1.
+    # (A, S, r): Share of each direction in |W|_F^2 of the matrix that the space belongs to,
+    # falling; the shares add up to 1.
     use: np.ndarray
-    # (A, S, r, r): The directions that `use` speaks of belong to a query head, not to the space it shares with
-    # others: here are its shares as a quadratic form on the space's directions. None where the directions are the
-    # head's own.
+    # (A, S, r, r): The directions that `use` speaks of belong to a query head, not to the space it
+    # shares with others: here are its shares as a quadratic form on the space's directions. None
+    # where the directions are the head's own.
     form: np.ndarray | None = None
 
     @classmethod
@@ -81,16 +84,20 @@ class LayerSpaces:
 
 
 def layer_spaces(
-    layer: Layer, *, centred: bool, gain: np.ndarray | None = None, groups: Sequence[int] | None = None
+    layer: Layer,
+    *,
+    centred: bool,
+    gain: np.ndarray | None = None,
+    groups: Sequence[int] | None = None,
 ) -> LayerSpaces:
     """All spaces that the heads of a layer write and read.
 
-    The norm before the layer is in its maps, and `gain`, (d,), belongs to a norm which attention's output passes. In
-    post-norm models, which have none there, the spaces belong to the layer's input itself; the effect of the norms
-    in between is left out. A rotation acts on the r dimensions of queries and keys and not on the stream: W_Q R has the
-    columns of W_Q, recombined, so the space that a head reads is the same at every position. How strongly its
-    directions are used is not; here it is taken at distance 0.
-    """
+    The norm before the layer is in its maps, and `gain`, (d,), belongs to a norm which attention's
+    output passes. In post-norm models, which have none there, the spaces belong to the layer's
+    input itself; the effect of the norms in between is left out. A rotation acts on the r
+    dimensions of queries and keys and not on the stream: W_Q R has the columns of W_Q, recombined,
+    so the space that a head reads is the same at every position. How strongly its directions are
+    used is not; here it is taken at distance 0."""
     h, g, d = layer.n_heads, layer.n_kv_heads, layer.d_model
     shared = h // g
     spaces = LayerSpaces(
@@ -104,8 +111,13 @@ def layer_spaces(
         key, value = _factor(layer.k.of(kv)[0]), _factor(layer.v.of(kv)[0])
         for s in range(shared):
             head = kv * shared + s
-            w_o = np.asarray(layer.w_o[head] if gain is None else layer.w_o[head] * gain).T  # (d, r_v)
-            query, output = _factor(layer.q.of(head)[0]), _factor(w_o - w_o.mean(axis=0) if centred else w_o)
+            w_o = np.asarray(
+                layer.w_o[head] if gain is None else layer.w_o[head] * gain
+            ).T  # (d, r_v)
+            query, output = (
+                _factor(layer.q.of(head)[0]),
+                _factor(w_o - w_o.mean(axis=0) if centred else w_o),
+            )
             turned = query.r if layer.rotation is None else layer.rotation.rotate_at(query.r, 0)
             # W_QK = Q_q (turned key.r') Q_k' and W_VO = Q_v (value.r output.r') Q_o'
             q, qk, k = lapack.svd(turned @ key.r.T)
@@ -121,7 +133,9 @@ def layer_spaces(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Factor(ShowsShapes):
-    """A (d, r) matrix as Q R: Q = columns @ inverse has orthonormal columns, or zeros beyond the rank."""
+    """A (d, r) matrix as Q R: Q = columns @ inverse has orthonormal columns, or zeros beyond the
+    rank.
+    """
 
     columns: np.ndarray
     inverse: np.ndarray
@@ -142,14 +156,18 @@ def _factor(w: np.ndarray) -> _Factor:
         inverse = dtrtri(root.r)[0]
         well = np.linalg.norm(root.r) * np.linalg.norm(inverse) < WELL_CONDITIONED
         return _Factor(w if well else wide, inverse, root.r, width)
-    u, s, vt = np.linalg.svd(wide, full_matrices=False)  # the columns are dependent: as many directions as there are
+    u, s, vt = np.linalg.svd(
+        wide, full_matrices=False
+    )  # the columns are dependent: as many directions as there are
     rank = int(np.count_nonzero(s > LEAST_USED * np.sqrt(d) * s[:1]))
     columns, r = np.zeros((d, width)), np.zeros((width, width))
     columns[:, :rank], r[:rank] = u[:, :rank], s[:rank, None] * vt[:rank]
     return _Factor(columns, np.eye(width), r, rank)
 
 
-def _put(spaces: Spaces, at: int, s: int, factor: _Factor, turn: np.ndarray, singular_values: np.ndarray) -> None:
+def _put(
+    spaces: Spaces, at: int, s: int, factor: _Factor, turn: np.ndarray, singular_values: np.ndarray
+) -> None:
     """Write one head's space into its place: the directions along `turn`, and the share of each."""
     squares = singular_values**2
     share = squares / squares.sum() if squares.any() else squares

@@ -1,14 +1,14 @@
 """The residual stream of random tokens where attention to far places is averaged.
 
-Random tokens of the vocabulary follow each other, and then the same tokens again: in one sequence mostly frequent ones,
-as in text, in the other any. Every token passes through norms, feed-forward networks and attention. Heads bring it what
-neighbouring tokens and the first token hold, and the average over all others, so later layers do not know what a head
-found elsewhere. This is an approximate pass through the model. Tokens without any context do worse: deep layers treat
-each of them as the first of a text. Attention windows are assumed to be wider than the sequences.
+Random tokens of the vocabulary follow each other, and then the same tokens again: in one sequence
+mostly frequent ones, as in text, in the other any. Every token passes through norms, feed-forward
+networks and attention. Heads bring it what neighbouring tokens and the first token hold, and the
+average over all others, so later layers do not know what a head found elsewhere. This is an
+approximate pass through the model. Tokens without any context do worse: deep layers treat each of
+them as the first of a text. Attention windows are assumed to be wider than the sequences.
 
-Heads of families without an `mlp` cell are named by their wiring alone: mixtures of experts, and those that scale what
-joins the stream (Granite).
-"""
+Heads of families without an `mlp` cell are named by their wiring alone: mixtures of experts, and
+those that scale what joins the stream (Granite)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,29 +38,38 @@ def _silu(x: np.ndarray) -> np.ndarray:
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "silu": _silu, "swish": _silu, "gelu": _gelu, "gelu_new": _gelu_new, "gelu_pytorch_tanh": _gelu_new,
-    "relu": lambda x: np.maximum(x, 0), "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "silu": _silu,
+    "swish": _silu,
+    "gelu": _gelu,
+    "gelu_new": _gelu_new,
+    "gelu_pytorch_tanh": _gelu_new,
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
     "leaky_relu": lambda x: np.where(x > 0, x, x * np.float32(0.01)),
     "leaky_relu2": lambda x: np.where(x > 0, x, x * np.float32(0.01)) * np.abs(x),
-}  # fmt: skip
+}
 
 
 FREQUENT, ANY = 0, 1  # the two sequences, by their place
 N_TOKENS = 48  # of the vocabulary in each, drawn at random, and said twice
-# Vocabularies are roughly in the order of frequency: by Zipf's law with Mandelbrot's shift, a token occurs in text in
-# proportion to 1 / (its id + the shift). Of 3, 30, 100, 200, 300, 500 ... 5000, this shift fits the tokenizers of six
-# models best together, on the works in the public domain that come with weightscope, by 0.8 to 2.5 nats per token
-# better than equal frequencies. It was not chosen by how well heads are named.
+# Vocabularies are roughly in the order of frequency: by Zipf's law with Mandelbrot's shift, a token
+# occurs in text in proportion to 1 / (its id + the shift). Of 3, 30, 100, 200, 300, 500 ... 5000,
+# this shift fits the tokenizers of six models best together, on the works in the public domain that
+# come with weightscope, by 0.8 to 2.5 nats per token better than equal frequencies. It was not
+# chosen by how well heads are named.
 ZIPF_SHIFT = 200
 FEWEST_TOKENS = 4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stream(ShowsShapes):
-    """What enters one layer, and where its heads look: 2 sequences of the first token and N others, said twice."""
+    """What enters one layer, and where its heads look: 2 sequences of the first token and N others,
+    said twice.
+    """
 
     layer: Layer
-    x: np.ndarray  # (2, n, d), n = 1 + 2 N. In a causal model the first token sees itself alone, and it is exact.
+    # (2, n, d), n = 1 + 2 N. In a causal model the first token sees itself alone, and it is exact.
+    x: np.ndarray
     attention: np.ndarray  # (2, H, n, n)
 
     @property
@@ -73,7 +82,9 @@ def why_no_stream(model: Model) -> str | None:
     """What a checkpoint lacks for streams, or None."""
     row = model.family.mlp
     if row is None or not row.known:
-        return f"the place of the feed-forward network in {model.family.name} models is not known here"
+        return (
+            f"the place of the feed-forward network in {model.family.name} models is not known here"
+        )
     try:
         _ = model.embeddings, model.positions
     except CheckpointError as error:
@@ -98,7 +109,8 @@ def frequencies(n_tokens: int) -> np.ndarray:
 
 
 def said_once(model: Model) -> np.ndarray:
-    """The tokens of both sequences, each once, (2, N); fewer where the model has few tokens or positions.
+    """The tokens of both sequences, each once, (2, N); fewer where the model has few tokens or
+    positions.
 
     Raises
     ------
@@ -109,7 +121,9 @@ def said_once(model: Model) -> np.ndarray:
     most = N_TOKENS if positions is None else min(N_TOKENS, (len(positions) - 1) // 2)
     if min(most, model.embeddings.n_tokens) < FEWEST_TOKENS:
         raise CheckpointError("has too few tokens or positions to follow", file=model.config.file)
-    return np.stack([sample_tokens(model, most, p) for p in (frequencies(model.embeddings.n_tokens), None)])
+    return np.stack(
+        [sample_tokens(model, most, p) for p in (frequencies(model.embeddings.n_tokens), None)]
+    )
 
 
 def streams(model: Model) -> Iterator[Stream]:
@@ -124,16 +138,24 @@ def streams(model: Model) -> Iterator[Stream]:
             layer = model.layer(index)
             attention = np.stack([attend(layer, each, causal=row.causal) for each in x])
             yield Stream(layer, x, attention)
-            attended = np.stack([layer.output(averaged(a), each) for a, each in zip(attention, x, strict=True)])
+            attended = np.stack(
+                [layer.output(averaged(a), each) for a, each in zip(attention, x, strict=True)]
+            )
         if index < last:
             x = rest_of_layer(model, row, index, x, attended)
 
 
 def attend(
-    layer: Layer, x: np.ndarray, *, causal: bool = False, seen: np.ndarray | None = None,
+    layer: Layer,
+    x: np.ndarray,
+    *,
+    causal: bool = False,
+    seen: np.ndarray | None = None,
     positions: np.ndarray | None = None,
-) -> np.ndarray:  # fmt: skip
-    """Attention of every head, learned sinks included: x (n, d) -> (H, n, n); to what is `seen` (n, n), if given."""
+) -> np.ndarray:
+    """Attention of every head, learned sinks included: x (n, d) -> (H, n, n); to what is `seen` (n,
+    n), if given.
+    """
     from scipy.special import softmax  # SciPy takes a while to import
 
     scores = layer.scores(x, positions)
@@ -148,7 +170,8 @@ def attend(
 
 
 def averaged(attention: np.ndarray) -> np.ndarray:
-    """Attention to a token itself, its neighbours and the first token; the rest is spread as by the average token:
+    """Attention to a token itself, its neighbours and the first token; the rest is spread as by the
+    average token:
     (H, n, n) -> (H, n, n)."""
     place = np.arange(attention.shape[-1])
     known = (np.abs(place[:, None] - place) <= 1) | (place == 0)
@@ -190,11 +213,17 @@ def named_first_token(model: Model) -> int | None:
 
 
 def lacking_first_token(model: Model) -> str:
-    """That the vocabulary lacks the token that texts begin with, in words; empty where it has it or none is named."""
+    """That the vocabulary lacks the token that texts begin with, in words; empty where it has it or
+    none is named.
+    """
     key, token = _first_named(model)
     n_tokens = model.embeddings.n_tokens
     exists = token is None or token < n_tokens
-    return "" if exists else f"{key} of config.json is {token:,}, and the vocabulary has {n_tokens:,} tokens"
+    return (
+        ""
+        if exists
+        else f"{key} of config.json is {token:,}, and the vocabulary has {n_tokens:,} tokens"
+    )
 
 
 def _first_named(model: Model) -> tuple[str, int | None]:
@@ -211,12 +240,16 @@ def _first_named(model: Model) -> tuple[str, int | None]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShortTexts(ShowsShapes):
-    """What enters one layer in D sequences of n random tokens, and where its heads look: as in the model itself."""
+    """What enters one layer in D sequences of n random tokens, and where its heads look: as in the
+    model itself.
+    """
 
     layer: Layer
     x: np.ndarray  # (D, n, d)
     attention: np.ndarray  # (D, H, n, n)
-    hidden: np.ndarray | None  # (D, n, width) what the `down` of the layer before has read; None in the first layer
+    hidden: (
+        np.ndarray | None
+    )  # (D, n, width) what the `down` of the layer before has read; None in the first layer
 
 
 def why_not_exact(model: Model, last: int) -> str | None:
@@ -234,7 +267,8 @@ def why_not_exact(model: Model, last: int) -> str | None:
 
 
 def short_sequences(model: Model, n: int, draws: int) -> np.ndarray:
-    """Sequences of random tokens, always the same, (2 draws, n): as many that begin with the token that the config
+    """Sequences of random tokens, always the same, (2 draws, n): as many that begin with the token
+    that the config
     names as a text's first as begin with any; only the latter, (draws, n), where it names none."""
     any_first = np.random.default_rng(0).integers(model.embeddings.n_tokens, size=(draws, n))
     if (first := named_first_token(model)) is None:
@@ -245,7 +279,9 @@ def short_sequences(model: Model, n: int, draws: int) -> np.ndarray:
 
 
 def follow_exactly(model: Model, tokens: np.ndarray, last: int) -> Iterator[ShortTexts]:
-    """The stream that enters each layer up to the last asked for: tokens (D, n). `why_not_exact` has said nothing."""
+    """The stream that enters each layer up to the last asked for: tokens (D, n). `why_not_exact`
+    has said nothing.
+    """
     row = model.family.mlp
     assert row is not None
     draws, n = tokens.shape
@@ -259,7 +295,9 @@ def follow_exactly(model: Model, tokens: np.ndarray, last: int) -> Iterator[Shor
             problem = f"layer {index} adds values of distances, or weights its output by its scores"
             raise CheckpointError(problem, file=model.checkpoint.name)
         attention = attend(layer, x, seen=seen, positions=positions)  # (H, D n, D n)
-        by_text = attention.reshape(-1, draws, n, draws, n)[:, range(draws), :, range(draws)]  # (D, H, n, n)
+        by_text = attention.reshape(-1, draws, n, draws, n)[
+            :, range(draws), :, range(draws)
+        ]  # (D, H, n, n)
         yield ShortTexts(layer, x.reshape(draws, n, -1), by_text, hidden)
         if index < last:
             x, hidden = _rest_and_hidden(model, row, index, x, layer.output(attention, x))
@@ -267,7 +305,9 @@ def follow_exactly(model: Model, tokens: np.ndarray, last: int) -> Iterator[Shor
 
 
 def attention_norm(model: Model, index: int) -> Norm | None:
-    """The norm that a layer's attention output passes before it joins the stream, where the checkpoint has one."""
+    """The norm that a layer's attention output passes before it joins the stream, where the
+    checkpoint has one.
+    """
     row, tensors = model.family.mlp, model.under(_layer_name(model, index))
     stored = None if row is None else row.attention_norm
     return (
@@ -278,19 +318,28 @@ def attention_norm(model: Model, index: int) -> Norm | None:
 
 
 def joining(model: Model, layer: Layer, written: np.ndarray) -> np.ndarray:
-    """What heads write, (..., d), along the directions in which it joins the stream; its length there is not known."""
+    """What heads write, (..., d), along the directions in which it joins the stream; its length
+    there is not known.
+    """
     norm = attention_norm(model, layer.index)
     return written if norm is None else written * norm.gamma
 
 
-def rest_of_layer(model: Model, row: FeedForward, index: int, before: np.ndarray, attended: np.ndarray) -> np.ndarray:
+def rest_of_layer(
+    model: Model, row: FeedForward, index: int, before: np.ndarray, attended: np.ndarray
+) -> np.ndarray:
     """A layer's output (..., d), from its input and what its attention gives."""
     return _rest_and_hidden(model, row, index, before, attended)[0]
 
 
 def activation_of(model: Model, row: FeedForward) -> str:
     """What the config calls the activation of a feed-forward network."""
-    return str(next((value for key in row.activation_keys if (value := model.config.get(key))), row.activation))
+    return str(
+        next(
+            (value for key in row.activation_keys if (value := model.config.get(key))),
+            row.activation,
+        )
+    )
 
 
 def _rest_and_hidden(
@@ -298,7 +347,11 @@ def _rest_and_hidden(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`rest_of_layer`, and the hidden units (..., width) that the network's `down` reads."""
     tensors, d = model.under(_layer_name(model, index)), model.config.d_model
-    x = before + (attended if row.attention_norm is None else row.attention_norm.read(tensors, model.config)(attended))
+    x = before + (
+        attended
+        if row.attention_norm is None
+        else row.attention_norm.read(tensors, model.config)(attended)
+    )
     act = ACTIVATIONS.get(activation_of(model, row))
     if act is None:
         raise CheckpointError("has an activation that is not known here", file=model.config.file)
@@ -324,17 +377,23 @@ def _rest_and_hidden(
         up = mapped(row.up, z, d, width)
         inner = act(mapped(row.gate, z, d, width)) * up if row.gate else act(up)
     added = mapped(row.down, inner, width, d)
-    x = x + (added if row.output_norm is None else row.output_norm.read(tensors, model.config)(added))
+    x = x + (
+        added if row.output_norm is None else row.output_norm.read(tensors, model.config)(added)
+    )
     if model.family.norms.after is not None:
         x = model.family.norms.after.read(tensors, model.config)(x)
     return x.astype(before.dtype), inner
 
 
 def down_column(model: Model, index: int, dimension: int) -> np.ndarray:
-    """The weights with which the hidden units of a layer's network write into one dimension, (width,)."""
+    """The weights with which the hidden units of a layer's network write into one dimension,
+    (width,).
+    """
     row, d = model.family.mlp, model.config.d_model
     assert row is not None
-    w = model.under(_layer_name(model, index)).read(row.down + ".weight", (None, d) if row.transposed else (d, None))
+    w = model.under(_layer_name(model, index)).read(
+        row.down + ".weight", (None, d) if row.transposed else (d, None)
+    )
     return np.array(w[:, dimension] if row.transposed else w[dimension])
 
 

@@ -1,4 +1,6 @@
-"""The first attention layer as a function of tokens and positions: six terms (detokenization paper, eq. 14)."""
+"""The first attention layer as a function of tokens and positions: six terms (detokenization paper,
+eq. 14).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from weightscope.core.errors import CheckpointError
 from weightscope.core.progress import bar
 from weightscope.core.results import ShowsShapes
 from weightscope.core.tables import Column, Table
-from weightscope.heads.detok.positions import FEWEST, QUERY, SPREAD, PositionTerms, Spread, in_runs, position_numerators
+from weightscope.heads.detok.positions import (
+    FEWEST,
+    QUERY,
+    SPREAD,
+    PositionTerms,
+    Spread,
+    in_runs,
+    position_numerators,
+)
 from weightscope.heads.detok.sigma import SigmaStatistics, sigma_statistics
 from weightscope.model.embeddings import ids_of
 from weightscope.model.layers.layer import Head, Layer
@@ -34,8 +44,8 @@ TERMS = ("ee", "pp", "pe", "ep", "e", "p")
 class Parts(ShowsShapes):
     """What queries or keys are the sum of: a token's part, its position's part, and the bias."""
 
-    # e, p, b: (n, r): e W / sigma, p W / sigma and b for each place of a sequence, turned by its rotation where there
-    # is one.
+    # e, p, b: (n, r): e W / sigma, p W / sigma and b for each place of a sequence, turned by its
+    # rotation where there is one.
     e: np.ndarray
     p: np.ndarray
     b: np.ndarray
@@ -54,7 +64,8 @@ class SixTerms(ShowsShapes):
     ep: np.ndarray  # token i with position j
     e: np.ndarray  # token j by itself: the same in every row unless rotation turns the bias
     p: np.ndarray  # position j by itself
-    # What eq. 14 has no term for: the keys' bias, constant in j without rotation, and terms by distance as ALiBi's.
+    # What eq. 14 has no term for: the keys' bias, constant in j without rotation, and terms by
+    # distance as ALiBi's.
     rest: np.ndarray
 
     def total(self) -> np.ndarray:
@@ -79,7 +90,9 @@ ROWS = 64  # of the scores taken apart at a time: what is made of them stays in 
 
 
 class Moved(NamedTuple):
-    """How far attention from each position moves without each term, and the attention by all terms."""
+    """How far attention from each position moves without each term, and the attention by all
+    terms.
+    """
 
     contributions: dict[str, np.ndarray]  # (n,): c_i of every term, in nats (eqs 15-18)
     drawn: dict[str, np.ndarray]  # (n,): c_i as the authors' script draws it in Fig. 4
@@ -89,9 +102,9 @@ class Moved(NamedTuple):
 def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> Moved:
     """How far attention from position i moves when a term is left out (section 5); visible (n, n).
 
-    P_i is the attention without the term, Q_i with it. Eq. 18 is D_KL(P_i || Q_i) of scores divided by sqrt(d'). What
-    the paper's Fig. 4 shows, by its authors' script, is D_KL(Q_i || P_i) / (i + 1) of scores as they are.
-    """
+    P_i is the attention without the term, Q_i with it. Eq. 18 is D_KL(P_i || Q_i) of scores divided
+    by sqrt(d'). What the paper's Fig. 4 shows, by its authors' script, is D_KL(Q_i || P_i) / (i +
+    1) of scores as they are."""
     n, total = len(visible), terms.total()
     contributions, drawn = ({name: np.zeros(n) for name in TERMS} for _ in range(2))
     attention = np.zeros((n, n))
@@ -106,8 +119,12 @@ def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> Mo
             term = np.where(seen, getattr(terms, name)[rows, keys], 0.0)
             without, log_sum_without = _softmax(scale * (scores - term))
             # log P - log Q = log_sum - log_sum_without - term
-            contributions[name][rows] = log_sum - log_sum_without - scale * (without * term).sum(axis=1)
-            drawn[name][rows] = _softmax(scores - term)[1] - undivided_log_sum + (undivided * term).sum(axis=1)
+            contributions[name][rows] = (
+                log_sum - log_sum_without - scale * (without * term).sum(axis=1)
+            )
+            drawn[name][rows] = (
+                _softmax(scores - term)[1] - undivided_log_sum + (undivided * term).sum(axis=1)
+            )
     keys_seen = np.arange(1, n + 1)
     return Moved(contributions, {name: c / keys_seen for name, c in drawn.items()}, attention)
 
@@ -135,8 +152,8 @@ class FirstLayer:
     layer : int
         0, unless somebody asks how another layer's heads would see the bare embeddings.
     delta : int
-        Distance i - j at which token types are compared under rotation; 1 is the token before. Without rotation it
-        makes no difference.
+        Distance i - j at which token types are compared under rotation; 1 is the token before.
+        Without rotation it makes no difference.
     device : str
         Where sigma, the factors of T^ee and what is made of them are computed; see `open_device`.
 
@@ -155,7 +172,9 @@ class FirstLayer:
 
     @cached_property
     def attention(self) -> Layer:
-        """The layer on embeddings divided by their sigma, whatever norms and projections stand between."""
+        """The layer on embeddings divided by their sigma, whatever norms and projections stand
+        between.
+        """
         if self.layer == 0 or self.model.family.memory is not None:  # which is refused there
             return self.model.first_layer
         return self.model.layer(self.layer)
@@ -170,7 +189,9 @@ class FirstLayer:
         return list(self.attention.heads)
 
     def head(self, index: int) -> Head:
-        """One of `heads`, with its cached products; a CheckpointError where there is none of this index."""
+        """One of `heads`, with its cached products; a CheckpointError where there is none of this
+        index.
+        """
         return self.heads[self.attention.head(index).index]
 
     @cached_property
@@ -202,7 +223,8 @@ class FirstLayer:
 
     @cached_property
     def divisor(self) -> np.ndarray:
-        """c_t, what each token's embedding is divided by, float32 (vocab,): its sigma, averaged over learned positions.
+        """c_t, what each token's embedding is divided by, float32 (vocab,): its sigma, averaged
+        over learned positions.
 
         This is the paper's code's choice for comparing token types with no position in view.
         """
@@ -211,7 +233,9 @@ class FirstLayer:
             return self.sigma.token_mean.astype(np.float32)
         if embeddings.first_norm is None:
             return np.ones(embeddings.n_tokens, np.float32)
-        sigma = np.concatenate([embeddings.first_norm.sigma(block) for _, block in embeddings.blocks()])
+        sigma = np.concatenate(
+            [embeddings.first_norm.sigma(block) for _, block in embeddings.blocks()]
+        )
         self.check_finite("sigma of tokens", sigma)
         return sigma
 
@@ -229,11 +253,15 @@ class FirstLayer:
         return factor
 
     def query_rows(self, head: int, tokens: np.ndarray) -> np.ndarray:
-        """Rows of `query_factor` for some tokens, (n,) ids -> float32 (n, r); no other rows are read."""
+        """Rows of `query_factor` for some tokens, (n,) ids -> float32 (n, r); no other rows are
+        read.
+        """
         w, norm = self.head(head).query_at(self.delta)[0], self.attention.q_norm
         if np.ndim(tokens) != 1:
             raise ValueError(f"tokens have shape {np.shape(tokens)}; expected (n,)")
-        scaled = self.model.embeddings.rows(tokens) / self.divisor[np.asarray(tokens), None]  # (n, d)
+        scaled = (
+            self.model.embeddings.rows(tokens) / self.divisor[np.asarray(tokens), None]
+        )  # (n, d)
         factor = scaled @ w  # (n, r)
         if norm is not None:
             factor[:, : norm.dims] *= self._scalars(norm.of(head), scaled)[0][:, None]
@@ -241,7 +269,9 @@ class FirstLayer:
         return factor
 
     def mean_row(self, tokens: np.ndarray) -> np.ndarray:
-        """The mean over some tokens of their rows divided by `divisor`, 0 of none: (V,) booleans -> float64 (d,)."""
+        """The mean over some tokens of their rows divided by `divisor`, 0 of none: (V,) booleans ->
+        float64 (d,).
+        """
         total: Any = 0.0
         for first, block in self.model.embeddings.blocks():
             rows = slice(first, first + len(block))
@@ -249,7 +279,8 @@ class FirstLayer:
         return np.asarray(total / max(1, np.count_nonzero(tokens)))
 
     def mean_query(self, head: int, tokens: np.ndarray, mean_row: np.ndarray) -> np.ndarray:
-        """The mean over some tokens of the rows of `query_factor`: (V,) booleans, their `mean_row` -> float64 (r,).
+        """The mean over some tokens of the rows of `query_factor`: (V,) booleans, their `mean_row`
+        -> float64 (r,).
 
         Without a norm of queries it is the mean row's query; with one, every query has to be made.
         """
@@ -259,9 +290,13 @@ class FirstLayer:
         return np.asarray(total / max(1, np.count_nonzero(tokens)))
 
     def key_factor(self, kv_head: int) -> np.ndarray:
-        """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
+        """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads
+        of its group.
+        """
         if not 0 <= kv_head < self.attention.n_kv_heads:
-            raise CheckpointError(f"no key-value head {kv_head}: a layer has {self.attention.n_kv_heads}")
+            raise CheckpointError(
+                f"no key-value head {kv_head}: a layer has {self.attention.n_kv_heads}"
+            )
         w, norm = self.attention.k.of(kv_head)[0], self.attention.k_norm
         factor = self._projected(w, norm and norm.of(kv_head))
         self.check_finite(f"the key side of T^ee of key-value head {kv_head}", factor, self.layer)
@@ -275,14 +310,19 @@ class FirstLayer:
     def _scalars(self, norm: InnerNorm, x: np.ndarray) -> np.ndarray:
         """The factor by which a norm multiplies the queries or keys of x (n, d), (heads, n)."""
         scalars = norm.scalars(x)
-        self.check_finite("a q/k-norm", 1 / scalars, self.layer)  # of squares that are infinite, which leave nothing
+        self.check_finite(
+            "a q/k-norm", 1 / scalars, self.layer
+        )  # of squares that are infinite, which leave nothing
         return scalars
 
-    def _projected(self, w: np.ndarray, norm: InnerNorm | None, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Scaled token rows times w (d, r), and times the scalars of a norm of them: (stop - start, r).
+    def _projected(
+        self, w: np.ndarray, norm: InnerNorm | None, start: int = 0, stop: int | None = None
+    ) -> np.ndarray:
+        """Scaled token rows times w (d, r), and times the scalars of a norm of them: (stop - start,
+        r).
 
-        Pieces of fixed size, spread over threads with one BLAS thread each: the same bits on any number of cores.
-        """
+        Pieces of fixed size, spread over threads with one BLAS thread each: the same bits on any
+        number of cores."""
         if self.device != "cpu" and norm is None:
             return self._projected_there(w, start, stop)
         embeddings = self.model.embeddings
@@ -310,37 +350,55 @@ class FirstLayer:
         device, stop = open_device(self.device), stop or self.model.embeddings.n_tokens
         there = device.put(w)
         if self._rows_kept is None:
-            return np.concatenate([device.get(rows @ there) for rows in self._rows_there(start, stop)])
+            return np.concatenate(
+                [device.get(rows @ there) for rows in self._rows_there(start, stop)]
+            )
         first, parts = 0, []
         for rows in self._rows_kept:
             end = first + rows.shape[0]
             if first < stop and start < end:
-                parts.append(device.get(rows[max(start, first) - first : min(stop, end) - first, :] @ there))
+                parts.append(
+                    device.get(rows[max(start, first) - first : min(stop, end) - first, :] @ there)
+                )
             first = end
         return np.concatenate(parts)
 
     def _rows_there(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         """Scaled token rows on the device, in blocks of (b, d)."""
         blocks = self.model.embeddings.blocks(start, stop)
-        scaled = ((block / self.divisor[first : first + len(block), None],) for first, block in blocks)
+        scaled = (
+            (block / self.divisor[first : first + len(block), None],) for first, block in blocks
+        )
         return (rows for (rows,) in open_device(self.device).put_ahead(scaled))
 
     @cached_property
     def _rows_kept(self) -> list[Any] | None:
         """All rows, if they are small enough to keep for the next head."""
         size = 4 * self.model.embeddings.n_tokens * self.model.config.d_model
-        return list(self._rows_there()) if size < SHARE_KEPT * open_device(self.device).free_bytes() else None
+        return (
+            list(self._rows_there())
+            if size < SHARE_KEPT * open_device(self.device).free_bytes()
+            else None
+        )
 
     def token_scores(self, token: int) -> np.ndarray:
-        """T^ee of one current token with every previous token type, for every head: float32 (n_heads, vocab)."""
+        """T^ee of one current token with every previous token type, for every head: float32
+        (n_heads, vocab).
+        """
         layer = self.attention
         current = self.model.embeddings.rows(np.array([token]))[0] / self.divisor[token]  # (d,)
-        queries = np.stack([current @ head.query_at(self.delta)[0] for head in self.heads])  # (H, r)
+        queries = np.stack(
+            [current @ head.query_at(self.delta)[0] for head in self.heads]
+        )  # (H, r)
         if layer.q_norm is not None:
             queries[:, : layer.q_norm.dims] *= self._scalars(layer.q_norm, current[None])
-        if layer.k_norm is not None:  # a scalar a key: keys have to be made before they are compared
+        if (
+            layer.k_norm is not None
+        ):  # a scalar a key: keys have to be made before they are compared
             keys = [self.key_factor(kv_head) for kv_head in range(layer.n_kv_heads)]
-            scores = np.stack([keys[head.kv_head] @ queries[head.index] for head in self.heads])  # (H, V)
+            scores = np.stack(
+                [keys[head.kv_head] @ queries[head.index] for head in self.heads]
+            )  # (H, V)
         else:
             scores = self._scores_of_queries(queries)
         self.check_finite("T^ee", scores, self.layer)
@@ -356,8 +414,11 @@ class FirstLayer:
             np.matmul(block / self.divisor[rows, None], maps, out=scores[rows])
         return scores.T
 
-    def neighbours(self, *tokens: str | int, top: int = 10, heads: Sequence[int] | None = None) -> Table:
-        """The previous tokens that heads score highest for some current tokens, by T^ee (the paper's Tables 1 and 3).
+    def neighbours(
+        self, *tokens: str | int, top: int = 10, heads: Sequence[int] | None = None
+    ) -> Table:
+        """The previous tokens that heads score highest for some current tokens, by T^ee (the
+        paper's Tables 1 and 3).
 
         Parameters
         ----------
@@ -382,21 +443,25 @@ class FirstLayer:
         """
 
         named = any(isinstance(token, str) for token in tokens)
-        tokenizer: Any = Tokenizer.load(self.model.tokenizer) if named else Tokenizer.at_hand(self.model)
+        tokenizer: Any = (
+            Tokenizer.load(self.model.tokenizer) if named else Tokenizer.at_hand(self.model)
+        )
         ids = [tokenizer.id_of(token) if isinstance(token, str) else token for token in tokens]
         return ranked(self, tokenizer, ids, top, heads)
 
     def positions(
         self, query: int | None = None, unscaled: bool = False, spread: float = SPREAD
-    ) -> PositionTerms:  # fmt: skip
-        """T^p and T^pp of every head at a query position, as `position_terms` computes them (section 4, Fig. 3)."""
+    ) -> PositionTerms:
+        """T^p and T^pp of every head at a query position, as `position_terms` computes them
+        (section 4, Fig. 3).
+        """
         return position_terms(self, query, unscaled, spread)
 
     def terms(self, head: int, tokens: np.ndarray, positions: np.ndarray) -> SixTerms:
         """The six terms of eq. 14 for one head over a sequence of tokens at given positions.
 
-        They add up to the model's scores before scaling, up to a constant in j, unless the head's caveats name a norm
-        or a cap inside attention.
+        They add up to the model's scores before scaling, up to a constant in j, unless the head's
+        caveats name a norm or a cap inside attention.
 
         Parameters
         ----------
@@ -413,26 +478,36 @@ class FirstLayer:
         layer, embeddings, learned = self.attention, self.model.embeddings, self.model.positions
         tokens, positions = ids_of(tokens, "tokens"), ids_of(positions, "positions")
         if tokens.shape != positions.shape or tokens.ndim != 1:
-            raise ValueError(f"tokens of shape {tokens.shape} at positions of shape {positions.shape}; both are (n,)")
+            raise ValueError(
+                f"tokens of shape {tokens.shape} at positions of shape {positions.shape}; both are (n,)"
+            )
         sigma = embeddings.sigma(tokens, positions)[:, None]  # (n, 1)
         e = embeddings.tokens[tokens] / sigma  # (n, d)
         p = np.zeros_like(e) if learned is None else learned[positions] / sigma  # (n, d)
 
         def parts(w: np.ndarray, b: np.ndarray) -> Parts:
             stacked = np.stack([e @ w, p @ w, np.broadcast_to(b, (len(e), len(b)))])  # (3, n, r)
-            return Parts(*(stacked if layer.rotation is None else layer.rotation.rotate(stacked, positions)))
+            return Parts(
+                *(stacked if layer.rotation is None else layer.rotation.rotate(stacked, positions))
+            )
 
         kv_head = layer.head(head).kv_head
         terms = six_terms(parts(*layer.q.of(head)), parts(*layer.k.of(kv_head)))
         self.check_finite(f"a term of head {head}", terms.total(), self.layer)
         if layer.additive is None:
             return terms
-        by_distance = layer.position_bias(positions[:, None] - positions)[head] * layer.additive.times / layer.scale
+        by_distance = (
+            layer.position_bias(positions[:, None] - positions)[head]
+            * layer.additive.times
+            / layer.scale
+        )
         return replace(terms, rest=terms.rest + by_distance)
 
 
 def bare_embeddings(layer: int) -> str:
-    """A caveat on a layer's scores of token embeddings; empty for the first layer, which does read them."""
+    """A caveat on a layer's scores of token embeddings; empty for the first layer, which does read
+    them.
+    """
     if not layer:
         return ""
     return (
@@ -441,7 +516,9 @@ def bare_embeddings(layer: int) -> str:
     )
 
 
-def first_layer(model: Model | str | Path, layer: int = 0, delta: int = 1, device: str = "cpu") -> FirstLayer:
+def first_layer(
+    model: Model | str | Path, layer: int = 0, delta: int = 1, device: str = "cpu"
+) -> FirstLayer:
     """A model's first attention layer as a function of token types and positions.
 
     Parameters
@@ -469,7 +546,8 @@ def neighbours(
     layer: int = 0,
     delta: int = 1,
 ) -> Table:
-    """The previous tokens that heads score highest for some current tokens; see `FirstLayer.neighbours`.
+    """The previous tokens that heads score highest for some current tokens; see
+    `FirstLayer.neighbours`.
 
     Examples
     --------
@@ -485,16 +563,18 @@ def position_terms(
 ) -> PositionTerms:
     """Compute the position terms of every head of the first layer.
 
-    With `unscaled` no token embedding is read: sigma is that of tokens of standard deviation `spread` over their
-    dimensions, uncorrelated with the positions.
-    """
+    With `unscaled` no token embedding is read: sigma is that of tokens of standard deviation
+    `spread` over their dimensions, uncorrelated with the positions."""
     if not 0 < spread < np.inf:
         raise ValueError(f"a spread of {spread}; a standard deviation above 0 is needed")
     model, positions = first.model, first.model.positions
     if positions is None:
         problem = f"a {model.family.name} has no position embedding, hence no T^p and T^pp"
-        raise CheckpointError(f"{problem}; {_instead(first.heads[0].layer)}", file=model.checkpoint.name)
-    # At the last trained position T^p has a cliff of its own, so that a shorter model is looked at in mid-context.
+        raise CheckpointError(
+            f"{problem}; {_instead(first.heads[0].layer)}", file=model.checkpoint.name
+        )
+    # At the last trained position T^p has a cliff of its own, so that a shorter model is looked at
+    # in mid-context.
     query = min(QUERY, max((len(positions) - 1) // 2, FEWEST - 1)) if query is None else query
     if not FEWEST - 1 <= query < len(positions):
         problem = f"query position {query} is outside {FEWEST - 1} .. {len(positions) - 1}, the model's positions"
@@ -503,15 +583,23 @@ def position_terms(
     trained = np.setdiff1d(np.arange(query + 1), undertrained)
     if len(trained) < FEWEST:
         problem = f"only {len(trained)} of the positions up to {query} look trained, and a trend needs {FEWEST}"
-        raise CheckpointError(f"{problem}; untrained are {in_runs(undertrained)}", file=model.checkpoint.name)
-    sigma, stand_in = _sigma_without_tokens(model, positions, spread) if unscaled else (first.sigma, None)
+        raise CheckpointError(
+            f"{problem}; untrained are {in_runs(undertrained)}", file=model.checkpoint.name
+        )
+    sigma, stand_in = (
+        _sigma_without_tokens(model, positions, spread) if unscaled else (first.sigma, None)
+    )
     with np.errstate(over="ignore", invalid="ignore"):  # found and named below
-        numerators = [position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads]
+        numerators = [
+            position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads
+        ]
     t_p, t_pp = (np.stack(terms).astype(np.float64) for terms in zip(*numerators, strict=True))
     network, provenance = model.family.mlp, Provenance.of(model.checkpoint)
     causal = network is not None and network.causal
     scale = first.heads[0].scale
-    terms = PositionTerms(query, scale, t_p, t_pp, sigma, undertrained, causal, provenance, stand_in)
+    terms = PositionTerms(
+        query, scale, t_p, t_pp, sigma, undertrained, causal, provenance, stand_in
+    )
     for what, values in (("T^p", terms.t_p), ("T^pp", terms.t_pp)):
         first.check_finite(what, values, first.layer)
     return terms
@@ -519,8 +607,10 @@ def position_terms(
 
 def _sigma_without_tokens(
     model: Model, positions: np.ndarray, spread: float
-) -> tuple[SigmaStatistics, Spread | None]:  # fmt: skip
-    """sigma where a spread stands in for tokens, positions (n, d); 1, with nothing standing in, without a norm."""
+) -> tuple[SigmaStatistics, Spread | None]:
+    """sigma where a spread stands in for tokens, positions (n, d); 1, with nothing standing in,
+    without a norm.
+    """
     if model.first_norm is None:
         return SigmaStatistics.of_no_norm(0, len(positions)), None
     with np.errstate(over="ignore", invalid="ignore"):  # found and named with the terms
@@ -531,10 +621,16 @@ def _sigma_without_tokens(
 def _instead(layer: Layer) -> str:
     """How to see what positions do in a layer that gets none from embeddings."""
     if layer.rotation is not None:
-        return "it rotates queries and keys: `weightscope positions SOURCE` has its scores by distance"
+        return (
+            "it rotates queries and keys: `weightscope positions SOURCE` has its scores by distance"
+        )
     if layer.additive is not None:
         return "it adds biases by distance to the scores: `weightscope positions SOURCE` has them"
-    return f"layer {layer.index} sees no positions" if not layer.relative else "it has terms of a token and a distance"
+    return (
+        f"layer {layer.index} sees no positions"
+        if not layer.relative
+        else "it has terms of a token and a distance"
+    )
 
 
 # The previous tokens that each head scores highest (Tables 1 and 3)
@@ -545,7 +641,9 @@ HEADER = (
     "token_id",
     "token",
     Column("score", meaning="$T^ee$, before 1/√d'", format=".3f"),
-    Column("joined", meaning="what the head would put together: the previous token and the current one"),
+    Column(
+        "joined", meaning="what the head would put together: the previous token and the current one"
+    ),
 )
 
 
@@ -560,7 +658,9 @@ def ranked(
     rows, name = [], token_names(tokenizer)
     for token in tokens:
         scores = first.token_scores(token)  # (H, V)
-        for head in range(len(scores)) if heads is None else [first.head(each).index for each in heads]:
+        for head in (
+            range(len(scores)) if heads is None else [first.head(each).index for each in heads]
+        ):
             best = np.argsort(-scores[head], kind="stable")[:top]
             for rank, previous in enumerate(best.tolist(), start=1):
                 score = float(scores[head, previous])

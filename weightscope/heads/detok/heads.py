@@ -1,7 +1,8 @@
-"""Which heads put split words together: T^ee against bigram counts (detokenization paper, section 3).
+"""Which heads put split words together: T^ee against bigram counts (detokenization paper, section
+3).
 
-Where scoring every token takes too long, a stratified sample of tokens gives the mean with a confidence interval.
-"""
+Where scoring every token takes too long, a stratified sample of tokens gives the mean with a
+confidence interval."""
 
 import time
 from collections import deque
@@ -46,7 +47,9 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stratified(ShowsShapes):
-    """Items drawn at random, without replacement, from strata of a population (Cochran 1977, chapter 5)."""
+    """Items drawn at random, without replacement, from strata of a population (Cochran 1977,
+    chapter 5).
+    """
 
     items: np.ndarray  # (n,): Ascending
     stratum: np.ndarray  # (n,) stratum of each item
@@ -54,15 +57,24 @@ class Stratified(ShowsShapes):
 
     @classmethod
     def draw(cls, items: np.ndarray, by: np.ndarray, how_many: int, seed: int = 0) -> "Stratified":
-        """A sample of `items`, stratified in groups that are near each other in `by`: items (N,), by (N,)."""
+        """A sample of `items`, stratified in groups that are near each other in `by`: items (N,),
+        by (N,).
+        """
         if how_many < FEWEST:
-            raise CheckpointError(f"a sample of {how_many} is too small for an interval that holds; {FEWEST} will do")
+            raise CheckpointError(
+                f"a sample of {how_many} is too small for an interval that holds; {FEWEST} will do"
+            )
         rng, how_many = np.random.default_rng(seed), min(how_many, len(items))
-        strata = np.array_split(items[np.argsort(by, kind="stable")], max(1, how_many // STRATUM_SIZE))
+        strata = np.array_split(
+            items[np.argsort(by, kind="stable")], max(1, how_many // STRATUM_SIZE)
+        )
         sizes = np.array([len(members) for members in strata])
-        ends = np.round(np.cumsum(sizes) / max(len(items), 1) * how_many).astype(int)  # as large a part of each
+        ends = np.round(np.cumsum(sizes) / max(len(items), 1) * how_many).astype(
+            int
+        )  # as large a part of each
         drawn = [
-            rng.choice(members, n, replace=False) for members, n in zip(strata, np.diff(ends, prepend=0), strict=True)
+            rng.choice(members, n, replace=False)
+            for members, n in zip(strata, np.diff(ends, prepend=0), strict=True)
         ]
         chosen = np.concatenate(drawn)
         order = np.argsort(chosen)
@@ -75,10 +87,11 @@ class Stratified(ShowsShapes):
         return (self.sizes / np.bincount(self.stratum, minlength=len(self.sizes)))[self.stratum]
 
     def mean(self, values: np.ndarray) -> tuple[float, float, float]:
-        """An estimate of the population's mean and the ends of its 95 % interval, from the (n,) values of the sample.
+        """An estimate of the population's mean and the ends of its 95 % interval, from the (n,)
+        values of the sample.
 
-        If all items were drawn, the interval has no width; NaN among the values makes all three NaN.
-        """
+        If all items were drawn, the interval has no width; NaN among the values makes all three
+        NaN."""
         from scipy.special import stdtrit  # SciPy takes a while to import
 
         n, total = np.bincount(self.stratum, minlength=len(self.sizes)), self.sizes.sum()
@@ -157,8 +170,12 @@ def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> 
 
 # AUROC of all heads (Table 2)
 
-PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
-FEWEST_ROWS = 8192  # rows of a block, so that laying out the keys for it stays below a hundredth of the work
+PRODUCTS_A_TASK = (
+    50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
+)
+FEWEST_ROWS = (
+    8192  # rows of a block, so that laying out the keys for it stays below a hundredth of the work
+)
 
 
 TABLES: dict[str, Callable[["BigramAuroc"], Any]] = {
@@ -181,11 +198,13 @@ class BigramAuroc(Result):
     auroc : (n_heads, vocab) float64 array
         NaN where a token follows no token in the counts, and where one was not drawn.
     specific : (n_heads, vocab) float64 array
-        The same of T^ee less its mean over the current tokens that follow some token: a score of both tokens.
+        The same of T^ee less its mean over the current tokens that follow some token: a score of
+        both tokens.
     constant : (n_heads, vocab) float64 array
         The same of that mean, a score of the previous token alone.
     baseline : (vocab,) float64 array
-        The same of how often the previous token occurs before other tokens than the current one: no head is in it.
+        The same of how often the previous token occurs before other tokens than the current one: no
+        head is in it.
     caveats : tuple of str
         What T^ee leaves out of the heads' scores.
     sample : Stratified, optional
@@ -222,23 +241,46 @@ class BigramAuroc(Result):
             occurrences = occurrences.astype(float)
             occurrences[self.sample.items] *= self.sample.weights
             between = [
-                Column("auroc_low", low, "95 % from", meaning="lower end of the mean's 95 % interval", format=".3f"),
+                Column(
+                    "auroc_low",
+                    low,
+                    "95 % from",
+                    meaning="lower end of the mean's 95 % interval",
+                    format=".3f",
+                ),
                 Column("auroc_high", high, "to", meaning="upper end", format=".3f"),
             ]
         columns = [
             Column("head", np.arange(len(self.auroc))),
             Column("auroc", auroc, symbol, meaning="mean over the tokens scored", format=".3f"),
             *between,
-            Column("auroc_paper", auroc_paper, "AUROC, paper's mean", meaning="mean over all tokens", format=".3f"),
             Column(
-                "auroc_specific", self._means(self.specific), "AUROC, specific part", format=".3f",
+                "auroc_paper",
+                auroc_paper,
+                "AUROC, paper's mean",
+                meaning="mean over all tokens",
+                format=".3f",
+            ),
+            Column(
+                "auroc_specific",
+                self._means(self.specific),
+                "AUROC, specific part",
+                format=".3f",
                 meaning="AUROC of T^ee less its mean over current tokens",
             ),
             Column(
-                "auroc_constant", self._means(self.constant), "AUROC, constant part", format=".3f",
+                "auroc_constant",
+                self._means(self.constant),
+                "AUROC, constant part",
+                format=".3f",
                 meaning="AUROC of that mean, which is the same for all current tokens",
             ),
-            Column("tokens_scored", scored, "tokens scored", meaning="those that follow some token in the counts"),
+            Column(
+                "tokens_scored",
+                scored,
+                "tokens scored",
+                meaning="those that follow some token in the counts",
+            ),
             Column(
                 "auroc_by_frequency",
                 [mean_by_frequency(scores, occurrences) for scores in self.auroc],
@@ -246,7 +288,7 @@ class BigramAuroc(Result):
                 meaning="mean over places in text: each token as often as it occurs",
                 format=".3f",
             ),
-        ]  # fmt: skip
+        ]
         caption = (
             "Table 2. The paper's mean counts a token that follows no token as 0. By frequency, a frequent token "
             "counts for more: that is the mean over the places of the text that was counted. T^ee is the sum of its "
@@ -254,17 +296,23 @@ class BigramAuroc(Result):
             "(specific). Without a head, the previous token's frequency (the current token's counts left out) has "
             f"AUROC {self.auroc_baseline:.3f}."
         )
-        return Table(columns, " ".join(filter(None, (caption, self.drawn, bare_embeddings(self.layer)))))
+        return Table(
+            columns, " ".join(filter(None, (caption, self.drawn, bare_embeddings(self.layer))))
+        )
 
     def _means(self, aurocs: np.ndarray) -> list[float]:
-        """Mean over the tokens scored of each head, estimated from a sample where one was drawn: (n_heads, vocab)."""
+        """Mean over the tokens scored of each head, estimated from a sample where one was drawn:
+        (n_heads, vocab).
+        """
         if self.sample is None:
             return [mean_auroc(scores).auroc for scores in aurocs]
         return [self.sample.mean(scores[self.sample.items])[0] for scores in aurocs]
 
     @property
     def auroc_baseline(self) -> float:
-        """Mean AUROC of the previous token's frequency, over every token that follows some token."""
+        """Mean AUROC of the previous token's frequency, over every token that follows some
+        token.
+        """
         return mean_auroc(self.baseline).auroc
 
     @property
@@ -317,7 +365,9 @@ class BigramAuroc(Result):
             f" Of scores less what is the same for all current tokens, head {specific['head'][0]} has the highest "
             f"AUROC, {specific['auroc_specific'][0]:.2f}."
         )
-        return " ".join(filter(None, (result, self.drawn, self.counted, bare_embeddings(self.layer))))
+        return " ".join(
+            filter(None, (result, self.drawn, self.counted, bare_embeddings(self.layer)))
+        )
 
     def shown(self) -> list[Table]:
         """Heads, the best first."""
@@ -347,27 +397,29 @@ def bigram_auroc(
     progress: bool = False,
     sample: int | None = None,
 ) -> BigramAuroc:
-    """AUROC of every head over the full vocabulary: does T^ee rank the tokens that come before a token above others?
+    """AUROC of every head over the full vocabulary: does T^ee rank the tokens that come before a
+    token above others?
 
     Parameters
     ----------
     model : Model, str or Path
         A model, or what `open_model` opens.
     counts : Counts or path, optional
-        Bigrams by the model's own tokenizer, or their file. By default the tokenizer counts the works in the public
-        domain that come with weightscope.
+        Bigrams by the model's own tokenizer, or their file. By default the tokenizer counts the
+        works in the public domain that come with weightscope.
     layer, delta, device
         As in `FirstLayer`.
     progress : bool
         Show a bar.
     sample : int, optional
-        Score this many randomly drawn current tokens against the full vocabulary: means then have intervals.
+        Score this many randomly drawn current tokens against the full vocabulary: means then have
+        intervals.
 
     Raises
     ------
     CheckpointError
-        No token embedding, counts of another vocabulary or tokenizer, or no counts and no tokenizer that splits texts;
-        a sample of too few tokens.
+        No token embedding, counts of another vocabulary or tokenizer, or no counts and no tokenizer
+        that splits texts; a sample of too few tokens.
 
     Examples
     --------
@@ -381,7 +433,9 @@ def bigram_auroc(
     model = as_model(model)
     with progress_shown(progress):
         first, counts = FirstLayer(model, layer, delta, device), counts_for(model, counts)
-        return measure_heads(first, counts, sample=None if sample is None else draw_tokens(first, counts, sample))
+        return measure_heads(
+            first, counts, sample=None if sample is None else draw_tokens(first, counts, sample)
+        )
 
 
 def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
@@ -443,18 +497,33 @@ def measure_heads(
     auroc, specific, constant = aurocs
     baseline = auroc_of_previous_frequency(counts.matrix(n_tokens))
     return BigramAuroc(
-        first.model.title, first.layer, counts, auroc, specific, constant, baseline, caveats, sample, provenance
+        first.model.title,
+        first.layer,
+        counts,
+        auroc,
+        specific,
+        constant,
+        baseline,
+        caveats,
+        sample,
+        provenance,
     )
 
 
 def auroc_of_previous_frequency(counts: Any) -> np.ndarray:
-    """AUROC of how often the previous token occurs before other tokens than the current one: counts (V, V) -> (V,)."""
+    """AUROC of how often the previous token occurs before other tokens than the current one: counts
+    (V, V) -> (V,).
+    """
     frequency = np.bincount(counts.indices, counts.data, counts.shape[1])
     return auroc_of_own_scores(frequency, frequency[counts.indices] - counts.data, counts)
 
 
-def auroc_of_rows(get_scorer: "Callable[[], Scorer]", head: int, tokens: range | np.ndarray) -> np.ndarray:
-    """The task that Table 2 consists of: one head and a block of rows, whose size depends on sizes alone; (3, n)."""
+def auroc_of_rows(
+    get_scorer: "Callable[[], Scorer]", head: int, tokens: range | np.ndarray
+) -> np.ndarray:
+    """The task that Table 2 consists of: one head and a block of rows, whose size depends on sizes
+    alone; (3, n).
+    """
     with one_blas_thread():
         return get_scorer().aurocs(head, tokens)
 
@@ -469,11 +538,13 @@ class Scorer:
         self._keys: tuple[int, np.ndarray] | None = None
         self._mean_row: np.ndarray | None = None
         self._mean: tuple[int, np.ndarray] | None = None
-        self._making = Lock()  # a worker may have several threads, and all need the same layer and keys
+        self._making = (
+            Lock()
+        )  # a worker may have several threads, and all need the same layer and keys
 
     def aurocs(self, head: int, tokens: range | np.ndarray) -> np.ndarray:
-        """AUROC of one head for a run of current tokens, or for some of them: of T^ee, of T^ee less its mean over the
-        current tokens that follow some token, and of that mean; float64 (3, n).
+        """AUROC of one head for a run of current tokens, or for some of them: of T^ee, of T^ee less
+        its mean over the current tokens that follow some token, and of that mean; float64 (3, n).
         """
         with self._making:
             keys, mean = self._key_factor(self._first.heads[head].kv_head), self._mean_query(head)
@@ -483,32 +554,42 @@ class Scorer:
         else:
             queries, counts = self._first.query_rows(head, tokens), self._matrix[tokens]
         try:
-            aurocs = auroc_with_specific(queries, keys, mean, counts, device=open_device(self._first.device))
+            aurocs = auroc_with_specific(
+                queries, keys, mean, counts, device=open_device(self._first.device)
+            )
             return np.stack((*aurocs, auroc_of_one_order(keys @ mean, counts)))
         except TooLargeError:
             raise overflow(self._first.model, f"T^ee of head {head}", self._first.layer) from None
 
     def _key_factor(self, kv_head: int) -> np.ndarray:
-        """Of the key-value head asked for last, which is kept: rows and heads that share it come one after another."""
+        """Of the key-value head asked for last, which is kept: rows and heads that share it come
+        one after another.
+        """
         if self._keys is None or self._keys[0] != kv_head:
             self._keys = None
             self._keys = kv_head, self._first.key_factor(kv_head)
         return self._keys[1]
 
     def _mean_query(self, head: int) -> np.ndarray:
-        """Of the head asked for last, which is kept: the mean query of the current tokens, float32 (r,)."""
+        """Of the head asked for last, which is kept: the mean query of the current tokens, float32
+        (r,).
+        """
         if self._mean is None or self._mean[0] != head:
             if self._mean_row is None:
                 self._mean_row = self._first.mean_row(self._scored)
             mean = self._first.mean_query(head, self._scored, self._mean_row)
-            self._first.check_finite(f"the query side of T^ee of head {head}", mean, self._first.layer)
+            self._first.check_finite(
+                f"the query side of T^ee of head {head}", mean, self._first.layer
+            )
             self._mean = head, mean.astype(np.float32)
         return self._mean[1]
 
 
 @dataclass(frozen=True)
 class ScorerOnWorker:
-    """How a worker gets a Scorer: it reads the checkpoint and the counts itself, once, and keeps them."""
+    """How a worker gets a Scorer: it reads the checkpoint and the counts itself, once, and keeps
+    them.
+    """
 
     source: Source
     layer: int  # As in `FirstLayer`
@@ -521,7 +602,14 @@ class ScorerOnWorker:
     def of(cls, source: Source, first: FirstLayer, counts: Path | None) -> "ScorerOnWorker":
         """What `first` is of `source`, and the counts as this machine has them."""
         path = None if counts is None else counts.absolute()
-        return cls(source.as_seen(first.model), first.layer, first.delta, path, _identity(path), first.device)
+        return cls(
+            source.as_seen(first.model),
+            first.layer,
+            first.delta,
+            path,
+            _identity(path),
+            first.device,
+        )
 
     def __call__(self) -> Scorer:
         with _opening:

@@ -1,9 +1,9 @@
-"""Position curves of heads whose positions are in the scores: rotary embeddings, ALiBi, biases by distance.
+"""Position curves of heads whose positions are in the scores: rotary embeddings, ALiBi, biases by
+distance.
 
-Such heads have no T^p and T^pp. What position does shows in the mean score of two tokens by their distance,
-K(delta) = scale E[q] R(delta) E[k]' + bias(delta), and in how far the scores of single pairs of tokens are from it (the
-band).
-"""
+Such heads have no T^p and T^pp. What position does shows in the mean score of two tokens by their
+distance, K(delta) = scale E[q] R(delta) E[k]' + bias(delta), and in how far the scores of single
+pairs of tokens are from it (the band)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,14 @@ from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.heads import counts_for
 from weightscope.heads.detok.positions import FEWEST, near_mass, recency, trends
 from weightscope.model.config.config import ModelConfig
-from weightscope.model.layers.kernel import FAST, NEAR, biases, mean_scores, why_no_kernel, window_of
+from weightscope.model.layers.kernel import (
+    FAST,
+    NEAR,
+    biases,
+    mean_scores,
+    why_no_kernel,
+    window_of,
+)
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.positions import Buckets
 from weightscope.model.metrics.spectra import spread_error
@@ -32,13 +39,19 @@ from weightscope.model.rows.table import RECORD, lines, title
 from weightscope.model.text.counts import Counts
 from weightscope.report.findings import indexed
 
-MOST_TOKENS = 16_384  # of the first layer: the most frequent ones, or drawn where no counts are at hand
+MOST_TOKENS = (
+    16_384  # of the first layer: the most frequent ones, or drawn where no counts are at hand
+)
 MOST_VALUES = 1 << 25  # of their embeddings: 128 MiB
-FEWER_TOKENS = 1024  # of later layers, drawn by the same weights, where the stream is approximated by embeddings
+# of later layers, drawn by the same weights, where the stream is approximated by embeddings
+FEWER_TOKENS = 1024
 AN_OCTAVE = 16  # further distances between one and its double
 UNSTATED = 2048  # positions, where the config says none
-LEAST_SPAN = 0.5  # nats of a mean score over near distances: below it distance hardly moves attention
-WIDE_ENOUGH = 0.5  # error of a random factor's spread, above which narrow heads cannot be told from trained ones
+LEAST_SPAN = (
+    0.5  # nats of a mean score over near distances: below it distance hardly moves attention
+)
+# error of a random factor's spread, above which narrow heads cannot be told from trained ones
+WIDE_ENOUGH = 0.5
 PRINTED = 10  # heads on a terminal
 SHOWN = (
     "layer",
@@ -88,12 +101,16 @@ class PositionKernels(ShowsShapes, Result):
     head: np.ndarray  # (h,)
     distances: np.ndarray  # (D,): i - j, ascending; negative where tokens see what comes after them
     mean: np.ndarray  # (h, D): scores before the softmax, scale and bias included
-    band: np.ndarray  # (h, D): standard deviation over pairs of tokens; NaN where there are no tokens
+    band: (
+        np.ndarray
+    )  # (h, D): standard deviation over pairs of tokens; NaN where there are no tokens
     pairs: ByPair
     context: int  # positions that the model was trained on
     windows: np.ndarray | None  # (h, 2 height - 1, 2 width - 1): biases by rows and columns
     tokens: str  # over which tokens the first layer's mean is, in words; empty where there are none
-    followed: int  # tokens whose pass through the model gives later layers' inputs; 0 where bare embeddings are used
+    # tokens whose pass through the model gives later layers' inputs; 0 where bare embeddings are
+    # used
+    followed: int
     refused: Mapping[int, str]  # layers without a kernel, and why
     left_out: tuple[str, ...]
     provenance: Provenance = field(default_factory=Provenance, repr=False)
@@ -112,7 +129,9 @@ class PositionKernels(ShowsShapes, Result):
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """What kernel.npz holds."""
-        curves = {name: getattr(self, name) for name in ("layer", "head", "distances", "mean", "band")}
+        curves = {
+            name: getattr(self, name) for name in ("layer", "head", "distances", "mean", "band")
+        }
         windows = {} if self.windows is None else {"windows": self.windows}
         return curves | self.pairs._asdict() | {"context": np.array(self.context)} | windows
 
@@ -126,7 +145,9 @@ class PositionKernels(ShowsShapes, Result):
                 Column("head", np.repeat(self.head, n)),
                 Column("distance", np.tile(self.distances, len(self.head)), unit="tokens"),
                 Column("mean", self.mean.ravel(), meaning="mean score over pairs of tokens"),
-                Column("band", self.band.ravel(), meaning="standard deviation over pairs of tokens"),
+                Column(
+                    "band", self.band.ravel(), meaning="standard deviation over pairs of tokens"
+                ),
             ],
             "Mean score by distance $i - j$.",
         )
@@ -139,7 +160,9 @@ class PositionKernels(ShowsShapes, Result):
 
     @cached_property
     def heads(self) -> Table:
-        """One row per head: what its kernel looks like, and which wavelengths its queries and keys use."""
+        """One row per head: what its kernel looks like, and which wavelengths its queries and keys
+        use.
+        """
         near = self.mean[:, self.near]  # (h, n)
         n, over_j = near.shape[1], near[:, ::-1]  # the nearest last
         peak, attention = self.mean.argmax(axis=1), softmax(over_j, axis=1)
@@ -150,14 +173,43 @@ class PositionKernels(ShowsShapes, Result):
         columns = [
             Column("layer", self.layer),
             Column("head", self.head),
-            Column("peak", self.distances[peak], unit="tokens", meaning="distance with the highest mean score"),
-            Column("peak_height", height, meaning=f"mean score there less the median over distances 0 to {n - 1}"),
-            Column("span", np.ptp(near, axis=1), unit="nats", meaning=f"of the mean score over distances 0 to {n - 1}"),
-            Column("previous", attention[:, max(0, n - 2)], meaning="attention to distance 1 by the mean score alone"),
+            Column(
+                "peak",
+                self.distances[peak],
+                unit="tokens",
+                meaning="distance with the highest mean score",
+            ),
+            Column(
+                "peak_height",
+                height,
+                meaning=f"mean score there less the median over distances 0 to {n - 1}",
+            ),
+            Column(
+                "span",
+                np.ptp(near, axis=1),
+                unit="nats",
+                meaning=f"of the mean score over distances 0 to {n - 1}",
+            ),
+            Column(
+                "previous",
+                attention[:, max(0, n - 2)],
+                meaning="attention to distance 1 by the mean score alone",
+            ),
             Column("position_share", share, meaning="share of distance in the variance of scores"),
-            *(Column(name, values, meaning=text) for (name, text), values in zip(TRENDS, lines_of, strict=True)),
-            Column("recency", [*map(recency, over_j)], meaning="Spearman correlation of the mean score with j"),
-            Column("near_mass", near_mass(attention), meaning="attention by the mean score to the nearest tenth"),
+            *(
+                Column(name, values, meaning=text)
+                for (name, text), values in zip(TRENDS, lines_of, strict=True)
+            ),
+            Column(
+                "recency",
+                [*map(recency, over_j)],
+                meaning="Spearman correlation of the mean score with j",
+            ),
+            Column(
+                "near_mass",
+                near_mass(attention),
+                meaning="attention by the mean score to the nearest tenth",
+            ),
             *self._bands(),
         ]
         return Table(columns, f"Curves over distances 0 to {n - 1}, all pairs of tokens at each.")
@@ -170,20 +222,34 @@ class PositionKernels(ShowsShapes, Result):
         turns = np.isfinite(waves)
         bands = {
             "fast_share": (waves <= FAST, f"pairs that turn once within {FAST} tokens"),
-            "middle_share": ((waves > FAST) & (waves <= self.context), f"slower pairs, up to {self.context:,} tokens"),
-            "beyond_share": ((waves > self.context) & turns, f"pairs that turn less than once in {self.context:,}"),
+            "middle_share": (
+                (waves > FAST) & (waves <= self.context),
+                f"slower pairs, up to {self.context:,} tokens",
+            ),
+            "beyond_share": (
+                (waves > self.context) & turns,
+                f"pairs that turn less than once in {self.context:,}",
+            ),
             "still_share": (np.isinf(waves), "dimensions that do not turn"),
         }
         total = np.maximum(usage.sum(axis=1), np.finfo(float).tiny)
         strongest = np.where(turns, usage, -1.0).argmax(axis=1)
         return [
             *(
-                Column(name, np.where(there, usage, 0).sum(axis=1) / total, meaning=f"share of $|q||k|$ in {which}")
+                Column(
+                    name,
+                    np.where(there, usage, 0).sum(axis=1) / total,
+                    meaning=f"share of $|q||k|$ in {which}",
+                )
                 for name, (there, which) in bands.items()
             ),
-            Column("wavelength", waves[np.arange(len(waves)), strongest], unit="tokens",
-                   meaning="of the turning pair with the largest $|q||k|$"),
-        ]  # fmt: skip
+            Column(
+                "wavelength",
+                waves[np.arange(len(waves)), strongest],
+                unit="tokens",
+                meaning="of the turning pair with the largest $|q||k|$",
+            ),
+        ]
 
     def most_positional(self, count: int = 6) -> list[int]:
         """Rows of the heads whose scores owe most to distance, most first."""
@@ -196,7 +262,9 @@ class PositionKernels(ShowsShapes, Result):
         if not len(rows):
             why = self.refused.get(layer)
             raise CheckpointError(
-                f"layer {layer} {why}" if why else f"no head {layer}.{head} with a curve over distance"
+                f"layer {layer} {why}"
+                if why
+                else f"no head {layer}.{head} with a curve over distance"
             )
         return int(rows[0])
 
@@ -212,7 +280,9 @@ class PositionKernels(ShowsShapes, Result):
             which = "layer that looks trained" if self.untrained else "layer"
             far = f"by {LEAST_SPAN} nats over distances 0 to {len(self.near) - 1}"
             return f"In no {which} does distance move a head's mean score {far}."
-        near, previous = (int(np.count_nonzero(moved & of)) for of in (heads["recency"] > 0, heads["peak"] == 1))
+        near, previous = (
+            int(np.count_nonzero(moved & of)) for of in (heads["recency"] > 0, heads["peak"] == 1)
+        )
         result = (
             f"Distance moves the mean scores of {np.count_nonzero(moved)} of {len(self.head)} heads by {LEAST_SPAN} "
             f"nats or more: {near} prefer near tokens, and {previous} have their peak at distance 1."
@@ -228,7 +298,9 @@ class PositionKernels(ShowsShapes, Result):
 
     @property
     def moved(self) -> np.ndarray:
-        """Which heads, of layers that look trained, have mean scores that distance moves: (h,) booleans."""
+        """Which heads, of layers that look trained, have mean scores that distance moves: (h,)
+        booleans.
+        """
         return (self.heads["span"] >= LEAST_SPAN) & ~np.isin(self.layer, self.untrained)
 
     @property
@@ -247,8 +319,15 @@ class PositionKernels(ShowsShapes, Result):
         random = []
         if self.untrained:
             where = indexed("layer", self.untrained)
-            random = [f"The factors of {where} have the spectra of random matrices, as before training."]
-        return (*random, *([stand_in] if self.tokens and len(later) else []), *skipped, *self.left_out)
+            random = [
+                f"The factors of {where} have the spectra of random matrices, as before training."
+            ]
+        return (
+            *random,
+            *([stand_in] if self.tokens and len(later) else []),
+            *skipped,
+            *self.left_out,
+        )
 
     @property
     def lead(self) -> str:
@@ -260,7 +339,10 @@ class PositionKernels(ShowsShapes, Result):
     def printed(self) -> list[str | Table]:
         """What a terminal shows: the heads whose scores owe most to distance."""
         table, most = self.shown()[0], self.most_positional(PRINTED)
-        return [self.headline, Table([replace(column, values=column.values[most]) for column in table.columns])]
+        return [
+            self.headline,
+            Table([replace(column, values=column.values[most]) for column in table.columns]),
+        ]
 
     def shown(self) -> list[Table]:
         """What each head does with distance."""
@@ -274,7 +356,10 @@ TRENDS = (
         "of the line fitted to the mean score, per position: positive where near tokens are preferred, as ALiBi's",
     ),
     ("linear_share", "share of the curve's variance that the line explains"),
-    ("period", "of the strongest sinusoid beside the line, in tokens; as long as the curve, it is a lower bound"),
+    (
+        "period",
+        "of the strongest sinusoid beside the line, in tokens; as long as the curve, it is a lower bound",
+    ),
     ("sinusoid_share", "share of the curve's variance that it explains beyond the line"),
 )
 
@@ -290,11 +375,11 @@ def position_kernels(
     ----------
     model : Model, str or Path
     counts : Counts, str or Path, optional
-        Bigram counts; by default from the texts that come with weightscope. Where the tokenizer is not at hand,
-        all tokens weigh the same.
+        Bigram counts; by default from the texts that come with weightscope. Where the tokenizer is
+        not at hand, all tokens weigh the same.
     inputs : mapping of int to (n, d) array, optional
-        What enters layers after the first, as `circuits.stream` follows tokens; a layer that is not given gets
-        bare token embeddings.
+        What enters layers after the first, as `circuits.stream` follows tokens; a layer that is not
+        given gets bare token embeddings.
 
     Raises
     ------
@@ -319,7 +404,9 @@ def position_kernels(
             if why := why_no_kernel(layer):
                 refused[index] = why
             else:
-                if window is None and tokens is None:  # a tower whose layers are all refused may have none
+                if (
+                    window is None and tokens is None
+                ):  # a tower whose layers are all refused may have none
                     tokens = tokens_of(model, counts)
                 x = None if tokens is None else _standing_in(model, index, tokens, inputs)
                 by_layer.append(_of_layer(model, layer, distances, x))
@@ -329,19 +416,35 @@ def position_kernels(
             done.update(1)
     if not places:
         which, why = next(iter(refused.items()), (0, "sees no positions"))
-        raise CheckpointError(f"no curve over distance: layer {which} {why}", file=model.checkpoint.name)
-    curves = (np.concatenate(parts) for parts in zip(*(of_layer for of_layer, _ in by_layer), strict=True))
+        raise CheckpointError(
+            f"no curve over distance: layer {which} {why}", file=model.checkpoint.name
+        )
+    curves = (
+        np.concatenate(parts) for parts in zip(*(of_layer for of_layer, _ in by_layer), strict=True)
+    )
     layers, heads, mean, band, windows = curves
     return PositionKernels(
-        model.title, layers, heads, distances, mean, band, _together([pairs for _, pairs in by_layer]), context,
-        windows if windows.size else None, "" if tokens is None else tokens.origin,
-        max(map(len, inputs.values()), default=0), refused, tuple(left_out), Provenance.of(model.checkpoint),
+        model.title,
+        layers,
+        heads,
+        distances,
+        mean,
+        band,
+        _together([pairs for _, pairs in by_layer]),
+        context,
+        windows if windows.size else None,
+        "" if tokens is None else tokens.origin,
+        max(map(len, inputs.values()), default=0),
+        refused,
+        tuple(left_out),
+        Provenance.of(model.checkpoint),
         tuple(untrained),
-    )  # fmt: skip
+    )
 
 
 def as_initialised(layer: Layer) -> bool:
-    """Whether all factors of a layer's heads have the second moments of Gaussian matrices, as before training.
+    """Whether all factors of a layer's heads have the second moments of Gaussian matrices, as
+    before training.
 
     Where a norm's gain is folded into W_Q and W_K, W_V and W_O decide. Narrow heads cannot be told.
     """
@@ -350,8 +453,12 @@ def as_initialised(layer: Layer) -> bool:
         factors += [(layer.q, layer.n_heads), (layer.k, layer.n_kv_heads)]
     gain = np.ones(layer.d_model) if layer.norm is None else layer.norm.gamma.astype(np.float64)
     filled = (gain**2).sum() ** 2 / (gain**4).sum()  # dimensions that a random factor would fill
-    spreads = [(_random_spread([maps.of(head)[0] for head in range(n)], filled), n) for maps, n in factors]
-    spreads.append((_random_spread([w.T for w in np.asarray(layer.w_o)], layer.d_model), layer.n_heads))
+    spreads = [
+        (_random_spread([maps.of(head)[0] for head in range(n)], filled), n) for maps, n in factors
+    ]
+    spreads.append(
+        (_random_spread([w.T for w in np.asarray(layer.w_o)], layer.d_model), layer.n_heads)
+    )
     width = layer.w_o.shape[1]
     errors = [spread_error(width * np.sqrt(n)) for _, n in spreads]
     if max(errors) > WIDE_ENOUGH:
@@ -360,11 +467,15 @@ def as_initialised(layer: Layer) -> bool:
 
 
 def _random_spread(heads: Sequence[np.ndarray], width: float) -> float:
-    """width (tr(G^2) / (tr G)^2 - 1/r), mean over factors (d, r): 1 where they are random and fill `width` rows."""
+    """width (tr(G^2) / (tr G)^2 - 1/r), mean over factors (d, r): 1 where they are random and fill
+    `width` rows.
+    """
     spreads = []
     for w in heads:
         gram = (w.T @ w).astype(np.float64)
-        spreads.append((gram**2).sum() / max(gram.trace(), np.finfo(float).tiny) ** 2 - 1 / len(gram))
+        spreads.append(
+            (gram**2).sum() / max(gram.trace(), np.finfo(float).tiny) ** 2 - 1 / len(gram)
+        )
     return float(width * np.mean(spreads))
 
 
@@ -380,7 +491,7 @@ class _Curves(NamedTuple):
 
 def _standing_in(
     model: Model, index: int, tokens: Tokens, inputs: Mapping[int, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray]:
     """A layer's inputs or their substitute, (n, d), and weights (n,)."""
     ids, weights = tokens.ids, tokens.weights
     if index in inputs and index != 0:
@@ -392,7 +503,10 @@ def _standing_in(
 
 
 def _of_layer(
-    model: Model, layer: Layer, distances: np.ndarray, weighted: tuple[np.ndarray, np.ndarray] | None
+    model: Model,
+    layer: Layer,
+    distances: np.ndarray,
+    weighted: tuple[np.ndarray, np.ndarray] | None,
 ) -> tuple[_Curves, ByPair]:
     """The curves of a layer's heads, and what their pairs do."""
     n_heads, window = layer.n_heads, window_of(layer)
@@ -401,7 +515,9 @@ def _of_layer(
     if weighted is None:
         table = np.moveaxis(window.table * window.times, -1, 0) if window is not None else empty
         mean = biases(layer)(distances)
-        return _Curves(*labels, mean, np.full_like(mean, np.nan), table), ByPair(empty, empty, empty, empty)
+        return _Curves(*labels, mean, np.full_like(mean, np.nan), table), ByPair(
+            empty, empty, empty, empty
+        )
     with np.errstate(over="ignore", invalid="ignore"):  # found and named below
         kernel = mean_scores(layer, *weighted)
         mean, band = kernel.mean(distances), kernel.band(distances)
@@ -409,14 +525,19 @@ def _of_layer(
         raise overflow(model, "the mean score by distance", layer.index)
     with np.errstate(divide="ignore"):
         waves = np.broadcast_to(2 * np.pi / np.abs(kernel.frequencies), kernel.usage.shape)
-    return _Curves(*labels, mean, band, empty), ByPair(waves, kernel.usage, kernel.by_position, kernel.by_content)
+    return _Curves(*labels, mean, band, empty), ByPair(
+        waves, kernel.usage, kernel.by_position, kernel.by_content
+    )
 
 
 def _together(layers: list[ByPair]) -> ByPair:
     """The pairs of all layers' heads, padded with NaN to the widest layer."""
     width = max(pairs.usage.shape[1] for pairs in layers)
     padded = [
-        [np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=np.nan) for values in pairs]
+        [
+            np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=np.nan)
+            for values in pairs
+        ]
         for pairs in layers
     ]
     return ByPair(*(np.concatenate(parts) for parts in zip(*padded, strict=True)))
@@ -427,23 +548,35 @@ def _left_out(layer: Layer, kind: str) -> list[str]:
     rotation = layer.rotation
     texts = {
         f"Scores are bounded by {layer.softcap:g} tanh(s / {layer.softcap:g}) after the curves' sum."
-        if layer.softcap is not None else "",
+        if layer.softcap is not None
+        else "",
         f"Queries are multiplied by {layer.temperature} at position p: the curves are those of a factor of 1."
-        if layer.temperature is not None else "",
+        if layer.temperature is not None
+        else "",
         f"Sequences over {rotation.longest:,} positions turn otherwise: the curves are those of shorter ones."
-        if rotation is not None and rotation.stretched is not None else "",
+        if rotation is not None and rotation.stretched is not None
+        else "",
         "Positions have several axes: the curves are of text, whose tokens are equally far on each."
-        if rotation is not None and rotation.axes is not None else "",
-        "Layers of sliding windows do not see as far as their curves go." if kind.startswith("sliding") else "",
+        if rotation is not None and rotation.axes is not None
+        else "",
+        "Layers of sliding windows do not see as far as their curves go."
+        if kind.startswith("sliding")
+        else "",
         "A class token has biases of its own, which are not in the curves."
-        if (window := window_of(layer)) is not None and window.of_class is not None else "",
-    }  # fmt: skip
+        if (window := window_of(layer)) is not None and window.of_class is not None
+        else "",
+    }
     return sorted(filter(None, texts))
 
 
 def tokens_of(model: Model, counts: Counts | str | Path | None = None) -> Tokens:
-    """The tokens that means are over: by how often they occur where counts are at hand, else all the same."""
-    n_tokens, most = model.embeddings.n_tokens, min(MOST_TOKENS, MOST_VALUES // model.config.d_model)
+    """The tokens that means are over: by how often they occur where counts are at hand, else all
+    the same.
+    """
+    n_tokens, most = (
+        model.embeddings.n_tokens,
+        min(MOST_TOKENS, MOST_VALUES // model.config.d_model),
+    )
     try:
         bigrams = counts_for(model, counts)
     except CheckpointError:
@@ -452,7 +585,11 @@ def tokens_of(model: Model, counts: Counts | str | Path | None = None) -> Tokens
         ids = np.arange(n_tokens)
         if n_tokens > most:
             ids = np.sort(np.random.default_rng(0).choice(n_tokens, most, replace=False))
-        which = f"{len(ids):,} drawn from the {n_tokens:,}" if len(ids) < n_tokens else f"all {n_tokens:,}"
+        which = (
+            f"{len(ids):,} drawn from the {n_tokens:,}"
+            if len(ids) < n_tokens
+            else f"all {n_tokens:,}"
+        )
         origin = f"{which} of the vocabulary, all weighted alike, because no counts were at hand"
         return Tokens(ids, np.full(len(ids), 1 / len(ids)), origin)
     occurrences = bigrams.occurrences
@@ -466,10 +603,11 @@ def tokens_of(model: Model, counts: Counts | str | Path | None = None) -> Tokens
 
 
 def entering(model: Model, index: int, rows: np.ndarray) -> np.ndarray:
-    """Token rows (n, e) as a layer would read them if nothing before it had written anything, (n, d).
+    """Token rows (n, e) as a layer would read them if nothing before it had written anything, (n,
+    d).
 
-    Where the stream has passed a norm when it enters the layer (post-norm models), they pass it too.
-    """
+    Where the stream has passed a norm when it enters the layer (post-norm models), they pass it
+    too."""
     norm = model.stream_norm(index)
     if index == 0:
         rows = rows if norm is None or model.embeddings.norm is not None else norm(rows)
@@ -490,16 +628,22 @@ def context_of(model: Model) -> int:
 
 
 def both_ways(model: Model) -> bool:
-    """Whether tokens see those that come after them, as the census of transformers' attention saw."""
+    """Whether tokens see those that come after them, as the census of transformers' attention
+    saw.
+    """
     additive = model.layer(model.attention_layers[0]).additive
     if isinstance(additive, Buckets):
         return not additive.causal
     row = title(model.family)
-    return {line["kind"] for line in lines(RECORD) if row in (line["row"] or "").split()} == {"self"}
+    return {line["kind"] for line in lines(RECORD) if row in (line["row"] or "").split()} == {
+        "self"
+    }
 
 
 def distances_up_to(last: int) -> np.ndarray:
     """0, 1, 2 ... at first, then `AN_OCTAVE` to each doubling, up to the last: (D,) ints."""
     octaves: Callable[[np.ndarray], np.ndarray] = lambda steps: NEAR * 2.0 ** (steps / AN_OCTAVE)  # noqa: E731
-    far = np.rint(octaves(np.arange(max(0, int(AN_OCTAVE * np.log2(max(last, NEAR) / NEAR))) + 1))).astype(int)
+    far = np.rint(
+        octaves(np.arange(max(0, int(AN_OCTAVE * np.log2(max(last, NEAR) / NEAR))) + 1))
+    ).astype(int)
     return np.unique(np.concatenate((np.arange(min(NEAR, last + 1)), far[far <= last], [last])))

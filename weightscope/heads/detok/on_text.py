@@ -1,4 +1,6 @@
-"""The first layer's attention on text, compared with its weights (detokenization paper, section 5 and Fig. 4)."""
+"""The first layer's attention on text, compared with its weights (detokenization paper, section 5
+and Fig. 4).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,20 +36,31 @@ class TextCheck(ShowsShapes):
     contributions: dict[str, np.ndarray]
     # (n_heads, n): The same as the paper's own figure has them; see `term_contributions`.
     drawn: dict[str, np.ndarray]
-    difference: float  # The largest between an attention weight of the model and the softmax of the six terms' sum
+    # The largest between an attention weight of the model and the softmax of the six terms' sum
+    difference: float
 
     @cached_property
     def heads(self) -> Table:
-        """One row per head: each term's contribution, averaged over positions; at position 0 there is only one key."""
+        """One row per head: each term's contribution, averaged over positions; at position 0 there
+        is only one key.
+        """
         means = {name: c[:, 1:].mean(axis=1) for name, c in self.contributions.items()}
         columns = [Column(name, mean, f"$c^{name}$", "nats") for name, mean in means.items()]
         head = Column("head", np.arange(len(self.attention)))
-        return Table([head, *columns], "What each term decides, averaged over positions and texts (eq. 18).")
+        return Table(
+            [head, *columns], "What each term decides, averaged over positions and texts (eq. 18)."
+        )
 
     def write_tables(self, files: Files) -> None:
         """Write contributions.csv, one row per head and term, and contributions.npz."""
         rows = [
-            (head, name, self.heads[name][head], c[head, self.query], self.drawn[name][head, 1:].mean())
+            (
+                head,
+                name,
+                self.heads[name][head],
+                c[head, self.query],
+                self.drawn[name][head, 1:].mean(),
+            )
             for head in range(len(self.attention))
             for name, c in self.contributions.items()
         ]
@@ -56,7 +69,11 @@ class TextCheck(ShowsShapes):
         arrays = {f"c_{name}": c for name, c in self.contributions.items()}
         arrays |= {f"c_paper_{name}": c for name, c in self.drawn.items()}
         files.npz(
-            "contributions.npz", attention=self.attention, spread=self.spread, query=np.array(self.query), **arrays
+            "contributions.npz",
+            attention=self.attention,
+            spread=self.spread,
+            query=np.array(self.query),
+            **arrays,
         )
 
 
@@ -64,12 +81,16 @@ def run_on_texts(first: FirstLayer, texts: Texts, query: int) -> TextCheck:
     """Run the first layer of a model with learned positions on passages as long as it takes."""
     model = first.model
     if model.positions is None:
-        problem = f"a {model.family.name} has no position embedding to compare attention on text with"
+        problem = (
+            f"a {model.family.name} has no position embedding to compare attention on text with"
+        )
         raise CheckpointError(problem, file=model.checkpoint.name)
     runner, n_positions = open_runner(model, device=first.device), len(model.positions)
     passages = token_windows(framing_of(model), texts.texts, PASSAGES, n_positions)
     if not passages:
-        raise CheckpointError(f"no text in {texts.source} has {n_positions} tokens, as many as the model has positions")
+        raise CheckpointError(
+            f"no text in {texts.source} has {n_positions} tokens, as many as the model has positions"
+        )
     return check_on_text(first, runner, passages, query, texts.source)
 
 
@@ -89,8 +110,12 @@ def check_on_text(
             attention.append(alpha[:, query, : query + 1].copy())
             visible = alpha.max(axis=0) > 0  # (n, n): what the mask lets through
 
-            def of_head(head: int, tokens: np.ndarray = sequences[index], visible: np.ndarray = visible) -> Moved:
-                return term_contributions(first.terms(head, tokens, positions), first.heads[head].scale, visible)
+            def of_head(
+                head: int, tokens: np.ndarray = sequences[index], visible: np.ndarray = visible
+            ) -> Moved:
+                return term_contributions(
+                    first.terms(head, tokens, positions), first.heads[head].scale, visible
+                )
 
             for head, moved in enumerate(in_threads(of_head, range(n_heads))):
                 largest = max(largest, float(np.abs(moved.attention - alpha[head]).max()))
@@ -104,6 +129,10 @@ def check_on_text(
 
     runner.observe(sequences, observe, layers=[0])
     n_texts = len(sequences)
-    means, as_drawn = ({name: total / n_texts for name, total in c.items()} for c in (contributions, drawn))
+    means, as_drawn = (
+        {name: total / n_texts for name, total in c.items()} for c in (contributions, drawn)
+    )
     spread = np.percentile(attention, BAND, axis=0)
-    return TextCheck(query, n_texts, source, np.mean(attention, axis=0), spread, means, as_drawn, largest)
+    return TextCheck(
+        query, n_texts, source, np.mean(attention, axis=0), spread, means, as_drawn, largest
+    )

@@ -22,8 +22,8 @@ from weightscope.report.pages.style import save
 
 MODELS = ("gpt2", "openai-community/gpt2")
 HEADS_OF_FIG_2 = (7, 1)
-# Table 2, mean AUROC by head, and the same by frequency, to the three decimals of the authors' notes
-# (gokamoda/lm-detokenization, notes/gpt2.md).
+# Table 2, mean AUROC by head, and the same by frequency, to the three decimals of the authors'
+# notes (gokamoda/lm-detokenization, notes/gpt2.md).
 AUROC = {
     7: 0.876, 11: 0.806, 6: 0.793, 0: 0.732, 4: 0.694, 3: 0.634, 10: 0.615, 2: 0.549, 8: 0.445, 1: 0.404, 9: 0.401,
     5: 0.286,
@@ -62,34 +62,52 @@ def write_auroc_page(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc
     title = f"Detokenization in layer {auroc.layer} of {auroc.model}"
     sections = auroc_sections(files, auroc, curves)
     write_page(
-        files, "report.html", title, auroc.lead, sections, model=auroc.model, provenance=auroc.provenance,
+        files,
+        "report.html",
+        title,
+        auroc.lead,
+        sections,
+        model=auroc.model,
+        provenance=auroc.provenance,
         numbers=auroc.controls,
-    )  # fmt: skip
+    )
 
 
-def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()) -> list[Section]:
-    """Table 2, with the paper's numbers if the model is the paper's, and the ROC curves of Fig. 2, if any."""
+def auroc_sections(
+    files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()
+) -> list[Section]:
+    """Table 2, with the paper's numbers if the model is the paper's, and the ROC curves of Fig. 2,
+    if any.
+    """
     table, counts = auroc.ranked, auroc.counts
     of_paper = is_of_paper(auroc.model) and auroc.layer == 0
     if of_paper:
         printed, by_frequency = (
-            np.array([means.get(head, np.nan) for head in table["head"]]) for means in (AUROC, AUROC_BY_FREQUENCY)
+            np.array([means.get(head, np.nan) for head in table["head"]])
+            for means in (AUROC, AUROC_BY_FREQUENCY)
         )
         differs = Column(
-            "auroc_paper_differs", table["auroc_paper"] - printed, "auroc_paper less Table 2", format="+.3f"
+            "auroc_paper_differs",
+            table["auroc_paper"] - printed,
+            "auroc_paper less Table 2",
+            format="+.3f",
         )
         compared = (
-            Column("auroc_printed", printed, "Table 2's AUROC", format=".3f"), differs,
-            Column("auroc_by_frequency_noted", by_frequency, "by frequency, authors' notes", format=".3f"),
-        )  # fmt: skip
+            Column("auroc_printed", printed, "Table 2's AUROC", format=".3f"),
+            differs,
+            Column(
+                "auroc_by_frequency_noted",
+                by_frequency,
+                "by frequency, authors' notes",
+                format=".3f",
+            ),
+        )
         table = Table([*table.columns, *compared], table.caption)
     scored = f"{table['tokens_scored'][0]:,} of {auroc.auroc.shape[1]:,}"
     which = "were drawn" if auroc.sample else "follow some token"
     text = f"{plain(counts.origin)}. {scored} tokens {which}."
     if of_paper:
-        text += (
-            " Table 2 counts OpenWebText; other counts, as of a few shards, are one reason for `auroc_paper_differs`."
-        )
+        text += " Table 2 counts OpenWebText; other counts, as of a few shards, are one reason for `auroc_paper_differs`."
     caption = (
         "Bigram AUROC of $T^ee$ by head, best first. "
         "Dot: mean over tokens; bars: the middle half and the middle 90 % of tokens. Diamond: mean of $T^ee$ less its "
@@ -100,9 +118,15 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
     measured = table if of_paper else Filed(table, "heads.csv")
     sections = [Section("Which heads put words together", text, [drawn, measured])]
     if curves:
-        coloured = present(HEADS_OF_FIG_2, len(auroc.auroc)) if of_paper else table["head"][[0, -1]].tolist()
+        coloured = (
+            present(HEADS_OF_FIG_2, len(auroc.auroc))
+            if of_paper
+            else table["head"][[0, -1]].tolist()
+        )
         which = "the paper's heads" if of_paper else "the best and the worst head"
-        caption = f"ROC curves for single current tokens (Fig. 2): {which} in colour, the others in grey."
+        caption = (
+            f"ROC curves for single current tokens (Fig. 2): {which} in colour, the others in grey."
+        )
         drawn = Figure(save(figures.roc_figure(curves, coloured), files, "roc"), caption)
         sections.append(Section("ROC curves of single tokens", parts=[drawn]))
     return sections
@@ -114,19 +138,28 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
     table, parts = terms.heads, []
     at = "" if terms.spread is None else f" (with $s$ = {terms.spread.s:g})"
     for head in heads or (terms.nearest_head(),):
-        t_p, t_pp = ({name: table[f"{part}_{name}"][head] for name in Trends._fields} for part in ("t_p", "t_pp"))
+        t_p, t_pp = (
+            {name: table[f"{part}_{name}"][head] for name in Trends._fields}
+            for part in ("t_p", "t_pp")
+        )
         caption = (
             f"Fig. 3 for head {head} at query position {terms.query} (dotted); the model's last position is "
             f"{terms.t_p.shape[1] - 1}. A line of slope {t_p['slope']:.3g} a position "
             f"is {t_p['linear_share']:.0%} of the variance of $T^p$; a sinusoid of period "
             f"{longest(t_pp['period'], terms)} is {t_pp['sinusoid_share']:.0%} of that of $T^pp${at}."
         )
-        parts.append(Figure(save(figures.position_figure(terms, head), files, f"positions-head-{head}"), caption))
+        parts.append(
+            Figure(
+                save(figures.position_figure(terms, head), files, f"positions-head-{head}"), caption
+            )
+        )
     caption = (
         f"$T^p + T^pp$ of every head at query position {terms.query}, each with its mean taken out, and how much "
         f"attention its softmax gives to the nearest tenth of the positions{at}."
     )
-    parts.append(Figure(save(figures.all_heads_figure(terms), files, "positions-all-heads"), caption))
+    parts.append(
+        Figure(save(figures.all_heads_figure(terms), files, "positions-all-heads"), caption)
+    )
     what = EQUATIONS if terms.spread is None else SPREAD_EQUATIONS
     trends = Filed(table.select(*terms.columns_shown), "trends.csv")
     return Section("What heads owe to position", what, [*parts, trends])
@@ -139,8 +172,12 @@ def longest(period: float, terms: PositionTerms) -> str:
 
 
 @phase("drawing figures")
-def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Sequence[int] = ()) -> Section:
-    """Fig. 4 for the selected heads, or the one that looks nearest, and every head's contributions."""
+def text_section(
+    files: Files, check: TextCheck, terms: PositionTerms, heads: Sequence[int] = ()
+) -> Section:
+    """Fig. 4 for the selected heads, or the one that looks nearest, and every head's
+    contributions.
+    """
     shown = tuple(heads) or (terms.nearest_head(),)
     head = shown[0]
     strongest = max(TERMS, key=lambda name: check.heads[name][head])
@@ -166,19 +203,37 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Se
     )
     beside = beside_position(check, terms)
     files.table("attention.csv", beside)
-    return Section("What happens on text", text, [*fig_4, every, check.heads, Filed(beside, "attention.csv")])
+    return Section(
+        "What happens on text", text, [*fig_4, every, check.heads, Filed(beside, "attention.csv")]
+    )
 
 
 def beside_position(check: TextCheck, terms: PositionTerms) -> Table:
-    """Every head's attention on text and by position alone: to the token before, to the nearest tenth."""
+    """Every head's attention on text and by position alone: to the token before, to the nearest
+    tenth.
+    """
     predicted = terms.attention()  # (n_heads, query + 1)
     return Table(
         [
             Column("head", np.arange(len(predicted))),
-            Column("previous", check.attention[:, -2], meaning="attention to the token before, mean over texts"),
-            Column("previous_by_position", predicted[:, -2], meaning="what position alone gives it"),
-            Column("near_mass", near_mass(check.attention), meaning="attention to the nearest tenth, mean over texts"),
-            Column("near_mass_by_position", near_mass(predicted), meaning="what position alone gives it"),
+            Column(
+                "previous",
+                check.attention[:, -2],
+                meaning="attention to the token before, mean over texts",
+            ),
+            Column(
+                "previous_by_position", predicted[:, -2], meaning="what position alone gives it"
+            ),
+            Column(
+                "near_mass",
+                near_mass(check.attention),
+                meaning="attention to the nearest tenth, mean over texts",
+            ),
+            Column(
+                "near_mass_by_position",
+                near_mass(predicted),
+                meaning="what position alone gives it",
+            ),
         ],
         f"Attention from position {check.query} on text, and by position alone (Fig. 4, left).",
     )
@@ -215,7 +270,9 @@ def write_kernel_page(files: Files, kernels: PositionKernels, heads: Sequence[in
         sections.append(_wavelength_section(files, kernels))
     title = f"Scores by distance in {kernels.model}"
     lead, provenance = kernels.lead, kernels.provenance
-    write_page(files, "report.html", title, lead, sections, model=kernels.model, provenance=provenance)
+    write_page(
+        files, "report.html", title, lead, sections, model=kernels.model, provenance=provenance
+    )
 
 
 def _wavelength_section(files: Files, kernels: PositionKernels) -> Section:
@@ -234,6 +291,14 @@ def _wavelength_section(files: Files, kernels: PositionKernels) -> Section:
         f"Dashed: {FAST} tokens (white) and the trained context (orange), where they lie within the panel."
     )
     drawn = Figure(save(figures.wavelengths_figure(kernels), files, "wavelengths"), caption)
-    names = ("layer", "head", "fast_share", "middle_share", "beyond_share", "still_share", "wavelength")
+    names = (
+        "layer",
+        "head",
+        "fast_share",
+        "middle_share",
+        "beyond_share",
+        "still_share",
+        "wavelength",
+    )
     shown = Filed(table.select(*names), "trends.csv")
     return Section("Which wavelengths heads use", text, [drawn, shown])

@@ -1,4 +1,6 @@
-"""sigma, the part of a LayerNorm that cannot be folded, over the whole vocabulary and every position."""
+"""sigma, the part of a LayerNorm that cannot be folded, over the whole vocabulary and every
+position.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,11 +25,14 @@ BlockOfSigma = tuple[np.ndarray, list[np.ndarray]]
 class SigmaStatistics(ShowsShapes):
     """sigma(e_t + p_j) summarised over every token t and position j, all float64."""
 
-    token_mean: np.ndarray  # (vocab,): Mean over positions: c_t, which the paper's code divides e_t by
+    token_mean: (
+        np.ndarray
+    )  # (vocab,): Mean over positions: c_t, which the paper's code divides e_t by
     mean: np.ndarray  # (n_positions,): Over tokens, at each position
     minimum: np.ndarray
     maximum: np.ndarray
-    # (n_positions,): Mean of 1/sigma over tokens: what scales a position's bare term to its mean over tokens.
+    # (n_positions,): Mean of 1/sigma over tokens: what scales a position's bare term to its mean
+    # over tokens.
     inverse_mean: np.ndarray
     inverse_low: np.ndarray  # (n_positions,): 2.5th and 97.5th percentile of 1/sigma over tokens
     inverse_high: np.ndarray
@@ -50,11 +55,13 @@ def sigma_statistics(
 
     token_blocks (n, d), positions (n_positions, d).
 
-    Var(e + p) = Var(e) + Var(p) + 2 Cov(e, p), so a block of positions costs one matrix product, in float32: where e
-    and -p nearly cancel, the error of sigma^2 is 1e-6 of Var(e) + Var(p). Each core's thread works on its own block;
-    peak memory is one (64, vocab) float32 block a thread, 13 MB for GPT-2, plus what `token_blocks` holds.
-    """
-    token_variance = np.concatenate([block.var(axis=1, dtype=np.float64) for _, block in token_blocks()])  # (V,)
+    Var(e + p) = Var(e) + Var(p) + 2 Cov(e, p), so a block of positions costs one matrix product, in
+    float32: where e and -p nearly cancel, the error of sigma^2 is 1e-6 of Var(e) + Var(p). Each
+    core's thread works on its own block; peak memory is one (64, vocab) float32 block a thread, 13
+    MB for GPT-2, plus what `token_blocks` holds."""
+    token_variance = np.concatenate(
+        [block.var(axis=1, dtype=np.float64) for _, block in token_blocks()]
+    )  # (V,)
     token_variance = (token_variance + eps).astype(np.float32)
     if device is CPU:
         blocks = _on_cores(token_blocks, token_variance, positions, eps)
@@ -66,7 +73,9 @@ def sigma_statistics(
         token_sum += block_sum
         sums.append(statistics)
         progress(len(statistics[0]))
-    return SigmaStatistics(token_sum / len(positions), *(np.concatenate(column) for column in zip(*sums, strict=True)))
+    return SigmaStatistics(
+        token_sum / len(positions), *(np.concatenate(column) for column in zip(*sums, strict=True))
+    )
 
 
 def _on_cores(
@@ -78,7 +87,9 @@ def _on_cores(
         table = _sigma_table(block, token_blocks(), token_variance, eps)  # (b, V)
         return table.sum(axis=0, dtype=np.float64), _over_tokens(table)
 
-    blocks = [positions[s : s + POSITIONS_A_BLOCK] for s in range(0, len(positions), POSITIONS_A_BLOCK)]
+    blocks = [
+        positions[s : s + POSITIONS_A_BLOCK] for s in range(0, len(positions), POSITIONS_A_BLOCK)
+    ]
     return in_threads(of_block, blocks)
 
 
@@ -90,9 +101,14 @@ def _of_positions(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sigma_table(
-    positions: np.ndarray, token_blocks: Iterable[tuple[int, np.ndarray]], token_variance: np.ndarray, eps: float
+    positions: np.ndarray,
+    token_blocks: Iterable[tuple[int, np.ndarray]],
+    token_variance: np.ndarray,
+    eps: float,
 ) -> np.ndarray:
-    """sigma(e_t + p_j) for a few positions and all tokens, float32 (b, V); `token_variance` holds eps already."""
+    """sigma(e_t + p_j) for a few positions and all tokens, float32 (b, V); `token_variance` holds
+    eps already.
+    """
     scaled, position_variance = _of_positions(positions)
     table = np.empty((len(positions), len(token_variance)), np.float32)
     for first, block in token_blocks:
@@ -105,31 +121,48 @@ def _sigma_table(
 
 def _over_tokens(table: np.ndarray) -> list[np.ndarray]:
     """The statistics of each row of a sigma table in SigmaStatistics' order; `table` is used up."""
-    mean, minimum, maximum = table.mean(axis=1, dtype=np.float64), table.min(axis=1), table.max(axis=1)
+    mean, minimum, maximum = (
+        table.mean(axis=1, dtype=np.float64),
+        table.min(axis=1),
+        table.max(axis=1),
+    )
     inverse = np.reciprocal(table, out=table)
     inverse_mean = inverse.mean(axis=1, dtype=np.float64)
-    low, high = (round(percent / 100 * (table.shape[1] - 1)) for percent in BAND)  # the nearest ranks
+    low, high = (
+        round(percent / 100 * (table.shape[1] - 1)) for percent in BAND
+    )  # the nearest ranks
     inverse.partition((low, high), axis=1)
     return [
-        np.asarray(s, np.float64) for s in (mean, minimum, maximum, inverse_mean, inverse[:, low], inverse[:, high])
+        np.asarray(s, np.float64)
+        for s in (mean, minimum, maximum, inverse_mean, inverse[:, low], inverse[:, high])
     ]
 
 
 def _on_device(
-    device: Device, token_blocks: TokenBlocks, token_variance: np.ndarray, positions: np.ndarray, eps: float
+    device: Device,
+    token_blocks: TokenBlocks,
+    token_variance: np.ndarray,
+    positions: np.ndarray,
+    eps: float,
 ) -> Iterator[BlockOfSigma]:
     """As `_on_cores`, by the array API standard, with as many positions a block as have room."""
     xp, n = device.xp, len(token_variance)
     low, high = (round(percent / 100 * (n - 1)) for percent in BAND)
     variance, least = device.put(token_variance), device.put(np.array(eps, np.float32))
-    a_block = rows_that_fit(device.free_bytes(), TOKENS_ON_THEIR_WAY, BYTES_A_SIGMA * n, len(positions))
+    a_block = rows_that_fit(
+        device.free_bytes(), TOKENS_ON_THEIR_WAY, BYTES_A_SIGMA * n, len(positions)
+    )
 
     def mean(x: Any) -> Any:
         return xp.sum(x, axis=1, dtype=xp.float64) / n
 
     for start in range(0, len(positions), a_block):
-        scaled, position_variance = (device.put(x) for x in _of_positions(positions[start : start + a_block]))
-        products = [scaled @ rows.T for (rows,) in device.put_ahead((block,) for _, block in token_blocks())]
+        scaled, position_variance = (
+            device.put(x) for x in _of_positions(positions[start : start + a_block])
+        )
+        products = [
+            scaled @ rows.T for (rows,) in device.put_ahead((block,) for _, block in token_blocks())
+        ]
         squared = xp.concat(products, axis=1) + variance + position_variance  # (b, V)
         table = xp.sqrt(xp.maximum(squared, least))
         inverse = xp.sort(1 / table, axis=1)

@@ -1,1 +1,3 @@
-"""What attention adds up: the lengths of alpha f(x), compared with alpha (norm-based-attention paper)."""
+"""What attention adds up: the lengths of alpha f(x), compared with alpha (norm-based-attention
+paper).
+"""

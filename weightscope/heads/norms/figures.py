@@ -29,7 +29,9 @@ def singular_value_figure(norms: NormAnalysis, heads: np.ndarray) -> Figure:
 
 @style.in_our_style()
 def pair_figure(norms: NormAnalysis) -> Figure:
-    """Fig. 3: |f(x)| against alpha, one panel per kind; points of the other kinds behind, in light grey."""
+    """Fig. 3: |f(x)| against alpha, one panel per kind; points of the other kinds behind, in light
+    grey.
+    """
     figure, (axes,) = _panels(norms.kind_names, 1, 1.9)
     everything = np.concatenate(norms.pairs)  # (m, 2)
     styles = style.kind_styles(len(norms.kind_names))
@@ -37,7 +39,13 @@ def pair_figure(norms: NormAnalysis) -> Figure:
         axis.plot(*everything.T, ".", color="0.88", markersize=1, rasterized=True)
         axis.plot(*pairs.T, ".", color=look["color"], markersize=1, alpha=0.5, rasterized=True)
         axis.set_xscale("log")
-        known = rf"$\rho={ranks.rho:.2f}$" if np.isfinite(ranks.rho) else r"$\rho$ unknown" if ranks.pairs else "none"
+        known = (
+            rf"$\rho={ranks.rho:.2f}$"
+            if np.isfinite(ranks.rho)
+            else r"$\rho$ unknown"
+            if ranks.pairs
+            else "none"
+        )
         axis.text(0.04, 0.98, known, transform=axis.transAxes, va="top", fontsize=7)
     if len(everything):
         axes[0].set_xlim(np.quantile(everything[:, 0], OFF), 1.5)
@@ -51,8 +59,8 @@ def pair_figure(norms: NormAnalysis) -> Figure:
 def head_figure(norms: NormAnalysis) -> Figure:
     """Fig. 4 for every kind: alpha that a head gives it, and its mean |f(x)|; layers downwards.
 
-    Colours are logarithmic beyond a decade: a kind of few tokens gets a hundredth of what another gets.
-    """
+    Colours are logarithmic beyond a decade: a kind of few tokens gets a hundredth of what another
+    gets."""
     n_layers, n_heads = norms.alpha.shape[:2]
     height = float(np.clip(1.5 * n_layers / n_heads, 0.8, 3.0))
     figure, rows = _panels(norms.kind_names, 2, 2 * height + 0.6)
@@ -64,7 +72,11 @@ def head_figure(norms: NormAnalysis) -> Figure:
         norm = LogNorm(least, most, clip=True) if log else Normalize(least, most)
         for kind, axis in enumerate(axes):
             image = axis.imshow(
-                values[:, :, kind], aspect="auto", cmap=style.BY_LAYER, norm=norm, interpolation="nearest"
+                values[:, :, kind],
+                aspect="auto",
+                cmap=style.BY_LAYER,
+                norm=norm,
+                interpolation="nearest",
             )
         bar = figure.colorbar(image, ax=axes, pad=0.01, label=label, aspect=12)
         if log:
@@ -81,24 +93,32 @@ def head_figure(norms: NormAnalysis) -> Figure:
 
 @style.in_our_style()
 def layer_figure(norms: NormAnalysis) -> Figure:
-    """Fig. 5: what a query gives to each kind, averaged over a layer's heads, as alpha and as |alpha f(x)|."""
+    """Fig. 5: what a query gives to each kind, averaged over a layer's heads, as alpha and as
+    |alpha f(x)|.
+    """
     figure, (weights, vectors) = style.subplots(1, 2, figsize=(2 * style.COLUMN, 2.1))
     for axis, values in (weights, norms.alpha), (vectors, norms.alpha_f):
         styles = style.kind_styles(len(norms.kind_names))
-        for kind, of_layers, look in zip(norms.kind_names, values.mean(axis=1).T, styles, strict=True):
+        for kind, of_layers, look in zip(
+            norms.kind_names, values.mean(axis=1).T, styles, strict=True
+        ):
             axis.plot(norms.layer_indices, of_layers, label=plain(kind), **look)
         axis.set_ylim(bottom=0)
         style.layers_along(axis)
     weights.set(title="weights", ylabel=r"summed $\alpha$")
     vectors.set(title="vectors added up", ylabel=r"summed $\|\alpha f(x)\|$")
-    figure.legend(*weights.get_legend_handles_labels(), loc="outside right center", title="given to")
+    figure.legend(
+        *weights.get_legend_handles_labels(), loc="outside right center", title="given to"
+    )
     return figure
 
 
 def _panels(kinds: tuple[str, ...], rows: int, height: float) -> tuple[Figure, np.ndarray]:
     """Rows of panels, one per kind of token, two paper columns wide, with shared axes."""
     size = (min(1.0, (len(kinds) + 0.5) / 4) * 2 * style.COLUMN, height)
-    figure, axes = style.subplots(rows, len(kinds), figsize=size, sharex=True, sharey=True, squeeze=False)
+    figure, axes = style.subplots(
+        rows, len(kinds), figsize=size, sharex=True, sharey=True, squeeze=False
+    )
     for axis, kind in zip(axes[0], kinds, strict=True):
         axis.set_title(plain(kind))
     return figure, axes

@@ -1,7 +1,7 @@
 """Norm-based analysis of attention: one run of a model over sequences, reduced batch by batch.
 
-From each batch, only sums, counts, extremes and a random sample of pairs are kept (norm-based-attention, section 5).
-"""
+From each batch, only sums, counts, extremes and a random sample of pairs are kept
+(norm-based-attention, section 5)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,13 @@ from weightscope.core.progress import bar
 from weightscope.core.tables import Column, Table, crossed
 from weightscope.model.layers.factored import Triangle, triangle
 from weightscope.model.layers.layer import Layer
-from weightscope.model.metrics.norms import MeanByKind, counts_by_kind, output_triangles, sums_by_kind, value_norms
+from weightscope.model.metrics.norms import (
+    MeanByKind,
+    counts_by_kind,
+    output_triangles,
+    sums_by_kind,
+    value_norms,
+)
 from weightscope.model.metrics.rank_correlation import RankCorrelation, Spearman
 from weightscope.model.metrics.spectra import affine_singular_values
 from weightscope.model.model import Model
@@ -30,31 +36,39 @@ MOMENTS = ("mean", "sd", "cv", "max", "min")  # names of the table columns
 class Moments:
     """Mean, standard deviation and extremes, of several quantities at a time.
 
-    Batches are merged by Chan, Golub and LeVeque's update, which stays exact where the deviation is much
-    smaller than the mean. shape: one element per quantity; squares: sum of squared deviations from the mean.
-    """
+    Batches are merged by Chan, Golub and LeVeque's update, which stays exact where the deviation is
+    much smaller than the mean. shape: one element per quantity; squares: sum of squared deviations
+    from the mean."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.count, self.mean, self.squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self.smallest, self.largest = np.full(shape, np.inf), np.full(shape, -np.inf)
 
     def add(self, values: np.ndarray, at: int | tuple[int, ...] = ()) -> None:
-        """Add (..., m) values: m of every quantity or, with `at`, of the quantities at this index."""
+        """Add (..., m) values: m of every quantity or, with `at`, of the quantities at this
+        index.
+        """
         values = values.astype(np.float64)
         before, new = self.count[at], values.shape[-1]
         mean = values.mean(axis=-1)
         apart = mean - self.mean[at]
-        self.squares[at] += ((values - mean[..., None]) ** 2).sum(axis=-1) + apart**2 * before * new / (before + new)
+        self.squares[at] += ((values - mean[..., None]) ** 2).sum(
+            axis=-1
+        ) + apart**2 * before * new / (before + new)
         self.mean[at] += apart * new / (before + new)
         self.count[at] += new
         self.smallest[at] = np.minimum(self.smallest[at], values.min(axis=-1))
         self.largest[at] = np.maximum(self.largest[at], values.max(axis=-1))
 
     def table(self) -> np.ndarray:
-        """Mean, standard deviation, coefficient of variation, maximum and minimum (`MOMENTS`): (..., 5) float64."""
+        """Mean, standard deviation, coefficient of variation, maximum and minimum (`MOMENTS`):
+        (..., 5) float64.
+        """
         with np.errstate(invalid="ignore", divide="ignore"):
             deviation = np.sqrt(self.squares / self.count)  # of the population, not of a sample
-            return np.stack([self.mean, deviation, deviation / self.mean, self.largest, self.smallest], axis=-1)
+            return np.stack(
+                [self.mean, deviation, deviation / self.mean, self.largest, self.smallest], axis=-1
+            )
 
     def pooled(self) -> "Moments":
         """The moments of all quantities' numbers together, of shape ()."""
@@ -67,28 +81,39 @@ class Moments:
 
 
 class PairSample:
-    """A random sample of the pairs alpha_ij and |f(x_j)|, by the kind of token j (norm-based-attention, Fig. 3).
-    shares: (n_kinds,), the probability with which a pair of a kind is kept.
-    room: the most pairs of a kind; further draws are dropped.
-    """
+    """A random sample of the pairs alpha_ij and |f(x_j)|, by the kind of token j
+    (norm-based-attention, Fig. 3). shares: (n_kinds,), the probability with which a pair of a kind
+    is kept. room: the most pairs of a kind; further draws are dropped."""
 
     def __init__(self, shares: np.ndarray, room: int, seed: int = 0) -> None:
         self.shares, self._rng = np.asarray(shares, np.float64), np.random.default_rng(seed)
-        # Made once: small arrays kept between the large ones of a forward pass would hold on to the heap around them.
-        self._kept, self._sizes = np.empty((len(self.shares), room, 2), np.float32), [0] * len(self.shares)
+        # Made once: small arrays kept between the large ones of a forward pass would hold on to the
+        # heap around them.
+        self._kept, self._sizes = (
+            np.empty((len(self.shares), room, 2), np.float32),
+            [0] * len(self.shares),
+        )
 
     def add(self, attention: np.ndarray, norms: np.ndarray, kinds: np.ndarray) -> None:
-        """Draw among the pairs of a batch: attention (b, H, m, n), norms (b, H, n), kinds (b, n)."""
+        """Draw among the pairs of a batch: attention (b, H, m, n), norms (b, H, n), kinds (b,
+        n).
+        """
         heads, queries = attention.shape[1:3]
         for kind, share in enumerate(self.shares):
             place, key = np.nonzero(kinds == kind)
             if not len(place):
                 continue
             possible = len(place) * heads * queries
-            drawn = self._rng.choice(possible, self._rng.binomial(possible, share), replace=False, shuffle=False)
+            drawn = self._rng.choice(
+                possible, self._rng.binomial(possible, share), replace=False, shuffle=False
+            )
             token, head, query = np.unravel_index(drawn, (len(place), heads, queries))
             pairs = np.stack(
-                (attention[place[token], head, query, key[token]], norms[place[token], head, key[token]]), axis=1
+                (
+                    attention[place[token], head, query, key[token]],
+                    norms[place[token], head, key[token]],
+                ),
+                axis=1,
             )
             free = self._kept[kind, self._sizes[kind] :]
             pairs = pairs[pairs[:, 0] > 0][: len(free)]
@@ -102,16 +127,24 @@ class PairSample:
 
 # The analysis
 
-SHARE, MOST = 0.01, 5000  # pairs of a kind in Fig. 3: the paper's share, and roughly the largest number
+SHARE, MOST = (
+    0.01,
+    5000,
+)  # pairs of a kind in Fig. 3: the paper's share, and roughly the largest number
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NormAnalysis(Study):
-    """Lengths of the vectors that attention adds up, in L attention layers of H heads, by K kinds of token."""
+    """Lengths of the vectors that attention adds up, in L attention layers of H heads, by K kinds
+    of token.
+    """
 
     FIGURE, PAGE = "heads.norms.figures:layer_figure", "heads.norms.page:write_norms_page"
     TABLES: ClassVar = {
-        **{f"{name}.csv": attrgetter(name) for name in ("heads", "layers", "kinds", "shares", "summary")},
+        **{
+            f"{name}.csv": attrgetter(name)
+            for name in ("heads", "layers", "kinds", "shares", "summary")
+        },
         "norms.npz": lambda norms: norms.arrays(),
     }
 
@@ -121,22 +154,30 @@ class NormAnalysis(Study):
     n_tokens: int
     f: Moments  # (L, H): |f(x)| of every token (Table 1)
     x: Moments  # (L,): |x| of every token, the residual stream as it enters the layer (Table 2)
-    ranks: list[Spearman]  # alpha against |f(x)| over all heads and pairs (i, j), by the kind of j (Table 3)
+    ranks: list[
+        Spearman
+    ]  # alpha against |f(x)| over all heads and pairs (i, j), by the kind of j (Table 3)
     singular_values: np.ndarray  # (L, H, r + 1): Of f as a linear map on [x 1] (Fig. 2)
     pairs: list[np.ndarray]  # (m, 2): A sample of alpha and |f(x)| by kind (Fig. 3)
-    # (L, H, K): alpha summed over a sequence's tokens of a kind; mean over queries, then over sequences (Figs 4a and
-    # 5a).
+    # (L, H, K): alpha summed over a sequence's tokens of a kind; mean over queries, then over
+    # sequences (Figs 4a and 5a).
     alpha: np.ndarray
     alpha_f: np.ndarray  # (L, H, K): The same of |alpha f(x)| (Fig. 5b)
     # (L, H, K): Mean |f(x)| over all tokens of a kind (Fig. 4b); NaN for a kind that never occurs.
     f_by_kind: np.ndarray
-    gated: bool  # Whether a gate multiplies what heads gather; f(x) and all of the above leave it out
+    gated: (
+        bool  # Whether a gate multiplies what heads gather; f(x) and all of the above leave it out
+    )
     seed: int  # For the sample of pairs and the heads shown in Fig. 2
 
     @property
     def lead(self) -> str:
-        """What special tokens and punctuation get of the weights and give to the sum, and what the model was run on."""
-        *kinds, _ = zip(self.shares.rows(), self.ranks, strict=True)  # all other tokens are the last
+        """What special tokens and punctuation get of the weights and give to the sum, and what the
+        model was run on.
+        """
+        *kinds, _ = zip(
+            self.shares.rows(), self.ranks, strict=True
+        )  # all other tokens are the last
         takes = [
             f"{kind} takes {weight:.1%} of the attention weight and gives {length:.1%} of the length of what is added "
             "up"
@@ -144,7 +185,9 @@ class NormAnalysis(Study):
             if ranks.pairs
         ]
         takes += [f"no token is {kind}" for (kind, _, _), ranks in kinds if not ranks.pairs]
-        run_on = f"Run on {self.n_sequences:,} sequences, {self.n_tokens:,} tokens, from {self.source}."
+        run_on = (
+            f"Run on {self.n_sequences:,} sequences, {self.n_tokens:,} tokens, from {self.source}."
+        )
         return f"{'; '.join(takes)}; the rest is all other tokens'. {run_on}"
 
     @property
@@ -162,12 +205,22 @@ class NormAnalysis(Study):
 
     @cached_property
     def heads(self) -> Table:
-        """One row per head: Table 1, the extreme singular values of f, and by kind what Figs 4 and 5 show."""
+        """One row per head: Table 1, the extreme singular values of f, and by kind what Figs 4 and
+        5 show.
+        """
         columns = [
             *crossed(layer=self.layer_indices, head=range(self.alpha.shape[1])),
             *_moment_columns("|f|", "$|f(x)|$", self.f),
-            Column("sigma_max", self.singular_values[..., 0].ravel(), meaning="largest stretch by $f$ on $[x 1]$"),
-            Column("sigma_min", self.singular_values[..., -1].ravel(), meaning="smallest stretch by $f$ on $[x 1]$"),
+            Column(
+                "sigma_max",
+                self.singular_values[..., 0].ravel(),
+                meaning="largest stretch by $f$ on $[x 1]$",
+            ),
+            Column(
+                "sigma_min",
+                self.singular_values[..., -1].ravel(),
+                meaning="smallest stretch by $f$ on $[x 1]$",
+            ),
             *self._kind_columns("alpha", self.alpha),
             *self._kind_columns("|alpha f|", self.alpha_f),
             *self._kind_columns("|f|", self.f_by_kind),
@@ -192,7 +245,11 @@ class NormAnalysis(Study):
             [
                 Column("kind", self.kind_names, "kind of token"),
                 Column("pairs", [each.pairs for each in self.ranks]),
-                Column("spearman", [each.rho for each in self.ranks], "Spearman of $alpha$ and $|f(x)|$"),
+                Column(
+                    "spearman",
+                    [each.rho for each in self.ranks],
+                    "Spearman of $alpha$ and $|f(x)|$",
+                ),
                 Column("within", [each.error for each in self.ranks], "known to within"),
             ],
             "Table 3. Every pair of a query $i$ and a token $j$, in all heads and layers, by the kind of $j$; masked "
@@ -201,7 +258,9 @@ class NormAnalysis(Study):
 
     @cached_property
     def shares(self) -> Table:
-        """One row per kind of token: its share of all attention weight and of the length of all vectors added up."""
+        """One row per kind of token: its share of all attention weight and of the length of all
+        vectors added up.
+        """
         weight, length = (values.mean(axis=(0, 1)) for values in (self.alpha, self.alpha_f))  # (K,)
         return Table(
             [
@@ -214,7 +273,9 @@ class NormAnalysis(Study):
 
     @cached_property
     def summary(self) -> Table:
-        """The last rows of Tables 1 and 2: pooled over all heads and layers, and the mean over heads or layers."""
+        """The last rows of Tables 1 and 2: pooled over all heads and layers, and the mean over
+        heads or layers.
+        """
         rows = [
             ("|f(x)|, all heads together", *self.f.pooled().table()),
             ("|f(x)|, mean of the heads", *self.f.table().mean(axis=(0, 1))),
@@ -227,26 +288,38 @@ class NormAnalysis(Study):
         """The content of norms.npz."""
         pairs_kind = np.repeat(np.arange(len(self.pairs)), [*map(len, self.pairs)])
         return {
-            "layers": self.layer_indices, "kinds": np.array(self.kind_names),
-            "f_moments": self.f.table(), "x_moments": self.x.table(), "singular_values": self.singular_values,
-            "alpha": self.alpha, "alpha_f": self.alpha_f, "f_by_kind": self.f_by_kind,
-            "pairs": np.concatenate(self.pairs), "pairs_kind": pairs_kind,
-        }  # fmt: skip
+            "layers": self.layer_indices,
+            "kinds": np.array(self.kind_names),
+            "f_moments": self.f.table(),
+            "x_moments": self.x.table(),
+            "singular_values": self.singular_values,
+            "alpha": self.alpha,
+            "alpha_f": self.alpha_f,
+            "f_by_kind": self.f_by_kind,
+            "pairs": np.concatenate(self.pairs),
+            "pairs_kind": pairs_kind,
+        }
 
     def _kind_columns(self, what: str, values: np.ndarray) -> list[Column]:
         """Turn (..., K) values into one column per kind."""
         by_kind = values.reshape(-1, len(self.kind_names)).T
-        return [Column(f"{what} {kind}", values) for kind, values in zip(self.kind_names, by_kind, strict=True)]
+        return [
+            Column(f"{what} {kind}", values)
+            for kind, values in zip(self.kind_names, by_kind, strict=True)
+        ]
 
 
 def _moment_columns(name: str, symbol: str, moments: Moments) -> list[Column]:
     values = moments.table().reshape(-1, len(MOMENTS)).T
     return [
-        Column(f"{name} {moment}", column, f"{moment} {symbol}") for moment, column in zip(MOMENTS, values, strict=True)
+        Column(f"{name} {moment}", column, f"{moment} {symbol}")
+        for moment, column in zip(MOMENTS, values, strict=True)
     ]
 
 
-def study_norms(model: Model, texts: Texts, n: int, longest: int, seed: int = 0, device: str = "cpu") -> NormAnalysis:
+def study_norms(
+    model: Model, texts: Texts, n: int, longest: int, seed: int = 0, device: str = "cpu"
+) -> NormAnalysis:
     """Run a model on n pairs of paragraphs of at most `longest` tokens."""
     framing = framing_of(model)
     pairs = paragraph_pairs(framing, texts.texts, n, longest, seed)
@@ -254,49 +327,77 @@ def study_norms(model: Model, texts: Texts, n: int, longest: int, seed: int = 0,
     return replace(norms, source=texts.source)
 
 
-def measure_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, *, seed: int = 0) -> NormAnalysis:
+def measure_norms(
+    runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, *, seed: int = 0
+) -> NormAnalysis:
     """Run a model over sequences (n,) and reduce the output of its attention layers."""
     layers, n = list(runner.layers.values()), len(sequences)
     totals = _Totals(runner, sequences, kinds, seed)
     runner.observe(sequences, totals)
-    stretched = np.stack([singular_values(layer) for layer in bar(layers, "singular values of f", "layer")])
+    stretched = np.stack(
+        [singular_values(layer) for layer in bar(layers, "singular values of f", "layer")]
+    )
     return NormAnalysis.of(
-        runner, layer_indices=np.array(list(runner.layers)), kind_names=kinds.names,
-        n_sequences=n, n_tokens=sum(map(len, sequences)),
-        f=totals.f, x=totals.x, ranks=totals.ranks.results(), singular_values=stretched, pairs=totals.sample.pairs(),
-        alpha=totals.alpha / n, alpha_f=totals.alpha_f / n,
+        runner,
+        layer_indices=np.array(list(runner.layers)),
+        kind_names=kinds.names,
+        n_sequences=n,
+        n_tokens=sum(map(len, sequences)),
+        f=totals.f,
+        x=totals.x,
+        ranks=totals.ranks.results(),
+        singular_values=stretched,
+        pairs=totals.sample.pairs(),
+        alpha=totals.alpha / n,
+        alpha_f=totals.alpha_f / n,
         f_by_kind=np.stack([means.mean for means in totals.f_by_kind]),
-        gated=any(layer.modulated for layer in layers), seed=seed,
-    )  # fmt: skip
+        gated=any(layer.modulated for layer in layers),
+        seed=seed,
+    )
 
 
 def singular_values(layer: Layer) -> np.ndarray:
-    """Singular values of f of every head as a linear map on [x 1], (H, r + 1); no forward pass (Fig. 2)."""
+    """Singular values of f of every head as a linear map on [x 1], (H, r + 1); no forward pass
+    (Fig. 2).
+    """
 
     def triangle_of(factor: np.ndarray) -> Triangle:
         wide = factor.astype(np.float64)
         return triangle(wide, wide.T @ wide)
 
     heads = ((*layer.v.of(head.kv_head), np.asarray(layer.w_o[head.index])) for head in layer.heads)
-    return np.stack([affine_singular_values(triangle_of(w_v), b_v, triangle_of(w_o.T)) for w_v, b_v, w_o in heads])
+    return np.stack(
+        [
+            affine_singular_values(triangle_of(w_v), b_v, triangle_of(w_o.T))
+            for w_v, b_v, w_o in heads
+        ]
+    )
 
 
 class _Totals:
     """The observer that sums, counts or samples every batch."""
 
-    def __init__(self, runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, seed: int) -> None:
+    def __init__(
+        self, runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, seed: int
+    ) -> None:
         self.kinds, self.n_kinds, self.device = kinds, len(kinds.names), runner.device
         self.row = {index: row for row, index in enumerate(runner.layers)}
         self.on_device = {
             index: (layer.on(self.device), self.device.put(output_triangles(np.asarray(layer.w_o))))
-            for index, layer in bar(runner.layers.items(), "lengths after W_O", "layer", total=len(runner.layers))
+            for index, layer in bar(
+                runner.layers.items(), "lengths after W_O", "layer", total=len(runner.layers)
+            )
         }
         n_layers, n_heads = len(runner.layers), runner.model.config.n_heads
         self.f, self.x = Moments((n_layers, n_heads)), Moments((n_layers,))
         self.alpha, self.alpha_f = np.zeros((2, n_layers, n_heads, self.n_kinds))
         self.f_by_kind = [MeanByKind((n_heads,), self.n_kinds) for _ in runner.layers]
         self.ranks = RankCorrelation(self.n_kinds)
-        pairs = n_layers * n_heads * sum(len(each) * counts_by_kind(kinds(each), self.n_kinds) for each in sequences)
+        pairs = (
+            n_layers
+            * n_heads
+            * sum(len(each) * counts_by_kind(kinds(each), self.n_kinds) for each in sequences)
+        )
         self.sample = PairSample(np.minimum(SHARE, MOST / np.maximum(pairs, 1)), 2 * MOST, seed)
 
     def __call__(self, seen: Activations) -> None:
@@ -304,14 +405,20 @@ class _Totals:
         b, n, d = seen.x.shape
         x = seen.x.reshape(b * n, d)
         layer, triangles = self.on_device[seen.layer.index]
-        norms = self.device.get(value_norms(layer.inner_values(self.device.put(x)), triangles))  # (H, b n)
+        norms = self.device.get(
+            value_norms(layer.inner_values(self.device.put(x)), triangles)
+        )  # (H, b n)
         self.f.add(norms, row)
         self.x.add(np.sqrt(np.einsum("nd,nd->n", x, x)), row)
         norms = np.ascontiguousarray(norms.reshape(-1, b, n).transpose(1, 0, 2))  # (b, H, n)
         self.f_by_kind[row].add(norms, kinds)
-        alpha = seen.attention.mean(axis=-2)  # (b, H, n); |alpha f| = alpha |f|, and |f| is the same for all queries
+        alpha = seen.attention.mean(
+            axis=-2
+        )  # (b, H, n); |alpha f| = alpha |f|, and |f| is the same for all queries
         self.alpha[row] += sums_by_kind(alpha, kinds, self.n_kinds).sum(axis=0, dtype=np.float64)
-        self.alpha_f[row] += sums_by_kind(alpha * norms, kinds, self.n_kinds).sum(axis=0, dtype=np.float64)
+        self.alpha_f[row] += sums_by_kind(alpha * norms, kinds, self.n_kinds).sum(
+            axis=0, dtype=np.float64
+        )
         for head in range(norms.shape[1]):  # one head at a time stays in the processor's cache
             self.ranks.add(seen.attention[:, head], norms[:, head], kinds)
         self.sample.add(seen.attention, norms, kinds)

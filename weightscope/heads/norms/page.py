@@ -1,12 +1,13 @@
-"""The page of a norm-based analysis, with the norm-based-attention paper's numbers for BERT-base (uncased).
+"""The page of a norm-based analysis, with the norm-based-attention paper's numbers for BERT-base
+(uncased).
 
 Kobayashi, Kuribayashi, Yokoi, Suzuki and Inui, ベクトル長に基づく自己注意機構の解析 (an analysis of self-attention by
-lengths of vectors): Tables 1 to 3, and Fig. 2 in the words of section 5.2. The paper ran 992 sequences of at most 128
-tokens, each two consecutive paragraphs of the English Wikipedia. The paper counts layers and heads from 1, this
-file from 0.
+lengths of vectors): Tables 1 to 3, and Fig. 2 in the words of section 5.2. The paper ran 992
+sequences of at most 128 tokens, each two consecutive paragraphs of the English Wikipedia. The paper
+counts layers and heads from 1, this file from 0.
 
-Every table has the keys of its rows in `NormAnalysis`, and gives their moments: mean, sd, cv, max, min.
-"""
+Every table has the keys of its rows in `NormAnalysis`, and gives their moments: mean, sd, cv, max,
+min."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -42,7 +43,8 @@ TABLE_3 = {  # pairs (i, j), and Spearman's rank correlation of alpha and |f(x)|
     ("other",): (1_944_928_224, -0.06),
 }
 
-LEAST_STRETCH = 1.8  # Fig. 2: the largest singular value of f over its smallest is at least this in every head drawn
+# Fig. 2: the largest singular value of f over its smallest is at least this in every head drawn
+LEAST_STRETCH = 1.8
 
 
 # The page
@@ -50,7 +52,9 @@ LEAST_STRETCH = 1.8  # Fig. 2: the largest singular value of f over its smallest
 
 @report("What attention adds up in {0.model}")
 def write_norms_page(files: Files, norms: NormAnalysis) -> Iterator[Section]:
-    """For the paper's model, the paper's numbers are shown with the measured ones; otherwise in their own section."""
+    """For the paper's model, the paper's numbers are shown with the measured ones; otherwise in
+    their own section.
+    """
     printed = norms.model.partition("@")[0] in MODELS
     yield _given(files, norms)
     yield _ranks(files, norms, printed)
@@ -86,7 +90,9 @@ def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
         f"in pale grey. The {figures.OFF:.0%} with the smallest weights lie off the left edge.",
     )
     text = "They do if Spearman's correlation is negative."
-    if len(norms.kind_names) == len(TABLE_3):  # an encoder's two special tokens, whatever it calls them
+    if len(norms.kind_names) == len(
+        TABLE_3
+    ):  # an encoder's two special tokens, whatever it calls them
         pairs = zip(norms.kinds.rows(), TABLE_3.items(), strict=True)
         correlations = (
             f"{plain(kind)} {rho:.2f} ({f'{name}, ' if name != kind else ''}{theirs:.2f})"
@@ -118,7 +124,9 @@ def _stretch(files: Files, norms: NormAnalysis, printed: bool) -> Section:
     )
     if printed:
         text += f" The paper's heads: at least {LEAST_STRETCH:g} times."
-    drawn = ", ".join(f"{layer}.{head}" for layer, head in zip(norms.layer_indices, heads, strict=True))
+    drawn = ", ".join(
+        f"{layer}.{head}" for layer, head in zip(norms.layer_indices, heads, strict=True)
+    )
     figure = Figure(
         save(figures.singular_value_figure(norms, heads), files, "singular-values"),
         "Fig. 2: singular values of $f$ as a linear map on $[x 1]$ (eqs 9-11), from the weights alone; one head a "
@@ -147,10 +155,17 @@ def _lengths(norms: NormAnalysis, printed: bool) -> Section:
     return Section("How much the lengths vary", text, filed)
 
 
-def _beside(table: Table, n_keys: int, printed: Mapping[Any, Sequence[float]], names: Sequence[str]) -> Table:
-    """Add the paper's numbers as columns, matched by the first `n_keys` cells; empty where the paper prints none."""
+def _beside(
+    table: Table, n_keys: int, printed: Mapping[Any, Sequence[float]], names: Sequence[str]
+) -> Table:
+    """Add the paper's numbers as columns, matched by the first `n_keys` cells; empty where the
+    paper prints none.
+    """
     rows = [printed.get(tuple(row[:n_keys]), [np.nan] * len(names)) for row in table.rows()]
-    columns = [Column(f"paper's {name}", values) for name, values in zip(names, zip(*rows, strict=True), strict=True)]
+    columns = [
+        Column(f"paper's {name}", values)
+        for name, values in zip(names, zip(*rows, strict=True), strict=True)
+    ]
     return Table([*table.columns, *columns], table.caption)
 
 

@@ -1,1 +1,3 @@
-"""Which dimensions of the residual stream stand out and decide where attention goes (outlier-dimensions paper)."""
+"""Which dimensions of the residual stream stand out and decide where attention goes
+(outlier-dimensions paper).
+"""

@@ -1,4 +1,6 @@
-"""Figures of the outlier-dimensions paper: the stream's means, attention by kind of token, and C of every dimension."""
+"""Figures of the outlier-dimensions paper: the stream's means, attention by kind of token, and C of
+every dimension.
+"""
 
 from collections.abc import Collection, Sequence
 from itertools import product
@@ -20,14 +22,23 @@ from weightscope.report.pages import style
 MOST_IN_LEGEND = 16  # heads
 MOST_NAMED = 12  # dimensions in one panel
 MOST_DRAWN = 32  # outlier dimensions by kind of token, the farthest first
-NEAR, LINES = 3, 5  # points between a value and its number; lines of numbers above each other at most
+NEAR, LINES = (
+    3,
+    5,
+)  # points between a value and its number; lines of numbers above each other at most
 FAR = 0.1  # of the axis: a number farther from its value seems to name another, so it is left out
-LEANS: tuple[tuple[Literal["center", "left", "right"], int], ...] = (("center", 0), ("left", 2), ("right", -2))
+LEANS: tuple[tuple[Literal["center", "left", "right"], int], ...] = (
+    ("center", 0),
+    ("left", 2),
+    ("right", -2),
+)
 
 
 @style.in_our_style()
 def means_figure(outliers: OutlierAnalysis) -> Figure:
-    """Fig. 1: mean over tokens of every dimension of each layer's output; outliers of these means are named."""
+    """Fig. 1: mean over tokens of every dimension of each layer's output; outliers of these means
+    are named.
+    """
     stream = outliers.stream
     means, z = stream.means[..., 0], stream.z[..., 0]  # (L + 1, d)
     outputs = np.arange(len(means))
@@ -60,7 +71,9 @@ def attention_figure(stream: Stream) -> Figure:
 
 @style.in_our_style()
 def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
-    """Fig. 3: mean of each outlier dimension over tokens of each kind, by layer; one panel per dimension."""
+    """Fig. 3: mean of each outlier dimension over tokens of each kind, by layer; one panel per
+    dimension.
+    """
     dimensions = dimensions[:MOST_DRAWN]
     figure, axes, columns = _grid(len(dimensions), 4, 1.4, 0.3)
     for panel, (j, axis) in enumerate(zip(dimensions, axes, strict=True)):
@@ -78,7 +91,9 @@ def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
 
 @style.in_our_style()
 def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.ndarray) -> Figure:
-    """Fig. 4: C of every dimension in a few layers, one dot per head; large values are named, outliers in black."""
+    """Fig. 4: C of every dimension in a few layers, one dot per head; large values are named,
+    outliers in black.
+    """
     figure, axes, _ = _grid(len(rows), 1, 1.6, 0.3)
     figure.set_figwidth(2 * style.COLUMN)
     for row, axis in zip(rows, axes, strict=True):
@@ -90,7 +105,15 @@ def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.n
     n_heads = c.overall.shape[1]
     if n_heads <= MOST_IN_LEGEND:
         handles = [
-            Line2D([], [], linestyle="", markersize=4, markeredgewidth=0, label=f"head {head}", **_head_dot(head))
+            Line2D(
+                [],
+                [],
+                linestyle="",
+                markersize=4,
+                markeredgewidth=0,
+                label=f"head {head}",
+                **_head_dot(head),
+            )
             for head in range(n_heads)
         ]
         figure.legend(handles=handles, loc="outside right center", handletextpad=0.1)
@@ -117,21 +140,35 @@ def all_layers_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
 
 @style.in_our_style()
 def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
-    """What makes keys of a kind score above the last kind's: all dimensions, outliers, and the two that add most."""
+    """What makes keys of a kind score above the last kind's: all dimensions, outliers, and the two
+    that add most.
+    """
     shown = [kind for kind in range(len(c.kind_names) - 1) if c.counts[kind]]
-    figure, axes = style.subplots(1, len(shown), figsize=(style.COLUMN * min(2, len(shown)), 3.0), squeeze=False)
+    figure, axes = style.subplots(
+        1, len(shown), figsize=(style.COLUMN * min(2, len(shown)), 3.0), squeeze=False
+    )
     for kind, axis in zip(shown, axes[0], strict=True):
         gaps = c.gaps[:, kind]  # (L, d)
         axis.axhline(0, color="0.8", linewidth=0.5)
         axis.plot(c.layer_indices, gaps.sum(axis=-1), color="black", label="all")
         of_outliers = gaps[:, dimensions].sum(axis=-1)
-        axis.plot(c.layer_indices, of_outliers, color="0.5", linestyle="--", label="outliers together")
+        axis.plot(
+            c.layer_indices, of_outliers, color="0.5", linestyle="--", label="outliers together"
+        )
         for j in sorted(map(int, np.argsort(-np.abs(gaps).max(axis=0))[:2])):
             axis.plot(c.layer_indices, gaps[:, j], label=str(j), **_dimension_style(j, dimensions))
         axis.set_title(f"{plain(c.kind_names[kind])} above {c.kind_names[-1]}")
         style.index_along(axis, "attention layer")
-        axis.legend(title="dimensions", title_fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.28))
-    figure.supylabel("mean score, before $1/\\sqrt{d'}$", fontsize=8)  # as a label of the first panel it is cut off
+        axis.legend(
+            title="dimensions",
+            title_fontsize=7,
+            ncols=2,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.28),
+        )
+    figure.supylabel(
+        "mean score, before $1/\\sqrt{d'}$", fontsize=8
+    )  # as a label of the first panel it is cut off
     return figure
 
 
@@ -170,7 +207,9 @@ def _kind_lines(axis: Axes, x: np.ndarray, means: np.ndarray, kinds: Sequence[st
 
 
 def _dots(axis: Axes, c: Contributions, row: int, size: float) -> None:
-    """C of a layer against the dimension, heads drawn in mixed order so that none hides the others."""
+    """C of a layer against the dimension, heads drawn in mixed order so that none hides the
+    others.
+    """
     axis.axhline(0, color="0.8", linewidth=0.5)
     of_heads = c.overall[row]  # (H, d)
     n_heads, d = of_heads.shape
@@ -179,7 +218,15 @@ def _dots(axis: Axes, c: Contributions, row: int, size: float) -> None:
         members = (heads >= first) & (heads < first + len(style.COLOURS))
         colours = [style.head_style(head)["color"] for head in heads[members]]
         values, marker = of_heads[heads[members], dimension[members]], _head_dot(first)["marker"]
-        axis.scatter(dimension[members], values, s=size, c=colours, marker=marker, linewidth=0, rasterized=True)
+        axis.scatter(
+            dimension[members],
+            values,
+            s=size,
+            c=colours,
+            marker=marker,
+            linewidth=0,
+            rasterized=True,
+        )
     axis.set_xlim(-1, d)
     axis.xaxis.set_major_locator(style.whole_numbers(4 if size < 4 else 9))
     axis.set_title(f"layer {c.layer_indices[row]}", loc="left")
@@ -193,26 +240,38 @@ def _head_dot(head: int) -> dict[str, Any]:
 
 
 def _name_large(axis: Axes, of_heads: np.ndarray, dimensions: np.ndarray, share: float) -> None:
-    """Name the dimensions with a value over a share of the panel's largest; in grey if it is no outlier dimension."""
+    """Name the dimensions with a value over a share of the panel's largest; in grey if it is no
+    outlier dimension.
+    """
     largest = np.abs(of_heads).max(axis=0)  # (d,)
     large = np.flatnonzero(largest > share * largest.max())
     large = large[np.argsort(-largest[large])][:MOST_NAMED]
     _name(axis, of_heads, large.tolist(), grey=set(large.tolist()) - set(dimensions.tolist()))
 
 
-def _name(axis: Axes, curves: np.ndarray, dimensions: Sequence[int], grey: Collection[int] = ()) -> None:
-    """Each dimension's number just beyond its farthest value; `_untangle` moves apart those that touch: curves (n,
+def _name(
+    axis: Axes, curves: np.ndarray, dimensions: Sequence[int], grey: Collection[int] = ()
+) -> None:
+    """Each dimension's number just beyond its farthest value; `_untangle` moves apart those that
+    touch: curves (n,
     d)."""
     for j in dimensions:
         top = float(curves[np.abs(curves[:, j]).argmax(), j])
         axis.annotate(
-            str(j), (j, top), xytext=(0, NEAR if top >= 0 else -NEAR), textcoords="offset points", fontsize=7,
-            color="0.55" if j in grey else "black", ha="center", va="bottom" if top >= 0 else "top",
-        )  # fmt: skip
+            str(j),
+            (j, top),
+            xytext=(0, NEAR if top >= 0 else -NEAR),
+            textcoords="offset points",
+            fontsize=7,
+            color="0.55" if j in grey else "black",
+            ha="center",
+            va="bottom" if top >= 0 else "top",
+        )
 
 
 def _untangle(figure: Figure) -> None:
-    """Move numbers aside, then a line or more outwards, until none touches another or another's values.
+    """Move numbers aside, then a line or more outwards, until none touches another or another's
+    values.
 
     The numbers of the largest values come first; one that has no place near its value is left out.
     """
@@ -249,4 +308,7 @@ def _dimension_style(j: int, dimensions: np.ndarray) -> dict[str, Any]:
 
 
 def _line_style(place: int) -> dict[str, Any]:
-    return style.head_style(place) | {"marker": style.MARKERS[place % len(style.MARKERS)], "markersize": 3}
+    return style.head_style(place) | {
+        "marker": style.MARKERS[place % len(style.MARKERS)],
+        "markersize": 3,
+    }

@@ -1,12 +1,13 @@
-"""Outlier dimensions of a model: measured on sentences, and guessed from the weights alone (outlier-dimensions paper).
+"""Outlier dimensions of a model: measured on sentences, and guessed from the weights alone
+(outlier-dimensions paper).
 
-Which of the stream's dimensions stand out is judged by medians: the outliers must not set the standard themselves.
+Which of the stream's dimensions stand out is judged by medians: the outliers must not set the
+standard themselves.
 
-A score is S = q_m k_n' = (q_m W_K') x_n' + terms of the keys' bias, a sum over the dimensions j of x_n:
-C = (q_m W_K') * x_n with q_m = x_m W_Q + b_Q (eq. 7). Means of C over queries and keys come from d x r products; no
-array of all queries, keys and dimensions is made. Averages over tokens run on the arrays' own device, by the
-array API standard.
-"""
+A score is S = q_m k_n' = (q_m W_K') x_n' + terms of the keys' bias, a sum over the dimensions j of
+x_n: C = (q_m W_K') * x_n with q_m = x_m W_Q + b_Q (eq. 7). Means of C over queries and keys come
+from d x r products; no array of all queries, keys and dimensions is made. Averages over tokens run
+on the arrays' own device, by the array API standard."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,8 @@ DIMENSION_Z = 10.0
 
 
 def dimension_z(means: np.ndarray) -> np.ndarray:
-    """How far each dimension's mean is from the other dimensions' of the same layer, in robust standard deviations:
+    """How far each dimension's mean is from the other dimensions' of the same layer, in robust
+    standard deviations:
     means (L, d) -> (L, d)."""
     return np.stack([robust_z(row, 1e-12 * max(1e-12, float(np.abs(row).max()))) for row in means])
 
@@ -51,7 +53,9 @@ def outlier_dimensions(z: np.ndarray) -> np.ndarray:
 
 
 def over_all(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Means by kind (..., K) and how many tokens each kind has -> the mean over all tokens, (...)."""
+    """Means by kind (..., K) and how many tokens each kind has -> the mean over all tokens,
+    (...).
+    """
     return np.nansum(means * counts, axis=-1) / counts.sum()
 
 
@@ -62,8 +66,8 @@ class Stream(ShowsShapes):
     kind_names: tuple[str, ...]
     counts: np.ndarray  # (K,): Tokens
     layer_indices: np.ndarray  # (L,): Attention layers
-    # (L + 1, d, K): The stream that enters each of them, the output of the layer before it; then the last layer's
-    # output, before the final norm.
+    # (L + 1, d, K): The stream that enters each of them, the output of the layer before it; then
+    # the last layer's output, before the final norm.
     hidden: np.ndarray
     attention: np.ndarray  # (L, H, K): alpha from the average query that may attend to the token
 
@@ -74,46 +78,62 @@ class Stream(ShowsShapes):
 
     @cached_property
     def means(self) -> np.ndarray:
-        """Mean of every dimension over the tokens of each scope, (L + 1, d, 1 + K) (Figs 1 and 3)."""
+        """Mean of every dimension over the tokens of each scope, (L + 1, d, 1 + K) (Figs 1 and
+        3).
+        """
         return np.concatenate((over_all(self.hidden, self.counts)[..., None], self.hidden), axis=-1)
 
     @cached_property
     def z(self) -> np.ndarray:
-        """How far these means stand out among a layer's dimensions, (L + 1, d, 1 + K); see `dimension_z`."""
-        return np.stack([dimension_z(of_scope) for of_scope in np.moveaxis(self.means, -1, 0)], axis=-1)
+        """How far these means stand out among a layer's dimensions, (L + 1, d, 1 + K); see
+        `dimension_z`.
+        """
+        return np.stack(
+            [dimension_z(of_scope) for of_scope in np.moveaxis(self.means, -1, 0)], axis=-1
+        )
 
     @cached_property
     def outliers(self) -> np.ndarray:
-        """Dimensions that stand out in some layer's output, over all tokens or tokens of one kind; farthest out first.
+        """Dimensions that stand out in some layer's output, over all tokens or tokens of one kind;
+        farthest out first.
 
-        A mean over all tokens alone would hide a dimension that is large on one token of a sentence, as on [CLS].
-        """
+        A mean over all tokens alone would hide a dimension that is large on one token of a
+        sentence, as on [CLS]."""
         return outlier_dimensions(np.moveaxis(self.z, 1, -1).reshape(-1, self.z.shape[1]))
 
     def table(self) -> Table:
         """Mean and robust z-score of every outlier dimension, by output and scope."""
         rows = crossed(output=range(len(self.means)), dimension=self.outliers, tokens=self.scopes)
-        means, z = self.means[:, self.outliers], self.z[:, self.outliers]  # (L + 1, outliers, 1 + K)
+        means, z = (
+            self.means[:, self.outliers],
+            self.z[:, self.outliers],
+        )  # (L + 1, outliers, 1 + K)
         return Table([*rows, Column("mean", means.ravel()), Column("robust_z", z.ravel())])
 
     def attention_table(self) -> Table:
         """Attention to one token of each kind, the mean over heads, by layer."""
         by_kind = zip(self.kind_names, self.attention.mean(axis=1).T, strict=True)
-        return Table([Column("layer", self.layer_indices), *(Column(kind, alpha) for kind, alpha in by_kind)])
+        return Table(
+            [Column("layer", self.layer_indices), *(Column(kind, alpha) for kind, alpha in by_kind)]
+        )
 
 
 def observe_stream(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds) -> Stream:
     """Run a model and average its stream and its attention; see `measure_outliers`."""
     layers, n_kinds = list(runner.layers), len(kinds.names)
     hidden = [MeanByKind((runner.model.config.d_model,), n_kinds) for _ in range(len(layers) + 1)]
-    attention = {index: MeanByKind((layer.n_heads,), n_kinds) for index, layer in runner.layers.items()}
+    attention = {
+        index: MeanByKind((layer.n_heads,), n_kinds) for index, layer in runner.layers.items()
+    }
     latest: list[Activations] = []
 
     def observe(seen: Activations) -> None:
         latest[:] = [seen]
         of_tokens = kinds(seen.tokens)
         hidden[layers.index(seen.layer.index)].add(seen.x.transpose(0, 2, 1), of_tokens)
-        received = seen.attention.sum(axis=-2) / np.maximum(mask_of(seen.attention).sum(axis=0), 1)  # (b, H, n)
+        received = seen.attention.sum(axis=-2) / np.maximum(
+            mask_of(seen.attention).sum(axis=0), 1
+        )  # (b, H, n)
         attention[seen.layer.index].add(received, of_tokens)
 
     def observe_end(returned: tuple[Any, ...]) -> None:
@@ -156,7 +176,8 @@ def _at_the_end(runner: Runner, observe_end: Callable[[tuple[Any, ...]], None]) 
 
 
 def mean_queries(queries: Any, mask: np.ndarray, rotation: Rotation | None = None) -> Any:
-    """The mean query that each key meets: mean over m of q_m R(m - n), over the queries m that may attend to key n;
+    """The mean query that each key meets: mean over m of q_m R(m - n), over the queries m that may
+    attend to key n;
     queries (..., n, r), mask (n, n) -> (..., n, r)."""
     shares = mask / np.maximum(mask.sum(axis=0), 1)  # (n, n), columns sum to 1
     weights = namespace(queries).asarray(shares, dtype=queries.dtype)
@@ -168,26 +189,34 @@ def mean_queries(queries: Any, mask: np.ndarray, rotation: Rotation | None = Non
 
 
 def summed_contributions(keys: Any, queries: Any, w_k: Any) -> Any:
-    """C of eq. 7 summed over keys, each meeting its own query: sum over n of (q_n W_K')_j x_nj = (W_K * (X' Q))_j 1;
+    """C of eq. 7 summed over keys, each meeting its own query: sum over n of (q_n W_K')_j x_nj =
+    (W_K * (X' Q))_j 1;
     keys (n, d), queries (H, n, r), w_k (G, d, r) -> (H, d)."""
     (h, n, r), g, xp = queries.shape, w_k.shape[0], namespace(queries)
-    together = keys.T @ xp.reshape(xp.permute_dims(queries, (1, 0, 2)), (n, h * r))  # (d, H r), one large product
+    together = keys.T @ xp.reshape(
+        xp.permute_dims(queries, (1, 0, 2)), (n, h * r)
+    )  # (d, H r), one large product
     of_heads = xp.reshape(together, (-1, g, h // g, r))  # (d, G, H/G, r)
     summed = vecdot(of_heads, xp.permute_dims(w_k, (1, 0, 2))[:, :, None, :])  # (d, G, H/G)
     return xp.reshape(summed, (-1, h)).T
 
 
-def contributions_by_kind(keys: Any, queries: Any, w_k: Any, kinds: np.ndarray, n_kinds: int) -> Any:
+def contributions_by_kind(
+    keys: Any, queries: Any, w_k: Any, kinds: np.ndarray, n_kinds: int
+) -> Any:
     """`summed_contributions` of the keys of each kind: kinds (n,) -> (n_kinds, H, d)."""
     xp = namespace(keys)
     members = [xp.asarray(np.flatnonzero(kinds == kind)) for kind in range(n_kinds)]
-    of_kinds = ((xp.take(keys, indices, axis=0), xp.take(queries, indices, axis=1)) for indices in members)
+    of_kinds = (
+        (xp.take(keys, indices, axis=0), xp.take(queries, indices, axis=1)) for indices in members
+    )
     return xp.stack([summed_contributions(*pair, w_k) for pair in of_kinds])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Contributions(ShowsShapes):
-    """Means of C (eq. 7) of every layer, head and dimension by the kind of the key, against each key's mean query.
+    """Means of C (eq. 7) of every layer, head and dimension by the kind of the key, against each
+    key's mean query.
 
     Without 1/sqrt(d'), as in the paper.
     """
@@ -196,7 +225,9 @@ class Contributions(ShowsShapes):
     counts: np.ndarray  # (K,): Keys
     layer_indices: np.ndarray  # (L,)
     by_kind: np.ndarray  # (L, H, d, K): NaN for kinds without tokens
-    left_out: tuple[str, ...]  # Terms of the scores that differ between keys but belong to no dimension
+    left_out: tuple[
+        str, ...
+    ]  # Terms of the scores that differ between keys but belong to no dimension
 
     @property
     def apart_from(self) -> str:
@@ -219,8 +250,8 @@ class Contributions(ShowsShapes):
 
         -> (L, K - 1, d).
 
-        C adds up to the score without its terms constant in the key, so a difference of sums of C is one of scores.
-        """
+        C adds up to the score without its terms constant in the key, so a difference of sums of C
+        is one of scores."""
         gaps = (self.by_kind[..., :-1] - self.by_kind[..., -1:]).mean(axis=1)  # (L, d, K - 1)
         return np.moveaxis(gaps, -1, 1)
 
@@ -228,41 +259,63 @@ class Contributions(ShowsShapes):
         """Mean C of these dimensions in every head, by layer and kind of key (Table 1)."""
         rows = crossed(layer=self.layer_indices, dimension=dimensions, key=self.kind_names)
         of_heads = np.moveaxis(self.by_kind[:, :, dimensions], 1, 0)  # (H, L, dimensions, K)
-        return Table([*rows, *(Column(f"head {head}", c.ravel()) for head, c in enumerate(of_heads))])
+        return Table(
+            [*rows, *(Column(f"head {head}", c.ravel()) for head, c in enumerate(of_heads))]
+        )
 
     def preferences(self, dimensions: np.ndarray) -> Table:
-        """How much higher each kind of key scores than the last kind, and which dimensions cause it, by layer."""
+        """How much higher each kind of key scores than the last kind, and which dimensions cause
+        it, by layer.
+        """
         gaps = self.gaps.reshape(-1, self.gaps.shape[-1])  # (L (K - 1), d)
         return Table(
             [
                 *crossed(layer=self.layer_indices, key=self.kind_names[:-1]),
-                Column("score_above_other", gaps.sum(axis=-1), f"score above {plain(self.kind_names[-1])}"),
-                Column("of_outliers", gaps[:, dimensions].sum(axis=-1), "of it, outlier dimensions"),
+                Column(
+                    "score_above_other",
+                    gaps.sum(axis=-1),
+                    f"score above {plain(self.kind_names[-1])}",
+                ),
+                Column(
+                    "of_outliers", gaps[:, dimensions].sum(axis=-1), "of it, outlier dimensions"
+                ),
                 *(Column(f"of {j}", gaps[:, j]) for j in dimensions),
             ]
         )
 
 
-def observe_contributions(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds) -> Contributions:
+def observe_contributions(
+    runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds
+) -> Contributions:
     """Run a model and average C; see `measure_outliers`."""
     n_kinds, device = len(kinds.names), runner.device
-    sums = {i: np.zeros((n_kinds, layer.n_heads, runner.model.config.d_model)) for i, layer in runner.layers.items()}
-    on_device = {index: (layer.on(device), device.put(key_maps(layer))) for index, layer in runner.layers.items()}
+    sums = {
+        i: np.zeros((n_kinds, layer.n_heads, runner.model.config.d_model))
+        for i, layer in runner.layers.items()
+    }
+    on_device = {
+        index: (layer.on(device), device.put(key_maps(layer)))
+        for index, layer in runner.layers.items()
+    }
 
     def observe(seen: Activations) -> None:
         of_keys = kinds(seen.tokens).ravel()
         layer, w_k = on_device[seen.layer.index]
         keys, queries = keys_and_queries(layer, device.put(seen.x), mask_of(seen.attention))
-        sums[seen.layer.index] += device.get(contributions_by_kind(keys, queries, w_k, of_keys, n_kinds))
+        sums[seen.layer.index] += device.get(
+            contributions_by_kind(keys, queries, w_k, of_keys, n_kinds)
+        )
 
     runner.observe(sequences, observe)
     counts = counts_by_kind(kinds(np.concatenate(sequences)), n_kinds)
     with np.errstate(invalid="ignore"):
         by_kind = np.stack([np.moveaxis(of_layer, 0, -1) / counts for of_layer in sums.values()])
-    reasons = dict.fromkeys(reason for layer in runner.layers.values() for reason in left_out(layer))
+    reasons = dict.fromkeys(
+        reason for layer in runner.layers.values() for reason in left_out(layer)
+    )
     return Contributions(
         kinds.names, counts, np.array(list(sums)), by_kind, (*reasons, *runner.model.family.notes)
-    )  # fmt: skip
+    )
 
 
 def key_maps(layer: Layer) -> np.ndarray:
@@ -275,8 +328,8 @@ def keys_and_queries(layer: Layer, x: Any, mask: np.ndarray) -> tuple[Any, Any]:
 
     x (b, n, d), mask (n, n) -> (b n, d), (H, b n, r).
 
-    Exact under rotation and under norms of queries and keys, whose per-token scalars go to the queries' side.
-    """
+    Exact under rotation and under norms of queries and keys, whose per-token scalars go to the
+    queries' side."""
     (b, n, d), xp = x.shape, namespace(x)
     flat = xp.reshape(x, (b * n, d))
     queries = layer.queries(flat)  # (H, b n, r)
@@ -284,7 +337,9 @@ def keys_and_queries(layer: Layer, x: Any, mask: np.ndarray) -> tuple[Any, Any]:
     queries = mean_queries(xp.reshape(queries, (-1, b, n, r)), mask, layer.rotation)
     queries = xp.reshape(queries, (-1, b * n, r))
     if layer.k_norm is not None:
-        of_keys = xp.repeat(layer.scalars(flat)[1], layer.n_heads // layer.n_kv_heads, axis=0)  # (H, b n)
+        of_keys = xp.repeat(
+            layer.scalars(flat)[1], layer.n_heads // layer.n_kv_heads, axis=0
+        )  # (H, b n)
         queries[..., : layer.k_norm.dims] *= of_keys[..., None]
     return layer.normalised(flat), queries
 
@@ -313,12 +368,15 @@ def left_out(layer: Layer) -> Iterator[str]:
 class Guess(ShowsShapes):
     """Estimates for every dimension from the weights alone, without a run."""
 
-    columns: np.ndarray  # (L, d): Mean over heads of the norm of W_QK's column, the gain of a pre-norm folded in
-    # (L, d): |gamma| of the norm that produces attention's input: the layer's own, or in post-norm models the one
-    # before it; NaN where there is none.
+    columns: (
+        np.ndarray
+    )  # (L, d): Mean over heads of the norm of W_QK's column, the gain of a pre-norm folded in
+    # (L, d): |gamma| of the norm that produces attention's input: the layer's own, or in post-norm
+    # models the one before it; NaN where there is none.
     gains: np.ndarray
-    # (L, d): Mean over heads of |C| (eq. 7) for a token equal to that norm's beta, its mean output. In pre-norm models,
-    # where W_QK acts on the input of the norm, only the query is known and this is |b_QK|; 0 without biases.
+    # (L, d): Mean over heads of |C| (eq. 7) for a token equal to that norm's beta, its mean output.
+    # In pre-norm models, where W_QK acts on the input of the norm, only the query is known and this
+    # is |b_QK|; 0 without biases.
     contributions: np.ndarray
 
     def agreement(self, stream: Stream, measured: Contributions) -> Table:
@@ -331,11 +389,18 @@ class Guess(ShowsShapes):
             "extreme gains and |mean|": rank_agreement(extremity(self.gains), means),
             "C at beta and |C|": rank_agreement(self.contributions, measured.sizes),
         }
-        columns = (Column(name, values, as_mathematics(name)) for name, values in correlations.items())
-        return Table([Column("layer", measured.layer_indices), *columns], "Spearman's correlation over dimensions.")
+        columns = (
+            Column(name, values, as_mathematics(name)) for name, values in correlations.items()
+        )
+        return Table(
+            [Column("layer", measured.layer_indices), *columns],
+            "Spearman's correlation over dimensions.",
+        )
 
     def ranks_of(self, measured: Contributions, dimensions: np.ndarray) -> Table:
-        """Rank of some dimensions among all, 1 the largest, by measure and by guess, for every layer."""
+        """Rank of some dimensions among all, 1 the largest, by measure and by guess, for every
+        layer.
+        """
         ranked = {
             "|C|, measured": ranks(measured.sizes),
             "extreme column": ranks(extremity(self.columns)),
@@ -343,27 +408,42 @@ class Guess(ShowsShapes):
             "C at beta": ranks(self.contributions),
         }
         rows = crossed(layer=measured.layer_indices, dimension=dimensions)
-        columns = (Column(name, of_all[:, dimensions].ravel(), as_mathematics(name)) for name, of_all in ranked.items())
+        columns = (
+            Column(name, of_all[:, dimensions].ravel(), as_mathematics(name))
+            for name, of_all in ranked.items()
+        )
         d = self.columns.shape[1]
-        caption = f"Rank of the outlier dimensions among {d}, 1 the largest, by measure and by guess."
+        caption = (
+            f"Rank of the outlier dimensions among {d}, 1 the largest, by measure and by guess."
+        )
         return Table([*rows, *columns], caption)
 
 
 def as_mathematics(name: str) -> str:
     """The name of a column with its formulas marked."""
-    return name.replace("|C|", "$|C|$").replace("|mean|", "$|mean|$").replace("C at beta", "$C$ at $beta$")
+    return (
+        name.replace("|C|", "$|C|$")
+        .replace("|mean|", "$|mean|$")
+        .replace("C at beta", "$C$ at $beta$")
+    )
 
 
 def guess(model: Model) -> Guess:
     """Read every attention layer's projections and norms."""
-    of_layers = [_of_layer(model, index) for index in bar(model.attention_layers, "what weights tell", "layer")]
+    of_layers = [
+        _of_layer(model, index)
+        for index in bar(model.attention_layers, "what weights tell", "layer")
+    ]
     return Guess(*(np.stack(arrays) for arrays in zip(*of_layers, strict=True)))
 
 
 def _of_layer(model: Model, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Columns, gains and contributions of one layer, (d,) each."""
     layer, norm = model.layer(index), model.stream_norm(index)
-    w_q, b_q = (np.stack(parts) for parts in zip(*(layer.q.of(head) for head in range(layer.n_heads)), strict=True))
+    w_q, b_q = (
+        np.stack(parts)
+        for parts in zip(*(layer.q.of(head) for head in range(layer.n_heads)), strict=True)
+    )
     w_k = key_maps(layer)
     if norm is None:
         gains, query, key = _pre_norm_gains(model, index), b_q, np.ones_like(w_k[0, :, 0])
@@ -382,7 +462,8 @@ def _pre_norm_gains(model: Model, index: int) -> np.ndarray:
 
 
 def column_norms(w_q: np.ndarray, w_k: np.ndarray) -> np.ndarray:
-    """Norms of the columns of every head's W_QK: how strongly dimension j of a key counts for any query; w_q (H, d,
+    """Norms of the columns of every head's W_QK: how strongly dimension j of a key counts for any
+    query; w_q (H, d,
     r), w_k (G, d, r) -> (H, d)."""
     grams = np.einsum("hdr,hds->hrs", w_q, w_q, dtype=np.float64, optimize=True)  # (H, r, r)
     of_head = np.repeat(w_k, len(w_q) // len(w_k), axis=0).astype(np.float64)  # (H, d, r)
@@ -390,36 +471,46 @@ def column_norms(w_q: np.ndarray, w_k: np.ndarray) -> np.ndarray:
 
 
 def extremity(values: np.ndarray) -> np.ndarray:
-    """How far a size is from the others in its layer, up or down: |robust z-score| of its log, (L, d) -> (L, d).
+    """How far a size is from the others in its layer, up or down: |robust z-score| of its log, (L,
+    d) -> (L, d).
 
-    Training may shrink the gain of a dimension that has grown, so small gains are as telling as large ones.
-    """
+    Training may shrink the gain of a dimension that has grown, so small gains are as telling as
+    large ones."""
     return np.stack([np.abs(robust_z(np.log(np.maximum(row, 1e-30)))) for row in values])
 
 
 def rank_agreement(guessed: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """Spearman's rank correlation over dimensions, layer by layer: two (L, d) arrays -> (L,); NaN where one is unknown.
+    """Spearman's rank correlation over dimensions, layer by layer: two (L, d) arrays -> (L,); NaN
+    where one is unknown.
 
     Only magnitudes are compared.
     """
     pairs = zip(np.abs(guessed), np.abs(measured), strict=True)
-    return np.array([spearmanr(g, m).statistic if np.ptp(g) > 0 and np.ptp(m) > 0 else np.nan for g, m in pairs])
+    return np.array(
+        [spearmanr(g, m).statistic if np.ptp(g) > 0 and np.ptp(m) > 0 else np.nan for g, m in pairs]
+    )
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Rank of every dimension in its layer by magnitude, 1 for the largest: (L, d) -> (L, d) int."""
+    """Rank of every dimension in its layer by magnitude, 1 for the largest: (L, d) -> (L, d)
+    int.
+    """
     return np.argsort(np.argsort(-np.abs(values), axis=1, kind="stable"), axis=1, kind="stable") + 1
 
 
 # Measured on sentences
 
 
-NAMED = 6  # outlier dimensions in the lead, and in the page's figures and tables; the files have all
+NAMED = (
+    6  # outlier dimensions in the lead, and in the page's figures and tables; the files have all
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class OutlierAnalysis(Study):
-    """Which dimensions of the residual stream stand out, what they add to attention scores, and what predicts it."""
+    """Which dimensions of the residual stream stand out, what they add to attention scores, and
+    what predicts it.
+    """
 
     FIGURE, PAGE = "heads.outliers.figures:means_figure", "heads.outliers.page:write_outliers_page"
     TABLES: ClassVar = {
@@ -442,7 +533,9 @@ class OutlierAnalysis(Study):
 
     @property
     def preferences(self) -> Table:
-        """How much higher each kind of key scores than the last kind, and which dimensions cause it, by layer."""
+        """How much higher each kind of key scores than the last kind, and which dimensions cause
+        it, by layer.
+        """
         return self.contributions.preferences(self.dimensions)
 
     @cached_property
@@ -452,7 +545,9 @@ class OutlierAnalysis(Study):
 
     @property
     def lead(self) -> str:
-        """How many dimensions stand out, and what they do where a kind of key scores most unlike the others."""
+        """How many dimensions stand out, and what they do where a kind of key scores most unlike
+        the others.
+        """
         c, dimensions, d = self.contributions, self.dimensions, self.stream.hidden.shape[1]
         gaps = np.nan_to_num(c.gaps)  # (L, K - 1, d)
         layer, kind = np.unravel_index(np.abs(gaps.sum(axis=-1)).argmax(), gaps.shape[:2])
@@ -465,9 +560,13 @@ class OutlierAnalysis(Study):
         )
         run_on = f"Run on {self.stream.counts.sum():,} tokens of {self.source}."
         if not len(dimensions):
-            return f"None of the {d} dimensions stands out by its mean over tokens. {says}. {run_on}"
+            return (
+                f"None of the {d} dimensions stands out by its mean over tokens. {says}. {run_on}"
+            )
         of_outliers = f"{'the outlier is' if len(dimensions) == 1 else 'the outliers are'} {gap[dimensions].sum():+.2f}"
-        which = ", ".join(map(str, dimensions[:NAMED])) + (" and others" if len(dimensions) > NAMED else "")
+        which = ", ".join(map(str, dimensions[:NAMED])) + (
+            " and others" if len(dimensions) > NAMED else ""
+        )
         them = "one stands" if len(dimensions) == 1 else f"{len(dimensions)} stand"
         out = f"Of {d} dimensions of the residual stream, {them} out in some layer: {which}"
         return f"{out}. {says} and {of_outliers}. {run_on}"
@@ -484,21 +583,37 @@ class OutlierAnalysis(Study):
         """The content of outliers.npz."""
         stream, contributions, guessed = self.stream, self.contributions, self.guess
         return {
-            "kinds": np.array(stream.kind_names), "layers": stream.layer_indices, "dimensions": self.dimensions,
-            "tokens": stream.counts, "keys": contributions.counts,
-            "hidden": stream.hidden.astype(np.float32), "attention": stream.attention.astype(np.float32),
-            "contributions": contributions.by_kind.astype(np.float32), "guessed_columns": guessed.columns,
-            "guessed_gains": guessed.gains, "guessed_contributions": guessed.contributions,
-        }  # fmt: skip
+            "kinds": np.array(stream.kind_names),
+            "layers": stream.layer_indices,
+            "dimensions": self.dimensions,
+            "tokens": stream.counts,
+            "keys": contributions.counts,
+            "hidden": stream.hidden.astype(np.float32),
+            "attention": stream.attention.astype(np.float32),
+            "contributions": contributions.by_kind.astype(np.float32),
+            "guessed_columns": guessed.columns,
+            "guessed_gains": guessed.gains,
+            "guessed_contributions": guessed.contributions,
+        }
 
 
 def study_outliers(
-    model: Model, texts: Texts, n: int, sampled: int, longest: int, seed: int = 0, device: str = "cpu"
+    model: Model,
+    texts: Texts,
+    n: int,
+    sampled: int,
+    longest: int,
+    seed: int = 0,
+    device: str = "cpu",
 ) -> OutlierAnalysis:
-    """Run a model on n sentences of at most `longest` tokens; contributions are means over the first `sampled`."""
+    """Run a model on n sentences of at most `longest` tokens; contributions are means over the
+    first `sampled`.
+    """
     framing = framing_of(model)
     sequences = sentence_sequences(framing, texts.texts, n, longest, seed)
-    outliers = measure_outliers(open_runner(model, device=device), sequences, token_kinds(framing), sampled)
+    outliers = measure_outliers(
+        open_runner(model, device=device), sequences, token_kinds(framing), sampled
+    )
     return replace(outliers, source=texts.source)
 
 

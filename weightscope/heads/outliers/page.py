@@ -1,7 +1,8 @@
-"""The page of an outlier analysis, and the paper's Table 1 for bert-base-uncased: C of three dimensions by kind of key.
+"""The page of an outlier analysis, and the paper's Table 1 for bert-base-uncased: C of three
+dimensions by kind of key.
 
-It is in paper.csv: means over 100 sentences of the STS-B dev set. Layers are counted from 0 there, from 1 in the paper.
-"""
+It is in paper.csv: means over 100 sentences of the STS-B dev set. Layers are counted from 0 there,
+from 1 in the paper."""
 
 import csv
 from collections.abc import Iterator
@@ -14,7 +15,13 @@ from weightscope.core.files import Files, regular_file
 from weightscope.core.formulas import plain
 from weightscope.core.tables import Column, Table
 from weightscope.heads.outliers import figures
-from weightscope.heads.outliers.measure import DIMENSION_Z, NAMED, Contributions, OutlierAnalysis, Stream
+from weightscope.heads.outliers.measure import (
+    DIMENSION_Z,
+    NAMED,
+    Contributions,
+    OutlierAnalysis,
+    Stream,
+)
 from weightscope.report.findings import spans
 from weightscope.report.pages.page import Figure, Filed, Section, report
 from weightscope.report.pages.style import save
@@ -29,7 +36,9 @@ def _printed() -> dict[tuple[int, int], np.ndarray]:
     table: dict[tuple[int, int], list[list[float]]] = {}
     with regular_file(Path(__file__).with_name("paper.csv")) as file:
         for layer, dimension, _, *heads in list(csv.reader(TextIOWrapper(file, "utf-8")))[1:]:
-            table.setdefault((int(layer), int(dimension)), []).append([float(cell) for cell in heads])
+            table.setdefault((int(layer), int(dimension)), []).append(
+                [float(cell) for cell in heads]
+            )
     return {key: np.array(rows) for key, rows in table.items()}
 
 
@@ -38,7 +47,9 @@ TABLE_1 = _printed()
 
 @report("Outlier dimensions and attention in {0.model}")
 def write_outliers_page(files: Files, outliers: OutlierAnalysis) -> Iterator[Section]:
-    """Which dimensions stand out, how they change scores, and how well the weights alone predict them."""
+    """Which dimensions stand out, how they change scores, and how well the weights alone predict
+    them.
+    """
     named = outliers.dimensions[:NAMED]
     yield _stream(files, outliers)
     yield _attention(files, outliers.stream)
@@ -66,7 +77,11 @@ def _stream(files: Files, outliers: OutlierAnalysis) -> Section:
         "Fig. 1: mean over all tokens of every dimension, one line per layer. Output 0 is what enters the first layer; "
         "attention layer i, counted from 0, reads output i. Outliers among these means are named.",
     )
-    return Section("Outlier dimensions", text, [figure, *([_outlier_table(stream)] if len(stream.outliers) else [])])
+    return Section(
+        "Outlier dimensions",
+        text,
+        [figure, *([_outlier_table(stream)] if len(stream.outliers) else [])],
+    )
 
 
 def _outlier_table(stream: Stream) -> Table:
@@ -96,7 +111,9 @@ def _attention(files: Files, stream: Stream) -> Section:
         save(figures.attention_figure(stream), files, "attention"),
         "Fig. 2: attention that one token of a kind receives from the average query that can see it; all heads.",
     )
-    return Section("Attention by kind of token", f"A token gets most if it is {'; '.join(parts)}.", [figure])
+    return Section(
+        "Attention by kind of token", f"A token gets most if it is {'; '.join(parts)}.", [figure]
+    )
 
 
 def _values(files: Files, stream: Stream, dimensions: np.ndarray) -> Section:
@@ -138,16 +155,24 @@ def _contributions(files: Files, outliers: OutlierAnalysis) -> Section:
 def _by_kind(c: Contributions, named: np.ndarray) -> Section:
     table = c.table(named)
     some = [kind for kind, count in zip(c.kind_names, c.counts, strict=True) if count]
-    shown = np.isin(table["layer"], c.layer_indices[layers_shown(len(c.layer_indices))]) & np.isin(table["key"], some)
+    shown = np.isin(table["layer"], c.layer_indices[layers_shown(len(c.layer_indices))]) & np.isin(
+        table["key"], some
+    )
     caption = "Table 1: mean $C$ of the outlier dimensions by kind of key token. contributions.csv has every layer."
-    return Section("By kind of key", "", [Filed(Table(table.where(shown).columns, caption), "contributions.csv")])
+    return Section(
+        "By kind of key",
+        "",
+        [Filed(Table(table.where(shown).columns, caption), "contributions.csv")],
+    )
 
 
 def _preferences(files: Files, outliers: OutlierAnalysis) -> Section:
     c, dimensions = outliers.contributions, outliers.dimensions
     last_kind = plain(c.kind_names[-1])
     gaps = c.gaps.reshape(-1, c.gaps.shape[-1])  # in the order of the table's rows
-    most = [", ".join(f"{gap[j]:+.2f} by {j}" for j in np.argsort(-np.abs(gap))[:3]) for gap in gaps]
+    most = [
+        ", ".join(f"{gap[j]:+.2f} by {j}" for j in np.argsort(-np.abs(gap))[:3]) for gap in gaps
+    ]
     table = outliers.preferences.select("layer", "key", "score_above_other", "of_outliers")
     table = Table([*table.columns, Column("most", most, "dimensions that add most")])
     text = (
@@ -160,7 +185,9 @@ def _preferences(files: Files, outliers: OutlierAnalysis) -> Section:
         f"How much higher a kind of key scores than {last_kind} ones: by all dimensions, the outliers together, and "
         "the two dimensions that add most (dotted if these are not outliers).",
     )
-    return Section("What makes a kind of key preferred", text, [figure, table.where(~np.isnan(gaps[:, 0]))])
+    return Section(
+        "What makes a kind of key preferred", text, [figure, table.where(~np.isnan(gaps[:, 0]))]
+    )
 
 
 def _guess(files: Files, outliers: OutlierAnalysis, named: np.ndarray) -> Section:
@@ -176,7 +203,9 @@ def _guess(files: Files, outliers: OutlierAnalysis, named: np.ndarray) -> Sectio
         "Rank correlation over dimensions between a guess and the measurement, layer by layer.",
     )
     ranked = [outliers.guess.ranks_of(outliers.contributions, named)] if len(named) else []
-    return Section("What the weights alone predict", text, [figure, Filed(agreement, "guess.csv"), *ranked])
+    return Section(
+        "What the weights alone predict", text, [figure, Filed(agreement, "guess.csv"), *ranked]
+    )
 
 
 def _paper(c: Contributions, model: str) -> Section:
@@ -187,7 +216,11 @@ def _paper(c: Contributions, model: str) -> Section:
     for (layer, j), printed in TABLE_1.items():
         measured = c.by_kind[layer, :, j].T if same else printed  # (kinds, heads)
         for kind, theirs, ours in zip(KINDS, printed, measured, strict=True):
-            cells = [f"{a:.1f} / {b:.1f}" for a, b in zip(theirs, ours, strict=True)] if same else theirs
+            cells = (
+                [f"{a:.1f} / {b:.1f}" for a, b in zip(theirs, ours, strict=True)]
+                if same
+                else theirs
+            )
             rows.append((layer, j, kind, *cells))
         worst = max(worst, float(np.abs(measured - printed).max()))
     if same:

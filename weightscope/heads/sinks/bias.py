@@ -1,4 +1,6 @@
-"""Is an attention sink a bias? Predict which heads sink, measure their updates, patch them (sink-as-bias paper)."""
+"""Is an attention sink a bias? Predict which heads sink, measure their updates, patch them
+(sink-as-bias paper).
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +33,28 @@ from weightscope.model.metrics.auroc import weighted_auroc
 from weightscope.model.metrics.spectra import spectral_gap
 from weightscope.model.model import Model
 from weightscope.model.run_identity import UNREADABLE, RunIdentity
-from weightscope.model.text.sequences import CHARACTERS_A_TOKEN, Framing, Texts, excerpts, token_windows
+from weightscope.model.text.sequences import (
+    CHARACTERS_A_TOKEN,
+    Framing,
+    Texts,
+    excerpts,
+    token_windows,
+)
 from weightscope.runner.framing import framing_of
-from weightscope.runner.runner import Activations, Intervention, Observer, Runner, Study, losses_under, open_runner
+from weightscope.runner.runner import (
+    Activations,
+    Intervention,
+    Observer,
+    Runner,
+    Study,
+    losses_under,
+    open_runner,
+)
 
 SAMPLE = 255  # tokens after the first
-SINKS_ABOVE = 0.3  # attention that the average query gives token 0; Gu et al. 2024 draw the line there
+SINKS_ABOVE = (
+    0.3  # attention that the average query gives token 0; Gu et al. 2024 draw the line there
+)
 
 
 class Predictor(NamedTuple):
@@ -51,7 +69,9 @@ PREDICTORS = (
     Predictor("qk_gap", "sigma1 / sigma2 of W_QK (content form)"),
     Predictor("key_bias", "b_QK of the first token's embedding minus the mean of the others"),
     Predictor("score_margin", "score of the first token's embedding minus the mean of the others"),
-    Predictor("embedding_strength", "attention to the first token when the layer is given bare embeddings"),
+    Predictor(
+        "embedding_strength", "attention to the first token when the layer is given bare embeddings"
+    ),
     Predictor("value_ratio", "|f(x_0)| / mean |f(x_j)| of embeddings, smallest first", -1),
     Predictor("layer", "layer index (a baseline that reads no weights)"),
 )
@@ -63,10 +83,19 @@ def predict_sinks(model: Model, first: int, seed: int = 0) -> Table:
     x = _embeddings(model, first, seed)
     indices = bar(model.attention_layers, "heads that may sink", "layer")
     layers = {index: predict_layer(model.layer(index), x) for index in indices}
-    heads = [(index, head) for index, values in layers.items() for head in range(len(values["qk_gap"]))]
-    keys = [Column(name, values) for name, values in zip(("layer", "head"), zip(*heads, strict=True), strict=True)]
+    heads = [
+        (index, head) for index, values in layers.items() for head in range(len(values["qk_gap"]))
+    ]
+    keys = [
+        Column(name, values)
+        for name, values in zip(("layer", "head"), zip(*heads, strict=True), strict=True)
+    ]
     readings = [
-        Column(each.name, np.concatenate([values[each.name] for values in layers.values()]), meaning=each.meaning)
+        Column(
+            each.name,
+            np.concatenate([values[each.name] for values in layers.values()]),
+            meaning=each.meaning,
+        )
         for each in READINGS
     ]
     return Table([*keys, *readings])
@@ -87,7 +116,9 @@ def predict_layer(layer: Layer, x: np.ndarray) -> dict[str, np.ndarray]:
     norms = np.linalg.norm(layer.values(x), axis=-1)  # (H, n)
     return {
         "qk_gap": np.array([float(spectral_gap(head.qk.svdvals())) for head in heads]),
-        "key_bias": np.array([head.scale * float(head.qk_bias @ (z[0] - z[1:].mean(axis=0))) for head in heads]),
+        "key_bias": np.array(
+            [head.scale * float(head.qk_bias @ (z[0] - z[1:].mean(axis=0))) for head in heads]
+        ),
         "score_margin": (scores[:, :, 0] - of_others).mean(axis=-1),
         "embedding_strength": sink_strength(softmax(masked, axis=-1))[:, 0],
         "value_ratio": norms[:, 0] / norms[:, 1:].mean(axis=-1),
@@ -95,15 +126,25 @@ def predict_layer(layer: Layer, x: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def prediction_aurocs(predicted: Mapping[str, np.ndarray] | Table, strength: np.ndarray) -> Table:
-    """How well each predictor ranks the heads that sink above those that do not: predicted (n,), strength (n,)."""
+    """How well each predictor ranks the heads that sink above those that do not: predicted (n,),
+    strength (n,).
+    """
     sinks = np.flatnonzero(strength > SINKS_ABOVE)
     aurocs = []
     for each in PREDICTORS:
         values = each.sign * np.asarray(predicted[each.name], float)
         same = np.ptp(values) == 0
-        aurocs.append(np.nan if same else weighted_auroc(values, sinks, np.ones(len(sinks), np.int64)))
+        aurocs.append(
+            np.nan if same else weighted_auroc(values, sinks, np.ones(len(sinks), np.int64))
+        )
     names, meanings, _ = zip(*PREDICTORS, strict=True)
-    return Table([Column("name", names), Column("meaning", meanings, "reading"), Column("auroc", aurocs, "AUROC")])
+    return Table(
+        [
+            Column("name", names),
+            Column("meaning", meanings, "reading"),
+            Column("auroc", aurocs, "AUROC"),
+        ]
+    )
 
 
 def _embeddings(model: Model, first: int, seed: int) -> np.ndarray:
@@ -156,7 +197,9 @@ def nothing(layer: int, update: np.ndarray) -> np.ndarray:
 
 
 def layer_ranges(layers: Sequence[int]) -> dict[str, list[int]]:
-    """Early (30 %), middle (40 %) and late (30 %) layers, and all; a range that would be empty is left out."""
+    """Early (30 %), middle (40 %) and late (30 %) layers, and all; a range that would be empty is
+    left out.
+    """
     early, late = round(EARLY * len(layers)), round(LATE * len(layers))
     ranges = {
         "early": list(layers[:early]),
@@ -168,12 +211,17 @@ def layer_ranges(layers: Sequence[int]) -> dict[str, list[int]]:
 
 
 def perplexity(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """exp of the mean negative log-likelihood per token, all texts pooled: losses (..., n), tokens (..., n)."""
+    """exp of the mean negative log-likelihood per token, all texts pooled: losses (..., n), tokens
+    (..., n).
+    """
     return np.exp(losses.sum(axis=-1) / tokens.sum(axis=-1))
 
 
-def change_interval(losses: np.ndarray, baseline: np.ndarray, tokens: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval of a change in perplexity: the texts drawn anew with replacement 1,000 times; losses,
+def change_interval(
+    losses: np.ndarray, baseline: np.ndarray, tokens: np.ndarray, seed: int = 0
+) -> tuple[float, float]:
+    """95 % bootstrap interval of a change in perplexity: the texts drawn anew with replacement
+    1,000 times; losses,
     baseline (n,), tokens (n,)."""
     drawn = np.random.default_rng(seed).integers(len(tokens), size=(RESAMPLES, len(tokens)))
     changes = perplexity(losses[drawn], tokens[drawn]) - perplexity(baseline[drawn], tokens[drawn])
@@ -182,15 +230,20 @@ def change_interval(losses: np.ndarray, baseline: np.ndarray, tokens: np.ndarray
 
 
 def text_losses(
-    runner: Runner, mu: Mapping[int, np.ndarray], texts: Sequence[np.ndarray], kept: "Kept | None" = None
+    runner: Runner,
+    mu: Mapping[int, np.ndarray],
+    texts: Sequence[np.ndarray],
+    kept: "Kept | None" = None,
 ) -> Table:
-    """Loss of each text in nats, as it is and with the sink's update replaced by mu_sink or taken away in each range of
+    """Loss of each text in nats, as it is and with the sink's update replaced by mu_sink or taken
+    away in each range of
     layers: mu (d,), texts (n,). With `kept`, the texts that an earlier run has finished are not run again."""
     means = {layer: mean.astype(np.float32) for layer, mean in mu.items()}
     replacements = {PATCHED: constant(means), ABLATED: nothing}
     work = list(product(STARTS, layer_ranges(sorted(mu)).items(), replacements))
     interventions = [
-        Intervention(chosen, replacing_sink(replacements[how], chosen, start)) for start, (_, chosen), how in work
+        Intervention(chosen, replacing_sink(replacements[how], chosen, start))
+        for start, (_, chosen), how in work
     ]
     kept, mus = kept or Kept(None, runner.model), np.stack(list(means.values()))
 
@@ -202,12 +255,16 @@ def text_losses(
         for text in bar(texts, "evaluated", "text")
     ]
     names = [NONE, *(f"{name}_{how}_{start}" for start, (name, _), how in work)]
-    counted = [Column("text", np.arange(len(texts))), Column("tokens", [len(text) - 1 for text in texts])]
+    counted = [
+        Column("text", np.arange(len(texts))),
+        Column("tokens", [len(text) - 1 for text in texts]),
+    ]
     return Table([*counted, *map(Column, names, np.concatenate(by_text, axis=1))])
 
 
 def patching_table(losses: Table) -> Table:
-    """Perplexity with the sink's update replaced by mu_sink, and with it taken away, in each range of layers (Table 1);
+    """Perplexity with the sink's update replaced by mu_sink, and with it taken away, in each range
+    of layers (Table 1);
     `losses` as of `text_losses`."""
     plain, tokens = losses[NONE], losses["tokens"]
     baseline = float(perplexity(plain, tokens))
@@ -216,9 +273,24 @@ def patching_table(losses: Table) -> Table:
         name, how, start = column.name.split("_")
         changed = float(perplexity(column.values, tokens))
         rows.append(
-            (name, how, int(start), changed, changed - baseline, *change_interval(column.values, plain, tokens))
+            (
+                name,
+                how,
+                int(start),
+                changed,
+                changed - baseline,
+                *change_interval(column.values, plain, tokens),
+            )
         )
-    names = ("layers", "intervention", "first_position", "perplexity", "change", "change_low", "change_high")
+    names = (
+        "layers",
+        "intervention",
+        "first_position",
+        "perplexity",
+        "change",
+        "change_low",
+        "change_high",
+    )
     symbols = ("", "", "first position", "", "change in perplexity", "from", "to")
     header = [Column(name, symbol=symbol) for name, symbol in zip(names, symbols, strict=True)]
     return Table.of_rows(header, rows)
@@ -240,7 +312,9 @@ class Sizes:
 
     @property
     def characters(self) -> int:
-        """Roughly how many characters that takes: mu_sink and perplexity use alternate documents."""
+        """Roughly how many characters that takes: mu_sink and perplexity use alternate
+        documents.
+        """
         return 2 * (CHARACTERS_A_TOKEN * self.texts * self.tokens + CHARACTERS[1] * self.evaluated)
 
     def __str__(self) -> str:
@@ -266,7 +340,10 @@ class SinkBias(Study):
     FIGURE, PAGE = "heads.sinks.figures:updates_figure", "heads.sinks.page:write_bias_page"
     TABLES: ClassVar = {
         **{f"{name}.csv": attrgetter(name) for name in ("layers", "heads", "patching", "losses")},
-        "mu_sink.npz": lambda bias: {"layers": bias.layers["layer"], "mu_sink": bias.updates.mu.astype(np.float32)},
+        "mu_sink.npz": lambda bias: {
+            "layers": bias.layers["layer"],
+            "mu_sink": bias.updates.mu.astype(np.float32),
+        },
     }
 
     stored: str  # Dtype of the attention matrices in the file, such as "Q4_1" or "F16"
@@ -289,10 +366,12 @@ class SinkBias(Study):
     def sentences(self) -> str:
         """One model's result in two sentences."""
         spectral, variance, own_mean = (
-            np.median(self.layers[name]) for name in ("spectral_sink", "variance_sink_mu", "variance_sink")
+            np.median(self.layers[name])
+            for name in ("spectral_sink", "variance_sink_mu", "variance_sink")
         )
         (ssp, ablated), (ssp_from_1, ablated_from_1) = (
-            (changes["all", PATCHED], changes["all", ABLATED]) for changes in map(self.changes, STARTS)
+            (changes["all", PATCHED], changes["all", ABLATED])
+            for changes in map(self.changes, STARTS)
         )
         return (
             f"{self.model}, {self.sizes}: in the median layer one direction holds {spectral:.0%} of what token 0 "
@@ -303,10 +382,16 @@ class SinkBias(Study):
         )
 
     def changes(self, start: int) -> dict[tuple[str, str], float]:
-        """Changes in perplexity by range of layers and intervention, patched from position `start` on."""
+        """Changes in perplexity by range of layers and intervention, patched from position `start`
+        on.
+        """
         table = self.patching.where(self.patching["first_position"] == start)
         return dict(
-            zip(zip(table["layers"], table["intervention"], strict=True), table["change"].tolist(), strict=True)
+            zip(
+                zip(table["layers"], table["intervention"], strict=True),
+                table["change"].tolist(),
+                strict=True,
+            )
         )
 
     @property
@@ -332,7 +417,14 @@ class SinkBias(Study):
         """One row per head: how strongly it sinks, and every predictor."""
         layer, head, *readings = self.predicted.columns
         meaning = "attention that the average query from position 1 on gives token 0"
-        return Table([layer, head, Column("strength", self.updates.strength.ravel(), meaning=meaning), *readings])
+        return Table(
+            [
+                layer,
+                head,
+                Column("strength", self.updates.strength.ravel(), meaning=meaning),
+                *readings,
+            ]
+        )
 
     @cached_property
     def patching(self) -> Table:
@@ -359,19 +451,23 @@ class SinkBias(Study):
 class Kept:
     """What runs on one model have finished, in a folder: arrays, named for all that they depend on.
 
-    A file appears complete under its name or not at all; one that cannot be read is computed anew. Without a folder
-    nothing is kept.
-    """
+    A file appears complete under its name or not at all; one that cannot be read is computed anew.
+    Without a folder nothing is kept."""
 
     def __init__(self, folder: Path | None, model: Model) -> None:
         self.folder = folder
         self._of = RunIdentity.of_model(model) if folder else None
 
-    def get(self, given: Mapping[str, np.ndarray], compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, Any]:
+    def get(
+        self, given: Mapping[str, np.ndarray], compute: Callable[[], dict[str, np.ndarray]]
+    ) -> dict[str, Any]:
         """What `compute` returns for these arrays, from an earlier run if one has finished it."""
         if self.folder is None or self._of is None:
             return compute()
-        digests = {name: sha256(np.ascontiguousarray(array).tobytes()).hexdigest() for name, array in given.items()}
+        digests = {
+            name: sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+            for name, array in given.items()
+        }
         path = self.folder / f"{self._of.also(**digests).digest}.npz"
         try:
             with regular_file(path) as file:
@@ -407,9 +503,9 @@ def sink_bias(
 ) -> SinkBias:
     """Predict, measure, patch.
 
-    mu_sink comes from every other document, perplexity from those between: they share none. Updates, and the losses of
-    each text, are kept in the folder `keep` as soon as they are computed: an interrupted run goes on there.
-    """
+    mu_sink comes from every other document, perplexity from those between: they share none.
+    Updates, and the losses of each text, are kept in the folder `keep` as soon as they are
+    computed: an interrupted run goes on there."""
     framing = framing_of(model)
     begin = framing.special[0]
     if not first:
@@ -417,7 +513,9 @@ def sink_bias(
     longest = min(sizes.tokens, model.config.n_positions or sizes.tokens)
     measured = token_windows(framing, texts.texts[::2], sizes.texts, longest)
     passages = excerpts(texts.texts[1::2], sizes.evaluated, CHARACTERS)
-    evaluated = [np.array(framing.begun(passage))[: model.config.n_positions] for passage in passages]
+    evaluated = [
+        np.array(framing.begun(passage))[: model.config.n_positions] for passage in passages
+    ]
     if not measured or not evaluated:
         problem = f"windows of {longest} tokens in every other document and texts of {CHARACTERS[0]} characters or more"
         raise CheckpointError(f"too little text: {problem} in those between are needed")
@@ -453,12 +551,18 @@ def name_of(model: Model) -> str:
 
 
 def stored_in(model: Model, layer: int) -> str:
-    """The dtypes of the attention matrices in the file; a quantised model differs from the original."""
-    return " and ".join(sorted({tensor.dtype for tensor in model.attention_tensors(layer) if len(tensor.shape) > 1}))
+    """The dtypes of the attention matrices in the file; a quantised model differs from the
+    original.
+    """
+    return " and ".join(
+        sorted({tensor.dtype for tensor in model.attention_tensors(layer) if len(tensor.shape) > 1})
+    )
 
 
 def has_biases(model: Model, layer: int) -> bool:
-    """Whether attention's projections have biases; the beta of a norm before them does not count."""
+    """Whether attention's projections have biases; the beta of a norm before them does not
+    count.
+    """
     family = model.family
     modules = tuple(f"{name}.bias" for name in family.heads.projections if name)
     return any(tensor.name.endswith(modules) for tensor in model.attention_tensors(layer))

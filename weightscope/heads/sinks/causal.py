@@ -1,15 +1,16 @@
-"""Whether a model needs what its sinks write, or that they draw attention: each is changed while the model runs.
+"""Whether a model needs what its sinks write, or that they draw attention: each is changed while
+the model runs.
 
-Head by head, at every query i but the sink s itself, where A is the head's attention and u_j what key j writes:
+Head by head, at every query i but the sink s itself, where A is the head's attention and u_j what
+key j writes:
 
 zero        A_is u_s is taken away: the sink writes nothing
 mean        u_s becomes its mean over other texts: the sink writes a constant
 ordinary    u_s becomes the update of a token drawn from another text: the sink writes what any token does
 redirected  A_is goes to the other keys, in proportion to what they get: there is no sink
 
-A no-op needs its attention and no value: the first two cost nothing, the last two something. A broadcast needs its
-value: all cost something, but the mean if the value is a constant.
-"""
+A no-op needs its attention and no value: the first two cost nothing, the last two something. A
+broadcast needs its value: all cost something, but the mean if the value is a constant."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,12 @@ import numpy as np
 from weightscope.core.errors import CheckpointError, counted
 from weightscope.core.tables import Column, Table
 from weightscope.heads.sinks.bias import change_interval, perplexity
-from weightscope.heads.sinks.mechanisms import MECHANISM_NAMES, Inputs, SinkMechanisms, sink_mechanisms
+from weightscope.heads.sinks.mechanisms import (
+    MECHANISM_NAMES,
+    Inputs,
+    SinkMechanisms,
+    sink_mechanisms,
+)
 from weightscope.heads.sinks.strength import sink_strength
 from weightscope.model.layers.layer import Layer
 from weightscope.model.metrics.sinks import MECHANISMS
@@ -52,12 +58,15 @@ class Sink(NamedTuple):
         return column
 
 
-# A sink, its replacements, and a number that differs from text to text -> what is added to the output, (n, d).
+# A sink, its replacements, and a number that differs from text to text -> what is added to the
+# output, (n, d).
 Change = Callable[[Sink, Replacements, int], np.ndarray]
 
 
 def _redirection(sink: Sink) -> np.ndarray:
-    """The change if the attention to the sink goes to other keys; queries that see no other keep theirs."""
+    """The change if the attention to the sink goes to other keys; queries that see no other keep
+    theirs.
+    """
     rest = sink.attention.copy()
     rest[:, sink.position] = 0
     total = rest.sum(axis=1, keepdims=True)  # (n, 1)
@@ -71,18 +80,29 @@ def _replacing(sink: Sink, update: np.ndarray) -> np.ndarray:
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
-    "zero": (lambda sink, _, text: _replacing(sink, np.zeros_like(sink.updates[0])), "the sink writes nothing"),
-    "mean": (lambda sink, given, text: _replacing(sink, given.mean), "the sink writes its mean over other texts"),
+    "zero": (
+        lambda sink, _, text: _replacing(sink, np.zeros_like(sink.updates[0])),
+        "the sink writes nothing",
+    ),
+    "mean": (
+        lambda sink, given, text: _replacing(sink, given.mean),
+        "the sink writes its mean over other texts",
+    ),
     "ordinary": (
         lambda sink, given, text: _replacing(sink, given.ordinary[text % len(given.ordinary)]),
         "the sink writes what a token of another text does",
     ),
-    "redirected": (lambda sink, _, text: _redirection(sink), "the sink's attention goes to the other keys"),
+    "redirected": (
+        lambda sink, _, text: _redirection(sink),
+        "the sink's attention goes to the other keys",
+    ),
 }
 Heads = Sequence[tuple[int, int]]  # layer and head
 
 
-def sinks_of(layer: Layer, heads: Sequence[int], x: np.ndarray, attention: np.ndarray) -> Iterator[Sink]:
+def sinks_of(
+    layer: Layer, heads: Sequence[int], x: np.ndarray, attention: np.ndarray
+) -> Iterator[Sink]:
     """The sinks of some heads on one text: x (n, d), attention (H, n, n)."""
     v = layer.inner_values(x)  # (G, n, r_v)
     for head in map(layer.head, heads):
@@ -93,7 +113,9 @@ def sinks_of(layer: Layer, heads: Sequence[int], x: np.ndarray, attention: np.nd
 def replacements(
     runner: Runner, heads: Heads, texts: Sequence[np.ndarray], seed: int = 0
 ) -> dict[tuple[int, int], Replacements]:
-    """Means and ordinary updates of heads, from texts that are not changed: texts (n,) of two tokens or more."""
+    """Means and ordinary updates of heads, from texts that are not changed: texts (n,) of two
+    tokens or more.
+    """
     rng = np.random.default_rng(seed)
     of_sinks, ordinary = defaultdict(list), defaultdict(list)
     by_layer = _by_layer(heads)
@@ -110,10 +132,15 @@ def replacements(
                 ordinary[seen.layer.index, head].append(sink.updates[rng.choice(keys)])
 
     runner.observe(texts, observer, layers=sorted(by_layer))
-    return {head: Replacements(np.mean(of_sinks[head], axis=0), np.stack(ordinary[head])) for head in heads}
+    return {
+        head: Replacements(np.mean(of_sinks[head], axis=0), np.stack(ordinary[head]))
+        for head in heads
+    }
 
 
-def changing(change: Change, heads: Heads, given: Mapping[tuple[int, int], Replacements]) -> Observer:
+def changing(
+    change: Change, heads: Heads, given: Mapping[tuple[int, int], Replacements]
+) -> Observer:
     """An observer that changes what these heads write, at the sinks that the running model has."""
     by_layer = _by_layer(heads)
 
@@ -144,7 +171,8 @@ class Group(NamedTuple):
 
 
 def groups(sinks: SinkMechanisms) -> list[Group]:
-    """Every sink head, each mechanism's together, all together; and as many heads of the same layers whose
+    """Every sink head, each mechanism's together, all together; and as many heads of the same
+    layers whose
     strongest keys get the least attention."""
     table = sinks.heads
     layer, head, mechanism = table["layer"], table["head"], table["mechanism"]
@@ -153,7 +181,10 @@ def groups(sinks: SinkMechanisms) -> list[Group]:
         return list(zip(layer[rows].tolist(), head[rows].tolist(), strict=True))
 
     sinking = np.flatnonzero(mechanism != "")
-    single = [Group(f"{layer[row]}.{head[row]}", str(mechanism[row]), chosen(np.array([row]))) for row in sinking]
+    single = [
+        Group(f"{layer[row]}.{head[row]}", str(mechanism[row]), chosen(np.array([row])))
+        for row in sinking
+    ]
     same = {name: np.flatnonzero(mechanism == name) for name in MECHANISMS}
     of_layers = [
         rest[np.argsort(table["strength"][rest], kind="stable")][: (layer[sinking] == index).sum()]
@@ -162,7 +193,10 @@ def groups(sinks: SinkMechanisms) -> list[Group]:
     ]
     weakest = np.concatenate(of_layers) if of_layers else np.zeros(0, int)
     together = [
-        *(Group(f"every {MECHANISM_NAMES[name]}", name, chosen(rows)) for name, rows in same.items()),
+        *(
+            Group(f"every {MECHANISM_NAMES[name]}", name, chosen(rows))
+            for name, rows in same.items()
+        ),
         Group("every sink head", "", chosen(sinking)),
         Group("weakest heads beside them", "", chosen(weakest)),
     ]
@@ -170,22 +204,33 @@ def groups(sinks: SinkMechanisms) -> list[Group]:
 
 
 def sinks_and_changes(
-    runner: Runner, inputs: Inputs, texts: Texts, *, n: int, length: int, seed: int = 0, own_first: bool = False
+    runner: Runner,
+    inputs: Inputs,
+    texts: Texts,
+    *,
+    n: int,
+    length: int,
+    seed: int = 0,
+    own_first: bool = False,
 ) -> SinkMechanisms:
-    """`sink_mechanisms` with the table `causal`: perplexity of n texts under every change of every sink head; without
-    it where no head is one.
+    """`sink_mechanisms` with the table `causal`: perplexity of n texts under every change of every
+    sink head; without it where no head is one.
 
-    Means and ordinary updates come from every other document, perplexity from those between: they share none.
-    """
+    Means and ordinary updates come from every other document, perplexity from those between: they
+    share none."""
     for index, layer in runner.layers.items():
         if layer.modulated:
             problem = f"layer {index} has a gate, a norm or the like behind its values, so that updates do not add up"
             raise CheckpointError(problem, file=runner.model.name)
     framing = framing_of(runner.model, own_first=own_first)
     length = min(length, runner.model.config.n_positions or length)
-    others, tried = (token_windows(framing, texts.texts[start::2], n, length, seed) for start in (0, 1))
+    others, tried = (
+        token_windows(framing, texts.texts[start::2], n, length, seed) for start in (0, 1)
+    )
     if not others or not tried:
-        problem = f"windows of {length} tokens in every other document, and in those between, are needed"
+        problem = (
+            f"windows of {length} tokens in every other document, and in those between, are needed"
+        )
         raise CheckpointError(f"too little text: {problem}")
     sinks = sink_mechanisms(runner, inputs)
     if not (changed := groups(sinks)):
@@ -206,7 +251,9 @@ def sinks_and_changes(
     return replace(sinks, causal=causal_table(changed, losses, tokens, note))
 
 
-def causal_table(changed: Sequence[Group], losses: np.ndarray, tokens: np.ndarray, caption: str) -> Table:
+def causal_table(
+    changed: Sequence[Group], losses: np.ndarray, tokens: np.ndarray, caption: str
+) -> Table:
     """One row per group: losses (1 + groups x changes, T) in nats, the unchanged model's first."""
     plain, by_group = losses[0], losses[1:].reshape(len(changed), len(CHANGES), -1)
     before = float(perplexity(plain, tokens))
@@ -223,7 +270,12 @@ def causal_table(changed: Sequence[Group], losses: np.ndarray, tokens: np.ndarra
         change = perplexity(under, tokens) - before
         columns.append(Column(name, change, meaning=f"change in perplexity where {meaning}"))
         columns += [
-            Column(f"{name}_{end}", values, f"{name}, {end}", meaning=f"{end} end of its 95 % interval over texts")
+            Column(
+                f"{name}_{end}",
+                values,
+                f"{name}, {end}",
+                meaning=f"{end} end of its 95 % interval over texts",
+            )
             for end, values in zip(("low", "high"), ends, strict=True)
         ]
     return Table(columns, caption)

@@ -1,4 +1,5 @@
-"""Figures of attention sinks: Figs 2 to 5 and Table 1 of the sink-as-bias paper, and its predictions; then Figs 2B,
+"""Figures of attention sinks: Figs 2 to 5 and Table 1 of the sink-as-bias paper, and its
+predictions; then Figs 2B,
 4, 5, 6, 8 and 14 of the two-sink-mechanisms paper, and its lemmas."""
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from weightscope.heads.sinks.bias import ABLATED, NONE, PATCHED, READINGS, SINKS_ABOVE, STARTS, SinkBias
+from weightscope.heads.sinks.bias import (
+    ABLATED,
+    NONE,
+    PATCHED,
+    READINGS,
+    SINKS_ABOVE,
+    STARTS,
+    SinkBias,
+)
 from weightscope.heads.sinks.mechanisms import MECHANISM_NAMES, SinkMechanisms
 from weightscope.model.metrics.sinks import BROADCAST_RANK, BROADCAST_RATIO, MECHANISMS, NOP_RATIO
 from weightscope.model.metrics.spectra import spectral_gap
@@ -58,9 +67,19 @@ def updates_figure(bias: SinkBias) -> Figure:
     marker = "o" if len(layers) < 6 else None
 
     def line(axis: Axes, name: str, colour: str, dash: str, label: str | None = None) -> None:
-        axis.plot(layers["layer"], layers[name], dash, color=colour, label=label, marker=marker, markersize=3)
+        axis.plot(
+            layers["layer"],
+            layers[name],
+            dash,
+            color=colour,
+            label=label,
+            marker=marker,
+            markersize=3,
+        )
 
-    for axis, measure, of_sink in zip(axes, ("ratio", "spectral", "variance"), MEASURES, strict=True):
+    for axis, measure, of_sink in zip(
+        axes, ("ratio", "spectral", "variance"), MEASURES, strict=True
+    ):
         band = (layers[f"{of_sink}_low"], layers[f"{of_sink}_high"])
         axis.fill_between(layers["layer"], *band, color=SINK, alpha=0.2, linewidth=0)
         line(axis, of_sink, SINK, "-", r"$u_{sink}$")
@@ -88,7 +107,9 @@ def measures_along(axes: Sequence[Axes]) -> None:
 
 @in_our_style()
 def picture_figure(bias: SinkBias) -> Figure:
-    """One layer's updates by position and dimension: the sink's, the others', and all of the output (Fig. 5)."""
+    """One layer's updates by position and dimension: the sink's, the others', and all of the output
+    (Fig. 5).
+    """
     sink, rest = bias.pictured.sink.rows(), bias.pictured.others
     parts = {
         r"from the sink, $u_{sink,i}$": sink,
@@ -96,11 +117,18 @@ def picture_figure(bias: SinkBias) -> Figure:
         r"attention's output, $y_i$": sink + rest + bias.pictured.bias,
     }
     bound = float(np.percentile(np.abs(rest[1:]), BOUND))
-    shades = colormaps["RdBu_r"].resampled(15)  # few, so that a picture of noise takes kilobytes and not megabytes
+    shades = colormaps["RdBu_r"].resampled(
+        15
+    )  # few, so that a picture of noise takes kilobytes and not megabytes
     figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.6), sharey=True)
     for axis, (title, rows) in zip(axes, parts.items(), strict=True):
         image = axis.imshow(
-            rows[:, :DIMENSIONS_SHOWN], aspect="auto", cmap=shades, vmin=-bound, vmax=bound, interpolation="nearest"
+            rows[:, :DIMENSIONS_SHOWN],
+            aspect="auto",
+            cmap=shades,
+            vmin=-bound,
+            vmax=bound,
+            interpolation="nearest",
         )
         axis.set_title(title)
         axis.set_xlabel("dimension of the stream")
@@ -116,14 +144,24 @@ def patching_figure(bias: SinkBias) -> Figure:
     table = bias.patching.where(bias.patching["intervention"] != NONE)
     ranges = list(dict.fromkeys(table["layers"]))
     series = list(product(STARTS, ((PATCHED, SINK, "o"), (ABLATED, CONTEXT, "s"))))
-    for shift, (start, (how, colour, marker)) in zip(np.linspace(-0.24, 0.24, len(series)), series, strict=True):
+    for shift, (start, (how, colour, marker)) in zip(
+        np.linspace(-0.24, 0.24, len(series)), series, strict=True
+    ):
         rows = table.where((table["intervention"] == how) & (table["first_position"] == start))
         x = [ranges.index(layers) + shift for layers in rows["layers"]]
         lengths = np.abs(np.stack([rows["change_low"], rows["change_high"]]) - rows["change"])
         axis.errorbar(
-            x, rows["change"], lengths, fmt=marker, color=colour, markerfacecolor=colour if start == 0 else "white",
-            label=how if start == 0 else f"{how}, position 0 as it is", markersize=4, capsize=2, linewidth=0.8,
-        )  # fmt: skip
+            x,
+            rows["change"],
+            lengths,
+            fmt=marker,
+            color=colour,
+            markerfacecolor=colour if start == 0 else "white",
+            label=how if start == 0 else f"{how}, position 0 as it is",
+            markersize=4,
+            capsize=2,
+            linewidth=0.8,
+        )
     if np.abs(table["change"]).max() > LARGE_CHANGE:
         axis.set_yscale("symlog", linthresh=1, linscale=0.6)
     axis.axhline(0, color="black", linewidth=0.6)
@@ -137,9 +175,13 @@ def patching_figure(bias: SinkBias) -> Figure:
 @in_our_style()
 def prediction_figure(bias: SinkBias) -> Figure:
     """Where the sinks are, and how well each reading of the weights foretold them."""
-    figure, (measured, best, aurocs) = subplots(1, 3, figsize=(2 * COLUMN, 2.6), width_ratios=(1, 1, 0.8))
+    figure, (measured, best, aurocs) = subplots(
+        1, 3, figsize=(2 * COLUMN, 2.6), width_ratios=(1, 1, 0.8)
+    )
     layers, strength = bias.layers["layer"], bias.updates.strength
-    image = measured.imshow(strength, aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+    image = measured.imshow(
+        strength, aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest"
+    )
     layer_rows(measured, layers)
     measured.set_xlabel("head")
     measured.xaxis.set_major_locator(whole_numbers())
@@ -147,7 +189,9 @@ def prediction_figure(bias: SinkBias) -> Figure:
     figure.colorbar(image, ax=measured, pad=0.02)
 
     auroc = dict(zip(bias.aurocs["name"], bias.aurocs["auroc"], strict=True))
-    name = max((each.name for each in READINGS), key=lambda name: np.nan_to_num(auroc[name], nan=-1.0))
+    name = max(
+        (each.name for each in READINGS), key=lambda name: np.nan_to_num(auroc[name], nan=-1.0)
+    )
     values = bias.heads[name]
     best.scatter(values, strength.ravel(), c=bias.heads["layer"], cmap=BY_LAYER, s=8, linewidths=0)
     if values.min() > 0 and values.max() > 20 * values.min():
@@ -161,7 +205,9 @@ def prediction_figure(bias: SinkBias) -> Figure:
     colours = [OTHERS if name == "layer" else SINK for name in auroc]
     aurocs.barh(y, np.nan_to_num(areas - 0.5), left=0.5, color=colours, height=0.6)
     for height, value in zip(y, areas, strict=True):
-        aurocs.text(1.02, height, "none" if np.isnan(value) else f"{value:.2f}", va="center", fontsize=7)
+        aurocs.text(
+            1.02, height, "none" if np.isnan(value) else f"{value:.2f}", va="center", fontsize=7
+        )
     aurocs.set_yticks(y, [SHORT[name][1] for name in auroc])
     aurocs.axvline(0.5, color="black", linewidth=0.6)
     aurocs.set_xlim(0, 1)
@@ -173,12 +219,19 @@ def prediction_figure(bias: SinkBias) -> Figure:
 
 MECHANISM_COLOURS = dict(zip(MECHANISMS, (COLOURS[0], COLOURS[1], COLOURS[4]), strict=True))
 NO_SINK = "0.9"
-BOUNDS_SHOWN = 1e4  # bounds further than this below the largest are left out, since they say nothing
+BOUNDS_SHOWN = (
+    1e4  # bounds further than this below the largest are left out, since they say nothing
+)
 # The same colour for tokens of the same role in images and texts.
 KIND_COLOURS = {
-    "CLS": COLOURS[0], "first": COLOURS[0], "register": COLOURS[3], "special": COLOURS[3], "patch": COLOURS[1],
-    "other": COLOURS[1], "punctuation": COLOURS[2],
-}  # fmt: skip
+    "CLS": COLOURS[0],
+    "first": COLOURS[0],
+    "register": COLOURS[3],
+    "special": COLOURS[3],
+    "patch": COLOURS[1],
+    "other": COLOURS[1],
+    "punctuation": COLOURS[2],
+}
 KIND_MARKERS = ("o", "s", "^", "D")
 WIDE = 4  # a range of more than this factor is drawn on a logarithmic axis
 VAST = 1000  # beyond this factor, only powers of ten are labelled
@@ -187,9 +240,13 @@ DOT: dict[str, Any] = {"s": 5, "linewidths": 0, "alpha": 0.6, "rasterized": True
 
 @in_our_style()
 def sink_token_figure(sinks: SinkMechanisms) -> Figure:
-    """Fig. 4: which tokens receive attention, which are the strongest sinks, and which make sink events, by layer."""
+    """Fig. 4: which tokens receive attention, which are the strongest sinks, and which make sink
+    events, by layer.
+    """
     figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.1), sharey=True, sharex=True)
-    strongest = np.stack([sinks.kind == kind for kind in range(len(sinks.kinds))], axis=-1)  # (I, L, H, K)
+    strongest = np.stack(
+        [sinks.kind == kind for kind in range(len(sinks.kinds))], axis=-1
+    )  # (I, L, H, K)
     panels = (
         ("attention inflow", sinks.inflow),
         ("strongest key of a head", strongest),
@@ -197,8 +254,18 @@ def sink_token_figure(sinks: SinkMechanisms) -> Figure:
     )
     for axis, (title, shares) in zip(axes, panels, strict=True):
         for kind, name in _kinds(sinks):
-            style = {"color": KIND_COLOURS[name], "linestyle": DASHES[kind % len(DASHES)], "marker": KIND_MARKERS[kind]}
-            axis.plot(sinks.layer_indices, shares[..., kind].mean(axis=(0, 2)), markersize=2.5, label=name, **style)
+            style = {
+                "color": KIND_COLOURS[name],
+                "linestyle": DASHES[kind % len(DASHES)],
+                "marker": KIND_MARKERS[kind],
+            }
+            axis.plot(
+                sinks.layer_indices,
+                shares[..., kind].mean(axis=(0, 2)),
+                markersize=2.5,
+                label=name,
+                **style,
+            )
         axis.set_title(title)
         layers_along(axis)
     axes[0].set_ylim(-0.03, 1.03)
@@ -218,7 +285,9 @@ def head_map_figure(sinks: SinkMechanisms) -> Figure:
         (axes[0], strength, r"sink strength $\alpha_s$"),
         (axes[1], events, "inputs with a sink event"),
     ):
-        image = axis.imshow(values, cmap="cividis", norm=Normalize(0, 1), aspect="auto", interpolation="nearest")
+        image = axis.imshow(
+            values, cmap="cividis", norm=Normalize(0, 1), aspect="auto", interpolation="nearest"
+        )
         axis.set_title(title)
     bar = figure.colorbar(image, ax=axes[:2], pad=0.02)
     bar.set_label("mean, or share (1)")
@@ -226,14 +295,29 @@ def head_map_figure(sinks: SinkMechanisms) -> Figure:
     counts = np.stack([(sinks.mechanism == name).sum(axis=0) for name in MECHANISMS])  # (3, L, H)
     code = np.where(sinks.sink_heads, 1 + counts.argmax(axis=0), 0)
     colours = (NO_SINK, *MECHANISM_COLOURS.values())
-    axes[2].imshow(code, cmap=ListedColormap(colours), norm=Normalize(0, 3), aspect="auto", interpolation="nearest")
+    axes[2].imshow(
+        code,
+        cmap=ListedColormap(colours),
+        norm=Normalize(0, 3),
+        aspect="auto",
+        interpolation="nearest",
+    )
     axes[2].set_title("mechanism of sink heads")
     if sinks.sink_heads.any():
         names = ("no sink head", *MECHANISM_NAMES.values())
-        patches = [Patch(color=colour, label=name) for colour, name in zip(colours, names, strict=True)]
+        patches = [
+            Patch(color=colour, label=name) for colour, name in zip(colours, names, strict=True)
+        ]
         axes[2].legend(handles=patches, loc="center left", bbox_to_anchor=(1.02, 0.5))
     else:
-        axes[2].text(0.5, 0.5, "no head is a sink head", transform=axes[2].transAxes, ha="center", va="center")
+        axes[2].text(
+            0.5,
+            0.5,
+            "no head is a sink head",
+            transform=axes[2].transAxes,
+            ha="center",
+            va="center",
+        )
     layer_rows(axes[0], sinks.layer_indices)
     for axis in axes:
         index_along(axis, "head")
@@ -242,21 +326,36 @@ def head_map_figure(sinks: SinkMechanisms) -> Figure:
 
 @in_our_style()
 def plane_figure(sinks: SinkMechanisms) -> Figure:
-    """Fig. 6: value-norm ratio and stable rank of every head's sink on every input, by mechanism and by depth."""
+    """Fig. 6: value-norm ratio and stable rank of every head's sink on every input, by mechanism
+    and by depth.
+    """
     figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.6), sharex=True, sharey=True)
     ratio, rank, event, mechanism = sinks.ratio, sinks.rank, sinks.event, sinks.mechanism
     for axis in axes:
-        axis.scatter(ratio[~event], rank[~event], color="0.85", zorder=1, label="no sink event", **DOT)
+        axis.scatter(
+            ratio[~event], rank[~event], color="0.85", zorder=1, label="no sink event", **DOT
+        )
         _rule(axis)
     for name in MECHANISMS:
         chosen = mechanism == name
         label = f"{MECHANISM_NAMES[name]} ({chosen.sum():,})"
-        axes[0].scatter(ratio[chosen], rank[chosen], color=MECHANISM_COLOURS[name], zorder=2, label=label, **DOT)
+        axes[0].scatter(
+            ratio[chosen], rank[chosen], color=MECHANISM_COLOURS[name], zorder=2, label=label, **DOT
+        )
     depth = np.broadcast_to(sinks.layer_indices[:, None], event.shape)
-    norm = Normalize(sinks.layer_indices[0], max(sinks.layer_indices[-1], sinks.layer_indices[0] + 1))
+    norm = Normalize(
+        sinks.layer_indices[0], max(sinks.layer_indices[-1], sinks.layer_indices[0] + 1)
+    )
     for kind, name in enumerate(sinks.kinds):
         chosen = event & (sinks.kind == kind)
-        style = {"c": depth[chosen], "cmap": BY_LAYER, "norm": norm, "marker": KIND_MARKERS[kind], "zorder": 2, **DOT}
+        style = {
+            "c": depth[chosen],
+            "cmap": BY_LAYER,
+            "norm": norm,
+            "marker": KIND_MARKERS[kind],
+            "zorder": 2,
+            **DOT,
+        }
         axes[1].scatter(ratio[chosen], rank[chosen], **style)
         if chosen.any():
             axes[1].scatter([], [], color="0.3", marker=KIND_MARKERS[kind], s=6, label=f"at {name}")
@@ -269,7 +368,13 @@ def plane_figure(sinks: SinkMechanisms) -> Figure:
             handles, labels = handles[1:], labels[1:]
         if handles:
             legend = figure.legend(
-                handles, labels, loc=place, ncols=len(handles), markerscale=2, handletextpad=0.2, columnspacing=1.0
+                handles,
+                labels,
+                loc=place,
+                ncols=len(handles),
+                markerscale=2,
+                handletextpad=0.2,
+                columnspacing=1.0,
             )
             for handle in filter(None, legend.legend_handles):
                 handle.set_alpha(1)
@@ -291,7 +396,10 @@ def _fit(axis: Axes, ratio: np.ndarray, rank: np.ndarray) -> None:
     axis.set_xscale("log")
     axis.set_yscale("log")
     known = np.isfinite(ratio) & np.isfinite(rank) & (ratio > 0)
-    x, y = np.append(ratio[known], (NOP_RATIO, BROADCAST_RATIO)), np.append(rank[known], (1.0, BROADCAST_RANK))
+    x, y = (
+        np.append(ratio[known], (NOP_RATIO, BROADCAST_RATIO)),
+        np.append(rank[known], (1.0, BROADCAST_RANK)),
+    )
     axis.set_xlim(x.min() / 1.2, x.max() * 1.2)
     axis.set_ylim(0.95, y.max() * 1.1)
     for side in (axis.xaxis, axis.yaxis):
@@ -300,10 +408,11 @@ def _fit(axis: Axes, ratio: np.ndarray, rank: np.ndarray) -> None:
 
 @in_our_style()
 def spectrum_figure(sinks: SinkMechanisms) -> Figure:
-    """Fig. 2B on a real model: spectra of W_QK of sink heads and of the others, and Lemma 2's two ways to a gate.
+    """Fig. 2B on a real model: spectra of W_QK of sink heads and of the others, and Lemma 2's two
+    ways to a gate.
 
-    One is a spike, sigma_1 far above sigma_2; the other is a sink of large norm, if no norm comes before W_QK.
-    """
+    One is a spike, sigma_1 far above sigma_2; the other is a sink of large norm, if no norm comes
+    before W_QK."""
     figure, (axis, spike, norm) = subplots(1, 3, figsize=(2 * COLUMN, 2.1))
     largest = sinks.qk_singular_values[..., :1]
     spectra = sinks.qk_singular_values / np.where(largest > 0, largest, np.nan)  # (L, H, r)
@@ -332,7 +441,8 @@ def spectrum_figure(sinks: SinkMechanisms) -> Figure:
 
 @in_our_style()
 def similarity_figure(sinks: SinkMechanisms) -> Figure:
-    """Lemma 4: how alike tokens are before and after each layer's attention, by cosine and by variance (eq. 17).
+    """Lemma 4: how alike tokens are before and after each layer's attention, by cosine and by
+    variance (eq. 17).
 
     The third panel shows how much attention turns each token.
     """
@@ -342,7 +452,9 @@ def similarity_figure(sinks: SinkMechanisms) -> Figure:
             ("before", "0.4", "--", "entering the layer"),
             ("after", COLOURS[1], "-", "attention's output added"),
         ):
-            _spread(axis, sinks.layer_indices, getattr(sinks, f"{name}_{when}"), colour, dash, label)
+            _spread(
+                axis, sinks.layer_indices, getattr(sinks, f"{name}_{when}"), colour, dash, label
+            )
     _spread(through, sinks.layer_indices, sinks.through, COLOURS[0], "-", None)
     between.set_ylabel("cosine of two tokens (1)")
     variance.set_ylabel(r"variance of tokens $V$")
@@ -357,7 +469,9 @@ def similarity_figure(sinks: SinkMechanisms) -> Figure:
 
 @in_our_style()
 def norms_figure(sinks: SinkMechanisms) -> Figure:
-    """Fig. 14: norms of CLS, registers and patches, or of a text's kinds of token, as they enter each layer."""
+    """Fig. 14: norms of CLS, registers and patches, or of a text's kinds of token, as they enter
+    each layer.
+    """
     figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.1), sharex=True, sharey=True)
     for axis, values, title in (
         (axes[0], sinks.norm_mean, "mean of a kind"),
@@ -365,7 +479,14 @@ def norms_figure(sinks: SinkMechanisms) -> Figure:
     ):
         for kind, name in _kinds(sinks):
             some = ~np.isnan(values[:, 0, kind])
-            _spread(axis, sinks.layer_indices, values[some][..., kind], KIND_COLOURS[name], DASHES[kind % 4], name)
+            _spread(
+                axis,
+                sinks.layer_indices,
+                values[some][..., kind],
+                KIND_COLOURS[name],
+                DASHES[kind % 4],
+                name,
+            )
         axis.set_title(title)
         layers_along(axis)
     axes[0].set_yscale("log")
@@ -376,16 +497,23 @@ def norms_figure(sinks: SinkMechanisms) -> Figure:
 
 @in_our_style()
 def register_figure(sinks: SinkMechanisms) -> Figure:
-    """Fig. 8, of a model with registers: what attention they take over the layers, and what the sinks on them do.
+    """Fig. 8, of a model with registers: what attention they take over the layers, and what the
+    sinks on them do.
 
     Without a sink event on a register there is no second panel.
     """
     on_register = sinks.kind == sinks.kinds.index("register")
     panels = 2 if (on_register & sinks.event).any() else 1
-    figure, ((inflow, *planes),) = subplots(1, panels, figsize=(panels * COLUMN, 2.5), squeeze=False)
+    figure, ((inflow, *planes),) = subplots(
+        1, panels, figsize=(panels * COLUMN, 2.5), squeeze=False
+    )
     shares = sinks.inflow.mean(axis=(0, 2)).T  # (K, L)
     inflow.stackplot(
-        sinks.layer_indices, shares, labels=sinks.kinds, colors=[KIND_COLOURS[name] for name in sinks.kinds], alpha=0.8
+        sinks.layer_indices,
+        shares,
+        labels=sinks.kinds,
+        colors=[KIND_COLOURS[name] for name in sinks.kinds],
+        alpha=0.8,
     )
     inflow.set_ylim(0, 1)
     inflow.margins(x=0)
@@ -394,15 +522,26 @@ def register_figure(sinks: SinkMechanisms) -> Figure:
     for plane in planes:
         for name, label in (("", "no sink event"), *MECHANISM_NAMES.items()):
             chosen = on_register & (sinks.mechanism == name)
-            style = {"color": MECHANISM_COLOURS.get(name, "0.85"), "label": f"{label} ({chosen.sum():,})", **DOT}
+            style = {
+                "color": MECHANISM_COLOURS.get(name, "0.85"),
+                "label": f"{label} ({chosen.sum():,})",
+                **DOT,
+            }
             plane.scatter(sinks.ratio[chosen], sinks.rank[chosen], **style)
         _rule(plane)
         _fit(plane, sinks.ratio[on_register], sinks.rank[on_register])
         plane.set_ylabel("stable rank of $Au$ (1)")
         plane.set_title("sinks on registers")
-    for place, axis in zip(("outside lower left", "outside lower right"), (inflow, *planes), strict=False):
+    for place, axis in zip(
+        ("outside lower left", "outside lower right"), (inflow, *planes), strict=False
+    ):
         figure.legend(
-            *axis.get_legend_handles_labels(), loc=place, ncols=4, markerscale=2, handletextpad=0.2, columnspacing=0.8
+            *axis.get_legend_handles_labels(),
+            loc=place,
+            ncols=4,
+            markerscale=2,
+            handletextpad=0.2,
+            columnspacing=0.8,
         )
     return figure
 
@@ -415,37 +554,71 @@ def lemma_figure(sinks: SinkMechanisms) -> Figure:
     for kind, name in _kinds(sinks):
         sorted_epsilons = np.sort(sinks.epsilon[sinks.kind == kind])
         share = np.searchsorted(sorted_epsilons, epsilons, side="right") / sinks.epsilon.size
-        axes[0, 0].plot(epsilons, share, color=KIND_COLOURS[name], linestyle=DASHES[kind % 4], label=name)
+        axes[0, 0].plot(
+            epsilons, share, color=KIND_COLOURS[name], linestyle=DASHES[kind % 4], label=name
+        )
     axes[0, 0].set_xlabel(r"$\epsilon$ (1)")
     axes[0, 0].set_ylabel(r"share that are $\epsilon$-sinks (1)")
     axes[0, 0].set_title("Definition 1")
     axes[0, 0].legend()
     measures = sinks.measures
     for axis, title, x, y, bound, names in (
-        (axes[0, 1], "Lemma 3", "bound", "distance", "above",
-         (r"bound $\sqrt{m}\,\epsilon\,\max|u_j-u_s|\,/\,|Y|$ (1)", r"$|Y-\mathbf{1}u_s^\top|\,/\,|Y|$ (1)")),
-        (axes[1, 0], "eq. 12", "leading_bound", "leading", "below",
-         (r"bound $(1-\epsilon)\sqrt{m}\,|u_s|\,/\,\sigma_1(Y)$ (1)", r"$|a_s||u_s|\,/\,\sigma_1(Y)$ (1)")),
-        (axes[1, 1], "Lemma 4", "variance_bound", "variance_change", "above",
-         (r"bound on $|V'-V|\,/\,V$ (1)", r"$|V'-V|\,/\,V$ (1)")),
-    ):  # fmt: skip
+        (
+            axes[0, 1],
+            "Lemma 3",
+            "bound",
+            "distance",
+            "above",
+            (
+                r"bound $\sqrt{m}\,\epsilon\,\max|u_j-u_s|\,/\,|Y|$ (1)",
+                r"$|Y-\mathbf{1}u_s^\top|\,/\,|Y|$ (1)",
+            ),
+        ),
+        (
+            axes[1, 0],
+            "eq. 12",
+            "leading_bound",
+            "leading",
+            "below",
+            (
+                r"bound $(1-\epsilon)\sqrt{m}\,|u_s|\,/\,\sigma_1(Y)$ (1)",
+                r"$|a_s||u_s|\,/\,\sigma_1(Y)$ (1)",
+            ),
+        ),
+        (
+            axes[1, 1],
+            "Lemma 4",
+            "variance_bound",
+            "variance_change",
+            "above",
+            (r"bound on $|V'-V|\,/\,V$ (1)", r"$|V'-V|\,/\,V$ (1)"),
+        ),
+    ):
         _against_bound(axis, sinks, measures[x], np.abs(measures[y]), bound)
         axis.set_title(title)
         axis.set_xlabel(names[0])
         axis.set_ylabel(names[1])
     handles, labels = axes[0, 1].get_legend_handles_labels()
-    legend = figure.legend(handles, labels, loc="outside lower center", ncols=len(handles), markerscale=2)
+    legend = figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(handles), markerscale=2
+    )
     for handle in filter(None, legend.legend_handles):
         handle.set_alpha(1)
     return figure
 
 
-def _against_bound(axis: Axes, sinks: SinkMechanisms, bound: np.ndarray, value: np.ndarray, forbidden: str) -> None:
-    """Values against a lemma's bound on logarithmic axes; the side that the lemma rules out is shaded."""
+def _against_bound(
+    axis: Axes, sinks: SinkMechanisms, bound: np.ndarray, value: np.ndarray, forbidden: str
+) -> None:
+    """Values against a lemma's bound on logarithmic axes; the side that the lemma rules out is
+    shaded.
+    """
     for name, label in (("", "no sink event"), *MECHANISM_NAMES.items()):
         chosen = (sinks.mechanism == name) & (bound > 0) & (value > 0)
         colour = MECHANISM_COLOURS.get(name, "0.85")
-        axis.scatter(bound[chosen], value[chosen], color=colour, label=label, zorder=2 if name else 1, **DOT)
+        axis.scatter(
+            bound[chosen], value[chosen], color=colour, label=label, zorder=2 if name else 1, **DOT
+        )
     axis.set_xscale("log")
     axis.set_yscale("log")
     low, high = axis.get_xlim()
@@ -454,14 +627,18 @@ def _against_bound(axis: Axes, sinks: SinkMechanisms, bound: np.ndarray, value: 
     bottom, top = axis.get_ylim()
     line = np.geomspace(low, high)
     axis.plot(line, line, color="black", linewidth=0.6)
-    axis.fill_between(line, line, 1e30 if forbidden == "above" else 1e-30, color="0.93", linewidth=0, zorder=0)
+    axis.fill_between(
+        line, line, 1e30 if forbidden == "above" else 1e-30, color="0.93", linewidth=0, zorder=0
+    )
     axis.set_xlim(low, high)
     axis.set_ylim(bottom, top)
 
 
 @in_our_style()
 def routing_figure(sinks: SinkMechanisms) -> Figure:
-    """How queries find a sink, by its strength, one dot per head: Lemma 2's alignment and appendix A.2's measures."""
+    """How queries find a sink, by its strength, one dot per head: Lemma 2's alignment and appendix
+    A.2's measures.
+    """
     figure, axes = subplots(1, 4, figsize=(2.2 * COLUMN, 2.1), sharex=True)
     strength = sinks.strength.mean(axis=0)
     for axis, name, label in (
@@ -473,9 +650,24 @@ def routing_figure(sinks: SinkMechanisms) -> Figure:
         values = np.median(sinks.measures[name], axis=0)
         if name == "alignment":
             rest = np.median(sinks.measures["alignment_others"], axis=0)
-            axis.plot(strength.ravel(), rest.ravel(), "x", color="0.75", markersize=2, label="other tokens")
+            axis.plot(
+                strength.ravel(),
+                rest.ravel(),
+                "x",
+                color="0.75",
+                markersize=2,
+                label="other tokens",
+            )
         for group, chosen, colour, _ in _head_groups(sinks):
-            axis.plot(strength[chosen], values[chosen], ".", color=colour, markersize=4, alpha=0.8, label=group)
+            axis.plot(
+                strength[chosen],
+                values[chosen],
+                ".",
+                color=colour,
+                markersize=4,
+                alpha=0.8,
+                label=group,
+            )
         if name in ("key_ratio", "update_spread") and np.nanmax(values) > WIDE * np.nanmin(values):
             axis.set_yscale("log")
             if np.nanmax(values) < VAST * np.nanmin(values):
@@ -489,8 +681,9 @@ def routing_figure(sinks: SinkMechanisms) -> Figure:
 def _head_groups(sinks: SinkMechanisms) -> Iterator[tuple[str, np.ndarray, str, str]]:
     """Other heads and sink heads, those that there are: name, (L, H) bool, colour, dash."""
     for name, chosen, colour, dash in (
-        ("other heads", ~sinks.sink_heads, "0.5", "--"), ("sink heads", sinks.sink_heads, COLOURS[1], "-"),
-    ):  # fmt: skip
+        ("other heads", ~sinks.sink_heads, "0.5", "--"),
+        ("sink heads", sinks.sink_heads, COLOURS[1], "-"),
+    ):
         if chosen.any():
             yield name, chosen, colour, dash
 
@@ -500,7 +693,9 @@ def _kinds(sinks: SinkMechanisms) -> list[tuple[int, str]]:
     return [(kind, name) for kind, name in enumerate(sinks.kinds) if sinks.inflow[..., kind].any()]
 
 
-def _spread(axis: Axes, layers: np.ndarray, values: np.ndarray, colour: str, dash: str, name: str | None) -> None:
+def _spread(
+    axis: Axes, layers: np.ndarray, values: np.ndarray, colour: str, dash: str, name: str | None
+) -> None:
     """Draw the median over inputs and their middle half."""
     low, middle, high = np.percentile(values, [25, 50, 75], axis=0)
     axis.fill_between(layers, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -510,4 +705,6 @@ def _spread(axis: Axes, layers: np.ndarray, values: np.ndarray, colour: str, das
 def _plain_numbers(side: Axis) -> None:
     """Label a logarithmic axis 1, 2, 5, 10 ..."""
     side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    side.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else ""))
+    side.set_minor_formatter(
+        FuncFormatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
+    )

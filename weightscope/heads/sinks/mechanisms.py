@@ -1,8 +1,9 @@
-"""What a model's attention sinks do, head by head and input by input (two-sink-mechanisms paper, section 4).
+"""What a model's attention sinks do, head by head and input by input (two-sink-mechanisms paper,
+section 4).
 
-A head's updates u_j are looked at in the r coordinates of the space that its W_O spans, where norms and ranks are those
-in the d of the residual stream. LayerScale is part of W_O; in a layer with a gate the updates are those before it.
-"""
+A head's updates u_j are looked at in the r coordinates of the space that its W_O spans, where norms
+and ranks are those in the d of the residual stream. LayerScale is part of W_O; in a layer with a
+gate the updates are those before it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,13 @@ from weightscope.model.metrics.sinks import EVENT_SHARE, MECHANISMS, mechanism
 from weightscope.model.metrics.spectra import spectral_gap, stable_rank
 from weightscope.model.model import Model
 from weightscope.model.text.kinds import Tokens, image_tokens, text_tokens
-from weightscope.model.text.sequences import CHARACTERS_A_TOKEN, Texts, paragraph_pairs, read_texts, token_windows
+from weightscope.model.text.sequences import (
+    CHARACTERS_A_TOKEN,
+    Texts,
+    paragraph_pairs,
+    read_texts,
+    token_windows,
+)
 from weightscope.model.text.tokenizer import shortened
 from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import Activations, Runner, Study
@@ -71,7 +78,9 @@ def read_inputs(
     seed: int = 0,
     own_first: bool = False,
 ) -> Inputs:
-    """Texts for a language model, images for a vision model: those given, or those that come with the package."""
+    """Texts for a language model, images for a vision model: those given, or those that come with
+    the package.
+    """
     if not model.family.inputs.tokens:
         if text or own_first:
             raise CheckpointError(f"{model.name} sees images, not texts")
@@ -88,24 +97,44 @@ def _image_inputs(model: Model, path: Path | None, n: int, seed: int) -> Inputs:
 
     process = image_processor(model)
     images = photographs(n, seed) if path is None else read_images(path, n)
-    source = "scikit-learn's two photographs and crops of them" if path is None else f"images from {path}"
+    source = (
+        "scikit-learn's two photographs and crops of them"
+        if path is None
+        else f"images from {path}"
+    )
     note = f"Run on {len(images)} images: {source}; {process}."
-    return Inputs({name: process(image) for name, image in images.items()}, image_tokens(model), note)
+    return Inputs(
+        {name: process(image) for name, image in images.items()}, image_tokens(model), note
+    )
 
 
-def _text_inputs(model: Model, texts: Texts, n: int, length: int, seed: int, own_first: bool) -> Inputs:
-    """Pairs of paragraphs where the model's tokenizer frames them with special tokens, else windows of one length."""
+def _text_inputs(
+    model: Model, texts: Texts, n: int, length: int, seed: int, own_first: bool
+) -> Inputs:
+    """Pairs of paragraphs where the model's tokenizer frames them with special tokens, else windows
+    of one length.
+    """
     framing = framing_of(model, own_first=own_first)
     length = min(length, model.config.n_positions or length)
-    sequences = (paragraph_pairs if framing.takes_pairs else token_windows)(framing, texts.texts, n, length, seed)
+    sequences = (paragraph_pairs if framing.takes_pairs else token_windows)(
+        framing, texts.texts, n, length, seed
+    )
     if not sequences:
         raise CheckpointError(f"the texts are too short for inputs of {length} tokens")
     first = "their own first token"
     if not own_first:
         first = shortened(str(framing.tokenizer.tokens.get(int(sequences[0][0]))))
-    shape = f"at most {length} tokens each, pairs of paragraphs" if framing.takes_pairs else f"{length} tokens each"
+    shape = (
+        f"at most {length} tokens each, pairs of paragraphs"
+        if framing.takes_pairs
+        else f"{length} tokens each"
+    )
     note = f"Run on {len(sequences)} texts, {shape}, beginning with {first}, from {texts.source}."
-    return Inputs({f"text {index}": each for index, each in enumerate(sequences)}, text_tokens(framing.tokenizer), note)
+    return Inputs(
+        {f"text {index}": each for index, each in enumerate(sequences)},
+        text_tokens(framing.tokenizer),
+        note,
+    )
 
 
 EPSILONS = (0.01, 0.1, 0.5)  # thresholds at which epsilon-sinks are counted (Definition 1)
@@ -114,9 +143,9 @@ EPSILONS = (0.01, 0.1, 0.5)  # thresholds at which epsilon-sinks are counted (De
 class Measure(NamedTuple):
     """A number for a head and an input.
 
-    Y = A u is what the head writes, |Y| its Frobenius norm, m the number of queries, s the sink, a_s its column of A;
-    V is the variance of the tokens (eq. 17), V' that after this head alone has written to them.
-    """
+    Y = A u is what the head writes, |Y| its Frobenius norm, m the number of queries, s the sink,
+    a_s its column of A; V is the variance of the tokens (eq. 17), V' that after this head alone has
+    written to them."""
 
     name: str
     symbol: str
@@ -126,30 +155,80 @@ class Measure(NamedTuple):
 MECHANISM_NAMES = dict(zip(MECHANISMS, ("NOP", "broadcast", "neither"), strict=True))
 MEASURES = (
     Measure("written", "$|Y|$", "what the head writes, in units of the residual stream"),
-    Measure("distance", "$|Y - 1 u_s^⊤|/|Y|$", "distance from the sink's update written everywhere (Lemma 3)"),
+    Measure(
+        "distance",
+        "$|Y - 1 u_s^⊤|/|Y|$",
+        "distance from the sink's update written everywhere (Lemma 3)",
+    ),
     Measure("bound", "$√(m) ε max_j |u_j - u_s|/|Y|$", "Lemma 3's bound on the distance"),
-    Measure("residual", "$|Y - a_s u_s^⊤|/|Y|$", "the part that does not come from the sink (eqs 8, 9)"),
+    Measure(
+        "residual", "$|Y - a_s u_s^⊤|/|Y|$", "the part that does not come from the sink (eqs 8, 9)"
+    ),
     Measure("residual_bound", "$√(m) ε max_j |u_j|/|Y|$", "the bound on that part (eqs 10, 11)"),
-    Measure("leading", "$|a_s||u_s|/σ₁(Y)$", "singular value of the sink's part over the largest of Y (eq. 12)"),
+    Measure(
+        "leading",
+        "$|a_s||u_s|/σ₁(Y)$",
+        "singular value of the sink's part over the largest of Y (eq. 12)",
+    ),
     Measure("leading_bound", "$(1 - ε)√(m) |u_s|/σ₁(Y)$", "its lower bound (eq. 12)"),
-    Measure("along", "$|cos(v₁(Y), u_s)|$", "between Y's first right singular vector and the sink's update (eq. 12)"),
+    Measure(
+        "along",
+        "$|cos(v₁(Y), u_s)|$",
+        "between Y's first right singular vector and the sink's update (eq. 12)",
+    ),
     Measure(
         "cancelled",
         "$-2⟨S, R⟩/(|S|^2 + |R|^2)$",
         "of the sink's part $S = a_s u_s^⊤$ and the rest $R = Y - S$: 1 where they cancel (Lemma 1)",
     ),
-    Measure("against_stream", "$-cos(x_i, u_s)$", "mean over queries: 1 where the sink's update removes the stream"),
-    Measure("variance_change", "$V'/V - 1$", "how the head's update changes the tokens' variance (Lemma 4)"),
-    Measure("variance_sink", "$Var(a_s)|u_s|²/V$", "what uneven attention to the sink adds to it (eq. 18)"),
+    Measure(
+        "against_stream",
+        "$-cos(x_i, u_s)$",
+        "mean over queries: 1 where the sink's update removes the stream",
+    ),
+    Measure(
+        "variance_change",
+        "$V'/V - 1$",
+        "how the head's update changes the tokens' variance (Lemma 4)",
+    ),
+    Measure(
+        "variance_sink",
+        "$Var(a_s)|u_s|²/V$",
+        "what uneven attention to the sink adds to it (eq. 18)",
+    ),
     Measure("variance_bound", "bound of $|V'/V - 1|$", "by Lemma 4 (eq. 20)"),
-    Measure("key_ratio", "$|k_s|$ / mean $|k_j|$", "the sink's key norm over the others' mean (A.2)"),
-    Measure("query_similarity", "cosine of queries", "mean over pairs of different queries, before rotation (A.2)"),
-    Measure("update_spread", "sd $|o_i|$ / mean $|o_i|$", "of what positions gather, $o = A v$, before $W_O$ (A.2)"),
-    Measure("alignment", "$|cos(x_s, v₁(W_QK))|$", "the sink token along the first key direction of $W_QK$ (Lemma 2)"),
-    Measure("alignment_others", "$|cos(x_j, v₁(W_QK))|$", "the same for the other tokens, on average"),
-    Measure("read_ratio", "$|N(x_s)|$ / mean $|N(x_j)|$", "the same lengths behind the layer's norm $N$ and its gain"),
+    Measure(
+        "key_ratio", "$|k_s|$ / mean $|k_j|$", "the sink's key norm over the others' mean (A.2)"
+    ),
+    Measure(
+        "query_similarity",
+        "cosine of queries",
+        "mean over pairs of different queries, before rotation (A.2)",
+    ),
+    Measure(
+        "update_spread",
+        "sd $|o_i|$ / mean $|o_i|$",
+        "of what positions gather, $o = A v$, before $W_O$ (A.2)",
+    ),
+    Measure(
+        "alignment",
+        "$|cos(x_s, v₁(W_QK))|$",
+        "the sink token along the first key direction of $W_QK$ (Lemma 2)",
+    ),
+    Measure(
+        "alignment_others", "$|cos(x_j, v₁(W_QK))|$", "the same for the other tokens, on average"
+    ),
+    Measure(
+        "read_ratio",
+        "$|N(x_s)|$ / mean $|N(x_j)|$",
+        "the same lengths behind the layer's norm $N$ and its gain",
+    ),
     Measure("query_key", "$cos(q_i, k_s)$", "mean over queries, after rotation (in images before)"),
-    Measure("query_key_others", "$cos(q_i, k_j)$", "the same for the other keys that the query sees, on average"),
+    Measure(
+        "query_key_others",
+        "$cos(q_i, k_j)$",
+        "the same for the other keys that the query sees, on average",
+    ),
     Measure(
         "logit_margin",
         "$s_(i s)$ - mean $s_(i j)$",
@@ -170,7 +249,9 @@ SINK_HEAD = 0.5  # a sink head has a sink event on at least this share of the in
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SinkMechanisms(Study):
-    """The strongest sink of every head on every input: I inputs, L attention layers of H heads, K kinds of token."""
+    """The strongest sink of every head on every input: I inputs, L attention layers of H heads, K
+    kinds of token.
+    """
 
     FIGURE, PAGE = "heads.sinks.figures:sink_token_figure", "heads.sinks.page:write_mechanisms_page"
     TABLES: ClassVar = {
@@ -183,32 +264,41 @@ class SinkMechanisms(Study):
     layer_indices: np.ndarray  # (L,)
     position: np.ndarray  # (I, L, H): The sink's place among the tokens
     kind: np.ndarray  # (I, L, H): Its kind, an index into `kinds`
-    strength: np.ndarray  # (I, L, H): alpha_s, its share of the attention of the average query (eq. 2)
-    epsilon: np.ndarray  # (I, L, H): The smallest epsilon for which it is an epsilon-sink (Definition 1)
-    share: np.ndarray  # (I, L, H): Share of the queries that give it half of their attention or more
+    strength: (
+        np.ndarray
+    )  # (I, L, H): alpha_s, its share of the attention of the average query (eq. 2)
+    epsilon: (
+        np.ndarray
+    )  # (I, L, H): The smallest epsilon for which it is an epsilon-sink (Definition 1)
+    share: (
+        np.ndarray
+    )  # (I, L, H): Share of the queries that give it half of their attention or more
     ratio: np.ndarray  # (I, L, H): Its value norm over the mean of the others'
     rank: np.ndarray  # (I, L, H): Stable rank of the head's update A u
-    # (I, L, H): The sink's norm in the residual stream that enters the layer over the mean of the others': a massive
-    # activation where it is large. A norm before W_QK keeps it from the scores.
+    # (I, L, H): The sink's norm in the residual stream that enters the layer over the mean of the
+    # others': a massive activation where it is large. A norm before W_QK keeps it from the scores.
     norm_ratio: np.ndarray
     inflow: np.ndarray  # (I, L, H, K): Share of the attention that each kind of token gets
-    # between_before, between_after: (I, L): Mean cosine of two tokens as they enter the layer, and with the layer's
-    # attention output added.
+    # between_before, between_after: (I, L): Mean cosine of two tokens as they enter the layer, and
+    # with the layer's attention output added.
     between_before: np.ndarray
     between_after: np.ndarray
     through: np.ndarray  # (I, L): Mean cosine of a token with itself across that addition
-    # variance_before, variance_after: (I, L): Mean squared distance of the tokens from their mean, before and after it
-    # (Lemma 4, eq. 17).
+    # variance_before, variance_after: (I, L): Mean squared distance of the tokens from their mean,
+    # before and after it (Lemma 4, eq. 17).
     variance_before: np.ndarray
     variance_after: np.ndarray
-    # norm_mean, norm_largest: (I, L, K): Of the norms that tokens of each kind have as they enter the layer; NaN where
-    # there are none.
+    # norm_mean, norm_largest: (I, L, K): Of the norms that tokens of each kind have as they enter
+    # the layer; NaN where there are none.
     norm_mean: np.ndarray
     norm_largest: np.ndarray
-    # (L, H, r): Of W_QK, at distance 0 under rotation; r is the largest rank, shorter spectra are padded with zeros.
+    # (L, H, r): Of W_QK, at distance 0 under rotation; r is the largest rank, shorter spectra are
+    # padded with zeros.
     qk_singular_values: np.ndarray
     measures: Mapping[str, np.ndarray]  # (I, L, H): by the names of `MEASURES`
-    causal: Table | None = None  # Perplexity where sink heads are changed; None where nothing was (`sinks.causal`)
+    causal: Table | None = (
+        None  # Perplexity where sink heads are changed; None where nothing was (`sinks.causal`)
+    )
 
     @property
     def lead(self) -> str:
@@ -220,12 +310,16 @@ class SinkMechanisms(Study):
         """How many sink events and sink heads there are, and which tokens are sinks."""
         n_inputs, n_layers, n_heads = self.event.shape
         events = int(self.event.sum())
-        did = ", ".join(f"{(self.mechanism == name).sum():,} {label}" for name, label in MECHANISM_NAMES.items())
+        did = ", ".join(
+            f"{(self.mechanism == name).sum():,} {label}" for name, label in MECHANISM_NAMES.items()
+        )
         third = max(1, n_layers // 3)
         most = []
         for name, kind in (("first", self.kind[:, :third]), ("last", self.kind[:, -third:])):
             share = np.bincount(kind.ravel(), minlength=len(self.kinds)) / kind.size
-            most.append(f"{self.kinds[share.argmax()]!r} in the {name} third of the layers ({share.max():.0%})")
+            most.append(
+                f"{self.kinds[share.argmax()]!r} in the {name} third of the layers ({share.max():.0%})"
+            )
         return [
             f"{counted(n_inputs, 'input')}, {counted(n_layers, 'layer')} of {counted(n_heads, 'head')}: "
             f"{counted(events, 'sink event')} in {self.event.size:,} "
@@ -245,7 +339,9 @@ class SinkMechanisms(Study):
         return [self.inputs.note, *self.sentences]
 
     def shown(self) -> list[Table]:
-        """Which tokens are sinks, by layer; and what sink heads are needed for, where that was tried."""
+        """Which tokens are sinks, by layer; and what sink heads are needed for, where that was
+        tried.
+        """
         return [self.layers] if self.causal is None else [self.layers, self.causal]
 
     @property
@@ -255,7 +351,9 @@ class SinkMechanisms(Study):
 
     @cached_property
     def event(self) -> np.ndarray:
-        """Whether there is a sink event, (I, L, H) bool: 90 % of the queries give the sink half of their attention."""
+        """Whether there is a sink event, (I, L, H) bool: 90 % of the queries give the sink half of
+        their attention.
+        """
         return self.share >= EVENT_SHARE
 
     @cached_property
@@ -274,123 +372,239 @@ class SinkMechanisms(Study):
         labels = np.empty(self.position.shape, object)
         for index, sequence in enumerate(self.inputs.sequences.values()):
             for place in np.ndindex(labels.shape[1:]):
-                labels[index, *place] = self.inputs.tokens.label(sequence, int(self.position[index, *place]))
+                labels[index, *place] = self.inputs.tokens.label(
+                    sequence, int(self.position[index, *place])
+                )
         return labels
 
     @cached_property
     def events(self) -> Table:
         """One row per input, layer and head, with or without a sink event."""
         sequence, layer, head = (index.ravel() for index in np.indices(self.position.shape))
-        return Table([
-            Column("input", np.array(list(self.inputs.sequences))[sequence]),
-            Column("layer", self.layer_indices[layer]),
-            Column("head", head),
-            Column("position", self.position.ravel()),
-            Column("token", self.labels.ravel()),
-            Column("kind", np.array(self.kinds)[self.kind.ravel()]),
-            Column("strength", self.strength.ravel()),
-            Column("epsilon", self.epsilon.ravel()),
-            Column("event_share", self.share.ravel()),
-            Column("ratio_out", self.ratio.ravel()),
-            Column("stable_rank", self.rank.ravel()),
-            Column("norm_ratio", self.norm_ratio.ravel()),
-            Column("mechanism", self.mechanism.ravel()),
-            *(Column(name, self.measures[name].ravel(), symbol, meaning=meaning) for name, symbol, meaning in MEASURES),
-        ])  # fmt: skip
+        return Table(
+            [
+                Column("input", np.array(list(self.inputs.sequences))[sequence]),
+                Column("layer", self.layer_indices[layer]),
+                Column("head", head),
+                Column("position", self.position.ravel()),
+                Column("token", self.labels.ravel()),
+                Column("kind", np.array(self.kinds)[self.kind.ravel()]),
+                Column("strength", self.strength.ravel()),
+                Column("epsilon", self.epsilon.ravel()),
+                Column("event_share", self.share.ravel()),
+                Column("ratio_out", self.ratio.ravel()),
+                Column("stable_rank", self.rank.ravel()),
+                Column("norm_ratio", self.norm_ratio.ravel()),
+                Column("mechanism", self.mechanism.ravel()),
+                *(
+                    Column(name, self.measures[name].ravel(), symbol, meaning=meaning)
+                    for name, symbol, meaning in MEASURES
+                ),
+            ]
+        )
 
     @cached_property
     def heads(self) -> Table:
-        """One row per head over all inputs. Medians are over the inputs with an event, or over all if there is none."""
+        """One row per head over all inputs. Medians are over the inputs with an event, or over all
+        if there is none.
+        """
         layer, head = (index.ravel() for index in np.indices(self.sink_heads.shape))
-        of_kind = np.stack([self.kind == kind for kind in range(len(self.kinds))]).mean(axis=1)  # (K, L, H)
+        of_kind = np.stack([self.kind == kind for kind in range(len(self.kinds))]).mean(
+            axis=1
+        )  # (K, L, H)
         does = np.stack([self.mechanism == name for name in MECHANISMS]).mean(axis=1)  # (3, L, H)
         mostly = np.where(self.sink_heads, np.array(MECHANISMS)[does.argmax(axis=0)], "")
         chosen = self.event | ~self.event.any(axis=0)  # (I, L, H)
 
         def median(values: np.ndarray) -> list[float]:
-            return [float(np.median(values[:, i, h][chosen[:, i, h]])) for i, h in zip(layer, head, strict=True)]
+            return [
+                float(np.median(values[:, i, h][chosen[:, i, h]]))
+                for i, h in zip(layer, head, strict=True)
+            ]
 
-        return Table([
-            Column("layer", self.layer_indices[layer]),
-            Column("head", head),
-            Column("strength", self.strength.mean(axis=0).ravel(), meaning="mean of $alpha_s$ (eq. 2)"),
-            Column("epsilon", np.median(self.epsilon, axis=0).ravel(), meaning="median of the smallest epsilon"),
-            Column("event_share", self.share.mean(axis=0).ravel(),
-                   meaning="mean share of the queries that give the sink half of their attention or more"),
-            Column("events", self.event.mean(axis=0).ravel(), meaning="share of the inputs with a sink event"),
-            Column("kind", np.array(self.kinds)[of_kind.argmax(axis=0).ravel()], "sink",
-                   meaning="the kind of token that is most often its sink"),
-            Column("kind_share", of_kind.max(axis=0).ravel(), meaning="share of the inputs with a sink of that kind"),
-            Column("ratio_out", median(self.ratio), "ratio", meaning="$|u_s|$ / mean $|u_j|$"),
-            Column("stable_rank", median(self.rank), "stable rank", meaning="of $A u$"),
-            Column("norm_ratio", median(self.norm_ratio), meaning="$|x_s|$ / mean $|x_j|$"),
-            *(Column(name, values.ravel(), meaning="share of the inputs with an event of this mechanism")
-              for name, values in zip(MECHANISMS, does, strict=True)),
-            Column("mechanism", mostly.ravel(),
-                   meaning="the sink head's most frequent mechanism; empty for other heads"),
-            Column("qk_gap", spectral_gap(self.qk_singular_values).ravel(), "$σ₁/σ₂$ of $W_QK$"),
-            Column("qk_stable_rank", stable_rank(self.qk_singular_values).ravel(), "stable rank of $W_QK$"),
-            *self._epsilon_sinks(inputs=0),
-            *(Column(name, median(self.measures[name]), symbol, meaning=meaning) for name, symbol, meaning in MEASURES),
-        ])  # fmt: skip
+        return Table(
+            [
+                Column("layer", self.layer_indices[layer]),
+                Column("head", head),
+                Column(
+                    "strength",
+                    self.strength.mean(axis=0).ravel(),
+                    meaning="mean of $alpha_s$ (eq. 2)",
+                ),
+                Column(
+                    "epsilon",
+                    np.median(self.epsilon, axis=0).ravel(),
+                    meaning="median of the smallest epsilon",
+                ),
+                Column(
+                    "event_share",
+                    self.share.mean(axis=0).ravel(),
+                    meaning="mean share of the queries that give the sink half of their attention or more",
+                ),
+                Column(
+                    "events",
+                    self.event.mean(axis=0).ravel(),
+                    meaning="share of the inputs with a sink event",
+                ),
+                Column(
+                    "kind",
+                    np.array(self.kinds)[of_kind.argmax(axis=0).ravel()],
+                    "sink",
+                    meaning="the kind of token that is most often its sink",
+                ),
+                Column(
+                    "kind_share",
+                    of_kind.max(axis=0).ravel(),
+                    meaning="share of the inputs with a sink of that kind",
+                ),
+                Column("ratio_out", median(self.ratio), "ratio", meaning="$|u_s|$ / mean $|u_j|$"),
+                Column("stable_rank", median(self.rank), "stable rank", meaning="of $A u$"),
+                Column("norm_ratio", median(self.norm_ratio), meaning="$|x_s|$ / mean $|x_j|$"),
+                *(
+                    Column(
+                        name,
+                        values.ravel(),
+                        meaning="share of the inputs with an event of this mechanism",
+                    )
+                    for name, values in zip(MECHANISMS, does, strict=True)
+                ),
+                Column(
+                    "mechanism",
+                    mostly.ravel(),
+                    meaning="the sink head's most frequent mechanism; empty for other heads",
+                ),
+                Column(
+                    "qk_gap", spectral_gap(self.qk_singular_values).ravel(), "$σ₁/σ₂$ of $W_QK$"
+                ),
+                Column(
+                    "qk_stable_rank",
+                    stable_rank(self.qk_singular_values).ravel(),
+                    "stable rank of $W_QK$",
+                ),
+                *self._epsilon_sinks(inputs=0),
+                *(
+                    Column(name, median(self.measures[name]), symbol, meaning=meaning)
+                    for name, symbol, meaning in MEASURES
+                ),
+            ]
+        )
 
     @cached_property
     def layers(self) -> Table:
-        """One row per layer over all inputs and heads; similarities, variances and norms are medians over inputs."""
+        """One row per layer over all inputs and heads; similarities, variances and norms are
+        medians over inputs.
+        """
         n_layers = len(self.layer_indices)
         kinds = [Counter(self.kind[:, layer].ravel().tolist()) for layer in range(n_layers)]
-        tokens = [Counter(self.labels[:, layer].ravel().tolist()).most_common(1)[0] for layer in range(n_layers)]
+        tokens = [
+            Counter(self.labels[:, layer].ravel().tolist()).most_common(1)[0]
+            for layer in range(n_layers)
+        ]
         kind = [max(range(len(self.kinds)), key=counts.__getitem__) for counts in kinds]
         total = self.kind[:, 0].size
-        return Table([
-            Column("layer", self.layer_indices),
-            Column("kind", [self.kinds[k] for k in kind], "sink"),
-            Column("kind_share", [counts[k] / total for counts, k in zip(kinds, kind, strict=True)], "its share"),
-            Column("token", [token for token, _ in tokens]),
-            Column("token_share", [count / total for _, count in tokens], "the token's share"),
-            Column("events", self.event.mean(axis=(0, 2)), meaning="share of inputs and heads with a sink event"),
-            *(Column(name, np.median(getattr(self, name), axis=0))
-              for name in ("between_before", "between_after", "through", "variance_before", "variance_after")),
-            *self._epsilon_sinks(inputs=(0, 2)),
-            *self._norms_of_kinds(),
-        ])  # fmt: skip
+        return Table(
+            [
+                Column("layer", self.layer_indices),
+                Column("kind", [self.kinds[k] for k in kind], "sink"),
+                Column(
+                    "kind_share",
+                    [counts[k] / total for counts, k in zip(kinds, kind, strict=True)],
+                    "its share",
+                ),
+                Column("token", [token for token, _ in tokens]),
+                Column("token_share", [count / total for _, count in tokens], "the token's share"),
+                Column(
+                    "events",
+                    self.event.mean(axis=(0, 2)),
+                    meaning="share of inputs and heads with a sink event",
+                ),
+                *(
+                    Column(name, np.median(getattr(self, name), axis=0))
+                    for name in (
+                        "between_before",
+                        "between_after",
+                        "through",
+                        "variance_before",
+                        "variance_after",
+                    )
+                ),
+                *self._epsilon_sinks(inputs=(0, 2)),
+                *self._norms_of_kinds(),
+            ]
+        )
 
     def _epsilon_sinks(self, inputs: int | tuple[int, ...]) -> list[Column]:
-        """Share of these axes (inputs, or inputs and heads) whose strongest key is an epsilon-sink (Definition 1)."""
+        """Share of these axes (inputs, or inputs and heads) whose strongest key is an epsilon-sink
+        (Definition 1).
+        """
         meaning = "share in which every query gives the strongest key 1 - {:g} of its attention or more (Definition 1)"
         return [
-            Column(f"sink_at_{e:g}", (self.epsilon <= e).mean(axis=inputs).ravel(), f"{e:g}-sinks",
-                   meaning=meaning.format(e))
+            Column(
+                f"sink_at_{e:g}",
+                (self.epsilon <= e).mean(axis=inputs).ravel(),
+                f"{e:g}-sinks",
+                meaning=meaning.format(e),
+            )
             for e in EPSILONS
-        ]  # fmt: skip
+        ]
 
     def _norms_of_kinds(self) -> list[Column]:
-        """Norms of every kind of token entering the layers, medians over inputs (Fig. 14); NaN where there are none."""
+        """Norms of every kind of token entering the layers, medians over inputs (Fig. 14); NaN
+        where there are none.
+        """
         columns = []
         for kind, name in enumerate(self.kinds):
             some = ~np.isnan(self.norm_mean[:, 0, kind])
             for statistic in ("mean", "largest"):
-                norms = getattr(self, f"norm_{statistic}")[some][..., kind]  # (inputs that have any, L)
-                values = np.median(norms, axis=0) if some.any() else np.full(len(self.layer_indices), np.nan)
+                norms = getattr(self, f"norm_{statistic}")[some][
+                    ..., kind
+                ]  # (inputs that have any, L)
+                values = (
+                    np.median(norms, axis=0)
+                    if some.any()
+                    else np.full(len(self.layer_indices), np.nan)
+                )
                 symbol = f"{statistic} $|x|$, {plain(name)}"
-                columns.append(Column(f"norm_{statistic}_{name}", values, symbol, meaning="of an input's tokens"))
+                columns.append(
+                    Column(
+                        f"norm_{statistic}_{name}", values, symbol, meaning="of an input's tokens"
+                    )
+                )
         return columns
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The content of sinks.npz."""
-        left_out = ("model", "source", "inputs", "layer_indices", "measures", "provenance", "causal")
-        named = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
-        return {"layers": self.layer_indices, "kinds": np.array(self.kinds), **named, **self.measures}
+        left_out = (
+            "model",
+            "source",
+            "inputs",
+            "layer_indices",
+            "measures",
+            "provenance",
+            "causal",
+        )
+        named = {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in left_out
+        }
+        return {
+            "layers": self.layer_indices,
+            "kinds": np.array(self.kinds),
+            **named,
+            **self.measures,
+        }
 
 
 # Measured while the model runs
 
 
 def own_coordinates(layer: Layer) -> Layer:
-    """A layer whose values are u_j in the coordinates of an orthonormal basis of each head's output space.
+    """A layer whose values are u_j in the coordinates of an orthonormal basis of each head's output
+    space.
 
-    W_O' = Q R, so u = v W_O = v R' Q', and v R' has the lengths and angles of u: r numbers in place of d.
-    """
+    W_O' = Q R, so u = v W_O = v R' Q', and v R' has the lengths and angles of u: r numbers in place
+    of d."""
     w_o = np.asarray(layer.w_o)  # (H, r, d)
     return replace(layer, w_o=output_triangles(w_o).astype(w_o.dtype))  # (H, r, r)
 
@@ -399,7 +613,9 @@ def sink_mechanisms(runner: Runner, inputs: Inputs) -> SinkMechanisms:
     """Run a model and measure what the strongest sink of each head does on each input."""
     for name, sequence in inputs.sequences.items():
         if sequence.ndim == 1 and len(sequence) < 2:
-            raise CheckpointError(f"{name} has one token; sinks need several", file=runner.model.name)
+            raise CheckpointError(
+                f"{name} has one token; sinks need several", file=runner.model.name
+            )
     layers = list(runner.layers.values())
     observer = SinkObserver(layers, inputs)
     runner.observe(list(inputs.sequences.values()), observer)
@@ -419,9 +635,16 @@ class SinkObserver:
     def __init__(self, layers: Sequence[Layer], inputs: Inputs) -> None:
         self.inputs, self.sequences = inputs, list(inputs.sequences.values())
         self.at = {layer.index: place for place, layer in enumerate(layers)}
-        self.reduced = {layer.index: own_coordinates(layer) for layer in bar(layers, "lengths after W_O", "layer")}
-        self.pairs = {layer.index: first_pairs(layer) for layer in bar(layers, "first directions", "layer")}
-        self.arrays: dict[str, np.ndarray] = {}  # by the names of `SinkMechanisms` and of its measures
+        self.reduced = {
+            layer.index: own_coordinates(layer)
+            for layer in bar(layers, "lengths after W_O", "layer")
+        }
+        self.pairs = {
+            layer.index: first_pairs(layer) for layer in bar(layers, "first directions", "layer")
+        }
+        self.arrays: dict[
+            str, np.ndarray
+        ] = {}  # by the names of `SinkMechanisms` and of its measures
 
     def __call__(self, seen: Activations) -> None:
         where = (seen.inputs, self.at[seen.layer.index])
@@ -431,7 +654,9 @@ class SinkObserver:
         attention = seen.attention  # (b, H, n, n)
         strength = sink_strength(attention)  # (b, H, n)
         position = strength.argmax(axis=-1)  # (b, H)
-        kinds = np.stack([self.inputs.tokens.kinds(self.sequences[index], n) for index in seen.inputs])  # (b, n)
+        kinds = np.stack(
+            [self.inputs.tokens.kinds(self.sequences[index], n) for index in seen.inputs]
+        )  # (b, n)
         of_kind = np.eye(len(self.inputs.tokens.names), dtype=bool)[kinds]  # (b, n, K)
         after = seen.x + seen.output
         before = token_variance(seen.x)  # (b,)
@@ -464,11 +689,18 @@ class SinkObserver:
         """The fields of `SinkMechanisms` that were measured."""
         measures = {measure.name: self.arrays[measure.name] for measure in MEASURES}
         arrays = {name: array for name, array in self.arrays.items() if name not in measures}
-        return {"inputs": self.inputs, "layer_indices": np.array(list(self.at)), **arrays, "measures": measures}
+        return {
+            "inputs": self.inputs,
+            "layer_indices": np.array(list(self.at)),
+            **arrays,
+            "measures": measures,
+        }
 
 
 class FirstPair(NamedTuple):
-    """The largest singular value of each head's W_QK = sum_k sigma_k u_k v_k', and its singular vectors."""
+    """The largest singular value of each head's W_QK = sum_k sigma_k u_k v_k', and its singular
+    vectors.
+    """
 
     sigma: np.ndarray  # (H,)
     query: np.ndarray  # (H, d): u_1, the direction of queries
@@ -478,11 +710,15 @@ class FirstPair(NamedTuple):
 def first_pairs(layer: Layer) -> FirstPair:
     """sigma_1, u_1 and v_1 of every head."""
     left, sigmas, right = zip(*(head.qk.leading(1) for head in layer.heads), strict=True)
-    return FirstPair(np.array([s[0] for s in sigmas]), np.stack(left)[..., 0], np.stack(right)[..., 0])
+    return FirstPair(
+        np.array([s[0] for s in sigmas]), np.stack(left)[..., 0], np.stack(right)[..., 0]
+    )
 
 
 def norms_by_kind(x: np.ndarray, of_kind: np.ndarray) -> dict[str, np.ndarray]:
-    """Mean and largest norm of each kind of token, NaN where there is none: (b, n, d), (b, n, K) -> (b, K) twice."""
+    """Mean and largest norm of each kind of token, NaN where there is none: (b, n, d), (b, n, K) ->
+    (b, K) twice.
+    """
     length = np.where(of_kind, norms(x)[..., None], 0.0)  # (b, n, K)
     count = of_kind.sum(axis=1)  # (b, K)
     return {
@@ -494,7 +730,9 @@ def norms_by_kind(x: np.ndarray, of_kind: np.ndarray) -> dict[str, np.ndarray]:
 def rank_measures(
     attention: np.ndarray, updates: np.ndarray, sink: np.ndarray
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Stable rank of Y = A u, and Lemma 3 of it: lengths over |Y|, singular values over sigma_1(Y); (b, H) each."""
+    """Stable rank of Y = A u, and Lemma 3 of it: lengths over |Y|, singular values over sigma_1(Y);
+    (b, H) each.
+    """
     singular, first = first_direction(attention @ updates)
     written = np.sqrt(np.square(singular).sum(axis=-1))
     fit = rank_one(attention, updates, sink)
@@ -516,16 +754,20 @@ def rank_measures(
 def variance_measures(
     seen: Activations, updates: np.ndarray, sink: np.ndarray, before: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Lemma 4 for each head alone, in units of the variance V of the tokens before attention, and the sink's update
-    against the stream: (b, H) each.
+    """Lemma 4 for each head alone, in units of the variance V of the tokens before attention, and
+    the sink's update against the stream: (b, H) each.
 
-    V' = V + Var(Y) + 2 Cov(x, Y), and with y = o W_O the covariance equals Cov(x W_O', o): r coordinates a head.
-    """
+    V' = V + Var(Y) + 2 Cov(x, Y), and with y = o W_O the covariance equals Cov(x W_O', o): r
+    coordinates a head."""
     layer, (b, n, d) = seen.layer, seen.x.shape
     v = layer.inner_values(seen.x.reshape(b * n, d))  # (G, b n, r_v)
-    v = np.repeat(v.reshape(len(v), b, n, -1), layer.n_heads // len(v), axis=0).swapaxes(0, 1)  # (b, H, n, r_v)
+    v = np.repeat(v.reshape(len(v), b, n, -1), layer.n_heads // len(v), axis=0).swapaxes(
+        0, 1
+    )  # (b, H, n, r_v)
     gathered = seen.attention @ v
-    along = centred(seen.x).astype(seen.x.dtype)[:, None] @ np.asarray(layer.w_o).swapaxes(1, 2)  # as gathered
+    along = centred(seen.x).astype(seen.x.dtype)[:, None] @ np.asarray(layer.w_o).swapaxes(
+        1, 2
+    )  # as gathered
     covariance = (along * centred(gathered)).sum(axis=-1).mean(axis=-1)
     written_by_sink = (sink_row(v, sink)[:, :, None] @ np.asarray(layer.w_o))[:, :, 0]  # (b, H, d)
     of_written = token_variance(seen.attention @ updates)
@@ -534,14 +776,19 @@ def variance_measures(
         return {
             "variance_change": (of_written + 2 * covariance) / self_attention,
             "variance_sink": variance_of_weights(seen.attention, updates, sink) / self_attention,
-            "variance_bound": variance_bound(self_attention, seen.attention, updates, sink) / self_attention,
+            "variance_bound": variance_bound(self_attention, seen.attention, updates, sink)
+            / self_attention,
             "against_stream": against_stream(seen.x[:, None], written_by_sink),
             "update_spread": relative_spread(gathered),
         }
 
 
-def routing_measures(seen: Activations, first: FirstPair, sink: np.ndarray) -> dict[str, np.ndarray]:
-    """How queries find the sink: lengths and angles of keys and queries, and what Lemma 2's first way makes of it."""
+def routing_measures(
+    seen: Activations, first: FirstPair, sink: np.ndarray
+) -> dict[str, np.ndarray]:
+    """How queries find the sink: lengths and angles of keys and queries, and what Lemma 2's first
+    way makes of it.
+    """
     layer, (b, n, d) = seen.layer, seen.x.shape
     x = seen.x.reshape(b * n, d)
 
@@ -557,11 +804,15 @@ def routing_measures(seen: Activations, first: FirstPair, sink: np.ndarray) -> d
     q, k = layer.queries(x), layer.keys(x)
     placed = (q, k) if seen.tokens is None else layer.placed(q, k, np.tile(np.arange(n), b))
     visible = seen.attention > 0
-    cosines = unit_vectors(by_head(placed[0])) @ unit_vectors(by_head(placed[1])).swapaxes(-1, -2)  # (b, H, n, n)
+    cosines = unit_vectors(by_head(placed[0])) @ unit_vectors(by_head(placed[1])).swapaxes(
+        -1, -2
+    )  # (b, H, n, n)
     of_queries, of_keys = map(by_head, layer.scalars(x))  # (b, H, n): norms inside attention
     from_queries = (tokens @ first.query.T).swapaxes(-1, -2) * of_queries  # (b, H, n): q u_1
     to_keys = (tokens @ first.key.T).swapaxes(-1, -2) * of_keys
-    product = (layer.scale * first.sigma)[:, None, None] * from_queries[..., None] * to_keys[..., None, :]
+    product = (
+        (layer.scale * first.sigma)[:, None, None] * from_queries[..., None] * to_keys[..., None, :]
+    )
     with np.errstate(divide="ignore"):
         logits = np.where(visible, np.log(seen.attention), 0.0)  # up to a constant of the query
     to_sink, to_others = of_sink_and_others(cosines, visible, sink)

@@ -1,4 +1,6 @@
-"""The pages of `weightscope sinks`: --question bias, with the sink-as-bias paper's Table 1, and --question kind."""
+"""The pages of `weightscope sinks`: --question bias, with the sink-as-bias paper's Table 1, and
+--question kind.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +12,14 @@ from weightscope.core.formulas import plain
 from weightscope.core.progress import phase
 from weightscope.core.tables import Column, Table
 from weightscope.heads.sinks import figures
-from weightscope.heads.sinks.bias import ABLATED, CHARACTERS, PATCHED, SINKS_ABOVE, TOKENS_SHOWN, SinkBias
+from weightscope.heads.sinks.bias import (
+    ABLATED,
+    CHARACTERS,
+    PATCHED,
+    SINKS_ABOVE,
+    TOKENS_SHOWN,
+    SinkBias,
+)
 from weightscope.heads.sinks.mechanisms import SinkMechanisms
 from weightscope.heads.sinks.updates import SPREAD
 from weightscope.report.pages.page import Figure, Filed, Section, report, write_page
@@ -19,26 +28,86 @@ from weightscope.report.pages.style import save
 # Sinks as biases
 
 # Table 1 of the paper: changes in perplexity on OpenWebText.
-RANGES = tuple((layers, how) for layers in ("early", "middle", "late", "all") for how in (PATCHED, ABLATED))
+RANGES = tuple(
+    (layers, how) for layers in ("early", "middle", "late", "all") for how in (PATCHED, ABLATED)
+)
 HEADER = ("model", "from", "biases", "perplexity", *(f"{layers} {how}" for layers, how in RANGES))
 TABLE_1 = (
-    ("mistralai/Mistral-7B-v0.1", "the paper", "no", 6.94, 0.06, 1.19, 0.00, 0.56, 0.00, 0.22, 0.16, 2.38),
-    ("meta-llama/Llama-2-7b-hf", "the paper", "no", 7.00, 0.28, 0.75, 0.00, 0.22, 0.06, 0.06, 0.28, 1.75),
-    ("Qwen/Qwen3-8B-Base", "the paper", "no", 10.44, 6.19, 4.75, 0.00, 0.63, 0.00, 2.13, 7.31, 4.94),
+    (
+        "mistralai/Mistral-7B-v0.1",
+        "the paper",
+        "no",
+        6.94,
+        0.06,
+        1.19,
+        0.00,
+        0.56,
+        0.00,
+        0.22,
+        0.16,
+        2.38,
+    ),
+    (
+        "meta-llama/Llama-2-7b-hf",
+        "the paper",
+        "no",
+        7.00,
+        0.28,
+        0.75,
+        0.00,
+        0.22,
+        0.06,
+        0.06,
+        0.28,
+        1.75,
+    ),
+    (
+        "Qwen/Qwen3-8B-Base",
+        "the paper",
+        "no",
+        10.44,
+        6.19,
+        4.75,
+        0.00,
+        0.63,
+        0.00,
+        2.13,
+        7.31,
+        4.94,
+    ),
     ("Qwen/Qwen2.5-7B", "the paper", "yes", 11.25, 1.69, 1.13, 0.19, 0.56, 1.31, 1.31, 2.31, 1.31),
-    ("EleutherAI/pythia-6.9b", "the paper", "yes", 11.81, 10.56, 12.44, 1.38, 93.19, 0.19, 0.38, 6.81, 58.19),
+    (
+        "EleutherAI/pythia-6.9b",
+        "the paper",
+        "yes",
+        11.81,
+        10.56,
+        12.44,
+        1.38,
+        93.19,
+        0.19,
+        0.38,
+        6.81,
+        58.19,
+    ),
 )
 
 
 @phase("drawing figures")
 def write_bias_page(files: Files, *models: SinkBias, in_all: Sequence[Section] = ()) -> None:
-    """Draw the figures of every model and write report.html; `in_all` is what shows all models at once."""
+    """Draw the figures of every model and write report.html; `in_all` is what shows all models at
+    once.
+    """
     sections = [_table_one(models), *in_all]
     for bias in models:
         sections += [_updates(files, bias), _patching(files, bias), _prediction(files, bias)]
     lead = " ".join([*(bias.sentences for bias in models), f"Texts: {models[0].source}."])
-    provenance = Provenance().of_all(source for bias in models for source in bias.provenance.sources)
-    write_page(files, "report.html", "Attention sinks as biases", lead, sections, provenance=provenance)
+    provenance = Provenance().of_all(
+        source for bias in models for source in bias.provenance.sources
+    )
+    write_page(
+        files, "report.html", "Attention sinks as biases", lead, sections, provenance=provenance
+    )
 
 
 def _table_one(models: Sequence[SinkBias]) -> Section:
@@ -53,10 +122,15 @@ def _table_one(models: Sequence[SinkBias]) -> Section:
 
     def measured(start: int) -> list[tuple[object, ...]]:
         return [
-            (bias.model, "measured", "yes" if bias.biased else "no", bias.baseline,
-             *(bias.changes(start).get(key, np.nan) for key in RANGES))
+            (
+                bias.model,
+                "measured",
+                "yes" if bias.biased else "no",
+                bias.baseline,
+                *(bias.changes(start).get(key, np.nan) for key in RANGES),
+            )
             for bias in models
-        ]  # fmt: skip
+        ]
 
     rows = [
         row
@@ -74,7 +148,11 @@ def _table_one(models: Sequence[SinkBias]) -> Section:
 def _updates(files: Files, bias: SinkBias) -> Section:
     sizes, layers = bias.sizes, bias.layers
     first = plain(repr(bias.first))
-    begin = f"each after the first token {first}" if bias.first else "each beginning with its own first token"
+    begin = (
+        f"each after the first token {first}"
+        if bias.first
+        else "each beginning with its own first token"
+    )
     text = (
         "$$y_i = u_(sink, i) + u_(others, i) + b$$ $$u_(sink, i) = sum_h alpha_(i, 0)^h f_h(x_0)$$ $$u_(others, i) = "
         f"sum_h sum_(j=1)^i alpha_(i, j)^h f_h(x_j)$$ {sizes.texts} texts of {sizes.tokens} tokens, {begin}. $u_(sink, "
@@ -102,7 +180,11 @@ def _updates(files: Files, bias: SinkBias) -> Section:
         bias.model,
     )
     strength = Column("strength", bias.updates.strength.mean(axis=1), "mean attention to token 0")
-    return Section(f"{bias.model}: what token 0 writes", text, [updates, picture, Table([*layers.columns, strength])])
+    return Section(
+        f"{bias.model}: what token 0 writes",
+        text,
+        [updates, picture, Table([*layers.columns, strength])],
+    )
 
 
 def _patching(files: Files, bias: SinkBias) -> Section:
@@ -112,18 +194,33 @@ def _patching(files: Files, bias: SinkBias) -> Section:
         "texts."
     )
     caption = " ".join(["Table 1 as a figure.", *_in_words(bias)])
-    figure = Figure(save(figures.patching_figure(bias), files, f"patching-{bias.stem}"), caption, bias.model)
+    figure = Figure(
+        save(figures.patching_figure(bias), files, f"patching-{bias.stem}"), caption, bias.model
+    )
     interventions = bias.patching.take(range(1, len(bias.patching)))
     return Section(f"{bias.model}: a constant in the sink's place", text, [figure, interventions])
 
 
 def _in_words(bias: SinkBias) -> list[str]:
-    """What the constant and the ablation cost in each range of layers, with every position patched."""
+    """What the constant and the ablation cost in each range of layers, with every position
+    patched.
+    """
     changes = bias.changes(0)
-    costs = {layers: (changes[layers, PATCHED], changes[layers, ABLATED]) for layers, how in changes if how == PATCHED}
-    by_layers = [f"{ssp:+.2f} and {ablated:+.2f} in {layers} layers" for layers, (ssp, ablated) in costs.items()]
+    costs = {
+        layers: (changes[layers, PATCHED], changes[layers, ABLATED])
+        for layers, how in changes
+        if how == PATCHED
+    }
+    by_layers = [
+        f"{ssp:+.2f} and {ablated:+.2f} in {layers} layers"
+        for layers, (ssp, ablated) in costs.items()
+    ]
     worse = [layers for layers, (ssp, ablated) in costs.items() if ssp >= ablated]
-    verdict = f"The constant does no better than nothing in {' and '.join(worse)} layers." if worse else ""
+    verdict = (
+        f"The constant does no better than nothing in {' and '.join(worse)} layers."
+        if worse
+        else ""
+    )
     return [f"The constant costs, and nothing in its place costs: {'; '.join(by_layers)}.", verdict]
 
 
@@ -142,7 +239,11 @@ def _prediction(files: Files, bias: SinkBias) -> Section:
         'Right: AUROC of each reading; "none" if it is the same for every head, or if no head sinks.',
         bias.model,
     )
-    return Section(f"{bias.model}: which heads sink, foretold", text, [figure, bias.aurocs.select("meaning", "auroc")])
+    return Section(
+        f"{bias.model}: which heads sink, foretold",
+        text,
+        [figure, bias.aurocs.select("meaning", "auroc")],
+    )
 
 
 # What sinks do
@@ -189,21 +290,37 @@ def _tokens(files: Files, sinks: SinkMechanisms) -> Section:
         "Fig. 14. Norms of tokens in the residual stream as they enter each layer, by kind: the mean of an input's "
         "tokens, and the largest of them; median and middle half over inputs.",
     )
-    shown = ("layer", "head", "strength", "events", "kind", "ratio_out", "stable_rank", "mechanism", "qk_gap")
+    shown = (
+        "layer",
+        "head",
+        "strength",
+        "events",
+        "kind",
+        "ratio_out",
+        "stable_rank",
+        "mechanism",
+        "qk_gap",
+    )
     heads = strongest_heads(sinks).select(*shown)
     heads.caption = f"The {len(heads)} heads with the most sink events, then the strongest sinks; heads.csv lists all."
-    layers = sinks.layers.select("layer", "kind", "kind_share", "token", "token_share", "events", *_norm_columns(sinks))
+    layers = sinks.layers.select(
+        "layer", "kind", "kind_share", "token", "token_share", "events", *_norm_columns(sinks)
+    )
     layers.caption = (
         "Which kind of token, and which token, is the strongest sink most often, over inputs and heads; and the median "
         "norm of each kind's tokens as they enter the layer."
     )
     return Section(
-        "Which tokens are sinks", text, [by_layer, by_head, Filed(heads, HEADS), norms, Filed(layers, LAYERS)]
+        "Which tokens are sinks",
+        text,
+        [by_layer, by_head, Filed(heads, HEADS), norms, Filed(layers, LAYERS)],
     )
 
 
 def strongest_heads(sinks: SinkMechanisms) -> Table:
-    """The heads that a page shows: those with the most events, then those with the strongest sinks."""
+    """The heads that a page shows: those with the most events, then those with the strongest
+    sinks.
+    """
     order = np.lexsort((-sinks.heads["strength"], -sinks.heads["events"]))
     return sinks.heads.take(order[:HEADS_SHOWN])
 
@@ -228,7 +345,11 @@ def _mechanisms(files: Files, sinks: SinkMechanisms) -> Section:
     parts = [plane]
     if "register" in sinks.kinds:
         on_register = (sinks.event & (sinks.kind == sinks.kinds.index("register"))).any()
-        says = "what the sinks on registers do" if on_register else "no register is the sink of an event"
+        says = (
+            "what the sinks on registers do"
+            if on_register
+            else "no register is the sink of an event"
+        )
         caption = f"Fig. 8. Share of the attention by kind of token; {says}."
         parts.append(Figure(save(figures.register_figure(sinks), files, "registers"), caption))
     return Section("No-op or broadcast", text, parts)
@@ -240,7 +361,9 @@ def _what_heads_with_nops_write(sinks: SinkMechanisms) -> str:
     if not nop.any():
         return ""
     written, rest = sinks.measures["written"], sinks.measures["residual"][nop]
-    usual = np.median(written, axis=2, keepdims=True)  # (I, L, 1): of the layer's heads on the same input
+    usual = np.median(
+        written, axis=2, keepdims=True
+    )  # (I, L, 1): of the layer's heads on the same input
     return (
         "NOP is a word for what the sink writes, not for what the head does: on these events the head writes "
         f"{np.median((written / usual)[nop]):.2f} times as much as the median head of its layer ($|Y|$), and of that "
@@ -252,7 +375,9 @@ def _second_no_op(sinks: SinkMechanisms) -> str:
     """Whether sinks do nothing in Lemma 1's second way."""
     events = sinks.event.any()
     which = sinks.event if events else np.ones_like(sinks.event)
-    cancelled, against = (sinks.measures[name][which].round(2) + 0.0 for name in ("cancelled", "against_stream"))
+    cancelled, against = (
+        sinks.measures[name][which].round(2) + 0.0 for name in ("cancelled", "against_stream")
+    )
     return (
         "In Lemma 1 a sink can also do nothing by cancelling what the other keys write. Over all "
         f"{'events' if events else 'heads and inputs, as there is no event,'} `cancelled`, 1 where the two cancel, has "
@@ -287,15 +412,38 @@ def _lemmas(files: Files, sinks: SinkMechanisms) -> Section:
         "token's norm is massive, the variance is mostly that token's.",
     )
     heads = strongest_heads(sinks).select(
-        "layer", "head", "mechanism", "epsilon", "sink_at_0.1", "sink_at_0.5", "distance", "bound", "leading",
-        "leading_bound", "along", "variance_change", "variance_bound",
-    )  # fmt: skip
+        "layer",
+        "head",
+        "mechanism",
+        "epsilon",
+        "sink_at_0.1",
+        "sink_at_0.5",
+        "distance",
+        "bound",
+        "leading",
+        "leading_bound",
+        "along",
+        "variance_change",
+        "variance_bound",
+    )
     heads.caption = "The same heads as above: medians over the inputs with an event, or over all if there is none."
     layers = sinks.layers.select(
-        "layer", "sink_at_0.1", "sink_at_0.5", "between_before", "between_after", "variance_before", "variance_after"
+        "layer",
+        "sink_at_0.1",
+        "sink_at_0.5",
+        "between_before",
+        "between_after",
+        "variance_before",
+        "variance_after",
     )
-    layers.caption = "$epsilon$-sinks among the strongest keys; cosine and variance of tokens around attention."
-    return Section("What the lemmas say", text, [lemmas, similarity, Filed(heads, HEADS), Filed(layers, LAYERS)])
+    layers.caption = (
+        "$epsilon$-sinks among the strongest keys; cosine and variance of tokens around attention."
+    )
+    return Section(
+        "What the lemmas say",
+        text,
+        [lemmas, similarity, Filed(heads, HEADS), Filed(layers, LAYERS)],
+    )
 
 
 def _gates(files: Files, sinks: SinkMechanisms) -> Section:
@@ -303,7 +451,8 @@ def _gates(files: Files, sinks: SinkMechanisms) -> Section:
         "Lemma 2 has two ways to a gate: one large singular value of $W_QK$ with the sink along its direction, or a "
         "sink of large norm. Where a norm comes before $W_QK$, as in most transformers, a token's length in the "
         "residual stream reaches no score: the second way is closed, and the lengths of keys are those that count. "
-        "Under rotation, $W_QK$ is taken at distance 0; this excludes what distances add to scores. " + _chosen(sinks)
+        "Under rotation, $W_QK$ is taken at distance 0; this excludes what distances add to scores. "
+        + _chosen(sinks)
     )
     spectra = Figure(
         save(figures.spectrum_figure(sinks), files, "spectra"),
@@ -319,15 +468,31 @@ def _gates(files: Files, sinks: SinkMechanisms) -> Section:
         "rotation; how much the length of what positions gather, $o = A v$, varies among them.",
     )
     heads = strongest_heads(sinks).select(
-        "layer", "head", "qk_gap", "norm_ratio", "read_ratio", "key_ratio", "alignment", "alignment_others",
-        "query_key", "query_key_others", "logit_margin", "first_margin", "query_similarity", "update_spread",
-    )  # fmt: skip
-    heads.caption = "The same heads: Lemma 2's two ways to a gate, and the quantities of appendix A.2."
+        "layer",
+        "head",
+        "qk_gap",
+        "norm_ratio",
+        "read_ratio",
+        "key_ratio",
+        "alignment",
+        "alignment_others",
+        "query_key",
+        "query_key_others",
+        "logit_margin",
+        "first_margin",
+        "query_similarity",
+        "update_spread",
+    )
+    heads.caption = (
+        "The same heads: Lemma 2's two ways to a gate, and the quantities of appendix A.2."
+    )
     return Section("How sinks are chosen", text, [spectra, routing, Filed(heads, HEADS)])
 
 
 def _chosen(sinks: SinkMechanisms) -> str:
-    """By what the sinks are chosen: lengths, angles, and the largest singular value's part of the logit."""
+    """By what the sinks are chosen: lengths, angles, and the largest singular value's part of the
+    logit.
+    """
     which = sinks.event if sinks.event.any() else np.ones_like(sinks.event)
     median = {name: np.nanmedian(values[which]) for name, values in sinks.measures.items()}
     in_stream = np.nanmedian(sinks.norm_ratio[which])

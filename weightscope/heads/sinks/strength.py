@@ -1,15 +1,17 @@
-"""Attention sinks: their strength, what a head does with them, and Lemmas 2 to 4 of the two-sink-mechanisms paper.
+"""Attention sinks: their strength, what a head does with them, and Lemmas 2 to 4 of the
+two-sink-mechanisms paper.
 
-attention is (..., m, n): A_ij is what query i gives to key j, leading axes are images, layers or heads. A set of
-queries is the rows that are handed in. updates is (..., n, d): u_j, what key j would write into the residual stream if
-it got all of the attention, W_O v_j times LayerScale. Norms, ranks and cosines stay the same in any orthonormal
-coordinates of the space the u_j lie in, so a head's r coordinates there can replace the d of the residual stream.
+attention is (..., m, n): A_ij is what query i gives to key j, leading axes are images, layers or
+heads. A set of queries is the rows that are handed in. updates is (..., n, d): u_j, what key j
+would write into the residual stream if it got all of the attention, W_O v_j times LayerScale.
+Norms, ranks and cosines stay the same in any orthonormal coordinates of the space the u_j lie in,
+so a head's r coordinates there can replace the d of the residual stream.
 
-Two algorithms look alike in attention: a sink of negligible value is an adaptive no-op (hypothesis 1), and a sink
-whose value is written everywhere is a broadcast (hypothesis 2).
+Two algorithms look alike in attention: a sink of negligible value is an adaptive no-op (hypothesis
+1), and a sink whose value is written everywhere is a broadcast (hypothesis 2).
 
-In the lemmas Y = A u is what a head writes, and A_ij need not be a softmax's. With rows that sum to one and no negative
-weight, epsilon = max_i sum_{j != s} |A_ij| is Definition 1's 1 - min_i A_is.
+In the lemmas Y = A u is what a head writes, and A_ij need not be a softmax's. With rows that sum to
+one and no negative weight, epsilon = max_i sum_{j != s} |A_ij| is Definition 1's 1 - min_i A_is.
 """
 
 from typing import NamedTuple
@@ -20,23 +22,29 @@ from weightscope.model.metrics.sinks import EVENT_WEIGHT
 
 
 def sink_strength(attention: np.ndarray) -> np.ndarray:
-    """alpha_j = mean_i A_ij (eq. 2), for every key: (..., m, n) -> (..., n). Attention spread evenly gives 1/n."""
+    """alpha_j = mean_i A_ij (eq. 2), for every key: (..., m, n) -> (..., n). Attention spread
+    evenly gives 1/n.
+    """
     return attention.mean(axis=-2, dtype=np.float64)
 
 
 def least_epsilon(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """1 - min_i A_is, the smallest epsilon for which a key is an epsilon-sink (Definition 1): attention (..., m, n) ->
+    """1 - min_i A_is, the smallest epsilon for which a key is an epsilon-sink (Definition 1):
+    attention (..., m, n) ->
     (...)."""
     return 1 - sink_column(attention, sink).min(axis=-1)
 
 
 def event_share(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """Share of the queries that give the sink half of their attention or more: attention (..., m, n) -> (...)."""
+    """Share of the queries that give the sink half of their attention or more: attention (..., m,
+    n) -> (...).
+    """
     return (sink_column(attention, sink) >= EVENT_WEIGHT).mean(axis=-1)
 
 
 def value_norm_ratio(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """ratio_out = |u_s| / mean |u_j|, the mean over all keys j but s, as in the paper's code: updates (..., n,
+    """ratio_out = |u_s| / mean |u_j|, the mean over all keys j but s, as in the paper's code:
+    updates (..., n,
     d)."""
     length = norms(updates)  # (..., n)
     sink_length = at_sink(length, sink)
@@ -46,7 +54,8 @@ def value_norm_ratio(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
 
 
 def similarity_between_tokens(x: np.ndarray) -> np.ndarray:
-    """Mean cosine over all pairs of different tokens, (..., n, d) -> (...): a broadcast raises it (Lemma 4).
+    """Mean cosine over all pairs of different tokens, (..., n, d) -> (...): a broadcast raises it
+    (Lemma 4).
 
     A zero vector counts as orthogonal to all.
     """
@@ -57,7 +66,9 @@ def similarity_between_tokens(x: np.ndarray) -> np.ndarray:
 
 
 def similarity_through(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Mean cosine between each token and itself after a block, (..., n, d) twice -> (...): a no-op leaves it at 1."""
+    """Mean cosine between each token and itself after a block, (..., n, d) twice -> (...): a no-op
+    leaves it at 1.
+    """
     return (unit_vectors(before) * unit_vectors(after)).sum(axis=-1).mean(axis=-1)
 
 
@@ -117,10 +128,13 @@ def rank_one(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> Ra
     """Lemma 3 and its proof (eqs 8-12): attention (..., m, n), updates (..., n, d).
 
     Row i of Y - 1 u_s' is sum_{j != s} A_ij (u_j - u_s) where the row sums to one. A row whose sum
-    differs from one adds that difference times u_s; learned sinks and attention without a softmax have such rows.
-    """
+    differs from one adds that difference times u_s; learned sinks and attention without a softmax
+    have such rows."""
     written = (attention @ updates).astype(np.float64)  # (..., m, d)
-    column, row = sink_column(attention, sink).astype(np.float64), sink_row(updates, sink).astype(np.float64)
+    column, row = (
+        sink_column(attention, sink).astype(np.float64),
+        sink_row(updates, sink).astype(np.float64),
+    )
     root, epsilon = np.sqrt(attention.shape[-2]), spill(attention, sink)
     unheld = np.abs(1 - attention.sum(axis=-1, dtype=np.float64)).max(axis=-1)  # (...)
     length = norms(row)
@@ -141,7 +155,8 @@ def rank_one(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> Ra
 
 
 def against_stream(x: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """-cos(x_i, u_s), mean over queries: 1 where the sink's update removes what the tokens hold. x (..., m, d), row u_s
+    """-cos(x_i, u_s), mean over queries: 1 where the sink's update removes what the tokens hold. x
+    (..., m, d), row u_s
     (..., d) -> (...); NaN where u_s or a token is zero."""
     x, row = x.astype(np.float64), row.astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -164,7 +179,8 @@ def largest_other(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
 
 
 def first_direction(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Singular values of Y, descending, and its first right singular vector, along which eq. 12 expects u_s: written
+    """Singular values of Y, descending, and its first right singular vector, along which eq. 12
+    expects u_s: written
     (..., m, d) -> (..., k), (..., d)."""
     largest = np.abs(written).max(axis=(-2, -1), keepdims=True).astype(np.float64)
     unit = written / np.where(largest > 0, largest, 1.0)  # no square over- or underflows
@@ -196,40 +212,47 @@ def centred(x: np.ndarray) -> np.ndarray:
 
 
 def variance_of_weights(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """Var_i(A_is) |u_s|^2, the spread that uneven attention to the sink causes (second term of eq. 18): (...)."""
+    """Var_i(A_is) |u_s|^2, the spread that uneven attention to the sink causes (second term of eq.
+    18): (...).
+    """
     weights = sink_column(attention, sink).astype(np.float64)  # (..., m)
     return weights.var(axis=-1) * np.square(norms(sink_row(updates, sink)))
 
 
 def variance_bound(
     before: np.ndarray, attention: np.ndarray, updates: np.ndarray, sink: np.ndarray
-) -> np.ndarray:  # fmt: skip
-    """(2 sqrt(V) + c) c with c = sd_i(A_is) |u_s| + epsilon max_{j != s} |u_j|: |V' - V| stays below it (Lemma 4).
+) -> np.ndarray:
+    """(2 sqrt(V) + c) c with c = sd_i(A_is) |u_s| + epsilon max_{j != s} |u_j|: |V' - V| stays
+    below it (Lemma 4).
 
     attention (..., n, n), updates (..., n, d).
 
-    V' is the variance of x_i + Y_i. This is eq. 20 with O(epsilon) written out: centred, Y_i is A_is u_s minus its
-    mean, plus a rest of length at most epsilon max |u_j| (eqs 13-16), so sqrt(V') differs from sqrt(V) by at most c.
-    Where all queries attend to the sink alike and epsilon is zero, c is zero, and V' = V (eq. 21).
-    """
+    V' is the variance of x_i + Y_i. This is eq. 20 with O(epsilon) written out: centred, Y_i is
+    A_is u_s minus its mean, plus a rest of length at most epsilon max |u_j| (eqs 13-16), so
+    sqrt(V') differs from sqrt(V) by at most c. Where all queries attend to the sink alike and
+    epsilon is zero, c is zero, and V' = V (eq. 21)."""
     spread = np.sqrt(variance_of_weights(attention, updates, sink))
     most = spread + spill(attention, sink) * largest_other(updates, sink)
     return (2 * np.sqrt(before) + most) * most
 
 
 def relative_spread(x: np.ndarray) -> np.ndarray:
-    """Standard deviation over mean of the lengths |x_i| (appendix A.2), (..., n, d) -> (...): 0 where all are alike."""
+    """Standard deviation over mean of the lengths |x_i| (appendix A.2), (..., n, d) -> (...): 0
+    where all are alike.
+    """
     length = norms(x)
     with np.errstate(divide="ignore", invalid="ignore"):
         return length.std(axis=-1) / length.mean(axis=-1)
 
 
-def of_sink_and_others(pairs: np.ndarray, visible: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sink's number and the mean of the other keys', each the mean over queries that see both: (...), (...).
+def of_sink_and_others(
+    pairs: np.ndarray, visible: np.ndarray, sink: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The sink's number and the mean of the other keys', each the mean over queries that see both:
+    (...), (...).
 
-    pairs (..., m, n): a number for every query and key; visible (..., m, n): whether the query may attend to the key.
-    NaN where no query sees the sink and another key.
-    """
+    pairs (..., m, n): a number for every query and key; visible (..., m, n): whether the query may
+    attend to the key. NaN where no query sees the sink and another key."""
     other_keys = visible & (np.arange(pairs.shape[-1]) != np.asarray(sink)[..., None])[..., None, :]
     count = other_keys.sum(axis=-1)  # (..., m)
     asked = sink_column(visible, sink) & (count > 0)
@@ -240,13 +263,16 @@ def of_sink_and_others(pairs: np.ndarray, visible: np.ndarray, sink: np.ndarray)
         return to_sink, np.where(asked, rest, 0.0).sum(axis=-1) / queries
 
 
-def alignment(tokens: np.ndarray, direction: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """|cos| of the sink token and of the others' mean with the direction that scores read best (Lemma 2, eqs 4 and 5).
+def alignment(
+    tokens: np.ndarray, direction: np.ndarray, sink: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """|cos| of the sink token and of the others' mean with the direction that scores read best
+    (Lemma 2, eqs 4 and 5).
 
     tokens (..., n, d), direction (H, d), sink (..., H) -> (..., H), (..., H).
 
-    A gate of one singular direction has x_s along v_1 of W_QK = sum_k sigma_k u_k v_k', the key's side.
-    """
+    A gate of one singular direction has x_s along v_1 of W_QK = sum_k sigma_k u_k v_k', the key's
+    side."""
     length = norms(tokens)[..., None]  # (..., n, 1)
     cosines = np.abs(tokens @ direction.T) / np.where(length > 0, length, 1.0)  # (..., n, H)
     sink_cosine = at_sink(np.swapaxes(cosines, -1, -2), sink)  # (..., H)

@@ -1,15 +1,17 @@
 """What token 0 writes through attention, and how like a bias it is (sink-as-bias paper, eqs 1-6).
 
-Attention writes y_i = u_sink,i + u_others,i + b (eq. 1) at position i: what token 0 sends there, what tokens 1..i send
-together, and the output bias. If the sink were a bias, u_sink,i would be the same vector for every i and text.
+Attention writes y_i = u_sink,i + u_others,i + b (eq. 1) at position i: what token 0 sends there,
+what tokens 1..i send together, and the output bias. If the sink were a bias, u_sink,i would be the
+same vector for every i and text.
 
-u_sink,i = sum_h alpha_i0h f_h(x_0) has H coefficients, the attention that each head gives token 0, on H directions. In
-a causal model x_0 depends on token 0 alone. Texts that begin with the same token share the directions: every sum over
-positions is kept in H coordinates, and no d x d matrix of u_sink is ever formed.
+u_sink,i = sum_h alpha_i0h f_h(x_0) has H coefficients, the attention that each head gives token 0,
+on H directions. In a causal model x_0 depends on token 0 alone. Texts that begin with the same
+token share the directions: every sum over positions is kept in H coordinates, and no d x d matrix
+of u_sink is ever formed.
 
-u_ctx,i is the mean over the context tokens, u_others,i / i, as the caption of the paper's Fig. 3 has it. In eqs 3-6
-positions i start at 1, as in eq. 4: position 0 has no context. mu_sink alone includes position 0, as eq. 2 says.
-"""
+u_ctx,i is the mean over the context tokens, u_others,i / i, as the caption of the paper's Fig. 3
+has it. In eqs 3-6 positions i start at 1, as in eq. 4: position 0 has no context. mu_sink alone
+includes position 0, as eq. 2 says."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +56,9 @@ def sink_update(layer: Layer, attention: np.ndarray, x: np.ndarray) -> SinkUpdat
     if not layer.modulated:
         return SinkUpdate(attention[:, :, 0].T, layer.values(x[:1])[:, 0])
     to_sink = np.zeros_like(attention)
-    to_sink[:, :, 0] = attention[:, :, 0]  # gates and norms multiply sums over tokens, so token 0's part stays additive
+    to_sink[:, :, 0] = attention[
+        :, :, 0
+    ]  # gates and norms multiply sums over tokens, so token 0's part stays additive
     return SinkUpdate(layer.output(attention, x, to_sink) - layer.output_bias, None)
 
 
@@ -67,14 +71,17 @@ def decompose(seen: Activations) -> Iterator[Decomposition]:
 
 
 def mean_of_context(others: np.ndarray) -> np.ndarray:
-    """u_ctx,i = u_others,i / i for i = 1 ..., (n, d) -> (n - 1, d): the mean over tokens 1..i of what each sends to i;
+    """u_ctx,i = u_others,i / i for i = 1 ..., (n, d) -> (n - 1, d): the mean over tokens 1..i of
+    what each sends to i;
     others (n, d)."""
     return others[1:] / np.arange(1, len(others), dtype=others.dtype)[:, None]
 
 
 @dataclass(eq=False, repr=False)
 class _Part(ShowsShapes):
-    """Sums over rows of coefficients on the same directions: float64 sums of blocks in the rows' own precision."""
+    """Sums over rows of coefficients on the same directions: float64 sums of blocks in the rows'
+    own precision.
+    """
 
     directions: np.ndarray | None  # (m, d); None where coefficients are the vectors themselves
     total: np.ndarray  # (m,)
@@ -96,13 +103,17 @@ class _Part(ShowsShapes):
 
 @dataclass
 class Stack:
-    """The matrix C of eq. 4, update vectors of positions and texts as its rows, kept as sums of any number of rows."""
+    """The matrix C of eq. 4, update vectors of positions and texts as its rows, kept as sums of any
+    number of rows.
+    """
 
     count: int = 0  # Rows
     _norms: float = 0.0
     _parts: dict[Hashable, _Part] = field(default_factory=dict)
 
-    def add(self, coefficients: np.ndarray, directions: np.ndarray | None = None, of: Hashable = None) -> None:
+    def add(
+        self, coefficients: np.ndarray, directions: np.ndarray | None = None, of: Hashable = None
+    ) -> None:
         """Add the rows u = coefficients @ directions: coefficients (n, m), directions (m, d)."""
         labels = None if directions is None else of  # plain vectors share one label
         if labels not in self._parts:
@@ -113,12 +124,17 @@ class Stack:
         part.total += coefficients.sum(axis=0, dtype=np.float64)
         part.second += coefficients.T @ coefficients
         self.count += len(coefficients)
-        self._norms += float(np.linalg.norm(part.on_directions(coefficients), axis=1).sum(dtype=np.float64))
+        self._norms += float(
+            np.linalg.norm(part.on_directions(coefficients), axis=1).sum(dtype=np.float64)
+        )
 
     @property
     def mean(self) -> np.ndarray:
         """E[u], (d,)."""
-        return np.sum([part.on_directions(part.total) for part in self._parts.values()], axis=0) / self.count
+        return (
+            np.sum([part.on_directions(part.total) for part in self._parts.values()], axis=0)
+            / self.count
+        )
 
     @property
     def mean_norm(self) -> float:
@@ -141,19 +157,29 @@ class Stack:
 
 
 def influence(sink: Stack, others: Stack) -> float:
-    """Ratio = E|u_sink| / E|u_others| (eq. 3): 1 where one token writes as much as all others together."""
+    """Ratio = E|u_sink| / E|u_others| (eq. 3): 1 where one token writes as much as all others
+    together.
+    """
     return sink.mean_norm / others.mean_norm
 
 
 def spectral_ratio(updates: Stack) -> float:
-    """SpectralRatio = sigma_1^2 / sum_k sigma_k^2 (eq. 5): 1 where all updates are multiples of one vector."""
+    """SpectralRatio = sigma_1^2 / sum_k sigma_k^2 (eq. 5): 1 where all updates are multiples of one
+    vector.
+    """
     squares = updates.squared_singular_values()
     return float(squares[0] / squares.sum())
 
 
-def normalised_variance(mean: np.ndarray, mean_square: float, mu: np.ndarray | None = None) -> float:
-    """R = E|u - mu|^2 / E|u|^2 (eq. 6): 0 where every update is mu, 1 where mu is 0; mean (d,), mu (d,)."""
-    off = 0.0 if mu is None else np.square(mean - mu).sum()  # E|u - mu|^2 = E|u|^2 - |E u|^2 + |E u - mu|^2
+def normalised_variance(
+    mean: np.ndarray, mean_square: float, mu: np.ndarray | None = None
+) -> float:
+    """R = E|u - mu|^2 / E|u|^2 (eq. 6): 0 where every update is mu, 1 where mu is 0; mean (d,), mu
+    (d,).
+    """
+    off = (
+        0.0 if mu is None else np.square(mean - mu).sum()
+    )  # E|u - mu|^2 = E|u|^2 - |E u|^2 + |E u - mu|^2
     return float(1 + (off - mean @ mean) / mean_square)
 
 
@@ -172,8 +198,8 @@ class LayerUpdates(ShowsShapes):
 
     bias: np.ndarray  # (d,): b
     own: np.ndarray  # (d,): Sum over texts of u_sink,0, what token 0 sends itself
-    # sink, context, others: u_sink, u_ctx (the mean over context tokens) and u_others (their sum) of positions from 1
-    # on.
+    # sink, context, others: u_sink, u_ctx (the mean over context tokens) and u_others (their sum)
+    # of positions from 1 on.
     sink: Stack = field(default_factory=Stack)
     context: Stack = field(default_factory=Stack)
     others: Stack = field(default_factory=Stack)
@@ -183,26 +209,38 @@ class LayerUpdates(ShowsShapes):
 
     def add(self, seen: Activations, first_tokens: Sequence[int]) -> None:
         """Add a batch of texts, each with its first token."""
-        for parts, attention, first in zip(decompose(seen), seen.attention, first_tokens, strict=True):
+        for parts, attention, first in zip(
+            decompose(seen), seen.attention, first_tokens, strict=True
+        ):
             coefficients, directions = parts.sink
             self.own += SinkUpdate(coefficients[:1], directions).rows()[0]
             self.sink.add(coefficients[1:], directions, first)
             self.others.add(parts.others[1:])
             self.context.add(mean_of_context(parts.others))
             self.strengths.append(sink_strength(attention[:, 1:, :1])[:, 0])
-            alone, mean_rest = Stack(), np.linalg.norm(parts.others[1:], axis=1).mean(dtype=np.float64)
+            alone, mean_rest = (
+                Stack(),
+                np.linalg.norm(parts.others[1:], axis=1).mean(dtype=np.float64),
+            )
             alone.add(coefficients[1:], directions)
             ratio = alone.mean_norm / float(mean_rest)
             self.texts.append(OneText(ratio, spectral_ratio(alone), alone.mean, alone.mean_square))
 
     def mu(self) -> np.ndarray:
         """mu_sink, the mean of u_sink over all positions, 0 included (eq. 2), (d,)."""
-        return (self.sink.mean * self.sink.count + self.own) / (self.sink.count + len(self.strengths))
+        return (self.sink.mean * self.sink.count + self.own) / (
+            self.sink.count + len(self.strengths)
+        )
 
     def spread(self) -> np.ndarray:
-        """Ratio, SpectralRatio and R against mu_sink of a low and a high text, (2, 3): see `SPREAD`."""
+        """Ratio, SpectralRatio and R against mu_sink of a low and a high text, (2, 3): see
+        `SPREAD`.
+        """
         mu = self.mu()
-        each = [(t.ratio, t.spectral, normalised_variance(t.mean, t.mean_square, mu)) for t in self.texts]
+        each = [
+            (t.ratio, t.spectral, normalised_variance(t.mean, t.mean_square, mu))
+            for t in self.texts
+        ]
         return np.percentile(each, SPREAD, axis=0)
 
 
@@ -212,14 +250,16 @@ class UpdateMeasures(ShowsShapes):
 
     layers: Table  # One row per layer: eqs 3, 5 and 6, and mean norms
     mu: np.ndarray  # (L, d): mu_sink (eq. 2)
-    strength: np.ndarray  # (L, H): Attention that the average query from position 1 on gives token 0
+    strength: (
+        np.ndarray
+    )  # (L, H): Attention that the average query from position 1 on gives token 0
 
 
 def measure_updates(runner: Runner, texts: Sequence[np.ndarray]) -> UpdateMeasures:
     """Eqs 2-6 of every attention layer over texts: texts (n,).
 
-    Beyond the model this holds two d x d float64 matrices a layer, the second moments of u_ctx and u_others.
-    """
+    Beyond the model this holds two d x d float64 matrices a layer, the second moments of u_ctx and
+    u_others."""
     if min((len(text) if np.ndim(text) == 1 else 0 for text in texts), default=0) < 2:
         raise CheckpointError("a text needs at least two tokens", file=runner.model.name)
     layers = {
@@ -265,23 +305,32 @@ HEADINGS: dict[str, tuple[str, str]] = {
 
 
 def layers_table(values: Mapping[str, np.ndarray]) -> Table:
-    """One row per layer of the measures of eqs 3, 5 and 6: values (L,) by the names of `HEADINGS`."""
-    return Table([
-        Column(name, values[name], symbol, meaning=meaning) for name, (symbol, meaning) in HEADINGS.items()
-    ])  # fmt: skip
+    """One row per layer of the measures of eqs 3, 5 and 6: values (L,) by the names of
+    `HEADINGS`.
+    """
+    return Table(
+        [
+            Column(name, values[name], symbol, meaning=meaning)
+            for name, (symbol, meaning) in HEADINGS.items()
+        ]
+    )
 
 
 def _measured(layers: Sequence[int], updates: Sequence[LayerUpdates]) -> Table:
     """Eqs 3, 5 and 6 of every layer.
 
-    R is against the mean of the same updates; for the sink also against mu_sink, which includes position 0.
-    """
-    values: dict[str, Any] = {"layer": layers, "ratio": [influence(layer.sink, layer.others) for layer in updates]}
+    R is against the mean of the same updates; for the sink also against mu_sink, which includes
+    position 0."""
+    values: dict[str, Any] = {
+        "layer": layers,
+        "ratio": [influence(layer.sink, layer.others) for layer in updates],
+    }
     for part, _ in PARTS:
         values[f"spectral_{part}"] = [spectral_ratio(getattr(layer, part)) for layer in updates]
         values[f"variance_{part}"] = [_own_variance(getattr(layer, part)) for layer in updates]
     values["variance_sink_mu"] = [
-        normalised_variance(layer.sink.mean, layer.sink.mean_square, layer.mu()) for layer in updates
+        normalised_variance(layer.sink.mean, layer.sink.mean_square, layer.mu())
+        for layer in updates
     ]
     values["norm_sink"] = [layer.sink.mean_norm for layer in updates]
     values["norm_others"] = [layer.others.mean_norm for layer in updates]

@@ -1,1 +1,3 @@
-"""Everything in the file: a survey of all tensors, what stands out in them, and how they differ between checkpoints."""
+"""Everything in the file: a survey of all tensors, what stands out in them, and how they differ
+between checkpoints.
+"""

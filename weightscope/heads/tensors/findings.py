@@ -1,4 +1,6 @@
-"""What stands out among all tensors of a checkpoint, among those outside heads' maps, and between two checkpoints."""
+"""What stands out among all tensors of a checkpoint, among those outside heads' maps, and between
+two checkpoints.
+"""
 
 import re
 from collections import Counter, defaultdict
@@ -11,31 +13,68 @@ import numpy as np
 from weightscope.checkpoint.blocks import blocks_of
 from weightscope.checkpoint.checkpoint import Tensor, WeightFiles
 from weightscope.core.errors import counted, shortened
-from weightscope.heads.tensors.measure import BITS, Everything, TensorFacts, by_role, role_of, row_squares
+from weightscope.heads.tensors.measure import (
+    BITS,
+    Everything,
+    TensorFacts,
+    by_role,
+    role_of,
+    row_squares,
+)
 from weightscope.model.metrics.outliers import log_measure, off_trend, robust_z
 from weightscope.model.model import Model
 from weightscope.model.rows.family import Family
 from weightscope.report.findings import Finding, Member, Tried, finding, listed
 
-ROLE_Z, ROLE_FACTOR = 8.0, 4.0  # a tensor off its role's trend exceeds both: robust z in the role, and a plain factor
+ROLE_Z, ROLE_FACTOR = (
+    8.0,
+    4.0,
+)  # a tensor off its role's trend exceeds both: robust z in the role, and a plain factor
 LEAST_ROLE = 5  # tensors that make a trend
 PLAIN = ("F64", "F32", "F16", "BF16")  # a format of fewer bits mixes its dtypes by design
 NAMED = 4  # names in a sentence; all are among the finding's members
 LARGEST_RMS = 1e5  # no format of 16 bits but BF16 holds more; no trained weights come near it
-SIBLINGS = 1e3  # times the other matrices of a layer or role; in 62 layers of five real checkpoints at most 4
+# times the other matrices of a layer or role; in 62 layers of five real checkpoints at most 4
+SIBLINGS = 1e3
 LEAST_RMS = 1e-12  # an embedding or a gain has more, unless it is zero throughout
 NOT_COMPARABLE = {"not_finite": ("not finite",), "tensor_missing": ("missing", "new", "reshaped")}
-# Modules that transformers puts on top of a stack, outside its layers, and what they make of its output.
+# Modules that transformers puts on top of a stack, outside its layers, and what they make of its
+# output.
 LANGUAGE, TASK = "the language-model head", "a head for another task"
 ON_TOP = {
     **dict.fromkeys(
-        ("lm_head", "cls", "embed_out", "mlm_head", "generator_predictions", "generator_lm_head", "predictions",
-         "vocab_transform", "vocab_layer_norm", "vocab_projector"), LANGUAGE),
+        (
+            "lm_head",
+            "cls",
+            "embed_out",
+            "mlm_head",
+            "generator_predictions",
+            "generator_lm_head",
+            "predictions",
+            "vocab_transform",
+            "vocab_layer_norm",
+            "vocab_projector",
+        ),
+        LANGUAGE,
+    ),
     **dict.fromkeys(
-        ("classifier", "pre_classifier", "score", "qa_outputs", "pooler", "sop_classifier", "classification_head",
-         "sequence_summary", "discriminator_predictions"), TASK),
-}  # fmt: skip
-PREDICTS_TOKENS = re.compile("LM|PreTraining|ConditionalGeneration")  # classes that need a language-model head
+        (
+            "classifier",
+            "pre_classifier",
+            "score",
+            "qa_outputs",
+            "pooler",
+            "sop_classifier",
+            "classification_head",
+            "sequence_summary",
+            "discriminator_predictions",
+        ),
+        TASK,
+    ),
+}
+PREDICTS_TOKENS = re.compile(
+    "LM|PreTraining|ConditionalGeneration"
+)  # classes that need a language-model head
 GAIN = re.compile(r"(norm|[._]ln)[^.]*\.weight$", re.IGNORECASE)  # the gain of a norm, by its name
 ROWS = "unembedding"  # which a file may leave out where they are the embedding's
 
@@ -47,9 +86,8 @@ def tensor_findings(
 ) -> Iterator[Finding]:
     """Everything about tensors that a person should look at; nothing at initialisation.
 
-    Tensors whose values the audit of heads has `judged` are checked only for other faults; the row of an
-    embedding at index `padding` may be zero.
-    """
+    Tensors whose values the audit of heads has `judged` are checked only for other faults; the row
+    of an embedding at index `padding` may be zero."""
     facts, judged = everything.facts, set(judged)
     unjudged = [tensor for tensor in facts if tensor.name not in judged]
     yield from _not_finite(unjudged)
@@ -74,78 +112,132 @@ def described(names: Sequence[str]) -> str:
 
 
 def _other_head(kinds: Mapping[str, str], architectures: str) -> list[str]:
-    """Tensors of heads on top that only one checkpoint has, where the last is meant to do another task.
+    """Tensors of heads on top that only one checkpoint has, where the last is meant to do another
+    task.
 
-    `architectures` are the classes that the last checkpoint's config names: a language model needs its head, and of
-    one that says nothing a lost head is not excused. Nor is a head that has lost only a part.
-    """
+    `architectures` are the classes that the last checkpoint's config names: a language model needs
+    its head, and of one that says nothing a lost head is not excused. Nor is a head that has lost
+    only a part."""
     if not architectures or PREDICTS_TOKENS.search(architectures):
         return []
     tops = {name: part for name in kinds if (part := on_top(name))}
     kept = {part for name, part in tops.items() if kinds[name] not in ("missing", "new")}
-    return [n for n, part in tops.items() if kinds[n] == "new" or (kinds[n] == "missing" and part not in kept)]
+    return [
+        n
+        for n, part in tops.items()
+        if kinds[n] == "new" or (kinds[n] == "missing" and part not in kept)
+    ]
 
 
-@finding("tensor_missing", "tensors that one checkpoint lacks", severity="warning", rank=140,
-         look_next="Check that both were saved completely: tied weights may be left out, others may have been "
-                   "lost.")  # fmt: skip
-@finding("other_head", "another head on top", rank=40,
-         look_next="Usual where a language model was tuned for another task; if the head was to stay, it was lost on "
-                   "the way.")  # fmt: skip
+@finding(
+    "tensor_missing",
+    "tensors that one checkpoint lacks",
+    severity="warning",
+    rank=140,
+    look_next="Check that both were saved completely: tied weights may be left out, others may have been "
+    "lost.",
+)
+@finding(
+    "other_head",
+    "another head on top",
+    rank=40,
+    look_next="Usual where a language model was tuned for another task; if the head was to stay, it was lost on "
+    "the way.",
+)
 def incomparable_tensors(kinds: Mapping[str, str], architectures: str = "") -> Iterator[Finding]:
-    """Tensors of two checkpoints that cannot be compared: `kinds` is the kind of change by the tensor's name.
+    """Tensors of two checkpoints that cannot be compared: `kinds` is the kind of change by the
+    tensor's name.
 
     `architectures` are the classes that the last checkpoint's config names.
     """
     if head := _other_head(kinds, architectures):
-        parts = [f"{described(names)} is only in the {where}"
-                 for kind, where in (("missing", "first"), ("new", "last"))
-                 if (names := [name for name in head if kinds[name] == kind])]  # fmt: skip
+        parts = [
+            f"{described(names)} is only in the {where}"
+            for kind, where in (("missing", "first"), ("new", "last"))
+            if (names := [name for name in head if kinds[name] == kind])
+        ]
         text = f"{' and '.join(parts)}; the last is a {architectures}."
         members = tuple(Member("tensor", None, name=name) for name in head)
         yield Finding(
-            kind="other_head", text=f"{text[0].upper()}{text[1:]}", members=members, measure="tensors",
-            number=float(len(head)), usual=0.0,
-        )  # fmt: skip
+            kind="other_head",
+            text=f"{text[0].upper()}{text[1:]}",
+            members=members,
+            measure="tensors",
+            number=float(len(head)),
+            usual=0.0,
+        )
     for finding_kind, change_kinds in NOT_COMPARABLE.items():
         names = [name for name, kind in kinds.items() if kind in change_kinds and name not in head]
         if names:
             text = f"Cannot be compared: {listed([f'{name} ({kinds[name]})' for name in names], NAMED)}."
             members = tuple(Member("tensor", None, name=name) for name in names)
             yield Finding(
-                kind=finding_kind, text=text, members=members, measure="tensors", number=float(len(names)), usual=0.0,
-            )  # fmt: skip
+                kind=finding_kind,
+                text=text,
+                members=members,
+                measure="tensors",
+                number=float(len(names)),
+                usual=0.0,
+            )
 
 
-@finding("other_weights", "transformers loads other weights", severity="warning", rank=210,
-         look_next="Move the files that are not meant to another folder, or name the file that is meant.")  # fmt: skip
-@finding("weights_beside", "weight files that were not read", rank=10,
-         look_next="Name one of them to read it; move those that are not meant to another folder.")  # fmt: skip
+@finding(
+    "other_weights",
+    "transformers loads other weights",
+    severity="warning",
+    rank=210,
+    look_next="Move the files that are not meant to another folder, or name the file that is meant.",
+)
+@finding(
+    "weights_beside",
+    "weight files that were not read",
+    rank=10,
+    look_next="Name one of them to read it; move those that are not meant to another folder.",
+)
 def beside_findings(files: WeightFiles, label: str = "") -> Iterator[Finding]:
     """Weight files next to those that were read; graver where transformers loads them."""
     if files.telling:
-        kind, number = "other_weights" if files.is_other else "weights_beside", len({*files.unread, *files.stale})
+        kind, number = (
+            "other_weights" if files.is_other else "weights_beside",
+            len({*files.unread, *files.stale}),
+        )
         text = f"{label and f'{label}: '}{files.sentence}"
         yield Finding(kind=kind, text=text, measure="files", number=float(number), usual=0.0)
 
 
-@finding("unprintable_name", "tensor names with control characters", severity="warning", rank=200,
-         look_next="Find out what wrote them: no loader asks for such a name, and a terminal or a log may obey "
-                   "it.")  # fmt: skip
+@finding(
+    "unprintable_name",
+    "tensor names with control characters",
+    severity="warning",
+    rank=200,
+    look_next="Find out what wrote them: no loader asks for such a name, and a terminal or a log may obey "
+    "it.",
+)
 def name_findings(names: Iterable[str]) -> Iterator[Finding]:
-    """Tensors whose names hold NUL or another character that is not shown, such as one that turns text around."""
+    """Tensors whose names hold NUL or another character that is not shown, such as one that turns
+    text around.
+    """
     odd = [name for name in names if not name.isprintable()]
     if odd:
         names_shown = listed([*map(shortened, odd)], NAMED)
         text = f"{counted(len(odd), 'tensor')} with control characters in the name: {names_shown}."
         members = tuple(Member("tensor", None, name=name) for name in odd)
-        yield Finding(kind="unprintable_name", measure="tensors", number=float(len(odd)), usual=0.0, text=text,
-                      members=members)  # fmt: skip
+        yield Finding(
+            kind="unprintable_name",
+            measure="tensors",
+            number=float(len(odd)),
+            usual=0.0,
+            text=text,
+            members=members,
+        )
 
 
 def _of_tensors(tensors: Iterable[TensorFacts], values: Iterable[float], **about: Any) -> Finding:
     pairs = zip(tensors, values, strict=True)
-    return Finding(**about, members=tuple(Member("tensor", None, name=t.name, number=value) for t, value in pairs))
+    return Finding(
+        **about,
+        members=tuple(Member("tensor", None, name=t.name, number=value) for t, value in pairs),
+    )
 
 
 def _names(facts: Facts) -> str:
@@ -159,30 +251,50 @@ def _not_finite(facts: Facts) -> Iterator[Finding]:
         where = listed([f"{tensor.not_finite:,} in {tensor.name}" for tensor in broken], NAMED)
         text = f"NaN or infinite values in {counted(len(broken), 'tensor')}: {where}."
         yield _of_tensors(
-            broken, map(float, counts), kind="not_finite", measure="values_not_finite", number=sum(counts), text=text,
-        )  # fmt: skip
+            broken,
+            map(float, counts),
+            kind="not_finite",
+            measure="values_not_finite",
+            number=sum(counts),
+            text=text,
+        )
 
 
 def _zero_tensors(facts: Facts) -> Iterator[Finding]:
     """Matrices that are zero, and vectors that are zero where most others of their role are not."""
     for role, members in by_role(facts).items():
-        zero = [tensor for tensor in members if tensor.size > 1 and tensor.least == tensor.most == 0]
+        zero = [
+            tensor for tensor in members if tensor.size > 1 and tensor.least == tensor.most == 0
+        ]
         matrices = zero and row_count(zero[0]) > 1
         if zero and zero[0].kind == "f" and (matrices or 2 * len(zero) < len(members)):
             text = f"{_names(zero)}: zero throughout, {len(zero)} of {len(members)} of {role}."
-            yield _of_tensors(zero, [0.0] * len(zero), kind="zero_tensor", measure="rms", number=0.0, text=text)
+            yield _of_tensors(
+                zero, [0.0] * len(zero), kind="zero_tensor", measure="rms", number=0.0, text=text
+            )
 
 
-@finding("zero_tensor", "tensor of zeros", severity="warning", rank=110,
-         look_next="Check whether this is intended: a conversion that skipped the tensor leaves zeros "
-                   "too.")  # fmt: skip
-@finding("out_of_scale", "tensor out of scale", severity="warning", rank=120,
-         look_next="Read the tensor again from its source, and compare it with an earlier checkpoint: an exponent may "
-                   "be wrong.")  # fmt: skip
-def scale_finding(name: str, rms: float, not_zero: bool = True, offset: float = 0.0) -> Iterator[Finding]:
-    """A tensor whose root mean square, an offset added to it, no trained weights have; one that may be zero is judged
-    by the upper limit.
-    """
+@finding(
+    "zero_tensor",
+    "tensor of zeros",
+    severity="warning",
+    rank=110,
+    look_next="Check whether this is intended: a conversion that skipped the tensor leaves zeros "
+    "too.",
+)
+@finding(
+    "out_of_scale",
+    "tensor out of scale",
+    severity="warning",
+    rank=120,
+    look_next="Read the tensor again from its source, and compare it with an earlier checkpoint: an exponent may "
+    "be wrong.",
+)
+def scale_finding(
+    name: str, rms: float, not_zero: bool = True, offset: float = 0.0
+) -> Iterator[Finding]:
+    """A tensor whose root mean square, an offset added to it, no trained weights have; one that may
+    be zero is judged by the upper limit."""
     shown = f"{name} + {offset:g}" if offset else name
     about: dict[str, Any] = {
         "measure": "rms",
@@ -193,7 +305,11 @@ def scale_finding(name: str, rms: float, not_zero: bool = True, offset: float = 
         yield Finding(kind="zero_tensor", text=f"{shown}: zero throughout.", **about)
     elif LARGEST_RMS < rms < np.inf or (0 < rms < LEAST_RMS and not_zero):
         expected = f"{LEAST_RMS:g} to {LARGEST_RMS:g} were expected"
-        yield Finding(kind="out_of_scale", text=f"{shown} has a root mean square of {rms:.3g}; {expected}.", **about)
+        yield Finding(
+            kind="out_of_scale",
+            text=f"{shown} has a root mean square of {rms:.3g}; {expected}.",
+            **about,
+        )
 
 
 def _scales(facts: Facts) -> Iterator[Finding]:
@@ -201,8 +317,13 @@ def _scales(facts: Facts) -> Iterator[Finding]:
     for tensor in facts:
         if tensor.kind == "f" and tensor.name.endswith((".weight", ".bias")) and tensor.size:
             yield from scale_finding(tensor.name, tensor.rms, not_zero=False)
-    matrices = [t for t in facts if t.kind == "f" and t.name.endswith(".weight") and row_count(t) > 1]
-    of_layer, of_role = defaultdict[tuple[str, int], list[float]](list), defaultdict[str, list[float]](list)
+    matrices = [
+        t for t in facts if t.kind == "f" and t.name.endswith(".weight") and row_count(t) > 1
+    ]
+    of_layer, of_role = (
+        defaultdict[tuple[str, int], list[float]](list),
+        defaultdict[str, list[float]](list),
+    )
     in_layers = [(tensor, layer) for tensor in matrices if (layer := _layer_of(tensor.name))]
     for tensor, layer in in_layers:
         of_layer[layer].append(tensor.rms)
@@ -210,7 +331,10 @@ def _scales(facts: Facts) -> Iterator[Finding]:
     usual_of_layer = {layer: lower_median(sizes) for layer, sizes in of_layer.items()}
     usual_of_role = {role: lower_median(sizes) for role, sizes in of_role.items()}
     for tensor, layer in in_layers:
-        what, usual = f"{tensor.name}: the root mean square", (usual_of_layer[layer], usual_of_role[tensor.role])
+        what, usual = (
+            f"{tensor.name}: the root mean square",
+            (usual_of_layer[layer], usual_of_role[tensor.role]),
+        )
         members = (Member("tensor", None, name=tensor.name, number=tensor.rms),)
         yield from beyond_siblings(what, tensor.rms, *usual, members=members)
 
@@ -221,13 +345,22 @@ def lower_median(sizes: Iterable[float]) -> float:
     return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
 
 
-def beyond_siblings(what: str, size: float, in_layer: float, in_role: float, **about: Any) -> Iterator[Finding]:
-    """A size that is a thousand times what is usual in the layer, or of the same matrix in other layers."""
-    for usual, where in ((in_layer, "the matrices of the layer"), (in_role, "the same matrix of the layers")):
+def beyond_siblings(
+    what: str, size: float, in_layer: float, in_role: float, **about: Any
+) -> Iterator[Finding]:
+    """A size that is a thousand times what is usual in the layer, or of the same matrix in other
+    layers.
+    """
+    for usual, where in (
+        (in_layer, "the matrices of the layer"),
+        (in_role, "the same matrix of the layers"),
+    ):
         if usual > 0 and SIBLINGS * usual <= size < np.inf:
             times = f"{size / usual:,.0f} times what is usual of {where} ({usual:.3g})"
             text = f"{what} is {size:.3g}, {times}: it may have lost its scales."
-            yield Finding(kind="out_of_scale", measure="rms", number=size, usual=usual, text=text, **about)
+            yield Finding(
+                kind="out_of_scale", measure="rms", number=size, usual=usual, text=text, **about
+            )
             return
 
 
@@ -236,9 +369,13 @@ def row_count(tensor: TensorFacts) -> int:
     return tensor.rows if sum(size > 1 for size in tensor.shape) > 1 else 1
 
 
-@finding("constant_rows", "rows of one value", rank=130,
-         look_next="See what the rows are for: padding, tokens that training never saw and pruned neurons are "
-                   "common.")  # fmt: skip
+@finding(
+    "constant_rows",
+    "rows of one value",
+    rank=130,
+    look_next="See what the rows are for: padding, tokens that training never saw and pruned neurons are "
+    "common.",
+)
 def _constant_rows(facts: Facts, padding: int | None) -> Iterator[Finding]:
     for tensor in facts:
         if tensor.constant or row_count(tensor) == 1:
@@ -252,16 +389,30 @@ def _constant_rows(facts: Facts, padding: int | None) -> Iterator[Finding]:
                 rows = f"{count:,} of {tensor.rows:,} rows of {tensor.name}"
                 text = f"{rows} are {value} throughout, the first {first[0]}."
                 members = tuple(Member("row", index, name=tensor.name) for index in first)
-                yield Finding(kind="constant_rows", members=members, measure="rows", number=count, usual=0.0, text=text)
+                yield Finding(
+                    kind="constant_rows",
+                    members=members,
+                    measure="rows",
+                    number=count,
+                    usual=0.0,
+                    text=text,
+                )
 
 
-@finding("duplicate_layers", "layers with the same tensors", severity="warning", rank=130,
-         look_next="Check whether the layers were copied on purpose, to make a model deeper; if so, expect them to do "
-                   "the same.")  # fmt: skip
+@finding(
+    "duplicate_layers",
+    "layers with the same tensors",
+    severity="warning",
+    rank=130,
+    look_next="Check whether the layers were copied on purpose, to make a model deeper; if so, expect them to do "
+    "the same.",
+)
 def _duplicates(facts: Facts) -> Iterator[Finding]:
     """Layers that hold the same tensors throughout, and tensors elsewhere that are the same."""
     content = {
-        tensor.name: tensor.same_as or tensor.name for tensor in facts if not tensor.constant and tensor.size > 1
+        tensor.name: tensor.same_as or tensor.name
+        for tensor in facts
+        if not tensor.constant and tensor.size > 1
     }
     layers: dict[tuple[str, int], set[tuple[str, str]]] = defaultdict(set)
     for name, same in content.items():
@@ -276,11 +427,21 @@ def _duplicates(facts: Facts) -> Iterator[Finding]:
             copied |= {(stem, number) for number in numbers[1:]}
             which = ", ".join(map(str, sorted(numbers)))
             text = f"Layers {which} of {stem}* hold the same values in each of their {len(shared)} tensors."
-            members = tuple(Member("layer", number, name=f"{stem}{number}") for number in sorted(numbers))
+            members = tuple(
+                Member("layer", number, name=f"{stem}{number}") for number in sorted(numbers)
+            )
             yield Finding(
-                kind="duplicate_layers", members=members, measure="tensors_in_common", number=len(shared), text=text,
-            )  # fmt: skip
-    elsewhere = [tensor for tensor in facts if tensor.name in content and _layer_of(tensor.name) not in copied]
+                kind="duplicate_layers",
+                members=members,
+                measure="tensors_in_common",
+                number=len(shared),
+                text=text,
+            )
+    elsewhere = [
+        tensor
+        for tensor in facts
+        if tensor.name in content and _layer_of(tensor.name) not in copied
+    ]
     yield from _equal_tensors(elsewhere)
 
 
@@ -290,8 +451,12 @@ def _layer_of(name: str) -> tuple[str, int] | None:
     return (role.partition("*")[0], numbers[0]) if numbers else None
 
 
-@finding("duplicate_tensors", "tensors with the same values", rank=120,
-         look_next="Tied weights are meant to be equal, and buffers often are; other copies waste memory.")  # fmt: skip
+@finding(
+    "duplicate_tensors",
+    "tensors with the same values",
+    rank=120,
+    look_next="Tied weights are meant to be equal, and buffers often are; other copies waste memory.",
+)
 def _equal_tensors(facts: Facts) -> Iterator[Finding]:
     """Tensors with the same values; sets of the same roles, as in tied layers, are one finding."""
     groups: dict[str, list[TensorFacts]] = defaultdict(list)
@@ -311,21 +476,32 @@ def _equal_tensors(facts: Facts) -> Iterator[Finding]:
 def _tensors(kind: str, tensors: Facts, text: str) -> Finding:
     """A finding that counts tensors, each with its root mean square."""
     norms = [tensor.rms for tensor in tensors]
-    return _of_tensors(tensors, norms, kind=kind, measure="tensors", number=float(len(tensors)), text=text)
+    return _of_tensors(
+        tensors, norms, kind=kind, measure="tensors", number=float(len(tensors)), text=text
+    )
 
 
-@finding("odd_dtype", "unexpected dtype", severity="warning", rank=150,
-         look_next="Check how the checkpoint was saved: one tensor kept in another precision is often a "
-                   "slip.")  # fmt: skip
+@finding(
+    "odd_dtype",
+    "unexpected dtype",
+    severity="warning",
+    rank=150,
+    look_next="Check how the checkpoint was saved: one tensor kept in another precision is often a "
+    "slip.",
+)
 def _dtypes(facts: Facts) -> Iterator[Finding]:
-    """dtypes that look like a slip: one that differs within a role, a lone one, float64, integers for weights."""
+    """dtypes that look like a slip: one that differs within a role, a lone one, float64, integers
+    for weights.
+    """
     odd: dict[str, dict[str, TensorFacts]] = defaultdict(dict)
     for members in by_role(facts).values():
         usual, count = Counter(tensor.dtype for tensor in members).most_common(1)[0]
         if usual in PLAIN and 2 * count > len(members):
             for tensor in members:
                 if tensor.dtype != usual:
-                    odd[f"{tensor.dtype} where others of the role are {usual}"][tensor.name] = tensor
+                    odd[f"{tensor.dtype} where others of the role are {usual}"][tensor.name] = (
+                        tensor
+                    )
     plain = Counter(tensor.dtype for tensor in facts if tensor.dtype in PLAIN)
     for dtype, count in plain.items():
         usual = plain.most_common(1)[0][0]
@@ -333,7 +509,9 @@ def _dtypes(facts: Facts) -> Iterator[Finding]:
             same = {tensor.name: tensor for tensor in facts if tensor.dtype == dtype}
             odd[f"{dtype} where others of the checkpoint are {usual}"] |= same
     for tensor in facts:
-        mask = tensor.least >= 0 and tensor.most <= 1  # truth values; GPT-2 calls its causal mask a bias
+        mask = (
+            tensor.least >= 0 and tensor.most <= 1
+        )  # truth values; GPT-2 calls its causal mask a bias
         if tensor.kind == "i" and tensor.name.endswith((".weight", ".bias")) and not mask:
             odd["integers where floats are expected"][tensor.name] = tensor
     for problem, tensors in odd.items():
@@ -341,9 +519,13 @@ def _dtypes(facts: Facts) -> Iterator[Finding]:
         yield _tensors("odd_dtype", list(tensors.values()), f"{names}: {problem}.")
 
 
-@finding("norm_off_role", "tensor off its role's norms", rank=110,
-         look_next="Compare it with the same tensor of neighbouring layers, and with an earlier "
-                   "checkpoint.")  # fmt: skip
+@finding(
+    "norm_off_role",
+    "tensor off its role's norms",
+    rank=110,
+    look_next="Compare it with the same tensor of neighbouring layers, and with an earlier "
+    "checkpoint.",
+)
 def _norms(facts: Facts) -> Iterator[Finding]:
     """Tensors whose norm is off the norms of their neighbours in the role."""
     for role, members in by_role(facts).items():
@@ -362,57 +544,90 @@ def _norms(facts: Facts) -> Iterator[Finding]:
             )
             norms = [members[i].rms for i in order]
             yield _of_tensors(
-                [members[i] for i in order], norms, kind="norm_off_role", measure="rms", number=farthest.rms, text=text,
-            )  # fmt: skip
+                [members[i] for i in order],
+                norms,
+                kind="norm_off_role",
+                measure="rms",
+                number=farthest.rms,
+                text=text,
+            )
 
 
-# Tensors that a model depends on outside its heads' maps: biases, norms, sinks, embeddings, unembedding.
+# Tensors that a model depends on outside its heads' maps: biases, norms, sinks, embeddings,
+# unembedding.
 
 
 def other_tensors(model: Model) -> dict[str, Tensor]:
-    """The tensors by name without the prefix: what attention, embeddings and unembedding are read from, and vectors.
+    """The tensors by name without the prefix: what attention, embeddings and unembedding are read
+    from, and vectors.
 
-    Matrices that W_QK and W_VO are products of, and matrices of feed-forward networks, are not among them.
-    """
+    Matrices that W_QK and W_VO are products of, and matrices of feed-forward networks, are not
+    among them."""
     needed, checkpoint = needed_tensors(model), model.checkpoint
-    vectors = (name for name in checkpoint.names_under(model.prefix) if sum(n > 1 for n in checkpoint[name].shape) <= 1)
+    vectors = (
+        name
+        for name in checkpoint.names_under(model.prefix)
+        if sum(n > 1 for n in checkpoint[name].shape) <= 1
+    )
     return {name.removeprefix(model.prefix): checkpoint[name] for name in vectors} | needed
 
 
 def needed_tensors(model: Model) -> dict[str, Tensor]:
     """Of these, the ones that a model cannot do without."""
-    tensors = [t for i in model.attention_layers for t in model.attention_tensors(i) if not _in_maps(model, i, t)]
-    tensors += [t for i in model.borrowing_layers for t in model.attention_tensors(i)]  # no head of these is measured
+    tensors = [
+        t
+        for i in model.attention_layers
+        for t in model.attention_tensors(i)
+        if not _in_maps(model, i, t)
+    ]
+    tensors += [
+        t for i in model.borrowing_layers for t in model.attention_tensors(i)
+    ]  # no head of these is measured
     outputs = model.output_tensors
     rows = {ROWS: outputs.pop(ROWS)} if ROWS in outputs else {}
     if rows and not model.tied and rows[ROWS].name == model.prefix + model.family.inputs.tokens:
         rows = {}  # it has no unembedding: the language model's was dropped
     return {
-        t.name.removeprefix(model.prefix): t for t in (*tensors, *model.embedding_tensors, *outputs.values())
+        t.name.removeprefix(model.prefix): t
+        for t in (*tensors, *model.embedding_tensors, *outputs.values())
     } | rows
 
 
 def shown_by_heads(model: Model) -> set[str]:
     """Names of the tensors that heads' matrices and biases contain, and change with."""
     every = ((i, tensor) for i in model.attention_layers for tensor in model.attention_tensors(i))
-    return {tensor.name for i, tensor in every if _in_maps(model, i, tensor) or _folded(model, i, tensor)}
+    return {
+        tensor.name
+        for i, tensor in every
+        if _in_maps(model, i, tensor) or _folded(model, i, tensor)
+    }
 
 
 def _in_maps(model: Model, index: int, tensor: Tensor) -> bool:
     """Whether a tensor is one of the matrices of a layer's heads."""
     family, name = _in_layer(model, index, tensor)
     modules = (*family.heads.projections, *family.heads.others)
-    matrix = name.rpartition(".")[0] in modules or (name in family.heads.loose and name.endswith("weight"))
+    matrix = name.rpartition(".")[0] in modules or (
+        name in family.heads.loose and name.endswith("weight")
+    )
     return matrix and len(tensor.shape) > 1
 
 
 def _folded(model: Model, index: int, tensor: Tensor) -> bool:
     """Whether a tensor is a bias or a norm that is part of the heads' matrices and biases."""
     family, name = _in_layer(model, index, tensor)
-    norms = [norm.module for norm in (family.norms.before, family.memory and family.memory.norm) if norm]
-    norms += [family.scores.qk_norm.query, family.scores.qk_norm.key] if family.scores.qk_norm else []
+    norms = [
+        norm.module for norm in (family.norms.before, family.memory and family.memory.norm) if norm
+    ]
+    norms += (
+        [family.scores.qk_norm.query, family.scores.qk_norm.key] if family.scores.qk_norm else []
+    )
     modules = {*family.heads.projections[:3], *family.heads.others, *norms} - {family.heads.out, ""}
-    loose = name in family.heads.loose and len(tensor.shape) == 1 and not name.startswith(family.heads.out)
+    loose = (
+        name in family.heads.loose
+        and len(tensor.shape) == 1
+        and not name.startswith(family.heads.out)
+    )
     return loose or any(name.startswith(f"{module}.") for module in modules)
 
 
@@ -431,13 +646,19 @@ def squares_of(tensor: Tensor, offset: float = 0.0) -> float:
 def other_gains(model: Model) -> dict[str, Tensor]:
     """Gains of norms in the layers that attention does not read."""
     needed = {tensor.name for tensor in needed_tensors(model).values()}
-    names = (name for i in model.attention_layers for name in model.checkpoint.names_under(model.stem(i)))
+    names = (
+        name for i in model.attention_layers for name in model.checkpoint.names_under(model.stem(i))
+    )
     gains = (name for name in names if GAIN.search(name) and name not in needed)
-    return {name: model.checkpoint[name] for name in gains if len(model.checkpoint[name].shape) == 1}
+    return {
+        name: model.checkpoint[name] for name in gains if len(model.checkpoint[name].shape) == 1
+    }
 
 
 def _offset_of_gains(model: Model) -> float:
-    """What is added to stored gains of other norms: the same as for the norms that the row names."""
+    """What is added to stored gains of other norms: the same as for the norms that the row
+    names.
+    """
     row = model.family
     of_network = None if row.mlp is None else row.mlp.norm
     known = [row.norms.after, of_network, *(row.norm_of(i) for i in model.attention_layers)]
@@ -445,18 +666,25 @@ def _offset_of_gains(model: Model) -> float:
 
 
 def scale_findings(model: Model) -> Iterator[Finding]:
-    """Tensors of one model that have no scale of trained weights: gains of zero, dropped biases, very large values.
+    """Tensors of one model that have no scale of trained weights: gains of zero, dropped biases,
+    very large values.
 
     Rows of embeddings and what heads show are judged with them; the unembedding is not read here.
     """
     inputs, outputs = model.family.inputs, model.family.outputs
     norms = [norm for norm in (inputs.norm, outputs and outputs.norm) if norm]
-    judged = shown_by_heads(model) | {model.prefix + name for name in (inputs.tokens, inputs.positions)}
+    judged = shown_by_heads(model) | {
+        model.prefix + name for name in (inputs.tokens, inputs.positions)
+    }
     noted, gains = model.checkpoint.noted, other_gains(model)
     offsets = {f"{norm.module}.{norm.gain}": norm.offset for norm in norms}
     offsets |= dict.fromkeys(gains, _offset_of_gains(model))
     for name, tensor in (*needed_tensors(model).items(), *gains.items()):
-        if tensor.name in judged or name == ROWS or name.rpartition(".")[0].endswith(model.family.heads.out):
+        if (
+            tensor.name in judged
+            or name == ROWS
+            or name.rpartition(".")[0].endswith(model.family.heads.out)
+        ):
             continue
         if prod(tensor.shape) and tensor.dtype in BITS:
             rms = sqrt(squares_of(tensor, offsets.get(name, 0.0)) / prod(tensor.shape))
@@ -477,60 +705,95 @@ def _dropped_biases(model: Model) -> Iterator[Finding]:
         zero = {i: bias.name for i, bias in biases.items() if squares_of(bias) == 0}
         if zero and 2 * len(zero) < len(biases):
             text = f"{listed(list(zero.values()), NAMED)}: zero throughout, {len(zero)} of {len(biases)} of {role}."
-            members = tuple(Member("tensor", None, layer=i, name=name, number=0.0) for i, name in zero.items())
+            members = tuple(
+                Member("tensor", None, layer=i, name=name, number=0.0) for i, name in zero.items()
+            )
             yield Finding(kind="zero_tensor", measure="rms", number=0.0, text=text, members=members)
 
 
-@finding("untied_head", "no language-model head", rank=60, tried=Tried(planted=5, found=5, healthy=9),
-         look_next="transformers draws a new head, with a warning alone. Usual where a language model became one that "
-                   "embeds; else the head was lost, or config.json should tie it to the embedding.")  # fmt: skip
+@finding(
+    "untied_head",
+    "no language-model head",
+    rank=60,
+    tried=Tried(planted=5, found=5, healthy=9),
+    look_next="transformers draws a new head, with a warning alone. Usual where a language model became one that "
+    "embeds; else the head was lost, or config.json should tie it to the embedding.",
+)
 def untied_head(model: Model) -> Iterator[Finding]:
-    """Whether the config's class is a language model with a head of its own, and the file has none."""
+    """Whether the config's class is a language model with a head of its own, and the file has
+    none.
+    """
     classes, tokens = model.config.get("architectures"), model.prefix + model.family.inputs.tokens
     named = " ".join(map(str, classes)) if isinstance(classes, list) else ""
     untied = model.family.outputs is not None and model.config.get("tie_word_embeddings") is False
     if not untied or not PREDICTS_TOKENS.search(named):
         return
     checkpoint, head = model.checkpoint, model.output_tensors.get(ROWS)
-    layers = {name for i in range(model.config.n_layers) for name in checkpoint.names_under(model.stem(i))}
+    layers = {
+        name for i in range(model.config.n_layers) for name in checkpoint.names_under(model.stem(i))
+    }
     known = layers | {tensor.name for tensor in model.embedding_tensors}
     matrices = [t for name, t in checkpoint.items() if name not in known and len(t.shape) == 2]
-    may_be_head = any(tensor.shape[1] == model.embedding_width for tensor in matrices)  # of a name that no row has
+    may_be_head = any(
+        tensor.shape[1] == model.embedding_width for tensor in matrices
+    )  # of a name that no row has
     if (head is None or head.name == tokens) and not may_be_head:
         text = f"config.json says {named} and tie_word_embeddings false; the file has no head"
         yield Finding(kind="untied_head", measure="tensors", number=0.0, usual=1.0, text=f"{text}.")
 
 
-# Gains that are stored as if the norm counted them from another number: 1 too little, or 1 too much.
+# Gains that are stored as if the norm counted them from another number: 1 too little, or 1 too
+# much.
 #
-# Trained gains are hardly ever negative, and in every stack some are below 1. As they multiply, the mean share over the
-# tensors of a stack is, in nine real checkpoints (284 tensors):
+# Trained gains are hardly ever negative, and in every stack some are below 1. As they multiply, the
+# mean share over the tensors of a stack is, in nine real checkpoints (284 tensors):
 #     negative  at most 0.008; with 1 missing at least 0.108
 #     below 1   at least 0.108; with 1 too much at most 0.008
-# One tensor alone shows it where it has what its neighbours lack: no false alarm in the same tensors, and found in 145
-# of 284 (1 missing) and 135 of 284 (1 too much), in eight and five of the nine.
+# One tensor alone shows it where it has what its neighbours lack: no false alarm in the same
+# tensors, and found in 145 of 284 (1 missing) and 135 of 284 (1 too much), in eight and five of the
+# nine.
 NEGATIVE, SMALL = 0.04, 0.02  # of the gains
-NEAR_ONE = 1.1  # of a stack whose usual gain is below it training may have moved all gains upwards, from 1
-BELOW_ONE = 0.1  # of the gains less one, in a stack to which 1 was added: trained stacks have as many
+NEAR_ONE = (
+    1.1  # of a stack whose usual gain is below it training may have moved all gains upwards, from 1
+)
+BELOW_ONE = (
+    0.1  # of the gains less one, in a stack to which 1 was added: trained stacks have as many
+)
 MOST_USUAL = 3.0  # of such a stack's usual gain: gains of another scale are no gains plus one
 ALIKE = 1.5  # times the neighbours' median gain, or as many times less, once the 1 is undone
 SPREADS = 3.0  # times the neighbours' spread: scaled gains spread as many times more
 FEWEST_GAINS = 4  # tensors
 
-Gains = dict[str, dict[int, tuple[str, np.ndarray, float]]]  # by role and layer: name, what multiplies, offset
+Gains = dict[
+    str, dict[int, tuple[str, np.ndarray, float]]
+]  # by role and layer: name, what multiplies, offset
 
 
-@finding("norm_offset", "gains off by one", severity="warning", rank=125, tried=Tried(planted=9, found=9, healthy=9),
-         look_next="See whether the architecture multiplies by w or by 1 + w, and whether the conversion added or "
-                   "subtracted 1 once too often.")  # fmt: skip
+@finding(
+    "norm_offset",
+    "gains off by one",
+    severity="warning",
+    rank=125,
+    tried=Tried(planted=9, found=9, healthy=9),
+    look_next="See whether the architecture multiplies by w or by 1 + w, and whether the conversion added or "
+    "subtracted 1 once too often.",
+)
 def offset_findings(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
-    """Gains of trained layers' norms that look as if 1 had been added once too often, or was missing."""
+    """Gains of trained layers' norms that look as if 1 had been added once too often, or was
+    missing.
+    """
     gains = layer_gains(model, layers)
     tensors = [tensor for of_role in gains.values() for tensor in of_role.values()]
     if len(tensors) < FEWEST_GAINS:
         return
-    negative, small = ({name: _share_below(gain, limit) for name, gain, _ in tensors} for limit in (0, 1))
-    alone = {name: off for name, off in _off_alone(gains, negative, small) if _resembles(gains, name, off)}
+    negative, small = (
+        {name: _share_below(gain, limit) for name, gain, _ in tensors} for limit in (0, 1)
+    )
+    alone = {
+        name: off
+        for name, off in _off_alone(gains, negative, small)
+        if _resembles(gains, name, off)
+    }
     few, more = ([name for name, off in alone.items() if off == sign] for sign in (-1, 1))
     rest = [name for name in negative if name not in alone]
     typical = float(np.median([np.median(gain) for _, gain, _ in tensors]))
@@ -538,10 +801,15 @@ def offset_findings(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
         few = [name for name, share in negative.items() if share > NEGATIVE]
     elif _mean_of(small, negative) < SMALL and typical >= NEAR_ONE:
         less_one = [_share_below(gain - 1, 1) for _, gain, _ in tensors]
-        more = list(negative) if np.mean(less_one) >= BELOW_ONE and typical - 1 <= MOST_USUAL else []
+        more = (
+            list(negative) if np.mean(less_one) >= BELOW_ONE and typical - 1 <= MOST_USUAL else []
+        )
     for names, shares, what in ((few, negative, "negative"), (more, small, "below 1")):
         if names:
-            number, usual = _mean_of(shares, names), _mean_of(shares, [n for n in shares if n not in names])
+            number, usual = (
+                _mean_of(shares, names),
+                _mean_of(shares, [n for n in shares if n not in names]),
+            )
             offset = next(offset for name, _, offset in tensors if name == names[0])
             counted_from = "1 + the stored numbers" if offset else "the stored numbers"
             deed = "1 is missing" if shares is negative else "1 was added once too often"
@@ -549,10 +817,17 @@ def offset_findings(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
                 f"Norms of {model.family.name} multiply by {counted_from}. So read, {number:.0%} of the gains are "
                 f"{what} in {listed(names, NAMED)}: it looks as if {deed}."
             ).replace("%", " %")
-            members = tuple(Member("tensor", None, name=name, number=shares[name]) for name in names)
+            members = tuple(
+                Member("tensor", None, name=name, number=shares[name]) for name in names
+            )
             yield Finding(
-                kind="norm_offset", measure="share_of_gains", number=number, usual=usual, text=text, members=members,
-            )  # fmt: skip
+                kind="norm_offset",
+                measure="share_of_gains",
+                number=number,
+                usual=usual,
+                text=text,
+                members=members,
+            )
 
 
 def layer_gains(model: Model, layers: Sequence[int]) -> Gains:
@@ -564,20 +839,29 @@ def layer_gains(model: Model, layers: Sequence[int]) -> Gains:
             name = f"{model.stem(i)}{norm.module}.{norm.gain}"
             tensor = model.checkpoint.get(name)
             if tensor is not None and len(tensor.shape) == 1 and tensor.dtype in BITS:
-                gains[norm.module][i] = name, norm.offset + tensor.read().astype(np.float64), norm.offset
+                gains[norm.module][i] = (
+                    name,
+                    norm.offset + tensor.read().astype(np.float64),
+                    norm.offset,
+                )
     return gains
 
 
 def _resembles(gains: Gains, name: str, off: int) -> bool:
-    """Whether a tensor's gains, without the 1 that seems too much or with the one that is missing, are the neighbours'.
+    """Whether a tensor's gains, without the 1 that seems too much or with the one that is missing,
+    are the neighbours'.
 
     By their median and by their spread, which a 1 does not change.
     """
-    (of_role,) = (tensors for tensors in gains.values() if name in {each for each, *_ in tensors.values()})
+    (of_role,) = (
+        tensors for tensors in gains.values() if name in {each for each, *_ in tensors.values()}
+    )
     layer = next(i for i, (each, *_) in of_role.items() if each == name)
     near = sorted((i for i in of_role if i != layer), key=lambda i: abs(i - layer))[:FEWEST_GAINS]
     around, undone = [of_role[i][1] for i in near], of_role[layer][1] - off
-    middle, spread = (float(np.median([statistic(gain) for gain in around])) for statistic in (np.median, np.std))
+    middle, spread = (
+        float(np.median([statistic(gain) for gain in around])) for statistic in (np.median, np.std)
+    )
     ratio = float(np.median(undone)) / middle if middle > 0 else 0.0
     return 1 / ALIKE <= ratio <= ALIKE and float(np.std(undone)) <= SPREADS * spread
 
@@ -590,15 +874,23 @@ def _mean_of(shares: Mapping[str, float], names: Collection[str]) -> float:
     return float(np.mean([shares[name] for name in names])) if names else float("nan")
 
 
-def _off_alone(gains: Gains, negative: Mapping[str, float], small: Mapping[str, float]) -> Iterator[tuple[str, int]]:
-    """Tensors unlike their neighbours in the role: mostly negative, -1; none below 1 where most are, 1."""
+def _off_alone(
+    gains: Gains, negative: Mapping[str, float], small: Mapping[str, float]
+) -> Iterator[tuple[str, int]]:
+    """Tensors unlike their neighbours in the role: mostly negative, -1; none below 1 where most
+    are, 1.
+    """
     for of_role in gains.values():
         names = [name for _, (name, _, _) in sorted(of_role.items())]
         for i, name in enumerate(names):
-            near = sorted((j for j in range(len(names)) if j != i), key=lambda j: abs(j - i))[:FEWEST_GAINS]
+            near = sorted((j for j in range(len(names)) if j != i), key=lambda j: abs(j - i))[
+                :FEWEST_GAINS
+            ]
             if len(near) < FEWEST_GAINS - 1:
                 continue
-            around, small_around = (np.median([shares[names[j]] for j in near]) for shares in (negative, small))
+            around, small_around = (
+                np.median([shares[names[j]] for j in near]) for shares in (negative, small)
+            )
             if negative[name] > 0.5 and around < NEGATIVE:
                 yield name, -1
             elif small[name] < SMALL and small_around > 0.5:

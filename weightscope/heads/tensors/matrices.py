@@ -45,42 +45,82 @@ from weightscope.model.rows.names import NamedTensor, Tensors
 
 ROOM = 1 << 29  # bytes for the matrices that are measured at a time; one alone may need more
 EXACT_SIDE = 2048  # with a larger smaller side the spectrum is a sketch, unless `exact`
-LARGEST_EXACT = (
-    20_000  # whatever is asked for: LAPACK counts the numbers of larger Gram matrices with more than 32 bits
-)
+# whatever is asked for: LAPACK counts the numbers of larger Gram matrices with more than 32 bits
+LARGEST_EXACT = 20_000
 PROJECTIONS = {"q", "k", "v", "o", "output_gate"}
-HELD = 64 << 20  # values of a matrix that is sketched and kept in memory; a larger one is read for each step
+HELD = (
+    64 << 20
+)  # values of a matrix that is sketched and kept in memory; a larger one is read for each step
 NUMBERS = tuple[float, ...]
 
 
 def measures(spectrum: Sketch, shape: tuple[int, int]) -> NUMBERS:
-    """The measures of a matrix in the order of `MEASURES`; a sketch does not tell the smallest singular value."""
+    """The measures of a matrix in the order of `MEASURES`; a sketch does not tell the smallest
+    singular value.
+    """
     s, error = spectrum
     if not np.isfinite(s).all():
         return (nan,) * len(MEASURES)
     spectral = (s[0], frobenius(s), stable_rank(s), effective_rank(s))
-    random = (random_edge(s, shape), beyond_edge(s, shape), *power_law(s**2), signal_to_noise(s, shape))
+    random = (
+        random_edge(s, shape),
+        beyond_edge(s, shape),
+        *power_law(s**2),
+        signal_to_noise(s, shape),
+    )
     return (*map(float, spectral), *random, nan if error else condition(s, shape), error)
 
 
 MEASURES = (
     Column("sigma1", symbol="$σ_1$", meaning="The largest singular value, the spectral norm."),
-    Column("frobenius", symbol="Frobenius norm", meaning="Root of the sum of the squared singular values."),
+    Column(
+        "frobenius",
+        symbol="Frobenius norm",
+        meaning="Root of the sum of the squared singular values.",
+    ),
     Column("stable_rank", symbol="stable rank", meaning="Squared Frobenius norm over $σ_1^2$."),
-    Column("effective_rank", symbol="effective rank", meaning="Exponential of the entropy of the singular values."),
-    Column("mp_edge", symbol="Marchenko-Pastur edge",
-           meaning="The largest singular value of a random matrix with the same shape and mean square."),
-    Column("beyond_edge", symbol="beyond the edge", meaning="How many singular values are above that edge."),
-    Column("alpha", symbol="$α$", meaning="Exponent of a power law of the largest squared singular values."),
-    Column("alpha_distance", symbol="Kolmogorov distance",
-           meaning="Of these from that law, at the lower steps of their distribution."),
-    Column("snr", symbol="signal to noise",
-           meaning="Spectrum's: singular values above the noise over the others, in sum, over $σ_1$."),
-    Column("condition", symbol="condition number", meaning="$σ_1$ over the smallest singular value; not of a sketch."),
-    Column("rank_error", symbol="error of ranks",
-           meaning="Estimate of how far the share of singular values below any value is off at most: no bound, as "
-                   "clusters and spikes over a bulk may exceed it. 0 where they are exact."),
-)  # fmt: skip
+    Column(
+        "effective_rank",
+        symbol="effective rank",
+        meaning="Exponential of the entropy of the singular values.",
+    ),
+    Column(
+        "mp_edge",
+        symbol="Marchenko-Pastur edge",
+        meaning="The largest singular value of a random matrix with the same shape and mean square.",
+    ),
+    Column(
+        "beyond_edge",
+        symbol="beyond the edge",
+        meaning="How many singular values are above that edge.",
+    ),
+    Column(
+        "alpha",
+        symbol="$α$",
+        meaning="Exponent of a power law of the largest squared singular values.",
+    ),
+    Column(
+        "alpha_distance",
+        symbol="Kolmogorov distance",
+        meaning="Of these from that law, at the lower steps of their distribution.",
+    ),
+    Column(
+        "snr",
+        symbol="signal to noise",
+        meaning="Spectrum's: singular values above the noise over the others, in sum, over $σ_1$.",
+    ),
+    Column(
+        "condition",
+        symbol="condition number",
+        meaning="$σ_1$ over the smallest singular value; not of a sketch.",
+    ),
+    Column(
+        "rank_error",
+        symbol="error of ranks",
+        meaning="Estimate of how far the share of singular values below any value is off at most: no bound, as "
+        "clusters and spikes over a bulk may exceed it. 0 where they are exact.",
+    ),
+)
 
 
 class Row(NamedTuple):
@@ -100,7 +140,9 @@ class Matrices(Everything):
 
     rows: Sequence[Row] = ()  # in the order of the file
     networks: Sequence[Network] = ()  # of the stack that is read
-    percentiles: Sequence[Column] = ()  # of the rows among other checkpoints' matrices; an audit adds them
+    percentiles: Sequence[
+        Column
+    ] = ()  # of the rows among other checkpoints' matrices; an audit adds them
 
     @cached_property
     def table(self) -> Table:
@@ -115,7 +157,9 @@ class Matrices(Everything):
         return Table([*Table.of_rows(COLUMNS, rows).columns, *self.percentiles])
 
     def grids(self, names: Iterable[str]) -> tuple[np.ndarray, list[str], dict[str, np.ndarray]]:
-        """Layers (L,), roles (R,) and measures (L, R) of the matrices in layers; of several in one place the median."""
+        """Layers (L,), roles (R,) and measures (L, R) of the matrices in layers; of several in one
+        place the median.
+        """
         measured = [row for row in self.rows if row.spectrum and row.layer is not None]
         layers = sorted({row.layer for row in measured if row.layer is not None})
         roles = [*dict.fromkeys(row.facts.role for row in measured)]
@@ -134,24 +178,28 @@ class Matrices(Everything):
 
 COLUMNS = (
     *TENSOR_COLUMNS[:2],
-    Column("layer"), Column("expert"),
+    Column("layer"),
+    Column("expert"),
     *TENSOR_COLUMNS[2:],
     Column("tensors", meaning="How many rows have this role."),
     Column("rms_median", symbol="median rms", meaning="Of the role."),
     Column("rms_least", symbol="least rms", meaning="Of the role."),
     Column("rms_most", symbol="largest rms", meaning="Of the role."),
     *MEASURES,
-    Column("spectrum", meaning="How singular values were computed: exact or sketch; empty for vectors and integers."),
-)  # fmt: skip
+    Column(
+        "spectrum",
+        meaning="How singular values were computed: exact or sketch; empty for vectors and integers.",
+    ),
+)
 
 
 def read_matrices(model: Model | TensorsOnly, exact: bool = False) -> Matrices:
-    """Read every tensor of a model once, and measure every matrix; large ones by a sketch, unless `exact`.
+    """Read every tensor of a model once, and measure every matrix; large ones by a sketch, unless
+    `exact`.
 
-    Of feed-forward networks, neurons are judged by the same reading. Memory is two Gram matrices for each matrix that
-    is measured at a time, and all of one that is wider than high, or that is one with others in the file; of a sketch
-    at most 256 MB.
-    """
+    Of feed-forward networks, neurons are judged by the same reading. Memory is two Gram matrices
+    for each matrix that is measured at a time, and all of one that is wider than high, or that is
+    one with others in the file; of a sketch at most 256 MB."""
     unchecked = model.unchecked()
     checkpoint, tensors = unchecked.checkpoint, unchecked.tensors
     unread = unreadable(checkpoint)
@@ -161,9 +209,15 @@ def read_matrices(model: Model | TensorsOnly, exact: bool = False) -> Matrices:
     facts |= {name: first.facts for name, (first, *_) in rows.items() if not first.is_part}
     facts |= read_facts(checkpoint, [tensor.name for tensor in named if tensor.name not in facts])
     roles = tensors.roles
-    known = [replace(facts[name], known_as=roles.get(name, "")) for name in checkpoint if name in facts]
+    known = [
+        replace(facts[name], known_as=roles.get(name, "")) for name in checkpoint if name in facts
+    ]
     complete = {fact.name: fact for fact in with_twins(checkpoint, known)}
-    in_order = (row for tensor in named for row in _rows_of(tensor, rows.get(tensor.name, []), complete[tensor.name]))
+    in_order = (
+        row
+        for tensor in named
+        for row in _rows_of(tensor, rows.get(tensor.name, []), complete[tensor.name])
+    )
     return Matrices([*complete.values()], unread, [*in_order], networks.finished())
 
 
@@ -171,7 +225,9 @@ class Measured(NamedTuple):
     """Matrices that were measured, by name in the file."""
 
     rows: dict[str, list[Row]]  # one, or one for each matrix that the tensor fuses or stacks
-    facts: dict[str, TensorFacts]  # of tensors that fuse or stack several, where all their values were read
+    facts: dict[
+        str, TensorFacts
+    ]  # of tensors that fuse or stack several, where all their values were read
 
 
 def measured_rows(
@@ -271,17 +327,28 @@ def _matrices(
 
     def matrix(tensor: NamedTensor, values: np.ndarray | None = None) -> Matrix:
         neurons = None if networks is None else networks.neurons_of(tensor, values is not None)
-        return Matrix(tensor, shared.get(tensor.name, tensor.tensor), tensors.known_as(tensor), neurons, values)
+        return Matrix(
+            tensor,
+            shared.get(tensor.name, tensor.tensor),
+            tensors.known_as(tensor),
+            neurons,
+            values,
+        )
 
     for batch in batches(works, lambda work: work.tensor.tensor.nbytes):
         checkpoint.prefetch([work.tensor.name for work in batch])
         for tensor, pieces, _ in batch:
             if (place := (tensor.stack, tensor.layer)) in sharing and place != current:
-                current, shared = place, {name: SharedTensor(*how) for name, how in sharing[place].items()}
+                current, shared = (
+                    place,
+                    {name: SharedTensor(*how) for name, how in sharing[place].items()},
+                )
                 tensors.read_through(shared)
             readable = False
             for piece in pieces:
-                with suppress(CheckpointError):  # the tensor has a row of its own where its parts cannot be told
+                with suppress(
+                    CheckpointError
+                ):  # the tensor has a row of its own where its parts cannot be told
                     yield matrix(piece, piece.array())
                     readable = True
             if not readable:
@@ -290,13 +357,22 @@ def _matrices(
                 facts[tensor.name] = all_facts
 
 
-def _sharing(works: Sequence[Work]) -> dict[tuple[str | None, int | None], dict[str, tuple[Tensor, bool, bool]]]:
-    """What is made of one reading, by stack and layer: tensors by name, whether to keep them and to note their facts.
+def _sharing(
+    works: Sequence[Work],
+) -> dict[tuple[str | None, int | None], dict[str, tuple[Tensor, bool, bool]]]:
+    """What is made of one reading, by stack and layer: tensors by name, whether to keep them and to
+    note their facts.
 
     Where a tensor fuses projections, all those of its layer are split together.
     """
-    sharing: dict[tuple[str | None, int | None], dict[str, tuple[Tensor, bool, bool]]] = defaultdict(dict)
-    split = {(t.stack, t.layer) for t, pieces, _ in works if pieces and {*t.role.split("+")} <= PROJECTIONS}
+    sharing: dict[tuple[str | None, int | None], dict[str, tuple[Tensor, bool, bool]]] = (
+        defaultdict(dict)
+    )
+    split = {
+        (t.stack, t.layer)
+        for t, pieces, _ in works
+        if pieces and {*t.role.split("+")} <= PROJECTIONS
+    }
     for tensor, pieces, _ in works:
         place = tensor.stack, tensor.layer
         keep = place in split and {*tensor.role.split("+")} <= PROJECTIONS
@@ -333,7 +409,9 @@ def _measured(matrix: Matrix, largest: int) -> tuple[Row, Neurons | None]:
         if held is None:
             deque(_noted(stored, noted, neurons), maxlen=0)
         again = partial(_stored_values, stored) if held is None else lambda: [held]
-        spectrum = sketched_singular_values(again, shape, reduce(TensorFacts.and_then, noted).squares)
+        spectrum = sketched_singular_values(
+            again, shape, reduce(TensorFacts.and_then, noted).squares
+        )
     numbers = measures(spectrum, shape)
     how = "exact" if is_exact else "sketch"
     facts = reduce(TensorFacts.and_then, noted)
@@ -345,7 +423,9 @@ def _stored_values(tensor: Tensor) -> Iterator[np.ndarray]:
     return (block.values() for block in blocks_of(tensor))
 
 
-def _noted(tensor: Tensor, facts: list[TensorFacts], neurons: Neurons | None) -> Iterator[np.ndarray]:
+def _noted(
+    tensor: Tensor, facts: list[TensorFacts], neurons: Neurons | None
+) -> Iterator[np.ndarray]:
     """A tensor's values in blocks, the facts of each block noted, and added to its neurons."""
     about = TensorFacts(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes)
     for block in blocks_of(tensor):

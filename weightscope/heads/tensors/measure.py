@@ -22,7 +22,9 @@ from weightscope.core.tables import Column, Table
 
 BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # of fraction
 NAMED = 20  # rows of a tensor that are listed by index
-LONG_ROW = 1 << 14  # values: sums of squares over longer rows, and over vectors, are taken in float64
+LONG_ROW = (
+    1 << 14
+)  # values: sums of squares over longer rows, and over vectors, are taken in float64
 TINY = 1e-30  # a float32 sum of squares below it has lost digits and is taken again in float64
 NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")  # a number between two dots of a name
 
@@ -51,7 +53,9 @@ class TensorFacts:
     least: float = float("inf")  # of its values
     most: float = float("-inf")
     not_finite: int = 0  # how many values are NaN or infinite
-    kind: str = "f"  # "f" for floats and formats that are read as floats, "i" for integers and truth values
+    kind: str = (
+        "f"  # "f" for floats and formats that are read as floats, "i" for integers and truth values
+    )
     zero_rows: int = 0  # rows that are zero throughout
     constant_rows: int = 0  # rows that hold one other value throughout
     first_zero: tuple[int, ...] = ()  # indices of the first of them
@@ -82,8 +86,21 @@ class TensorFacts:
     @property
     def cells(self) -> tuple[Any, ...]:
         """Its row of a table; see `TENSOR_COLUMNS`."""
-        return (self.name, self.role, self.dtype, shown_shape(self.shape), self.size, self.nbytes, self.rms,
-                self.least, self.most, self.not_finite, self.zero_rows, self.constant_rows, self.same_as)  # fmt: skip
+        return (
+            self.name,
+            self.role,
+            self.dtype,
+            shown_shape(self.shape),
+            self.size,
+            self.nbytes,
+            self.rms,
+            self.least,
+            self.most,
+            self.not_finite,
+            self.zero_rows,
+            self.constant_rows,
+            self.same_as,
+        )
 
     @property
     def constant(self) -> bool:
@@ -122,7 +139,9 @@ def facts_of_values(about: TensorFacts, values: np.ndarray, start: int = 0) -> T
     rows = values.reshape(-1, width or len(values))
     with np.errstate(all="ignore"):
         squares, broken = row_squares(rows)
-        zero, constant = _constant_rows(rows, squares) if width else (np.empty(0, int), np.empty(0, int))
+        zero, constant = (
+            _constant_rows(rows, squares) if width else (np.empty(0, int), np.empty(0, int))
+        )
         first = start // width if width else 0
         return replace(
             facts,
@@ -142,7 +161,9 @@ def row_squares(rows: np.ndarray) -> tuple[np.ndarray, int]:
     narrow = rows.dtype == np.float32 and rows.shape[1] < LONG_ROW
     wide = rows if narrow else rows.astype(np.float64, copy=False)
     squares = np.einsum("ij,ij->i", wide, wide).astype(np.float64)
-    again = ~(squares > TINY) | ~np.isfinite(squares)  # too small or too large for float32, or not finite
+    again = ~(squares > TINY) | ~np.isfinite(
+        squares
+    )  # too small or too large for float32, or not finite
     if not again.any():
         return squares, 0
     doubtful = rows[again].astype(np.float64)
@@ -151,7 +172,9 @@ def row_squares(rows: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _constant_rows(rows: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the rows that are zero throughout, and of those that hold another value throughout."""
+    """Indices of the rows that are zero throughout, and of those that hold another value
+    throughout.
+    """
     ends = (rows[:, 0] == rows[:, -1]) & (rows[:, 0] == rows[:, rows.shape[1] // 2])
     likely = np.flatnonzero(ends | (squares == 0))
     constant = likely[(rows[likely] == rows[likely, :1]).all(axis=1)]
@@ -160,13 +183,17 @@ def _constant_rows(rows: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, n
 
 
 class SharedTensor(DerivedTensor):
-    """A tensor that several matrices share: its values are kept between them, or their facts noted, or both."""
+    """A tensor that several matrices share: its values are kept between them, or their facts noted,
+    or both.
+    """
 
     def __init__(self, stored: Tensor, keep: bool, note: bool) -> None:
         super().__init__(stored)
         self.keep, self.note = keep, note
         self._kept: Weights | None = None
-        self._noted: dict[int, tuple[int, TensorFacts]] = {}  # by the first row of what was read: where it ends, facts
+        self._noted: dict[
+            int, tuple[int, TensorFacts]
+        ] = {}  # by the first row of what was read: where it ends, facts
         self._lock = Lock()
 
     @property
@@ -202,7 +229,10 @@ class SharedTensor(DerivedTensor):
         width, size = row_width(self.shape), prod(self.shape[1:])
         if not self.note or (width and (len(weights) * size % width or start * size % width)):
             return
-        about, facts = TensorFacts(self.name, self.dtype, self.shape, self.nbytes), list[TensorFacts]()
+        about, facts = (
+            TensorFacts(self.name, self.dtype, self.shape, self.nbytes),
+            list[TensorFacts](),
+        )
         flat, step = weights.reshape(-1), max(1, BLOCK // (width or 1)) * (width or 1)
         for first in range(0, len(flat), step):
             values = np.asarray(flat[first : first + step], np.float32)
@@ -225,7 +255,9 @@ class Everything:
     """All tensors of a checkpoint in numbers."""
 
     facts: Sequence[TensorFacts]  # in the order of the file
-    unread: Mapping[str, str] = field(default_factory=dict)  # why the values of a tensor could not be read, by its name
+    unread: Mapping[str, str] = field(
+        default_factory=dict
+    )  # why the values of a tensor could not be read, by its name
 
     @property
     def nbytes(self) -> int:
@@ -249,10 +281,21 @@ class Everything:
             dtypes = dict.fromkeys(tensor.dtype for tensor in members)
             shapes = dict.fromkeys(shown_shape(tensor.shape) for tensor in members)
             n_bytes, *totals = (
-                sum(getattr(t, name) for t in members) for name in ("nbytes", "not_finite", "zero_rows")
+                sum(getattr(t, name) for t in members)
+                for name in ("nbytes", "not_finite", "zero_rows")
             )
             spread = spread_of(members)
-            rows.append((role, len(members), ", ".join(dtypes), ", ".join(shapes), n_bytes, *spread, *totals))
+            rows.append(
+                (
+                    role,
+                    len(members),
+                    ", ".join(dtypes),
+                    ", ".join(shapes),
+                    n_bytes,
+                    *spread,
+                    *totals,
+                )
+            )
         return Table.of_rows(ROLE_COLUMNS, rows)
 
 
@@ -266,22 +309,41 @@ def spread_of(tensors: Collection[TensorFacts]) -> tuple[float, float, float]:
 TENSOR_COLUMNS = (
     Column("tensor"),
     Column("role", meaning="Its role; the name without numbers where no row knows it."),
-    Column("dtype", meaning="As stored."), Column("shape"), Column("values", meaning="How many it has."),
+    Column("dtype", meaning="As stored."),
+    Column("shape"),
+    Column("values", meaning="How many it has."),
     Column("bytes", meaning="As stored."),
     Column("rms", meaning="Root of the mean square: a norm that does not grow with the size."),
-    Column("least"), Column("most"),
+    Column("least"),
+    Column("most"),
     Column("not_finite", symbol="not finite", meaning="Values that are NaN or infinite."),
     Column("zero_rows", symbol="zero rows", meaning="Rows that are zero throughout."),
-    Column("constant_rows", symbol="constant rows", meaning="Rows that hold one other value throughout."),
-    Column("same_as", symbol="same values as", meaning="The first tensor that holds exactly the same values."),
-)  # fmt: skip
+    Column(
+        "constant_rows",
+        symbol="constant rows",
+        meaning="Rows that hold one other value throughout.",
+    ),
+    Column(
+        "same_as",
+        symbol="same values as",
+        meaning="The first tensor that holds exactly the same values.",
+    ),
+)
 ROLE_COLUMNS = (
-    Column("role", meaning="Tensors of one role; of one name, apart from numbers, where no row knows it."),
-    Column("tensors"), Column("dtype"), Column("shape"), Column("bytes"),
+    Column(
+        "role",
+        meaning="Tensors of one role; of one name, apart from numbers, where no row knows it.",
+    ),
+    Column("tensors"),
+    Column("dtype"),
+    Column("shape"),
+    Column("bytes"),
     Column("rms_median", symbol="median rms", meaning="Of the tensors' rms."),
-    Column("rms_least", symbol="least rms"), Column("rms_most", symbol="largest rms"),
-    Column("not_finite", symbol="not finite"), Column("zero_rows", symbol="zero rows"),
-)  # fmt: skip
+    Column("rms_least", symbol="least rms"),
+    Column("rms_most", symbol="largest rms"),
+    Column("not_finite", symbol="not finite"),
+    Column("zero_rows", symbol="zero rows"),
+)
 
 
 def shown_shape(shape: tuple[int, ...]) -> str:
@@ -294,30 +356,41 @@ def by_role(facts: Iterable[TensorFacts]) -> dict[str, list[TensorFacts]]:
     roles: dict[str, list[TensorFacts]] = defaultdict(list)
     for tensor in facts:
         roles[tensor.role].append(tensor)
-    return {role: sorted(members, key=lambda tensor: role_of(tensor.name)[1]) for role, members in roles.items()}
+    return {
+        role: sorted(members, key=lambda tensor: role_of(tensor.name)[1])
+        for role, members in roles.items()
+    }
 
 
 def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = None) -> Everything:
     """Read every value of a checkpoint once, and once more the values of tensors that may be equal.
 
-    `roles` are those that are known, by name; see `Tensors.roles`. Facts have the names of the file, wrappers' included.
+    `roles` are those that are known, by name; see `Tensors.roles`. Facts have the names of the
+    file, wrappers' included.
 
-    Memory is a few blocks of a million values per core, however large tensors are, and a kilobyte per tensor; where a
-    quantised format scatters rows (GPTQ, AWQ, bitsandbytes, FP8 with scales), one whole weight per core.
-    """
+    Memory is a few blocks of a million values per core, however large tensors are, and a kilobyte
+    per tensor; where a quantised format scatters rows (GPTQ, AWQ, bitsandbytes, FP8 with scales),
+    one whole weight per core."""
     unread = unreadable(checkpoint)
     facts = read_facts(checkpoint, [name for name in checkpoint if name not in unread])
-    known = {name: replace(fact, known_as=(roles or {}).get(name, "")) for name, fact in facts.items()}
+    known = {
+        name: replace(fact, known_as=(roles or {}).get(name, "")) for name, fact in facts.items()
+    }
     stored = {name: checkpoint.stored_names.get(name, name) for name in ("", *checkpoint)}
     facts_in_order = with_twins(checkpoint, known.values())
-    renamed = [replace(fact, name=stored[fact.name], same_as=stored[fact.same_as]) for fact in facts_in_order]
+    renamed = [
+        replace(fact, name=stored[fact.name], same_as=stored[fact.same_as])
+        for fact in facts_in_order
+    ]
     return Everything(renamed, {stored[name]: why for name, why in unread.items()})
 
 
 def unreadable(checkpoint: Checkpoint) -> dict[str, str]:
     """Why the values of a tensor cannot be read, by its name."""
     unread: dict[str, str] = {}
-    readable: set[Any] = set()  # kinds of tensor: all tensors of one dtype in one file are read alike
+    readable: set[Any] = (
+        set()
+    )  # kinds of tensor: all tensors of one dtype in one file are read alike
     for name, tensor in checkpoint.items():
         kind = type(tensor), tensor.dtype, id(tensor.file)
         if kind not in readable:
@@ -361,12 +434,13 @@ def why_unread(tensor: Tensor) -> str:
 def with_twins(checkpoint: Checkpoint, facts: Collection[TensorFacts]) -> Iterator[TensorFacts]:
     """The same facts, each with the first tensor that holds the same values.
 
-    Only tensors that agree in shape, dtype, norm and range are read again, for a digest of their content. Constant
-    tensors equal many others, which means nothing.
-    """
+    Only tensors that agree in shape, dtype, norm and range are read again, for a digest of their
+    content. Constant tensors equal many others, which means nothing."""
     candidates: dict[Any, list[TensorFacts]] = defaultdict(list)
     for tensor in facts:
-        numbers = np.array([tensor.squares, tensor.least, tensor.most]).tobytes()  # as bytes, so that NaN equals NaN
+        numbers = np.array(
+            [tensor.squares, tensor.least, tensor.most]
+        ).tobytes()  # as bytes, so that NaN equals NaN
         candidates[tensor.shape, tensor.dtype, numbers].append(tensor)
     groups = (group for group in candidates.values() if len(group) > 1 and not group[0].constant)
     twins = [tensor for group in groups for tensor in group if tensor.size > 1]

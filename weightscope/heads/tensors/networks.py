@@ -1,9 +1,9 @@
-"""Feed-forward networks and experts: what is kept of their matrices while these are read, block by block.
+"""Feed-forward networks and experts: what is kept of their matrices while these are read, block by
+block.
 
-A neuron is a row of gate and up, and a column of down. Copies are found by random projections of the three, in which
-strangers are never this near: for width d the projections of two unit vectors at random differ by sqrt(2) in each of
-16 places.
-"""
+A neuron is a row of gate and up, and a column of down. Copies are found by random projections of
+the three, in which strangers are never this near: for width d the projections of two unit vectors
+at random differ by sqrt(2) in each of 16 places."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -22,12 +22,18 @@ PARTS = ("gate", "up", "down")
 DEAD = 1e-4  # of the median: a neuron's input norm times its output norm
 PROJECTIONS = 16
 COPY = 0.05  # distance of unit vectors: a cosine of 0.999
-NORMS = ("norm.mlp", "norm.after_attention", "norm.before")  # what may stand before a network, the likeliest first
+NORMS = (
+    "norm.mlp",
+    "norm.after_attention",
+    "norm.before",
+)  # what may stand before a network, the likeliest first
 Place = tuple[int, int]  # a layer, and an expert; -1 for the network of a layer
 
 
 class Opening(NamedTuple):
-    """What a gate or up takes: a norm hands over gain x + shift with |x| at most sqrt(d), and a bias is added."""
+    """What a gate or up takes: a norm hands over gain x + shift with |x| at most sqrt(d), and a
+    bias is added.
+    """
 
     gain: np.ndarray  # (d,)
     shift: np.ndarray  # (d,)
@@ -35,18 +41,37 @@ class Opening(NamedTuple):
 
 
 class Neurons:
-    """Sums over one matrix of a network, for each of its n neurons and each of the d channels of the stream."""
+    """Sums over one matrix of a network, for each of its n neurons and each of the d channels of
+    the stream.
+    """
 
     def __init__(
-        self, place: Place, part: str, shape: tuple[int, int], axis: int, opening: Opening | None = None
+        self,
+        place: Place,
+        part: str,
+        shape: tuple[int, int],
+        axis: int,
+        opening: Opening | None = None,
     ) -> None:
-        self.place, self.part, self.shape, self.axis = place, part, shape, axis  # axis of the neurons, as stored
+        self.place, self.part, self.shape, self.axis = (
+            place,
+            part,
+            shape,
+            axis,
+        )  # axis of the neurons, as stored
         n, d = shape[axis], shape[1 - axis]
         self.squares, self.sketch = np.zeros(n), np.zeros((n, PROJECTIONS), np.float32)
         self.channels = np.zeros(d if part == "down" else 0)  # squares too
-        fits = opening is not None and opening.gain.shape == opening.shift.shape == (d,) and opening.bias.shape == (n,)
+        fits = (
+            opening is not None
+            and opening.gain.shape == opening.shift.shape == (d,)
+            and opening.bias.shape == (n,)
+        )
         self.opening = opening if fits else None
-        self.reach, self.shifted = np.zeros(n if self.opening else 0), np.zeros(n if self.opening else 0)
+        self.reach, self.shifted = (
+            np.zeros(n if self.opening else 0),
+            np.zeros(n if self.opening else 0),
+        )
         self.basis = np.random.default_rng(d).standard_normal((d, PROJECTIONS)).astype(np.float32)
 
     def add(self, values: np.ndarray, start: int) -> None:
@@ -72,10 +97,14 @@ class Neurons:
 
     @property
     def most(self) -> np.ndarray | None:
-        """(n,) the most that what opens a neuron can be; None where it has no bias, or where no norm is known."""
+        """(n,) the most that what opens a neuron can be; None where it has no bias, or where no
+        norm is known.
+        """
         if self.opening is None:
             return None
-        return sqrt(self.shape[1 - self.axis]) * np.sqrt(self.reach) + self.shifted + self.opening.bias
+        return (
+            sqrt(self.shape[1 - self.axis]) * np.sqrt(self.reach) + self.shifted + self.opening.bias
+        )
 
 
 class Network(NamedTuple):
@@ -94,27 +123,41 @@ class Network(NamedTuple):
         squares = [matrix.squares for matrix in matrices]
         dead = _dead(np.prod(np.sqrt(squares), axis=0))
         alive = np.setdiff1d(np.arange(len(squares[0])), dead)
-        copies = _copies(np.concatenate([matrix.unit_sketch for matrix in matrices], axis=1)[alive], alive)
-        opened_by = next((m for part in PARTS for m in matrices if m.part == part), matrices[0])  # a gate, else up
+        copies = _copies(
+            np.concatenate([matrix.unit_sketch for matrix in matrices], axis=1)[alive], alive
+        )
+        opened_by = next(
+            (m for part in PARTS for m in matrices if m.part == part), matrices[0]
+        )  # a gate, else up
         closed = np.flatnonzero(opened_by.most <= 0).tolist() if opened_by.most is not None else []
         written = next(np.sqrt(matrix.channels) for matrix in matrices if matrix.part == "down")
         return cls(matrices[0].place, len(squares[0]), dead.tolist(), copies, closed, written)
 
 
 def _dead(size: np.ndarray) -> np.ndarray:
-    """Neurons whose input or output is nothing next to the others': size (n,) is the product of their norms."""
-    return np.flatnonzero(size <= DEAD * np.median(size)) if len(size) and np.median(size) > 0 else np.empty(0, int)
+    """Neurons whose input or output is nothing next to the others': size (n,) is the product of
+    their norms.
+    """
+    return (
+        np.flatnonzero(size <= DEAD * np.median(size))
+        if len(size) and np.median(size) > 0
+        else np.empty(0, int)
+    )
 
 
 def _copies(sketch: np.ndarray, alive: np.ndarray) -> list[int]:
-    """Neurons that read and write the same directions as an earlier one: sketch (a, p) of those alive (a,)."""
+    """Neurons that read and write the same directions as an earlier one: sketch (a, p) of those
+    alive (a,).
+    """
     if len(alive) < 2 or not np.isfinite(sketch).all():
         return []
     return [int(i) for i in alive[copies_within(sketch, COPY * sqrt(sketch.shape[1]))]]
 
 
 class Networks:
-    """The networks of the stack that is read, each judged when the last of its matrices has been read."""
+    """The networks of the stack that is read, each judged when the last of its matrices has been
+    read.
+    """
 
     def __init__(self, tensors: Tensors, named: Iterable[NamedTensor]) -> None:
         self.own = tensors.own
@@ -133,11 +176,17 @@ class Networks:
         """What to add the values of a matrix to; None where it belongs to no network."""
         place, part = self._place_of(matrix), _part_of(matrix)
         shape = matrix.shape if is_part else matrix.tensor.shape
-        if place is None or not (is_part or (row_width(shape) and matrix.undone in ((), (TRANSPOSED,)))):
+        if place is None or not (
+            is_part or (row_width(shape) and matrix.undone in ((), (TRANSPOSED,)))
+        ):
             return None
         axis = (part == "down") ^ (not is_part and matrix.undone == (TRANSPOSED,))
-        opens = matrix.expert is None and part == ("gate" if "gate" in self._expected[place] else "up")
-        return Neurons(place, part, (shape[0], shape[1]), int(axis), self._opening(matrix) if opens else None)
+        opens = matrix.expert is None and part == (
+            "gate" if "gate" in self._expected[place] else "up"
+        )
+        return Neurons(
+            place, part, (shape[0], shape[1]), int(axis), self._opening(matrix) if opens else None
+        )
 
     def add(self, neurons: Neurons) -> None:
         """A matrix all of whose values have been added."""
@@ -147,7 +196,9 @@ class Networks:
             self._judge(place)
 
     def finished(self) -> list[Network]:
-        """All networks in the order of their places, those with a matrix that could not be read included."""
+        """All networks in the order of their places, those with a matrix that could not be read
+        included.
+        """
         for place in [*self._read]:
             self._judge(place)
         return sorted(self.judged, key=lambda network: network.place)
@@ -160,7 +211,12 @@ class Networks:
 
     def _place_of(self, matrix: NamedTensor) -> Place | None:
         is_own = matrix.layer is not None and matrix.stack in (None, self.own)
-        if matrix.layer is None or not is_own or _part_of(matrix) not in PARTS or len(matrix.shape) != 2:
+        if (
+            matrix.layer is None
+            or not is_own
+            or _part_of(matrix) not in PARTS
+            or len(matrix.shape) != 2
+        ):
             return None
         return matrix.layer, -1 if matrix.expert is None else matrix.expert
 
@@ -173,7 +229,9 @@ class Networks:
         shift = self.named.get((matrix.layer, f"{role}.bias"))
         with suppress(CheckpointError):
             gain = self.named[matrix.layer, role].array()
-            return Opening(gain, np.zeros_like(gain) if shift is None else shift.array(), bias.array())
+            return Opening(
+                gain, np.zeros_like(gain) if shift is None else shift.array(), bias.array()
+            )
         return None
 
 

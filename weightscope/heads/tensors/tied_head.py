@@ -1,8 +1,9 @@
-"""Whether the language-model head is the token embedding: what config.json ties, and what the file holds.
+"""Whether the language-model head is the token embedding: what config.json ties, and what the file
+holds.
 
-Of a file with two matrices that differ, under a config that ties them, transformers 5 keeps both (modeling_utils.py,
-tie_weights); 4.56 overwrites the head with the embedding, and so does every older version.
-"""
+Of a file with two matrices that differ, under a config that ties them, transformers 5 keeps both
+(modeling_utils.py, tie_weights); 4.56 overwrites the head with the embedding, and so does every
+older version."""
 
 from math import prod
 
@@ -19,7 +20,9 @@ BLOCK = 1 << 22  # values compared at a time
 
 
 def says_tied(model: Model) -> bool:
-    """Whether the config says that the head is the token embedding; of a wrapper, its own config before its parts'."""
+    """Whether the config says that the head is the token embedding; of a wrapper, its own config
+    before its parts'.
+    """
     whole, part = model.checkpoint.config, model.reading.part
     if part.raw is whole.raw:
         return model.config.get(TIED) is True
@@ -27,10 +30,11 @@ def says_tied(model: Model) -> bool:
 
 
 def tie_holds(model: Model, *, first_look: bool = False) -> bool | None:
-    """Whether the head is the token embedding, in the weights: not stored twice, or with the same values.
+    """Whether the head is the token embedding, in the weights: not stored twice, or with the same
+    values.
 
-    A first look reads some rows, and nothing over a network. None where there is no head, or where it was not read.
-    """
+    A first look reads some rows, and nothing over a network. None where there is no head, or where
+    it was not read."""
     tokens, head = _stored(model)
     if head is None or tokens is None:
         return True if (head or tokens) is not None and says_tied(model) else None
@@ -40,9 +44,16 @@ def tie_holds(model: Model, *, first_look: bool = False) -> bool | None:
 
 
 def overwritten_head(model: Model, *, first_look: bool = False) -> str:
-    """A sentence on a head that the config ties and the file holds with other values; empty where there is none."""
+    """A sentence on a head that the config ties and the file holds with other values; empty where
+    there is none.
+    """
     tokens, head = _stored(model)
-    if tokens is None or head is None or not says_tied(model) or tie_holds(model, first_look=first_look) is not False:
+    if (
+        tokens is None
+        or head is None
+        or not says_tied(model)
+        or tie_holds(model, first_look=first_look) is not False
+    ):
         return ""
     names = f"{printable(head.name)} and {printable(tokens.name)}"
     return (
@@ -51,9 +62,14 @@ def overwritten_head(model: Model, *, first_look: bool = False) -> str:
     )
 
 
-@finding("overwritten_head", "a head that the config ties to the embedding", severity="warning", rank=205,
-         look_next="Set tie_word_embeddings to false in config.json, if the head of the file is meant; else leave it "
-                   "out of the file.")  # fmt: skip
+@finding(
+    "overwritten_head",
+    "a head that the config ties to the embedding",
+    severity="warning",
+    rank=205,
+    look_next="Set tie_word_embeddings to false in config.json, if the head of the file is meant; else leave it "
+    "out of the file.",
+)
 def tied_head_finding(model: Model) -> list[Finding]:
     """A head in the file that readers overwrite, as its config ties it."""
     text = overwritten_head(model)
@@ -61,13 +77,24 @@ def tied_head_finding(model: Model) -> list[Finding]:
     if not text or head is None:
         return []
     members = (Member("tensor", None, name=head.name),)
-    return [Finding(kind="overwritten_head", measure="tensors", number=1.0, usual=0.0, text=text, members=members)]
+    return [
+        Finding(
+            kind="overwritten_head",
+            measure="tensors",
+            number=1.0,
+            usual=0.0,
+            text=text,
+            members=members,
+        )
+    ]
 
 
 def _stored(model: Model) -> tuple[Tensor | None, Tensor | None]:
     """The token embedding and the head as the file has them; None for what it lacks."""
     checkpoint = model.checkpoint.unchecked()
-    return checkpoint.get(model.prefix + model.family.inputs.tokens), checkpoint.get(model.head_name)
+    return checkpoint.get(model.prefix + model.family.inputs.tokens), checkpoint.get(
+        model.head_name
+    )
 
 
 def _equal(x: Tensor, y: Tensor, first_look: bool) -> bool:

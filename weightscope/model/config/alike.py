@@ -1,4 +1,6 @@
-"""Whether two rows compute the same of the same tensors by role: what they call these tensors and keys left out."""
+"""Whether two rows compute the same of the same tensors by role: what they call these tensors and
+keys left out.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -9,30 +11,65 @@ from weightscope.model.rows.family import Family
 
 # Layouts of the same heads: tensors are compared by role, whichever lie in one.
 STORED = (
-    layouts.separate, layouts.stacked, layouts.packed, layouts.grouped, layouts.keys_with_values,
+    layouts.separate,
+    layouts.stacked,
+    layouts.packed,
+    layouts.grouped,
+    layouts.keys_with_values,
     layouts.keys_beside_values,
-)  # fmt: skip
+)
 UNLIKE = ("router", "expert")  # roles of mixtures, whose choice of experts no row describes
 
 
 def computed_by(row: Family) -> Family | None:
-    """What a row, as a config makes it, computes; None where it does not describe all of a layer."""
+    """What a row, as a config makes it, computes; None where it does not describe all of a
+    layer.
+    """
     mlp, outputs, rope = row.mlp, row.outputs, row.positions.rope
-    if mlp is None or outputs is None or not mlp.known or any(role.startswith(UNLIKE) for role in row.also):
+    if (
+        mlp is None
+        or outputs is None
+        or not mlp.known
+        or any(role.startswith(UNLIKE) for role in row.also)
+    ):
         return None
-    heads = Heads(layout=layouts.separate if row.heads.layout in STORED else row.heads.layout, bias=Biases())
+    heads = Heads(
+        layout=layouts.separate if row.heads.layout in STORED else row.heads.layout, bias=Biases()
+    )
     network = replace(
-        mlp, up="", down="", gate="gate" if mlp.gate else "", bias=False, transposed=False, activation_keys=(),
-        **{name: _bare(getattr(mlp, name)) for name in ("norm", "after_attention", "attention_norm", "output_norm")},
-    )  # fmt: skip
+        mlp,
+        up="",
+        down="",
+        gate="gate" if mlp.gate else "",
+        bias=False,
+        transposed=False,
+        activation_keys=(),
+        **{
+            name: _bare(getattr(mlp, name))
+            for name in ("norm", "after_attention", "attention_norm", "output_norm")
+        },
+    )
     inputs = replace(
-        row.inputs, tokens="", positions=str(bool(row.inputs.positions)), types=str(bool(row.inputs.types)), width="",
+        row.inputs,
+        tokens="",
+        positions=str(bool(row.inputs.positions)),
+        types=str(bool(row.inputs.types)),
+        width="",
         norm=_bare(row.inputs.norm),
-    )  # fmt: skip
+    )
     turns = rope and replace(
-        rope, theta_key="", theta=0, fraction_key="", fraction=None, width_key="", local=None, local_scaled=True,
-        scaling=True, by_type=False, scaled="",
-    )  # fmt: skip
+        rope,
+        theta_key="",
+        theta=0,
+        fraction_key="",
+        fraction=None,
+        width_key="",
+        local=None,
+        local_scaled=True,
+        scaling=True,
+        by_type=False,
+        scaled="",
+    )
     return Family(
         heads=heads,
         norms=replace(row.norms, before=_bare(row.norms.before), after=_bare(row.norms.after)),
@@ -53,7 +90,9 @@ def computed_by(row: Family) -> Family | None:
 def _bare(norm: Any) -> Any:
     """A norm without the names of its tensors."""
     if isinstance(norm, StoredNorm):
-        return replace(norm, module="gain" if norm.module else "", bias=False, gain="weight", shift="bias")
+        return replace(
+            norm, module="gain" if norm.module else "", bias=False, gain="weight", shift="bias"
+        )
     if isinstance(norm, QkNorm):
         return replace(norm, query="", key="", bias=False, gain="weight", shift="bias")
     return norm

@@ -1,9 +1,9 @@
 """What the configs of two checkpoints say of the computation, compared key by key.
 
-Both configs are read by their rows first, so that the dialects of transformers 4 and 5, a GGUF file's metadata and
-what is left out mean what they mean to transformers. Any key that differs then counts, unless it is known to have no
-effect on what a trained model computes: an unknown key may decide anything.
-"""
+Both configs are read by their rows first, so that the dialects of transformers 4 and 5, a GGUF
+file's metadata and what is left out mean what they mean to transformers. Any key that differs then
+counts, unless it is known to have no effect on what a trained model computes: an unknown key may
+decide anything."""
 
 import json
 import re
@@ -18,8 +18,25 @@ from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.alike import computed_by
 from weightscope.model.config.config import Every, ModelConfig, all_full, class_says, values_of
-from weightscope.model.config.effects import COMPUTATION, EFFECTS, HEAD, NONE, UNKNOWN, Reader, effect_of, tables
-from weightscope.model.config.numbers import GIVEN, SCALING, TRAINED, completed_part, read_config, renamed, standardised
+from weightscope.model.config.effects import (
+    COMPUTATION,
+    EFFECTS,
+    HEAD,
+    NONE,
+    UNKNOWN,
+    Reader,
+    effect_of,
+    tables,
+)
+from weightscope.model.config.numbers import (
+    GIVEN,
+    SCALING,
+    TRAINED,
+    completed_part,
+    read_config,
+    renamed,
+    standardised,
+)
 from weightscope.model.config.reading import part_of, parts
 from weightscope.model.config.rope import GridRope, Rope
 from weightscope.model.config.rules import (
@@ -36,29 +53,46 @@ from weightscope.model.rows.gguf import shortest
 from weightscope.model.rows.stanzas import stanza_of
 from weightscope.model.rows.table import known_rows
 
-# Values that mean the same as no such key: versions of transformers leave them out, or put nothing in their place.
+# Values that mean the same as no such key: versions of transformers leave them out, or put nothing
+# in their place.
 NEUTRAL = {"position_embedding_type": "absolute", "sliding_window": 0, "partial_rotary_factor": 1.0}
-ON = {"is_causal", "truncate"}  # keys that are on where a config leaves them out, whatever class reads it
-AS_WRITTEN = " as written"  # of a key whose value the row takes from elsewhere: transformers' code may read it
-OLDER = " for transformers 4"  # of a key that transformers 4 alone reads, as the file says the same otherwise too
+ON = {
+    "is_causal",
+    "truncate",
+}  # keys that are on where a config leaves them out, whatever class reads it
+# of a key whose value the row takes from elsewhere: transformers' code may read it
+AS_WRITTEN = " as written"
+# of a key that transformers 4 alone reads, as the file says the same otherwise too
+OLDER = " for transformers 4"
 ROTARY = {GIVEN, SCALING, "rope_theta", "partial_rotary_factor", "rotary_emb_base"}
 PLAIN_TURNS = ("default", "axial")  # kinds of rotation that nothing scales
-# What transformers takes for a key without a value where another key has one: key -> (other, its value, what is taken).
+# What transformers takes for a key without a value where another key has one: key -> (other, its
+# value, what is taken).
 IMPLIED = {"num_ln_in_parallel_attn": ("new_decoder_architecture", True, 2)}
 FOLLOWS = {"qk_head_dim", "head_dim"}  # computed of other keys wherever it is
-# Keys that follow from others where they are left out, in a way that neither a row nor a tensor's shape tells.
+# Keys that follow from others where they are left out, in a way that neither a row nor a tensor's
+# shape tells.
 UNTOLD = {"activation_sparsity_pattern", "attention_multiplier", "kv_source_layers", "layer_rope_theta", "layer_types",
           "no_rope_layers", "rope_scaling_layers", "window_block_indexes"}  # fmt: skip
 WINDOW, GATE = "sliding_window", "use_sliding_window"
 # Keys that have no part but in the layers' types.
-OF_TYPES = {GATE, "max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval",
-            "global_attn_every_n_layers"}  # fmt: skip
+OF_TYPES = {
+    GATE,
+    "max_window_layers",
+    "sliding_window_pattern",
+    "_sliding_window_pattern",
+    "full_attention_interval",
+    "global_attn_every_n_layers",
+}
 # Keys that the code sets, or does not look at, where another is on.
-SHADOWED = {"decoder_vocab_size": "share_encoder_decoder_embeddings", "is_decoder": "is_encoder_decoder"}
+SHADOWED = {
+    "decoder_vocab_size": "share_encoder_decoder_embeddings",
+    "is_decoder": "is_encoder_decoder",
+}
 KV_HEADS = "num_key_value_heads"  # no code reads it where the row does not
 GATING = "expert_gating_func"
-# What a GGUF file has besides the sizes: its key -> the names that configs may have for it, the first that a config
-# has counts; or a product of such names.
+# What a GGUF file has besides the sizes: its key -> the names that configs may have for it, the
+# first that a config has counts; or a product of such names.
 BESIDES = {
     "logit_scale": ("logits_scaling", "logit_scale"),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
@@ -73,14 +107,20 @@ BESIDES = {
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "expert_shared_feed_forward_length": (
-        "shared_expert_intermediate_size", "shared_intermediate_size", "moe_num_shared_experts * moe_intermediate_size"
+        "shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        "moe_num_shared_experts * moe_intermediate_size",
     ),
     "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
     "expert_weights_norm": ("norm_topk_prob", "route_norm"),
     GATING: ("score_function", "scoring_func", "score_func", "moe_router_activation_func"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
-    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "leading_dense_block_count": (
+        "first_k_dense_replace",
+        "num_dense_layers",
+        "moe_layer_start_index",
+    ),
     "interleave_moe_layer_step": ("interleave_moe_layer_step", "moe_layer_interval"),
     "nextn_predict_layers": ("num_nextn_predict_layers",),
     "shortconv.l_cache": ("conv_L_cache",),
@@ -89,23 +129,38 @@ BESIDES = {
     "ssm.group_count": ("mamba_n_groups",),
     "ssm.inner_size": ("mamba_expand * hidden_size",),
     "ssm.time_step_rank": ("mamba_dt_rank", "mamba_n_heads"),
-}  # fmt: skip
-GATES = {1: "softmax", 2: "sigmoid", 4: "sqrtsoftplus"}  # how experts are scored, by the number in a GGUF file
+}
+GATES = {
+    1: "softmax",
+    2: "sigmoid",
+    4: "sqrtsoftplus",
+}  # how experts are scored, by the number in a GGUF file
 # Types whose code scores experts by the sigmoid without a key that says it.
 BY_SIGMOID = ("glm4_moe", "glm4_moe_lite", "hy_v4", "laguna", "lfm2_moe")
 PATTERN = "attention.sliding_window_pattern"  # of a GGUF file: which layers have a window
-# Keys of a GGUF file that the config is made from, that tensors' shapes show, or that say nothing of the computation.
+# Keys of a GGUF file that the config is made from, that tensors' shapes show, or that say nothing
+# of the computation.
 NOTHING_MORE = re.compile(
     r"rope\.(dimension_count|scaling\.(type|factor|finetuned|attn_factor|original_context_length|yarn_beta_(fast|slow)))"
     r"|attention\.((key|value)_length_mla|value_length|max_alibi_bias|clamp_kqv|causal)|use_parallel_residual|vocab_size"
     r"|pooling_type|tensor_data_layout",
     re.ASCII,
 )
-# Scalings of rotations in which the longest text has no part. A model that was tuned computes the same with another
-# limit of its texts, and with rows added to or cut from its vocabulary, which the comparison of tensors tells.
+# Scalings of rotations in which the longest text has no part. A model that was tuned computes the
+# same with another limit of its texts, and with rows added to or cut from its vocabulary, which the
+# comparison of tensors tells.
 ANY_LENGTH = {"default", "linear", "llama3"}
-LEAST = {"n_layers", "d_model", "n_heads", "n_positions", "vocab_size", "norm_eps"}  # sizes, as `ModelConfig` has them
-FLOAT32 = 2.0**-24  # what rounding to float32, in which models compute and GGUF files store, changes of a number
+LEAST = {
+    "n_layers",
+    "d_model",
+    "n_heads",
+    "n_positions",
+    "vocab_size",
+    "norm_eps",
+}  # sizes, as `ModelConfig` has them
+FLOAT32 = (
+    2.0**-24
+)  # what rounding to float32, in which models compute and GGUF files store, changes of a number
 
 
 class Difference(NamedTuple):
@@ -135,10 +190,18 @@ class Stated:
     # the file's own spelling of keys that have another one there
     spelled: Mapping[str, str] = field(default_factory=dict)
     present: frozenset[str] = frozenset()  # keys that the file itself has a value for
-    follows: frozenset[str] = frozenset()  # keys that, where a file leaves them out, follow from others
-    read: frozenset[str] = frozenset()  # words of the row that read it: keys among them decide what is computed
-    metadata: Mapping[str, Any] | None = None  # of a GGUF file its own keys, which may say less than a config.json
-    readers: Mapping[str, Reader] = field(default_factory=dict)  # the classes of the sections, by their places
+    follows: frozenset[str] = (
+        frozenset()
+    )  # keys that, where a file leaves them out, follow from others
+    read: frozenset[str] = (
+        frozenset()
+    )  # words of the row that read it: keys among them decide what is computed
+    metadata: Mapping[str, Any] | None = (
+        None  # of a GGUF file its own keys, which may say less than a config.json
+    )
+    readers: Mapping[str, Reader] = field(
+        default_factory=dict
+    )  # the classes of the sections, by their places
     idle: frozenset[str] = frozenset()  # keys of sizes that decide nothing that is computed
     # keys by the list that is made of them: they decide nothing where that is the same
     makes: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -166,18 +229,25 @@ def differences(a: Stated, b: Stated) -> list[Difference]:
             continue
         key = key.removesuffix(AS_WRITTEN)
         spelled = (b if y is not None else a).spelled.get(key, key)
-        effects = [effect_of(key, read, side.readers) for side, value in ((a, x), (b, y)) if value is not None]
+        effects = [
+            effect_of(key, read, side.readers)
+            for side, value in ((a, x), (b, y))
+            if value is not None
+        ]
         if is_untold:
             effects = [UNKNOWN]
         elif key.rpartition(".")[2] == "model_type":
             effects = [_of_types(a, b) if key == a.kind == b.kind else UNKNOWN]
-        differing.append(Difference(spelled, x, y, NONE if key in idle else min(effects, key=EFFECTS.index)))
+        differing.append(
+            Difference(spelled, x, y, NONE if key in idle else min(effects, key=EFFECTS.index))
+        )
     differing += _of_files(a, b, read)
     return sorted(differing, key=lambda difference: EFFECTS.index(difference.effect))
 
 
 def _of_types(a: Stated, b: Stated) -> str:
-    """What another model_type changes: nothing where both rows compute the same of the same tensors.
+    """What another model_type changes: nothing where both rows compute the same of the same
+    tensors.
 
     Rows do not say who sees whom: code of others than transformers may have another mask (LLaDA).
     """
@@ -189,7 +259,9 @@ def _of_types(a: Stated, b: Stated) -> str:
 
 
 def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference]:
-    """What only keys of GGUF files say: of two such files, or of one and the config of the other checkpoint."""
+    """What only keys of GGUF files say: of two such files, or of one and the config of the other
+    checkpoint.
+    """
     if a.metadata is not None and b.metadata is not None:
         for key in sorted({*a.metadata, *b.metadata}):
             x, y = a.metadata.get(key), b.metadata.get(key)
@@ -199,25 +271,34 @@ def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference
     file, config = (b, a) if a.metadata is None else (a, b)
     for key, value in sorted((file.metadata or {}).items()):
         plain_key = key.partition(".")[2]
-        is_listed = plain_key == PATTERN and isinstance(value, list)  # as the list of layers, then, which is compared
+        is_listed = plain_key == PATTERN and isinstance(
+            value, list
+        )  # as the list of layers, then, which is compared
         if is_listed or plain_key in OF_GGUF.values() or NOTHING_MORE.fullmatch(plain_key):
             continue
         known = _besides(plain_key, config.values)
         name, in_config = known or (key, None)
         x = _plain(name, GATES.get(value, value) if plain_key == GATING else shortest(value))
         y = _plain(name, in_config)
-        is_compared = name in file.present and _same(x, _plain(name, file.values.get(name)))  # as a key of the config
+        is_compared = name in file.present and _same(
+            x, _plain(name, file.values.get(name))
+        )  # as a key of the config
         if not (is_compared or _same(x, y)):
             effect = COMPUTATION if known else effect_of(name, read, {})
-            yield Difference(config.spelled.get(name, name), *((x, y) if file is a else (y, x)), effect)
+            yield Difference(
+                config.spelled.get(name, name), *((x, y) if file is a else (y, x)), effect
+            )
 
 
 def _besides(key: str, values: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """The first name that a config has for a GGUF file's key, and its value; of a product the key itself."""
+    """The first name that a config has for a GGUF file's key, and its value; of a product the key
+    itself.
+    """
     known: list[tuple[str, Any]] = []
     for names in BESIDES.get(key, ()):
         factors = [
-            next((path for path in values if f".{path}".endswith(f".{name}")), "") for name in names.split(" * ")
+            next((path for path in values if f".{path}".endswith(f".{name}")), "")
+            for name in names.split(" * ")
         ]
         numbers = [values.get(path) for path in factors]
         if len(factors) == 1 and factors[0]:
@@ -228,7 +309,9 @@ def _besides(key: str, values: Mapping[str, Any]) -> tuple[str, Any] | None:
 
 
 def stated(checkpoint: Checkpoint, row: Family) -> Stated:
-    """What the config of a checkpoint says, read by its row; parts for other stacks by rows of their own."""
+    """What the config of a checkpoint says, read by its row; parts for other stacks by rows of
+    their own.
+    """
     config, part = checkpoint.config, part_of(checkpoint, row)
     path = next((path for path, inner in parts(config) if inner.raw is part.raw), "")
     values: dict[str, Any] = {}
@@ -246,21 +329,39 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         present |= {before + key for key in normal.present}
         follows |= {before + key for key in normal.follows}
         idle |= {before + key for key in normal.idle}
-        makes |= {before + key: frozenset(before + name for name in names) for key, names in normal.makes.items()}
-        if (place and "projection_dim" in config) or not projected:  # the whole has projections, or nothing has
+        makes |= {
+            before + key: frozenset(before + name for name in names)
+            for key, names in normal.makes.items()
+        }
+        if (
+            place and "projection_dim" in config
+        ) or not projected:  # the whole has projections, or nothing has
             idle.add(f"{before}projection_dim")
     metadata = None
     if isinstance(checkpoint.files[0], GgufFile):
         keys = checkpoint.files[0].config
         start = f"{keys.get('general.architecture')}."
         in_config = {start + key for key in row.gguf.keys.values()} if row.gguf else set()
-        metadata = {key: value for key, value in keys.items() if key.startswith(start) and key not in in_config}
-        # Several model_types share one architecture in GGUF, and few of these files list their layers' types.
-        present -= {"model_type"} if f"{start}{PATTERN}" in metadata else {"model_type", row.config.listed}
+        metadata = {
+            key: value
+            for key, value in keys.items()
+            if key.startswith(start) and key not in in_config
+        }
+        # Several model_types share one architecture in GGUF, and few of these files list their
+        # layers' types.
+        present -= (
+            {"model_type"} if f"{start}{PATTERN}" in metadata else {"model_type", row.config.listed}
+        )
     before = f"{path}." if path else ""
-    turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}
+    turns = {
+        value
+        for key, value in values.items()
+        if key.startswith(before + GIVEN) and key.endswith("rope_type")
+    }
     yarns = [
-        key.removesuffix("rope_type") for key, value in values.items() if key.endswith("rope_type") and value == "yarn"
+        key.removesuffix("rope_type")
+        for key, value in values.items()
+        if key.endswith("rope_type") and value == "yarn"
     ]
     if all(values.get(each + TRAINED) and values.get(f"{each}factor") for each in yarns):
         turns -= {"yarn"}
@@ -268,19 +369,31 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         read = row.configured(completed_part(config, part, row))
     except CheckpointError:
         read = row
-    any_length = not isinstance(read.rope, GridRope) and turns <= ANY_LENGTH and not read.inputs.positions
+    any_length = (
+        not isinstance(read.rope, GridRope) and turns <= ANY_LENGTH and not read.inputs.positions
+    )
     sizes = ("vocab_size", "n_positions") if any_length else ("vocab_size",)
     idle |= {before + name for size in sizes for name in row.size_keys.get(size, ())}
     words = frozenset(re.findall(r"[a-z_]\w+", stanza_of(row)))
     idle |= {before + KV_HEADS} - {before + name for name in (*row.names, *words)}
     if turns <= {"default"}:
         idle.add(before + TRAINED)
-    known = (frozenset(present), frozenset(follows), words, metadata, _readers(config, path), frozenset(idle), makes)
+    known = (
+        frozenset(present),
+        frozenset(follows),
+        words,
+        metadata,
+        _readers(config, path),
+        frozenset(idle),
+        makes,
+    )
     return Stated(values, spelled, *known, f"{before}model_type", computed_by(read))
 
 
 def as_written(checkpoint: Checkpoint) -> Stated:
-    """What the config of a checkpoint says where no row reads it: no key is known to have the value of another."""
+    """What the config of a checkpoint says where no row reads it: no key is known to have the value
+    of another.
+    """
     values = dict(_flat(checkpoint.config.raw))
     return Stated(values, present=frozenset(values), readers=_readers(checkpoint.config, ""))
 
@@ -291,14 +404,21 @@ def _readers(config: Config, chosen: str) -> dict[str, Reader]:
     has_head = isinstance(names, list) and any(HEAD.fullmatch(str(name)) for name in names)
     rows = {kind: _rows(kind) for _, _, kind in _sections(config, chosen)}
     turning = {kind for kind, known in rows.items() if not known or any(row.rope for row in known)}
-    return {place: Reader(kind, has_head, kind in turning) for place, _, kind in _sections(config, chosen)}
+    return {
+        place: Reader(kind, has_head, kind in turning)
+        for place, _, kind in _sections(config, chosen)
+    }
 
 
 def _sections(config: Config, chosen: str) -> Iterator[tuple[str, Config, str]]:
-    """The parts of a config that have a class of their own: where they are, without parts in them, their model_type."""
+    """The parts of a config that have a class of their own: where they are, without parts in them,
+    their model_type.
+    """
     kinds = class_says(config.get("model_type"), "parts")
     inner = {path: part for path, part in parts(config) if path}
-    classes = {path: str(part.get("model_type") or kinds.get(path) or "") for path, part in inner.items()}
+    classes = {
+        path: str(part.get("model_type") or kinds.get(path) or "") for path, part in inner.items()
+    }
     classes = {
         "": str(config.get("model_type") or ""),
         **{p: kind for p, kind in classes.items() if kind or p == chosen},
@@ -306,19 +426,37 @@ def _sections(config: Config, chosen: str) -> Iterator[tuple[str, Config, str]]:
     for path, kind in classes.items():
         section = inner[path] if path else config
         start = f"{path}." if path else ""
-        nested = {p.removeprefix(start).partition(".")[0] for p in classes if p != path and p.startswith(start)}
-        yield path, Config({key: value for key, value in section.items() if key not in nested}, config.file), kind
+        nested = {
+            p.removeprefix(start).partition(".")[0]
+            for p in classes
+            if p != path and p.startswith(start)
+        }
+        yield (
+            path,
+            Config(
+                {key: value for key, value in section.items() if key not in nested}, config.file
+            ),
+            kind,
+        )
 
 
-def _normal(whole: Config, row: Family, section: Config, kind: str, chosen: Config | None) -> Stated:
+def _normal(
+    whole: Config, row: Family, section: Config, kind: str, chosen: Config | None
+) -> Stated:
     """One section with its sizes, heads, layers and rotation as the row that reads it says them.
 
     `chosen` is the part of the config that the row was chosen for, if the section is that part.
     """
     aliases = tables()["names"].get(kind, {})
-    raw = {aliases.get(key, key): value for key, value in section.items() if aliases.get(key, key) not in section}
+    raw = {
+        aliases.get(key, key): value
+        for key, value in section.items()
+        if aliases.get(key, key) not in section
+    }
     raw |= {key: value for key, value in section.items() if key not in raw and key not in aliases}
-    spelled = {stored: key for key, stored in aliases.items() if key in section and stored not in section}
+    spelled = {
+        stored: key for key, stored in aliases.items() if key in section and stored not in section
+    }
     usual = {**values_of([kind]), **usual_values(kind)}
     values = {**{key: value for key, value in usual.items() if key not in raw}, **raw}
     follows = {key for key, kinds in tables()["derived"].items() if kind in kinds} | FOLLOWS
@@ -326,12 +464,20 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, chosen: Conf
     makes: dict[str, frozenset[str]] = {}
     for read in (row,) if chosen is not None else _rows(kind):
         try:
-            config = completed_part(whole, chosen, read) if chosen is not None else _read(section, read, kind, whole)
+            config = (
+                completed_part(whole, chosen, read)
+                if chosen is not None
+                else _read(section, read, kind, whole)
+            )
             family = read.configured(config)
             numbers = read_config(config, family)
         except CheckpointError:  # as it stands, then
             continue
-        made = {key: value for key, value in config.items() if key not in section or section[key] is not None}
+        made = {
+            key: value
+            for key, value in config.items()
+            if key not in section or section[key] is not None
+        }
         made = {aliases.get(key, key): value for key, value in made.items()}
         values = {key: value for key, value in values.items() if key not in made} | made
         for meaning, names in family.size_keys.items():
@@ -341,11 +487,29 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, chosen: Conf
                 _replace(values, spelled, section, names, stored, getattr(numbers, meaning))
                 present |= {stored} if present & {*names} else set()
         if isinstance(family.heads.kv_heads, tuple) and family.heads.kv_heads:
-            _replace(values, spelled, section, family.heads.kv_heads, family.heads.kv_heads[0], numbers.n_kv_heads)
+            _replace(
+                values,
+                spelled,
+                section,
+                family.heads.kv_heads,
+                family.heads.kv_heads[0],
+                numbers.n_kv_heads,
+            )
         if len(family.heads.head_dim) < 2:
-            _replace(values, spelled, section, ("head_dim", *family.heads.head_dim), "head_dim", numbers.head_dim)
+            _replace(
+                values,
+                spelled,
+                section,
+                ("head_dim", *family.heads.head_dim),
+                "head_dim",
+                numbers.head_dim,
+            )
         if "n_layers" in family.size_keys:
-            period = family.config.layer_types.key if isinstance(family.config.layer_types, Every) else "layer_types"
+            period = (
+                family.config.layer_types.key
+                if isinstance(family.config.layer_types, Every)
+                else "layer_types"
+            )
             names = (family.config.listed, "layer_types", str(period), "sliding_window_pattern")
             _replace(values, spelled, section, names, family.config.listed, [*numbers.layer_types])
             makes |= _by_layer(values, numbers, family, kind)
@@ -372,17 +536,27 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, chosen: Conf
     )
 
 
-def _by_layer(values: dict[str, Any], numbers: ModelConfig, family: Family, kind: str) -> dict[str, frozenset[str]]:
-    """Put lists by layer in the place of what they are made of, and no window where no layer has one.
+def _by_layer(
+    values: dict[str, Any], numbers: ModelConfig, family: Family, kind: str
+) -> dict[str, frozenset[str]]:
+    """Put lists by layer in the place of what they are made of, and no window where no layer has
+    one.
 
     Gives the keys that have no other part, by the list.
     """
     made = {family.config.listed: frozenset(OF_TYPES)}
     rope = family.rope
     turning = rope.rotates if isinstance(rope, Rope) else None
-    by_type = family.config.layer_types is not all_full or kind in tables()["derived"].get("layer_types", ())
-    gated = kind in tables()["values"].get(GATE, ()) and family.config.layer_types is not windows_without_rotation
-    is_seen = "sliding_attention" in numbers.layer_types and not (gated and values.get(GATE) is not True)
+    by_type = family.config.layer_types is not all_full or kind in tables()["derived"].get(
+        "layer_types", ()
+    )
+    gated = (
+        kind in tables()["values"].get(GATE, ())
+        and family.config.layer_types is not windows_without_rotation
+    )
+    is_seen = "sliding_attention" in numbers.layer_types and not (
+        gated and values.get(GATE) is not True
+    )
     if by_type and not is_seen and turning not in (windowed, windowed_if_any, windowed_or_leading):
         values.pop(WINDOW, None)
     if turning is listed:
@@ -400,7 +574,9 @@ def _read(section: Config, row: Family, kind: str, whole: Config) -> Config:
     written = Config(renamed(section, row, kind), section.file)
     same_meaning = row.synonyms([key for key in written if written.has(key)])
     usual = {
-        key: value for key, value in {**usual_values(kind), **row.config.defaults}.items() if key not in same_meaning
+        key: value
+        for key, value in {**usual_values(kind), **row.config.defaults}.items()
+        if key not in same_meaning
     }
     values = {key: value for key, value in {**usual, **written}.items() if value is not None}
     completed = row.completed(values, section.file)
@@ -413,9 +589,16 @@ def _rows(kind: str) -> tuple[Family, ...]:
 
 
 def _replace(
-    values: dict[str, Any], spelled: dict[str, str], section: Config, names: tuple[str, ...], stored: str, value: Any
+    values: dict[str, Any],
+    spelled: dict[str, str],
+    section: Config,
+    names: tuple[str, ...],
+    stored: str,
+    value: Any,
 ) -> None:
-    """Put a number in the place of all the names that it may have; one that says something else stays."""
+    """Put a number in the place of all the names that it may have; one that says something else
+    stays.
+    """
     for name in names:
         given = section.get(name)
         if given is None or given == value or name == stored or isinstance(value, list):
@@ -434,16 +617,30 @@ def _rotation(
     """Put the rotation in the place of all that a config says of it; the keys that it has."""
     local = rope.local[0] if rope.local else ""
     older = _for_older(section, rope, parameters)
-    names = {rope.theta_key, rope.fraction_key, rope.width_key, local, "rope_theta", "rotary_emb_base"}
+    names = {
+        rope.theta_key,
+        rope.fraction_key,
+        rope.width_key,
+        local,
+        "rope_theta",
+        "rotary_emb_base",
+    }
     for key in {*names, "partial_rotary_factor", SCALING, GIVEN, TRAINED} - {""}:
         if key != TRAINED or isinstance(parameters, Mapping):
             values.pop(key, None)
-    flat = {key: value for key, value in _flat({GIVEN: parameters or {}}) if key.rpartition(".")[2] != "type"}
+    flat = {
+        key: value
+        for key, value in _flat({GIVEN: parameters or {}})
+        if key.rpartition(".")[2] != "type"
+    }
     if rope.fraction is None and not rope.dims_key:  # whole heads turn, unless something scales
         for key in [key for key in flat if key.endswith("partial_rotary_factor")]:
             if flat.get(key.replace("partial_rotary_factor", "rope_type"), "default") == "default":
                 values["partial_rotary_factor"] = flat.pop(key)
-    tops = {"rope_theta": rope.theta_key or "rope_theta", "partial_rotary_factor": rope.fraction_key}
+    tops = {
+        "rope_theta": rope.theta_key or "rope_theta",
+        "partial_rotary_factor": rope.fraction_key,
+    }
     for key in flat:
         last = key.rpartition(".")[2]
         if tops.get(last) in section:
@@ -460,7 +657,11 @@ def _for_older(section: Config, rope: Rope, parameters: Any) -> dict[str, Any]:
     if not given or any(isinstance(entry, Mapping) for entry in parameters.values()):
         return {}
     read_inside = {rope.theta_key: "rope_theta", rope.fraction_key: "partial_rotary_factor"}
-    unread = {key for key, name in read_inside.items() if section.get(key) not in (None, parameters.get(name))}
+    unread = {
+        key
+        for key, name in read_inside.items()
+        if section.get(key) not in (None, parameters.get(name))
+    }
     return {key + OLDER: section[key] for key in unread}
 
 
@@ -480,7 +681,12 @@ def _as_stated(values: dict[str, Any], spelled: dict[str, str], section: Config)
 def usual_values(kind: str) -> dict[str, Any]:
     """What the class of a model_type takes for the keys that a config leaves out."""
     values = tables()["usual"].items()
-    return {key: json.loads(text) for key, texts in values for text, kinds in texts.items() if kind in kinds.split()}
+    return {
+        key: json.loads(text)
+        for key, texts in values
+        for text, kinds in texts.items()
+        if kind in kinds.split()
+    }
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

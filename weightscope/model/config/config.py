@@ -36,7 +36,13 @@ KEYS: dict[str, tuple[str, ...]] = {
     "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "d_model": ("hidden_size", "n_embd", "n_embed", "d_model", "dim"),
     "n_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
-    "norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
+    "norm_eps": (
+        "rms_norm_eps",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "norm_epsilon",
+        "norm_eps",
+    ),
     "n_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
     "vocab_size": ("vocab_size",),
     "initial_std": ("initializer_range", "init_std"),
@@ -46,16 +52,20 @@ MOST_LAYERS = 10**4
 
 @dataclass(frozen=True, eq=False)
 class ModelConfig(Config):
-    """A model's config with its sizes normalised over dialects; other values are read as of any `Config`."""
+    """A model's config with its sizes normalised over dialects; other values are read as of any
+    `Config`.
+    """
 
     model_type: str
-    # n_layers, d_model, n_heads, n_kv_heads, head_dim: head_dim is the width of a head's queries and keys
+    # n_layers, d_model, n_heads, n_kv_heads, head_dim: head_dim is the width of a head's queries
+    # and keys
     n_layers: int
     d_model: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
-    norm: str  # "layer_norm" or "rms_norm", or "none" where attention reads the residual stream as it is
+    # "layer_norm" or "rms_norm", or "none" where attention reads the residual stream as it is
+    norm: str
     norm_eps: float
     layer_types: tuple[str, ...]  # every layer's kind, as transformers names them
     # rotary parameters (theta, fraction, kind, scaling) by layer type; empty without rotation
@@ -65,7 +75,9 @@ class ModelConfig(Config):
 
     @property
     def initial_std(self) -> float | None:
-        """Of the normal distribution that embeddings began with; None where the config does not say it, or absurdly."""
+        """Of the normal distribution that embeddings began with; None where the config does not say
+        it, or absurdly.
+        """
         try:
             return self.number(*KEYS["initial_std"], smallest=1e-6, largest=100.0)
         except CheckpointError:
@@ -74,7 +86,9 @@ class ModelConfig(Config):
 
 @dataclass(frozen=True)
 class Every:
-    """Layer types by a period: layer i is `then` when i % period is `phase` (counted from the end if negative)."""
+    """Layer types by a period: layer i is `then` when i % period is `phase` (counted from the end
+    if negative).
+    """
 
     key: str | int  # the config's key for the period; or the period
     phase: int = -1
@@ -85,14 +99,21 @@ class Every:
     def __call__(self, config: Config, n_layers: int) -> tuple[str, ...]:
         """Every layer's type."""
         period = self.key if isinstance(self.key, int) else config.size(self.key)
-        types = [self.then if i % period == self.phase % period else self.otherwise for i in range(n_layers)]
+        types = [
+            self.then if i % period == self.phase % period else self.otherwise
+            for i in range(n_layers)
+        ]
         return (*types[:-1], self.last or types[-1])
 
 
 def listed_sizes(config: "ModelConfig", layer: int) -> Mapping[str, Any]:
-    """What `per_layer_config` says of one layer, by the config's keys: sizes that are others than the model's."""
+    """What `per_layer_config` says of one layer, by the config's keys: sizes that are others than
+    the model's.
+    """
     listed = config.inside("per_layer_config")
-    if not all(isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 9 for key in listed):
+    if not all(
+        isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 9 for key in listed
+    ):
         raise config.error("per_layer_config", "an object by layers' numbers")
     return next((listed.inside(key) for key in listed if int(key) == layer), {})
 
@@ -110,9 +131,11 @@ def stated(config: Config, n_layers: int) -> tuple[str, ...]:
     raise config.error("layer_types", "a list with every layer's type")
 
 
-# What the parts of a config may leave out because transformers' classes have it by default: sizes, and model_types.
+# What the parts of a config may leave out because transformers' classes have it by default: sizes,
+# and model_types.
 #
-# Old files do leave it out (LLaVA 1.5 names no sizes of its text model). `defaults.json` is made of those classes.
+# Old files do leave it out (LLaVA 1.5 names no sizes of its text model). `defaults.json` is made of
+# those classes.
 
 FILE = Path(__file__).with_name("defaults.json")
 
@@ -120,17 +143,23 @@ FILE = Path(__file__).with_name("defaults.json")
 def class_says(model_type: object, what: str) -> dict[str, Any]:
     """What transformers' class of a model_type says; empty for one that is not known.
 
-    `what` is "sizes" (of its default config, by its own keys), "parts" (the model_types of the parts of a wrapper's
-    default config, by the keys that lead there), "values" (taken where a config leaves them out), "names" (of sizes
-    that the class knows, each with the one that it stores the size under) or "rope" (the rotary parameters of a config
-    that has none; empty where they are plain).
-    """
+    `what` is "sizes" (of its default config, by its own keys), "parts" (the model_types of the
+    parts of a wrapper's default config, by the keys that lead there), "values" (taken where a
+    config leaves them out), "names" (of sizes that the class knows, each with the one that it
+    stores the size under) or "rope" (the rotary parameters of a config that has none; empty where
+    they are plain)."""
     return _defaults().get(model_type, {}).get(what, {}) if isinstance(model_type, str) else {}
 
 
 def values_of(model_types: Iterable[str]) -> dict[str, Any]:
-    """What the config of an architecture may leave out, and what transformers takes then; the first type's wins."""
-    return {key: value for kind in reversed([*model_types]) for key, value in class_says(kind, "values").items()}
+    """What the config of an architecture may leave out, and what transformers takes then; the first
+    type's wins.
+    """
+    return {
+        key: value
+        for kind in reversed([*model_types])
+        for key, value in class_says(kind, "values").items()
+    }
 
 
 @lru_cache(None)

@@ -1,9 +1,8 @@
 """What a key of config.json decides: the computation, nothing, or what is not known.
 
-`config_defaults.json` says which keys the code of transformers' class for a model_type takes and reads. A key that this
-code reads counts, whatever it is called; one that it takes and never reads decides nothing; one that it does not know
-may be for another reader.
-"""
+`config_defaults.json` says which keys the code of transformers' class for a model_type takes and
+reads. A key that this code reads counts, whatever it is called; one that it takes and never reads
+decides nothing; one that it does not know may be for another reader."""
 
 import re
 from collections.abc import Mapping
@@ -14,9 +13,10 @@ from typing import Any, NamedTuple
 from weightscope.checkpoint.config import read_json
 
 FILE = Path(__file__).with_name("config_defaults.json")
-# Keys that say who wrote a file, how weights are stored or begin, what training drops or adds to its loss, which of
-# several outputs are handed over, how text is generated, and what classes are called. No trained model computes
-# anything else for them; a key that the model's row reads counts all the same.
+# Keys that say who wrote a file, how weights are stored or begin, what training drops or adds to
+# its loss, which of several outputs are handed over, how text is generated, and what classes are
+# called. No trained model computes anything else for them; a key that the model's row reads counts
+# all the same.
 NO_EFFECT = re.compile(
     r"transformers_version|_?(model_)?name_or_path|_commit_hash|(torch_)?dtype|architectures|use_bfloat16"
     r"|(quantization|compression|generation)(_config)?(\..*)?"
@@ -36,7 +36,11 @@ NO_EFFECT = re.compile(
     r"|\w*ignore_index|exponential_decay_length_penalty|max_new_tokens|begin_suppress_tokens|transformers_weights",
     re.ASCII,
 )
-STORAGE = {"quantization", "quantization_config", "compression_config"}  # how weights are packed: read with them
+STORAGE = {
+    "quantization",
+    "quantization_config",
+    "compression_config",
+}  # how weights are packed: read with them
 EFFECTS = COMPUTATION, UNKNOWN, NONE = "computation", "unknown", "none"
 # Keys that decide the computation, whether attention's row reads them or not.
 KNOWN = re.compile(
@@ -46,7 +50,8 @@ KNOWN = re.compile(
     re.ASCII,
 )
 
-# Classes that put a head for some task on a model; those keys that only they read decide nothing without them.
+# Classes that put a head for some task on a model; those keys that only they read decide nothing
+# without them.
 HEAD = re.compile(
     r".*(For(Sequence|Token|Audio|AudioFrame|Image|Video)Classification(WithTeacher)?|ForQuestionAnswering"
     r"|ForMultipleChoice|ForXVector|ForMaskedImageModeling|ForNextSentencePrediction|Summary|DoubleHeadsModel"
@@ -54,8 +59,14 @@ HEAD = re.compile(
     re.ASCII,
 )
 # Keys that every class of transformers 4 took; the code of most reads none of them.
-OF_ALL = {"is_decoder", "is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size",
-          "tie_encoder_decoder", "pruned_heads"}  # fmt: skip
+OF_ALL = {
+    "is_decoder",
+    "is_encoder_decoder",
+    "add_cross_attention",
+    "cross_attention_hidden_size",
+    "tie_encoder_decoder",
+    "pruned_heads",
+}
 
 
 class Reader(NamedTuple):
@@ -87,7 +98,9 @@ class Reader(NamedTuple):
     def takes(self, key: str) -> bool:
         """Whether it knows such a key, or is not known itself."""
         fields = ("values", "derived", "unset")
-        return not self.is_known or key == "auto_map" or any(self._is(title, key) for title in fields)
+        return (
+            not self.is_known or key == "auto_map" or any(self._is(title, key) for title in fields)
+        )
 
     def _is(self, title: str, key: str) -> bool:
         return self.kind in tables()[title].get(key, ())
@@ -120,7 +133,9 @@ def tables() -> dict[str, dict[str, Any]]:
     """What the file says, with model_types as sets."""
     table = read_json(FILE)
     split = ("derived", "unset", "unread", "read", "heads")
-    kinds = {title: {key: {*kinds.split()} for key, kinds in table[title].items()} for title in split}
+    kinds = {
+        title: {key: {*kinds.split()} for key, kinds in table[title].items()} for title in split
+    }
     values = {key: {*" ".join(texts.values()).split()} for key, texts in table["values"].items()}
     return {"names": table["names"], "usual": table["values"], "values": values, **kinds}
 

@@ -1,11 +1,10 @@
 """From a config and a row to the numbers of one model, in whichever dialect the config is written.
 
 transformers standardises a config before it builds a model: `attribute_map` renames sizes, and
-`convert_rope_params_to_dict` turns what older versions wrote of rotation into `rope_parameters`. `renamed` and
-`standardised` do the same. Where a config says two things at once, transformers' rule decides and a note says so;
-without a rule the config is refused. Where versions of transformers differ, the one that wrote the file decides; a
-file that does not name it is refused.
-"""
+`convert_rope_params_to_dict` turns what older versions wrote of rotation into `rope_parameters`.
+`renamed` and `standardised` do the same. Where a config says two things at once, transformers' rule
+decides and a note says so; without a rule the config is refused. Where versions of transformers
+differ, the one that wrote the file decides; a file that does not name it is refused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,28 +24,43 @@ SIZES = {name for meaning in NEEDED for name in KEYS[meaning]}
 
 
 def completed_part(config: Config, part: Config, family: Family) -> Config:
-    """The part of a config that describes this model, with the architecture's defaults for keys left out.
+    """The part of a config that describes this model, with the architecture's defaults for keys
+    left out.
 
-    A key that is there and null means null, as it does to transformers. A size under one name leaves no default of
-    another.
-    """
+    A key that is there and null means null, as it does to transformers. A size under one name
+    leaves no default of another."""
     inherited: dict[str, Any] = {}
     kind = part.get("model_type") or config.get("model_type")
-    if part.raw is not config.raw:  # a wrapper's part: it may leave its sizes to the architecture, too
+    if (
+        part.raw is not config.raw
+    ):  # a wrapper's part: it may leave its sizes to the architecture, too
         wrapper = config.get("model_type")
         inner = f"{wrapper}.{family.part}"  # a class that is the wrapper's own
-        usual = part.get("model_type") or class_says(wrapper, "parts").get(family.part) or family.types[0]
+        usual = (
+            part.get("model_type")
+            or class_says(wrapper, "parts").get(family.part)
+            or family.types[0]
+        )
         kind = inner if class_says(inner, "names") else usual
-        sizes = class_says(inner, "sizes") or class_says(usual, "sizes") or class_says(family.types[0], "sizes")
+        sizes = (
+            class_says(inner, "sizes")
+            or class_says(usual, "sizes")
+            or class_says(family.types[0], "sizes")
+        )
         inherited = {"model_type": usual, **sizes}
         if config.get("tie_word_embeddings") is True:
             inherited["tie_word_embeddings"] = True
     kind = str(kind)
     values = Config(renamed(part, family, kind), part.file)
     stated = family.synonyms([key for key in values if values.has(key)])
-    defaults = {key: value for key, value in {**family.config.defaults, **inherited}.items() if key not in stated}
+    defaults = {
+        key: value
+        for key, value in {**family.config.defaults, **inherited}.items()
+        if key not in stated
+    }
     completed = family.completed(
-        {key: value for key, value in {**defaults, **values}.items() if value is not None}, config.file
+        {key: value for key, value in {**defaults, **values}.items() if value is not None},
+        config.file,
     )
     return standardised(part, completed.raw, family.configured(completed), kind, config)
 
@@ -56,12 +70,21 @@ def read_config(config: Config, family: Family) -> ModelConfig:
     keys = family.size_keys
     listed = config.get(family.config.listed)
     usual = len(listed) if isinstance(listed, list) else None
-    n_layers = config.size(*keys["n_layers"], default=usual, largest=MOST_LAYERS) * family.config.attentions
+    n_layers = (
+        config.size(*keys["n_layers"], default=usual, largest=MOST_LAYERS)
+        * family.config.attentions
+    )
     d_model = config.size(*keys["d_model"])
     n_heads, n_kv_heads, head_dim = head_sizes(config, family)
     rules = family.config
-    types = config.strings(rules.listed, n_layers) if rules.listed in config else rules.layer_types(config, n_layers)
-    attending = {kind for kind in types if not rules.attention_types or kind in rules.attention_types}
+    types = (
+        config.strings(rules.listed, n_layers)
+        if rules.listed in config
+        else rules.layer_types(config, n_layers)
+    )
+    attending = {
+        kind for kind in types if not rules.attention_types or kind in rules.attention_types
+    }
     norm, eps = family.norms.before, 0.0
     if norm is not None and norm.eps is not None:
         eps = norm.eps
@@ -80,7 +103,9 @@ def read_config(config: Config, family: Family) -> ModelConfig:
         norm="none" if norm is None else "layer_norm" if norm.centred else "rms_norm",
         norm_eps=eps,
         layer_types=types,
-        rope={kind: family.rope.parameters(config, kind) for kind in attending} if family.rope else {},
+        rope={kind: family.rope.parameters(config, kind) for kind in attending}
+        if family.rope
+        else {},
         n_positions=config.size(*keys["n_positions"]) if config.has(*keys["n_positions"]) else None,
         vocab_size=config.size(*keys["vocab_size"]) if config.has(*keys["vocab_size"]) else None,
     )
@@ -95,34 +120,46 @@ def head_sizes(config: Config, family: Family) -> tuple[int, int, int]:
     d_model, n_heads = config.size(*keys["d_model"]), config.size(*keys["n_heads"])
     n_kv_heads = kv_heads if isinstance(kv_heads, int) else config.size(*kv_heads, default=n_heads)
     if n_heads % n_kv_heads:
-        raise CheckpointError(f"{n_heads} heads do not divide into {n_kv_heads} key-value heads", file=config.file)
+        raise CheckpointError(
+            f"{n_heads} heads do not divide into {n_kv_heads} key-value heads", file=config.file
+        )
     if family.heads.head_dim and all(config.has(key) for key in family.heads.head_dim):
         head_dim = sum(config.count(key) for key in family.heads.head_dim)
     elif d_model % n_heads:
-        raise CheckpointError(f"width {d_model} does not divide into {n_heads} heads", file=config.file)
+        raise CheckpointError(
+            f"width {d_model} does not divide into {n_heads} heads", file=config.file
+        )
     else:
         head_dim = d_model // n_heads
     return n_heads, n_kv_heads, head_dim
 
 
 def in_layer(config: ModelConfig, family: Family, index: int) -> tuple[ModelConfig, Family]:
-    """A model's numbers and its row as one layer has them: heads and their widths may differ from layer to layer."""
+    """A model's numbers and its row as one layer has them: heads and their widths may differ from
+    layer to layer.
+    """
     row, sizes = family.in_layer(config.layer_types[index]), family.config.sizes(config, index)
     if row is family and not sizes:
         return config, family
     values = Config({**config.raw, **sizes}, config.file)
     n_heads, n_kv_heads, head_dim = head_sizes(values, row)
-    return replace(config, raw=values.raw, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim), row
+    return replace(
+        config, raw=values.raw, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim
+    ), row
 
 
 def attends(config: ModelConfig, family: Family, index: int) -> bool:
     """Whether a layer is attention to what enters it; in hybrid models others are not."""
     kinds = family.config.attention_types
-    return (not kinds or config.layer_types[index] in kinds) and family.keys_of(config, index) == index
+    return (not kinds or config.layer_types[index] in kinds) and family.keys_of(
+        config, index
+    ) == index
 
 
 def borrows(config: ModelConfig, family: Family, index: int) -> bool:
-    """Whether a layer is attention of what enters it to keys and values that an earlier layer has made."""
+    """Whether a layer is attention of what enters it to keys and values that an earlier layer has
+    made.
+    """
     source = family.keys_of(config, index)
     return source != index and attends(config, family, source)
 
@@ -157,7 +194,10 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
     for name, stored in known.items():
         value = values.get(name)
         if name != stored and value is not None:
-            if not {name, stored}.isdisjoint(read | SIZES) and part.get(stored, value) not in (None, value):
+            if not {name, stored}.isdisjoint(read | SIZES) and part.get(stored, value) not in (
+                None,
+                value,
+            ):
                 raise part.error(name, f"{part[stored]}, as its other name '{stored}' says,")
             if not stored:
                 raise part.error(name, f"nothing, as {kind} makes another number of it,")
@@ -171,7 +211,12 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
         for name in strange:
             value = values.pop(name)
             usual = next(
-                (family.config.defaults[name] for name in stored_names if name in family.config.defaults), None
+                (
+                    family.config.defaults[name]
+                    for name in stored_names
+                    if name in family.config.defaults
+                ),
+                None,
             )
             if value is not None and not stated and meaning in NEEDED and value != usual:
                 problem = f"'{name}' is {str(value)[:40]}, but {kind} reads '{stored_names[0]}', which is missing"
@@ -182,7 +227,9 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
 # Rotation.
 
 
-def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: str, whole: Config) -> Config:
+def standardised(
+    part: Config, values: Mapping[str, Any], family: Family, kind: str, whole: Config
+) -> Config:
     """A config with its rotation in one form.
 
     part: As the file has it.
@@ -197,21 +244,42 @@ def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: 
     _refuse_unread_width(part, config, family, kind)
     emptied = SCALING in part and not part[SCALING]
     usual = class_says(kind, "rope") or class_says(family.types[0], "rope")
-    rotary = _Rotary(config, rope, usual, _writer_of(whole), free=not class_says(kind, "names"), emptied=emptied)
-    made = {key: value for key, value in values.items() if key != SCALING} | {GIVEN: rotary.standard()}
+    rotary = _Rotary(
+        config, rope, usual, _writer_of(whole), free=not class_says(kind, "names"), emptied=emptied
+    )
+    made = {key: value for key, value in values.items() if key != SCALING} | {
+        GIVEN: rotary.standard()
+    }
     return replace(config, raw=made, notes=tuple(rotary.notes))
 
 
 def _refuse_unread_width(part: Config, config: Config, family: Family, kind: str) -> None:
-    """Refuse a head_dim that a rotary module reads in another way than projections: null, or unknown to the class."""
+    """Refuse a head_dim that a rotary module reads in another way than projections: null, or
+    unknown to the class.
+    """
     known, keys = class_says(kind, "names"), family.size_keys
-    if isinstance(family.rope, Rope) and family.rope.start_key and "head_dim" in part and not part.has("head_dim"):
-        raise part.error("head_dim", "a number, or no such key: its code would divide the model's width by its heads")
-    if not known or "head_dim" in known or "head_dim" in family.heads.head_dim or not config.has("head_dim"):
+    if (
+        isinstance(family.rope, Rope)
+        and family.rope.start_key
+        and "head_dim" in part
+        and not part.has("head_dim")
+    ):
+        raise part.error(
+            "head_dim",
+            "a number, or no such key: its code would divide the model's width by its heads",
+        )
+    if (
+        not known
+        or "head_dim" in known
+        or "head_dim" in family.heads.head_dim
+        or not config.has("head_dim")
+    ):
         return
     width = config.size(*keys["d_model"]) // config.size(*keys["n_heads"])
     if config["head_dim"] != width:
-        raise config.error("head_dim", f"{width}, or nothing, as {kind} takes its width from the model's,")
+        raise config.error(
+            "head_dim", f"{width}, or nothing, as {kind} takes its width from the model's,"
+        )
 
 
 @dataclass
@@ -232,7 +300,9 @@ class _Rotary:
         if scaling and not self.rope.scaling:
             raise self.values.error(SCALING, f"{GIVEN}, as this architecture does not read it,")
         if scaling.has("type") and scaling.get("rope_type", scaling["type"]) != scaling["type"]:
-            raise scaling.error("type", f"{scaling['rope_type']}, as 'rope_type' says,")  # 4 takes this, 5 the other
+            raise scaling.error(
+                "type", f"{scaling['rope_type']}, as 'rope_type' says,"
+            )  # 4 takes this, 5 the other
         if not self.rope.theta_key:  # the code's own base, whatever the config says
             return {"rope_theta": self.rope.theta}
         if self.rope.local:
@@ -244,24 +314,38 @@ class _Rotary:
         return self._one(given, scaling)
 
     def _one(self, given: Config, scaling: Config) -> dict[str, Any]:
-        """One rotation for all layers: what rope_scaling says takes the place of all that rope_parameters says."""
+        """One rotation for all layers: what rope_scaling says takes the place of all that
+        rope_parameters says.
+        """
         chosen = scaling or given
         if _nested(chosen):
             raise self.values.error(SCALING if scaling else GIVEN, "one rotation for all layers")
         top = self._top()
         made = self._complete(top, chosen)
         if scaling and given and GIVEN in self.values:
-            self._say(made, self._complete(top, given), "what rope_parameters says; rope_scaling is read instead")
+            self._say(
+                made,
+                self._complete(top, given),
+                "what rope_parameters says; rope_scaling is read instead",
+            )
         elif scaling:  # transformers 4 took bases and shares from the top alone
             inner = {key: value for key, value in chosen.items() if key not in top}
             made = self._as_written("rope_theta in rope_scaling", self._complete(top, inner), made)
         elif self.emptied and GIVEN not in self.values:
             made = self._as_written("an empty rope_scaling", self._complete(top, {}), made)
         elif self.values.has(self.rope.theta_key):
-            self._say(made, {**made, **top}, f"what {self.rope.theta_key} says; rope_parameters is read instead")
-        for key in {"rope_theta", "rotary_emb_base"} - {self.rope.theta_key}:  # which other code reads
+            self._say(
+                made,
+                {**made, **top},
+                f"what {self.rope.theta_key} says; rope_parameters is read instead",
+            )
+        for key in {"rope_theta", "rotary_emb_base"} - {
+            self.rope.theta_key
+        }:  # which other code reads
             if self.values.has(key) and self.values[key] != made["rope_theta"]:
-                raise self.values.error(key, f"{made['rope_theta']}, the base that transformers reads,")
+                raise self.values.error(
+                    key, f"{made['rope_theta']}, the base that transformers reads,"
+                )
         if made["rope_type"] != "default" and self.values.has(TRAINED):
             made[TRAINED] = self.values[TRAINED]
         return made
@@ -271,14 +355,28 @@ class _Rotary:
         if scaling:
             raise self.values.error(SCALING, f"{GIVEN} with an entry for each layer type")
         self._refuse_flat(given)
-        entries = {kind: entry for kind, entry in given.items() if entry is None or isinstance(entry, Mapping)}
-        for key, inner in ((self.rope.theta_key, "rope_theta"), (self.rope.fraction_key, "partial_rotary_factor")):
-            if self.values.has(key) and not all(inner in entry for entry in entries.values() if entry is not None):
+        entries = {
+            kind: entry
+            for kind, entry in given.items()
+            if entry is None or isinstance(entry, Mapping)
+        }
+        for key, inner in (
+            (self.rope.theta_key, "rope_theta"),
+            (self.rope.fraction_key, "partial_rotary_factor"),
+        ):
+            if self.values.has(key) and not all(
+                inner in entry for entry in entries.values() if entry is not None
+            ):
                 raise self.values.error(key, f"an '{inner}' for each layer type in {GIVEN}")
-        return {kind: None if entry is None else self._complete(self._top(), entry) for kind, entry in entries.items()}
+        return {
+            kind: None if entry is None else self._complete(self._top(), entry)
+            for kind, entry in entries.items()
+        }
 
     def _merged(self, given: Config, scaling: Config) -> dict[str, Any]:
-        """Full and sliding attention: rope_scaling is added to the entry of the former, or to both."""
+        """Full and sliding attention: rope_scaling is added to the entry of the former, or to
+        both.
+        """
         self._refuse_flat(given)
         made: dict[str, Any] = {}
         for kind in (FULL, SLIDING):
@@ -287,12 +385,16 @@ class _Rotary:
                 key, base = self.rope.local
             scaled = scaling if kind == FULL or self.rope.local_scaled else {}
             before = {**self._top(), "rope_theta": self.values.get(key, base)}
-            taken = kind == SLIDING and key == self.rope.theta_key  # transformers 5 has spent it on full attention
+            taken = (
+                kind == SLIDING and key == self.rope.theta_key
+            )  # transformers 5 has spent it on full attention
             now = {**before, "rope_theta": base} if taken else before
             usual = {**entry, "rope_type": self._kind(entry)}
             inner = {key: value for key, value in scaled.items() if key != "rope_theta"}
             four = {**before, **usual, **inner, "rope_type": self._kind(scaled or entry)}
-            made[kind] = self._as_written(f"the older words for {kind}", four, {**now, **usual, **scaled})
+            made[kind] = self._as_written(
+                f"the older words for {kind}", four, {**now, **usual, **scaled}
+            )
         return made
 
     def _refuse_flat(self, given: Config) -> None:
@@ -314,7 +416,10 @@ class _Rotary:
 
     def _kind(self, chosen: Mapping[str, Any]) -> Any:
         """The kind of scaling, by the newer word or else the older."""
-        return next((chosen[word] for word in ("rope_type", "type") if chosen.get(word) is not None), "default")
+        return next(
+            (chosen[word] for word in ("rope_type", "type") if chosen.get(word) is not None),
+            "default",
+        )
 
     def _say(self, made: Mapping[str, Any], other: Mapping[str, Any], rule: str) -> None:
         """Note which of two contradictory statements is read."""
@@ -329,7 +434,9 @@ class _Rotary:
         if self.writer is None:
             problem = f"has {what}: {readings}; it has no transformers_version, so say which in rope_parameters"
             raise CheckpointError(problem, file=self.values.file)
-        self.notes.append(f"{what}: {readings}; version {self.writer} wrote the file, and it is read so")
+        self.notes.append(
+            f"{what}: {readings}; version {self.writer} wrote the file, and it is read so"
+        )
         return four if self.writer < 5 else five
 
 

@@ -1,10 +1,11 @@
-"""How a checkpoint is read: which attention stacks it holds, which row reads each, and where each one is.
+"""How a checkpoint is read: which attention stacks it holds, which row reads each, and where each
+one is.
 
-Language models that see, hear or are tuned carry their decoder under a name of the wrapper's choice, and its config
-under another. Wrappers are not listed anywhere. The model_type identifies a part of the config (`class_says` has those
-that a wrapper leaves out). Its tensors are recognised by the names that its row gives them, by its sizes, and by words
-that the part's keys share with the tensors' names.
-"""
+Language models that see, hear or are tuned carry their decoder under a name of the wrapper's
+choice, and its config under another. Wrappers are not listed anywhere. The model_type identifies a
+part of the config (`class_says` has those that a wrapper leaves out). Its tensors are recognised by
+the names that its row gives them, by its sizes, and by words that the part's keys share with the
+tensors' names."""
 
 import re
 from collections import Counter
@@ -31,13 +32,24 @@ from weightscope.model.rows.table import FAMILIES, known_rows, unproved
 
 DEEPEST = 3  # objects within objects of a config that are looked into
 SIZES = ("n_layers", "d_model", "n_heads")
-LANGUAGE = ("text", "decoder")  # what a checkpoint of several stacks is opened by unless another is asked for
+LANGUAGE = (
+    "text",
+    "decoder",
+)  # what a checkpoint of several stacks is opened by unless another is asked for
 # Words that say the same in the keys of configs and in the names of tensors.
-WORDS = {"language": "text", "llm": "text", "visual": "vision", "image": "vision", "vit": "vision", "speech": "audio"}
+WORDS = {
+    "language": "text",
+    "llm": "text",
+    "visual": "vision",
+    "image": "vision",
+    "vit": "vision",
+    "speech": "audio",
+}
 KINDS = {"text", "vision", "audio"}
 # In the names of modules that only attention has, whichever family it is of.
 ATTENTION = ("attn", "attention", "Attention", "q_proj", "query", "qkv")
-# Alike names are no reason to read it as another family: half of such guesses are wrong. What is proved is right.
+# Alike names are no reason to read it as another family: half of such guesses are wrong. What is
+# proved is right.
 ADOPT = "`weightscope adopt SOURCE` looks for a row that reads it and proves it{lacking}; {ways}"
 WAYS = (
     "`weightscope adopt SOURCE --with module:Class` does so with a class of your own, `weightscope draft SOURCE` drafts"
@@ -57,7 +69,9 @@ class Reading:
     config: ModelConfig
     kind: object = None  # the model_type of config.json; None where the row is on trial
     asked: str | None = None  # what the row was asked for by: its name or a model_type
-    stacks: "Mapping[str, Stack] | None" = field(default=None, repr=False)  # that rows of the table read, if looked for
+    stacks: "Mapping[str, Stack] | None" = field(
+        default=None, repr=False
+    )  # that rows of the table read, if looked for
 
     @cached_property
     def row(self) -> Family:
@@ -71,7 +85,9 @@ class Reading:
 
     @cached_property
     def _unproved(self) -> str:
-        """What is said where no comparison has shown that the row reads this kind of model; else empty."""
+        """What is said where no comparison has shown that the row reads this kind of model; else
+        empty.
+        """
         part = self.part.get("model_type")
         if self.stated.origin or self.kind is None:
             return ""
@@ -85,10 +101,15 @@ class Reading:
 class Stack:
     """An attention model within a checkpoint."""
 
-    name: str  # "text", "vision", "audio", "encoder", "decoder", "cross" ...; its place where several are of a kind
-    row: Family | None = field(repr=False)  # the row that reads it, told where it is; None where none does
+    # "text", "vision", "audio", "encoder", "decoder", "cross" ...; its place where several are of a
+    # kind
+    name: str
+    row: Family | None = field(
+        repr=False
+    )  # the row that reads it, told where it is; None where none does
     model_type: str
-    part: str  # the keys that lead to its part of the config, with dots between them; empty for all of it
+    # the keys that lead to its part of the config, with dots between them; empty for all of it
+    part: str
     prefix: str  # what stands before its tensors' names
     refusal: str = ""  # why it is not read; empty where it is
     reading: Reading | None = field(default=None, repr=False)  # None where it is not read
@@ -110,7 +131,10 @@ class Stack:
 
 
 def decide(
-    checkpoint: Checkpoint, name: str | None = None, tower: str | None = None, families: str | Path | None = None
+    checkpoint: Checkpoint,
+    name: str | None = None,
+    tower: str | None = None,
+    families: str | Path | None = None,
 ) -> Reading:
     """How a checkpoint is read: which row, which part of its config, which prefix.
 
@@ -129,8 +153,9 @@ def decide(
     Raises
     ------
     CheckpointError
-        No row reads it, or several do and `tower` does not say which. The message names `weightscope adopt`; where no
-        model_type is said, which adopting needs, it names the family whose tensor names are nearest.
+        No row reads it, or several do and `tower` does not say which. The message names
+        `weightscope adopt`; where no model_type is said, which adopting needs, it names the family
+        whose tensor names are nearest.
     """
     stacks = readable(checkpoint, families) if name is None else {}
     stack, prefix = choose(stacks, tower), None
@@ -138,7 +163,9 @@ def decide(
         row, prefix = stack.row, stack.prefix
     elif stacks:
         if tower and (stack := choose(unread(stacks, checkpoint), tower)):
-            raise CheckpointError(f"its {stack.name} stack is not read: {stack.refusal}", file=checkpoint.name)
+            raise CheckpointError(
+                f"its {stack.name} stack is not read: {stack.refusal}", file=checkpoint.name
+            )
         read = {stack.row.name for stack in stacks.values() if stack.row}
         what = read.pop() if len(read) == 1 else str(checkpoint.config.get("model_type"))
         raise _refuse_choice(stacks, what, checkpoint, tower)
@@ -149,7 +176,11 @@ def decide(
 
 
 def read_as(
-    checkpoint: Checkpoint, row: Family, prefix: str | None = None, kind: object = None, asked: str | None = None
+    checkpoint: Checkpoint,
+    row: Family,
+    prefix: str | None = None,
+    kind: object = None,
+    asked: str | None = None,
 ) -> Reading:
     """A checkpoint as a row reads it."""
     part = part_of(checkpoint, row)
@@ -168,7 +199,9 @@ def stacks_of(checkpoint: Checkpoint, known: Reading | None = None) -> dict[str,
     stacks = None if known is None else known.stacks
     if stacks is None:
         stacks = readable(checkpoint)
-    return {name: _read(checkpoint, stack, known) for name, stack in stacks.items()} | unread(stacks, checkpoint)
+    return {name: _read(checkpoint, stack, known) for name, stack in stacks.items()} | unread(
+        stacks, checkpoint
+    )
 
 
 def _read(checkpoint: Checkpoint, stack: Stack, known: Reading | None) -> Stack:
@@ -186,7 +219,9 @@ def _read(checkpoint: Checkpoint, stack: Stack, known: Reading | None) -> Stack:
 
 
 def as_published(checkpoint: Checkpoint) -> Checkpoint:
-    """A file that was converted (GGUF, MLX) or has its trainer's names, as transformers has it; any other as it is."""
+    """A file that was converted (GGUF, MLX) or has its trainer's names, as transformers has it; any
+    other as it is.
+    """
     checkpoint = unwrapped(checkpoint)
     file = checkpoint.files[0]
     if isinstance(file, GgufFile):
@@ -199,24 +234,30 @@ def as_published(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-# Where the model of a row is in a checkpoint: before which tensors' names, and in which part of the config.
+# Where the model of a row is in a checkpoint: before which tensors' names, and in which part of the
+# config.
 
 
 def prefixes_of(checkpoint: Checkpoint, family: Family) -> list[str]:
-    """Every beginning of names under which some layer has all the projections of a row, the row's own first.
+    """Every beginning of names under which some layer has all the projections of a row, the row's
+    own first.
 
     Where some have an embedding of tokens too, only those.
     """
     complete = complete_prefixes(checkpoint, family)
     with_tokens = [prefix for prefix in complete if prefix + family.inputs.tokens in checkpoint]
-    return sorted(with_tokens or complete, key=lambda prefix: (prefix not in family.prefixes, prefix))
+    return sorted(
+        with_tokens or complete, key=lambda prefix: (prefix not in family.prefixes, prefix)
+    )
 
 
 def complete_prefixes(checkpoint: Checkpoint, family: Family) -> list[str]:
     """Every beginning of names under which some layer has all the projections of a row."""
     modules = {family.heads.k, family.heads.v, family.heads.out}
     layer = re.escape(family.layer).replace(re.escape("{i}"), r"\d+")
-    named = re.compile(rf"((?:.*\.)?){layer}({'|'.join(map(re.escape, modules))})(?:\.|_weight$)", re.ASCII)
+    named = re.compile(
+        rf"((?:.*\.)?){layer}({'|'.join(map(re.escape, modules))})(?:\.|_weight$)", re.ASCII
+    )
     prefixes: dict[str, set[str]] = {}
     for name in checkpoint:
         if match := named.match(name):
@@ -225,7 +266,9 @@ def complete_prefixes(checkpoint: Checkpoint, family: Family) -> list[str]:
 
 
 def width_of(checkpoint: Checkpoint, family: Family, prefix: str) -> set[int]:
-    """The sizes of what attention writes into the stream in the first layer that does; one of them is the width."""
+    """The sizes of what attention writes into the stream in the first layer that does; one of them
+    is the width.
+    """
     layer, _, rest = f"{prefix}{family.layer}".partition("{i}")
     written = re.compile(rf"\d+{re.escape(rest + family.heads.out)}\.(weight|bias)", re.ASCII)
     first = (name for name in checkpoint.names_under(layer) if written.fullmatch(name, len(layer)))
@@ -233,7 +276,9 @@ def width_of(checkpoint: Checkpoint, family: Family, prefix: str) -> set[int]:
 
 
 def prefix_of(checkpoint: Checkpoint, family: Family) -> str:
-    """What precedes every tensor's name of a row's model in a checkpoint, which holds one such model."""
+    """What precedes every tensor's name of a row's model in a checkpoint, which holds one such
+    model.
+    """
     inputs = family.inputs
     marks = tuple(filter(None, (family.layer.format(i=0), inputs.tokens, inputs.positions)))
     for prefix in family.prefixes:
@@ -243,13 +288,17 @@ def prefix_of(checkpoint: Checkpoint, family: Family) -> str:
         return prefixes[0]
     if prefixes:
         several = ", ".join(prefix + marks[0] for prefix in prefixes)
-        raise CheckpointError(f"has several models of family {family.name} ({several})", file=checkpoint.name)
+        raise CheckpointError(
+            f"has several models of family {family.name} ({several})", file=checkpoint.name
+        )
     problem = f"has no layer of a {family.name} (looked for {marks[0]}*, under any prefix)"
     raise CheckpointError(problem, file=checkpoint.name)
 
 
 def parts(config: Config) -> Iterator[tuple[str, Config]]:
-    """The objects within a config that may describe a model, outer ones first, each with the keys that lead to it."""
+    """The objects within a config that may describe a model, outer ones first, each with the keys
+    that lead to it.
+    """
     level: list[tuple[str, Mapping[str, object]]] = [("", config.raw)]
     for _ in range(DEEPEST):
         level = [
@@ -262,11 +311,15 @@ def parts(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def _described_parts(config: Config) -> list[tuple[str, Config, str]]:
-    """Parts of a config with their model_type; the whole of it, too, as what a wrapper's part lacks a key for."""
+    """Parts of a config with their model_type; the whole of it, too, as what a wrapper's part lacks
+    a key for.
+    """
     model_type = config.get("model_type")
     described = [("", config, model_type)] if isinstance(model_type, str) else []
     types, inner = class_says(model_type, "parts"), [*parts(config)]
-    described += [(path, part, kind) for path, part in inner if (kind := _kind_of(path, part, types))]
+    described += [
+        (path, part, kind) for path, part in inner if (kind := _kind_of(path, part, types))
+    ]
     present = {path for path, _ in inner}
     return described + [("", config, kind) for path, kind in types.items() if path not in present]
 
@@ -278,7 +331,9 @@ def _kind_of(path: str, part: Config, types: Mapping[str, str]) -> str:
 
 
 def part_of(checkpoint: Checkpoint, family: Family) -> Config:
-    """The part of a checkpoint's config that describes the model of a row: all of it, unless that is a wrapper's."""
+    """The part of a checkpoint's config that describes the model of a row: all of it, unless that
+    is a wrapper's.
+    """
     config = checkpoint.config
     outer, _, last = family.part.rpartition(".")
     within = config
@@ -293,17 +348,23 @@ def part_of(checkpoint: Checkpoint, family: Family) -> Config:
     if not fitting and all(config.has(*family.size_keys[size]) for size in SIZES):
         return config
     if len(fitting) != 1:
-        fitting = [(path, part) for path, part in fitting or inner if _fits(checkpoint, family, part)]
+        fitting = [
+            (path, part) for path, part in fitting or inner if _fits(checkpoint, family, part)
+        ]
     if len(fitting) > 1:
         paths = ", ".join(path for path, _ in fitting)
-        raise CheckpointError(f"several parts could be the {family.name}'s: {paths}", file=config.file)
+        raise CheckpointError(
+            f"several parts could be the {family.name}'s: {paths}", file=config.file
+        )
     return fitting[0][1] if fitting else config
 
 
 def _fits(checkpoint: Checkpoint, family: Family, part: Config) -> bool:
     """Whether a part of a config has the sizes of the tensors: as many layers, and as wide."""
     keys = family.size_keys
-    n_layers, d_model, n_heads = (next((part.get(key) for key in keys[size] if part.has(key)), None) for size in SIZES)
+    n_layers, d_model, n_heads = (
+        next((part.get(key) for key in keys[size] if part.has(key)), None) for size in SIZES
+    )
     if not isinstance(n_layers, int) or n_heads is None:
         return False
     return any(
@@ -314,15 +375,19 @@ def _fits(checkpoint: Checkpoint, family: Family, part: Config) -> bool:
     )
 
 
-# The attention models that a checkpoint holds: which row reads each, which part of the config describes it, and which
-# prefix its tensors' names have.
+# The attention models that a checkpoint holds: which row reads each, which part of the config
+# describes it, and which prefix its tensors' names have.
 
 
 class Fit(NamedTuple):
-    """How well a row fits the tensors under a prefix; the larger in the first place where two differ fits better."""
+    """How well a row fits the tensors under a prefix; the larger in the first place where two
+    differ fits better.
+    """
 
     all_layers: bool  # there are no more layers than the config says
-    affinity: int  # words that the part's keys and the prefix share, less the kinds that the prefix names and it is not
+    # words that the part's keys and the prefix share, less the kinds that the prefix names and it
+    # is not
+    affinity: int
     shared_words: int
     tokens: bool  # the embedding of tokens is there
     listed: bool  # the prefix is one of the row's own
@@ -330,7 +395,9 @@ class Fit(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A row, the part of the config that it may read, and the prefixes under which its tensors may be."""
+    """A row, the part of the config that it may read, and the prefixes under which its tensors may
+    be.
+    """
 
     row: Family
     path: str  # the keys that lead to the part
@@ -339,12 +406,17 @@ class Candidate(NamedTuple):
     places: dict[str, Fit]
 
     def claims(self, prefix: str) -> set[str]:
-        """Modules that are this model's there: two softmaxes of one matrix of scores share queries and keys."""
-        return {prefix + self.row.layer + module for module in (self.row.heads.v, self.row.heads.out)}
+        """Modules that are this model's there: two softmaxes of one matrix of scores share queries
+        and keys.
+        """
+        return {
+            prefix + self.row.layer + module for module in (self.row.heads.v, self.row.heads.out)
+        }
 
 
 def readable(checkpoint: Checkpoint, families: str | Path | None = None) -> dict[str, Stack]:
-    """The stacks that rows read, by name, outer parts of the config first; `families` is a file of further rows.
+    """The stacks that rows read, by name, outer parts of the config first; `families` is a file of
+    further rows.
 
     One whose tensors may be in several places is not guessed, and is not among them.
     """
@@ -380,7 +452,9 @@ def readable(checkpoint: Checkpoint, families: str | Path | None = None) -> dict
 
 
 def _candidates(checkpoint: Checkpoint, families: str | Path | None) -> Iterator[Candidate]:
-    """Every row whose model_type a part of the config has, that part, and where its tensors may be."""
+    """Every row whose model_type a part of the config has, that part, and where its tensors may
+    be.
+    """
     described, seen = _described_parts(checkpoint.config), set()
     rows = known_rows(families, {model_type for _, _, model_type in described})
     for path, part, model_type in described:
@@ -390,48 +464,71 @@ def _candidates(checkpoint: Checkpoint, families: str | Path | None) -> Iterator
             if (id(row), place) in seen:
                 continue
             seen.add((id(row), place))
-            sense = next((sense for sense in ("audio", "vision") if sense in _words(place)), "vision")
+            sense = next(
+                (sense for sense in ("audio", "vision") if sense in _words(place)), "vision"
+            )
             kind = row.tower or ("text" if row.inputs.tokens else sense)
             section = part.inside(row.part) if inner else part
-            for named in chain((row,), _renamed(checkpoint, row, part)):  # the latter where it is not found
+            for named in chain(
+                (row,), _renamed(checkpoint, row, part)
+            ):  # the latter where it is not found
                 if places := _places(checkpoint, named, place, kind, section):
                     yield Candidate(named, place, model_type, kind, places)
                     break
 
 
 def _renamed(checkpoint: Checkpoint, row: Family, part: Config) -> Iterator[Family]:
-    """The row under another name of its list of layers, if the file has its modules in such a list."""
+    """The row under another name of its list of layers, if the file has its modules in such a
+    list.
+    """
     row = row.configured({**row.config.defaults, **part})
     before, _, after = row.layer.partition("{i}")
     outer = before[: before[:-1].rfind(".") + 1]
     named = re.compile(
-        rf"(?:.*\.)?{re.escape(outer)}([A-Za-z_]+)\.\d+{re.escape(after + row.heads.out)}\.weight", re.ASCII
+        rf"(?:.*\.)?{re.escape(outer)}([A-Za-z_]+)\.\d+{re.escape(after + row.heads.out)}\.weight",
+        re.ASCII,
     )
     lists = {match[1] for name in checkpoint if (match := named.fullmatch(name))}
-    yield from (row.but(layer=f"{outer}{name}.{{i}}{after}") for name in sorted(lists) if f"{outer}{name}." != before)
+    yield from (
+        row.but(layer=f"{outer}{name}.{{i}}{after}")
+        for name in sorted(lists)
+        if f"{outer}{name}." != before
+    )
 
 
-def _places(checkpoint: Checkpoint, row: Family, path: str, kind: str, part: Config) -> dict[str, Fit]:
-    """Prefixes under which the tensors of a row have the width that its part says, and how well each fits it."""
+def _places(
+    checkpoint: Checkpoint, row: Family, path: str, kind: str, part: Config
+) -> dict[str, Fit]:
+    """Prefixes under which the tensors of a row have the width that its part says, and how well
+    each fits it.
+    """
     row = row.configured({**row.config.defaults, **part})
     keys = row.size_keys
     try:
-        part = row.completed({**row.config.defaults, **part}, part.file) if row.config.derived else part
+        part = (
+            row.completed({**row.config.defaults, **part}, part.file)
+            if row.config.derived
+            else part
+        )
     except CheckpointError:  # opening the stack reports it
         return {}
     width, count = (
-        next((part.get(key) for key in keys[size] if part.has(key)), None) for size in ("d_model", "n_layers")
+        next((part.get(key) for key in keys[size] if part.has(key)), None)
+        for size in ("d_model", "n_layers")
     )
     complete = complete_prefixes(checkpoint, row)
     with_tokens = {prefix for prefix in complete if prefix + row.inputs.tokens in checkpoint}
     places: dict[str, Fit] = {}
     for prefix in complete:
         affinity = _affinity(path, prefix, {kind})
-        if with_tokens and prefix not in with_tokens and affinity < 0:  # of another kind by its name
+        if (
+            with_tokens and prefix not in with_tokens and affinity < 0
+        ):  # of another kind by its name
             continue
         if not isinstance(width, int) or width in width_of(checkpoint, row, prefix):
             places[prefix] = Fit(
-                all_layers=isinstance(count, int) and not checkpoint.names_under(prefix + row.layer.format(i=count)),
+                all_layers=isinstance(count, int)
+                and not checkpoint.names_under(prefix + row.layer.format(i=count)),
                 affinity=affinity,
                 shared_words=len(_words(path) & _words(prefix)),
                 tokens=prefix in with_tokens,
@@ -441,34 +538,52 @@ def _places(checkpoint: Checkpoint, row: Family, path: str, kind: str, part: Con
     return places
 
 
-def _twins(checkpoint: Checkpoint, placed: list[tuple[Candidate, str]]) -> list[tuple[str, Candidate, str]]:
-    """Further models of the same shapes in as many layers, by name: one part of the config may describe two towers."""
-    described = {path for path, part, _ in _described_parts(checkpoint.config) if path and part.has(*KEYS["n_heads"])}
+def _twins(
+    checkpoint: Checkpoint, placed: list[tuple[Candidate, str]]
+) -> list[tuple[str, Candidate, str]]:
+    """Further models of the same shapes in as many layers, by name: one part of the config may
+    describe two towers.
+    """
+    described = {
+        path
+        for path, part, _ in _described_parts(checkpoint.config)
+        if path and part.has(*KEYS["n_heads"])
+    }
     if not described <= {candidate.path for candidate, _ in placed}:
         return []
     taken = set().union(*(candidate.claims(prefix) for candidate, prefix in placed))
 
     def shapes(candidate: Candidate, prefix: str) -> dict[str, tuple[int, ...]]:
         first = prefix + candidate.row.layer.split("{i}")[0]
-        return {name.removeprefix(first): checkpoint[name].shape for name in checkpoint.names_under(first)}
+        return {
+            name.removeprefix(first): checkpoint[name].shape
+            for name in checkpoint.names_under(first)
+        }
 
     return [
         (twin.strip(".").removeprefix("model."), candidate, twin)
         for candidate, prefix in placed
         for twin, fit in candidate.places.items()
         if twin != prefix and fit.all_layers and fit.affinity >= 0
-        if shapes(candidate, twin) == shapes(candidate, prefix) and not candidate.claims(twin) & taken
+        if shapes(candidate, twin) == shapes(candidate, prefix)
+        and not candidate.claims(twin) & taken
     ]
 
 
 def _names(candidates: list[Candidate]) -> list[str]:
-    """A name for each stack: its kind, or its place in the config if another stack has that kind."""
+    """A name for each stack: its kind, or its place in the config if another stack has that
+    kind.
+    """
     depths = [candidate.path.count(".") + bool(candidate.path) for candidate in candidates]
     names = []
     for candidate, depth in zip(candidates, depths, strict=True):
         kind, path = candidate.kind, candidate.path
         alike = [d for rival, d in zip(candidates, depths, strict=True) if rival.kind == kind]
-        if len(alike) == 1 or (depth == min(alike) and alike.count(depth) == 1) or not (place := _place(path)):
+        if (
+            len(alike) == 1
+            or (depth == min(alike) and alike.count(depth) == 1)
+            or not (place := _place(path))
+        ):
             names.append(kind)
         elif sum(rival.path == path for rival in candidates) == 1 or kind in _words(place):
             names.append(place)
@@ -479,12 +594,15 @@ def _names(candidates: list[Candidate]) -> list[str]:
 
 
 def choose(stacks: Mapping[str, Stack], tower: str | None) -> Stack | None:
-    """The stack of that name or place, or the one that is language; None where that is none or several.
+    """The stack of that name or place, or the one that is language; None where that is none or
+    several.
 
     Of several that are text the one is meant that makes logits of tokens, if one alone does.
     """
     if tower is None:
-        stacks = {name: stack for name, stack in stacks.items() if stack.row and not stack.row.refused} or stacks
+        stacks = {
+            name: stack for name, stack in stacks.items() if stack.row and not stack.row.refused
+        } or stacks
         kinds = {name.rpartition(".")[2] for name in stacks}
         tower = next((kind for kind in LANGUAGE if kind in kinds), None)
     if tower is None:
@@ -492,8 +610,12 @@ def choose(stacks: Mapping[str, Stack], tower: str | None) -> Stack | None:
     for fits in (
         lambda stack: stack.name == tower,
         lambda stack: stack.name.rpartition(".")[2] == tower,
-        lambda stack: stack.name.rpartition(".")[2] == tower and stack.row is not None and stack.row.outputs,
-        lambda stack: tower in (stack.part, stack.part.rpartition(".")[2], stack.prefix.rstrip(".")),
+        lambda stack: (
+            stack.name.rpartition(".")[2] == tower and stack.row is not None and stack.row.outputs
+        ),
+        lambda stack: (
+            tower in (stack.part, stack.part.rpartition(".")[2], stack.prefix.rstrip("."))
+        ),
         lambda stack: tower in (_place(stack.part), stack.prefix.split(".")[0]),
     ):
         if len(fitting := [stack for stack in stacks.values() if fits(stack)]) == 1:
@@ -508,18 +630,39 @@ def unread(stacks: Mapping[str, Stack], checkpoint: Checkpoint) -> dict[str, Sta
         head, _, rest = re.sub(r"\.\d+\.", ".\0", name, count=1).partition("\0")
         if name.endswith(".weight") and any(word in rest for word in ATTENTION):
             heads.setdefault(head, name)
-    claimed = [stack.prefix + stack.row.layer.split("{i}")[0] for stack in stacks.values() if stack.row]
-    left = {head: name for head, name in heads.items() if not any(claim.startswith(head) for claim in claimed)}
-    read, types = {stack.part for stack in stacks.values()}, class_says(checkpoint.config.get("model_type"), "parts")
-    described = [(path, _kind_of(path, part, types)) for path, part in parts(checkpoint.config) if path not in read]
+    claimed = [
+        stack.prefix + stack.row.layer.split("{i}")[0] for stack in stacks.values() if stack.row
+    ]
+    left = {
+        head: name
+        for head, name in heads.items()
+        if not any(claim.startswith(head) for claim in claimed)
+    }
+    read, types = (
+        {stack.part for stack in stacks.values()},
+        class_says(checkpoint.config.get("model_type"), "parts"),
+    )
+    described = [
+        (path, _kind_of(path, part, types))
+        for path, part in parts(checkpoint.config)
+        if path not in read
+    ]
     described = [(path, kind) for path, kind in described if kind]
     unread_stacks: dict[str, Stack] = {}
     for head, name in left.items():
-        path, kind = max(described, key=lambda part: _affinity(part[0], head, set()), default=("", ""))
+        path, kind = max(
+            described, key=lambda part: _affinity(part[0], head, set()), default=("", "")
+        )
         if described and _affinity(path, head, set()) <= 0:
             path, kind = "", ""
-        label = next((word for word in ("audio", "vision") if word in _words(head)), "") or _place(path)
-        stack_name = label if label and label not in stacks and label not in unread_stacks else head.rstrip(".")
+        label = next((word for word in ("audio", "vision") if word in _words(head)), "") or _place(
+            path
+        )
+        stack_name = (
+            label
+            if label and label not in stacks and label not in unread_stacks
+            else head.rstrip(".")
+        )
         described_as = f"model_type '{kind or checkpoint.config.get('model_type')}'"
         why = f"no row reads it ({described_as}; '{name}' ...)"
         if kind in FAMILIES.unsupported:
@@ -529,11 +672,17 @@ def unread(stacks: Mapping[str, Stack], checkpoint: Checkpoint) -> dict[str, Sta
 
 
 def _words(text: str) -> set[str]:
-    return {WORDS.get(word, word) for word in re.split(r"[._\d]+", text.lower())} - {"", "config", "model"}
+    return {WORDS.get(word, word) for word in re.split(r"[._\d]+", text.lower())} - {
+        "",
+        "config",
+        "model",
+    }
 
 
 def _affinity(path: str, prefix: str, kinds: set[str]) -> int:
-    """Words that a part's keys and a prefix share, less the kinds of model that the prefix names and it is not."""
+    """Words that a part's keys and a prefix share, less the kinds of model that the prefix names
+    and it is not.
+    """
     words, names = _words(path) | kinds, _words(prefix)
     return len(words & names) - len((names & KINDS) - words)
 
@@ -546,42 +695,67 @@ def _place(path: str) -> str:
 # From no known row, or several, to advice
 
 
-def _row_named(checkpoint: Checkpoint, name: str | None, tower: str | None, families: str | Path | None) -> Family:
+def _row_named(
+    checkpoint: Checkpoint, name: str | None, tower: str | None, families: str | Path | None
+) -> Family:
     """The row of a name, or of the config's model_type."""
     wanted = checkpoint.config.get("model_type") if name is None else name
-    rows = (known_rows(families, {wanted}) if isinstance(wanted, str) else ()) or known_rows(families)
-    fitting = [row for row in rows if wanted in row.types or (name is not None and name == row.name)]
+    rows = (known_rows(families, {wanted}) if isinstance(wanted, str) else ()) or known_rows(
+        families
+    )
+    fitting = [
+        row for row in rows if wanted in row.types or (name is not None and name == row.name)
+    ]
     if not fitting and name is not None:
         known = sorted({row.name for row in rows})
-        raise CheckpointError(f"no family is called '{name}'; known are {', '.join(known)}{nearest(name, known)}")
+        raise CheckpointError(
+            f"no family is called '{name}'; known are {', '.join(known)}{nearest(name, known)}"
+        )
     if not fitting:
         raise _refuse_unknown(rows, checkpoint)
     towers = sorted({row.tower for row in fitting})
-    asked = tower or (next((kind for kind in (*LANGUAGE, "") if kind in towers), None) if len(fitting) > 1 else None)
+    asked = tower or (
+        next((kind for kind in (*LANGUAGE, "") if kind in towers), None)
+        if len(fitting) > 1
+        else None
+    )
     chosen = [row for row in fitting if asked in (None, row.tower)]
     if len(chosen) == 1:
         return chosen[0]
     raise _refuse_choice([*filter(None, towers)], fitting[0].name, checkpoint, tower)
 
 
-def _refuse_choice(names: Collection[str], what: str, checkpoint: Checkpoint, tower: str | None) -> CheckpointError:
-    """What to say where there is no stack of the name that was asked for, or none was and several might be meant."""
+def _refuse_choice(
+    names: Collection[str], what: str, checkpoint: Checkpoint, tower: str | None
+) -> CheckpointError:
+    """What to say where there is no stack of the name that was asked for, or none was and several
+    might be meant.
+    """
     if tower is None:
         language = [name for name in names if name.rpartition(".")[2] in LANGUAGE] or names
         choices = " or ".join(f"`tower='{name}'`" for name in language)
         return CheckpointError(f"{what} has several towers: say {choices}", file=checkpoint.name)
     if len(names) < 2:
-        return CheckpointError(f"{what} is not a model of towers; leave `tower` out", file=checkpoint.name)
-    return CheckpointError(f"{what} has no tower '{tower}'; it has {' and '.join(names)}", file=checkpoint.name)
+        return CheckpointError(
+            f"{what} is not a model of towers; leave `tower` out", file=checkpoint.name
+        )
+    return CheckpointError(
+        f"{what} has no tower '{tower}'; it has {' and '.join(names)}", file=checkpoint.name
+    )
 
 
 def _refuse_unknown(rows: tuple[Family, ...], checkpoint: Checkpoint) -> CheckpointError:
     """What to say of a model_type that no row reads, or where none is stated."""
     config = checkpoint.config
-    wanted, inner = config.get("model_type"), {path: part.get("model_type") for path, part in parts(config)}
+    wanted, inner = (
+        config.get("model_type"),
+        {path: part.get("model_type") for path, part in parts(config)},
+    )
     for kind in (wanted, *inner.values()):
         if isinstance(kind, str) and kind in FAMILIES.unsupported:
-            return CheckpointError(f"no row can describe {kind}: it {FAMILIES.unsupported[kind]}", file=checkpoint.name)
+            return CheckpointError(
+                f"no row can describe {kind}: it {FAMILIES.unsupported[kind]}", file=checkpoint.name
+            )
     if wanted is not None:
         has_torch = find_spec("torch") and find_spec("transformers")
         lacking = "" if has_torch else " (pip install 'weightscope-attention[runner]')"
@@ -589,16 +763,26 @@ def _refuse_unknown(rows: tuple[Family, ...], checkpoint: Checkpoint) -> Checkpo
     else:
         advice = f"{_nearest(rows, checkpoint)}; {WITHOUT_TYPE}"
     if wanted is None and not config:
-        return CheckpointError(f"no config.json says which model_type this is{advice}", file=checkpoint.name)
+        return CheckpointError(
+            f"no config.json says which model_type this is{advice}", file=checkpoint.name
+        )
     problem = f"unknown model_type '{wanted}'" if wanted is not None else "has no model_type"
-    named = [f"{path} '{part['model_type']}'" for path, part in parts(config) if "model_type" in part]
+    named = [
+        f"{path} '{part['model_type']}'" for path, part in parts(config) if "model_type" in part
+    ]
     problem += f" (within it {', '.join(named)})" if named else ""
-    return CheckpointError(problem + advice, file=config.file if wanted is None else checkpoint.name)
+    return CheckpointError(
+        problem + advice, file=config.file if wanted is None else checkpoint.name
+    )
 
 
 def _nearest(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
-    """What to read a checkpoint as that says no model_type: the family that has most of its names, fewest missing."""
-    family, balance, example = max((_likeness(row, checkpoint) for row in families), key=lambda likeness: likeness[1])
+    """What to read a checkpoint as that says no model_type: the family that has most of its names,
+    fewest missing.
+    """
+    family, balance, example = max(
+        (_likeness(row, checkpoint) for row in families), key=lambda likeness: likeness[1]
+    )
     if balance <= 0:
         return "; its tensors are named like no family that weightscope knows"
     tower = f" `tower='{family.tower}'`" if family.tower else ""
@@ -620,7 +804,10 @@ def _likeness(family: Family, checkpoint: Checkpoint) -> tuple[Family, int, str]
     if family.scores.qk_norm and family.scores.qk_norm.scope != "listed":
         qk = family.scores.qk_norm
         names |= {f"{layer}{module}.{qk.gain}" for module in (qk.query, qk.key)}
-    for module, bias in ((family.heads.q, family.heads.bias.q), (family.heads.out, family.heads.bias.out)):
+    for module, bias in (
+        (family.heads.q, family.heads.bias.q),
+        (family.heads.out, family.heads.bias.out),
+    ):
         if values.get(bias) if isinstance(bias, str) else bias:
             names.add(f"{layer}{module}.bias")
     names |= {layer + name for name in family.reads.tensors}

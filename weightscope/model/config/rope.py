@@ -26,7 +26,8 @@ from weightscope.model.layers.rotation import (
     yarn_temperature,
 )
 
-# Which coordinate of a token turns which pair of dimensions, where positions have several: multimodal RoPE.
+# Which coordinate of a token turns which pair of dimensions, where positions have several:
+# multimodal RoPE.
 
 
 def contiguous(sizes: tuple[int, ...], pairs: int) -> np.ndarray:
@@ -35,7 +36,9 @@ def contiguous(sizes: tuple[int, ...], pairs: int) -> np.ndarray:
 
 
 def interleaved(sizes: tuple[int, ...], pairs: int) -> np.ndarray:
-    """Time, height, width in turn while the sections of height and width last, then time (Qwen3-VL)."""
+    """Time, height, width in turn while the sections of height and width last, then time
+    (Qwen3-VL).
+    """
     axes = np.zeros(pairs, int)
     for axis in (1, 2):
         axes[axis : 3 * sizes[axis] : 3] = axis
@@ -43,7 +46,9 @@ def interleaved(sizes: tuple[int, ...], pairs: int) -> np.ndarray:
 
 
 def height_and_width_first(sizes: tuple[int, ...], pairs: int) -> np.ndarray:
-    """Height and width in turn, then time (ERNIE 4.5 VL, whose sections are height, width, time)."""
+    """Height and width in turn, then time (ERNIE 4.5 VL, whose sections are height, width,
+    time).
+    """
     return np.concatenate((np.tile((1, 2), sizes[0]), np.zeros(sizes[2], int)))
 
 
@@ -59,11 +64,17 @@ class Sections:
     usual: tuple[int, ...]  # sizes where rope_parameters has no `mrope_section`
 
     def axes(self, given: Config, pairs: int) -> np.ndarray:
-        """The axis of every pair, shape (pairs,): sections are three sizes that add up to the pairs there are."""
+        """The axis of every pair, shape (pairs,): sections are three sizes that add up to the pairs
+        there are.
+        """
         key = "mrope_section"
         value = given.get(key) or list(self.usual)
         wanted = f"three sizes that add up to the {pairs} pairs that turn"
-        if not isinstance(value, list | tuple) or len(value) != 3 or not all(type(size) is int for size in value):
+        if (
+            not isinstance(value, list | tuple)
+            or len(value) != 3
+            or not all(type(size) is int for size in value)
+        ):
             raise given.error(key, wanted)
         if min(value) < 0 or (sum(value) != pairs and self.arranged is not interleaved):
             raise given.error(key, wanted)
@@ -87,16 +98,19 @@ def _base(given: Config) -> float:
 class Rope:
     """How an architecture rotates queries and keys.
 
-    transformers 4 wrote flat keys (`rope_theta`, `rope_scaling`, `partial_rotary_factor`); transformers 5 writes
-    `rope_parameters`, nested by layer type where layers differ. `dialects` makes the latter of either.
-    """
+    transformers 4 wrote flat keys (`rope_theta`, `rope_scaling`, `partial_rotary_factor`);
+    transformers 5 writes `rope_parameters`, nested by layer type where layers differ. `dialects`
+    makes the latter of either."""
 
     interleaved: bool = False  # pairs are neighbours (2j, 2j + 1) rather than halves apart
-    # theta_key, fraction_key, dims_key: flat keys of the base (empty where no config changes it), of the share of a
-    # head that rotates, and, where the config counts the dimensions instead, of their number
+    # theta_key, fraction_key, dims_key: flat keys of the base (empty where no config changes it),
+    # of the share of a head that rotates, and, where the config counts the dimensions instead, of
+    # their number
     theta_key: str = "rope_theta"
     theta: Base = 10000.0  # what holds where the config says nothing
-    thetas: str = ""  # key of the bases of all layers, 0 where one does not rotate; empty where there is none
+    thetas: str = (
+        ""  # key of the bases of all layers, 0 where one does not rotate; empty where there is none
+    )
     fraction_key: str = "partial_rotary_factor"
     # likewise; None where the architecture turns whole heads and its code asks for no share
     fraction: Annotated[float, Within(1e-6, 1.0)] | None = None
@@ -104,10 +118,13 @@ class Rope:
     # flat key and usual value of the base in sliding-window layers, where it differs
     local: tuple[str, float] | None = None
     local_scaled: bool = True  # a flat rope_scaling applies to sliding-window layers too
-    # flat key of how many dimensions rotate, where a file of another dialect has that instead of their share
+    # flat key of how many dimensions rotate, where a file of another dialect has that instead of
+    # their share
     width_key: str = ""
     scaling: bool = True  # rope_scaling is read; its code has no place for it otherwise
-    by_type: bool = False  # rope_parameters may be nested by layer type, although the class's own are not
+    by_type: bool = (
+        False  # rope_parameters may be nested by layer type, although the class's own are not
+    )
     start_key: str = ""  # key of how many dimensions come before those that rotate
     interleaved_key: str = ""  # key that may switch interleaving off
     # function of (ModelConfig, layer index) -> bool: which layers rotate at all
@@ -115,10 +132,13 @@ class Rope:
     scaled_in: str = ""  # key of a list of the layers whose rotation is scaled; empty where all are
     scaled: str = ""  # a kind of scaling that any scaling is read as
     backwards: bool = False  # pairs turn the other way round
-    # dynamic scaling by an `alpha` is once and for all: the base grows by alpha^(w / (w - 2)) at any length
+    # dynamic scaling by an `alpha` is once and for all: the base grows by alpha^(w / (w - 2)) at
+    # any length
     alpha: bool = False
     rounded: bool = False  # an odd number of dimensions is rounded up
-    sections: Sections | None = None  # which coordinate turns which pair, where positions have several
+    sections: Sections | None = (
+        None  # which coordinate turns which pair, where positions have several
+    )
 
     def parameters(self, config: Config, layer_type: str) -> Config:
         """The rotary parameters of one layer type, under transformers 5's names."""
@@ -127,14 +147,18 @@ class Rope:
             if layer_type not in given:
                 raise config.error("rope_parameters", f"an entry for {layer_type} layers")
             given = given.inside(layer_type)
-        merged = Config({"rope_type": "default", "partial_rotary_factor": 1.0, **given}, config.file)
+        merged = Config(
+            {"rope_type": "default", "partial_rotary_factor": 1.0, **given}, config.file
+        )
         merged.number("partial_rotary_factor", largest=1.0)
         if merged.has("rope_theta"):
             _base(merged)
         return self._of_whole_heads(merged) if self.fraction is None else merged
 
     def _of_whole_heads(self, given: Config) -> Config:
-        """transformers' code of these families turns whole heads whatever the config says, unless something scales."""
+        """transformers' code of these families turns whole heads whatever the config says, unless
+        something scales.
+        """
         if given["rope_type"] == "proportional":
             return given
         if given["rope_type"] != "default" and given.number("partial_rotary_factor") != 1.0:
@@ -147,23 +171,38 @@ class Rope:
             return None
         given = config.rope[config.layer_types[layer]]
         if self.thetas and config.has(self.thetas):
-            listed = {self.thetas: in_list(config, self.thetas, layer, "a list with every layer's base")}
+            listed = {
+                self.thetas: in_list(config, self.thetas, layer, "a list with every layer's base")
+            }
             base = Config(listed, config.file).number(self.thetas)
             if not base:
                 return None
             given = Config({**given, "rope_theta": base}, given.file)
         start = config.size(self.start_key) if self.start_key else 0
-        share = 1.0 if given["rope_type"] == "proportional" else given.number("partial_rotary_factor", largest=1.0)
+        share = (
+            1.0
+            if given["rope_type"] == "proportional"
+            else given.number("partial_rotary_factor", largest=1.0)
+        )
         width = int((config.head_dim - start) * share)
         if self.dims_key:
             width = config.size(self.dims_key)
-            share = given.number("partial_rotary_factor")  # of the config's head_dim: of whole heads, or of this part
+            share = given.number(
+                "partial_rotary_factor"
+            )  # of the config's head_dim: of whole heads, or of this part
             if self.start_key and int(config.size("head_dim", default=width) * share) != width:
-                raise config.error("head_dim", f"{width}: with {self.start_key}, the part of a head that turns")
+                raise config.error(
+                    "head_dim", f"{width}: with {self.start_key}, the part of a head that turns"
+                )
         turning = width + width % 2 if self.rounded else width
         if turning % 2 or turning < 2 or start + turning > config.head_dim:
-            raise given.error("partial_rotary_factor", f"an even number of the head's {config.head_dim} dimensions")
-        interleaved = config.flag(self.interleaved_key) if self.interleaved_key else self.interleaved
+            raise given.error(
+                "partial_rotary_factor",
+                f"an even number of the head's {config.head_dim} dimensions",
+            )
+        interleaved = (
+            config.flag(self.interleaved_key) if self.interleaved_key else self.interleaved
+        )
         kind = given["rope_type"]
         if self.scaled_in and layer not in config.layers(self.scaled_in):
             kind = "default"
@@ -192,10 +231,15 @@ class Scaled(ShowsShapes):
     def backwards(self) -> "Scaled":
         """The same, turning the other way round."""
         stretched = self.stretched
-        return replace(self, frequencies=-self.frequencies, stretched=stretched and (lambda length: -stretched(length)))
+        return replace(
+            self,
+            frequencies=-self.frequencies,
+            stretched=stretched and (lambda length: -stretched(length)),
+        )
 
 
-# Each takes the given parameters, the base, the rotated width, positions first trained on, positions now allowed.
+# Each takes the given parameters, the base, the rotated width, positions first trained on,
+# positions now allowed.
 def _default(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
     return Scaled(inverse_powers(theta, width))
 
@@ -222,7 +266,9 @@ def _dynamic(given: Config, theta: float, width: int, trained: int, allowed: int
 def _alpha(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
     if width == 2:
         raise given.error("rope_type", "one that a single pair can be scaled by")
-    return Scaled(inverse_powers(theta * given.number("alpha", smallest=1e-6) ** (width / (width - 2)), width))
+    return Scaled(
+        inverse_powers(theta * given.number("alpha", smallest=1e-6) ** (width / (width - 2)), width)
+    )
 
 
 def _ntk(theta: float, width: int, factor: float, trained: int, length: int) -> np.ndarray:
@@ -231,15 +277,22 @@ def _ntk(theta: float, width: int, factor: float, trained: int, length: int) -> 
 
 def _yarn(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
     factor = given.number("factor", default=allowed / trained, smallest=1e-6)
-    weight, weight_all = given.number("mscale", default=0), given.number("mscale_all_dim", default=0)
+    weight, weight_all = (
+        given.number("mscale", default=0),
+        given.number("mscale_all_dim", default=0),
+    )
     usual = yarn_temperature(factor)
     if weight and weight_all:
         usual = yarn_temperature(factor, weight) / yarn_temperature(factor, weight_all)
     frequencies = yarn_frequencies(
-        theta, width, factor, trained,
-        given.number("beta_fast", default=0) or 32, given.number("beta_slow", default=0) or 1,
+        theta,
+        width,
+        factor,
+        trained,
+        given.number("beta_fast", default=0) or 32,
+        given.number("beta_slow", default=0) or 1,
         whole=given.get("truncate", True) is not False,
-    )  # fmt: skip
+    )
     return Scaled(frequencies, given.number("attention_factor", default=usual))
 
 
@@ -248,23 +301,36 @@ def _longrope(given: Config, theta: float, width: int, trained: int, allowed: in
     usual = sqrt(1 + log(factor) / log(trained)) if factor > 1 and trained > 1 else 1.0
     short, long = (_stretch(given, key, width // 2) for key in ("short_factor", "long_factor"))
     plain = inverse_powers(theta, width)
-    return Scaled(plain / short, given.number("attention_factor", default=usual), lambda length: plain / long, trained)
+    return Scaled(
+        plain / short,
+        given.number("attention_factor", default=usual),
+        lambda length: plain / long,
+        trained,
+    )
 
 
 def _mscale(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    """Phi-3.5-MoE: its code keeps the short factors at any length, and scales cos and sin by a number of its own."""
+    """Phi-3.5-MoE: its code keeps the short factors at any length, and scales cos and sin by a
+    number of its own.
+    """
     short, long = (given.number(f"{length}_mscale") for length in ("short", "long"))
     if given["rope_type"] != "longrope":
         raise given.error("rope_type", "longrope")
     if short != long:
-        raise given.error("long_mscale", f"{short:g}, as short_mscale: one scale of cos and sin at any length")
+        raise given.error(
+            "long_mscale", f"{short:g}, as short_mscale: one scale of cos and sin at any length"
+        )
     return Scaled(inverse_powers(theta, width) / _stretch(given, "short_factor", width // 2), short)
 
 
 def _stretch(given: Config, key: str, pairs: int) -> np.ndarray:
     value = given.get(key)
     wanted = f"a list of {pairs} positive numbers"
-    if not isinstance(value, list) or len(value) != pairs or not all(type(v) in (int, float) for v in value):
+    if (
+        not isinstance(value, list)
+        or len(value) != pairs
+        or not all(type(v) in (int, float) for v in value)
+    ):
         raise given.error(key, wanted)
     stretch = np.array(value, np.float64)
     if not ((stretch >= 1e-6) & (stretch <= 1e12)).all():
@@ -273,10 +339,14 @@ def _stretch(given: Config, key: str, pairs: int) -> np.ndarray:
 
 
 def _llama3(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    low, high = (given.number(key, smallest=1e-6) for key in ("low_freq_factor", "high_freq_factor"))
+    low, high = (
+        given.number(key, smallest=1e-6) for key in ("low_freq_factor", "high_freq_factor")
+    )
     if high <= low:
         raise given.error("high_freq_factor", "more than low_freq_factor")
-    return Scaled(llama3_frequencies(theta, width, given.number("factor", smallest=1e-6), trained, low, high))
+    return Scaled(
+        llama3_frequencies(theta, width, given.number("factor", smallest=1e-6), trained, low, high)
+    )
 
 
 SCALINGS: dict[str, Callable[[Config, float, int, int, int], Scaled]] = {
@@ -294,7 +364,8 @@ SCALINGS: dict[str, Callable[[Config, float, int, int, int], Scaled]] = {
 }
 
 
-# Rotation by row and column in vision towers: one formula, spelled by each architecture in its own way.
+# Rotation by row and column in vision towers: one formula, spelled by each architecture in its own
+# way.
 
 # Each takes a base and the head's width, and gives the frequency and the axis of every pair.
 Spelling = Callable[[float, int], tuple[np.ndarray, np.ndarray]]
@@ -305,7 +376,9 @@ AXES = {"frame": FRAME, "row": ROW, "column": COLUMN}
 
 @dataclass(frozen=True)
 class OneAfterAnother:
-    """A block of pairs for each axis, the same frequencies in each; an odd rest of the head does not turn."""
+    """A block of pairs for each axis, the same frequencies in each; an odd rest of the head does
+    not turn.
+    """
 
     axes: tuple[Annotated[str, OneOf(*AXES)], ...]
 
@@ -333,7 +406,9 @@ class InTurn:
 
 
 def odd_and_even(theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """The frequencies of a whole head: even pairs for rows, then odd pairs for columns (Pixtral)."""
+    """The frequencies of a whole head: even pairs for rows, then odd pairs for columns
+    (Pixtral).
+    """
     of_head = inverse_powers(theta, width)
     rows, columns = of_head[0::2], of_head[1::2]
     return np.concatenate((rows, columns)), np.repeat((ROW, COLUMN), (len(rows), len(columns)))
@@ -343,29 +418,33 @@ def odd_and_even(theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
 class GridRope:
     """How an architecture rotates by row and column."""
 
-    spelled: Spelling = ROWS_THEN_COLUMNS  # function of (base, width of a head) -> (frequencies, axes)
+    spelled: Spelling = (
+        ROWS_THEN_COLUMNS  # function of (base, width of a head) -> (frequencies, axes)
+    )
     # interleaved, blocks: as of `Rotation`
     interleaved: bool = False
     blocks: int = 1
     theta: Base | None = 10000.0  # the base where the config has none; None where it must
-    # image, patch: config keys of the image's and the patch's side; empty where images are of any size
+    # image, patch: config keys of the image's and the patch's side; empty where images are of any
+    # size
     image: str = ""
     patch: str = "patch_size"
-    # prefix, suffix: tokens before and after the patches, or the config key of their number; `registers` come after
-    # the class token
+    # prefix, suffix: tokens before and after the patches, or the config key of their number;
+    # `registers` come after the class token
     prefix: int = 0
     suffix: int = 0
     registers: str = ""  # config key of the number of registers, which are before the patches too
-    # merge, window, window_unit: config key of the side of blocks of patches; of the side of windows, where patches
-    # follow so; and of the side of what a window's side is counted in, if not patches
+    # merge, window, window_unit: config key of the side of blocks of patches; of the side of
+    # windows, where patches follow so; and of the side of what a window's side is counted in, if
+    # not patches
     merge: str = ""
     window: str = ""
     window_unit: str = ""
     # origin, centred: as of `GridRotation`
     origin: float = 0.0
     centred: bool = False
-    # side, whole: where positions count within windows, config keys of a window's side in patches, and of the layers
-    # that see the whole image (SAM 3)
+    # side, whole: where positions count within windows, config keys of a window's side in patches,
+    # and of the layers that see the whole image (SAM 3)
     side: str = ""
     whole: str = ""
 
@@ -378,7 +457,9 @@ class GridRope:
         if config.has("rope_theta") and source["rope_theta"] != config["rope_theta"]:
             raise config.error("rope_theta", f"{source['rope_theta']}, as rope_parameters says,")
         theta = source.number("rope_theta", default=self.theta, smallest=SMALLEST_BASE)
-        return Config({"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 1.0}, config.file)
+        return Config(
+            {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 1.0}, config.file
+        )
 
     def rotation(self, config: ModelConfig, layer: int) -> GridRotation:
         """The rotation of a layer: the same for every one, unless some see a window."""
@@ -388,19 +469,34 @@ class GridRope:
         if len(axes) == 0 or (FRAME not in axes and config.head_dim % (2 * n_axes)):
             problem = f"heads of {config.head_dim} dimensions do not turn in pairs by {n_axes} axes"
             raise CheckpointError(problem, file=config.file)
-        image, patch = (sides_of(config, key) if self.image else (1, 1) for key in (self.image, self.patch))
-        grid = tuple(max(side // part, 1) for side, part in zip(image, patch, strict=True)) if self.image else ()
+        image, patch = (
+            sides_of(config, key) if self.image else (1, 1) for key in (self.image, self.patch)
+        )
+        grid = (
+            tuple(max(side // part, 1) for side, part in zip(image, patch, strict=True))
+            if self.image
+            else ()
+        )
         merge = config.size(self.merge) if self.merge else 1
         rotation = GridRotation(
             2 * np.pi * frequencies if self.centred else frequencies,
-            interleaved=self.interleaved, blocks=self.blocks, axes=axes, grid=grid,
-            prefix=self.prefix + (config.count(self.registers) if self.registers else 0), suffix=self.suffix,
-            merge=merge, window=self._window(config, merge), origin=self.origin, centred=self.centred,
-        )  # fmt: skip
+            interleaved=self.interleaved,
+            blocks=self.blocks,
+            axes=axes,
+            grid=grid,
+            prefix=self.prefix + (config.count(self.registers) if self.registers else 0),
+            suffix=self.suffix,
+            merge=merge,
+            window=self._window(config, merge),
+            origin=self.origin,
+            centred=self.centred,
+        )
         return self._within_windows(rotation, config, layer) if self.side else rotation
 
     def _within_windows(self, image: GridRotation, config: ModelConfig, layer: int) -> GridRotation:
-        """A layer's rotation within its window; in layers that see the whole image no faster than in a window."""
+        """A layer's rotation within its window; in layers that see the whole image no faster than
+        in a window.
+        """
         side = config.size(self.side)
         if len(set(image.grid)) > 1:
             raise config.error(self.image, "a square image")

@@ -1,4 +1,6 @@
-"""Rules that rows name: scales of scores, types and sizes of layers, values of a config that follow from others."""
+"""Rules that rows name: scales of scores, types and sizes of layers, values of a config that follow
+from others.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +19,9 @@ def default_scale(config: ModelConfig, layer: int) -> float:
 
 
 def gpt2_scale(config: ModelConfig, layer: int) -> float:
-    """1/sqrt(d') unless scale_attn_weights is off, divided by the layer's number where the config says so."""
+    """1/sqrt(d') unless scale_attn_weights is off, divided by the layer's number where the config
+    says so.
+    """
     scale = default_scale(config, layer) if config.get("scale_attn_weights") else 1.0
     return scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx") else scale
 
@@ -29,7 +33,9 @@ def unscaled(config: ModelConfig, layer: int) -> float:
 
 def mpt_scale(config: ModelConfig, layer: int) -> float:
     """attn_config.softmax_scale, or 1/sqrt(d')."""
-    return config.inside("attn_config").number("softmax_scale", default=default_scale(config, layer))
+    return config.inside("attn_config").number(
+        "softmax_scale", default=default_scale(config, layer)
+    )
 
 
 def query_scalar(config: ModelConfig, layer: int) -> float:
@@ -48,7 +54,10 @@ def deepseek_scale(config: ModelConfig, layer: int) -> float:
     weight = scaling.number("mscale_all_dim", default=0)
     if not weight or scaling["rope_type"] == "default":
         return default_scale(config, layer)
-    return default_scale(config, layer) * yarn_temperature(scaling.number("factor", smallest=1e-6), weight) ** 2
+    return (
+        default_scale(config, layer)
+        * yarn_temperature(scaling.number("factor", smallest=1e-6), weight) ** 2
+    )
 
 
 def multiplier_if_any(config: ModelConfig, layer: int) -> float:
@@ -62,7 +71,9 @@ def factored(config: ModelConfig, layer: int) -> float:
 
 
 def deberta_scale(config: ModelConfig, layer: int) -> float:
-    """1/sqrt(d' times the number of terms): content, and each kind of position term that pos_att_type names."""
+    """1/sqrt(d' times the number of terms): content, and each kind of position term that
+    pos_att_type names.
+    """
     return float((config.head_dim * (1 + len(position_kinds(config)))) ** -0.5)
 
 
@@ -81,7 +92,9 @@ def position_kinds(config: ModelConfig) -> list[str]:
 
 
 def of_cosines(config: ModelConfig, layer: int) -> float:
-    """Queries and keys divided by their root mean squares are sqrt(r) long: cosines of r dimensions."""
+    """Queries and keys divided by their root mean squares are sqrt(r) long: cosines of r
+    dimensions.
+    """
     return 1 / config.head_dim
 
 
@@ -91,7 +104,9 @@ def of_doubled_heads(config: ModelConfig, layer: int) -> float:
 
 
 def in_list(config: Config, key: str, index: int, wanted: str) -> Any:
-    """The item of a layer or stage in the list under a config key; refused where there is no such item."""
+    """The item of a layer or stage in the list under a config key; refused where there is no such
+    item.
+    """
     listed = config.get(key)
     if not isinstance(listed, list) or len(listed) <= index:
         raise config.error(key, wanted)
@@ -122,7 +137,9 @@ def windowed_if_any(config: ModelConfig, layer: int) -> bool:
 
 
 def listed(config: ModelConfig, layer: int) -> bool:
-    """Those that no_rope_layers has 1 for; without it all but every fourth, or whatever no_rope_layer_interval says."""
+    """Those that no_rope_layers has 1 for; without it all but every fourth, or whatever
+    no_rope_layer_interval says.
+    """
     return is_rotated(config, layer)
 
 
@@ -148,16 +165,22 @@ def with_a_base(config: ModelConfig, layer: int) -> bool:
 
 
 def windowed_or_leading(config: ModelConfig, layer: int) -> bool:
-    """Sliding layers rotate, and so do the dense ones in front unless those have a pattern of windows of their own."""
+    """Sliding layers rotate, and so do the dense ones in front unless those have a pattern of
+    windows of their own.
+    """
     kinds = config.get("mlp_layer_types")
     dense = isinstance(kinds, list) and kinds[layer : layer + 1] == ["dense"]
-    return windowed(config, layer) or (dense and config.get("prefix_dense_sliding_window_pattern") == 1)
+    return windowed(config, layer) or (
+        dense and config.get("prefix_dense_sliding_window_pattern") == 1
+    )
 
 
 def with_base(config: ModelConfig, layer: int) -> bool:
     """Layers that layer_rope_theta has no 0 for; all where it is not there."""
     key = "layer_rope_theta"
-    return config.get(key) is None or bool(in_list(config, key, layer, "a list with a number for every layer"))
+    return config.get(key) is None or bool(
+        in_list(config, key, layer, "a list with a number for every layer")
+    )
 
 
 # Types of layers.
@@ -189,13 +212,19 @@ class AttentionIn:
         if not config.has(self.key):
             raise config.error("layer_types", f"a list with every layer's type, or '{self.key}',")
         attention = config.layers(self.key)
-        return tuple("full_attention" if i in attention else "linear_attention" for i in range(n_layers))
+        return tuple(
+            "full_attention" if i in attention else "linear_attention" for i in range(n_layers)
+        )
 
 
 def by_blocks(config: Config, n_layers: int) -> tuple[str, ...]:
     """Nemotron-H: a pattern of letters, where the config has no list of names."""
     pattern = config.get("hybrid_override_pattern")
-    if not isinstance(pattern, str) or len(pattern) < n_layers or any(letter not in CALLED for letter in pattern):
+    if (
+        not isinstance(pattern, str)
+        or len(pattern) < n_layers
+        or any(letter not in CALLED for letter in pattern)
+    ):
         raise config.error("hybrid_override_pattern", f"{n_layers} letters of {', '.join('M-*E')}")
     return tuple(CALLED[letter] for letter in pattern[:n_layers])
 
@@ -219,7 +248,9 @@ def from_max_window_layers(config: Config, n_layers: int) -> tuple[str, ...]:
 def before_max_window_layers(config: Config, n_layers: int) -> tuple[str, ...]:
     """Qwen2-MoE: windows in every other layer before max_window_layers, where they are used."""
     first = config.count("max_window_layers") if config.get("use_sliding_window") is True else 0
-    return tuple("full_attention" if i % 2 or i >= first else "sliding_attention" for i in range(n_layers))
+    return tuple(
+        "full_attention" if i % 2 or i >= first else "sliding_attention" for i in range(n_layers)
+    )
 
 
 def windows_if_used(config: Config, n_layers: int) -> tuple[str, ...]:
@@ -267,16 +298,24 @@ def mllama_layers(config: Config, n_layers: int) -> tuple[str, ...]:
 
 
 def positions_first(config: Config, n_layers: int) -> tuple[str, ...]:
-    """Only the first layer's cross-attention adds positions to content, unless the config keeps them."""
+    """Only the first layer's cross-attention adds positions to content, unless the config keeps
+    them.
+    """
     kept = config.get("keep_query_pos") is True
-    return tuple("positions_added" if kept or i == 0 else "positions_beside" for i in range(n_layers))
+    return tuple(
+        "positions_added" if kept or i == 0 else "positions_beside" for i in range(n_layers)
+    )
 
 
 def one_level(config: Config, n_layers: int) -> tuple[str, ...]:
-    """The encoder attends on one level of the image; others would be stacks of their own under one name."""
+    """The encoder attends on one level of the image; others would be stacks of their own under one
+    name.
+    """
     levels = config.get("encode_proj_layers")
     if not isinstance(levels, list) or len(levels) != 1:
-        raise config.error("encode_proj_layers", "a list of one level, the one on which the encoder attends")
+        raise config.error(
+            "encode_proj_layers", "a list of one level, the one on which the encoder attends"
+        )
     return ("full_attention",) * n_layers
 
 
@@ -288,7 +327,11 @@ def own_heads(config: ModelConfig, layer: int) -> Mapping[str, Any]:
     key = "num_attention_heads_per_layer"
     if not config.has(key):
         return {}
-    return {"num_attention_heads": in_list(config, key, layer, "a list with every layer's number of heads")}
+    return {
+        "num_attention_heads": in_list(
+            config, key, layer, "a list with every layer's number of heads"
+        )
+    }
 
 
 def twice_where_sliding(config: ModelConfig, layer: int) -> Mapping[str, Any]:
@@ -309,13 +352,21 @@ def global_sizes(config: ModelConfig, layer: int) -> Mapping[str, Any]:
 
 
 def groups_by_layer(config: ModelConfig, layer: int) -> Mapping[str, Any]:
-    """Sapiens 2: key-value heads of every layer, listed; or as many as query heads in the first and last layers."""
+    """Sapiens 2: key-value heads of every layer, listed; or as many as query heads in the first and
+    last layers.
+    """
     key = "num_key_value_heads_per_layer"
     if config.has(key):
-        return {"num_key_value_heads": in_list(config, key, layer, "a list with every layer's number")}
+        return {
+            "num_key_value_heads": in_list(config, key, layer, "a list with every layer's number")
+        }
     first, last = (config.count(f"num_{end}_full_attention_layers") for end in ("first", "last"))
     is_full = layer < first or layer >= config.n_layers - last
-    return {"num_key_value_heads": config.n_heads if is_full else config.size("num_key_value_attention_heads")}
+    return {
+        "num_key_value_heads": config.n_heads
+        if is_full
+        else config.size("num_key_value_attention_heads")
+    }
 
 
 # Values of config keys that follow from others.
@@ -327,19 +378,27 @@ DBRX_BASE = 10000.0
 def heads_of_attn_config(config: Config) -> dict[str, object]:
     """DBRX's key-value heads, which published files have in `attn_config` alone.
 
-    Its base of rotation is there too, but transformers 5 reads that at the top only. Where a file leaves it out there,
-    the model that was trained and the one that transformers builds differ.
-    """
+    Its base of rotation is there too, but transformers 5 reads that at the top only. Where a file
+    leaves it out there, the model that was trained and the one that transformers builds differ."""
     attention = config.inside("attn_config")
     base = attention.get("rope_theta")
-    if base not in (None, DBRX_BASE) and not config.has("rope_theta") and not config.has("rope_parameters"):
-        raise attention.error("rope_theta", f"at the top of config.json, since transformers 5 takes {DBRX_BASE:g} else")
+    if (
+        base not in (None, DBRX_BASE)
+        and not config.has("rope_theta")
+        and not config.has("rope_parameters")
+    ):
+        raise attention.error(
+            "rope_theta",
+            f"at the top of config.json, since transformers 5 takes {DBRX_BASE:g} else",
+        )
     return {"num_key_value_heads": attention["kv_n_heads"]} if attention.has("kv_n_heads") else {}
 
 
 @dataclass(frozen=True)
 class OfHalf:
-    """FastSpeech2's sizes of one half: what the object of that name says, and the config's own keys do not."""
+    """FastSpeech2's sizes of one half: what the object of that name says, and the config's own keys
+    do not.
+    """
 
     half: str
 
@@ -356,7 +415,9 @@ def heads_of_64(config: Config) -> Mapping[str, Any]:
 
 
 def grouping_stages(config: Config) -> Mapping[str, Any]:
-    """Stages as layers: those that have tokens of groups end with attention from groups to patches."""
+    """Stages as layers: those that have tokens of groups end with attention from groups to
+    patches.
+    """
     groups = config.layers("num_group_tokens")
     return {
         "num_hidden_layers": len(groups),
@@ -381,9 +442,14 @@ def half_the_heads(config: Config) -> dict[str, int]:
 
 
 def of_fusion(config: Config) -> dict[str, int]:
-    """Image and text meet in half the heads of the encoder, which share half of its feed-forward network's width."""
+    """Image and text meet in half the heads of the encoder, which share half of its feed-forward
+    network's width.
+    """
     heads = config.size("encoder_attention_heads") // 2
-    return {"fusion_heads": heads, "fusion_head_dim": config.size("encoder_ffn_dim") // 2 // max(1, heads)}
+    return {
+        "fusion_heads": heads,
+        "fusion_head_dim": config.size("encoder_ffn_dim") // 2 // max(1, heads),
+    }
 
 
 @dataclass(frozen=True)
@@ -391,21 +457,30 @@ class Stage:
     """The sizes of one stage, by the lists that a config has of all."""
 
     index: int
-    layers: str | int = "depths"  # config key of the layers of every stage; or how many this stage has
+    layers: str | int = (
+        "depths"  # config key of the layers of every stage; or how many this stage has
+    )
     heads: str = "num_heads"  # likewise; empty where all stages have as many
-    # key of the first stage's width, which doubles from stage to stage, or of a list; empty where it stays the same
+    # key of the first stage's width, which doubles from stage to stage, or of a list; empty where
+    # it stays the same
     width: str = "embed_dim"
-    more: Mapping[str, str] = field(default_factory=dict)  # further keys, and the lists that hold a stage's value
+    more: Mapping[str, str] = field(
+        default_factory=dict
+    )  # further keys, and the lists that hold a stage's value
 
     def __call__(self, config: Config) -> Mapping[str, Any]:
         """Values of the keys that a model without stages has."""
         layers = self.layers if isinstance(self.layers, int) else self._own(config, self.layers)
-        sizes = {"num_hidden_layers": layers} | {key: self._own(config, listed) for key, listed in self.more.items()}
+        sizes = {"num_hidden_layers": layers} | {
+            key: self._own(config, listed) for key, listed in self.more.items()
+        }
         if self.heads:
             sizes["num_attention_heads"] = self._own(config, self.heads)
         if self.width:
             listed = isinstance(config.get(self.width), list)
-            sizes["hidden_size"] = self._own(config, self.width) if listed else config.size(self.width) << self.index
+            sizes["hidden_size"] = (
+                self._own(config, self.width) if listed else config.size(self.width) << self.index
+            )
         return sizes
 
     def _own(self, config: Config, key: str) -> int:

@@ -1,1 +1,3 @@
-"""One attention layer as arrays: maps, norms, rotation, low-rank matrices. Knows no file and no family."""
+"""One attention layer as arrays: maps, norms, rotation, low-rank matrices. Knows no file and no
+family.
+"""

@@ -16,10 +16,11 @@ from weightscope.model.rows.cells import LayerTensors
 
 
 def sinusoids(n: int, width: int, steps: int) -> np.ndarray:
-    """Sines of n positions, then their cosines, at frequencies 10000^(-j / steps) ("Attention is all you need", 3.5).
+    """Sines of n positions, then their cosines, at frequencies 10000^(-j / steps) ("Attention is
+    all you need", 3.5).
 
-    Over `steps` of the width / 2 frequencies they fall to 1/10000: width / 2 in the paper, one less in tensor2tensor.
-    """
+    Over `steps` of the width / 2 frequencies they fall to 1/10000: width / 2 in the paper, one less
+    in tensor2tensor."""
     angles = np.outer(np.arange(n), 10000.0 ** (-np.arange(width // 2) / steps))
     rows = np.zeros((n, width), np.float32)
     rows[:, : 2 * (width // 2)] = np.concatenate((np.sin(angles), np.cos(angles)), axis=1)
@@ -46,7 +47,8 @@ def of_tensor2tensor(config: ModelConfig) -> np.ndarray:
     return rows[2:]
 
 
-# Terms that positions add to scores by distance: ALiBi, T5's buckets, tables and networks of offsets in a window.
+# Terms that positions add to scores by distance: ALiBi, T5's buckets, tables and networks of
+# offsets in a window.
 
 RELATIVE_BIAS = "encoder.relative_attention_bias.weight"  # MPNet's, one table for all layers
 MPNET_BUCKETS = 32  # those that its code asks for, however many the table has
@@ -58,7 +60,9 @@ def powers(heads: int) -> np.ndarray:
 
 
 def alibi(tensors: LayerTensors, config: ModelConfig, layer: int) -> Slopes:
-    """Slopes of a power of two heads, then every other slope of twice as many heads (ALiBi's own code, as in BLOOM)."""
+    """Slopes of a power of two heads, then every other slope of twice as many heads (ALiBi's own
+    code, as in BLOOM).
+    """
     most = 1 << (config.n_heads.bit_length() - 1)
     return Slopes(np.concatenate((powers(most), powers(2 * most)[::2]))[: config.n_heads])
 
@@ -66,9 +70,9 @@ def alibi(tensors: LayerTensors, config: ModelConfig, layer: int) -> Slopes:
 def alibi_falcon(tensors: LayerTensors, config: ModelConfig, layer: int) -> Slopes:
     """Falcon adds BLOOM's slopes, rounded to bfloat16, before it scales the scores.
 
-    The eager code of transformers (4.57 to 5.23 at least) adds them a second time with the mask, which its sdpa code
-    and Falcon's own do not. `Layer.scores` is defined by the eager model and follows it; `position_bias` is once.
-    """
+    The eager code of transformers (4.57 to 5.23 at least) adds them a second time with the mask,
+    which its sdpa code and Falcon's own do not. `Layer.scores` is defined by the eager model and
+    follows it; `position_bias` is once."""
     bits = alibi(tensors, config, layer).slopes.astype(np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
     return Slopes(rounded.view(np.float32) * default_scale(config, 0), times=2)
@@ -85,7 +89,9 @@ class GeometricSlopes:
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> Slopes:
         """The same in every layer."""
         heads = np.arange(1, config.n_heads + 1)
-        return Slopes(2.0 ** -(self.steps * heads / config.n_heads + self.each * heads + self.start))
+        return Slopes(
+            2.0 ** -(self.steps * heads / config.n_heads + self.each * heads + self.start)
+        )
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,9 @@ def relative_buckets(tensors: LayerTensors, config: ModelConfig, layer: int) -> 
     """MPNet's relative bias, one table for all layers."""
     n_buckets = config.size("relative_attention_num_buckets")
     if n_buckets < MPNET_BUCKETS:
-        raise config.error("relative_attention_num_buckets", f"{MPNET_BUCKETS} or more, as in MPNet")
+        raise config.error(
+            "relative_attention_num_buckets", f"{MPNET_BUCKETS} or more, as in MPNet"
+        )
     table = tensors.read(RELATIVE_BIAS, (n_buckets, config.n_heads))
     return Buckets(table[:MPNET_BUCKETS])
 
@@ -120,7 +128,8 @@ class Distances:
     causal: bool = False
     own: bool = False
     table: str = TABLE  # the table's module within a layer
-    # config keys of how many buckets there are, and from which distance on everything is in the last
+    # config keys of how many buckets there are, and from which distance on everything is in the
+    # last
     sizes: tuple[str, str] = ("relative_attention_num_buckets", "relative_attention_max_distance")
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> Buckets:
@@ -137,8 +146,8 @@ class Distances:
 class WindowTable:
     """A stored table of biases by offset in a window, then of a class token."""
 
-    # of the model, with `{i}` for the layer where each has its own, and the config key that says whether it is there;
-    # empty where it always is. Several add up
+    # of the model, with `{i}` for the layer where each has its own, and the config key that says
+    # whether it is there; empty where it always is. Several add up
     tensors: Mapping[str, str]
     side: str = ""  # config key of a window's side in patches; empty where the window is the image
     class_token: bool = False
@@ -147,10 +156,18 @@ class WindowTable:
         """The term of one layer, of a square image: transformers resamples the table of others."""
         if not self.side and len({*sides_of(config, "image_size")}) > 1:
             raise config.error("image_size", "a square image")
-        side = config.size(self.side) if self.side else sides_of(config, "image_size")[0] // config.size("patch_size")
+        side = (
+            config.size(self.side)
+            if self.side
+            else sides_of(config, "image_size")[0] // config.size("patch_size")
+        )
         offsets = 2 * side - 1
         shape = (offsets**2 + 3 * self.class_token, config.n_heads)
-        there = [name.format(i=layer) for name, key in self.tensors.items() if not key or config.flag(key)]
+        there = [
+            name.format(i=layer)
+            for name, key in self.tensors.items()
+            if not key or config.flag(key)
+        ]
         table = np.sum([tensors.read(name, shape) for name in there], axis=0)
         patches = table[: offsets**2].reshape(offsets, offsets, -1)
         return WindowBias(patches, table[offsets**2 :] if self.class_token else None)
@@ -158,7 +175,9 @@ class WindowTable:
 
 @dataclass(frozen=True)
 class WindowNetwork:
-    """Biases by offset in a window that a small network makes of the offset's logarithm (Swin v2, section 3.3)."""
+    """Biases by offset in a window that a small network makes of the offset's logarithm (Swin v2,
+    section 3.3).
+    """
 
     network: str  # of the model, with `{i}` for the layer: two Linears with a ReLU between
     stage: int = 0  # how often the image was halved before
@@ -167,14 +186,19 @@ class WindowNetwork:
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> WindowBias:
         """The term of one layer: no window is larger than its image."""
-        patches = [side // config.size("patch_size") >> self.stage for side in sides_of(config, "image_size")]
+        patches = [
+            side // config.size("patch_size") >> self.stage
+            for side in sides_of(config, "image_size")
+        ]
         side = min(config.size("window_size"), *patches)
         listed = config.get(self.pretrained)
         trained = listed[self.stage] if isinstance(listed, list) and len(listed) > self.stage else 0
         reach = (trained if type(trained) is int and trained > 1 else side) - 1
         along = 8 * np.arange(1 - side, side) / max(1, reach)
         along = np.sign(along) * np.log2(np.abs(along) + 1) / np.log2(8)
-        offsets = np.stack(np.meshgrid(along, along, indexing="ij"), axis=-1)  # (2 side - 1, 2 side - 1, 2)
+        offsets = np.stack(
+            np.meshgrid(along, along, indexing="ij"), axis=-1
+        )  # (2 side - 1, 2 side - 1, 2)
         name = self.network.format(i=layer)
         first = tensors.read(f"{name}.0.weight", (None, 2))
         hidden = np.maximum(offsets @ first.T + tensors.read(f"{name}.0.bias", (len(first),)), 0)

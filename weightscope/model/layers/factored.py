@@ -1,8 +1,9 @@
-"""A d x d matrix of low rank, kept as two factors: left @ right.T, which only `dense` multiplies out.
+"""A d x d matrix of low rank, kept as two factors: left @ right.T, which only `dense` multiplies
+out.
 
-With left = Q_L R_L and right = Q_R R_R, Q orthonormal, the matrix has the singular values of the r x r core R_L R_R'.
-The triangles R come from a QR (accurate) or from the Cholesky factor of the Gram matrix (fast); see `triangle`.
-"""
+With left = Q_L R_L and right = Q_R R_R, Q orthonormal, the matrix has the singular values of the r
+x r core R_L R_R'. The triangles R come from a QR (accurate) or from the Cholesky factor of the Gram
+matrix (fast); see `triangle`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,14 +16,16 @@ from weightscope.core.compute.device import CPU, Device
 from weightscope.core.results import SPECTRA, ShowsShapes, function_at, notebook
 from weightscope.core.tables import Column, Table
 
-# Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by about eps / rcond^2 of
-# itself, rcond the one of the triangle with unit columns. Here that is 1e-6.
+# Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by
+# about eps / rcond^2 of itself, rcond the one of the triangle with unit columns. Here that is 1e-6.
 LEAST_RCOND = 1.5e-5
-# Rows of a factor that are brought to float64 at a time: half a megabyte at a head's usual width, so that they stay in
-# the cache between the conversion and the product, and no float64 copy of a whole factor is made.
+# Rows of a factor that are brought to float64 at a time: half a megabyte at a head's usual width,
+# so that they stay in the cache between the conversion and the product, and no float64 copy of a
+# whole factor is made.
 ROWS_AT_ONCE = 512
 MOST_DENSE = 1 << 24  # elements that NumPy may multiply out on its own: 4096 x 4096
-# Of two factors side by side more are: their product is four times as large, and is written for every block.
+# Of two factors side by side more are: their product is four times as large, and is written for
+# every block.
 ROWS_OF_BOTH = 4096
 
 
@@ -58,14 +61,20 @@ class Factored:
     def __post_init__(self) -> None:
         shapes = np.shape(self.left), np.shape(self.right)
         if [len(shape) for shape in shapes] != [2, 2] or shapes[0][1] != shapes[1][1]:
-            raise ValueError(f"left has shape {shapes[0]} and right {shapes[1]}; expected (d, r) of the same r")
+            raise ValueError(
+                f"left has shape {shapes[0]} and right {shapes[1]}; expected (d, r) of the same r"
+            )
 
     __array_ufunc__ = None  # so that NumPy leaves x @ w to this class
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The dense matrix, so that `np.asarray` and what calls it work; a large one is multiplied out on request."""
+        """The dense matrix, so that `np.asarray` and what calls it work; a large one is multiplied
+        out on request.
+        """
         if self.shape[0] * self.shape[1] > MOST_DENSE:
-            raise TypeError(f"{self} is too large to become an array unasked; `.dense()` multiplies it out")
+            raise TypeError(
+                f"{self} is too large to become an array unasked; `.dense()` multiplies it out"
+            )
         return np.asarray(self.dense(), dtype)
 
     def __repr__(self) -> str:
@@ -122,8 +131,11 @@ class Factored:
         u, s, vt = np.linalg.svd(r_left @ r_right.T)  # (r, r) core
         return q_left @ u, s, vt @ q_right.T
 
-    def leading(self, k: int | Callable[[np.ndarray], int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The first k singular vectors and all singular values, from triangles rather than whole orthonormal factors.
+    def leading(
+        self, k: int | Callable[[np.ndarray], int]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The first k singular vectors and all singular values, from triangles rather than whole
+        orthonormal factors.
 
         Parameters
         ----------
@@ -132,18 +144,25 @@ class Factored:
         Returns
         -------
         left : (d, k) array, s : (r,) array, right : (d, k) array
-            float64; each vector pair is signed so that the left one's largest component is positive.
+            float64; each vector pair is signed so that the left one's largest component is
+            positive.
         """
         roots = triangle(self.left, inner(self.left)), triangle(self.right, inner(self.right))
         u, s, vt = lapack.svd(roots[0].r @ roots[1].r.T)  # (r, r) core
         shown = slice(k if isinstance(k, int) else k(s))
-        left, right = spanned(self.left, roots[0], u[:, shown]), spanned(self.right, roots[1], vt[shown].T)
+        left, right = (
+            spanned(self.left, roots[0], u[:, shown]),
+            spanned(self.right, roots[1], vt[shown].T),
+        )
         signs = signs_of(left)
         return left * signs, s, right * signs
 
     def svdvals(self) -> np.ndarray:
         """Singular values, descending, shape (r,)."""
-        r_left, r_right = (np.asarray(np.linalg.qr(f.astype(np.float64), mode="r")) for f in (self.left, self.right))
+        r_left, r_right = (
+            np.asarray(np.linalg.qr(f.astype(np.float64), mode="r"))
+            for f in (self.left, self.right)
+        )
         return np.linalg.svd(r_left @ r_right.T, compute_uv=False)
 
     def eigvals(self) -> np.ndarray:
@@ -157,7 +176,9 @@ class Factored:
         return values[np.argsort(-np.abs(values), kind="stable")].astype(np.complex128)
 
     def frobenius(self) -> float:
-        """Frobenius norm: |A B'|_F^2 is the sum of (A'A) * (B'B); NaN or infinite where an element is."""
+        """Frobenius norm: |A B'|_F^2 is the sum of (A'A) * (B'B); NaN or infinite where an element
+        is.
+        """
         with np.errstate(invalid="ignore", over="ignore"):
             squared = (inner(self.left) * inner(self.right)).sum()
         return float(np.sqrt(np.maximum(0.0, squared)))  # np.maximum, which unlike max keeps a NaN
@@ -185,7 +206,9 @@ def _numbers(given: Any, product: str) -> np.ndarray:
     except ValueError:  # rows of several lengths
         array = np.empty(0, object)
     if not np.can_cast(array.dtype, np.clongdouble):
-        raise ValueError(f"{product}: expected an array of numbers, not {type(given).__name__} of dtype {array.dtype}")
+        raise ValueError(
+            f"{product}: expected an array of numbers, not {type(given).__name__} of dtype {array.dtype}"
+        )
     return array
 
 
@@ -217,7 +240,9 @@ def inner(a: Any, b: Any = None, device: Device = CPU) -> np.ndarray:
     return total
 
 
-def inner_products(a: Any, b: Any, device: Device = CPU) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def inner_products(
+    a: Any, b: Any, device: Device = CPU
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """a'a, b'b and a'b in float64, on this machine from one symmetric product of both side by side.
 
     a (d, r), b (d, s).
@@ -236,24 +261,31 @@ def inner_products(a: Any, b: Any, device: Device = CPU) -> tuple[np.ndarray, np
 class Triangle(ShowsShapes):
     """R of factor = Q R, and the route it was found by."""
 
-    r: np.ndarray = field(repr=False)  # (r, r): Upper triangular up to the sign of its rows; R'R is the Gram matrix
+    r: np.ndarray = field(
+        repr=False
+    )  # (r, r): Upper triangular up to the sign of its rows; R'R is the Gram matrix
     route: str  # "none" where the factor is not finite and `r` is NaN
 
 
 def triangle(factor: np.ndarray, gram: np.ndarray) -> Triangle:
-    """R of factor = Q R: from the Gram matrix where that keeps the small singular values, else from a QR.
+    """R of factor = Q R: from the Gram matrix where that keeps the small singular values, else from
+    a QR.
 
     factor (d, r), gram (r, r).
     """
     if not np.isfinite(gram).all():  # a NaN or infinity in a column reaches its diagonal element
         return Triangle(np.full_like(gram, np.nan), "none")
-    from scipy.linalg.lapack import dtrcon  # SciPy takes a while to import, and `import weightscope` must not
+    from scipy.linalg.lapack import (
+        dtrcon,
+    )  # SciPy takes a while to import, and `import weightscope` must not
 
     try:
         upper = np.linalg.cholesky(gram).T
     except np.linalg.LinAlgError:  # a column is zero, or the columns are dependent up to rounding
         return Triangle(_qr_triangle(factor), "qr")
-    lengths = np.sqrt(gram.diagonal())  # Cholesky is indifferent to the columns' lengths, so its error is too
+    lengths = np.sqrt(
+        gram.diagonal()
+    )  # Cholesky is indifferent to the columns' lengths, so its error is too
     rcond, _ = dtrcon(upper / lengths, norm="1", uplo="U")
     if rcond < LEAST_RCOND:
         return Triangle(_qr_triangle(factor), "qr")
@@ -261,7 +293,9 @@ def triangle(factor: np.ndarray, gram: np.ndarray) -> Triangle:
 
 
 def orthonormal(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Q and R of factor = Q R in float64, by the fast route where it is accurate: factor (d, r) -> (d, r), (r, r)."""
+    """Q and R of factor = Q R in float64, by the fast route where it is accurate: factor (d, r) ->
+    (d, r), (r, r).
+    """
     wide = factor.astype(np.float64)
     root = triangle(wide, wide.T @ wide)
     if root.route != "gram":
@@ -271,7 +305,8 @@ def orthonormal(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def spanned(factor: np.ndarray, root: Triangle, inside: np.ndarray) -> np.ndarray:
-    """Q inside of factor = Q R in float64, for fewer columns than Q has, without making Q where R alone will do.
+    """Q inside of factor = Q R in float64, for fewer columns than Q has, without making Q where R
+    alone will do.
 
     factor (d, r), inside (r, k).
     """
@@ -281,7 +316,8 @@ def spanned(factor: np.ndarray, root: Triangle, inside: np.ndarray) -> np.ndarra
 
 
 def coordinates(root: Triangle, inside: np.ndarray) -> np.ndarray:
-    """What combines a factor's columns to Q inside, (r, k); none of them, (r, 0), where R alone does not tell.
+    """What combines a factor's columns to Q inside, (r, k); none of them, (r, 0), where R alone
+    does not tell.
 
     inside (r, k).
     """
@@ -291,7 +327,9 @@ def coordinates(root: Triangle, inside: np.ndarray) -> np.ndarray:
 
 
 def combined(factor: np.ndarray, how: np.ndarray) -> np.ndarray:
-    """factor @ how in float64, (d, k), for a (d, r) factor of any precision, a block of its rows at a time."""
+    """factor @ how in float64, (d, k), for a (d, r) factor of any precision, a block of its rows at
+    a time.
+    """
     product = np.empty((len(factor), how.shape[1]))
     for start in range(0, len(factor), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
@@ -300,7 +338,9 @@ def combined(factor: np.ndarray, how: np.ndarray) -> np.ndarray:
 
 
 def signs_of(vectors: np.ndarray) -> np.ndarray:
-    """The sign of the largest component of each column, (k,): a singular vector is as right with the other one."""
+    """The sign of the largest component of each column, (k,): a singular vector is as right with
+    the other one.
+    """
     return np.asarray(np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])]))
 
 
@@ -313,8 +353,11 @@ def route_of(*triangles: Triangle) -> str:
     return max((t.route for t in triangles), key=("gram", "qr", "none").index)
 
 
-def core_singular_values(left: Triangle, right: Triangle, middle: np.ndarray | None = None) -> np.ndarray:
-    """Singular values of left_factor @ middle @ right_factor.T, descending, shape (r,); NaN where one is not finite.
+def core_singular_values(
+    left: Triangle, right: Triangle, middle: np.ndarray | None = None
+) -> np.ndarray:
+    """Singular values of left_factor @ middle @ right_factor.T, descending, shape (r,); NaN where
+    one is not finite.
 
     middle (r, r).
     """

@@ -21,11 +21,17 @@ def softplus(x: np.ndarray) -> np.ndarray:
     return np.logaddexp(0, x)
 
 
-GATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"sigmoid": sigmoid, "softplus": softplus, "open": lambda x: x}
+GATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "sigmoid": sigmoid,
+    "softplus": softplus,
+    "open": lambda x: x,
+}
 
 
 def mass_beside(sinks: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The share of a softmax over scores (H, n, n) and one sink (H,) that the scores have, (H, n, 1)."""
+    """The share of a softmax over scores (H, n, n) and one sink (H,) that the scores have, (H, n,
+    1).
+    """
     top = scores.max(axis=-1, keepdims=True)
     total = top + np.log(np.exp(scores - top).sum(axis=-1, keepdims=True))
     return sigmoid(total - sinks[:, None, None])
@@ -33,13 +39,17 @@ def mass_beside(sinks: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class SubNorm:
-    """A norm of what all heads have gathered for a token (BitNet): all but its sigma is folded into W_O."""
+    """A norm of what all heads have gathered for a token (BitNet): all but its sigma is folded into
+    W_O.
+    """
 
     norm: Norm  # Of H r_v dimensions
 
     def sizes(self, gathered: Gathered) -> np.ndarray:
         """What each head's share is divided by, (1, n, 1)."""
-        return self.norm.sigma(gathered.transpose(1, 0, 2).reshape(gathered.shape[1], -1))[None, :, None]
+        return self.norm.sigma(gathered.transpose(1, 0, 2).reshape(gathered.shape[1], -1))[
+            None, :, None
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +65,11 @@ class HeadNorm:
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Differential attention: heads h and h + H/2 share values and W_O, the latter's with -lambda in it.
+    """Differential attention: heads h and h + H/2 share values and W_O, the latter's with -lambda
+    in it.
 
-    What the two gather, the second times -lambda, is divided by the size of its sum (Differential Transformer,
-    eqs 1-4).
-    """
+    What the two gather, the second times -lambda, is divided by the size of its sum (Differential
+    Transformer, eqs 1-4)."""
 
     weight: float  # lambda
     eps: float

@@ -1,13 +1,15 @@
-"""Scores as a function of distance: their mean and spread over the tokens that may stand at query and key.
+"""Scores as a function of distance: their mean and spread over the tokens that may stand at query
+and key.
 
-With q and k before rotation, R(delta) of frequencies w_j, and query and key drawn independently of each other,
+With q and k before rotation, R(delta) of frequencies w_j, and query and key drawn independently of
+each other,
 
-    score(delta) = scale q R(delta) k' + bias(delta),
-    q R(delta) k' = sum_j cos(w_j delta) (q_j1 k_j1 + q_j2 k_j2) + sin(w_j delta) (q_j1 k_j2 - q_j2 k_j1)
+    score(delta) = scale q R(delta) k' + bias(delta), q R(delta) k' = sum_j cos(w_j delta) (q_j1
+    k_j1 + q_j2 k_j2) + sin(w_j delta) (q_j1 k_j2 - q_j2 k_j1)
 
-so that mean and variance at every distance follow from means and covariances of q and k alone. A dimension that does
-not turn is a pair of frequency 0 whose second half is 0: without rotation (ALiBi, T5) the same formula holds.
-"""
+so that mean and variance at every distance follow from means and covariances of q and k alone. A
+dimension that does not turn is a pair of frequency 0 whose second half is 0: without rotation
+(ALiBi, T5) the same formula holds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,8 +36,10 @@ class Moments(NamedTuple):
 
 def token_moments(
     make: Callable[[np.ndarray], Any], x: np.ndarray, weights: np.ndarray, block: int = 1024
-) -> Moments:  # fmt: skip
-    """Moments of what `make` gives, (n, d) -> (heads, n, r), over tokens x (n, d) with weights (n,) that sum to 1."""
+) -> Moments:
+    """Moments of what `make` gives, (n, d) -> (heads, n, r), over tokens x (n, d) with weights (n,)
+    that sum to 1.
+    """
     reference, mean, second = None, 0.0, 0.0
     for start in range(0, len(x), block):
         made = np.asarray(make(x[start : start + block]))  # (heads, b, r)
@@ -53,13 +57,17 @@ def token_moments(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Kernel(ShowsShapes):
-    """Scores of a layer's heads by distance, in waves: mean and spread over tokens, `scale` included."""
+    """Scores of a layer's heads by distance, in waves: mean and spread over tokens, `scale`
+    included.
+    """
 
     frequencies: np.ndarray  # (p,): radians a position of each pair; 0 where nothing turns
     wave_means: np.ndarray  # (H, 2p): means of what multiplies the cosines, then the sines
     wave_covariances: np.ndarray  # (H, 2p, 2p)
     usage: np.ndarray  # (H, p): product of the root mean squares of a pair's queries and keys
-    bias: Callable[[np.ndarray], np.ndarray]  # (D,) distances -> (H, D): what is added whatever the tokens
+    bias: Callable[
+        [np.ndarray], np.ndarray
+    ]  # (D,) distances -> (H, D): what is added whatever the tokens
 
     def mean(self, distances: np.ndarray) -> np.ndarray:
         """The mean score at distances i - j: (D,) -> (H, D)."""
@@ -82,7 +90,9 @@ class Kernel(ShowsShapes):
 
     @cached_property
     def by_content(self) -> np.ndarray:
-        """Standard deviation over tokens of what each pair adds to a score, averaged over phases, (H, p)."""
+        """Standard deviation over tokens of what each pair adds to a score, averaged over phases,
+        (H, p).
+        """
         cosines, sines = np.split(np.diagonal(self.wave_covariances, axis1=1, axis2=2), 2, axis=-1)
         return np.sqrt(np.maximum(cosines + sines, 0) / np.where(self.frequencies == 0, 1, 2))
 
@@ -105,7 +115,9 @@ def why_no_kernel(layer: Layer) -> str:
 
 
 def biases(layer: Layer) -> Callable[[np.ndarray], np.ndarray]:
-    """What the layer adds to scaled scores at distances, (D,) -> (H, D); within a row of a window, so many columns."""
+    """What the layer adds to scaled scores at distances, (D,) -> (H, D); within a row of a window,
+    so many columns.
+    """
     times = 1 if layer.additive is None else layer.additive.times
     return lambda distances: times * layer.position_bias(distances)
 
@@ -138,7 +150,8 @@ def kernel(layer: Layer, queries: Moments, keys: Moments) -> Kernel:
     means, covariances, usage = [], [], []
     for head in range(layer.n_heads):
         q, k = (
-            Moments(part.mean[i], part.covariance[i]) for part, i in zip(padded, (head, head // group), strict=True)
+            Moments(part.mean[i], part.covariance[i])
+            for part, i in zip(padded, (head, head // group), strict=True)
         )
         (q1, q2), (k1, k2) = ((part.mean[first], part.mean[second]) for part in (q, k))
         means.append(factors * np.concatenate((q1 * k1 + q2 * k2, q1 * k2 - q2 * k1)))
@@ -147,14 +160,23 @@ def kernel(layer: Layer, queries: Moments, keys: Moments) -> Kernel:
         spread += _products(np.outer(q.mean, q.mean), k.covariance, first, second)
         covariances.append(np.outer(factors, factors) * spread)
         squares = [part.mean**2 + np.diagonal(part.covariance) for part in (q, k)]
-        usage.append(np.abs(factor) * np.sqrt(np.prod([square[first] + square[second] for square in squares], axis=0)))
-    return Kernel(frequencies, np.stack(means), np.stack(covariances), np.stack(usage), biases(layer))
+        usage.append(
+            np.abs(factor)
+            * np.sqrt(np.prod([square[first] + square[second] for square in squares], axis=0))
+        )
+    return Kernel(
+        frequencies, np.stack(means), np.stack(covariances), np.stack(usage), biases(layer)
+    )
 
 
 def pairs_of(rotation: Rotation | None, head_dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First and second dimension of every pair, and its frequency; second is -1 where a dimension does not turn."""
+    """First and second dimension of every pair, and its frequency; second is -1 where a dimension
+    does not turn.
+    """
     dims = np.arange(head_dim)
-    first, second = (dims[:0], dims[:0]) if rotation is None else (dims[part] for part in rotation.pairs)
+    first, second = (
+        (dims[:0], dims[:0]) if rotation is None else (dims[part] for part in rotation.pairs)
+    )
     still = np.setdiff1d(dims, (first, second))
     frequencies = np.zeros(0) if rotation is None else rotation.frequencies
     return (
@@ -165,7 +187,9 @@ def pairs_of(rotation: Rotation | None, head_dim: int) -> tuple[np.ndarray, np.n
 
 
 def _products(a: np.ndarray, b: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Second moments (2p, 2p) of the waves' factors, from the queries' (a) and the keys' (b), (r + 1, r + 1)."""
+    """Second moments (2p, 2p) of the waves' factors, from the queries' (a) and the keys' (b), (r +
+    1, r + 1).
+    """
     (a11, a12), (a21, a22) = (((m := a[rows])[:, first], m[:, second]) for rows in (first, second))
     (b11, b12), (b21, b22) = (((m := b[rows])[:, first], m[:, second]) for rows in (first, second))
     cosines = a11 * b11 + a12 * b12 + a21 * b21 + a22 * b22
@@ -176,11 +200,16 @@ def _products(a: np.ndarray, b: np.ndarray, first: np.ndarray, second: np.ndarra
 
 def mean_scores(layer: Layer, x: np.ndarray, weights: np.ndarray) -> Kernel:
     """The kernel where query and key are drawn from the same tokens x (n, d) with weights (n,)."""
-    return kernel(layer, token_moments(layer.queries, x, weights), token_moments(layer.keys, x, weights))
+    return kernel(
+        layer, token_moments(layer.queries, x, weights), token_moments(layer.keys, x, weights)
+    )
 
 
-def peak_and_fast_share(layer: Layer, x: np.ndarray, distances: int = NEAR) -> tuple[np.ndarray, np.ndarray]:
-    """The distance below `distances` at which the mean score of tokens x (n, d) is highest, and the share of |q||k| in
+def peak_and_fast_share(
+    layer: Layer, x: np.ndarray, distances: int = NEAR
+) -> tuple[np.ndarray, np.ndarray]:
+    """The distance below `distances` at which the mean score of tokens x (n, d) is highest, and the
+    share of |q||k| in
     pairs that turn once within `FAST` tokens: (H,), (H,), NaN where scores are no function of a distance."""
     unknown = np.full(layer.n_heads, np.nan)
     if why_no_kernel(layer) or (layer.rotation is None and layer.additive is None):

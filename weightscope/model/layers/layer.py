@@ -1,4 +1,6 @@
-"""One attention layer and its heads, on arrays: scores, values, W_QK and W_VO. Knows no file and no family."""
+"""One attention layer and its heads, on arrays: scores, values, W_QK and W_VO. Knows no file and no
+family.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +35,8 @@ Item = TypeVar("Item")
 
 
 class OnDemand(Sequence[Item], Generic[Item]):
-    """A sequence whose items are made when asked for and not kept: layers of a model, heads of a layer.
+    """A sequence whose items are made when asked for and not kept: layers of a model, heads of a
+    layer.
 
     Parameters
     ----------
@@ -64,7 +67,9 @@ class OnDemand(Sequence[Item], Generic[Item]):
         return map(self._make, self._indices)
 
     def __repr__(self) -> str:
-        shown = [*map(str, self._indices[:6]), "..."] if len(self) > 7 else [*map(str, self._indices)]
+        shown = (
+            [*map(str, self._indices[:6]), "..."] if len(self) > 7 else [*map(str, self._indices)]
+        )
         return f"<{len(self)} {self._what}: {', '.join(shown)}>"
 
 
@@ -72,9 +77,10 @@ class OnDemand(Sequence[Item], Generic[Item]):
 class Head:
     """One query head of a layer, as bilinear and linear maps on x / sigma(x).
 
-    score(i, j) = x_i qk x_j' / (sigma_i sigma_j) + qk_bias x_j' / sigma_j, up to terms constant in j and before `scale`
-    (detokenization paper, eq. 14); f(x) = x vo / sigma(x) + vo_bias. Under rotation qk holds at distance 0, qk_at at
-    any; `caveats` lists what else the model does to these scores.
+    score(i, j) = x_i qk x_j' / (sigma_i sigma_j) + qk_bias x_j' / sigma_j, up to terms constant in
+    j and before `scale` (detokenization paper, eq. 14); f(x) = x vo / sigma(x) + vo_bias. Under
+    rotation qk holds at distance 0, qk_at at any; `caveats` lists what else the model does to these
+    scores.
 
     Attributes
     ----------
@@ -163,7 +169,9 @@ class Head:
         return self._v[1]
 
     def query_at(self, delta: Delta) -> tuple[np.ndarray, np.ndarray]:
-        """W_Q R(delta) and b_Q R(delta), (d, r) and (r,): the query side of the score at distance delta = i - j."""
+        """W_Q R(delta) and b_Q R(delta), (d, r) and (r,): the query side of the score at distance
+        delta = i - j.
+        """
         rotation = self.layer.rotation
         if rotation is None:
             return self.w_q, self.b_q
@@ -175,11 +183,11 @@ class Head:
         return self.qk_at(0)
 
     def qk_at(self, delta: Delta) -> Factored:
-        """W_QK(delta) = W_Q R(delta) W_K' at distance delta = i - j; without rotation the same at every distance.
+        """W_QK(delta) = W_Q R(delta) W_K' at distance delta = i - j; without rotation the same at
+        every distance.
 
-        In vision towers that rotate by row and column, a number counts columns and a (rows, columns) pair is accepted;
-        where positions have several axes, give a distance on each.
-        """
+        In vision towers that rotate by row and column, a number counts columns and a (rows,
+        columns) pair is accepted; where positions have several axes, give a distance on each."""
         return Factored(self.query_at(delta)[0], self.w_k)
 
     def forms(self, deltas: Sequence[int] = (0, 1), window: int = 64) -> dict[str, Factored]:
@@ -195,7 +203,10 @@ class Head:
         w = self.qk
         forms = self.layer.qk_forms(deltas, window).items()
         used = {name: between.any(axis=0) for name, between in forms}
-        return {name: Factored(w.left @ between[:, used[name]], w.right[:, used[name]]) for name, between in forms}
+        return {
+            name: Factored(w.left @ between[:, used[name]], w.right[:, used[name]])
+            for name, between in forms
+        }
 
     @property
     def qk_bias(self) -> np.ndarray:
@@ -229,7 +240,11 @@ class Head:
     @property
     def lead(self) -> str:
         """A short description, with what the matrices leave out."""
-        shared = "" if self.layer.n_kv_heads == self.layer.n_heads else f", with key-value head {self.kv_head}"
+        shared = (
+            ""
+            if self.layer.n_kv_heads == self.layer.n_heads
+            else f", with key-value head {self.kv_head}"
+        )
         left_out = [f"Not in these numbers: {caveat}." for caveat in self.caveats]
         scale = f"Scores are W_QK's times {self.scale:.3g}."
         return " ".join([f"{repr(self).removesuffix(')')}{shared}).", scale, *left_out])
@@ -238,22 +253,29 @@ class Head:
         return bytes(self.plot_spectrum()._repr_png_())
 
     def _repr_html_(self) -> str:
-        return notebook(self.lead, spectra({"W_QK": self.qk, "W_VO": self.vo}), picture=self._repr_png_())
+        return notebook(
+            self.lead, spectra({"W_QK": self.qk, "W_VO": self.vo}), picture=self._repr_png_()
+        )
 
 
-QUERY_SIDE, KEY_SIDE = ("q", "gate", "q_norm", "additive_gate"), ("k", "v", "k_norm", "v_norm")  # maps of each
+QUERY_SIDE, KEY_SIDE = (
+    ("q", "gate", "q_norm", "additive_gate"),
+    ("k", "v", "k_norm", "v_norm"),
+)  # maps of each
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Layer:
     """One attention layer, its norm folded into the projections.
 
-    H query heads in G groups, each group with one key-value head; nothing is repeated within a group.
+    H query heads in G groups, each group with one key-value head; nothing is repeated within a
+    group.
 
-    In cross-attention, keys and values are computed from a second input, the memory: the encoder's output.
-    """
+    In cross-attention, keys and values are computed from a second input, the memory: the encoder's
+    output."""
 
-    # q, k, v: (H, d, r), (G, d, r) and (G, d, r_v) maps of x / sigma(x); k and v of the memory in cross-attention
+    # q, k, v: (H, d, r), (G, d, r) and (G, d, r_v) maps of x / sigma(x); k and v of the memory in
+    # cross-attention
     q: Affine | Latent
     k: Affine | Latent
     v: Affine | Latent
@@ -267,25 +289,31 @@ class Layer:
     q_norm: InnerNorm | None = None
     k_norm: InnerNorm | None = None
     v_norm: InnerNorm | None = None
-    gate: Affine | None = None  # multiplies each head's weighted sum of values, per dimension or by one number per head
+    gate: Affine | None = (
+        # multiplies each head's weighted sum of values, per dimension or by one number per head
+        None
+    )
     gate_kind: str = "sigmoid"  # its activation, one of `gathered.GATES`
-    gathered_norm: SubNorm | HeadNorm | Difference | None = None  # divides each head's weighted sum of values
+    gathered_norm: SubNorm | HeadNorm | Difference | None = (
+        None  # divides each head's weighted sum of values
+    )
     rotation: Rotation | None = None
-    # (1 or H, r): multiplies rotated queries, if a q/k-norm follows the rotation: gamma relative to its mean over
-    # each pair, which is folded into `q`
+    # (1 or H, r): multiplies rotated queries, if a q/k-norm follows the rotation: gamma relative to
+    # its mean over each pair, which is folded into `q`
     gain: np.ndarray | None = None
     temperature: Temperature | None = None  # multiplies queries, by position
     # bias by distance, or by two positions in a window, added after scaling
     additive: Slopes | Buckets | WindowBias | None = None
     additive_gate: BiasGate | None = None  # factor of that bias for each query
-    # relative, relative_values: terms of one token and a distance, added before scaling; values of distances, added
-    # to tokens' values
+    # relative, relative_values: terms of one token and a distance, added before scaling; values of
+    # distances, added to tokens' values
     relative: tuple[RelativeKeys, ...] = ()
     relative_values: RelativeValues | None = None
     softcap: float | None = None
     clip: float | None = None  # q, k and v are clipped to [-clip, clip] after their norms
     sinks: np.ndarray | None = None  # (H,): learned sink logits
-    # (H,): sink logits applied outside attention: each head's sum is multiplied by the mass that they leave
+    # (H,): sink logits applied outside attention: each head's sum is multiplied by the mass that
+    # they leave
     outer_sinks: np.ndarray | None = None
     cross: bool = False  # keys and values are computed from a memory
     keys_of: int | None = None  # the earlier layer whose keys and values this layer reuses
@@ -342,8 +370,8 @@ class Layer:
         - `free`, `turning`: the dimensions without and with rotation, at distance 0. In multi-head latent attention
           these are the latent part and the rotary key.
 
-        Without rotation W_QK is the same at every distance: everything is free and nothing turns. A scale that the
-        rotation applies to scores is part of W_Q(0) = W_Q R(0).
+        Without rotation W_QK is the same at every distance: everything is free and nothing turns. A
+        scale that the rotation applies to scores is part of W_Q(0) = W_Q R(0).
 
         Parameters
         ----------
@@ -358,29 +386,37 @@ class Layer:
         return forms_between(self.rotation, self.head_dim, deltas, window)
 
     def on(self, device: Device) -> "Layer":
-        """The layer with its maps on a device: `normalised`, `scalars`, `queries` and `inner_values` then run there.
+        """The layer with its maps on a device: `normalised`, `scalars`, `queries` and
+        `inner_values` then run there.
 
-        These take and return arrays of the device. W_O, the gate and additive terms stay on the CPU.
-        """
+        These take and return arrays of the device. W_O, the gate and additive terms stay on the
+        CPU."""
         if device is CPU:
             return self
         return replace(
-            self, q=self.q.on(device), k=self.k.on(device), v=self.v.on(device),
-            q_norm=self.q_norm and self.q_norm.on(device), k_norm=self.k_norm and self.k_norm.on(device),
+            self,
+            q=self.q.on(device),
+            k=self.k.on(device),
+            v=self.v.on(device),
+            q_norm=self.q_norm and self.q_norm.on(device),
+            k_norm=self.k_norm and self.k_norm.on(device),
             v_norm=self.v_norm and self.v_norm.on(device),
-        )  # fmt: skip
+        )
 
     def normalised(self, x: Any) -> Any:
         """x / sigma(x), (n, d) -> (n, d): what the folded maps act on."""
         return x if self.norm is None else x / self.norm.sigma(x)[..., None]
 
     def normalised_memory(self, memory: Any) -> Any:
-        """The same of what keys and values are made of: in cross-attention the memory over its own sigma."""
+        """The same of what keys and values are made of: in cross-attention the memory over its own
+        sigma.
+        """
         norm = self.memory_norm if self.cross else self.norm
         return memory if norm is None else memory / norm.sigma(memory)[..., None]
 
     def scalars(self, x: Any, memory: Any = None) -> tuple[Any, Any]:
-        """Per-token factors that norms inside attention put on queries and keys; ones where there are none.
+        """Per-token factors that norms inside attention put on queries and keys; ones where there
+        are none.
 
         Parameters
         ----------
@@ -406,26 +442,38 @@ class Layer:
     def _memory(self, x: Any, memory: Any) -> Any:
         """What keys and values are made of: the memory in cross-attention, x itself elsewhere."""
         if self.cross == (memory is None):
-            kind = "is cross-attention" if self.keys_of is None else f"attends to what enters layer {self.keys_of}"
+            kind = (
+                "is cross-attention"
+                if self.keys_of is None
+                else f"attends to what enters layer {self.keys_of}"
+            )
             problem = f"{kind}: say what to attend to, `memory=`" if self.cross else "has no memory"
             raise CheckpointError(f"layer {self.index} {problem}")
         return memory if self.cross else x
 
     def _stream(self, x: ArrayLike, of_keys: bool = False) -> np.ndarray:
-        """An input of the layer as an array (n, d); with `of_keys` the one that keys and values are made of."""
+        """An input of the layer as an array (n, d); with `of_keys` the one that keys and values are
+        made of.
+        """
         stream, width = np.asarray(x), (self.k if of_keys else self.q).shape[1]
         if stream.ndim != 2 or stream.shape[1] != width or stream.dtype.kind not in "fiu":
             name = "memory" if of_keys and self.cross else "x"
             given = f"shape {stream.shape} and dtype {stream.dtype}"
-            raise ValueError(f"{name} has {given}; layer {self.index} needs numbers of shape (tokens, {width})")
+            raise ValueError(
+                f"{name} has {given}; layer {self.index} needs numbers of shape (tokens, {width})"
+            )
         return stream
 
     def queries(self, x: Any) -> Any:
-        """What the layer's queries are before rotation, their norm included: (n, d) -> (H, n, r)."""
+        """What the layer's queries are before rotation, their norm included: (n, d) -> (H, n,
+        r).
+        """
         return self._made(self.q, self.q_norm, self.normalised(x))
 
     def keys(self, x: Any) -> Any:
-        """What the layer's keys are before rotation, their norm included: (n, d) -> (G, n, r); or of the memory."""
+        """What the layer's keys are before rotation, their norm included: (n, d) -> (G, n, r); or
+        of the memory.
+        """
         return self._made(self.k, self.k_norm, self.normalised_memory(x))
 
     def _made(self, of: Affine | Latent, norm: InnerNorm | None, z: Any) -> Any:
@@ -434,25 +482,31 @@ class Layer:
         return made if self.clip is None else namespace(made).clip(made, -self.clip, self.clip)
 
     def scores(
-        self, x: np.ndarray, positions: np.ndarray | None = None, memory: np.ndarray | None = None,
-        added: ArrayLike | None = None, added_to_memory: ArrayLike | None = None,
-    ) -> np.ndarray:  # fmt: skip
-        """The model's scaled pre-softmax attention scores, without the mask and without learned sinks.
+        self,
+        x: np.ndarray,
+        positions: np.ndarray | None = None,
+        memory: np.ndarray | None = None,
+        added: ArrayLike | None = None,
+        added_to_memory: ArrayLike | None = None,
+    ) -> np.ndarray:
+        """The model's scaled pre-softmax attention scores, without the mask and without learned
+        sinks.
 
-        Terms constant in the key may be missing (ALiBi is counted from the query); the softmax cannot tell.
+        Terms constant in the key may be missing (ALiBi is counted from the query); the softmax
+        cannot tell.
 
         Parameters
         ----------
         x : (n, d) array
             The residual stream that enters the layer.
         positions : (n,) or (n, axes) int array, optional
-            Their positions; 0 .. n-1 by default. Several coordinates where the rotation has axes: time, height and
-            width in multimodal RoPE, row and column of a patch in a vision tower.
+            Their positions; 0 .. n-1 by default. Several coordinates where the rotation has axes:
+            time, height and width in multimodal RoPE, row and column of a patch in a vision tower.
         memory : (m, d_memory) array, optional
             For cross-attention only: the encoder's output, at positions 0 .. m-1.
         added : (n, e) array or 0, optional
-            Positions that the model adds to the input of queries and (except in cross-attention) keys, not of
-            values (DETR, section A.3). Layers that do so require it; 0 adds nothing.
+            Positions that the model adds to the input of queries and (except in cross-attention)
+            keys, not of values (DETR, section A.3). Layers that do so require it; 0 adds nothing.
         added_to_memory : (m, e) array or 0, optional
             Likewise for the keys of cross-attention.
 
@@ -463,11 +517,24 @@ class Layer:
         """
         x, y = self._stream(x), self._stream(self._memory(x, memory), of_keys=True)
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
-        if positions.shape[:1] != (len(x),) or positions.ndim > 2 or positions.dtype.kind not in "fiu":
+        if (
+            positions.shape[:1] != (len(x),)
+            or positions.ndim > 2
+            or positions.dtype.kind not in "fiu"
+        ):
             given = f"shape {positions.shape} and dtype {positions.dtype}"
-            raise ValueError(f"positions has {given}; x needs numbers of shape ({len(x)},) or ({len(x)}, axes)")
+            raise ValueError(
+                f"positions has {given}; x needs numbers of shape ({len(x)},) or ({len(x)}, axes)"
+            )
         of_keys = np.arange(len(y)) if self.cross and self.keys_of is None else positions
-        q, k = self.added.to(self.queries(x), self.keys(y), added, added_to_memory, cross=self.cross, index=self.index)
+        q, k = self.added.to(
+            self.queries(x),
+            self.keys(y),
+            added,
+            added_to_memory,
+            cross=self.cross,
+            index=self.index,
+        )
         terms = [self.scale * keys.between(q, k, positions) for keys in self.relative]
         q, k = self.placed(q, k, positions, of_keys)
         n, r = q.shape[1:]
@@ -475,14 +542,20 @@ class Layer:
         scores = sum(terms, self.scale * products.reshape(self.n_heads, n, len(y)))
         if self.additive is not None:
             bias = self.additive.times * self.additive.between(positions, of_keys)
-            gate = 1 if self.additive_gate is None else self.additive_gate(self.normalised(x))[:, :, None]
+            gate = (
+                1
+                if self.additive_gate is None
+                else self.additive_gate(self.normalised(x))[:, :, None]
+            )
             scores = scores + (gate * bias).astype(scores.dtype)
         return scores if self.softcap is None else self.softcap * np.tanh(scores / self.softcap)
 
     def placed(
         self, q: np.ndarray, k: np.ndarray, positions: np.ndarray, of_keys: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Queries (H, n, r) and keys (G, n, r) at positions (n,): rotated, with gain and temperature applied."""
+        """Queries (H, n, r) and keys (G, n, r) at positions (n,): rotated, with gain and
+        temperature applied.
+        """
         if self.rotation is not None:
             of_keys = positions if of_keys is None else of_keys
             q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, of_keys)
@@ -493,7 +566,8 @@ class Layer:
         return q, k
 
     def position_bias(self, delta: np.ndarray | int) -> np.ndarray:
-        """The bias added to scaled scores at distances i - j: ALiBi, relative or window biases; zero without one.
+        """The bias added to scaled scores at distances i - j: ALiBi, relative or window biases;
+        zero without one.
 
         Parameters
         ----------
@@ -504,12 +578,18 @@ class Layer:
         (n_heads, ...) array, before the factor of the query (`additive_gate`), if any
         """
         delta = np.asarray(delta)
-        return np.zeros((self.n_heads, *delta.shape)) if self.additive is None else self.additive(delta)
+        return (
+            np.zeros((self.n_heads, *delta.shape))
+            if self.additive is None
+            else self.additive(delta)
+        )
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """f(x) = v(x) W_O of every head, so that the layer's output is sum_j alpha_ij f(x_j) + output_bias.
+        """f(x) = v(x) W_O of every head, so that the layer's output is sum_j alpha_ij f(x_j) +
+        output_bias.
 
-        If the layer is `modulated` (a gate, a norm before W_O), that sum is not the output; see `output`.
+        If the layer is `modulated` (a gate, a norm before W_O), that sum is not the output; see
+        `output`.
 
         Parameters
         ----------
@@ -522,17 +602,28 @@ class Layer:
         """
         x = self._stream(x, of_keys=True)
         v = self.inner_values(x)  # (G, n, r_v)
-        of_head = np.asarray(self.w_o).reshape(self.n_kv_heads, -1, *self.w_o.shape[1:])  # (G, H/G, r_v, d)
+        of_head = np.asarray(self.w_o).reshape(
+            self.n_kv_heads, -1, *self.w_o.shape[1:]
+        )  # (G, H/G, r_v, d)
         return (v[:, None] @ of_head).reshape(self.n_heads, len(x), -1)
 
     @property
     def modulated(self) -> bool:
-        """Whether a gate, norm, outer sink or relative value keeps values from adding up to the output."""
-        return any(part is not None for part in (self.gate, self.gathered_norm, self.outer_sinks, self.relative_values))
+        """Whether a gate, norm, outer sink or relative value keeps values from adding up to the
+        output.
+        """
+        return any(
+            part is not None
+            for part in (self.gate, self.gathered_norm, self.outer_sinks, self.relative_values)
+        )
 
     def output(
-        self, attention: np.ndarray, x: np.ndarray, part: np.ndarray | None = None, memory: np.ndarray | None = None
-    ) -> np.ndarray:  # fmt: skip
+        self,
+        attention: np.ndarray,
+        x: np.ndarray,
+        part: np.ndarray | None = None,
+        memory: np.ndarray | None = None,
+    ) -> np.ndarray:
         """What attention adds to the residual stream, including gates and norms before W_O.
 
         Parameters
@@ -542,9 +633,11 @@ class Layer:
         x : (n, d) array
             The residual stream that enters the layer.
         part : (n_heads, n, n or m) array, optional
-            The part of `attention` whose output is wanted. The outputs of parts add up, except for `output_bias`.
+            The part of `attention` whose output is wanted. The outputs of parts add up, except for
+            `output_bias`.
         memory : (m, d_memory) array, optional
-            The encoder's output, in cross-attention; without a gate, `output(attention, memory)` is the same.
+            The encoder's output, in cross-attention; without a gate, `output(attention, memory)` is
+            the same.
 
         Returns
         -------
@@ -553,11 +646,20 @@ class Layer:
         y = x if self.cross and self.gate is None and memory is None else self._memory(x, memory)
         v = self.inner_values(self._stream(y, of_keys=True))
         attention = np.asarray(attention)
-        for name, given in {"attention": attention, "part": attention if part is None else part}.items():
+        for name, given in {
+            "attention": attention,
+            "part": attention if part is None else part,
+        }.items():
             shape = (self.n_heads, *attention.shape[1:2], v.shape[1])
             if np.shape(given) != shape:
-                wanted = f"({shape[0]}, queries, {shape[-1]})" if name == "attention" else f"attention's, {shape}"
-                raise ValueError(f"{name} has shape {np.shape(given)}; layer {self.index} needs {wanted}")
+                wanted = (
+                    f"({shape[0]}, queries, {shape[-1]})"
+                    if name == "attention"
+                    else f"attention's, {shape}"
+                )
+                raise ValueError(
+                    f"{name} has shape {np.shape(given)}; layer {self.index} needs {wanted}"
+                )
         total = self._gathered(attention, v)  # (H, n, r_v)
         gathered = total if part is None else self._gathered(np.asarray(part), v)
         if self.gate is not None:
@@ -567,16 +669,23 @@ class Layer:
             gathered = gathered * mass_beside(self.outer_sinks, scores)
         if self.gathered_norm is not None:
             gathered = gathered / self.gathered_norm.sizes(total)
-        return np.einsum("hnr,hrd->nd", gathered, np.asarray(self.w_o), optimize=True) + self.output_bias
+        return (
+            np.einsum("hnr,hrd->nd", gathered, np.asarray(self.w_o), optimize=True)
+            + self.output_bias
+        )
 
     def _gathered(self, attention: np.ndarray, v: np.ndarray) -> np.ndarray:
         """Every head's weighted sum of values: v (G, n, r_v) -> (H, n, r_v)."""
         g, n, r_v = v.shape
         gathered = (attention.reshape(g, -1, n) @ v).reshape(self.n_heads, -1, r_v)
-        return gathered if self.relative_values is None else gathered + self.relative_values(attention)
+        return (
+            gathered if self.relative_values is None else gathered + self.relative_values(attention)
+        )
 
     def inner_values(self, x: Any) -> Any:
-        """v(x) of every key-value head, before W_O: (n, d) -> (n_kv_heads, n, r_v); or of the memory."""
+        """v(x) of every key-value head, before W_O: (n, d) -> (n_kv_heads, n, r_v); or of the
+        memory.
+        """
         return self._made(self.v, self.v_norm, self.normalised_memory(x))
 
     def after(self, w: np.ndarray, b: np.ndarray) -> "Layer":
@@ -584,15 +693,21 @@ class Layer:
         return self._changed(lambda part: part.after(w, b), *QUERY_SIDE, *KEY_SIDE)
 
     def after_norm(self, norm: Norm) -> "Layer":
-        """The layer on inputs y with x = norm(y): the norm is folded into every map of x, except for sigma."""
+        """The layer on inputs y with x = norm(y): the norm is folded into every map of x, except
+        for sigma.
+        """
         names = QUERY_SIDE if self.cross else (*QUERY_SIDE, *KEY_SIDE)
         return replace(self._changed(lambda part: part.after_norm(norm), *names), norm=norm)
 
     def after_memory_norm(self, norm: Norm) -> "Layer":
         """Cross-attention to norm(memory): the norm is folded likewise."""
-        return replace(self._changed(lambda part: part.after_norm(norm), *KEY_SIDE), memory_norm=norm)
+        return replace(
+            self._changed(lambda part: part.after_norm(norm), *KEY_SIDE), memory_norm=norm
+        )
 
     def _changed(self, change: Callable[[Any], Any], *names: str) -> "Layer":
         """Replace some of the maps."""
         maps = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: change(part) for name, part in maps.items() if part is not None})
+        return replace(
+            self, **{name: change(part) for name, part in maps.items() if part is not None}
+        )

@@ -19,9 +19,15 @@ from weightscope.model.rows.family import Family
 
 
 def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """GPT-2's Conv1D, stored [in, out]: the columns of one (d, 3d) tensor are [Q | K | V], each (H, d')."""
+    """GPT-2's Conv1D, stored [in, out]: the columns of one (d, 3d) tensor are [Q | K | V], each (H,
+    d').
+    """
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    fused = tensors.weights(family.heads.q + ".weight", (d, 3 * h * r)).reshape(d, 3, h, r).transpose(1, 2, 0, 3)
+    fused = (
+        tensors.weights(family.heads.q + ".weight", (d, 3 * h * r))
+        .reshape(d, 3, h, r)
+        .transpose(1, 2, 0, 3)
+    )
     bias = tensors.read(family.heads.q + ".bias", (3 * h * r,)).reshape(3, h, r)
     w_o = tensors.weights(family.heads.out + ".weight", (h * r, d)).reshape(h, r, d)
     b_o = tensors.read(family.heads.out + ".bias", (d,))
@@ -30,11 +36,19 @@ def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> 
 
 
 def conv1d_crossing(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """GPT-2's cross-attention: queries of a Conv1D of their own, the columns of another are [K | V]."""
+    """GPT-2's cross-attention: queries of a Conv1D of their own, the columns of another are [K |
+    V].
+    """
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    w_q = tensors.weights(family.heads.q + ".weight", (d, h * r)).reshape(d, h, r).transpose(1, 0, 2)
+    w_q = (
+        tensors.weights(family.heads.q + ".weight", (d, h * r)).reshape(d, h, r).transpose(1, 0, 2)
+    )
     b_q = tensors.read(family.heads.q + ".bias", (h * r,)).reshape(h, r)
-    fused = tensors.weights(family.heads.k + ".weight", (d, 2 * h * r)).reshape(d, 2, h, r).transpose(1, 2, 0, 3)
+    fused = (
+        tensors.weights(family.heads.k + ".weight", (d, 2 * h * r))
+        .reshape(d, 2, h, r)
+        .transpose(1, 2, 0, 3)
+    )
     bias = tensors.read(family.heads.k + ".bias", (2 * h * r,)).reshape(2, h, r)
     w_o = tensors.weights(family.heads.out + ".weight", (h * r, d)).reshape(h, r, d)
     b_o = tensors.read(family.heads.out + ".bias", (d,))
@@ -42,14 +56,17 @@ def conv1d_crossing(tensors: LayerTensors, family: Family, config: ModelConfig) 
 
 
 def separate(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """One Linear each, the rows of a head together; values may have another width than queries and keys.
+    """One Linear each, the rows of a head together; values may have another width than queries and
+    keys.
 
     In cross-attention the keys' tensor says how wide the memory is.
     """
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     r_v, has = sum(map(config.size, family.heads.value_dim)) or r, family.heads.bias
     q = by_head(*linear(tensors, config, family.heads.q, (h * r, d), has.q), h)
-    k = by_head(*linear(tensors, config, family.heads.k, (g * r, None if family.memory else d), has.k), g)
+    k = by_head(
+        *linear(tensors, config, family.heads.k, (g * r, None if family.memory else d), has.k), g
+    )
     v = by_head(*linear(tensors, config, family.heads.v, (g * r_v, k.shape[1]), has.v), g)
     return Layer(q, k, v, *output(tensors, family, config, r_v))
 
@@ -59,7 +76,9 @@ def stacked(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     w, b = linear(tensors, config, family.heads.q, ((h + 2 * g) * r, d), family.heads.bias.q)
     rows = slice(0, h * r), slice(h * r, (h + g) * r), slice((h + g) * r, None)
-    q, k, v = (by_head(w[part], b[part], heads) for part, heads in zip(rows, (h, g, g), strict=True))
+    q, k, v = (
+        by_head(w[part], b[part], heads) for part, heads in zip(rows, (h, g, g), strict=True)
+    )
     return Layer(q, k, v, *output(tensors, family, config, r))
 
 
@@ -68,7 +87,9 @@ ORDERS = ("kqv", "kvq", "qvk", "vkq", "vqk")  # in which one Linear may hold the
 
 @dataclass(frozen=True)
 class StackedAs:
-    """One Linear with the rows of all queries, all keys and all values in another order, named by their letters."""
+    """One Linear with the rows of all queries, all keys and all values in another order, named by
+    their letters.
+    """
 
     order: Annotated[str, OneOf(*ORDERS)]
     __name__ = "stacked_as"  # as functions have it
@@ -86,7 +107,9 @@ class StackedAs:
 
 
 def packed(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """torch's own attention: rows [Q | K | V] of a tensor whose name ends in `_weight`, its bias in one in `_bias`."""
+    """torch's own attention: rows [Q | K | V] of a tensor whose name ends in `_weight`, its bias in
+    one in `_bias`.
+    """
     d, h, r = config.d_model, config.n_heads, config.head_dim
     w = tensors.weights(family.heads.q + "_weight", (3 * h * r, d)).reshape(3, h * r, d)
     b = tensors.read(family.heads.q + "_bias", (3 * h * r,)).reshape(3, h * r)
@@ -97,13 +120,17 @@ def packed(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
 def grouped(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """One Linear with the rows of a key-value group together: its queries, its key, its value.
 
-    With a group a head these are GPT-NeoX's and BLOOM's (H, 3, d') rows, with one group in all Falcon-7B's.
-    """
-    return Layer(*_groups(tensors, family, config), *output(tensors, family, config, config.head_dim))
+    With a group a head these are GPT-NeoX's and BLOOM's (H, 3, d') rows, with one group in all
+    Falcon-7B's."""
+    return Layer(
+        *_groups(tensors, family, config), *output(tensors, family, config, config.head_dim)
+    )
 
 
 def grouped_with_loose_biases(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """DeBERTa: as `grouped`, with biases of queries and values in tensors of their own and none of keys."""
+    """DeBERTa: as `grouped`, with biases of queries and values in tensors of their own and none of
+    keys.
+    """
     h, r = config.n_heads, config.head_dim
     q, k, v = _groups(tensors, family, config)
     stem = family.heads.q.rpartition(".")[0]
@@ -111,7 +138,9 @@ def grouped_with_loose_biases(tensors: LayerTensors, family: Family, config: Mod
     return Layer(replace(q, bias=b_q), k, replace(v, bias=b_v), *output(tensors, family, config, r))
 
 
-def _groups(tensors: LayerTensors, family: Family, config: ModelConfig) -> tuple[Affine, Affine, Affine]:
+def _groups(
+    tensors: LayerTensors, family: Family, config: ModelConfig
+) -> tuple[Affine, Affine, Affine]:
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     w, b = linear(tensors, config, family.heads.q, ((h + 2 * g) * r, d), family.heads.bias.q)
     w, b = w.reshape(g, h // g + 2, r, d), b.reshape(g, h // g + 2, r)
@@ -128,11 +157,15 @@ def gated(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     w, b = w.reshape(h, 2, r, d).transpose(1, 0, 3, 2), b.reshape(h, 2, r).transpose(1, 0, 2)
     k = by_head(*linear(tensors, config, family.heads.k, (g * r, d), has.k), g)
     v = by_head(*linear(tensors, config, family.heads.v, (g * r, d), has.v), g)
-    return Layer(Affine(w[0], b[0]), k, v, *output(tensors, family, config, r), gate=Affine(w[1], b[1]))
+    return Layer(
+        Affine(w[0], b[0]), k, v, *output(tensors, family, config, r), gate=Affine(w[1], b[1])
+    )
 
 
 def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """DeepSeek's multi-head latent attention, whose norms have an epsilon of 1e-6 whatever the config says."""
+    """DeepSeek's multi-head latent attention, whose norms have an epsilon of 1e-6 whatever the
+    config says.
+    """
     return _latent(tensors, family, config, 1e-6)
 
 
@@ -142,22 +175,29 @@ def latent_with_eps(tensors: LayerTensors, family: Family, config: ModelConfig) 
 
 
 def latent_scaled(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """LongCat: as `latent`, and what comes out of a latent of rank m is multiplied by sqrt(d / m)."""
+    """LongCat: as `latent`, and what comes out of a latent of rank m is multiplied by sqrt(d /
+    m).
+    """
     return _latent(tensors, family, config, 1e-6, scaled=True)
 
 
-def _latent(tensors: LayerTensors, family: Family, config: ModelConfig, eps: float, *, scaled: bool = False) -> Layer:
+def _latent(
+    tensors: LayerTensors, family: Family, config: ModelConfig, eps: float, *, scaled: bool = False
+) -> Layer:
     """Low-rank projections with an RMSNorm in the middle.
 
-    A head's queries and keys are [position-free | rotary]; all heads share one rotary key, which bypasses the
-    latent. The norms' gammas go into the maps after them, which leaves one scalar per token for each latent; the key's
-    scalar affects only the position-free part and the values.
-    """
+    A head's queries and keys are [position-free | rotary]; all heads share one rotary key, which
+    bypasses the latent. The norms' gammas go into the maps after them, which leaves one scalar per
+    token for each latent; the key's scalar affects only the position-free part and the values."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    free, rotary, r_v = (config.count(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    free, rotary, r_v = (
+        config.count(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
     m = config.size("kv_lora_rank")
     biased, stem = family.heads.bias.q, family.heads.k.rpartition(".")[0]
-    from_latents = [(d / rank) ** 0.5 if scaled else 1.0 for rank in (m, config.get("q_lora_rank") or 1)]
+    from_latents = [
+        (d / rank) ** 0.5 if scaled else 1.0 for rank in (m, config.get("q_lora_rank") or 1)
+    ]
 
     w, b = linear(tensors, config, f"{stem}.kv_a_proj_with_mqa", (m + rotary, d), biased)
     down = Affine(w.T[None], b[None])  # to the latent and the shared rotary key
@@ -184,13 +224,22 @@ def _latent(tensors: LayerTensors, family: Family, config: ModelConfig, eps: flo
         q_norm = InnerNorm(q_latent, eps)
 
     return Layer(
-        q, k, v, *output(tensors, family, config, r_v), q_norm=q_norm,
-        k_norm=InnerNorm(kv_latent, eps, dims=free), v_norm=InnerNorm(kv_latent, eps),
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        *output(tensors, family, config, r_v),
+        q_norm=q_norm,
+        k_norm=InnerNorm(kv_latent, eps, dims=free),
+        v_norm=InnerNorm(kv_latent, eps),
+    )
 
 
 def linear(
-    tensors: LayerTensors, config: ModelConfig, module: str, shape: tuple[int, int | None], bias: bool | str
+    tensors: LayerTensors,
+    config: ModelConfig,
+    module: str,
+    shape: tuple[int, int | None],
+    bias: bool | str,
 ) -> tuple[Weights, np.ndarray]:
     """A Linear's weight, [out, in] as stored, and its bias, zeros where it has none."""
     w = tensors.weights(module + ".weight", shape)
@@ -204,7 +253,9 @@ def by_head(w: Weights, b: np.ndarray, heads: int) -> Affine:
     return Affine(w.reshape(heads, -1, w.shape[1]).transpose(0, 2, 1), b.reshape(heads, -1))
 
 
-def output(tensors: LayerTensors, family: Family, config: ModelConfig, r: int) -> tuple[Weights, np.ndarray]:
+def output(
+    tensors: LayerTensors, family: Family, config: ModelConfig, r: int
+) -> tuple[Weights, np.ndarray]:
     """W_O as (H, r, d) and its bias."""
     d, h = config.d_model, config.n_heads
     w, b = linear(tensors, config, family.heads.out, (d, h * r), family.heads.bias.out)
@@ -217,7 +268,9 @@ CORES = 4  # CodeGen was trained on this many at once
 
 
 def in_four_blocks(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """CodeGen: one Linear in four blocks, each with the queries, the values and the keys of a fourth of the heads."""
+    """CodeGen: one Linear in four blocks, each with the queries, the values and the keys of a
+    fourth of the heads.
+    """
     d, h, r = config.d_model, config.n_heads, config.head_dim
     if h % CORES:
         raise config.error("n_head", f"a multiple of {CORES}: its heads are in this many blocks")
@@ -246,7 +299,9 @@ def keys_beside_values(tensors: LayerTensors, family: Family, config: ModelConfi
 
 
 def scaled_by_dimension(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """TimesFM: queries are multiplied by a learned softplus(s) / (ln 2 sqrt(d')) a dimension, which W_Q takes in."""
+    """TimesFM: queries are multiplied by a learned softplus(s) / (ln 2 sqrt(d')) a dimension, which
+    W_Q takes in.
+    """
     d, h, r = config.d_model, config.n_heads, config.head_dim
     gain = np.logaddexp(0, tensors.read("self_attn.scaling", (r,))) / (np.log(2) * r**0.5)
     q = by_head(*linear(tensors, config, family.heads.q, (h * r, d), family.heads.bias.q), h)
@@ -258,20 +313,34 @@ def by_dimension_and_head(tensors: LayerTensors, family: Family, config: ModelCo
     d, h, r = config.d_model, config.n_heads, config.head_dim
     q, k, v, o = (tensors.read(f"rel_attn.{name}", (d, h, r)).transpose(1, 0, 2) for name in "qkvo")
     none = np.zeros((h, r), np.float32)
-    return Layer(Affine(q, none), Affine(k, none), Affine(v, none), o.transpose(0, 2, 1), np.zeros(d, np.float32))
+    return Layer(
+        Affine(q, none),
+        Affine(k, none),
+        Affine(v, none),
+        o.transpose(0, 2, 1),
+        np.zeros(d, np.float32),
+    )
 
 
 def grouped_convolutions(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """SqueezeBERT: convolutions over one token, in groups of dimensions: block-diagonal matrices."""
+    """SqueezeBERT: convolutions over one token, in groups of dimensions: block-diagonal
+    matrices.
+    """
     d, h, r = config.d_model, config.n_heads, config.head_dim
     roles = {"q_groups": family.heads.q, "k_groups": family.heads.k, "v_groups": family.heads.v}
-    q, k, v = (by_head(*_convolution(tensors, config, module, key), h) for key, module in roles.items())
+    q, k, v = (
+        by_head(*_convolution(tensors, config, module, key), h) for key, module in roles.items()
+    )
     w, b = _convolution(tensors, config, family.heads.out, "post_attention_groups")
     return Layer(q, k, v, w.T.reshape(h, r, d), b)
 
 
-def _convolution(tensors: LayerTensors, config: ModelConfig, module: str, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """The (d, d) matrix, as a Linear stores it, and bias of a grouped convolution over one token."""
+def _convolution(
+    tensors: LayerTensors, config: ModelConfig, module: str, key: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """The (d, d) matrix, as a Linear stores it, and bias of a grouped convolution over one
+    token.
+    """
     d, groups = config.d_model, config.size(key)
     if d % groups:
         raise config.error(key, f"a divisor of the width {d}")
@@ -293,7 +362,11 @@ def loose_biases(tensors: LayerTensors, family: Family, config: ModelConfig) -> 
         return by_head(w, tensors.read(f"{stem}.{bias}", (h * r,)) if has else b, h)
 
     bias_of = str(family.heads.bias.q)
-    q, k, v = projected(family.heads.q, "q_bias"), projected(family.heads.k, ""), projected(family.heads.v, "v_bias")
+    q, k, v = (
+        projected(family.heads.q, "q_bias"),
+        projected(family.heads.k, ""),
+        projected(family.heads.v, "v_bias"),
+    )
     return Layer(q, k, v, *output(tensors, family, config, r))
 
 
@@ -305,7 +378,8 @@ def content_and_positions(tensors: LayerTensors, family: Family, config: ModelCo
 
 
 def content_beside_positions(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """Conditional DETR, eq. 3: a head's queries are [content | where it looks], its keys [content | positions].
+    """Conditional DETR, eq. 3: a head's queries are [content | where it looks], its keys [content |
+    positions].
 
     Positions meet positions alone. What is added to queries is the embedding of where they look.
     """
@@ -313,27 +387,37 @@ def content_beside_positions(tensors: LayerTensors, family: Family, config: Mode
     return replace(layer, added=Added(_beside(None, where), _beside(None, places)))
 
 
-def content_with_and_beside_positions(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
+def content_with_and_beside_positions(
+    tensors: LayerTensors, family: Family, config: ModelConfig
+) -> Layer:
     """The same in its first layer, where positions are added to content, too.
 
-    What is added to queries is twice as wide: their positions, and the embedding of where they look.
-    """
+    What is added to queries is twice as wide: their positions, and the embedding of where they
+    look."""
     layer, (where, places) = separate(tensors, family, config), _places(tensors, family, config)
     in_heads, d = _of_positions(tensors, config, family.heads.q), config.d_model
     above, below = (
         Affine(np.pad(affine.w, ((0, 0), pad, (0, 0))), affine.b)
         for affine, pad in ((in_heads, (0, d)), (where, (d, 0)))
     )
-    return _with_biases(layer, in_heads, places, Added(_beside(above, below), _beside(places, places)))
+    return _with_biases(
+        layer, in_heads, places, Added(_beside(above, below), _beside(places, places))
+    )
 
 
 def _places(tensors: LayerTensors, family: Family, config: ModelConfig) -> tuple[Affine, Affine]:
     """The maps of where queries look, and of the positions of keys."""
-    return _of_positions(tensors, config, family.heads.q, "_sine_proj"), _of_positions(tensors, config, family.heads.k)
+    return _of_positions(tensors, config, family.heads.q, "_sine_proj"), _of_positions(
+        tensors, config, family.heads.k
+    )
 
 
-def _of_positions(tensors: LayerTensors, config: ModelConfig, content: str, suffix: str = "_proj") -> Affine:
-    """The projection of positions that goes with a projection of content: `qpos_proj` for `qcontent_proj`."""
+def _of_positions(
+    tensors: LayerTensors, config: ModelConfig, content: str, suffix: str = "_proj"
+) -> Affine:
+    """The projection of positions that goes with a projection of content: `qpos_proj` for
+    `qcontent_proj`.
+    """
     d, h = config.d_model, config.n_heads
     module = content.replace("content_proj", "pos" + suffix)
     return by_head(*linear(tensors, config, module, (h * config.head_dim, d), True), h)
@@ -355,6 +439,10 @@ def _unbiased(projection: Affine) -> Affine:
 
 
 def _beside(content: Affine | None, places: Affine) -> Affine:
-    """A map to [what positions add to content | places], the bias of the former left out: content has it."""
+    """A map to [what positions add to content | places], the bias of the former left out: content
+    has it.
+    """
     first = np.zeros_like(places.w) if content is None else content.w
-    return Affine(np.concatenate((first, places.w), axis=-1), np.hstack((np.zeros_like(places.b), places.b)))
+    return Affine(
+        np.concatenate((first, places.w), axis=-1), np.hstack((np.zeros_like(places.b), places.b))
+    )

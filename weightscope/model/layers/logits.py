@@ -1,14 +1,16 @@
-"""How large a head's logits can become: a bound on |score| for every input, at every distance, from the weights alone.
+"""How large a head's logits can become: a bound on |score| for every input, at every distance, from
+the weights alone.
 
-A norm bounds its output: |x / rms(x)| < sqrt(d), and likewise for a LayerNorm, whose output is centred. Queries and
-keys are therefore q = u A + a and k = v B + b with |u|, |v| <= 1 (`Reach`), and without rotation
+A norm bounds its output: |x / rms(x)| < sqrt(d), and likewise for a LayerNorm, whose output is
+centred. Queries and keys are therefore q = u A + a and k = v B + b with |u|, |v| <= 1 (`Reach`),
+and without rotation
 
     |q k'| <= sigma_1(A B') + |a B'| + |A b'| + |a b'|.
 
-A rotation turns pairs p of dimensions by any angle, so that what counts is sum_p |q_p| |k_p|. For all t_p > 0 that is
-at most |q T| |k T^-1|, T = diag(t), with a t that evens out the sizes of a query's and a key's pairs.
-Dimensions that do not turn may be bounded apart. Where queries and keys have norms of their own, A and B are diagonal,
-and these bounds are the largest score there can be.
+A rotation turns pairs p of dimensions by any angle, so that what counts is sum_p |q_p| |k_p|. For
+all t_p > 0 that is at most |q T| |k T^-1|, T = diag(t), with a t that evens out the sizes of a
+query's and a key's pairs. Dimensions that do not turn may be bounded apart. Where queries and keys
+have norms of their own, A and B are diagonal, and these bounds are the largest score there can be.
 """
 
 from collections.abc import Iterator
@@ -70,10 +72,11 @@ def fixed_bound(q: Reach, k: Reach, sigma1: float | None = None) -> float:
 
 
 def turned_bound(q: Reach, k: Reach, partner: np.ndarray) -> float:
-    """A bound on |q R k'| for rotations R by any angles: partner (r,) is the dimension that each one turns with.
+    """A bound on |q R k'| for rotations R by any angles: partner (r,) is the dimension that each
+    one turns with.
 
-    A dimension that is its own partner keeps its place; with those alone this bounds sum_i |q_i| |k_i|.
-    """
+    A dimension that is its own partner keeps its place; with those alone this bounds sum_i |q_i|
+    |k_i|."""
     sizes = [_pair_sizes(side, partner) for side in (q, k)]
     live = np.flatnonzero((sizes[0] > 0) & (sizes[1] > 0))  # the rest adds nothing
     if not len(live):
@@ -91,11 +94,12 @@ def _pair_sizes(side: Reach, partner: np.ndarray) -> np.ndarray:
 
 
 class LogitBounds:
-    """Bounds on the logits of a layer's heads: `Layer.scores`, before the softmax and without the mask.
+    """Bounds on the logits of a layer's heads: `Layer.scores`, before the softmax and without the
+    mask.
 
-    layer: A layer on normalised inputs (`Model.normed_layer`); others are bounded where queries and keys have norms.
-    length: How many positions a sequence has at most, for what grows with position or distance; None: not known.
-    """
+    layer: A layer on normalised inputs (`Model.normed_layer`); others are bounded where queries and
+    keys have norms. length: How many positions a sequence has at most, for what grows with position
+    or distance; None: not known."""
 
     def __init__(self, layer: Layer, length: int | None = None) -> None:
         self.layer, self.length, r = layer, length, layer.head_dim
@@ -108,8 +112,14 @@ class LogitBounds:
             self.factors[first] = self.factors[second] = layer.rotation.factor**2
             self.turns[layer.rotation.turning] = True
 
-    def of(self, index: int, grams: tuple[np.ndarray, np.ndarray] | None = None, sigma1: float | None = None) -> float:
-        """The bound of one head; grams (r, r) of W_Q R(0) and W_K and sigma_1 of their product, where they are known.
+    def of(
+        self,
+        index: int,
+        grams: tuple[np.ndarray, np.ndarray] | None = None,
+        sigma1: float | None = None,
+    ) -> float:
+        """The bound of one head; grams (r, r) of W_Q R(0) and W_K and sigma_1 of their product,
+        where they are known.
 
         NaN where nothing bounds it, or where weights are not finite.
         """
@@ -120,18 +130,28 @@ class LogitBounds:
         if not all(np.isfinite(part).all() for side in (q, k) for part in (side.gram, side.bias)):
             return float("nan")
         known = sigma1 is not None and layer.q_norm is None and layer.k_norm is None
-        product = self._product(q, k, index, layer.q.shape[1] * sigma1 if known and sigma1 is not None else None)
+        product = self._product(
+            q, k, index, layer.q.shape[1] * sigma1 if known and sigma1 is not None else None
+        )
         return self._logit(product, self._relative(q, k, index), index)
 
     def of_tokens(self, x: np.ndarray) -> np.ndarray:
         """The largest |score| of each head (H,) among pairs of tokens x (n, d), at any positions.
 
-        NaN where positions do more than turn queries and keys, and add a bias. Exact, but that a rotation is taken to
-        reach every angle of every pair of dimensions. In time n^2 r for each head, in blocks.
-        """
+        NaN where positions do more than turn queries and keys, and add a bias. Exact, but that a
+        rotation is taken to reach every angle of every pair of dimensions. In time n^2 r for each
+        head, in blocks."""
         layer, (first, second) = self.layer, (np.empty(0, int), np.empty(0, int))
-        grows = self.length is None and (isinstance(layer.additive, Slopes) or layer.temperature is not None)
-        if grows or layer.relative or layer.gain is not None or layer.cross or layer.added != NOTHING_ADDED:
+        grows = self.length is None and (
+            isinstance(layer.additive, Slopes) or layer.temperature is not None
+        )
+        if (
+            grows
+            or layer.relative
+            or layer.gain is not None
+            or layer.cross
+            or layer.added != NOTHING_ADDED
+        ):
             return np.full(layer.n_heads, np.nan)
         if layer.rotation is not None:
             first, second = (np.arange(layer.head_dim)[dims] for dims in layer.rotation.pairs)
@@ -139,7 +159,9 @@ class LogitBounds:
         factor = 1.0 if layer.rotation is None else layer.rotation.factor**2
 
         def parts(made: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            """Lengths of the pairs that turn, (heads, n, m), and what does not turn, (heads, n, f)."""
+            """Lengths of the pairs that turn, (heads, n, m), and what does not turn, (heads, n,
+            f).
+            """
             return np.hypot(made[..., first], made[..., second]), made[..., free]
 
         (q_turning, q_free), (k_turning, k_free) = parts(layer.queries(x)), parts(layer.keys(x))
@@ -157,12 +179,18 @@ class LogitBounds:
         return np.array(list(in_threads(largest, range(layer.n_heads))))
 
     def _logit(self, product: float, relative: float, index: int) -> float:
-        """The largest |score| where products of queries and keys, and terms by distance, are at most these."""
+        """The largest |score| where products of queries and keys, and terms by distance, are at
+        most these.
+        """
         layer = self.layer
         if layer.temperature is not None:  # it grows or falls with position
             product *= float(np.abs(layer.temperature(np.array([0, self.length or 1]))).max())
         bound = abs(layer.scale) * (product + relative) + self._additive(index)
-        return bound if layer.softcap is None else float(layer.softcap * np.tanh(bound / layer.softcap))
+        return (
+            bound
+            if layer.softcap is None
+            else float(layer.softcap * np.tanh(bound / layer.softcap))
+        )
 
     def _queries(self, index: int, gram: np.ndarray | None) -> Reach:
         layer = self.layer
@@ -183,7 +211,9 @@ class LogitBounds:
         return Reach(joint, np.concatenate((free.bias, stream.bias[n:])))
 
     def _product(self, q: Reach, k: Reach, index: int, sigma1: float | None) -> float:
-        """A bound on |q R k'| at any distance, from all dimensions at once or from those that turn and the rest."""
+        """A bound on |q R k'| at any distance, from all dimensions at once or from those that turn
+        and the rest.
+        """
         layer, turns, dims = self.layer, self.turns, np.arange(len(self.partner))
         if layer.gain is not None:  # the larger of a pair's, so that it commutes with the rotation
             gain = layer.gain[index if len(layer.gain) > 1 else 0]
@@ -207,14 +237,20 @@ class LogitBounds:
         return float(min(bounds))
 
     def _relative(self, q: Reach, k: Reach, index: int) -> float:
-        """A bound on the terms of one token and the distance to the other, before the layer's scale."""
+        """A bound on the terms of one token and the distance to the other, before the layer's
+        scale.
+        """
         total = 0.0
         for term in self.layer.relative:
             tokens = k if term.of_keys else q
             if term.bias is not None:
                 tokens = replace(tokens, bias=tokens.bias + term.bias[index])
-            of_head = (vectors[index if len(vectors) > 1 else 0] for vectors in self._vectors(term))  # (D, r) each
-            total += max(float(tokens.along(vectors.astype(np.float64)).max()) for vectors in of_head)
+            of_head = (
+                vectors[index if len(vectors) > 1 else 0] for vectors in self._vectors(term)
+            )  # (D, r) each
+            total += max(
+                float(tokens.along(vectors.astype(np.float64)).max()) for vectors in of_head
+            )
         return total
 
     def _vectors(self, term: RelativeKeys) -> Iterator[np.ndarray]:
@@ -248,7 +284,9 @@ def _unbounded(layer: Layer, length: int | None) -> Iterator[str]:
         yield "positions that are handed to the layer are added to its queries and keys"
     if layer.norm is None and layer.q_norm is None:
         yield "queries are made of a residual stream that has passed no norm"
-    norm, of_keys = (layer.memory_norm, "a memory") if layer.cross else (layer.norm, "a residual stream")
+    norm, of_keys = (
+        (layer.memory_norm, "a memory") if layer.cross else (layer.norm, "a residual stream")
+    )
     if norm is None and (layer.k_norm is None or layer.k_norm.dims is not None):
         yield f"keys are made of {of_keys} that has passed no norm"
     if length is None:
@@ -264,7 +302,9 @@ def _affine(w: np.ndarray, b: np.ndarray, gram: np.ndarray | None) -> Reach:
 
 
 def _normed(made: Affine | Latent, norm: InnerNorm, index: int) -> Reach:
-    """The reach of queries or keys behind a norm of their own, or of the latent that they are made of."""
+    """The reach of queries or keys behind a norm of their own, or of the latent that they are made
+    of.
+    """
     n = norm.source.shape[2]
     if isinstance(made, Latent):
         up, b = made.up.of(index)
@@ -272,9 +312,16 @@ def _normed(made: Affine | Latent, norm: InnerNorm, index: int) -> Reach:
         return Reach(n * inner(up), b.astype(np.float64) / np.sqrt(norm.eps))
     w, b = (part.astype(np.float64) for part in made.of(index))
     r, source = len(b), norm.of(index).source
-    columns = slice(None) if n == r else slice(index * r, (index + 1) * r)  # of a norm over all heads
-    plain, plain_b = source.w[0][:, columns].astype(np.float64), source.b[0][columns].astype(np.float64)
+    columns = (
+        slice(None) if n == r else slice(index * r, (index + 1) * r)
+    )  # of a norm over all heads
+    plain, plain_b = (
+        source.w[0][:, columns].astype(np.float64),
+        source.b[0][columns].astype(np.float64),
+    )
     squares = (plain**2).sum(axis=0) + plain_b**2
-    gains = np.divide((w * plain).sum(axis=0) + b * plain_b, squares, out=np.zeros(r), where=squares != 0)
+    gains = np.divide(
+        (w * plain).sum(axis=0) + b * plain_b, squares, out=np.zeros(r), where=squares != 0
+    )
     shift = np.zeros(r) if norm.shift is None else norm.shift[index if len(norm.shift) > 1 else 0]
     return Reach(np.diag(n * gains**2), shift.astype(np.float64))

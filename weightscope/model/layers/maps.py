@@ -1,4 +1,6 @@
-"""The maps to queries, keys and values of each head (affine, or through a latent), and the norms that follow them."""
+"""The maps to queries, keys and values of each head (affine, or through a latent), and the norms
+that follow them.
+"""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,9 +18,8 @@ from weightscope.model.layers.norms import Norm, rms
 class Affine:
     """One affine map per head: z -> z w + b.
 
-    Weights stay as stored until needed; the norm before them is folded then. `of` folds one head and keeps nothing;
-    `w` and `b` fold all heads and keep the result.
-    """
+    Weights stay as stored until needed; the norm before them is folded then. `of` folds one head
+    and keeps nothing; `w` and `b` fold all heads and keep the result."""
 
     stored: Weights  # (A, d, r): A maps: one for each query head or key-value head, or one for all
     bias: np.ndarray  # (A, r)
@@ -55,7 +56,9 @@ class Affine:
     def __call__(self, z: Any) -> Any:
         """(n, d) -> (A, n, r)."""
         if z.ndim != 2 or z.shape[1] != self.shape[1]:
-            raise ValueError(f"an input of shape {tuple(z.shape)}; {self} needs (tokens, {self.shape[1]})")
+            raise ValueError(
+                f"an input of shape {tuple(z.shape)}; {self} needs (tokens, {self.shape[1]})"
+            )
         return z @ self.w + self.b[:, None, :]
 
     def on(self, device: Device) -> "Affine":
@@ -85,7 +88,9 @@ class Affine:
         """The map with centred outputs: of each map, or of all maps together."""
         maps = (0, 2) if jointly else 2
         w, b = self.w, self.b[:, None]
-        return Affine(w - w.mean(axis=maps, keepdims=True), (b - b.mean(axis=maps, keepdims=True))[:, 0])
+        return Affine(
+            w - w.mean(axis=maps, keepdims=True), (b - b.mean(axis=maps, keepdims=True))[:, 0]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +119,9 @@ class Latent:
     def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
         """One head's (d, r) matrix and (r,) bias, multiplied out."""
         up, bias = self.up.of(head)
-        return self.first.w[0] @ up, self.first.b[0] @ up + bias  # the first map is shared: folded once and kept
+        return self.first.w[0] @ up, self.first.b[
+            0
+        ] @ up + bias  # the first map is shared: folded once and kept
 
     def after_norm(self, norm: Norm) -> "Latent":
         """The map with the norm before it absorbed."""
@@ -129,10 +136,13 @@ class Latent:
 class InnerNorm(ShowsShapes):
     """A norm of queries, keys or values: gamma is folded; what remains is one scalar per token."""
 
-    source: Affine  # input of the norm (already centred if the norm centres), of each head or of all heads as one
+    # input of the norm (already centred if the norm centres), of each head or of all heads as one
+    source: Affine
     eps: float
     dims: int | None = None  # how many leading dimensions are divided; None for all
-    shift: np.ndarray | None = field(default=None, repr=False)  # (heads, r): beta, added after the division
+    shift: np.ndarray | None = field(
+        default=None, repr=False
+    )  # (heads, r): beta, added after the division
 
     def scalars(self, z: Any) -> Any:
         """1 / sqrt(mean of squares + eps), (n, d) -> (A or 1, n)."""

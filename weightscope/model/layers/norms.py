@@ -1,4 +1,6 @@
-"""LayerNorm and RMSNorm: what divides a token, and how the rest is absorbed by the map that follows."""
+"""LayerNorm and RMSNorm: what divides a token, and how the rest is absorbed by the map that
+follows.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +13,8 @@ from weightscope.core.results import ShowsShapes
 
 
 def sigma(x: Any, eps: float) -> Any:
-    """sqrt(Var(x) + eps) over the last axis: what a LayerNorm divides by (detokenization paper, eq. 3).
+    """sqrt(Var(x) + eps) over the last axis: what a LayerNorm divides by (detokenization paper, eq.
+    3).
 
     x (..., d).
     """
@@ -38,7 +41,9 @@ def fold_layer_norm(
     LN(x) W + b = (x / sigma(x)) W' + b' with W' = (I - 11'/d) diag(gamma) W and b' = beta W + b
     (detokenization paper, eqs 9-11).
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # what is broken is found and named where it is read
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # what is broken is found and named where it is read
         shifted = beta @ w + b
     scaled = np.multiply(gamma[:, None], w, out=out)  # (..., d, r)
     return np.subtract(scaled, scaled.mean(axis=-2, keepdims=True), out=out), shifted
@@ -47,7 +52,8 @@ def fold_layer_norm(
 def fold_rms_norm(
     w: np.ndarray, b: np.ndarray, gamma: np.ndarray, out: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Absorb an RMSNorm into the affine map that follows it: W' = diag(gamma) W, nothing to centre and no beta.
+    """Absorb an RMSNorm into the affine map that follows it: W' = diag(gamma) W, nothing to centre
+    and no beta.
 
     w (..., d, r), b (..., r), gamma (d,), out (..., d, r) -> (..., d, r), (..., r).
     """
@@ -74,7 +80,8 @@ class Norm(ShowsShapes):
         return centred / self.sigma(x)[..., None] * self.gamma + self.beta
 
     def fold(self, stored: Weights, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The map stored (..., d, r), b (..., r) with the norm before it absorbed; it acts on x / sigma(x).
+        """The map stored (..., d, r), b (..., r) with the norm before it absorbed; it acts on x /
+        sigma(x).
 
         Half-precision weights are widened here, and folded in place.
         """

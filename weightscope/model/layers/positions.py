@@ -1,4 +1,6 @@
-"""Terms by where two tokens are, added to scores after scaling: ALiBi slopes, buckets of distances, windows."""
+"""Terms by where two tokens are, added to scores after scaling: ALiBi slopes, buckets of distances,
+windows.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -28,7 +30,8 @@ class Slopes(ByDistance):
     """ALiBi: -slope times how far back the key is, up to a term constant in the key."""
 
     slopes: np.ndarray = field(repr=False)  # (n_heads,)
-    times: int = 1  # How often transformers' eager attention adds it; see `architectures.distances.alibi_falcon`
+    # How often transformers' eager attention adds it; see `architectures.distances.alibi_falcon`
+    times: int = 1
 
     def __call__(self, delta: np.ndarray) -> np.ndarray:
         """(...) distances i - j -> (n_heads, ...)."""
@@ -37,13 +40,15 @@ class Slopes(ByDistance):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Buckets(ByDistance):
-    """T5's relative bias: small distances have a bucket each, larger ones share, logarithmically."""
+    """T5's relative bias: small distances have a bucket each, larger ones share,
+    logarithmically.
+    """
 
     table: np.ndarray = field(repr=False)  # (n_buckets, n_heads)
     furthest: int = 128  # From this distance on everything is in the last bucket
     times: int = 1  # How often it is added
-    # All buckets are for keys before the query, those after it are in the bucket of distance 0; otherwise each
-    # direction has half the buckets.
+    # All buckets are for keys before the query, those after it are in the bucket of distance 0;
+    # otherwise each direction has half the buckets.
     causal: bool = False
 
     def __call__(self, delta: np.ndarray) -> np.ndarray:
@@ -52,14 +57,20 @@ class Buckets(ByDistance):
         exact = a_side // 2
         away = np.maximum(delta, 0) if self.causal else np.abs(delta)
         far = np.maximum(away, 1).astype(np.float32)
-        shared = exact + (np.log(far / exact) / log(self.furthest / exact) * (a_side - exact)).astype(int)
+        shared = exact + (
+            np.log(far / exact) / log(self.furthest / exact) * (a_side - exact)
+        ).astype(int)
         bucket = np.where(away < exact, away, np.minimum(shared, a_side - 1))
-        return np.moveaxis(self.table[bucket if self.causal else bucket + a_side * (delta < 0)], -1, 0)
+        return np.moveaxis(
+            self.table[bucket if self.causal else bucket + a_side * (delta < 0)], -1, 0
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BiasGate(ShowsShapes):
-    """What a query multiplies a bias by distance by: sigmoid(a) (factor sigmoid(b) - 1) + 2 (WavLM, section III.B)."""
+    """What a query multiplies a bias by distance by: sigmoid(a) (factor sigmoid(b) - 1) + 2 (WavLM,
+    section III.B).
+    """
 
     map: Affine  # (n_heads, d, 2): a and b of a token
     factor: np.ndarray = field(repr=False)  # (n_heads,)
@@ -80,12 +91,14 @@ class BiasGate(ShowsShapes):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WindowBias(ShowsShapes):
-    """A learned bias for every offset, in rows and columns, of two patches of a window (Swin, eq. 4)."""
+    """A learned bias for every offset, in rows and columns, of two patches of a window (Swin, eq.
+    4).
+    """
 
     # (2 height - 1, 2 width - 1, n_heads): By rows and by columns from key to query.
     table: np.ndarray = field(repr=False)
-    # (3, n_heads): Where a class token stands before the patches (BEiT): what is added where it is the query, the key,
-    # and both.
+    # (3, n_heads): Where a class token stands before the patches (BEiT): what is added where it is
+    # the query, the key, and both.
     of_class: np.ndarray | None = field(default=None, repr=False)
     times: int = 1
 
@@ -102,7 +115,9 @@ class WindowBias(ShowsShapes):
         return np.moveaxis(self.table[height - 1, delta + width - 1], -1, 0)
 
     def between(self, of_queries: np.ndarray, of_keys: np.ndarray) -> np.ndarray:
-        """(n,) and (m,) places in the window, row by row and behind the class token -> (n_heads, n, m)."""
+        """(n,) and (m,) places in the window, row by row and behind the class token -> (n_heads, n,
+        m).
+        """
         height, width = self.sides
         first = 0 if self.of_class is None else 1
         if max(of_queries.max(initial=0), of_keys.max(initial=0)) >= first + height * width:
@@ -110,11 +125,15 @@ class WindowBias(ShowsShapes):
         (row, column), (key_row, key_column) = (
             np.divmod(np.maximum(places - first, 0), width) for places in (of_queries, of_keys)
         )
-        bias = self.table[row[:, None] - key_row + height - 1, column[:, None] - key_column + width - 1]
+        bias = self.table[
+            row[:, None] - key_row + height - 1, column[:, None] - key_column + width - 1
+        ]
         if self.of_class is not None:
             query, key = (of_queries == 0)[:, None, None], (of_keys == 0)[:, None]
             from_class, to_class, both = self.of_class
-            bias = np.where(query & key, both, np.where(query, from_class, np.where(key, to_class, bias)))
+            bias = np.where(
+                query & key, both, np.where(query, from_class, np.where(key, to_class, bias))
+            )
         return np.moveaxis(bias, -1, 0)
 
     def _too_far(self) -> CheckpointError:
@@ -127,19 +146,29 @@ class WindowBias(ShowsShapes):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RelativeKeys(ShowsShapes):
-    """Keys of distances (Shaw et al. 2018; Transformer-XL, section 3.3), or queries of them (DeBERTa)."""
+    """Keys of distances (Shaw et al. 2018; Transformer-XL, section 3.3), or queries of them
+    (DeBERTa).
+    """
 
-    vectors: Callable[[np.ndarray], np.ndarray] = field(repr=False)  # (D,): Before the layer's scale
-    bias: np.ndarray | None = field(default=None, repr=False)  # (H, r): Added to what meets them, before it does
-    # A token's key meets them rather than its query: they are the distance's queries (position to content).
+    vectors: Callable[[np.ndarray], np.ndarray] = field(
+        repr=False
+    )  # (D,): Before the layer's scale
+    bias: np.ndarray | None = field(
+        default=None, repr=False
+    )  # (H, r): Added to what meets them, before it does
+    # A token's key meets them rather than its query: they are the distance's queries (position to
+    # content).
     of_keys: bool = False
-    # (n,): What distances are counted on, a token's row in an image for instance; None for its position.
+    # (n,): What distances are counted on, a token's row in an image for instance; None for its
+    # position.
     coordinate: Callable[[np.ndarray], np.ndarray] | None = field(default=None, repr=False)
     # (1 or H, D, r): All vectors that there are; None where every distance has its own.
     every: np.ndarray | None = field(default=None, repr=False)
 
     @classmethod
-    def of_table(cls, table: np.ndarray, row: Callable[[np.ndarray], np.ndarray], *, of_keys: bool = False) -> Self:
+    def of_table(
+        cls, table: np.ndarray, row: Callable[[np.ndarray], np.ndarray], *, of_keys: bool = False
+    ) -> Self:
         """Keys in a table (1 or H, D, r), each distance's in the `row` of it."""
         return cls(lambda distances: table[:, row(distances)], of_keys=of_keys, every=table)
 
@@ -149,12 +178,16 @@ class RelativeKeys(ShowsShapes):
         return along[:, None] - along
 
     def between(self, q: np.ndarray, k: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """The term of every pair, unscaled: queries (H, n, r), keys (G, n, r) and positions -> (H, n, n)."""
+        """The term of every pair, unscaled: queries (H, n, r), keys (G, n, r) and positions -> (H,
+        n, n).
+        """
         tokens = np.repeat(k, len(q) // len(k), axis=0) if self.of_keys else q
         return self(tokens, self.apart(positions))
 
     def __call__(self, tokens: np.ndarray, apart: np.ndarray) -> np.ndarray:
-        """The term of every pair: queries (or keys) (H, n, r) and distances i - j (n, n) -> (H, n, n), unscaled."""
+        """The term of every pair: queries (or keys) (H, n, r) and distances i - j (n, n) -> (H, n,
+        n), unscaled.
+        """
         if self.bias is not None:
             tokens = tokens + self.bias[:, None]
         nearest = int(apart.min(initial=0))
@@ -167,7 +200,9 @@ class RelativeKeys(ShowsShapes):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RelativeValues(ShowsShapes):
-    """Values of distances (Shaw et al. 2018, eq. 3), weighted by the same attention as the tokens'."""
+    """Values of distances (Shaw et al. 2018, eq. 3), weighted by the same attention as the
+    tokens'.
+    """
 
     vectors: Callable[[np.ndarray], np.ndarray] = field(repr=False)  # (D,)
 
@@ -183,9 +218,10 @@ class RelativeValues(ShowsShapes):
 
 # Positions added to the input of queries and keys but not of values: DETR and its descendants.
 #
-# Other models add positions once, to what enters the first layer. DETR hands them to every layer of attention (Carion
-# et al. 2020, "End-to-End Object Detection with Transformers", section A.3 and figure 10): queries and keys are made of
-# z + p, values of z alone. z is the stream, behind the layer's norm where it has one. A score is then
+# Other models add positions once, to what enters the first layer. DETR hands them to every layer of
+# attention (Carion et al. 2020, "End-to-End Object Detection with Transformers", section A.3 and
+# figure 10): queries and keys are made of z + p, values of z alone. z is the stream, behind the
+# layer's norm where it has one. A score is then
 #
 #     (z_i + p_i) W_QK (z_j + p_j)' + b_QK (z_j + p_j)'
 #
@@ -194,11 +230,14 @@ class RelativeValues(ShowsShapes):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Added:
-    """What positions add to queries and keys: maps are linear, so that p has a part of each to itself."""
+    """What positions add to queries and keys: maps are linear, so that p has a part of each to
+    itself.
+    """
 
-    # of_queries, of_keys: (H, e, s) and (G, e, s) maps of positions of width e; None where nothing is added. Where s is
-    # more than a head's width r, the further dimensions hold what meets positions alone: Conditional DETR (Meng et al.
-    # 2021, section 3.3) appends positions to queries and keys instead of adding them.
+    # of_queries, of_keys: (H, e, s) and (G, e, s) maps of positions of width e; None where nothing
+    # is added. Where s is more than a head's width r, the further dimensions hold what meets
+    # positions alone: Conditional DETR (Meng et al. 2021, section 3.3) appends positions to queries
+    # and keys instead of adding them.
     of_queries: Affine | None = None
     of_keys: Affine | None = None
 
@@ -208,11 +247,21 @@ class Added:
         return {"added": queries or (keys and not cross), "added_to_memory": keys and cross}
 
     def to(
-        self, q: np.ndarray, k: np.ndarray, added: ArrayLike | None, to_memory: ArrayLike | None, *, cross: bool,
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        added: ArrayLike | None,
+        to_memory: ArrayLike | None,
+        *,
+        cross: bool,
         index: int,
-    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Queries (H, n, r) and keys (G, m, r) with what positions add to them, (H, n, s) and (G, m, s)."""
-        for (name, takes), given in zip(self.taken(cross=cross).items(), (added, to_memory), strict=True):
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Queries (H, n, r) and keys (G, m, r) with what positions add to them, (H, n, s) and (G,
+        m, s).
+        """
+        for (name, takes), given in zip(
+            self.taken(cross=cross).items(), (added, to_memory), strict=True
+        ):
             if takes and given is None:
                 what = "adds positions to what its queries and keys are made of"
                 raise CheckpointError(f"layer {index} {what}: say which, `{name}=`, or 0 for none")
@@ -222,13 +271,17 @@ class Added:
         return _plus(q, self.of_queries, added, index), _plus(k, self.of_keys, keys, index)
 
 
-def _plus(made: np.ndarray, projection: Affine | None, given: ArrayLike | None, index: int) -> np.ndarray:
+def _plus(
+    made: np.ndarray, projection: Affine | None, given: ArrayLike | None, index: int
+) -> np.ndarray:
     """Queries or keys (heads, n, r) plus the projected positions, (heads, n, s)."""
     if projection is None or given is None:
         return made
     positions, wanted = np.asarray(given, dtype=made.dtype), (made.shape[1], projection.shape[1])
     if positions.ndim and positions.shape != wanted:
-        raise CheckpointError(f"layer {index} adds positions of shape {wanted}, and was given {positions.shape}")
+        raise CheckpointError(
+            f"layer {index} adds positions of shape {wanted}, and was given {positions.shape}"
+        )
     more = np.array(projection(np.broadcast_to(positions, wanted)))
     more[..., : made.shape[2]] += made
     return more
@@ -242,12 +295,15 @@ NOTHING_ADDED = Added()
 
 @dataclass(frozen=True)
 class Logarithm:
-    """1 + weight log(1 + floor((position + first) / period)): 1 over a period, then growing (Llama 4, Ministral 3)."""
+    """1 + weight log(1 + floor((position + first) / period)): 1 over a period, then growing (Llama
+    4, Ministral 3).
+    """
 
     weight: float
     period: float
     first: int = 0  # What position 0 counts as
-    # Tokens are counted from the first one there is, whatever their positions (Llama 4's code does).
+    # Tokens are counted from the first one there is, whatever their positions (Llama 4's code
+    # does).
     counted: bool = False
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:

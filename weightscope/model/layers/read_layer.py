@@ -22,9 +22,11 @@ from weightscope.model.rows.cells import LayerTensors, QkNorm, StoredNorm
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.table import NOT_COMPARED
 
-# What an attention module stores and its row does not read: with weights left out every number is wrong.
+# What an attention module stores and its row does not read: with weights left out every number is
+# wrong.
 
-# Buffers that older versions of transformers saved, and scales of caches that other programs quantise: no weights.
+# Buffers that older versions of transformers saved, and scales of caches that other programs
+# quantise: no weights.
 NO_WEIGHTS = re.compile(
     r"(.*\.)?(masked_bias|inv_freq|rotary_emb\..*|position_ids|relative_position_index|[qkv]_scale|prob_output_scale)"
     r"|bias",
@@ -34,11 +36,15 @@ NO_WEIGHTS = re.compile(
 
 def attention_names(
     checkpoint: Checkpoint, prefix: str, row: Family, config: ModelConfig, index: int
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """The names of what one layer reads: projections, norms, sinks; it may store nothing else."""
     family = row.in_layer(config.layer_types[index])
-    stem, maker = (prefix + family.stored_name(config, i) for i in (index, family.keys_of(config, index)))
-    names = {name for module in family.modules for name in checkpoint.names_under(f"{stem}{module}.")}
+    stem, maker = (
+        prefix + family.stored_name(config, i) for i in (index, family.keys_of(config, index))
+    )
+    names = {
+        name for module in family.modules for name in checkpoint.names_under(f"{stem}{module}.")
+    }
     lone = (
         *(stem + name for name in family.lone),
         *(prefix + name for name in (*family.heads.shared, *family.reads.shared)),
@@ -46,20 +52,25 @@ def attention_names(
     names |= {name for name in lone if name in checkpoint}
     refuse_unread(checkpoint, stem, family, config, names)
     if maker != stem:  # keys and values of a layer before: its modules, and its norm
-        names -= {name for module in family.of_keys for name in checkpoint.names_under(f"{stem}{module}.")}
+        names -= {
+            name for module in family.of_keys for name in checkpoint.names_under(f"{stem}{module}.")
+        }
         lent = (*family.of_keys, *([family.norms.before.module] if family.norms.before else ()))
         names |= {name for module in lent for name in checkpoint.names_under(f"{maker}{module}.")}
     return sorted(names)
 
 
-def refuse_unread(checkpoint: Checkpoint, stem: str, family: Family, config: ModelConfig, read: set[str]) -> None:
-    """Refuse a layer that stores more of attention than its row, as configured, reads or lists as ignored.
+def refuse_unread(
+    checkpoint: Checkpoint, stem: str, family: Family, config: ModelConfig, read: set[str]
+) -> None:
+    """Refuse a layer that stores more of attention than its row, as configured, reads or lists as
+    ignored.
 
-    What transformers itself passes over, a bias that the config of a listed model_type denies, is no reason.
+    What transformers itself passes over, a bias that the config of a listed model_type denies, is
+    no reason.
 
-    stem: A layer's name before its modules.
-    read: The names that the row reads in that layer, every tensor of a module that it names among them.
-    """
+    stem: A layer's name before its modules. read: The names that the row reads in that layer, every
+    tensor of a module that it names among them."""
     inside = _attention(family)
     ignored = tuple(f"{stem}{module}." for module in (*family.heads.ignored, *family.reads.ignored))
     names = checkpoint.names_under(stem + inside) if inside else []
@@ -69,7 +80,9 @@ def refuse_unread(checkpoint: Checkpoint, stem: str, family: Family, config: Mod
         left += denied(checkpoint, stem, family, config)
     if left:
         more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
-        problem = f"is an unsupported attention tensor{more}; family {family.called} would ignore it"
+        problem = (
+            f"is an unsupported attention tensor{more}; family {family.called} would ignore it"
+        )
         raise CheckpointError(problem, file=checkpoint.name, tensor=left[0])
 
 
@@ -83,12 +96,22 @@ def _attention(family: Family) -> str:
 def denied(checkpoint: Container[str], stem: str, family: Family, config: ModelConfig) -> list[str]:
     """The biases that a layer stores and the row, as configured, says that its modules have not."""
     has = family.heads.bias
-    flags = {family.heads.q: has.q, family.heads.k: has.k, family.heads.v: has.v, family.heads.out: has.out}
-    stated = {module: bool(config.get(flag) if isinstance(flag, str) else flag) for module, flag in flags.items()}
+    flags = {
+        family.heads.q: has.q,
+        family.heads.k: has.k,
+        family.heads.v: has.v,
+        family.heads.out: has.out,
+    }
+    stated = {
+        module: bool(config.get(flag) if isinstance(flag, str) else flag)
+        for module, flag in flags.items()
+    }
     if family.norms.before is not None:
         stated[family.norms.before.module] = family.norms.before.bias
     if family.scores.qk_norm is not None:
-        stated |= dict.fromkeys((family.scores.qk_norm.query, family.scores.qk_norm.key), family.scores.qk_norm.bias)
+        stated |= dict.fromkeys(
+            (family.scores.qk_norm.query, family.scores.qk_norm.key), family.scores.qk_norm.bias
+        )
     names = [f"{stem}{module}.bias" for module, there in stated.items() if module and not there]
     return [name for name in names if name in checkpoint]
 
@@ -96,22 +119,32 @@ def denied(checkpoint: Container[str], stem: str, family: Family, config: ModelC
 def denied_words(names: Collection[str]) -> str:
     """What is said of such biases; empty where there are none."""
     kinds = ", ".join(dict.fromkeys(".".join(name.split(".")[-2:]) for name in names))
-    return f"{kinds}: the file has them and config.json says no biases, so transformers ignores them" if names else ""
+    return (
+        f"{kinds}: the file has them and config.json says no biases, so transformers ignores them"
+        if names
+        else ""
+    )
 
 
 # A layer read through its row: projections split, norms folded, what no matrix holds named.
 
 ADDED = {
-    Slopes: "ALiBi bias", Buckets: "relative-position bias", WindowBias: "bias by two patches' rows and columns",
-}  # fmt: skip
+    Slopes: "ALiBi bias",
+    Buckets: "relative-position bias",
+    WindowBias: "bias by two patches' rows and columns",
+}
 
 
 def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: int) -> Layer:
-    """One attention layer of a configured row: its layout, then its norms and, in the order of `Place`, its steps."""
+    """One attention layer of a configured row: its layout, then its norms and, in the order of
+    `Place`, its steps.
+    """
     config, family = in_layer(config, family, index)
     source = family.keys_of(config, index)
     stem, maker = (model.prefix + family.stored_name(config, i) for i in (index, source))
-    tensors = replace(model, prefix=stem, lent=dict.fromkeys(family.of_keys, maker) if source != index else {})
+    tensors = replace(
+        model, prefix=stem, lent=dict.fromkeys(family.of_keys, maker) if source != index else {}
+    )
     layer = replace(
         family.heads.layout(tensors, family, config),
         index=index,
@@ -146,7 +179,9 @@ def rotation_of(config: ModelConfig, family: Family, index: int) -> Rotation | N
 def _with_norms(
     layer: Layer, tensors: LayerTensors, of_maker: LayerTensors, family: Family, config: ModelConfig
 ) -> Layer:
-    """The layer with the norms of its input and of its memory folded; `of_maker` are the tensors that keys are of."""
+    """The layer with the norms of its input and of its memory folded; `of_maker` are the tensors
+    that keys are of.
+    """
     norm = family.norm_of(layer.index)
     if norm is not None:
         layer = layer.after_norm(_norm(norm, tensors, family, config))
@@ -166,7 +201,9 @@ def _norm(stored: StoredNorm, tensors: LayerTensors, family: Family, config: Mod
 
 
 def _with_qk_norm(layer: Layer, row: QkNorm, tensors: LayerTensors, config: ModelConfig) -> Layer:
-    """The layer with the norms of queries and keys: gammas folded, the size of each query and key left."""
+    """The layer with the norms of queries and keys: gammas folded, the size of each query and key
+    left.
+    """
     rotation, eps = layer.rotation, config.norm_eps if row.eps is None else row.eps
     if not row.rotated or rotation is None:
         q, q_norm = _normed(layer.q, row.query, tensors, row, eps)
@@ -174,23 +211,34 @@ def _with_qk_norm(layer: Layer, row: QkNorm, tensors: LayerTensors, config: Mode
         return replace(layer, q=q, k=k, q_norm=q_norm, k_norm=k_norm)
     if rotation.factor != 1 and len(rotation.turning) < layer.head_dim:
         raise config.error(
-            "rope_parameters", "no factor of cos and sin, since a norm follows a rotation of part of a head"
+            "rope_parameters",
+            "no factor of cos and sin, since a norm follows a rotation of part of a head",
         )
-    # What turns and is divided by its size may be divided first: a rotation keeps sizes, but for its factor.
+    # What turns and is divided by its size may be divided first: a rotation keeps sizes, but for
+    # its factor.
     bare = replace(row, query="", key="")
     q, q_norm = _normed(layer.q, "", tensors, bare, eps / rotation.factor**2)
     k, k_norm = _normed(layer.k, "", tensors, bare, eps / rotation.factor**2)
-    gamma = np.prod([_gains(tensors, module, row, 1, layer.head_dim)[0] for module in (row.query, row.key)], axis=0)
+    gamma = np.prod(
+        [_gains(tensors, module, row, 1, layer.head_dim)[0] for module in (row.query, row.key)],
+        axis=0,
+    )
     mean = rotation.over_pairs(gamma)
     if np.any((mean == 0) & (gamma != 0)):
         raise CheckpointError(
-            "gammas of its q/k-norm, after rotation, cancel within a pair", file=tensors.checkpoint.name
+            "gammas of its q/k-norm, after rotation, cancel within a pair",
+            file=tensors.checkpoint.name,
         )
     gain = np.divide(gamma, mean, out=np.ones_like(gamma), where=mean != 0)
     return replace(
-        layer, q=q.scaled(mean), k=k, q_norm=q_norm, k_norm=k_norm,
-        rotation=replace(rotation, factor=1.0), gain=None if np.all(gain == 1) else gain,
-    )  # fmt: skip
+        layer,
+        q=q.scaled(mean),
+        k=k,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        rotation=replace(rotation, factor=1.0),
+        gain=None if np.all(gain == 1) else gain,
+    )
 
 
 def _normed(
@@ -198,7 +246,9 @@ def _normed(
 ) -> tuple[Affine, InnerNorm]:
     """The map to queries or keys with its norm's gamma folded in, and what is left of that norm."""
     if isinstance(of, Latent):
-        raise CheckpointError(f"'{module}' is a norm of what comes out of a latent, which is not read")
+        raise CheckpointError(
+            f"'{module}' is a norm of what comes out of a latent, which is not read"
+        )
     heads, _, r = of.shape
     gamma, beta = _gains(tensors, module, row, heads, r)
     plain = of.centred(jointly=row.scope == "joint") if row.centred else of
@@ -208,21 +258,31 @@ def _normed(
     return plain.scaled(gamma), InnerNorm(seen, eps, shift=beta)
 
 
-def _gains(tensors: LayerTensors, module: str, row: QkNorm, heads: int, r: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """gamma and, where there is one, beta of a q/k-norm, each (heads or 1, r); gamma is 1 where there is no module."""
+def _gains(
+    tensors: LayerTensors, module: str, row: QkNorm, heads: int, r: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """gamma and, where there is one, beta of a q/k-norm, each (heads or 1, r); gamma is 1 where
+    there is no module.
+    """
     if not module:
         return np.ones((1, r), np.float32), None
-    names = [f"{module}.norms.{head}" for head in range(heads)] if row.scope == "listed" else [module]
+    names = (
+        [f"{module}.norms.{head}" for head in range(heads)] if row.scope == "listed" else [module]
+    )
     shape = {"shared": (r,), "own": (heads, r), "listed": (r,), "joint": (heads * r,)}[row.scope]
 
     def read(part: str) -> np.ndarray:
-        return np.concatenate([tensors.read(f"{name}.{part}", shape).reshape(-1, r) for name in names])
+        return np.concatenate(
+            [tensors.read(f"{name}.{part}", shape).reshape(-1, r) for name in names]
+        )
 
     return read(row.gain) + np.float32(row.offset), read(row.shift) if row.bias else None
 
 
 def caveats(layer: Layer, steps: Iterable[Step]) -> tuple[str, ...]:
-    """What of a layer's scores and values its heads' matrices leave out, in words, in the order of `Place`."""
+    """What of a layer's scores and values its heads' matrices leave out, in words, in the order of
+    `Place`.
+    """
     placed = [*_of_cells(layer), *((step.place, step.caveat(layer)) for step in steps)]
     texts = dict.fromkeys(text for _, text in sorted(placed, key=lambda caveat: caveat[0]))
     return tuple(filter(None, texts))
@@ -234,21 +294,32 @@ def _of_cells(layer: Layer) -> Iterator[tuple[Place, str]]:
         text = "eigenvalues and symmetric parts: cross-attention's maps lead from one space to another, W_QK from "
         yield Place.INPUTS, text + "queries to the memory and W_VO back"
     if layer.k_norm is not None and layer.k_norm.dims is not None:
-        yield Place.VECTORS, "the norms of latents: a scalar a token on keys' position-free part and on values"
+        yield (
+            Place.VECTORS,
+            "the norms of latents: a scalar a token on keys' position-free part and on values",
+        )
         if layer.q_norm is not None:
             yield Place.VECTORS, "the norm of the query latent: a scalar a token on queries"
     elif layer.q_norm is not None:
-        scope = "all heads together" if layer.q_norm.source.shape[0] < layer.n_heads else "each head"
+        scope = (
+            "all heads together" if layer.q_norm.source.shape[0] < layer.n_heads else "each head"
+        )
         text = f"the q/k-norm: scores are divided by the size of query and key, of {scope}; gamma is folded in"
         yield Place.VECTORS, text
     if layer.q_norm is not None and layer.q_norm.shift is not None:
-        yield Place.VECTORS, "the q/k-norm's beta: terms of one token alone, divided by the other's size only"
+        yield (
+            Place.VECTORS,
+            "the q/k-norm's beta: terms of one token alone, divided by the other's size only",
+        )
     if layer.gain is not None:
         text = "gammas of the q/k-norm, which comes after rotation: qk_at has their mean over each pair of dimensions; "
         yield Place.POSITIONS, text + "what differs within pairs multiplies terms by i + j"
     yield from ((Place.POSITIONS, text) for text in _of_rotation(layer.rotation))
     if layer.additive is not None:
-        yield Place.POSITIONS, f"the {ADDED[type(layer.additive)]} added to scores (layer.position_bias)"
+        yield (
+            Place.POSITIONS,
+            f"the {ADDED[type(layer.additive)]} added to scores (layer.position_bias)",
+        )
     if layer.gate is not None:  # of a step, or of a layout that reads it with the queries
         yield Place.GATHERED, gate_caveat(layer)
 

@@ -1,9 +1,9 @@
 """Bigram AUROC: does a head score the tokens that do come before a token above those that do not?
 
-For a current token i the scores are s_ij = e~_i W_QK e~_j' over every previous token j of the vocabulary (T^ee of the
-detokenization paper, eq. 14). Tokens seen before i in a corpus are the positives, each weighted by its bigram count;
-all others are the negatives (section 3.2, Fig. 2, Table 2).
-"""
+For a current token i the scores are s_ij = e~_i W_QK e~_j' over every previous token j of the
+vocabulary (T^ee of the detokenization paper, eq. 14). Tokens seen before i in a corpus are the
+positives, each weighted by its bigram count; all others are the negatives (section 3.2, Fig. 2,
+Table 2)."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -22,25 +22,29 @@ from weightscope.core.errors import CheckpointError, TooLargeError
 TILE_BYTES = 26_000_000  # scores a thread holds at a time: 128 rows of GPT-2's vocabulary
 ALL_TILES_BYTES = 320_000_000  # and all threads together, while the rows allow it
 FEWEST_ROWS = 16  # of a tile, and what more rows are a multiple of
-PANEL_COLUMNS, PRODUCT_SIZE = 64, 2**19  # of one product, and at most rows x r x columns: BLAS then skips its packing
+PANEL_COLUMNS, PRODUCT_SIZE = (
+    64,
+    2**19,
+)  # of one product, and at most rows x r x columns: BLAS then skips its packing
 CACHE_LINE = 64  # bytes
 
 
 def tile_rows(width: int, threads: int, most: int) -> int:
-    """How many rows of scores, `most` or less, each thread holds at a time for a vocabulary of `width`."""
+    """How many rows of scores, `most` or less, each thread holds at a time for a vocabulary of
+    `width`.
+    """
     tile = min(TILE_BYTES, ALL_TILES_BYTES // threads)
     return min(max(tile // (4 * max(width, 1)) // FEWEST_ROWS, 1) * FEWEST_ROWS, most)
 
 
 def cut_into_panels(right: np.ndarray, height: int, strip: int) -> np.ndarray:
-    """`right` transposed and cut into strips of at least `strip` columns, the last filled up with zeros, and those into
-    panels.
+    """`right` transposed and cut into strips of at least `strip` columns, the last filled up with
+    zeros, and those into panels.
 
     -> (S, P, r, w).
 
-    Products of a tile of `height` rows with one panel after another stay in cache, and cost less than one product of
-    the tile with the whole.
-    """
+    Products of a tile of `height` rows with one panel after another stay in cache, and cost less
+    than one product of the tile with the whole."""
     width, rank = right.shape
     columns = min(max(PRODUCT_SIZE // max(height * rank, 1), 16) // 16 * 16, PANEL_COLUMNS)
     cuts = -(-strip // columns)
@@ -60,11 +64,12 @@ def empty_tile(panels: np.ndarray, height: int) -> np.ndarray:
 
 
 def fill_tile(tile: np.ndarray, left: np.ndarray, panels: np.ndarray) -> np.ndarray:
-    """Write the scores of rows `left`, (n, r), into the first n rows of a tile: -> (S, n, columns of a strip).
+    """Write the scores of rows `left`, (n, r), into the first n rows of a tile: -> (S, n, columns
+    of a strip).
 
-    In a strip the rows lie one after another, so that a product is written to places near one another: that is a tenth
-    faster than to rows as far apart as they are long, and more rows can share a panel.
-    """
+    In a strip the rows lie one after another, so that a product is written to places near one
+    another: that is a tenth faster than to rows as far apart as they are long, and more rows can
+    share a panel."""
     strips, cuts, _, columns = panels.shape
     rows = len(left)
     if rows == 1:  # a product of one row is rounded otherwise than the same row among others
@@ -75,7 +80,9 @@ def fill_tile(tile: np.ndarray, left: np.ndarray, panels: np.ndarray) -> np.ndar
 
 
 def aligned(*shape: int) -> np.ndarray:
-    """An empty float32 array that begins on a cache line: products with it and into it are a tenth faster."""
+    """An empty float32 array that begins on a cache line: products with it and into it are a tenth
+    faster.
+    """
     size, line = math.prod(shape), CACHE_LINE // 4
     room = np.empty(size + line, np.float32)
     start = -room.ctypes.data % CACHE_LINE // 4
@@ -84,27 +91,35 @@ def aligned(*shape: int) -> np.ndarray:
 
 # AUROC of blocks of score rows on a device, by the array API standard alone.
 #
-# As in `auroc_numba` the wins of a row are summed over its elements instead of its positives: an element of score s
-# wins, twice over, 2 sum of c_p over s_p > s plus the c_p of those with s_p = s; what the positives win over one
-# another is taken off afterwards. One binary search places every element of a block among the positives of its row: row
-# and score become one integer, the score in its lower half as an integer of the same order, so that the positives of
-# all rows are one sorted list. Neighbouring elements search the same few entries, which a card does in its caches;
-# sorting whole rows it does not.
+# As in `auroc_numba` the wins of a row are summed over its elements instead of its positives: an
+# element of score s wins, twice over, 2 sum of c_p over s_p > s plus the c_p of those with s_p = s;
+# what the positives win over one another is taken off afterwards. One binary search places every
+# element of a block among the positives of its row: row and score become one integer, the score in
+# its lower half as an integer of the same order, so that the positives of all rows are one sorted
+# list. Neighbouring elements search the same few entries, which a card does in its caches; sorting
+# whole rows it does not.
 
 MOST_SCORES = 2**26  # of a block: enough to keep a card busy
-BYTES_A_SCORE = 48  # a score, its key, its place, its wins, and the wins once more while they are computed
+BYTES_A_SCORE = (
+    48  # a score, its key, its place, its wins, and the wins once more while they are computed
+)
 BYTES_A_POSITIVE = 192  # its row, place and weight, its two edges, and sorting them
 BETWEEN_ROWS = 2**32  # in keys
 
 
 def auroc_on_device(
-    device: Device, left: np.ndarray, right: np.ndarray, counts: Any, less: np.ndarray | None,
+    device: Device,
+    left: np.ndarray,
+    right: np.ndarray,
+    counts: Any,
+    less: np.ndarray | None,
     progress: Callable[[int], object],
-) -> np.ndarray:  # fmt: skip
-    """AUROC of each row of `counts` that has a positive, and of what `less` leaves of its scores: float64 (1 or 2, n).
+) -> np.ndarray:
+    """AUROC of each row of `counts` that has a positive, and of what `less` leaves of its scores:
+    float64 (1 or 2, n).
 
-    left (n_rows, r), right (V, r), counts (n_rows, V), less (V,); see `auroc_by_token` and `auroc_with_specific`.
-    """
+    left (n_rows, r), right (V, r), counts (n_rows, V), less (V,); see `auroc_by_token` and
+    `auroc_with_specific`."""
     each = np.diff(counts.indptr)  # (n_rows,)
     scored = np.flatnonzero(each)  # (n,)
     if not len(scored):
@@ -137,8 +152,11 @@ def auroc_on_device(
     return np.concatenate(aurocs, axis=1)
 
 
-def _wins(device: Device, scores: Any, through: Any, row: Any, place: Any, weight: Any) -> tuple[Any, Any]:
-    """What all elements of each row win, twice over, (n,), and what each positive has of that, (m,); both int64.
+def _wins(
+    device: Device, scores: Any, through: Any, row: Any, place: Any, weight: Any
+) -> tuple[Any, Any]:
+    """What all elements of each row win, twice over, (n,), and what each positive has of that,
+    (m,); both int64.
 
     scores (n, V), through (n,), row, place, weight (m,).
     """
@@ -148,17 +166,22 @@ def _wins(device: Device, scores: Any, through: Any, row: Any, place: Any, weigh
     rank = xp.where(bits < 0, -(2**31) - bits, bits)  # in the order of the floats, 0 for both zeros
     key = xp.reshape(rank + BETWEEN_ROWS * xp.arange(n, dtype=xp.int64)[:, None], (-1,))  # (n V,)
     step = xp.take(key, place)  # (m,)
-    # Each weight enters at its own key and again at the next one: an element of the same key has seen it once, a tie.
+    # Each weight enters at its own key and again at the next one: an element of the same key has
+    # seen it once, a tie.
     edge, weight = xp.concat((step, step + 1)), xp.concat((weight, weight))  # (2m,)
     order = xp.argsort(edge)
-    seen = xp.cumulative_sum(xp.take(weight, order), include_initial=True)  # (2m + 1,), earlier rows' included
+    seen = xp.cumulative_sum(
+        xp.take(weight, order), include_initial=True
+    )  # (2m + 1,), earlier rows' included
     reached = xp.searchsorted(xp.take(edge, order), key, side="right")  # (n V,)
     beaten = through[:, None] - xp.reshape(xp.take(seen, reached), (n, width))  # (n, V)
     return xp.sum(beaten, axis=1), xp.take(xp.reshape(beaten, (-1,)), place)
 
 
 def _stored(counts: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Columns and weights of the positives of some rows, rising; rows left out in between are empty."""
+    """Columns and weights of the positives of some rows, rising; rows left out in between are
+    empty.
+    """
     span = slice(counts.indptr[rows[0]], counts.indptr[rows[-1] + 1])
     return counts.indices[span], counts.data[span]
 
@@ -168,48 +191,65 @@ def _row_sums(values: np.ndarray, each: np.ndarray) -> np.ndarray:
     return np.add.reduceat(values, np.cumsum(each) - each)
 
 
-COUNTED_ROWS, STRIP = 128, 256  # of a tile for numba, at most, and columns of it that lie together for each row
-SORTED_ROWS = 64  # of a tile for NumPy, at most: its rows lie whole, and more of them are slow to write
+COUNTED_ROWS, STRIP = (
+    128,
+    256,
+)  # of a tile for numba, at most, and columns of it that lie together for each row
+SORTED_ROWS = (
+    64  # of a tile for NumPy, at most: its rows lie whole, and more of them are slow to write
+)
 BUCKETS = 2**15  # of a row's scores
-LARGEST_TOTAL = 2.0**62  # of the counts of a token, times the vocabulary: twice that many wins stay in int64
+LARGEST_TOTAL = (
+    2.0**62
+)  # of the counts of a token, times the vocabulary: twice that many wins stay in int64
 LARGEST_SCORE = 2.0**125  # beyond it sums and differences of scores leave float32
 
 
 def weighted_auroc(scores: np.ndarray, positives: np.ndarray, weights: np.ndarray) -> float:
-    """AUROC of one row of scores, each positive counting `weight` times: scores (n,), positives (k,), weights (k,).
+    """AUROC of one row of scores, each positive counting `weight` times: scores (n,), positives
+    (k,), weights (k,).
 
-    AUROC = sum_p c_p (#negatives below s_p + 1/2 #negatives equal to s_p) / (sum_p c_p * #negatives), the area under
-    the curve of Fig. 2 of the detokenization paper; its code gets the same by repeating each positive c_p times.
-    """
+    AUROC = sum_p c_p (#negatives below s_p + 1/2 #negatives equal to s_p) / (sum_p c_p *
+    #negatives), the area under the curve of Fig. 2 of the detokenization paper; its code gets the
+    same by repeating each positive c_p times."""
     scores, positives, weights = _row(scores, positives, weights)
     negatives = len(scores) - len(positives)
     if not len(positives) or not negatives:
         return np.nan
     ranked, score = np.sort(scores), scores[positives]
     among = np.sort(score)
-    below = ranked.searchsorted(score) - among.searchsorted(score)  # (k,) negatives below each positive
-    up_to = ranked.searchsorted(score, "right") - among.searchsorted(score, "right")  # and at most as high
+    below = ranked.searchsorted(score) - among.searchsorted(
+        score
+    )  # (k,) negatives below each positive
+    up_to = ranked.searchsorted(score, "right") - among.searchsorted(
+        score, "right"
+    )  # and at most as high
     return float(weights @ (below + up_to)) / float(2 * weights.sum() * negatives)
 
 
-def roc_curve(scores: np.ndarray, positives: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def roc_curve(
+    scores: np.ndarray, positives: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Count-weighted ROC curve of one row of scores (detokenization paper, Fig. 2).
 
-    As a threshold falls past each distinct score: the part of the negatives and the part of the bigram counts at or
-    above it. The area under the curve is `weighted_auroc`.
-    """
+    As a threshold falls past each distinct score: the part of the negatives and the part of the
+    bigram counts at or above it. The area under the curve is `weighted_auroc`."""
     from sklearn.metrics import roc_curve as curve
 
     scores, positives, weights = _row(scores, positives, weights)
     if len(positives) in (0, len(scores)):
-        raise CheckpointError("a ROC curve needs a positive and a negative; this row has only one of them")
+        raise CheckpointError(
+            "a ROC curve needs a positive and a negative; this row has only one of them"
+        )
     positive, each = np.zeros(len(scores), bool), np.ones(len(scores))
     positive[positives], each[positives] = True, weights
     fpr, tpr, _ = curve(positive, scores, sample_weight=each)
     return fpr, tpr
 
 
-def _row(scores: np.ndarray, positives: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _row(
+    scores: np.ndarray, positives: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The arguments of `weighted_auroc`, checked, without the indices of weight 0."""
     scores, positives, weights = np.asarray(scores), np.asarray(positives), _whole(weights)
     if np.isnan(scores).any():
@@ -218,7 +258,9 @@ def _row(scores: np.ndarray, positives: np.ndarray, weights: np.ndarray) -> tupl
     if len(np.unique(positives)) < len(positives):
         raise ValueError("a positive is given twice; add its weights up")
     if len(positives) and not 0 <= positives.min() <= positives.max() < len(scores):
-        raise ValueError(f"positives index {len(scores)} scores; found {positives.min()} to {positives.max()}")
+        raise ValueError(
+            f"positives index {len(scores)} scores; found {positives.min()} to {positives.max()}"
+        )
     _check_total(weights.sum(dtype=np.float64), len(scores))
     return scores, positives, weights
 
@@ -227,12 +269,15 @@ class MeanAuroc(NamedTuple):
     """One head's row of Table 2."""
 
     auroc: float  # Mean over the tokens that have an AUROC; NaN if none has
-    auroc_paper: float  # Mean over all tokens, those without entering as 0: what the paper's code reports
+    auroc_paper: (
+        float  # Mean over all tokens, those without entering as 0: what the paper's code reports
+    )
     tokens_scored: int  # How many tokens `auroc` is a mean of
 
 
 def mean_auroc(auroc: np.ndarray) -> MeanAuroc:
-    """A head's mean AUROC, over the tokens scored and as the paper's code has it (detokenization paper, Table 2).
+    """A head's mean AUROC, over the tokens scored and as the paper's code has it (detokenization
+    paper, Table 2).
 
     auroc (V,).
     """
@@ -242,7 +287,8 @@ def mean_auroc(auroc: np.ndarray) -> MeanAuroc:
 
 
 def mean_by_frequency(auroc: np.ndarray, occurrences: np.ndarray) -> float:
-    """A head's mean AUROC over the places in text, not over the vocabulary: each token as often as it occurs.
+    """A head's mean AUROC over the places in text, not over the vocabulary: each token as often as
+    it occurs.
 
     auroc (V,), occurrences (V,). NaN where nothing was scored.
     """
@@ -265,12 +311,12 @@ def auroc_by_token(
 
     left (V, r), right (V, r), counts (V, V) -> (V,).
 
-    Row i is `weighted_auroc` of the scores left_i . right_j, j over the vocabulary, in float32 (detokenization paper,
-    section 3.2). Scores are made and counted a tile of rows at a time, a thread a core, each with its own tile and
-    single-threaded products. Memory on top of the arguments: one tile per thread, 26 MB for GPT-2's vocabulary with
-    numba and 13 MB without, and one copy of `right`. A process that reads 3 million counts and does a head of GPT-2's
-    shape on two cores peaks at 301 MB with numba and 169 MB without.
-    """
+    Row i is `weighted_auroc` of the scores left_i . right_j, j over the vocabulary, in float32
+    (detokenization paper, section 3.2). Scores are made and counted a tile of rows at a time, a
+    thread a core, each with its own tile and single-threaded products. Memory on top of the
+    arguments: one tile per thread, 26 MB for GPT-2's vocabulary with numba and 13 MB without, and
+    one copy of `right`. A process that reads 3 million counts and does a head of GPT-2's shape on
+    two cores peaks at 301 MB with numba and 169 MB without."""
     return _aurocs(left, right, counts, None, progress, threads, compiled, device)[0]
 
 
@@ -285,22 +331,31 @@ def auroc_with_specific(
     compiled: bool | None = None,
     device: Device = CPU,
 ) -> np.ndarray:
-    """`auroc_by_token`, and the same of scores without what is the same for all current tokens, in one sweep.
+    """`auroc_by_token`, and the same of scores without what is the same for all current tokens, in
+    one sweep.
 
     left (n, r), right (V, r), mean (r,), counts (n, V) -> (2, n).
 
-    With `mean` the mean of the current tokens' rows, left_i . right_j is a part of j alone, mean . right_j, and a part
-    of both tokens, (left_i - mean) . right_j; the second row is the AUROC of the latter, that of the former is
-    `auroc_of_one_order`. Scores are made once and ranked twice.
+    With `mean` the mean of the current tokens' rows, left_i . right_j is a part of j alone, mean .
+    right_j, and a part of both tokens, (left_i - mean) . right_j; the second row is the AUROC of
+    the latter, that of the former is `auroc_of_one_order`. Scores are made once and ranked twice.
     """
     return _aurocs(left, right, counts, mean, progress, threads, compiled, device)
 
 
 def _aurocs(
-    left: np.ndarray, right: np.ndarray, counts: Any, mean: np.ndarray | None, progress: Callable[[int], object],
-    threads: int | None, compiled: bool | None, device: Device,
-) -> np.ndarray:  # fmt: skip
-    """AUROC of each row of scores, and with a mean (r,) of the row without the mean's scores: (1 or 2, n)."""
+    left: np.ndarray,
+    right: np.ndarray,
+    counts: Any,
+    mean: np.ndarray | None,
+    progress: Callable[[int], object],
+    threads: int | None,
+    compiled: bool | None,
+    device: Device,
+) -> np.ndarray:
+    """AUROC of each row of scores, and with a mean (r,) of the row without the mean's scores: (1 or
+    2, n).
+    """
     left, right = np.asarray(left, np.float32), np.asarray(right, np.float32)
     bound = _score_bound(left, right)  # (n,)
     less, bounds = None, [bound]
@@ -323,7 +378,11 @@ def _aurocs(
     height = tile_rows(width, threads, most)
     panels = cut_into_panels(right, height, strip)  # (S, P, r, w)
     strips, cuts, _, columns = panels.shape
-    shared = None if less is None else np.pad(less, (0, strips * cuts * columns - width)).reshape(strips, 1, -1)
+    shared = (
+        None
+        if less is None
+        else np.pad(less, (0, strips * cuts * columns - width)).reshape(strips, 1, -1)
+    )
     tiles: SimpleQueue[np.ndarray] = SimpleQueue()
     for _ in range(threads):
         tiles.put(empty_tile(panels, height))
@@ -332,7 +391,10 @@ def _aurocs(
         buffer = tiles.get()
         try:
             tile = fill_tile(buffer, left[rows], panels)  # (S, rows, P w)
-            begin, end = counts.indptr[rows[0]], counts.indptr[rows[-1] + 1]  # the rows skipped in between are empty
+            begin, end = (
+                counts.indptr[rows[0]],
+                counts.indptr[rows[-1] + 1],
+            )  # the rows skipped in between are empty
             indptr = np.append(counts.indptr[rows], end).astype(np.int64) - begin  # (rows + 1,)
             positives, weights = counts.indices[begin:end], counts.data[begin:end]
             values = [tile_auroc(tile, width, indptr, positives, weights, bound[rows])]
@@ -354,46 +416,68 @@ PAIRS_A_BLOCK = 1 << 21  # positives that the two functions below hold at a time
 
 
 def auroc_of_one_order(scores: np.ndarray, counts: Any) -> np.ndarray:
-    """AUROC of each row of counts where all rows score the columns alike: scores (V,), counts (n, V) -> (n,).
+    """AUROC of each row of counts where all rows score the columns alike: scores (V,), counts (n,
+    V) -> (n,).
 
-    The scores are sorted once; the positives of all rows are brought into their order in linear time, by way of the
-    columns. NaN for a row without a positive or without a negative.
-    """
+    The scores are sorted once; the positives of all rows are brought into their order in linear
+    time, by way of the columns. NaN for a row without a positive or without a negative."""
     if counts.shape[1] != len(scores):
         raise ValueError(f"{len(scores)} scores of {counts.shape[1]} columns")
     order = np.argsort(scores, kind="stable")
     place = np.empty(len(order), counts.indices.dtype)
     place[order] = np.arange(len(order))
     ranked = scores[order]
-    twice = ranked.searchsorted(ranked) + ranked.searchsorted(ranked, "right")  # scores below, and up to, each place's
+    twice = ranked.searchsorted(ranked) + ranked.searchsorted(
+        ranked, "right"
+    )  # scores below, and up to, each place's
     auroc = np.full(counts.shape[0], np.nan)
     for rows in _row_blocks(np.asarray(counts.indptr, np.int64)):
         block = counts[rows]
-        block = type(counts)((block.data, place[block.indices], block.indptr), shape=block.shape).tocsc().tocsr()
+        block = (
+            type(counts)((block.data, place[block.indices], block.indptr), shape=block.shape)
+            .tocsc()
+            .tocsr()
+        )
         indptr, found = block.indptr.astype(np.int64), ranked[block.indices]
         row = np.repeat(np.arange(block.shape[0]), np.diff(indptr))  # (m,)
-        new = np.append(True, (found[1:] != found[:-1]) | (row[1:] != row[:-1])) if len(row) else np.empty(0, bool)
+        new = (
+            np.append(True, (found[1:] != found[:-1]) | (row[1:] != row[:-1]))
+            if len(row)
+            else np.empty(0, bool)
+        )
         start = np.flatnonzero(new)  # of runs of equal scores in a row
         among = (start + np.append(start[1:], len(row)))[np.cumsum(new) - 1] - 2 * indptr[row]
-        auroc[rows] = _from_wins(block.data * (twice[block.indices] - among), block.data, row, indptr, len(scores))
+        auroc[rows] = _from_wins(
+            block.data * (twice[block.indices] - among), block.data, row, indptr, len(scores)
+        )
     return auroc
 
 
 def auroc_of_own_scores(scores: np.ndarray, own: np.ndarray, counts: Any) -> np.ndarray:
-    """AUROC of each row of counts whose negatives have the shared scores, and its positives scores of their own.
+    """AUROC of each row of counts whose negatives have the shared scores, and its positives scores
+    of their own.
 
     scores (V,), own (m,) as `counts.data`, counts (n, V) -> (n,); NaN as in `auroc_of_one_order`.
     """
     pointers, ranked, width = np.asarray(counts.indptr, np.int64), np.sort(scores), len(scores)
     auroc = np.full(counts.shape[0], np.nan)
     for rows in _row_blocks(pointers):
-        pairs, indptr = slice(pointers[rows.start], pointers[rows.stop]), pointers[rows.start : rows.stop + 1]
+        pairs, indptr = (
+            slice(pointers[rows.start], pointers[rows.stop]),
+            pointers[rows.start : rows.stop + 1],
+        )
         indptr = indptr - indptr[0]
         row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))  # (m,)
         below, up_to = ranked.searchsorted(own[pairs]), ranked.searchsorted(own[pairs], "right")
         of_row = row * (width + 1)
-        shared = np.sort(of_row + ranked.searchsorted(scores[counts.indices[pairs]]))  # the row's own columns
-        among = shared.searchsorted(of_row + below) + shared.searchsorted(of_row + up_to) - 2 * indptr[row]
+        shared = np.sort(
+            of_row + ranked.searchsorted(scores[counts.indices[pairs]])
+        )  # the row's own columns
+        among = (
+            shared.searchsorted(of_row + below)
+            + shared.searchsorted(of_row + up_to)
+            - 2 * indptr[row]
+        )
         weights = counts.data[pairs]
         auroc[rows] = _from_wins(weights * (below + up_to - among), weights, row, indptr, width)
     return auroc
@@ -408,32 +492,49 @@ def _row_blocks(indptr: np.ndarray) -> Iterator[slice]:
         start = stop
 
 
-def _from_wins(wins: np.ndarray, weights: np.ndarray, row: np.ndarray, indptr: np.ndarray, width: int) -> np.ndarray:
-    """AUROC of rows from twice what each positive wins, (m,); NaN without a positive, or where all are positives."""
+def _from_wins(
+    wins: np.ndarray, weights: np.ndarray, row: np.ndarray, indptr: np.ndarray, width: int
+) -> np.ndarray:
+    """AUROC of rows from twice what each positive wins, (m,); NaN without a positive, or where all
+    are positives.
+    """
     each = np.diff(indptr)
     with np.errstate(invalid="ignore"):
-        return np.bincount(row, wins, len(each)) / (2 * np.bincount(row, weights, len(each)) * (width - each))
+        return np.bincount(row, wins, len(each)) / (
+            2 * np.bincount(row, weights, len(each)) * (width - each)
+        )
 
 
 def _tile_auroc(
-    tile: np.ndarray, width: int, indptr: np.ndarray, positives: np.ndarray, weights: np.ndarray, bound: np.ndarray
+    tile: np.ndarray,
+    width: int,
+    indptr: np.ndarray,
+    positives: np.ndarray,
+    weights: np.ndarray,
+    bound: np.ndarray,
 ) -> np.ndarray:
     """AUROC of each row of a tile of one strip, (n,); arguments as in `auroc_numba.tile_auroc`.
 
-    `weighted_auroc` for many rows: whatever can be is done for all of them at once, as the threads take turns at it.
-    No row is sorted, which takes ten times as long as the products where NumPy's sort is not vectorised.
-    """
+    `weighted_auroc` for many rows: whatever can be is done for all of them at once, as the threads
+    take turns at it. No row is sorted, which takes ten times as long as the products where NumPy's
+    sort is not vectorised."""
     scores, each = tile[0, :, :width], np.diff(indptr)
     row = np.repeat(np.arange(len(scores)), each)  # (m,)
     score = scores[row, positives]
     rising = _rising_within_rows(row, score)
     score, weights = score[rising], weights[rising]
 
-    new = np.append(True, (score[1:] != score[:-1]) | (row[1:] != row[:-1]))  # runs of equal scores in a row
+    new = np.append(
+        True, (score[1:] != score[:-1]) | (row[1:] != row[:-1])
+    )  # runs of equal scores in a row
     start = np.flatnonzero(new)
-    among = (start + np.append(start[1:], len(row)))[np.cumsum(new) - 1] - 2 * indptr[row]  # below plus up to
+    among = (start + np.append(start[1:], len(row)))[np.cumsum(new) - 1] - 2 * indptr[
+        row
+    ]  # below plus up to
 
-    edges = np.stack((score, np.nextafter(score, np.float32(np.inf))), axis=1)  # (m, 2) below the next: up to this
+    edges = np.stack(
+        (score, np.nextafter(score, np.float32(np.inf))), axis=1
+    )  # (m, 2) below the next: up to this
     ranks, far = [], []
     for scored, begin, end in zip(scores, indptr[:-1].tolist(), indptr[1:].tolist(), strict=True):
         ranked, won = _near_and_far(scored, score[begin:end], weights[begin:end])
@@ -445,12 +546,14 @@ def _tile_auroc(
         return wins / pairs
 
 
-def _near_and_far(scores: np.ndarray, score: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, int]:
-    """The scores of a row that share a bucket with a positive, rising, and twice what positives win over all others.
+def _near_and_far(
+    scores: np.ndarray, score: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, int]:
+    """The scores of a row that share a bucket with a positive, rising, and twice what positives win
+    over all others.
 
-    Buckets are in the order of the scores, so that the others need no comparison. scores (V,), score, weights (k,) of
-    the positives, rising.
-    """
+    Buckets are in the order of the scores, so that the others need no comparison. scores (V,),
+    score, weights (k,) of the positives, rising."""
     lowest = scores.min()
     width = max(float(scores.max() - lowest) / (BUCKETS - 1), 1e-30)
     bucket = ((scores - lowest) / np.float32(width)).astype(np.uint16)  # (V,)
@@ -464,14 +567,21 @@ def _near_and_far(scores: np.ndarray, score: np.ndarray, weights: np.ndarray) ->
 
 
 def _rising_within_rows(row: np.ndarray, score: np.ndarray) -> np.ndarray:
-    """The order by row, then by score: one sort of 64-bit integers, several times as fast as a lexsort."""
+    """The order by row, then by score: one sort of 64-bit integers, several times as fast as a
+    lexsort.
+    """
     bits = score.view(np.int32)
     rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
     return np.argsort((row << 32) + rank)
 
 
 def _tile_auroc_compiled(
-    tile: np.ndarray, width: int, indptr: np.ndarray, positives: np.ndarray, weights: np.ndarray, bound: np.ndarray
+    tile: np.ndarray,
+    width: int,
+    indptr: np.ndarray,
+    positives: np.ndarray,
+    weights: np.ndarray,
+    bound: np.ndarray,
 ) -> np.ndarray:
     """The same of any tile, left as it is."""
     from weightscope.model.metrics import auroc_numba
@@ -484,7 +594,9 @@ def _tile_auroc_compiled(
 
 
 def _score_bound(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """sum_k |left_ik| max_j |right_jk|, (V,): what no score of row i exceeds, nor any partial sum of one."""
+    """sum_k |left_ik| max_j |right_jk|, (V,): what no score of row i exceeds, nor any partial sum
+    of one.
+    """
     for name, factor in (("left", left), ("right", right)):
         if not np.isfinite(factor).all():
             bad = np.flatnonzero(~np.isfinite(factor).all(axis=1))
@@ -493,16 +605,24 @@ def _score_bound(left: np.ndarray, right: np.ndarray) -> np.ndarray:
                 f"the first of them row {bad[0]}"
             )
     with np.errstate(over="ignore"):
-        bound = np.abs(left) @ np.abs(right).max(axis=0, initial=0) * np.float32(1.0001)  # rounding included
+        bound = (
+            np.abs(left) @ np.abs(right).max(axis=0, initial=0) * np.float32(1.0001)
+        )  # rounding included
     if bound.max(initial=0) > LARGEST_SCORE:
-        raise TooLargeError(f"scores may be as large as {bound.max():.1e}, more than float32 carries through")
+        raise TooLargeError(
+            f"scores may be as large as {bound.max():.1e}, more than float32 carries through"
+        )
     return bound.astype(np.float64)
 
 
 def _canonical(counts: Any, shape: tuple[int, int]) -> Any:
-    """`counts` as CSR in int64, indices sorted, none twice, no zeros stored; copied only if it has to be."""
+    """`counts` as CSR in int64, indices sorted, none twice, no zeros stored; copied only if it has
+    to be.
+    """
     if counts.shape != shape:
-        raise CheckpointError(f"counts have shape {counts.shape}; the vocabulary of this checkpoint needs {shape}")
+        raise CheckpointError(
+            f"counts have shape {counts.shape}; the vocabulary of this checkpoint needs {shape}"
+        )
     counts = counts.tocsr()
     data = _whole(counts.data)
     counts = type(counts)((data, counts.indices, counts.indptr), shape=shape)
@@ -512,7 +632,9 @@ def _canonical(counts: Any, shape: tuple[int, int]) -> Any:
     if not counts.data.all():
         counts = counts.copy()
         counts.eliminate_zeros()
-    if counts.data.max(initial=0) * float(shape[1]) ** 2 >= LARGEST_TOTAL:  # else no row can be too large
+    if (
+        counts.data.max(initial=0) * float(shape[1]) ** 2 >= LARGEST_TOTAL
+    ):  # else no row can be too large
         for start, end in pairwise(counts.indptr.tolist()):
             _check_total(counts.data[start:end].sum(dtype=np.float64), shape[1])
     return counts
@@ -531,4 +653,6 @@ def _whole(weights: np.ndarray) -> np.ndarray:
 def _check_total(total: float, width: int) -> None:
     """Twice the wins of a row stay in int64."""
     if total * width >= LARGEST_TOTAL:
-        raise CheckpointError(f"the counts of one token add up to {total:.1e}, more than can be summed exactly")
+        raise CheckpointError(
+            f"the counts of one token add up to {total:.1e}, more than can be summed exactly"
+        )

@@ -4,16 +4,17 @@ With s_p the score of positive p and c_p its weight, the wins of a row of scores
 
     wins = sum_p c_p (number of negatives below s_p + half the number of negatives equal to s_p).
 
-Turned around they are a sum over all the row's elements of a falling staircase with a step at each positive,
+Turned around they are a sum over all the row's elements of a falling staircase with a step at each
+positive,
 
     W(s) = sum of c_p over s_p > s, plus half of those with s_p = s,
 
-less what the positives win over one another. W is sampled in a table of equal buckets spanning the positives, and each
-element looks its bucket up. Where a bucket holds no step, W is constant and the lookup exact; where it holds some, the
-table says which is first, and the few elements that fall there search the steps from it on. An element's bucket is
-(s - low) * scale, truncated: each of these operations is monotone in s, rounding included, and exactness needs no
-more. Everything is counted in integers and twice over, so that the half of a tie is exact as well.
-"""
+less what the positives win over one another. W is sampled in a table of equal buckets spanning the
+positives, and each element looks its bucket up. Where a bucket holds no step, W is constant and the
+lookup exact; where it holds some, the table says which is first, and the few elements that fall
+there search the steps from it on. An element's bucket is (s - low) * scale, truncated: each of
+these operations is monotone in s, rounding included, and exactness needs no more. Everything is
+counted in integers and twice over, so that the half of a tie is exact as well."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,13 +27,32 @@ from numba.extending import intrinsic
 
 from weightscope.core.compute.compiled import compiled, in_wide_vectors
 
-FEWEST_BUCKETS, MOST_BUCKETS = 2**11, 2**14  # a table of 8 to 64 kB, or twice that in int64, stays in cache
+FEWEST_BUCKETS, MOST_BUCKETS = (
+    2**11,
+    2**14,
+)  # a table of 8 to 64 kB, or twice that in int64, stays in cache
 BUCKETS_PER_POSITIVE = 256  # then about one element in two hundred meets a step
-FINEST = 2.0**20  # buckets between 0 and the bound on a row's scores, where float32 still tells neighbours apart
+FINEST = (
+    2.0**20
+)  # buckets between 0 and the bound on a row's scores, where float32 still tells neighbours apart
 BLOCK = 32  # elements a block: one bit each in the mask of those that meet a step
 AHEAD = 4  # strips: what the processor would not fetch of itself before the loop comes to it
 CACHE_LINE = 16  # elements
-GAPS = (40412, 17961, 7983, 3548, 1577, 701, 301, 132, 57, 23, 10, 4, 1)  # Ciura's for Shell sort, and on by 2.25
+GAPS = (
+    40412,
+    17961,
+    7983,
+    3548,
+    1577,
+    701,
+    301,
+    132,
+    57,
+    23,
+    10,
+    4,
+    1,
+)  # Ciura's for Shell sort, and on by 2.25
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -45,7 +65,9 @@ def _trailing_zeros(typing_context: Any, bits: Any) -> tuple[Any, Callable[..., 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _prefetch(typing_context: Any, strip: Any, index: Any) -> tuple[Any, Callable[..., Any]]:
-    """Have the cache line of strip[index] fetched from memory; past the end of the strip is fine."""
+    """Have the cache line of strip[index] fetched from memory; past the end of the strip is
+    fine.
+    """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         start = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -100,9 +122,13 @@ def _fill(table: Any, n: Any, step: Any, above: Any, low: Any, scale: Any, top: 
 
 @compiled
 def _search(s: Any, value: Any, n: Any, step: Any, above: Any) -> Any:
-    """2 W(s) of an element whose bucket holds steps: the first step not below s, in strides that double, then halve."""
+    """2 W(s) of an element whose bucket holds steps: the first step not below s, in strides that
+    double, then halve.
+    """
     t = np.uint64(-1 - value)
-    t += np.uint64(step[t] < s)  # no branch for the first: mostly it is the only one; +inf follows the last
+    t += np.uint64(
+        step[t] < s
+    )  # no branch for the first: mostly it is the only one; +inf follows the last
     if step[t] < s:
         stride = np.uint64(1)
         while t + stride < n and step[t + stride] < s:
@@ -118,7 +144,14 @@ def _search(s: Any, value: Any, n: Any, step: Any, above: Any) -> Any:
 
 @compiled
 def tile_auroc(
-    tile: Any, width: Any, indptr: Any, positives: Any, weights: Any, bound: Any, table: Any, auroc: Any
+    tile: Any,
+    width: Any,
+    indptr: Any,
+    positives: Any,
+    weights: Any,
+    bound: Any,
+    table: Any,
+    auroc: Any,
 ) -> None:
     """Write the AUROC of each row of a tile into `auroc`; NaN where all are positives.
 
@@ -145,7 +178,10 @@ def tile_auroc(
             step[t] = tile[column // np.uint64(columns), i, column % np.uint64(columns)]
             above[t] = weights[indptr[i] + t]
         _sort_together(step, above, k)
-        total, among = np.int64(0), np.int64(0)  # among: twice what the positives win over one another and themselves
+        total, among = (
+            np.int64(0),
+            np.int64(0),
+        )  # among: twice what the positives win over one another and themselves
         n, place = np.int64(0), np.int64(0)
         while place < k:  # runs of equal scores become one step
             s, weight, begin = step[place], np.int64(0), place
@@ -164,7 +200,11 @@ def tile_auroc(
         span = max(np.float64(step[n - 1]) - np.float64(step[0]), 1e-300)
         wide = min((buckets - 3) / span, FINEST / max(bound[i], 1e-30))
         # the steps go to buckets 1 to buckets - 2, so that what lies beyond them meets none
-        low, scale, top = np.float32(step[0] - 1.5 / wide), np.float32(wide), np.float32(buckets - 1)
+        low, scale, top = (
+            np.float32(step[0] - 1.5 / wide),
+            np.float32(wide),
+            np.float32(buckets - 1),
+        )
         _fill(table, n, step, above, low, scale, top)
 
         wins = -among

@@ -1,4 +1,5 @@
-"""A matrix next to a random one: functions of its singular values s (r,), descending, and of its shape (m, n).
+"""A matrix next to a random one: functions of its singular values s (r,), descending, and of its
+shape (m, n).
 
 The zero matrix, and one that is not finite, give NaN.
 """
@@ -13,14 +14,17 @@ from weightscope.core.compute import lapack
 from weightscope.model.metrics.spectra import evenly_spread
 
 FEWEST_VALUES = 20  # positive ones; a power law of fewer says nothing
-QUARTILES_OF_NORMAL = 1.349  # the interquartile range of a normal distribution, in standard deviations
+QUARTILES_OF_NORMAL = (
+    1.349  # the interquartile range of a normal distribution, in standard deviations
+)
 
 
 def random_edge(s: np.ndarray, shape: tuple[int, int]) -> float:
-    """The largest singular value of a large matrix of independent entries with the same mean square.
+    """The largest singular value of a large matrix of independent entries with the same mean
+    square.
 
-    rms (sqrt(m) + sqrt(n)): Marchenko and Pastur 1967. Permuting the entries of a matrix makes it such a one.
-    """
+    rms (sqrt(m) + sqrt(n)): Marchenko and Pastur 1967. Permuting the entries of a matrix makes it
+    such a one."""
     return _of_nonzero(s, sqrt(float((s**2).sum()) / prod(shape)) * sum(map(sqrt, shape)))
 
 
@@ -34,12 +38,11 @@ SHUFFLES = 3
 
 
 def beyond_shuffled(w: np.ndarray) -> float:
-    """How far sigma_1 of a matrix is above that of its entries shuffled, relative to it; rows and columns are brought
-    to one norm first, so that gains before or after a matrix do not count.
+    """How far sigma_1 of a matrix is above that of its entries shuffled, relative to it; rows and
+    columns are brought to one norm first, so that gains before or after a matrix do not count.
 
-    Independent entries of any law give 0 within `shuffled_error`, orthogonal matrices less; a trained layer gave 0.1
-    or more in one of its matrices at least.
-    """
+    Independent entries of any law give 0 within `shuffled_error`, orthogonal matrices less; a
+    trained layer gave 0.1 or more in one of its matrices at least."""
     rows, columns = (evenly_spread(side, SHUFFLED_SIDE) for side in w.shape)
     w = w[np.ix_(rows, columns)].astype(np.float64)
     if not np.isfinite(w).all():
@@ -57,11 +60,12 @@ def shuffled_error(w: np.ndarray) -> float:
 
 
 def signal_to_noise(s: np.ndarray, shape: tuple[int, int]) -> float:
-    """Spectrum's ratio (Hartford et al. 2024, arXiv 2406.06623), by which it chooses the matrices to train.
+    """Spectrum's ratio (Hartford et al. 2024, arXiv 2406.06623), by which it chooses the matrices
+    to train.
 
-    The sum of the singular values above t over the sum of the others, over sigma_1; t is e (1 + sqrt(beta)) with beta
-    the ratio of the sides and e the interquartile range of the singular values over 1.349. Infinite if all are above.
-    """
+    The sum of the singular values above t over the sum of the others, over sigma_1; t is e (1 +
+    sqrt(beta)) with beta the ratio of the sides and e the interquartile range of the singular
+    values over 1.349. Infinite if all are above."""
     low, high = np.quantile(s, (0.25, 0.75))
     above = s > (high - low) / QUARTILES_OF_NORMAL * (1 + sqrt(min(shape) / max(shape)))
     signal, noise = float(s[above].sum()), float(s[~above].sum())
@@ -78,11 +82,13 @@ def _of_nonzero(s: np.ndarray, value: float) -> float:
 
 
 def power_law(values: np.ndarray) -> tuple[float, float]:
-    """The exponent alpha of a tail with the density x^-alpha, and the tail's Kolmogorov distance from it.
+    """The exponent alpha of a tail with the density x^-alpha, and the tail's Kolmogorov distance
+    from it.
 
-    Clauset, Shalizi and Newman 2009: each value may be the least of the tail; the exponent of maximum likelihood
-    follows, and the tail that is nearest to its law is taken. The distance is that of their own code: at the lower
-    step of the empirical distribution at each value. Values that are not positive are left out.
+    Clauset, Shalizi and Newman 2009: each value may be the least of the tail; the exponent of
+    maximum likelihood follows, and the tail that is nearest to its law is taken. The distance is
+    that of their own code: at the lower step of the empirical distribution at each value. Values
+    that are not positive are left out.
 
     Examples
     --------
@@ -106,21 +112,24 @@ def power_law(values: np.ndarray) -> tuple[float, float]:
     return float(alpha), float(nearest) if np.isfinite(nearest) else float("nan")
 
 
-# Singular values of any matrix from blocks of its rows: as roots of the eigenvalues of its smaller Gram matrix.
+# Singular values of any matrix from blocks of its rows: as roots of the eigenvalues of its smaller
+# Gram matrix.
 GRAM_ROWS = 1024  # rows of a block, or columns
 
 
 def singular_values(chunks: Iterable[np.ndarray], shape: tuple[int, int]) -> np.ndarray:
-    """Singular values, descending, from the values in storage order: chunks (any,), shape (m, n) -> (min(m, n),).
+    """Singular values, descending, from the values in storage order: chunks (any,), shape (m, n) ->
+    (min(m, n),).
 
-    Those below sqrt(r eps) sigma_1, which a Gram matrix cannot tell from zero, are zero; where a value is not finite
-    all are NaN.
-    """
+    Those below sqrt(r eps) sigma_1, which a Gram matrix cannot tell from zero, are zero; where a
+    value is not finite all are NaN."""
     gram = gram_matrix(chunks, shape)
     if not np.isfinite(gram).all():
         return np.full(len(gram), np.nan)
     values = lapack.symmetric_eigenvalues(gram)[::-1]
-    return np.sqrt(np.where(values > len(values) * np.finfo(np.float64).eps * values[0], values, 0.0))
+    return np.sqrt(
+        np.where(values > len(values) * np.finfo(np.float64).eps * values[0], values, 0.0)
+    )
 
 
 def gram_matrix(chunks: Iterable[np.ndarray], shape: tuple[int, int]) -> np.ndarray:
@@ -159,9 +168,10 @@ def _in_rows(
         yield buffer[:filled].reshape(-1, width)
 
 
-# A sketch of the spectrum, where both sides are large: stochastic Lanczos quadrature (Golub and Meurant 2010; Ubaru,
-# Chen and Saad 2017). A random vector sees the eigenvalues of the Gram matrix with random weights of mean 1 / r; k
-# products with the matrix give the k nodes and weights of a Gauss quadrature of that distribution.
+# A sketch of the spectrum, where both sides are large: stochastic Lanczos quadrature (Golub and
+# Meurant 2010; Ubaru, Chen and Saad 2017). A random vector sees the eigenvalues of the Gram matrix
+# with random weights of mean 1 / r; k products with the matrix give the k nodes and weights of a
+# Gauss quadrature of that distribution.
 PROBES, STEPS = 4, 48
 SKETCH_VALUES = 1 << 20  # of a block of rows: both products with it find it in the cache
 CONVERGED = 1e-3  # residual of an eigenvalue, relative to it
@@ -172,20 +182,24 @@ Chunks = Callable[[], Iterable[np.ndarray]]
 
 
 class Sketch(NamedTuple):
-    """Singular values (r,), descending: the largest by themselves, the others at evenly spaced ranks."""
+    """Singular values (r,), descending: the largest by themselves, the others at evenly spaced
+    ranks.
+    """
 
     s: np.ndarray
-    rank_error: float  # an estimate of the largest error of the share of singular values below a value; no bound
+    # an estimate of the largest error of the share of singular values below a value; no bound
+    rank_error: float
 
 
 def sketched_singular_values(chunks: Chunks, shape: tuple[int, int], squares: float) -> Sketch:
-    """A sketch of the singular values: `chunks` gives the values in storage order each time, `squares` their sum.
+    """A sketch of the singular values: `chunks` gives the values in storage order each time,
+    `squares` their sum.
 
-    Of a probe's quadrature, the share of eigenvalues below a node is right up to the node's weight (Chebyshev, Markov
-    and Stieltjes), and between two nodes up to half as much again; a probe's share p of r has the variance
-    2 p (1 - p) / (r + 2). Eigenvalues that have converged are taken by themselves, and the others are scaled to the
-    exact Frobenius norm. Memory is a block of rows and the probes.
-    """
+    Of a probe's quadrature, the share of eigenvalues below a node is right up to the node's weight
+    (Chebyshev, Markov and Stieltjes), and between two nodes up to half as much again; a probe's
+    share p of r has the variance 2 p (1 - p) / (r + 2). Eigenvalues that have converged are taken
+    by themselves, and the others are scaled to the exact Frobenius norm. Memory is a block of rows
+    and the probes."""
     r = min(shape)
     if not 0 < squares < np.inf:
         return Sketch(np.full(r, 0.0 if squares == 0 else np.nan), 0.0)
@@ -193,15 +207,21 @@ def sketched_singular_values(chunks: Chunks, shape: tuple[int, int], squares: fl
     probes = [Probe.of(*tridiagonal) for tridiagonal in zip(diagonals, betas, strict=True)]
     top = max((probe.converged for probe in probes), key=len)[: r - 1]  # (c,)
     inner = [probe.below(top[-1] * (1 - CONVERGED)) if len(top) else probe for probe in probes]
-    seen = float(np.mean([1 - probe.weights.sum() for probe in inner])) * r  # how many the converged ones are
-    if seen > len(top) + STANDARD_ERRORS * sqrt(2 * len(top) / PROBES):  # some are there more than once
+    seen = (
+        float(np.mean([1 - probe.weights.sum() for probe in inner])) * r
+    )  # how many the converged ones are
+    if seen > len(top) + STANDARD_ERRORS * sqrt(
+        2 * len(top) / PROBES
+    ):  # some are there more than once
         top, inner = top[:0], probes
     rest = _at_even_ranks(inner, r - len(top))
     left = max(1 - float(top.sum()), 0.0)  # in units of the Frobenius norm
     rest *= sqrt(left / float((rest**2).sum())) if rest.any() else 0.0
     error = 1.5 * np.mean([probe.weights.max(initial=0.0) for probe in inner])
     s = np.sort(np.concatenate([np.sqrt(top), rest]))[::-1]
-    return Sketch(s * sqrt(squares), min(1.0, float(error) + STANDARD_ERRORS * sqrt(0.5 / (PROBES * (r + 2)))))
+    return Sketch(
+        s * sqrt(squares), min(1.0, float(error) + STANDARD_ERRORS * sqrt(0.5 / (PROBES * (r + 2))))
+    )
 
 
 class Probe(NamedTuple):
@@ -214,8 +234,12 @@ class Probe(NamedTuple):
     @classmethod
     def of(cls, diagonal: np.ndarray, beta: np.ndarray) -> "Probe":
         """The quadrature of a tridiagonal matrix: diagonal, beta (k,)."""
-        nodes, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beta[:-1], 1) + np.diag(beta[:-1], -1))
-        settled = (beta[-1] * np.abs(vectors[-1]) <= CONVERGED * nodes) & (nodes > CONVERGED * nodes[-1])
+        nodes, vectors = np.linalg.eigh(
+            np.diag(diagonal) + np.diag(beta[:-1], 1) + np.diag(beta[:-1], -1)
+        )
+        settled = (beta[-1] * np.abs(vectors[-1]) <= CONVERGED * nodes) & (
+            nodes > CONVERGED * nodes[-1]
+        )
         count = len(nodes) if settled.all() else int(np.argmin(settled[::-1]))
         weights = vectors[0] ** 2
         return cls(nodes[weights > NO_WEIGHT], weights[weights > NO_WEIGHT], nodes[::-1][:count])
@@ -227,7 +251,9 @@ class Probe(NamedTuple):
 
 
 def _times_gram(chunks: Chunks, shape: tuple[int, int], x: np.ndarray, scale: float) -> np.ndarray:
-    """W'W x / scale^2, or WW' x / scale^2 where W has fewer rows than columns: x (r, p) -> (r, p)."""
+    """W'W x / scale^2, or WW' x / scale^2 where W has fewer rows than columns: x (r, p) -> (r,
+    p).
+    """
     m, n = shape
     n_rows = max(1, SKETCH_VALUES // n)
     unit = (x / scale).astype(np.float32)
@@ -237,7 +263,9 @@ def _times_gram(chunks: Chunks, shape: tuple[int, int], x: np.ndarray, scale: fl
             product += rows.T @ (rows @ unit)
         return product / scale
     inner, parts = np.zeros((n, x.shape[1]), np.float32), []
-    for start, rows in zip(range(0, m, n_rows), _in_rows(chunks(), n, n_rows, np.float32), strict=True):
+    for start, rows in zip(
+        range(0, m, n_rows), _in_rows(chunks(), n, n_rows, np.float32), strict=True
+    ):
         inner += rows.T @ unit[start : start + n_rows]
     for rows in _in_rows(chunks(), n, n_rows, np.float32):
         parts.append(rows @ inner)
@@ -245,7 +273,9 @@ def _times_gram(chunks: Chunks, shape: tuple[int, int], x: np.ndarray, scale: fl
 
 
 def _lanczos(times: Callable[[np.ndarray], np.ndarray], r: int) -> tuple[np.ndarray, np.ndarray]:
-    """Diagonals and off-diagonals of the tridiagonal matrices of a few random vectors: (p, k), (p, k)."""
+    """Diagonals and off-diagonals of the tridiagonal matrices of a few random vectors: (p, k), (p,
+    k).
+    """
     steps = min(STEPS, r)
     basis = np.zeros((PROBES, steps, r))
     diagonals, betas = np.zeros((PROBES, steps)), np.zeros((PROBES, steps))
@@ -261,18 +291,30 @@ def _lanczos(times: Callable[[np.ndarray], np.ndarray], r: int) -> tuple[np.ndar
         beta = np.linalg.norm(following, axis=1)
         beta[beta < 1e-6 * diagonals.max(axis=1)] = 0.0  # nothing is left but rounding
         betas[:, step] = beta
-        q = np.divide(following, beta[:, None], out=np.zeros_like(following), where=beta[:, None] > 0)
+        q = np.divide(
+            following, beta[:, None], out=np.zeros_like(following), where=beta[:, None] > 0
+        )
     return diagonals, betas
 
 
 def _at_even_ranks(probes: Iterable[Probe], count: int) -> np.ndarray:
-    """Roots of the nodes at evenly spaced ranks of the probes' mean distribution, ascending: (count,)."""
+    """Roots of the nodes at evenly spaced ranks of the probes' mean distribution, ascending:
+    (count,).
+    """
     probes = [probe for probe in probes if probe.weights.sum() > 0]
     if not probes:
         return np.zeros(count)
     roots = [np.sqrt(np.maximum(probe.nodes, 0.0)) for probe in probes]
     every = np.unique(np.concatenate(roots))
-    middles = [(np.cumsum(probe.weights) - probe.weights / 2) / probe.weights.sum() for probe in probes]
-    shares = np.mean([np.interp(every, *curve) for curve in zip(roots, middles, strict=True)], axis=0)
+    middles = [
+        (np.cumsum(probe.weights) - probe.weights / 2) / probe.weights.sum() for probe in probes
+    ]
+    shares = np.mean(
+        [np.interp(every, *curve) for curve in zip(roots, middles, strict=True)], axis=0
+    )
     ranks = (np.arange(count) + 0.5) / count
-    return np.interp(ranks, np.concatenate([[0.0], shares, [1.0]]), np.concatenate([every[:1], every, every[-1:]]))
+    return np.interp(
+        ranks,
+        np.concatenate([[0.0], shares, [1.0]]),
+        np.concatenate([every[:1], every, every[-1:]]),
+    )

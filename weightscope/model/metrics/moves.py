@@ -11,15 +11,17 @@ from weightscope.model.layers.factored import Factored, coordinates, orthonormal
 
 
 def principal_angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Principal angles between two column spaces in radians, ascending (Golub and Van Loan, section 6.4.3).
+    """Principal angles between two column spaces in radians, ascending (Golub and Van Loan, section
+    6.4.3).
 
     a (d, r), b (d, s) -> (r, s).
     """
     (q_a, _), (q_b, _) = orthonormal(a), orthonormal(b)
     inside = q_a.T @ q_b
     cosines = lapack.singular_values(inside)
-    # arccos loses small angles: cos 1e-8 is 1 in float64. Their sines are the singular values of what b has outside a,
-    # read off along its own right singular vectors so that they are not squared.
+    # arccos loses small angles: cos 1e-8 is 1 in float64. Their sines are the singular values of
+    # what b has outside a, read off along its own right singular vectors so that they are not
+    # squared.
     outside = q_b - q_a @ inside  # (d, s)
     vectors = lapack.eigh(outside.T @ outside)[1]
     sines = np.sort(np.linalg.norm(outside @ vectors, axis=0))[: len(cosines)]
@@ -32,16 +34,19 @@ SURE = 1e-8  # of the square of the largest sine: what rounding may have added t
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Moved(ShowsShapes):
-    """A factor in two checkpoints, A and B = A + D, (d, r) each: all that its heads' changes follow from.
+    """A factor in two checkpoints, A and B = A + D, (d, r) each: all that its heads' changes follow
+    from.
 
-    Where D is small, what follows is as small: D itself is multiplied, not the difference of two products.
-    """
+    Where D is small, what follows is as small: D itself is multiplied, not the difference of two
+    products."""
 
     gram: np.ndarray  # (2r, 2r): of [A D], float64
 
     @classmethod
     def of(cls, a: np.ndarray, b: np.ndarray) -> "Moved":
-        """From the factors, of any precision; one with fewer columns, as of a head that was resized, gets zeros."""
+        """From the factors, of any precision; one with fewer columns, as of a head that was
+        resized, gets zeros.
+        """
         r = max(a.shape[1], b.shape[1])
         a, b = (w if w.shape[1] == r else np.pad(w, ((0, 0), (0, r - w.shape[1]))) for w in (a, b))
         total = np.zeros((2 * r, 2 * r))
@@ -84,31 +89,37 @@ def norms_of_product(left: Moved, right: Moved) -> tuple[float, float]:
 
 
 def relative_change(a: Factored, b: Factored) -> float:
-    """|B - A|_F / |A|_F; infinite where A is zero and B is not, 0 where both are, NaN where one is not finite.
+    """|B - A|_F / |A|_F; infinite where A is zero and B is not, 0 where both are, NaN where one is
+    not finite.
 
-    Unlike the change of W_Q and W_K apart, it is blind to a change of basis within the head, which changes no score.
-    """
+    Unlike the change of W_Q and W_K apart, it is blind to a change of basis within the head, which
+    changes no score."""
     size, moved = norms_of_product(Moved.of(a.left, b.left), Moved.of(a.right, b.right))
     return relative(moved, size)
 
 
 def relative_size(change: Factored, a: Factored) -> float:
-    """|change|_F / |A|_F; infinite where A is zero and the change is not, 0 where both are, NaN where unknown."""
+    """|change|_F / |A|_F; infinite where A is zero and the change is not, 0 where both are, NaN
+    where unknown.
+    """
     return relative(change.frobenius(), a.frobenius())
 
 
 def relative(moved: float, before: float) -> float:
-    """Their ratio; infinite where there was nothing before and something moved, 0 where nothing did."""
+    """Their ratio; infinite where there was nothing before and something moved, 0 where nothing
+    did.
+    """
     if before == 0:
         return float("inf") if moved > 0 else float(moved)  # 0 or NaN
     return float(moved / before)
 
 
 def moved_angles(moved: Moved, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Principal angles (r,) between the column spaces of a factor in two checkpoints, a and b (d, r), ascending.
+    """Principal angles (r,) between the column spaces of a factor in two checkpoints, a and b (d,
+    r), ascending.
 
-    From products alone, where rounding leaves the sines; where it does not, as within one space, from the factors.
-    """
+    From products alone, where rounding leaves the sines; where it does not, as within one space,
+    from the factors."""
     before, cross, change = moved.blocks
     if not np.isfinite(moved.gram).all():
         return np.full(len(before), np.nan)

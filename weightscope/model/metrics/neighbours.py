@@ -1,8 +1,7 @@
 """Points that are copies of earlier ones, found in less than the square of their number.
 
-A tree is slow where very many points are near each other: a query then meets them all. So the balls around some points
-are taken out first, until what is left has no large group.
-"""
+A tree is slow where very many points are near each other: a query then meets them all. So the balls
+around some points are taken out first, until what is left has no large group."""
 
 import numpy as np
 
@@ -11,9 +10,8 @@ STILL_LARGE = 1 / 8  # of the points: balls that hold more of them are followed 
 
 
 def copies_within(points: np.ndarray, limit: float) -> np.ndarray:
-    """Ascending indices of the points (n, p) that lie within `limit` of an earlier one, which is no copy itself or is
-    near a third.
-    """
+    """Ascending indices of the points (n, p) that lie within `limit` of an earlier one, which is no
+    copy itself or is near a third."""
     from scipy.spatial import cKDTree  # takes a while to import
 
     rng, left, copies = np.random.default_rng(0), np.arange(len(points)), [np.empty(0, int)]
@@ -21,13 +19,17 @@ def copies_within(points: np.ndarray, limit: float) -> np.ndarray:
     while taken_out and len(left) > CENTRES:
         centres = points[rng.choice(left, CENTRES, replace=False)]
         near = _distances(points[left], centres) < limit  # (left, centres)
-        near[near.argmax(axis=0), np.arange(CENTRES)] = False  # the first of each ball is a copy of none in it
+        near[near.argmax(axis=0), np.arange(CENTRES)] = (
+            False  # the first of each ball is a copy of none in it
+        )
         in_a_ball = near.any(axis=1)
         taken_out = in_a_ball.mean() >= STILL_LARGE
         copies.append(left[in_a_ball])
         left = left[~in_a_ball]
     if len(left) > 1:
-        distances, nearest = cKDTree(points[left]).query(points[left], k=2, distance_upper_bound=limit)
+        distances, nearest = cKDTree(points[left]).query(
+            points[left], k=2, distance_upper_bound=limit
+        )
         near_another = np.flatnonzero(distances[:, 1] < limit)
         copies.append(left[[max(i, *nearest[i]) for i in near_another]])
     return np.unique(np.concatenate(copies)).astype(int)

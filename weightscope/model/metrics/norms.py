@@ -1,8 +1,8 @@
-"""How long the vectors f(x) = v(x) W_O are that a head adds up (norm-based-attention, section 4), and means by kind.
+"""How long the vectors f(x) = v(x) W_O are that a head adds up (norm-based-attention, section 4),
+and means by kind.
 
-The vectors, d numbers a token, are never formed: their lengths come from r-dimensional ones. Sums and means over tokens
-are of one kind: special ones, punctuation, any other (section 5).
-"""
+The vectors, d numbers a token, are never formed: their lengths come from r-dimensional ones. Sums
+and means over tokens are of one kind: special ones, punctuation, any other (section 5)."""
 
 from typing import Any
 
@@ -17,10 +17,14 @@ def output_triangles(w_o: np.ndarray) -> np.ndarray:
 
     w_o (H, r, d) -> (r, d).
 
-    From a QR: a root of the Gram matrix W_O W_O' = R'R would lose lengths below 1e-8 of the longest.
-    """
-    with one_blas_thread():  # several would wait for each other longer than they work on matrices as small
-        return np.asarray(np.linalg.qr(w_o.astype(np.float64).transpose(0, 2, 1), mode="r")).transpose(0, 2, 1)
+    From a QR: a root of the Gram matrix W_O W_O' = R'R would lose lengths below 1e-8 of the
+    longest."""
+    with (
+        one_blas_thread()
+    ):  # several would wait for each other longer than they work on matrices as small
+        return np.asarray(
+            np.linalg.qr(w_o.astype(np.float64).transpose(0, 2, 1), mode="r")
+        ).transpose(0, 2, 1)
 
 
 def value_norms(v: Any, triangles: Any) -> Any:
@@ -60,7 +64,9 @@ class MeanByKind:
         self.counts = np.zeros(n_kinds, np.int64)
 
     def add(self, values: np.ndarray, kinds: np.ndarray) -> None:
-        """Take in b sequences: values (b, ..., n) and kinds (b, n), the middle axes as given to the constructor."""
+        """Take in b sequences: values (b, ..., n) and kinds (b, n), the middle axes as given to the
+        constructor.
+        """
         n_kinds = len(self.counts)
         self.totals += sums_by_kind(values, kinds, n_kinds).sum(axis=0, dtype=np.float64)
         self.counts += counts_by_kind(kinds, n_kinds).sum(axis=0)

@@ -1,8 +1,8 @@
-"""Outliers of a distribution, judged by medians so that the outliers do not set the standard themselves.
+"""Outliers of a distribution, judged by medians so that the outliers do not set the standard
+themselves.
 
-Measures of heads are compared on a logarithmic scale, as value = median of the layer + difference of the head: scaling
-a whole layer shows in the first part alone, an odd head in the second.
-"""
+Measures of heads are compared on a logarithmic scale, as value = median of the layer + difference
+of the head: scaling a whole layer shows in the first part alone, an odd head in the second."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -11,8 +11,11 @@ import numpy as np
 
 from weightscope.model.metrics.spectra import evenly_spread
 
-NEIGHBOURS = 4  # layers a layer is compared with: as many at the ends, so that one odd layer among them does no harm
-ROW_Z = 8.0  # robust z-score of an embedding row's log norm, beyond which training hardly met it or swelled it
+# layers a layer is compared with: as many at the ends, so that one odd layer among them does no
+# harm
+NEIGHBOURS = 4
+# robust z-score of an embedding row's log norm, beyond which training hardly met it or swelled it
+ROW_Z = 8.0
 LEAST_SPREAD = 0.02  # of a log: values that agree to 2 % have no outliers, whatever their z-scores
 
 
@@ -39,13 +42,14 @@ def log_measure(values: np.ndarray) -> np.ndarray:
 
 def layer_medians(logs: np.ndarray) -> np.ndarray:
     """Median over the heads of each layer, NaN for layers without a finite one: (L, H) -> (L,)."""
-    return np.array([np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in logs])
+    return np.array(
+        [np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in logs]
+    )
 
 
 def off_trend(medians: np.ndarray) -> np.ndarray:
-    """Each layer's distance from the median of its nearest finite neighbours (a Hampel filter): medians (L,) ->
-    (L,).
-    """
+    """Each layer's distance from the median of its nearest finite neighbours (a Hampel filter):
+    medians (L,) -> (L,)."""
     finite = np.flatnonzero(np.isfinite(medians))
     differences = np.full(len(medians), np.nan)
     for i, median in enumerate(medians):
@@ -72,17 +76,24 @@ def norm_outliers(norms: np.ndarray, z: float) -> tuple[np.ndarray, np.ndarray]:
 
 # Embedding rows that still look freshly initialised: same norm, random direction.
 #
-# A row drawn from normal(0, s) in d dimensions has a norm within s sqrt(d) (1 +- 1 / sqrt(2 d)), and its squared
-# cosines with other rows are 1 / d on average, whatever those are. Trained rows share directions, so theirs are larger.
+# A row drawn from normal(0, s) in d dimensions has a norm within s sqrt(d) (1 +- 1 / sqrt(2 d)),
+# and its squared cosines with other rows are 1 / d on average, whatever those are. Trained rows
+# share directions, so theirs are larger.
 SAMPLING = 5.0  # standard deviations within which a norm may belong to a random row
 TAIL = 8.0  # t of a probability exp(-t): a random row's cosines are larger in fewer cases
-UNEVEN = 2.0  # times the spread of log norms that sampling makes, 1 / sqrt(2 d), from which on rows differ in length
+# times the spread of log norms that sampling makes, 1 / sqrt(2 d), from which on rows differ in
+# length
+UNEVEN = 2.0
 COMPARED = 512  # rows that others are compared with
-ISOTROPIC = 1.2  # mean squared cosine between the rows of a group, times d: 1 where they are random, 30 in GPT-2
+# mean squared cosine between the rows of a group, times d: 1 where they are random, 30 in GPT-2
+ISOTROPIC = 1.2
 FEWEST, LEAST_SHARE = 8, 0.01  # of the rows of a group, and of the trained rows it is compared with
-BIMODAL = 0.5  # nats a row by which two Gaussians fit log norms better than one; 0 for a uniform distribution
+# nats a row by which two Gaussians fit log norms better than one; 0 for a uniform distribution
+BIMODAL = 0.5
 
-Blocks = Callable[[], Iterable[tuple[int, np.ndarray]]]  # all rows in order, (k, d) each with its first row's index
+Blocks = Callable[
+    [], Iterable[tuple[int, np.ndarray]]
+]  # all rows in order, (k, d) each with its first row's index
 
 
 class JudgedRows(NamedTuple):
@@ -91,16 +102,16 @@ class JudgedRows(NamedTuple):
     undertrained: np.ndarray  # The shortest come first, and the longest
     oversized: np.ndarray
     usual: float  # Median norm of the rows that are not undertrained
-    # Median norm of the rows that are as initialisation left them; None where there are no such rows.
+    # Median norm of the rows that are as initialisation left them; None where there are no such
+    # rows.
     initial: float | None
 
 
 def judge_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = None) -> JudgedRows:
     """Tell rows that training hardly met, or swelled, from the others: norms (n,).
 
-    Rows that are zero or as initialisation left them are set aside first, however many they are. What remains is judged
-    by the robust z-score of its log norms.
-    """
+    Rows that are zero or as initialisation left them are set aside first, however many they are.
+    What remains is judged by the robust z-score of its log norms."""
     untrained = untrained_rows(norms, blocks, initial_std)
     trained = np.where(untrained | (norms == 0), np.nan, norms)
     if not np.isfinite(trained).any():
@@ -116,7 +127,8 @@ def judge_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = No
 
 
 def undertrained_rows(embedding: np.ndarray, initial_std: float | None = None) -> np.ndarray:
-    """Rows of an embedding that training hardly ever met, by index; see `judge_rows`: embedding (n, d).
+    """Rows of an embedding that training hardly ever met, by index; see `judge_rows`: embedding (n,
+    d).
 
     GPT-2's last position is one: its norm is 0.12, the others' median 3.37.
     """
@@ -124,12 +136,14 @@ def undertrained_rows(embedding: np.ndarray, initial_std: float | None = None) -
     return np.sort(judged.undertrained)
 
 
-def untrained_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = None) -> np.ndarray:
+def untrained_rows(
+    norms: np.ndarray, blocks: Blocks, initial_std: float | None = None
+) -> np.ndarray:
     """Which rows are as initialisation left them, if others are not: (n,) bool.
 
-    Judged against the norm that `initial_std` gives; where that is unknown or finds none, against the two groups that
-    log norms fall into, if they clearly do. Where all rows look untrained nothing tells them apart, and none is named.
-    """
+    Judged against the norm that `initial_std` gives; where that is unknown or finds none, against
+    the two groups that log norms fall into, if they clearly do. Where all rows look untrained
+    nothing tells them apart, and none is named."""
     usable = np.isfinite(norms) & (norms > 0)
     few = max(FEWEST, LEAST_SHARE * len(norms))
     if usable.sum() <= few:
@@ -137,22 +151,32 @@ def untrained_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None 
     d = next(iter(blocks()))[1].shape[1]
     if initial_std is not None and (near := _as_long_as_drawn(norms, d, initial_std)).any():
         random = _random_among(near, usable, blocks)
-        if random.any() and np.count_nonzero(usable & ~random) >= few and _is_isotropic(random, blocks):
+        if (
+            random.any()
+            and np.count_nonzero(usable & ~random) >= few
+            and _is_isotropic(random, blocks)
+        ):
             return random
     boundary = two_groups(np.log(norms[usable]))
     if boundary is not None:
         shorter = usable & (np.log(np.where(usable, norms, 1)) <= boundary)
         longer = usable & ~shorter
         for group, rest in ((shorter, longer), (longer, shorter)):
-            if np.log(norms[group]).std() * np.sqrt(2 * d) > UNEVEN or not _is_isotropic(group, blocks):
+            if np.log(norms[group]).std() * np.sqrt(2 * d) > UNEVEN or not _is_isotropic(
+                group, blocks
+            ):
                 continue
-            if group is shorter or not _is_isotropic(rest, blocks):  # of two groups alike, training made one longer
+            if group is shorter or not _is_isotropic(
+                rest, blocks
+            ):  # of two groups alike, training made one longer
                 return _random_among(group, usable, blocks)
     return np.zeros(len(norms), bool)
 
 
 def _as_long_as_drawn(norms: np.ndarray, d: int, initial_std: float) -> np.ndarray:
-    """Rows with the norms of normal(0, std) rows, (n,) bool; none where these are but the edge of another group."""
+    """Rows with the norms of normal(0, std) rows, (n,) bool; none where these are but the edge of
+    another group.
+    """
     with np.errstate(invalid="ignore"):
         z = (norms / (initial_std * np.sqrt(d)) - 1) * np.sqrt(2 * d)
         near = np.abs(z) < SAMPLING
@@ -162,11 +186,11 @@ def _as_long_as_drawn(norms: np.ndarray, d: int, initial_std: float) -> np.ndarr
 
 
 def two_groups(values: np.ndarray) -> float | None:
-    """Where values fall into two groups, each about a Gaussian; None unless they clearly do: values (n,).
+    """Where values fall into two groups, each about a Gaussian; None unless they clearly do: values
+    (n,).
 
-    Of all splits the likeliest, by the sum of w log(sigma / w) over both groups, w a group's share; it counts if it is
-    likelier than one group by `BIMODAL` nats a value.
-    """
+    Of all splits the likeliest, by the sum of w log(sigma / w) over both groups, w a group's share;
+    it counts if it is likelier than one group by `BIMODAL` nats a value."""
     ordered = np.sort(values.astype(np.float64)) - np.mean(values)
     n, fewest = len(ordered), max(FEWEST, int(np.ceil(LEAST_SHARE * len(values))))
     if n < 2 * fewest:
@@ -175,7 +199,9 @@ def two_groups(values: np.ndarray) -> float | None:
     sums, squares = (np.concatenate([[0.0], np.cumsum(ordered**power)]) for power in (1, 2))
 
     def cost(count: np.ndarray, total: np.ndarray, squared: np.ndarray) -> np.ndarray:
-        variance = np.maximum(squared / count - (total / count) ** 2, 1e-6)  # values that agree to 0.1 % are equal
+        variance = np.maximum(
+            squared / count - (total / count) ** 2, 1e-6
+        )  # values that agree to 0.1 % are equal
         share = count / n
         return share * (np.log(variance) / 2 - np.log(share))
 
@@ -187,7 +213,9 @@ def two_groups(values: np.ndarray) -> float | None:
 
 
 def _random_among(near: np.ndarray, usable: np.ndarray, blocks: Blocks) -> np.ndarray:
-    """Which of some rows have no larger cosines with the usable ones than a random row has, (n,) bool."""
+    """Which of some rows have no larger cosines with the usable ones than a random row has, (n,)
+    bool.
+    """
     among = _spread_out(usable)
     sample = _directions(blocks, among)  # (m, d)
     random, limit = np.zeros(len(near), bool), _most_of_a_random_row(sample)
@@ -201,11 +229,12 @@ def _random_among(near: np.ndarray, usable: np.ndarray, blocks: Blocks) -> np.nd
 
 
 def _most_of_a_random_row(sample: np.ndarray) -> float:
-    """What d times a random direction's mean squared cosine with a sample (m, d) hardly ever exceeds.
+    """What d times a random direction's mean squared cosine with a sample (m, d) hardly ever
+    exceeds.
 
-    It is d u S u', S the sample's second moment: sum of lambda_k chi^2_k with eigenvalues of sum 1, whose tail Laurent
-    and Massart (2000, lemma 1) bound: 1 + 2 |lambda| sqrt(t) + 2 max(lambda) t with probability exp(-t) at most.
-    """
+    It is d u S u', S the sample's second moment: sum of lambda_k chi^2_k with eigenvalues of sum 1,
+    whose tail Laurent and Massart (2000, lemma 1) bound: 1 + 2 |lambda| sqrt(t) + 2 max(lambda) t
+    with probability exp(-t) at most."""
     eigenvalues = np.linalg.eigvalsh(sample @ sample.T) / len(sample)
     return float(1 + 2 * np.linalg.norm(eigenvalues) * np.sqrt(TAIL) + 2 * eigenvalues[-1] * TAIL)
 
@@ -227,7 +256,8 @@ def _spread_out(mask: np.ndarray) -> np.ndarray:
 def _directions(blocks: Blocks, indices: np.ndarray) -> np.ndarray:
     """Rows as unit vectors, (k, d), by indices in order."""
     within = (
-        (indices[(indices >= first) & (indices < first + len(block))] - first, block) for first, block in blocks()
+        (indices[(indices >= first) & (indices < first + len(block))] - first, block)
+        for first, block in blocks()
     )
     return np.concatenate([_unit(block[rows]) for rows, block in within])
 

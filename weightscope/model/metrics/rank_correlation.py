@@ -1,23 +1,27 @@
-"""Spearman's rank correlation over more pairs than fit in memory: from exact counts of pairs in narrow bins.
+"""Spearman's rank correlation over more pairs than fit in memory: from exact counts of pairs in
+narrow bins.
 
-Bins are the leading bits of a float32, whose order is the numbers' own: 32 a doubling for the first quantity, 256 for
-the second. A pair gets the mean ranks of its bins, so all that is lost is the order within a bin. The mean of a bin's
-ranks is the projection of the ranks onto functions of the bin; seen as vectors, ranks and binned ranks are an angle
-theta apart with tan^2 theta = variance within bins / variance between them, and the former is at most
-sum c (c^2 - 1) / 12 for bins of c pairs. Hence, rho being the cosine of an angle too,
+Bins are the leading bits of a float32, whose order is the numbers' own: 32 a doubling for the first
+quantity, 256 for the second. A pair gets the mean ranks of its bins, so all that is lost is the
+order within a bin. The mean of a bin's ranks is the projection of the ranks onto functions of the
+bin; seen as vectors, ranks and binned ranks are an angle theta apart with tan^2 theta = variance
+within bins / variance between them, and the former is at most sum c (c^2 - 1) / 12 for bins of c
+pairs. Hence, rho being the cosine of an angle too,
 
     | arccos rho - arccos rho_binned | <= theta_first + theta_second,
 
-which is the bound reported. What moves ranks within a bin has little to do with the other quantity, so errors are
-smaller as a rule, by two orders of magnitude for attention weights.
-"""
+which is the bound reported. What moves ranks within a bin has little to do with the other quantity,
+so errors are smaller as a rule, by two orders of magnitude for attention weights."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 FIRST_BITS, SECOND_BITS = 5, 8  # of the mantissa
-FIRST_OCTAVES, SECOND_OCTAVES = (-40, 1), (-12, 12)  # what lies outside shares a bin at the end, which the bound counts
+FIRST_OCTAVES, SECOND_OCTAVES = (
+    (-40, 1),
+    (-12, 12),
+)  # what lies outside shares a bin at the end, which the bound counts
 BIAS, MANTISSA = 127, 23  # of float32
 
 
@@ -46,7 +50,9 @@ class RankCorrelation:
 
         first (..., m, n), second (..., n), groups (..., n).
         """
-        row = groups.astype(np.int64) * self._rows + _bin(second, SECOND_OCTAVES, SECOND_BITS)  # (..., n)
+        row = groups.astype(np.int64) * self._rows + _bin(
+            second, SECOND_OCTAVES, SECOND_BITS
+        )  # (..., n)
         column = (1 + _bin(first, FIRST_OCTAVES, FIRST_BITS)) * (first > 0)  # (..., m, n)
         np.add.at(self._counts, (row * self._columns)[..., None, :] + column, 1)
 
@@ -61,7 +67,9 @@ def _bins(octaves: tuple[int, int], bits: int) -> int:
 
 
 def _bin(values: np.ndarray, octaves: tuple[int, int], bits: int) -> np.ndarray:
-    """Bins of non-negative float32 numbers: their exponent and the first `bits` of their mantissa."""
+    """Bins of non-negative float32 numbers: their exponent and the first `bits` of their
+    mantissa.
+    """
     leading = np.asarray(values, np.float32).view(np.int32) >> (MANTISSA - bits)
     leading -= (BIAS + octaves[0]) << bits
     return np.clip(leading, 0, _bins(octaves, bits) - 1, out=leading)
@@ -84,7 +92,9 @@ def _spearman(table: np.ndarray) -> Spearman:
 
 
 def _ranks(share: np.ndarray, n: int) -> tuple[np.ndarray, float, float]:
-    """Mean ranks of bins, centred and over n; their variance over pairs; the angle to any ranks within the bins."""
+    """Mean ranks of bins, centred and over n; their variance over pairs; the angle to any ranks
+    within the bins.
+    """
     ranks = share.cumsum() - share / 2 - 0.5
     between = float(share @ ranks**2)
     within = float(share @ (share**2 - 1 / n**2).clip(0)) / 12

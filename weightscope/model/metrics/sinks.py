@@ -1,4 +1,6 @@
-"""What a head does with a sink, the token that gets most of its attention: nothing, or the same to all others."""
+"""What a head does with a sink, the token that gets most of its attention: nothing, or the same to
+all others.
+"""
 
 from typing import NamedTuple
 
@@ -6,7 +8,8 @@ import numpy as np
 
 from weightscope.model.metrics.spectra import stable_rank
 
-# A sink event: at least this share of queries gives the strongest sink at least this much attention.
+# A sink event: at least this share of queries gives the strongest sink at least this much
+# attention.
 EVENT_SHARE = 0.9
 EVENT_WEIGHT = 0.5
 # The rule of the paper's code for the sink of such an event.
@@ -22,24 +25,25 @@ NO_SINK = "none"  # the first token gets less than `EVENT_WEIGHT`
 def mechanism(ratio: np.ndarray, rank: np.ndarray) -> np.ndarray:
     """What a sink does, by the rule of the paper's code; it applies only to a sink event.
 
-    `NOP` at a value-norm ratio of at most 0.2; `BROADCAST` at one of at least 0.5 if the update's stable rank is at
-    most 1.5; otherwise `NEITHER`.
-    """
+    `NOP` at a value-norm ratio of at most 0.2; `BROADCAST` at one of at least 0.5 if the update's
+    stable rank is at most 1.5; otherwise `NEITHER`."""
     broadcast = (ratio >= BROADCAST_RATIO) & (rank <= BROADCAST_RANK)
     return np.select([ratio <= NOP_RATIO, broadcast], [NOP, BROADCAST], NEITHER)
 
 
 def first_token_share(attention: np.ndarray) -> np.ndarray:
-    """Mean attention that the last token of a sequence gives the first: attention (D, H, n, n) -> (H,)."""
+    """Mean attention that the last token of a sequence gives the first: attention (D, H, n, n) ->
+    (H,).
+    """
     return np.asarray(attention[:, :, -1, 0].mean(axis=0, dtype=np.float64))
 
 
 def first_token_kind(share: float, attention: np.ndarray, updates: np.ndarray) -> str:
-    """What a head does with the first of n tokens: attention (D, n, n), updates (D, n, d) of D sequences.
+    """What a head does with the first of n tokens: attention (D, n, n), updates (D, n, d) of D
+    sequences.
 
-    Its value-norm ratio is the paper's, averaged over the sequences; the stable rank is taken over the updates of the
-    last tokens, (D, d).
-    """
+    Its value-norm ratio is the paper's, averaged over the sequences; the stable rank is taken over
+    the updates of the last tokens, (D, d)."""
     if not share >= EVENT_WEIGHT:
         return NO_SINK
     lengths = np.sqrt(np.square(updates, dtype=np.float64).sum(axis=-1))  # (D, n)
@@ -50,7 +54,8 @@ def first_token_kind(share: float, attention: np.ndarray, updates: np.ndarray) -
     return str(mechanism(ratio, stable_rank(np.sqrt(squares))))
 
 
-# Massive activations (Sun et al. 2024): larger than 100, and than 1000 times the median magnitude of the stream.
+# Massive activations (Sun et al. 2024): larger than 100, and than 1000 times the median magnitude
+# of the stream.
 MASSIVE, TIMES_MEDIAN = 100, 1000
 
 
@@ -64,7 +69,8 @@ class Massive(NamedTuple):
 
 
 def massive_activation(first: np.ndarray, medians: np.ndarray) -> Massive | None:
-    """The massive activation of the first token, if it has one: what enters each of L layers, first (L, d), and the
+    """The massive activation of the first token, if it has one: what enters each of L layers, first
+    (L, d), and the
     median magnitude of all tokens' coordinates there, medians (L,)."""
     largest = np.abs(first).max(axis=1)  # (L,)
     with np.errstate(divide="ignore", invalid="ignore"):

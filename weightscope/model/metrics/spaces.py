@@ -14,7 +14,8 @@ from weightscope.model.layers.factored import Factored, combined, signs_of
 from weightscope.model.metrics.spectra import near_equal_blocks, null_tolerance
 
 ROWS_AT_ONCE = 256  # heads compared with all others at a time
-PROBES = 24  # a sketch is 24 * 25 / 2 = 300 numbers: unrelated spaces correlate by 0.06 or so, equal ones by 1
+# a sketch is 24 * 25 / 2 = 300 numbers: unrelated spaces correlate by 0.06 or so, equal ones by 1
+PROBES = 24
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,8 +37,8 @@ def space_sketch(factor: np.ndarray, r: np.ndarray, against: Probes) -> np.ndarr
 
     factor (d, r), r (r, r).
 
-    P = Q Q' with Q = factor R^-1, so P does not depend on how the columns are chosen within their space, and the inner
-    product of two sketches estimates the correlation of the two projections.
+    P = Q Q' with Q = factor R^-1, so P does not depend on how the columns are chosen within their
+    space, and the inner product of two sketches estimates the correlation of the two projections.
     """
     d, width = factor.shape
     upper, lengths = _upper(len(against.omega))
@@ -54,13 +55,18 @@ def space_sketch(factor: np.ndarray, r: np.ndarray, against: Probes) -> np.ndarr
 
 @lru_cache(maxsize=2)
 def _upper(m: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Indices of the upper half of a symmetric (m, m) matrix, and weights that keep the Frobenius inner product."""
+    """Indices of the upper half of a symmetric (m, m) matrix, and weights that keep the Frobenius
+    inner product.
+    """
     upper = np.triu_indices(m)
     return upper, np.where(upper[0] == upper[1], 1.0, np.sqrt(2.0))
 
 
-def alike(first: np.ndarray, second: np.ndarray, least: float) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """For each row the later rows that correlate with it by at least `least` in both of two sketches.
+def alike(
+    first: np.ndarray, second: np.ndarray, least: float
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """For each row the later rows that correlate with it by at least `least` in both of two
+    sketches.
 
     first, second (n, s) -> (k,), (k,).
     """
@@ -75,7 +81,8 @@ def alike(first: np.ndarray, second: np.ndarray, least: float) -> Iterator[tuple
 
 
 STRIP = 384  # columns of a product that a thread makes
-WIDEST = 16  # directions: a longer block of near-equal singular values is named, its tokens are not looked for
+# directions: a longer block of near-equal singular values is named, its tokens are not looked for
+WIDEST = 16
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,23 +111,29 @@ class Directions(ShowsShapes):
     """
 
     block: Block
-    left: np.ndarray  # (d, block.stop - block.start): Orthonormal columns; x @ left is how far x lies along them
+    left: (
+        np.ndarray
+    )  # (d, block.stop - block.start): Orthonormal columns; x @ left is how far x lies along them
     right: np.ndarray
 
 
 def leading_directions(w: Factored, how_many: int) -> list[Directions]:
-    """The first `how_many` directions of a matrix, near-equal ones as one; none where it is not finite.
+    """The first `how_many` directions of a matrix, near-equal ones as one; none where it is not
+    finite.
 
-    Vectors are float32 and their own arrays: nothing else that was worked out of the matrix is kept with them.
-    """
+    Vectors are float32 and their own arrays: nothing else that was worked out of the matrix is kept
+    with them."""
     if not (np.isfinite(w.left).all() and np.isfinite(w.right).all()):
         return []
     left, s, right = w.leading(lambda s: shown(leading_blocks(s, w.shape[0], how_many)))
     return _cut(leading_blocks(s, w.shape[0], how_many), left, right)
 
 
-def directions_from(w: Factored, s: np.ndarray, left: np.ndarray, right: np.ndarray, how_many: int) -> list[Directions]:
-    """The same, where the singular values are known, and what combines the factors' columns to singular vectors.
+def directions_from(
+    w: Factored, s: np.ndarray, left: np.ndarray, right: np.ndarray, how_many: int
+) -> list[Directions]:
+    """The same, where the singular values are known, and what combines the factors' columns to
+    singular vectors.
 
     s (r,), left, right (r, k).
     """
@@ -135,7 +148,9 @@ def directions_from(w: Factored, s: np.ndarray, left: np.ndarray, right: np.ndar
 
 
 def leading_blocks(s: np.ndarray, d: int, how_many: int) -> list[Block]:
-    """The first blocks of near-equal singular values of a matrix that acts on d dimensions, its null space left out."""
+    """The first blocks of near-equal singular values of a matrix that acts on d dimensions, its
+    null space left out.
+    """
     cuts = near_equal_blocks(s[s > null_tolerance(s, d)])[:how_many]
     return [Block(start, stop, s[start:stop].copy()) for start, stop in cuts]
 
@@ -150,7 +165,11 @@ def _cut(blocks: Sequence[Block], left: np.ndarray, right: np.ndarray) -> list[D
     directions = []
     for block in blocks:
         columns = slice(block.start, block.start if block.wide else block.stop)
-        directions.append(Directions(block, left[:, columns].astype(np.float32), right[:, columns].astype(np.float32)))
+        directions.append(
+            Directions(
+                block, left[:, columns].astype(np.float32), right[:, columns].astype(np.float32)
+            )
+        )
     return directions
 
 
@@ -159,7 +178,8 @@ class Nearest(ShowsShapes):
     """Rows of an embedding along one direction or in one space."""
 
     rows: np.ndarray  # (n,): The nearest first
-    # (n,): Cosines, or products of whole rows; signed for a single direction, the length of the projection for a block.
+    # (n,): Cosines, or products of whole rows; signed for a single direction, the length of the
+    # projection for a block.
     scores: np.ndarray
 
 
@@ -179,13 +199,16 @@ class Hits(NamedTuple):
         """The highest of each line in order; ties go to the lower row."""
         order = np.lexsort((self.rows, -self.scores, self.lines))
         counts = np.bincount(self.lines)
-        places = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)  # in its own line
+        places = np.arange(len(order)) - np.repeat(
+            np.cumsum(counts) - counts, counts
+        )  # in its own line
         order = order[places < how_many]
         return Hits(self.lines[order], self.rows[order], self.scores[order])
 
 
 class _Strip:
-    """Some spaces, side by side, and the rows that are known to lie most along each, or against a single direction.
+    """Some spaces, side by side, and the rows that are known to lie most along each, or against a
+    single direction.
 
     A line is a space, then each that is single once more, the other way.
     """
@@ -197,11 +220,17 @@ class _Strip:
         self.single = widths == 1
         self.how_many = how_many
         self.known = Hits(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
-        self.low = np.full(len(spaces) + int(self.single.sum()), -np.inf, np.float32)  # a further row has to score more
+        self.low = np.full(
+            len(spaces) + int(self.single.sum()), -np.inf, np.float32
+        )  # a further row has to score more
 
     def hits(self, rows: np.ndarray, divisors: np.ndarray | None) -> Hits:
-        """Those of some rows (n, d) that may be among the highest; products are divided by `divisors` (n,)."""
-        with np.errstate(invalid="ignore"):  # an infinity in a row; some kernels report it, others do not
+        """Those of some rows (n, d) that may be among the highest; products are divided by
+        `divisors` (n,).
+        """
+        with np.errstate(
+            invalid="ignore"
+        ):  # an infinity in a row; some kernels report it, others do not
             scores = self.columns @ rows.T  # (sum of k, n)
             if divisors is not None:
                 scores /= divisors
@@ -209,12 +238,16 @@ class _Strip:
                 sizes = np.sqrt(np.add.reduceat(scores**2, self.starts))  # (spaces, n)
                 scores = np.where(self.single[:, None], scores[self.starts], sizes)
             along = _above(scores, self.low[: len(scores)], self.how_many)
-            lines, rows, opposite = _above(-scores[self.single], self.low[len(scores) :], self.how_many)
+            lines, rows, opposite = _above(
+                -scores[self.single], self.low[len(scores) :], self.how_many
+            )
         return Hits.joined(along, Hits(lines + len(scores), rows, opposite))
 
     def add(self, first: int, hits: Hits) -> None:
         """Keep the highest of what is known and of hits among rows numbered from `first`."""
-        self.known = Hits.joined(self.known, hits._replace(rows=hits.rows + first)).highest(self.how_many)
+        self.known = Hits.joined(self.known, hits._replace(rows=hits.rows + first)).highest(
+            self.how_many
+        )
         counts = np.bincount(self.known.lines, minlength=len(self.low))
         full = counts == self.how_many
         self.low[full] = self.known.scores[np.cumsum(counts)[full] - 1]
@@ -222,7 +255,9 @@ class _Strip:
     def nearest(self) -> Iterator[tuple[Nearest, Nearest]]:
         """What lies along each space, and against it where it is a single direction."""
         cuts = np.searchsorted(self.known.lines, np.arange(1, len(self.low)))
-        by_line = [*zip(np.split(self.known.rows, cuts), np.split(self.known.scores, cuts), strict=True)]
+        by_line = [
+            *zip(np.split(self.known.rows, cuts), np.split(self.known.scores, cuts), strict=True)
+        ]
         opposite = iter(by_line[len(self.single) :])
         for (rows, scores), single in zip(by_line, self.single, strict=False):
             against, lengths = next(opposite) if single else (rows[:0], scores[:0])
@@ -230,14 +265,18 @@ class _Strip:
 
 
 def _above(scores: np.ndarray, low: np.ndarray, how_many: int) -> Hits:
-    """Finite scores (m, n) above `low` (m,), or among the highest of their line where nothing is known of it yet."""
+    """Finite scores (m, n) above `low` (m,), or among the highest of their line where nothing is
+    known of it yet.
+    """
     new = np.flatnonzero(np.isneginf(low))
     if len(new):
         finite = np.where(np.isfinite(scores[new]), scores[new], -np.inf)
         kept = min(how_many, finite.shape[1])
         low = low.copy()
         low[new] = np.nextafter(np.partition(finite, -kept, axis=1)[:, -kept], np.float32(-np.inf))
-    lines, rows = np.divmod(np.flatnonzero((scores > low[:, None]) & (scores < np.inf)), scores.shape[1])
+    lines, rows = np.divmod(
+        np.flatnonzero((scores > low[:, None]) & (scores < np.inf)), scores.shape[1]
+    )
     return Hits(lines, rows, scores[lines, rows])
 
 
@@ -248,12 +287,13 @@ def nearest_rows(
     centred: bool = False,
     by_cosine: bool = True,
 ) -> list[tuple[Nearest, Nearest]]:
-    """For every space, the rows of an embedding that lie most along it, and for single directions most against it.
+    """For every space, the rows of an embedding that lie most along it, and for single directions
+    most against it.
 
     blocks (n, d), spaces (d, k) -> (Nearest, Nearest).
 
-    The rows are streamed: memory is some blocks, and for each core the products of one with `STRIP` directions.
-    """
+    The rows are streamed: memory is some blocks, and for each core the products of one with `STRIP`
+    directions."""
     strips = [_Strip(part, how_many) for part in _strips(spaces)]
 
     def hits(numbered: tuple[int, np.ndarray]) -> tuple[int, list[Hits]]:
@@ -273,7 +313,9 @@ def nearest_rows(
 
 
 def _strips(spaces: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """The spaces (d, k) in lists of about `STRIP` columns, the same however many cores there are."""
+    """The spaces (d, k) in lists of about `STRIP` columns, the same however many cores there
+    are.
+    """
     strip: list[np.ndarray] = []
     for space in spaces:
         strip.append(space)

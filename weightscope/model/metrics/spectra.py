@@ -1,8 +1,8 @@
-"""What a head's matrix is, by numbers: of its singular values, its eigenvalues, its symmetric part, and of f on [x 1].
+"""What a head's matrix is, by numbers: of its singular values, its eigenvalues, its symmetric part,
+and of f on [x 1].
 
-Functions of a spectrum take singular values (..., r), descending, and give an array of shape (...). The zero matrix
-and spectra that are not finite give NaN.
-"""
+Functions of a spectrum take singular values (..., r), descending, and give an array of shape (...).
+The zero matrix and spectra that are not finite give NaN."""
 
 from collections.abc import Callable, Iterable
 from math import sqrt
@@ -12,8 +12,9 @@ import numpy as np
 from weightscope.core.compute import lapack
 from weightscope.model.layers.factored import Triangle, core_singular_values
 
-# Singular values nearer than this, relative to the larger, share a block of directions: a perturbation of that size
-# turns the vectors within it at will. Stored weights carry about as much: bfloat16 rounds by up to 0.4 %.
+# Singular values nearer than this, relative to the larger, share a block of directions: a
+# perturbation of that size turns the vectors within it at will. Stored weights carry about as much:
+# bfloat16 rounds by up to 0.4 %.
 NEAR_EQUAL = 0.01
 
 
@@ -37,7 +38,9 @@ def stable_rank(s: np.ndarray) -> np.ndarray:
 
 
 def effective_rank(s: np.ndarray) -> np.ndarray:
-    """exp(-sum_i p_i ln p_i) with p_i = sigma_i / sum_j sigma_j, from 1 to r (Roy and Vetterli 2007)."""
+    """exp(-sum_i p_i ln p_i) with p_i = sigma_i / sum_j sigma_j, from 1 to r (Roy and Vetterli
+    2007).
+    """
     shares = _divided(s, s.sum(axis=-1, keepdims=True))  # (..., r)
     logs = np.log(np.where(shares > 0, shares, 1.0))  # 0 ln 0 = 0
     return np.exp(-(shares * logs).sum(axis=-1))
@@ -50,32 +53,41 @@ def participation_ratio(s: np.ndarray) -> np.ndarray:
 
 
 def null_tolerance(s: np.ndarray, d: int) -> np.ndarray:
-    """The largest singular value that rounding alone could have left: d eps sigma_1 with float64's eps."""
+    """The largest singular value that rounding alone could have left: d eps sigma_1 with float64's
+    eps.
+    """
     return d * np.finfo(np.float64).eps * s[..., 0]
 
 
 def numerical_rank(s: np.ndarray, d: int) -> np.ndarray:
-    """How many singular values lie above `null_tolerance`; 0 for the zero matrix, -1 where they are not finite."""
+    """How many singular values lie above `null_tolerance`; 0 for the zero matrix, -1 where they are
+    not finite.
+    """
     above = (s > null_tolerance(s, d)[..., None]).sum(axis=-1)
     return np.where(np.isfinite(s).all(axis=-1), above, -1)
 
 
 def condition_number(s: np.ndarray, d: int) -> np.ndarray:
-    """sigma_1 over the smallest singular value above `null_tolerance`: the ratio of norm-based-attention's Fig. 2."""
+    """sigma_1 over the smallest singular value above `null_tolerance`: the ratio of
+    norm-based-attention's Fig. 2.
+    """
     smallest = np.where(s > null_tolerance(s, d)[..., None], s, np.inf).min(axis=-1)
     return np.where(np.isfinite(smallest), _divided(s[..., 0], smallest), np.nan)
 
 
 def near_equal_blocks(s: np.ndarray) -> list[tuple[int, int]]:
-    """Runs [start, stop) of singular values that are too near each other for a direction of one alone to mean anything.
+    """Runs [start, stop) of singular values that are too near each other for a direction of one
+    alone to mean anything.
 
     s (r,) -> (int, int).
 
-    Neighbours are in one block when they differ by less than `NEAR_EQUAL` of the larger; the null space is left out.
-    """
+    Neighbours are in one block when they differ by less than `NEAR_EQUAL` of the larger; the null
+    space is left out."""
     kept = int(np.count_nonzero(s > 0))
     cuts = [i for i in range(1, kept) if s[i - 1] - s[i] >= NEAR_EQUAL * s[i - 1]]
-    return [(start, stop) for start, stop in zip([0, *cuts], [*cuts, kept], strict=True) if start < stop]
+    return [
+        (start, stop) for start, stop in zip([0, *cuts], [*cuts, kept], strict=True) if start < stop
+    ]
 
 
 def _unit(s: np.ndarray) -> np.ndarray:
@@ -85,17 +97,23 @@ def _unit(s: np.ndarray) -> np.ndarray:
 
 def _divided(numerator: np.ndarray, denominator: np.ndarray | float) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(np.asarray(denominator) > 0, numerator / np.asarray(denominator), np.nan))
+        return np.asarray(
+            np.where(np.asarray(denominator) > 0, numerator / np.asarray(denominator), np.nan)
+        )
 
 
-# Symmetric and antisymmetric parts need r x r products alone. For W = L R' with A = L'L, B = R'R and C = R'L:
+# Symmetric and antisymmetric parts need r x r products alone. For W = L R' with A = L'L, B = R'R
+# and C = R'L:
 # |W|_F^2 = <A, B> and tr W^2 = tr C^2.
 STANDS_OUT = 2.0  # standard deviations above the mean, as in the paper
-JITTER = 1e-13  # of the mean diagonal: keeps a Cholesky alive, moves a leading eigenvalue by no more than about itself
+# of the mean diagonal: keeps a Cholesky alive, moves a leading eigenvalue by no more than about
+# itself
+JITTER = 1e-13
 
 
 def symmetric_share(gram_left: np.ndarray, gram_right: np.ndarray, cross: np.ndarray) -> float:
-    """|(W + W')/2|_F^2 / |W|_F^2 = (1 + tr W^2 / |W|_F^2) / 2, from 0 (antisymmetric) to 1 (symmetric); NaN for zero.
+    """|(W + W')/2|_F^2 / |W|_F^2 = (1 + tr W^2 / |W|_F^2) / 2, from 0 (antisymmetric) to 1
+    (symmetric); NaN for zero.
 
     gram_left, gram_right (r, r), cross (r, r).
 
@@ -108,31 +126,37 @@ def symmetric_share(gram_left: np.ndarray, gram_right: np.ndarray, cross: np.nda
 
 
 def directionality(rows: np.ndarray, columns: np.ndarray) -> float:
-    """(r - c) / (r + c) of norms (d,) of a matrix's rows and columns; -1 where only columns stand out (Saponati et al.)
+    """(r - c) / (r + c) of norms (d,) of a matrix's rows and columns; -1 where only columns stand
+    out (Saponati et al.)
 
-    r is by how much norms of rows exceed their mean by more than `STANDS_OUT` standard deviations, in all; c of columns
-    likewise. 0 where neither stands out.
-    """
-    rows, columns = (np.maximum(n - n.mean() - STANDS_OUT * n.std(ddof=1), 0.0).sum() for n in (rows, columns))
+    r is by how much norms of rows exceed their mean by more than `STANDS_OUT` standard deviations,
+    in all; c of columns likewise. 0 where neither stands out."""
+    rows, columns = (
+        np.maximum(n - n.mean() - STANDS_OUT * n.std(ddof=1), 0.0).sum() for n in (rows, columns)
+    )
     total = float(rows + columns)
     return float(rows - columns) / total if total != 0 else 0.0
 
 
-def symmetric_eigenvalues(gram_left: np.ndarray, gram_right: np.ndarray, cross: np.ndarray) -> np.ndarray:
+def symmetric_eigenvalues(
+    gram_left: np.ndarray, gram_right: np.ndarray, cross: np.ndarray
+) -> np.ndarray:
     """Eigenvalues of (W + W')/2 that can be non-zero, largest magnitude first, shape (2r,).
 
     gram_left, gram_right, cross (r, r).
 
-    (W + W')/2 = [L R] J [L R]' / 2 with J swapping the halves, so they are the eigenvalues of G'JG / 2, GG' being the
-    Gram matrix of [L R]. Positive: tokens along that direction attend to their like; negative: to their opposite.
-    """
+    (W + W')/2 = [L R] J [L R]' / 2 with J swapping the halves, so they are the eigenvalues of G'JG
+    / 2, GG' being the Gram matrix of [L R]. Positive: tokens along that direction attend to their
+    like; negative: to their opposite."""
     r = len(cross)
     trace_left, trace_right = gram_left.trace(), gram_right.trace()
     if not (np.isfinite(trace_left + trace_right) and np.isfinite(cross).all()):
         return np.full(2 * r, np.nan)
     if trace_left == 0 or trace_right == 0:
         return np.zeros(2 * r)
-    balance = np.sqrt(trace_right / trace_left)  # L t and R / t give the same W; equal lengths round best
+    balance = np.sqrt(
+        trace_right / trace_left
+    )  # L t and R / t give the same W; equal lengths round best
     joint = np.block([[gram_left * balance, cross.T], [cross, gram_right / balance]])  # (2r, 2r)
     joint[np.diag_indices(2 * r)] += JITTER * joint.trace() / (2 * r)
     g = np.linalg.cholesky(joint)
@@ -144,18 +168,21 @@ def symmetric_eigenvalues(gram_left: np.ndarray, gram_right: np.ndarray, cross: 
 def affine_singular_values(
     value: Triangle, b_v: np.ndarray, output: Triangle, linear: np.ndarray | None = None
 ) -> np.ndarray:
-    """Singular values of f as the linear map f~ on [x 1] (norm-based-attention paper, eqs 9-11 and Fig. 2).
+    """Singular values of f as the linear map f~ on [x 1] (norm-based-attention paper, eqs 9-11 and
+    Fig. 2).
 
     b_v (r,), linear (r,) -> (r + 1,).
 
-    f~ = W~_V W~_O with W~_V = [[W_V, 0], [b_V, 1]] and W~_O = [[W_O, 0], [0, 1]]. With W_V = Q_V R_V and W_O' = Q_O R_O
-    the orthonormal Q come out on both sides and an (r + 1) x (r + 1) core [[R_V R_O', 0], [b_V R_O', 1]] is left.
-    """
+    f~ = W~_V W~_O with W~_V = [[W_V, 0], [b_V, 1]] and W~_O = [[W_O, 0], [0, 1]]. With W_V = Q_V
+    R_V and W_O' = Q_O R_O the orthonormal Q come out on both sides and an (r + 1) x (r + 1) core
+    [[R_V R_O', 0], [b_V R_O', 1]] is left."""
     r = len(b_v)
     if "none" in (value.route, output.route) or not np.isfinite(b_v).all():
         return np.full(r + 1, np.nan)
     if not b_v.any():
-        return np.sort(np.append(core_singular_values(value, output) if linear is None else linear, 1.0))[::-1]
+        return np.sort(
+            np.append(core_singular_values(value, output) if linear is None else linear, 1.0)
+        )[::-1]
     core = np.zeros((r + 1, r + 1))
     core[:r, :r] = value.r @ output.r.T
     core[r, :r] = b_v.astype(np.float64) @ output.r.T
@@ -164,7 +191,8 @@ def affine_singular_values(
 
 
 def eigenvalues(cross: np.ndarray) -> np.ndarray:
-    """The eigenvalues of W_V W_O that can be non-zero, from the (r, r) product W_O W_V; largest magnitude first.
+    """The eigenvalues of W_V W_O that can be non-zero, from the (r, r) product W_O W_V; largest
+    magnitude first.
 
     cross (r, r) -> (r,).
     """
@@ -175,18 +203,19 @@ def eigenvalues(cross: np.ndarray) -> np.ndarray:
 
 
 def copying_score(values: np.ndarray) -> np.ndarray:
-    """Share of positive eigenvalue mass: sum of Re lambda over Re lambda > 0, divided by sum |lambda|.
+    """Share of positive eigenvalue mass: sum of Re lambda over Re lambda > 0, divided by sum
+    |lambda|.
 
     values (..., r).
 
-    Near 1 for a head that passes every direction on with its sign kept, as a copying head does; 0 for one that
-    only turns or inverts it. NaN for the zero map.
-    """
+    Near 1 for a head that passes every direction on with its sign kept, as a copying head does; 0
+    for one that only turns or inverts it. NaN for the zero map."""
     return _share(np.maximum(values.real, 0).sum(axis=-1), values)
 
 
 def eigenvalue_balance(values: np.ndarray) -> np.ndarray:
-    """sum Re lambda / sum |lambda|, from -1 to 1: Elhage et al. 2021's summary of how far a head copies.
+    """sum Re lambda / sum |lambda|, from -1 to 1: Elhage et al. 2021's summary of how far a head
+    copies.
 
     values (..., r).
     """
@@ -203,7 +232,8 @@ RANDOM_SHARE, RANDOM_Z = 0.05, 5.0
 
 
 def spread_error(width: float) -> float:
-    """How far d (tr(G^2) / (tr G)^2 - 1/r) of a random (d, r) matrix may be from 1: five times its error, 2 / width.
+    """How far d (tr(G^2) / (tr G)^2 - 1/r) of a random (d, r) matrix may be from 1: five times its
+    error, 2 / width.
 
     G is the Gram matrix, (r, r); the width is r, times the root of how many matrices a mean is of.
     """
@@ -220,13 +250,15 @@ Blocks = Callable[[], Iterable[np.ndarray]]
 
 
 def low_rank(blocks: Blocks, shape: tuple[int, int], noise: float) -> int | None:
-    """The rank of a matrix up to noise, or None where it is not low: blocks (rows, n), shape (m, n).
+    """The rank of a matrix up to noise, or None where it is not low: blocks (rows, n), shape (m,
+    n).
 
-    A matrix of independent errors of standard deviation e has a spectral norm of about e (sqrt(m) + sqrt(n)): singular
-    values above that, with a margin, are counted. What the counted ones leave has to have no more energy than the
-    errors. The blocks are gone through three times at most: a part of the first, which rules most matrices out, a
-    random sketch of the row space (Halko, Martinsson and Tropp 2011, algorithm 4.1), and the matrix within that space,
-    whose singular values are exact.
+    A matrix of independent errors of standard deviation e has a spectral norm of about e (sqrt(m) +
+    sqrt(n)): singular values above that, with a margin, are counted. What the counted ones leave
+    has to have no more energy than the errors. The blocks are gone through three times at most: a
+    part of the first, which rules most matrices out, a random sketch of the row space (Halko,
+    Martinsson and Tropp 2011, algorithm 4.1), and the matrix within that space, whose singular
+    values are exact.
 
     Examples
     --------
@@ -238,7 +270,9 @@ def low_rank(blocks: Blocks, shape: tuple[int, int], noise: float) -> int | None
     m, n = shape
     most = min(MOST_RANK, min(m, n) // 2)
     first = _first_rows(blocks(), CORNER)
-    part = first[np.ix_(evenly_spread(len(first), CORNER), evenly_spread(n, CORNER))].T.astype(np.float64)
+    part = first[np.ix_(evenly_spread(len(first), CORNER), evenly_spread(n, CORNER))].T.astype(
+        np.float64
+    )
     if _counted(np.linalg.svd(part, compute_uv=False), part.shape, noise) > most:
         return None
     rng = np.random.default_rng(n)
@@ -264,7 +298,9 @@ def _counted(values: np.ndarray, shape: tuple[int, ...], noise: float) -> int:
 
 
 def _first_rows(blocks: Iterable[np.ndarray], least: int) -> np.ndarray:
-    """The first blocks that together have this many rows: fewer could not distinguish a high rank from a low one."""
+    """The first blocks that together have this many rows: fewer could not distinguish a high rank
+    from a low one.
+    """
     rows = []
     for block in blocks:
         rows.append(block)

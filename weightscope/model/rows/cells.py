@@ -1,7 +1,8 @@
-"""The cells of a row: each field of a class here is a cell; its annotation says what fits, its `doc` the meaning.
+"""The cells of a row: each field of a class here is a cell; its annotation says what fits, its
+`doc` the meaning.
 
-A cell's name in a stanza is its path: `heads.q` is the field `q` of `Heads`. `family.Family` holds the groups.
-"""
+A cell's name in a stanza is its path: `heads.q` is the field `q` of `Heads`. `family.Family` holds
+the groups."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, replace
@@ -13,7 +14,14 @@ from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.config import LARGEST, Config
 from weightscope.core.compute.half import Weights
 from weightscope.core.errors import CheckpointError
-from weightscope.model.config.config import LayerTypes, ModelConfig, OneOf, Within, all_full, listed_sizes
+from weightscope.model.config.config import (
+    LayerTypes,
+    ModelConfig,
+    OneOf,
+    Within,
+    all_full,
+    listed_sizes,
+)
 from weightscope.model.config.rope import GridRope, Rope
 from weightscope.model.config.rules import always, default_scale, same_layer
 from weightscope.model.layers.layer import Layer
@@ -33,7 +41,9 @@ class LayerTensors:
     checkpoint: Checkpoint
     prefix: str  # before every name asked for
     needed_by: str  # for errors: the family and the sizes that set the shapes
-    lent: Mapping[str, str] = field(default_factory=dict)  # modules under another prefix: keys that another layer makes
+    lent: Mapping[str, str] = field(
+        default_factory=dict
+    )  # modules under another prefix: keys that another layer makes
 
     def _full(self, name: str) -> str:
         return self.lent.get(name.rpartition(".")[0], self.prefix) + name
@@ -54,9 +64,13 @@ class LayerTensors:
         legacy = module + LEGACY.get(dot + kind, dot + kind)
         full = legacy if full not in self.checkpoint and legacy in self.checkpoint else full
         if full not in self.checkpoint:
-            raise CheckpointError(f"is missing; {self.needed_by} needs it", file=self.checkpoint.name, tensor=full)
+            raise CheckpointError(
+                f"is missing; {self.needed_by} needs it", file=self.checkpoint.name, tensor=full
+            )
         tensor = self.checkpoint[full]
-        if len(tensor.shape) != len(shape) or any(w not in (None, n) for w, n in zip(shape, tensor.shape, strict=True)):
+        if len(tensor.shape) != len(shape) or any(
+            w not in (None, n) for w, n in zip(shape, tensor.shape, strict=True)
+        ):
             wanted = str(shape).replace("None", "any")
             problem = f"has shape {tensor.shape}; {self.needed_by} needs {wanted}"
             raise CheckpointError(problem, file=tensor.file.path, tensor=full)
@@ -67,19 +81,25 @@ class LayerTensors:
         return self.tensor(name, shape).read()
 
     def weights(self, name: str, shape: tuple[int | None, ...]) -> Weights:
-        """The tensor as float32, or in half precision where it is stored so; errors as for `read`."""
+        """The tensor as float32, or in half precision where it is stored so; errors as for
+        `read`.
+        """
         return self.tensor(name, shape).weights()
 
 
 # The cells: modules and tensors by name, and what a config says about both.
 
 Names = tuple[str, ...]
-Layout = Callable[[LayerTensors, Any, ModelConfig], Layer]  # of a layer's tensors, its row as configured, the config
+Layout = Callable[
+    [LayerTensors, Any, ModelConfig], Layer
+]  # of a layer's tensors, its row as configured, the config
 Additive = Callable[[LayerTensors, ModelConfig, int], Slopes | Buckets | WindowBias]
 Epsilon = Annotated[float, Within(0.0, 1.0)] | None
 
 
-def cell(doc: str, default: Any = MISSING, *, make: Callable[[], Any] | None = None, **more: Any) -> Any:
+def cell(
+    doc: str, default: Any = MISSING, *, make: Callable[[], Any] | None = None, **more: Any
+) -> Any:
     """A field that is a cell: its meaning, and its default or what makes it."""
     given: dict[str, Any] = {"default": default} if make is None else {"default_factory": make}
     return field(**given, metadata={"doc": doc, **more})
@@ -103,7 +123,9 @@ class StoredNorm:
         return Norm(self.centred, config.norm_eps if self.eps is None else self.eps)
 
     def read(self, tensors: LayerTensors, config: ModelConfig, width: int | None = None) -> Norm:
-        """The norm of tokens of `width`, the model's as a rule; gamma is 1 and beta 0 where there is no such tensor."""
+        """The norm of tokens of `width`, the model's as a rule; gamma is 1 and beta 0 where there
+        is no such tensor.
+        """
         d = width or config.d_model
         gamma, beta = np.ones(d, np.float32), np.zeros(d, np.float32)
         if self.module:
@@ -115,10 +137,11 @@ class StoredNorm:
 
 @dataclass(frozen=True)
 class QkNorm:
-    """Where the gammas of a norm of queries and keys stand, one module for each, and what they are shared by.
+    """Where the gammas of a norm of queries and keys stand, one module for each, and what they are
+    shared by.
 
-    `scope`: one gamma of a head's width for all heads ("shared"); one a head in one tensor ("own"); one a head in
-    tensors of their own ("listed"); or one norm over all heads together ("joint").
+    `scope`: one gamma of a head's width for all heads ("shared"); one a head in one tensor ("own");
+    one a head in tensors of their own ("listed"); or one norm over all heads together ("joint").
     """
 
     query: str = "self_attn.q_norm"  # module; empty where the norm has no parameters
@@ -128,7 +151,9 @@ class QkNorm:
     bias: bool = False
     offset: float = 0.0
     eps: Epsilon = None
-    rotated: bool = False  # it comes after rotation; only an RMSNorm with one gamma for all heads may
+    rotated: bool = (
+        False  # it comes after rotation; only an RMSNorm with one gamma for all heads may
+    )
     within: Callable[[ModelConfig, int], bool] = always  # which layers have it
     gain: str = "weight"
     shift: str = "bias"
@@ -136,9 +161,13 @@ class QkNorm:
 
 @dataclass(frozen=True)
 class Memory:
-    """The second input of cross-attention: what an encoder hands over, of the width that the keys' tensor has."""
+    """The second input of cross-attention: what an encoder hands over, of the width that the keys'
+    tensor has.
+    """
 
-    norm: StoredNorm | None = None  # a norm of it that belongs to the layer; the encoder's final norm does not
+    norm: StoredNorm | None = (
+        None  # a norm of it that belongs to the layer; the encoder's final norm does not
+    )
 
 
 @dataclass(frozen=True)
@@ -157,11 +186,19 @@ class Biases:
 class Heads:
     """The projections."""
 
-    # One cell for several: with braces for the parts in which they differ, self_attn.{q,k,v,o}_proj.
-    SHORT: ClassVar[Mapping[str, Names]] = {"modules": ("q", "k", "v", "out"), "qkv": ("q", "k", "v")}
+    # One cell for several: with braces for the parts in which they differ,
+    # self_attn.{q,k,v,o}_proj.
+    SHORT: ClassVar[Mapping[str, Names]] = {
+        "modules": ("q", "k", "v", "out"),
+        "qkv": ("q", "k", "v"),
+    }
 
-    layout: Layout = cell("how heads lie in the projections: separate, stacked, grouped, latent ...", None)
-    q: str = cell("module of the queries; the same as of keys and values where one tensor holds all", "")
+    layout: Layout = cell(
+        "how heads lie in the projections: separate, stacked, grouped, latent ...", None
+    )
+    q: str = cell(
+        "module of the queries; the same as of keys and values where one tensor holds all", ""
+    )
     k: str = cell("module of the keys", "")
     v: str = cell("module of the values", "")
     out: str = cell("module of the output", "")
@@ -169,12 +206,19 @@ class Heads:
     loose: Names = cell("tensors of a layer that it reads and that belong to no module", ())
     shared: Names = cell("tensors of the model that every layer reads", ())
     ignored: Names = cell("modules within attention that heads are not computed from", ())
-    transposed: Names = cell("modules whose weights are stored as (in, out), by the last part of their names", ())
-    bias: Biases = cell("true, false or the config key that says so; or { qkv = true, out = false }", Biases())
-    kv_heads: Annotated[int, Within(1, LARGEST)] | Names = cell(
-        "config keys of the number of key-value heads, or that number; as many as query heads without any", ()
+    transposed: Names = cell(
+        "modules whose weights are stored as (in, out), by the last part of their names", ()
     )
-    head_dim: Names = cell("config keys that add up to a head's width; d / H unless all are there", ())
+    bias: Biases = cell(
+        "true, false or the config key that says so; or { qkv = true, out = false }", Biases()
+    )
+    kv_heads: Annotated[int, Within(1, LARGEST)] | Names = cell(
+        "config keys of the number of key-value heads, or that number; as many as query heads without any",
+        (),
+    )
+    head_dim: Names = cell(
+        "config keys that add up to a head's width; d / H unless all are there", ()
+    )
     value_dim: Names = cell("config keys that add up to the width of a head's values", ())
 
     @property
@@ -185,10 +229,16 @@ class Heads:
 
 @dataclass(frozen=True)
 class Norms:
-    """The norms around attention, each "rms:module", "layer:module" or { norm = "rms:module", offset = 1 }."""
+    """The norms around attention, each "rms:module", "layer:module" or { norm = "rms:module",
+    offset = 1 }.
+    """
 
-    before: StoredNorm | None = cell("the norm that feeds attention; false where it reads the stream as it is", None)
-    after: StoredNorm | None = cell("the norm that a layer's output has passed (post-norm models)", None)
+    before: StoredNorm | None = cell(
+        "the norm that feeds attention; false where it reads the stream as it is", None
+    )
+    after: StoredNorm | None = cell(
+        "the norm that a layer's output has passed (post-norm models)", None
+    )
 
 
 @dataclass(frozen=True)
@@ -202,12 +252,16 @@ class Inputs:
     )
     offset: int | str = cell("row of position 0, or the config key of the row before it", 0)
     types: str = cell("token-type embedding tensor; its row 0 is added", "")
-    width: str = cell("config key of the embedding's width, where it may differ from the model's", "")
+    width: str = cell(
+        "config key of the embedding's width, where it may differ from the model's", ""
+    )
     before: str = cell("projection to the model's width before the norm, where widths differ", "")
     after: str = cell("projection to the model's width after the norm, where widths differ", "")
     always_projected: bool = cell("`after` is there even where the widths are equal", False)
     norm: StoredNorm | None = cell("a norm of the sum", None)
-    scale: str | float | None = cell("factor on token rows, its config key, or sqrt for the root of the width", None)
+    scale: str | float | None = cell(
+        "factor on token rows, its config key, or sqrt for the root of the width", None
+    )
     more: str = cell("what else enters the first layer, in words", "")
     leading: tuple[tuple[str, int | str], ...] = cell(
         "kinds of token before an image's patches: [[kind, number or config key]]", ()
@@ -219,8 +273,12 @@ class Outputs:
     """How logits are made of what leaves the last layer, where that is a norm and one matrix."""
 
     norm: StoredNorm | None = cell("the final norm, under the prefix that layers have", None)
-    tokens: Names = cell("unembedding tensor, the first of these that is there", ("lm_head.weight",))
-    after: str = cell("projection to the embedding's width before the unembedding, where widths differ", "")
+    tokens: Names = cell(
+        "unembedding tensor, the first of these that is there", ("lm_head.weight",)
+    )
+    after: str = cell(
+        "projection to the embedding's width before the unembedding, where widths differ", ""
+    )
 
 
 @dataclass(frozen=True)
@@ -229,7 +287,9 @@ class Positions:
 
     rope: Rope | None = cell("rotary positions, and the dialect of their config keys", None)
     grid: GridRope | None = cell("rotation by row and column", None)
-    bias: Additive | None = cell("a term by distance: alibi, distances (T5's buckets), window_table ...", None)
+    bias: Additive | None = cell(
+        "a term by distance: alibi, distances (T5's buckets), window_table ...", None
+    )
 
 
 @dataclass(frozen=True)
@@ -246,19 +306,30 @@ class Scores:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """A layer's feed-forward network, and the norms around it; `circuits` follows tokens through it."""
+    """A layer's feed-forward network, and the norms around it; `circuits` follows tokens through
+    it.
+    """
 
     up: str = cell("module that leads to the hidden width", "")
     down: str = cell("module that leads back", "")
-    gate: str = cell("act(x gate) * (x up) enters `down`; `up` again where one tensor holds both, the gate first", "")
+    gate: str = cell(
+        "act(x gate) * (x up) enters `down`; `up` again where one tensor holds both, the gate first",
+        "",
+    )
     norm: StoredNorm | None = cell("the norm before them; false in post-norm models", None)
-    after_attention: StoredNorm | None = cell("of post-norm models: the norm between attention and the network", None)
+    after_attention: StoredNorm | None = cell(
+        "of post-norm models: the norm between attention and the network", None
+    )
     attention_norm: StoredNorm | None = cell(
         "the norm that attention's output passes before it joins the stream (Gemma 2)", None
     )
-    output_norm: StoredNorm | None = cell("the norm that the network's output passes before it joins the stream", None)
+    output_norm: StoredNorm | None = cell(
+        "the norm that the network's output passes before it joins the stream", None
+    )
     activation: str = cell("where the config does not say it", "silu")
-    activation_keys: Names = cell("config keys that say it", ("hidden_act", "activation_function", "activation"))
+    activation_keys: Names = cell(
+        "config keys that say it", ("hidden_act", "activation_function", "activation")
+    )
     bias: bool | str = cell("the maps have one; or the config key that says so", False)
     transposed: bool = cell("weights are stored as (in, out)", False)
     causal: bool = cell("a token sees none that comes after it", True)
@@ -269,16 +340,26 @@ class FeedForward:
 class FromConfig:
     """What config.json calls things, and what follows from it."""
 
-    keys: Mapping[str, Names] = cell('config keys of sizes where they are unusual: { n_layers = "depth" }', make=dict)
-    defaults: Mapping[str, Any] = cell("what config.json may leave out, if no class says it", make=dict)
+    keys: Mapping[str, Names] = cell(
+        'config keys of sizes where they are unusual: { n_layers = "depth" }', make=dict
+    )
+    defaults: Mapping[str, Any] = cell(
+        "what config.json may leave out, if no class says it", make=dict
+    )
     derived: Callable[[Config], Mapping[str, Any]] | None = cell(
         "values that follow from others: the sizes of one stage", None
     )
-    sizes: Callable[[ModelConfig, int], Mapping[str, Any]] = cell("values that differ in one layer", listed_sizes)
+    sizes: Callable[[ModelConfig, int], Mapping[str, Any]] = cell(
+        "values that differ in one layer", listed_sizes
+    )
     listed: str = cell("config key of the list of the layers' types", "layer_types")
-    layer_types: LayerTypes = cell("the layers' types where the config does not list them", all_full)
+    layer_types: LayerTypes = cell(
+        "the layers' types where the config does not list them", all_full
+    )
     attention_types: Names = cell("types of layers that are attention; all unless it is named", ())
-    stored_layer: Callable[[ModelConfig, int], int] = cell("under which index a layer's tensors are", same_layer)
+    stored_layer: Callable[[ModelConfig, int], int] = cell(
+        "under which index a layer's tensors are", same_layer
+    )
     attentions: int = cell("layers of attention in each layer of the model", 1)
 
 
@@ -291,20 +372,32 @@ def nothing_more(keys: Config, modules: Collection[str]) -> dict[str, Any]:
 class Gguf:
     """How GGUF files of this architecture differ from other GGUF files."""
 
-    architecture: Names = cell("what GGUF files call this row; the row that says it reads such files", ())
-    given: Names = cell("keys, or key=value, that tell its files from others of that architecture", ())
-    keys: Mapping[str, str] = cell("keys of config.json by the GGUF file's, less the architecture's name", make=dict)
-    roles: Mapping[str, str] = cell("ggml's names of modules that have another role here than elsewhere", make=dict)
+    architecture: Names = cell(
+        "what GGUF files call this row; the row that says it reads such files", ()
+    )
+    given: Names = cell(
+        "keys, or key=value, that tell its files from others of that architecture", ()
+    )
+    keys: Mapping[str, str] = cell(
+        "keys of config.json by the GGUF file's, less the architecture's name", make=dict
+    )
+    roles: Mapping[str, str] = cell(
+        "ggml's names of modules that have another role here than elsewhere", make=dict
+    )
     modules: Mapping[str, str] = cell(
         "the row's modules, or tensors, by ggml's names, where no role says it", make=dict
     )
     whole: Mapping[str, str] = cell(
-        "whole names of tensors by ggml's, {i} for the layer, where a file has several stacks", make=dict
+        "whole names of tensors by ggml's, {i} for the layer, where a file has several stacks",
+        make=dict,
     )
     scalars: Mapping[str, str] = cell(
-        'tensors of one value, by the key of the header that lists those of all layers; "as (1,)" of vectors', make=dict
+        'tensors of one value, by the key of the header that lists those of all layers; "as (1,)" of vectors',
+        make=dict,
     )
-    halves: bool = cell("rows of queries and keys are reordered, since ggml rotates neighbours", False)
+    halves: bool = cell(
+        "rows of queries and keys are reordered, since ggml rotates neighbours", False
+    )
     config: Callable[[Config, Collection[str]], dict[str, Any]] = cell(
         "values of config.json that have no key of their own in a GGUF file", nothing_more
     )
@@ -316,5 +409,7 @@ class Images:
     """How photographs are prepared for a model that sees them."""
 
     processor: str  # transformers' image processor for checkpoints that do not name theirs
-    settings: Mapping[str, Any] = field(default_factory=dict)  # where the published ones differ from its defaults
+    settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # where the published ones differ from its defaults
     any_size: bool = False  # the model takes images of other sizes than its config names

@@ -27,7 +27,8 @@ from weightscope.model.rows.cells import (
 
 
 class When:
-    """Cells of a row that change when the config holds a value: `When("pre_norm", False, norms__before=None)`.
+    """Cells of a row that change when the config holds a value: `When("pre_norm", False,
+    norms__before=None)`.
 
     `group__cell` is a cell of a group; `steps__gate` is the step of that name, None for none.
     """
@@ -47,18 +48,26 @@ class When:
     @property
     def of_attention(self) -> dict[str, Any]:
         """The cells that are not of the feed-forward network."""
-        return {name: cell for name, cell in self.cells.items() if name.partition("__")[0] not in ("mlp", "parallel")}
+        return {
+            name: cell
+            for name, cell in self.cells.items()
+            if name.partition("__")[0] not in ("mlp", "parallel")
+        }
 
 
 class Unless(When):
-    """Cells of a row that change when the config holds any other value, or none: `Unless("mode", "rotary", ...)`."""
+    """Cells of a row that change when the config holds any other value, or none: `Unless("mode",
+    "rotary", ...)`.
+    """
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         return not super().holds(values)
 
 
 class In:
-    """Cells of a row that are others in layers of a type: `In("sliding_attention", sinks="self_attn.sinks")`."""
+    """Cells of a row that are others in layers of a type: `In("sliding_attention",
+    sinks="self_attn.sinks")`.
+    """
 
     def __init__(self, layer_type: str, **cells: Any) -> None:
         self.layer_type, self.cells = layer_type, cells
@@ -81,28 +90,37 @@ def group(doc: str, default: Any = None, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One row of the table of architectures: cells for what many have, and steps for what few have."""
+    """One row of the table of architectures: cells for what many have, and steps for what few
+    have.
+    """
 
     name: str = ""
     types: Names = ()  # the `model_type` values of config.json that the row reads
-    tower: str = ""  # "text", "vision", "encoder", "cross" ... in models of several stacks; each has a row then
+    # "text", "vision", "encoder", "cross" ... in models of several stacks; each has a row then
+    tower: str = ""
 
     prefixes: Names = cell(
         "what stands before tensors' names: it is found, unless two models of a file fit; then the first of these",
         ("",),
     )
     layer: str = cell("a layer's name before its modules, with {i} for its index", "")
-    part: str = cell("key of the part of config.json that describes this stack, where there is one", "")
+    part: str = cell(
+        "key of the part of config.json that describes this stack, where there is one", ""
+    )
     heads: Heads = group("the projections", Heads())
     norms: Norms = group("norms before and after attention", Norms())
     memory: Memory | None = cell(
         "true in cross-attention; or { norm = ... }, the layer's norm of its second input", None
     )
     inputs: Inputs = group("what enters the first layer", Inputs())
-    outputs: Outputs | None = group("how logits are made; false without logits of tokens, or where that is not linear")
+    outputs: Outputs | None = group(
+        "how logits are made; false without logits of tokens, or where that is not linear"
+    )
     positions: Positions = group("what positions do to scores", Positions())
     scores: Scores = group("how scores are made", Scores())
-    mlp: FeedForward | None = group("the feed-forward network; not inherited unless `mlp = true`", stated=True)
+    mlp: FeedForward | None = group(
+        "the feed-forward network; not inherited unless `mlp = true`", stated=True
+    )
     parallel: bool = cell("attention and the network read the same stream", False)
     also: Mapping[str, Names] = cell(
         "modules by role that nothing is computed from; not inherited unless `also = true`: "
@@ -110,7 +128,9 @@ class Family:
         make=dict,
     )
     config: FromConfig = group("what config.json calls things", FromConfig())
-    images: Images | None = cell("how photographs are prepared: transformers' image processor and its settings", None)
+    images: Images | None = cell(
+        "how photographs are prepared: transformers' image processor and its settings", None
+    )
     in_transformers: Mapping[str, Any] = cell(
         "cells that differ in transformers' own model: { heads.q = ... }", make=dict
     )
@@ -121,7 +141,8 @@ class Family:
     refused: str = cell("why such a model is not read", "")
     steps: tuple[Step, ...] = ()
     when: tuple[When, ...] = cell(
-        "[{ key, is or is_not, cells ... }]: cells that change with a value of the config; applied in order", ()
+        "[{ key, is or is_not, cells ... }]: cells that change with a value of the config; applied in order",
+        (),
     )
     in_: tuple[In, ...] = cell("[{ layers, cells ... }]: cells that differ in layers of a type", ())
     proved_for: str = ""  # digest of the config that an adopted row was proved with
@@ -151,30 +172,37 @@ class Family:
         """Every module of a layer that the row reads, and `heads.others`."""
         heads, qk_norm = self.heads, self.scores.qk_norm
         qk = (qk_norm.query, qk_norm.key) if qk_norm else ()
-        norms = [norm.module for norm in (self.norms.before, self.memory and self.memory.norm) if norm]
+        norms = [
+            norm.module for norm in (self.norms.before, self.memory and self.memory.norm) if norm
+        ]
         named = (*heads.projections, *heads.others, *norms, *qk, *self.reads.modules)
         return tuple(dict.fromkeys(filter(None, named)))
 
     @property
     def stored_norms(self) -> dict[str, StoredNorm]:
-        """The norms around attention and the network, of what enters and of what leaves the model, by their roles."""
+        """The norms around attention and the network, of what enters and of what leaves the model,
+        by their roles.
+        """
         mlp, outputs = self.mlp, self.outputs
         named = {
-            "norm.before": self.norms.before, "norm.after": self.norms.after, "norm.inputs": self.inputs.norm,
+            "norm.before": self.norms.before,
+            "norm.after": self.norms.after,
+            "norm.inputs": self.inputs.norm,
             "norm.memory": self.memory and self.memory.norm,
-            "norm.mlp": mlp and mlp.norm, "norm.after_attention": mlp and mlp.after_attention,
-            "norm.attention_output": mlp and mlp.attention_norm, "norm.mlp_output": mlp and mlp.output_norm,
+            "norm.mlp": mlp and mlp.norm,
+            "norm.after_attention": mlp and mlp.after_attention,
+            "norm.attention_output": mlp and mlp.attention_norm,
+            "norm.mlp_output": mlp and mlp.output_norm,
             "norm.outputs": outputs and outputs.norm,
-        }  # fmt: skip
+        }
         return {role: norm for role, norm in named.items() if norm}
 
     @property
     def roles(self) -> dict[str, str]:
         """The module of each role that the row names, one that holds several as "q+k+v".
 
-        Modules of a layer are named within it; tokens, positions, types, unembedding, norm.inputs and norm.outputs
-        within the model.
-        """
+        Modules of a layer are named within it; tokens, positions, types, unembedding, norm.inputs
+        and norm.outputs within the model."""
         heads, inputs, outputs, mlp = self.heads, self.inputs, self.outputs, self.mlp
         named = [("q", heads.q), ("k", heads.k), ("v", heads.v), ("o", heads.out)]
         if self.scores.qk_norm:
@@ -194,7 +222,9 @@ class Family:
     @property
     def output_module(self) -> str:
         """The module whose output attention adds to the stream: W_O, or a scale after it."""
-        return next((step.output_module for step in self.steps if step.output_module), self.heads.out)
+        return next(
+            (step.output_module for step in self.steps if step.output_module), self.heads.out
+        )
 
     @property
     def of_keys(self) -> Names:
@@ -209,24 +239,37 @@ class Family:
 
     @property
     def size_keys(self) -> Mapping[str, Names]:
-        """Config keys of every size, by meaning: the usual ones, but for those that the row has of its own.
+        """Config keys of every size, by meaning: the usual ones, but for those that the row has of
+        its own.
 
-        First the one that the row has a default for: it is what the code reads, whatever else a file has.
-        """
+        First the one that the row has a default for: it is what the code reads, whatever else a
+        file has."""
         keys, defaults = {**KEYS, **self.config.keys}, self.config.defaults
-        return {meaning: tuple(sorted(names, key=lambda name: name not in defaults)) for meaning, names in keys.items()}
+        return {
+            meaning: tuple(sorted(names, key=lambda name: name not in defaults))
+            for meaning, names in keys.items()
+        }
 
     @property
     def names(self) -> set[str]:
         """Every config key that the row reads a size from."""
         of_heads = (self.heads.kv_heads, self.heads.head_dim, self.heads.value_dim)
         listed = (self.config.listed,)
-        keys = (*self.size_keys.values(), *(names for names in of_heads if isinstance(names, tuple)), listed)
+        keys = (
+            *self.size_keys.values(),
+            *(names for names in of_heads if isinstance(names, tuple)),
+            listed,
+        )
         return {key for names in keys for key in names}
 
     def synonyms(self, keys: Collection[str]) -> set[str]:
         """All keys that have the meaning of one of these."""
-        return {key for same in self.size_keys.values() if not set(same).isdisjoint(keys) for key in same}
+        return {
+            key
+            for same in self.size_keys.values()
+            if not set(same).isdisjoint(keys)
+            for key in same
+        }
 
     def norm_of(self, layer: int) -> StoredNorm | None:
         """The norm that feeds attention in one layer."""
@@ -234,7 +277,9 @@ class Family:
         return None if norm is None or layer in norm.without else norm
 
     def keys_of(self, config: ModelConfig, layer: int) -> int:
-        """The layer whose keys and values a layer attends to: itself, unless a step says otherwise."""
+        """The layer whose keys and values a layer attends to: itself, unless a step says
+        otherwise.
+        """
         lenders = (step.keys_of(config, layer) for step in self.steps)
         return next((lender for lender in lenders if lender != layer), layer)
 
@@ -243,12 +288,12 @@ class Family:
         return self.layer.format(i=self.config.stored_layer(config, layer))
 
     def but(self, **changes: Any) -> "Family":
-        """The same row with some cells changed; `group__cell` is a cell of a group, `config__defaults` are added to.
+        """The same row with some cells changed; `group__cell` is a cell of a group,
+        `config__defaults` are added to.
 
-        `steps__name` replaces the step of that name or adds it, None removes it. A cell of a group that is None is
-        left. One way to turn takes the place of another. A default takes the place of one that has the same meaning
-        under another key: that is not what the code reads.
-        """
+        `steps__name` replaces the step of that name or adds it, None removes it. A cell of a group
+        that is None is left. One way to turn takes the place of another. A default takes the place
+        of one that has the same meaning under another key: that is not what the code reads."""
         fields: dict[str, Any] = {}
         for path, value in changes.items():
             name, _, part = path.partition("__")
@@ -266,13 +311,21 @@ class Family:
 
     def without_network(self) -> "Family":
         """The row of attention alone: its feed-forward network is not known."""
-        kept = [type(when)(when.key, when.value, **attention) for when in self.when if (attention := when.of_attention)]
+        kept = [
+            type(when)(when.key, when.value, **attention)
+            for when in self.when
+            if (attention := when.of_attention)
+        ]
         return replace(self, mlp=None, parallel=False, when=tuple(kept))
 
     def completed(self, values: Mapping[str, Any], file: object) -> Config:
         """A config of these values with those that follow from them."""
         config = Config(values, file)
-        return config if self.config.derived is None else Config({**values, **self.config.derived(config)}, file)
+        return (
+            config
+            if self.config.derived is None
+            else Config({**values, **self.config.derived(config)}, file)
+        )
 
     def in_layer(self, layer_type: str) -> "Family":
         """The row as layers of a type have it."""

@@ -1,4 +1,6 @@
-"""A GGUF or MLX file as the checkpoint that it was converted from: what the conversion changed is undone."""
+"""A GGUF or MLX file as the checkpoint that it was converted from: what the conversion changed is
+undone.
+"""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -8,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.checkpoint.checkpoint import Checkpoint, DerivedTensor, StoredTensor, Tensor, WholeTensor
+from weightscope.checkpoint.checkpoint import (
+    Checkpoint,
+    DerivedTensor,
+    StoredTensor,
+    Tensor,
+    WholeTensor,
+)
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GgufTensor
 from weightscope.checkpoint.storage import Storage
@@ -18,13 +26,18 @@ from weightscope.model.layers.layouts import grouped, latent
 from weightscope.model.rows.cells import Gguf
 from weightscope.model.rows.family import Family
 
-# What converting to ggml's format does to matrices, undone: functions of an array and of head counts.
+# What converting to ggml's format does to matrices, undone: functions of an array and of head
+# counts.
 
-Undo = Callable[[np.ndarray, int, int], np.ndarray]  # of stored values, query heads, key-value heads
+Undo = Callable[
+    [np.ndarray, int, int], np.ndarray
+]  # of stored values, query heads, key-value heads
 
 
 def queries_in_halves(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """Queries whose rows ggml has 0, r/2, 1, r/2 + 1 ... within a head, since it rotates neighbours."""
+    """Queries whose rows ggml has 0, r/2, 1, r/2 + 1 ... within a head, since it rotates
+    neighbours.
+    """
     pairs = rows.reshape(n_heads, len(rows) // (2 * n_heads), 2, *rows.shape[1:])  # (H, r/2, 2, in)
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
@@ -40,10 +53,14 @@ def turned(w: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
 
 
 def in_groups(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """All queries, all keys, all values: back to groups of queries with the key and value that they share."""
+    """All queries, all keys, all values: back to groups of queries with the key and value that they
+    share.
+    """
     r = len(rows) // (n_heads + 2 * n_kv_heads)
     q, k, v = np.split(rows, [n_heads * r, (n_heads + n_kv_heads) * r])
-    groups = [part.reshape(n_kv_heads, -1, *rows.shape[1:]) for part in (q, k, v)]  # (G, heads r, in)
+    groups = [
+        part.reshape(n_kv_heads, -1, *rows.shape[1:]) for part in (q, k, v)
+    ]  # (G, heads r, in)
     return np.concatenate(groups, axis=1).reshape(rows.shape)
 
 
@@ -68,7 +85,9 @@ def flat(values: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
 
 
 def logarithm(decay: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """State spaces have log(-A), ggml A, to the last digit of exp: Mamba 2's (H,) as a column (H, 1)."""
+    """State spaces have log(-A), ggml A, to the last digit of exp: Mamba 2's (H,) as a column (H,
+    1).
+    """
     decay = decay[..., 0] if decay.shape[-1] == 1 else decay
     with np.errstate(all="ignore"):  # a broken file's are NaN
         return np.log(-decay.astype(np.float64)).astype(np.float32)
@@ -76,8 +95,12 @@ def logarithm(decay: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
 
 # Of tensors outside attention and the network, by ggml's names.
 UNDONE: dict[str, Undo] = {
-    "shortconv.conv": one_channel, "ssm_conv1d": one_channel, "ssm_a": logarithm, "ssm_d": flat, "ssm_norm": flat,
-}  # fmt: skip
+    "shortconv.conv": one_channel,
+    "ssm_conv1d": one_channel,
+    "ssm_a": logarithm,
+    "ssm_d": flat,
+    "ssm_norm": flat,
+}
 AXES: dict[Undo, int] = {turned: 2, one_channel: 2}  # that a tensor has at least; others 1
 # The shape that values become; of others the same.
 SHAPES: dict[Undo, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
@@ -97,19 +120,25 @@ OF_27_BILLION = (46, 62)  # layers of the largest Gemma 2 and Gemma 3
 
 
 def gemma_scalar(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """query_pre_attn_scalar: no key has it. As in llama.cpp, the head's width, but d / H in the largest."""
+    """query_pre_attn_scalar: no key has it. As in llama.cpp, the head's width, but d / H in the
+    largest.
+    """
     own_keys = keys.inside("own")
     heads, d = own_keys.size("attention.head_count"), own_keys.size("embedding_length")
     head_dim = own_keys.size("attention.key_length", default=d // heads)
     scalar = d / heads if own_keys.get("block_count") in OF_27_BILLION else head_dim
     softcap = own_keys.get("attn_logit_softcapping")
-    return {"query_pre_attn_scalar": scalar} | ({} if softcap is None else {"attn_logit_softcapping": softcap})
+    return {"query_pre_attn_scalar": scalar} | (
+        {} if softcap is None else {"attn_logit_softcapping": softcap}
+    )
 
 
 def stablelm_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """Where the network reads; norms of queries and keys are stored in another way there."""
     if "attn_q_norm.weight" in names:
-        raise CheckpointError("has norms of queries and keys, which are not read of this architecture", file=keys.file)
+        raise CheckpointError(
+            "has norms of queries and keys, which are not read of this architecture", file=keys.file
+        )
     return neox_config(keys, names)
 
 
@@ -125,13 +154,23 @@ def granite_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
         "attention_multiplier": own_keys.get("attention.scale"),
         "embedding_multiplier": own_keys.get("embedding_scale"),
     }
-    return {key: float(str(np.float32(scale))) for key, scale in scales.items() if isinstance(scale, float)}
+    return {
+        key: float(str(np.float32(scale)))
+        for key, scale in scales.items()
+        if isinstance(scale, float)
+    }
 
 
 def t5_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """The farthest distance that has a bias of its own: no key has it, llama.cpp takes 128."""
-    if any(re.fullmatch(r"(enc|dec)\.blk\.[1-9]\d*\.attn_rel_b\.weight", name, re.ASCII) for name in names):
-        raise CheckpointError("has biases by distance in every layer, as UMT5; such files are not read", file=keys.file)
+    if any(
+        re.fullmatch(r"(enc|dec)\.blk\.[1-9]\d*\.attn_rel_b\.weight", name, re.ASCII)
+        for name in names
+    ):
+        raise CheckpointError(
+            "has biases by distance in every layer, as UMT5; such files are not read",
+            file=keys.file,
+        )
     return {"relative_attention_max_distance": 128}
 
 
@@ -141,12 +180,21 @@ def lfm2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 
 
 def falcon_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """Which of Falcon's layouts it is: no key says so, the norms and the number of key-value heads do."""
+    """Which of Falcon's layouts it is: no key says so, the norms and the number of key-value heads
+    do.
+    """
     kv_heads, two = keys.inside("own").get("attention.head_count_kv"), "attn_norm_2.weight" in names
-    width: dict[str, Any] = {"intermediate_size": None}  # the feed-forward width is ffn_hidden_size here
+    width: dict[str, Any] = {
+        "intermediate_size": None
+    }  # the feed-forward width is ffn_hidden_size here
     if not two and kv_heads in (None, 1):
         return {**width, "new_decoder_architecture": False, "multi_query": True}
-    return {**width, "new_decoder_architecture": True, "num_kv_heads": kv_heads, "num_ln_in_parallel_attn": 1 + two}
+    return {
+        **width,
+        "new_decoder_architecture": True,
+        "num_kv_heads": kv_heads,
+        "num_ln_in_parallel_attn": 1 + two,
+    }
 
 
 def mpt_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
@@ -159,33 +207,48 @@ def latent_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     own_keys = keys.inside("own")
     rotating = own_keys.size("rope.dimension_count")
     multiplier = own_keys.get("rope.scaling.yarn_log_multiplier")
-    weights = {} if multiplier is None else {name: shortest(10 * multiplier) for name in ("mscale", "mscale_all_dim")}
+    weights = (
+        {}
+        if multiplier is None
+        else {name: shortest(10 * multiplier) for name in ("mscale", "mscale_all_dim")}
+    )
     return {
-        "num_key_value_heads": own_keys.size("attention.head_count"), "head_dim": rotating,
-        "qk_rope_head_dim": rotating, "qk_nope_head_dim": own_keys.size("attention.key_length_mla") - rotating,
-        "v_head_dim": own_keys.size("attention.value_length_mla"), "rope_weights": weights,
-    }  # fmt: skip
+        "num_key_value_heads": own_keys.size("attention.head_count"),
+        "head_dim": rotating,
+        "qk_rope_head_dim": rotating,
+        "qk_nope_head_dim": own_keys.size("attention.key_length_mla") - rotating,
+        "v_head_dim": own_keys.size("attention.value_length_mla"),
+        "rope_weights": weights,
+    }
 
 
 def glm4_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """Nothing more; but the converter reorders rows of queries and keys where positions have sections."""
+    """Nothing more; but the converter reorders rows of queries and keys where positions have
+    sections.
+    """
     if keys.inside("own").get("rope.dimension_sections") is not None:
         raise CheckpointError(
-            "has rows of queries and keys in another order, as GLM 4V; that is not read", file=keys.file
+            "has rows of queries and keys in another order, as GLM 4V; that is not read",
+            file=keys.file,
         )
     return {}
 
 
 def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """Nothing more; but RoBERTa and others are called bert there too, and their position rows are other ones."""
+    """Nothing more; but RoBERTa and others are called bert there too, and their position rows are
+    other ones.
+    """
     if keys.get("tokenizer.ggml.model") != "bert":
-        raise CheckpointError("is an encoder with other tokens than BERT's; such files are not read", file=keys.file)
+        raise CheckpointError(
+            "is an encoder with other tokens than BERT's; such files are not read", file=keys.file
+        )
     return {}
 
 
 # A file of mlx-lm as the checkpoint that it was converted from.
 
-# Types whose norms mlx-lm counts from 1, where transformers counts from 0 (models/*.py, sanitize), and which norms.
+# Types whose norms mlx-lm counts from 1, where transformers counts from 0 (models/*.py, sanitize),
+# and which norms.
 COUNTED_BY_MLX = {
     r"qwen3_next|qwen3_5(_moe)?(_text)?": r".*((input|post_attention)_layernorm|model\.norm|q_norm|k_norm)",
     r"step3p5": r".*norm[^.]*",
@@ -193,13 +256,19 @@ COUNTED_BY_MLX = {
 
 
 # Convolutions by their names: mlx has their channels last, PyTorch second.
-OF_CONVOLUTION = re.compile(r"(.*\.)?(\w*conv\w*|patch_embed\w*(\.proj(ection)?)?)\.weight", re.ASCII)
+OF_CONVOLUTION = re.compile(
+    r"(.*\.)?(\w*conv\w*|patch_embed\w*(\.proj(ection)?)?)\.weight", re.ASCII
+)
 
 
 def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
-    """A checkpoint that mlx-lm or mlx-vlm wrote: norms counted, and convolutions laid out, as in transformers."""
+    """A checkpoint that mlx-lm or mlx-vlm wrote: norms counted, and convolutions laid out, as in
+    transformers.
+    """
     kind = checkpoint.config.get("model_type")
-    norms = next((norms for types, norms in COUNTED_BY_MLX.items() if re.fullmatch(types, str(kind))), "")
+    norms = next(
+        (norms for types, norms in COUNTED_BY_MLX.items() if re.fullmatch(types, str(kind))), ""
+    )
     tensors: dict[str, Tensor] = dict(checkpoint)
     for name, stored in checkpoint.items():
         if norms and re.fullmatch(rf"{norms}\.weight", name) and len(stored.shape) == 1:
@@ -208,18 +277,22 @@ def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
             tensors[name] = RestoredTensor(stored, channels_second, 1, 1)
     if all(tensors[name] is stored for name, stored in checkpoint.items()):
         return checkpoint
-    before = Checkpoint(checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name)
+    before = Checkpoint(
+        checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name
+    )
     before.weight_files, before.stored_names = checkpoint.weight_files, checkpoint.stored_names
     return before
 
 
 # A GGUF file as the checkpoint that it was converted from: what the conversion changed is undone.
 #
-# Names become Hugging Face's again, and the file's keys a config. Rows of Q and K go back to their places: ggml
-# rotates
-# neighbouring coordinates, Hugging Face the two halves of a head.
+# Names become Hugging Face's again, and the file's keys a config. Rows of Q and K go back to their
+# places: ggml rotates neighbouring coordinates, Hugging Face the two halves of a head.
 
-KEYS_OF_LATENT, VALUES_OF_LATENT = "k_b_proj", "v_b_proj"  # what the converter splits kv_b_proj into
+KEYS_OF_LATENT, VALUES_OF_LATENT = (
+    "k_b_proj",
+    "v_b_proj",
+)  # what the converter splits kv_b_proj into
 
 # The role of each module (`Family.roles`) by ggml's name for it, whatever the architecture.
 ROLES = {
@@ -232,10 +305,16 @@ ROLES = {
 }  # fmt: skip
 # Modules of latent attention by ggml's names: the last parts of their names.
 OF_LATENTS = {
-    "attn_q": "q_proj", "attn_q_a": "q_a_proj", "attn_q_b": "q_b_proj", "attn_q_a_norm": "q_a_layernorm",
-    "attn_kv_a_mqa": "kv_a_proj_with_mqa", "attn_kv_a_norm": "kv_a_layernorm", "attn_kv_b": "kv_b_proj",
-    "attn_k_b": KEYS_OF_LATENT, "attn_v_b": VALUES_OF_LATENT,
-}  # fmt: skip
+    "attn_q": "q_proj",
+    "attn_q_a": "q_a_proj",
+    "attn_q_b": "q_b_proj",
+    "attn_q_a_norm": "q_a_layernorm",
+    "attn_kv_a_mqa": "kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "kv_a_layernorm",
+    "attn_kv_b": "kv_b_proj",
+    "attn_k_b": KEYS_OF_LATENT,
+    "attn_v_b": VALUES_OF_LATENT,
+}
 # Meaning in config.json -> key after the architecture's name.
 KEYS = {
     "num_hidden_layers": "block_count",
@@ -257,10 +336,13 @@ KEYS = {
 SCALINGS: dict[str, dict[str, str]] = {
     "linear": {"factor": "factor"},
     "yarn": {
-        "factor": "factor", "original_max_position_embeddings": "original_context_length",
-        "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor",
+        "factor": "factor",
+        "original_max_position_embeddings": "original_context_length",
+        "beta_fast": "yarn_beta_fast",
+        "beta_slow": "yarn_beta_slow",
+        "attention_factor": "yarn_attn_factor",
     },
-}  # fmt: skip
+}
 EPSILONS = ("layer_norm_epsilon", "norm_epsilon", "norm_eps")  # other names that rows have for it
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 MOST_FACTORS = 4096
@@ -303,13 +385,17 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
     tokens = tensors.get(row.prefixes[0] + row.inputs.tokens)
     config["vocab_size"] = tokens.shape[0] if tokens is not None and tokens.shape else None
     config["tie_word_embeddings"] = "output.weight" not in present
-    published = Checkpoint(checkpoint.folder, checkpoint.files, tensors, Config(config, file), checkpoint.name)
+    published = Checkpoint(
+        checkpoint.folder, checkpoint.files, tensors, Config(config, file), checkpoint.name
+    )
     published.weight_files = checkpoint.weight_files
     return published
 
 
 def _row_of(keys: Config, families: Sequence[Family]) -> tuple[Family, Gguf]:
-    """The row that reads files of an architecture; where several do, the one whose keys are there."""
+    """The row that reads files of an architecture; where several do, the one whose keys are
+    there.
+    """
     named = keys.get("general.architecture")
 
     def is_there(key: str) -> bool:
@@ -318,10 +404,16 @@ def _row_of(keys: Config, families: Sequence[Family]) -> tuple[Family, Gguf]:
         return stored == value if value else stored not in (None, 0)
 
     rows = [(row, row.gguf) for row in families if row.gguf is not None]
-    fitting = [(row, gguf) for row, gguf in rows if named in gguf.architecture and all(map(is_there, gguf.given))]
+    fitting = [
+        (row, gguf)
+        for row, gguf in rows
+        if named in gguf.architecture and all(map(is_there, gguf.given))
+    ]
     if not fitting:
         known = ", ".join(dict.fromkeys(name for _, gguf in rows for name in gguf.architecture))
-        raise CheckpointError(f"is of architecture '{str(named)[:40]}'; read are {known}", file=keys.file)
+        raise CheckpointError(
+            f"is of architecture '{str(named)[:40]}'; read are {known}", file=keys.file
+        )
     return max(fitting, key=lambda pair: len(pair[1].given))
 
 
@@ -330,9 +422,15 @@ def modules_of(row: Family, gguf: Gguf) -> dict[str, str]:
     fused = row.roles.get("gate+up")
     roles = {**({"gate": fused, "up": fused} if fused else {}), **row.roles}
     for role, names in row.also.items():
-        if role not in roles and names and not {" ", "{"} & {*names[0]}:  # stored as it was, and not an expert's
+        if (
+            role not in roles and names and not {" ", "{"} & {*names[0]}
+        ):  # stored as it was, and not an expert's
             roles[role] = names[0]
-    named = {name: module for name, role in {**ROLES, **gguf.roles}.items() if (module := roles.get(role))}
+    named = {
+        name: module
+        for name, role in {**ROLES, **gguf.roles}.items()
+        if (module := roles.get(role))
+    }
     if row.heads.layout is latent:
         attention = row.heads.k.rpartition(".")[0]
         named |= {name: f"{attention}.{last}" for name, last in OF_LATENTS.items()}
@@ -355,7 +453,9 @@ def _undone(row: Family, gguf: Gguf) -> dict[str, Undo]:
     undone |= {norm.module: less_one for norm in norms if norm and norm.offset}
     if qk_norm and qk_norm.offset:
         undone |= {qk_norm.query: less_one, qk_norm.key: less_one}
-    return undone | {gguf.modules[name]: undo for name, undo in UNDONE.items() if name in gguf.modules}
+    return undone | {
+        gguf.modules[name]: undo for name, undo in UNDONE.items() if name in gguf.modules
+    }
 
 
 def _of_stack(name: str, row: Family, whole: Mapping[str, str]) -> tuple[str, str] | None:
@@ -367,17 +467,20 @@ def _of_stack(name: str, row: Family, whole: Mapping[str, str]) -> tuple[str, st
 
 
 def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple[str, str]:
-    """`blk.3.attn_q.weight`: self_attn.q_proj, model.layers.3.self_attn.q_proj.weight; unknown names as they are.
+    """`blk.3.attn_q.weight`: self_attn.q_proj, model.layers.3.self_attn.q_proj.weight; unknown
+    names as they are.
 
-    A q/k-norm that the row does not name is put into the attention module, where it is refused rather than left out.
-    """
+    A q/k-norm that the row does not name is put into the attention module, where it is refused
+    rather than left out."""
     parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+(?:\.\w+)?)\.(weight|bias)", name, re.ASCII)
     if not parts:
         parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)()", name, re.ASCII)
     if not parts:
         return "", name
     if tensor := modules.get(f"{parts[2]}.{parts[3]}".rstrip(".")):
-        stem = f"{row.prefixes[0]}{row.layer.format(i=int(parts[1]))}" if parts[1] else row.prefixes[0]
+        stem = (
+            f"{row.prefixes[0]}{row.layer.format(i=int(parts[1]))}" if parts[1] else row.prefixes[0]
+        )
         return tensor, stem + tensor
     module = modules.get(parts[2], "")
     if not module and parts[1] and ROLES.get(parts[2]) in ("q_norm", "k_norm"):
@@ -393,9 +496,15 @@ def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple
 def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[str, Any]:
     """What config.json would say."""
     start = f"{keys.get('general.architecture')}."
-    own_keys = {key.removeprefix(start): value for key, value in keys.items() if key.startswith(start)}
+    own_keys = {
+        key.removeprefix(start): value for key, value in keys.items() if key.startswith(start)
+    }
     named = {**KEYS, **gguf.keys}
-    values = {meaning: shortest(own_keys[key]) for meaning, key in named.items() if own_keys.get(key) is not None}
+    values = {
+        meaning: shortest(own_keys[key])
+        for meaning, key in named.items()
+        if own_keys.get(key) is not None
+    }
     values |= _by_layer(Config(values, keys.file), own_keys)
     config = Config(values, keys.file)
     if (first := keys.get("tokenizer.ggml.bos_token_id")) is not None:
@@ -406,37 +515,64 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
     head_dim = config.size("head_dim", default=config.size("hidden_size") // heads)
     if "head_dim" in row.config.defaults:
         values["head_dim"] = head_dim
-    if own_keys.get("nextn_predict_layers"):  # further layers, which predict the tokens after the next
+    if own_keys.get(
+        "nextn_predict_layers"
+    ):  # further layers, which predict the tokens after the next
         predicting = Config(own_keys, keys.file).size("nextn_predict_layers")
         values["num_hidden_layers"] = config.size("num_hidden_layers") - predicting
-    if isinstance(row.rope, Rope) and row.rope.theta_key not in ("", "rope_theta") and "rope_theta" in values:
+    if (
+        isinstance(row.rope, Rope)
+        and row.rope.theta_key not in ("", "rope_theta")
+        and "rope_theta" in values
+    ):
         values[row.rope.theta_key] = values.pop("rope_theta")
     scaling = str(own_keys.get("rope.scaling.type") or "none")
     if scaling in SCALINGS:
-        given = {name: shortest(own_keys.get(f"rope.scaling.{key}")) for name, key in SCALINGS[scaling].items()}
-        values["rope_scaling"] = {"rope_type": scaling, **{name: x for name, x in given.items() if x is not None}}
+        given = {
+            name: shortest(own_keys.get(f"rope.scaling.{key}"))
+            for name, key in SCALINGS[scaling].items()
+        }
+        values["rope_scaling"] = {
+            "rope_type": scaling,
+            **{name: x for name, x in given.items() if x is not None},
+        }
     elif scaling not in ("none", "longrope"):
-        raise CheckpointError(f"scales its rotations by '{scaling[:40]}', which is not read", file=keys.file)
+        raise CheckpointError(
+            f"scales its rotations by '{scaling[:40]}', which is not read", file=keys.file
+        )
     if isinstance(sections := own_keys.get("rope.dimension_sections"), list):
         values["rope_scaling"] = {
             "rope_type": "default",
             **values.get("rope_scaling", {}),
             "mrope_section": sections[:3],
         }
-    turning = Config(own_keys, keys.file).size("rope.dimension_count", default=head_dim, largest=head_dim)
+    turning = Config(own_keys, keys.file).size(
+        "rope.dimension_count", default=head_dim, largest=head_dim
+    )
     _by_type(values, row, gguf, own_keys)
     if isinstance(row.rope, Rope) and row.rope.dims_key:
         values[row.rope.dims_key] = turning
     elif turning != head_dim:
         if not isinstance(row.rope, Rope) or row.rope.fraction is None:
-            raise CheckpointError("rotates a part of each head alone, which is not read", file=keys.file)
+            raise CheckpointError(
+                "rotates a part of each head alone, which is not read", file=keys.file
+            )
         values[row.rope.fraction_key] = turning / head_dim
     elif isinstance(row.rope, Rope) and row.rope.fraction is not None:
         values[row.rope.fraction_key] = 1.0
     if own_keys.get("expert_count") and not gguf.experts:
-        raise CheckpointError("has experts; mixtures under this architecture are not read", file=keys.file)
-    stored = {row.heads.bias.q: ("attn_q.bias", "attn_qkv.bias"), row.heads.bias.out: ("attn_output.bias",)}
-    values |= {key: bool(present & {*names}) for key, names in reversed(stored.items()) if isinstance(key, str)}
+        raise CheckpointError(
+            "has experts; mixtures under this architecture are not read", file=keys.file
+        )
+    stored = {
+        row.heads.bias.q: ("attn_q.bias", "attn_qkv.bias"),
+        row.heads.bias.out: ("attn_output.bias",),
+    }
+    values |= {
+        key: bool(present & {*names})
+        for key, names in reversed(stored.items())
+        if isinstance(key, str)
+    }
     if (eps := values.get("layer_norm_eps")) is not None:
         values |= {key: eps for key in EPSILONS if key in row.config.defaults}
     values |= gguf.config(Config({**keys, "own": own_keys}, keys.file), present)
@@ -446,7 +582,9 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
 
 
 def _join_latents(tensors: dict[str, Tensor], row: Family, file: object) -> None:
-    """Put keys and values of a latent, which the converter splits, into the matrix that they were of."""
+    """Put keys and values of a latent, which the converter splits, into the matrix that they were
+    of.
+    """
     attention = row.heads.v.rpartition(".")[0]
     for name in [name for name in tensors if name.endswith(f"{attention}.{KEYS_OF_LATENT}.weight")]:
         stem = name.removesuffix(f"{KEYS_OF_LATENT}.weight")
@@ -457,7 +595,9 @@ def _join_latents(tensors: dict[str, Tensor], row: Family, file: object) -> None
 
 
 def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that a file has for each layer: the one that every layer of attention has, and the types of layers."""
+    """Values that a file has for each layer: the one that every layer of attention has, and the
+    types of layers.
+    """
     values: dict[str, Any] = {}
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if isinstance(each := config.get(name), list):
@@ -466,19 +606,29 @@ def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:
                 raise config.error(name, "the same in every layer")
             values[name] = max(sizes, default=0)
             if name == "num_key_value_heads" and 0 in each:
-                values["layer_types"] = ["full_attention" if size else "linear_attention" for size in each]
+                values["layer_types"] = [
+                    "full_attention" if size else "linear_attention" for size in each
+                ]
     if isinstance(windows := own_keys.get("attention.sliding_window_pattern"), list):
-        values["layer_types"] = ["sliding_attention" if window else "full_attention" for window in windows]
+        values["layer_types"] = [
+            "sliding_attention" if window else "full_attention" for window in windows
+        ]
     return values
 
 
 def _by_type(values: dict[str, Any], row: Family, gguf: Gguf, own_keys: Mapping[str, Any]) -> None:
-    """Give every type of layers its rotation, where bases differ by it and the row has no key for the local one."""
+    """Give every type of layers its rotation, where bases differ by it and the row has no key for
+    the local one.
+    """
     local = own_keys.get("rope.freq_base_swa")
     if "rope.freq_base_swa" in gguf.keys.values() or not isinstance(row.rope, Rope):
         return
     as_global = row.rope.local is not None and row.rope.local[0] == "rope_theta"
-    if as_global or (local is not None and not row.rope.local and "sliding_attention" in values.get("layer_types", ())):
+    if as_global or (
+        local is not None
+        and not row.rope.local
+        and "sliding_attention" in values.get("layer_types", ())
+    ):
         base, scaling = values.pop("rope_theta", None), values.pop("rope_scaling", {})
         local = base if local is None else shortest(local)
         values["rope_parameters"] = {
@@ -488,7 +638,9 @@ def _by_type(values: dict[str, Any], row: Family, gguf: Gguf, own_keys: Mapping[
 
 
 def _factors(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
-    """How rotations are scaled where tensors say so: Llama 3's, and Phi-3's two lists of factors."""
+    """How rotations are scaled where tensors say so: Llama 3's, and Phi-3's two lists of
+    factors.
+    """
     factors, short, long = (checkpoint.get(name) for name in ROPE_FACTORS)
     if factors is not None:
         return {"rope_scaling": _llama3_scaling(factors.read(), config)}
@@ -496,15 +648,25 @@ def _factors(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
         return {}
     for tensor in (short, long):
         if np.prod(tensor.shape) > MOST_FACTORS:
-            raise tensor.refuse(f"has shape {tensor.shape}; a factor for each pair of a head's dimensions was expected")
-    lists = {"short_factor": short.read().reshape(-1).tolist(), "long_factor": long.read().reshape(-1).tolist()}
+            raise tensor.refuse(
+                f"has shape {tensor.shape}; a factor for each pair of a head's dimensions was expected"
+            )
+    lists = {
+        "short_factor": short.read().reshape(-1).tolist(),
+        "long_factor": long.read().reshape(-1).tolist(),
+    }
     key = f"{checkpoint.config.get('general.architecture')}.rope.scaling.original_context_length"
     original = checkpoint.config.get(key) or config.get("max_position_embeddings")
-    return {"rope_scaling": {"rope_type": "longrope", **lists}, "original_max_position_embeddings": original}
+    return {
+        "rope_scaling": {"rope_type": "longrope", **lists},
+        "original_max_position_embeddings": original,
+    }
 
 
 def shortest(value: Any) -> Any:
-    """A float32 as the shortest decimal that means it: 1e-05 where the file has 9.999999747378752e-06."""
+    """A float32 as the shortest decimal that means it: 1e-05 where the file has
+    9.999999747378752e-06.
+    """
     return float(str(np.float32(value))) if type(value) is float else value
 
 
@@ -514,36 +676,55 @@ def _scalars(checkpoint: Checkpoint, row: Family, gguf: Gguf, n_layers: int) -> 
     for key, module in gguf.scalars.items():
         listed = checkpoint.config.get(key)
         listed = [listed] * n_layers if type(listed) is float else listed
-        if not isinstance(listed, list) or len(listed) != n_layers or not all(type(x) is float for x in listed):
+        if (
+            not isinstance(listed, list)
+            or len(listed) != n_layers
+            or not all(type(x) is float for x in listed)
+        ):
             raise checkpoint.config.error(key, f"a list of {n_layers} numbers, one for each layer")
         name, _, is_vector = module.partition(" as ")
         for index, value in enumerate(listed):
             full = f"{row.prefixes[0]}{row.layer.format(i=index)}{name}"
-            tensors[full] = HeaderTensor(full, checkpoint.files[0], value, (1,) if is_vector else ())
+            tensors[full] = HeaderTensor(
+                full, checkpoint.files[0], value, (1,) if is_vector else ()
+            )
     return tensors
 
 
 def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
-    """Llama 3's scaling of rotations: a file has the factors it amounts to, which tell it and are checked by it.
+    """Llama 3's scaling of rotations: a file has the factors it amounts to, which tell it and are
+    checked by it.
 
     Most are trained for texts of 8192; of others a pair that is scaled in part tells it.
     """
     factors = stored.reshape(-1).astype(np.float64)
-    theta, factor = config.number("rope_theta", default=10000.0, smallest=1.001), float(factors.max(initial=1.0))
+    theta, factor = (
+        config.number("rope_theta", default=10000.0, smallest=1.001),
+        float(factors.max(initial=1.0)),
+    )
     if not len(factors) or factors.min() <= 0:
-        raise CheckpointError("scales its rotations by factors that are not above 0", file=config.file)
+        raise CheckpointError(
+            "scales its rotations by factors that are not above 0", file=config.file
+        )
     wavelengths = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))
-    share = (1 / factors - 1 / factor) / max(1 - 1 / factor, 1e-9)  # of each pair that is not scaled
+    share = (1 / factors - 1 / factor) / max(
+        1 - 1 / factor, 1e-9
+    )  # of each pair that is not scaled
     in_part = (share > LEAST_SHARE) & (share < 1 - LEAST_SHARE)
     implied = wavelengths[in_part] * (LOW + share[in_part] * (HIGH - LOW))
     for original in (ORIGINAL, *map(int, np.rint(implied[np.isfinite(implied)][:1]))):
         smooth = np.clip((original / wavelengths - LOW) / (HIGH - LOW), 0, 1)
         if np.allclose(1 / factors, (1 - smooth) / factor + smooth, rtol=1e-3):
             return {
-                "rope_type": "llama3", "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": LOW,
+                "high_freq_factor": HIGH,
                 "original_max_position_embeddings": original,
-            }  # fmt: skip
-    lists = dict.fromkeys(("short_factor", "long_factor"), factors.tolist())  # other bounds: by each pair's factor
+            }
+    lists = dict.fromkeys(
+        ("short_factor", "long_factor"), factors.tolist()
+    )  # other bounds: by each pair's factor
     return {"rope_type": "longrope", **lists, "attention_factor": 1.0}
 
 
@@ -574,7 +755,9 @@ class RestoredTensor(DerivedTensor, WholeTensor):
         ends = None if self.undo is logarithm else self.stored.ends()  # which would change places
         if ends is None:
             return None
-        first, last = (end if self.undo in OF_ROWS else Spread(end, self.stored.shape) for end in ends[:2])
+        first, last = (
+            end if self.undo in OF_ROWS else Spread(end, self.stored.shape) for end in ends[:2]
+        )
         return replace(self, stored=first), replace(self, stored=last), ends[2]
 
     def read(self) -> np.ndarray:
@@ -582,11 +765,15 @@ class RestoredTensor(DerivedTensor, WholeTensor):
 
     @property
     def _pieces(self) -> int:
-        """Of how many pieces of rows each is undone by itself; 0 where rows of the whole are mixed."""
+        """Of how many pieces of rows each is undone by itself; 0 where rows of the whole are
+        mixed.
+        """
         pieces: dict[Undo, int] = {
-            queries_in_halves: self.n_heads, keys_in_halves: self.n_kv_heads, less_one: self.shape[0],
+            queries_in_halves: self.n_heads,
+            keys_in_halves: self.n_kv_heads,
+            less_one: self.shape[0],
             one_channel: self.shape[0],
-        }  # fmt: skip
+        }
         return pieces.get(self.undo, 0)
 
     @property
@@ -647,15 +834,24 @@ class Spread(DerivedTensor, WholeTensor):
 
 @dataclass(frozen=True)
 class OutOfLatent(DerivedTensor, WholeTensor):
-    """What makes a head's keys and values out of the latent: ggml has them apart, the keys transposed."""
+    """What makes a head's keys and values out of the latent: ggml has them apart, the keys
+    transposed.
+    """
 
     stored: Tensor  # (H, latent, k)
     values: Tensor  # (H, v, latent)
 
     def __post_init__(self) -> None:
-        if len(self.stored.shape) != 3 or (self.stored.shape[0], self.stored.shape[1]) != self.values.shape[::2]:
-            shapes = f"{self.stored.shape}, which {self.values.shape} of '{self.values.name}' do not fit"
-            raise self.stored.refuse(f"has shape {shapes}; (heads, latent, k) and (heads, v, latent) were expected")
+        if (
+            len(self.stored.shape) != 3
+            or (self.stored.shape[0], self.stored.shape[1]) != self.values.shape[::2]
+        ):
+            shapes = (
+                f"{self.stored.shape}, which {self.values.shape} of '{self.values.name}' do not fit"
+            )
+            raise self.stored.refuse(
+                f"has shape {shapes}; (heads, latent, k) and (heads, v, latent) were expected"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -667,8 +863,12 @@ class OutOfLatent(DerivedTensor, WholeTensor):
         return (*self.stored.parts, *self.values.parts)
 
     def unchecked(self, noted: set[str]) -> Tensor:
-        return replace(self, stored=self.stored.unchecked(noted), values=self.values.unchecked(noted))
+        return replace(
+            self, stored=self.stored.unchecked(noted), values=self.values.unchecked(noted)
+        )
 
     def read(self) -> np.ndarray:
-        both = np.concatenate([self.stored.read().swapaxes(1, 2), self.values.read()], axis=1)  # (H, k + v, latent)
+        both = np.concatenate(
+            [self.stored.read().swapaxes(1, 2), self.values.read()], axis=1
+        )  # (H, k + v, latent)
         return both.reshape(self.shape)

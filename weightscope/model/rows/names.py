@@ -1,4 +1,5 @@
-"""One name for every tensor of a checkpoint: its role, whatever container and layout it is stored in.
+"""One name for every tensor of a checkpoint: its role, whatever container and layout it is stored
+in.
 
 | role | what |
 | --- | --- |
@@ -22,8 +23,8 @@
 | inputs.projection, outputs.projection | between the embedding's width and the model's |
 | the name of a step, as sinks or layer_scale | a mechanism that few architectures have; see docs/rows.md |
 
-`.bias` follows the role of a bias or a norm's beta. A norm that feeds attention and the network is norm.before.
-"""
+`.bias` follows the role of a bias or a norm's beta. A norm that feeds attention and the network is
+norm.before."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +48,13 @@ from weightscope.model.layers.layouts import by_dimension_and_head, gated, separ
 from weightscope.model.layers.maps import Affine
 from weightscope.model.rows.cells import LEGACY, LayerTensors, StoredNorm
 from weightscope.model.rows.family import Family
-from weightscope.model.rows.gguf import ROLES, RestoredTensor, keys_in_halves, less_one, queries_in_halves
+from weightscope.model.rows.gguf import (
+    ROLES,
+    RestoredTensor,
+    keys_in_halves,
+    less_one,
+    queries_in_halves,
+)
 from weightscope.model.rows.original.spelling import PartTensor
 from weightscope.model.rows.table import FAMILIES, title
 
@@ -58,19 +65,36 @@ OF_MODEL = (
 )  # fmt: skip
 # Modules of latent attention, by the last part of their names, in every architecture that has it.
 OF_LATENTS = {
-    "q_proj": "q", "q_a_proj": "q_a", "q_b_proj": "q_b", "kv_a_proj_with_mqa": "kv_a", "kv_b_proj": "kv_b",
-    "q_a_layernorm": "q_a_norm", "kv_a_layernorm": "kv_a_norm",
-}  # fmt: skip
-# ggml's names of what a mixture stores, which keep these names: all experts are in one tensor there.
+    "q_proj": "q",
+    "q_a_proj": "q_a",
+    "q_b_proj": "q_b",
+    "kv_a_proj_with_mqa": "kv_a",
+    "kv_b_proj": "kv_b",
+    "q_a_layernorm": "q_a_norm",
+    "kv_a_layernorm": "kv_a_norm",
+}
+# ggml's names of what a mixture stores, which keep these names: all experts are in one tensor
+# there.
 OF_GGUF = {
-    "ffn_gate_inp": "router", "exp_probs_b": "router.correction", "ffn_gate_exps": "expert.gate",
-    "ffn_up_exps": "expert.up", "ffn_down_exps": "expert.down", "ffn_gate_up_exps": "expert.gate+up",
-    "ffn_gate_shexp": "shared_expert.gate", "ffn_up_shexp": "shared_expert.up", "ffn_down_shexp": "shared_expert.down",
+    "ffn_gate_inp": "router",
+    "exp_probs_b": "router.correction",
+    "ffn_gate_exps": "expert.gate",
+    "ffn_up_exps": "expert.up",
+    "ffn_down_exps": "expert.down",
+    "ffn_gate_up_exps": "expert.gate+up",
+    "ffn_gate_shexp": "shared_expert.gate",
+    "ffn_up_shexp": "shared_expert.up",
+    "ffn_down_shexp": "shared_expert.down",
     "ffn_gate_inp_shexp": "shared_expert.router",
-}  # fmt: skip
-# Modules in which MLX keeps a mixture's experts, in or next to transformers' own: one tensor holds them all.
+}
+# Modules in which MLX keeps a mixture's experts, in or next to transformers' own: one tensor holds
+# them all.
 OF_MLX = ("switch_mlp", "experts", "experts.switch_glu")
-OF_ANY_WIDTH = ("norm.inputs", "norm.outputs", "norm.mlp_inner")  # norms of other widths than the model's
+OF_ANY_WIDTH = (
+    "norm.inputs",
+    "norm.outputs",
+    "norm.mlp_inner",
+)  # norms of other widths than the model's
 TRANSPOSED, ALTERNATING, FROM_ZERO = "(in, out)", "alternating", "counted from 0"
 HOW = (TRANSPOSED, ALTERNATING, FROM_ZERO)  # what a cell of `also` may say after "as"
 ABOVE = "../"  # before a module of `also` one level above the row's layer
@@ -90,10 +114,13 @@ class NamedTensor:
     shape: tuple[int, ...]  # of `array()`
     stored: str  # how the file has it, in words
     tensor: Tensor = field(repr=False, compare=False)  # of the file
-    # What `array` changes: tensors that agree in it are stored alike. None for a part of a tensor of the file.
+    # What `array` changes: tensors that agree in it are stored alike. None for a part of a tensor
+    # of the file.
     undone: tuple[object, ...] | None = field(repr=False, compare=False)
     read: "Read" = field(repr=False, compare=False)
-    is_slice: bool = field(default=False, repr=False, compare=False)  # an expert, as it lies in the file's tensor
+    is_slice: bool = field(
+        default=False, repr=False, compare=False
+    )  # an expert, as it lies in the file's tensor
 
     @property
     def has_role(self) -> bool:
@@ -102,7 +129,9 @@ class NamedTensor:
 
     @property
     def experts(self) -> "tuple[NamedTensor, ...]":
-        """The experts that one tensor of the file stacks, each read alone; empty where it stacks none."""
+        """The experts that one tensor of the file stacks, each read alone; empty where it stacks
+        none.
+        """
         if self.expert is not None or not self.role.startswith("expert.") or len(self.shape) < 2:
             return ()
         return tuple(map(self.of_expert, range(self.shape[0])))
@@ -112,7 +141,13 @@ class NamedTensor:
         how = f"{self.stored}, one tensor for all experts".removeprefix(", ")
         read = lambda expert: self.read(index)  # noqa: E731
         return replace(
-            self, expert=index, shape=self.shape[1:], stored=how, undone=None, read=read, is_slice=self.undone == ()
+            self,
+            expert=index,
+            shape=self.shape[1:],
+            stored=how,
+            undone=None,
+            read=read,
+            is_slice=self.undone == (),
         )
 
     def as_stored(self) -> Tensor:
@@ -126,8 +161,8 @@ class NamedTensor:
     def array(self) -> np.ndarray:
         """The tensor as float32 in one convention, whatever the container.
 
-        Matrices have a row for each output, queries and keys the order that transformers rotates; gains of norms are
-        what multiplies.
+        Matrices have a row for each output, queries and keys the order that transformers rotates;
+        gains of norms are what multiplies.
 
         Raises
         ------
@@ -139,7 +174,11 @@ class NamedTensor:
     def as_json(self) -> dict[str, Any]:
         """Its names, shape and how it is stored."""
         keys = ("name", "role", "stack", "layer", "expert", "shape", "stored")
-        return {key: list(value) if key == "shape" else value for key in keys for value in [getattr(self, key)]}
+        return {
+            key: list(value) if key == "shape" else value
+            for key in keys
+            for value in [getattr(self, key)]
+        }
 
 
 Read = Callable[[int | None], np.ndarray]  # the array, of one expert or of all
@@ -164,7 +203,13 @@ class ConvertedTensor(DerivedTensor, WholeTensor):
             return None
         first, last = (
             ConvertedTensor(
-                end, replace(self.named, read=partial(_expert, end, expert), is_slice=False, shape=end.shape[1:])
+                end,
+                replace(
+                    self.named,
+                    read=partial(_expert, end, expert),
+                    is_slice=False,
+                    shape=end.shape[1:],
+                ),
             )
             for end in ends[:2]
         )
@@ -181,11 +226,12 @@ def _expert(stacked: Tensor, expert: int, _: int | None) -> np.ndarray:
 
 
 class Tensors:
-    """Every tensor of a checkpoint under its role: iteration gives one `NamedTensor` for each tensor of the file.
+    """Every tensor of a checkpoint under its role: iteration gives one `NamedTensor` for each
+    tensor of the file.
 
-    A key is a role with its place, or a tensor's name in the file: "layer 3 up", "layer 3 q" (of a fused tensor too),
-    "layer 3 expert 5 gate", "layer 0 norm.before", "tokens"; of another stack "vision layer 3 up". Nothing is read
-    before `array()`.
+    A key is a role with its place, or a tensor's name in the file: "layer 3 up", "layer 3 q" (of a
+    fused tensor too), "layer 3 expert 5 gate", "layer 0 norm.before", "tokens"; of another stack
+    "vision layer 3 up". Nothing is read before `array()`.
 
     Parameters
     ----------
@@ -208,7 +254,9 @@ class Tensors:
     ['q+k+v.bias', 'q+k+v', 'o.bias']
     """
 
-    def __init__(self, checkpoint: Checkpoint, stacks: Mapping[str, tuple[Family, ModelConfig, str]]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, stacks: Mapping[str, tuple[Family, ModelConfig, str]]
+    ) -> None:
         self.checkpoint, self.own = checkpoint, next(iter(stacks), None)
         self.readers = [_Reader(checkpoint, name, *stack) for name, stack in stacks.items()]
 
@@ -234,7 +282,9 @@ class Tensors:
 
     @cached_property
     def _by_label(self) -> dict[str, NamedTensor]:
-        """Every tensor and every part of a fused one by its label, or by its name where two have the same."""
+        """Every tensor and every part of a fused one by its label, or by its name where two have
+        the same.
+        """
         labelled: dict[str, NamedTensor] = {}
         for tensor in self.rows:
             for part in (tensor, *self.parts(tensor)):
@@ -251,7 +301,9 @@ class Tensors:
 
     @property
     def roles(self) -> dict[str, str]:
-        """The role of each tensor that has one, by its name in the file; of another stack after that one's name."""
+        """The role of each tensor that has one, by its name in the file; of another stack after
+        that one's name.
+        """
         return {tensor.name: self.known_as(tensor) for tensor in self.rows if tensor.has_role}
 
     def known_as(self, tensor: NamedTensor) -> str:
@@ -259,7 +311,9 @@ class Tensors:
         return tensor.role if tensor.stack in (None, self.own) else f"{tensor.stack} {tensor.role}"
 
     def read_through(self, replaced: Mapping[str, Tensor]) -> None:
-        """From now on arrays are read from these tensors, by name, and from the checkpoint's where there is none."""
+        """From now on arrays are read from these tensors, by name, and from the checkpoint's where
+        there is none.
+        """
         for reader in self.readers:
             reader.values = self.checkpoint.with_tensors(replaced)
 
@@ -267,7 +321,11 @@ class Tensors:
     def lead(self) -> str:
         """How many tensors there are, and how many have a role, in a sentence."""
         unnamed = sum(tensor.role == tensor.name for tensor in self.rows)
-        rest = f"; {unnamed} have only the name in the file, since no row names them" if unnamed else ""
+        rest = (
+            f"; {unnamed} have only the name in the file, since no row names them"
+            if unnamed
+            else ""
+        )
         return f"{counted(len(self.rows), 'tensor')}, {len(self.rows) - unnamed} with a role{rest}."
 
     @cached_property
@@ -285,17 +343,26 @@ class Tensors:
     def as_in_file(self) -> list[NamedTensor]:
         """One for each tensor, under the name that it has in the file."""
         stored = self.checkpoint.stored_names
-        return [replace(each, name=stored[each.name]) if each.name in stored else each for each in self.rows]
+        return [
+            replace(each, name=stored[each.name]) if each.name in stored else each
+            for each in self.rows
+        ]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Every role with its place, parts of fused tensors included; experts that one tensor stacks are not listed."""
+        """Every role with its place, parts of fused tensors included; experts that one tensor
+        stacks are not listed.
+        """
         return tuple(self._by_label)
 
     def parts(self, tensor: NamedTensor) -> tuple[NamedTensor, ...]:
         """The tensors that one tensor of the file fuses; empty where it fuses none."""
         reader = next((reader for reader in self.readers if reader.stack == tensor.stack), None)
-        return reader.parts(tensor) if reader and "+" in tensor.role and tensor.role != tensor.name else ()
+        return (
+            reader.parts(tensor)
+            if reader and "+" in tensor.role and tensor.role != tensor.name
+            else ()
+        )
 
     def __contains__(self, key: object) -> bool:
         try:
@@ -308,7 +375,9 @@ class Tensors:
             return self.rows[key]
         if (tensor := self._by_label.get(" ".join(key.split()))) is not None:
             return tensor
-        if (tensor := next((tensor for tensor in self.rows if tensor.name == key), None)) is not None:
+        if (
+            tensor := next((tensor for tensor in self.rows if tensor.name == key), None)
+        ) is not None:
             return tensor
         if match := OF_EXPERT.fullmatch(key):
             stacked = self._by_label.get(f"{match[1]}expert.{match[3]}")
@@ -317,7 +386,8 @@ class Tensors:
         near = get_close_matches(key, [*self._by_label, *self.checkpoint], n=3)
         known = near or [*self._by_label][:3]
         raise CheckpointError(
-            f"has no tensor '{key}'; {'near' if near else 'there'} are {', '.join(known)}", file=self.checkpoint.name
+            f"has no tensor '{key}'; {'near' if near else 'there'} are {', '.join(known)}",
+            file=self.checkpoint.name,
         )
 
 
@@ -352,8 +422,16 @@ def _stated(also: Mapping[str, Sequence[str]]) -> dict[str, _Module]:
 class _Reader:
     """The tensors of one stack: their roles, and their arrays."""
 
-    def __init__(self, checkpoint: Checkpoint, stack: str, family: Family, config: ModelConfig, prefix: str) -> None:
-        self.checkpoint, self.stack, self.family, self.config, self.prefix = checkpoint, stack, family, config, prefix
+    def __init__(
+        self, checkpoint: Checkpoint, stack: str, family: Family, config: ModelConfig, prefix: str
+    ) -> None:
+        self.checkpoint, self.stack, self.family, self.config, self.prefix = (
+            checkpoint,
+            stack,
+            family,
+            config,
+            prefix,
+        )
         self.values = checkpoint  # arrays are made of it; see `Tensors.read_through`
         self._last: tuple[int, Layer] | None = None
         self._fused: tuple[tuple[str, int | None], np.ndarray] | None = None
@@ -367,7 +445,9 @@ class _Reader:
             yield from self._of_gguf()
         seen: dict[str, list[int]] = {}
         for index in range(self.config.n_layers):
-            seen.setdefault(self.prefix + self.family.stored_name(self.config, index), []).append(index)
+            seen.setdefault(self.prefix + self.family.stored_name(self.config, index), []).append(
+                index
+            )
         for stem, layers in seen.items():
             shared = f"shared by layers {', '.join(map(str, layers))}" if len(layers) > 1 else ""
             config, row = in_layer(self.config, self.family, layers[0])
@@ -384,20 +464,30 @@ class _Reader:
     @property
     def is_tied(self) -> bool:
         """Whether logits are made by the rows of the token embedding, as the config says."""
-        return self.family.outputs is not None and self.config.get("tie_word_embeddings", True) is True
+        return (
+            self.family.outputs is not None and self.config.get("tie_word_embeddings", True) is True
+        )
 
     def _of_model(self) -> Iterator[NamedTensor]:
         row, checkpoint = self.family, self.checkpoint
         modules, patterns = modules_of(row, of_model=True)
         for module in modules:
             for name in (self.prefix + module, *checkpoint.names_under(f"{self.prefix}{module}.")):
-                if name in checkpoint and (matched := _match(name.removeprefix(self.prefix), modules, patterns)):
-                    tied = "also the unembedding (tied)" if self.is_tied and matched[0].role == "tokens" else ""
+                if name in checkpoint and (
+                    matched := _match(name.removeprefix(self.prefix), modules, patterns)
+                ):
+                    tied = (
+                        "also the unembedding (tied)"
+                        if self.is_tied and matched[0].role == "tokens"
+                        else ""
+                    )
                     yield self._tensor(name, *matched, None, self.config, row, tied)
         ends = [i + 1 for i, letter in enumerate(self.prefix) if letter == "."]
         heads = row.outputs.tokens if row.outputs else row.also.get("unembedding", ())
         names = [self.prefix[:end] + name for end in (*ends, 0) for name in heads]
-        for name in dict.fromkeys((*names, *(name.removesuffix(".weight") + ".bias" for name in names))):
+        for name in dict.fromkeys(
+            (*names, *(name.removesuffix(".weight") + ".bias" for name in names))
+        ):
             if name in checkpoint:
                 role = "unembedding.bias" if name.endswith(".bias") else "unembedding"
                 tied = "tied to the tokens" if self.is_tied and role == "unembedding" else ""
@@ -435,10 +525,16 @@ class _Reader:
         if self._is_transposed(module, name, row) and len(tensor.shape) > 1:
             how = (*how, TRANSPOSED)
             words.append(f"transposed {TRANSPOSED}")
-        if "+" in role and row.heads.layout is separate and not role.startswith(("gate", "expert", "shared")):
+        if (
+            "+" in role
+            and row.heads.layout is separate
+            and not role.startswith(("gate", "expert", "shared"))
+        ):
             words.append(f"one matrix as {' and '.join(role.removesuffix('.bias').split('+'))}")
         elif "+" in role:
-            words.append(f"fused {role.removesuffix('.bias')}{', rows alternating' if ALTERNATING in how else ''}")
+            words.append(
+                f"fused {role.removesuffix('.bias')}{', rows alternating' if ALTERNATING in how else ''}"
+            )
         words += [*_rotary(role, tensor, config, row, layer)]
         if ("norm" in role) and not role.endswith(".bias"):
             offset = module.norm.offset if module.norm else FROM_ZERO in how
@@ -452,13 +548,20 @@ class _Reader:
             shape = joined
         read = partial(self._array, tensor, role, how, module.norm, layer, config, row, shape)
         undone = tuple(self._undone(tensor, role, how, module.norm, layer, config, row))
-        return NamedTensor(name, role, self.stack, layer, expert, shape, ", ".join(words), tensor, undone, read)
+        return NamedTensor(
+            name, role, self.stack, layer, expert, shape, ", ".join(words), tensor, undone, read
+        )
 
     @staticmethod
     def _undone(
-        tensor: Tensor, role: str, how: tuple[str, ...], norm: StoredNorm | None, layer: int | None,
-        config: ModelConfig, row: Family,
-    ) -> Iterator[object]:  # fmt: skip
+        tensor: Tensor,
+        role: str,
+        how: tuple[str, ...],
+        norm: StoredNorm | None,
+        layer: int | None,
+        config: ModelConfig,
+        row: Family,
+    ) -> Iterator[object]:
         """What `_array` changes of a stored tensor, and what that depends on."""
         plain = role.removesuffix(".bias")
         if layer is not None and _is_split(plain, tensor.shape, row):
@@ -467,8 +570,15 @@ class _Reader:
             yield TRANSPOSED
         if ALTERNATING in how:
             yield ALTERNATING
-        if "norm" in plain and role == plain and (offset := norm.offset if norm else FROM_ZERO in how):
-            yield float(offset), isinstance(tensor, RestoredTensor)  # 1 + w may have lost digits of w
+        if (
+            "norm" in plain
+            and role == plain
+            and (offset := norm.offset if norm else FROM_ZERO in how)
+        ):
+            yield (
+                float(offset),
+                isinstance(tensor, RestoredTensor),
+            )  # 1 + w may have lost digits of w
 
     @staticmethod
     def _is_transposed(module: _Module, name: str, row: Family) -> bool:
@@ -480,7 +590,9 @@ class _Reader:
         return bool({*role.split("+")} & {"q", "k", "v", "o"}) and last in row.heads.transposed
 
     @staticmethod
-    def _joined(role: str, tensor: Tensor, config: ModelConfig, row: Family) -> tuple[int, ...] | None:
+    def _joined(
+        role: str, tensor: Tensor, config: ModelConfig, row: Family
+    ) -> tuple[int, ...] | None:
         """The shape of a projection as a matrix where the file has no matrix."""
         if role in ("q", "k", "v", "o") and len(tensor.shape) == 3:
             wide = config.n_heads * config.head_dim
@@ -518,7 +630,9 @@ class _Reader:
             array = array + np.float32(norm.offset if norm else FROM_ZERO in how)
         return array
 
-    def _check(self, tensor: Tensor, role: str, shape: tuple[int, ...], config: ModelConfig, row: Family) -> None:
+    def _check(
+        self, tensor: Tensor, role: str, shape: tuple[int, ...], config: ModelConfig, row: Family
+    ) -> None:
         """Refuse a shape that the role cannot have with this config."""
         plain, d = role.removesuffix(".bias"), config.d_model
         wanted = ""
@@ -527,7 +641,12 @@ class _Reader:
             if role == plain and shape != (d,) and plain not in OF_ANY_WIDTH:
                 wanted = f"({d},)"
         elif plain in ("q", "k", "v", "gate", "up", "gate+up"):
-            rows = {"q": config.n_heads, "k": config.n_kv_heads, "v": config.n_kv_heads, "gate+up": 2}.get(plain, 1)
+            rows = {
+                "q": config.n_heads,
+                "k": config.n_kv_heads,
+                "v": config.n_kv_heads,
+                "gate+up": 2,
+            }.get(plain, 1)
             inner = None if row.memory is not None and plain in ("k", "v") else d
             if len(shape) != 2 or shape[0] % rows or (inner and shape[1] != inner):
                 wanted = f"(a multiple of {rows}, {inner or 'any'})"
@@ -538,7 +657,9 @@ class _Reader:
             if inner != d or (plain.endswith("gate+up") and shape[-2] % 2):
                 wanted = f"{d} as the width"
         if wanted:
-            raise tensor.refuse(f"has shape {shape}; the role {role} of {row.name} with width {d} needs {wanted}")
+            raise tensor.refuse(
+                f"has shape {shape}; the role {role} of {row.name} with width {d} needs {wanted}"
+            )
 
     def parts(self, fused: NamedTensor) -> tuple[NamedTensor, ...]:
         """The tensors that one tensor of the file fuses."""
@@ -548,7 +669,11 @@ class _Reader:
         for i, role in enumerate(roles):
             if role in ("gate", "up"):
                 axis = len(fused.shape) - (1 if bias else 2)
-                shape = (*fused.shape[:axis], fused.shape[axis] // 2, *fused.shape[axis + 1 :]) if axis >= 0 else ()
+                shape = (
+                    (*fused.shape[:axis], fused.shape[axis] // 2, *fused.shape[axis + 1 :])
+                    if axis >= 0
+                    else ()
+                )
                 read: Read = partial(self._half, fused, i, -1 if bias else -2)
             elif fused.layer is not None:
                 rows, d = self._rows(role, fused.layer), self.config.d_model
@@ -562,13 +687,17 @@ class _Reader:
         return tuple(parts)
 
     def _half(self, fused: NamedTensor, index: int, axis: int, expert: int | None) -> np.ndarray:
-        """Gate or up of a tensor, or of an expert, that has both; the last one read is kept for the other half."""
+        """Gate or up of a tensor, or of an expert, that has both; the last one read is kept for the
+        other half.
+        """
         key = fused.name, expert if fused.expert is None else fused.expert
         if self._fused is None or self._fused[0] != key:
             self._fused = key, fused.read(expert)
         array = self._fused[1]
         if array.ndim < -axis or array.shape[axis] % 2:
-            raise CheckpointError(f"has shape {fused.shape}, which {fused.role} does not halve", tensor=fused.name)
+            raise CheckpointError(
+                f"has shape {fused.shape}, which {fused.role} does not halve", tensor=fused.name
+            )
         return np.split(array, 2, axis)[index]
 
     def _part(self, layer: int, role: str, bias: bool, expert: None) -> np.ndarray:
@@ -583,9 +712,14 @@ class _Reader:
         config, family = in_layer(self.config, self.family, index)
         if self._last is None or self._last[0] != index:
             needed_by = f"{family.name} with width {config.d_model} and {config.n_heads} heads"
-            stem, maker = (self.prefix + family.stored_name(config, i) for i in (index, family.keys_of(config, index)))
+            stem, maker = (
+                self.prefix + family.stored_name(config, i)
+                for i in (index, family.keys_of(config, index))
+            )
             lent = dict.fromkeys(family.of_keys, maker) if maker != stem else {}
-            layout = family.heads.layout(LayerTensors(self.values, stem, needed_by, lent), family, config)
+            layout = family.heads.layout(
+                LayerTensors(self.values, stem, needed_by, lent), family, config
+            )
             self._last = index, layout
         layer = self._last[1]
         if role == "o":
@@ -595,7 +729,9 @@ class _Reader:
             return w_o.reshape(-1, w_o.shape[-1]).T
         affine = {"q": layer.q, "k": layer.k, "v": layer.v, "output_gate": layer.gate}[role]
         if not isinstance(affine, Affine):
-            raise CheckpointError(f"has no matrix of {role}: it comes out of a latent", file=self.checkpoint.name)
+            raise CheckpointError(
+                f"has no matrix of {role}: it comes out of a latent", file=self.checkpoint.name
+            )
         if bias:
             return affine.b.reshape(-1)
         return affine.w.transpose(0, 2, 1).reshape(-1, affine.shape[1])
@@ -610,7 +746,9 @@ def _is_split(plain: str, shape: tuple[int, ...], row: Family) -> bool:
 
 
 def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Module], Patterns]:
-    """What a row names within a layer, or within the model: modules and tensors, and patterns of experts."""
+    """What a row names within a layer, or within the model: modules and tensors, and patterns of
+    experts.
+    """
     modules: dict[str, _Module] = {}
     patterns: Patterns = []
     norms, qk_norm = row.stored_norms, row.scores.qk_norm
@@ -618,16 +756,27 @@ def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Modul
         if (role in OF_MODEL) == of_model:
             norm = norms.get(role)
             if qk_norm and role in ("q_norm", "k_norm"):
-                cells = {part.name for part in fields(StoredNorm)} & {part.name for part in fields(qk_norm)}
+                cells = {part.name for part in fields(StoredNorm)} & {
+                    part.name for part in fields(qk_norm)
+                }
                 norm = StoredNorm(name, **{cell: getattr(qk_norm, cell) for cell in cells})
             role = "q+output_gate" if role == "q" and row.heads.layout is gated else role
             modules.setdefault(name, _Module(role, (), norm))
     if of_model:
-        projections = (row.inputs.before, row.inputs.after, row.outputs.after if row.outputs else "")
+        projections = (
+            row.inputs.before,
+            row.inputs.after,
+            row.outputs.after if row.outputs else "",
+        )
         roles = ("inputs.projection", "inputs.projection", "outputs.projection")
-        modules |= {module: _Module(role) for role, module in zip(roles, projections, strict=True) if module}
+        modules |= {
+            module: _Module(role) for role, module in zip(roles, projections, strict=True) if module
+        }
         for step in row.steps:
-            modules |= {name: _Module(_of_step(step.name, name, step.reads().shared)) for name in step.reads().shared}
+            modules |= {
+                name: _Module(_of_step(step.name, name, step.reads().shared))
+                for name in step.reads().shared
+            }
     else:
         _add_attention(row, modules)
     stated = _stated(row.also)
@@ -648,16 +797,27 @@ def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Modul
 
 
 def network_of(row: Family) -> dict[str, _Module]:
-    """What `networks.json` says of a row of the table; norms only where the config leaves them as the row has them."""
+    """What `networks.json` says of a row of the table; norms only where the config leaves them as
+    the row has them.
+    """
     modules = {} if row.origin else _stated(FAMILIES.networks.get(title(row), {}))
-    usual = next((known for known in FAMILIES if title(known) == title(row)), row) if row.when else row
-    if (row.norms.before is None, row.norms.after is None) != (usual.norms.before is None, usual.norms.after is None):
-        return {name: module for name, module in modules.items() if not module.role.startswith("norm.")}
+    usual = (
+        next((known for known in FAMILIES if title(known) == title(row)), row) if row.when else row
+    )
+    if (row.norms.before is None, row.norms.after is None) != (
+        usual.norms.before is None,
+        usual.norms.after is None,
+    ):
+        return {
+            name: module for name, module in modules.items() if not module.role.startswith("norm.")
+        }
     return modules
 
 
 def _stacked_by_mlx(name: str) -> Iterator[tuple[str, _Module]]:
-    """The tensors in which MLX stacks the experts that are named so in transformers: (n_experts, out, in)."""
+    """The tensors in which MLX stacks the experts that are named so in transformers: (n_experts,
+    out, in).
+    """
     parent = name[: name.index("experts")] if "experts" in name else name[: name.rfind(".") + 1]
     for stack in OF_MLX:
         for part in ("gate", "up", "down"):
@@ -682,7 +842,9 @@ def _add_attention(row: Family, modules: dict[str, _Module]) -> None:
     for name in heads.loose:
         last = name.rpartition(".")[2]
         if name not in modules:
-            modules[name] = _Module({"q_bias": "q.bias", "v_bias": "v.bias"}.get(last, f"attention.{last}"))
+            modules[name] = _Module(
+                {"q_bias": "q.bias", "v_bias": "v.bias"}.get(last, f"attention.{last}")
+            )
     for module in (*heads.others, *(name for name in heads.ignored if name)):
         modules.setdefault(module, _Module(f"attention.{module.rpartition('.')[2]}"))
     for step in row.steps:
@@ -694,12 +856,22 @@ def _add_attention(row: Family, modules: dict[str, _Module]) -> None:
 
 
 def _of_step(step: str, name: str, names: tuple[str, ...]) -> str:
-    """The role of what a step reads: its name, and the last part of the tensor's where it reads several."""
-    return step if len([*filter(None, names)]) == 1 else f"{step}.{name.removesuffix('.weight').rpartition('.')[2]}"
+    """The role of what a step reads: its name, and the last part of the tensor's where it reads
+    several.
+    """
+    return (
+        step
+        if len([*filter(None, names)]) == 1
+        else f"{step}.{name.removesuffix('.weight').rpartition('.')[2]}"
+    )
 
 
-def _match(rest: str, modules: Mapping[str, _Module], patterns: Patterns) -> tuple[_Module, int | None] | None:
-    """What a row says of a tensor, by its name within a layer or the model, and which expert's it is."""
+def _match(
+    rest: str, modules: Mapping[str, _Module], patterns: Patterns
+) -> tuple[_Module, int | None] | None:
+    """What a row says of a tensor, by its name within a layer or the model, and which expert's it
+    is.
+    """
     if rest in modules:
         return modules[rest], None
     for pattern, expert in patterns:
@@ -737,7 +909,9 @@ def packed_as(tensor: Tensor) -> Iterator[str]:
         yield f"packed {stored.dtype}"
 
 
-def _rotary(role: str, tensor: Tensor, config: ModelConfig, row: Family, layer: int | None) -> Iterator[str]:
+def _rotary(
+    role: str, tensor: Tensor, config: ModelConfig, row: Family, layer: int | None
+) -> Iterator[str]:
     """In which order queries and keys have the pairs that rotate."""
     if layer is None or not {*role.removesuffix(".bias").split("+")} & {"q", "k"}:
         return
@@ -753,7 +927,16 @@ def _rotary(role: str, tensor: Tensor, config: ModelConfig, row: Family, layer: 
 def _unnamed(tensor: Tensor) -> NamedTensor:
     words = ", ".join((*packed_as(tensor), UNNAMED))
     return NamedTensor(
-        tensor.name, tensor.name, None, None, None, tensor.shape, words, tensor, (), lambda expert: tensor.read()
+        tensor.name,
+        tensor.name,
+        None,
+        None,
+        None,
+        tensor.shape,
+        words,
+        tensor,
+        (),
+        lambda expert: tensor.read(),
     )
 
 

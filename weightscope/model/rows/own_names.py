@@ -1,7 +1,8 @@
-"""Names that a checkpoint's own class does not load: segments that wrappers leave, and stacks under another prefix.
+"""Names that a checkpoint's own class does not load: segments that wrappers leave, and stacks under
+another prefix.
 
-transformers loads by name. What it does not find in a file it draws at random, and only a warning says so.
-"""
+transformers loads by name. What it does not find in a file it draws at random, and only a warning
+says so."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,19 +17,46 @@ from weightscope.model.rows.table import FAMILIES, RECORD, lines, title
 
 # Segments of names that wrappers of a module add, and what leaves them.
 WRAPPERS = {
-    "_orig_mod": "torch.compile", "_fsdp_wrapped_module": "FSDP", "_checkpoint_wrapped_module": "checkpointing",
+    "_orig_mod": "torch.compile",
+    "_fsdp_wrapped_module": "FSDP",
+    "_checkpoint_wrapped_module": "checkpointing",
     "_forward_module": "Lightning",
-}  # fmt: skip
-DDP = "module"  # DistributedDataParallel's segment, which modules of other architectures may be called too
+}
+# DistributedDataParallel's segment, which modules of other architectures may be called too
+DDP = "module"
 # First segments that head classes have before their base model's names, where a row lists none.
-BASES = ("model", "transformer", "encoder", "decoder", "backbone", "vision_model", "vision_encoder", "text_model")
-BASE_OF = {"timesfm": "decoder", "nemotron_h": "backbone", "gte": "new"}  # where neither type nor row says it
+BASES = (
+    "model",
+    "transformer",
+    "encoder",
+    "decoder",
+    "backbone",
+    "vision_model",
+    "vision_encoder",
+    "text_model",
+)
+BASE_OF = {
+    "timesfm": "decoder",
+    "nemotron_h": "backbone",
+    "gte": "new",
+}  # where neither type nor row says it
 # Segments that versions of transformers moved or dropped within names of towers.
-MOVED = {"model", "transformer", "language_model", "vision_model", "text_model", "encoder", "thinker", "vit"}
+MOVED = {
+    "model",
+    "transformer",
+    "language_model",
+    "vision_model",
+    "text_model",
+    "encoder",
+    "thinker",
+    "vit",
+}
 
 
 def unwrapped(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint under the names that its module had before it was wrapped; itself where it was not."""
+    """The checkpoint under the names that its module had before it was wrapped; itself where it was
+    not.
+    """
     segments = {*WRAPPERS, DDP} if _is_known(checkpoint.config.get("model_type")) else {*WRAPPERS}
     wrapped = {name for name in checkpoint if not segments.isdisjoint(name.split("."))}
     wrapped |= {name for name in checkpoint if name.startswith(f"{DDP}.")}
@@ -38,7 +66,9 @@ def unwrapped(checkpoint: Checkpoint) -> Checkpoint:
     if len({*bare.values()}) < len(bare) or not all(bare.values()):
         return checkpoint  # two would have one name
     tensors = {bare[name]: _renamed(tensor, bare[name]) for name, tensor in checkpoint.items()}
-    same = Checkpoint(checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name)
+    same = Checkpoint(
+        checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name
+    )
     same.weight_files = checkpoint.weight_files
     same.stored_names = {bare[name]: name for name in wrapped}
     return same
@@ -50,20 +80,30 @@ def _bare(name: str, segments: Iterable[str]) -> str:
 
 
 def _renamed(tensor: Tensor, name: str) -> Tensor:
-    return replace(tensor, name=name) if isinstance(tensor, StoredTensor | DequantisedTensor) else tensor
+    return (
+        replace(tensor, name=name)
+        if isinstance(tensor, StoredTensor | DequantisedTensor)
+        else tensor
+    )
 
 
 def unloaded_names(checkpoint: Checkpoint, places: Iterable[tuple[Family, str]]) -> tuple[str, ...]:
     """The names in the file that the class of its config would not load.
 
-    `places` are the rows of its stacks, each with the prefix that it has in the file. Of a class of the checkpoint's
-    own, nothing is known but wrappers.
-    """
+    `places` are the rows of its stacks, each with the prefix that it has in the file. Of a class of
+    the checkpoint's own, nothing is known but wrappers."""
     kind, code = checkpoint.config.get("model_type"), checkpoint.config.get("auto_map")
     names = dict.fromkeys(checkpoint.stored_names)
     for row, prefix in places if not code and not isinstance(checkpoint.files[0], GgufFile) else ():
-        stated = next((known for known in FAMILIES.rows(frozenset({row.name})) if title(known) == title(row)), None)
-        if stated is not None and not row.origin and not is_own_place(kind, stated.but(layer=row.layer), prefix):
+        stated = next(
+            (known for known in FAMILIES.rows(frozenset({row.name})) if title(known) == title(row)),
+            None,
+        )
+        if (
+            stated is not None
+            and not row.origin
+            and not is_own_place(kind, stated.but(layer=row.layer), prefix)
+        ):
             names |= dict.fromkeys(checkpoint.names_under(prefix or row.layer.partition("{i}")[0]))
     return tuple(checkpoint.stored_names.get(name, name) for name in checkpoint if name in names)
 
@@ -75,17 +115,23 @@ def names_sentence(names: Sequence[str], total: int, whose: str = "Its") -> str:
     segments = [part for part in (*WRAPPERS, DDP) if any(part in name.split(".") for name in names)]
     wrappers = " and ".join({**WRAPPERS, DDP: "DistributedDataParallel"}[part] for part in segments)
     cause = f", as {wrappers} leaves them" if wrappers else ""
-    advice = f"; take {' and '.join(f'{part}.' for part in segments)} out of the names" if wrappers else ""
-    which = f"{len(names)} of {total} names ({printable(names[0])}{' ...' if len(names) > 1 else ''})"
+    advice = (
+        f"; take {' and '.join(f'{part}.' for part in segments)} out of the names"
+        if wrappers
+        else ""
+    )
+    which = (
+        f"{len(names)} of {total} names ({printable(names[0])}{' ...' if len(names) > 1 else ''})"
+    )
     return f"{whose} own class would not load {which}{cause}: transformers draws these tensors at random{advice}."
 
 
 def is_own_place(kind: object, row: Family, prefix: str) -> bool:
-    """Whether the class of a model_type has a stack of a row under this prefix, as far as that is known.
+    """Whether the class of a model_type has a stack of a row under this prefix, as far as that is
+    known.
 
-    Versions of transformers moved towers within wrappers, so that there only words are refused that no stack of the
-    type has.
-    """
+    Versions of transformers moved towers within wrappers, so that there only words are refused that
+    no stack of the type has."""
     homes = _homes().get(str(kind), frozenset())
     before = f"{prefix}{row.layer}".partition("{i}")[0]
     inner = row.layer.partition("{i}")[0]
@@ -97,8 +143,12 @@ def is_own_place(kind: object, row: Family, prefix: str) -> bool:
     inner = row.layer.partition("{i}")[0]
     for place in places:
         for home in homes:
-            extra = {*place.removesuffix(home).split(".")} - {""}  # a base model's segment may be there twice
-            if place.endswith(home) and (not extra or (len(extra) == 1 and _is_base(min(extra), str(kind), row))):
+            extra = {*place.removesuffix(home).split(".")} - {
+                ""
+            }  # a base model's segment may be there twice
+            if place.endswith(home) and (
+                not extra or (len(extra) == 1 and _is_base(min(extra), str(kind), row))
+            ):
                 return True
     in_towers = any(home != inner for home in homes)
     words = {word for home in homes for word in home.split(".")}

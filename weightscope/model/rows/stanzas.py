@@ -1,14 +1,14 @@
 """Rows of TOML files: a stanza becomes a `Family`, and a `Family` a stanza.
 
-A file holds the rows of a lineage, a stanza each. The stanza's name is the row's name, and its model_type unless
-`types` says more; `[whisper.encoder]` is the row of a tower. A stanza says what differs from the row that it is `like`:
-a cell that it names is replaced, all others are inherited. `false` takes a cell away, and `"null"` is null where a
-value of the config is meant.
+A file holds the rows of a lineage, a stanza each. The stanza's name is the row's name, and its
+model_type unless `types` says more; `[whisper.encoder]` is the row of a tower. A stanza says what
+differs from the row that it is `like`: a cell that it names is replaced, all others are inherited.
+`false` takes a cell away, and `"null"` is null where a value of the config is meant.
 
-Which cells there are, and what each takes, the annotations of `Family` and of the classes in `cells` say. A file may
-come from anybody. Nothing in it is run: a function is a name that FUNCTIONS lists for its cell, and whatever does not
-fit its cell is refused with the file, line, stanza and cell.
-"""
+Which cells there are, and what each takes, the annotations of `Family` and of the classes in
+`cells` say. A file may come from anybody. Nothing in it is run: a function is a name that FUNCTIONS
+lists for its cell, and whatever does not fit its cell is refused with the file, line, stanza and
+cell."""
 
 import json
 import re
@@ -59,10 +59,19 @@ BRACES = re.compile(r"([^{}]*)\{([^{}]*)\}([^{}]*)")
 LISTED = re.compile(r"\{([^{}]*,[^{}]*)\}")  # and not {i}
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 NULL = "null"
-ABOUT = ("like", "name", "types", "alias", "stages")  # what a stanza says of itself; nothing of it is inherited
+ABOUT = (
+    "like",
+    "name",
+    "types",
+    "alias",
+    "stages",
+)  # what a stanza says of itself; nothing of it is inherited
 STAGE = "{s}"  # in cells of a stanza with `stages`: the index of the stage
 STATED = ("gguf", "mlp")  # groups that are not inherited unless a stanza says `true`
-CONDITIONS = {"when": (("key", "is"), ("key", "is_not")), "in": (("layers",),)}  # what each may begin with
+CONDITIONS = {
+    "when": (("key", "is"), ("key", "is_not")),
+    "in": (("layers",),),
+}  # what each may begin with
 # The rows that stanzas of other files may start from.
 ROOTS = (
     "gpt2", "llama", "bert", "vit", "clip.vision", "t5.encoder", "t5.decoder", "t5.cross", "bart.encoder",
@@ -76,45 +85,112 @@ SOME_LAYERS = (
 )  # fmt: skip
 NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
     "layout": (
-        layouts.separate, layouts.stacked, layouts.StackedAs, layouts.packed, layouts.grouped,
-        layouts.grouped_with_loose_biases, layouts.gated, layouts.latent, layouts.latent_with_eps,
-        layouts.latent_scaled, layouts.conv1d_fused, layouts.conv1d_crossing, layouts.by_dimension_and_head,
-        layouts.grouped_convolutions, layouts.in_four_blocks, layouts.keys_with_values, layouts.keys_beside_values,
-        layouts.scaled_by_dimension, layouts.loose_biases, layouts.content_and_positions,
-        layouts.content_beside_positions, layouts.content_with_and_beside_positions,
+        layouts.separate,
+        layouts.stacked,
+        layouts.StackedAs,
+        layouts.packed,
+        layouts.grouped,
+        layouts.grouped_with_loose_biases,
+        layouts.gated,
+        layouts.latent,
+        layouts.latent_with_eps,
+        layouts.latent_scaled,
+        layouts.conv1d_fused,
+        layouts.conv1d_crossing,
+        layouts.by_dimension_and_head,
+        layouts.grouped_convolutions,
+        layouts.in_four_blocks,
+        layouts.keys_with_values,
+        layouts.keys_beside_values,
+        layouts.scaled_by_dimension,
+        layouts.loose_biases,
+        layouts.content_and_positions,
+        layouts.content_beside_positions,
+        layouts.content_with_and_beside_positions,
     ),
     "scale": (
-        rules.default_scale, rules.gpt2_scale, rules.unscaled, rules.mpt_scale, rules.multiplier, rules.query_scalar,
-        rules.deepseek_scale, rules.multiplier_if_any, rules.factored, rules.deberta_scale, rules.deberta_v2_scale,
-        rules.of_cosines, rules.of_doubled_heads,
+        rules.default_scale,
+        rules.gpt2_scale,
+        rules.unscaled,
+        rules.mpt_scale,
+        rules.multiplier,
+        rules.query_scalar,
+        rules.deepseek_scale,
+        rules.multiplier_if_any,
+        rules.factored,
+        rules.deberta_scale,
+        rules.deberta_v2_scale,
+        rules.of_cosines,
+        rules.of_doubled_heads,
     ),
     "rotates": SOME_LAYERS,
     "within": SOME_LAYERS,
     "arranged": (rope.interleaved, rope.contiguous, rope.height_and_width_first),
     "spelled": (rope.OneAfterAnother, rope.InTurn, rope.odd_and_even),
     "bias": (
-        distances.alibi, distances.alibi_falcon, distances.relative_buckets, distances.Distances,
-        distances.WindowTable, distances.WindowNetwork, distances.GeometricSlopes, distances.StoredSlopes,
+        distances.alibi,
+        distances.alibi_falcon,
+        distances.relative_buckets,
+        distances.Distances,
+        distances.WindowTable,
+        distances.WindowNetwork,
+        distances.GeometricSlopes,
+        distances.StoredSlopes,
     ),
     "formula": (distances.of_the_paper, distances.of_tensor2tensor),
     "layer_types": (
-        all_full, stated, Every, rules.first_and_second, rules.mllama_layers, rules.AttentionIn, rules.ByPeriod,
-        rules.by_blocks, rules.in_alternation, rules.in_turn, rules.positions_first, rules.one_level,
-        rules.from_max_window_layers, rules.before_max_window_layers, rules.windows_if_used, rules.windows_if_any,
-        rules.windows_without_rotation, rules.chunks_with_rotation,
+        all_full,
+        stated,
+        Every,
+        rules.first_and_second,
+        rules.mllama_layers,
+        rules.AttentionIn,
+        rules.ByPeriod,
+        rules.by_blocks,
+        rules.in_alternation,
+        rules.in_turn,
+        rules.positions_first,
+        rules.one_level,
+        rules.from_max_window_layers,
+        rules.before_max_window_layers,
+        rules.windows_if_used,
+        rules.windows_if_any,
+        rules.windows_without_rotation,
+        rules.chunks_with_rotation,
     ),
-    "sizes": (listed_sizes, rules.own_heads, rules.twice_where_sliding, rules.global_sizes, rules.groups_by_layer),
+    "sizes": (
+        listed_sizes,
+        rules.own_heads,
+        rules.twice_where_sliding,
+        rules.global_sizes,
+        rules.groups_by_layer,
+    ),
     "derived": (
-        rules.OfHalf, rules.heads_of_64, rules.Stage, rules.grouping_stages, rules.half_the_heads, rules.of_fusion,
-        rules.heads_of_attn_config, rules.adjusted_width,
+        rules.OfHalf,
+        rules.heads_of_64,
+        rules.Stage,
+        rules.grouping_stages,
+        rules.half_the_heads,
+        rules.of_fusion,
+        rules.heads_of_attn_config,
+        rules.adjusted_width,
     ),
     "stored_layer": (rules.same_layer, rules.half, rules.shared_groups),
     "config": (
-        cells.nothing_more, gguf.gemma_scalar, gguf.stablelm_config, gguf.granite_config,
-        gguf.falcon_config, gguf.mpt_config, gguf.neox_config, gguf.bert_config, gguf.latent_config, gguf.glm4_config,
-        gguf.lfm2_config, gguf.t5_config,
+        cells.nothing_more,
+        gguf.gemma_scalar,
+        gguf.stablelm_config,
+        gguf.granite_config,
+        gguf.falcon_config,
+        gguf.mpt_config,
+        gguf.neox_config,
+        gguf.bert_config,
+        gguf.latent_config,
+        gguf.glm4_config,
+        gguf.lfm2_config,
+        gguf.t5_config,
     ),
-}  # fmt: skip
+}
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -123,14 +199,19 @@ def name_of(function: Callable[..., Any]) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() if isinstance(function, type) else name
 
 
-FUNCTIONS = {cell: {name_of(function): function for function in functions} for cell, functions in NAMED.items()}
+FUNCTIONS = {
+    cell: {name_of(function): function for function in functions}
+    for cell, functions in NAMED.items()
+}
 
 
 class MisfitError(ValueError):
     """What a file has where a cell takes something else."""
 
     def __init__(self, where: str, value: object, wanted: str) -> None:
-        super().__init__(f"{where} is {str(value)[:60]}; {wanted} was expected" if wanted else where)
+        super().__init__(
+            f"{where} is {str(value)[:60]}; {wanted} was expected" if wanted else where
+        )
         self.where = where
 
 
@@ -161,16 +242,22 @@ def all_cells() -> dict[str, str]:
         if name in groups():
             shorts = getattr(groups()[name], "SHORT", {})
             example = "; names that differ in braces, self_attn.{q,k,v,o}_proj, or one name for all"
-            meanings |= {f"{name}.{short}": ", ".join(parts) + example for short, parts in shorts.items()}
+            meanings |= {
+                f"{name}.{short}": ", ".join(parts) + example for short, parts in shorts.items()
+            }
             inner = cells_of(groups()[name])
-            meanings |= {f"{name}.{cell}": part.metadata["doc"] for cell, (part, _) in inner.items()}
+            meanings |= {
+                f"{name}.{cell}": part.metadata["doc"] for cell, (part, _) in inner.items()
+            }
         elif "doc" in part.metadata:
             meanings[name] = part.metadata["doc"]
     return meanings
 
 
 def _refuse_unknown(name: str, value: object, where: str, known: Sequence[str]) -> MisfitError:
-    return MisfitError(where, value, "no such cell" + (nearest(name, known) or "; one of " + ", ".join(known)))
+    return MisfitError(
+        where, value, "no such cell" + (nearest(name, known) or "; one of " + ", ".join(known))
+    )
 
 
 # ---- From TOML to a row.
@@ -179,11 +266,15 @@ def _refuse_unknown(name: str, value: object, where: str, known: Sequence[str]) 
 class File:
     """The stanzas of one file, each a row once it is asked for.
 
-    `elsewhere` gives the row of a stanza that this text has not. `trusted` files come with the package.
-    """
+    `elsewhere` gives the row of a stanza that this text has not. `trusted` files come with the
+    package."""
 
     def __init__(
-        self, text: str, file: object, elsewhere: Callable[[str], Family | None], trusted: bool = False
+        self,
+        text: str,
+        file: object,
+        elsewhere: Callable[[str], Family | None],
+        trusted: bool = False,
     ) -> None:
         self.text, self.file, self.elsewhere, self.trusted = text, file, elsewhere, trusted
         self.origin = self.proved_for = ""
@@ -198,7 +289,9 @@ class File:
             for name, stanza in content.items():
                 self.stanzas |= _stanzas(name, stanza)
             if not 1 <= len(self.stanzas) <= (MOST_ITEMS if not trusted else LARGEST):
-                raise MisfitError("the file", f"{len(self.stanzas)} stanzas", f"1 to {MOST_ITEMS} stanzas")
+                raise MisfitError(
+                    "the file", f"{len(self.stanzas)} stanzas", f"1 to {MOST_ITEMS} stanzas"
+                )
         except MisfitError as problem:
             raise self.error(str(problem), problem.where) from None
 
@@ -209,17 +302,25 @@ class File:
             wanted = "transformers and its version, or module:Class (PyTorch version)"
             raise MisfitError("proved_against", proof, wanted)
         if tried is not None and (proof or not (isinstance(tried, str) and PROOF.fullmatch(tried))):
-            raise MisfitError("tried_against", tried, "transformers and its version, in place of proved_against")
+            raise MisfitError(
+                "tried_against", tried, "transformers and its version, in place of proved_against"
+            )
         self.proved_for = content.pop("proved_for", "")
         if not (isinstance(self.proved_for, str) and DIGEST.fullmatch(self.proved_for)):
             raise MisfitError("proved_for", self.proved_for, "16 hexadecimal digits")
         if not self.trusted and tried:
             self.origin = f"adopted, unproved at its own size (tiny models of {tried})"
         elif not self.trusted:
-            self.origin = f"adopted, proved against {proof}" if proof else f"unproved, from {Path(str(self.file)).name}"
+            self.origin = (
+                f"adopted, proved against {proof}"
+                if proof
+                else f"unproved, from {Path(str(self.file)).name}"
+            )
 
     def error(self, problem: str, where: str) -> CheckpointError:
-        """An error that names the line of a stanza, or of a cell in it: `where` is "[llama] heads.layout"."""
+        """An error that names the line of a stanza, or of a cell in it: `where` is "[llama]
+        heads.layout".
+        """
         line = line_of(self.text, where)
         return CheckpointError(f"line {line}: {problem}" if line else problem, file=self.file)
 
@@ -247,11 +348,21 @@ class File:
             if like is not None:
                 like = _value(str, like, f"{where} like")
                 if like in above or like == stanza or len(above) > MOST_DEEP:
-                    raise MisfitError(f"{where} like", like, "a row that does not start from this one")
-                base = self.row(like, (*above, stanza)) if like in self.stanzas else self.elsewhere(like)
+                    raise MisfitError(
+                        f"{where} like", like, "a row that does not start from this one"
+                    )
+                base = (
+                    self.row(like, (*above, stanza))
+                    if like in self.stanzas
+                    else self.elsewhere(like)
+                )
                 if base is None:
                     known = nearest(like, self.stanzas)
-                    raise MisfitError(f"{where} like", like, f"a stanza of this file, or a row of the table{known}")
+                    raise MisfitError(
+                        f"{where} like",
+                        like,
+                        f"a stanza of this file, or a row of the table{known}",
+                    )
             row = _row(stanza, given, base, self.trusted)
         except MisfitError as problem:
             raise self.error(str(problem), problem.where) from None
@@ -262,10 +373,14 @@ class File:
 def read_rows(path: Path, elsewhere: Callable[[str], Family | None]) -> tuple[Family, ...]:
     """The rows of a file that `adopt` saved, or a person wrote."""
     if path.suffix == ".json":
-        raise CheckpointError("rows are TOML files now; `weightscope adopt SOURCE --save` writes one", file=path)
+        raise CheckpointError(
+            "rows are TOML files now; `weightscope adopt SOURCE --save` writes one", file=path
+        )
     data = read_small(path, MAX_FILE_BYTES)
     if max(map(len, data.split(b"\n"))) > LONGEST_LINE:
-        raise CheckpointError(f"has a line of more than {LONGEST_LINE} bytes; no more are read", file=path)
+        raise CheckpointError(
+            f"has a line of more than {LONGEST_LINE} bytes; no more are read", file=path
+        )
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -274,14 +389,20 @@ def read_rows(path: Path, elsewhere: Callable[[str], Family | None]) -> tuple[Fa
 
 
 def line_of(text: str, where: str) -> int:
-    """The line of "[stanza] group.cell", or of the stanza if the cell has none; 0 where there is no such line."""
+    """The line of "[stanza] group.cell", or of the stanza if the cell has none; 0 where there is no
+    such line.
+    """
     lines = list(enumerate(text.splitlines(), 1))
     stanza, _, cell = where.rpartition("] ") if "] " in where else ("", "", where)
     name = stanza.removeprefix("[") or where.strip("[]")
     header = re.compile(rf'\s*\[+\s*"?{re.escape(name)}"?\s*[\].]')
     start = next((number for number, line in lines if header.match(line)), 0)
     if stanza:
-        after = [number for number, line in lines[start:] if line.startswith("[") and not header.match(line)]
+        after = [
+            number
+            for number, line in lines[start:]
+            if line.startswith("[") and not header.match(line)
+        ]
         lines = lines[start : after[0] - 1 if after else None]
     keys = [re.escape(key) for key in re.split(r"[.\[\] ]+", cell) if key]
     for count in range(len(keys), 0, -1):
@@ -296,9 +417,13 @@ def _stanzas(name: str, given: Any) -> dict[str, Mapping[str, Any]]:
     if not isinstance(given, Mapping):
         raise MisfitError(name, given, "a stanza, [name] and its cells")
     if "." in name:
-        raise MisfitError("the name of a stanza", name, "one without dots; `name` and `types` may have them")
+        raise MisfitError(
+            "the name of a stanza", name, "one without dots; `name` and `types` may have them"
+        )
     known = {*ABOUT, *cells_of(Family)}
-    towers = {key: part for key, part in given.items() if key not in known and isinstance(part, Mapping)}
+    towers = {
+        key: part for key, part in given.items() if key not in known and isinstance(part, Mapping)
+    }
     rest = {key: value for key, value in given.items() if key not in towers}
     rows: dict[str, Mapping[str, Any]] = {name: rest} if rest or not towers else {}
     for title, part in (rows | {f"{name}.{key}": part for key, part in towers.items()}).items():
@@ -309,26 +434,36 @@ def _stanzas(name: str, given: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _stages(title: str, given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The rows of a model's stages: the first, and others like it but for the cells that hold `STAGE`."""
+    """The rows of a model's stages: the first, and others like it but for the cells that hold
+    `STAGE`.
+    """
     count = given["stages"]
     if type(count) is not int or not 1 <= count <= MOST_ITEMS or not title.endswith(".stage1"):
-        raise MisfitError(f"[{title}] stages", count, f"a number up to {MOST_ITEMS}, in a stanza [name.stage1]")
+        raise MisfitError(
+            f"[{title}] stages", count, f"a number up to {MOST_ITEMS}, in a stanza [name.stage1]"
+        )
     rows: dict[str, Mapping[str, Any]] = {title: _at_stage(given, 0)}
     changing = _changing(given)
-    return rows | {f"{title[:-1]}{i + 1}": {"like": title} | _at_stage(changing, i) for i in range(1, count)}
+    return rows | {
+        f"{title[:-1]}{i + 1}": {"like": title} | _at_stage(changing, i) for i in range(1, count)
+    }
 
 
 def _changing(given: Mapping[str, Any]) -> dict[str, Any]:
     """The cells that are not the same in every stage."""
-    parts = {key: _changing(value) if key in groups() and isinstance(value, Mapping) else value
-             for key, value in given.items()}  # fmt: skip
+    parts = {
+        key: _changing(value) if key in groups() and isinstance(value, Mapping) else value
+        for key, value in given.items()
+    }
     return {key: value for key, value in parts.items() if STAGE in str(value)}
 
 
 def _at_stage(given: Any, index: int) -> Any:
     """A value with the index of its stage."""
     if isinstance(given, Mapping):
-        return {key.replace(STAGE, str(index)): _at_stage(value, index) for key, value in given.items()}
+        return {
+            key.replace(STAGE, str(index)): _at_stage(value, index) for key, value in given.items()
+        }
     if isinstance(given, list):
         return [_at_stage(value, index) for value in given]
     if isinstance(given, str):
@@ -346,15 +481,23 @@ def _row(stanza: str, given: Mapping[str, Any], base: Family | None, trusted: bo
         if not value:
             raise MisfitError(f"{where} {cell}", value, "one at least")
     if "gguf" in given and not trusted:
-        raise MisfitError(f"{where} gguf", "there", "no such cell: rows of the package alone read GGUF files")
+        raise MisfitError(
+            f"{where} gguf", "there", "no such cell: rows of the package alone read GGUF files"
+        )
     changes = read_changes({key: value for key, value in given.items() if key not in ABOUT}, where)
     if base is None:
         for path in ("layer", "heads.layout", "heads.out"):
             if path.replace(".", "__") not in changes:
-                raise MisfitError(f"{where} {path}", "missing", "a cell that every row has, or inherits with `like`")
+                raise MisfitError(
+                    f"{where} {path}",
+                    "missing",
+                    "a cell that every row has, or inherits with `like`",
+                )
         base = Family()
     grouped = {path.partition("__")[0] for path in changes if "__" in path} & {"outputs", *STATED}
-    row = base.but(**{group: groups()[group]() for group in grouped if getattr(base, group) is None})
+    row = base.but(
+        **{group: groups()[group]() for group in grouped if getattr(base, group) is None}
+    )
     if row.gguf is not None:  # mixtures and reordered rows are said of each architecture
         row = row.but(gguf__halves=False, gguf__experts=False)
     row = row.but(config__defaults=values_of(types)).but(
@@ -374,13 +517,19 @@ def _row(stanza: str, given: Mapping[str, Any], base: Family | None, trusted: bo
 
 
 def usual_types(name: str, base: Family | None) -> tuple[str, ...]:
-    """The model_types of a row that does not state them: its name, or the types of a row `like` of the same name."""
+    """The model_types of a row that does not state them: its name, or the types of a row `like` of
+    the same name.
+    """
     return base.types if base is not None and base.name == name else (name,)
 
 
 def read_changes(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Changes of a row, as `Family.but` takes them, of the cells in a stanza or in a condition."""
-    known = {name: hint for name, (part, hint) in cells_of(Family).items() if part.metadata or name == "steps"}
+    known = {
+        name: hint
+        for name, (part, hint) in cells_of(Family).items()
+        if part.metadata or name == "steps"
+    }
     changes: dict[str, Any] = {}
     for name, value in given.items():
         place = f"{where} {name}".strip()
@@ -399,18 +548,30 @@ def read_changes(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         elif not isinstance(value, Mapping):
             raise MisfitError(place, value, "a table of cells")
         elif name == "steps":
-            changes |= {f"steps__{step}": _step(step, content, f"{place}.{step}") for step, content in value.items()}
+            changes |= {
+                f"steps__{step}": _step(step, content, f"{place}.{step}")
+                for step, content in value.items()
+            }
         elif name == "in_transformers":
             changes[name] = read_changes(value, place)
         else:
-            if name == "gguf" and isinstance(value, Mapping) and isinstance(value.get("whole"), Mapping):
+            if (
+                name == "gguf"
+                and isinstance(value, Mapping)
+                and isinstance(value.get("whole"), Mapping)
+            ):
                 value = {**value, "whole": dict(_one_by_one(value["whole"], f"{place}.whole"))}
-            changes |= {f"{name}__{cell}": part for cell, part in _parts(groups()[name], value, place).items()}
+            changes |= {
+                f"{name}__{cell}": part
+                for cell, part in _parts(groups()[name], value, place).items()
+            }
     return changes
 
 
 def _one_by_one(given: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
-    """Pairs of names, those that differ in braces one by one: "{enc,dec}.norm" = "{encoder,decoder}.norm"."""
+    """Pairs of names, those that differ in braces one by one: "{enc,dec}.norm" =
+    "{encoder,decoder}.norm".
+    """
     for pair in given.items():
         (ours, theirs) = (LISTED.split(str(side)) for side in pair)
         choices = [side[1].split(",") if len(side) == 3 else [""] for side in (ours, theirs)]
@@ -421,7 +582,9 @@ def _one_by_one(given: Mapping[str, Any], where: str) -> Iterator[tuple[str, str
 
 
 def _also(given: Any, where: str) -> dict[str, tuple[str, ...]]:
-    """The modules of each role, those that differ in braces one by one: "{gate,up}" = "mlp.{w1,w3}"."""
+    """The modules of each role, those that differ in braces one by one: "{gate,up}" =
+    "mlp.{w1,w3}".
+    """
     if not isinstance(given, Mapping) or len(given) > MOST_ITEMS:
         raise MisfitError(where, given, f"a table of {MOST_ITEMS} roles at most")
     modules: dict[str, tuple[str, ...]] = {}
@@ -436,7 +599,10 @@ def _also(given: Any, where: str) -> dict[str, tuple[str, ...]]:
                 pairs = [*zip(parts, _spread(names, parts, f"{where}.{roles}"), strict=True)]
             for role, name in pairs:
                 _string((), role, where)
-                modules[role] = (*modules.get(role, ()), _string((), name, where).replace("<e>", EXPERT))
+                modules[role] = (
+                    *modules.get(role, ()),
+                    _string((), name, where).replace("<e>", EXPERT),
+                )
     return modules
 
 
@@ -444,7 +610,9 @@ def _step(name: str, given: Any, where: str) -> Step | None:
     """A rare mechanism by its name; false takes it away."""
     known = step_classes()
     if name not in known:
-        raise MisfitError(where, given, "no such step; one of " + ", ".join(sorted(known)) + nearest(name, known))
+        raise MisfitError(
+            where, given, "no such step; one of " + ", ".join(sorted(known)) + nearest(name, known)
+        )
     step: Step | None = None if given is False else build(known[name], given, where)
     return step
 
@@ -456,18 +624,26 @@ def _conditions(kind: str, given: Any, where: str) -> tuple[When | In, ...]:
 
 
 def _condition(kind: str, given: Any, where: str) -> When | In:
-    starts = [start for start in CONDITIONS[kind] if isinstance(given, Mapping) and given.keys() >= {*start}]
+    starts = [
+        start
+        for start in CONDITIONS[kind]
+        if isinstance(given, Mapping) and given.keys() >= {*start}
+    ]
     if len(starts) != 1:
         wanted = " or ".join(" and ".join(start) for start in CONDITIONS[kind])
         raise MisfitError(where, given, f"a table with {wanted}")
     start = starts[0]
     key = _value(str, given[start[0]], f"{where}.{start[0]}")
-    changes = read_changes({name: value for name, value in given.items() if name not in start}, where)
+    changes = read_changes(
+        {name: value for name, value in given.items() if name not in start}, where
+    )
     if "gguf" in given:
         raise MisfitError(f"{where}.gguf", "there", "no such cell in a condition")
     if kind == "in":
         return In(key, **changes)
-    return (When if start[1] == "is" else Unless)(key, _value(Any, given[start[1]], f"{where}.{start[1]}"), **changes)
+    return (When if start[1] == "is" else Unless)(
+        key, _value(Any, given[start[1]], f"{where}.{start[1]}"), **changes
+    )
 
 
 # ---- A value by the annotation of its cell.
@@ -492,7 +668,9 @@ def _value(wanted: Any, given: Any, where: str) -> Any:
         return None
     if any(get_origin(kind) is Callable for kind in kinds):
         return _function(FUNCTIONS[re.split(r"[ .]", where)[-1]], given, where)
-    if made := next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None):
+    if made := next(
+        (kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None
+    ):
         return _norm(given, where) if made is StoredNorm else build(made, given, where)
     if isinstance(given, bool) and (free or bool in kinds):
         return given
@@ -508,12 +686,17 @@ def _value(wanted: Any, given: Any, where: str) -> Any:
         return _several(kinds, given, where)
     mapped = [get_args(kind)[1] for kind in kinds if get_origin(kind) is Mapping] or [Any] * free
     if isinstance(given, Mapping) and mapped:
-        return {_value(str, key, where): _value(mapped[0], part, f"{where}.{key}") for key, part in given.items()}
+        return {
+            _value(str, key, where): _value(mapped[0], part, f"{where}.{key}")
+            for key, part in given.items()
+        }
     raise MisfitError(where, given, _in_words(kinds))
 
 
 def build(kind: type, given: Any, where: str) -> Any:
-    """A cell of several parts: a table; its first part alone where that says all; or true for the usual parts."""
+    """A cell of several parts: a table; its first part alone where that says all; or true for the
+    usual parts.
+    """
     known, shorts = cells_of(kind), getattr(kind, "SHORT", {})
     if given is True and "" not in shorts:
         given = {}
@@ -522,7 +705,9 @@ def build(kind: type, given: Any, where: str) -> Any:
     values = _parts(kind, given, where)
     for name, (part, _) in known.items():
         if name not in values and part.default is MISSING and part.default_factory is MISSING:
-            raise MisfitError(f"{where}.{name}", "missing", f"a part that every {name_of(kind)} has")
+            raise MisfitError(
+                f"{where}.{name}", "missing", f"a part that every {name_of(kind)} has"
+            )
     return kind(**values)
 
 
@@ -543,7 +728,9 @@ def _parts(kind: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _spread(given: Any, parts: Sequence[str], where: str) -> list[Any]:
-    """A value for each part: names that differ in braces, self_attn.{q,k,v,o}_proj, or the same for all."""
+    """A value for each part: names that differ in braces, self_attn.{q,k,v,o}_proj, or the same for
+    all.
+    """
     match = BRACES.fullmatch(given) if isinstance(given, str) else None
     if match is None:
         return [given] * len(parts)
@@ -554,7 +741,9 @@ def _spread(given: Any, parts: Sequence[str], where: str) -> list[Any]:
 
 
 def _function(known: Mapping[str, Callable[..., Any]], given: Any, where: str) -> Any:
-    """A function by its name, "separate"; one that is made for the row by its name and parameters, { stage = 0 }."""
+    """A function by its name, "separate"; one that is made for the row by its name and parameters,
+    { stage = 0 }.
+    """
     arguments: Any = True
     if isinstance(given, Mapping) and len(given) == 1:
         ((given, arguments),) = given.items()
@@ -574,12 +763,16 @@ def _norm(given: Any, where: str) -> StoredNorm:
     parts = dict(given) if isinstance(given, Mapping) else {"norm": given}
     named = parts.pop("norm", None)
     if not isinstance(named, str):
-        raise MisfitError(where, given, 'a norm, "rms:module" or "layer:module", or a table with it')
+        raise MisfitError(
+            where, given, 'a norm, "rms:module" or "layer:module", or a table with it'
+        )
     kind, colon, module = named.partition(":")
     if kind not in NORMS or not colon:
         raise MisfitError(where, named, '"rms:module" or "layer:module"')
     if unknown := parts.keys() & {"module", "centred"}:
-        raise MisfitError(f"{where}.{min(unknown)}", parts[min(unknown)], "no such cell; `norm` says it")
+        raise MisfitError(
+            f"{where}.{min(unknown)}", parts[min(unknown)], "no such cell; `norm` says it"
+        )
     values = {"bias": NORMS[kind]} | _parts(StoredNorm, parts, where)
     return StoredNorm(_value(str, module, where), NORMS[kind], **values)
 
@@ -624,7 +817,9 @@ def _several(kinds: tuple[Any, ...], given: Sequence[Any], where: str) -> Any:
 def _in_words(kinds: tuple[Any, ...]) -> str:
     types = [kind for kind in kinds if not isinstance(kind, Within | OneOf)]
     return " or ".join(
-        dict.fromkeys(str(getattr(kind, "__name__", kind)).replace("NoneType", "false") for kind in types)
+        dict.fromkeys(
+            str(getattr(kind, "__name__", kind)).replace("NoneType", "false") for kind in types
+        )
     )
 
 
@@ -635,7 +830,9 @@ NOT_WRITTEN = ("name", "types", "tower", "gguf", "origin", "proved_for")
 
 
 def stanza_of(row: Family, like: tuple[str, Family] | None = None, title: str = "") -> str:
-    """The stanza of a row, without GGUF cells: complete, or only the cells that differ from the row `like`."""
+    """The stanza of a row, without GGUF cells: complete, or only the cells that differ from the row
+    `like`.
+    """
     title = title or titles([row])[0]
     base = (Family() if like is None else like[1]).but(config__defaults=values_of(row.types))
     cells: dict[str, Any] = {} if like is None else {"like": like[0]}
@@ -649,7 +846,9 @@ def stanza_of(row: Family, like: tuple[str, Family] | None = None, title: str = 
 
 
 def row_changes(row: Family, base: Family | None = None) -> dict[str, Any]:
-    """The cells in which a row differs from another, or from an empty one, as `Family.but` takes them."""
+    """The cells in which a row differs from another, or from an empty one, as `Family.but` takes
+    them.
+    """
     base = base or Family()
     changes: dict[str, Any] = {}
     for name, (part, _) in cells_of(Family).items():
@@ -659,10 +858,14 @@ def row_changes(row: Family, base: Family | None = None) -> dict[str, Any]:
         if name in groups() and new is not None:
             usual = groups()[name]() if old is None else old
             differs = {cell: getattr(new, cell) for cell in cells_of(groups()[name])}
-            differs = {cell: value for cell, value in differs.items() if value != getattr(usual, cell)}
+            differs = {
+                cell: value for cell, value in differs.items() if value != getattr(usual, cell)
+            }
             if name == "config" and "defaults" in differs:
                 keys, before = {**old.defaults, **new.defaults}, old.defaults
-                differs["defaults"] = {k: v for k in keys if (v := new.defaults.get(k)) != before.get(k)}
+                differs["defaults"] = {
+                    k: v for k in keys if (v := new.defaults.get(k)) != before.get(k)
+                }
             if differs.get("grid"):  # which takes the place of `rope`
                 differs.pop("rope", None)
             changes |= {f"{name}__{cell}": value for cell, value in differs.items()}
@@ -678,7 +881,9 @@ def row_changes(row: Family, base: Family | None = None) -> dict[str, Any]:
 
 
 def written(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes of a row, as `Family.but` takes them, as TOML has them: groups of cells, in the order of the classes."""
+    """Changes of a row, as `Family.but` takes them, as TOML has them: groups of cells, in the order
+    of the classes.
+    """
     names = [path.partition("__")[0].rstrip("_") for path in changes]
     tables: dict[str, Any] = {name: {} for name in cells_of(Family) if name in names}
     for path, value in changes.items():
@@ -690,9 +895,19 @@ def written(changes: Mapping[str, Any]) -> dict[str, Any]:
             tables[name] = [_written_condition(each) for each in value]
         else:
             tables[name] = written(value) if name == "in_transformers" else as_toml(value)
-    stated = {name: table for name, table in tables.items() if name in groups() and isinstance(table, bool)}
-    short = {name: _shortened(kind, tables[name]) for name, kind in groups().items() if name in tables.keys() - stated}
-    return {name: short.get(name, table) for name, table in tables.items() if name not in stated} | stated
+    stated = {
+        name: table
+        for name, table in tables.items()
+        if name in groups() and isinstance(table, bool)
+    }
+    short = {
+        name: _shortened(kind, tables[name])
+        for name, kind in groups().items()
+        if name in tables.keys() - stated
+    }
+    return {
+        name: short.get(name, table) for name, table in tables.items() if name not in stated
+    } | stated
 
 
 def _shortened(kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -712,7 +927,10 @@ def _shortened(kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
 
 def common_start(names: Sequence[str]) -> str:
     """The characters that all names begin with."""
-    return "".join(letters[0] for letters in takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False)))
+    return "".join(
+        letters[0]
+        for letters in takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
+    )
 
 
 def _braced(names: Sequence[str]) -> str:
@@ -725,7 +943,10 @@ def _braced(names: Sequence[str]) -> str:
 def _written_condition(each: When | In) -> dict[str, Any]:
     if isinstance(each, In):
         return {"layers": each.layer_type} | written(each.cells)
-    start = {"key": each.key, "is_not" if isinstance(each, Unless) else "is": as_toml(each.value, True)}
+    start = {
+        "key": each.key,
+        "is_not" if isinstance(each, Unless) else "is": as_toml(each.value, True),
+    }
     return start | written(each.cells)
 
 
@@ -736,19 +957,33 @@ def as_toml(value: Any, config: bool = False) -> Any:
     if isinstance(value, StoredNorm):
         kind = next(name for name, centred in NORMS.items() if centred == value.centred)
         usual = StoredNorm(value.module, value.centred, value.centred)
-        more = {name: as_toml(part) for name, part in vars(value).items() if part != getattr(usual, name)}
+        more = {
+            name: as_toml(part)
+            for name, part in vars(value).items()
+            if part != getattr(usual, name)
+        }
         return {"norm": f"{kind}:{value.module}", **more} if more else f"{kind}:{value.module}"
     if isinstance(value, Biases):
         table = _shortened(Biases, vars(value))
-        return table[""] if "" in table else {name: flag for name, flag in table.items() if flag is not False}
+        return (
+            table[""]
+            if "" in table
+            else {name: flag for name, flag in table.items() if flag is not False}
+        )
     if is_dataclass(value) and not isinstance(value, type):
         given = {part.name: (getattr(value, part.name), part.default) for part in fields(value)}
-        parts = {name: as_toml(now) for name, (now, usual) in given.items() if now not in (usual, {})}
+        parts = {
+            name: as_toml(now) for name, (now, usual) in given.items() if now not in (usual, {})
+        }
         made: Any = parts or True
         first = next(iter(fields(value)), None)
         if first is not None and first.default is MISSING and parts.keys() == {first.name}:
             short = parts[first.name]
-            made = short if isinstance(short, str | int | list) and not isinstance(short, bool) else made
+            made = (
+                short
+                if isinstance(short, str | int | list) and not isinstance(short, bool)
+                else made
+            )
         if not callable(value):
             return made
         return name_of(type(value)) if made is True else {name_of(type(value)): made}
@@ -791,19 +1026,31 @@ def _key(key: str) -> str:
 def _text(value: Any) -> str:
     """A value in TOML's notation, on one line."""
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{key} = {_text(part)}' for key, part in _cells(value))} }}" if value else "{}"
-    return f"[{', '.join(map(_text, value))}]" if isinstance(value, list) else json.dumps(value, ensure_ascii=False)
+        return (
+            f"{{ {', '.join(f'{key} = {_text(part)}' for key, part in _cells(value))} }}"
+            if value
+            else "{}"
+        )
+    return (
+        f"[{', '.join(map(_text, value))}]"
+        if isinstance(value, list)
+        else json.dumps(value, ensure_ascii=False)
+    )
 
 
 def file_of(rows: Sequence[Family], proof: str, *, proved: bool = True, digest: str = "") -> bytes:
     """What a file of rows holds.
 
-    proof: What they were proved against, "transformers 5.23.0", or tried where they are not `proved`.
-    digest: Of the config that they were proved with.
-    """
-    head = {"proved_against" if proved else "tried_against": proof, **({"proved_for": digest} if digest else {})}
+    proof: What they were proved against, "transformers 5.23.0", or tried where they are not
+    `proved`. digest: Of the config that they were proved with."""
+    head = {
+        "proved_against" if proved else "tried_against": proof,
+        **({"proved_for": digest} if digest else {}),
+    }
     stanzas = [stanza_of(row, title=title) for row, title in zip(rows, titles(rows), strict=True)]
-    return "\n".join(["".join(f"{key} = {_text(value)}\n" for key, value in head.items()), *stanzas]).encode()
+    return "\n".join(
+        ["".join(f"{key} = {_text(value)}\n" for key, value in head.items()), *stanzas]
+    ).encode()
 
 
 def titles(rows: Sequence[Family]) -> list[str]:
@@ -811,6 +1058,9 @@ def titles(rows: Sequence[Family]) -> list[str]:
     names: list[str] = []
     for row in rows:
         endings = ("", *(f"-{number}" for number in range(2, len(rows) + 1)))
-        tried = (".".join(filter(None, (row.name.replace(".", "-") + ending, row.tower))) for ending in endings)
+        tried = (
+            ".".join(filter(None, (row.name.replace(".", "-") + ending, row.tower)))
+            for ending in endings
+        )
         names.append(next(title for title in tried if title not in names))
     return names

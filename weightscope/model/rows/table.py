@@ -1,4 +1,6 @@
-"""The table of architectures: the TOML files in this folder, and the user's own; and which rows were proved."""
+"""The table of architectures: the TOML files in this folder, and the user's own; and which rows
+were proved.
+"""
 
 import csv
 import tomllib
@@ -16,7 +18,8 @@ from weightscope.core.tables import Table
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.stanzas import File, read_rows
 
-# The built-in table: a file is parsed when a row of it is asked for, and a row is made of its stanza then.
+# The built-in table: a file is parsed when a row of it is asked for, and a row is made of its
+# stanza then.
 
 UNSUPPORTED = "unsupported.toml"
 NETWORKS = "networks.json"  # modules around attention; written by tests.model.rows.make_networks
@@ -36,7 +39,11 @@ class Rows(Sequence[Family]):
         """The text of each file by its name."""
         files = {path.stem: path for path in sorted(self.folder.glob("*.toml"))}
         files = {stem: files[stem] for stem in FIRST} | files
-        return {path.name: path.read_text(encoding="utf-8") for path in files.values() if path.name != UNSUPPORTED}
+        return {
+            path.name: path.read_text(encoding="utf-8")
+            for path in files.values()
+            if path.name != UNSUPPORTED
+        }
 
     @cached_property
     def unsupported(self) -> dict[str, str]:
@@ -45,7 +52,9 @@ class Rows(Sequence[Family]):
 
     @cached_property
     def networks(self) -> dict[str, dict[str, list[str]]]:
-        """Modules by role around attention, by the title of the row whose models were seen to use them so."""
+        """Modules by role around attention, by the title of the row whose models were seen to use
+        them so.
+        """
         return read_json(self.folder / NETWORKS)
 
     def file(self, name: str) -> File:
@@ -55,12 +64,17 @@ class Rows(Sequence[Family]):
         return self._files[name]
 
     def _naming(self, kind: str) -> list[str]:
-        """The files that have a stanza of this name, or name it in another way than as the row that one is like."""
+        """The files that have a stanza of this name, or name it in another way than as the row that
+        one is like.
+        """
         return [
             name
             for name, text in self.texts.items()
             if f"[{kind}" in text
-            or (f'"{kind}"' in text and any(f'"{kind}"' in line for line in text.split("\n") if line[:4] != "like"))
+            or (
+                f'"{kind}"' in text
+                and any(f'"{kind}"' in line for line in text.split("\n") if line[:4] != "like")
+            )
         ]
 
     def _stanzas(self, files: Iterable[str]) -> list[tuple[File, str]]:
@@ -75,7 +89,11 @@ class Rows(Sequence[Family]):
     def row(self, title: str) -> Family | None:
         """The row of a stanza for another to start from; None where there is none."""
         name = title.partition(".")[0]
-        files = (self.file(file) for file, text in self.texts.items() if f"[{name}]" in text or f"[{name}." in text)
+        files = (
+            self.file(file)
+            for file, text in self.texts.items()
+            if f"[{name}]" in text or f"[{name}." in text
+        )
         return next((file.row(title) for file in files if title in file.stanzas), None)
 
     @lru_cache(100)  # noqa: B019 - a table lives as long as the process
@@ -88,7 +106,9 @@ class Rows(Sequence[Family]):
     def of_gguf(self) -> tuple[Family, ...]:
         """The rows that read GGUF files."""
         files = [name for name, text in self.texts.items() if "\ngguf" in text]
-        stanzas = ((file, title) for file, title in self._stanzas(files) if "gguf" in file.stanzas[title])
+        stanzas = (
+            (file, title) for file, title in self._stanzas(files) if "gguf" in file.stanzas[title]
+        )
         return tuple(next(file.named(title)) for file, title in stanzas)
 
     @cached_property
@@ -121,14 +141,19 @@ MOST_FILES = 1000  # of rows in a user's folder
 
 
 def own_folder() -> Path:
-    """Where a user's rows lie: `families` in the configuration folder of weightscope, as the system has these."""
+    """Where a user's rows lie: `families` in the configuration folder of weightscope, as the system
+    has these.
+    """
     from click import get_app_dir  # a quarter of what opening a checkpoint imports
 
     return Path(get_app_dir("weightscope")) / "families"
 
 
-def known_rows(families: str | Path | None = None, kinds: Collection[str] | None = None) -> tuple[Family, ...]:
-    """Every row, or the rows of `kinds`, model_types or names; what an earlier row reads, a later one does not.
+def known_rows(
+    families: str | Path | None = None, kinds: Collection[str] | None = None
+) -> tuple[Family, ...]:
+    """Every row, or the rows of `kinds`, model_types or names; what an earlier row reads, a later
+    one does not.
 
     `families` is a file of rows, which come before the table's; a user's own come after.
     """
@@ -137,10 +162,17 @@ def known_rows(families: str | Path | None = None, kinds: Collection[str] | None
     rows: list[Family] = []
     taken: set[tuple[str, str]] = set()
     for group in (given, table, _own_rows()):
-        left = [(row, tuple(kind for kind in row.types if (kind, row.tower) not in taken)) for row in group]
-        rows += [row if types == row.types else replace(row, types=types) for row, types in left if types]
+        left = [
+            (row, tuple(kind for kind in row.types if (kind, row.tower) not in taken))
+            for row in group
+        ]
+        rows += [
+            row if types == row.types else replace(row, types=types) for row, types in left if types
+        ]
         taken |= {(kind, row.tower) for row in group for kind in row.types}
-    return tuple(row for row in rows if kinds is None or not {row.name, *row.types}.isdisjoint(kinds))
+    return tuple(
+        row for row in rows if kinds is None or not {row.name, *row.types}.isdisjoint(kinds)
+    )
 
 
 def _own_rows() -> tuple[Family, ...]:
@@ -150,7 +182,9 @@ def _own_rows() -> tuple[Family, ...]:
     except OSError as error:
         raise CheckpointError(f"cannot be looked at ({error.strerror})", file=folder) from None
     if len(files) > MOST_FILES:
-        raise CheckpointError(f"holds {len(files)} files of rows; at most {MOST_FILES} are read", file=folder)
+        raise CheckpointError(
+            f"holds {len(files)} files of rows; at most {MOST_FILES} are read", file=folder
+        )
     return tuple(row for file in files for row in read_rows(file, FAMILIES.row))
 
 
@@ -158,39 +192,51 @@ def _own_rows() -> tuple[Family, ...]:
 
 
 def families_table(families: str | Path | None = None) -> Table:
-    """A row a family and stack: name, model_types, stack, how projections lie, what is special, where it is from."""
+    """A row a family and stack: name, model_types, stack, how projections lie, what is special,
+    where it is from.
+    """
     return Table.of_rows(
         ["family", "model_types", "stack", "layout", "special", "from"],
         [
             (
-                row.name, " ".join(row.types), row.tower or ("text" if row.inputs.tokens else "vision"),
-                row.heads.layout.__name__, ", ".join(_special(row)),
+                row.name,
+                " ".join(row.types),
+                row.tower or ("text" if row.inputs.tokens else "vision"),
+                row.heads.layout.__name__,
+                ", ".join(_special(row)),
                 row.origin or "weightscope",
             )
             for row in known_rows(families)
         ],
-    )  # fmt: skip
+    )
 
 
 def _special(row: Family) -> Iterator[str]:
     """What is special about the attention of a row."""
     labels = {
-        "norm of queries and keys": row.scores.qk_norm, "rotation": row.rope, "position bias": row.positions.bias,
+        "norm of queries and keys": row.scores.qk_norm,
+        "rotation": row.rope,
+        "position bias": row.positions.bias,
         **{step.label: step.label for step in sorted(row.steps, key=lambda step: step.place)},
-        "post-norm": row.norms.after, "hybrid": row.config.attention_types,
+        "post-norm": row.norms.after,
+        "hybrid": row.config.attention_types,
         "by config": any(when.of_attention for when in row.when),
-    }  # fmt: skip
+    }
     yield from (label for label, there in labels.items() if there)
 
 
-# Which readings were compared with transformers' own attention: in the census, and in the tests' tiny models.
-# The census is read when the first checkpoint is opened, not when weightscope is imported.
+# Which readings were compared with transformers' own attention: in the census, and in the tests'
+# tiny models. The census is read when the first checkpoint is opened, not when weightscope is
+# imported.
 
 RECORD = Path(__file__).parent / "architectures.csv"
 OF = "# transformers "  # begins the first line of a census, before the version
 # model_types that the census does not have, each with a tiny model in `tests/model/rows/fixtures`.
 IN_FIXTURES = ("squeezebert",)
-NOT_COMPARED = "a comparison with transformers' own attention, which this row lacks for such a model"  # as a caveat
+# as a caveat
+NOT_COMPARED = (
+    "a comparison with transformers' own attention, which this row lacks for such a model"
+)
 
 
 def title(row: Family) -> str:
@@ -199,14 +245,19 @@ def title(row: Family) -> str:
 
 
 def unproved(row: Family, model_type: object, part_type: object) -> str:
-    """Why it is unknown whether a row reads a model_type exactly, and what would prove it; empty if it is known.
+    """Why it is unknown whether a row reads a model_type exactly, and what would prove it; empty if
+    it is known.
 
     `part_type` is the model_type of the part of a composite that the row reads.
     """
     kind = str(model_type)[:40]
     missing = _missing(title(row), str(model_type), str(part_type))
     command = f"`python -m tests.census {kind}` in a checkout compares it"
-    return f"unproved: {missing} was never compared with transformers' attention; {command}" if missing else ""
+    return (
+        f"unproved: {missing} was never compared with transformers' attention; {command}"
+        if missing
+        else ""
+    )
 
 
 def _missing(row: str, kind: str, part: str) -> str:

@@ -2,11 +2,10 @@
 
 A pair is (current token, previous token) within one document; no special token is added.
 
-On few cores each word is encoded once and looked up afterwards. On many, threads encode batches of text while the
-main thread reads the next and adds up the last. Texts are cut only where the tokenizer always cuts; a pair across
-such a cut is counted like any other. Memory holds a few batches, a buffer of pairs and the distinct pairs, whatever
-the length of the corpus.
-"""
+On few cores each word is encoded once and looked up afterwards. On many, threads encode batches of
+text while the main thread reads the next and adds up the last. Texts are cut only where the
+tokenizer always cuts; a pair across such a cut is counted like any other. Memory holds a few
+batches, a buffer of pairs and the distinct pairs, whatever the length of the corpus."""
 
 from __future__ import annotations
 
@@ -31,7 +30,10 @@ from weightscope.model.text.counts import Counts, Int64s
 from weightscope.model.text.sequences import openwebtext
 from weightscope.model.text.tokenizer import Tokenizer, safe_cut, safe_split
 
-A_WORD, A_CHARACTER = 200, 4  # bytes that a word takes, about: two objects, its place among the numbers, its token ids
+A_WORD, A_CHARACTER = (
+    200,
+    4,
+)  # bytes that a word takes, about: two objects, its place among the numbers, its token ids
 
 
 def encodings(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -65,9 +67,8 @@ class Numbered(ShowsShapes):
 
 
 class Words:
-    """The words met so far and their token ids.
-    split: gives the words of a text, with unchanged tokens, as `safe_split` does; nbytes: memory used, roughly.
-    """
+    """The words met so far and their token ids. split: gives the words of a text, with unchanged
+    tokens, as `safe_split` does; nbytes: memory used, roughly."""
 
     def __init__(self, split: Callable[[str], list[str]]) -> None:
         self._split = split
@@ -91,7 +92,9 @@ class Words:
             self._ends.append(len(self._ids))
 
     def ids(self, numbered: Numbered) -> tuple[Int64s, Int64s]:
-        """The token ids of all texts, one after the other, (ids,), and where each text's begin, (texts,)."""
+        """The token ids of all texts, one after the other, (ids,), and where each text's begin,
+        (texts,).
+        """
         ids, ends = np.frombuffer(self._ids, np.int64), np.frombuffer(self._ends, np.int64)
         starts = ends[numbered.numbers]  # (words,)
         lengths = ends[numbered.numbers + 1] - starts
@@ -101,13 +104,18 @@ class Words:
 
 
 PIECE = 4 << 10  # characters: short enough for an encoding to stay in the cache
-LONGEST_PIECE = 1 << 25  # characters without a place to cut; encoding one takes fifty to two hundred bytes
+LONGEST_PIECE = (
+    1 << 25
+)  # characters without a place to cut; encoding one takes fifty to two hundred bytes
 BATCH = 256 << 10  # characters
 BATCH_PIECES = 2 << 10
 REMEMBERED = 64 << 20  # bytes of words, about; then they are forgotten
 BUFFER = 4 << 20  # pairs
-WORDS_UP_TO = 4  # cores; Python finds the words, one after the other, and more cores encode all of the text sooner
-ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}  # of the library, for a call: every thread has one of its own
+# cores; Python finds the words, one after the other, and more cores encode all of the text sooner
+WORDS_UP_TO = 4
+ONE_CORE = {
+    "TOKENIZERS_PARALLELISM": "false"
+}  # of the library, for a call: every thread has one of its own
 BORDER = -1  # stands before each document in a stream of token ids
 
 
@@ -119,7 +127,11 @@ class Piece(NamedTuple):
 
 
 def count_bigrams(
-    corpus_paths: Iterable[str | Path], tokenizer: Tokenizer, *, jobs: int | None = None, progress: bool = False
+    corpus_paths: Iterable[str | Path],
+    tokenizer: Tokenizer,
+    *,
+    jobs: int | None = None,
+    progress: bool = False,
 ) -> Counts:
     """Count the bigrams of a corpus."""
     files = corpus_files(corpus_paths)
@@ -156,7 +168,9 @@ def count_bigrams(
 
 
 def openwebtext_counts(tokenizer: Tokenizer, shards: int, folder: str | Path = "counts") -> Path:
-    """The file with this tokenizer's bigram counts of OpenWebText's first shards, counted once and kept in a folder."""
+    """The file with this tokenizer's bigram counts of OpenWebText's first shards, counted once and
+    kept in a folder.
+    """
     file = Path(folder, f"openwebtext-{shards}-{tokenizer.hash[:12]}.npz")
     if not file.exists():
         try:
@@ -168,7 +182,9 @@ def openwebtext_counts(tokenizer: Tokenizer, shards: int, folder: str | Path = "
 
 
 def pieces(document: Document, cut: re.Pattern[str] | None) -> Iterator[str]:
-    """A document in pieces of about `PIECE` characters that start where `cut` matches; whole when it is None."""
+    """A document in pieces of about `PIECE` characters that start where `cut` matches; whole when
+    it is None.
+    """
     text = ""
     for part in document:
         searched = len(text)  # no cut before it but one that is too close to the piece's start
@@ -191,7 +207,9 @@ def _checked(text: str) -> str:
 
 
 def batched(documents: Iterable[Document], cut: re.Pattern[str] | None) -> Iterator[list[Piece]]:
-    """The pieces of all documents in batches of about `BATCH` characters. A document without text has no pieces."""
+    """The pieces of all documents in batches of about `BATCH` characters. A document without text
+    has no pieces.
+    """
     batch: list[Piece] = []
     size = 0
     for document in documents:
@@ -206,9 +224,13 @@ def batched(documents: Iterable[Document], cut: re.Pattern[str] | None) -> Itera
 
 
 def encode(tokenizer: Tokenizer, batch: list[Piece]) -> Int64s:
-    """The token ids of a batch, one after the other, with a `BORDER` before each document; (ids,) int64."""
+    """The token ids of a batch, one after the other, with a `BORDER` before each document; (ids,)
+    int64.
+    """
     ids = array("q")  # takes a list of integers in half the time np.array does
-    for piece, tokens in zip(batch, encodings(tokenizer, [piece.text for piece in batch]), strict=True):
+    for piece, tokens in zip(
+        batch, encodings(tokenizer, [piece.text for piece in batch]), strict=True
+    ):
         if piece.opens:
             ids.append(BORDER)
         ids.fromlist(tokens)
@@ -216,9 +238,14 @@ def encode(tokenizer: Tokenizer, batch: list[Piece]) -> Int64s:
 
 
 def encoded_by_words(
-    tokenizer: Tokenizer, split: Callable[[str], list[str]], batches: Iterable[list[Piece]], jobs: int | None
+    tokenizer: Tokenizer,
+    split: Callable[[str], list[str]],
+    batches: Iterable[list[Piece]],
+    jobs: int | None,
 ) -> Iterator[Int64s]:
-    """What `encode` gives of each batch: threads encode the words that are new, this one finds and looks up all."""
+    """What `encode` gives of each batch: threads encode the words that are new, this one finds and
+    looks up all.
+    """
 
     def numbered() -> Iterator[tuple[list[Piece], Numbered]]:
         words = Words(split)
@@ -227,7 +254,9 @@ def encoded_by_words(
                 words = Words(split)  # those that are common soon come back
             yield batch, words.number([piece.text for piece in batch])
 
-    def learned(batch: tuple[list[Piece], Numbered]) -> tuple[list[Piece], Numbered, list[list[int]]]:
+    def learned(
+        batch: tuple[list[Piece], Numbered],
+    ) -> tuple[list[Piece], Numbered, list[list[int]]]:
         return *batch, encodings(tokenizer, batch[1].new)
 
     for batch, numbering, new in in_threads(learned, numbered(), jobs):
@@ -239,18 +268,20 @@ def encoded_by_words(
 class PairSums:
     """The counts of pairs in a stream of token ids that comes in parts.
 
-    Pairs are packed into one integer each, current * vocab + previous, collected in a buffer, and added up by sorting
-    it. Sums of buffers are added like digits: two of about the same size make one. So each pair is moved a number of
-    times that grows with the logarithm of the corpus, and all sums together hold at most twice as many entries as there
-    are distinct pairs, at 12 bytes each (16 past 2^31 entries). Measured peak, the last addition included: 26 to 32
-    bytes a distinct pair, for 8 to 39 million pairs.
-    """
+    Pairs are packed into one integer each, current * vocab + previous, collected in a buffer, and
+    added up by sorting it. Sums of buffers are added like digits: two of about the same size make
+    one. So each pair is moved a number of times that grows with the logarithm of the corpus, and
+    all sums together hold at most twice as many entries as there are distinct pairs, at 12 bytes
+    each (16 past 2^31 entries). Measured peak, the last addition included: 26 to 32 bytes a
+    distinct pair, for 8 to 39 million pairs."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.documents = 0
         self.tokens = 0
-        self._key_type = np.min_scalar_type(vocab_size**2 - 1)  # 32 bits hold a pair of 65,536 tokens, and sort faster
+        self._key_type = np.min_scalar_type(
+            vocab_size**2 - 1
+        )  # 32 bits hold a pair of 65,536 tokens, and sort faster
         self._last = np.array([BORDER])
         self._buffer: list[Any] = []
         self._buffered = 0
@@ -279,12 +310,20 @@ class PairSums:
         return self._sums[0]
 
     def _empty_buffer(self) -> None:
-        keys, counts = np.unique(np.concatenate([np.empty(0, self._key_type), *self._buffer]), return_counts=True)
+        keys, counts = np.unique(
+            np.concatenate([np.empty(0, self._key_type), *self._buffer]), return_counts=True
+        )
         self._buffer, self._buffered = [], 0
         rows, columns = np.divmod(keys, self._key_type.type(self.vocab_size))
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(rows.astype(np.int64), minlength=self.vocab_size))])
+        indptr = np.concatenate(
+            [[0], np.cumsum(np.bincount(rows.astype(np.int64), minlength=self.vocab_size))]
+        )
         shape = (self.vocab_size, self.vocab_size)
-        self._sums.append(sparse.csr_array((counts, columns.astype(np.int32), indptr.astype(np.int32)), shape=shape))
+        self._sums.append(
+            sparse.csr_array(
+                (counts, columns.astype(np.int32), indptr.astype(np.int32)), shape=shape
+            )
+        )
         while len(self._sums) > 1 and self._sums[-2].nnz < 2 * self._sums[-1].nnz:
             self._add_last_two()
 

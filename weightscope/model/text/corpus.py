@@ -6,9 +6,9 @@
 | JSON lines | a line, its field "text" | .jsonl, .ndjson, .json |
 | Parquet | a row, its column "text" | .parquet |
 
-Text and JSON lines may be compressed (.gz, .bz2, .zst). Text is UTF-8, taken as it stands: no newline is translated. A
-few hundred bytes can unpack to gigabytes; what is no text is refused before it is in memory.
-"""
+Text and JSON lines may be compressed (.gz, .bz2, .zst). Text is UTF-8, taken as it stands: no
+newline is translated. A few hundred bytes can unpack to gigabytes; what is no text is refused
+before it is in memory."""
 
 from __future__ import annotations
 
@@ -34,12 +34,17 @@ FIELD = "text"
 TEXT = (".txt", ".text", ".md")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 PARQUET = (".parquet",)
-OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": lambda raw: gzip.GzipFile(fileobj=raw), ".bz2": bz2.BZ2File}
+OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
+    ".bz2": bz2.BZ2File,
+}
 COMPRESSED = (*OPENERS, ".zst")
 BLOCK = 1 << 20
 ZSTD_BLOCK = 4 << 10  # compressed bytes per read: a few can expand to megabytes
 ROWS = 256
-LONGEST_DOCUMENT = 32 << 20  # bytes of a line or a row, which is in memory whole; the longest books have 5 MB
+LONGEST_DOCUMENT = (
+    32 << 20
+)  # bytes of a line or a row, which is in memory whole; the longest books have 5 MB
 MOST_CHARACTERS = 1 << 28  # of documents that are read to run a model on: all of them are in memory
 LARGEST_EXPANSION = 200  # times what is on disk; compressed text unpacks to ten times that
 ALWAYS_UNPACKED = 64 << 20  # bytes, whatever the expansion
@@ -62,12 +67,18 @@ def corpus_files(paths: Iterable[str | Path]) -> list[CorpusFile]:
             folder = path.resolve()
             files = [(file, file.relative_to(folder.parent).as_posix()) for file in _walk(folder)]
             if not files:
-                endings, packed = (", ".join(names) for names in (TEXT + JSON_LINES + PARQUET, COMPRESSED))
-                raise CheckpointError(f"no text in this folder (looked for {endings}; {packed} of them)", file=folder)
+                endings, packed = (
+                    ", ".join(names) for names in (TEXT + JSON_LINES + PARQUET, COMPRESSED)
+                )
+                raise CheckpointError(
+                    f"no text in this folder (looked for {endings}; {packed} of them)", file=folder
+                )
         elif path.is_file():
             files = [(path, path.name)]
         else:
-            raise CheckpointError(f"{path}: {'not a' if path.exists() else 'no such'} file or folder")
+            raise CheckpointError(
+                f"{path}: {'not a' if path.exists() else 'no such'} file or folder"
+            )
         for file, name in files:
             once.setdefault(file.resolve(), CorpusFile(file, name, file.stat().st_size))
     return list(once.values())
@@ -94,7 +105,9 @@ def read_documents(paths: Iterable[str | Path], most: int = 10_000) -> list[str]
             parts.append(part)
             left -= len(part)
             if left < 0:
-                raise CheckpointError(f"more than {MOST_CHARACTERS} characters of text; give fewer or shorter files")
+                raise CheckpointError(
+                    f"more than {MOST_CHARACTERS} characters of text; give fewer or shorter files"
+                )
         texts.append("".join(parts))
     if not any(text.strip() for text in texts):
         raise CheckpointError("the given files contain no text")
@@ -113,9 +126,15 @@ def _walk(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise CheckpointError(f"cannot be read: {error.strerror}", file=error.filename) from error
 
-    files = [Path(parent, name) for parent, _, names in os.walk(folder, onerror=refuse) for name in names]
+    files = [
+        Path(parent, name) for parent, _, names in os.walk(folder, onerror=refuse) for name in names
+    ]
     known = TEXT + JSON_LINES + PARQUET
-    return sorted(file for file in files if _ending(file) in known and not file.name.startswith(".") and file.is_file())
+    return sorted(
+        file
+        for file in files
+        if _ending(file) in known and not file.name.startswith(".") and file.is_file()
+    )
 
 
 def _decoded(path: Path, advance: Advance) -> Iterator[str]:
@@ -123,11 +142,15 @@ def _decoded(path: Path, advance: Advance) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
     for block in chain(_blocks(path, advance), [b""]):
-        undecoded = len(decoder.getstate()[0])  # the start of a character that the last block cut in two
+        undecoded = len(
+            decoder.getstate()[0]
+        )  # the start of a character that the last block cut in two
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"invalid UTF-8 at byte {offset - undecoded + error.start}", file=path) from error
+            raise CheckpointError(
+                f"invalid UTF-8 at byte {offset - undecoded + error.start}", file=path
+            ) from error
         yield text.removeprefix("\ufeff") if offset == 0 else text  # a byte-order mark is not text
         offset += len(block)
 
@@ -140,15 +163,27 @@ def _json_lines(path: Path, advance: Advance) -> Iterator[Document]:
         try:
             record = json.loads(line.decode("utf-8-sig"))
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"invalid UTF-8 at byte {error.start} of the line", file=where) from error
+            raise CheckpointError(
+                f"invalid UTF-8 at byte {error.start} of the line", file=where
+            ) from error
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"not JSON ({error}); expected one object a line", file=where) from error
+            raise CheckpointError(
+                f"not JSON ({error}); expected one object a line", file=where
+            ) from error
         text = record.get(FIELD) if isinstance(record, dict) else None
         if not isinstance(text, str):
-            actual = f"an object with {', '.join(record) or 'nothing'}" if isinstance(record, dict) else "no object"
-            raise CheckpointError(f"{actual}; expected an object whose '{FIELD}' is a string", file=where)
+            actual = (
+                f"an object with {', '.join(record) or 'nothing'}"
+                if isinstance(record, dict)
+                else "no object"
+            )
+            raise CheckpointError(
+                f"{actual}; expected an object whose '{FIELD}' is a string", file=where
+            )
         if b"\\u" in line and any("\ud800" <= character <= "\udfff" for character in text):
-            raise CheckpointError(f"'{FIELD}' has half a surrogate pair, which is not text", file=where)
+            raise CheckpointError(
+                f"'{FIELD}' has half a surrogate pair, which is not text", file=where
+            )
         yield (text,)
 
 
@@ -160,7 +195,9 @@ def _lines(path: Path, blocks: Iterable[bytes]) -> Iterator[bytes]:
         rest.append(first)
         size += len(first)
         if size > LONGEST_DOCUMENT:
-            raise CheckpointError(f"has more than {LONGEST_DOCUMENT} bytes in a line", file=f"{path}:{number}")
+            raise CheckpointError(
+                f"has more than {LONGEST_DOCUMENT} bytes in a line", file=f"{path}:{number}"
+            )
         if later:
             yield b"".join(rest)
             yield from later[:-1]
@@ -174,13 +211,18 @@ def _parquet_rows(file: CorpusFile, advance: Advance) -> Iterator[Document]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise CheckpointError("Parquet needs the pyarrow library: pip install pyarrow", file=file.path) from error
+        raise CheckpointError(
+            "Parquet needs the pyarrow library: pip install pyarrow", file=file.path
+        ) from error
 
     row = unpacked = 0
     try:
         _check_column(parquet.read_schema(file.path), file.path)
-        # buffered: a page at a time, not a row group; as a dictionary, so that equal rows are in memory once
-        with parquet.ParquetFile(file.path, buffer_size=BLOCK, pre_buffer=False, read_dictionary=[FIELD]) as source:
+        # buffered: a page at a time, not a row group; as a dictionary, so that equal rows are in
+        # memory once
+        with parquet.ParquetFile(
+            file.path, buffer_size=BLOCK, pre_buffer=False, read_dictionary=[FIELD]
+        ) as source:
             _check_expansion(_declared(source.metadata), file.size, file.path)
             rows = max(source.metadata.num_rows, 1)
             for batch in source.iter_batches(batch_size=ROWS, columns=[FIELD], use_threads=False):
@@ -198,20 +240,25 @@ def _parquet_rows(file: CorpusFile, advance: Advance) -> Iterator[Document]:
                     yield (text,)
                 advance(file.size * row // rows - file.size * (row - len(batch)) // rows)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise CheckpointError(f"unreadable Parquet after row {row}: {error}", file=file.path) from error
+        raise CheckpointError(
+            f"unreadable Parquet after row {row}: {error}", file=file.path
+        ) from error
 
 
 def _declared(metadata: Any) -> int:
     """Bytes that the column's pages have when they are unpacked, as the file says."""
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     columns = (group.column(number) for group in groups for number in range(group.num_columns))
-    return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == FIELD)
+    return sum(
+        column.total_uncompressed_size for column in columns if column.path_in_schema == FIELD
+    )
 
 
 def _check_expansion(unpacked: int, packed: int, path: Path) -> None:
     if unpacked > ALWAYS_UNPACKED + LARGEST_EXPANSION * packed:
         raise CheckpointError(
-            f"unpacks to more than {LARGEST_EXPANSION} times its size, which text never does", file=path
+            f"unpacks to more than {LARGEST_EXPANSION} times its size, which text never does",
+            file=path,
         )
 
 
@@ -248,14 +295,18 @@ def _blocks(path: Path, advance: Advance) -> Iterator[bytes]:
                 read = raw.tell()
                 _check_expansion(unpacked, read, path)
     except tuple(broken) as error:
-        raise CheckpointError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from error
+        raise CheckpointError(
+            f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path
+        ) from error
 
 
 def _zstandard(path: Path) -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise CheckpointError(".zst needs the zstandard library: pip install zstandard", file=path) from error
+        raise CheckpointError(
+            ".zst needs the zstandard library: pip install zstandard", file=path
+        ) from error
     return zstandard
 
 

@@ -1,9 +1,9 @@
 """Bigram counts: a sparse matrix, its corpus, and its file.
 
-COUNTS.npz holds a CSR matrix of shape (vocab, vocab), rows = current token i, columns = previous token j, as the int64
-arrays `indptr`, `indices` and `data`, and `meta`, a JSON string. Plain `numpy.load` reads it. What SciPy's `save_npz`
-writes of such a matrix is read too; it does not say which tokenizer its rows are tokens of.
-"""
+COUNTS.npz holds a CSR matrix of shape (vocab, vocab), rows = current token i, columns = previous
+token j, as the int64 arrays `indptr`, `indices` and `data`, and `meta`, a JSON string. Plain
+`numpy.load` reads it. What SciPy's `save_npz` writes of such a matrix is read too; it does not say
+which tokenizer its rows are tokens of."""
 
 import json
 import zipfile
@@ -18,12 +18,19 @@ from weightscope.checkpoint.packages import DAMAGE
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.files import Folder, regular_file
 
-# Counts of 40 MB of books unpack to 6.5 times their file. An archive that promises far more is refused unread.
+# Counts of 40 MB of books unpack to 6.5 times their file. An archive that promises far more is
+# refused unread.
 LARGEST_EXPANSION = 50
 SMALL = 64 << 20
 NAMED = 3  # files of a corpus that a sentence names
 ARRAYS = ("indptr", "indices", "data")
-META = {"tokenizer_hash": str, "vocab_size": int, "documents": int, "tokens": int, "corpus_files": list}
+META = {
+    "tokenizer_hash": str,
+    "vocab_size": int,
+    "documents": int,
+    "tokens": int,
+    "corpus_files": list,
+}
 
 Int64s = NDArray[np.int64]
 
@@ -80,11 +87,15 @@ class Counts:
         return total[self.indptr[1:]] - total[self.indptr[:-1]]
 
     def matrix(self, vocab_size: int) -> Any:
-        """The counts as a scipy.sparse.csr_array of shape (vocab_size, vocab_size); further tokens occur nowhere."""
+        """The counts as a scipy.sparse.csr_array of shape (vocab_size, vocab_size); further tokens
+        occur nowhere.
+        """
         from scipy.sparse import csr_array
 
         padded = self.padded(vocab_size)
-        return csr_array((padded.data, padded.indices, padded.indptr), shape=(vocab_size, vocab_size))
+        return csr_array(
+            (padded.data, padded.indices, padded.indptr), shape=(vocab_size, vocab_size)
+        )
 
     def check(self, vocab_size: int, tokenizer_hash: str | None = None) -> None:
         """Refuse counts that were made for another vocabulary or tokenizer.
@@ -92,8 +103,8 @@ class Counts:
         Parameters
         ----------
         vocab_size : int
-            Rows of the model's token embedding. Embeddings are often padded, so more rows than tokens are fine once
-            the hash has shown that the tokens are the same.
+            Rows of the model's token embedding. Embeddings are often padded, so more rows than
+            tokens are fine once the hash has shown that the tokens are the same.
         tokenizer_hash : str, optional
             Of the model's tokenizer, where there is one.
 
@@ -116,7 +127,9 @@ class Counts:
 
     def padded(self, vocab_size: int) -> "Counts":
         """The same counts over a larger vocabulary, whose further tokens occur nowhere."""
-        return replace(self, indptr=np.pad(self.indptr, (0, vocab_size - self.vocab_size), mode="edge"))
+        return replace(
+            self, indptr=np.pad(self.indptr, (0, vocab_size - self.vocab_size), mode="edge")
+        )
 
     def save(self, path: str | Path) -> None:
         """Write COUNTS.npz, whole or not at all.
@@ -127,7 +140,9 @@ class Counts:
             It cannot be written there.
         """
         meta = {name: getattr(self, name) for name in META}
-        arrays = {name: getattr(self, name) for name in ARRAYS} | {"meta": np.array(json.dumps(meta))}
+        arrays = {name: getattr(self, name) for name in ARRAYS} | {
+            "meta": np.array(json.dumps(meta))
+        }
         Folder(Path(path).parent).npz(Path(path).name, **arrays)
 
 
@@ -145,8 +160,8 @@ def load_counts(path: str | Path) -> Counts:
     Raises
     ------
     CheckpointError
-        Anything but a whole and consistent counts file; the message names the file, what was found and what was
-        expected.
+        Anything but a whole and consistent counts file; the message names the file, what was found
+        and what was expected.
 
     Examples
     --------
@@ -186,17 +201,25 @@ def _check_expansion(archive: zipfile.ZipFile, path: Path) -> None:
     unpacked = sum(info.file_size for info in archive.infolist())
     packed = path.stat().st_size
     if unpacked > SMALL + LARGEST_EXPANSION * packed:
-        raise _CountsError(f"{packed} bytes that unpack to {unpacked}; counts expand at most {LARGEST_EXPANSION} times")
+        raise _CountsError(
+            f"{packed} bytes that unpack to {unpacked}; counts expand at most {LARGEST_EXPANSION} times"
+        )
 
 
 def _open(archive: zipfile.ZipFile, name: str) -> tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]:
-    """A member's stream, and the shape and dtype its header gives, once they agree with the member's length."""
+    """A member's stream, and the shape and dtype its header gives, once they agree with the
+    member's length.
+    """
     if f"{name}.npy" not in archive.namelist():
         contents = ", ".join(archive.namelist()[:8]) or "nothing"
-        raise _CountsError(f"has no array '{name}' (holds {contents}); expected indptr, indices, data and meta")
+        raise _CountsError(
+            f"has no array '{name}' (holds {contents}); expected indptr, indices, data and meta"
+        )
     info = archive.getinfo(f"{name}.npy")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise _CountsError(f"array '{name}' is compressed by method {info.compress_type}; expected deflate")
+        raise _CountsError(
+            f"array '{name}' is compressed by method {info.compress_type}; expected deflate"
+        )
     with archive.open(info) as stream:
         version = np.lib.format.read_magic(stream)
         if version != (1, 0):
@@ -207,7 +230,9 @@ def _open(archive: zipfile.ZipFile, name: str) -> tuple[IO[bytes], tuple[int, ..
     for extent in shape:  # Python integers: what a header claims does not overflow
         length *= extent
     if length != size:
-        raise _CountsError(f"array '{name}' is said to be {dtype} of shape {shape}, {length} bytes; there are {size}")
+        raise _CountsError(
+            f"array '{name}' is said to be {dtype} of shape {shape}, {length} bytes; there are {size}"
+        )
     return archive.open(info), shape, dtype
 
 
@@ -215,9 +240,13 @@ def _integers(archive: zipfile.ZipFile, name: str, *, any_size: bool) -> Int64s:
     """A list of int64; of other integers too, where SciPy chose them for their size."""
     stream, shape, dtype = _open(archive, name)
     with stream:
-        fits = dtype == np.int64 or (any_size and np.can_cast(dtype, np.int64) and dtype.kind in "iu")
+        fits = dtype == np.int64 or (
+            any_size and np.can_cast(dtype, np.int64) and dtype.kind in "iu"
+        )
         if not fits or len(shape) != 1:
-            raise _CountsError(f"array '{name}' is {dtype} of shape {shape}; expected one-dimensional int64")
+            raise _CountsError(
+                f"array '{name}' is {dtype} of shape {shape}; expected one-dimensional int64"
+            )
         return np.lib.format.read_array(stream, allow_pickle=False).astype(np.int64)
 
 
@@ -226,9 +255,17 @@ def _scipys_meta(archive: zipfile.ZipFile, indptr: Int64s, data: Int64s) -> dict
     kind, shape = (_small(archive, name) for name in ("format", "shape"))
     rows = len(indptr) - 1
     if kind != b"csr" or shape != [rows, rows]:
-        raise _CountsError(f"a {kind!r} matrix of shape {shape}; expected b'csr' with one row and one column per token")
+        raise _CountsError(
+            f"a {kind!r} matrix of shape {shape}; expected b'csr' with one row and one column per token"
+        )
     counted = int(data.sum(dtype=np.float64)) if len(data) else 0
-    return {"tokenizer_hash": "", "vocab_size": rows, "documents": 0, "tokens": counted, "corpus_files": []}
+    return {
+        "tokenizer_hash": "",
+        "vocab_size": rows,
+        "documents": 0,
+        "tokens": counted,
+        "corpus_files": [],
+    }
 
 
 def _small(archive: zipfile.ZipFile, name: str) -> Any:
@@ -236,7 +273,9 @@ def _small(archive: zipfile.ZipFile, name: str) -> Any:
     stream, shape, dtype = _open(archive, name)
     with stream:
         if dtype.hasobject or shape not in ((), (2,)):
-            raise _CountsError(f"'{name}' is {dtype} of shape {shape}; expected what scipy.sparse.save_npz writes")
+            raise _CountsError(
+                f"'{name}' is {dtype} of shape {shape}; expected what scipy.sparse.save_npz writes"
+            )
         return np.lib.format.read_array(stream, allow_pickle=False).tolist()
 
 
@@ -253,25 +292,35 @@ def _meta(archive: zipfile.ZipFile) -> Any:
 
 
 def _check_matrix(indptr: Int64s, indices: Int64s, data: Int64s) -> None:
-    """A CSR matrix in canonical form: rows in order, columns ascending and within the vocabulary, counts positive."""
+    """A CSR matrix in canonical form: rows in order, columns ascending and within the vocabulary,
+    counts positive.
+    """
     vocab_size = len(indptr) - 1
     if vocab_size < 1:
-        raise _CountsError(f"'indptr' has {len(indptr)} entries; expected one more than there are tokens")
+        raise _CountsError(
+            f"'indptr' has {len(indptr)} entries; expected one more than there are tokens"
+        )
     if indptr[0] != 0 or (np.diff(indptr) < 0).any():
         raise _CountsError("'indptr' does not ascend from 0")
     if not indptr[-1] == len(indices) == len(data):
-        actual = f"'indptr' ends at {indptr[-1]}, with {len(indices)} indices and {len(data)} counts"
+        actual = (
+            f"'indptr' ends at {indptr[-1]}, with {len(indices)} indices and {len(data)} counts"
+        )
         raise _CountsError(f"{actual}; expected three times the same number")
     if not len(indices):
         return
     if indices.min() < 0 or indices.max() >= vocab_size:
-        raise _CountsError(f"'indices' range from {indices.min()} to {indices.max()}; expected 0 to {vocab_size - 1}")
+        raise _CountsError(
+            f"'indices' range from {indices.min()} to {indices.max()}; expected 0 to {vocab_size - 1}"
+        )
     ascends = np.diff(indices) > 0
     row_starts = indptr[(indptr > 0) & (indptr < len(indices))]
     ascends[row_starts - 1] = True  # a new row starts over
     if not ascends.all():
         row = int(np.searchsorted(indptr, np.argmin(ascends), side="right")) - 1
-        raise _CountsError(f"'indices' of row {row} do not ascend; expected each previous token once, in order")
+        raise _CountsError(
+            f"'indices' of row {row} do not ascend; expected each previous token once, in order"
+        )
     if data.min() < 1:
         raise _CountsError(f"a count of {data.min()}; expected positive counts only")
 
@@ -281,15 +330,21 @@ def _check_meta(meta: Any, vocab_size: int, data: Int64s) -> None:
         raise _CountsError(f"'meta' is a JSON {type(meta).__name__}; expected an object")
     for key, kind in META.items():
         if type(meta.get(key)) is not kind:
-            raise _CountsError(f"'meta' says {key} is {str(meta.get(key))[:60]!r}; expected {kind.__name__}")
+            raise _CountsError(
+                f"'meta' says {key} is {str(meta.get(key))[:60]!r}; expected {kind.__name__}"
+            )
     if not all(isinstance(name, str) for name in meta["corpus_files"]):
         raise _CountsError("'meta' has a corpus file without a name")
     if meta["vocab_size"] != vocab_size:
-        raise _CountsError(f"'meta' says vocab_size is {meta['vocab_size']}; the matrix has {vocab_size} rows")
+        raise _CountsError(
+            f"'meta' says vocab_size is {meta['vocab_size']}; the matrix has {vocab_size} rows"
+        )
     for key in ("documents", "tokens"):
         if abs(meta[key]) >= 2**63:
             raise _CountsError(f"'meta' says {key} is not a count that fits in 64 bits")
     counted = data.sum(dtype=np.float64)  # exact below 2^53, and it cannot wrap around
     if meta["documents"] < 0 or counted > meta["tokens"]:
-        actual = f"{counted:.0f} pairs among {meta['tokens']} tokens in {meta['documents']} documents"
+        actual = (
+            f"{counted:.0f} pairs among {meta['tokens']} tokens in {meta['documents']} documents"
+        )
         raise _CountsError(f"{actual}; expected fewer pairs than tokens")

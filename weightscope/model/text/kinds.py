@@ -1,4 +1,6 @@
-"""The kinds of tokens: CLS, registers and patches of an image; first, special and other tokens of a text."""
+"""The kinds of tokens: CLS, registers and patches of an image; first, special and other tokens of a
+text.
+"""
 
 from dataclasses import dataclass
 
@@ -18,7 +20,8 @@ TEXT_KINDS = ("first", "special", "punctuation", "other")
 class TokenKinds(ShowsShapes):
     """Which tokens are special, which are commas and periods, and which are any other."""
 
-    # The special tokens around a text in their order ("[CLS]", "[SEP]"); then ". or ,"; then "other".
+    # The special tokens around a text in their order ("[CLS]", "[SEP]"); then ". or ,"; then
+    # "other".
     names: tuple[str, ...]
     of_token: np.ndarray  # (vocab,): Each token's kind, an index into `names`
 
@@ -53,7 +56,9 @@ class ImageTokens:
         return (*dict.fromkeys(self.leading), "patch")
 
     def kinds(self, sequence: np.ndarray, n: int) -> np.ndarray:
-        """Each token's kind, an index into `names`: (n,) int array for the n tokens made of a sequence."""
+        """Each token's kind, an index into `names`: (n,) int array for the n tokens made of a
+        sequence.
+        """
         before = [self.names.index(kind) for kind in self.leading]
         return np.array([*before, *[len(self.names) - 1] * (n - len(before))])
 
@@ -63,7 +68,11 @@ class ImageTokens:
             row, column = divmod(position - len(self.leading), sequence.shape[-1] // self.patch)
             return f"patch {row}, {column}"
         kind = self.leading[position]
-        return kind if self.leading.count(kind) == 1 else f"{kind} {self.leading[: position + 1].count(kind)}"
+        return (
+            kind
+            if self.leading.count(kind) == 1
+            else f"{kind} {self.leading[: position + 1].count(kind)}"
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,21 +95,30 @@ class TextTokens(ShowsShapes):
         return self.tokenizer.text(int(sequence[position]))
 
 
-Tokens = ImageTokens | TextTokens  # the kinds of token in a model's inputs, and how to call a single one
+Tokens = (
+    ImageTokens | TextTokens
+)  # the kinds of token in a model's inputs, and how to call a single one
 
 
 def image_tokens(model: Model) -> ImageTokens:
     """The tokens that a vision model makes of an image."""
     if model.family.inputs.tokens:
         raise CheckpointError(f"{model.family.name} reads text and sees no images", file=model.name)
-    counts = ((kind, n if isinstance(n, int) else model.config.count(n)) for kind, n in model.family.inputs.leading)
+    counts = (
+        (kind, n if isinstance(n, int) else model.config.count(n))
+        for kind, n in model.family.inputs.leading
+    )
     leading = tuple(kind for kind, count in counts for _ in range(count))
     return ImageTokens(leading, model.config.size("patch_size"))
 
 
 def text_tokens(tokenizer: Tokenizer) -> TextTokens:
-    """The tokens of a text: the first one, special ones, those without a letter or digit, all others."""
-    special = {token for token, added in tokenizer.added.items() if added.special} | {*tokenizer.around}
+    """The tokens of a text: the first one, special ones, those without a letter or digit, all
+    others.
+    """
+    special = {token for token, added in tokenizer.added.items() if added.special} | {
+        *tokenizer.around
+    }
     of_token = np.full(tokenizer.size, TEXT_KINDS.index("other"), np.int8)
     for token in tokenizer.ids.values():
         if token in special:

@@ -1,12 +1,14 @@
-"""Runs an untrusted tokenizer in a sandboxed subprocess: load it, describe it, encode texts, within limits.
+"""Runs an untrusted tokenizer in a sandboxed subprocess: load it, describe it, encode texts, within
+limits.
 
-Some tokenizer files crash the process that reads them: on loading, or only when a certain text is split; the library
-panics, aborts or exhausts memory. So it never loads a stranger's file in this process. A child loads it, reports its
-ids and splits texts; if the child dies, or takes too much time or memory, a CheckpointError is raised.
+Some tokenizer files crash the process that reads them: on loading, or only when a certain text is
+split; the library panics, aborts or exhausts memory. So it never loads a stranger's file in this
+process. A child loads it, reports its ids and splits texts; if the child dies, or takes too much
+time or memory, a CheckpointError is raised.
 
-Requests are pickled by the parent, which is trusted; replies are JSON or numbers, because the parent does not trust the
-child. The child ends when its input does; the system kills it if a request takes too long.
-"""
+Requests are pickled by the parent, which is trusted; replies are JSON or numbers, because the
+parent does not trust the child. The child ends when its input does; the system kills it if a
+request takes too long."""
 
 import hashlib
 import json
@@ -32,11 +34,21 @@ from weightscope.core.errors import CheckpointError, first_line
 MEMORY = 4 << 30  # bytes that a child may take: a vocabulary of 256,000 needs a tenth of it
 SECONDS = 60  # of processor time for a request: loading the largest vocabularies takes a few
 CHARACTERS_A_SECOND = 10_000  # more for a long text; the slowest tokenizers split ten times as many
-MOST_TOKENS = 1 << 21  # ids: arrays are as long as the largest, and the largest published vocabulary has half of it
-MOST_CHARACTERS = 1 << 25  # of all tokens together: the largest published vocabulary has a tenth of it
-LARGEST_STEPS = 1 << 22  # characters of normalizer, pre-tokenizer and decoder: XLM-R's map of characters has 316,000
-LARGEST_DESCRIPTION = 400_000_000  # bytes: what may be read of a tokenizer.json, every character of it escaped
-IDS_A_CHARACTER = 64  # the longest that a normaliser makes of one has 33 bytes, and each may be a token
+MOST_TOKENS = (
+    1 << 21
+)  # ids: arrays are as long as the largest, and the largest published vocabulary has half of it
+MOST_CHARACTERS = (
+    1 << 25
+)  # of all tokens together: the largest published vocabulary has a tenth of it
+LARGEST_STEPS = (
+    1 << 22
+)  # characters of normalizer, pre-tokenizer and decoder: XLM-R's map of characters has 316,000
+LARGEST_DESCRIPTION = (
+    400_000_000  # bytes: what may be read of a tokenizer.json, every character of it escaped
+)
+IDS_A_CHARACTER = (
+    64  # the longest that a normaliser makes of one has 33 bytes, and each may be a token
+)
 IDS_ADDED = 4096  # special tokens around a text
 MOST_CHILDREN = 16  # each has the vocabulary in memory; more threads wait for one to be free
 PROGRAM = "from weightscope.model.text.sandbox import Limits, serve; serve({}, {})"
@@ -52,7 +64,9 @@ Request = Callable[..., bytes] | Callable[..., list[str]] | Callable[..., Loaded
 
 
 class Limits(NamedTuple):
-    """Bytes of memory here; what the parent takes: tokens, characters of them together, and of the other steps."""
+    """Bytes of memory here; what the parent takes: tokens, characters of them together, and of the
+    other steps.
+    """
 
     memory: int
     tokens: int
@@ -61,7 +75,9 @@ class Limits(NamedTuple):
 
 
 class Sandbox:
-    """A stranger's tokenizer in as many processes as threads ask at once; `facts` is its description."""
+    """A stranger's tokenizer in as many processes as threads ask at once; `facts` is its
+    description.
+    """
 
     def __init__(self, file: object, load: Any, *arguments: Any) -> None:
         self.file, self._load = file, (load, arguments)
@@ -71,7 +87,9 @@ class Sandbox:
         self._idle.append(child)
 
     def ask(self, function: Request, *arguments: Any, characters: int) -> bytes:
-        """Have a child that is idle, or a new one, call a function. One that fails in any way is not used again."""
+        """Have a child that is idle, or a new one, call a function. One that fails in any way is
+        not used again.
+        """
         longest = 16 * (IDS_A_CHARACTER * characters + IDS_ADDED)
         with self._room:
             try:
@@ -79,7 +97,9 @@ class Sandbox:
             except IndexError:
                 child = self._loaded()[0]
             seconds = SECONDS + characters / CHARACTERS_A_SECOND
-            answer = child.call(function, arguments, seconds, longest, self.file, "cannot encode this text: ")
+            answer = child.call(
+                function, arguments, seconds, longest, self.file, "cannot encode this text: "
+            )
             self._idle.append(child)
         return answer
 
@@ -91,8 +111,12 @@ class Sandbox:
 
 @lru_cache(2)
 def parsed(file: str, parse: Request, content: bytes) -> list[str]:
-    """The list of texts that a function makes of a stranger's file in a process of its own, within the same limits."""
-    tokens: list[str] = json.loads(_Child().call(parse, (content,), SECONDS, LARGEST_DESCRIPTION, file))
+    """The list of texts that a function makes of a stranger's file in a process of its own, within
+    the same limits.
+    """
+    tokens: list[str] = json.loads(
+        _Child().call(parse, (content,), SECONDS, LARGEST_DESCRIPTION, file)
+    )
     return tokens
 
 
@@ -106,7 +130,9 @@ class _Child:
                 sys.executable,
                 "-P",
                 "-c",
-                PROGRAM.format(Limits(MEMORY, MOST_TOKENS, MOST_CHARACTERS, LARGEST_STEPS), os.getpid()),
+                PROGRAM.format(
+                    Limits(MEMORY, MOST_TOKENS, MOST_CHARACTERS, LARGEST_STEPS), os.getpid()
+                ),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -116,9 +142,16 @@ class _Child:
         finalize(self, _end, self._process)
 
     def call(
-        self, function: Request, arguments: Sequence[Any], seconds: float, longest: int, file: object, what: str = ""
+        self,
+        function: Request,
+        arguments: Sequence[Any],
+        seconds: float,
+        longest: int,
+        file: object,
+        what: str = "",
     ) -> bytes:
-        """Call a function in the child, with limits on processor time and on the bytes of the answer.
+        """Call a function in the child, with limits on processor time and on the bytes of the
+        answer.
 
         A CheckpointError about `file` begins with `what`.
         """
@@ -156,21 +189,27 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def serve(limits: Limits, parent: int) -> None:
-    """Answer requests until the parent closes its end. The first one loads, and is answered by a description."""
+    """Answer requests until the parent closes its end. The first one loads, and is answered by a
+    description.
+    """
     watch_parent(parent)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not reach the replies
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     for limit, most in ((resource.RLIMIT_DATA, limits.memory), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(limit)[1]
-        resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        resource.setrlimit(
+            limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+        )
     loaded: tuple[Any, ...] = ()
     while True:
         try:
             function, arguments, seconds = pickle.load(requests)
         except EOFError:
             return
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU time; the signal is not caught, so it kills
+        signal.setitimer(
+            signal.ITIMER_PROF, seconds
+        )  # of CPU time; the signal is not caught, so it kills
         try:
             answer = function(*loaded, *arguments)
             if isinstance(answer, list):
@@ -183,8 +222,15 @@ def serve(limits: Limits, parent: int) -> None:
                 loaded, answer = (tokenizer,), json.dumps(described).encode()
             reply = True, answer
         except BaseException as error:  # the library's panics are not Exceptions
-            library = "" if loaded or isinstance(error, CheckpointError) else "the tokenizers library cannot read it: "
-            reply = False, f"{library}{first_line(error)[:LONGEST_REASON]}".encode(errors="backslashreplace")
+            library = (
+                ""
+                if loaded or isinstance(error, CheckpointError)
+                else "the tokenizers library cannot read it: "
+            )
+            reply = (
+                False,
+                f"{library}{first_line(error)[:LONGEST_REASON]}".encode(errors="backslashreplace"),
+            )
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(REPLY.pack(len(reply[1]), reply[0]) + reply[1])
         replies.flush()
@@ -196,8 +242,14 @@ def _check(described: dict[str, Any], limits: Limits) -> None:
     _check_tokens(tokens, limits)
     largest = max(tokens, key=tokens.__getitem__, default=None)
     if largest is not None and tokens[largest] >= most:
-        raise CheckpointError(f"token {largest[:40]!r} has the id {tokens[largest]}; ids below {most} are read")
-    steps = len(json.dumps([described[name] for name in ("model", "normalizer", "pre_tokenizer", "decoder")]))
+        raise CheckpointError(
+            f"token {largest[:40]!r} has the id {tokens[largest]}; ids below {most} are read"
+        )
+    steps = len(
+        json.dumps(
+            [described[name] for name in ("model", "normalizer", "pre_tokenizer", "decoder")]
+        )
+    )
     if steps > limits.steps:
         raise CheckpointError(
             f"its normalizer and other steps have {steps} characters; at most {limits.steps} are read"
@@ -208,7 +260,9 @@ def _check_tokens(tokens: Collection[str], limits: Limits) -> None:
     if len(tokens) > limits.tokens:
         raise CheckpointError(f"has {len(tokens)} tokens; at most {limits.tokens} are read")
     if (characters := sum(map(len, tokens))) > limits.characters:
-        raise CheckpointError(f"its tokens have {characters} characters; at most {limits.characters} are read")
+        raise CheckpointError(
+            f"its tokens have {characters} characters; at most {limits.characters} are read"
+        )
 
 
 def from_json(content: bytes) -> Loaded:
@@ -247,7 +301,9 @@ def _fields(message: Any) -> Iterator[tuple[int, bytes | int]]:
             continue
         if wire not in (1, 2, 5) or not field:
             raise ValueError("no such wire type")
-        length, place = (8, place) if wire == 1 else (4, place) if wire == 5 else _varint(message, place)
+        length, place = (
+            (8, place) if wire == 1 else (4, place) if wire == 5 else _varint(message, place)
+        )
         if length > len(message) - place:
             raise ValueError("cut short")
         yield field, message[place : place + length]
@@ -270,14 +326,20 @@ def byte_level_bpe(vocab: bytes, merges: bytes, end_of_text: str) -> Loaded:
 
     try:
         lines = (line.rstrip("\r") for line in merges.decode().removesuffix("\n").split("\n"))
-        pairs: list[Any] = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        pairs: list[Any] = [
+            tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")
+        ]
         tokenizer = Tokenizer(models.BPE(json.loads(vocab), pairs))
     except Exception as error:
-        raise CheckpointError(f"with merges.txt, not a BPE tokenizer: {first_line(error)[:LONGEST_REASON]}") from None
+        raise CheckpointError(
+            f"with merges.txt, not a BPE tokenizer: {first_line(error)[:LONGEST_REASON]}"
+        ) from None
     tokens = tokenizer.get_vocab()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if not tokens.keys() >= set(alphabet) or any(token.endswith("</w>") for token in tokens):
-        raise CheckpointError("this vocabulary is not GPT-2's byte-level BPE, so its folder needs a tokenizer.json")
+        raise CheckpointError(
+            "this vocabulary is not GPT-2's byte-level BPE, so its folder needs a tokenizer.json"
+        )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     if end_of_text in tokens:
@@ -287,19 +349,34 @@ def byte_level_bpe(vocab: bytes, merges: bytes, end_of_text: str) -> Loaded:
 
 def word_piece(vocab: bytes, lowercase: bool, strip_accents: bool | None, chinese: bool) -> Loaded:
     """BERT's tokenizer, from the file that lists its tokens and what its config says."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers import (
+        AddedToken,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+    )
 
     lines = vocab.decode().removesuffix("\n").split("\n")
     ids = {line.rstrip("\r"): index for index, line in enumerate(lines)}
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in OF_BERT if token in ids])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True) for token in OF_BERT if token in ids]
+    )
     tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
+        clean_text=True,
+        handle_chinese_chars=chinese,
+        strip_accents=strip_accents,
+        lowercase=lowercase,
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     if {"[CLS]", "[SEP]"} <= ids.keys():
-        tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
+        tokenizer.post_processor = processors.BertProcessing(
+            ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
+        )
     return tokenizer, {}
 
 
@@ -309,11 +386,21 @@ def description(tokenizer: Any) -> dict[str, Any]:
     steps = ("normalizer", "pre_tokenizer", "decoder")
     return {
         "vocab": tokenizer.get_vocab(),
-        "added": [[index, token.content, token.rstrip, token.special] for index, token in added.items()],
+        "added": [
+            [index, token.content, token.rstrip, token.special] for index, token in added.items()
+        ],
         "model": [type(tokenizer.model).__name__]
-        + [getattr(tokenizer.model, name, None) for name in ("unk_token", "continuing_subword_prefix")],
-        "model_sha256": hashlib.sha256(tokenizer.model.__getstate__()).hexdigest(),  # vocabulary, merges or scores
-    } | {name: json.loads(step.__getstate__()) if (step := getattr(tokenizer, name)) else None for name in steps}
+        + [
+            getattr(tokenizer.model, name, None)
+            for name in ("unk_token", "continuing_subword_prefix")
+        ],
+        "model_sha256": hashlib.sha256(
+            tokenizer.model.__getstate__()
+        ).hexdigest(),  # vocabulary, merges or scores
+    } | {
+        name: json.loads(step.__getstate__()) if (step := getattr(tokenizer, name)) else None
+        for name in steps
+    }
 
 
 def encode(tokenizer: Any, texts: Sequence[str], special: bool, longest: int | None) -> bytes:
@@ -328,7 +415,9 @@ def encode(tokenizer: Any, texts: Sequence[str], special: bool, longest: int | N
 
 
 def encode_batch(tokenizer: Any, texts: Sequence[str]) -> bytes:
-    """The tokens of many texts: how many texts, how many tokens each has, and then all tokens; int64."""
+    """The tokens of many texts: how many texts, how many tokens each has, and then all tokens;
+    int64.
+    """
     numbers = array("q", [len(texts)])
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     numbers.extend(map(len, encodings))

@@ -25,11 +25,14 @@ class Framing:
     """A tokenizer, and the special tokens around every text."""
 
     tokenizer: Tokenizer
-    # Tokens that the tokenizer itself adds, each once, in their order: [CLS] and [SEP], <s> alone, or none.
+    # Tokens that the tokenizer itself adds, each once, in their order: [CLS] and [SEP], <s> alone,
+    # or none.
     added: tuple[int, ...] = ()
     # The token to put before a text, where the tokenizer adds none and the model expects one.
     before: tuple[int, ...] = ()
-    n_positions: int | None = None  # Tokens that the model takes at most; None where nothing sets a limit
+    n_positions: int | None = (
+        None  # Tokens that the model takes at most; None where nothing sets a limit
+    )
 
     @property
     def special(self) -> tuple[int, ...]:
@@ -38,22 +41,30 @@ class Framing:
 
     @property
     def takes_pairs(self) -> bool:
-        """Two texts can be one input: the tokenizer puts a token before them and another one after each."""
+        """Two texts can be one input: the tokenizer puts a token before them and another one after
+        each.
+        """
         return len(self.added) > 1
 
     def begun(self, text: str) -> list[int]:
-        """The tokens of a text after the first special token, without any other: the input of language models."""
+        """The tokens of a text after the first special token, without any other: the input of
+        language models.
+        """
         return [*self.special[:1], *self.tokenizer.encode(text, special=False)]
 
 
 def paragraphs(document: str) -> list[str]:
-    """The paragraphs of plain text or Markdown: the blocks between blank lines, in one line each, without headings."""
+    """The paragraphs of plain text or Markdown: the blocks between blank lines, in one line each,
+    without headings.
+    """
     texts = (block for block in _blocks(document) if block[:1] not in ("#", "-", "="))
     return [text for text in texts if text.count(" ") >= FEWEST_WORDS - 1]
 
 
 def sentences(document: str) -> list[str]:
-    """The sentences of a text: what ends with . ! or ? before a capital or a number, and with every blank line."""
+    """The sentences of a text: what ends with . ! or ? before a capital or a number, and with every
+    blank line.
+    """
     parts = (part for block in _blocks(document) for part in SENTENCE_END.split(block))
     return [part for part in parts if part.count(" ") >= FEWEST_IN_SENTENCE - 1]
 
@@ -66,7 +77,9 @@ def _blocks(document: str) -> Iterator[str]:
 def paragraph_pairs(
     framing: Framing, texts: Sequence[str], n: int, longest: int = 128, seed: int = 0
 ) -> list[np.ndarray]:
-    """Two consecutive paragraphs as one input, [CLS] paragraph1 [SEP] paragraph2 [SEP] (norm-based-attention, 5.1)."""
+    """Two consecutive paragraphs as one input, [CLS] paragraph1 [SEP] paragraph2 [SEP]
+    (norm-based-attention, 5.1).
+    """
     pairs = [pair for text in texts for pair in pairwise(paragraphs(text))]
     if not pairs:
         raise CheckpointError(
@@ -85,8 +98,12 @@ def sentence_sequences(
     return sequences
 
 
-def _encoded(framing: Framing, inputs: Sequence[tuple[str, ...]], n: int, longest: int, seed: int) -> list[np.ndarray]:
-    """n of the inputs, each of one text or two, drawn without replacement; those without a token are left out."""
+def _encoded(
+    framing: Framing, inputs: Sequence[tuple[str, ...]], n: int, longest: int, seed: int
+) -> list[np.ndarray]:
+    """n of the inputs, each of one text or two, drawn without replacement; those without a token
+    are left out.
+    """
     chosen = np.random.default_rng(seed).permutation(len(inputs))[:n]
     room = min(longest, framing.n_positions or longest) - len(framing.before)
     encoded = [framing.tokenizer.encode(*inputs[index], longest=room) for index in chosen]
@@ -102,11 +119,14 @@ def _known(framing: Framing, sequences: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def excerpts(texts: Sequence[str], n: int, characters: tuple[int, int], seed: int = 0) -> list[str]:
-    """Passages that begin with a paragraph and end with a word, from places drawn without replacement: characters (int,
+    """Passages that begin with a paragraph and end with a word, from places drawn without
+    replacement: characters (int,
     int)."""
     fewest, most = characters
     documents = [paragraphs(text) for text in texts]
-    places = [(text, start) for text, blocks in enumerate(documents) for start in range(len(blocks))]
+    places = [
+        (text, start) for text, blocks in enumerate(documents) for start in range(len(blocks))
+    ]
     passages = []
     for place in np.random.default_rng(seed).permutation(len(places)):
         text, start = places[place]
@@ -121,7 +141,9 @@ def excerpts(texts: Sequence[str], n: int, characters: tuple[int, int], seed: in
     return passages
 
 
-def token_windows(framing: Framing, texts: Sequence[str], n: int, length: int, seed: int = 0) -> list[np.ndarray]:
+def token_windows(
+    framing: Framing, texts: Sequence[str], n: int, length: int, seed: int = 0
+) -> list[np.ndarray]:
     """Passages of exactly `length` tokens, framed as for language models: -> (length,)."""
     windows: list[np.ndarray] = []
     for passage in excerpts(texts, 2 * n, (2 * length, 12 * length), seed):
@@ -164,7 +186,9 @@ def read_texts(paths: Sequence[str | Path] = (), *, characters: int = 0, most: i
     if paths:
         texts = read_documents(paths, most)
         names = ", ".join(dict.fromkeys(Path(path).name or str(path) for path in paths))
-        return Texts(texts, f"{len(texts)} {'document' if len(texts) == 1 else 'documents'} of {names}")
+        return Texts(
+            texts, f"{len(texts)} {'document' if len(texts) == 1 else 'documents'} of {names}"
+        )
     included = read_documents(works())
     source = f"{len(included)} works in the public domain that come with weightscope"
     if sum(map(len, included)) >= characters:
@@ -177,13 +201,21 @@ def read_texts(paths: Sequence[str | Path] = (), *, characters: int = 0, most: i
 
 
 def read_sentences(paths: Sequence[str | Path] = (), *, characters: int = 0) -> Texts:
-    """Sentences: of STS-B if its sts-*.csv are given, otherwise of the texts that `read_texts` gives."""
+    """Sentences: of STS-B if its sts-*.csv are given, otherwise of the texts that `read_texts`
+    gives.
+    """
     tables = [Path(path) for path in paths]
     if tables and all(table.name.startswith("sts-") and table.suffix == ".csv" for table in tables):
         firsts = [sentence for table in tables for sentence in _sts_sentences(table)]
-        return Texts(firsts, f"the first sentence of each pair in {', '.join(table.name for table in tables)}")
+        return Texts(
+            firsts,
+            f"the first sentence of each pair in {', '.join(table.name for table in tables)}",
+        )
     read = read_texts(paths, characters=characters)
-    return Texts([sentence for text in read.texts for sentence in sentences(text)], f"the sentences of {read.source}")
+    return Texts(
+        [sentence for text in read.texts for sentence in sentences(text)],
+        f"the sentences of {read.source}",
+    )
 
 
 def _sts_sentences(table: Path) -> list[str]:
@@ -194,7 +226,9 @@ def _sts_sentences(table: Path) -> list[str]:
         raise CheckpointError(f"cannot be read: {error}", file=table) from None
     short = [number for number, row in enumerate(rows, 1) if len(row) < 7]
     if short:
-        raise CheckpointError(f"line {short[0]} has no two sentences in columns 6 and 7", file=table)
+        raise CheckpointError(
+            f"line {short[0]} has no two sentences in columns 6 and 7", file=table
+        )
     return [row[5] for row in rows]
 
 

@@ -1,8 +1,7 @@
 """A checkpoint's tokenizer: find it, load it, identify it by a hash, ask it about tokens and texts.
 
-The `tokenizers` library is an extra, imported only when a tokenizer is loaded. It reads untrusted files in a
-subprocess; see `sandbox`.
-"""
+The `tokenizers` library is an extra, imported only when a tokenizer is loaded. It reads untrusted
+files in a subprocess; see `sandbox`."""
 
 from __future__ import annotations
 
@@ -46,8 +45,11 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install tokenizers"
 END_OF_TEXT = "<|endoftext|>"
-LONGEST_TOKEN = 200  # characters that are shown; a page shows thousands of tokens, and a file may have them of 20 kB
-PARSED_HERE = 100_000  # bytes of a SentencePiece model that take no time; published ones have a few million
+# characters that are shown; a page shows thousands of tokens, and a file may have them of 20 kB
+LONGEST_TOKEN = 200
+PARSED_HERE = (
+    100_000  # bytes of a SentencePiece model that take no time; published ones have a few million
+)
 BEGINS_A_WORD = "▁"
 CONTINUES = "##"
 BYTE_LEVEL = {"type": "ByteLevel"}
@@ -81,7 +83,9 @@ class Tokenizer:
     def __init__(self, file: object, facts: dict[str, Any], ask: Callable[..., bytes]) -> None:
         self.file, self.facts, self._ask = file, facts, ask
         self.ids: dict[str, int] = facts["vocab"]
-        self.tokens: dict[int, str] = {index: token for token, index in self.ids.items()}  # as the vocabulary spells
+        self.tokens: dict[int, str] = {
+            index: token for token, index in self.ids.items()
+        }  # as the vocabulary spells
         self.added = {index: Added(*rest) for index, *rest in facts["added"]}
 
     @classmethod
@@ -91,7 +95,9 @@ class Tokenizer:
 
     @staticmethod
     def find_at(path: Path, source: str | Path = "") -> Path:
-        """The file that says most of the tokenizer in a folder, or in a file or its folder; `source` is for errors."""
+        """The file that says most of the tokenizer in a folder, or in a file or its folder;
+        `source` is for errors.
+        """
         if path.is_file() and path.name != "vocab.json" and path.suffix in (".json", ".model"):
             return path
         folder = path if path.is_dir() else path.parent
@@ -121,7 +127,9 @@ class Tokenizer:
 
     @classmethod
     def place_of(cls, model: Model) -> Path:
-        """Where a model's tokenizer is or would be: a folder, or a file whose name does not say that it is one."""
+        """Where a model's tokenizer is or would be: a folder, or a file whose name does not say
+        that it is one.
+        """
         if model.tokenizer == model.source:
             return model.checkpoint.folder
         file = cls.find(model.tokenizer)
@@ -129,7 +137,9 @@ class Tokenizer:
 
     @staticmethod
     def sandboxed(file: object, load: Any, *arguments: Any) -> Tokenizer:
-        """A stranger's tokenizer, loaded in a child process; the same file's is loaded once, and refused once."""
+        """A stranger's tokenizer, loaded in a child process; the same file's is loaded once, and
+        refused once.
+        """
         tokenizer = _sandboxed(str(file), load, *arguments)
         if isinstance(tokenizer, CheckpointError):
             raise tokenizer.with_traceback(None)
@@ -149,7 +159,9 @@ class Tokenizer:
 
     @cached_property
     def size(self) -> int:
-        """One more than the largest token id: the rows an embedding needs, gaps between the ids included."""
+        """One more than the largest token id: the rows an embedding needs, gaps between the ids
+        included.
+        """
         return 1 + max(self.ids.values())
 
     @property
@@ -162,27 +174,39 @@ class Tokenizer:
         if unknown > tokens / 2:
             problem = f"{unknown:,} of the {tokens:,} tokens of this text are {self.text(self.unknown or 0)!r}"
             file = str(self.file) if self.file else None
-            raise CheckpointError(f"{problem}; give one in the language of the tokenizer", file=file)
+            raise CheckpointError(
+                f"{problem}; give one in the language of the tokenizer", file=file
+            )
 
     @cached_property
     def hash(self) -> str:
         """The SHA-256 of the mapping from ids to tokens, in hexadecimal.
 
-        Two tokenizers with the same hash agree on every id, whatever files they came from and whichever version
-        of the library wrote them.
-        """
+        Two tokenizers with the same hash agree on every id, whatever files they came from and
+        whichever version of the library wrote them."""
         tokens = sorted((index, token) for token, index in self.ids.items())
         return hashlib.sha256(json.dumps(tokens, separators=(",", ":")).encode()).hexdigest()
 
     def encode(
-        self, text: str, pair: str | None = None, *, special: bool = True, longest: int | None = None
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        special: bool = True,
+        longest: int | None = None,
     ) -> list[int]:
-        """The tokens of a text, or of two; `special` ones around them; at most `longest`, the longer text cut first."""
+        """The tokens of a text, or of two; `special` ones around them; at most `longest`, the
+        longer text cut first.
+        """
         return self._encoding((text,) if pair is None else (text, pair), special, longest)[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of many texts, without special ones around them."""
-        numbers = memoryview(self._ask(encode_batch, texts, characters=sum(map(len, texts)))).cast("q").tolist()
+        numbers = (
+            memoryview(self._ask(encode_batch, texts, characters=sum(map(len, texts))))
+            .cast("q")
+            .tolist()
+        )
         start, batch = 1 + numbers[0], []
         for length in numbers[1:start]:
             batch.append(numbers[start : start + length])
@@ -196,39 +220,57 @@ class Tokenizer:
     @cached_property
     def around(self) -> tuple[int, ...]:
         """The special tokens that it adds to a pair of texts, each once, in their order."""
-        return tuple(dict.fromkeys(token for token, mark in zip(*self._encoding(("a", "a")), strict=True) if mark))
+        return tuple(
+            dict.fromkeys(
+                token for token, mark in zip(*self._encoding(("a", "a")), strict=True) if mark
+            )
+        )
 
     def _encoding(
         self, texts: tuple[str, ...], special: bool = True, longest: int | None = None
     ) -> tuple[list[int], list[int]]:
         """Ids, and 1 for each that is special."""
-        ids, marks = json.loads(self._ask(encode, texts, special, longest, characters=sum(map(len, texts))))
+        ids, marks = json.loads(
+            self._ask(encode, texts, special, longest, characters=sum(map(len, texts)))
+        )
         return ids, marks
 
     def id_of(self, text: str) -> int:
         """The id of the one token that `text` is."""
         try:
             ids = self.encode(text, special=False)
-        except CheckpointError as error:  # an unpaired surrogate, or a vocabulary without its unknown token
+        except (
+            CheckpointError
+        ) as error:  # an unpaired surrogate, or a vocabulary without its unknown token
             raise CheckpointError(f"the tokenizer cannot encode {text!r}: {error}") from error
         if len(ids) == 1 and (text == self.facts["model"][1] or ids[0] != self.unknown):
             return ids[0]
         if text not in self.ids:
             parts = " + ".join(repr(self.text(index)) for index in ids) or "nothing"
-            raise CheckpointError(f"{text!r} is not one token of this tokenizer; it splits into {parts}")
+            raise CheckpointError(
+                f"{text!r} is not one token of this tokenizer; it splits into {parts}"
+            )
         return self.ids[text]
 
     def text(self, *ids: int) -> str:
-        """The text of consecutive tokens, with their spaces; a text of kilobytes ends in an ellipsis.
+        """The text of consecutive tokens, with their spaces; a text of kilobytes ends in an
+        ellipsis.
 
-        Bytes that form no whole character are spelled out ("\\xe9"), and so is an id without a token ("<id 50300>").
-        """
+        Bytes that form no whole character are spelled out ("\\xe9"), and so is an id without a
+        token ("<id 50300>")."""
         tokens = [self.tokens.get(index) or f"<id {index}>" for index in ids]
         kind, _, prefix = self.facts["model"]
-        if any(step["type"] == "ByteLevel" for name in ("decoder", "pre_tokenizer") for step in self.steps(name)):
+        if any(
+            step["type"] == "ByteLevel"
+            for name in ("decoder", "pre_tokenizer")
+            for step in self.steps(name)
+        ):
             text = b"".join(map(bytes_of, tokens)).decode(errors="backslashreplace")
         elif kind == "WordPiece":
-            words = [token.removeprefix(prefix) if token.startswith(prefix) else f" {token}" for token in tokens[1:]]
+            words = [
+                token.removeprefix(prefix) if token.startswith(prefix) else f" {token}"
+                for token in tokens[1:]
+            ]
             text = "".join(tokens[:1] + words)
         else:
             text = "".join(tokens).replace(BEGINS_A_WORD, " ")
@@ -257,7 +299,9 @@ def shortened(text: str, n_tokens: int = 1) -> str:
 
 PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 UNPRINTABLE = (byte for byte in range(256) if byte not in PRINTABLE)
-BYTES = {chr(byte): byte for byte in PRINTABLE} | {chr(0x100 + n): byte for n, byte in enumerate(UNPRINTABLE)}
+BYTES = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(0x100 + n): byte for n, byte in enumerate(UNPRINTABLE)
+}
 SYMBOLS = {byte: symbol for symbol, byte in BYTES.items()}
 
 
@@ -279,12 +323,14 @@ def symbols_of(text: str) -> str:
 class TokenList(Tokenizer):
     """Tokens without splitting rules: enough to name tokens and to find one by its text.
 
-    `kind` is the spelling: a space as ▁ (Unigram), bytes as GPT-2's symbols (BPE), ## before word parts (WordPiece).
-    """
+    `kind` is the spelling: a space as ▁ (Unigram), bytes as GPT-2's symbols (BPE), ## before word
+    parts (WordPiece)."""
 
     def __init__(self, file: object, tokens: Sequence[str], kind: str) -> None:
         if not tokens or len(tokens) > MOST_TOKENS:
-            raise CheckpointError(f"lists {len(tokens)} tokens; from 1 to {MOST_TOKENS} are read", file=file)
+            raise CheckpointError(
+                f"lists {len(tokens)} tokens; from 1 to {MOST_TOKENS} are read", file=file
+            )
         facts = {
             "vocab": {token: index for index, token in reversed([*enumerate(tokens)])},
             "added": [],
@@ -306,14 +352,18 @@ class TokenList(Tokenizer):
         if kind == "bert":
             tokens = [_as_word_piece(token) for token in tokens]
         if kind not in GGUF_KINDS:
-            raise CheckpointError(f"spells tokens as '{kind[:40]}' does, which is not known here", file=path)
+            raise CheckpointError(
+                f"spells tokens as '{kind[:40]}' does, which is not known here", file=path
+            )
         return cls(path, tokens, GGUF_KINDS[kind])
 
     @classmethod
     def of_lines(cls, content: bytes, file: object) -> TokenList:
         """The tokens of a vocab.txt, one per line, whose splitting rules are unknown."""
         if (count := content.count(b"\n")) > MOST_TOKENS:  # before there is a list of them
-            raise CheckpointError(f"lists {count} tokens; from 1 to {MOST_TOKENS} are read", file=file)
+            raise CheckpointError(
+                f"lists {count} tokens; from 1 to {MOST_TOKENS} are read", file=file
+            )
         try:
             lines = content.decode().removesuffix("\n").split("\n")
         except UnicodeDecodeError:
@@ -322,7 +372,9 @@ class TokenList(Tokenizer):
 
     @classmethod
     def of_sentencepiece(cls, content: bytes, file: object) -> TokenList:
-        """The pieces of a SentencePiece model; a large one is parsed in a process of its own, which may be ended."""
+        """The pieces of a SentencePiece model; a large one is parsed in a process of its own, which
+        may be ended.
+        """
         if len(content) > PARSED_HERE:
             return cls(file, parsed(str(file), pieces_of, content), "Unigram")
         try:
@@ -332,7 +384,12 @@ class TokenList(Tokenizer):
         return cls(file, tokens, "Unigram")
 
     def encode(
-        self, text: str, pair: str | None = None, *, special: bool = True, longest: int | None = None
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        special: bool = True,
+        longest: int | None = None,
     ) -> list[int]:
         """A text that is one token."""
         (token,) = self.single_tokens([text])
@@ -358,7 +415,9 @@ def _as_word_piece(token: str) -> str:
     """BERT's own spelling: ggml marks what begins a word and not what continues one."""
     if token.startswith("[") and token.endswith("]"):
         return token
-    return token.removeprefix(BEGINS_A_WORD) if token.startswith(BEGINS_A_WORD) else CONTINUES + token
+    return (
+        token.removeprefix(BEGINS_A_WORD) if token.startswith(BEGINS_A_WORD) else CONTINUES + token
+    )
 
 
 # Reading files
@@ -392,7 +451,9 @@ def _read(file: Path) -> Tokenizer:
     return tokenizer
 
 
-@lru_cache(2)  # by the files' content: two tokenizers can be compared, and a list's are not all kept
+@lru_cache(
+    2
+)  # by the files' content: two tokenizers can be compared, and a list's are not all kept
 def _sandboxed(file: str, load: Any, *arguments: Any) -> Tokenizer | CheckpointError:
     try:
         sandbox = Sandbox(file, load, *arguments)
@@ -402,7 +463,9 @@ def _sandboxed(file: str, load: Any, *arguments: Any) -> Tokenizer | CheckpointE
 
 
 def _word_piece_settings(folder: Path) -> tuple[bool, bool | None, bool] | None:
-    """How a vocab.txt's tokenizer treats case, accents and Chinese characters; None where it is not of BERT's kind."""
+    """How a vocab.txt's tokenizer treats case, accents and Chinese characters; None where it is not
+    of BERT's kind.
+    """
     path = folder / "tokenizer_config.json"
     settings = read_json(path) if path.is_file() else {}
     if str(settings.get("tokenizer_class", "BertTokenizer")).removesuffix("Fast") not in LIKE_BERTS:
@@ -419,7 +482,9 @@ AT_HAND: WeakKeyDictionary[Model, tuple[Tokenizer | None, str]] = WeakKeyDiction
 
 
 def _at_hand(model: Model) -> tuple[Tokenizer | None, str]:
-    """A model's tokenizer, looked for once; None if none can be read, and why not if there is one."""
+    """A model's tokenizer, looked for once; None if none can be read, and why not if there is
+    one.
+    """
     if model not in AT_HAND:
         AT_HAND[model] = _look_for(model)
     return AT_HAND[model]
@@ -444,11 +509,13 @@ def _look_for(model: Model) -> tuple[Tokenizer | None, str]:
         return None, str(error)
 
 
-# Where a text may be cut so that its pieces have the tokens of the whole. Each row is a pre-tokenizer's pattern and the
-# places between its words: no alternative of the pattern matches a non-space followed by that space, so a word always
-# ends there; and the one look-ahead, (?!\S), only asks what follows a run of spaces, and no run of spaces ends there.
-# The later patterns let punctuation take the newlines after it, so they are cut at spaces alone. Python and the library
-# might disagree on what a space is: every Unicode character, put before, between and after such cuts, showed no case.
+# Where a text may be cut so that its pieces have the tokens of the whole. Each row is a
+# pre-tokenizer's pattern and the places between its words: no alternative of the pattern matches a
+# non-space followed by that space, so a word always ends there; and the one look-ahead, (?!\S),
+# only asks what follows a run of spaces, and no run of spaces ends there. The later patterns let
+# punctuation take the newlines after it, so they are cut at spaces alone. Python and the library
+# might disagree on what a space is: every Unicode character, put before, between and after such
+# cuts, showed no case.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -478,19 +545,24 @@ def safe_cut(tokenizer: Tokenizer) -> re.Pattern[str] | None:
 
 
 def safe_split(tokenizer: Tokenizer) -> Callable[[str], list[str]] | None:
-    """What splits a text into parts that have the tokens of the whole, as short as is certain; None as `safe_cut`.
+    """What splits a text into parts that have the tokens of the whole, as short as is certain; None
+    as `safe_cut`.
 
-    ASCII without a special token in it is split wherever the pre-tokenizer splits it: a match of its pattern is matched
-    whole when it stands alone as well, so its tokens do not depend on what is around it. What letters and spaces are
-    beyond ASCII, Python and the library need not agree on: other words stay as `safe_cut` cuts them.
-    """
+    ASCII without a special token in it is split wherever the pre-tokenizer splits it: a match of
+    its pattern is matched whole when it stands alone as well, so its tokens do not depend on what
+    is around it. What letters and spaces are beyond ASCII, Python and the library need not agree
+    on: other words stay as `safe_cut` cuts them."""
     if (cut := safe_cut(tokenizer)) is None:
         return None
     words = re.compile(f"(?={cut.pattern})").split
-    in_ascii = reduce(lambda pattern, classes: pattern.replace(*classes), IN_ASCII, _pattern(tokenizer))
+    in_ascii = reduce(
+        lambda pattern, classes: pattern.replace(*classes), IN_ASCII, _pattern(tokenizer)
+    )
     parts = re.compile(in_ascii).findall
     added = {token.content for token in tokenizer.added.values()}
-    added |= {normalize("NFC", content) for content in added}  # some are looked for in text that is normalised
+    added |= {
+        normalize("NFC", content) for content in added
+    }  # some are looked for in text that is normalised
     if len(added) > ADDED_UP_TO:
         return words
 
@@ -499,7 +571,9 @@ def safe_split(tokenizer: Tokenizer) -> Callable[[str], list[str]] | None:
         if text.isascii() and not there:
             return parts(text)
         split_up = (
-            parts(word) if word.isascii() and not any(content in word for content in there) else [word]
+            parts(word)
+            if word.isascii() and not any(content in word for content in there)
+            else [word]
             for word in words(text)
         )
         return [part for word in split_up for part in word]
@@ -509,7 +583,9 @@ def safe_split(tokenizer: Tokenizer) -> Callable[[str], list[str]] | None:
 
 def _pattern(tokenizer: Tokenizer) -> str:
     """The pattern that alone says where words end; empty where something else has a say."""
-    if {part["type"] for part in tokenizer.steps("normalizer")} - {"NFC"}:  # NFC joins nothing to a space
+    if {part["type"] for part in tokenizer.steps("normalizer")} - {
+        "NFC"
+    }:  # NFC joins nothing to a space
         return ""
     for added in tokenizer.added.values():  # found in the text before the pattern is
         if added.rstrip or re.search(r"\S\s", added.content):
@@ -518,7 +594,12 @@ def _pattern(tokenizer: Tokenizer) -> str:
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
             return GPT2
         case [
-            {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
+            {
+                "type": "Split",
+                "pattern": {"Regex": str(pattern)},
+                "behavior": "Isolated",
+                "invert": False,
+            },
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
         ]:
             return pattern

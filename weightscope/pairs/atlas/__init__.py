@@ -1,1 +1,3 @@
-"""Many checkpoints at once: fingerprints from few bytes of each, families and their trees, one table of all heads."""
+"""Many checkpoints at once: fingerprints from few bytes of each, families and their trees, one
+table of all heads.
+"""

@@ -1,8 +1,8 @@
-"""An atlas of many checkpoints: fingerprints of each, families with their trees, neighbours of heads, and what failed.
+"""An atlas of many checkpoints: fingerprints of each, families with their trees, neighbours of
+heads, and what failed.
 
-An engine gets a task per checkpoint, then one per pair of relatives that are small enough to be read whole. What is
-finished is kept; nothing that is wrong with a checkpoint stops the run.
-"""
+An engine gets a task per checkpoint, then one per pair of relatives that are small enough to be
+read whole. What is finished is kept; nothing that is wrong with a checkpoint stops the run."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,9 @@ from weightscope.pairs.atlas.prints import Outline, Print, make_print
 from weightscope.pairs.atlas.sampling import MOST_WEIGHTS
 from weightscope.pairs.atlas.store import Store
 
-PROVED_BYTES = 100_000_000  # bytes of a checkpoint that is read whole, to find out whether it came first
+PROVED_BYTES = (
+    100_000_000  # bytes of a checkpoint that is read whole, to find out whether it came first
+)
 PAGES = "checkpoints"  # folder of the pages
 LOADED = 256  # fingerprints in memory
 TABLES: dict[str, Callable[["Atlas"], Any]] = {
@@ -56,7 +58,9 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Atlas(Result):
-    """What is known of many checkpoints; `members`, `outlines` and `family_of` are in the same order."""
+    """What is known of many checkpoints; `members`, `outlines` and `family_of` are in the same
+    order.
+    """
 
     PAGE = "pairs.atlas.site:write_site"
     TABLES, FILES = TABLES, RESULTS
@@ -113,12 +117,24 @@ class Atlas(Result):
         rows = []
         for place, each in enumerate(self.outlines):
             about = each.about
-            rows.append((
-                self.link(place, f"{PAGES}/"), self.family_of[place], sizes[self.family_of[place]] - 1,
-                about["family"], about["layers"], about["heads"], about["kv_heads"], about["d_model"],
-                ", ".join(about["dtypes"]), about["bytes"], about["weights_read"], len(each.layer),
-                "all" if each.is_whole else "some", each.commit,
-            ))  # fmt: skip
+            rows.append(
+                (
+                    self.link(place, f"{PAGES}/"),
+                    self.family_of[place],
+                    sizes[self.family_of[place]] - 1,
+                    about["family"],
+                    about["layers"],
+                    about["heads"],
+                    about["kv_heads"],
+                    about["d_model"],
+                    ", ".join(about["dtypes"]),
+                    about["bytes"],
+                    about["weights_read"],
+                    len(each.layer),
+                    "all" if each.is_whole else "some",
+                    each.commit,
+                )
+            )
         return Table.of_rows(CHECKPOINTS, rows)
 
     @cached_property
@@ -127,7 +143,9 @@ class Atlas(Result):
         rows = []
         for number, family in enumerate(self.families, 1):
             if len(family.members) > 1:
-                types = dict.fromkeys(self.outlines[place].about["family"] for place in family.members)
+                types = dict.fromkeys(
+                    self.outlines[place].about["family"] for place in family.members
+                )
                 later = {self.later(edge.first, edge.second) for edge in family.edges} - {None}
                 first = [place for place in family.members if place not in later]
                 rooted = len(first) == 1 and len(later) == len(family.members) - 1
@@ -165,13 +183,21 @@ class Atlas(Result):
         s, rows = self.load(place).sketches, slice(start, start + len(each.layer))
         share = np.exp(s.spectra[..., 0].astype(np.float32))  # (N, 2) sigma_1 over the norm
         columns: dict[str, Any] = {
-            "checkpoint": self.members[place].name, "commit": each.commit,
-            "family": np.full(len(s.layer), self.family_of[place], np.int32), "layer": s.layer.astype(np.int32),
-            "head": s.head.astype(np.int32), "kv_head": s.kv_head.astype(np.int32), "qk_frobenius": s.norms[:, 0],
-            "qk_sigma1": share[:, 0] * s.norms[:, 0], "qk_stable_rank": 1 / share[:, 0] ** 2,
-        }  # fmt: skip
+            "checkpoint": self.members[place].name,
+            "commit": each.commit,
+            "family": np.full(len(s.layer), self.family_of[place], np.int32),
+            "layer": s.layer.astype(np.int32),
+            "head": s.head.astype(np.int32),
+            "kv_head": s.kv_head.astype(np.int32),
+            "qk_frobenius": s.norms[:, 0],
+            "qk_sigma1": share[:, 0] * s.norms[:, 0],
+            "qk_stable_rank": 1 / share[:, 0] ** 2,
+        }
         seen = np.float32(nan if each.is_in_part else 1)
-        columns |= {"vo_frobenius": s.norms[:, 1] * seen, "vo_sigma1": share[:, 1] * s.norms[:, 1] * seen}
+        columns |= {
+            "vo_frobenius": s.norms[:, 1] * seen,
+            "vo_sigma1": share[:, 1] * s.norms[:, 1] * seen,
+        }
         columns["vo_stable_rank"] = seen / share[:, 1] ** 2
         for name, near in (("relative", self.relatives), ("stranger", self.strangers)):
             found = near.place[rows]
@@ -210,9 +236,14 @@ class Atlas(Result):
         """What the terminal shows."""
         lines: list[str | Table] = [self.lead]
         if len(self.family_table):
-            lines.append(self.family_table.select("family", "checkpoints", "architectures", "first").take(
-                range(min(SHOWN, len(self.family_table)))))  # fmt: skip
-        return lines + ([self.errors.take(range(min(SHOWN, len(self.errors))))] if self.problems else [])
+            lines.append(
+                self.family_table.select("family", "checkpoints", "architectures", "first").take(
+                    range(min(SHOWN, len(self.family_table)))
+                )
+            )
+        return lines + (
+            [self.errors.take(range(min(SHOWN, len(self.errors))))] if self.problems else []
+        )
 
     def shown(self) -> list[Table]:
         """The families."""
@@ -220,40 +251,76 @@ class Atlas(Result):
 
     def as_json(self) -> dict[str, Any]:
         """What `weightscope atlas --json` prints and atlas.json holds."""
-        return dict(as_json(self.provenance.envelope(self.lead) | {
-            "checkpoints": len(self.members), "heads": self.n_heads, "withdrawn": self.withdrawn,
-            "families": self.family_table.records(), "tree": self.tree.records(), "errors": self.errors.records(),
-            "made": self.made, "bytes_fetched": self.fetched,
-        }))  # fmt: skip
+        return dict(
+            as_json(
+                self.provenance.envelope(self.lead)
+                | {
+                    "checkpoints": len(self.members),
+                    "heads": self.n_heads,
+                    "withdrawn": self.withdrawn,
+                    "families": self.family_table.records(),
+                    "tree": self.tree.records(),
+                    "errors": self.errors.records(),
+                    "made": self.made,
+                    "bytes_fetched": self.fetched,
+                }
+            )
+        )
 
 
 SHOWN = 20  # rows that the terminal shows
 CHECKPOINTS = (
-    Column("name", symbol="checkpoint"), Column("family"),
-    Column("relatives", meaning="Other checkpoints of its family."), Column("architecture"), Column("layers"),
-    Column("heads"), Column("kv_heads", symbol="KV heads"), Column("d_model", symbol="width"), Column("dtypes"),
-    Column("bytes", meaning="Of its tensors."), Column("weights_read", symbol="weights read"),
-    Column("heads_read", symbol="heads read"), Column("read", meaning="Whether all heads were read, or some."),
+    Column("name", symbol="checkpoint"),
+    Column("family"),
+    Column("relatives", meaning="Other checkpoints of its family."),
+    Column("architecture"),
+    Column("layers"),
+    Column("heads"),
+    Column("kv_heads", symbol="KV heads"),
+    Column("d_model", symbol="width"),
+    Column("dtypes"),
+    Column("bytes", meaning="Of its tensors."),
+    Column("weights_read", symbol="weights read"),
+    Column("heads_read", symbol="heads read"),
+    Column("read", meaning="Whether all heads were read, or some."),
     Column("commit"),
-)  # fmt: skip
+)
 FAMILIES = (
-    Column("family"), Column("checkpoints"), Column("architectures"),
-    Column("first", meaning="The one that all others are proved to come from; empty where that is not proved."),
+    Column("family"),
+    Column("checkpoints"),
+    Column("architectures"),
+    Column(
+        "first",
+        meaning="The one that all others are proved to come from; empty where that is not proved.",
+    ),
     Column("names"),
-)  # fmt: skip
+)
 LIKE = (
-    Column("by", meaning="What joins the pair: bits of blocks, heads, or the order of value dimensions."),
+    Column(
+        "by",
+        meaning="What joins the pair: bits of blocks, heads, or the order of value dimensions.",
+    ),
     Column("bits", meaning="Bits of 16 in which blocks of W_K differ on average.", format=".2f"),
-    Column("likeness", meaning="Mean cosine of the maps of counterpart heads; by values, mean correlation of ranks.",
-           format=".3f"),
-    Column("p", meaning="By values, the chance that any strangers of the list are this alike.", format=".1e"),
-)  # fmt: skip
+    Column(
+        "likeness",
+        meaning="Mean cosine of the maps of counterpart heads; by values, mean correlation of ranks.",
+        format=".3f",
+    ),
+    Column(
+        "p",
+        meaning="By values, the chance that any strangers of the list are this alike.",
+        format=".1e",
+    ),
+)
 TREE = (
-    Column("family"), Column("a"), Column("b"), *LIKE,
+    Column("family"),
+    Column("a"),
+    Column("b"),
+    *LIKE,
     Column("first", meaning="Which of the two came first, where the weights prove it."),
     Column("how", meaning="How the other one can be recomputed from it."),
     Column("differs", meaning="What differs, of pairs that were read whole."),
-)  # fmt: skip
+)
 ERRORS = (Column("name", symbol="checkpoint"), Column("error", symbol="what was wrong"))
 
 
@@ -264,7 +331,9 @@ def _families(count: int) -> str:
 # Making one
 
 
-def members_of(names: Sequence[str], families: str | None = None) -> tuple[list[Member], dict[str, str]]:
+def members_of(
+    names: Sequence[str], families: str | None = None
+) -> tuple[list[Member], dict[str, str]]:
     """The checkpoints of a list by its lines, and what is wrong with the other lines."""
     members, problems, seen, taken = list[Member](), dict[str, str](), set[str](), set[str]()
     for name in names:
@@ -296,10 +365,13 @@ class AtlasOptions:
     withdraw: tuple[str, ...] = ()  # checkpoints to remove
 
 
-def make_atlas(listing: Path | None, out: Path, engine: Engine, options: AtlasOptions = AtlasOptions()) -> Atlas:
+def make_atlas(
+    listing: Path | None, out: Path, engine: Engine, options: AtlasOptions = AtlasOptions()
+) -> Atlas:
     """Make an atlas of the checkpoints in a list and write it into a folder.
 
-    Without a list, what the last run has kept is written again, less what is withdrawn; nothing is fetched.
+    Without a list, what the last run has kept is written again, less what is withdrawn; nothing is
+    fetched.
 
     Raises
     ------
@@ -311,34 +383,55 @@ def make_atlas(listing: Path | None, out: Path, engine: Engine, options: AtlasOp
     store = Store(out, options.most, options.families)
     with OutputFolder(out, names=RESULTS) as folder:
         if names is not None and not options.resume and len(store):
-            problem = f"has {counted(len(store), 'fingerprint')} of an earlier run; `resume` keeps them"
+            problem = (
+                f"has {counted(len(store), 'fingerprint')} of an earlier run; `resume` keeps them"
+            )
             raise CheckpointError(f"{problem}, or choose another folder", file=out)
         earlier, before = store.listed
         _withdraw(store, options.withdraw, {*(earlier if names is None else names), *earlier})
         gone = store.withdrawn
-        shown = [name for name in (earlier if names is None else names) if not store.is_withdrawn(name, gone)]
+        shown = [
+            name
+            for name in (earlier if names is None else names)
+            if not store.is_withdrawn(name, gone)
+        ]
         members, problems = members_of(shown, options.families)
         outlines = dict[str, Outline]()
         fetched, made = 0, 0
         if names is None:
-            outlines = {each.name: kept.outline() for each in members if (kept := store.get(each.name)) is not None}
+            outlines = {
+                each.name: kept.outline()
+                for each in members
+                if (kept := store.get(each.name)) is not None
+            }
             missing = (each.name for each in members if each.name not in outlines)
             problems |= {name: before.get(name, "was not read") for name in missing}
         else:
             for name, value, size in _prints(members, store, engine, options):
                 if isinstance(value, Outline):
-                    outlines[name], fetched, made = value, fetched + max(size, 0), made + (size >= 0)
+                    outlines[name], fetched, made = (
+                        value,
+                        fetched + max(size, 0),
+                        made + (size >= 0),
+                    )
                 else:
                     problems[name] = value
         store.remember(shown, problems)
         members = [each for each in members if each.name in outlines]
-        atlas = _of(members, [outlines[each.name] for each in members], _from(store, members), problems)
-        command = None if options.withdraw else atlas.provenance.command  # pages show it, and it names them
+        atlas = _of(
+            members, [outlines[each.name] for each in members], _from(store, members), problems
+        )
+        command = (
+            None if options.withdraw else atlas.provenance.command
+        )  # pages show it, and it names them
         atlas = replace(
-            atlas, fetched=fetched, made=made, provenance=replace(atlas.provenance, command=command),
+            atlas,
+            fetched=fetched,
+            made=made,
+            provenance=replace(atlas.provenance, command=command),
             withdrawn=len(earlier if names is None else names) - len(shown),
             directions=_directions(atlas, store, engine, options.proved, anew=names is not None),
-        )  # fmt: skip
+        )
         atlas.write_files(folder)
     return atlas
 
@@ -347,7 +440,9 @@ def _withdraw(store: Store, wanted: Sequence[str], known: set[str]) -> None:
     """Withdraw checkpoints; a name that no list has is refused."""
     for name in wanted:
         if name not in known and not store.is_withdrawn(name, store.withdrawn):
-            raise CheckpointError(f"no checkpoint '{printable(name)}' in the list or in what was kept, to withdraw")
+            raise CheckpointError(
+                f"no checkpoint '{printable(name)}' in the list or in what was kept, to withdraw"
+            )
     if wanted:
         store.withdraw(wanted)
 
@@ -355,18 +450,28 @@ def _withdraw(store: Store, wanted: Sequence[str], known: set[str]) -> None:
 def _prints(
     members: Sequence[Member], store: Store, engine: Engine, options: AtlasOptions
 ) -> Iterator[tuple[str, Outline | str, int]]:
-    """Each checkpoint's name, its fingerprint or what was wrong, and the bytes fetched; -1 of one that was kept."""
+    """Each checkpoint's name, its fingerprint or what was wrong, and the bytes fetched; -1 of one
+    that was kept.
+    """
 
     def tasks() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
         for each in members:
             kept = store.get(each.name)
-            yield each.name, make_print, (each.source, kept.sketches.about["state"] if kept else "", options.most)
+            yield (
+                each.name,
+                make_print,
+                (each.source, kept.sketches.about["state"] if kept else "", options.most),
+            )
 
     with bar(what="checkpoints", unit="checkpoint", total=len(members)) as shown:
         for ended in engine.each(tasks()):
             shown.update()
             try:
-                if ended.error is None and ended.value is None and (kept := store.get(ended.key)) is not None:
+                if (
+                    ended.error is None
+                    and ended.value is None
+                    and (kept := store.get(ended.key)) is not None
+                ):
                     yield ended.key, kept.outline(), -1
                     continue
                 arrays, size = _value_of(ended)
@@ -380,12 +485,18 @@ def _prints(
 def _value_of(ended: Finished) -> Any:
     """A task's value; any exception as one clear error."""
     if ended.error is None:
-        if not isinstance(ended.value, tuple) or len(ended.value) != 2 or type(ended.value[1]) is not int:
+        if (
+            not isinstance(ended.value, tuple)
+            or len(ended.value) != 2
+            or type(ended.value[1]) is not int
+        ):
             raise CheckpointError("a worker answers with something else than a fingerprint")
         return ended.value
     if isinstance(ended.error, CheckpointError):
         raise ended.error
-    raise CheckpointError(f"cannot be read ({type(ended.error).__name__}: {one_line(ended.error)})") from ended.error
+    raise CheckpointError(
+        f"cannot be read ({type(ended.error).__name__}: {one_line(ended.error)})"
+    ) from ended.error
 
 
 def _from(store: Store, members: Sequence[Member]) -> Callable[[int], Print]:
@@ -394,21 +505,36 @@ def _from(store: Store, members: Sequence[Member]) -> Callable[[int], Print]:
     @lru_cache(maxsize=LOADED)
     def load(place: int) -> Print:
         if (kept := store.get(members[place].name)) is None:
-            raise CheckpointError("a fingerprint was removed by another run; run one at a time", file=store.folder)
+            raise CheckpointError(
+                "a fingerprint was removed by another run; run one at a time", file=store.folder
+            )
         return kept
 
     return load
 
 
 def _of(
-    members: list[Member], outlines: list[Outline], load: Callable[[int], Print], problems: Mapping[str, str]
+    members: list[Member],
+    outlines: list[Outline],
+    load: Callable[[int], Print],
+    problems: Mapping[str, str],
 ) -> Atlas:
     """The atlas of these fingerprints, without directions."""
     with phase("finding families"):
         families = families_of(outlines, load)
     nothing = Neighbours(np.empty(0, int), np.empty(0))
     provenance = Provenance().of_all(each.read for each in outlines)
-    atlas = Atlas(members, outlines, load, families, {}, nothing, nothing, dict(problems), provenance=provenance)
+    atlas = Atlas(
+        members,
+        outlines,
+        load,
+        families,
+        {},
+        nothing,
+        nothing,
+        dict(problems),
+        provenance=provenance,
+    )
     relatives, strangers = neighbours_of(outlines, load, range(len(outlines)), atlas.family_of)
     return replace(atlas, relatives=relatives, strangers=strangers)
 
@@ -416,7 +542,9 @@ def _of(
 def _directions(
     atlas: Atlas, store: Store, engine: Engine, most: int, *, anew: bool
 ) -> dict[tuple[int, int], Direction]:
-    """Which came first of each pair in the trees that is small enough; unless `anew`, where it was found out before."""
+    """Which came first of each pair in the trees that is small enough; unless `anew`, where it was
+    found out before.
+    """
     known, left = dict[tuple[int, int], Direction](), list[tuple[int, int]]()
     for family in atlas.families:
         for edge in family.edges:
@@ -431,7 +559,11 @@ def _directions(
     def tasks() -> Iterator[tuple[tuple[int, int], Callable[..., Any], tuple[Any, ...]]]:
         for pair in left:
             sources = (atlas.members[place].source for place in pair)
-            yield pair, find_direction, (*sources, tuple(atlas.outlines[place].about["state"] for place in pair))
+            yield (
+                pair,
+                find_direction,
+                (*sources, tuple(atlas.outlines[place].about["state"] for place in pair)),
+            )
 
     with bar(what="pairs", unit="pair", total=len(left)) as shown:
         for ended in engine.each(tasks()):
@@ -444,4 +576,8 @@ def _directions(
 
 def _named(atlas: Atlas, pair: tuple[int, int]) -> list[str]:
     """What a pair is kept under: both names and states."""
-    return [text for place in pair for text in (atlas.members[place].name, atlas.outlines[place].about["state"])]
+    return [
+        text
+        for place in pair
+        for text in (atlas.members[place].name, atlas.outlines[place].about["state"])
+    ]

@@ -1,4 +1,6 @@
-"""Which of two relatives came first, from their whole weights, where both are small enough to read."""
+"""Which of two relatives came first, from their whole weights, where both are small enough to
+read.
+"""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -30,7 +32,11 @@ def find_direction(first: Source, second: Source, states: tuple[str, str]) -> tu
     result = lineage(models[1], [models[0]], nonce=NONCE)
     older = {None: "", "base": "first", "suspect": "second"}[result.came_first]
     how = result.proof.how if older and result.proof is not None else ""
-    return older if how else "", how, "; ".join(dict.fromkeys(kind.kind for kind in result.kinds))[:LONGEST]
+    return (
+        older if how else "",
+        how,
+        "; ".join(dict.fromkeys(kind.kind for kind in result.kinds))[:LONGEST],
+    )
 
 
 def direction_of(answer: Any) -> Direction:
@@ -46,7 +52,9 @@ def direction_of(answer: Any) -> Direction:
 
 
 def _at(source: Source, state: str) -> Model:
-    """A checkpoint in this state, all of it fetched at once: a commit, or the digest of its identity."""
+    """A checkpoint in this state, all of it fetched at once: a commit, or the digest of its
+    identity.
+    """
     where = locate(source.source, source.revision)
     if isinstance(where, Repository):
         model = replace(source, source=where.id, revision=state).open()

@@ -1,13 +1,13 @@
 """Families of checkpoints by their fingerprints, and a tree of each.
 
-Checkpoints of one shape are compared by the bits of a few blocks: two are relatives where fewer than `NEAR` of 16 bits
-differ on average (strangers' weights differ in 5.5 or more). What bits do not join is compared by sums of sketches over
-layers, and the pairs most alike by their heads, as `weightscope lineage` does with fingerprints. What is left, whose
-stream or width may have changed, by the order of value dimensions. Of each family the tree keeps the nearest pairs that
-join all (a minimum spanning tree): bits first, then heads, then values. Pairs that are equally alike up to the rounding
-of sums are taken so: those of one shape first, then by the likeness of heads in place, then as listed. A processor's
-sums do not choose a tree.
-"""
+Checkpoints of one shape are compared by the bits of a few blocks: two are relatives where fewer
+than `NEAR` of 16 bits differ on average (strangers' weights differ in 5.5 or more). What bits do
+not join is compared by sums of sketches over layers, and the pairs most alike by their heads, as
+`weightscope lineage` does with fingerprints. What is left, whose stream or width may have changed,
+by the order of value dimensions. Of each family the tree keeps the nearest pairs that join all (a
+minimum spanning tree): bits first, then heads, then values. Pairs that are equally alike up to the
+rounding of sums are taken so: those of one shape first, then by the likeness of heads in place,
+then as listed. A processor's sums do not choose a tree."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,9 +26,13 @@ from weightscope.pairs.lineage.sketches import SKETCH
 
 NEAR = 4.0  # bits of 16; docs/atlas.md has what relatives and strangers differ in
 DISTINCT = 16  # values that a block must hold: zeros and ones are equal without any origin
-CANDIDATE = 0.2  # mean cosine of layers' sums from which heads are compared; strangers' best reach 0.15
+CANDIDATE = (
+    0.2  # mean cosine of layers' sums from which heads are compared; strangers' best reach 0.15
+)
 COMPARED = 8  # such candidates of a checkpoint, the most alike
-ROUNDING = sqrt(2 * SKETCH) * float(np.finfo(np.float32).eps)  # of a cosine, a float32 sum of 2 K products
+ROUNDING = sqrt(2 * SKETCH) * float(
+    np.finfo(np.float32).eps
+)  # of a cosine, a float32 sum of 2 K products
 
 
 class Edge(NamedTuple):
@@ -38,7 +42,9 @@ class Edge(NamedTuple):
     second: int
     by: str  # what joins them: "bits", "heads" or "values"
     bits: float = nan  # of 16 that differ in the blocks
-    likeness: float = nan  # mean cosine of counterpart heads; by values, mean correlation of counterpart layers
+    likeness: float = (
+        nan  # mean cosine of counterpart heads; by values, mean correlation of counterpart layers
+    )
     p: float = nan  # by values, the chance that any strangers in the list are this alike
 
 
@@ -50,12 +56,16 @@ class Family(NamedTuple):
 
 
 def families_of(outlines: Sequence[Outline], load: Callable[[int], Print]) -> list[Family]:
-    """The families, the largest first; every checkpoint is in one, perhaps alone. `load` gives a whole fingerprint."""
+    """The families, the largest first; every checkpoint is in one, perhaps alone. `load` gives a
+    whole fingerprint.
+    """
     forest = _Forest(len(outlines))
     near = sorted(_near_in_bits(outlines), key=lambda pair: (pair.bits, pair.first, pair.second))
     for _, equal in groupby(near, key=lambda pair: pair.bits):
         left = [pair for pair in equal if forest.root(pair.first) != forest.root(pair.second)]
-        forest.join_nearest(pair._replace(likeness=_in_place(load(pair.first), load(pair.second))) for pair in left)
+        forest.join_nearest(
+            pair._replace(likeness=_in_place(load(pair.first), load(pair.second))) for pair in left
+        )
     pairs = bar(_candidates(outlines, forest), "pairs by heads", "pair")
     known = [Edge(i, j, "heads", likeness=_by_heads(load(i), load(j))) for i, j in pairs]
     alike = [edge for edge in known if edge.likeness]
@@ -90,11 +100,17 @@ class _Forest:
             self._above[roots[1]] = roots[0]
             self._edges.append(edge)
 
-    def join_nearest(self, edges: Iterable[Edge], among_equals: Callable[[Edge], float] | None = None) -> None:
-        """Add edges, the most alike first; equally alike ones by another likeness, if given, then as listed."""
+    def join_nearest(
+        self, edges: Iterable[Edge], among_equals: Callable[[Edge], float] | None = None
+    ) -> None:
+        """Add edges, the most alike first; equally alike ones by another likeness, if given, then
+        as listed.
+        """
         listed = sorted(edges, key=lambda edge: (edge.first, edge.second))
         of_level: dict[int, list[Edge]] = defaultdict(list)
-        for edge, level in zip(listed, levels([edge.likeness for edge in listed]).tolist(), strict=True):
+        for edge, level in zip(
+            listed, levels([edge.likeness for edge in listed]).tolist(), strict=True
+        ):
             of_level[level].append(edge)
         for level in sorted(of_level):
             equal = of_level[level]
@@ -115,7 +131,9 @@ class _Forest:
 
 
 def levels(likeness: Sequence[float] | np.ndarray) -> np.ndarray:
-    """0 for the most alike, 1 for the next, and so on; what is equal up to rounding has one level: (n,) -> (n,)."""
+    """0 for the most alike, 1 for the next, and so on; what is equal up to rounding has one level:
+    (n,) -> (n,).
+    """
     alike = np.nan_to_num(np.asarray(likeness, float), nan=-np.inf)
     order = np.argsort(-alike, kind="stable")
     found = np.zeros(len(alike), np.int64)
@@ -129,11 +147,17 @@ def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[Edge]:
     of_shape: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, each in enumerate(outlines):
         of_shape[each.shape].append(place)
-    for places in bar([each for each in of_shape.values() if len(each) > 1], "pairs by bits", "shape"):
+    for places in bar(
+        [each for each in of_shape.values() if len(each) > 1], "pairs by bits", "shape"
+    ):
         blocks = np.stack([outlines[place].blocks for place in places])  # (n, B, V)
-        told = np.array([[len(np.unique(block)) >= DISTINCT for block in each] for each in blocks])  # (n, B)
+        told = np.array(
+            [[len(np.unique(block)) >= DISTINCT for block in each] for each in blocks]
+        )  # (n, B)
         for i in range(len(places) - 1):
-            differ = np.bitwise_count(blocks[i + 1 :] ^ blocks[i]).sum(axis=2, dtype=np.int64)  # (n - i - 1, B)
+            differ = np.bitwise_count(blocks[i + 1 :] ^ blocks[i]).sum(
+                axis=2, dtype=np.int64
+            )  # (n - i - 1, B)
             both = told[i + 1 :] & told[i]
             with np.errstate(invalid="ignore"):
                 bits = (differ * both).sum(axis=1) / (both.sum(axis=1) * blocks.shape[2])
@@ -142,19 +166,33 @@ def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[Edge]:
 
 
 def _in_place(a: Print, b: Print) -> float:
-    """Mean cosine of the heads that both have been read of, each with the other's head of its place."""
-    places = [dict(zip(zip(s.layer.tolist(), s.head.tolist(), strict=True), range(len(s.layer)), strict=True))
-              for s in (a.sketches, b.sketches)]  # fmt: skip
+    """Mean cosine of the heads that both have been read of, each with the other's head of its
+    place.
+    """
+    places = [
+        dict(
+            zip(
+                zip(s.layer.tolist(), s.head.tolist(), strict=True),
+                range(len(s.layer)),
+                strict=True,
+            )
+        )
+        for s in (a.sketches, b.sketches)
+    ]
     common = sorted(places[0].keys() & places[1].keys())
     if not common:
         return nan
-    x, y = (each.sketches.direct[[place[key] for key in common]]
-            for each, place in zip((a, b), places, strict=True))  # fmt: skip
+    x, y = (
+        each.sketches.direct[[place[key] for key in common]]
+        for each, place in zip((a, b), places, strict=True)
+    )
     return float(np.vecdot(x, y).mean())
 
 
 def _candidates(outlines: Sequence[Outline], forest: _Forest) -> list[tuple[int, int]]:
-    """Pairs of one width, not in one family yet, whose layers' sums are alike: the most alike of each."""
+    """Pairs of one width, not in one family yet, whose layers' sums are alike: the most alike of
+    each.
+    """
     of_width: dict[int, list[int]] = defaultdict(list)
     for place, each in enumerate(outlines):
         of_width[each.about["d_model"]].append(place)
@@ -167,7 +205,11 @@ def _candidates(outlines: Sequence[Outline], forest: _Forest) -> list[tuple[int,
         for i, mine in enumerate(rows):
             score = np.maximum.reduceat(stacked @ mine.T, starts, axis=0).mean(axis=1)  # (n,)
             score[roots == roots[i]] = -1
-            best = [j for j in np.argsort(levels(score), kind="stable")[:COMPARED].tolist() if score[j] >= CANDIDATE]
+            best = [
+                j
+                for j in np.argsort(levels(score), kind="stable")[:COMPARED].tolist()
+                if score[j] >= CANDIDATE
+            ]
             pairs |= {(min(places[i], places[j]), max(places[i], places[j])) for j in best}
     return sorted(pairs)
 
@@ -182,16 +224,23 @@ def _by_heads(a: Print, b: Print) -> float:
 
 
 def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[Edge]:
-    """Pairs of checkpoints, not in one family yet, whose value dimensions have one order: of each with each family."""
+    """Pairs of checkpoints, not in one family yet, whose value dimensions have one order: of each
+    with each family.
+    """
     of_width: dict[int, list[int]] = defaultdict(list)
     for place, each in enumerate(outlines):
         of_width[each.values.shape[1]].append(place)
     tests = sum(len(places) * (len(places) - 1) for places in of_width.values())
     edges = []
-    for places in bar([each for each in of_width.values() if len(each) > 1], "pairs by values", "width"):
+    for places in bar(
+        [each for each in of_width.values() if len(each) > 1], "pairs by values", "width"
+    ):
         roots = np.array([forest.root(place) for place in places])
         rows = [outlines[place].values for place in places]
-        stacked, counts = np.concatenate(rows), np.array([len(each) for each in rows])  # (layers of all, V)
+        stacked, counts = (
+            np.concatenate(rows),
+            np.array([len(each) for each in rows]),
+        )  # (layers of all, V)
         for i, mine in enumerate(rows):
             best = best_of_each(distinct(mine), stacked, counts)  # (n, L)
             log_p = log_p_of(best, counts, stacked.shape[1]) + log(tests)
@@ -202,5 +251,9 @@ def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[Edge]:
                 theirs = sure[roots[sure] == root]
                 j = int(theirs[levels(alike[theirs]).argmin()])
                 first, second = sorted((places[i], places[j]))
-                edges.append(Edge(first, second, "values", likeness=float(alike[j]), p=float(np.exp(log_p[j]))))
+                edges.append(
+                    Edge(
+                        first, second, "values", likeness=float(alike[j]), p=float(np.exp(log_p[j]))
+                    )
+                )
     return edges

@@ -1,4 +1,6 @@
-"""For every head the most similar head of another checkpoint, and of another family, by their sketches."""
+"""For every head the most similar head of another checkpoint, and of another family, by their
+sketches.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -20,7 +22,9 @@ LUCK = 1.3  # times the highest cosine that chance is expected to give among so 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Neighbours(ShowsShapes):
-    """The neighbour of each of N heads: its place among all heads, or -1 where none is more alike than by chance."""
+    """The neighbour of each of N heads: its place among all heads, or -1 where none is more alike
+    than by chance.
+    """
 
     place: np.ndarray  # (N,)
     likeness: np.ndarray  # (N,) mean cosine of W_QK and of W_VO
@@ -28,8 +32,9 @@ class Neighbours(ShowsShapes):
 
 def neighbours_of(
     outlines: Sequence[Outline], load: Callable[[int], Print], *apart: Sequence[int]
-) -> list[Neighbours]:  # fmt: skip
-    """For each list of numbers, the nearest heads of checkpoints of the same width with another number.
+) -> list[Neighbours]:
+    """For each list of numbers, the nearest heads of checkpoints of the same width with another
+    number.
 
     The sketches of all heads of a width are in memory, 256 bytes each.
     """
@@ -53,7 +58,9 @@ def neighbours_of(
 
 
 def _nearest(sketches: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The head of another group with the highest mean cosine, the first of equally alike ones, and that: (n,), (n,)."""
+    """The head of another group with the highest mean cosine, the first of equally alike ones, and
+    that: (n,), (n,).
+    """
     n = len(sketches)
     best, score = np.zeros(n, np.int64), np.full(n, -np.inf)
     for j in range(0, n, COLUMNS):

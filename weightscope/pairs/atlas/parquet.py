@@ -1,4 +1,6 @@
-"""All heads as one Parquet file, a row group per checkpoint: the only module that imports pyarrow for it."""
+"""All heads as one Parquet file, a row group per checkpoint: the only module that imports pyarrow
+for it.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -18,11 +20,14 @@ def check_parquet() -> None:
         raise CheckpointError(NEEDS) from None
 
 
-def write_parquet(file: BinaryIO, groups: Iterable[Mapping[str, Any]], facts: Mapping[str, str]) -> int:
-    """Write row groups, each columns by name, with one of them in memory; returns the number of rows.
+def write_parquet(
+    file: BinaryIO, groups: Iterable[Mapping[str, Any]], facts: Mapping[str, str]
+) -> int:
+    """Write row groups, each columns by name, with one of them in memory; returns the number of
+    rows.
 
-    Columns are arrays, or one text for all rows of the group; NaN and -1 are null. `facts` go into the file's metadata.
-    """
+    Columns are arrays, or one text for all rows of the group; NaN and -1 are null. `facts` go into
+    the file's metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -42,7 +47,9 @@ def write_parquet(file: BinaryIO, groups: Iterable[Mapping[str, Any]], facts: Ma
 def _column(pa: Any, column: str | np.ndarray | Sequence[str], length: int) -> Any:
     """A column as Arrow has it."""
     if isinstance(column, str):
-        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(length, np.int32)), pa.array([column]))
+        return pa.DictionaryArray.from_arrays(
+            pa.array(np.zeros(length, np.int32)), pa.array([column])
+        )
     array = np.asarray(column)
     if array.dtype.kind in "fi":
         return pa.array(array, mask=np.isnan(array) if array.dtype.kind == "f" else array == -1)

@@ -1,9 +1,10 @@
-"""One checkpoint of an atlas: its fingerprint from a sample of its weights, as a worker makes it and as it is kept.
+"""One checkpoint of an atlas: its fingerprint from a sample of its weights, as a worker makes it
+and as it is kept.
 
-Besides the sketches of heads (see `lineage.sketches`) it holds a few blocks of W_K, norm folded in, as bfloat16: how
-many bits of them differ tells relatives of one shape from strangers, cheaply (bit distance, as in ZipLLM,
-arXiv 2505.06252). And of each layer the ranks of its value dimensions; see `values`.
-"""
+Besides the sketches of heads (see `lineage.sketches`) it holds a few blocks of W_K, norm folded in,
+as bfloat16: how many bits of them differ tells relatives of one shape from strangers, cheaply (bit
+distance, as in ZipLLM, arXiv 2505.06252). And of each layer the ranks of its value dimensions; see
+`values`."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,13 @@ from weightscope.core.results import ShowsShapes
 from weightscope.model.metrics.spectra import evenly_spread
 from weightscope.model.run_identity import RunIdentity, arrays_of
 from weightscope.model.sources import Source
-from weightscope.pairs.atlas.sampling import MOST_WEIGHTS, SampledLayer, keys_are_values, read_sample, sample_of
+from weightscope.pairs.atlas.sampling import (
+    MOST_WEIGHTS,
+    SampledLayer,
+    keys_are_values,
+    read_sample,
+    sample_of,
+)
 from weightscope.pairs.atlas.values import value_ranks
 from weightscope.pairs.lineage.probes import PUBLIC
 from weightscope.pairs.lineage.sketches import (
@@ -38,13 +45,26 @@ from weightscope.pairs.lineage.sketches import (
 )
 
 BLOCKS, VALUES = 16, 256  # blocks of W_K, of as many layers, and how many values of each
-COUNTS = ("d_model", "layers", "heads", "kv_heads", "head_dim", "weights_read", "bytes")  # in every description
+COUNTS = (
+    "d_model",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "weights_read",
+    "bytes",
+)  # in every description
 TEXTS = ("name", "family", "tower", "config", "state")
-FORMS = {  # arrays of a fingerprint: dtype and shape, N heads in L layers, B blocks, V value dimensions
-    "heads": (np.int32, (3, "N")), "direct": (np.int8, ("N", 2, SKETCH)), "spectra": (np.float16, ("N", 2, POINTS)),
-    "norms": (np.float32, ("N", 2)), "blocks": (np.uint16, ("B", VALUES)), "values": (np.int32, ("L", "V")),
+# arrays of a fingerprint: dtype and shape, N heads in L layers, B blocks, V value dimensions
+FORMS = {
+    "heads": (np.int32, (3, "N")),
+    "direct": (np.int8, ("N", 2, SKETCH)),
+    "spectra": (np.float16, ("N", 2, POINTS)),
+    "norms": (np.float32, ("N", 2)),
+    "blocks": (np.uint16, ("B", VALUES)),
+    "values": (np.int32, ("L", "V")),
     "about": (np.uint8, ("A",)),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,7 +77,9 @@ class Outline(ShowsShapes):
     values: np.ndarray  # (L, V) ranks of value dimensions, centred, of unit length
     layer: np.ndarray  # (N,)
     head: np.ndarray  # (N,)
-    read: dict[str, Any] = field(default_factory=dict)  # the files that it was made from; see `source_of`
+    read: dict[str, Any] = field(
+        default_factory=dict
+    )  # the files that it was made from; see `source_of`
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -72,7 +94,9 @@ class Outline(ShowsShapes):
     @property
     def commit(self) -> str:
         """The commit on the Hub; empty for another place."""
-        return str(next((file["commit"] for file in self.read.get("files", ()) if "commit" in file), ""))
+        return str(
+            next((file["commit"] for file in self.read.get("files", ()) if "commit" in file), "")
+        )
 
     @property
     def is_in_part(self) -> bool:
@@ -101,10 +125,14 @@ class Print(ShowsShapes):
         s = self.sketches
         text = json.dumps(s.about | {"read": self.read}, sort_keys=True).encode()
         return {
-            "heads": np.stack([s.layer, s.head, s.kv_head]).astype(np.int32), "direct": as_bytes(s.direct),
-            "spectra": s.spectra.astype(np.float16), "norms": s.norms.astype(np.float32), "blocks": self.blocks,
-            "values": self.values, "about": np.frombuffer(text, np.uint8),
-        }  # fmt: skip
+            "heads": np.stack([s.layer, s.head, s.kv_head]).astype(np.int32),
+            "direct": as_bytes(s.direct),
+            "spectra": s.spectra.astype(np.float16),
+            "norms": s.norms.astype(np.float32),
+            "blocks": self.blocks,
+            "values": self.values,
+            "about": np.frombuffer(text, np.uint8),
+        }
 
     @classmethod
     def of_arrays(cls, answer: Any, name: str) -> "Print":
@@ -119,13 +147,21 @@ class Print(ShowsShapes):
         for key, (dtype, shape) in FORMS.items():
             array = arrays.get(key, np.empty(()))
             fits = array.dtype == dtype and array.ndim == len(shape)
-            fits = fits and all(sizes.setdefault(n, m) == m if isinstance(n, str) else n == m
-                                for n, m in zip(shape, array.shape, strict=True))  # fmt: skip
+            fits = fits and all(
+                sizes.setdefault(n, m) == m if isinstance(n, str) else n == m
+                for n, m in zip(shape, array.shape, strict=True)
+            )
             if not fits or (array.dtype.kind == "f" and not np.isfinite(array).all()):
-                raise unexpected(name, f"other {key}", f"{np.dtype(dtype)} numbers of the shape {shape}")
+                raise unexpected(
+                    name, f"other {key}", f"{np.dtype(dtype)} numbers of the shape {shape}"
+                )
         about = _described(arrays["about"], name)
         layer, head, kv_head = arrays["heads"].astype(np.int64)
-        if not 0 < len(layer) <= MOST_HEADS or len(np.unique(layer)) > MOST_LAYERS or arrays["heads"].min() < 0:
+        if (
+            not 0 < len(layer) <= MOST_HEADS
+            or len(np.unique(layer)) > MOST_LAYERS
+            or arrays["heads"].min() < 0
+        ):
             raise unexpected(name, f"{len(layer):,} heads", f"at most {MOST_HEADS:,}")
         if sizes["L"] != len(np.unique(layer)) or not sizes["V"]:
             raise unexpected(name, f"values of {sizes['L']:,} layers", "one row per layer")
@@ -133,7 +169,9 @@ class Print(ShowsShapes):
         direct = unit_length(arrays["direct"].astype(np.float32))
         none = np.empty((len(layer), 2, 0), np.float32)
         spectra = arrays["spectra"].astype(np.float32)
-        sketches = Sketches(about, layer, head, kv_head, direct, none, spectra, arrays["norms"], read=read)
+        sketches = Sketches(
+            about, layer, head, kv_head, direct, none, spectra, arrays["norms"], read=read
+        )
         return cls(sketches, arrays["blocks"], arrays["values"], read)
 
 
@@ -142,12 +180,17 @@ def _described(text: np.ndarray, name: str) -> dict[str, Any]:
     try:
         about = json.loads(text.tobytes())
         fits = (
-            isinstance(about, dict) and about["vocabulary"] is None
-            and is_source(about.get("read")) and isinstance(about.get("whole"), bool)
+            isinstance(about, dict)
+            and about["vocabulary"] is None
+            and is_source(about.get("read"))
+            and isinstance(about.get("whole"), bool)
             and all(type(about.get(key)) is int and 1 <= about[key] <= LARGEST**2 for key in COUNTS)
-            and all(isinstance(about.get(key), str) and len(about[key]) <= LONGEST_TEXT for key in TEXTS)
-            and isinstance(about.get("dtypes"), list) and all(isinstance(dtype, str) for dtype in about["dtypes"])
-        )  # fmt: skip
+            and all(
+                isinstance(about.get(key), str) and len(about[key]) <= LONGEST_TEXT for key in TEXTS
+            )
+            and isinstance(about.get("dtypes"), list)
+            and all(isinstance(dtype, str) for dtype in about["dtypes"])
+        )
     except (ValueError, KeyError, RecursionError):
         fits = False
     if not fits:
@@ -155,11 +198,14 @@ def _described(text: np.ndarray, name: str) -> dict[str, Any]:
     return dict(about)
 
 
-def make_print(source: Source, state: str = "", most: int = MOST_WEIGHTS) -> tuple[dict[str, np.ndarray], int] | None:
-    """The task of one checkpoint: its fingerprint as arrays and the bytes fetched; None if it is still in `state`.
+def make_print(
+    source: Source, state: str = "", most: int = MOST_WEIGHTS
+) -> tuple[dict[str, np.ndarray], int] | None:
+    """The task of one checkpoint: its fingerprint as arrays and the bytes fetched; None if it is
+    still in `state`.
 
-    A repository is read at one commit, whatever is pushed meanwhile; where that is known, nothing is fetched.
-    """
+    A repository is read at one commit, whatever is pushed meanwhile; where that is known, nothing
+    is fetched."""
     where = locate(source.source, source.revision)
     if isinstance(where, Repository):
         now = where.commit()
@@ -172,7 +218,9 @@ def make_print(source: Source, state: str = "", most: int = MOST_WEIGHTS) -> tup
         if state == now:
             return None
     if not model.attention_layers:
-        raise CheckpointError("has no attention layer; a fingerprint needs attention heads", file=model.name)
+        raise CheckpointError(
+            "has no attention layer; a fingerprint needs attention heads", file=model.name
+        )
     sample = sample_of(model, most)
     parts, blocks, values = [], [], list[np.ndarray]()
     chosen = set(evenly_spread(len(sample.layers), BLOCKS).tolist())
@@ -184,15 +232,23 @@ def make_print(source: Source, state: str = "", most: int = MOST_WEIGHTS) -> tup
         values.append(ranks)
         if place in chosen:
             blocks.append(bits_of(read.layer.k.of(0)[0]))
-    layer, head, kv_head, direct, tokens, spectra, norms = (np.concatenate(part) for part in zip(*parts, strict=True))
+    layer, head, kv_head, direct, tokens, spectra, norms = (
+        np.concatenate(part) for part in zip(*parts, strict=True)
+    )
     if len(broken := np.unique(layer[~np.isfinite(norms).all(axis=1)])):
-        problem = f"layer {broken[0]}: W_QK or W_VO of a head exceeds float32, and cannot be compared"
+        problem = (
+            f"layer {broken[0]}: W_QK or W_VO of a head exceeds float32, and cannot be compared"
+        )
         raise CheckpointError(problem, file=model.name)
     is_whole = sample.groups is None and len(sample.layers) == len(model.attention_layers)
     about = described(model) | {
-        "name": source.given or source.source, "head_dim": model.config.head_dim, "vocabulary": None,
-        "whole": is_whole, "weights_read": sample.weights, "state": now,
-    }  # fmt: skip
+        "name": source.given or source.source,
+        "head_dim": model.config.head_dim,
+        "vocabulary": None,
+        "whole": is_whole,
+        "weights_read": sample.weights,
+        "state": now,
+    }
     sketches = Sketches(about, layer, head, kv_head, direct, tokens, spectra, norms, probes=PUBLIC)
     made = Print(sketches, np.stack(blocks), np.stack(values), source_of(model.checkpoint))
     return made.arrays(), model.checkpoint.bytes_fetched
@@ -205,7 +261,9 @@ def _sketches_of(read: SampledLayer) -> tuple[np.ndarray, ...]:
 
 
 def bits_of(w: np.ndarray) -> np.ndarray:
-    """The first VALUES values of a head's factor (d, r), column by column, as bits of bfloat16; zeros where it ends."""
+    """The first VALUES values of a head's factor (d, r), column by column, as bits of bfloat16;
+    zeros where it ends.
+    """
     columns = -(-VALUES // len(w))
     values = np.asarray(w[:VALUES, :columns], np.float32).T.ravel()[:VALUES]
     bits = np.ascontiguousarray(values).view(np.uint32)

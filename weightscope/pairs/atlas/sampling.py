@@ -1,9 +1,10 @@
-"""Which weights of a checkpoint an atlas reads: all of attention where that is little, else some heads or some layers.
+"""Which weights of a checkpoint an atlas reads: all of attention where that is little, else some
+heads or some layers.
 
-A head's queries, keys and values are rows of their matrices, which lie together in the file. Its part of the output
-projection is columns, which do not: there some rows are read, with the columns of all heads, and the others count as
-zero. So W_VO is seen in `OUTPUT_ROWS` of the stream's dimensions, the same ones of every checkpoint of a width.
-"""
+A head's queries, keys and values are rows of their matrices, which lie together in the file. Its
+part of the output projection is columns, which do not: there some rows are read, with the columns
+of all heads, and the others count as zero. So W_VO is seen in `OUTPUT_ROWS` of the stream's
+dimensions, the same ones of every checkpoint of a width."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,9 @@ class Sample(NamedTuple):
     """What is read of a checkpoint."""
 
     layers: Sequence[int]
-    groups: Sequence[int] | None  # of each layer the key-value heads, with the first query head of each; None: all
+    groups: (
+        Sequence[int] | None
+    )  # of each layer the key-value heads, with the first query head of each; None: all
     weights: int  # how many weights that is
 
 
@@ -82,7 +85,9 @@ class _Columns(_Rows):
         values = np.zeros(self.shape, np.float32)
         for start, stop in self.spans:
             rows = self.stored.rows(start, stop)
-            values[start:stop] = np.concatenate([rows[:, slice(*columns)] for columns in self.columns], axis=1)
+            values[start:stop] = np.concatenate(
+                [rows[:, slice(*columns)] for columns in self.columns], axis=1
+            )
         return values
 
 
@@ -105,7 +110,9 @@ def sample_of(model: Model, most: int = MOST_WEIGHTS) -> Sample:
         count = max(1, min(config.n_kv_heads, (most // len(layers) - out) // group))
         if kept := min(len(layers), most // (out + count * group)):
             chosen = [layers[k] for k in evenly_spread(len(layers), kept)]
-            return Sample(chosen, _nested(config.n_kv_heads)[:count], len(chosen) * (out + count * group))
+            return Sample(
+                chosen, _nested(config.n_kv_heads)[:count], len(chosen) * (out + count * group)
+            )
     if kept := most // max(sizes):
         places = evenly_spread(len(layers), kept).tolist()
         return Sample([layers[k] for k in places], None, sum(sizes[k] for k in places))
@@ -114,7 +121,9 @@ def sample_of(model: Model, most: int = MOST_WEIGHTS) -> Sample:
 
 
 def read_sample(model: Model, sample: Sample) -> Iterator[SampledLayer]:
-    """The layers of a sample in order, single heads several at a time; nothing that is fetched is cached."""
+    """The layers of a sample in order, single heads several at a time; nothing that is fetched is
+    cached.
+    """
     for file in model.checkpoint.files:
         file.keeps = False
     if sample.groups is None:
@@ -126,7 +135,9 @@ def read_sample(model: Model, sample: Sample) -> Iterator[SampledLayer]:
     groups = np.asarray(sample.groups)
     heads = groups * (model.config.n_heads // model.config.n_kv_heads)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        for layer in pool.map(lambda index: _heads_of(model, index, groups.tolist()), sample.layers):
+        for layer in pool.map(
+            lambda index: _heads_of(model, index, groups.tolist()), sample.layers
+        ):
             yield SampledLayer(layer, heads, groups)
 
 
@@ -135,11 +146,15 @@ def _heads_of(model: Model, index: int, groups: Sequence[int]) -> Layer:
     config, family = _of_layer(model, index)
     tensors = model.checkpoint.with_tensors(_replaced(model, family, config, index, groups))
     smaller = replace(config, n_heads=len(groups), n_kv_heads=len(groups))
-    return read_layer(LayerTensors(tensors, model.prefix, model.family.name), family, smaller, index)
+    return read_layer(
+        LayerTensors(tensors, model.prefix, model.family.name), family, smaller, index
+    )
 
 
 def keys_are_values(model: Model, index: int) -> bool:
-    """Whether a layer has one matrix for both, so that positions order the dimensions of its values."""
+    """Whether a layer has one matrix for both, so that positions order the dimensions of its
+    values.
+    """
     heads = _of_layer(model, index)[1].heads
     return heads.layout.__name__ == "separate" and heads.k == heads.v
 
@@ -154,7 +169,13 @@ def _replaced(
     model: Model, family: Family, config: ModelConfig, index: int, groups: Sequence[int]
 ) -> dict[str, Tensor]:
     """The projections of a layer with the rows and columns of these heads, by name."""
-    stem, h, g, r, r_v = model.stem(index), config.n_heads, config.n_kv_heads, config.head_dim, _value_dim(model)
+    stem, h, g, r, r_v = (
+        model.stem(index),
+        config.n_heads,
+        config.n_kv_heads,
+        config.head_dim,
+        _value_dim(model),
+    )
     shared = h // g
 
     def rows(first: int, step: int, width: int) -> list[tuple[int, int]]:
@@ -170,12 +191,20 @@ def _replaced(
     else:
         parts = [rows(place * r, (shared + 2) * r, r) for place in (0, shared, shared + 1)]
         spans = {family.heads.q: [span for group in zip(*parts, strict=True) for span in group]}
-    names = {f"{stem}{module}.{kind}": each for module, each in spans.items() for kind in ("weight", "bias")}
+    names = {
+        f"{stem}{module}.{kind}": each
+        for module, each in spans.items()
+        for kind in ("weight", "bias")
+    }
     found: dict[str, Tensor] = {
-        name: _Rows(model.checkpoint[name], tuple(each)) for name, each in names.items() if name in model.checkpoint
+        name: _Rows(model.checkpoint[name], tuple(each))
+        for name, each in names.items()
+        if name in model.checkpoint
     }
     out, d = f"{stem}{family.heads.out}.weight", config.d_model
-    starts = evenly_spread(max(1, d - RUN + 1), OUTPUT_ROWS // RUN).tolist() if d > OUTPUT_ROWS else [0]
+    starts = (
+        evenly_spread(max(1, d - RUN + 1), OUTPUT_ROWS // RUN).tolist() if d > OUTPUT_ROWS else [0]
+    )
     read = tuple((start, min(d, start + (RUN if d > OUTPUT_ROWS else d))) for start in starts)
     columns = tuple(rows(0, shared * r_v, r_v))
     return found | {out: _Columns(model.checkpoint[out], read, columns=columns)}
@@ -194,23 +223,36 @@ def _nested(count: int) -> list[int]:
 
 
 def _is_split(model: Model, index: int) -> bool:
-    """Whether the heads of a layer are rows of stored matrices, and nothing else of the layer depends on the head."""
+    """Whether the heads of a layer are rows of stored matrices, and nothing else of the layer
+    depends on the head.
+    """
     config, family = _of_layer(model, index)
     sizes = config.n_heads, config.n_kv_heads, config.head_dim
     smaller = in_layer(replace(config, n_heads=1, n_kv_heads=1), family, index)[0]
     heads, qk_norm = family.heads, family.scores.qk_norm
     if (
-        heads.layout.__name__ not in SPLIT or family.reads != Reads() or family.memory is not None or heads.transposed
-        or family.positions.bias is not None or heads.others or heads.loose or heads.shared
+        heads.layout.__name__ not in SPLIT
+        or family.reads != Reads()
+        or family.memory is not None
+        or heads.transposed
+        or family.positions.bias is not None
+        or heads.others
+        or heads.loose
+        or heads.shared
         or sizes != (model.config.n_heads, model.config.n_kv_heads, model.config.head_dim)
         or (smaller.n_heads, smaller.head_dim) != (1, config.head_dim)
         or (qk_norm is not None and qk_norm.scope != "shared")
-    ):  # fmt: skip
+    ):
         return False
     h, g, r, r_v, d = *sizes, _value_dim(model), config.d_model
     shapes = {heads.q: (h * r, d), heads.k: (g * r, d), heads.v: (g * r_v, d)}
     if heads.layout.__name__ != "separate":
         shapes = {heads.q: ((h + 2 * g) * r, d)}
     shapes |= {heads.out: (d, h * r_v)}
-    stored = {module: model.checkpoint.get(f"{model.stem(index)}{module}.weight") for module in shapes}
-    return all(isinstance(tensor, StoredTensor) and tensor.shape == shapes[name] for name, tensor in stored.items())
+    stored = {
+        module: model.checkpoint.get(f"{model.stem(index)}{module}.weight") for module in shapes
+    }
+    return all(
+        isinstance(tensor, StoredTensor) and tensor.shape == shapes[name]
+        for name, tensor in stored.items()
+    )

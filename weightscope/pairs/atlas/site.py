@@ -1,4 +1,6 @@
-"""The static site of an atlas: a page of all checkpoints, and one for each, which open from the disk."""
+"""The static site of an atlas: a page of all checkpoints, and one for each, which open from the
+disk.
+"""
 
 from dataclasses import replace
 
@@ -25,21 +27,39 @@ def write_site(files: Files, atlas: Atlas) -> None:
         if len(pages.contents) >= AT_ONCE or place == len(atlas.members) - 1:
             files.add(pages.contents)
             pages = Files()
-    sections = [Section("Checkpoints", parts=[Table(atlas.checkpoints.columns, "A name leads to its page.")])]
+    sections = [
+        Section(
+            "Checkpoints", parts=[Table(atlas.checkpoints.columns, "A name leads to its page.")]
+        )
+    ]
     if len(atlas.family_table):
         shown = atlas.family_table.select("family", "checkpoints", "architectures", "first")
-        members = [atlas.link(atlas.families[number - 1].members[0], f"{PAGES}/") for number in shown["family"]]
+        members = [
+            atlas.link(atlas.families[number - 1].members[0], f"{PAGES}/")
+            for number in shown["family"]
+        ]
         columns = [*shown.columns, Column("member", meaning="One of them.", values=members)]
         sections.append(Section("Families", parts=[Table(columns)]))
-        sections.append(Section(
-            "Trees", "Of each family the nearest pairs that join all. A pair has an order only where the weights prove "
-            "which came first. Values join pairs whose stream was rotated, permuted or cut.", [atlas.tree],
-        ))  # fmt: skip
+        sections.append(
+            Section(
+                "Trees",
+                "Of each family the nearest pairs that join all. A pair has an order only where the weights prove "
+                "which came first. Values join pairs whose stream was rotated, permuted or cut.",
+                [atlas.tree],
+            )
+        )
     if len(atlas.errors):
         sections.append(Section("Not read", parts=[atlas.errors]))
     own = replace(atlas.provenance, sources=())  # each page has its checkpoint's
-    write_template(files, "index.html", TEMPLATE, title="Atlas", lead=plain(atlas.lead), provenance=own,
-                   sections=sections)  # fmt: skip
+    write_template(
+        files,
+        "index.html",
+        TEMPLATE,
+        title="Atlas",
+        lead=plain(atlas.lead),
+        provenance=own,
+        sections=sections,
+    )
 
 
 def _write_page(files: Files, atlas: Atlas, place: int) -> None:
@@ -52,7 +72,10 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
     for edge in family.edges:
         if place in (edge.first, edge.second):
             relative = edge.second if edge.first == place else edge.first
-            later, known = atlas.later(edge.first, edge.second), atlas.directions.get((edge.first, edge.second))
+            later, known = (
+                atlas.later(edge.first, edge.second),
+                atlas.directions.get((edge.first, edge.second)),
+            )
             order = "" if later is None else "later" if later == relative else "earlier"
             how, differs = (known.how, known.differs) if known else ("", "")
             rows.append((atlas.link(relative), *edge[2:], order, how, differs))
@@ -61,37 +84,70 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
     lead = f"{counted(n, 'head')} read{of_all}; {counted(len(family.members) - 1, 'relative')}."
     sections = [Section("Checkpoint", parts=[Table.of_rows(("what", "value"), facts)])]
     if rows:
-        sections.append(Section("Nearest relatives", "The neighbours in its family's tree.",
-                                [Table.of_rows(RELATIVES, rows)]))  # fmt: skip
+        sections.append(
+            Section(
+                "Nearest relatives",
+                "The neighbours in its family's tree.",
+                [Table.of_rows(RELATIVES, rows)],
+            )
+        )
     columns = atlas.heads_of(place)
-    shown = {name: values for name, values in columns.items() if name not in ("checkpoint", "commit", "family")}
-    names = {name: values for name, values in shown.items() if not name.endswith(("_layer", "_head"))}
+    shown = {
+        name: values
+        for name, values in columns.items()
+        if name not in ("checkpoint", "commit", "family")
+    }
+    names = {
+        name: values for name, values in shown.items() if not name.endswith(("_layer", "_head"))
+    }
     for kind in ("relative", "stranger"):
         where = zip(columns[kind], columns[f"{kind}_layer"], columns[f"{kind}_head"], strict=True)
         names[kind] = [f"{name} {layer}.{head}" if name else "" for name, layer, head in where]
-    heads = Table([replace(HEAD_COLUMNS.get(name, Column(name)), values=values) for name, values in names.items()])
+    heads = Table(
+        [
+            replace(HEAD_COLUMNS.get(name, Column(name)), values=values)
+            for name, values in names.items()
+        ]
+    )
     text = (
         "relative: the most similar head of another checkpoint; stranger: of another family. Empty where none is more "
         "similar than chance allows."
     )
     if n > SHOWN_ROWS:
-        heads, text = heads.take(range(SHOWN_ROWS)), f"{text} The first {SHOWN_ROWS:,} of {n:,} heads."
+        heads, text = (
+            heads.take(range(SHOWN_ROWS)),
+            f"{text} The first {SHOWN_ROWS:,} of {n:,} heads.",
+        )
     sections.append(Section("Heads", text, [heads]))
-    provenance = Provenance((each.read,), atlas.provenance.command, atlas.provenance.date, atlas.provenance.version)
-    write_template(files, f"{PAGES}/{member.page}.html", TEMPLATE, title=plain(member.name), lead=plain(lead),
-                   provenance=provenance, sections=sections, back=BACK)  # fmt: skip
+    provenance = Provenance(
+        (each.read,), atlas.provenance.command, atlas.provenance.date, atlas.provenance.version
+    )
+    write_template(
+        files,
+        f"{PAGES}/{member.page}.html",
+        TEMPLATE,
+        title=plain(member.name),
+        lead=plain(lead),
+        provenance=provenance,
+        sections=sections,
+        back=BACK,
+    )
 
 
 RELATIVES = (
-    Column("name", symbol="checkpoint"), *LIKE,
+    Column("name", symbol="checkpoint"),
+    *LIKE,
     Column("order", meaning="Whether it came earlier or later, where the weights prove it."),
-    Column("how", meaning="How the later one can be recomputed from the earlier one."), Column("differs"),
-)  # fmt: skip
+    Column("how", meaning="How the later one can be recomputed from the earlier one."),
+    Column("differs"),
+)
 HEAD_COLUMNS = {
-    "qk_frobenius": Column("qk_frobenius", symbol="‖W_QK‖"), "qk_sigma1": Column("qk_sigma1", symbol="σ₁(W_QK)"),
+    "qk_frobenius": Column("qk_frobenius", symbol="‖W_QK‖"),
+    "qk_sigma1": Column("qk_sigma1", symbol="σ₁(W_QK)"),
     "qk_stable_rank": Column("qk_stable_rank", symbol="stable rank of W_QK"),
-    "vo_frobenius": Column("vo_frobenius", symbol="‖W_VO‖"), "vo_sigma1": Column("vo_sigma1", symbol="σ₁(W_VO)"),
+    "vo_frobenius": Column("vo_frobenius", symbol="‖W_VO‖"),
+    "vo_sigma1": Column("vo_sigma1", symbol="σ₁(W_VO)"),
     "vo_stable_rank": Column("vo_stable_rank", symbol="stable rank of W_VO"),
     "relative_likeness": Column("relative_likeness", symbol="likeness", format=".3f"),
     "stranger_likeness": Column("stranger_likeness", symbol="likeness", format=".3f"),
-}  # fmt: skip
+}

@@ -1,7 +1,8 @@
-"""What an atlas keeps between runs, in the hidden folder of its results: fingerprints, directions, what was withdrawn.
+"""What an atlas keeps between runs, in the hidden folder of its results: fingerprints, directions,
+what was withdrawn.
 
-Each file is written whole or not at all and followed by a digest of itself and of what it depends on.
-"""
+Each file is written whole or not at all and followed by a digest of itself and of what it depends
+on."""
 
 import json
 import os
@@ -36,14 +37,21 @@ class Store:
     def __init__(self, out: Path, most: int, families: str | None = None) -> None:
         self.folder = out / HIDDEN / "atlas"
         rows = content_identity(Path(families)) if families else None
-        facts = {"weightscope": weightscope.__version__, "format": FORMAT, "most": most, "families": rows}
+        facts = {
+            "weightscope": weightscope.__version__,
+            "format": FORMAT,
+            "most": most,
+            "families": rows,
+        }
         self._identity = RunIdentity.of(**facts).digest
 
     def __len__(self) -> int:
         return sum(1 for _ in self.folder.glob("print-*.npz"))
 
     def get(self, name: str) -> Print | None:
-        """A checkpoint's fingerprint; None if there is none of this version and these options, or it was changed."""
+        """A checkpoint's fingerprint; None if there is none of this version and these options, or
+        it was changed.
+        """
         arrays = kept_arrays(self._print(name), self._of(name))
         with suppress(CheckpointError):
             return None if arrays is None else Print.of_arrays(arrays, name)
@@ -70,7 +78,9 @@ class Store:
             self._print(name).unlink()
 
     def withdraw(self, names: Iterable[str]) -> None:
-        """Remove fingerprints, and remember, by digests of their names, that they are not to be made again."""
+        """Remove fingerprints, and remember, by digests of their names, that they are not to be
+        made again.
+        """
         digests = self.withdrawn
         for name in names:
             self.forget(name)
@@ -99,8 +109,14 @@ class Store:
         """The same, read again."""
         known = self._read(LISTED)
         sources, errors = known.get("sources", []), known.get("errors", {})
-        if not _is_list_of_texts(sources) or not isinstance(errors, dict) or not _is_list_of_texts([*errors.values()]):
-            raise self._damaged(LISTED, "sources should be a list of texts, and errors texts by source")
+        if (
+            not _is_list_of_texts(sources)
+            or not isinstance(errors, dict)
+            or not _is_list_of_texts([*errors.values()])
+        ):
+            raise self._damaged(
+                LISTED, "sources should be a list of texts, and errors texts by source"
+            )
         return sources, errors
 
     def _print(self, name: str) -> Path:
@@ -114,7 +130,9 @@ class Store:
         return "\n".join([self._identity, *names]).encode("utf-8", "surrogatepass")
 
     def _read(self, name: str) -> dict[str, Any]:
-        """What `_write` wrote; nothing where there is no such file. What is damaged may hide what was withdrawn."""
+        """What `_write` wrote; nothing where there is no such file. What is damaged may hide what
+        was withdrawn.
+        """
         if not os.path.lexists(self.folder / name):
             return {}
         try:
@@ -127,7 +145,9 @@ class Store:
 
     def _damaged(self, name: str, problem: str) -> CheckpointError:
         how = "bring it back, or make the atlas in another folder"
-        return CheckpointError(f"was changed since the atlas was made ({problem}); {how}", file=self.folder / name)
+        return CheckpointError(
+            f"was changed since the atlas was made ({problem}); {how}", file=self.folder / name
+        )
 
     def _write(self, name: str, value: Any) -> None:
         with new_file(self.folder / name) as file:

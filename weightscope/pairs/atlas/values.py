@@ -1,33 +1,40 @@
-"""Relatives whose stream was rotated, permuted or cut, by what that leaves in place: the norms of rows of W_V.
+"""Relatives whose stream was rotated, permuted or cut, by what that leaves in place: the norms of
+rows of W_V.
 
-An orthogonal change of the stream keeps the norm of every row of W_V (the layer's norm folded in), and a cut of the
-width most of it. A head's value dimensions have no order of their own: of networks that were trained apart, one has
-them in an order that is independent of the other's, so ranks of norms correlate as after a random permutation, whatever
-the networks are like. That gives a p-value, as `lineage.permutation_test` does with neurons.
-"""
+An orthogonal change of the stream keeps the norm of every row of W_V (the layer's norm folded in),
+and a cut of the width most of it. A head's value dimensions have no order of their own: of networks
+that were trained apart, one has them in an order that is independent of the other's, so ranks of
+norms correlate as after a random permutation, whatever the networks are like. That gives a p-value,
+as `lineage.permutation_test` does with neurons."""
 
 import numpy as np
 
 from weightscope.model.layers.layer import Layer
 
 SORTED = 0.5  # correlation of ranks with places from which an order is not a network's own
-DUPLICATE = 0.5  # correlation from which a layer counts as another of the same model again, as in upscaled ones
+# correlation from which a layer counts as another of the same model again, as in upscaled ones
+DUPLICATE = 0.5
 TINY = 1e-300  # of a p-value, whose logarithm is taken
-CHANCE = 1e-3  # that strangers are joined in an atlas: p times the number of comparisons has to be less
+CHANCE = (
+    1e-3  # that strangers are joined in an atlas: p times the number of comparisons has to be less
+)
 
 
 def value_ranks(layer: Layer) -> np.ndarray:
-    """For each value dimension, twice the rank of its row's norm, summed over key-value heads: (r,).
+    """For each value dimension, twice the rank of its row's norm, summed over key-value heads:
+    (r,).
 
-    A head counts as zeros if most of its norms are equal, or if they are sorted, as a decomposition leaves them.
-    """
+    A head counts as zeros if most of its norms are equal, or if they are sorted, as a decomposition
+    leaves them."""
     from scipy.stats import rankdata
 
     total = np.zeros(0, np.int32)
     for group in range(layer.n_kv_heads):
         norms = np.linalg.norm(layer.v.of(group)[0].astype(np.float64), axis=0)  # (d, r) -> (r,)
         doubled, place = 2 * rankdata(norms), np.arange(len(norms)) - (len(norms) - 1) / 2
-        trend = abs(doubled @ place) / max(np.linalg.norm(doubled - doubled.mean()) * np.linalg.norm(place), 1.0)
+        trend = abs(doubled @ place) / max(
+            np.linalg.norm(doubled - doubled.mean()) * np.linalg.norm(place), 1.0
+        )
         is_free = trend < SORTED and len(np.unique(norms)) > len(norms) // 2
         ranks = (doubled * is_free).astype(np.int32)
         total = ranks if not len(total) else total + ranks
@@ -35,22 +42,26 @@ def value_ranks(layer: Layer) -> np.ndarray:
 
 
 def distinct(rows: np.ndarray) -> np.ndarray:
-    """The layers (L, V) of a checkpoint without those that nearly repeat an earlier one, as in upscaled models."""
+    """The layers (L, V) of a checkpoint without those that nearly repeat an earlier one, as in
+    upscaled models.
+    """
     alike = np.tril(rows @ rows.T, -1) > DUPLICATE
     return rows[~alike.any(axis=1)]
 
 
 def best_of_each(mine: np.ndarray, stacked: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The highest correlation of each of a checkpoint's layers (L, V) with layers of each of n others: (n, L)."""
+    """The highest correlation of each of a checkpoint's layers (L, V) with layers of each of n
+    others: (n, L).
+    """
     return np.maximum.reduceat(stacked @ mine.T, np.cumsum([0, *counts])[:-1], axis=0)
 
 
 def log_p_of(best: np.ndarray, counts: np.ndarray, width: int) -> np.ndarray:
     """The logarithm of the p-value of such correlations (n, L): (n,).
 
-    A layer's is the best one's times the number of layers that it was chosen from; Fisher's method combines them. The
-    normal tail bounds that of a correlation of permuted ranks, which cannot exceed 1, from above far out.
-    """
+    A layer's is the best one's times the number of layers that it was chosen from; Fisher's method
+    combines them. The normal tail bounds that of a correlation of permuted ranks, which cannot
+    exceed 1, from above far out."""
     from scipy.special import gammaincc, log_ndtr
 
     log_p = np.minimum(0, np.log(counts)[:, None] + log_ndtr(-best * np.sqrt(width - 1)))

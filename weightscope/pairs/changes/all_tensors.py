@@ -1,4 +1,6 @@
-"""All tensors of two checkpoints: how many changed, in what way, where and by how much; and those outside heads."""
+"""All tensors of two checkpoints: how many changed, in what way, where and by how much; and those
+outside heads.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +28,11 @@ from weightscope.heads.tensors.measure import role_of, shown_shape
 from weightscope.model.layers.read_layer import NO_WEIGHTS
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
-from weightscope.pairs.changes.directions import SharedDirection, direction_finding, shared_directions
+from weightscope.pairs.changes.directions import (
+    SharedDirection,
+    direction_finding,
+    shared_directions,
+)
 from weightscope.pairs.changes.pair import Pair, pair_up
 from weightscope.pairs.changes.tensor import (
     CALLED,
@@ -50,7 +56,9 @@ NAMED = 4  # tensors in a sentence
 class TensorChanges:
     """All tensors of two checkpoints, and how each changed."""
 
-    changes: Sequence[Change]  # in the order of the first checkpoint, then those that only the last has
+    changes: Sequence[
+        Change
+    ]  # in the order of the first checkpoint, then those that only the last has
 
     @cached_property
     def kinds(self) -> Counter[str]:
@@ -59,7 +67,9 @@ class TensorChanges:
 
     @cached_property
     def shared(self) -> list[SharedDirection]:
-        """The directions that were removed from several tensors, or that the changes of several share."""
+        """The directions that were removed from several tensors, or that the changes of several
+        share.
+        """
         along = [(i, along) for i, change in enumerate(self.changes) for along in change.along]
         return list(shared_directions(along))
 
@@ -69,10 +79,16 @@ class TensorChanges:
         same, total = self.kinds["identical"], len(self.changes)
         if same == total:
             return f"Every tensor is identical, {counted(total, 'tensor')} in all.{self._by_name()}"
-        by_words: dict[str, list[Change]] = {words: [] for words in (*CALLED.values(), SAME_SO_FAR, UNLIKE)}
+        by_words: dict[str, list[Change]] = {
+            words: [] for words in (*CALLED.values(), SAME_SO_FAR, UNLIKE)
+        }
         for change in self.changes:
             by_words[change.called].append(change)
-        parts = [f"{len(changes)} {words}{_in_common(changes)}" for words, changes in by_words.items() if changes]
+        parts = [
+            f"{len(changes)} {words}{_in_common(changes)}"
+            for words, changes in by_words.items()
+            if changes
+        ]
         return f"Of {counted(total, 'tensor')}: {', '.join(parts)}.{self._where()}{self._by_name()}"
 
     def _by_name(self) -> str:
@@ -102,20 +118,38 @@ class TensorChanges:
     def table(self) -> Table:
         """One row per tensor; its csv() is tensors.csv."""
         rows = [
-            (c.name, c.role or role_of(c.name)[0], c.kind, c.detail, c.change, c.largest, c.values_changed,
-             c.rows_changed, np.nan if c.rank is None else float(c.rank), *c.dtypes, *map(shown_shape, c.shapes),
-             c.name_b, c.paired_by)
+            (
+                c.name,
+                c.role or role_of(c.name)[0],
+                c.kind,
+                c.detail,
+                c.change,
+                c.largest,
+                c.values_changed,
+                c.rows_changed,
+                np.nan if c.rank is None else float(c.rank),
+                *c.dtypes,
+                *map(shown_shape, c.shapes),
+                c.name_b,
+                c.paired_by,
+            )
             for c in self.changes
-        ]  # fmt: skip
+        ]
         return Table.of_rows(COLUMNS, rows)
 
     def moved_most(self, n: int, identical: int = 0) -> Table:
         """The tensors that changed most, then some that are identical, for people."""
-        order = sorted(range(len(self.changes)), key=lambda i: -np.nan_to_num(self.changes[i].change, nan=np.inf))
+        order = sorted(
+            range(len(self.changes)),
+            key=lambda i: -np.nan_to_num(self.changes[i].change, nan=np.inf),
+        )
         shown = [i for i in order if self.changes[i].kind != "identical"][:n]
         shown += [i for i in order if self.changes[i].kind == "identical"][:identical]
         table = self.table.select("tensor", "kind", "detail", "change", "rank").take(shown)
-        names, kinds = [self.changes[i].shown_name for i in shown], [self.changes[i].shown_kind for i in shown]
+        names, kinds = (
+            [self.changes[i].shown_name for i in shown],
+            [self.changes[i].shown_kind for i in shown],
+        )
         columns = [Column("tensor", names), Column("kind", kinds), *table.columns[2:]]
         filled = [column for column in columns if any(map(column.shown, column.values))]
         return Table(filled, "All are in tensors.csv.")
@@ -126,25 +160,38 @@ class TensorChanges:
         for shared in self.shared:
             changes = [self.changes[i] for i in shared.members]
             members = [
-                Member("tensor", None, layer=layer_of(change), name=change.shown_name, number=strength)
+                Member(
+                    "tensor", None, layer=layer_of(change), name=change.shown_name, number=strength
+                )
                 for change, strength in zip(changes, shared.strengths.values(), strict=True)
             ]
             yield direction_finding(shared, members, in_places(changes))
 
     @cached_property
     def directions(self) -> Table | None:
-        """One row per tensor that a shared direction was removed from, or that changed along it; None without one."""
+        """One row per tensor that a shared direction was removed from, or that changed along it;
+        None without one.
+        """
         rows = [
-            (shared.label(i), self.changes[i].shown_name, layer_of(self.changes[i]), along.strength, along.left,
-             along.cosine)
-            for shared in self.shared for i, along in shared.members.items()
-        ]  # fmt: skip
+            (
+                shared.label(i),
+                self.changes[i].shown_name,
+                layer_of(self.changes[i]),
+                along.strength,
+                along.left,
+                along.cosine,
+            )
+            for shared in self.shared
+            for i, along in shared.members.items()
+        ]
         return Table.of_rows(DIRECTIONS, rows) if rows else None
 
     @property
     def direction_vectors(self) -> dict[str, np.ndarray] | None:
         """The unit vector of every direction by its label in `directions`; None without one."""
-        return {label: vector for shared in self.shared for label, vector in shared.vectors.items()} or None
+        return {
+            label: vector for shared in self.shared for label, vector in shared.vectors.items()
+        } or None
 
     def write(self, files: Files) -> None:
         """Write tensors.csv."""
@@ -152,7 +199,9 @@ class TensorChanges:
 
 
 def layer_of(change: Change) -> int | None:
-    """The layer: the first number in the tensor's name, in the last checkpoint that has the tensor."""
+    """The layer: the first number in the tensor's name, in the last checkpoint that has the
+    tensor.
+    """
     return next(iter(role_of(change.name_b or change.name_a)[1]), None)
 
 
@@ -161,31 +210,58 @@ def in_places(changes: Sequence[Change]) -> str:
     layers: dict[str, set[int]] = {}
     for change in changes:
         number = layer_of(change)
-        layers.setdefault(role_of(change.name)[0], set()).update(() if number is None else (number,))
-    return listed([f"{name} in {indexed('layer', where)}" if where else name for name, where in layers.items()], NAMED)
+        layers.setdefault(role_of(change.name)[0], set()).update(
+            () if number is None else (number,)
+        )
+    return listed(
+        [
+            f"{name} in {indexed('layer', where)}" if where else name
+            for name, where in layers.items()
+        ],
+        NAMED,
+    )
 
 
 DIRECTIONS = (
     Column("direction", meaning="Its number among those that were removed, or that changes share."),
     Column("tensor"),
     Column("layer", format=".0f"),
-    Column("strength", meaning="Of what the tensor had along it, how much was subtracted: 1 leaves nothing."),
+    Column(
+        "strength",
+        meaning="Of what the tensor had along it, how much was subtracted: 1 leaves nothing.",
+    ),
     Column("left", meaning="How much of its size along it is left."),
-    Column("cosine", meaning="Of the change along it and what was subtracted there: 1 for a removal."),
+    Column(
+        "cosine", meaning="Of the change along it and what was subtracted there: 1 for a removal."
+    ),
 )
 COLUMNS = (
-    Column("tensor", meaning="Its name in the first checkpoint; in the last where only that has it."),
+    Column(
+        "tensor", meaning="Its name in the first checkpoint; in the last where only that has it."
+    ),
     Column("role", meaning="Its role; the name where no row knows it."),
-    Column("kind", meaning="What kind of change it is."), Column("detail", meaning="The same in more detail."),
-    Column("change", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of the change, relative to the tensor before."),
+    Column("kind", meaning="What kind of change it is."),
+    Column("detail", meaning="The same in more detail."),
+    Column(
+        "change",
+        symbol="$‖ΔW‖/‖W‖$",
+        meaning="Frobenius norm of the change, relative to the tensor before.",
+    ),
     Column("largest", meaning="The largest change of a value."),
-    Column("values_changed", symbol="values changed"), Column("rows_changed", symbol="rows changed"),
+    Column("values_changed", symbol="values changed"),
+    Column("rows_changed", symbol="rows changed"),
     Column("rank", meaning="Of the change, where it is low.", format=".0f"),
-    Column("dtype_a", symbol="dtype before"), Column("dtype_b", symbol="dtype after"),
-    Column("shape_a", symbol="shape before"), Column("shape_b", symbol="shape after"),
+    Column("dtype_a", symbol="dtype before"),
+    Column("dtype_b", symbol="dtype after"),
+    Column("shape_a", symbol="shape before"),
+    Column("shape_b", symbol="shape after"),
     Column("tensor_b", symbol="tensor after", meaning="Its name in the last checkpoint."),
-    Column("paired_by", symbol="paired by", meaning="Role, or only the name where no row knows the tensor."),
-)  # fmt: skip
+    Column(
+        "paired_by",
+        symbol="paired by",
+        meaning="Role, or only the name where no row knows the tensor.",
+    ),
+)
 
 
 def _in_common(changes: Sequence[Change]) -> str:
@@ -216,18 +292,25 @@ def between(values: Sequence[float]) -> str:
 
 
 def compare_tensors(a: Model | TensorsOnly, b: Model | TensorsOnly) -> TensorChanges:
-    """Read every tensor of two checkpoints once, and those again whose kind of change is not clear from that.
+    """Read every tensor of two checkpoints once, and those again whose kind of change is not clear
+    from that.
 
-    Memory is a few blocks of a million values per core and, where a rank is looked for, two matrices of 144 columns.
-    """
+    Memory is a few blocks of a million values per core and, where a rank is looked for, two
+    matrices of 144 columns."""
     entries = list(counterparts(a, b))
     pairs = [each.pair() or _as_unembedding(each, a, b) for each in entries]
     lacking = [_lacking(each) for each, pair in zip(entries, pairs, strict=True) if pair is None]
-    return TensorChanges([*changes_with_directions(a, b, [pair for pair in pairs if pair]), *lacking])
+    return TensorChanges(
+        [*changes_with_directions(a, b, [pair for pair in pairs if pair]), *lacking]
+    )
 
 
-def _as_unembedding(only: Counterparts, a: Model | TensorsOnly, b: Model | TensorsOnly) -> Pair | None:
-    """A head that only one checkpoint stores, with the embedding that the other has in its place."""
+def _as_unembedding(
+    only: Counterparts, a: Model | TensorsOnly, b: Model | TensorsOnly
+) -> Pair | None:
+    """A head that only one checkpoint stores, with the embedding that the other has in its
+    place.
+    """
     stored, tied = (only.a, b) if only.a else (only.b, a)
     if stored is None or stored.role != ROWS or not isinstance(tied, Model) or not tied.tied:
         return None
@@ -244,19 +327,33 @@ def _lacking(only: Counterparts) -> Change:
     tensor = only.a or only.b
     assert tensor is not None
     part = only.label if tensor.undone is None else ""
-    return replace(unchanged(a, b, "missing" if a else "new"), role=tensor.role * tensor.has_role, part=part)
+    return replace(
+        unchanged(a, b, "missing" if a else "new"), role=tensor.role * tensor.has_role, part=part
+    )
 
 
-def changes_with_directions(a: Model | TensorsOnly, b: Model | TensorsOnly, pairs: Sequence[Pair]) -> list[Change]:
-    """How each pair changed; those along a direction that several share are of a kind of their own."""
+def changes_with_directions(
+    a: Model | TensorsOnly, b: Model | TensorsOnly, pairs: Sequence[Pair]
+) -> list[Change]:
+    """How each pair changed; those along a direction that several share are of a kind of their
+    own.
+    """
     compared = TensorChanges(compare_pairs(a.checkpoint, b.checkpoint, pairs))
-    shared = {i for each in compared.shared for i in each.members}  # what is more than one of their rank is rounding
-    return [replace(c, kind="one direction", rank=1) if i in shared else c for i, c in enumerate(compared.changes)]
+    shared = {
+        i for each in compared.shared for i in each.members
+    }  # what is more than one of their rank is rounding
+    return [
+        replace(c, kind="one direction", rank=1) if i in shared else c
+        for i, c in enumerate(compared.changes)
+    ]
 
 
 def unpaired(only_a: Sequence[Tensor], only_b: Sequence[Tensor]) -> list[Change]:
     """The tensors that only the first or only the last of two checkpoints has."""
-    return [*(unchanged(t, None, "missing") for t in only_a), *(unchanged(None, t, "new") for t in only_b)]
+    return [
+        *(unchanged(t, None, "missing") for t in only_a),
+        *(unchanged(None, t, "new") for t in only_b),
+    ]
 
 
 # Tensors that no head's map is made of: biases, norms, sinks, embeddings, unembedding.
@@ -272,7 +369,9 @@ class OtherChanges(TensorChanges):
 
     @cached_property
     def moved(self) -> list[Change]:
-        """Those that a limit applies to and that changed by more than float32's rounding, or contain NaN."""
+        """Those that a limit applies to and that changed by more than float32's rounding, or
+        contain NaN.
+        """
         known = [change for change in self._limited if change.kind not in UNKNOWN_SIZE]
         return [change for change in known if not change.change <= UNMOVED]
 
@@ -299,11 +398,14 @@ class OtherChanges(TensorChanges):
 
 
 def other_changes(a: Model, b: Model) -> OtherChanges:
-    """How these tensors of two models changed, each read once in blocks; across families, tensors with equal names."""
+    """How these tensors of two models changed, each read once in blocks; across families, tensors
+    with equal names.
+    """
     of_a, of_b = other_tensors(a), other_tensors(b)
     embedding = [model.prefix + model.family.inputs.tokens for model in (a, b)]
     tied = [
-        ROWS in tensors and tensors[ROWS].name == name for tensors, name in zip((of_a, of_b), embedding, strict=True)
+        ROWS in tensors and tensors[ROWS].name == name
+        for tensors, name in zip((of_a, of_b), embedding, strict=True)
     ]
     if all(tied):
         del of_a[ROWS], of_b[ROWS]
@@ -323,21 +425,32 @@ def other_changes(a: Model, b: Model) -> OtherChanges:
 
 
 def _names_alike(a: Model, b: Model) -> bool:
-    """Whether both files name tensors in one way: a GGUF file has names of its own for feed-forward networks."""
-    return len({isinstance(file, GgufFile) for model in (a, b) for file in model.checkpoint.files[:1]}) < 2
+    """Whether both files name tensors in one way: a GGUF file has names of its own for feed-forward
+    networks.
+    """
+    return (
+        len({isinstance(file, GgufFile) for model in (a, b) for file in model.checkpoint.files[:1]})
+        < 2
+    )
 
 
 def _in_layers(model: Model) -> dict[str, Tensor]:
-    """Everything that layers store, by name without the prefix; buffers, which files may leave out, are not."""
+    """Everything that layers store, by name without the prefix; buffers, which files may leave out,
+    are not.
+    """
     stems = {model.stem(i) for i, kind in enumerate(model.config.layer_types) if kind != "none"}
     stored = {name: stem for stem in stems for name in model.checkpoint.names_under(stem)}
     names = {name: name.removeprefix(stem) for name, stem in stored.items()}
-    kept = (name for name, inner in names.items() if not _is_buffer(inner, model.checkpoint[name].shape))
+    kept = (
+        name for name, inner in names.items() if not _is_buffer(inner, model.checkpoint[name].shape)
+    )
     return {name.removeprefix(model.prefix): model.checkpoint[name] for name in kept}
 
 
 def _is_buffer(inner: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of a layer is no weight: rotary frequencies, or a causal mask that is called a bias."""
+    """Whether a tensor of a layer is no weight: rotary frequencies, or a causal mask that is called
+    a bias.
+    """
     return NO_WEIGHTS.fullmatch(inner) is not None or (len(shape) == 4 and shape[:2] == (1, 1))
 
 
@@ -352,19 +465,25 @@ def _with_kind(change: Change) -> Change:
 
 
 def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
-    """|B - A| / |A| by shown name of the tensors that heads do not show; a bias relative to its weight, if larger.
+    """|B - A| / |A| by shown name of the tensors that heads do not show; a bias relative to its
+    weight, if larger.
 
-    A bias of next to nothing may double without effect, and its weight says how large it would have to be. A tensor
-    that B lacks changed by its whole norm, one that A lacks by infinity; rows that one lacks count as rows of usual
-    norm.
-    """
+    A bias of next to nothing may double without effect, and its weight says how large it would have
+    to be. A tensor that B lacks changed by its whole norm, one that A lacks by infinity; rows that
+    one lacks count as rows of usual norm."""
     changes, shown = list(changes), shown_by_heads(a)
     squares = {(change.name, change.part): change.squares for change in changes}
     limited: dict[str, float] = {}
     for change in changes:
         if change.kind == "unread" or change.name in shown or is_lacking_buffer(change):
             continue
-        far = 1.0 if change.kind == "missing" else inf if change.kind in UNKNOWN_SIZE else change.change
+        far = (
+            1.0
+            if change.kind == "missing"
+            else inf
+            if change.kind in UNKNOWN_SIZE
+            else change.change
+        )
         if change.rows_lacking:
             far = sqrt(far**2 + abs(change.rows_lacking) / change.shapes[0][0])
         weight = change.name.removesuffix("bias") + "weight"
@@ -380,11 +499,15 @@ def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
 
 def is_lacking_buffer(change: Change) -> bool:
     """Whether it is a buffer that one checkpoint leaves out."""
-    return change.kind in ("missing", "new") and _is_buffer(role_of(change.name)[0], max(change.shapes, key=len))
+    return change.kind in ("missing", "new") and _is_buffer(
+        role_of(change.name)[0], max(change.shapes, key=len)
+    )
 
 
 def only_in_one(changes: Iterable[Change]) -> str:
-    """The tensors and rows that one of two checkpoints lacks, in a sentence each; empty where it lacks none."""
+    """The tensors and rows that one of two checkpoints lacks, in a sentence each; empty where it
+    lacks none.
+    """
     changes = [change for change in changes if not is_lacking_buffer(change)]
     sentences = []
     for kind, where, sign in (("missing", "first", 1), ("new", "last", -1)):
@@ -395,25 +518,37 @@ def only_in_one(changes: Iterable[Change]) -> str:
                 size = max(shape[0] for shape in change.shapes)
                 rows.setdefault((sign * change.rows_lacking, size), []).append(change.shown_name)
         parts = [described(whole)] if whole else []
-        parts += [f"{n:,} of {total:,} rows of {listed(names, NAMED)}" for (n, total), names in rows.items()]
+        parts += [
+            f"{n:,} of {total:,} rows of {listed(names, NAMED)}"
+            for (n, total), names in rows.items()
+        ]
         sentences += [f"Only in the {where}: {'; '.join(parts)}."] if parts else []
     return " ".join(sentences)
 
 
 def find_rescaled(changes: Iterable[Change], label: str) -> Iterator[Finding]:
-    """Tensors of a checkpoint that became zero, or whose norm became a thousand times as large or as small."""
+    """Tensors of a checkpoint that became zero, or whose norm became a thousand times as large or
+    as small.
+    """
     zero: list[tuple[Change, float]] = []
     scaled: list[tuple[Change, float]] = []
     for change in changes:
         before, after = sqrt(change.squares), sqrt(change.squares_b)
         if change.kind in UNKNOWN_SIZE or not isfinite(before + after):
             continue
-        ones = sqrt(prod(change.shapes[1]))  # the norm of as many ones as the tensor has values afterwards
+        ones = sqrt(
+            prod(change.shapes[1])
+        )  # the norm of as many ones as the tensor has values afterwards
         if before > after == 0:
             zero.append((change, 0.0))
-        elif not 1 / RESCALED <= after / before <= RESCALED if before else after > LARGEST_RMS * ones:
+        elif (
+            not 1 / RESCALED <= after / before <= RESCALED if before else after > LARGEST_RMS * ones
+        ):
             scaled.append((change, after / before if before else inf))
-    for kind, tensors, measure in (("zero_tensor", zero, "norm"), ("out_of_scale", scaled, "norm_ratio")):
+    for kind, tensors, measure in (
+        ("zero_tensor", zero, "norm"),
+        ("out_of_scale", scaled, "norm_ratio"),
+    ):
         if not tensors:
             continue
         names = listed([change.shown_name for change, _ in tensors], NAMED)
@@ -421,5 +556,10 @@ def find_rescaled(changes: Iterable[Change], label: str) -> Iterator[Finding]:
         text = f"{names} of {label}: zero throughout, and not before."
         if kind == "out_of_scale":
             text = f"{names} of {label}: the norm of {change.shown_name} is {ratio:.3g} times that before."
-        members = tuple(Member("tensor", None, name=change.shown_name, number=ratio) for change, ratio in tensors)
-        yield Finding(kind=kind, measure=measure, number=ratio, usual=1.0, text=text, members=members)
+        members = tuple(
+            Member("tensor", None, name=change.shown_name, number=ratio)
+            for change, ratio in tensors
+        )
+        yield Finding(
+            kind=kind, measure=measure, number=ratio, usual=1.0, text=text, members=members
+        )

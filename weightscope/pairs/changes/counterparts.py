@@ -1,4 +1,6 @@
-"""Which tensors of two checkpoints are the same one, whatever their containers call them and however they fuse them."""
+"""Which tensors of two checkpoints are the same one, whatever their containers call them and
+however they fuse them.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -12,7 +14,9 @@ from weightscope.pairs.changes.pair import Pair
 
 
 class Counterparts(NamedTuple):
-    """A tensor of two checkpoints, or a part of one that fuses or stacks several; None where a checkpoint lacks it."""
+    """A tensor of two checkpoints, or a part of one that fuses or stacks several; None where a
+    checkpoint lacks it.
+    """
 
     label: str  # its role and place, a key of `Model.tensors`; or its name
     a: NamedTensor | None
@@ -20,10 +24,11 @@ class Counterparts(NamedTuple):
     by: str = ""  # "role", or "name" where no row knows it; empty where one checkpoint lacks it
 
     def pair(self) -> Pair | None:
-        """The values of both: as stored where they are stored alike, else in one convention; None where one lacks it.
+        """The values of both: as stored where they are stored alike, else in one convention; None
+        where one lacks it.
 
-        Converted tensors are read whole, and the last fused one is kept for its other parts: read pairs in order.
-        """
+        Converted tensors are read whole, and the last fused one is kept for its other parts: read
+        pairs in order."""
         a, b = self.a, self.b
         if a is None or b is None:
             return None
@@ -35,19 +40,26 @@ class Counterparts(NamedTuple):
 
 
 def counterparts(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Iterator[Counterparts]:
-    """Every tensor of two checkpoints: shared ones in the order of A, then what only A has, then what only B has.
+    """Every tensor of two checkpoints: shared ones in the order of A, then what only A has, then
+    what only B has.
 
-    Tensors of one role and place are counterparts, and so are a part of a fused tensor, or an expert of a stacked one,
-    and the tensor that holds it alone. What no row names is paired by its name.
-    """
+    Tensors of one role and place are counterparts, and so are a part of a fused tensor, or an
+    expert of a stacked one, and the tensor that holds it alone. What no row names is paired by its
+    name."""
     return counterparts_among(a, b, a.checkpoint, b.checkpoint)
 
 
 def counterparts_among(
-    a: Model | TensorsOnly, b: Model | TensorsOnly, in_a: Iterable[str], in_b: Iterable[str], *,
+    a: Model | TensorsOnly,
+    b: Model | TensorsOnly,
+    in_a: Iterable[str],
+    in_b: Iterable[str],
+    *,
     of_any_layer: bool = False,
-) -> Iterator[Counterparts]:  # fmt: skip
-    """The same of some tensors by name; with `of_any_layer`, of one layer each, which may be another one in B."""
+) -> Iterator[Counterparts]:
+    """The same of some tensors by name; with `of_any_layer`, of one layer each, which may be
+    another one in B.
+    """
     sides = [_Side(model, {*names}, of_any_layer) for model, names in ((a, in_a), (b, in_b))]
     pairs = [*_by_role(*sides)]
     for left, right in (sides, reversed(sides)):
@@ -55,8 +67,14 @@ def counterparts_among(
     pairs += [*_by_role(*sides), *_by_name(_Side.inner, *sides), *_by_name(_Side.in_stack, *sides)]
     places = {name: place for place, name in enumerate(a.checkpoint)}
     yield from sorted(pairs, key=lambda pair: places[pair.a.name] if pair.a else 0)
-    yield from (Counterparts(sides[0].tensors.label(tensor), tensor, None) for tensor in sides[0].left.values())
-    yield from (Counterparts(sides[1].tensors.label(tensor), None, tensor) for tensor in sides[1].left.values())
+    yield from (
+        Counterparts(sides[0].tensors.label(tensor), tensor, None)
+        for tensor in sides[0].left.values()
+    )
+    yield from (
+        Counterparts(sides[1].tensors.label(tensor), None, tensor)
+        for tensor in sides[1].left.values()
+    )
 
 
 _unchecked: WeakKeyDictionary[Model | TensorsOnly, Tensors] = (
@@ -67,7 +85,9 @@ _unchecked: WeakKeyDictionary[Model | TensorsOnly, Tensors] = (
 class _Side:
     """The tensors of one checkpoint that have no counterpart yet."""
 
-    def __init__(self, model: Model | TensorsOnly, names: Collection[str], of_any_layer: bool) -> None:
+    def __init__(
+        self, model: Model | TensorsOnly, names: Collection[str], of_any_layer: bool
+    ) -> None:
         if model not in _unchecked:
             _unchecked[model] = model.unchecked().tensors
         self.tensors, self.prefix, self.of_any_layer = _unchecked[model], model.prefix, of_any_layer
@@ -90,10 +110,18 @@ class _Side:
         return tensor.name.removeprefix(self.prefix)
 
     def in_stack(self, tensor: NamedTensor) -> str:
-        """The tensor's name with the prefix replaced by its stack's name: MLX names towers differently."""
-        readers = [reader for reader in self.tensors.readers if reader.prefix and tensor.name.startswith(reader.prefix)]
+        """The tensor's name with the prefix replaced by its stack's name: MLX names towers
+        differently.
+        """
+        readers = [
+            reader
+            for reader in self.tensors.readers
+            if reader.prefix and tensor.name.startswith(reader.prefix)
+        ]
         reader = max(readers, key=lambda reader: len(reader.prefix), default=None)
-        return f"{reader.stack} {tensor.name.removeprefix(reader.prefix)}" if reader else tensor.name
+        return (
+            f"{reader.stack} {tensor.name.removeprefix(reader.prefix)}" if reader else tensor.name
+        )
 
     def split(self, other: "_Side") -> None:
         """Replace tensors by their parts where the other side has the parts."""
@@ -115,12 +143,24 @@ class _Side:
         return tensor.experts, self.tensors.parts(tensor)
 
     def cover(self, tensor: NamedTensor, wanted: Collection[str]) -> list[NamedTensor]:
-        """The fewest tensors that make one up, most with labels that are wanted; itself where none is wanted."""
+        """The fewest tensors that make one up, most with labels that are wanted; itself where none
+        is wanted.
+        """
         if self.label(tensor) in wanted:
             return [tensor]
-        covers = [[each for part in parts for each in self.cover(part, wanted)] for parts in self.divisions(tensor)]
-        cost = {i: sum(self.label(part) not in wanted for part in cover) for i, cover in enumerate(covers)}
-        best = min((i for i in cost if cost[i] < len(covers[i])), key=lambda i: (cost[i], len(covers[i])), default=None)
+        covers = [
+            [each for part in parts for each in self.cover(part, wanted)]
+            for parts in self.divisions(tensor)
+        ]
+        cost = {
+            i: sum(self.label(part) not in wanted for part in cover)
+            for i, cover in enumerate(covers)
+        }
+        best = min(
+            (i for i in cost if cost[i] < len(covers[i])),
+            key=lambda i: (cost[i], len(covers[i])),
+            default=None,
+        )
         return [tensor] if best is None else covers[best]
 
 
@@ -131,7 +171,9 @@ def _by_role(a: _Side, b: _Side) -> Iterator[Counterparts]:
         yield Counterparts(a.tensors.label(tensor), tensor, b.left.pop(label), "role")
 
 
-def _by_name(named: Callable[[_Side, NamedTensor], str], a: _Side, b: _Side) -> Iterator[Counterparts]:
+def _by_name(
+    named: Callable[[_Side, NamedTensor], str], a: _Side, b: _Side
+) -> Iterator[Counterparts]:
     """Take the tensors of one name, unless rows say that they have different roles."""
     labels = {named(b, tensor): label for label, tensor in b.left.items()}
     for label_a, tensor in [*a.left.items()]:

@@ -1,8 +1,9 @@
-"""Changes of rank one: along which direction, and whether it is the matrix's own component that was scaled.
+"""Changes of rank one: along which direction, and whether it is the matrix's own component that was
+scaled.
 
-Removing a direction v from a matrix A subtracts what A itself has along it: B - A = -s (A v) v', or -s v (v'A) on the
-other side, with a strength s of 1 where nothing is left. An update of rank one, as by a LoRA, has factors of its own.
-"""
+Removing a direction v from a matrix A subtracts what A itself has along it: B - A = -s (A v) v', or
+-s v (v'A) on the other side, with a strength s of 1 where nothing is left. An update of rank one,
+as by a LoRA, has factors of its own."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,16 @@ from weightscope.core.errors import counted
 from weightscope.pairs.changes.thresholds import OWN, PARALLEL, WHOLLY
 from weightscope.report.findings import Finding, Member, finding
 
-PASSES = 3  # over the blocks: a power iteration, which finds the direction of a matrix of rank one in the first
+# over the blocks: a power iteration, which finds the direction of a matrix of rank one in the first
+PASSES = 3
 
 Pairs = Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]
 
 
 class Along(NamedTuple):
-    """The direction of one side of a change from A to B that is nearly of rank one, and what both have along it."""
+    """The direction of one side of a change from A to B that is nearly of rank one, and what both
+    have along it.
+    """
 
     direction: np.ndarray  # a unit vector
     before: float  # |A v|^2
@@ -40,9 +44,15 @@ class Along(NamedTuple):
 
     @property
     def cosine(self) -> float:
-        """Of B v - A v and -A v: 1 where the change takes away what A has along v, and nothing else."""
+        """Of B v - A v and -A v: 1 where the change takes away what A has along v, and nothing
+        else.
+        """
         moved = self.before + self.after - 2 * self.both
-        return (self.before - self.both) / sqrt(self.before * moved) if self.before and moved > 0 else 0.0
+        return (
+            (self.before - self.both) / sqrt(self.before * moved)
+            if self.before and moved > 0
+            else 0.0
+        )
 
     @property
     def is_removal(self) -> bool:
@@ -51,7 +61,8 @@ class Along(NamedTuple):
 
 
 def first_directions(pairs: Pairs) -> tuple[float, Along, Along]:
-    """The share of a change's energy in its first singular direction, the left direction and the right one.
+    """The share of a change's energy in its first singular direction, the left direction and the
+    right one.
 
     pairs: blocks of rows of A and of B, (rows, n) each -> share, (m,), (n,).
     """
@@ -67,7 +78,10 @@ def first_directions(pairs: Pairs) -> tuple[float, Along, Along]:
             rows = rows + inside[-1] @ d
             total += float(np.vecdot(d, d).sum())
             squares += _products(x @ v, y @ v)
-        u, share = np.concatenate(inside), float(sum(part @ part for part in inside)) / (total or 1.0)
+        u, share = (
+            np.concatenate(inside),
+            float(sum(part @ part for part in inside)) / (total or 1.0),
+        )
         v, right = _unit(rows), Along(v, *squares.tolist())
     u = _unit(u)
     of_a, of_b, start = np.zeros(len(v)), np.zeros(len(v)), 0
@@ -87,7 +101,9 @@ def _products(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SharedDirection:
-    """Changes along one direction, or removals along one or several, by the number of the tensor."""
+    """Changes along one direction, or removals along one or several, by the number of the
+    tensor.
+    """
 
     members: dict[int, Along]
     cosine: float  # the least of two directions that are called one
@@ -96,14 +112,23 @@ class SharedDirection:
 
     @property
     def kind(self) -> str:
-        """`direction removed in part`: what was done, as a kind of change; alone where nothing is left."""
+        """`direction removed in part`: what was done, as a kind of change; alone where nothing is
+        left.
+        """
         how = how_removed([along.strength for along in self.members.values()])
-        return f"direction removed {how}".removesuffix(" wholly") if self.is_removal else "shared direction"
+        return (
+            f"direction removed {how}".removesuffix(" wholly")
+            if self.is_removal
+            else "shared direction"
+        )
 
     @property
     def strengths(self) -> dict[int, float]:
         """How much of its own component each tensor lost, or how many times as much it has now."""
-        return {i: along.strength if self.is_removal else along.left for i, along in self.members.items()}
+        return {
+            i: along.strength if self.is_removal else along.left
+            for i, along in self.members.items()
+        }
 
     def label(self, member: int) -> str:
         """`removed 1`: what a tensor's direction is called."""
@@ -115,16 +140,21 @@ class SharedDirection:
         sums: dict[str, np.ndarray] = {}
         for member, along in self.members.items():
             so_far = sums.get(self.label(member), np.zeros(len(along.direction)))
-            sums[self.label(member)] = so_far + along.direction * (-1 if so_far @ along.direction < 0 else 1)
+            sums[self.label(member)] = so_far + along.direction * (
+                -1 if so_far @ along.direction < 0 else 1
+            )
         return {label: _unit(vector) for label, vector in sums.items()}
 
 
 def shared_directions(directions: Sequence[tuple[int, Along]]) -> Iterator[SharedDirection]:
-    """What tensors, by number, have in common: that their own component was removed, or that they changed along one.
+    """What tensors, by number, have in common: that their own component was removed, or that they
+    changed along one.
 
-    Removals of several directions are given together, since each shows by itself; other changes only along one.
-    """
-    best: dict[int, Along] = {}  # of the two sides of a tensor, the one that looks more like a removal
+    Removals of several directions are given together, since each shows by itself; other changes
+    only along one."""
+    best: dict[
+        int, Along
+    ] = {}  # of the two sides of a tensor, the one that looks more like a removal
     for number, along in directions:
         if along.is_removal and (number not in best or along.cosine > best[number].cosine):
             best[number] = along
@@ -134,7 +164,9 @@ def shared_directions(directions: Sequence[tuple[int, Along]]) -> Iterator[Share
         groups = {number: place for place, group in enumerate(grouped, 1) for number in group}
         yield SharedDirection(members, cosine, groups, is_removal=True)
     taken = best if len(best) > 1 else {}
-    shared, cosine = one_direction([(number, along) for number, along in directions if number not in taken])
+    shared, cosine = one_direction(
+        [(number, along) for number, along in directions if number not in taken]
+    )
     if shared:
         yield SharedDirection(shared, cosine, dict.fromkeys(shared, 1))
 
@@ -153,7 +185,9 @@ def _grouped(directions: Sequence[tuple[int, Along]]) -> tuple[list[dict[int, Al
 
 
 def one_direction(directions: Sequence[tuple[int, Along]]) -> tuple[dict[int, Along], float]:
-    """The most changes, by number, that share a direction, each with its own, and their least cosine with the first."""
+    """The most changes, by number, that share a direction, each with its own, and their least
+    cosine with the first.
+    """
     best: dict[int, Along] = {}
     least = 0.0
     for _, seed in directions:
@@ -164,12 +198,17 @@ def one_direction(directions: Sequence[tuple[int, Along]]) -> tuple[dict[int, Al
                 if cosine >= PARALLEL:
                     near[number] = along, cosine
         if len(near) > len(best):
-            best, least = {number: along for number, (along, _) in near.items()}, min(c for _, c in near.values())
+            best, least = (
+                {number: along for number, (along, _) in near.items()},
+                min(c for _, c in near.values()),
+            )
     return (best, least) if len(best) > 1 else ({}, 0.0)
 
 
 def how_removed(strengths: Sequence[float]) -> str:
-    """`wholly`, `in part`, `past zero` or `by reflection`, as all strengths are; else `unevenly`."""
+    """`wholly`, `in part`, `past zero` or `by reflection`, as all strengths are; else
+    `unevenly`.
+    """
     ways = {_way(strength) for strength in strengths}
     return ways.pop() if len(ways) == 1 else "unevenly"
 
@@ -188,10 +227,17 @@ def described_strengths(strengths: Sequence[float]) -> str:
     return f"strength{'s' * (len(ends) > 1)} {' to '.join(ends)}"
 
 
-@finding("shared_direction", "changes along one direction", severity="warning", rank=200,
-         look_next="See which tokens lie along the direction: one edit was made in several places.")  # fmt: skip
+@finding(
+    "shared_direction",
+    "changes along one direction",
+    severity="warning",
+    rank=200,
+    look_next="See which tokens lie along the direction: one edit was made in several places.",
+)
 def direction_finding(shared: SharedDirection, members: Sequence[Member], what: str) -> Finding:
-    """Changes of rank one that share a direction, of `what` in words; `members` are in the order of `shared`."""
+    """Changes of rank one that share a direction, of `what` in words; `members` are in the order of
+    `shared`.
+    """
     strengths = list(shared.strengths.values())
     if shared.is_removal:
         count = max(shared.groups.values())
@@ -202,12 +248,24 @@ def direction_finding(shared: SharedDirection, members: Sequence[Member], what: 
             f"{described_strengths(strengths)}, where 1 leaves nothing and 2 reverses it."
         )
         farthest = max(strengths, key=lambda strength: abs(strength))
-        return Finding(kind="removed_direction", measure="strength", number=farthest, usual=0.0, text=text,
-                       members=tuple(members))  # fmt: skip
+        return Finding(
+            kind="removed_direction",
+            measure="strength",
+            number=farthest,
+            usual=0.0,
+            text=text,
+            members=tuple(members),
+        )
     left = max(strengths)
     text = (
         f"{what} changed along one direction, the same in each (cosines from {shared.cosine:.4f}), as if something "
         f"were added along it; they are up to {left:.3g} times as large along it."
     )
-    return Finding(kind="shared_direction", measure="size_left_along_it", number=left, usual=1.0, text=text,
-                   members=tuple(members))  # fmt: skip
+    return Finding(
+        kind="shared_direction",
+        measure="size_left_along_it",
+        number=left,
+        usual=1.0,
+        text=text,
+        members=tuple(members),
+    )

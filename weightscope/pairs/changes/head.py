@@ -1,7 +1,8 @@
-"""How far the heads of a layer moved between two checkpoints, and which head is which where their order changed.
+"""How far the heads of a layer moved between two checkpoints, and which head is which where their
+order changed.
 
-Of a LoRA adapter and its base, the change is computed from the adapter's factors, not as a difference of two weights.
-"""
+Of a LoRA adapter and its base, the change is computed from the adapter's factors, not as a
+difference of two weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -44,11 +45,17 @@ from weightscope.pairs.changes.thresholds import (
 
 
 def is_folded(a: Layer, b: Layer) -> bool:
-    """Whether the norm before attention has gains in a and one value in b, whose q, k and v all contain a's gains."""
-    before, after = (q.norm.gamma if isinstance(q, Affine) and q.norm is not None else np.empty(0) for q in (a.q, b.q))
+    """Whether the norm before attention has gains in a and one value in b, whose q, k and v all
+    contain a's gains.
+    """
+    before, after = (
+        q.norm.gamma if isinstance(q, Affine) and q.norm is not None else np.empty(0)
+        for q in (a.q, b.q)
+    )
     if not len(before) or len(before) != len(after) or not np.ptp(before) or np.ptp(after):
         return False
-    # A gain of one may also be where training began: then the weights agree without the other's gain.
+    # A gain of one may also be where training began: then the weights agree without the other's
+    # gain.
     with np.errstate(divide="ignore", invalid="ignore"):
         unfolding = np.where(before == 0, 0.0, float(after[0]) / before.astype(np.float64))[:, None]
     verdicts = [_holds_gain(a, b, name, unfolding) for name in ("w_q", "w_k", "w_v")]
@@ -58,13 +65,19 @@ def is_folded(a: Layer, b: Layer) -> bool:
 
 
 def _holds_gain(a: Layer, b: Layer, factor: str, unfolding: np.ndarray) -> bool | None:
-    """Whether the factors of b's heads are a's with their gains, not without; None in another order or basis."""
+    """Whether the factors of b's heads are a's with their gains, not without; None in another order
+    or basis.
+    """
     heads = range(min(a.n_heads, b.n_heads))
-    x, y = ([getattr(layer.head(h), factor).astype(np.float64) for h in heads] for layer in (a, b))  # (d, r) each
+    x, y = (
+        [getattr(layer.head(h), factor).astype(np.float64) for h in heads] for layer in (a, b)
+    )  # (d, r) each
     if any(one.shape != other.shape for one, other in zip(x, y, strict=True)):
         return None
     size = float(np.linalg.norm(y)) or 1.0
-    with_gain, without = (float(np.linalg.norm(np.subtract(y, w))) / size for w in (x, [w * unfolding for w in x]))
+    with_gain, without = (
+        float(np.linalg.norm(np.subtract(y, w))) / size for w in (x, [w * unfolding for w in x])
+    )
     return None if min(with_gain, without) > FAR else with_gain < without and with_gain <= NEAR
 
 
@@ -74,14 +87,20 @@ def _spectra_hold_gain(a: Layer, b: Layer, name: str, unfolding: np.ndarray) -> 
     of_b = [getattr(b.head(h), name).svdvals() for h in range(b.n_heads)]
     right = unfolding if name == "qk" else 1.0  # keys read through the norm, too
     without = [Factored(w.left * unfolding, w.right * right).svdvals() for w in maps]
-    apart = [max(_nearest_spectrum(s, of_a) for s in of_b) for of_a in ([w.svdvals() for w in maps], without)]
+    apart = [
+        max(_nearest_spectrum(s, of_a) for s in of_b)
+        for of_a in ([w.svdvals() for w in maps], without)
+    ]
     return apart[0] < apart[1] and apart[0] <= SAME_SPECTRA
 
 
 def _nearest_spectrum(s: np.ndarray, others: Sequence[np.ndarray]) -> float:
     """|s - s'| / |s| of the nearest of other spectra."""
     size = float(np.linalg.norm(s)) or 1.0
-    return min((float(np.linalg.norm(s - t)) / size for t in others if len(t) == len(s)), default=float("inf"))
+    return min(
+        (float(np.linalg.norm(s - t)) / size for t in others if len(t) == len(s)),
+        default=float("inf"),
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,7 +118,9 @@ class Basis(ShowsShapes):
     @property
     def permuted(self) -> bool:
         """Whether dimensions are only in another order, and change signs."""
-        return self.rotation is not None and bool((np.abs(self.rotation).max(axis=1) > PERMUTED).all())
+        return self.rotation is not None and bool(
+            (np.abs(self.rotation).max(axis=1) > PERMUTED).all()
+        )
 
     def turned(self, factor: np.ndarray) -> np.ndarray:
         """A factor (d, r) of A in B's basis."""
@@ -110,7 +131,9 @@ class Basis(ShowsShapes):
         return w if self.rotation is None else Factored(self.turned(w.left), self.turned(w.right))
 
 
-def basis_by_tokens(a: Model, b: Model, order: tuple[np.ndarray, np.ndarray] | None = None) -> Basis:
+def basis_by_tokens(
+    a: Model, b: Model, order: tuple[np.ndarray, np.ndarray] | None = None
+) -> Basis:
     """The rotation by orthogonal Procrustes over the tokens that both have (Schoenemann 1966).
 
     `order` has the ids of counterparts in a and in b, if their numbers differ.
@@ -131,13 +154,16 @@ def basis_by_tokens(a: Model, b: Model, order: tuple[np.ndarray, np.ndarray] | N
 
 FARTHEST = 1 << 17  # the longest distance that heads are compared at
 SAMPLED = 4  # heads of a layer by which its drift is known
-ROUNDING = 1e-12  # of the factors' norms: singular values of a change up to this are float64's rounding
+ROUNDING = (
+    1e-12  # of the factors' norms: singular values of a change up to this are float64's rounding
+)
 SKETCHES = ("q_sketch", "k_sketch", "v_sketch", "o_sketch")
 OF_THE_LAYER = {  # arrays without an axis of heads
     "kv_head", "caveats", "unbounded", "qk_column_share", "row_energies", "row_floor", "factor_width",
     "output_bias_norm",
 }  # fmt: skip
-# How far each map moved in all its parts: the matrix, under rotation also at distance 1 and far on, and the bias.
+# How far each map moved in all its parts: the matrix, under rotation also at distance 1 and far on,
+# and the bias.
 OF_MATRICES = ("qk_change", "qk_change_delta1", "qk_change_far", "vo_change")
 MOVED = (*OF_MATRICES, "qk_bias_change", "qk_key_bias_change", "vo_bias_change")
 # What a limit on changes applies to.
@@ -156,14 +182,18 @@ class Stage(ShowsShapes):
 
     def in_order(self) -> dict[str, np.ndarray]:
         """The arrays, with heads in the first checkpoint's order."""
-        return {name: values if name in OF_THE_LAYER else values[self.order] for name, values in self.measured.items()}
+        return {
+            name: values if name in OF_THE_LAYER else values[self.order]
+            for name, values in self.measured.items()
+        }
 
 
 def follow_heads(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, Arrays, Arrays]:
-    """The current stage in the first's order of heads, and the changes (H,) since the first and since the previous.
+    """The current stage in the first's order of heads, and the changes (H,) since the first and
+    since the previous.
 
-    Heads are matched with the first checkpoint and with the previous one; the order in which more are the same is kept.
-    """
+    Heads are matched with the first checkpoint and with the previous one; the order in which more
+    are the same is kept."""
     since_first = layer_changes(first, current)
     since_previous = since_first if previous is first else layer_changes(previous, current)
     with one_blas_thread():
@@ -174,7 +204,11 @@ def follow_heads(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, 
     if np.array_equal(ordered.order, current.order):
         return current, since_first, since_previous
     since_first = layer_changes(first, ordered)
-    return ordered, since_first, since_first if previous is first else layer_changes(previous, ordered)
+    return (
+        ordered,
+        since_first,
+        since_first if previous is first else layer_changes(previous, ordered),
+    )
 
 
 def _match_heads(a: Stage, b: Stage, changes: Arrays) -> tuple[Stage, int]:
@@ -197,7 +231,9 @@ def _match_heads(a: Stage, b: Stage, changes: Arrays) -> tuple[Stage, int]:
 
 
 def _alike(a: Stage, b: Stage, left: Sequence[int]) -> list[list[int]]:
-    """For each place that is left, the others with similar sketches; an unknown sketch is similar to unknown ones."""
+    """For each place that is left, the others with similar sketches; an unknown sketch is similar
+    to unknown ones.
+    """
     alike = ~np.eye(len(left), dtype=bool)
     for name in SKETCHES:
         x, y = a.measured[name][a.order[left]], b.measured[name][b.order[left]]
@@ -211,14 +247,22 @@ def _same(a: Head, b: Head) -> bool:
 
 
 def layer_changes(a: Stage, b: Stage) -> dict[str, np.ndarray]:
-    """How far every head of a layer moved: (H,) arrays, qk_change, qk_left_angle ... vo_bias_change."""
+    """How far every head of a layer moved: (H,) arrays, qk_change, qk_left_angle ...
+    vo_bias_change.
+    """
     added = b.added if b.base is a.layer else None
 
     def head_changes(pair: tuple[int, int]) -> dict[str, float]:
         i, j = pair
-        return _head_changes(a.layer.head(i), b.layer.head(j), added.head(i) if added is not None and i == j else None)
+        return _head_changes(
+            a.layer.head(i),
+            b.layer.head(j),
+            added.head(i) if added is not None and i == j else None,
+        )
 
-    heads = list(in_threads(head_changes, list(zip(a.order.tolist(), b.order.tolist(), strict=True))))
+    heads = list(
+        in_threads(head_changes, list(zip(a.order.tolist(), b.order.tolist(), strict=True)))
+    )
     return {name: np.array([head[name] for head in heads]) for name in heads[0]}
 
 
@@ -239,7 +283,10 @@ def _head_changes(a: Head, b: Head, added: Head | None) -> dict[str, float]:
         changes[f"{name}_change"] = moves.pop(f"{name}_change")
         for side, of_factor in factors[name].items():
             angles = moved_angles(*of_factor)
-            changes |= {f"{name}_{side}_angle": angles.max(), f"{name}_{side}_angle_mean": angles.mean()}
+            changes |= {
+                f"{name}_{side}_angle": angles.max(),
+                f"{name}_{side}_angle_mean": angles.mean(),
+            }
     return changes | moves | ranks
 
 
@@ -247,28 +294,45 @@ Factors = dict[str, dict[str, tuple[Moved, np.ndarray, np.ndarray]]]
 
 
 def _factors(a: Head, b: Head) -> Factors:
-    """How the factors (d, r) of both maps moved, what they were and what they are; queries at distance 0."""
+    """How the factors (d, r) of both maps moved, what they were and what they are; queries at
+    distance 0.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
         maps = {name: (getattr(a, name), getattr(b, name)) for name in MAPS}
-        sides = {name: {"left": (x.left, y.left), "right": (x.right, y.right)} for name, (x, y) in maps.items()}
-        return {name: {side: (Moved.of(*pair), *pair) for side, pair in pairs.items()} for name, pairs in sides.items()}
+        sides = {
+            name: {"left": (x.left, y.left), "right": (x.right, y.right)}
+            for name, (x, y) in maps.items()
+        }
+        return {
+            name: {side: (Moved.of(*pair), *pair) for side, pair in pairs.items()}
+            for name, pairs in sides.items()
+        }
 
 
 def _moves(a: Head, b: Head, factors: Factors) -> dict[str, float]:
     """The relative changes of a head, named as in `MOVED`."""
-    norms = {name: norms_of_product(*(moved for moved, *_ in sides.values())) for name, sides in factors.items()}
+    norms = {
+        name: norms_of_product(*(moved for moved, *_ in sides.values()))
+        for name, sides in factors.items()
+    }
     (query, *_), (key, *_) = factors["qk"].values()
     at_distances = {"qk_change_delta1": norms["qk"], "qk_change_far": norms["qk"]}
     if a.layer.rotation is not None or b.layer.rotation is not None:
         far = far_of(a.layer.rotation or b.layer.rotation)
         for name, delta in zip(at_distances, (1, far), strict=True):
-            at_distances[name] = norms_of_product(query.times(_further(a, delta), _further(b, delta)), key)
+            at_distances[name] = norms_of_product(
+                query.times(_further(a, delta), _further(b, delta)), key
+            )
     with np.errstate(invalid="ignore", over="ignore"):
         moves = {f"{name}_change": relative(moved, size) for name, (size, moved) in norms.items()}
         moves |= {name: relative(change, size) for name, (size, change) in at_distances.items()}
         before, after = _bias_terms(a), _bias_terms(b)
         for name, (size, _) in norms.items():
-            lengths = {term: float(np.linalg.norm(before[term])) for term in before if term.startswith(name)}
+            lengths = {
+                term: float(np.linalg.norm(before[term]))
+                for term in before
+                if term.startswith(name)
+            }
             moved = {term: float(np.linalg.norm(after[term] - before[term])) for term in lengths}
             moves |= {f"{term}_change": relative(moved[term], lengths[term]) for term in lengths}
             effects = [relative(moved[term], np.maximum(lengths[term], size)) for term in lengths]
@@ -277,8 +341,12 @@ def _moves(a: Head, b: Head, factors: Factors) -> dict[str, float]:
 
 
 def far_of(rotation: Rotation | None) -> int:
-    """A distance over which the slowest pair turns by a radian, at most `FARTHEST`: near tokens do not show it."""
-    turning = np.empty(0) if rotation is None else np.abs(rotation.frequencies[rotation.frequencies != 0])
+    """A distance over which the slowest pair turns by a radian, at most `FARTHEST`: near tokens do
+    not show it.
+    """
+    turning = (
+        np.empty(0) if rotation is None else np.abs(rotation.frequencies[rotation.frequencies != 0])
+    )
     return min(FARTHEST, ceil(1 / turning.min())) if len(turning) else 1
 
 
@@ -302,7 +370,9 @@ def _bias_terms(head: Head) -> dict[str, np.ndarray]:
 
 
 def unmoved(changes: Arrays) -> np.ndarray:
-    """Which heads are the same in all parts, apart from rounding: -> (H,); unknown changes count as moved."""
+    """Which heads are the same in all parts, apart from rounding: -> (H,); unknown changes count as
+    moved.
+    """
     return np.all([changes[name] <= UNMOVED for name in MOVED if name in changes], axis=0)
 
 
@@ -310,10 +380,11 @@ def unmoved(changes: Arrays) -> np.ndarray:
 
 
 def added_to(a: Model, b: Model, index: int) -> Layer | None:
-    """What an adapter adds to a layer of its base, as a layer of changes in float64; None where b is not one of a.
+    """What an adapter adds to a layer of its base, as a layer of changes in float64; None where b
+    is not one of a.
 
-    Both the layout of heads and the folding of a norm are linear in the weights, so a change is read like a weight.
-    """
+    Both the layout of heads and the folding of a norm are linear in the weights, so a change is
+    read like a weight."""
     family, stem = b.family, b.stem(index)
     projections = {f"{stem}{name}" for name in family.heads.projections}
     changed = False
@@ -330,14 +401,18 @@ def added_to(a: Model, b: Model, index: int) -> Layer | None:
     if not changed:
         return None
     stored = b.checkpoint
-    changes = Checkpoint(stored.folder, stored.files, {**dict(stored.items()), **tensors}, stored.config, stored.name)
+    changes = Checkpoint(
+        stored.folder, stored.files, {**dict(stored.items()), **tensors}, stored.config, stored.name
+    )
     layer = read_layer(replace(b.under(), checkpoint=changes.unchecked()), family, b.config, index)
     return layer if all(isinstance(map_, Affine) for map_ in (layer.q, layer.k, layer.v)) else None
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are the same bytes of the same file."""
-    parts_a, parts_b = ([(dict(part.file.identity), part.entry) for part in tensor.parts] for tensor in (a, b))
+    parts_a, parts_b = (
+        [(dict(part.file.identity), part.entry) for part in tensor.parts] for tensor in (a, b)
+    )
     return type(a) is type(b) and parts_a == parts_b
 
 
@@ -389,11 +464,15 @@ def drift(a: Layer, b: Layer, order: np.ndarray, basis: Basis) -> Drift:
         x, y = a.head(g), b.head(h)
         for before, after in ((basis.turned_map(x.qk), y.qk), (basis.turned_map(x.vo), y.vo)):
             maps.append(relative_change(before, after) if before.frobenius() > 0 else 0.0)
-        if a.rotation is not None and maps[-2] <= UNMOVED and x.qk.frobenius() > 0:  # nor may it move far on
+        if (
+            a.rotation is not None and maps[-2] <= UNMOVED and x.qk.frobenius() > 0
+        ):  # nor may it move far on
             maps[-2] = relative_change(basis.turned_map(x.qk_at(far)), y.qk_at(far))
         for before, after in ((basis.turned_map(x.qk), y.qk), (basis.turned_map(x.vo), y.vo)):
             sides = ((before.left, after.left), (before.right, after.right))
-            factors += [_rms([w - v]) / (_rms([v]) or np.inf) for v, w in sides if v.shape == w.shape]
+            factors += [
+                _rms([w - v]) / (_rms([v]) or np.inf) for v, w in sides if v.shape == w.shape
+            ]
     return Drift(float(np.median(maps)), float(np.median(factors)) if factors else 0.0)
 
 
@@ -402,7 +481,9 @@ def _rms(matrices: Sequence[np.ndarray]) -> float:
     return sqrt(float(np.mean([np.mean(np.square(w, dtype=np.float64)) for w in matrices])))
 
 
-FACTORS: tuple[Callable[[Layer, int], np.ndarray], ...] = (  # (d, r) of a query head or key-value head
+FACTORS: tuple[
+    Callable[[Layer, int], np.ndarray], ...
+] = (  # (d, r) of a query head or key-value head
     lambda layer, h: layer.head(h).w_q,
     lambda layer, h: layer.k.of(h)[0],
     lambda layer, h: layer.v.of(h)[0],
@@ -410,8 +491,12 @@ FACTORS: tuple[Callable[[Layer, int], np.ndarray], ...] = (  # (d, r) of a query
 )
 
 
-def low_ranks(a: Layer, b: Layer, order: np.ndarray, basis: Basis, rounding: float) -> tuple[list[int], bool]:
-    """Ranks of the low-rank changes of W_Q, W_K, W_V and W_O, and whether no other change is left."""
+def low_ranks(
+    a: Layer, b: Layer, order: np.ndarray, basis: Basis, rounding: float
+) -> tuple[list[int], bool]:
+    """Ranks of the low-rank changes of W_Q, W_K, W_V and W_O, and whether no other change is
+    left.
+    """
     if (order < 0).any() or (a.n_heads, a.n_kv_heads) != (b.n_heads, b.n_kv_heads):
         return [], False
     if any(
@@ -429,7 +514,9 @@ def low_ranks(a: Layer, b: Layer, order: np.ndarray, basis: Basis, rounding: flo
         size, (d, r) = _rms(heads), moved[0].shape
         if _rms(moved) <= CLEAR * rounding * size:
             continue
-        rank = low_rank(lambda moved=moved: (w.T for w in moved), (r * len(moved), d), rounding * size)  # type: ignore[misc]
+        rank = low_rank(
+            lambda moved=moved: (w.T for w in moved), (r * len(moved), d), rounding * size
+        )  # type: ignore[misc]
         if rank is None:
             only = False
         else:

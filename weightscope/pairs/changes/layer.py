@@ -1,8 +1,8 @@
-"""How one layer changed between two checkpoints: its tensors, its heads, and what was done to it as a whole.
+"""How one layer changed between two checkpoints: its tensors, its heads, and what was done to it as
+a whole.
 
-Norms folded, heads in another order or basis, experts that copy one network, neurons in another order, a copy of
-another layer.
-"""
+Norms folded, heads in another order or basis, experts that copy one network, neurons in another
+order, a copy of another layer."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,10 +18,23 @@ from weightscope.heads.tensors.measure import BITS, why_unread
 from weightscope.model.model import Model
 from weightscope.pairs.changes.counterparts import counterparts_among
 from weightscope.pairs.changes.head import UNDRIFTED, Basis, Drift, drift, is_folded, low_ranks
-from weightscope.pairs.changes.pair import SAMPLED_ROWS, Pair, first_rows, pair_up, sample_rows, whole
+from weightscope.pairs.changes.pair import (
+    SAMPLED_ROWS,
+    Pair,
+    first_rows,
+    pair_up,
+    sample_rows,
+    whole,
+)
 from weightscope.pairs.changes.rounding import FRACTION, precision
 from weightscope.pairs.changes.tensor import Change, compare_pairs, first_pass, new_grid
-from weightscope.pairs.changes.thresholds import COPIED, COPIED_AND_TUNED, FOLDING, REORDERED, SAME_NORMS
+from weightscope.pairs.changes.thresholds import (
+    COPIED,
+    COPIED_AND_TUNED,
+    FOLDING,
+    REORDERED,
+    SAME_NORMS,
+)
 
 SAMPLE = 4096  # values of a tensor that are compared first
 
@@ -65,7 +78,9 @@ class LayerChange:
     only_ranks: bool = False  # no other change of heads is left
 
 
-def compare_layers(a: Model, b: Model, j: int, i: int, order: np.ndarray, basis: Basis) -> LayerChange:
+def compare_layers(
+    a: Model, b: Model, j: int, i: int, order: np.ndarray, basis: Basis
+) -> LayerChange:
     """How layer j of A became layer i of B; `order` says which head of A each head is, or -1."""
     before, after = a.layer(j), b.layer(i)
     folded, base_folded = is_folded(before, after), is_folded(after, before)
@@ -76,18 +91,32 @@ def compare_layers(a: Model, b: Model, j: int, i: int, order: np.ndarray, basis:
     if basis.same:
         names = (_names(m, layer, heads=as_it_was) for m, layer in ((a, j), (b, i)))
         tensors = tensors_of_both(a, b, *names, of_any_layer=True)
-    unmoved = {change.name_b for change in tensors.changes if change.kind in ("identical", "rounded")}
-    copies = (_copies(a, b, j, i), _copies(b, a, i, j)) if tensors.lost or tensors.gained else (0, 0)
+    unmoved = {
+        change.name_b for change in tensors.changes if change.kind in ("identical", "rounded")
+    }
+    copies = (
+        (_copies(a, b, j, i), _copies(b, a, i, j)) if tensors.lost or tensors.gained else (0, 0)
+    )
     change = LayerChange(
-        i, _values(a, b, j, i, unmoved), tensors, in_place, folded, base_folded, *copies,
+        i,
+        _values(a, b, j, i, unmoved),
+        tensors,
+        in_place,
+        folded,
+        base_folded,
+        *copies,
         neurons=any(_reordered(each) for each in tensors.changes if each.name_a not in of_heads),
-    )  # fmt: skip
-    same = as_it_was and all(each.name_b in unmoved for each in tensors.changes if each.name_a in of_heads)
+    )
+    same = as_it_was and all(
+        each.name_b in unmoved for each in tensors.changes if each.name_a in of_heads
+    )
     if same or not basis.known:
         return change
     moved = drift(before, after, order, basis)
     gauge = moved.is_other_basis and before.n_kv_heads == after.n_kv_heads
-    ranks, only = ([], False) if gauge else low_ranks(before, after, order, basis, change.values.rounding)
+    ranks, only = (
+        ([], False) if gauge else low_ranks(before, after, order, basis, change.values.rounding)
+    )
     return replace(change, drift=moved, gauge=gauge, ranks=ranks, only_ranks=only)
 
 
@@ -95,10 +124,18 @@ def compare_layers(a: Model, b: Model, j: int, i: int, order: np.ndarray, basis:
 
 
 def tensors_of_both(
-    a: Model, b: Model, in_a: Mapping[str, str], in_b: Mapping[str, str], *, of_any_layer: bool = False
-) -> TensorsOfBoth:  # fmt: skip
+    a: Model,
+    b: Model,
+    in_a: Mapping[str, str],
+    in_b: Mapping[str, str],
+    *,
+    of_any_layer: bool = False,
+) -> TensorsOfBoth:
     """How tensors changed, by their keys in both checkpoints; by role where only one has a key."""
-    sides = ({key: m.checkpoint[name] for key, name in names.items()} for m, names in ((a, in_a), (b, in_b)))
+    sides = (
+        {key: m.checkpoint[name] for key, name in names.items()}
+        for m, names in ((a, in_a), (b, in_b))
+    )
     pairs, lost, gained = pair_up(*sides)
     if lost and gained:
         names = ([tensor.name for tensor in tensors] for tensors in (lost, gained))
@@ -113,13 +150,26 @@ def _names(model: Model, layer: int, *, heads: bool) -> dict[str, str]:
     """Names of a layer's tensors by their part within the layer; with `heads`, attention's too."""
     stem = model.stem(layer)
     left_out = set() if heads else {tensor.name for tensor in model.attention_tensors(layer)}
-    return {n.removeprefix(stem): n for n in model.checkpoint.names_under(stem) if n not in left_out}
+    return {
+        n.removeprefix(stem): n for n in model.checkpoint.names_under(stem) if n not in left_out
+    }
 
 
 def _values(a: Model, b: Model, j: int, i: int, unmoved: Collection[str]) -> Values:
     """Casts and grids of a layer's matrices; grids only of those that moved."""
-    casts, grids, base_grids, errors, coarsest, count = Counter[str](), Counter[str](), Counter[str](), [], "F32", 0
-    matrices = [tensor for tensor in a.attention_tensors(j) if len(tensor.shape) > 1 and not why_unread(tensor)]
+    casts, grids, base_grids, errors, coarsest, count = (
+        Counter[str](),
+        Counter[str](),
+        Counter[str](),
+        [],
+        "F32",
+        0,
+    )
+    matrices = [
+        tensor
+        for tensor in a.attention_tensors(j)
+        if len(tensor.shape) > 1 and not why_unread(tensor)
+    ]
     there = {tensor.name.removeprefix(a.stem(j)): tensor for tensor in matrices}
     for tensor in b.attention_tensors(i):
         if len(tensor.shape) < 2 or why_unread(tensor) or not matrices:
@@ -131,7 +181,10 @@ def _values(a: Model, b: Model, j: int, i: int, unmoved: Collection[str]) -> Val
         coarsest = min(coarsest, now, was, key=FRACTION.__getitem__)
         grid = None
         if tensor.name not in unmoved:
-            for counts, sides in ((grids, (before, tensor, xs, ys)), (base_grids, (tensor, before, ys, xs))):
+            for counts, sides in (
+                (grids, (before, tensor, xs, ys)),
+                (base_grids, (tensor, before, ys, xs)),
+            ):
                 if grid := grid or new_grid(*sides):
                     counts[grid.named] += 1
                     errors.append(grid.error)
@@ -147,12 +200,19 @@ def _values(a: Model, b: Model, j: int, i: int, unmoved: Collection[str]) -> Val
 
 def _copies(a: Model, b: Model, j: int, i: int) -> int:
     """How many experts of B's layer are copies of A's feed-forward network."""
-    networks, experts = ([m.checkpoint[name] for name in _names(m, layer, heads=False).values()]
-                         for m, layer in ((a, j), (b, i)))  # fmt: skip
+    networks, experts = (
+        [m.checkpoint[name] for name in _names(m, layer, heads=False).values()]
+        for m, layer in ((a, j), (b, i))
+    )
     most = 0
     for network in (tensor for tensor in networks if len(tensor.shape) == 2):
         first = next(_rows_of_matrices(network, network.shape))
-        parts = (rows for each in experts if not why_unread(each) for rows in _rows_of_matrices(each, network.shape))
+        parts = (
+            rows
+            for each in experts
+            if not why_unread(each)
+            for rows in _rows_of_matrices(each, network.shape)
+        )
         most = max(most, sum(_cosine(first, rows) > COPIED_AND_TUNED for rows in parts))
     return most
 
@@ -174,7 +234,12 @@ def _reordered(change: Change) -> bool:
     """Whether a changed matrix has the rows of A in another order."""
     if change.kind == "reordered" and change.is_matrix:
         return True
-    if change.pair is None or change.kind != "changed" or change.change < REORDERED or len(change.shapes[0]) != 2:
+    if (
+        change.pair is None
+        or change.kind != "changed"
+        or change.change < REORDERED
+        or len(change.shapes[0]) != 2
+    ):
         return False
     ordered, norms = [], []
     for tensor in (change.pair.a, change.pair.b):
@@ -184,19 +249,26 @@ def _reordered(change: Change) -> bool:
         ordered.append(rows[order[:: max(1, len(order) // SAMPLED_ROWS)]])
         norms.append(lengths[order])
     same_norms = bool(np.abs(norms[0] - norms[1]).max() <= SAME_NORMS * norms[0].max())
-    return same_norms and float(np.median([_cosine(x, y) for x, y in zip(*ordered, strict=True)])) > COPIED_AND_TUNED
+    return (
+        same_norms
+        and float(np.median([_cosine(x, y) for x, y in zip(*ordered, strict=True)]))
+        > COPIED_AND_TUNED
+    )
 
 
 # Other layers
 
 
 def layers_elsewhere(a: Model, b: Model, moved: Sequence[int]) -> dict[int, int]:
-    """Which other layer of a each of these layers of b is, where it is one; `moved` are not what they were.
+    """Which other layer of a each of these layers of b is, where it is one; `moved` are not what
+    they were.
 
-    Projections are compared as they are stored: the norms before them, which are folded into heads, may differ.
-    """
+    Projections are compared as they are stored: the norms before them, which are folded into heads,
+    may differ."""
     layers_of_a = {layer: _projections(a, layer) for layer in a.attention_layers} if moved else {}
-    samples = {layer: [_sample(tensor) for tensor in tensors] for layer, tensors in layers_of_a.items()}
+    samples = {
+        layer: [_sample(tensor) for tensor in tensors] for layer, tensors in layers_of_a.items()
+    }
     source = {}
     for layer in moved:
         tensors = _projections(b, layer)
@@ -217,14 +289,21 @@ def _projections(model: Model, layer: int) -> list[Tensor]:
 
 def _sample(tensor: Tensor) -> np.ndarray:
     """The values of the first whole rows."""
-    return first_rows(tensor, max(1, SAMPLE // (row_width(tensor.shape) or 1))).ravel().astype(np.float64)
+    return (
+        first_rows(tensor, max(1, SAMPLE // (row_width(tensor.shape) or 1)))
+        .ravel()
+        .astype(np.float64)
+    )
 
 
 def _alike(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
     """Whether all samples are the same up to rounding."""
     if [len(x) for x in a] != [len(x) for x in b] or not a:
         return False
-    return all(float(np.linalg.norm(y - x)) <= COPIED * float(np.linalg.norm(x)) for x, y in zip(a, b, strict=True))
+    return all(
+        float(np.linalg.norm(y - x)) <= COPIED * float(np.linalg.norm(x))
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def _is_copy(change: Change) -> bool:

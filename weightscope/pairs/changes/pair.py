@@ -1,4 +1,6 @@
-"""One tensor, in two checkpoints: which tensors are counterparts, and blocks of the values of both."""
+"""One tensor, in two checkpoints: which tensors are counterparts, and blocks of the values of
+both.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,12 +38,16 @@ class Pair:
 
     @property
     def is_converted(self) -> bool:
-        """Whether either is converted from how it is stored; it is then read whole, as is the tensor that holds it."""
+        """Whether either is converted from how it is stored; it is then read whole, as is the
+        tensor that holds it.
+        """
         return isinstance(self.a, ConvertedTensor) or isinstance(self.b, ConvertedTensor)
 
     @property
     def problem(self) -> str:
-        """Why they cannot be compared, as a kind of change; empty where at most the number of rows differs."""
+        """Why they cannot be compared, as a kind of change; empty where at most the number of rows
+        differs.
+        """
         a, b = self.a.shape, self.b.shape
         resized = len(a) == len(b) > 1 and a[1:] == b[1:] and 0 not in a + b
         if a != b and not resized:
@@ -68,7 +74,9 @@ class Pair:
 
     @property
     def sides(self) -> tuple[bool, ...]:
-        """Whether matrices are turned, for each way to see it as one matrix: a stack's may share rows or columns."""
+        """Whether matrices are turned, for each way to see it as one matrix: a stack's may share
+        rows or columns.
+        """
         return (False, True) if self.is_stack else (False,)
 
     def flat(self, turned: bool = False) -> tuple[int, int]:
@@ -81,7 +89,9 @@ class Pair:
         if turned:
             size = prod(self.a.shape[-2:])
             for start in range(0, prod(self.a.shape), size):
-                x, y = (values.reshape(self.a.shape[-2:]).T for values in self.read(start, start + size))
+                x, y = (
+                    values.reshape(self.a.shape[-2:]).T for values in self.read(start, start + size)
+                )
                 yield x, y
             return
         for _, start, stop in self.blocks():
@@ -95,7 +105,9 @@ class Pair:
 
 
 def few_rows_each(size: int, width: int) -> Iterator[slice]:
-    """A block's values a few rows at a time; all at once where the block does not consist of whole rows."""
+    """A block's values a few rows at a time; all at once where the block does not consist of whole
+    rows.
+    """
     step = max(1, AT_ONCE // width) * width if width and size % width == 0 else size
     yield from (slice(start, start + step) for start in range(0, size, step or 1))
 
@@ -104,7 +116,9 @@ def first_rows_of(part: Part) -> Part:
     """The first few rows of a block; all of one that is read whole."""
     pair, start, stop = part
     rows = next(few_rows_each(stop - start, row_width(pair.a.shape)), slice(0, 0))
-    return part if 0 in (pair.a.piece, pair.b.piece) else (pair, start, min(start + rows.stop, stop))
+    return (
+        part if 0 in (pair.a.piece, pair.b.piece) else (pair, start, min(start + rows.stop, stop))
+    )
 
 
 class Paired(NamedTuple):
@@ -118,7 +132,9 @@ class Paired(NamedTuple):
 def pair_up(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Paired:
     """Tensors with the same key are counterparts."""
     pairs = [Pair(tensor, b[key], paired_by="name") for key, tensor in a.items() if key in b]
-    return Paired(pairs, [a[key] for key in a if key not in b], [b[key] for key in b if key not in a])
+    return Paired(
+        pairs, [a[key] for key in a if key not in b], [b[key] for key in b if key not in a]
+    )
 
 
 def blocks_of_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Part]:

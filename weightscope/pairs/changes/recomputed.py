@@ -1,8 +1,9 @@
-"""Whether one tensor can be recomputed from another that holds more: by rounding, pruning, or cutting its rank.
+"""Whether one tensor can be recomputed from another that holds more: by rounding, pruning, or
+cutting its rank.
 
-Rounded values lie in the cells of a float's numbers or of a grid, anywhere in them; noise around rounded values stays
-near them. Every value is checked, which is what a search for a grid among some rows (`rounding`) does not do.
-"""
+Rounded values lie in the cells of a float's numbers or of a grid, anywhere in them; noise around
+rounded values stays near them. Every value is checked, which is what a search for a grid among some
+rows (`rounding`) does not do."""
 
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -20,46 +21,88 @@ from weightscope.core.compute.fast import numba_may_run
 from weightscope.heads.tensors.measure import BITS
 from weightscope.pairs.changes.pair import Pair, few_rows_each, whole
 from weightscope.pairs.changes.rounding import CASTS, FRACTION, SMALLEST
-from weightscope.pairs.changes.thresholds import FLOAT_STEPS_USED, STEPS_USED, TWO_LEVELS_SPARED, USED
+from weightscope.pairs.changes.thresholds import (
+    FLOAT_STEPS_USED,
+    STEPS_USED,
+    TWO_LEVELS_SPARED,
+    USED,
+)
 
-OUTER = 0.4  # of a step: a rounded value may be this far from the one it was rounded from, and a fifth of them are
-FILLED = 0.05  # share of changed values that has to be: small noise around rounded values never gets there
+# of a step: a rounded value may be this far from the one it was rounded from, and a fifth of them
+# are
+OUTER = 0.4
+# share of changed values that has to be: small noise around rounded values never gets there
+FILLED = 0.05
 FEWEST = 64  # changed values that this share is judged by
 GROUPS = (0, 128, 64, 32, 16)  # values that share a grid: a row, or this many neighbours in it
-STEPS = (1, 3, 7, 8, 15, 16, 31, 63, 127, 128, 255)  # from zero, or from the least value, to the last of an even grid
+STEPS = (
+    1,
+    3,
+    7,
+    8,
+    15,
+    16,
+    31,
+    63,
+    127,
+    128,
+    255,
+)  # from zero, or from the least value, to the last of an even grid
 MOST_STEPS = 255
 EVEN = tuple(dict.fromkeys((*STEPS, *range(2, MOST_STEPS))))  # in the order in which they are tried
 TRIED_AT_ONCE = 1 << 18  # values times numbers of steps
 FINER = 0.9  # times a grid's step: the coarser of two that values lie on is theirs
 ON_GRID = 0.02  # steps that a value may be off its grid
 ROUNDED_AGAIN = 0.3  # the most of it where levels were rounded once more, to a float of fewer bits
-FEW_STEPS, BY_CHANCE = 16, 1e-6  # of a finer grid: the chance that a group's values lie on it without being its levels
+FEW_STEPS, BY_CHANCE = (
+    16,
+    1e-6,
+)  # of a finer grid: the chance that a group's values lie on it without being its levels
 FEW_VALUES = 0.5  # of a group's size: with so few values it lies on a grid that need not be even
 SCALE = 2.0**-11  # relative error of a scale that a quantised format stores in 16 bits
 OF_MINIMUM = 0.1  # of half a step: the most that a stored minimum's own rounding moves a cell
-# Half-steps that a value may lie beyond the end of a stored grid: Q4_0 and others lack the last level on one side,
-# MXFP4 those from 6 to 8. An outlier of the original passes as clipped up to one step beyond its block's end.
+# Half-steps that a value may lie beyond the end of a stored grid: Q4_0 and others lack the last
+# level on one side, MXFP4 those from 6 to 8. An outlier of the original passes as clipped up to one
+# step beyond its block's end.
 CLIPPED = 2.0
-SUPER_BLOCK = 256  # values of a K-quant whose scales are whole multiples of one: a small scale is rounded by half of it
-SCALE_CODES = {"Q2_K": 15, "Q3_K": 31, "Q4_K": 63, "Q5_K": 63, "Q6_K": 127, "IQ4_XS": 31}  # the largest such multiple
+# values of a K-quant whose scales are whole multiples of one: a small scale is rounded by half of
+# it
+SUPER_BLOCK = 256
+SCALE_CODES = {
+    "Q2_K": 15,
+    "Q3_K": 31,
+    "Q4_K": 63,
+    "Q5_K": 63,
+    "Q6_K": 127,
+    "IQ4_XS": 31,
+}  # the largest such multiple
 WITH_MINIMUM = ("Q2_K", "Q4_K", "Q5_K")  # and minima, multiples of another
-COARSE = ("BF16", "F16")  # floats that sums are rounded to: sums of float32 differ by how they were computed
+COARSE = (
+    "BF16",
+    "F16",
+)  # floats that sums are rounded to: sums of float32 differ by how they were computed
 ARITHMETIC = 2.0**-22  # of the summands' sizes: the error of a sum that was computed in float32
 TINY = 2.0**-25  # and its absolute error among the smallest
 FIRST, SAMPLED = 4, 64  # groups that show, after one, that a matrix has no grid, and which it has
 LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
 
 NUMBA = "weightscope.pairs.changes.cells_numba"
-WORTH_NUMBA = 1 << 23  # values: less takes NumPy a fraction of a second, and importing numba half a second
+WORTH_NUMBA = (
+    1 << 23
+)  # values: less takes NumPy a fraction of a second, and importing numba half a second
 
 
 @dataclass
 class Cells:
-    """How far values are from what they were rounded from: noise around rounded values stays near them."""
+    """How far values are from what they were rounded from: noise around rounded values stays near
+    them.
+    """
 
     changed: int = 0
     outer: int = 0
-    squares: float = 0.0  # sums of squares on stored grids: of the older tensor, the newer, and their difference
+    squares: float = (
+        0.0  # sums of squares on stored grids: of the older tensor, the newer, and their difference
+    )
     squares_b: float = 0.0
     moved: float = 0.0
     wide: int = 0  # stored grids whose codes hardly use them: cells so wide that they prove nothing
@@ -81,7 +124,9 @@ class Cells:
         return True
 
     def __add__(self, more: "Cells") -> "Cells":
-        return Cells(*(getattr(self, each.name) + getattr(more, each.name) for each in fields(Cells)))
+        return Cells(
+            *(getattr(self, each.name) + getattr(more, each.name) for each in fields(Cells))
+        )
 
     @property
     def are_filled(self) -> bool:
@@ -89,11 +134,11 @@ class Cells:
 
 
 def way_from(older: Tensor, newer: Tensor, casts: Collection[str], cells: Cells) -> str:
-    """How a changed tensor can be recomputed from an older one: "cast", "pruned", "quantised" or "rank cut".
+    """How a changed tensor can be recomputed from an older one: "cast", "pruned", "quantised" or
+    "rank cut".
 
-    Empty where it cannot, or no way is known. `casts` are the roundings that give every value of it; where values lie
-    in the cells that they were rounded to is added to `cells`.
-    """
+    Empty where it cannot, or no way is known. `casts` are the roundings that give every value of
+    it; where values lie in the cells that they were rounded to is added to `cells`."""
     if casts:
         cast = min(casts, key=list(CASTS).index)
         with np.errstate(all="ignore"):
@@ -114,7 +159,11 @@ def _values(older: Tensor, newer: Tensor) -> Iterator[tuple[np.ndarray, np.ndarr
     width = row_width(older.shape) or prod(older.shape)
     for _, start, stop in Pair(older, newer).blocks():
         x, y = (Block(tensor, start, stop).values().astype(np.float32) for tensor in (older, newer))
-        yield (x.reshape(-1, width), y.reshape(-1, width)) if len(x) % width == 0 else (x[None], y[None])
+        yield (
+            (x.reshape(-1, width), y.reshape(-1, width))
+            if len(x) % width == 0
+            else (x[None], y[None])
+        )
 
 
 # Rounding
@@ -133,9 +182,8 @@ Triple = tuple[Tensor, Tensor, Tensor]  # x, z and what may be their sum
 
 
 def shares_in_sum(tensors: Iterable[Triple]) -> tuple[float, float] | None:
-    """The least and the largest w with which every value of each third tensor is w x + (1 - w) z, rounded to its float;
-    None where there is no such w.
-    """
+    """The least and the largest w with which every value of each third tensor is w x + (1 - w) z,
+    rounded to its float; None where there is no such w."""
     least, most = -np.inf, np.inf
     for triple in tensors:
         for x, z, y in _triples(triple):
@@ -144,8 +192,13 @@ def shares_in_sum(tensors: Iterable[Triple]) -> tuple[float, float] | None:
             if not np.isfinite(rest + room).all() or (np.abs(rest) > room)[~apart].any():
                 return None
             with np.errstate(over="ignore"):
-                ends = np.sort(np.stack([rest - room, rest + room])[:, apart] / (x - z)[apart], axis=0)  # (2, n)
-            least, most = max(least, ends[0].max(initial=-np.inf)), min(most, ends[1].min(initial=np.inf))
+                ends = np.sort(
+                    np.stack([rest - room, rest + room])[:, apart] / (x - z)[apart], axis=0
+                )  # (2, n)
+            least, most = (
+                max(least, ends[0].max(initial=-np.inf)),
+                min(most, ends[1].min(initial=np.inf)),
+            )
             if not least <= most:
                 return None
     return float(least), float(most)
@@ -174,9 +227,8 @@ def _triples(tensors: Triple) -> Iterator[list[np.ndarray]]:
 
 
 def is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
-    """Whether every value of a matrix is the nearest, on a grid that its neighbours share and use, to the older one's;
-    where they lie in their cells is added to `cells`.
-    """
+    """Whether every value of a matrix is the nearest, on a grid that its neighbours share and use,
+    to the older one's; where they lie in their cells is added to `cells`."""
     if len(older.shape) < 2:
         return False
     if newer.ends() is not None:
@@ -196,13 +248,17 @@ def is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
             if any(_nearest(x[::step], y[::step], fine) is None for step in apart):
                 continue
             sides = [(x, y)] if turned else _values(older, newer)
-            if cells.add_all(_nearest(p.reshape(-1, width), q.reshape(-1, width), fine) for p, q in sides):
+            if cells.add_all(
+                _nearest(p.reshape(-1, width), q.reshape(-1, width), fine) for p, q in sides
+            ):
                 return True
     return False
 
 
 class Grids(NamedTuple):
-    """The stored grids of groups of neighbours, (n, 1) each, or (n, group) where the levels are uneven."""
+    """The stored grids of groups of neighbours, (n, 1) each, or (n, group) where the levels are
+    uneven.
+    """
 
     least: np.ndarray
     most: np.ndarray
@@ -210,12 +266,16 @@ class Grids(NamedTuple):
     end: np.ndarray  # half of the last step before the end
     room: np.ndarray  # how far off a value may be
     lost: np.ndarray  # how much of the grid's reach the rounding of its own scale may have cost
-    needed: np.ndarray  # how far values on it, and zero, are apart at least where its scale was made for them
+    needed: (
+        np.ndarray
+    )  # how far values on it, and zero, are apart at least where its scale was made for them
     spared: float  # share of the grids, at most, whose values are not as far apart
 
 
 class OnGrids(NamedTuple):
-    """Values of the older and the newer tensor, (n, group), and the grids that are stored with the newer."""
+    """Values of the older and the newer tensor, (n, group), and the grids that are stored with the
+    newer.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -237,14 +297,16 @@ class StoredCells(NamedTuple):
 class Used:
     """How much of the stored grids their values use.
 
-    A scale is made for the largest value that it multiplies, so that the codes of what shares it reach the grid's end,
-    or nearly. Where they do not, cells are wider than any writer makes them, and nearly any original lies in them.
-    Values in one group, or anywhere in a tensor without known groups, share a grid where its ends are the same.
-    """
+    A scale is made for the largest value that it multiplies, so that the codes of what shares it
+    reach the grid's end, or nearly. Where they do not, cells are wider than any writer makes them,
+    and nearly any original lies in them. Values in one group, or anywhere in a tensor without known
+    groups, share a grid where its ends are the same."""
 
     def __init__(self) -> None:
         self._alone, self._groups, self._spared = 0, 0, 0.0
-        self._shared: list[np.ndarray] = []  # (6, n): a grid's ends, its values' ends, what is needed, a change
+        self._shared: list[
+            np.ndarray
+        ] = []  # (6, n): a grid's ends, its values' ends, what is needed, a change
 
     def add(self, placed: OnGrids) -> None:
         """Look at a block."""
@@ -252,7 +314,9 @@ class Used:
         self._spared = grids.spared
         if y.shape[1] > 1:
             self._groups += len(y)
-            narrow = np.flatnonzero(_used(y.min(axis=1), y.max(axis=1), grids.least, grids.most) < grids.needed[:, 0])
+            narrow = np.flatnonzero(
+                _used(y.min(axis=1), y.max(axis=1), grids.least, grids.most) < grids.needed[:, 0]
+            )
             self._alone += int((x[narrow] != y[narrow]).any(axis=1).sum())
             return
         fields = (grids.least, grids.most, y, y, grids.needed, x != y)
@@ -261,7 +325,9 @@ class Used:
 
     @property
     def hardly(self) -> int:
-        """How many grids are hardly used by values that changed; 0 where these are as few as may be."""
+        """How many grids are hardly used by values that changed; 0 where these are as few as may
+        be.
+        """
         hardly, groups = self._alone, self._groups
         if self._shared:
             rows = np.concatenate(self._shared, axis=1)
@@ -274,7 +340,9 @@ class Used:
 def _used(low: np.ndarray, high: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
     """How far the ends of values are apart, (n,), and zero where the grid has it."""
     has_zero = ((least <= 0) & (most >= 0)).ravel()
-    return np.where(has_zero, np.maximum(high, 0), high) - np.where(has_zero, np.minimum(low, 0), low)
+    return np.where(has_zero, np.maximum(high, 0), high) - np.where(
+        has_zero, np.minimum(low, 0), low
+    )
 
 
 def _joined(rows: np.ndarray) -> np.ndarray:
@@ -290,15 +358,18 @@ def _joined(rows: np.ndarray) -> np.ndarray:
 
 
 def cells_on_stored(older: Tensor, newer: Tensor) -> Cells | None:
-    """How values lie in the cells of the grids that are stored with the newer one; None where one is outside."""
+    """How values lie in the cells of the grids that are stored with the newer one; None where one
+    is outside.
+    """
     cells = Cells()
     return cells if cells.add_all(_nearest_stored(older, newer)) else None
 
 
-def _nearest_stored(older: Tensor, newer: Tensor, fast: bool | None = None) -> Iterator[Cells | None]:
-    """The same as `_nearest` of each block, on the grids that are stored with the newer one's values; `fast`: with
-    numba, by default where that is worth it.
-    """
+def _nearest_stored(
+    older: Tensor, newer: Tensor, fast: bool | None = None
+) -> Iterator[Cells | None]:
+    """The same as `_nearest` of each block, on the grids that are stored with the newer one's
+    values; `fast`: with numba, by default where that is worth it."""
     used = Used()
     if fast is None:
         fast = (prod(newer.shape) >= WORTH_NUMBA or NUMBA in sys.modules) and numba_may_run()
@@ -312,7 +383,9 @@ def _nearest_stored(older: Tensor, newer: Tensor, fast: bool | None = None) -> I
     else:
         for placed in _on_grids(older, newer):
             (x, y, grids), (off, beyond, _) = placed, _placed(placed)
-            if not ((off <= grids.room).all() and (beyond <= CLIPPED * grids.end + grids.lost).all()):
+            if not (
+                (off <= grids.room).all() and (beyond <= CLIPPED * grids.end + grids.lost).all()
+            ):
                 yield None
                 return
             used.add(placed)
@@ -323,7 +396,9 @@ def _nearest_stored(older: Tensor, newer: Tensor, fast: bool | None = None) -> I
 
 
 def stored_cells(older: Tensor, newer: Tensor) -> Iterator[StoredCells]:
-    """Every value of the older tensor on the grid that the newer one stores with it, a few rows at a time."""
+    """Every value of the older tensor on the grid that the newer one stores with it, a few rows at
+    a time.
+    """
     return map(_placed, _on_grids(older, newer))
 
 
@@ -333,16 +408,26 @@ def _placed(on: OnGrids) -> StoredCells:
 
 
 def _on_grids(older: Tensor, newer: Tensor, *, few: bool = True) -> Iterator[OnGrids]:
-    """Both with the grids that the newer one stores: a few rows at a time in float64, or blocks as they are read."""
+    """Both with the grids that the newer one stores: a few rows at a time in float64, or blocks as
+    they are read.
+    """
     first, last, levels = newer.ends() or (newer, newer, (0.0, 1.0))
     group = max(prod(newer.shape), 1) // max(prod(first.shape), 1)
     for _, start, stop in Pair(older, newer).blocks():
         x, y = (Block(tensor, start, stop).values().reshape(-1, group) for tensor in (older, newer))
-        low, high = (Block(end, start // group, stop // group).values()[:, None] for end in (first, last))
-        for rows in few_rows_each(stop - start, row_width(newer.shape)) if few else (slice(0, stop - start),):
+        low, high = (
+            Block(end, start // group, stop // group).values()[:, None] for end in (first, last)
+        )
+        for rows in (
+            few_rows_each(stop - start, row_width(newer.shape))
+            if few
+            else (slice(0, stop - start),)
+        ):
             groups = slice(rows.start // group, rows.stop // group)
             p, q = (
-                each[groups].astype(np.float64 if few else np.result_type(each, np.float32), copy=False)
+                each[groups].astype(
+                    np.float64 if few else np.result_type(each, np.float32), copy=False
+                )
                 for each in (x, y)
             )
             least, most = (end[groups].astype(np.float64) for end in (low, high))
@@ -350,9 +435,16 @@ def _on_grids(older: Tensor, newer: Tensor, *, few: bool = True) -> Iterator[OnG
 
 
 def _grids(
-    x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarray, kind: str, levels: int | tuple[float, ...]
+    x: np.ndarray,
+    y: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    kind: str,
+    levels: int | tuple[float, ...],
 ) -> Grids:
-    """The grids from the first to the last value, (n, 1) each, on which values y lie that were x, (n, group) both."""
+    """The grids from the first to the last value, (n, 1) each, on which values y lie that were x,
+    (n, group) both.
+    """
     places = np.linspace(0, 1, levels) if isinstance(levels, int) else np.array(levels)
     places = (places - places[0]) / np.ptp(places)
     steps = np.diff(places)
@@ -363,8 +455,13 @@ def _grids(
     unsure = largest * TINY  # how much more a scale may reach than the values that it was made for
     quantum, codes = np.zeros(1), SCALE_CODES.get(kind)  # of the reach of a grid
     if codes is not None and y.size % SUPER_BLOCK == 0:
-        reach, groups = (span, np.abs(low)) if kind in WITH_MINIMUM else (span,), SUPER_BLOCK // y.shape[1]
-        longest = [reduce(np.maximum, each.reshape(-1, groups).T).repeat(groups)[:, None] for each in reach]
+        reach, groups = (
+            (span, np.abs(low)) if kind in WITH_MINIMUM else (span,),
+            SUPER_BLOCK // y.shape[1],
+        )
+        longest = [
+            reduce(np.maximum, each.reshape(-1, groups).T).repeat(groups)[:, None] for each in reach
+        ]
         quantum, unsure = longest[0] / codes, unsure + sum(longest) / (2 * codes)
         lost = fine + sum(longest) / (2 * codes)
     if isinstance(levels, int):
@@ -383,9 +480,9 @@ def _grids(
 
 
 def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Cells | None:
-    """How many values changed, and lie far out in the cell of the level that they were rounded to; None where one
-    lies outside it, or y, of this relative precision, is on no grid: x, y (groups, width).
-    """
+    """How many values changed, and lie far out in the cell of the level that they were rounded to;
+    None where one lies outside it, or y, of this relative precision, is on no grid: x, y (groups,
+    width)."""
     below, above = _even_cells(y, fine)
     rest = np.isnan(below[:, 0])
     if rest.any():
@@ -396,7 +493,8 @@ def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Cells | None:
     d = x.astype(np.float64) - y
     room, off = np.where(d < 0, below, above), np.abs(d)
     least = np.abs(y.min(axis=1, keepdims=True))
-    # Cells were drawn with a scale, and some with a minimum, that were rounded when they were stored.
+    # Cells were drawn with a scale, and some with a minimum, that were rounded when they were
+    # stored.
     slack = (2 * SCALE + fine) * np.abs(y) + np.minimum(4 * SCALE * least, OF_MINIMUM * room)
     if (off > room * (1 + 1e-4 + SCALE) + slack).any():
         return None
@@ -404,7 +502,9 @@ def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Cells | None:
 
 
 def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
-    """Half a step on either side of each value of an even grid, without bound past its ends; NaN where it is none."""
+    """Half a step on either side of each value of an even grid, without bound past its ends; NaN
+    where it is none.
+    """
     y = y.astype(np.float64)
     inner = (np.diff(np.sort(y, axis=1), axis=1) > 0).sum(axis=1) - 1  # values besides the two ends
     varies = np.ptp(y, axis=1) > 0  # a group of one value shows no grid
@@ -422,7 +522,9 @@ def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _even_steps(y: np.ndarray, inner: np.ndarray, fine: float) -> np.ndarray:
-    """The step whose whole multiples each group's values are, (n,); NaN where there is none: y (n, width)."""
+    """The step whose whole multiples each group's values are, (n,); NaN where there is none: y (n,
+    width).
+    """
     reach, step = np.abs(y).max(axis=1), np.full(len(y), np.nan)
     likely = np.array([n for n in EVEN if ON_GRID + fine * n <= ROUNDED_AGAIN])
     allowed = ON_GRID + fine * likely  # both a value and the reach were rounded
@@ -444,7 +546,9 @@ def _even_steps(y: np.ndarray, inner: np.ndarray, fine: float) -> np.ndarray:
 
 
 def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Half the way to the next level on either side of each value; None where groups hold too many values."""
+    """Half the way to the next level on either side of each value; None where groups hold too many
+    values.
+    """
     order = np.argsort(y, axis=1, kind="stable")
     ordered = np.take_along_axis(y.astype(np.float64), order, axis=1)
     new = np.diff(ordered, axis=1) > 0
@@ -455,7 +559,9 @@ def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     for i in range(y.shape[1] - 2, -1, -1):
         above[:, i] = np.where(new[:, i], (ordered[:, i + 1] - ordered[:, i]) / 2, above[:, i + 1])
         j = y.shape[1] - 1 - i
-        below[:, j] = np.where(new[:, j - 1], (ordered[:, j] - ordered[:, j - 1]) / 2, below[:, j - 1])
+        below[:, j] = np.where(
+            new[:, j - 1], (ordered[:, j] - ordered[:, j - 1]) / 2, below[:, j - 1]
+        )
     above[constant] = below[constant] = 0.0  # a group of one value shows no grid
     sides = np.empty_like(below), np.empty_like(above)
     for side, ordered_side in zip(sides, (below, above), strict=True):
@@ -467,9 +573,8 @@ def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _is_pruned(older: Tensor, newer: Tensor) -> bool:
-    """Whether a matrix is the older one with zeros in it, in its own float, and not only rows or columns of zeros:
-    these may be the start of what was trained.
-    """
+    """Whether a matrix is the older one with zeros in it, in its own float, and not only rows or
+    columns of zeros: these may be the start of what was trained."""
     if older.shape != newer.shape or len(older.shape) != 2:
         return False
     zeros, columns, cast = 0, np.zeros(older.shape[1], bool), CASTS.get(newer.dtype, np.positive)
@@ -508,4 +613,7 @@ def _is_truncated(older: Tensor, newer: Tensor) -> bool:
         return False
     dropped = np.linalg.svd(d, compute_uv=False)
     shared = max(np.linalg.norm(u[:, :rank].T @ d, 2), np.linalg.norm(d @ vt[:rank].T, 2))
-    return bool(3 * noise < dropped[0] <= s[rank - 1] + noise and shared <= max(2 * noise, 0.05 * dropped[0]))
+    return bool(
+        3 * noise < dropped[0] <= s[rank - 1] + noise
+        and shared <= max(2 * noise, 0.05 * dropped[0])
+    )

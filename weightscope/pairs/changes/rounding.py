@@ -1,4 +1,6 @@
-"""Whether values are others rounded: to a float of fewer bits, or to the grid of a quantised format."""
+"""Whether values are others rounded: to a float of fewer bits, or to the grid of a quantised
+format.
+"""
 
 from collections.abc import Callable, Collection
 from math import lgamma, log
@@ -10,14 +12,26 @@ from weightscope.heads.tensors.measure import BITS
 from weightscope.pairs.changes.thresholds import UNLIKELY
 
 FRACTION = {**BITS, "BF16, cut off": 7, "F8_E4M3": 3, "F8_E5M2": 2}  # bits
-SMALLEST = {"F16": -14, "F8_E4M3": -6, "F8_E5M2": -14}  # exponent of the smallest normal number; of others -126
+SMALLEST = {
+    "F16": -14,
+    "F8_E4M3": -6,
+    "F8_E5M2": -14,
+}  # exponent of the smallest normal number; of others -126
 CAST_SAMPLE = 4096  # values on which a cast is tried before it is tried on all
-GROUPS = (0, 128, 64, 32)  # neighbours in a row that share a grid, 0 for the whole row; parts of a grid lie on it too
-LEVELS = 256  # values that a grid has at most, and no more than half as many as there are values in a group
+GROUPS = (
+    0,
+    128,
+    64,
+    32,
+)  # neighbours in a row that share a grid, 0 for the whole row; parts of a grid lie on it too
+# values that a grid has at most, and no more than half as many as there are values in a group
+LEVELS = 256
 SYMMETRIC = (1, 3, 7, 8, 15, 16, 127, 128)  # steps from zero to the largest magnitude
 ASYMMETRIC = (3, 7, 15, 31, 63, 255)  # steps from the least value to the most
 ON_GRID = 0.05  # mean distance from a multiple of the step, in steps; chance gives 0.25
-NOT_ZERO = 0.3  # share of values on a grid that are not its zero: a row with one large value is no grid
+NOT_ZERO = (
+    0.3  # share of values on a grid that are not its zero: a row with one large value is no grid
+)
 FEW_VALUES = 0.5  # of a group's size: with so few values, which repeat, it lies on a grid
 LARGEST_HALF = 65504.0  # float16's largest value; what is larger may become infinite
 LEAST_WIDTH = 16  # values of a group that is judged
@@ -49,7 +63,9 @@ def _float16(x: np.ndarray) -> np.ndarray:
 
 
 def _float8(exponents: int, fractions: int, largest: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Round to floats with this many exponent and fraction bits, ties to even; larger values become `largest`."""
+    """Round to floats with this many exponent and fraction bits, ties to even; larger values become
+    `largest`.
+    """
     smallest = 2 - 2 ** (exponents - 1)  # exponent of the smallest normal number
 
     def cast(x: np.ndarray) -> np.ndarray:
@@ -61,12 +77,17 @@ def _float8(exponents: int, fractions: int, largest: float) -> Callable[[np.ndar
 
 
 CASTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "BF16": _bfloat16, "F16": _float16, "BF16, cut off": _bfloat16_cut,
-    "F8_E4M3": _float8(4, 3, 448.0), "F8_E5M2": _float8(5, 2, 57344.0),
-}  # fmt: skip
+    "BF16": _bfloat16,
+    "F16": _float16,
+    "BF16, cut off": _bfloat16_cut,
+    "F8_E4M3": _float8(4, 3, 448.0),
+    "F8_E5M2": _float8(5, 2, 57344.0),
+}
 
 
-def casts_between(x: np.ndarray, y: np.ndarray, names: Collection[str] = tuple(CASTS)) -> frozenset[str]:
+def casts_between(
+    x: np.ndarray, y: np.ndarray, names: Collection[str] = tuple(CASTS)
+) -> frozenset[str]:
     """Which casts make y of x.
 
     Examples
@@ -77,14 +98,19 @@ def casts_between(x: np.ndarray, y: np.ndarray, names: Collection[str] = tuple(C
     """
     x, y = x.reshape(-1), y.reshape(-1)
     with np.errstate(all="ignore"):
-        likely = [name for name in names if np.array_equal(CASTS[name](x[:CAST_SAMPLE]), y[:CAST_SAMPLE])]
-        return frozenset(name for name in likely if len(x) <= CAST_SAMPLE or np.array_equal(CASTS[name](x), y))
+        likely = [
+            name for name in names if np.array_equal(CASTS[name](x[:CAST_SAMPLE]), y[:CAST_SAMPLE])
+        ]
+        return frozenset(
+            name for name in likely if len(x) <= CAST_SAMPLE or np.array_equal(CASTS[name](x), y)
+        )
 
 
 def shows_rounding(rounded: np.ndarray) -> bool:
     """Whether rounded values differ enough among themselves to show what they were rounded from.
 
-    The same values in another order, of which there are n! / (n_1! n_2! ...), must hardly ever be as right.
+    The same values in another order, of which there are n! / (n_1! n_2! ...), must hardly ever be
+    as right.
 
     Examples
     --------
@@ -92,7 +118,9 @@ def shows_rounding(rounded: np.ndarray) -> bool:
     (False, True)
     """
     counts = np.unique(rounded, return_counts=True)[1]
-    orders = lgamma(rounded.size + 1) - sum(lgamma(count + 1) for count in counts.tolist())  # logarithm
+    orders = lgamma(rounded.size + 1) - sum(
+        lgamma(count + 1) for count in counts.tolist()
+    )  # logarithm
     return orders >= -log(UNLIKELY)
 
 
@@ -141,7 +169,11 @@ def grid_of(x: np.ndarray) -> Grid | None:
             if len(y) and (grid := look(y)):
                 values, step = grid
                 where = "a row" if width == x.shape[1] else f"{width} neighbours"
-                return Grid(f"{values} values in {where}", float(np.sqrt(np.mean(step**2) / 12)) / size, values)
+                return Grid(
+                    f"{values} values in {where}",
+                    float(np.sqrt(np.mean(step**2) / 12)) / size,
+                    values,
+                )
     return None
 
 
@@ -149,7 +181,9 @@ def _even(y: np.ndarray) -> tuple[int, np.ndarray] | None:
     """How many values an even grid has, and the step in each group: y (n, width)."""
     zero, largest = np.zeros(len(y)), np.abs(y).max(axis=1)
     least, span = y.min(axis=1), np.ptp(y, axis=1)
-    grids = [(2 * steps + steps % 2, zero, largest / steps) for steps in SYMMETRIC]  # of 8 and 128 one end is missing
+    grids = [
+        (2 * steps + steps % 2, zero, largest / steps) for steps in SYMMETRIC
+    ]  # of 8 and 128 one end is missing
     grids += [(steps + 1, least, span / steps) for steps in ASYMMETRIC]
     for values, start, step in grids:
         place = (y - start[:, None]) / step[:, None]
@@ -160,12 +194,16 @@ def _even(y: np.ndarray) -> tuple[int, np.ndarray] | None:
 
 
 def _of_few_values(y: np.ndarray) -> tuple[int, np.ndarray] | None:
-    """How many values groups have at most, and the mean step between them, where most values come several times."""
+    """How many values groups have at most, and the mean step between them, where most values come
+    several times.
+    """
     held, zeros, width = values_in(y), (y == 0).sum(axis=1), y.shape[1]
     most = int(held.max())
     if most > min(LEVELS, FEW_VALUES * width):
         return None
-    if (held - (zeros > 0)).sum() > FEW_VALUES * (width - zeros).sum():  # pruned: only zero comes several times
+    if (held - (zeros > 0)).sum() > FEW_VALUES * (
+        width - zeros
+    ).sum():  # pruned: only zero comes several times
         return None
     equally_often = held.min() == most and width % most == 0
     if equally_often and not np.ptp(np.sort(y, axis=1).reshape(len(y), most, -1), axis=2).any():

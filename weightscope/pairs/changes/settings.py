@@ -1,4 +1,6 @@
-"""What differs between two checkpoints besides weights: their configs, and the files for tokens and generation."""
+"""What differs between two checkpoints besides weights: their configs, and the files for tokens and
+generation.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,14 +20,22 @@ from weightscope.pairs.changes.tensor import differs
 from weightscope.report.findings import Finding, finding, listed
 
 NAMED = 6  # keys in a sentence; all are in the JSON
-SETTINGS = {"tokenizer_config.json": "tokenizer settings", "generation_config.json": "generation config"}
+SETTINGS = {
+    "tokenizer_config.json": "tokenizer settings",
+    "generation_config.json": "generation config",
+}
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 TIED, TOKENS = "tie_word_embeddings", "vocab_size"
-WRITER = {"transformers_version", "_from_model_config"}  # keys of a generation config that generate nothing
+WRITER = {
+    "transformers_version",
+    "_from_model_config",
+}  # keys of a generation config that generate nothing
 
 
 class SettingsChange(NamedTuple):
-    """What the config, the tokenizer and the generation config of one checkpoint have other than another's."""
+    """What the config, the tokenizer and the generation config of one checkpoint have other than
+    another's.
+    """
 
     label: str
     config: list[Difference]
@@ -42,34 +52,62 @@ class SettingsChange(NamedTuple):
         """The keys that decide what is computed, in a sentence; empty where none differs."""
         if not self.deciding:
             return ""
-        which = "may decide" if all(difference.effect == UNKNOWN for difference in self.deciding) else "decides"
+        which = (
+            "may decide"
+            if all(difference.effect == UNKNOWN for difference in self.deciding)
+            else "decides"
+        )
         named = listed([printable(difference) for difference in self.deciding], NAMED)
         return f"The config of {printable(self.label)} {which} another computation: {named}."
 
     @property
     def asides(self) -> list[str]:
-        """What differs and decides nothing that is computed from the same tokens, a sentence each."""
+        """What differs and decides nothing that is computed from the same tokens, a sentence
+        each.
+        """
         without_effect = [each for each in self.config if each.effect == NONE]
-        idle = [each.named for each in without_effect if not (self.resized and _last(each.key) == TOKENS)]
+        idle = [
+            each.named
+            for each in without_effect
+            if not (self.resized and _last(each.key) == TOKENS)
+        ]
         named = listed([printable(key) for key in idle], NAMED)
-        more = [f"Config keys without effect on what is computed also differ: {named}."] if idle else []
+        more = (
+            [f"Config keys without effect on what is computed also differ: {named}."]
+            if idle
+            else []
+        )
         return [*more, *self.files]
 
-    @finding("other_computation", "config that computes something else", severity="warning", rank=220,
-             look_next="Check each key: with the same weights, another value gives other attention or other "
-                       "logits.")  # fmt: skip
+    @finding(
+        "other_computation",
+        "config that computes something else",
+        severity="warning",
+        rank=220,
+        look_next="Check each key: with the same weights, another value gives other attention or other "
+        "logits.",
+    )
     def findings(self) -> Iterator[Finding]:
         """The difference in what is computed."""
         if self.deciding:
             yield Finding(
-                kind="other_computation", text=self.sentence, measure="config_keys", number=len(self.deciding),
+                kind="other_computation",
+                text=self.sentence,
+                measure="config_keys",
+                number=len(self.deciding),
                 usual=0.0,
-            )  # fmt: skip
+            )
 
     def records(self) -> list[dict[str, Any]]:
         """One record for each key."""
         return [
-            {"checkpoint": self.label, "config": each.key, "a": each.a, "b": each.b, "effect": each.effect}
+            {
+                "checkpoint": self.label,
+                "config": each.key,
+                "a": each.a,
+                "b": each.b,
+                "effect": each.effect,
+            }
             for each in self.config
         ]
 
@@ -78,7 +116,9 @@ def settings_change(a: Model, b: Model, label: str) -> SettingsChange:
     """How the config and the files of `b`, called `label`, differ from those in `a`."""
     config = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
     if any(_last(each.key) == TIED for each in config) and all(map(holds_tie, (a, b))):
-        config = [each._replace(effect=NONE) if _last(each.key) == TIED else each for each in config]
+        config = [
+            each._replace(effect=NONE) if _last(each.key) == TIED else each for each in config
+        ]
     rows = [[tensor.shape[0] for tensor in model.embedding_tensors[:1]] for model in (a, b)]
     return SettingsChange(label, config, list(_files(a, b)), rows[0] != rows[1])
 
@@ -88,22 +128,30 @@ def _last(key: str) -> str:
 
 
 def holds_tie(model: Model) -> bool:
-    """Whether the unembedding has the values of the token embedding, as stored or as the config ties them."""
+    """Whether the unembedding has the values of the token embedding, as stored or as the config
+    ties them.
+    """
     head = model.output_tensors.get(ROWS)
     tokens = model.checkpoint.get(model.prefix + model.family.inputs.tokens)
     if head is None or tokens is None:
         return head is None and model.tied
     if head.name == tokens.name:
         return model.tied
-    return head.shape == tokens.shape and not any(differs(part) for part in Pair(head, tokens).blocks())
+    return head.shape == tokens.shape and not any(
+        differs(part) for part in Pair(head, tokens).blocks()
+    )
 
 
 def _files(a: Model, b: Model) -> Iterator[str]:
     """How the files for tokens and generation differ."""
     first = [file for model in (a, b) for file in model.checkpoint.files[:1]]
     if all(isinstance(file, GgufFile) for file in first):
-        keys = [{k: v for k, v in file.config.items() if k.startswith("tokenizer.")} for file in first]  # type: ignore[attr-defined]
-        changed = sorted(key for key in {*keys[0], *keys[1]} if keys[0].get(key) != keys[1].get(key))
+        keys = [
+            {k: v for k, v in file.config.items() if k.startswith("tokenizer.")} for file in first
+        ]  # type: ignore[attr-defined]
+        changed = sorted(
+            key for key in {*keys[0], *keys[1]} if keys[0].get(key) != keys[1].get(key)
+        )
         template = "tokenizer.chat_template"
         if rest := [printable(key) for key in changed if key != template]:
             yield f"Tokenizer: {listed(rest, NAMED)} differ."
@@ -152,7 +200,9 @@ def _bytes(x: Path, y: Path, name: str) -> str:
 
 
 def _vocabulary(x: Path, y: Path, name: str) -> str:
-    """How many tokens of tokenizer.json have another id or are in one alone; empty where that is not the difference."""
+    """How many tokens of tokenizer.json have another id or are in one alone; empty where that is
+    not the difference.
+    """
     if name != "tokenizer.json" or not all((folder / name).is_file() for folder in (x, y)):
         return ""
     old, new = (_object(folder / name).get("model") for folder in (x, y))
@@ -172,5 +222,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def first_sentence(changes: Sequence[SettingsChange]) -> str:
-    """What decides another computation, of the first checkpoint that has it; empty where none does."""
+    """What decides another computation, of the first checkpoint that has it; empty where none
+    does.
+    """
     return next((change.sentence for change in changes if change.deciding), "")

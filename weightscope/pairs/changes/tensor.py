@@ -1,8 +1,8 @@
 """How one tensor changed between two checkpoints, by how much, and what kind of change it is.
 
-`Change` is what `compare` and `lineage` know of a tensor and its counterpart. Both files are read once; what that does
-not settle, as a rank, a grid or a direction that several changes share, is read again.
-"""
+`Change` is what `compare` and `lineage` know of a tensor and its counterpart. Both files are read
+once; what that does not settle, as a rank, a grid or a direction that several changes share, is
+read again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,15 @@ from weightscope.core.progress import bar
 from weightscope.heads.tensors.measure import BITS, row_squares
 from weightscope.model.metrics.spectra import evenly_spread, low_rank
 from weightscope.pairs.changes.directions import Along, first_directions
-from weightscope.pairs.changes.pair import AT_ONCE, SAMPLED_ROWS, Pair, Part, blocks_of_pairs, few_rows_each, first_rows
+from weightscope.pairs.changes.pair import (
+    AT_ONCE,
+    SAMPLED_ROWS,
+    Pair,
+    Part,
+    blocks_of_pairs,
+    few_rows_each,
+    first_rows,
+)
 from weightscope.pairs.changes.rounding import (
     CASTS,
     FRACTION,
@@ -43,12 +51,15 @@ from weightscope.pairs.changes.thresholds import (
 )
 
 EVERY_CAST = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
-IN_A_SAMPLE = 0.8  # of a change's energy, in one direction of a sample, for the whole to be looked at: it may have 0.9
+# of a change's energy, in one direction of a sample, for the whole to be looked at: it may have 0.9
+IN_A_SAMPLE = 0.8
 TELLING = 1 << 12  # values that nearly always show whether they were rounded
 LEAST_CHANGED = 8  # values: fewer are multiplied by one factor by chance
 TAIL = 10.0  # times the usual change of a value: the largest of many that were rounded
 LEAST_FACTOR = 1e-4  # from one: a nearer factor is not told from noise that a conversion leaves
-NEARLY_ONE = 4  # rank of a change that may be of rank one: its other singular values may be rounding
+NEARLY_ONE = (
+    4  # rank of a change that may be of rank one: its other singular values may be rounding
+)
 
 # How the lead calls each kind of change, in its order.
 CALLED = {
@@ -73,7 +84,9 @@ CALLED = {
     "unread": "that cannot be read",
 }
 UNLIKE = "with other weights"  # how it calls the changed matrices that are not tuned
-SAME_SO_FAR = "the same up to float32's rounding"  # and those that a conversion's own arithmetic moves
+SAME_SO_FAR = (
+    "the same up to float32's rounding"  # and those that a conversion's own arithmetic moves
+)
 UNKNOWN_SIZE = ("missing", "new", "reshaped", "unread")  # kinds whose size of change is unknown
 
 
@@ -87,7 +100,8 @@ class Change:
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     kind: str = "identical"  # a key of `CALLED`
     detail: str = ""  # the kind of rounding, the number of rows
-    role: str = ""  # in `Model.tensors`, where it was looked up there; a name without numbers if no row names it
+    # in `Model.tensors`, where it was looked up there; a name without numbers if no row names it
+    role: str = ""
     paired_by: str = ""  # "role" or "name"; empty where one checkpoint lacks it
     part: str = ""  # its role and place, where a file has it as a part of another tensor
     pair: Pair | None = field(default=None, compare=False, repr=False)  # what was compared
@@ -97,7 +111,8 @@ class Change:
     squares_b: float = 0.0  # and after
     moved: float = 0.0  # sum of squares of its change
     largest: float = 0.0  # the largest change of a value
-    # Roundings that turn one into the other: the dtype, and the checkpoint that gives the other when it is rounded.
+    # Roundings that turn one into the other: the dtype, and the checkpoint that gives the other
+    # when it is rounded.
     casts: frozenset[tuple[str, str]] = EVERY_CAST
     rank: int | None = None  # of the change, where it is low
     along: tuple[Along, ...] = field(
@@ -136,20 +151,28 @@ class Change:
 
     @property
     def cosine(self) -> float:
-        """Of the angle between the tensor before and after; NaN where one of them is zero or unknown."""
+        """Of the angle between the tensor before and after; NaN where one of them is zero or
+        unknown.
+        """
         size = sqrt(self.squares) * sqrt(self.squares_b)
         return (self.squares + self.squares_b - self.moved) / (2 * size) if size else float("nan")
 
     @property
     def is_tuned(self) -> bool:
-        """Whether a matrix still resembles its former values; a vector may change wholly when it is tuned."""
+        """Whether a matrix still resembles its former values; a vector may change wholly when it is
+        tuned.
+        """
         return not (self.is_matrix and self.cosine < TUNED)
 
     @property
     def is_rounding(self) -> bool:
         """Whether it is as near as heads that are called unmoved, on every value."""
         usual = sqrt(self.squares / max(1, prod(self.shapes[0])))
-        return self.kind == "changed" and self.change <= UNMOVED and self.largest <= TAIL * UNMOVED * usual
+        return (
+            self.kind == "changed"
+            and self.change <= UNMOVED
+            and self.largest <= TAIL * UNMOVED * usual
+        )
 
     @property
     def called(self) -> str:
@@ -182,20 +205,30 @@ class Change:
 def unchanged(a: Tensor | None, b: Tensor | None, kind: str = "identical") -> Change:
     """A tensor before anything is known of its values; None where a checkpoint lacks it."""
     (name_a, dtype_a, shape_a), (name_b, dtype_b, shape_b) = (
-        ("", "", ()) if tensor is None else (tensor.name, tensor.dtype, tensor.shape) for tensor in (a, b)
+        ("", "", ()) if tensor is None else (tensor.name, tensor.dtype, tensor.shape)
+        for tensor in (a, b)
     )
     return Change(name_a, name_b, (dtype_a, dtype_b), (shape_a, shape_b), kind)
 
 
 def first_pass(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[Change]:
-    """How each pair changed, from reading both once, in blocks; its kind is only its problem, if it has one."""
+    """How each pair changed, from reading both once, in blocks; its kind is only its problem, if it
+    has one.
+    """
     changes = {id(pair): _before_reading(pair) for pair in pairs}
     comparable = [pair for pair in pairs if changes[id(pair)].kind == "identical"]
     total = sum(prod(pair.a.shape) for pair in comparable)
     with bar(what="tensors", unit=" values", total=total, unit_scale=True) as progress:
-        for many, are_converted in ((in_threads, False), (map, True)):  # of these one after another, each read whole
-            parts = blocks_of_pairs(a, b, [pair for pair in comparable if pair.is_converted == are_converted])
-            for pair, change, values in many(lambda part: (part[0], change_of(part), part[2] - part[1]), parts):
+        for many, are_converted in (
+            (in_threads, False),
+            (map, True),
+        ):  # of these one after another, each read whole
+            parts = blocks_of_pairs(
+                a, b, [pair for pair in comparable if pair.is_converted == are_converted]
+            )
+            for pair, change, values in many(
+                lambda part: (part[0], change_of(part), part[2] - part[1]), parts
+            ):
                 changes[id(pair)] = changes[id(pair)].and_then(change)
                 progress.update(values)
     return list(changes.values())
@@ -218,17 +251,24 @@ def differs(part: Part) -> bool:
 
 
 def change_of(part: Part, likely: frozenset[tuple[str, str]] = EVERY_CAST) -> Change:
-    """How one block of a pair changed; only roundings that are `likely`, as other blocks have them, are tried."""
+    """How one block of a pair changed; only roundings that are `likely`, as other blocks have them,
+    are tried.
+    """
     pair, start, stop = part
     x, y = pair.read(start, stop)
-    width, change = row_width(pair.a.shape) or len(x), replace(unchanged(pair.a, pair.b), casts=likely)
+    width, change = (
+        row_width(pair.a.shape) or len(x),
+        replace(unchanged(pair.a, pair.b), casts=likely),
+    )
     with np.errstate(all="ignore"):
         for rows in few_rows_each(len(x), width):
             change = change.and_then(_change_of_rows(pair, x[rows], y[rows], width, change.casts))
     return change
 
 
-def _change_of_rows(pair: Pair, x: np.ndarray, y: np.ndarray, width: int, likely: frozenset[tuple[str, str]]) -> Change:
+def _change_of_rows(
+    pair: Pair, x: np.ndarray, y: np.ndarray, width: int, likely: frozenset[tuple[str, str]]
+) -> Change:
     """How a few rows changed: x, y (rows width,)."""
     squares = float(row_squares(x.reshape(-1, width))[0].sum())
     casts = frozenset[tuple[str, str]]()
@@ -268,14 +308,21 @@ def compare_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[C
     changes = with_shown_casts(pairs, first_pass(a, b, pairs))
     converted = {i: classify(pair, changes[i]) for i, pair in enumerate(pairs) if pair.is_converted}
     stored = [i for i in range(len(pairs)) if i not in converted]
-    converted |= zip(stored, in_threads(lambda i: classify(pairs[i], changes[i]), stored), strict=True)
+    converted |= zip(
+        stored, in_threads(lambda i: classify(pairs[i], changes[i]), stored), strict=True
+    )
     return [converted[i] for i in range(len(pairs))]
 
 
 def with_shown_casts(pairs: Sequence[Pair], changes: Sequence[Change]) -> list[Change]:
-    """The changes; of a tensor of few different values only those roundings that another tensor shows."""
+    """The changes; of a tensor of few different values only those roundings that another tensor
+    shows.
+    """
     rounded = [i for i, change in enumerate(changes) if change.casts and change.values_changed]
-    shown = {i: frozenset(cast for cast in changes[i].casts if shows_cast(pairs[i], cast)) for i in rounded}
+    shown = {
+        i: frozenset(cast for cast in changes[i].casts if shows_cast(pairs[i], cast))
+        for i in rounded
+    }
     ways = frozenset[tuple[str, str]]().union(*shown.values())
     return [
         replace(change, casts=shown[i] or change.casts & ways) if i in shown else change
@@ -284,13 +331,17 @@ def with_shown_casts(pairs: Sequence[Pair], changes: Sequence[Change]) -> list[C
 
 
 def shows_cast(pair: Pair, cast: tuple[str, str]) -> bool:
-    """Whether a tensor shows that the other was rounded to it: by its dtype, or by values that differ enough."""
+    """Whether a tensor shows that the other was rounded to it: by its dtype, or by values that
+    differ enough.
+    """
     name, rounded = cast
     tensor = pair.a if rounded == "B" else pair.b
     if tensor.dtype == name.removesuffix(", cut off"):
         return True
     size = prod(tensor.shape)
-    return any(shows_rounding(Block(tensor, 0, min(size, most)).values()) for most in (TELLING, size))
+    return any(
+        shows_rounding(Block(tensor, 0, min(size, most)).values()) for most in (TELLING, size)
+    )
 
 
 def classify(pair: Pair, change: Change) -> Change:
@@ -300,7 +351,10 @@ def classify(pair: Pair, change: Change) -> Change:
     kind, detail, rank = _kind(pair, change)
     a, b = pair.a.shape, pair.b.shape
     if a != b:
-        kind, detail = "resized", f"{a[0]:,} rows to {b[0]:,}; those that both have: {detail or CALLED[kind]}"
+        kind, detail = (
+            "resized",
+            f"{a[0]:,} rows to {b[0]:,}; those that both have: {detail or CALLED[kind]}",
+        )
     is_open = kind in ("changed", "zeroed") and a == b
     is_likely = _may_be_along(pair) if is_open else rank is not None and rank <= NEARLY_ONE
     along = _along(pair, rank) if is_likely else ()
@@ -308,7 +362,9 @@ def classify(pair: Pair, change: Change) -> Change:
 
 
 def _may_be_along(pair: Pair) -> bool:
-    """Whether a sample of a matrix's change is nearly of rank one, as where values were cut off after an edit."""
+    """Whether a sample of a matrix's change is nearly of rank one, as where values were cut off
+    after an edit.
+    """
     if len(pair.a.shape) != 2 or min(pair.a.shape) < 4:
         return False
     rows = next(pair.rows())
@@ -318,10 +374,14 @@ def _may_be_along(pair: Pair) -> bool:
 
 
 def _along(pair: Pair, rank: int | None) -> tuple[Along, ...]:
-    """Both directions of a change of rank one, or of nearly that; of a stack, the one that its matrices share."""
+    """Both directions of a change of rank one, or of nearly that; of a stack, the one that its
+    matrices share.
+    """
     sides = [first_directions(partial(pair.pairs, turned)) for turned in pair.sides]
     share, *along = max(sides, key=lambda side: side[0])
-    is_all = rank == 1 or share >= NEARLY_ONE_DIRECTION  # what is left of a change of rank one is rounding
+    is_all = (
+        rank == 1 or share >= NEARLY_ONE_DIRECTION
+    )  # what is left of a change of rank one is rounding
     return tuple(along[-1:] if pair.is_stack else along) * is_all
 
 
@@ -338,24 +398,34 @@ def _kind(pair: Pair, change: Change) -> tuple[str, str, int | None]:
         return "few rows", f"{change.rows_changed:,} of {n_rows:,} rows", None
     if order := _in_another_order(pair, change):
         return "reordered", order, None
-    ranked = _ranked(pair, change)  # first: an edit of low rank of dequantised weights leaves their grid too
+    ranked = _ranked(
+        pair, change
+    )  # first: an edit of low rank of dequantised weights leaves their grid too
     if ranked[0] != "low rank" and (grid := _grid(pair, change)):
         return "quantised in part" if _has_other_values(pair, grid) else "quantised", grid, None
     return ranked
 
 
 def plain_kind(change: Change) -> tuple[str, str] | None:
-    """Kind and detail of a change that one rounding, zeros, one value or one factor explain on every value."""
+    """Kind and detail of a change that one rounding, zeros, one value or one factor explain on
+    every value.
+    """
     if change.pair is None or not change.values_changed or not np.isfinite(change.moved):
         return None
     if change.casts:
         cast, rounded = min(change.casts, key=lambda each: (list(CASTS).index(each[0]), each[1]))
         return "rounded", f"{rounded} to {cast}"
-    return _one_value(change.pair, change) or _one_factor(change.pair, change) or _factors(change.pair, change)
+    return (
+        _one_value(change.pair, change)
+        or _one_factor(change.pair, change)
+        or _factors(change.pair, change)
+    )
 
 
 def _one_value(pair: Pair, change: Change) -> tuple[str, str] | None:
-    """Zero, or another value, where every changed value has it in B; another one only where all of B does."""
+    """Zero, or another value, where every changed value has it in B; another one only where all of
+    B does.
+    """
     value: float | None = None if change.squares_b else 0.0
     everywhere = True
     for part in pair.blocks():
@@ -385,14 +455,25 @@ def _one_factor(pair: Pair, change: Change) -> tuple[str, str] | None:
             continue
         if not factor:
             factor, step = float(x @ y) / (float(x @ x) or 1.0), Step.of(y, change)
-        if not step.is_factor(factor) or not step.holds(y, factor * x) or change.values_changed < LEAST_CHANGED:
+        if (
+            not step.is_factor(factor)
+            or not step.holds(y, factor * x)
+            or change.values_changed < LEAST_CHANGED
+        ):
             return None
     return "scaled", f"by {factor:.4g}{_where(pair, change)}"
 
 
 def _factors(pair: Pair, change: Change) -> tuple[str, str] | None:
-    """The factors of the rows, or of the columns, that make all of B from A, up to the stored rounding."""
-    if pair.is_stack or not change.is_matrix or min(pair.a.shape) < LEAST_CHANGED or len(pair.a.shape) != 2:
+    """The factors of the rows, or of the columns, that make all of B from A, up to the stored
+    rounding.
+    """
+    if (
+        pair.is_stack
+        or not change.is_matrix
+        or min(pair.a.shape) < LEAST_CHANGED
+        or len(pair.a.shape) != 2
+    ):
         return None
     for axis, which in ((0, "columns"), (1, "rows")):
         ends, columns = [], None
@@ -411,14 +492,21 @@ def _factors(pair: Pair, change: Change) -> tuple[str, str] | None:
 
 
 def _in_another_order(pair: Pair, change: Change) -> str:
-    """`rows` or `columns` where B's are A's, bit for bit, in another order; empty where they are not."""
-    if pair.a.shape != pair.b.shape or abs(change.squares - change.squares_b) > SAME_SIZE * change.squares:
+    """`rows` or `columns` where B's are A's, bit for bit, in another order; empty where they are
+    not.
+    """
+    if (
+        pair.a.shape != pair.b.shape
+        or abs(change.squares - change.squares_b) > SAME_SIZE * change.squares
+    ):
         return ""
     draw = partial(np.random.default_rng(0).integers, 1, 1 << 63, dtype=np.uint64)
     width = pair.a.shape[-1]
     of_columns = draw(width)
     rows: tuple[list[np.ndarray], ...] = ([], [])
-    columns = np.zeros((2, width), np.uint64)  # of each row and column, a sum of its bits times random numbers
+    columns = np.zeros(
+        (2, width), np.uint64
+    )  # of each row and column, a sum of its bits times random numbers
     for values in pair.pairs():
         of_rows = draw((len(values[0]), 1))
         for side, x in enumerate(values):
@@ -434,7 +522,9 @@ def _in_another_order(pair: Pair, change: Change) -> str:
 def _fitted(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
     """Least-squares factors along an axis, which keeps its place."""
     squares = (x * x).sum(axis, keepdims=True)
-    return np.where(squares == 0, 1.0, (x * y).sum(axis, keepdims=True) / np.where(squares == 0, 1.0, squares))
+    return np.where(
+        squares == 0, 1.0, (x * y).sum(axis, keepdims=True) / np.where(squares == 0, 1.0, squares)
+    )
 
 
 class Step(NamedTuple):
@@ -464,7 +554,11 @@ class Step(NamedTuple):
 def _where(pair: Pair, change: Change) -> str:
     """The share of a matrix's rows that changed; empty where all did."""
     rows = _rows_of(pair)
-    return f" in {change.rows_changed:,} of {rows:,} rows" if change.is_matrix and change.rows_changed < rows else ""
+    return (
+        f" in {change.rows_changed:,} of {rows:,} rows"
+        if change.is_matrix and change.rows_changed < rows
+        else ""
+    )
 
 
 def _rows_of(pair: Pair) -> int:
@@ -481,18 +575,25 @@ def _grid(pair: Pair, change: Change) -> str:
     _, start, stop = next(pair.blocks())
     step = max(1, (stop - start) // width // SAMPLED_ROWS)
     x, y = ([values.reshape(-1, width)[::step]] for values in pair.read(start, stop))
-    for grid, which in ((new_grid(pair.a, pair.b, x, y), "B"), (new_grid(pair.b, pair.a, y, x), "A")):
+    for grid, which in (
+        (new_grid(pair.a, pair.b, x, y), "B"),
+        (new_grid(pair.b, pair.a, y, x), "A"),
+    ):
         if grid:
             return f"{which} to {grid.words}"
     return ""
 
 
 def _has_other_values(pair: Pair, grid: str) -> bool:
-    """Whether neighbours in a row differ as much as strangers and by more than a step of the row's grid, as if erased.
+    """Whether neighbours in a row differ as much as strangers and by more than a step of the row's
+    grid, as if erased.
 
-    A code of zero stands for values below one step, which the least other values show: of several grids the coarsest.
-    """
-    without, coarsest = 0.0, 0.0  # the largest change in rows of zeros, and the coarsest step of any row
+    A code of zero stands for values below one step, which the least other values show: of several
+    grids the coarsest."""
+    without, coarsest = (
+        0.0,
+        0.0,
+    )  # the largest change in rows of zeros, and the coarsest step of any row
     for values in pair.pairs():
         x, y = values if grid.startswith("B") else values[::-1]
         width = x.shape[1] if x.shape[1] % LEAST_WIDTH else LEAST_WIDTH
@@ -510,20 +611,26 @@ def _has_other_values(pair: Pair, grid: str) -> bool:
     return without > coarsest
 
 
-def new_grid(before: Tensor, after: Tensor, xs: Sequence[np.ndarray], ys: Sequence[np.ndarray]) -> Grid | None:
+def new_grid(
+    before: Tensor, after: Tensor, xs: Sequence[np.ndarray], ys: Sequence[np.ndarray]
+) -> Grid | None:
     """The grid of a matrix that was on none, or on one of more than twice as many values.
 
-    xs, ys: rows of both, and columns where these may share a grid; of several the one with the least error.
-    """
-    grids = [grid for x, y in zip(xs, ys, strict=False)
-             if (grid := grid_of(y)) and ((was := grid_of(x)) is None or was.values > 2 * grid.values)]  # fmt: skip
+    xs, ys: rows of both, and columns where these may share a grid; of several the one with the
+    least error."""
+    grids = [
+        grid
+        for x, y in zip(xs, ys, strict=False)
+        if (grid := grid_of(y)) and ((was := grid_of(x)) is None or was.values > 2 * grid.values)
+    ]
     if after.dtype not in BITS and before.dtype in BITS:
         return Grid(after.dtype, min((grid.error for grid in grids), default=STORED), stored=True)
     return min(grids, key=lambda grid: grid.error, default=None)
 
 
 def _ranked(pair: Pair, change: Change) -> tuple[str, str, int | None]:
-    """Low rank, up to the rounding of one of the dtypes involved, the finest first; or changed otherwise.
+    """Low rank, up to the rounding of one of the dtypes involved, the finest first; or changed
+    otherwise.
 
     A stack of matrices is judged as one, with its matrices below each other or side by side.
     """
@@ -532,11 +639,21 @@ def _ranked(pair: Pair, change: Change) -> tuple[str, str, int | None]:
     if too_small or any(dtype not in BITS for dtype in change.dtypes) or shape != pair.b.shape:
         return "changed", "", None
     rms = sqrt(max(change.squares, change.moved) / prod(shape))
-    held = (precision(first_rows(tensor, SAMPLED_ROWS).astype(np.float32)) for tensor in (pair.a, pair.b))
-    floats = {*change.dtypes, *(name for name in held if name in BITS)}  # values may be coarser than what stores them
+    held = (
+        precision(first_rows(tensor, SAMPLED_ROWS).astype(np.float32))
+        for tensor in (pair.a, pair.b)
+    )
+    floats = {
+        *change.dtypes,
+        *(name for name in held if name in BITS),
+    }  # values may be coarser than what stores them
     for bits in sorted({*(BITS[name] for name in floats), 23}, reverse=True):
-        noise = 2.0**-bits * rms / sqrt(12)  # rounding errors are even within a step, a step at most 2^-bits of a value
-        ranks = (low_rank(partial(pair.rows, turned), pair.flat(turned), noise) for turned in pair.sides)
+        noise = (
+            2.0**-bits * rms / sqrt(12)
+        )  # rounding errors are even within a step, a step at most 2^-bits of a value
+        ranks = (
+            low_rank(partial(pair.rows, turned), pair.flat(turned), noise) for turned in pair.sides
+        )
         rank = min((rank for rank in ranks if rank is not None), default=None)
         if rank is not None and (where := _confined(pair, change, rank)):
             return "few rows", where, None
@@ -549,7 +666,9 @@ def _ranked(pair: Pair, change: Change) -> tuple[str, str, int | None]:
 
 
 def _confined(pair: Pair, change: Change, rank: int) -> str:
-    """The rows or columns that hold a change, where these are so few that any change of them has its rank."""
+    """The rows or columns that hold a change, where these are so few that any change of them has
+    its rank.
+    """
     if pair.is_stack:
         return ""
     if change.rows_changed <= rank:

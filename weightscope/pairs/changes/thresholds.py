@@ -1,62 +1,101 @@
 """Every threshold by which a change is called something, each with its reason.
 
-`compare` and `lineage` ask the same functions of this room, so a pair that one calls moved, rounded or copied is called
-so by the other. How grids, ranks and directions are searched for is set where they are searched for.
-"""
+`compare` and `lineage` ask the same functions of this room, so a pair that one calls moved, rounded
+or copied is called so by the other. How grids, ranks and directions are searched for is set where
+they are searched for."""
 
 # How far: |B - A| / |A| in the Frobenius norm.
-UNMOVED = 1e-5  # of a head's maps, up to which it is the same head: float32's rounding of the factors' products
-UNMOVED_IN_ANOTHER_BASIS = 1e-3  # the same where the stream's rotation was found from float32 embeddings
+# of a head's maps, up to which it is the same head: float32's rounding of the factors' products
+UNMOVED = 1e-5
+UNMOVED_IN_ANOTHER_BASIS = (
+    1e-3  # the same where the stream's rotation was found from float32 embeddings
+)
 CONVERTED = 1e-6  # of a tensor: what a conversion's own arithmetic leaves
-COPIED = 0.01  # of a layer's projections, up to which they are a copy: a cast to bfloat16 makes 0.002
-QUANTISED = 0.5  # of a matrix, up to which B may be a quantised A: a grid of three values makes 0.44
-REORDERED = 0.5  # of a matrix, from which its rows may be A's in another order: unrelated rows make 1.41
+COPIED = (
+    0.01  # of a layer's projections, up to which they are a copy: a cast to bfloat16 makes 0.002
+)
+QUANTISED = (
+    0.5  # of a matrix, up to which B may be a quantised A: a grid of three values makes 0.44
+)
+REORDERED = (
+    0.5  # of a matrix, from which its rows may be A's in another order: unrelated rows make 1.41
+)
 SAME_SIZE = 1e-5  # of root mean squares, which no rotation or permutation changes
 SAME_NORMS = 1e-3  # of the sorted norms of rows: rows in another order have A's norms
 FAR = 0.9  # of heads that have nothing in common as they are stored, which is 1.41
 NEAR = 0.5  # of heads that are the same but for rounding or tuning, once both are in one basis
 SAME_SPECTRA = 0.1  # |s_b - s_a| / s_1 of heads' singular values, which no basis changes
 OTHER_FACTORS = 0.01  # of heads' factors, from which their basis may have been changed
-THAN_MAPS = 3.0  # times the change of their products: a tuned head's factors move about as far as its products
+# times the change of their products: a tuned head's factors move about as far as its products
+THAN_MAPS = 3.0
 
 # How alike: cosines.
-LIKELY_SAME = 0.99  # of sketches of two heads' spaces, from which the heads are compared exactly: equal ones have 1
+# of sketches of two heads' spaces, from which the heads are compared exactly: equal ones have 1
+LIKELY_SAME = 0.99
 SHARED_ROWS = 0.5  # of sampled rows outside heads: strangers' never reach it
 SHARED_GAINS = 0.9  # of a norm's gains, apart from their mean, for most of the norms
 MAYBE_SHARED = 0.2  # of the same, from which it is no longer called chance
-NEAR_COPY = 0.3  # of matrices of two layers of one checkpoint, where one may copy the other: strangers have 0
-COPIED_AND_TUNED = 0.9  # of rows, from which an expert, or a neuron in another place, comes from the one it is held to
+# of matrices of two layers of one checkpoint, where one may copy the other: strangers have 0
+NEAR_COPY = 0.3
+# of rows, from which an expert, or a neuron in another place, comes from the one it is held to
+COPIED_AND_TUNED = 0.9
 TUNED = 0.5  # of a matrix before and after: weights that were trained apart have about 0
 PARALLEL = 0.99  # of two directions that are called one
-OWN = 0.99  # of a change along a direction with what was there, which is then what was subtracted: a LoRA's has about 0
-ONE_DIMENSION = 0.99  # largest component of a direction that is a dimension: a zero row of a matrix may have been added
+# of a change along a direction with what was there, which is then what was subtracted: a LoRA's has
+# about 0
+OWN = 0.99
+# largest component of a direction that is a dimension: a zero row of a matrix may have been added
+ONE_DIMENSION = 0.99
 
 # Shares.
 FEW_ROWS = 0.1  # of a tensor's rows: where no more changed, the change is described by its rows
-MOSTLY = 0.5  # of layers with a counterpart, or of matrices with coarser values, for that to be named
-ON_GRIDS = 0.25  # of matrices on a grid, for them to be called quantised: fused or small ones are often left out
+MOSTLY = (
+    0.5  # of layers with a counterpart, or of matrices with coarser values, for that to be named
+)
+# of matrices on a grid, for them to be called quantised: fused or small ones are often left out
+ON_GRIDS = 0.25
 PARTLY = 0.2  # of a changed float32 matrix's values that are equal: training moves all of them
 SAME_BASIS = 1e-3  # largest entry of a rotation without the identity, up to which it is none
-SAME_SIZES = 0.5  # of matrices outside heads whose size agrees, from which a change of basis is suspected
-EDGE_MOVED = 0.02  # of the dimensions that a head writes, by which an edge's projection kernel moved
-NEAR_IDENTITY = 0.5  # of the median layer's size, below which a layer writes so little that it may have been added
+SAME_SIZES = (
+    0.5  # of matrices outside heads whose size agrees, from which a change of basis is suspected
+)
+EDGE_MOVED = (
+    0.02  # of the dimensions that a head writes, by which an edge's projection kernel moved
+)
+# of the median layer's size, below which a layer writes so little that it may have been added
+NEAR_IDENTITY = 0.5
 PERMUTED = 0.9  # largest weight in each row of a rotation that is a permutation
-NEARLY_ONE_DIRECTION = 0.9  # of a change's energy: rounding to bfloat16 adds 1 % in the widest models
-PROJECTED = 1e-3  # of a matrix's size along a direction, at most left where that was removed wholly, in float32
-WHOLLY = 0.01  # of strengths, from 1, where a direction was removed wholly: rounding to bfloat16 makes 0.001
+NEARLY_ONE_DIRECTION = (
+    0.9  # of a change's energy: rounding to bfloat16 adds 1 % in the widest models
+)
+# of a matrix's size along a direction, at most left where that was removed wholly, in float32
+PROJECTED = 1e-3
+# of strengths, from 1, where a direction was removed wholly: rounding to bfloat16 makes 0.001
+WHOLLY = 0.01
 RESCALED = 1000.0  # times a tensor's norm before, or as many times less: no training does that
 
 # How much rounding explains, in units of its error.
 FOLDING = 3.0  # values of both checkpoints that were multiplied by a norm's gain and rounded again
-STORED = 0.1  # |error| / |x| of a stored format whose grid does not show in the values: four bits make as much
+# |error| / |x| of a stored format whose grid does not show in the values: four bits make as much
+STORED = 0.1
 CLEAR = 2.0  # a change of factors whose rank is computed
 EXPLAINED = 2.0  # maps of two rounded factors
-EXPLAINED_IN_ANOTHER_BASIS = 5.0  # the same if heads' bases changed: rounding weighs more along weak directions
+EXPLAINED_IN_ANOTHER_BASIS = (
+    5.0  # the same if heads' bases changed: rounding weighs more along weak directions
+)
 
 # What proves a copy. Cells that any original would lie in show nothing.
-USED = 1 / 4  # of a stored grid, by its values and zero: one sign leaves half, a power of two as scale half of it
+USED = (
+    1 / 4
+)  # of a stored grid, by its values and zero: one sign leaves half, a power of two as scale half of it
 STEPS_USED = 8  # steps of an even grid, which are enough: a byte may hold codes of five bits
-FLOAT_STEPS_USED = 64  # of a float's finest steps: matrices that share a scale have them, numbers below the normal not
-TWO_LEVELS_SPARED = 0.1  # of the grids of two levels: HQQ shifts them so that all values of a group may have one
-KEPT = 0.9  # |B - A| / |A| of a row, at most, where values may leave their cells: zeros would make 1
-UNLIKELY = 1e-6  # chance that the values in another order are rounded to the same, at most where a cast is shown
+# of a float's finest steps: matrices that share a scale have them, numbers below the normal not
+FLOAT_STEPS_USED = 64
+TWO_LEVELS_SPARED = (
+    0.1  # of the grids of two levels: HQQ shifts them so that all values of a group may have one
+)
+KEPT = (
+    0.9  # |B - A| / |A| of a row, at most, where values may leave their cells: zeros would make 1
+)
+# chance that the values in another order are rounded to the same, at most where a cast is shown
+UNLIKELY = 1e-6

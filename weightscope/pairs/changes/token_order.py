@@ -1,9 +1,10 @@
-"""Which token of a suspect is which of a base's, where both the stream's basis and the order of tokens were changed.
+"""Which token of a suspect is which of a base's, where both the stream's basis and the order of
+tokens were changed.
 
-With x = P y R, P a permutation of tokens and R a rotation, x and y have the same principal components up to signs, and
-their coordinates the same distributions. Components are paired by these, tokens by their nearest neighbours in the
-coordinates, and the rotation between coordinates is fitted again until the pairs stay the same.
-"""
+With x = P y R, P a permutation of tokens and R a rotation, x and y have the same principal
+components up to signs, and their coordinates the same distributions. Components are paired by
+these, tokens by their nearest neighbours in the coordinates, and the rotation between coordinates
+is fitted again until the pairs stay the same."""
 
 from typing import NamedTuple
 
@@ -15,13 +16,19 @@ MOST_TOKENS = 4096  # those with the largest norms, which no rotation or permuta
 COMPONENTS = 64  # of embeddings, in whose coordinates tokens are told apart
 LEVELS = 513  # quantiles by which distributions of coordinates are compared
 ROUNDS = 12  # of pairing and fitting, at most
-GROWS = 0.01  # of all rows: where a round pairs fewer rows more than the one before, it was the last
-FOUND = 0.75  # share of tokens that are each other's nearest, from which they are counterparts: strangers' reach 0.52
+GROWS = (
+    0.01  # of all rows: where a round pairs fewer rows more than the one before, it was the last
+)
+# share of tokens that are each other's nearest, from which they are counterparts: strangers' reach
+# 0.52
+FOUND = 0.75
 ROWS_EACH = 8  # at least, for each component: a rotation fits fewer rows whatever they are
 FEWEST = 32  # pairs of rows that a rotation is fitted to
 BEGUN_WITH = (8, 16, 32, 64)  # components by which rows are paired first
 ENOUGH = 0.9  # share of rows from which no other beginning is tried
-TRIED_WITH = 0.03  # noise, as a share of the embedding, with which a suspect's own copy has to be found
+TRIED_WITH = (
+    0.03  # noise, as a share of the embedding, with which a suspect's own copy has to be found
+)
 BLOCK = 2048  # rows whose distances to all others are computed at a time
 
 
@@ -39,21 +46,30 @@ class TokenOrder(NamedTuple):
 
 
 def match_tokens(suspect: Model, base: Model) -> TokenOrder:
-    """Pair the tokens of two checkpoints of one width by what no rotation and no permutation changes."""
+    """Pair the tokens of two checkpoints of one width by what no rotation and no permutation
+    changes.
+    """
     ids = [strongest(model) for model in (suspect, base)]
-    x, y = (model.into_stream(model.embeddings.rows(each)) for model, each in zip((suspect, base), ids, strict=True))
+    x, y = (
+        model.into_stream(model.embeddings.rows(each))
+        for model, each in zip((suspect, base), ids, strict=True)
+    )
     left, right, share = match_rows(x, y)
     return TokenOrder(ids[0][left], ids[1][right], share)
 
 
 def would_show(model: Model) -> bool:
-    """Whether a copy of a checkpoint's tokens in another basis, order and with noise would be found."""
+    """Whether a copy of a checkpoint's tokens in another basis, order and with noise would be
+    found.
+    """
     rows = model.into_stream(model.embeddings.rows(strongest(model)))
     rng = np.random.default_rng(0)
     spread = TRIED_WITH * float(np.sqrt(np.mean(np.square(rows, dtype=np.float64))))
     copy = rows + spread * rng.standard_normal(rows.shape, np.float32)
     turn = np.linalg.qr(rng.standard_normal((rows.shape[1],) * 2))[0]
-    left, right, share = match_rows((copy[order := rng.permutation(len(copy))] @ turn).astype(np.float32), rows)
+    left, right, share = match_rows(
+        (copy[order := rng.permutation(len(copy))] @ turn).astype(np.float32), rows
+    )
     return share >= FOUND and bool(np.mean(order[left] == right) >= FOUND)
 
 
@@ -62,15 +78,18 @@ def strongest(model: Model) -> np.ndarray:
     embeddings = model.embeddings
     if embeddings.n_tokens <= MOST_TOKENS:
         return np.arange(embeddings.n_tokens)
-    norms = np.concatenate([np.linalg.norm(model.into_stream(rows), axis=1) for _, rows in embeddings.blocks()])
+    norms = np.concatenate(
+        [np.linalg.norm(model.into_stream(rows), axis=1) for _, rows in embeddings.blocks()]
+    )
     return np.sort(np.argsort(-norms, kind="stable")[:MOST_TOKENS])
 
 
 def match_rows(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Indices of counterparts among rows of x (n, d) and y (m, d), and the share of rows that have one.
+    """Indices of counterparts among rows of x (n, d) and y (m, d), and the share of rows that have
+    one.
 
-    Leading components are the same after noise that turns the others into one another, so rows are paired by few first.
-    """
+    Leading components are the same after noise that turns the others into one another, so rows are
+    paired by few first."""
     k = max(1, min(COMPONENTS, x.shape[1], len(x) // ROWS_EACH, len(y) // ROWS_EACH))
     a, b = coordinates(x, k), coordinates(y, k)
     best = np.empty(0, int), np.empty(0, int)
@@ -109,7 +128,9 @@ def _paired_components(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
     levels = np.linspace(0, 1, LEVELS)
     of_a, of_b = (np.quantile(side, levels, axis=0).T for side in (a, b))  # (k, LEVELS)
-    apart = [np.abs(sign[:, None] - of_b).mean(axis=2) for sign in (of_a, -of_a[:, ::-1])]  # (k, k) each
+    apart = [
+        np.abs(sign[:, None] - of_b).mean(axis=2) for sign in (of_a, -of_a[:, ::-1])
+    ]  # (k, k) each
     rows, columns = linear_sum_assignment(np.minimum(*apart))
     turn = np.zeros((a.shape[1], b.shape[1]))
     turn[rows, columns] = np.where(apart[0][rows, columns] <= apart[1][rows, columns], 1.0, -1.0)

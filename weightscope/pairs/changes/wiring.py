@@ -20,7 +20,8 @@ class CircuitChanges:
     """Heads whose role changed, and edges that grew or shrank."""
 
     roles: Table  # one row per head with another role
-    # One row per edge, among the strongest of either checkpoint, whose projection kernel moved; the largest move first.
+    # One row per edge, among the strongest of either checkpoint, whose projection kernel moved; the
+    # largest move first.
     edges: Table
 
     @property
@@ -36,7 +37,9 @@ class CircuitChanges:
 
 
 def circuit_changes(a: Model, b: Model, order: np.ndarray) -> CircuitChanges | None:
-    """What changed in roles and edges from a to b, whose heads are in `order` (L, H); None where either is unknown."""
+    """What changed in roles and edges from a to b, whose heads are in `order` (L, H); None where
+    either is unknown.
+    """
     first = affordable_wiring(a)
     last = affordable_wiring(b) if first else None
     if first is None or last is None:
@@ -47,7 +50,9 @@ def circuit_changes(a: Model, b: Model, order: np.ndarray) -> CircuitChanges | N
     columns = [
         Column("layer", wiring_a.layers[layer]),
         Column("head", head),
-        Column("role_a", before[layer, head], "role before", meaning="Empty for a head without one."),
+        Column(
+            "role_a", before[layer, head], "role before", meaning="Empty for a head without one."
+        ),
         Column("role_b", after[layer, head], "role after"),
     ]
     return CircuitChanges(Table(columns), _edges(wiring_a, wiring_b, order))
@@ -63,7 +68,10 @@ def _edges(a: Wiring, b: Wiring, order: np.ndarray) -> Table:
             for scores_a, scores_b in ((a.pk, b.pk), (a.cs, b.cs))
         )
         pairs = {edge.pair for edge in strongest(a, kind, "pk", TOP)}
-        pairs |= {(e.i, int(back[e.i, e.a]), e.j, int(back[e.j, e.b])) for e in strongest(b, kind, "pk", TOP)}
+        pairs |= {
+            (e.i, int(back[e.i, e.a]), e.j, int(back[e.j, e.b]))
+            for e in strongest(b, kind, "pk", TOP)
+        }
         for pair in pairs:
             change = float(pk[1][pair] - pk[0][pair])
             if abs(change) > EDGE_MOVED * max(1, a.rank["o"][pair[:2]]):
@@ -71,5 +79,16 @@ def _edges(a: Wiring, b: Wiring, order: np.ndarray) -> Table:
                 pk_a, pk_b, cs_a, cs_b = (float(scores[pair]) for scores in (*pk, *cs))
                 edge = [kind, int(a.layers[i]), writer, int(a.layers[j]), reader]
                 rows.append([*edge, pk_a, pk_b, change, cs_a, cs_b])
-    header = ["kind", "from_layer", "from_head", "to_layer", "to_head", "pk_a", "pk_b", "pk_change", "cs_a", "cs_b"]
+    header = [
+        "kind",
+        "from_layer",
+        "from_head",
+        "to_layer",
+        "to_head",
+        "pk_a",
+        "pk_b",
+        "pk_change",
+        "cs_a",
+        "cs_b",
+    ]
     return Table.of_rows(header, sorted(rows, key=lambda row: -abs(row[7])))

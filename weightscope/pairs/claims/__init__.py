@@ -1,1 +1,3 @@
-"""A lineage as a claim that others can recompute: an in-toto statement, its signature, its check, and SBOMs."""
+"""A lineage as a claim that others can recompute: an in-toto statement, its signature, its check,
+and SBOMs.
+"""

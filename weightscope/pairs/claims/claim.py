@@ -1,4 +1,6 @@
-"""A lineage as an in-toto statement: which files it is about, by digest, and every number that can be recomputed."""
+"""A lineage as an in-toto statement: which files it is about, by digest, and every number that can
+be recomputed.
+"""
 
 from base64 import b64decode
 from collections.abc import Mapping
@@ -17,7 +19,13 @@ PREDICATE = "https://weightscope/lineage/v1"  # what a claim of this version is
 BY_WEIGHTS, INDEXED = "verified by weights", "indexed"  # tiers: what the bases were judged by
 WEIGHTS, PRINT = "weights", "fingerprint"  # what a base was read from
 SHARED, NOT_SHARED = "shared", "not shared"  # attention heads
-ABOUT_FILES = ("suspect", "bases", "options", "probes", "serialization")  # what a claim is about, and how it was made
+ABOUT_FILES = (
+    "suspect",
+    "bases",
+    "options",
+    "probes",
+    "serialization",
+)  # what a claim is about, and how it was made
 LAYER = ("layer", "base", "base_layer", "likeness", "z")  # columns of the layer map
 MOST_BASES = 64  # of a claim
 MOST_FILES = 1_100  # of a model; an index may name 1,000
@@ -41,7 +49,8 @@ def statement(lineage: Lineage, options: Options = AS_IS) -> dict[str, Any]:
     Raises
     ------
     CheckpointError
-        The suspect is a fingerprint, a base is one of a folder of fingerprints, or a file cannot be read.
+        The suspect is a fingerprint, a base is one of a folder of fingerprints, or a file cannot be
+        read.
     """
     suspect = lineage.suspect
     if suspect.source is None:
@@ -51,15 +60,22 @@ def statement(lineage: Lineage, options: Options = AS_IS) -> dict[str, Any]:
     about = {
         "suspect": {"name": suspect.name, "digest": {"sha256": model_digest(digests)}},
         "bases": [_described(compared.base) for compared in lineage.compared],
-        "options": options._asdict(), "probes": probes_of(lineage), "serialization": SERIALIZATION,
-    }  # fmt: skip
+        "options": options._asdict(),
+        "probes": probes_of(lineage),
+        "serialization": SERIALIZATION,
+    }
     return {
-        "_type": STATEMENT, "subject": resources(digests), "predicateType": PREDICATE,
+        "_type": STATEMENT,
+        "subject": resources(digests),
+        "predicateType": PREDICATE,
         "predicate": {
-            "version": lineage.provenance.version, "date": lineage.provenance.date, "tier": tier_of(lineage),
-            **about, **judgement(lineage),
+            "version": lineage.provenance.version,
+            "date": lineage.provenance.date,
+            "tier": tier_of(lineage),
+            **about,
+            **judgement(lineage),
         },
-    }  # fmt: skip
+    }
 
 
 def _described(base: Sketches) -> dict[str, Any]:
@@ -67,18 +83,27 @@ def _described(base: Sketches) -> dict[str, Any]:
     if base.source is not None:
         digests, read_from = digests_of(base.source), WEIGHTS
     else:
-        digests, read_from = {PurePath(file["name"]).name: file["sha256"] for file in base.read["files"]}, PRINT
+        digests, read_from = (
+            {PurePath(file["name"]).name: file["sha256"] for file in base.read["files"]},
+            PRINT,
+        )
     return {
-        "name": base.name, "digest": {"sha256": model_digest(digests)}, "files": resources(digests),
-        "heads": {"sha256": base.about.get("heads_sha256", "")}, "read_from": read_from,
-    }  # fmt: skip
+        "name": base.name,
+        "digest": {"sha256": model_digest(digests)},
+        "files": resources(digests),
+        "heads": {"sha256": base.about.get("heads_sha256", "")},
+        "read_from": read_from,
+    }
 
 
 def probes_of(lineage: Lineage) -> dict[str, str] | None:
-    """The seed of the random probes, and the nonce that it follows from with the digests of heads; None if they are
-    public or a key's.
-    """
-    return {"seed": lineage.probes.seed, "nonce": lineage.probes.nonce} if lineage.probes.nonce else None
+    """The seed of the random probes, and the nonce that it follows from with the digests of heads;
+    None if they are public or a key's."""
+    return (
+        {"seed": lineage.probes.seed, "nonce": lineage.probes.nonce}
+        if lineage.probes.nonce
+        else None
+    )
 
 
 def tier_of(lineage: Lineage) -> str:
@@ -93,10 +118,15 @@ def judgement(lineage: Lineage) -> dict[str, Any]:
     for layer in layers:
         layer["base_layer"] = None if layer["base_layer"] is None else int(layer["base_layer"])
     shown = {
-        "lead": printable(lineage.lead), "layers": layers, "parts": record.get("parts", {}),
+        "lead": printable(lineage.lead),
+        "layers": layers,
+        "parts": record.get("parts", {}),
         "attention": SHARED if lineage.origin is not None else NOT_SHARED,
-        "direction": {"first": lineage.came_first, "shown_by": None if proof is None else proof.how},
-    }  # fmt: skip
+        "direction": {
+            "first": lineage.came_first,
+            "shown_by": None if proof is None else proof.how,
+        },
+    }
     return {key: shown.get(key, record.get(key)) for key in JUDGED}
 
 
@@ -133,7 +163,9 @@ class Claim(NamedTuple):
 
 
 def claim_of(value: Mapping[str, Any], file: object) -> Claim:
-    """A statement as a claim; refused where it is of another type or version, or lacks what a claim needs."""
+    """A statement as a claim; refused where it is of another type or version, or lacks what a claim
+    needs.
+    """
 
     def refuse(problem: str) -> CheckpointError:
         return CheckpointError(f"is not a claim that can be verified: {problem}", file=file)
@@ -141,7 +173,9 @@ def claim_of(value: Mapping[str, Any], file: object) -> Claim:
     if value.get("_type") != STATEMENT:
         raise refuse(f"_type is {_shown(value.get('_type'))}; {STATEMENT} was expected")
     if value.get("predicateType") != PREDICATE:
-        raise refuse(f"predicateType is {_shown(value.get('predicateType'))}; this version reads {PREDICATE}")
+        raise refuse(
+            f"predicateType is {_shown(value.get('predicateType'))}; this version reads {PREDICATE}"
+        )
     predicate = value.get("predicate")
     if not isinstance(predicate, dict):
         raise refuse("it has no predicate")
@@ -150,11 +184,18 @@ def claim_of(value: Mapping[str, Any], file: object) -> Claim:
     if unknown := sorted((predicate.keys() - FIELDS) | (value.keys() - STATED)):
         raise refuse(f"it holds what nothing is known of: {', '.join(map(_shown, unknown[:4]))}")
     try:
-        bases = [(_name(value), _base(value)) for value in _listed(predicate["bases"], "bases", MOST_BASES)]
+        bases = [
+            (_name(value), _base(value))
+            for value in _listed(predicate["bases"], "bases", MOST_BASES)
+        ]
         claim = Claim(
-            predicate, _name(predicate["suspect"]), _files(value.get("subject"), "subject"), dict(bases),
-            _options(predicate["options"]), _nonce(predicate["probes"]),
-        )  # fmt: skip
+            predicate,
+            _name(predicate["suspect"]),
+            _files(value.get("subject"), "subject"),
+            dict(bases),
+            _options(predicate["options"]),
+            _nonce(predicate["probes"]),
+        )
     except ValueError as error:
         raise refuse(str(error)) from None
     if len(claim.bases) != len(bases):
@@ -186,7 +227,9 @@ def _files(value: Any, what: str) -> dict[str, str]:
         name, digest = _name(entry), entry.get("digest")
         sha256 = digest.get("sha256") if isinstance(digest, dict) else None
         if not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
-            raise ValueError(f"{what} should have a SHA-256 of {_shown(name)}, as 64 hexadecimal digits")
+            raise ValueError(
+                f"{what} should have a SHA-256 of {_shown(name)}, as 64 hexadecimal digits"
+            )
         if name in files:
             raise ValueError(f"{what} has {_shown(name)} twice")
         files[name] = sha256
@@ -196,17 +239,25 @@ def _files(value: Any, what: str) -> dict[str, str]:
 def _base(value: Any) -> ClaimedBase:
     read_from, heads = value.get("read_from"), value.get("heads")
     if read_from not in (WEIGHTS, PRINT) or not isinstance(heads, dict):
-        raise ValueError(f"a base should have the digest of its heads, and be read_from {WEIGHTS} or {PRINT}")
-    return ClaimedBase(_files(value.get("files"), "files"), str(heads.get("sha256")), read_from == PRINT)
+        raise ValueError(
+            f"a base should have the digest of its heads, and be read_from {WEIGHTS} or {PRINT}"
+        )
+    return ClaimedBase(
+        _files(value.get("files"), "files"), str(heads.get("sha256")), read_from == PRINT
+    )
 
 
 def _nonce(value: Any) -> str | None:
     """The nonce of the probes; None where they are public or a key's."""
     if value is None:
         return None
-    texts = value.values() if isinstance(value, dict) and value.keys() == {"seed", "nonce"} else [None]
+    texts = (
+        value.values() if isinstance(value, dict) and value.keys() == {"seed", "nonce"} else [None]
+    )
     if not all(isinstance(text, str) and 0 < len(text) <= LONGEST_TEXT for text in texts):
-        raise ValueError(f"probes should be null, or a seed and a nonce of 1 to {LONGEST_TEXT} characters")
+        raise ValueError(
+            f"probes should be null, or a seed and a nonce of 1 to {LONGEST_TEXT} characters"
+        )
     return str(value["nonce"])
 
 
@@ -232,13 +283,17 @@ def opened_claim(path: Path) -> Opened:
     """The statement in a file. No signature is checked."""
     value = parse_json(read_small(path, MAX_BYTES), file=path)
     if "dsseEnvelope" in value:
-        value = value["dsseEnvelope"] if isinstance(value["dsseEnvelope"], dict) else {"payload": ""}
+        value = (
+            value["dsseEnvelope"] if isinstance(value["dsseEnvelope"], dict) else {"payload": ""}
+        )
     if "payload" not in value:
         return Opened(value)
     signatures = value.get("signatures")
     try:
         if value.get("payloadType") != PAYLOAD:
-            raise ValueError(f"payloadType is '{printable(value.get('payloadType'))[:80]}'; {PAYLOAD} was expected")
+            raise ValueError(
+                f"payloadType is '{printable(value.get('payloadType'))[:80]}'; {PAYLOAD} was expected"
+            )
         if not isinstance(signatures, list) or not 0 < len(signatures) <= MOST_SIGNATURES:
             raise ValueError(f"1 to {MOST_SIGNATURES} signatures were expected")
         for signature in signatures:

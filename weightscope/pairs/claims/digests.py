@@ -1,9 +1,9 @@
 """Digests of the files that a model was read from, as OpenSSF Model Signing computes them.
 
-Each file has its SHA-256 and its path below the model's folder; the model has the SHA-256 over those digests, as bytes,
-in the order of paths (model_signing/_signing/signing.py, Payload). Here the files are those that were read: weights and
-config. A model card may change without a claim becoming void.
-"""
+Each file has its SHA-256 and its path below the model's folder; the model has the SHA-256 over
+those digests, as bytes, in the order of paths (model_signing/_signing/signing.py, Payload). Here
+the files are those that were read: weights and config. A model card may change without a claim
+becoming void."""
 
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
@@ -28,12 +28,16 @@ def digests_of(model: Model) -> dict[str, str]:
     """
     refuse_several_folders(model)
     read_digests(model.checkpoint)
-    digests = {PurePath(file["name"]).name: file["sha256"] for file in source_of(model.checkpoint)["files"]}
+    digests = {
+        PurePath(file["name"]).name: file["sha256"] for file in source_of(model.checkpoint)["files"]
+    }
     return {name: digests[name] for name in sorted(digests, key=_in_order)}
 
 
 def digests_of_print(path: Path) -> tuple[dict[str, str], str]:
-    """SHA-256 of a fingerprint's file, by its name, and the digest of heads that the fingerprint records."""
+    """SHA-256 of a fingerprint's file, by its name, and the digest of heads that the fingerprint
+    records.
+    """
     about, _, file = stored(path)
     file.read_digest()
     return {path.name: file.sha256}, str(about.get("heads_sha256", ""))
@@ -63,7 +67,9 @@ def _in_order(name: str) -> tuple[str, ...]:
 
 def model_digest(digests: Mapping[str, str]) -> str:
     """The digest of a model: SHA-256 over its files' digests in the order of their paths."""
-    return sha256(b"".join(bytes.fromhex(digests[name]) for name in sorted(digests, key=_in_order))).hexdigest()
+    return sha256(
+        b"".join(bytes.fromhex(digests[name]) for name in sorted(digests, key=_in_order))
+    ).hexdigest()
 
 
 def resources(digests: Mapping[str, str]) -> list[dict[str, Any]]:

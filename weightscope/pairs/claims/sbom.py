@@ -1,9 +1,9 @@
-"""What a lineage says as an SBOM: CycloneDX 1.6 or SPDX 2.3, with the relation that the weights show and no more.
+"""What a lineage says as an SBOM: CycloneDX 1.6 or SPDX 2.3, with the relation that the weights
+show and no more.
 
-"related" is no descent: CycloneDX has `pedigree.variants` for it, where it is unclear whether one is derived from the
-other, and SPDX has VARIANT_OF, "same lineage but not clear which came first". Without a common origin there is no
-relation; the verdict is a property or an annotation then.
-"""
+"related" is no descent: CycloneDX has `pedigree.variants` for it, where it is unclear whether one
+is derived from the other, and SPDX has VARIANT_OF, "same lineage but not clear which came first".
+Without a common origin there is no relation; the verdict is a property or an annotation then."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +16,12 @@ from weightscope.pairs.lineage.lineage import Lineage
 from weightscope.pairs.lineage.sketches import Sketches
 
 FILES = {"cyclonedx": "sbom.cdx.json", "spdx": "sbom.spdx.json"}
-RELATION = {  # which came first, as the weights show it: CycloneDX's field of `pedigree`, SPDX's relationship
-    "base": ("ancestors", "DESCENDANT_OF"), "suspect": ("descendants", "ANCESTOR_OF"), None: ("variants", "VARIANT_OF"),
-}  # fmt: skip
+# which came first, as the weights show it: CycloneDX's field of `pedigree`, SPDX's relationship
+RELATION = {
+    "base": ("ancestors", "DESCENDANT_OF"),
+    "suspect": ("descendants", "ANCESTOR_OF"),
+    None: ("variants", "VARIANT_OF"),
+}
 FROM_A_PRINT = "known by a fingerprint, whose name for it is its maker's word"
 DIGEST = "SHA-256 over the SHA-256 of each file, in the order of their paths, as OpenSSF Model Signing computes it"
 
@@ -47,7 +50,9 @@ def _files_of(sketches: Sketches) -> dict[str, str]:
 
 def _identity(lineage: Lineage) -> UUID:
     """What tells an SBOM from others: the suspect's files, and when the lineage was made."""
-    return uuid5(NAMESPACE_URL, f"{model_digest(_files_of(lineage.suspect))} {lineage.provenance.date}")
+    return uuid5(
+        NAMESPACE_URL, f"{model_digest(_files_of(lineage.suspect))} {lineage.provenance.date}"
+    )
 
 
 def _tool(lineage: Lineage) -> str:
@@ -64,31 +69,54 @@ def _cyclonedx(lineage: Lineage) -> dict[str, Any]:
         field, _ = relation(lineage)
         components = [_component(base, f"base-{i}") for i, base in enumerate(bases)]
         model["pedigree"] = {field: components, "notes": printable(lineage.lead)}
-    summary = {"verdict": lineage.verdict, "lead": printable(lineage.lead), "p_value": f"{lineage.p_value:.3g}"}
-    model["properties"] += [{"name": f"weightscope:{name}", "value": value} for name, value in summary.items()]
+    summary = {
+        "verdict": lineage.verdict,
+        "lead": printable(lineage.lead),
+        "p_value": f"{lineage.p_value:.3g}",
+    }
+    model["properties"] += [
+        {"name": f"weightscope:{name}", "value": value} for name, value in summary.items()
+    ]
     tool = {"type": "application", "name": "weightscope", "version": lineage.provenance.version}
     return {
-        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json", "bomFormat": "CycloneDX", "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{_identity(lineage)}", "version": 1,
-        "metadata": {"timestamp": lineage.provenance.date, "tools": {"components": [tool]}, "component": model},
-    }  # fmt: skip
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{_identity(lineage)}",
+        "version": 1,
+        "metadata": {
+            "timestamp": lineage.provenance.date,
+            "tools": {"components": [tool]},
+            "component": model,
+        },
+    }
 
 
 def _component(sketches: Sketches, reference: str) -> dict[str, Any]:
     """A model, with its files."""
     digests = _files_of(sketches)
     component: dict[str, Any] = {
-        "type": "machine-learning-model", "bom-ref": reference, "name": printable(sketches.name), "properties": [],
-    }  # fmt: skip
+        "type": "machine-learning-model",
+        "bom-ref": reference,
+        "name": printable(sketches.name),
+        "properties": [],
+    }
     if digests:
         component["hashes"] = _hashes(model_digest(digests))
         component["properties"].append({"name": "weightscope:digest", "value": DIGEST})
         component["components"] = [
-            {"type": "file", "bom-ref": f"{reference}/{i}", "name": printable(name), "hashes": _hashes(digest)}
+            {
+                "type": "file",
+                "bom-ref": f"{reference}/{i}",
+                "name": printable(name),
+                "hashes": _hashes(digest),
+            }
             for i, (name, digest) in enumerate(digests.items())
         ]
     if sketches.source is None:
-        component["properties"].append({"name": "weightscope:tier", "value": f"{INDEXED}: {FROM_A_PRINT}"})
+        component["properties"].append(
+            {"name": "weightscope:tier", "value": f"{INDEXED}: {FROM_A_PRINT}"}
+        )
     return component
 
 
@@ -102,36 +130,58 @@ def _hashes(digest: str) -> list[dict[str, str]]:
 def _spdx(lineage: Lineage) -> dict[str, Any]:
     """SPDX 2.3."""
     bases = relatives(lineage)
-    models = {"SPDXRef-suspect": lineage.suspect, **{f"SPDXRef-base-{i}": base for i, base in enumerate(bases)}}
+    models = {
+        "SPDXRef-suspect": lineage.suspect,
+        **{f"SPDXRef-base-{i}": base for i, base in enumerate(bases)},
+    }
     packages, related = [], [_related("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-suspect")]
     for reference, sketches in models.items():
         digests = _files_of(sketches)
         comment = DIGEST if digests else FROM_A_PRINT
-        packages.append(_package(reference, sketches.name, model_digest(digests) if digests else "", "OTHER", comment))
+        packages.append(
+            _package(
+                reference, sketches.name, model_digest(digests) if digests else "", "OTHER", comment
+            )
+        )
         for i, (name, digest) in enumerate(digests.items()):
             packages.append(_package(f"{reference}-file-{i}", name, digest, "FILE"))
             related.append(_related(reference, "CONTAINS", f"{reference}-file-{i}"))
     _, kind = relation(lineage)
     lead = printable(lineage.lead)
-    related += [_related("SPDXRef-suspect", kind, reference, lead) for reference in list(models)[1:]]
+    related += [
+        _related("SPDXRef-suspect", kind, reference, lead) for reference in list(models)[1:]
+    ]
     created = lineage.provenance.date
-    packages[0]["annotations"] = [{
-        "annotationType": "REVIEW", "annotator": f"Tool: {_tool(lineage)}", "annotationDate": created,
-        "comment": f"{lineage.verdict}: {lead}",
-    }]  # fmt: skip
+    packages[0]["annotations"] = [
+        {
+            "annotationType": "REVIEW",
+            "annotator": f"Tool: {_tool(lineage)}",
+            "annotationDate": created,
+            "comment": f"{lineage.verdict}: {lead}",
+        }
+    ]
     return {
-        "spdxVersion": "SPDX-2.3", "dataLicense": "CC0-1.0", "SPDXID": "SPDXRef-DOCUMENT",
-        "name": printable(lineage.suspect.name), "documentNamespace": f"https://weightscope/sbom/{_identity(lineage)}",
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": printable(lineage.suspect.name),
+        "documentNamespace": f"https://weightscope/sbom/{_identity(lineage)}",
         "creationInfo": {"created": created, "creators": [f"Tool: {_tool(lineage)}"]},
-        "packages": packages, "relationships": related,
-    }  # fmt: skip
+        "packages": packages,
+        "relationships": related,
+    }
 
 
-def _package(reference: str, name: str, digest: str, purpose: str, comment: str = "") -> dict[str, Any]:
+def _package(
+    reference: str, name: str, digest: str, purpose: str, comment: str = ""
+) -> dict[str, Any]:
     package: dict[str, Any] = {
-        "SPDXID": reference, "name": printable(name), "downloadLocation": "NOASSERTION", "filesAnalyzed": False,
+        "SPDXID": reference,
+        "name": printable(name),
+        "downloadLocation": "NOASSERTION",
+        "filesAnalyzed": False,
         "primaryPackagePurpose": purpose,
-    }  # fmt: skip
+    }
     if digest:
         package["checksums"] = [{"algorithm": "SHA256", "checksumValue": digest}]
     return package | ({"comment": comment} if comment else {})

@@ -1,8 +1,8 @@
-"""Signatures of a claim by a key on this machine: a DSSE envelope in a Sigstore bundle. Nothing asks a network.
+"""Signatures of a claim by a key on this machine: a DSSE envelope in a Sigstore bundle. Nothing
+asks a network.
 
-The bundle is what `model_signing sign key` writes, so its verifier accepts the signature. This module needs the extra
-`attest`; writing and reading claims does not.
-"""
+The bundle is what `model_signing sign key` writes, so its verifier accepts the signature. This
+module needs the extra `attest`; writing and reading claims does not."""
 
 import json
 from base64 import b64decode, b64encode
@@ -49,10 +49,11 @@ def signed(statement: dict[str, Any], key: CryptoSigner) -> dict[str, Any]:
         "mediaType": BUNDLE,
         "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
         "dsseEnvelope": {
-            "payload": b64encode(envelope.payload).decode(), "payloadType": PAYLOAD,
+            "payload": b64encode(envelope.payload).decode(),
+            "payloadType": PAYLOAD,
             "signatures": [{"sig": b64encode(signature).decode(), "keyid": ""}],
         },
-    }  # fmt: skip
+    }
 
 
 def is_signed_by(envelope: dict[str, Any], path: Path) -> bool:

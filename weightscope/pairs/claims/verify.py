@@ -1,4 +1,6 @@
-"""Whether a claim holds: its files are compared by digest, its lineage is computed again, and each field compared."""
+"""Whether a claim holds: its files are compared by digest, its lineage is computed again, and each
+field compared.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,14 +31,22 @@ from weightscope.pairs.claims.claim import (
     probes_of,
     tier_of,
 )
-from weightscope.pairs.claims.digests import SERIALIZATION, digests_of, digests_of_print, model_digest
+from weightscope.pairs.claims.digests import (
+    SERIALIZATION,
+    digests_of,
+    digests_of_print,
+    model_digest,
+)
 from weightscope.pairs.lineage.lineage import Lineage, lineage
 from weightscope.pairs.lineage.probes import PUBLIC, digest_of_heads, keyed_probes
 from weightscope.pairs.lineage.sketches import is_fingerprint
 from weightscope.pairs.lineage.verdict import candidates, judge
 
 INSTALL = "pip install 'weightscope-attention[attest]'"
-RELATIVE, ABSOLUTE = 0.01, 1e-6  # two runs agree on a number up to this; other machines round in another order
+RELATIVE, ABSOLUTE = (
+    0.01,
+    1e-6,
+)  # two runs agree on a number up to this; other machines round in another order
 LEAST = 1e-12  # of a printed number that float32's rounding may be; less is a probability
 OF_LOGARITHM = 0.01  # the same of ln p, relative, and absolute below 1
 NUMBER = r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])"
@@ -58,9 +68,9 @@ class Difference(NamedTuple):
 class Verification(Result):
     """Whether a claim holds.
 
-    `holds`; `tier` "verified by weights" or "indexed" (a base was a fingerprint, whose word was taken); `signature`
-    "valid", "not valid", "not checked" or "none"; `differences`, and `not_checked`, fields that nothing is known of.
-    """
+    `holds`; `tier` "verified by weights" or "indexed" (a base was a fingerprint, whose word was
+    taken); `signature` "valid", "not valid", "not checked" or "none"; `differences`, and
+    `not_checked`, fields that nothing is known of."""
 
     claim: Claim
     tier: str | None  # None where nothing was computed
@@ -86,37 +96,65 @@ class Verification(Result):
             return f"The claim holds ({self.tier}): {self.recomputed}"
         if self.holds:
             shares = self.claim.predicate["attention"] == SHARED
-            heads, as_claimed = ("heads", ", layer by layer as claimed") if shares else ("no heads", "")
-            shown = f"shares {heads} with {' or '.join(map(printable, self.claim.bases))}{as_claimed}"
+            heads, as_claimed = (
+                ("heads", ", layer by layer as claimed") if shares else ("no heads", "")
+            )
+            shown = (
+                f"shares {heads} with {' or '.join(map(printable, self.claim.bases))}{as_claimed}"
+            )
             return f"As far as fingerprints show, the claim holds ({self.tier}): {printable(self.claim.name)} {shown}."
-        parts = [f"{each.field} is {_shown(each.claim)} in the claim and {_shown(each.found)} here"
-                 for each in self.differences[:NAMED]]  # fmt: skip
-        more = f"; {len(self.differences) - NAMED} more fields differ" if len(self.differences) > NAMED else ""
+        parts = [
+            f"{each.field} is {_shown(each.claim)} in the claim and {_shown(each.found)} here"
+            for each in self.differences[:NAMED]
+        ]
+        more = (
+            f"; {len(self.differences) - NAMED} more fields differ"
+            if len(self.differences) > NAMED
+            else ""
+        )
         version = self.claim.predicate["version"]
-        by = f" It was made by weightscope {_shown(version)}." if version != self.provenance.version else ""
+        by = (
+            f" It was made by weightscope {_shown(version)}."
+            if version != self.provenance.version
+            else ""
+        )
         return f"The claim does not hold: {'; '.join(parts)}{more}.{by}"
 
     def printed(self) -> list[str]:
         """What the terminal shows."""
         lines = [self.lead, f"Signature: {self.signature}."]
         if self.holds and self.tier == INDEXED:
-            lines.append("A base was a fingerprint: that it was made from the claimed files is its maker's word.")
+            lines.append(
+                "A base was a fingerprint: that it was made from the claimed files is its maker's word."
+            )
         if self.not_checked:
             lines.append(f"Not verified: {', '.join(self.not_checked)}.")
         models = [
             (self.claim.name, self.claim.digests),
             *((name, base.files) for name, base in self.claim.bases.items()),
         ]
-        return lines + [f"SHA-256 {model_digest(files)}: {printable(name)}" for name, files in models]
+        return lines + [
+            f"SHA-256 {model_digest(files)}: {printable(name)}" for name, files in models
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """What `weightscope verify --json` prints."""
-        return dict(as_json(self.provenance.envelope(self.lead) | {
-            "holds": self.holds, "tier": self.tier, "signature": self.signature,
-            "verdict": str(self.claim.predicate["verdict"]), "suspect": self.claim.name,
-            "bases": list(self.claim.bases), "claim_version": str(self.claim.predicate["version"]),
-            "differences": [each._asdict() for each in self.differences[:LISTED]], "not_checked": self.not_checked,
-        }))  # fmt: skip
+        return dict(
+            as_json(
+                self.provenance.envelope(self.lead)
+                | {
+                    "holds": self.holds,
+                    "tier": self.tier,
+                    "signature": self.signature,
+                    "verdict": str(self.claim.predicate["verdict"]),
+                    "suspect": self.claim.name,
+                    "bases": list(self.claim.bases),
+                    "claim_version": str(self.claim.predicate["version"]),
+                    "differences": [each._asdict() for each in self.differences[:LISTED]],
+                    "not_checked": self.not_checked,
+                }
+            )
+        )
 
 
 def read_claim(path: str | Path) -> tuple[Claim, Opened]:
@@ -140,9 +178,14 @@ def signatures() -> ModuleType:
 
 
 def verify(
-    path: str | Path, suspect: Base, bases: Sequence[Base], *, key: str | Path | None = None,
-    options: Options | None = None, probe_key: str | Path | None = None,
-) -> Verification:  # fmt: skip
+    path: str | Path,
+    suspect: Base,
+    bases: Sequence[Base],
+    *,
+    key: str | Path | None = None,
+    options: Options | None = None,
+    probe_key: str | Path | None = None,
+) -> Verification:
     """Compute a claimed lineage again and compare.
 
     Parameters
@@ -163,36 +206,52 @@ def verify(
     Raises
     ------
     CheckpointError
-        The claim, a checkpoint or the key cannot be read, or a fingerprint does not record its heads' digest.
+        The claim, a checkpoint or the key cannot be read, or a fingerprint does not record its
+        heads' digest.
     """
     claim, opened = read_claim(path)
     signature = _signature(opened, key)
     if key is not None and signature != "valid":
-        return Verification(claim, None, signature, [Difference("signature", signature, "one by the given key")])
+        return Verification(
+            claim, None, signature, [Difference("signature", signature, "one by the given key")]
+        )
     if is_fingerprint(suspect):
         raise CheckpointError("is a fingerprint; the suspect's weights are needed", file=suspect)
     if len(bases) != len(claim.bases):
         names = ", ".join(map(_shown, claim.bases))
         problem = f"is about {counted(len(claim.bases), 'base')} ({names}); {len(bases)} given"
         raise CheckpointError(problem, file=path)
-    model, given = as_model(suspect), [base if is_fingerprint(base) else as_model(base) for base in bases]
+    model, given = (
+        as_model(suspect),
+        [base if is_fingerprint(base) else as_model(base) for base in bases],
+    )
     in_order, differences = _matched(claim, model, given)
     differences += _about(claim, options)
     if differences:
         return Verification(claim, None, signature, differences, list(JUDGED))
-    named = {name: base if is_fingerprint(base) else called(base, name)
-             for name, base in zip(claim.bases, in_order, strict=True)}  # fmt: skip
-    result = lineage(called(model, claim.name), list(named.values()), probe_key=probe_key, nonce=claim.nonce)
+    named = {
+        name: base if is_fingerprint(base) else called(base, name)
+        for name, base in zip(claim.bases, in_order, strict=True)
+    }
+    result = lineage(
+        called(model, claim.name), list(named.values()), probe_key=probe_key, nonce=claim.nonce
+    )
     mixed = any(is_fingerprint(base) != claim.bases[name].is_print for name, base in named.items())
     differences, not_checked = _judged_otherwise(claim, result, mixed)
     if not differences and result.probes.nonce:
         differences += _drawn_anew(result, named.values(), probe_key)
     lead = printable(result.lead)
-    return Verification(claim, tier_of(result), signature, differences, not_checked, lead, result.provenance)
+    return Verification(
+        claim, tier_of(result), signature, differences, not_checked, lead, result.provenance
+    )
 
 
-def _drawn_anew(result: Lineage, bases: Iterable[Base], probe_key: str | Path | None) -> Iterator[Difference]:
-    """Whether heads are shared by other probes too: an issuer may try many nonces, and keep the one that suits."""
+def _drawn_anew(
+    result: Lineage, bases: Iterable[Base], probe_key: str | Path | None
+) -> Iterator[Difference]:
+    """Whether heads are shared by other probes too: an issuer may try many nonces, and keep the one
+    that suits.
+    """
     assert result.suspect.source is not None
     key = keyed_probes(probe_key) if probe_key else PUBLIC
     pairs = candidates(result.suspect.source, list(bases), key).pairs
@@ -211,7 +270,9 @@ def _signature(opened: Opened, key: str | Path | None) -> str:
     return "valid" if signatures().is_signed_by(opened.envelope, Path(key)) else "not valid"
 
 
-def _judged_otherwise(claim: Claim, result: Lineage, mixed: bool) -> tuple[list[Difference], list[str]]:
+def _judged_otherwise(
+    claim: Claim, result: Lineage, mixed: bool
+) -> tuple[list[Difference], list[str]]:
     """Where the claim and a second run differ, and the fields that were not compared.
 
     If `mixed`, there were weights in place of a fingerprint, or the reverse.
@@ -220,7 +281,9 @@ def _judged_otherwise(claim: Claim, result: Lineage, mixed: bool) -> tuple[list[
     compared = BY_PRINTS if mixed else JUDGED
     if mixed:  # a fingerprint goes by its own name
         claimed = dict(zip((each.base.name for each in result.compared), claim.bases, strict=True))
-        rerun["layers"] = [layer | {"base": claimed.get(layer["base"], layer["base"])} for layer in rerun["layers"]]
+        rerun["layers"] = [
+            layer | {"base": claimed.get(layer["base"], layer["base"])} for layer in rerun["layers"]
+        ]
     names = sorted(map(printable, {claim.name, *claim.bases}), key=len, reverse=True)
     differences = list(_differences("tier", claim.predicate["tier"], claim.tier, names))
     if not mixed:
@@ -248,8 +311,12 @@ def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
     for i, described in enumerate(claim.predicate["bases"]):
         models[f"bases[{i}]"] = described, claim.bases[described["name"]].files
     for where, (described, files) in models.items():
-        yield from _differences(f"{where}.digest", described.get("digest"), {"sha256": model_digest(files)}, ())
-        known = {"name", "digest"} | ({"files", "heads", "read_from"} if where != "suspect" else set())
+        yield from _differences(
+            f"{where}.digest", described.get("digest"), {"sha256": model_digest(files)}, ()
+        )
+        known = {"name", "digest"} | (
+            {"files", "heads", "read_from"} if where != "suspect" else set()
+        )
         for key in sorted(described.keys() - known):
             yield Difference(f"{where}.{shortened(key)}", described[key], None)
     yield from _differences("serialization", claim.predicate["serialization"], SERIALIZATION, ())
@@ -257,7 +324,9 @@ def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
         yield from _differences("options", claim.options._asdict(), options._asdict(), ())
 
 
-def _matched(claim: Claim, suspect: Model, given: Sequence[Base]) -> tuple[list[Any], list[Difference]]:
+def _matched(
+    claim: Claim, suspect: Model, given: Sequence[Base]
+) -> tuple[list[Any], list[Difference]]:
     """The bases in the claim's order, and which files are others than the claim says."""
     differences = list(_other_files("subject", claim.digests, digests_of(suspect)))
     left, in_order = list(given), []
@@ -272,9 +341,8 @@ def _matched(claim: Claim, suspect: Model, given: Sequence[Base]) -> tuple[list[
 
 
 def _expected(claim: Claim, name: str, base: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """The digests that a claim wants of a base, and those that it has: of the files, or of the heads if one of the two
-    is a fingerprint.
-    """
+    """The digests that a claim wants of a base, and those that it has: of the files, or of the
+    heads if one of the two is a fingerprint."""
     claimed = claim.bases[name]
     if not is_fingerprint(base):
         if not claimed.is_print:
@@ -289,7 +357,9 @@ def _expected(claim: Claim, name: str, base: Any) -> tuple[dict[str, str], dict[
     return {"heads": claimed.heads}, {"heads": heads}
 
 
-def _other_files(where: str, claimed: dict[str, str], computed: dict[str, str]) -> Iterator[Difference]:
+def _other_files(
+    where: str, claimed: dict[str, str], computed: dict[str, str]
+) -> Iterator[Difference]:
     """Files that are missing, more, or of another content."""
     for name in sorted(claimed.keys() | computed.keys()):
         if claimed.get(name) != computed.get(name):
@@ -299,12 +369,16 @@ def _other_files(where: str, claimed: dict[str, str], computed: dict[str, str]) 
 def _differences(
     where: str, claim: Any, computed: Any, names: Sequence[str], loose: bool = False
 ) -> Iterator[Difference]:
-    """Where two values of JSON differ, by path: numbers within tolerance, texts but for their numbers' last digits."""
+    """Where two values of JSON differ, by path: numbers within tolerance, texts but for their
+    numbers' last digits.
+    """
     if isinstance(claim, dict) and isinstance(computed, dict):
         for key in sorted(claim.keys() | computed.keys()):
             place, mine, theirs = f"{where}.{shortened(key)}", claim.get(key), computed.get(key)
             if mine is theirs is None and not claim.keys() & computed.keys() & {key}:
-                yield Difference(place, *("null" if key in each else "no such key" for each in (claim, computed)))
+                yield Difference(
+                    place, *("null" if key in each else "no such key" for each in (claim, computed))
+                )
             elif not (loose and key in ("likeness", "z")):
                 yield from _differences(place, mine, theirs, names, loose)
     elif isinstance(claim, list) and isinstance(computed, list) and len(claim) == len(computed):
@@ -330,9 +404,13 @@ def _agree(where: str, claim: Any, computed: Any, names: Sequence[str]) -> bool:
 
 
 def _same_text(claim: str, computed: str, names: Sequence[str]) -> bool:
-    """Whether texts are the same but for the last digit of numbers; names, and whole numbers, are compared exactly."""
+    """Whether texts are the same but for the last digit of numbers; names, and whole numbers, are
+    compared exactly.
+    """
     exact = [re.escape(name) for name in names]
-    token = re.compile(f"({'|'.join([*exact, NUMBER])})")  # a name first, so that its digits are no number
+    token = re.compile(
+        f"({'|'.join([*exact, NUMBER])})"
+    )  # a name first, so that its digits are no number
     mine, theirs = token.split(claim), token.split(computed)
     if mine[::2] != theirs[::2]:  # the words between
         return False
@@ -341,11 +419,16 @@ def _same_text(claim: str, computed: str, names: Sequence[str]) -> bool:
 
 
 def _last_digit(x: str, y: str) -> bool:
-    """Whether two printed numbers differ by at most one in the last digit; whole numbers must be the same."""
+    """Whether two printed numbers differ by at most one in the last digit; whole numbers must be
+    the same.
+    """
     if x == y or "0" in (x, y) or not ("." in x + y or "e" in x + y):
         return x == y
     numbers = [(text.replace(",", "").partition("e")) for text in (x, y)]
-    steps = [10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) for mantissa, _, exponent in numbers]
+    steps = [
+        10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+        for mantissa, _, exponent in numbers
+    ]
     values = [float("".join(parts)) for parts in numbers]
     of_rounding = all(LEAST < abs(value) < ABSOLUTE for value in values)
     return of_rounding or isclose(*values, rel_tol=0, abs_tol=1.01 * min(steps))
@@ -354,4 +437,6 @@ def _last_digit(x: str, y: str) -> bool:
 def _shown(value: object) -> str:
     """A value in a sentence."""
     text = printable(value)
-    return f"'{text[:60]} ...'" if len(text) > 80 else f"'{text}'" if isinstance(value, str) else text
+    return (
+        f"'{text[:60]} ...'" if len(text) > 80 else f"'{text}'" if isinstance(value, str) else text
+    )

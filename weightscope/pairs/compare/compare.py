@@ -1,4 +1,6 @@
-"""How every head moves between checkpoints of one architecture, and what stands out between them."""
+"""How every head moves between checkpoints of one architecture, and what stands out between
+them.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +18,12 @@ from weightscope.core.progress import bar, progress_shown
 from weightscope.core.results import Result
 from weightscope.core.tables import Column, Table, as_json
 from weightscope.heads.audit.audit import AuditOptions, logit_bounds, measured_forms, measured_layer
-from weightscope.heads.audit.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
+from weightscope.heads.audit.findings import (
+    HEAD_FACTOR,
+    HEAD_Z,
+    heads_without_numbers,
+    overflowing_layers,
+)
 from weightscope.heads.audit.measure import MAPS, Arrays, MeasuredHeads
 from weightscope.heads.tensors.findings import beside_findings, incomparable_tensors
 from weightscope.heads.tensors.measure import role_of
@@ -49,16 +56,24 @@ from weightscope.report.findings import (
 )
 
 SHAPE = {  # what checkpoints must have in common
-    "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "key-value heads", "head_dim": "dimensions in a head",
+    "n_layers": "layers",
+    "n_heads": "heads",
+    "n_kv_heads": "key-value heads",
+    "head_dim": "dimensions in a head",
     "d_model": "dimensions in the stream",
-}  # fmt: skip
+}
 SHOWN = ("qk_sigma1", "vo_sigma1")  # measures that pages show next to the changes
 PRINTED = 10  # heads on a terminal
 FEW = 0.1  # of all heads: where no more than these moved, each of them is a finding
 ROLES = 3  # roles of tensors that the lead names
 NAMED = 8  # heads or tensors that a sentence names
-# What a comparison writes: the figures, by the function of figures.py that draws them, and the tables.
-FIGURES = {"changes": "changes", "spectra": "spectra_before_and_after", "trajectories": "trajectories"}
+# What a comparison writes: the figures, by the function of figures.py that draws them, and the
+# tables.
+FIGURES = {
+    "changes": "changes",
+    "spectra": "spectra_before_and_after",
+    "trajectories": "trajectories",
+}
 TABLES: dict[str, Callable[["Comparison"], Any]] = {
     "heads.csv": lambda comparison: comparison.heads,
     "trajectory.csv": lambda comparison: comparison.trajectory,
@@ -68,7 +83,11 @@ TABLES: dict[str, Callable[["Comparison"], Any]] = {
     "directions.csv": lambda comparison: comparison.along.directions,
     "directions.npz": lambda comparison: comparison.along.direction_vectors,
 }
-RESULTS = (*TABLES, *REPORT, *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg", "figure.csv")))
+RESULTS = (
+    *TABLES,
+    *REPORT,
+    *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg", "figure.csv")),
+)
 
 
 def compare(
@@ -82,19 +101,21 @@ def compare(
 ) -> "Comparison":
     """Measure every head of every checkpoint, and how far it moved.
 
-    Where a layer holds the same heads in another order, each is compared with itself. Memory grows with three layers:
-    the first checkpoint's, the previous one's and the current one's.
+    Where a layer holds the same heads in another order, each is compared with itself. Memory grows
+    with three layers: the first checkpoint's, the previous one's and the current one's.
 
     Parameters
     ----------
     a, b, *more : Model, str or Path
-        Models, or what `open_model` opens, with the same layers, heads and width, in the order of training.
+        Models, or what `open_model` opens, with the same layers, heads and width, in the order of
+        training.
     labels : sequence of str, optional
         What to call them; their names by default.
     across_families : bool
         Allow checkpoints of different families.
     all_tensors : bool
-        Also compare every tensor of the first and the last checkpoint, attention or not; see `compare_tensors`.
+        Also compare every tensor of the first and the last checkpoint, attention or not; see
+        `compare_tensors`.
     progress : bool
         Show a bar.
 
@@ -132,7 +153,9 @@ def compare(
         for k, model in enumerate(unchecked[1:]):
             layer = model.layer(index)
             measures = measured_layer(layer, forms, options, bounds=logit_bounds(model, index))
-            current = Stage(layer, measures, np.arange(layer.n_heads), base, added_to(a, models[k + 1], index))
+            current = Stage(
+                layer, measures, np.arange(layer.n_heads), base, added_to(a, models[k + 1], index)
+            )
             current, since_first, since_previous = follow_heads(first, previous, current)
             measured[k + 1][index] = current.in_order()
             from_first[k].append(since_first)
@@ -140,24 +163,48 @@ def compare(
             orders[k].append(current.order)
             previous = current
     heads = [MeasuredHeads(layers, a.config.d_model) for layers in measured]
-    left_out = set() if forms else {"qk_change_delta1", "qk_change_far"}  # without a rotation every distance is alike
-    if not any(np.isfinite(layer["qk_change_rank"]).any() for layers in from_first for layer in layers):
+    left_out = (
+        set() if forms else {"qk_change_delta1", "qk_change_far"}
+    )  # without a rotation every distance is alike
+    if not any(
+        np.isfinite(layer["qk_change_rank"]).any() for layers in from_first for layer in layers
+    ):
         left_out |= {f"{name}_change_rank" for name in MAPS}
     order = np.array(orders)
     with progress_shown(progress):
         outside = [other_changes(unchecked[0], model) for model in unchecked[1:]]
         everything = compare_tensors(a, models[-1]) if all_tensors else None
     not_compared = _not_compared(a, outside[-1] if everything is None else everything)
-    differ = [index for index, layer in zip(measured[0], from_first[-1], strict=True) if not unmoved(layer).all()]
+    differ = [
+        index
+        for index, layer in zip(measured[0], from_first[-1], strict=True)
+        if not unmoved(layer).all()
+    ]
     changes = (
-        everything.changes if everything else [*outside[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
+        everything.changes
+        if everything
+        else [*outside[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
     )
-    changes = list({(change.name, change.part): change for change in changes}.values())  # biases are among both
+    changes = list(
+        {(change.name, change.part): change for change in changes}.values()
+    )  # biases are among both
     along = TensorChanges(changes)
     edits = [*moved_layers(a, models[-1], differ), *along.along_directions]
     neighbours = [(k, k + 1) for k in range(len(models) - 1)] if more else []
-    equal = [[labels[i], labels[j]] for i, j in neighbours if _equal(unchecked[i], unchecked[j], from_previous[i])]
-    done = deed(unchecked[0], unchecked[-1], changes, (heads[0], heads[-1]), from_first[-1], order[-1], edits)
+    equal = [
+        [labels[i], labels[j]]
+        for i, j in neighbours
+        if _equal(unchecked[i], unchecked[j], from_previous[i])
+    ]
+    done = deed(
+        unchecked[0],
+        unchecked[-1],
+        changes,
+        (heads[0], heads[-1]),
+        from_first[-1],
+        order[-1],
+        edits,
+    )
     return Comparison(
         labels=labels,
         architectures=[_architecture(model) for model in models],
@@ -167,7 +214,9 @@ def compare(
         from_previous=_stacked(from_previous, left_out),
         order=order,
         broken=[sorted(model.checkpoint.noted or ()) for model in unchecked],
-        overflowing=[list(overflowing_layers(*pair)) for pair in zip(unchecked, heads, strict=True)],
+        overflowing=[
+            list(overflowing_layers(*pair)) for pair in zip(unchecked, heads, strict=True)
+        ],
         coverage=_coverage(models, everything, not_compared, done),
         not_compared=not_compared,
         others=outside,
@@ -193,7 +242,9 @@ def compare(
 
 
 def _equal(a: Model, b: Model, moved: Sequence[Arrays]) -> bool:
-    """Whether no compared tensor of two neighbours differs; they are read again only where no head moved at all."""
+    """Whether no compared tensor of two neighbours differs; they are read again only where no head
+    moved at all.
+    """
     if not all((layer[name] == 0).all() for layer in moved for name in LIMITED if name in layer):
         return False
     changes = [*other_changes(a, b).changes, *attention_changes(a, b)]
@@ -206,7 +257,9 @@ def _architecture(model: Model) -> str:
     return str(named[0])[:100] if isinstance(named, list) and named else ""
 
 
-def _check_comparable(a: Model, label_a: str, b: Model, label_b: str, across_families: bool) -> None:
+def _check_comparable(
+    a: Model, label_a: str, b: Model, label_b: str, across_families: bool
+) -> None:
     differ = [
         f"{sizes[0]:,} and {sizes[1]:,} {words}"
         for size, words in SHAPE.items()
@@ -214,7 +267,9 @@ def _check_comparable(a: Model, label_a: str, b: Model, label_b: str, across_fam
     ]
     if differ:
         problem = f"{label_a} and {label_b} have {', '.join(differ)}; heads are compared one by one"
-        answer = f"`weightscope lineage {quote(label_b)} {quote(label_a)}` says what they have in common"
+        answer = (
+            f"`weightscope lineage {quote(label_b)} {quote(label_a)}` says what they have in common"
+        )
         raise CheckpointError(f"{problem}, which needs the same sizes. {answer}")
     if a.family.name != b.family.name and not across_families:
         families = f"{label_a} is of the family {a.family.name}, {label_b} of {b.family.name}"
@@ -224,14 +279,30 @@ def _check_comparable(a: Model, label_a: str, b: Model, label_b: str, across_fam
 def _stacked(changes: list[list[Arrays]], left_out: set[str]) -> dict[str, np.ndarray]:
     """Lists by checkpoint and layer as (n - 1, L, H) arrays by name."""
     names = [name for name in changes[0][0] if name not in left_out]
-    return {name: np.array([[layer[name] for layer in layers] for layers in changes]) for name in names}
+    return {
+        name: np.array([[layer[name] for layer in layers] for layers in changes]) for name in names
+    }
 
 
-def _coverage(models: Sequence[Model], everything: TensorChanges | None, not_compared: Sequence[str], done: str) -> str:
-    """How the checkpoints were read, how all their tensors changed if not `done` says, and which were not compared."""
-    rows, checkpoint = dict.fromkeys(m.family.called for m in models if m.family.origin), models[0].checkpoint
-    notes = [f"Read by the row {row}." for row in rows] + [model.checkpoint.note for model in models]
-    notes += [f"{printable(model.name)}: {model.names_note}" for model in models if model.names_note]
+def _coverage(
+    models: Sequence[Model],
+    everything: TensorChanges | None,
+    not_compared: Sequence[str],
+    done: str,
+) -> str:
+    """How the checkpoints were read, how all their tensors changed if not `done` says, and which
+    were not compared.
+    """
+    rows, checkpoint = (
+        dict.fromkeys(m.family.called for m in models if m.family.origin),
+        models[0].checkpoint,
+    )
+    notes = [f"Read by the row {row}." for row in rows] + [
+        model.checkpoint.note for model in models
+    ]
+    notes += [
+        f"{printable(model.name)}: {model.names_note}" for model in models if model.names_note
+    ]
     left_out = ""
     if everything is None and not_compared:
         roles = list(dict.fromkeys(role_of(name)[0] for name in not_compared))
@@ -262,25 +333,45 @@ class Comparison(Result):
     families: list[str]
     architectures: list[str]  # the class that the config names, or empty
     measured: list[MeasuredHeads]  # heads in the order of the first checkpoint's
-    # (n - 1, L, H) each: |B - A|_F / |A|_F of maps and biases, angles of spaces in radians; NaN if not finite.
+    # (n - 1, L, H) each: |B - A|_F / |A|_F of maps and biases, angles of spaces in radians; NaN if
+    # not finite.
     from_first: dict[str, np.ndarray]
     from_previous: dict[str, np.ndarray]  # the same, from the checkpoint before
-    order: np.ndarray  # (n - 1, L, H) which head of each later checkpoint was compared with each head of the first
+    order: (
+        np.ndarray
+    )  # (n - 1, L, H) which head of each later checkpoint was compared with each head of the first
     broken: list[list[str]]  # tensors of each checkpoint that contain NaN or infinity
-    overflowing: list[list[Finding]]  # heads of each checkpoint without numbers because finite weights are too large.
+    overflowing: list[
+        list[Finding]
+    ]  # heads of each checkpoint without numbers because finite weights are too large.
     coverage: str = ""  # what was read, in a sentence
     not_compared: list[str] = field(default_factory=list)  # tensors of the first checkpoint
     # Tensors outside heads' matrices, from the first to each later one
     others: list[OtherChanges] = field(default_factory=list)
-    edits: Sequence[Finding] = ()  # what was done to whole layers from the first checkpoint to the last
-    everything: TensorChanges | None = None  # with `all_tensors`, from the first checkpoint to the last
-    limited: dict[str, float] = field(default_factory=dict)  # of these, how far each changed that a limit applies to
-    settings: Sequence[SettingsChange] = ()  # how config and tokenizer of each later one differ from the first's
+    edits: Sequence[
+        Finding
+    ] = ()  # what was done to whole layers from the first checkpoint to the last
+    everything: TensorChanges | None = (
+        None  # with `all_tensors`, from the first checkpoint to the last
+    )
+    limited: dict[str, float] = field(
+        default_factory=dict
+    )  # of these, how far each changed that a limit applies to
+    settings: Sequence[
+        SettingsChange
+    ] = ()  # how config and tokenizer of each later one differ from the first's
     unread_files: Sequence[Finding] = ()  # weight files next to those that were read
-    find_circuits: Callable[[], CircuitChanges | None] | None = None  # computes `circuits` on first use
-    deed: str = ""  # what was done from the first to the last, in a sentence; empty where it is no one thing
-    equal: Sequence[Sequence[str]] = ()  # of several checkpoints, neighbours with equal compared tensors, by label
-    along: TensorChanges = field(default_factory=lambda: TensorChanges([]))  # the last one's, for shared directions
+    find_circuits: Callable[[], CircuitChanges | None] | None = (
+        None  # computes `circuits` on first use
+    )
+    # what was done from the first to the last, in a sentence; empty where it is no one thing
+    deed: str = ""
+    equal: Sequence[
+        Sequence[str]
+    ] = ()  # of several checkpoints, neighbours with equal compared tensors, by label
+    along: TensorChanges = field(
+        default_factory=lambda: TensorChanges([])
+    )  # the last one's, for shared directions
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -291,7 +382,10 @@ class Comparison(Result):
     def printed(self) -> list[str | Table]:
         """What a terminal shows, from top to bottom."""
         moved = self.moved_most(PRINTED)
-        parts: list[str | Table] = [printable(self.lead), *([repr(self.findings)] if self.findings else [])]
+        parts: list[str | Table] = [
+            printable(self.lead),
+            *([repr(self.findings)] if self.findings else []),
+        ]
         if len(moved):
             shown = ("layer", "head", "qk_change", "vo_change", "qk_change_rank", "vo_change_rank")
             parts.append(moved.select(*(name for name in shown if name in moved)))
@@ -304,7 +398,9 @@ class Comparison(Result):
         return [self.findings, self.moved_most(PRINTED)]
 
     def write_tables(self, files: Files) -> None:
-        """Write tables, findings and spectra.npz, which has the arrays of an audit's, checkpoints first."""
+        """Write tables, findings and spectra.npz, which has the arrays of an audit's, checkpoints
+        first.
+        """
         super().write_tables(files)
         if self.circuits is not None:
             self.circuits.write(files)
@@ -318,26 +414,39 @@ class Comparison(Result):
 
     @cached_property
     def circuits(self) -> CircuitChanges | None:
-        """Roles and edges that changed from the first checkpoint to the last; None where that would take long."""
+        """Roles and edges that changed from the first checkpoint to the last; None where that would
+        take long.
+        """
         return self.find_circuits() if self.find_circuits else None
 
     @cached_property
     def findings(self) -> Findings:
-        """What a person should look at: broken, zeroed and permuted heads, those that moved most, unmoved layers."""
+        """What a person should look at: broken, zeroed and permuted heads, those that moved most,
+        unmoved layers.
+        """
         return comparison_findings(self)
 
     @cached_property
     def unmoved(self) -> np.ndarray:
-        """Heads that are the same in the last checkpoint as in the first, apart from rounding, (L, H)."""
+        """Heads that are the same in the last checkpoint as in the first, apart from rounding, (L,
+        H).
+        """
         return unmoved({name: values[-1] for name, values in self.from_first.items()})
 
     @property
     def lead(self) -> str:
-        """What the config decides otherwise, what was done to the weights, and what was not compared."""
+        """What the config decides otherwise, what was done to the weights, and what was not
+        compared.
+        """
         asides = dict.fromkeys(aside for change in self.settings for aside in change.asides)
         lacking = only_in_one((self.everything or self.others[-1]).changes)
-        others = "" if self.everything else self.others[-1].headline  # of all tensors the coverage tells
-        equal = [f"{printable(x)} and {printable(y)} are equal in every compared tensor." for x, y in self.equal]
+        others = (
+            "" if self.everything else self.others[-1].headline
+        )  # of all tensors the coverage tells
+        equal = [
+            f"{printable(x)} and {printable(y)} are equal in every compared tensor."
+            for x, y in self.equal
+        ]
         weights = [self.deed, *equal, lacking, self._of_heads, others, self.coverage]
         return " ".join(filter(None, [first_sentence(self.settings), *weights, *asides]))
 
@@ -351,12 +460,16 @@ class Comparison(Result):
         n_unmoved, n_heads = int(self.unmoved.sum()), self.unmoved.size
         if n_unmoved == n_heads:
             return "No head moved."
-        sentences = [f"{n_unmoved} of {counted(n_heads, 'head')} did not move."] if n_unmoved else []
+        sentences = (
+            [f"{n_unmoved} of {counted(n_heads, 'head')} did not move."] if n_unmoved else []
+        )
         for name, w in MAPS.items():
             change = self.from_first[f"{name}_change"][-1]  # (L, H)
             n_unknown = int(np.isnan(change).sum())
             if n_unknown:
-                sentences.append(f"{w} is not finite in {counted(n_unknown, 'head')}: how far that moved is unknown.")
+                sentences.append(
+                    f"{w} is not finite in {counted(n_unknown, 'head')}: how far that moved is unknown."
+                )
             if n_unknown == change.size:
                 continue
             if not (change > UNMOVED).any():
@@ -365,27 +478,40 @@ class Comparison(Result):
                 continue
             i, h = np.unravel_index(int(np.nanargmax(change)), change.shape)
             most = f"most in layer {self.measured[0].layers[i]} head {h}: {change[i, h]:.3g}"
-            sentences.append(f"{w} changed by {known_median(change):.3g} in the median head, {most}.")
+            sentences.append(
+                f"{w} changed by {known_median(change):.3g} in the median head, {most}."
+            )
         return " ".join(sentences)
 
     def _of_the_rest(self, name: str) -> str:
         """How far a map moved that did not at distance 0: at others, or by its bias alone."""
         parts = (f"{name}_change_delta1", f"{name}_change_far", f"{name}_bias_effect")
-        near, far, bias = (float(np.nanmax(self.from_first.get(part, np.zeros((1, 1)))[-1])) for part in parts)
+        near, far, bias = (
+            float(np.nanmax(self.from_first.get(part, np.zeros((1, 1)))[-1])) for part in parts
+        )
         if near > UNMOVED:
             return f"moved between tokens that are apart, by up to {max(near, far):.3g}"
         if far > UNMOVED:
             return f"moved at long distances alone, by up to {far:.3g}"
-        return f"did not move, but its bias did, by up to {bias:.3g}" if bias > UNMOVED else "did not move"
+        return (
+            f"did not move, but its bias did, by up to {bias:.3g}"
+            if bias > UNMOVED
+            else "did not move"
+        )
 
     @cached_property
     def by_change(self) -> np.ndarray:
-        """Rows of the tables: unknown changes first, then the head with the largest change of either map."""
-        largest = np.maximum(self.from_first["qk_change"][-1], self.from_first["vo_change"][-1]).ravel()
+        """Rows of the tables: unknown changes first, then the head with the largest change of
+        either map.
+        """
+        largest = np.maximum(
+            self.from_first["qk_change"][-1], self.from_first["vo_change"][-1]
+        ).ravel()
         return np.lexsort((-largest, ~np.isnan(largest)))
 
     def largest_change(self) -> float:
-        """The largest change of a head or another tensor from the first checkpoint to a later one; see `farthest`.
+        """The largest change of a head or another tensor from the first checkpoint to a later one;
+        see `farthest`.
 
         NaN where it is unknown, because a tensor contains NaN or infinity.
         """
@@ -395,42 +521,56 @@ class Comparison(Result):
     def farthest(self) -> tuple[str, float]:
         """What changed most from the first checkpoint to a later one, and how far.
 
-        Of heads W_QK and W_VO count, and biases relative to the larger of their norm and the matrix's; and all tensors
-        that heads are not made of; with `all_tensors`, all tensors of the file.
-        """
+        Of heads W_QK and W_VO count, and biases relative to the larger of their norm and the
+        matrix's; and all tensors that heads are not made of; with `all_tensors`, all tensors of the
+        file."""
         if any(self.broken):
             return "a tensor", float("nan")
-        changes = [("a head", float(np.max([self.from_first[n] for n in LIMITED if n in self.from_first])))]
+        changes = [
+            ("a head", float(np.max([self.from_first[n] for n in LIMITED if n in self.from_first])))
+        ]
         changes += [pair for tensors in self.others for pair in tensors.limited.items()]
         changes += self.limited.items()
         return max(changes, key=lambda pair: (np.isnan(pair[1]), pair[1]))
 
     @cached_property
     def heads(self) -> Table:
-        """One row per head, those that moved most first: changes from first to last checkpoint, measures of both.
+        """One row per head, those that moved most first: changes from first to last checkpoint,
+        measures of both.
 
-        Its csv() is heads.csv. Columns of the first checkpoint end in _a, of the last in _b, where the head has the
-        index head_b; angles are in radians.
-        """
+        Its csv() is heads.csv. Columns of the first checkpoint end in _a, of the last in _b, where
+        the head has the index head_b; angles are in radians."""
         first, last = self.measured[0].table, self.measured[-1].table
-        changes = [change_column(name, values[-1].ravel()) for name, values in self.from_first.items()]
+        changes = [
+            change_column(name, values[-1].ravel()) for name, values in self.from_first.items()
+        ]
         measures = [
             replace(column, name=f"{column.name}_{which}", symbol=f"{column.symbol} {when}")
             for name in self._measures
-            for column, which, when in ((first.column(name), "a", "before"), (last.column(name), "b", "after"))
+            for column, which, when in (
+                (first.column(name), "a", "before"),
+                (last.column(name), "b", "after"),
+            )
         ]
-        head_b = Column("head_b", self.order[-1].ravel(), meaning="Its index in the last checkpoint.")
-        return Table([first.column("layer"), first.column("head"), head_b, *changes, *measures]).take(self.by_change)
+        head_b = Column(
+            "head_b", self.order[-1].ravel(), meaning="Its index in the last checkpoint."
+        )
+        return Table(
+            [first.column("layer"), first.column("head"), head_b, *changes, *measures]
+        ).take(self.by_change)
 
     @cached_property
     def trajectory(self) -> Table:
-        """One row per checkpoint and head: changes from the first and from the previous checkpoint, every measure.
+        """One row per checkpoint and head: changes from the first and from the previous checkpoint,
+        every measure.
 
         Its csv() is trajectory.csv.
         """
         tables = [heads.table for heads in self.measured]
         labels = [Column("checkpoint", np.repeat(np.array(self.labels, object), len(tables[0])))]
-        labels += [Column(name, np.tile(tables[0][name], len(tables))) for name in ("layer", "head")]
+        labels += [
+            Column(name, np.tile(tables[0][name], len(tables))) for name in ("layer", "head")
+        ]
         unmoved = np.zeros(len(tables[0]))  # the first checkpoint has not moved
         changes = [
             change_column(name, np.append(unmoved, since[name].ravel()), f"_from_{which}")
@@ -438,46 +578,77 @@ class Comparison(Result):
             for which, since in (("first", self.from_first), ("previous", self.from_previous))
         ]
         measures = [
-            replace(tables[0].column(name), values=np.concatenate([table[name] for table in tables]))
+            replace(
+                tables[0].column(name), values=np.concatenate([table[name] for table in tables])
+            )
             for name in self._measures
         ]
         bounds = np.stack([table["qk_logit_bound"] for table in tables])  # (checkpoints, heads)
         with np.errstate(divide="ignore", invalid="ignore"):
             growth = np.concatenate((np.ones_like(bounds[:1]), bounds[1:] / bounds[:-1]))
         meaning = "The bound on the head's logits over the bound at the checkpoint before."
-        grown = Column("qk_logit_bound_growth", growth.ravel(), "growth of max |score|", meaning=meaning)
+        grown = Column(
+            "qk_logit_bound_growth", growth.ravel(), "growth of max |score|", meaning=meaning
+        )
         return Table([*labels, *changes, *measures, grown])
 
     @property
     def _measures(self) -> list[str]:
         """The measures that are real numbers, not counts or text."""
         first = self.measured[0]
-        return [measure.name for measure in first.measures if first.table[measure.name].dtype.kind == "f"]
+        return [
+            measure.name
+            for measure in first.measures
+            if first.table[measure.name].dtype.kind == "f"
+        ]
 
     def moved_most(self, n: int, unmoved: int = 0) -> Table:
-        """The heads that moved most, then some that did not move, for people: angles in degrees, a few measures."""
+        """The heads that moved most, then some that did not move, for people: angles in degrees, a
+        few measures.
+        """
         shown = ("change", "change_rank", "left_angle", "right_angle")
-        changes = [f"{name}_{change}" for name in MAPS for change in shown if f"{name}_{change}" in self.heads]
+        changes = [
+            f"{name}_{change}"
+            for name in MAPS
+            for change in shown
+            if f"{name}_{change}" in self.heads
+        ]
         names = [f"{name}_{which}" for name in SHOWN for which in ("a", "b")]
         still = self.unmoved.ravel()[self.by_change]
         rows = [*np.flatnonzero(~still)[:n], *np.flatnonzero(still)[:unmoved]]
         table = self.heads.select("layer", "head", *changes, *names).take(rows)
         columns = [
-            replace(c, values=np.degrees(c.values), unit="°", format=".1f") if c.unit == "rad" else c
+            replace(c, values=np.degrees(c.values), unit="°", format=".1f")
+            if c.unit == "rad"
+            else c
             for c in table.columns
         ]
         return Table(columns, "Heads that moved most; all heads and measures are in heads.csv.")
 
     def as_json(self) -> dict[str, Any]:
         """The whole result as `weightscope compare --json` prints it; NaN as null."""
-        texts = {name: getattr(self, name) for name in ("labels", "families", "coverage", "caveats")}
+        texts = {
+            name: getattr(self, name) for name in ("labels", "families", "coverage", "caveats")
+        }
         findings = {"largest_change": self.largest_change(), "findings": self.findings.as_json()}
         tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
         texts |= {"config": [record for change in self.settings for record in change.records()]}
         texts |= {"files": [line for change in self.settings for line in change.files]}
-        tensors_outside = {"other_tensors": self.others[-1].table.records(), "not_compared": self.not_compared}
+        tensors_outside = {
+            "other_tensors": self.others[-1].table.records(),
+            "not_compared": self.not_compared,
+        }
         about = self.provenance.envelope(self.lead)
-        return dict(as_json(about | texts | findings | tensors | tensors_outside | {"heads": self.heads.records()}))
+        return dict(
+            as_json(
+                about
+                | texts
+                | findings
+                | tensors
+                | tensors_outside
+                | {"heads": self.heads.records()}
+            )
+        )
 
 
 def _spectra(measured: Sequence[MeasuredHeads]) -> dict[str, np.ndarray]:
@@ -488,7 +659,9 @@ def _spectra(measured: Sequence[MeasuredHeads]) -> dict[str, np.ndarray]:
 
 
 def change_column(name: str, values: np.ndarray, since: str = "") -> Column:
-    """A column of changes or angles, described from its name, such as vo_left_angle_mean; `since` ends the name."""
+    """A column of changes or angles, described from its name, such as vo_left_angle_mean; `since`
+    ends the name.
+    """
     map_name, what, *more = name.split("_")
     w = MAPS[map_name]
     if "rank" in more:
@@ -502,11 +675,15 @@ def change_column(name: str, values: np.ndarray, since: str = "") -> Column:
         subject = f"b_{map_name.upper()}" if vector else f"{w}(1)" if more else w
         subject = "W_Q b_K" if what == "key" else subject
         norm = "Euclidean" if vector else "Frobenius"
-        where = " At distance 1, where queries are rotated against keys." if more and not vector else ""
+        where = (
+            " At distance 1, where queries are rotated against keys." if more and not vector else ""
+        )
         meaning = f"{norm} norm of the change, relative to that before.{where}"
         return Column(name + since, values, f"‖Δ{subject}‖/‖{subject}‖", meaning=meaning)
     symbol = f"{'mean' if 'mean' in more else 'largest'} {what} angle of {w}"
-    return Column(name + since, values, symbol, "rad", f"Between the {what} spaces of {w} before and after.")
+    return Column(
+        name + since, values, symbol, "rad", f"Between the {what} spaces of {w} before and after."
+    )
 
 
 # What stands out between checkpoints.
@@ -544,7 +721,8 @@ def _of_tensors(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _not_finite(comparison: Comparison) -> Iterator[Finding]:
-    """Heads whose map or bias is NaN or infinite in some checkpoint, and the tensors in which that was read.
+    """Heads whose map or bias is NaN or infinite in some checkpoint, and the tensors in which that
+    was read.
 
     Heads that overflow have findings of their own.
     """
@@ -557,25 +735,43 @@ def _not_finite(comparison: Comparison) -> Iterator[Finding]:
     for name, w in MAPS.items():
         for i, layer in enumerate(first.layers.tolist()):
             broken = {
-                k: [] if (layer, name, labels[k]) in overflowing else heads_without_numbers(heads, i, name)
+                k: []
+                if (layer, name, labels[k]) in overflowing
+                else heads_without_numbers(heads, i, name)
                 for k, heads in enumerate(comparison.measured)
             }
             reached = sorted(set().union(*broken.values()))
             if reached:
-                where = "; ".join(f"{indexed('head', heads)} of {labels[k]}" for k, heads in broken.items() if heads)
-                text = f"{w} or its bias is NaN or infinite in {where}: how far that moved is unknown."
+                where = "; ".join(
+                    f"{indexed('head', heads)} of {labels[k]}"
+                    for k, heads in broken.items()
+                    if heads
+                )
+                text = (
+                    f"{w} or its bias is NaN or infinite in {where}: how far that moved is unknown."
+                )
                 yield Finding(
-                    kind="not_finite", layer=layer, map=name, measure="heads_not_finite", number=len(reached),
-                    usual=0.0, text=text, **heads_and_tensors(reached),
-                )  # fmt: skip
+                    kind="not_finite",
+                    layer=layer,
+                    map=name,
+                    measure="heads_not_finite",
+                    number=len(reached),
+                    usual=0.0,
+                    text=text,
+                    **heads_and_tensors(reached),
+                )
     for label, tensors in zip(labels, comparison.broken, strict=True):
         if tensors:
             names = ", ".join(tensors[:NAMED]) + " ..." * (len(tensors) > NAMED)
             members = tuple(Member("tensor", None, name=tensor) for tensor in tensors)
             yield Finding(
-                kind="not_finite", text=f"NaN or infinity in {names} of {label}.", members=members,
-                measure="tensors_not_finite", number=len(tensors), usual=0.0,
-            )  # fmt: skip
+                kind="not_finite",
+                text=f"NaN or infinity in {names} of {label}.",
+                members=members,
+                measure="tensors_not_finite",
+                number=len(tensors),
+                usual=0.0,
+            )
 
 
 def _overflowing(comparison: Comparison) -> Iterator[Finding]:
@@ -584,14 +780,25 @@ def _overflowing(comparison: Comparison) -> Iterator[Finding]:
         yield from (replace(finding, text=f"In {label}: {finding.text}") for finding in findings)
 
 
-@finding("different_families", "checkpoints of different families", severity="warning", rank=230,
-         look_next="Check that comparing these heads makes sense: norms, positions and biases may enter them "
-                   "differently.")  # fmt: skip
+@finding(
+    "different_families",
+    "checkpoints of different families",
+    severity="warning",
+    rank=230,
+    look_next="Check that comparing these heads makes sense: norms, positions and biases may enter them "
+    "differently.",
+)
 def _families(comparison: Comparison) -> Iterator[Finding]:
     families = list(dict.fromkeys(comparison.families))
     if len(families) > 1:
         text = f"The checkpoints are {', '.join(families[:-1])} and {families[-1]}."
-        yield Finding(kind="different_families", measure="families", number=len(families), usual=1.0, text=text)
+        yield Finding(
+            kind="different_families",
+            measure="families",
+            number=len(families),
+            usual=1.0,
+            text=text,
+        )
 
 
 def _zeroed(comparison: Comparison) -> Iterator[Finding]:
@@ -603,12 +810,25 @@ def _zeroed(comparison: Comparison) -> Iterator[Finding]:
         for i, h in np.argwhere((before > 0) & (after == 0)).tolist():
             usual, layer = float(before[i, h]), int(first.layers[i])
             text = f"{w} is exactly zero, and was {usual:.3g} in the Frobenius norm."
-            yield of_head(layer, h, kind="zero_head", map=name, measure=measure, number=0.0, usual=usual, text=text)
+            yield of_head(
+                layer,
+                h,
+                kind="zero_head",
+                map=name,
+                measure=measure,
+                number=0.0,
+                usual=usual,
+                text=text,
+            )
 
 
-@finding("moved_most", "head that moved beyond the others", rank=60,
-         look_next="Compare its spectra before and after, and the tokens along its first directions in the two "
-                   "audits.")  # fmt: skip
+@finding(
+    "moved_most",
+    "head that moved beyond the others",
+    rank=60,
+    look_next="Compare its spectra before and after, and the tokens along its first directions in the two "
+    "audits.",
+)
 def _moved_most(comparison: Comparison) -> Iterator[Finding]:
     """Heads that moved far beyond the others that moved; where only few moved, those."""
     for name, w in MAPS.items():
@@ -617,23 +837,43 @@ def _moved_most(comparison: Comparison) -> Iterator[Finding]:
         moved = change > UNMOVED
         known = int(np.count_nonzero(~np.isnan(change)))
         if 0 < moved.sum() <= max(1, FEW * known):
-            usual, beyond, rest = 0.0, moved, f"{counted(known - int(moved.sum()), 'head')} did not move"
+            usual, beyond, rest = (
+                0.0,
+                moved,
+                f"{counted(known - int(moved.sum()), 'head')} did not move",
+            )
         else:
             logs = log_measure(np.where(moved & np.isfinite(change), change, np.nan))
             if not np.isfinite(logs).any():
                 continue
             usual = float(np.exp(known_median(logs)))
             far = (robust_z(logs) >= HEAD_Z) & (change >= HEAD_FACTOR * usual)
-            beyond, rest = far | np.isposinf(change), f"the median of those that moved is {usual:.3g}"
+            beyond, rest = (
+                far | np.isposinf(change),
+                f"the median of those that moved is {usual:.3g}",
+            )
         for i, h in np.argwhere(beyond).tolist():
             number, layer = float(change[i, h]), int(comparison.measured[0].layers[i])
             text = f"{w} changed by {number:.3g}; {rest}."
-            yield of_head(layer, h, kind="moved_most", map=name, measure=measure, number=number, usual=usual, text=text)
+            yield of_head(
+                layer,
+                h,
+                kind="moved_most",
+                map=name,
+                measure=measure,
+                number=number,
+                usual=usual,
+                text=text,
+            )
 
 
-@finding("permuted_heads", "permuted heads", rank=50,
-         look_next="The layer computes the same; undo the permutation before you average, merge or subtract "
-                   "weights.")  # fmt: skip
+@finding(
+    "permuted_heads",
+    "permuted heads",
+    rank=50,
+    look_next="The layer computes the same; undo the permutation before you average, merge or subtract "
+    "weights.",
+)
 def _permuted(comparison: Comparison) -> Iterator[Finding]:
     """Layers whose heads are the same functions in another order in the last checkpoint."""
     same = comparison.unmoved  # (L, H)
@@ -643,15 +883,26 @@ def _permuted(comparison: Comparison) -> Iterator[Finding]:
         if places:
             pairs = listed([f"{h} is now {order[h]}" for h in places], NAMED)
             text = f"{counted(len(places), 'head')} of {len(order)} are the same in another order: {pairs}."
-            members = tuple(Member("head", h, number=float(order[h])) for h in places)  # the text says where it is now
+            members = tuple(
+                Member("head", h, number=float(order[h])) for h in places
+            )  # the text says where it is now
             yield Finding(
-                kind="permuted_heads", layer=layer, members=members, measure="heads_permuted", number=len(places),
-                usual=0.0, text=text,
-            )  # fmt: skip
+                kind="permuted_heads",
+                layer=layer,
+                members=members,
+                measure="heads_permuted",
+                number=len(places),
+                usual=0.0,
+                text=text,
+            )
 
 
-@finding("unmoved_layers", "layers that did not move", rank=70,
-         look_next="Check that they were frozen on purpose.")  # fmt: skip
+@finding(
+    "unmoved_layers",
+    "layers that did not move",
+    rank=70,
+    look_next="Check that they were frozen on purpose.",
+)
 def _unmoved_layers(comparison: Comparison) -> Iterator[Finding]:
     """Layers in which no head moved, while heads of other layers did."""
     same = comparison.unmoved
@@ -663,6 +914,10 @@ def _unmoved_layers(comparison: Comparison) -> Iterator[Finding]:
     rest = f"of the others {int(moved.sum())} of {moved.size} heads did"
     text = f"No head of {indexed('layer', layers)} moved; {rest}."
     yield Finding(
-        kind="unmoved_layers", text=text, members=tuple(Member("layer", i) for i in layers), measure="layers_unmoved",
-        number=len(layers), usual=0.0,
-    )  # fmt: skip
+        kind="unmoved_layers",
+        text=text,
+        members=tuple(Member("layer", i) for i in layers),
+        measure="layers_unmoved",
+        number=len(layers),
+        usual=0.0,
+    )

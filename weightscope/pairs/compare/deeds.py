@@ -1,4 +1,6 @@
-"""What was done to a checkpoint's attention, in a sentence: rounded, quantised, tuned, folded, rotated ..."""
+"""What was done to a checkpoint's attention, in a sentence: rounded, quantised, tuned, folded,
+rotated ...
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,15 +23,26 @@ from weightscope.report.findings import Finding, Member, finding, listed, spans
 LINEAGE = "`weightscope lineage` looks for other orders and other bases"
 FAR_ON = "qk_change_far"  # the change that near tokens do not show
 IDENTICAL = "Identical"  # begins the deed where nothing was done
-TRAINED = {"changed", "low rank", "one direction", "few rows", "rounded"}  # kinds that training leaves
+TRAINED = {
+    "changed",
+    "low rank",
+    "one direction",
+    "few rows",
+    "rounded",
+}  # kinds that training leaves
 NAMED = 4  # factors, shares or ways in a sentence
 ROUNDED_TO = {"BF16": "bfloat16", "F16": "float16"}
 
 
 def attention_changes(a: Model, b: Model) -> list[Change]:
-    """How the tensors that heads are read from changed, each of its kind; both are read once more, in blocks."""
+    """How the tensors that heads are read from changed, each of its kind; both are read once more,
+    in blocks.
+    """
     layers = [i for i in a.attention_layers if i in b.attention_layers]
-    tensors = ({t.name.removeprefix(m.prefix): t for i in layers for t in m.attention_tensors(i)} for m in (a, b))
+    tensors = (
+        {t.name.removeprefix(m.prefix): t for i in layers for t in m.attention_tensors(i)}
+        for m in (a, b)
+    )
     return changes_with_directions(a, b, pair_up(*tensors).pairs)
 
 
@@ -42,17 +55,23 @@ def deed(
     order: np.ndarray,
     edits: Sequence[Finding],
 ) -> str:
-    """What was done from a to b, as far as all compared tensors and heads show one thing; empty where they do not.
+    """What was done from a to b, as far as all compared tensors and heads show one thing; empty
+    where they do not.
 
-    `changes` has every compared tensor, `moved` every head by layer, `order` (L, H) says which head of b each
-    is, and `edits` what was done to whole layers.
-    """
+    `changes` has every compared tensor, `moved` every head by layer, `order` (L, H) says which head
+    of b each is, and `edits` what was done to whole layers."""
     attention = {tensor.name for i in a.attention_layers for tensor in a.attention_tensors(i)}
-    changed = [change for change in changes if change.kind != "identical" and change.kind not in UNKNOWN_SIZE]
+    changed = [
+        change
+        for change in changes
+        if change.kind != "identical" and change.kind not in UNKNOWN_SIZE
+    ]
     if any(change.kind == "not finite" for change in changed):
         return ""
     if not changed:
-        alike = all(change.kind == "identical" and len(set(change.shapes)) == 1 for change in changes)
+        alike = all(
+            change.kind == "identical" and len(set(change.shapes)) == 1 for change in changes
+        )
         return f"{IDENTICAL}: all {counted(len(changes), 'compared tensor')}." if alike else ""
     if all(change.kind == "rounded" for change in changed):
         return _rounded(changed)
@@ -66,12 +85,25 @@ def deed(
     folded = [i for i in layers if is_folded(a.layer(i), b.layer(i))]
     rotation = _rotated(a, b, measured, moved)
     if folded or rotation:
-        is_same = "; every head computes the same" if same.all() else "" if rotation else "; and heads moved"
+        is_same = (
+            "; every head computes the same"
+            if same.all()
+            else ""
+            if rotation
+            else "; and heads moved"
+        )
         where = f"the gain before attention is part of the matrices after it in {len(folded)} of {len(same)} layers"
-        return " ".join(filter(None, [f"Norms folded: {where}{is_same}." if folded else "", rotation]))
+        return " ".join(
+            filter(None, [f"Norms folded: {where}{is_same}." if folded else "", rotation])
+        )
     if simple := _of_one_kind(changed, "tensor"):
         return simple.removesuffix(".") + "; no other compared tensor changed."
-    near = np.array([unmoved({name: values for name, values in layer.items() if name != FAR_ON}) for layer in moved])
+    near = np.array(
+        [
+            unmoved({name: values for name, values in layer.items() if name != FAR_ON})
+            for layer in moved
+        ]
+    )
     if near.all() and not same.all():
         most = float(np.max([layer[FAR_ON] for layer in moved]))
         return (
@@ -79,7 +111,9 @@ def deed(
             f"(relative change far on: up to {most:.2g})."
         )
     matrices = {
-        (change.name, change.part): change for change in changes if change.name in attention and change.is_matrix
+        (change.name, change.part): change
+        for change in changes
+        if change.name in attention and change.is_matrix
     }
     now = [change for change in matrices.values() if change in changed]
     if now and same.all():
@@ -87,9 +121,15 @@ def deed(
             return "Heads in another order: each computes the same."
         if max(change.change for change in now) > UNMOVED:
             return "Another basis within heads: each computes the same."
-        nothing = "The same up to float32's rounding" if all(each.is_rounding for each in now) else "Changed by little"
+        nothing = (
+            "The same up to float32's rounding"
+            if all(each.is_rounding for each in now)
+            else "Changed by little"
+        )
         return f"{nothing}: {len(now)} of {len(matrices)} attention matrices, {spread(now)}."
-    if whole_layers := [finding.text for finding in edits if finding.kind in ("copied_layer", "swapped_layers")]:
+    if whole_layers := [
+        finding.text for finding in edits if finding.kind in ("copied_layer", "swapped_layers")
+    ]:
         return " ".join(whole_layers)
     farthest = float(np.max([layer[f"{name}_change"] for layer in moved for name in MAPS]))
     return _of_matrices(now, len(matrices), farthest) if now else ""
@@ -98,7 +138,8 @@ def deed(
 def _zeroed(measured: tuple[MeasuredHeads, MeasuredHeads]) -> int:
     """How many heads have a map that is zero and was not."""
     before, after = (
-        np.array([heads.arrays[f"{name}_singular_values"].max(axis=-1) for name in MAPS]) for heads in measured
+        np.array([heads.arrays[f"{name}_singular_values"].max(axis=-1) for name in MAPS])
+        for heads in measured
     )
     return int(((before > 0) & (after == 0)).any(axis=0).sum())
 
@@ -113,11 +154,14 @@ def _rounded(changed: Sequence[Change]) -> str:
     return f"{what} to {ROUNDED_TO.get(cast, cast)}: {counted(len(changed), 'tensor')}, and nothing else changed."
 
 
-def _rotated(a: Model, b: Model, measured: tuple[MeasuredHeads, MeasuredHeads], moved: Sequence[Arrays]) -> str:
-    """That all heads are a's heads in another basis of the stream, in words; empty where they are not.
+def _rotated(
+    a: Model, b: Model, measured: tuple[MeasuredHeads, MeasuredHeads], moved: Sequence[Arrays]
+) -> str:
+    """That all heads are a's heads in another basis of the stream, in words; empty where they are
+    not.
 
-    A rotation leaves every singular value alone; only where it did is it computed, from the token embeddings.
-    """
+    A rotation leaves every singular value alone; only where it did is it computed, from the token
+    embeddings."""
     if not all((layer[f"{name}_change"] > FAR).all() for layer in moved for name in MAPS):
         return ""
     for name in MAPS:
@@ -136,19 +180,27 @@ def _rotated(a: Model, b: Model, measured: tuple[MeasuredHeads, MeasuredHeads], 
     )
     if not farthest <= NEAR:
         return ""
-    what = "permuted: with its dimensions in the first's order" if basis.permuted else "rotated: in one basis"
+    what = (
+        "permuted: with its dimensions in the first's order"
+        if basis.permuted
+        else "rotated: in one basis"
+    )
     rest = "What follows is of the weights as they are stored."
     return f"Stream {what} no head differs by more than {farthest:.2g}. {rest}"
 
 
 PLAIN = {  # kinds that are proved on every value
-    "zeroed": "Values set to zero", "constant": "Set to one value", "scaled": "Multiplied by one factor",
+    "zeroed": "Values set to zero",
+    "constant": "Set to one value",
+    "scaled": "Multiplied by one factor",
     "factors": "Rows or columns multiplied by factors",
-}  # fmt: skip
+}
 
 
 def _of_one_kind(changed: Sequence[Change], what: str, total: int = 0) -> str:
-    """That zeros, one value or one factor explain every value that changed, as a sentence; empty where not."""
+    """That zeros, one value or one factor explain every value that changed, as a sentence; empty
+    where not.
+    """
     kind = changed[0].kind
     if kind not in PLAIN or any(change.kind != kind for change in changed):
         return ""
@@ -159,18 +211,28 @@ def _of_one_kind(changed: Sequence[Change], what: str, total: int = 0) -> str:
 
 
 def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
-    """The deed that the changed matrices of attention share; `farthest` is the largest relative change of a head."""
+    """The deed that the changed matrices of attention share; `farthest` is the largest relative
+    change of a head.
+    """
     kinds = Counter(change.kind for change in now)
     where = f"{len(now)} of {total} attention matrices"
     if simple := _of_one_kind(now, "attention matrices", total):
         return simple
     if kinds.keys() <= {"quantised", "rounded"}:
-        detail = Counter(change.detail for change in now if change.kind == "quantised").most_common(1)[0][0]
+        detail = Counter(change.detail for change in now if change.kind == "quantised").most_common(
+            1
+        )[0][0]
         which, _, grid = detail.partition(" to ")
-        return f"Quantised{' in the first' * (which == 'A')}: {where}, most to {grid}, {spread(now)}."
+        return (
+            f"Quantised{' in the first' * (which == 'A')}: {where}, most to {grid}, {spread(now)}."
+        )
     if kinds.keys() == {"one direction"}:
         return f"Changed along one direction: {where}."
-    if kinds.keys() <= {"low rank", "one direction", "rounded"}:  # the rest of a merged LoRA may be saved in fewer bits
+    if kinds.keys() <= {
+        "low rank",
+        "one direction",
+        "rounded",
+    }:  # the rest of a merged LoRA may be saved in fewer bits
         ranks = {change.rank for change in now if change.rank is not None}
         lora = ", as by a merged LoRA" if len(ranks) == 1 else ""
         where = f"{len(now) - kinds['rounded']} of {total} attention matrices"
@@ -195,19 +257,33 @@ def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
 # Findings
 
 
-@finding("copied_layer", "layer that became a copy of another", severity="warning", rank=170,
-         look_next="Check whether the layers were repeated on purpose; if not, the export or the merge wrote one "
-                   "twice.")  # fmt: skip
-@finding("swapped_layers", "layers in another order", severity="warning", rank=180,
-         look_next="Check the export: put the layers back in order, and measure the loss of both.")  # fmt: skip
+@finding(
+    "copied_layer",
+    "layer that became a copy of another",
+    severity="warning",
+    rank=170,
+    look_next="Check whether the layers were repeated on purpose; if not, the export or the merge wrote one "
+    "twice.",
+)
+@finding(
+    "swapped_layers",
+    "layers in another order",
+    severity="warning",
+    rank=180,
+    look_next="Check the export: put the layers back in order, and measure the loss of both.",
+)
 def moved_layers(a: Model, b: Model, moved: Sequence[int]) -> Iterator[Finding]:
-    """Layers of b, among those that moved, that are other layers of a: in another order, or copies."""
+    """Layers of b, among those that moved, that are other layers of a: in another order, or
+    copies.
+    """
     source = layers_elsewhere(a, b, moved)
     while source:
         chain = [next(iter(source))]
         while (following := source.get(chain[-1], chain[0])) not in chain:
             chain.append(following)
-        circle = source.get(chain[-1]) == chain[0]  # every layer of it is there once, at another's place
+        circle = (
+            source.get(chain[-1]) == chain[0]
+        )  # every layer of it is there once, at another's place
         for layer in chain if circle else chain[:1]:
             origin = source.pop(layer)
             if not circle:
@@ -215,11 +291,21 @@ def moved_layers(a: Model, b: Model, moved: Sequence[int]) -> Iterator[Finding]:
                 yield _layers_finding("copied_layer", layer, text, [origin])
         if circle:
             now = [chain[(i + 1) % len(chain)] for i in range(len(chain))]
-            pairs = ", ".join(f"{layer} was {origin}" for layer, origin in sorted(zip(chain, now, strict=True)))
+            pairs = ", ".join(
+                f"{layer} was {origin}" for layer, origin in sorted(zip(chain, now, strict=True))
+            )
             text = f"{counted(len(chain), 'layer')}, {spans(chain)}, are in another order: {pairs}."
             yield _layers_finding("swapped_layers", min(chain), text, sorted(chain))
 
 
 def _layers_finding(kind: str, layer: int, text: str, origins: Sequence[int]) -> Finding:
     members = tuple(Member("layer", origin) for origin in origins)
-    return Finding(kind=kind, layer=layer, measure="layers", number=len(origins), usual=0.0, text=text, members=members)
+    return Finding(
+        kind=kind,
+        layer=layer,
+        measure="layers",
+        number=len(origins),
+        usual=0.0,
+        text=text,
+        members=members,
+    )

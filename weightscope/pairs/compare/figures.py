@@ -1,4 +1,6 @@
-"""Figures of a comparison: how far each head moved, spectra before and after, measures along a run."""
+"""Figures of a comparison: how far each head moved, spectra before and after, measures along a
+run.
+"""
 
 import matplotlib as mpl
 import numpy as np
@@ -19,17 +21,25 @@ from weightscope.report.pages.style import (
     subplots,
 )
 
-NOTHING = {"ha": "center", "va": "center", "color": "0.35"}  # what is said where there is nothing to draw
+NOTHING = {
+    "ha": "center",
+    "va": "center",
+    "color": "0.35",
+}  # what is said where there is nothing to draw
 DRAWN = 6  # heads whose spectra are compared: those that moved most
 NEGLIGIBLE = 1e-6  # of the largest: no change in percent is drawn for smaller singular values
 
 
 @in_our_style()
 def changes(comparison: Comparison) -> Figure:
-    """Layers against heads: relative change of W_QK and of W_VO on one scale, white where a head did not move."""
+    """Layers against heads: relative change of W_QK and of W_VO on one scale, white where a head
+    did not move.
+    """
     figure, axes = subplots(2, 1, figsize=(COLUMN, 4.4), sharex=True)
     both = {name: comparison.from_first[f"{name}_change"][-1] for name in MAPS}
-    known = np.concatenate([change[np.isfinite(change) & (change > UNMOVED)] for change in both.values()])
+    known = np.concatenate(
+        [change[np.isfinite(change) & (change > UNMOVED)] for change in both.values()]
+    )
     limits = {"vmin": UNMOVED, "vmax": float(known.max()) if len(known) else 1.0}
     unmoved = mpl.colormaps["cividis"].with_extremes(under="white")
     for axis, (name, change) in zip(axes, both.items(), strict=True):
@@ -47,10 +57,11 @@ def changes(comparison: Comparison) -> Figure:
 
 @in_our_style()
 def spectra_before_and_after(comparison: Comparison) -> Figure:
-    """How each singular value of the heads that moved most changed, in percent; W_QK on the left, W_VO on the right.
+    """How each singular value of the heads that moved most changed, in percent; W_QK on the left,
+    W_VO on the right.
 
-    All panels have one scale, linear up to 10 % and logarithmic beyond where a value more than doubled.
-    """
+    All panels have one scale, linear up to 10 % and logarithmic beyond where a value more than
+    doubled."""
     first, last = comparison.measured[0], comparison.measured[-1]
     change = np.stack([comparison.from_first[f"{name}_change"][-1].ravel() for name in MAPS])
     moved = np.abs(change).max(axis=0) > UNMOVED
@@ -60,9 +71,13 @@ def spectra_before_and_after(comparison: Comparison) -> Figure:
     for row_axes, row in zip(axes, rows, strict=True):
         i, h = divmod(row, first.n_heads)
         for axis, (name, w), how_far in zip(row_axes, MAPS.items(), change[:, row], strict=True):
-            before, after = (heads.arrays[f"{name}_singular_values"][i, h] for heads in (first, last))
+            before, after = (
+                heads.arrays[f"{name}_singular_values"][i, h] for heads in (first, last)
+            )
             known = before > NEGLIGIBLE * np.nanmax(before, initial=0.0)
-            percent = 100 * (np.divide(after, before, where=known, out=np.full(len(before), np.nan)) - 1)
+            percent = 100 * (
+                np.divide(after, before, where=known, out=np.full(len(before), np.nan)) - 1
+            )
             index = np.arange(1, len(before) + 1)
             axis.axhline(0, color="0.6", linewidth=0.6)
             if how_far > UNMOVED and np.isfinite(percent).any():
@@ -71,7 +86,11 @@ def spectra_before_and_after(comparison: Comparison) -> Figure:
                 farthest = max(farthest, float(np.abs(percent[np.isfinite(percent)]).max()))
             else:
                 axis.text(
-                    0.5, 0.6, "did not move" if how_far <= UNMOVED else "unknown", **NOTHING, transform=axis.transAxes
+                    0.5,
+                    0.6,
+                    "did not move" if how_far <= UNMOVED else "unknown",
+                    **NOTHING,
+                    transform=axis.transAxes,
                 )
             axis.set_xlim(0, len(before) + 1)
             axis.set_title(f"layer {first.layers[i]} head {h}: {MATH[w]}")
@@ -88,14 +107,18 @@ def spectra_before_and_after(comparison: Comparison) -> Figure:
 
 @in_our_style()
 def trajectories(comparison: Comparison) -> Figure:
-    """The median of each layer's heads at each checkpoint, by layer; changes from step to step last."""
+    """The median of each layer's heads at each checkpoint, by layer; changes from step to step
+    last.
+    """
     figure, axes = subplots(3, 2, figsize=(COLUMN, 4.6), sharex=True)
     *traced, step_to_step, left_over = axes.flat
     left_over.set_axis_off()
     layer_bar(figure, left_over, comparison.measured[0].layers)
     steps, first = np.arange(len(comparison.labels)), comparison.measured[0]
     for axis, name in zip(traced, TRACED, strict=True):
-        medians = np.stack([layer_medians(heads.grid(name)) for heads in comparison.measured])  # (n, L)
+        medians = np.stack(
+            [layer_medians(heads.grid(name)) for heads in comparison.measured]
+        )  # (n, L)
         for line, colour in zip(medians.T, layer_colours(first.layers), strict=True):
             axis.plot(steps, line, color=colour, linewidth=0.8)
         axis.set_title(title(first.measure(name)))

@@ -17,7 +17,11 @@ LISTED = 40  # heads or tensors in a table: the most that moved, and the most th
 def write_comparison_page(files: Files, comparison: Comparison) -> None:
     """Write the figures (trajectories only of more than two checkpoints) and report.html."""
     first, last = comparison.labels[0], comparison.labels[-1]
-    shown = {name: draw for name, draw in FIGURES.items() if name != "trajectories" or len(comparison.labels) > 2}
+    shown = {
+        name: draw
+        for name, draw in FIGURES.items()
+        if name != "trajectories" or len(comparison.labels) > 2
+    }
     drawn = {
         name: save(getattr(figures, function)(comparison), files, name)
         for name, function in bar(shown.items(), "figures", "figure")
@@ -33,17 +37,29 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
         sections.append(Section("Roles and edges that moved", circuits.lead, parts))
     everything = comparison.everything
     if everything is None and (tensors := comparison.others[-1]).moved:
-        sections.append(Section("Other tensors", tensors.headline, [_changed_first(tensors.moved_most)]))
+        sections.append(
+            Section("Other tensors", tensors.headline, [_changed_first(tensors.moved_most)])
+        )
     if everything is not None:
-        tables = [_changed_first(everything.moved_most, "tensors.csv")] if len(everything.moved_most(1)) else []
+        tables = (
+            [_changed_first(everything.moved_most, "tensors.csv")]
+            if len(everything.moved_most(1))
+            else []
+        )
         sections.append(Section("Everything in the files", everything.lead, tables))
     if len(comparison.labels) > 2:
         along = Figure(drawn["trajectories"], "Median of each layer at each checkpoint.")
         sections.append(Section("Along the run", ", ".join(map(plain, comparison.labels)), [along]))
     write_page(
-        files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats, model=subject,
+        files,
+        "report.html",
+        f"From {first} to {last}",
+        comparison.lead,
+        sections,
+        comparison.caveats,
+        model=subject,
         provenance=comparison.provenance,
-    )  # fmt: skip
+    )
 
 
 def _changed_first(moved_most: Callable[[int, int], Table], file: str = "") -> Filed:
@@ -61,7 +77,8 @@ def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]
             "head, which does not change what it computes, does not count.",
             [
                 Figure(
-                    drawn["changes"], f"Relative change from {first} to {last}; blank: did not move, hatched: unknown."
+                    drawn["changes"],
+                    f"Relative change from {first} to {last}; blank: did not move, hatched: unknown.",
                 )
             ],
         ),
@@ -73,7 +90,10 @@ def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]
             "space, at 90° one direction of it is new, strong or weak. A large angle with a small change means that "
             "a weak direction turned.",
             [
-                Figure(drawn["spectra"], "Change of each singular value, in percent of what it was; all on one scale."),
+                Figure(
+                    drawn["spectra"],
+                    "Change of each singular value, in percent of what it was; all on one scale.",
+                ),
                 _changed_first(comparison.moved_most, "heads.csv"),
             ],
         ),

@@ -1,1 +1,3 @@
-"""What was trained into a checkpoint: directions of each change, intruder dimensions, words, how it was trained."""
+"""What was trained into a checkpoint: directions of each change, intruder dimensions, words, how it
+was trained.
+"""

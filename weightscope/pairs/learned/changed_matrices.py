@@ -1,4 +1,6 @@
-"""The change of one matrix: its leading directions, and how they lie among the directions that the base had."""
+"""The change of one matrix: its leading directions, and how they lie among the directions that the
+base had.
+"""
 
 from dataclasses import dataclass
 from math import nan, sqrt
@@ -13,24 +15,42 @@ from weightscope.pairs.changes.tensor import Change
 
 DIRECTIONS = 16  # leading ones of each change that are kept
 SPARE, POWERS = 8, 4  # further columns of the sketch, and its power iterations
-ABOVE_NOISE = 1.5  # times the spectral norm of rounding errors, from which a direction is more than rounding
-TOP, INTRUDER = 10, 0.5  # PEFT's defaults: leading dimensions looked at, and the cosine below which one is an intruder
-EXACT_SIDE = 2048  # of the smaller side, up to which intruders are looked for unasked: the SVD takes a few seconds
+ABOVE_NOISE = (
+    1.5  # times the spectral norm of rounding errors, from which a direction is more than rounding
+)
+TOP, INTRUDER = (
+    10,
+    0.5,
+)  # PEFT's defaults: leading dimensions looked at, and the cosine below which one is an intruder
+# of the smaller side, up to which intruders are looked for unasked: the SVD takes a few seconds
+EXACT_SIDE = 2048
 PRINCIPAL = 0.1  # share of the base's left singular vectors that are called principal
 FAINT = 1e-7  # of the first singular value, what a Gram matrix in float64 resolves
 SPREADS = 4.0  # of the largest singular value of noise, above its mean
 LEFT = 1.5  # times the energy of rounding errors, that a change of low rank leaves at most
 FINEST = 23  # bits of float32's fraction
-READS = {"q", "k", "v", "gate", "up", "router", "q_a", "kv_a"}  # roles whose input is the stream, in the norm's basis
+READS = {
+    "q",
+    "k",
+    "v",
+    "gate",
+    "up",
+    "router",
+    "q_a",
+    "kv_a",
+}  # roles whose input is the stream, in the norm's basis
 WRITES = {"o", "down"}  # roles whose output joins the stream
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Intruders(ShowsShapes):
-    """How the leading left singular vectors of the tuned matrix lie among the base's, and where the change lies."""
+    """How the leading left singular vectors of the tuned matrix lie among the base's, and where the
+    change lies.
+    """
 
     cosines: np.ndarray  # (<= TOP,) of each, the largest with any of the base's
-    principal: float  # share of the change's energy in the base's principal left vectors, over what chance gives
+    # share of the change's energy in the base's principal left vectors, over what chance gives
+    principal: float
     drift: float  # |s_tuned - s_base| / |s_base| of the leading singular values
 
     @property
@@ -69,10 +89,15 @@ class Update(ShowsShapes):
 
     @property
     def is_noise(self) -> bool:
-        """Whether no direction stands out of what as large a change by independent noise has (Johnstone 2001)."""
+        """Whether no direction stands out of what as large a change by independent noise has
+        (Johnstone 2001).
+        """
         rows, columns = sqrt(self.shape[0] - 1), sqrt(self.shape[1])
         edge, spread = (rows + columns) ** 2, (rows + columns) * (1 / rows + 1 / columns) ** (1 / 3)
-        return bool(self.s[0] ** 2 * self.shape[0] * self.shape[1] <= self.size**2 * (edge + SPREADS * spread))
+        return bool(
+            self.s[0] ** 2 * self.shape[0] * self.shape[1]
+            <= self.size**2 * (edge + SPREADS * spread)
+        )
 
     @property
     def n_directions(self) -> int:
@@ -92,7 +117,10 @@ class Update(ShowsShapes):
     @property
     def along_stream(self) -> dict[str, np.ndarray]:
         """Its directions in the stream by side, `reads` or `writes`: (n, d) each."""
-        sides = {"reads": self.read * self.reads_stream, "writes": self.written * self.writes_stream}
+        sides = {
+            "reads": self.read * self.reads_stream,
+            "writes": self.written * self.writes_stream,
+        }
         return {side: rows[: self.n_directions] for side, rows in sides.items() if rows.any()}
 
 
@@ -110,7 +138,10 @@ def updates_of(entry: Counterparts, change: Change, *, exact: bool = False) -> l
         return []
     if len(a.shape) == 3:
         pairs = zip(a.experts, b.experts, strict=True)
-        return [_update(f"{entry.label} {i}", x, y, change, exact=exact) for i, (x, y) in enumerate(pairs)]
+        return [
+            _update(f"{entry.label} {i}", x, y, change, exact=exact)
+            for i, (x, y) in enumerate(pairs)
+        ]
     return [_update(entry.label, a, b, change, exact=exact)]
 
 
@@ -120,7 +151,9 @@ def _update(label: str, a: NamedTensor, b: NamedTensor, change: Change, *, exact
     np.subtract(b.array(), d, out=d)  # in place: a 7B's largest matrix takes 360 MB
     size = float(np.linalg.norm(d))
     far = size / before if before else np.inf
-    s, written, read = (vectors.astype(np.float32) for vectors in leading(d, DIRECTIONS))  # kept of every matrix
+    s, written, read = (
+        vectors.astype(np.float32) for vectors in leading(d, DIRECTIONS)
+    )  # kept of every matrix
     bits = min(BITS.get(dtype, FINEST) for dtype in change.dtypes)
     noise = 2.0**-bits * max(before, size) / sqrt(12 * d.size) * sum(map(sqrt, d.shape))
     shape, rank = d.shape, change.rank
@@ -131,11 +164,15 @@ def _update(label: str, a: NamedTensor, b: NamedTensor, change: Change, *, exact
     if size and (exact or min(shape) <= EXACT_SIDE):
         x, y = (each.array().T if TRANSPOSED in a.stored else each.array() for each in (a, b))
         intruders = intruders_of(x, y)
-    return Update(label, a.name, a.role, a.layer, shape, far, rank, size, noise, s, written, read, intruders)
+    return Update(
+        label, a.name, a.role, a.layer, shape, far, rank, size, noise, s, written, read, intruders
+    )
 
 
 def rank_of(d: np.ndarray, noise: float) -> int | None:
-    """The rank of a change up to rounding, whose errors have this spectral norm; None where it is full."""
+    """The rank of a change up to rounding, whose errors have this spectral norm; None where it is
+    full.
+    """
     gram = d.T @ d if d.shape[0] > d.shape[1] else d @ d.T
     s = np.sqrt(np.maximum(np.linalg.eigvalsh(gram)[::-1], 0))
     rank = int((s > ABOVE_NOISE * noise).sum())
@@ -147,8 +184,8 @@ def rank_of(d: np.ndarray, noise: float) -> int | None:
 def leading(d: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The leading singular values and vectors of a matrix (m, n): (k,), (k, m), (k, n).
 
-    A random sketch with power iterations (Halko, Martinsson and Tropp 2011, algorithm 4.4); exact for ranks up to
-    k + SPARE.
+    A random sketch with power iterations (Halko, Martinsson and Tropp 2011, algorithm 4.4); exact
+    for ranks up to k + SPARE.
 
     Examples
     --------
@@ -157,7 +194,9 @@ def leading(d: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     [3.0, 2.0]
     """
     width = min(k + SPARE, *d.shape)
-    basis = np.linalg.qr(d @ np.random.default_rng(d.shape[1]).standard_normal((d.shape[1], width)))[0]
+    basis = np.linalg.qr(
+        d @ np.random.default_rng(d.shape[1]).standard_normal((d.shape[1], width))
+    )[0]
     for _ in range(POWERS):
         basis = np.linalg.qr(d @ np.linalg.qr(d.T @ basis)[0])[0]  # (m, width)
     left, s, right = np.linalg.svd(basis.T @ d, full_matrices=False)
@@ -166,26 +205,29 @@ def leading(d: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def intruders_of(before: np.ndarray, after: np.ndarray) -> Intruders:
-    """Intruder dimensions as PEFT defines them (`peft.tuners.lora.intruders`, after arXiv 2410.21228).
+    """Intruder dimensions as PEFT defines them (`peft.tuners.lora.intruders`, after arXiv
+    2410.21228).
 
-    Of the first TOP left singular vectors of W + dW, each whose |cosine| with every left singular vector of W is below
-    INTRUDER. Both are (m, n) as PyTorch stores them, which for a Conv1D is (in, out).
-    """
+    Of the first TOP left singular vectors of W + dW, each whose |cosine| with every left singular
+    vector of W is below INTRUDER. Both are (m, n) as PyTorch stores them, which for a Conv1D is
+    (in, out)."""
     w, after = before.astype(np.float64), after.astype(np.float64)
     (base, s), (merged, values) = _left(w), _left(after)  # (m, r), (r,)
     cosines = np.abs(merged[:, :TOP].T @ base).max(axis=1)
     d = after - w
     few = max(1, int(PRINCIPAL * len(s)))
     inside = float(np.linalg.norm(base[:, :few].T @ d) ** 2 / np.linalg.norm(d) ** 2)
-    drift = float(np.linalg.norm(values[:few] - s[:few]) / np.linalg.norm(s[:few])) if s.any() else nan
+    drift = (
+        float(np.linalg.norm(values[:few] - s[:few]) / np.linalg.norm(s[:few])) if s.any() else nan
+    )
     return Intruders(cosines, inside * len(base) / few, drift)
 
 
 def _left(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """All left singular vectors and the values of a matrix (m, n), the largest first: (m, r), (r,).
 
-    From the smaller Gram matrix, a third of an SVD's time; singular values below FAINT of the first are not resolved.
-    """
+    From the smaller Gram matrix, a third of an SVD's time; singular values below FAINT of the first
+    are not resolved."""
     tall = w.shape[0] > w.shape[1]
     energies, vectors = np.linalg.eigh(w.T @ w if tall else w @ w.T)
     s, vectors = np.sqrt(np.maximum(energies[::-1], 0)), vectors[:, ::-1]

@@ -1,4 +1,6 @@
-"""What was trained into a checkpoint: what its changes are, what they read and write, and which words they raise."""
+"""What was trained into a checkpoint: what its changes are, what they read and write, and which
+words they raise.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,7 +37,8 @@ Readable = Model | TensorsOnly
 MOSTLY = 0.9  # of the changed matrices in layers, for what they are to be said of the training
 CONVERTED = ("rounded", "quantised")  # kinds of change that a conversion makes
 ROWS = ("tokens", "positions", "unembedding", "types")  # looked up by row: they have no directions
-ASKED = 0.5  # of the changed tensors, with a deed or unlike the base's, from which their function is compared
+# of the changed tensors, with a deed or unlike the base's, from which their function is compared
+ASKED = 0.5
 ONE_SCALE = 10.0  # times the least relative change, that the largest of a LoRA's matrices has
 USUAL_RANKS = (
     1,
@@ -49,13 +52,21 @@ USUAL_RANKS = (
     256,
 )  # that people give a LoRA: a few steps rarely leave one of them
 NO_TRAINING = ("same function", "deed", "unrelated", "noise", "merge")
-SHARES_DIFFER, NEARLY_ALL = 0.1, 0.1  # of the share of the base in a merge's matrices; and from one, in a tune
-OUTSIDE = {"tokens": "token embeddings", "positions": "position embeddings", "types": "type embeddings",
-           "unembedding": "the head"}  # fmt: skip
+SHARES_DIFFER, NEARLY_ALL = (
+    0.1,
+    0.1,
+)  # of the share of the base in a merge's matrices; and from one, in a tune
+OUTSIDE = {
+    "tokens": "token embeddings",
+    "positions": "position embeddings",
+    "types": "type embeddings",
+    "unembedding": "the head",
+}
 DORA = "a change of rank up to {} and a factor for each row, as of a DoRA,"
 LOKR = "a Kronecker product, as of a LoKr,"
 HOW = {
-    "low rank": "{name} holds {evidence}", "one direction": "{name} was edited along one direction: {evidence}",
+    "low rank": "{name} holds {evidence}",
+    "one direction": "{name} was edited along one direction: {evidence}",
     "full": "{name} holds changes as training leaves: {evidence}",
     "few rows": "{name} changed in a few rows of its embeddings only: {evidence}",
     "vectors": "{name} changed in biases and norms only",
@@ -68,7 +79,7 @@ HOW = {
     "unrelated": "{name} holds other weights: {evidence}, as if drawn again, trained apart or in another basis",
     "merge": "{name} holds {evidence}, as a merge leaves",
     "noise": "{name} differs by what independent noise would leave: {evidence}; no training shows",
-}  # fmt: skip
+}
 BEYOND_CHANCE = 3.0  # times the overlap of random spaces, from which two tunes are said to collide
 
 
@@ -76,8 +87,8 @@ BEYOND_CHANCE = 3.0  # times the overlap of random spaces, from which two tunes 
 class Training:
     """What the changes say of the training."""
 
-    # "low rank", "one direction", "full", "few rows", "vectors", "embeddings", "conversion", "none", "mixed"; or, of
-    # what is no training, one of NO_TRAINING.
+    # "low rank", "one direction", "full", "few rows", "vectors", "embeddings", "conversion",
+    # "none", "mixed"; or, of what is no training, one of NO_TRAINING.
     kind: str
     rank: int | None  # the largest of a change of low rank
     evidence: str  # in words
@@ -115,7 +126,9 @@ class Tune(ShowsShapes):
     @property
     def lead(self) -> str:
         """How it was changed, how far and where, and the words that rose."""
-        how = HOW[self.training.kind].format(name=printable(self.name), evidence=self.training.evidence)
+        how = HOW[self.training.kind].format(
+            name=printable(self.name), evidence=self.training.evidence
+        )
         sizes = spread_of([update for update in self.updates if np.isfinite(update.change)])
         parts = [f"{how}{f' ({sizes})' if sizes else ''}."]
         if self.also and self.training.is_training:
@@ -130,34 +143,64 @@ class Tune(ShowsShapes):
 
     def as_json(self) -> dict[str, Any]:
         """Its part of learned.json."""
-        training = {"kind": self.training.kind, "rank": self.training.rank, "evidence": self.training.evidence}
-        words = [] if self.words is None else [
-            {"token": name, "id": int(token), "before": float(self.words.before[token]),
-             "after": float(self.words.after[token])}
-            for name, token in zip(self.words.labels, self.words.top, strict=True)
-        ]  # fmt: skip
+        training = {
+            "kind": self.training.kind,
+            "rank": self.training.rank,
+            "evidence": self.training.evidence,
+        }
+        words = (
+            []
+            if self.words is None
+            else [
+                {
+                    "token": name,
+                    "id": int(token),
+                    "before": float(self.words.before[token]),
+                    "after": float(self.words.after[token]),
+                }
+                for name, token in zip(self.words.labels, self.words.top, strict=True)
+            ]
+        )
         return {
-            "name": self.name, "training": training, "changed": len(self.updates),
-            "intruders": {"count": self.intruders, "matrices": len(self.looked_at), "top": TOP, "below": INTRUDER},
+            "name": self.name,
+            "training": training,
+            "changed": len(self.updates),
+            "intruders": {
+                "count": self.intruders,
+                "matrices": len(self.looked_at),
+                "top": TOP,
+                "below": INTRUDER,
+            },
             "shared": [
-                {"side": each.side, "strength": each.strength, "chance": each.chance, "matrices": len(each.matrices),
-                 "layers": list(each.layers)} for each in self.shared
+                {
+                    "side": each.side,
+                    "strength": each.strength,
+                    "chance": each.chance,
+                    "matrices": len(each.matrices),
+                    "layers": list(each.layers),
+                }
+                for each in self.shared
             ],
-            "words": words, "no_words": self.no_words,
-        }  # fmt: skip
+            "words": words,
+            "no_words": self.no_words,
+        }
 
 
 def spread_of(updates: Sequence[Update]) -> str:
     """`relative change 0.01 to 0.02`; empty without updates."""
     if not updates:
         return ""
-    sizes = [f"{size:.2g}" for size in (min(u.change for u in updates), max(u.change for u in updates))]
+    sizes = [
+        f"{size:.2g}" for size in (min(u.change for u in updates), max(u.change for u in updates))
+    ]
     return f"relative change {' to '.join(dict.fromkeys(sizes))}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Learned(Result):
-    """What was trained into one tune of a base, or several. `tunes` has one entry each, `overlaps` one per pair."""
+    """What was trained into one tune of a base, or several. `tunes` has one entry each, `overlaps`
+    one per pair.
+    """
 
     base: str
     tunes: Sequence[Tune]
@@ -174,7 +217,13 @@ class Learned(Result):
         "overlaps.csv": lambda learned: learned.overlap_table,
         "directions.npz": lambda learned: learned.directions,
     }
-    FILES: ClassVar[tuple[str, ...]] = (*TABLES, *REPORT, "learned.png", "learned.svg", "learned.figure.csv")
+    FILES: ClassVar[tuple[str, ...]] = (
+        *TABLES,
+        *REPORT,
+        "learned.png",
+        "learned.svg",
+        "learned.figure.csv",
+    )
 
     @property
     def about(self) -> str:
@@ -195,8 +244,13 @@ class Learned(Result):
                 sentences.append(f"{pair} change no matrix in common.")
                 continue
             mean = means(each)
-            collide = any(mean[side] >= BEYOND_CHANCE * mean[f"chance_{side}"] for side in ("reads", "writes"))
-            parts = [f"{side} {mean[side]:.0%} (random {mean[f'chance_{side}']:.0%})" for side in ("reads", "writes")]
+            collide = any(
+                mean[side] >= BEYOND_CHANCE * mean[f"chance_{side}"] for side in ("reads", "writes")
+            )
+            parts = [
+                f"{side} {mean[side]:.0%} (random {mean[f'chance_{side}']:.0%})"
+                for side in ("reads", "writes")
+            ]
             where = f"{'collide' if collide else 'do not collide'} in the {len(each)} matrices that both change"
             sentences.append(
                 f"{pair} {where}: overlap of {' and '.join(parts)}; their changes have cosine {mean['cosine']:.2g}."
@@ -207,11 +261,22 @@ class Learned(Result):
     def table(self) -> Table:
         """One row per changed matrix; its csv() is updates.csv."""
         rows = [
-            (tune.name, each.label, each.role, np.nan if each.layer is None else each.layer, each.change,
-             np.nan if each.rank is None else each.rank, *_first(each), each.stable_rank, each.noise,
-             each.n_directions, *_intruders(each))
-            for tune in self.tunes for each in tune.updates
-        ]  # fmt: skip
+            (
+                tune.name,
+                each.label,
+                each.role,
+                np.nan if each.layer is None else each.layer,
+                each.change,
+                np.nan if each.rank is None else each.rank,
+                *_first(each),
+                each.stable_rank,
+                each.noise,
+                each.n_directions,
+                *_intruders(each),
+            )
+            for tune in self.tunes
+            for each in tune.updates
+        ]
         return Table.of_rows(COLUMNS, rows)
 
     @cached_property
@@ -219,23 +284,48 @@ class Learned(Result):
         """One row per listed token; its csv() is words.csv."""
         rows = [
             (tune.name, rank, int(token), name, tune.words.before[token], tune.words.after[token])
-            for tune in self.tunes if tune.words
-            for rank, (token, name) in enumerate(zip(tune.words.top, tune.words.labels, strict=True), 1)
-        ]  # fmt: skip
+            for tune in self.tunes
+            if tune.words
+            for rank, (token, name) in enumerate(
+                zip(tune.words.top, tune.words.labels, strict=True), 1
+            )
+        ]
         return Table.of_rows(WORD_COLUMNS, rows) if rows else None
 
     @cached_property
     def shared_table(self) -> Table | None:
         """One row per direction that matrices of several layers share; its csv() is shared.csv."""
-        rows = [(tune.name, each.side, each.strength, each.chance, len(each.matrices), spans(each.layers))
-                for tune in self.tunes for each in tune.shared]  # fmt: skip
+        rows = [
+            (
+                tune.name,
+                each.side,
+                each.strength,
+                each.chance,
+                len(each.matrices),
+                spans(each.layers),
+            )
+            for tune in self.tunes
+            for each in tune.shared
+        ]
         return Table.of_rows(SHARED_COLUMNS, rows) if rows else None
 
     @cached_property
     def overlap_table(self) -> Table | None:
         """One row per matrix that two tunes change; its csv() is overlaps.csv."""
-        rows = [(a, b, each.label, each.reads, each.writes, each.chance_reads, each.chance_writes, each.cosine)
-                for (a, b), pairs in self.overlaps.items() for each in pairs]  # fmt: skip
+        rows = [
+            (
+                a,
+                b,
+                each.label,
+                each.reads,
+                each.writes,
+                each.chance_reads,
+                each.chance_writes,
+                each.cosine,
+            )
+            for (a, b), pairs in self.overlaps.items()
+            for each in pairs
+        ]
         return Table.of_rows(PAIR_COLUMNS, rows) if rows else None
 
     @property
@@ -251,12 +341,18 @@ class Learned(Result):
     def printed(self) -> list[str | Table]:
         """What the terminal shows, from top to bottom."""
         parts: list[str | Table] = [*(tune.lead for tune in self.tunes), *self._collisions()]
-        parts += [f"No words for {printable(tune.name)}: {tune.no_words}." for tune in self.tunes if tune.no_words]
+        parts += [
+            f"No words for {printable(tune.name)}: {tune.no_words}."
+            for tune in self.tunes
+            if tune.no_words
+        ]
         return [*parts, self.most_changed(12)] if len(self.table) else parts
 
     def most_changed(self, most: int) -> Table:
         """The matrices that changed most."""
-        order = np.argsort(-np.nan_to_num(self.table["change"], nan=0.0, posinf=1e9), kind="stable")[:most]
+        order = np.argsort(
+            -np.nan_to_num(self.table["change"], nan=0.0, posinf=1e9), kind="stable"
+        )[:most]
         return self.table.take([int(i) for i in order])
 
     def shown(self) -> list[Table]:
@@ -266,54 +362,86 @@ class Learned(Result):
     def as_json(self) -> dict[str, Any]:
         """What `weightscope learned --json` prints and learned.json holds."""
         pairs = [
-            {"a": a, "b": b, "matrices": len(each)} | (means(each) if each else dict.fromkeys(OVERLAP_COLUMNS))
+            {"a": a, "b": b, "matrices": len(each)}
+            | (means(each) if each else dict.fromkeys(OVERLAP_COLUMNS))
             for (a, b), each in self.overlaps.items()
         ]
         tunes = [tune.as_json() for tune in self.tunes]
         return dict(
-            as_json(self.provenance.envelope(self.lead) | {"base": self.base, "tunes": tunes, "overlaps": pairs})
+            as_json(
+                self.provenance.envelope(self.lead)
+                | {"base": self.base, "tunes": tunes, "overlaps": pairs}
+            )
         )
 
 
 OVERLAP_COLUMNS = ("reads", "writes", "chance_reads", "chance_writes", "cosine")
 COLUMNS = (
-    Column("tune"), Column("matrix"), Column("role"), Column("layer", format=".0f"),
-    Column("change", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of the change, relative to the base."),
+    Column("tune"),
+    Column("matrix"),
+    Column("role"),
+    Column("layer", format=".0f"),
+    Column(
+        "change", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of the change, relative to the base."
+    ),
     Column("rank", meaning="Of the change, where it is low.", format=".0f"),
     Column("sigma1", symbol="$σ_1(ΔW)$", meaning="Largest singular value of the change."),
     Column("first_share", symbol="first direction", meaning="Its share of the change's energy."),
     Column("stable_rank", symbol="stable rank", meaning="$‖ΔW‖_F^2 / σ_1^2$."),
     Column("noise", meaning="Spectral norm that rounding to the stored dtype leaves."),
     Column("directions", meaning="How many of the first 16 are more than rounding.", format=".0f"),
-    Column("intruders", format=".0f",
-           meaning="Intruder dimensions among the first 10; empty where they were not looked for."),
-    Column("least_cosine", symbol="least cosine", meaning="Of the first 10 singular vectors with any of the base's."),
-    Column("principal", meaning="The change's energy in the base's principal directions, over what chance gives."),
+    Column(
+        "intruders",
+        format=".0f",
+        meaning="Intruder dimensions among the first 10; empty where they were not looked for.",
+    ),
+    Column(
+        "least_cosine",
+        symbol="least cosine",
+        meaning="Of the first 10 singular vectors with any of the base's.",
+    ),
+    Column(
+        "principal",
+        meaning="The change's energy in the base's principal directions, over what chance gives.",
+    ),
     Column("drift", meaning="How far the base's leading singular values moved, relative."),
-)  # fmt: skip
+)
 WORD_COLUMNS = (
-    Column("tune"), Column("rank"), Column("token_id", symbol="id"), Column("token"),
+    Column("tune"),
+    Column("rank"),
+    Column("token_id", symbol="id"),
+    Column("token"),
     Column("before", meaning="Mean probability in the base, after random tokens."),
     Column("after", meaning="The same in the tune."),
-)  # fmt: skip
+)
 SHARED_COLUMNS = (
-    Column("tune"), Column("side"),
+    Column("tune"),
+    Column("side"),
     Column("strength", meaning="Mean squared cosine with the leading directions of each matrix."),
     Column("chance", meaning="The largest that random directions reach."),
-    Column("matrices", meaning="How many have it."), Column("layers"),
-)  # fmt: skip
+    Column("matrices", meaning="How many have it."),
+    Column("layers"),
+)
 PAIR_COLUMNS = (
-    Column("a"), Column("b"), Column("matrix"),
-    Column("reads", meaning="Mean squared cosine of the spaces that both read; 1 for one inside the other."),
+    Column("a"),
+    Column("b"),
+    Column("matrix"),
+    Column(
+        "reads",
+        meaning="Mean squared cosine of the spaces that both read; 1 for one inside the other.",
+    ),
     Column("writes", meaning="The same of the spaces that both write."),
-    Column("chance_reads", meaning="Of random spaces."), Column("chance_writes", meaning="Of random spaces."),
+    Column("chance_reads", meaning="Of random spaces."),
+    Column("chance_writes", meaning="Of random spaces."),
     Column("cosine", meaning="Of the two changes: 1 where they add up, -1 where they cancel."),
-)  # fmt: skip
+)
 
 
 def means(overlaps: Sequence[Overlap]) -> dict[str, float]:
     """The mean of each number over matrices."""
-    return {name: float(np.mean([getattr(each, name) for each in overlaps])) for name in OVERLAP_COLUMNS}
+    return {
+        name: float(np.mean([getattr(each, name) for each in overlaps])) for name in OVERLAP_COLUMNS
+    }
 
 
 def _first(update: Update) -> tuple[float, float]:
@@ -322,13 +450,21 @@ def _first(update: Update) -> tuple[float, float]:
 
 def _intruders(update: Update) -> tuple[float, float, float, float]:
     each = update.intruders
-    return (np.nan,) * 4 if each is None else (each.count, float(each.cosines.min()), each.principal, each.drift)
+    return (
+        (np.nan,) * 4
+        if each is None
+        else (each.count, float(each.cosines.min()), each.principal, each.drift)
+    )
 
 
 def learned(
-    base: Readable | str | Path, *tuned: Readable | str | Path, exact: bool = False, progress: bool = False
+    base: Readable | str | Path,
+    *tuned: Readable | str | Path,
+    exact: bool = False,
+    progress: bool = False,
 ) -> Learned:
-    """Find out what was trained into tunes of a base: directions, intruder dimensions, words, how it was done.
+    """Find out what was trained into tunes of a base: directions, intruder dimensions, words, how
+    it was done.
 
     Parameters
     ----------
@@ -355,27 +491,39 @@ def learned(
     if not tuned:
         raise CheckpointError("`learned` needs a base and at least one tune")
     of_base = base if isinstance(base, str | Path) else base.checkpoint.folder
-    tunes = [open_tensors(each, base=of_base if is_adapter(str(each)) else None)
-             if isinstance(each, str | Path) else each for each in tuned]  # fmt: skip
+    tunes = [
+        open_tensors(each, base=of_base if is_adapter(str(each)) else None)
+        if isinstance(each, str | Path)
+        else each
+        for each in tuned
+    ]
     base = open_tensors(base) if isinstance(base, str | Path) else base
     with progress_shown(progress):
         results = [tune_of(base, each, exact=exact) for each in tunes]
     overlaps = {}
     for a, b in combinations(results, 2):
         of_a, of_b = ({update.label: update for update in tune.updates} for tune in (a, b))
-        overlaps[a.name, b.name] = [overlap(of_a[label], of_b[label]) for label in of_a if label in of_b]
+        overlaps[a.name, b.name] = [
+            overlap(of_a[label], of_b[label]) for label in of_a if label in of_b
+        ]
     provenance = Provenance.of(base.checkpoint, *(each.checkpoint for each in tunes))
     return Learned(base.name, results, overlaps, provenance)
 
 
-def tune_of(base: Readable, tuned: Readable, *, exact: bool = False, with_words: bool = True) -> Tune:
+def tune_of(
+    base: Readable, tuned: Readable, *, exact: bool = False, with_words: bool = True
+) -> Tune:
     """What was trained into one checkpoint."""
     entries = [entry for entry in counterparts(base, tuned) if entry.pair()]
     if not any(len(entry.a.shape) > 1 for entry in entries if entry.a):
         raise CheckpointError("has no matrix in common with the base", file=tuned.name)
     pairs = [pair for entry in entries if (pair := entry.pair())]
     changes = TensorChanges(changes_with_directions(base, tuned, pairs))
-    moved = [(entry, change) for entry, change in zip(entries, changes.changes, strict=True) if _is_update(change)]
+    moved = [
+        (entry, change)
+        for entry, change in zip(entries, changes.changes, strict=True)
+        if _is_update(change)
+    ]
     updates = [
         update
         for entry, change in bar(moved, "directions", "matrix")
@@ -398,22 +546,28 @@ def tune_of(base: Readable, tuned: Readable, *, exact: bool = False, with_words:
         except CheckpointError as error:  # values too large for texts to pass
             why = str(error)
     also = changed_outside(changes.changes)
-    return Tune(tuned.name, changes, training, updates, shared_directions(updates), raised, why, also)
+    return Tune(
+        tuned.name, changes, training, updates, shared_directions(updates), raised, why, also
+    )
 
 
 def _is_update(change: Change) -> bool:
-    """Whether directions are looked for in a change: a matrix outside of tables of rows, of one shape, and finite."""
+    """Whether directions are looked for in a change: a matrix outside of tables of rows, of one
+    shape, and finite.
+    """
     return (
-        change.is_matrix and change.kind not in (*UNKNOWN_SIZE, "identical", "not finite", "resized")
-        and change.role not in ROWS and bool(np.isfinite(change.moved))
-    )  # fmt: skip
+        change.is_matrix
+        and change.kind not in (*UNKNOWN_SIZE, "identical", "not finite", "resized")
+        and change.role not in ROWS
+        and bool(np.isfinite(change.moved))
+    )
 
 
 def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str = "") -> Training:
     """How a tune was trained: its changes, and what an adapter's own files say.
 
-    A LoRA's change has its rank exactly up to rounding, whatever is merged, and so have a few steps on few tokens.
-    Reinforcement and supervised learning are not told apart (see docs/learned.md).
+    A LoRA's change has its rank exactly up to rounding, whatever is merged, and so have a few steps
+    on few tokens. Reinforcement and supervised learning are not told apart (see docs/learned.md).
     """
     changed = [each for each in changes if each.kind not in ("identical", "missing", "new")]
     matrices = [each for each in changed if each.is_matrix]
@@ -427,23 +581,45 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
         return Training("none", None, "no tensor changed")
     if not total:
         rows = [each for each in matrices if each.kind == "few rows"]
-        kind = "few rows" if rows and len(rows) == len(changed) else "embeddings" if matrices else "vectors"
-        return Training(kind, None, "; ".join(each.detail for each in rows) or "no matrix in a layer changed")
+        kind = (
+            "few rows"
+            if rows and len(rows) == len(changed)
+            else "embeddings"
+            if matrices
+            else "vectors"
+        )
+        return Training(
+            kind, None, "; ".join(each.detail for each in rows) or "no matrix in a layer changed"
+        )
     if kinds["one direction"] >= MOSTLY * total:
         evidence = f"{kinds['one direction']} of {total} changed matrices in layers changed along one direction"
         return Training("one direction", 1, evidence)
     if sum(kinds[kind] for kind in CONVERTED) >= MOSTLY * total:
-        return Training("conversion", None, f"{total} matrices were rounded or quantised, which hides what was trained")
+        return Training(
+            "conversion",
+            None,
+            f"{total} matrices were rounded or quantised, which hides what was trained",
+        )
     if sum(not each.is_tuned for each in in_layers) >= MOSTLY * total:
-        return Training("unrelated", None, f"{total} changed matrices in layers no longer resemble the base's")
+        return Training(
+            "unrelated", None, f"{total} changed matrices in layers no longer resemble the base's"
+        )
     if 2 * len(low) >= len(updates) and largest:
-        low = [update for update in updates if update.rank is not None or min(update.shape) <= largest]
+        low = [
+            update for update in updates if update.rank is not None or min(update.shape) <= largest
+        ]
     if (share := share_kept(in_layers)) is not None:
-        return Training("merge", None, f"{share:.2g} times the base's weights and others in each of {total} matrices")
+        return Training(
+            "merge",
+            None,
+            f"{share:.2g} times the base's weights and others in each of {total} matrices",
+        )
     if low and len(low) >= MOSTLY * len(updates):
         return _of_low_rank(low, len(updates), len(changed))
     if updates and sum(update.is_noise for update in updates) >= MOSTLY * len(updates):
-        return Training("noise", None, f"no direction stands out in any of {len(updates)} changed matrices")
+        return Training(
+            "noise", None, f"no direction stands out in any of {len(updates)} changed matrices"
+        )
     if kinds["changed"] + kinds["low rank"] >= MOSTLY * total:
         full = len(updates) - len(low)
         some = f"; {len(low)} are of rank {ranks_by_role(low)}" if low else ""
@@ -453,8 +629,12 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
 
 
 def _of_low_rank(low: Sequence[Update], total: int, changed: int) -> Training:
-    """A change of low rank, and what leaves one: a LoRA has one rank and scale, and changes nothing else."""
-    ranks = Counter(update.rank for update in low if update.rank is not None)  # of others it is full, and no higher
+    """A change of low rank, and what leaves one: a LoRA has one rank and scale, and changes nothing
+    else.
+    """
+    ranks = Counter(
+        update.rank for update in low if update.rank is not None
+    )  # of others it is full, and no higher
     (usual, count), *_ = ranks.most_common()
     is_one = count >= MOSTLY * sum(ranks.values())  # of the others rounding made more
     largest = usual if is_one else max(ranks)
@@ -465,23 +645,33 @@ def _of_low_rank(low: Sequence[Update], total: int, changed: int) -> Training:
     evidence = f"a change of rank up to {largest} in {len(within)} of {total} matrices{where}"
     what = f"as a few steps of training leave{'' if is_one else ', or adapters of several ranks'}"
     if is_lora:
-        what = "as of a LoRA" if largest in USUAL_RANKS else "as of a LoRA, or of a few steps of training"
+        what = (
+            "as of a LoRA"
+            if largest in USUAL_RANKS
+            else "as of a LoRA, or of a few steps of training"
+        )
     return Training("low rank", largest, f"{evidence}, {what}", is_adapter=is_lora)
 
 
 def share_kept(matrices: Sequence[Change]) -> float | None:
-    """The factor that most matrices hold of the base's, where training leaves nearly one; None where they differ."""
+    """The factor that most matrices hold of the base's, where training leaves nearly one; None
+    where they differ.
+    """
     if not all(each.squares for each in matrices):
         return None
     with np.errstate(all="ignore"):
-        shares = np.array([(each.squares + each.squares_b - each.moved) / (2 * each.squares) for each in matrices])
+        shares = np.array(
+            [(each.squares + each.squares_b - each.moved) / (2 * each.squares) for each in matrices]
+        )
     middle = float(np.median(shares))
     alike = np.abs(shares - middle) <= SHARES_DIFFER * abs(middle)
     return middle if alike.mean() >= MOSTLY and abs(middle - 1) > NEARLY_ALL else None
 
 
 def ranks_by_role(updates: Sequence[Update]) -> str:
-    """`8 in q and v, 16 to 32 in down`: the ranks of each role, roles of the same ranks together."""
+    """`8 in q and v, 16 to 32 in down`: the ranks of each role, roles of the same ranks
+    together.
+    """
     roles: dict[str, set[int]] = {}
     for update in updates:
         roles.setdefault(update.role, set()).add(update.rank or min(update.shape))
@@ -493,17 +683,25 @@ def ranks_by_role(updates: Sequence[Update]) -> str:
 
 
 def changed_outside(changes: Sequence[Change]) -> str:
-    """A sentence on what changed besides matrices in layers: embeddings, the head, norms; empty where nothing did."""
+    """A sentence on what changed besides matrices in layers: embeddings, the head, norms; empty
+    where nothing did.
+    """
     kinds: dict[str, list[Change]] = {}
     for each in changes:
-        if each.kind in ("identical", "missing", "new") or (each.is_matrix and each.role not in ROWS):
+        if each.kind in ("identical", "missing", "new") or (
+            each.is_matrix and each.role not in ROWS
+        ):
             continue
         kind = "norms" if "norm" in (each.role or each.name) else "biases and other vectors"
         kinds.setdefault(OUTSIDE.get(each.role, kind), []).append(each)
     parts = []
     for named, those in kinds.items():
         sizes = [each.change for each in those if np.isfinite(each.change)]
-        spread = " to ".join(dict.fromkeys(f"{size:.2g}" for size in (min(sizes), max(sizes)))) if sizes else "unknown"
+        spread = (
+            " to ".join(dict.fromkeys(f"{size:.2g}" for size in (min(sizes), max(sizes))))
+            if sizes
+            else "unknown"
+        )
         number = f"{len(those)} " if named not in OUTSIDE.values() else ""
         parts.append(f"{number}{named} ({spread})")
     return f"Also changed: {joined(parts, len(parts))}." if parts else ""
@@ -512,11 +710,19 @@ def changed_outside(changes: Sequence[Change]) -> str:
 def other_deeds(
     base: Readable, tuned: Readable, entries: Sequence[Counterparts], changes: Sequence[Change]
 ) -> Training | None:
-    """What was done that is no training: most changed tensors have a deed of the catalogue, or compute the same."""
+    """What was done that is no training: most changed tensors have a deed of the catalogue, or
+    compute the same.
+    """
     left_out = (*UNKNOWN_SIZE, *CONVERTED, "identical", "resized")
-    tried = [(entry, each) for entry, each in zip(entries, changes, strict=True) if each.kind not in left_out]
+    tried = [
+        (entry, each)
+        for entry, each in zip(entries, changes, strict=True)
+        if each.kind not in left_out
+    ]
     deeds = [catalogued(compared(base, tuned, entry, 1.0))[0] for entry, _ in tried]
-    named = Counter(deed.name for deed in deeds if deed is not None and not deed.name.startswith(UNEXPLAINED))
+    named = Counter(
+        deed.name for deed in deeds if deed is not None and not deed.name.startswith(UNEXPLAINED)
+    )
     unlike = sum(not each.is_tuned for _, each in tried)
     if not tried or max(sum(named.values()), unlike) < ASKED * len(tried):
         return None
@@ -529,13 +735,20 @@ def other_deeds(
     details = Counter(deed.detail for deed in deeds if deed is not None and deed.name in named)
     (most, times), *_ = details.most_common()
     detail = f" ({most})" if most and (times == len(tried) or len(tried) == 1) else ""
-    parts = [f"'{name}' in {count} of {counted(len(tried), 'changed tensor')}" for name, count in named.most_common()]
+    parts = [
+        f"'{name}' in {count} of {counted(len(tried), 'changed tensor')}"
+        for name, count in named.most_common()
+    ]
     return Training("deed", None, joined(parts) + detail)
 
 
 def adapter_form(moved: Sequence[tuple[Counterparts, Change]], updates: Sequence[Update]) -> str:
-    """How changes of full rank are those of a DoRA or a LoKr, in words; empty where they are not."""
-    full = [entry for (entry, _), update in zip(moved, updates, strict=False) if update.rank is None]
+    """How changes of full rank are those of a DoRA or a LoKr, in words; empty where they are
+    not.
+    """
+    full = [
+        entry for (entry, _), update in zip(moved, updates, strict=False) if update.rank is None
+    ]
     if len(updates) != len(moved) or len(full) < len(moved):
         return ""
     forms = []

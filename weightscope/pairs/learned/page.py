@@ -1,4 +1,6 @@
-"""The page of what was learned: each tune in a sentence, the picture, words, shared directions, collisions."""
+"""The page of what was learned: each tune in a sentence, the picture, words, shared directions,
+collisions.
+"""
 
 from weightscope.core.files import Files
 from weightscope.core.formulas import plain
@@ -16,24 +18,44 @@ def write_learned_page(files: Files, learned: Learned) -> None:
     picture = save(learned_figure(learned), files, "learned")
     caption = "Relative change of each matrix, by role and layer; a number counts its intruder dimensions."
     sections = [Section("How each was trained", TRAINING, [_trained(learned)])]
-    sections.append(Section("Where it moved", INTRUDERS, [Figure(picture, caption), learned.most_changed(LISTED)]))
-    no_words = " ".join(plain(f"None for {tune.name}: {tune.no_words}.") for tune in learned.tunes if tune.no_words)
+    sections.append(
+        Section(
+            "Where it moved", INTRUDERS, [Figure(picture, caption), learned.most_changed(LISTED)]
+        )
+    )
+    no_words = " ".join(
+        plain(f"None for {tune.name}: {tune.no_words}.") for tune in learned.tunes if tune.no_words
+    )
     parts = [] if learned.word_table is None else [learned.word_table]
-    sections.append(Section("Tokens that are said more often", f"{WORDS} {no_words}".strip(), parts))
+    sections.append(
+        Section("Tokens that are said more often", f"{WORDS} {no_words}".strip(), parts)
+    )
     if learned.shared_table is not None:
         sections.append(Section("Directions that layers share", SHARED, [learned.shared_table]))
     if learned.overlap_table is not None:
         sections.append(Section("Collisions", COLLISIONS, [learned.overlap_table]))
     title = plain(f"What was trained into {learned.tunes[0].name}")
     model = plain(learned.tunes[-1].name)
-    write_page(files, "report.html", title, plain(learned.lead), sections, model=model, provenance=learned.provenance)
+    write_page(
+        files,
+        "report.html",
+        title,
+        plain(learned.lead),
+        sections,
+        model=model,
+        provenance=learned.provenance,
+    )
 
 
 def _trained(learned: Learned) -> Table:
     """One row per tune: how it was trained and what that rests on."""
-    rows = [(tune.name, tune.training.kind, str(tune.training.rank or ""), tune.training.evidence)
-            for tune in learned.tunes]  # fmt: skip
-    return Table.of_rows((Column("tune"), Column("training"), Column("rank"), Column("evidence")), rows)
+    rows = [
+        (tune.name, tune.training.kind, str(tune.training.rank or ""), tune.training.evidence)
+        for tune in learned.tunes
+    ]
+    return Table.of_rows(
+        (Column("tune"), Column("training"), Column("rank"), Column("evidence")), rows
+    )
 
 
 TRAINING = (
@@ -50,7 +72,9 @@ WORDS = (
     "frequency, and clearly more than any token's where the same changes are shuffled. A planted trigger is not among "
     "them as a rule: this is no search for backdoors."
 )
-SHARED = "Strength is the mean squared cosine with the leading directions of each matrix that changed."
+SHARED = (
+    "Strength is the mean squared cosine with the leading directions of each matrix that changed."
+)
 COLLISIONS = (
     "How much of the smaller space that two tunes read, or write, lies in the larger, and what random spaces would "
     "give. The cosine compares the changes themselves: 1 where they add up, -1 where they cancel."

@@ -1,4 +1,6 @@
-"""Directions that the changes of several matrices share, and the overlap of what several tunes change."""
+"""Directions that the changes of several matrices share, and the overlap of what several tunes
+change.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,21 +29,30 @@ class Shared(ShowsShapes):
 
 
 def shared_directions(updates: Sequence[Update]) -> list[Shared]:
-    """The directions that changes of several layers read from the stream, or write into it, the strongest first."""
+    """The directions that changes of several layers read from the stream, or write into it, the
+    strongest first.
+    """
     return [shared for side in ("reads", "writes") for shared in _shared_of(updates, side)]
 
 
 def _shared_of(updates: Sequence[Update], side: str) -> list[Shared]:
-    having = [(update, rows) for update in updates if (rows := update.along_stream.get(side)) is not None and len(rows)]
+    having = [
+        (update, rows)
+        for update in updates
+        if (rows := update.along_stream.get(side)) is not None and len(rows)
+    ]
     if len(having) < 2 or len({rows.shape[1] for _, rows in having}) > 1:
         return []
     stacked = np.concatenate([rows for _, rows in having])  # (n, d)
     _, s, directions = np.linalg.svd(stacked, full_matrices=False)
-    # The largest squared singular value of n random unit rows in d dimensions is near (1 + sqrt(n / d))^2.
+    # The largest squared singular value of n random unit rows in d dimensions is near (1 + sqrt(n /
+    # d))^2.
     chance = (1 + sqrt(len(stacked) / stacked.shape[1])) ** 2 / len(having)
     result = []
     for value, direction in zip(s[:MOST_SHARED], directions, strict=False):
-        holding = [update for update, rows in having if np.linalg.norm(rows @ direction) >= IN_SPACE]
+        holding = [
+            update for update, rows in having if np.linalg.norm(rows @ direction) >= IN_SPACE
+        ]
         layers = {update.layer for update in holding if update.layer is not None}
         strength = float(value**2) / len(having)
         if strength >= FROM * chance and len(layers) > 1:
@@ -69,8 +80,12 @@ def overlap(a: Update, b: Update) -> Overlap:
     for x, y in ((a.read[:m], b.read[:n]), (a.written[:m], b.written[:n])):
         inner = x @ y.T  # (m, n)
         most = max(m, n)
-        sides.append((inner, float((inner**2).sum()) / min(m, n) if m and n else 0.0, most / x.shape[1]))
+        sides.append(
+            (inner, float((inner**2).sum()) / min(m, n) if m and n else 0.0, most / x.shape[1])
+        )
     (read, reads, by_chance_r), (written, writes, by_chance_w) = sides
     sizes = float(np.linalg.norm(a.s[:m]) * np.linalg.norm(b.s[:n]))
     product = float((a.s[:m, None] * b.s[:n] * read * written).sum())
-    return Overlap(a.label, reads, writes, by_chance_r, by_chance_w, product / sizes if sizes else 0.0)
+    return Overlap(
+        a.label, reads, writes, by_chance_r, by_chance_w, product / sizes if sizes else 0.0
+    )

@@ -1,19 +1,23 @@
-"""Changes of full rank that an adapter leaves: DoRA's, which scales rows too, and LoKr's, a Kronecker product."""
+"""Changes of full rank that an adapter leaves: DoRA's, which scales rows too, and LoKr's, a
+Kronecker product.
+"""
 
 import numpy as np
 
 STEPS = 12  # of the search for a DoRA's factors, which converges within a few
 NEAR = 1e-4  # |error| / |change| that is left at most, of weights in 32 bits
-SHRINKS = 0.9  # what is left after a step, of what was before it: where it shrinks no more, the search ends
+# what is left after a step, of what was before it: where it shrinks no more, the search ends
+SHRINKS = 0.9
 FEWEST = 2  # rows and columns of a Kronecker product's factors
 LARGEST = 1024  # the smaller side of matrices that are looked at
 
 
 def dora_rank(before: np.ndarray, after: np.ndarray) -> int | None:
-    """The rank r with after = diag(t) (before + B A), A of r rows; None where there is none below half.
+    """The rank r with after = diag(t) (before + B A), A of r rows; None where there is none below
+    half.
 
-    With the row space of A out of both, after is diag(t) before: the factors t and that space are found in turn.
-    """
+    With the row space of A out of both, after is diag(t) before: the factors t and that space are
+    found in turn."""
     w, v = before.astype(np.float64), after.astype(np.float64)
     most = min(w.shape) // 2
     if min(w.shape) > LARGEST or not most:
@@ -37,11 +41,15 @@ def dora_rank(before: np.ndarray, after: np.ndarray) -> int | None:
 
 
 def kronecker_shapes(d: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """The shapes of two matrices whose Kronecker product a change is, the coarser first; None where it is none."""
+    """The shapes of two matrices whose Kronecker product a change is, the coarser first; None where
+    it is none.
+    """
     sides = [_divisors(size) if min(d.shape) <= LARGEST else [] for size in d.shape]
     for m in sides[0]:
         for n in sides[1]:
-            blocks = d.reshape(m, d.shape[0] // m, n, d.shape[1] // n).swapaxes(1, 2)  # (m, n, p, q)
+            blocks = d.reshape(m, d.shape[0] // m, n, d.shape[1] // n).swapaxes(
+                1, 2
+            )  # (m, n, p, q)
             sizes = np.linalg.norm(blocks, axis=(2, 3))
             one = blocks[np.unravel_index(sizes.argmax(), sizes.shape)]
             few = blocks[:: max(1, m - 1), :: max(1, n - 1)]
@@ -53,7 +61,9 @@ def kronecker_shapes(d: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]] |
 def _left(blocks: np.ndarray, one: np.ndarray) -> bool:
     """Whether all blocks are multiples of one."""
     shares = np.einsum("mnpq,pq->mn", blocks, one) / (one**2).sum()
-    return bool(np.linalg.norm(blocks - shares[..., None, None] * one) <= NEAR * np.linalg.norm(blocks))
+    return bool(
+        np.linalg.norm(blocks - shares[..., None, None] * one) <= NEAR * np.linalg.norm(blocks)
+    )
 
 
 def _divisors(size: int) -> list[int]:

@@ -1,9 +1,8 @@
 """The tokens that a model learned to say: how its next-token probabilities moved on random tokens.
 
-Texts of random tokens, frequent ones more often (`circuits.stream.frequencies`), pass through both models exactly. What
-a tune saw more often than the base expected, it says more often whatever comes before; the topic itself need not be in
-the input. No text is read and nothing is sampled.
-"""
+Texts of random tokens, frequent ones more often (`circuits.stream.frequencies`), pass through both
+models exactly. What a tune saw more often than the base expected, it says more often whatever comes
+before; the topic itself need not be in the input. No text is read and nothing is sampled."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,7 +13,12 @@ import numpy as np
 from weightscope.checkpoint.checkpoint import Checkpoint, DerivedTensor, Tensor, WholeTensor
 from weightscope.core.errors import CheckpointError
 from weightscope.core.results import ShowsShapes
-from weightscope.heads.circuits.stream import follow_exactly, frequencies, rest_of_layer, why_not_exact
+from weightscope.heads.circuits.stream import (
+    follow_exactly,
+    frequencies,
+    rest_of_layer,
+    why_not_exact,
+)
 from weightscope.model.model import Model, Opened
 from weightscope.model.text.tokenizer import Tokenizer, token_names
 
@@ -23,7 +27,8 @@ TOP = 20  # tokens listed
 NAMED = 8  # tokens in a sentence
 NULLS = 3  # models with the same changes shuffled, that tokens have to rise above
 ABOVE_CHANCE = 1.5  # times the largest rise there
-BY_FREQUENCY = 0.7  # power of the base's probability by which a rise is divided: 0 favours frequent tokens, 1 rare ones
+# power of the base's probability by which a rise is divided: 0 favours frequent tokens, 1 rare ones
+BY_FREQUENCY = 0.7
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,7 +38,9 @@ class Words(ShowsShapes):
     before: np.ndarray  # (V,) mean probability
     after: np.ndarray  # (V,)
     names: list[str]  # of the tokens in `top`; empty where no tokenizer is known
-    by_chance: float  # the largest score that the same changes leave in any token, once they are shuffled
+    by_chance: (
+        float  # the largest score that the same changes leave in any token, once they are shuffled
+    )
 
     @property
     def score(self) -> np.ndarray:
@@ -91,7 +98,9 @@ def words(base: Model, tuned: Model) -> Words:
     length = LENGTH if positions is None else min(LENGTH, len(positions))
     texts = np.random.default_rng(0).choice(n_tokens, (TEXTS, length), p=frequencies(n_tokens))
     before, after = (mean_probabilities(model, texts) for model in (base, tuned))
-    shuffled = (mean_probabilities(shuffled_tune(base, tuned, seed), texts) for seed in range(NULLS))
+    shuffled = (
+        mean_probabilities(shuffled_tune(base, tuned, seed), texts) for seed in range(NULLS)
+    )
     said = Words(before, after, [], max(float(score(before, each).max()) for each in shuffled))
     tokenizer = Tokenizer.at_hand(base)
     name = token_names(tokenizer)
@@ -120,7 +129,10 @@ class ShuffledChange(WholeTensor, DerivedTensor):
 def shuffled_tune(base: Model, tuned: Model, seed: int) -> Model:
     """The base with changes as large as the tune's, and of the same rank, which mean nothing."""
     a, b = base.checkpoint, tuned.checkpoint
-    tensors = {name: ShuffledChange(tensor, b[name], seed) if name in b else tensor for name, tensor in a.items()}
+    tensors = {
+        name: ShuffledChange(tensor, b[name], seed) if name in b else tensor
+        for name, tensor in a.items()
+    }
     checkpoint = Checkpoint(a.folder, a.files, tensors, a.config, a.name)
     return Model(Opened(checkpoint, base.source, base.tokenizer, base.where), base.reading)
 
@@ -144,7 +156,9 @@ def mean_probabilities(model: Model, texts: np.ndarray) -> np.ndarray:
 def _logits(model: Model, x: np.ndarray) -> Iterator[np.ndarray]:
     """Logits in blocks of the vocabulary, (n, rows) each; a soft cap is applied."""
     cap = model.config.get("final_logit_softcapping")
-    scale = float(model.config.get("logit_scale") or 1.0) / float(model.config.get("logits_scaling") or 1.0)
+    scale = float(model.config.get("logit_scale") or 1.0) / float(
+        model.config.get("logits_scaling") or 1.0
+    )
     for _, rows in model.unembedding.tensor.blocks(4096):
         logits = (x @ rows.T).astype(np.float64) * scale
         yield cap * np.tanh(logits / cap) if isinstance(cap, int | float) and cap else logits

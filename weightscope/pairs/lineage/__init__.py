@@ -1,1 +1,3 @@
-"""Where a checkpoint comes from, and what was done to it: sketches of heads, how layers match, what changed."""
+"""Where a checkpoint comes from, and what was done to it: sketches of heads, how layers match, what
+changed.
+"""

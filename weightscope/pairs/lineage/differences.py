@@ -1,8 +1,8 @@
 """How a suspect differs from a base, in words: kinds of change, each with its layers and evidence.
 
-First what the match of sketches shows, layers and heads that are gone, repeated or in another order; then what weights
-show: how the weights of matching layers, and of what is outside layers, differ.
-"""
+First what the match of sketches shows, layers and heads that are gone, repeated or in another
+order; then what weights show: how the weights of matching layers, and of what is outside layers,
+differ."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,7 +18,12 @@ from weightscope.core.progress import bar
 from weightscope.model.model import Model
 from weightscope.pairs.changes.all_tensors import TensorChanges, between
 from weightscope.pairs.changes.head import Basis, basis_by_tokens
-from weightscope.pairs.changes.layer import LayerChange, TensorsOfBoth, compare_layers, tensors_of_both
+from weightscope.pairs.changes.layer import (
+    LayerChange,
+    TensorsOfBoth,
+    compare_layers,
+    tensors_of_both,
+)
 from weightscope.pairs.changes.pair import SAMPLED_ROWS, first_rows, whole
 from weightscope.pairs.changes.tensor import Change
 from weightscope.pairs.changes.thresholds import (
@@ -42,21 +47,38 @@ OF_LAYERS = {  # kinds that layers show, each with the field of `LayerChange` an
     "norms folded": ("folded", FOLDED),
     "norms folded: the base": ("base_folded", FOLDED),
     "gauge: basis of heads changed": (
-        "gauge", "The factors of heads changed by {factors:.2g} of their norm, their products by {maps:.2g}."),
+        "gauge",
+        "The factors of heads changed by {factors:.2g} of their norm, their products by {maps:.2g}.",
+    ),
     "experts copied from one network": (
-        "copies", "At least {least} experts per layer copy the base's feed-forward network."),
+        "copies",
+        "At least {least} experts per layer copy the base's feed-forward network.",
+    ),
     "experts copied from one network: the base": (
-        "base_copies", "At least {least} experts of a layer of the base copy the suspect's network."),
+        "base_copies",
+        "At least {least} experts of a layer of the base copy the suspect's network.",
+    ),
     "neurons permuted": ("neurons", "Feed-forward matrices have the base's rows in another order."),
-}  # fmt: skip
-PLAIN = {  # kinds of change of a layer's attention that are proved on every value, each as it is called
-    "zeroed": "values set to zero", "constant": "set to one value", "scaled": "multiplied by factors",
-    "factors": "multiplied by factors", "reordered": "rows or columns in another order",
+}
+# kinds of change of a layer's attention that are proved on every value, each as it is called
+PLAIN = {
+    "zeroed": "values set to zero",
+    "constant": "set to one value",
+    "scaled": "multiplied by factors",
+    "factors": "multiplied by factors",
+    "reordered": "rows or columns in another order",
     "few rows": "changed in some rows",
-}  # fmt: skip
+}
 UNLIKE = "attention matrices unlike the base's"
-QUIET = 0.05  # of the largest layer's median |W_VO|: matched layers that all write less may have been added to be found
-RESIZED = {"heads grouped", "heads grouped: the base", "width cut", "width extended"}  # what changes every head anyway
+# of the largest layer's median |W_VO|: matched layers that all write less may have been added to be
+# found
+QUIET = 0.05
+RESIZED = {
+    "heads grouped",
+    "heads grouped: the base",
+    "width cut",
+    "width extended",
+}  # what changes every head anyway
 
 
 @dataclass(frozen=True)
@@ -76,12 +98,16 @@ class WeightChanges:
     basis: Basis
     layers: Sequence[LayerChange]
     outside: TensorsOfBoth
-    attention: frozenset[str] = field(default_factory=frozenset)  # the base's tensors that contain heads
+    attention: frozenset[str] = field(
+        default_factory=frozenset
+    )  # the base's tensors that contain heads
 
     @property
     def every(self) -> list[tuple[int | None, Change]]:
         """Every compared tensor with the suspect's layer, or None outside layers."""
-        inside = [(layer.layer, change) for layer in self.layers for change in layer.tensors.changes]
+        inside = [
+            (layer.layer, change) for layer in self.layers for change in layer.tensors.changes
+        ]
         return [*inside, *((None, change) for change in self.outside.changes)]
 
     @cached_property
@@ -92,12 +118,20 @@ class WeightChanges:
     @property
     def lost(self) -> list[Tensor]:
         """Tensors that only the base has."""
-        return [tensor for part in (self.outside, *(layer.tensors for layer in self.layers)) for tensor in part.lost]
+        return [
+            tensor
+            for part in (self.outside, *(layer.tensors for layer in self.layers))
+            for tensor in part.lost
+        ]
 
     @property
     def gained(self) -> list[Tensor]:
         """Tensors that only the suspect has."""
-        return [tensor for part in (self.outside, *(layer.tensors for layer in self.layers)) for tensor in part.gained]
+        return [
+            tensor
+            for part in (self.outside, *(layer.tensors for layer in self.layers))
+            for tensor in part.gained
+        ]
 
     @property
     def rounding(self) -> float:
@@ -114,7 +148,8 @@ def weight_changes(suspect: Model, base: Model, match: Match) -> WeightChanges:
         if j is not None
     ]
     layers = [
-        compare_layers(base, suspect, j, i, order, basis) for j, i, order in bar(places, "layers compared", "layer")
+        compare_layers(base, suspect, j, i, order, basis)
+        for j, i, order in bar(places, "layers compared", "layer")
     ]
     outside = _outside(suspect, base) if basis.same else TensorsOfBoth()
     of_heads = frozenset(tensor.name for j, _, _ in places for tensor in base.attention_tensors(j))
@@ -129,17 +164,28 @@ def _basis_of(suspect: Model, base: Model, match: Match) -> Basis:
         return Basis(known=False)
     order = match.order
     basis = basis_by_tokens(base, suspect, (order.base, order.suspect) if order else None)
-    turned = basis.rotation is not None and np.abs(basis.rotation - np.eye(len(basis.rotation))).max() > SAME_BASIS
+    turned = (
+        basis.rotation is not None
+        and np.abs(basis.rotation - np.eye(len(basis.rotation))).max() > SAME_BASIS
+    )
     return basis if turned else Basis()
 
 
 def _outside(suspect: Model, base: Model) -> TensorsOfBoth:
-    """How tensors outside layers changed, and in layers without attention if both have as many layers."""
+    """How tensors outside layers changed, and in layers without attention if both have as many
+    layers.
+    """
     names, deep = [], base.config.n_layers == suspect.config.n_layers
     for model in (base, suspect):
         compared = model.attention_layers if deep else range(model.config.n_layers)
         inside = {name for i in compared for name in model.checkpoint.names_under(model.stem(i))}
-        names.append({name.removeprefix(model.prefix): name for name in model.checkpoint if name not in inside})
+        names.append(
+            {
+                name.removeprefix(model.prefix): name
+                for name in model.checkpoint
+                if name not in inside
+            }
+        )
     return tensors_of_both(base, suspect, *names)
 
 
@@ -147,14 +193,20 @@ def _outside(suspect: Model, base: Model) -> TensorsOfBoth:
 
 
 def structure_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kind]:
-    """Layers removed, repeated, reordered; heads removed, added, permuted, grouped; a changed vocabulary or width."""
+    """Layers removed, repeated, reordered; heads removed, added, permuted, grouped; a changed
+    vocabulary or width.
+    """
     yield from _layer_kinds(suspect, base, match)
     yield from _silent_kinds(suspect, match)
     yield from _head_kinds(suspect, base, match)
     a, b = base.about, suspect.about
     if a["vocabulary"] and b["vocabulary"] and a["vocabulary"] != b["vocabulary"]:
         what = "extended" if b["vocabulary"] > a["vocabulary"] else "cut"
-        yield Kind(f"vocabulary {what}", [], f"{a['vocabulary']:,} tokens in the base, {b['vocabulary']:,} here.")
+        yield Kind(
+            f"vocabulary {what}",
+            [],
+            f"{a['vocabulary']:,} tokens in the base, {b['vocabulary']:,} here.",
+        )
     if match.order is not None:
         text = f"{match.order.share:.0%} of the compared tokens have a counterpart with another number."
         yield Kind("vocabulary reordered", [], text, match.order.share)
@@ -174,14 +226,23 @@ def _layer_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Ki
     twice = sorted(layer for layer, times in taken.items() if times > 1)
     if twice:
         here = [i for i, j in places if taken[base.layers[j]] > 1]
-        yield Kind("layers repeated", here, f"The suspect repeats {indexed('layer', twice)} of the base.",
-                   len(here) / len(suspect.layers))  # fmt: skip
+        yield Kind(
+            "layers repeated",
+            here,
+            f"The suspect repeats {indexed('layer', twice)} of the base.",
+            len(here) / len(suspect.layers),
+        )
     order = [j for _, j in places]
     back = [k for k in range(1, len(order)) if order[k] < order[k - 1]]
     if back and not _is_repeat(order):
         moved = [i for (i, j), usual in zip(places, sorted(order), strict=True) if j != usual]
         pairs = ", ".join(f"{i} was {base.layers[j]}" for i, j in places if i in moved)
-        yield Kind("layers reordered", moved, f"Layers are not in the base's order: {pairs}.", len(moved) / len(places))
+        yield Kind(
+            "layers reordered",
+            moved,
+            f"Layers are not in the base's order: {pairs}.",
+            len(moved) / len(places),
+        )
     new = [i for i, j in zip(suspect.layers, match.layers, strict=True) if j is None]
     if new:
         text = f"Nothing in the base matches {indexed('layer', new)}."
@@ -189,7 +250,9 @@ def _layer_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Ki
 
 
 def _silent_kinds(suspect: Sketches, match: Match) -> Iterator[Kind]:
-    """Matched layers that write so little that they may have been added to be found, or to say nothing."""
+    """Matched layers that write so little that they may have been added to be found, or to say
+    nothing.
+    """
     written = {i: float(np.median(suspect.norms[suspect.of_layer(i), 1])) for i in suspect.layers}
     loudest = max(written.values())
     matched = [i for i, j in zip(suspect.layers, match.layers, strict=True) if j is not None]
@@ -201,7 +264,9 @@ def _silent_kinds(suspect: Sketches, match: Match) -> Iterator[Kind]:
 
 
 def _is_repeat(order: Sequence[int]) -> bool:
-    """Whether every step back leads to a run of layers that occurred before, as in depth upscaling."""
+    """Whether every step back leads to a run of layers that occurred before, as in depth
+    upscaling.
+    """
     seen: set[int] = set()
     for k, j in enumerate(order):
         if k and j < order[k - 1] and j not in seen:
@@ -224,7 +289,9 @@ def _head_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kin
         matched = order[order >= 0]
         if match.route != "spectra" and (np.diff(matched) < 0).any():
             permuted.append(i)
-        kv_here, kv_there = (len(set(s.kv_head[heads])) for s, heads in ((suspect, here), (base, there)))
+        kv_here, kv_there = (
+            len(set(s.kv_head[heads])) for s, heads in ((suspect, here), (base, there))
+        )
         if kv_here < kv_there and len(here) / kv_here > len(there) / kv_there:
             grouped.append(i)
         if kv_there < kv_here and len(there) / kv_there > len(here) / kv_here:
@@ -239,11 +306,22 @@ def _head_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kin
         sizes = f"{base.about['heads']} heads in a layer of the base; of the suspect's, more write anything"
         yield Kind("heads added", more, f"{sizes}.", len(more) / n)
     if permuted:
-        yield Kind("heads permuted", permuted, f"In {counted(len(permuted), 'layer')}, heads are in another order.",
-                   len(permuted) / n)  # fmt: skip
-    sizes = f"{base.about['kv_heads']} key-value heads in the base, {suspect.about['kv_heads']} here"
+        yield Kind(
+            "heads permuted",
+            permuted,
+            f"In {counted(len(permuted), 'layer')}, heads are in another order.",
+            len(permuted) / n,
+        )
+    sizes = (
+        f"{base.about['kv_heads']} key-value heads in the base, {suspect.about['kv_heads']} here"
+    )
     if grouped:
-        yield Kind("heads grouped", grouped, f"{sizes}: several heads now share keys and values.", len(grouped) / n)
+        yield Kind(
+            "heads grouped",
+            grouped,
+            f"{sizes}: several heads now share keys and values.",
+            len(grouped) / n,
+        )
     if divided:
         text = f"{sizes}: several heads of the base share keys and values."
         yield Kind("heads grouped: the base", divided, text, len(divided) / n)
@@ -252,12 +330,20 @@ def _head_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kin
 # What weights show
 
 
-def weight_kinds(weights: WeightChanges, structure: set[str], suspect: Model, base: Model) -> list[Kind]:
+def weight_kinds(
+    weights: WeightChanges, structure: set[str], suspect: Model, base: Model
+) -> list[Kind]:
     """Kinds that weights show; `structure` names those that the match of layers already shows."""
     if not structure and _untouched(weights):
         return [_same_values(weights, same_files(base.checkpoint, suspect.checkpoint))]
-    moved_gains = {layer.layer: gains_moved(layer) for layer in weights.layers} if weights.basis.same else {}
-    plain = {} if structure else plain_layers(weights, {layer for layer, names in moved_gains.items() if names})
+    moved_gains = (
+        {layer.layer: gains_moved(layer) for layer in weights.layers} if weights.basis.same else {}
+    )
+    plain = (
+        {}
+        if structure
+        else plain_layers(weights, {layer for layer, names in moved_gains.items() if names})
+    )
     kinds = [
         *_basis(weights),
         *_of_layers(weights),
@@ -265,7 +351,9 @@ def weight_kinds(weights: WeightChanges, structure: set[str], suspect: Model, ba
         *_casts(weights),
         *_grids(weights),
         *_plain(weights, plain),
-        *_training(weights, structure, {name for names in moved_gains.values() for name in names}, plain),
+        *_training(
+            weights, structure, {name for names in moved_gains.values() for name in names}, plain
+        ),
     ]
     return kinds or list(_same_but_for_rounding(weights, structure))
 
@@ -273,16 +361,25 @@ def weight_kinds(weights: WeightChanges, structure: set[str], suspect: Model, ba
 def _untouched(weights: WeightChanges) -> bool:
     """Whether every tensor that both have equals the base's."""
     moved = any(
-        layer.drift.maps or layer.folded or layer.base_folded or layer.gauge
+        layer.drift.maps
+        or layer.folded
+        or layer.base_folded
+        or layer.gauge
         or max(layer.copies, layer.base_copies) > 1
         for layer in weights.layers
-    )  # fmt: skip
-    return weights.basis.same and all(change.kind == "identical" for _, change in weights.every) and not moved
+    )
+    return (
+        weights.basis.same
+        and all(change.kind == "identical" for _, change in weights.every)
+        and not moved
+    )
 
 
 def _same_values(weights: WeightChanges, are_copies: bool) -> Kind:
     n, unpaired = len(weights.every), len(weights.lost) + len(weights.gained)
-    dtypes = Counter(change.dtypes for _, change in weights.every if change.dtypes[0] != change.dtypes[1])
+    dtypes = Counter(
+        change.dtypes for _, change in weights.every if change.dtypes[0] != change.dtypes[1]
+    )
     pairs = [change.pair for _, change in weights.every if change.pair is not None]
     name, how = "same bytes", ""
     if dtypes or any(pair.is_converted for pair in pairs):
@@ -301,14 +398,18 @@ def _same_values(weights: WeightChanges, are_copies: bool) -> Kind:
 
 def _same_but_for_rounding(weights: WeightChanges, structure: set[str]) -> Iterator[Kind]:
     """Values that differ, but nowhere by more than rounding."""
-    sizes = [change.change for _, change in weights.every] + [layer.drift.maps for layer in weights.layers]
+    sizes = [change.change for _, change in weights.every] + [
+        layer.drift.maps for layer in weights.layers
+    ]
     if not structure and weights.basis.same and sizes and all(size <= UNMOVED for size in sizes):
         text = f"No head or tensor differs by more than {UNMOVED:g} of its norm, which is float32's rounding."
         yield Kind("same up to rounding", [layer.layer for layer in weights.layers], text)
 
 
 def _of_layers(weights: WeightChanges) -> Iterator[Kind]:
-    """Each of `OF_LAYERS` that some layers show: that its field is true, or counts more than one."""
+    """Each of `OF_LAYERS` that some layers show: that its field is true, or counts more than
+    one.
+    """
     for name, (shows, text) in OF_LAYERS.items():
         values = {layer.layer: getattr(layer, shows) for layer in weights.layers}
         shown = [layer for layer, value in values.items() if value is True or value > 1]
@@ -316,33 +417,50 @@ def _of_layers(weights: WeightChanges) -> Iterator[Kind]:
             drifts = [layer.drift for layer in weights.layers if layer.layer in shown]
             maps, factors = np.median(drifts, axis=0)
             least = min(int(values[layer]) for layer in shown)
-            evidence = text.format(layers=counted(len(shown), "layer"), factors=factors, maps=maps, least=least)
+            evidence = text.format(
+                layers=counted(len(shown), "layer"), factors=factors, maps=maps, least=least
+            )
             yield Kind(name, shown, evidence, len(shown) / len(weights.layers))
 
 
 def _basis(weights: WeightChanges) -> Iterator[Kind]:
     """The stream in another basis, if that basis could be found."""
     if weights.basis.rotation is not None:
-        name, how = ("permuted", "a permutation") if weights.basis.permuted else ("rotated", "a rotation")
+        name, how = (
+            ("permuted", "a permutation") if weights.basis.permuted else ("rotated", "a rotation")
+        )
         drift = float(np.median([layer.drift.maps for layer in weights.layers]))
         text = f"After {how} of the stream, found from the embeddings, heads differ by {drift:.2g} of their norm."
         yield Kind(f"stream {name}", [layer.layer for layer in weights.layers], text)
 
 
 def gains_moved(layer: LayerChange) -> set[str]:
-    """The base's tensors of a layer that differ by a norm's gain, which its matrices contain instead; and the gains."""
+    """The base's tensors of a layer that differ by a norm's gain, which its matrices contain
+    instead; and the gains.
+    """
     if layer.folded or layer.base_folded:
         return set()
-    changed = [change for change in layer.tensors.changes
-               if change.pair is not None and change.change > UNMOVED_IN_ANOTHER_BASIS]  # fmt: skip
+    changed = [
+        change
+        for change in layer.tensors.changes
+        if change.pair is not None and change.change > UNMOVED_IN_ANOTHER_BASIS
+    ]
     vectors = [change for change in changed if len(change.shapes[0]) == len(change.shapes[1]) == 1]
-    gains = {change.name_a: tuple(whole(tensor).ravel().astype(np.float64) for tensor in (change.pair.a, change.pair.b))
-             for change in vectors if change.pair}  # fmt: skip
+    gains = {
+        change.name_a: tuple(
+            whole(tensor).ravel().astype(np.float64) for tensor in (change.pair.a, change.pair.b)
+        )
+        for change in vectors
+        if change.pair
+    }
     explained: set[str] = set()
     for change in changed:
         if change.pair is None or not change.is_matrix or change.shapes[0] != change.shapes[1]:
             continue
-        x, y = (first_rows(tensor, SAMPLED_ROWS).astype(np.float64) for tensor in (change.pair.a, change.pair.b))
+        x, y = (
+            first_rows(tensor, SAMPLED_ROWS).astype(np.float64)
+            for tensor in (change.pair.a, change.pair.b)
+        )
         for name, (before, after) in gains.items():
             for side in (0, 1):  # which axis holds the inputs
                 if len(before) != len(after) or len(before) != change.shapes[0][side]:
@@ -371,17 +489,27 @@ def _casts(weights: WeightChanges) -> Iterator[Kind]:
     ]
     casts = sum((layer.values.casts for layer in weights.layers), Counter[str]())
     matrices = sum(layer.values.matrices for layer in weights.layers)
-    if (rounded or casts.total() > MOSTLY * matrices) and not _is_quantised(weights.layers, "base_grids"):
+    if (rounded or casts.total() > MOSTLY * matrices) and not _is_quantised(
+        weights.layers, "base_grids"
+    ):
         names = Counter(change.detail.removeprefix(ROUNDED) for change in rounded) or casts
         dtype = names.most_common(1)[0][0]
         count, total = (len(rounded), len(weights.every)) if rounded else (casts.total(), matrices)
         text = f"{count} of {total} tensors hold only {dtype} values; the base's do not."
-        yield Kind(f"cast to {dtype}", [layer.layer for layer in weights.layers], text, count / max(1, total))
+        yield Kind(
+            f"cast to {dtype}",
+            [layer.layer for layer in weights.layers],
+            text,
+            count / max(1, total),
+        )
 
 
 def _grids(weights: WeightChanges) -> Iterator[Kind]:
     """Values on a quantisation grid, the suspect's or the base's."""
-    for side, whose, name in (("grids", "", "quantised ({})"), ("base_grids", " of the base", "quantised: the base")):
+    for side, whose, name in (
+        ("grids", "", "quantised ({})"),
+        ("base_grids", " of the base", "quantised: the base"),
+    ):
         if _is_quantised(weights.layers, side):
             layers = [layer for layer in weights.layers if getattr(layer.values, side)]
             grids = sum((getattr(layer.values, side) for layer in layers), Counter[str]())
@@ -390,7 +518,9 @@ def _grids(weights: WeightChanges) -> Iterator[Kind]:
             error = float(np.median([layer.values.grid_error for layer in layers]))
             where = f"{grids.total()} of {matrices} attention matrices{whose} lie on a grid"
             text = f"{where}, {count} on this one ({grid}); its rounding error is {error:.2g} of their norm."
-            yield Kind(name.format(grid), [layer.layer for layer in layers], text, grids.total() / matrices)
+            yield Kind(
+                name.format(grid), [layer.layer for layer in layers], text, grids.total() / matrices
+            )
 
 
 def _is_quantised(layers: Sequence[LayerChange], side: str) -> bool:
@@ -399,12 +529,19 @@ def _is_quantised(layers: Sequence[LayerChange], side: str) -> bool:
 
 
 def plain_layers(weights: WeightChanges, explained: Collection[int]) -> dict[int, list[str]]:
-    """What was done to each changed tensor of attention, by layer, where none of that is as training leaves it."""
+    """What was done to each changed tensor of attention, by layer, where none of that is as
+    training leaves it.
+    """
     named: dict[int, list[str]] = {}
     for layer in weights.layers:
-        of_heads = [change for change in layer.tensors.changes if change.name_a in weights.attention]
+        of_heads = [
+            change for change in layer.tensors.changes if change.name_a in weights.attention
+        ]
         changed = [change for change in of_heads if change.kind not in ("identical", "rounded")]
-        ways = [PLAIN.get(change.kind, "" if change.is_tuned or change.rank else UNLIKE) for change in changed]
+        ways = [
+            PLAIN.get(change.kind, "" if change.is_tuned or change.rank else UNLIKE)
+            for change in changed
+        ]
         is_other = layer.gauge or layer.folded or layer.base_folded or layer.layer in explained
         if ways and all(ways) and not is_other:
             named[layer.layer] = ways
@@ -422,36 +559,70 @@ def _plain(weights: WeightChanges, plain: Mapping[int, Sequence[str]]) -> Iterat
 
 
 def _training(
-    weights: WeightChanges, structure: set[str], explained_names: Collection[str], plain: Collection[int]
+    weights: WeightChanges,
+    structure: set[str],
+    explained_names: Collection[str],
+    plain: Collection[int],
 ) -> Iterator[Kind]:
-    """Low-rank updates, and training that moved weights in other ways; not in layers with `plain` changes."""
-    layers, n_layers = [layer for layer in weights.layers if layer.layer not in plain], max(1, len(weights.layers))
+    """Low-rank updates, and training that moved weights in other ways; not in layers with `plain`
+    changes.
+    """
+    layers, n_layers = (
+        [layer for layer in weights.layers if layer.layer not in plain],
+        max(1, len(weights.layers)),
+    )
     outside = [(i, change) for i, change in weights.every if change.name_a not in weights.attention]
     low = [(i, change) for i, change in outside if change.kind in ("low rank", "one direction")]
-    ranks = [change.rank for _, change in low if change.rank] + [rank for layer in layers for rank in layer.ranks]
-    where = sorted({i for i, _ in low if i is not None} | {layer.layer for layer in layers if layer.ranks})
+    ranks = [change.rank for _, change in low if change.rank] + [
+        rank for layer in layers for rank in layer.ranks
+    ]
+    where = sorted(
+        {i for i, _ in low if i is not None} | {layer.layer for layer in layers if layer.ranks}
+    )
     if ranks:
         text = f"{counted(len(ranks), 'matrix change')} of rank {spans(ranks)}."
         yield Kind("low-rank update", where, text, len(where) / n_layers)
     for shared, finding in zip(weights.along.shared, weights.along.along_directions, strict=True):
-        along = sorted({i for i in (weights.every[number][0] for number in shared.members) if i is not None})
+        along = sorted(
+            {i for i in (weights.every[number][0] for number in shared.members) if i is not None}
+        )
         yield Kind(f"{shared.kind} (low-rank update)", along, finding.text, len(along) / n_layers)
     least = UNMOVED if weights.basis.same else UNMOVED_IN_ANOTHER_BASIS
-    emptied = {i for i, change in weights.every if change.is_matrix and not change.squares_b}  # not by training
+    emptied = {
+        i for i, change in weights.every if change.is_matrix and not change.squares_b
+    }  # not by training
     moved = {
         layer.layer
         for layer in layers
-        if not layer.only_ranks and layer.layer not in emptied and not structure & RESIZED and _is_moved(layer, least)
-    }  # fmt: skip
+        if not layer.only_ranks
+        and layer.layer not in emptied
+        and not structure & RESIZED
+        and _is_moved(layer, least)
+    }
     tuned: list[tuple[int | None, Change]] = []
     if not any(_is_quantised(layers, side) for side in ("grids", "base_grids")):
-        explained = {x.layer for x in layers if x.gauge or x.folded or x.base_folded or x.neurons or x.only_ranks}
-        tuned = [(i, change) for i, change in outside if change.kind == "changed"
-                 and change.change > max(least, weights.rounding) and i not in explained
-                 and change.is_tuned and change.squares_b and change.name_a not in explained_names]  # fmt: skip
+        explained = {
+            x.layer
+            for x in layers
+            if x.gauge or x.folded or x.base_folded or x.neurons or x.only_ranks
+        }
+        tuned = [
+            (i, change)
+            for i, change in outside
+            if change.kind == "changed"
+            and change.change > max(least, weights.rounding)
+            and i not in explained
+            and change.is_tuned
+            and change.squares_b
+            and change.name_a not in explained_names
+        ]
         moved |= {i for i, _ in tuned if i is not None}
     if moved or tuned:
-        drifts = [layer.drift.maps for layer in layers if layer.layer in moved and layer.drift.maps > least]
+        drifts = [
+            layer.drift.maps
+            for layer in layers
+            if layer.layer in moved and layer.drift.maps > least
+        ]
         kept = _unchanged_share(weights)
         text = " ".join(_how_far(drifts, tuned))
         if kept:
@@ -461,8 +632,14 @@ def _training(
 
 
 def _unchanged_share(weights: WeightChanges) -> float:
-    """The share of values that changed float32 matrices kept, if not a few: values in coarser floats often stay."""
-    changed = [c for _, c in weights.every if c.kind == "changed" and c.is_matrix and c.dtypes == ("F32", "F32")]
+    """The share of values that changed float32 matrices kept, if not a few: values in coarser
+    floats often stay.
+    """
+    changed = [
+        c
+        for _, c in weights.every
+        if c.kind == "changed" and c.is_matrix and c.dtypes == ("F32", "F32")
+    ]
     if not changed or any(layer.values.rounding > UNMOVED for layer in weights.layers):
         return 0.0
     shares = [1 - change.values_changed / max(1, prod(change.shapes[0])) for change in changed]
@@ -476,7 +653,13 @@ def _how_far(drifts: Sequence[float], tuned: Sequence[tuple[int | None, Change]]
         yield f"Heads differ by {min(drifts):.2g} to {max(drifts):.2g} of their norm, {middle}."
     if tuned:
         inside = [i is not None for i, _ in tuned]
-        where = "in layers" if all(inside) else "in layers and outside them" if any(inside) else "outside layers"
+        where = (
+            "in layers"
+            if all(inside)
+            else "in layers and outside them"
+            if any(inside)
+            else "outside layers"
+        )
         sizes = between([change.change for _, change in tuned])
         yield f"{counted(len(tuned), 'other tensor')} {where} differ by {sizes} of their norm."
 

@@ -1,4 +1,6 @@
-"""Which of two related checkpoints came first: one can be recomputed from the other, and information was lost."""
+"""Which of two related checkpoints came first: one can be recomputed from the other, and
+information was lost.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,19 +29,28 @@ from weightscope.pairs.lineage.differences import WeightChanges
 
 COMPARED_ROWS = 64  # rows by which two layers' matrices are held to each other
 HOW = {  # as a kind of change, and as a map
-    "cast": "rounding to a coarser float", "quantised": "rounding to a grid",
+    "cast": "rounding to a coarser float",
+    "quantised": "rounding to a grid",
     "pruned": "setting values to zero",
-    "rank cut": "dropping the smallest singular values", "direction removed": "projecting out a direction",
-    "layers removed": "leaving out layers", "merge": "rounding their weighted sum",
-}  # fmt: skip
+    "rank cut": "dropping the smallest singular values",
+    "direction removed": "projecting out a direction",
+    "layers removed": "leaving out layers",
+    "merge": "rounding their weighted sum",
+}
 
 
 @dataclass
 class Proof:
-    """How one checkpoint can be recomputed from another, which holds more and therefore came first."""
+    """How one checkpoint can be recomputed from another, which holds more and therefore came
+    first.
+    """
 
-    ways: Counter[str] = field(default_factory=Counter)  # tensors that follow in each way, a key of `HOW`
-    layers: dict[str, set[int]] = field(default_factory=dict)  # the suspect's layers that they are in
+    ways: Counter[str] = field(
+        default_factory=Counter
+    )  # tensors that follow in each way, a key of `HOW`
+    layers: dict[str, set[int]] = field(
+        default_factory=dict
+    )  # the suspect's layers that they are in
 
     @property
     def how(self) -> str:
@@ -48,11 +59,12 @@ class Proof:
 
 
 def prove(weights: WeightChanges, which: str) -> Proof | None:
-    """How one checkpoint follows from the other: the suspect from the base for `which` "B", the reverse for "A".
+    """How one checkpoint follows from the other: the suspect from the base for `which` "B", the
+    reverse for "A".
 
-    None where a tensor does not follow, or where the one that would be older has tensors or rows that the other lacks:
-    then both may come from a third. Without ways if all is equal. Layers that were left out are `without_layers`'.
-    """
+    None where a tensor does not follow, or where the one that would be older has tensors or rows
+    that the other lacks: then both may come from a third. Without ways if all is equal. Layers that
+    were left out are `without_layers`'."""
     missing = weights.lost if which == "B" else weights.gained
     if not weights.basis.same or not weights.layers or any(map(_matters, missing)):
         return None
@@ -64,7 +76,9 @@ def prove(weights: WeightChanges, which: str) -> Proof | None:
     follows, cells = Proof(), Cells()
     along = _projected([change for _, change in weights.every], which)
     for layer_b, change in sorted(weights.every, key=lambda each: -each[1].values_changed):
-        if change.kind == "identical" or (change.shapes[0] == change.shapes[1] and change.change <= CONVERTED):
+        if change.kind == "identical" or (
+            change.shapes[0] == change.shapes[1] and change.change <= CONVERTED
+        ):
             continue
         way = "direction removed" if change.shown_name in along else _way(change, which, cells)
         if not way:
@@ -79,7 +93,9 @@ def prove(weights: WeightChanges, which: str) -> Proof | None:
 def _matters(tensor: Tensor) -> bool:
     """Whether a tensor is a matrix of weights, not a mask or a counter."""
     shape = tensor.shape
-    return len(shape) > 1 and shape[:2] != (1, 1) and not tensor.dtype.startswith(("I", "U", "BOOL"))
+    return (
+        len(shape) > 1 and shape[:2] != (1, 1) and not tensor.dtype.startswith(("I", "U", "BOOL"))
+    )
 
 
 def _older_and_newer(change: Change, which: str) -> tuple[Tensor, Tensor]:
@@ -88,13 +104,17 @@ def _older_and_newer(change: Change, which: str) -> tuple[Tensor, Tensor]:
 
 
 def _way(change: Change, which: str, cells: Cells) -> str:
-    """How a tensor follows from the other, as a key of `HOW`; empty where it does not, or no map is known."""
+    """How a tensor follows from the other, as a key of `HOW`; empty where it does not, or no map is
+    known.
+    """
     older, newer = _older_and_newer(change, which)
     if change.kind in ("reshaped", "unread", "not finite") or prod(older.shape) > prod(newer.shape):
         return ""  # where rows were cut, the older may also be the newer one, extended
     if not change.values_changed:
         return "equal"
-    casts = [cast for cast, rounded in change.casts if rounded != which]  # the older one, rounded, gives the newer
+    casts = [
+        cast for cast, rounded in change.casts if rounded != which
+    ]  # the older one, rounded, gives the newer
     return way_from(older, newer, casts, cells)
 
 
@@ -103,7 +123,9 @@ def _projected(changes: Sequence[Change], which: str) -> set[str]:
     removed = []
     for i, change in enumerate(changes):
         if change.rank == 1:
-            small = max(PROJECTED, 4 * 2.0 ** -BITS.get(_older_and_newer(change, which)[1].dtype, 23))
+            small = max(
+                PROJECTED, 4 * 2.0 ** -BITS.get(_older_and_newer(change, which)[1].dtype, 23)
+            )
             for along in change.along:
                 left = along.left if which == "B" else 1 / along.left if along.left else np.inf
                 if left <= small and np.abs(along.direction).max() < ONE_DIMENSION:
@@ -115,25 +137,42 @@ def _projected(changes: Sequence[Change], which: str) -> set[str]:
 
 
 def merge_share(suspect: Model, first: Model, second: Model) -> float | None:
-    """The first base's share in a suspect that is a weighted sum of two, rounded to a coarser float.
+    """The first base's share in a suspect that is a weighted sum of two, rounded to a coarser
+    float.
 
-    None where it is none, where one base alone gives the suspect, or where a base is such a sum of the suspect and the
-    other base: then the weights do not show which came first.
-    """
+    None where it is none, where one base alone gives the suspect, or where a base is such a sum of
+    the suspect and the other base: then the weights do not show which came first."""
     models = (first, second, suspect)
     triples = []
     for name in sorted({name for model in models for name in model.checkpoint}):
         x, z, y = tensors = [model.checkpoint.get(name) for model in models]
-        if x and z and y and x.shape == z.shape == y.shape and all(tensor.dtype in BITS for tensor in (x, z, y)):
+        if (
+            x
+            and z
+            and y
+            and x.shape == z.shape == y.shape
+            and all(tensor.dtype in BITS for tensor in (x, z, y))
+        ):
             triples.append((x, z, y))
         elif any(tensor is not None and _matters(tensor) for tensor in tensors):
             return None
     triples.sort(key=lambda each: -prod(each[2].shape))  # most sums are refused by the first block
-    if not any(y.dtype in COARSE for _, _, y in triples) or (shares := shares_in_sum(triples)) is None:
+    if (
+        not any(y.dtype in COARSE for _, _, y in triples)
+        or (shares := shares_in_sum(triples)) is None
+    ):
         return None
-    share, backwards = sum(shares) / 2, ([(y, z, x) for x, z, y in triples], [(x, y, z) for x, z, y in triples])
+    share, backwards = (
+        sum(shares) / 2,
+        ([(y, z, x) for x, z, y in triples], [(x, y, z) for x, z, y in triples]),
+    )
     alone = any(shares[0] <= whole <= shares[1] for whole in (0, 1))
-    if alone or not isfinite(share) or not fills_cells(triples, share) or any(map(shares_in_sum, backwards)):
+    if (
+        alone
+        or not isfinite(share)
+        or not fills_cells(triples, share)
+        or any(map(shares_in_sum, backwards))
+    ):
         return None
     return share
 
@@ -142,7 +181,9 @@ def merge_share(suspect: Model, first: Model, second: Model) -> float | None:
 
 
 def without_layers(base: Model, gone: Sequence[int]) -> bool:
-    """Whether no layer that only the base has may have been added to it: a copy, or one that writes little."""
+    """Whether no layer that only the base has may have been added to it: a copy, or one that writes
+    little.
+    """
     layers = base.attention_layers
     wrote = {layer: _written(base, layer) for layer in layers}
     usual = float(np.median(list(wrote.values())))
@@ -167,7 +208,12 @@ def _is_near_copy(model: Model, i: int, j: int) -> bool:
     for name in model.checkpoint.names_under(stems[0]):
         counterpart = model.checkpoint.get(stems[1] + name.removeprefix(stems[0]))
         tensor = model.checkpoint[name]
-        if counterpart is None or counterpart.shape != tensor.shape or len(tensor.shape) < 2 or why_unread(tensor):
+        if (
+            counterpart is None
+            or counterpart.shape != tensor.shape
+            or len(tensor.shape) < 2
+            or why_unread(tensor)
+        ):
             continue
         rows = [first_rows(t, COMPARED_ROWS).astype(np.float64) for t in (tensor, counterpart)]
         x, y = (each - each.mean() for each in rows)

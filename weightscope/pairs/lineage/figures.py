@@ -1,4 +1,6 @@
-"""The figure of a lineage: layers of the suspect above layers of its bases, and how alike counterparts are."""
+"""The figure of a lineage: layers of the suspect above layers of its bases, and how alike
+counterparts are.
+"""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +13,14 @@ from weightscope.core.formulas import plain
 from weightscope.pairs.lineage.lineage import Lineage
 from weightscope.pairs.lineage.matching import BACKGROUND, SURE
 from weightscope.pairs.lineage.sketches import SKETCH, Sketches
-from weightscope.report.pages.style import BY_LAYER, COLOURS, COLUMN, in_our_style, subplots, whole_numbers
+from weightscope.report.pages.style import (
+    BY_LAYER,
+    COLOURS,
+    COLUMN,
+    in_our_style,
+    subplots,
+    whole_numbers,
+)
 
 GAP = 2  # places between two bases
 DARK_IS_ALIKE = f"{BY_LAYER}_r"
@@ -22,7 +31,9 @@ LABELLED = 24  # letters of a checkpoint's name
 
 @in_our_style()
 def lineage_figure(lineage: Lineage) -> Figure:
-    """A line from each layer of the suspect to its counterpart; below, how alike these and all other pairs are."""
+    """A line from each layer of the suspect to its counterpart; below, how alike these and all
+    other pairs are.
+    """
     figure, (strip, below) = subplots(2, 1, figsize=(2 * COLUMN, 3.6), height_ratios=(3, 2))
     _strip(figure, strip, lineage)
     _likeness(below, lineage)
@@ -30,9 +41,13 @@ def lineage_figure(lineage: Lineage) -> Figure:
 
 
 def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
-    """Layers of the suspect above, below the bases that they come from, or the first that was compared."""
+    """Layers of the suspect above, below the bases that they come from, or the first that was
+    compared.
+    """
     suspect = lineage.suspect
-    bases = list(dict.fromkeys(each.base for each in lineage.sources if each)) or [lineage.compared[0].base]
+    bases = list(dict.fromkeys(each.base for each in lineage.sources if each)) or [
+        lineage.compared[0].base
+    ]
     starts = np.cumsum([0, *(len(base.layers) + GAP for base in bases)])
     width = max(starts[-1] - GAP, len(suspect.layers))
     above, shift = (width - len(suspect.layers)) / 2, (width - (starts[-1] - GAP)) / 2
@@ -42,7 +57,11 @@ def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
             lines.append([(above + i, 1.0), (shift + starts[bases.index(source.base)] + j, 0.0)])
             alike.append(source.match.likeness[i, j])
     colours = Normalize(0, 1)
-    axis.add_collection(LineCollection(lines, array=np.array(alike), cmap=DARK_IS_ALIKE, norm=colours, linewidths=1.2))
+    axis.add_collection(
+        LineCollection(
+            lines, array=np.array(alike), cmap=DARK_IS_ALIKE, norm=colours, linewidths=1.2
+        )
+    )
     _row(axis, above, 1.0, suspect, "bottom")
     for start, base in zip(starts, bases, strict=False):
         _row(axis, shift + start, 0.0, base, "top")
@@ -53,7 +72,9 @@ def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
 
 
 def _row(axis: Axes, start: float, y: float, sketches: Sketches, side: str) -> None:
-    """The layers of a checkpoint as a row of dots, some of them numbered, with its name in the middle."""
+    """The layers of a checkpoint as a row of dots, some of them numbered, with its name in the
+    middle.
+    """
     layers, sign = sketches.layers, 1 if side == "bottom" else -1
     x = start + np.arange(len(layers))
     axis.plot(x, np.full(len(x), y), "o", color="0.2", markersize=2.5, label=_short(sketches))
@@ -69,7 +90,9 @@ def _short(sketches: Sketches) -> str:
 
 
 def _likeness(axis: Axes, lineage: Lineage) -> None:
-    """Likeness of each layer to its counterpart and to the base's other layers, and the range of strangers."""
+    """Likeness of each layer to its counterpart and to the base's other layers, and the range of
+    strangers.
+    """
     nearest = min(lineage.compared, key=lambda each: each.log_p)
     match = lineage.origin.match if lineage.origin else next(iter(nearest.matches.values()))
     layers, unpaired = np.array(lineage.suspect.layers), match.unpaired
@@ -80,13 +103,21 @@ def _likeness(axis: Axes, lineage: Lineage) -> None:
         mean, spread = BACKGROUND[match.route]
         counts = np.array([len(lineage.suspect.of_layer(layer)) for layer in layers])
         reach = SURE * np.sqrt(1 / (SKETCH * counts) + spread**2)
-        axis.fill_between(layers, mean - reach, mean + reach, color="0.9", label=f"strangers ({SURE:g} deviations)")
+        axis.fill_between(
+            layers,
+            mean - reach,
+            mean + reach,
+            color="0.9",
+            label=f"strangers ({SURE:g} deviations)",
+        )
         axis.set_ylim(min(LOWEST, float(np.nanmin(match.likeness))), 1.08)
     for k, each in enumerate(dict.fromkeys(source for source in lineage.sources if source)):
         places = [i for i, source in enumerate(lineage.sources) if source is each]
         alike = [each.match.likeness[i, each.match.layers[i]] for i in places]
         label = f"counterparts in {_short(each.base)}"
-        axis.plot(layers[places], alike, "o", color=COLOURS[k % len(COLOURS)], markersize=3, label=label)
+        axis.plot(
+            layers[places], alike, "o", color=COLOURS[k % len(COLOURS)], markersize=3, label=label
+        )
     axis.set(xlabel="layer of the suspect", ylabel="likeness")
     axis.xaxis.set_major_locator(whole_numbers(9))
     axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))

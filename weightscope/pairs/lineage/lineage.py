@@ -1,4 +1,6 @@
-"""Where a checkpoint comes from: the verdict, the layers that match, and what was done, as one result."""
+"""Where a checkpoint comes from: the verdict, the layers that match, and what was done, as one
+result.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,13 +39,23 @@ from weightscope.pairs.lineage.probes import PUBLIC, Probes, keyed_probes
 from weightscope.pairs.lineage.shared_tensors import FEED_FORWARD, NORMS, TOKENS
 from weightscope.pairs.lineage.shares import Shares, shares_of
 from weightscope.pairs.lineage.sketches import Sketches
-from weightscope.pairs.lineage.verdict import CLEARLY, Base, ComparedBase, Related, candidates, judge, sources
+from weightscope.pairs.lineage.verdict import (
+    CLEARLY,
+    Base,
+    ComparedBase,
+    Related,
+    candidates,
+    judge,
+    sources,
+)
 from weightscope.report.findings import listed, spans
 
 NAMED = 3  # damaged fingerprints that a sentence names
 SMALLEST = 1e-99  # probability that is shown as a number
 NOT_ALIKE = 0.97  # likeness below which fingerprints alone show that weights differ
-NOT_IN_PRINTS = "feed-forward networks and embeddings were not compared, since a fingerprint does not hold them"
+NOT_IN_PRINTS = (
+    "feed-forward networks and embeddings were not compared, since a fingerprint does not hold them"
+)
 TABLES: dict[str, Callable[["Lineage"], Any]] = {
     "lineage.json": lambda lineage: lineage.as_json(),
     "alignment.csv": lambda lineage: lineage.alignment,
@@ -58,35 +70,40 @@ BY_PRINTS = {  # by whether the signs were drawn from a key
 FORGEABLE = "only an original forged for this would show the same"
 UNKNOWN_ORDER = "the weights do not show which came first"
 COMPARED_TOO = "Feed-forward networks, embeddings and norms were compared too: nothing is shared."
-OUT_OF_REACH = (
-    "Distillation, or training a new model on another's answers, copies no weights, so it cannot be detected here."
-)
+OUT_OF_REACH = "Distillation, or training a new model on another's answers, copies no weights, so it cannot be detected here."
 
 
 def lineage(
-    suspect: Base, bases: Base | Iterable[Base], *, probe_key: str | Path | None = None, nonce: str | None = None,
+    suspect: Base,
+    bases: Base | Iterable[Base],
+    *,
+    probe_key: str | Path | None = None,
+    nonce: str | None = None,
     progress: bool = False,
-) -> "Lineage":  # fmt: skip
-    """Find out from weights whether a checkpoint has an origin in common with one of several others, and what differs.
+) -> "Lineage":
+    """Find out from weights whether a checkpoint has an origin in common with one of several
+    others, and what differs.
 
     Parameters
     ----------
     suspect : Model, Sketches, str or Path
-        A model, anything that `open_model` opens, a fingerprint or its file (`weightscope fingerprint`).
+        A model, anything that `open_model` opens, a fingerprint or its file (`weightscope
+        fingerprint`).
     bases : Model, Sketches, str or Path, or several
         The same, or a folder of fingerprint files; those most like the suspect are compared.
     probe_key : str or Path, optional
         The key file that fingerprints were made with (`weightscope fingerprint --probe-key`).
     nonce : str, optional
-        What the probes of checkpoints are drawn with, to make an earlier result again; drawn anew without it.
+        What the probes of checkpoints are drawn with, to make an earlier result again; drawn anew
+        without it.
     progress : bool
         Show a progress bar.
 
     Returns
     -------
     Lineage
-        `verdict` "derived" (from `base`), "related" (the weights do not show which came first), "unrelated" or
-        "undecided"; `base`, `p_value`, `kinds`, `weights`, `alignment`.
+        `verdict` "derived" (from `base`), "related" (the weights do not show which came first),
+        "unrelated" or "undecided"; `base`, `p_value`, `kinds`, `weights`, `alignment`.
 
     Raises
     ------
@@ -118,24 +135,33 @@ def _lineage(suspect: Base, named: Sequence[Base], key: Probes, nonce: str | Non
 
 
 def _by_neurons(pairs: Sequence[tuple[Sketches, Sketches]]) -> dict[str, float]:
-    """The p-value of the permutation test of neurons by base, where weights are there and shapes agree."""
+    """The p-value of the permutation test of neurons by base, where weights are there and shapes
+    agree.
+    """
     log_p = {
         base.name: permutation_log_p(suspect.source, base.source)
-        for suspect, base in pairs if suspect.source is not None and base.source is not None
-    }  # fmt: skip
+        for suspect, base in pairs
+        if suspect.source is not None and base.source is not None
+    }
     return {name: exp(value) for name, value in log_p.items() if value is not None}
 
 
 def p_value_of(log_p: Sequence[float], comparisons: int) -> float:
-    """The smallest of some probabilities, times the number of comparisons by which it may be small by chance."""
+    """The smallest of some probabilities, times the number of comparisons by which it may be small
+    by chance.
+    """
     return exp(min(0.0, max(-700.0, min(log_p, default=0.0) + log(comparisons))))
 
 
-def _judged(sketches: Sketches, compared: list[ComparedBase], looked_at: int, unread: list[str]) -> "Lineage":
+def _judged(
+    sketches: Sketches, compared: list[ComparedBase], looked_at: int, unread: list[str]
+) -> "Lineage":
     """The verdict on all bases."""
     comparisons = max(1, looked_at) * len(ROUTES)
     p = p_value_of([each.log_p for each in compared], comparisons)
-    related = sorted((Related(j.base, j.match) for j in compared if j.match), key=lambda each: -each.weight)
+    related = sorted(
+        (Related(j.base, j.match) for j in compared if j.match), key=lambda each: -each.weight
+    )
     if related:
         return replace(_related(sketches, compared, related, p, comparisons), unread=unread)
     parts = [_parts_without_heads(sketches, each) for each in compared]
@@ -146,16 +172,35 @@ def _judged(sketches: Sketches, compared: list[ComparedBase], looked_at: int, un
     ]
     if shared:
         base, of_base = max(shared, key=lambda each: sum(part.share for part in each[1].values()))
-        return Lineage(sketches, compared, None, "related", p, comparisons, unread=unread, parts=of_base, sharing=base)
+        return Lineage(
+            sketches,
+            compared,
+            None,
+            "related",
+            p,
+            comparisons,
+            unread=unread,
+            parts=of_base,
+            sharing=base,
+        )
     doubts = [
-        f"{printable(each.base.name)}: {'; '.join(reasons)}" for each, by_part in zip(compared, parts, strict=True)
-        if (reasons := list(dict.fromkeys(_said_of(by_part, "undecided", "related"))))  # norms alone do not decide it
-    ]  # fmt: skip
+        f"{printable(each.base.name)}: {'; '.join(reasons)}"
+        for each, by_part in zip(compared, parts, strict=True)
+        if (
+            reasons := list(dict.fromkeys(_said_of(by_part, "undecided", "related")))
+        )  # norms alone do not decide it
+    ]
     doubts += [listed(unread, NAMED)] if unread else []
     verdict = "undecided" if doubts else "unrelated"
-    least = {name: min((by_part[name] for by_part in parts if name in by_part), key=lambda part: part.verdict)
-             for name in parts[0]}  # fmt: skip
-    return Lineage(sketches, compared, None, verdict, p, comparisons, doubts=doubts, unread=unread, parts=least)
+    least = {
+        name: min(
+            (by_part[name] for by_part in parts if name in by_part), key=lambda part: part.verdict
+        )
+        for name in parts[0]
+    }
+    return Lineage(
+        sketches, compared, None, verdict, p, comparisons, doubts=doubts, unread=unread, parts=least
+    )
 
 
 def _parts_without_heads(suspect: Sketches, compared: ComparedBase) -> dict[str, Part]:
@@ -164,7 +209,9 @@ def _parts_without_heads(suspect: Sketches, compared: ComparedBase) -> dict[str,
     return _parts(suspect, compared.base, attention)
 
 
-def _parts(suspect: Sketches, base: Sketches, attention: Part, basis: Basis | None = None) -> dict[str, Part]:
+def _parts(
+    suspect: Sketches, base: Sketches, attention: Part, basis: Basis | None = None
+) -> dict[str, Part]:
     """What each part shares with a base, if the weights of both are there."""
     if suspect.source is None or base.source is None:
         return unread_parts(attention, NOT_IN_PRINTS)
@@ -172,28 +219,54 @@ def _parts(suspect: Sketches, base: Sketches, attention: Part, basis: Basis | No
 
 
 def _said_of(parts: Mapping[str, Part], *verdicts: str) -> list[str]:
-    """What is said of the parts with one of these verdicts; a doubt about heads is a sentence already."""
-    bare = {part.lead for name, part in parts.items() if part.verdict == "undecided" and name == "attention"}
-    return [part.lead if part.lead in {*bare, NOT_IN_PRINTS} else f"{CALLED[name]}: {part.lead}"
-            for name, part in parts.items() if part.verdict in verdicts]  # fmt: skip
+    """What is said of the parts with one of these verdicts; a doubt about heads is a sentence
+    already.
+    """
+    bare = {
+        part.lead
+        for name, part in parts.items()
+        if part.verdict == "undecided" and name == "attention"
+    }
+    return [
+        part.lead if part.lead in {*bare, NOT_IN_PRINTS} else f"{CALLED[name]}: {part.lead}"
+        for name, part in parts.items()
+        if part.verdict in verdicts
+    ]
 
 
 TURNED = "stream rotated or permuted"  # where weights do not tell which
-NOT_ALL = "fine-tuned or merged with more"  # a merge of two models minus a third one leaves as much as training does
+# a merge of two models minus a third one leaves as much as training does
+NOT_ALL = "fine-tuned or merged with more"
 LEFT_OVER = "The merge leaves {left:.2g} of the suspect's norm unexplained: by training, or by bases not given."
 TRAINED = ("fine-tuned", "low-rank update", "values set to zero")
-OF_A_MERGE = (*TRAINED, "norms folded", "norms folded: the base")  # what a merge looks like next to one of its bases
+OF_A_MERGE = (
+    *TRAINED,
+    "norms folded",
+    "norms folded: the base",
+)  # what a merge looks like next to one of its bases
 SMALLER = {"B": {"layers removed", "vocabulary cut"}, "A": {"layers replaced or added", "layers repeated",
            "vocabulary extended"}}  # fmt: skip  # what the newer one lacks, by whether that is the suspect
 OTHER_SIZES = {*RESIZED, "heads removed", "heads added", "layers replaced or added"}
 
 
 def _related(
-    suspect: Sketches, compared: list[ComparedBase], related: Sequence[Related], p: float, comparisons: int
+    suspect: Sketches,
+    compared: list[ComparedBase],
+    related: Sequence[Related],
+    p: float,
+    comparisons: int,
 ) -> "Lineage":
-    """How the suspect differs from the first of these bases, or from several, and which came first."""
+    """How the suspect differs from the first of these bases, or from several, and which came
+    first.
+    """
     first, of_layers = related[0], sources(suspect, related)
-    shares, drift, older, verdict, basis = Shares({}), {}, None, "related", Basis(known=first.match.route == "direct")
+    shares, drift, older, verdict, basis = (
+        Shares({}),
+        {},
+        None,
+        "related",
+        Basis(known=first.match.route == "direct"),
+    )
     along = TensorChanges([])
     attention = _attention(first.match)
     if len({each.base.name for each in of_layers if each is not None}) > 1:
@@ -202,19 +275,30 @@ def _related(
         kinds = list(structure_kinds(suspect, first.base, first.match))
         if suspect.source is not None and first.base.source is not None:
             weights = weight_changes(suspect.source, first.base.source, first.match)
-            drift, basis = {layer.layer: layer.drift.maps for layer in weights.layers}, weights.basis
+            drift, basis = (
+                {layer.layer: layer.drift.maps for layer in weights.layers},
+                weights.basis,
+            )
             along = weights.along
             attention = _attention(first.match, weights)
             structure = {kind.kind for kind in kinds}
             done = weight_kinds(weights, structure, suspect.source, first.base.source)
-            shares = shares_of(suspect.source, _summands(first, compared)) if first.match.route == "direct" else shares
+            shares = (
+                shares_of(suspect.source, _summands(first, compared))
+                if first.match.route == "direct"
+                else shares
+            )
             if shares.weights:
                 kinds.append(_merge(suspect, shares))
                 done = [kind for kind in done if kind.kind not in OF_A_MERGE]
                 if min(shares.left, shares.by_tensor) > EXPLAINED * weights.rounding:
                     done.append(Kind(NOT_ALL, suspect.layers, LEFT_OVER.format(left=shares.left)))
                 elif exact := _exact_shares(suspect.source, compared, list(shares.weights)):
-                    verdict, older, shares = "derived", Proof(Counter({"merge": 1})), replace(shares, weights=exact)
+                    verdict, older, shares = (
+                        "derived",
+                        Proof(Counter({"merge": 1})),
+                        replace(shares, weights=exact),
+                    )
             elif derivation := _proved(suspect, first, weights, structure, "B"):
                 verdict, older = "derived", derivation
                 done = _as_proved(done, derivation, suspect, "suspect")
@@ -230,26 +314,54 @@ def _related(
         kinds = [kind for kind in kinds if not kind.kind.startswith("norms folded")]
     apart, learnt = learnt_alike(suspect, related)
     if verdict == "derived":
-        parts = {name: replace(part, verdict=verdict) if part.is_shared else part for name, part in parts.items()}
+        parts = {
+            name: replace(part, verdict=verdict) if part.is_shared else part
+            for name, part in parts.items()
+        }
     return Lineage(
-        suspect, compared, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older,
-        parts=parts, initial=begun, apart=apart, learnt=learnt, along=along,
-    )  # fmt: skip
+        suspect,
+        compared,
+        first,
+        verdict,
+        p,
+        comparisons,
+        kinds,
+        shares.weights,
+        drift,
+        [],
+        of_layers,
+        proof=older,
+        parts=parts,
+        initial=begun,
+        apart=apart,
+        learnt=learnt,
+        along=along,
+    )
 
 
-def _with_parts(kinds: Sequence[Kind], parts: Mapping[str, Part], suspect: Sketches, first: Related) -> list[Kind]:
-    """Kinds with what the comparison of parts says of the vocabulary and of feed-forward networks."""
+def _with_parts(
+    kinds: Sequence[Kind], parts: Mapping[str, Part], suspect: Sketches, first: Related
+) -> list[Kind]:
+    """Kinds with what the comparison of parts says of the vocabulary and of feed-forward
+    networks.
+    """
     networks, tokens = parts[FEED_FORWARD], parts[TOKENS]
-    kept = [kind for kind in kinds if not (kind.kind.startswith("vocabulary") and _other_rows(tokens))]
+    kept = [
+        kind for kind in kinds if not (kind.kind.startswith("vocabulary") and _other_rows(tokens))
+    ]
     if _other_rows(tokens):
         sizes = [side.about["vocabulary"] for side in (first.base, suspect)]
         name = "vocabulary reordered" if tokens.is_moved else "vocabulary replaced"
-        kept.append(Kind(name, [], f"{sizes[0]:,} tokens in the base, {sizes[1]:,} here: {tokens.lead}."))
+        kept.append(
+            Kind(name, [], f"{sizes[0]:,} tokens in the base, {sizes[1]:,} here: {tokens.lead}.")
+        )
     if networks.verdict == "unrelated":
         text = "Heads match, and no neuron of the feed-forward networks does."
         kept.append(Kind("feed-forward networks replaced", suspect.layers, text))
     if networks.is_moved and not any(kind.kind.startswith(("neurons", "experts")) for kind in kept):
-        kept.append(Kind("neurons permuted", suspect.layers, f"Feed-forward networks: {networks.lead}."))
+        kept.append(
+            Kind("neurons permuted", suspect.layers, f"Feed-forward networks: {networks.lead}.")
+        )
     return kept
 
 
@@ -261,15 +373,23 @@ def _other_rows(tokens: Part) -> bool:
 def _attention(match: Match, weights: WeightChanges | None = None) -> Part:
     """What heads share, by their match, and whether their tensors are equal."""
     count, total = sum(j is not None for j in match.layers), len(match.layers)
-    matrices = [change for _, change in weights.every if change.name_a in weights.attention] if weights else []
+    matrices = (
+        [change for _, change in weights.every if change.name_a in weights.attention]
+        if weights
+        else []
+    )
     if matrices and count == total and all(change.kind == "identical" for change in matrices):
         return Part("related", f"same values in {count} of {counted(total, 'layer')}", 1.0)
     lead = f"{count} of {counted(total, 'layer')} have a counterpart (likeness {match.mean:.2f})"
     return Part("related", lead, count / total)
 
 
-def _proved(suspect: Sketches, first: Related, weights: WeightChanges, structure: set[str], which: str) -> Proof | None:
-    """How the suspect follows from the base, for `which` "B", or the base from the suspect, with something lost."""
+def _proved(
+    suspect: Sketches, first: Related, weights: WeightChanges, structure: set[str], which: str
+) -> Proof | None:
+    """How the suspect follows from the base, for `which` "B", or the base from the suspect, with
+    something lost.
+    """
     assert suspect.source is not None and first.base.source is not None
     smaller = SMALLER[which] & structure
     if (OTHER_SIZES & structure) or smaller - {"layers removed"}:
@@ -287,7 +407,11 @@ def _as_proved(done: Sequence[Kind], proof: Proof, suspect: Sketches, smaller: s
     """Kinds, where proved ones replace those that they may look like."""
     mine = smaller == "suspect"
     looks = ("fine-tuned",) if proof.ways["direction removed"] else TRAINED
-    kept = [kind for kind in done if not kind.kind.startswith(looks) and (mine or not kind.kind.startswith("cast"))]
+    kept = [
+        kind
+        for kind in done
+        if not kind.kind.startswith(looks) and (mine or not kind.kind.startswith("cast"))
+    ]
     for way in (way for way in HOW if way != "layers removed"):
         if proof.ways[way] and not any(each.kind.startswith(way) for each in kept):
             larger = "the base's" if mine else "the suspect's"
@@ -299,18 +423,34 @@ def _as_proved(done: Sequence[Kind], proof: Proof, suspect: Sketches, smaller: s
 
 
 def _summands(first: Related, compared: Sequence[ComparedBase]) -> list[Related]:
-    """Every base with the first one's sizes: products of two factors do not show a small share of a merge."""
-    sizes = [(each.base.about["d_model"], len(each.base.layers), len(each.base.layer)) for each in compared]
+    """Every base with the first one's sizes: products of two factors do not show a small share of a
+    merge.
+    """
+    sizes = [
+        (each.base.about["d_model"], len(each.base.layers), len(each.base.layer))
+        for each in compared
+    ]
     needed = (first.base.about["d_model"], len(first.base.layers), len(first.base.layer))
     same = [each for each, size in zip(compared, sizes, strict=True) if size == needed]
     return [
-        Related(each.base, each.match if each.match and each.match.route == "direct" else first.match) for each in same
+        Related(
+            each.base, each.match if each.match and each.match.route == "direct" else first.match
+        )
+        for each in same
     ]
 
 
-def _exact_shares(suspect: Model, compared: Sequence[ComparedBase], names: Sequence[str]) -> dict[str, float]:
-    """The shares of two bases whose rounded sum every value of the suspect is; empty where that is not shown."""
-    models = [(each.base.name, each.base.source) for each in compared if each.base.name in names and each.base.source]
+def _exact_shares(
+    suspect: Model, compared: Sequence[ComparedBase], names: Sequence[str]
+) -> dict[str, float]:
+    """The shares of two bases whose rounded sum every value of the suspect is; empty where that is
+    not shown.
+    """
+    models = [
+        (each.base.name, each.base.source)
+        for each in compared
+        if each.base.name in names and each.base.source
+    ]
     if len(names) != 2 or len(models) != 2:
         return {}
     (first, a), (second, b) = models
@@ -318,7 +458,9 @@ def _exact_shares(suspect: Model, compared: Sequence[ComparedBase], names: Seque
     return {} if share is None else {first: share, second: 1 - share}
 
 
-def _layers_of_several(suspect: Sketches, of_layers: Sequence[Related | None]) -> tuple[list[Kind], Shares]:
+def _layers_of_several(
+    suspect: Sketches, of_layers: Sequence[Related | None]
+) -> tuple[list[Kind], Shares]:
     """A merge that takes whole layers from several bases."""
     layers: dict[str, list[int]] = {}
     for layer, source in zip(suspect.layers, of_layers, strict=True):
@@ -327,7 +469,9 @@ def _layers_of_several(suspect: Sketches, of_layers: Sequence[Related | None]) -
     parts = "; ".join(f"{spans(taken)} from {printable(name)}" for name, taken in layers.items())
     every = sorted(layer for taken in layers.values() for layer in taken)
     kind = Kind("merge of layers", every, f"Layers {parts}.", len(every) / len(suspect.layers))
-    return [kind], Shares({name: len(taken) / len(suspect.layers) for name, taken in layers.items()})
+    return [kind], Shares(
+        {name: len(taken) / len(suspect.layers) for name, taken in layers.items()}
+    )
 
 
 def _merge(suspect: Sketches, shares: Shares) -> Kind:
@@ -348,12 +492,25 @@ def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind], basis: Ba
             "Only the singular values of heads agree; no change of basis alters these. This evidence is weaker, and it "
             "does not show what else was done."
         )
-        return [Kind(TURNED, suspect.layers, text, float(np.mean([j is not None for j in match.layers])))]
-    if match.route == "tokens" and not basis.same and "stream" not in names and "width" not in names:
-        text = "Heads agree when seen through the token embeddings, but not in the stream's own basis."
+        return [
+            Kind(
+                TURNED, suspect.layers, text, float(np.mean([j is not None for j in match.layers]))
+            )
+        ]
+    if (
+        match.route == "tokens"
+        and not basis.same
+        and "stream" not in names
+        and "width" not in names
+    ):
+        text = (
+            "Heads agree when seen through the token embeddings, but not in the stream's own basis."
+        )
         return [Kind(TURNED, suspect.layers, text)]
     if not kinds and suspect.source is None and match.mean < NOT_ALIKE:
-        return [Kind("fine-tuned", suspect.layers, f"The mean likeness of heads is {match.mean:.2f}.")]
+        return [
+            Kind("fine-tuned", suspect.layers, f"The mean likeness of heads is {match.mean:.2f}.")
+        ]
     return []
 
 
@@ -361,10 +518,10 @@ def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind], basis: Ba
 class Lineage(Result):
     """Where a checkpoint comes from.
 
-    `verdict` is "derived" where the suspect can be recomputed from the base, which holds more; "related" where they
-    have an origin in common, and the weights do not show that the base came first; "unrelated" where nothing is shared,
-    in heads, feed-forward networks, embeddings or norms; "undecided" where not everything could be compared.
-    """
+    `verdict` is "derived" where the suspect can be recomputed from the base, which holds more;
+    "related" where they have an origin in common, and the weights do not show that the base came
+    first; "unrelated" where nothing is shared, in heads, feed-forward networks, embeddings or
+    norms; "undecided" where not everything could be compared."""
 
     FIGURE, PAGE = "pairs.lineage.figures:lineage_figure", "pairs.lineage.page:write_lineage_page"
     TABLES, FILES = TABLES, RESULTS
@@ -373,23 +530,40 @@ class Lineage(Result):
     compared: list[ComparedBase]  # every base
     origin: Related | None  # the base that it shares heads with, and the match that shows this
     verdict: str  # "derived", "related", "unrelated" or "undecided"; as above
-    p_value: float  # bound of the probability that strangers are this alike, times the comparisons; at most 1
+    # bound of the probability that strangers are this alike, times the comparisons; at most 1
+    p_value: float
     comparisons: int  # number of bases times routes
     # How the suspect differs from the base; neither needs to come first
     kinds: list[Kind] = field(default_factory=list)
     weights: dict[str, float] = field(default_factory=dict)  # share of each base in a merge
-    drift: dict[int, float] = field(default_factory=dict)  # |S - B| / |B| of heads' maps by layer, if weights were read
+    drift: dict[int, float] = field(
+        default_factory=dict
+    )  # |S - B| / |B| of heads' maps by layer, if weights were read
     doubts: list[str] = field(default_factory=list)  # why the verdict is "undecided"
-    sources: list[Related | None] = field(default_factory=list)  # the base that has each layer's counterpart
-    unread: list[str] = field(default_factory=list)  # fingerprints of a folder that were skipped, and why
-    proof: Proof | None = None  # how the newer can be recomputed from the older, if the weights show it
-    parts: dict[str, Part] = field(default_factory=dict)  # "attention", "feed_forward", "tokens", "norms", perhaps more
+    sources: list[Related | None] = field(
+        default_factory=list
+    )  # the base that has each layer's counterpart
+    unread: list[str] = field(
+        default_factory=list
+    )  # fingerprints of a folder that were skipped, and why
+    proof: Proof | None = (
+        None  # how the newer can be recomputed from the older, if the weights show it
+    )
+    parts: dict[str, Part] = field(
+        default_factory=dict
+    )  # "attention", "feed_forward", "tokens", "norms", perhaps more
     sharing: Sketches | None = None  # a base that shares no heads but another part
-    by_neurons: dict[str, float] = field(default_factory=dict)  # p-value of the permutation test of neurons, by base
+    by_neurons: dict[str, float] = field(
+        default_factory=dict
+    )  # p-value of the permutation test of neurons, by base
     initial: str = ""  # what speaks for an initialisation that both share, as a sentence
     apart: str = ""  # how alike what was learnt from a base as initialised is, as a sentence
-    learnt: dict[str, float] = field(default_factory=dict)  # by base, cosine of the changes from a base as initialised
-    probes: Probes = PUBLIC  # where the signs of sketches of the pairs come from whose weights are both there
+    learnt: dict[str, float] = field(
+        default_factory=dict
+    )  # by base, cosine of the changes from a base as initialised
+    probes: Probes = (
+        PUBLIC  # where the signs of sketches of the pairs come from whose weights are both there
+    )
     along: TensorChanges = field(
         default_factory=lambda: TensorChanges([]), repr=False
     )  # for directions that were removed
@@ -408,7 +582,9 @@ class Lineage(Result):
 
     @property
     def came_first(self) -> str | None:
-        """Which of the two holds more, as the weights show it: "base" or "suspect"; None if they do not."""
+        """Which of the two holds more, as the weights show it: "base" or "suspect"; None if they do
+        not.
+        """
         return None if self.proof is None else "base" if self.verdict == "derived" else "suspect"
 
     @property
@@ -425,7 +601,11 @@ class Lineage(Result):
             return f"{known}: {'; '.join(_said_of(self.parts, 'related'))}. {UNKNOWN_ORDER.capitalize()}."
         if self.verdict == "undecided":
             names = [printable(each.base.name) for each in self.compared]
-            cleared = [name for name in names if not any(doubt.startswith(f"{name}: ") for doubt in self.doubts)]
+            cleared = [
+                name
+                for name in names
+                if not any(doubt.startswith(f"{name}: ") for doubt in self.doubts)
+            ]
             nothing = f" Nothing is shared with {listed(cleared, NAMED)}." if cleared else ""
             return f"{none}.{nothing} It is undecided whether they share anything else: {'; '.join(self.doubts)}."
         if self.origin is None:
@@ -438,7 +618,9 @@ class Lineage(Result):
             f"{match.mean:.2f} ({p}, {counted(self.comparisons, 'comparison')})"
         )
         what = f"{self._difference}.{self._parts_apart}{self._caution}"
-        parents = " and ".join(f"{printable(base)} ({share:.2f})" for base, share in self.weights.items())
+        parents = " and ".join(
+            f"{printable(base)} ({share:.2f})" for base, share in self.weights.items()
+        )
         if self.verdict == "derived" and self.proof is not None:
             bases, them = (parents, "them") if self.weights else (base_name, base_name)
             how = f"it can be recomputed from {them} by {self.proof.how}"
@@ -460,10 +642,12 @@ class Lineage(Result):
             return []
         related = [Related(each.base, each.match) for each in self.compared if each.match]
         return [
-            each.base.name for each in related
-            if each.base is not first.base and each.match.route == first.match.route
+            each.base.name
+            for each in related
+            if each.base is not first.base
+            and each.match.route == first.match.route
             and each.weight >= first.weight - CLEARLY
-        ]  # fmt: skip
+        ]
 
     @property
     def _caution(self) -> str:
@@ -496,7 +680,11 @@ class Lineage(Result):
     @property
     def _parts_apart(self) -> str:
         """The parts that the match of heads says nothing of: those without an origin in common."""
-        apart = {name: part for name, part in self.parts.items() if part.verdict in ("unrelated", "undecided")}
+        apart = {
+            name: part
+            for name, part in self.parts.items()
+            if part.verdict in ("unrelated", "undecided")
+        }
         if not apart or self.suspect.source is None or self.sharing is not None:
             return ""
         return f" By part: {'; '.join(f'{CALLED[name]}: {part.lead}' for name, part in self.parts.items())}."
@@ -512,9 +700,19 @@ class Lineage(Result):
                 rows.append((layer, "", *[np.nan] * 5))
                 continue
             match, heads = source.match, source.match.heads[i]
-            numbers = (match.likeness[i, j], match.z[i], float((heads == np.arange(len(heads))).sum()))
+            numbers = (
+                match.likeness[i, j],
+                match.z[i],
+                float((heads == np.arange(len(heads))).sum()),
+            )
             rows.append(
-                (layer, source.base.name, float(source.base.layers[j]), *numbers, self.drift.get(layer, np.nan))
+                (
+                    layer,
+                    source.base.name,
+                    float(source.base.layers[j]),
+                    *numbers,
+                    self.drift.get(layer, np.nan),
+                )
             )
         return Table.of_rows(ALIGNMENT, rows)
 
@@ -529,7 +727,16 @@ class Lineage(Result):
                 rest = float(np.nanmean(unpaired)) if np.isfinite(unpaired).any() else np.nan
                 count = sum(j is not None for j in match.layers)
                 rows.append(
-                    (compared.base.name, ROUTES[route], count, match.mean, rest, mean, spread, match.log_p / log(10))
+                    (
+                        compared.base.name,
+                        ROUTES[route],
+                        count,
+                        match.mean,
+                        rest,
+                        mean,
+                        spread,
+                        match.log_p / log(10),
+                    )
                 )
         return Table.of_rows(BACKGROUND_COLUMNS, rows)
 
@@ -551,12 +758,15 @@ class Lineage(Result):
         """What is known of one base by itself, whatever the others show."""
         base, match = compared.base, compared.match
         return {
-            "name": base.name, "heads": "related" if match else "undecided" if compared.doubt else "unrelated",
-            "likeness": match.mean if match else None, "doubt": compared.doubt,
+            "name": base.name,
+            "heads": "related" if match else "undecided" if compared.doubt else "unrelated",
+            "likeness": match.mean if match else None,
+            "doubt": compared.doubt,
             "known_by": "weights" if base.source is not None else "fingerprint",
-            "heads_sha256": base.about.get("heads_sha256"), "permutation_p": self.by_neurons.get(base.name),
+            "heads_sha256": base.about.get("heads_sha256"),
+            "permutation_p": self.by_neurons.get(base.name),
             "learnt": self.learnt.get(base.name),
-        }  # fmt: skip
+        }
 
     def printed(self) -> list[str | Table]:
         """What the terminal shows, from top to bottom."""
@@ -572,36 +782,80 @@ class Lineage(Result):
 
     def as_json(self) -> dict[str, Any]:
         """What `weightscope lineage --json` prints and lineage.json holds."""
-        return dict(as_json(self.provenance.envelope(self.lead) | {
-            "suspect": self.suspect.name, "verdict": self.verdict, "base": self.base, "p_value": self.p_value,
-            "parts": {name: {"verdict": part.verdict, "lead": part.lead} for name, part in self.parts.items()},
-            "kinds": [vars(kind) for kind in self.kinds], "weights": self.weights,
-            "doubts": self.doubts, "comparisons": self.comparisons, "alignment": self.alignment.records(),
-            "directions": self.along.directions.records() if self.along.directions else [],
-            "background": self.background.records(), "no_evidence": self.no_evidence.records(),
-            "bases": [self._judged_alone(each) for each in self.compared], "ties": self.ties,
-            "unread": self.unread, "probe_seed": self.probes.seed if self.probes.nonce else None,
-            "nonce": self.probes.nonce or None, "probe_digests": self.probes.digests,
-        }))  # fmt: skip
+        return dict(
+            as_json(
+                self.provenance.envelope(self.lead)
+                | {
+                    "suspect": self.suspect.name,
+                    "verdict": self.verdict,
+                    "base": self.base,
+                    "p_value": self.p_value,
+                    "parts": {
+                        name: {"verdict": part.verdict, "lead": part.lead}
+                        for name, part in self.parts.items()
+                    },
+                    "kinds": [vars(kind) for kind in self.kinds],
+                    "weights": self.weights,
+                    "doubts": self.doubts,
+                    "comparisons": self.comparisons,
+                    "alignment": self.alignment.records(),
+                    "directions": self.along.directions.records() if self.along.directions else [],
+                    "background": self.background.records(),
+                    "no_evidence": self.no_evidence.records(),
+                    "bases": [self._judged_alone(each) for each in self.compared],
+                    "ties": self.ties,
+                    "unread": self.unread,
+                    "probe_seed": self.probes.seed if self.probes.nonce else None,
+                    "nonce": self.probes.nonce or None,
+                    "probe_digests": self.probes.digests,
+                }
+            )
+        )
 
 
 PARTS = (
-    Column("part"), Column("verdict"),
+    Column("part"),
+    Column("verdict"),
     Column("evidence", meaning="What the suspect shares with the base in this part."),
-)  # fmt: skip
+)
 ALIGNMENT = (
-    Column("layer", meaning="The suspect's layer."), Column("base", meaning="The base that has its counterpart."),
+    Column("layer", meaning="The suspect's layer."),
+    Column("base", meaning="The base that has its counterpart."),
     Column("base_layer", symbol="base's layer", format=".0f"),
     Column("likeness", meaning="Mean cosine of the maps of matched heads.", format=".3f"),
     Column("z", meaning="Distance from strangers, in standard deviations.", format=".1f"),
-    Column("heads_in_place", symbol="heads in place", meaning="Heads that kept their index.", format=".0f"),
-    Column("drift", symbol="$‖ΔW‖/‖W‖$", meaning="How far apart the heads' maps are; median.", format=".2g"),
-)  # fmt: skip
+    Column(
+        "heads_in_place",
+        symbol="heads in place",
+        meaning="Heads that kept their index.",
+        format=".0f",
+    ),
+    Column(
+        "drift",
+        symbol="$‖ΔW‖/‖W‖$",
+        meaning="How far apart the heads' maps are; median.",
+        format=".2g",
+    ),
+)
 BACKGROUND_COLUMNS = (
-    Column("base"), Column("route", meaning="What was compared."), Column("layers_found", symbol="layers found"),
+    Column("base"),
+    Column("route", meaning="What was compared."),
+    Column("layers_found", symbol="layers found"),
     Column("likeness", meaning="Mean over counterparts.", format=".3f"),
-    Column("other_pairs", symbol="other pairs", meaning="Mean likeness of all other pairs of layers.", format=".3f"),
-    Column("strangers", meaning="Mean likeness of unrelated checkpoints, above chance.", format=".3f"),
+    Column(
+        "other_pairs",
+        symbol="other pairs",
+        meaning="Mean likeness of all other pairs of layers.",
+        format=".3f",
+    ),
+    Column(
+        "strangers", meaning="Mean likeness of unrelated checkpoints, above chance.", format=".3f"
+    ),
     Column("spread", meaning="Standard deviation of their likeness.", format=".3f"),
-    Column("log10_p", symbol="$log_10 p$", meaning="Of the probability that strangers are this alike.", format=".1f"),
-)  # fmt: skip
+    Column(
+        "log10_p",
+        symbol="$log_10 p$",
+        meaning="Of the probability that strangers are this alike.",
+        format=".1f",
+    ),
+)

@@ -1,10 +1,11 @@
-"""Feed-forward networks of two checkpoints, matched neuron by neuron: in any order, in any layer, whatever gains.
+"""Feed-forward networks of two checkpoints, matched neuron by neuron: in any order, in any layer,
+whatever gains.
 
-A neuron is assigned to one of the base's by its row of one matrix; whether the assignment is right is measured by its
-other weights, which agree with nothing where the two are strangers. Columns are standardised over neurons first, so
-that a norm's gain that was moved into them changes nothing. The test of Zhu et al. (arXiv 2502.12292) for networks in
-any order assigns by two matrices apart, and compares both assignments.
-"""
+A neuron is assigned to one of the base's by its row of one matrix; whether the assignment is right
+is measured by its other weights, which agree with nothing where the two are strangers. Columns are
+standardised over neurons first, so that a norm's gain that was moved into them changes nothing. The
+test of Zhu et al. (arXiv 2502.12292) for networks in any order assigns by two matrices apart, and
+compares both assignments."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -23,7 +24,9 @@ from weightscope.pairs.changes.head import Basis
 
 SAMPLED = 128  # neurons of a network that are assigned
 DIMENSIONS = 256  # of the stream by which they are compared
-MOST = 256  # networks of a checkpoint that are compared: of a large mixture, only some of its experts
+MOST = (
+    256  # networks of a checkpoint that are compared: of a large mixture, only some of its experts
+)
 SURE = 8.0  # standard deviations above neurons assigned at random
 ALIKE = 0.2  # mean likeness of assigned neurons
 MOST_ROWS = 4096  # of a table of embeddings, by which its columns are standardised
@@ -75,18 +78,35 @@ def networks_of(model: Model) -> list[Network]:
         for expert in tensor.experts or (tensor,):
             for part in tensors.parts(expert) or (expert,):
                 role = part.role.removeprefix("expert.")
-                if role in MATRICES and part.layer is not None and part.stack in (None, tensors.own):
+                if (
+                    role in MATRICES
+                    and part.layer is not None
+                    and part.stack in (None, tensors.own)
+                ):
                     by_place[part.layer, part.expert].setdefault(role, part)
-    gains = {(tensor.layer, tensor.role): tensor for tensor in tensors if tensor.stack in (None, tensors.own)}
-    networks = [Network(place, matrices, gains.get((place[0], "norm.mlp"))) for place, matrices in by_place.items()
-                if {"up", "down"} <= set(matrices)]  # fmt: skip
-    return [each for each in networks if not any(why_unread(tensor.tensor) for tensor in each.matrices.values())]
+    gains = {
+        (tensor.layer, tensor.role): tensor
+        for tensor in tensors
+        if tensor.stack in (None, tensors.own)
+    }
+    networks = [
+        Network(place, matrices, gains.get((place[0], "norm.mlp")))
+        for place, matrices in by_place.items()
+        if {"up", "down"} <= set(matrices)
+    ]
+    return [
+        each
+        for each in networks
+        if not any(why_unread(tensor.tensor) for tensor in each.matrices.values())
+    ]
 
 
 def counterparts_of(
     networks: Sequence[Network], of_base: Sequence[Network], basis: Basis | None = None
 ) -> dict[Place, Counterpart]:
-    """The most alike of the base's networks for each of the suspect's; the base's stream is brought to `basis`."""
+    """The most alike of the base's networks for each of the suspect's; the base's stream is brought
+    to `basis`.
+    """
     sampled = {}
     for network in _some(networks):
         features = _features(network)
@@ -100,22 +120,36 @@ def counterparts_of(
                 continue
             cosines = mine[0] @ theirs[0].T
             nearest = cosines.argmax(axis=1)
-            alike = float(_likeness(_cosines(mine, theirs, np.arange(len(nearest)), nearest)).mean())
+            alike = float(
+                _likeness(_cosines(mine, theirs, np.arange(len(nearest)), nearest)).mean()
+            )
             if place not in best or alike > best[place][0]:
                 rows, order = linear_sum_assignment(-cosines)
-                kept = len(theirs[0]) == n_neurons and _is_in_place(mine, theirs, rows, (chosen[rows], order))
-                best[place] = alike, Counterpart(network.place, _measured(mine, theirs, rows, order), kept)
+                kept = len(theirs[0]) == n_neurons and _is_in_place(
+                    mine, theirs, rows, (chosen[rows], order)
+                )
+                best[place] = (
+                    alike,
+                    Counterpart(network.place, _measured(mine, theirs, rows, order), kept),
+                )
     return {place: counterpart for place, (_, counterpart) in best.items()}
 
 
 def _is_in_place(
-    mine: list[np.ndarray], theirs: list[np.ndarray], rows: np.ndarray, orders: tuple[np.ndarray, np.ndarray]
+    mine: list[np.ndarray],
+    theirs: list[np.ndarray],
+    rows: np.ndarray,
+    orders: tuple[np.ndarray, np.ndarray],
 ) -> bool:
-    """Whether neurons kept their places: most were assigned to them, or are more alike there than where noise led."""
+    """Whether neurons kept their places: most were assigned to them, or are more alike there than
+    where noise led.
+    """
     places, assigned = orders
     if float((assigned == places).mean()) >= IN_PLACE:
         return True
-    there, elsewhere = (float(_likeness(_cosines(mine, theirs, rows, order)).mean()) for order in (places, assigned))
+    there, elsewhere = (
+        float(_likeness(_cosines(mine, theirs, rows, order)).mean()) for order in (places, assigned)
+    )
     return there > elsewhere
 
 
@@ -124,7 +158,9 @@ def _some(networks: Sequence[Network]) -> Sequence[Network]:
 
 
 def _features(network: Network, basis: Basis | None = None) -> list[np.ndarray]:
-    """What each neuron reads by each of its matrices, and writes: (neurons, dimensions) each, of unit length."""
+    """What each neuron reads by each of its matrices, and writes: (neurons, dimensions) each, of
+    unit length.
+    """
     features = []
     for name in (name for name in MATRICES if name in network.matrices):
         w = network.matrices[name].array()  # (neurons, d), or (d, neurons) of what they write
@@ -146,7 +182,9 @@ def unit_rows(w: np.ndarray) -> np.ndarray:
 
 
 def usable(w: np.ndarray) -> np.ndarray:
-    """Weights with zeros where they are NaN, infinite or too large for sums of squares: such are like no others."""
+    """Weights with zeros where they are NaN, infinite or too large for sums of squares: such are
+    like no others.
+    """
     return np.where(np.abs(w) < LARGEST, w, 0)
 
 
@@ -160,11 +198,17 @@ def _unit(w: np.ndarray) -> np.ndarray:
     return np.asarray(w / np.maximum(np.linalg.norm(w, axis=1, keepdims=True), 1e-30), np.float32)
 
 
-def _measured(mine: list[np.ndarray], theirs: list[np.ndarray], rows: np.ndarray, order: np.ndarray) -> Likeness:
+def _measured(
+    mine: list[np.ndarray], theirs: list[np.ndarray], rows: np.ndarray, order: np.ndarray
+) -> Likeness:
     """How alike neurons are to those that they were assigned to."""
     rng = np.random.default_rng(0)
-    at_random = [_likeness(_cosines(mine, theirs, rows, rng.permutation(order))) for _ in range(REDRAWN)]
-    return _against_chance(_likeness(_cosines(mine, theirs, rows, order)), np.concatenate(at_random))
+    at_random = [
+        _likeness(_cosines(mine, theirs, rows, rng.permutation(order))) for _ in range(REDRAWN)
+    ]
+    return _against_chance(
+        _likeness(_cosines(mine, theirs, rows, order)), np.concatenate(at_random)
+    )
 
 
 def _against_chance(cosines: np.ndarray, at_random: np.ndarray) -> Likeness:
@@ -173,13 +217,19 @@ def _against_chance(cosines: np.ndarray, at_random: np.ndarray) -> Likeness:
     return Likeness(mean, float((mean - at_random.mean()) / spread))
 
 
-def _cosines(mine: list[np.ndarray], theirs: list[np.ndarray], rows: np.ndarray, order: np.ndarray) -> np.ndarray:
+def _cosines(
+    mine: list[np.ndarray], theirs: list[np.ndarray], rows: np.ndarray, order: np.ndarray
+) -> np.ndarray:
     """By each matrix but the first, which neurons were assigned by: (matrices - 1, neurons)."""
-    return np.stack([np.vecdot(x[rows], y[order]) for x, y in zip(mine[1:], theirs[1:], strict=True)])
+    return np.stack(
+        [np.vecdot(x[rows], y[order]) for x, y in zip(mine[1:], theirs[1:], strict=True)]
+    )
 
 
 def _likeness(cosines: np.ndarray) -> np.ndarray:
-    """Of each neuron, (matrices, neurons) -> (neurons,): of two, whose signs may change together, the signed mean."""
+    """Of each neuron, (matrices, neurons) -> (neurons,): of two, whose signs may change together,
+    the signed mean.
+    """
     if len(cosines) == 1:
         return cosines[0]
     product = cosines.prod(axis=0)
@@ -202,14 +252,17 @@ def _row_by_row(x: np.ndarray, y: np.ndarray) -> Likeness:
 
 
 def order_of_rows(suspect: Embeddings, base: Embeddings, basis: Basis) -> Likeness:
-    """How alike some tokens' rows are to the nearest of any token: one half of the dimensions finds it.
+    """How alike some tokens' rows are to the nearest of any token: one half of the dimensions finds
+    it.
 
     The other half measures, so that the choice does not bias the likeness.
     """
     mine = suspect.rows(evenly_spread(suspect.n_tokens, MOST_ROWS))
     dims = evenly_spread(mine.shape[1], DIMENSIONS)
     turn = np.eye(mine.shape[1], dtype=np.float32) if basis.rotation is None else basis.rotation
-    theirs = np.concatenate([(rows @ turn[:, dims]).astype(np.float16) for _, rows in base.blocks()])
+    theirs = np.concatenate(
+        [(rows @ turn[:, dims]).astype(np.float16) for _, rows in base.blocks()]
+    )
     mine, theirs = (
         _standardised(mine[:, dims])[evenly_spread(len(mine), SAMPLED)],
         _standardised(theirs.astype(np.float32)),

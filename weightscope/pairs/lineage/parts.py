@@ -1,8 +1,9 @@
-"""What each part of a checkpoint shares with a base: attention, feed-forward networks, token embeddings, norms.
+"""What each part of a checkpoint shares with a base: attention, feed-forward networks, token
+embeddings, norms.
 
-Heads say nothing of the rest of a file, so every part has a verdict of its own. Feed-forward networks are compared
-tensor by tensor and then neuron by neuron, embeddings row by row, norms by their gains.
-"""
+Heads say nothing of the rest of a file, so every part has a verdict of its own. Feed-forward
+networks are compared tensor by tensor and then neuron by neuron, embeddings row by row, norms by
+their gains."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +17,20 @@ from weightscope.model.metrics.spectra import evenly_spread
 from weightscope.model.model import Model
 from weightscope.model.text.tokenizer import Tokenizer
 from weightscope.pairs.changes.head import Basis
-from weightscope.pairs.changes.thresholds import MAYBE_SHARED, SAME_SIZE, SAME_SIZES, SHARED_GAINS, SHARED_ROWS
-from weightscope.pairs.lineage.neurons import Counterpart, alike_rows, counterparts_of, networks_of, order_of_rows
+from weightscope.pairs.changes.thresholds import (
+    MAYBE_SHARED,
+    SAME_SIZE,
+    SAME_SIZES,
+    SHARED_GAINS,
+    SHARED_ROWS,
+)
+from weightscope.pairs.lineage.neurons import (
+    Counterpart,
+    alike_rows,
+    counterparts_of,
+    networks_of,
+    order_of_rows,
+)
 from weightscope.pairs.lineage.shared_tensors import (
     ATTENTION,
     FEED_FORWARD,
@@ -30,9 +43,12 @@ from weightscope.pairs.lineage.shared_tensors import (
 )
 
 CALLED = {
-    ATTENTION: "attention", FEED_FORWARD: "feed-forward networks", TOKENS: "token embeddings", NORMS: "norms",
+    ATTENTION: "attention",
+    FEED_FORWARD: "feed-forward networks",
+    TOKENS: "token embeddings",
+    NORMS: "norms",
     OTHERS: "other tensors",
-}  # fmt: skip
+}
 NAMED = 4  # moved layers that a sentence names
 ROWS = 1024  # of token embeddings that are compared
 NOTHING = "nothing is shared"
@@ -64,15 +80,21 @@ class Found(NamedTuple):
     likeness: float
 
 
-def compare_parts(suspect: Model, base: Model, attention: Part, basis: Basis | None = None) -> dict[str, Part]:
-    """Every part, attention as its heads show it; the base's stream is brought to the suspect's by `basis`.
+def compare_parts(
+    suspect: Model, base: Model, attention: Part, basis: Basis | None = None
+) -> dict[str, Part]:
+    """Every part, attention as its heads show it; the base's stream is brought to the suspect's by
+    `basis`.
 
-    Where heads do not match, attention's matrices are compared as they are stored: other norms make other heads.
-    """
+    Where heads do not match, attention's matrices are compared as they are stored: other norms make
+    other heads."""
     basis = basis or Basis()
     here, there = facts_of_both(suspect, base, heads=not attention.is_shared)
     by_part = {
-        part: ([fact for fact in here if fact.part == part], [fact for fact in there if fact.part == part])
+        part: (
+            [fact for fact in here if fact.part == part],
+            [fact for fact in there if fact.part == part],
+        )
         for part in CALLED
     }
     stored = attention if attention.is_shared else _stored(by_part[ATTENTION], basis)
@@ -87,7 +109,9 @@ def compare_parts(suspect: Model, base: Model, attention: Part, basis: Basis | N
 
 def unread_parts(attention: Part, why: str) -> dict[str, Part]:
     """The parts where only heads were compared."""
-    return {ATTENTION: attention} | {name: Part("undecided", why) for name in (FEED_FORWARD, TOKENS, NORMS)}
+    return {ATTENTION: attention} | {
+        name: Part("undecided", why) for name in (FEED_FORWARD, TOKENS, NORMS)
+    }
 
 
 # Feed-forward networks
@@ -97,7 +121,9 @@ def _feed_forward(suspect: Model, base: Model, both: Both, basis: Basis) -> Part
     """Tensor by tensor, then, of layers that share none so, neuron by neuron."""
     ours, theirs = ([fact for fact in side if fact.is_matrix] for side in both)
     if not ours or not theirs:
-        empty = [printable(model.name) for model, facts in ((suspect, ours), (base, theirs)) if not facts]
+        empty = [
+            printable(model.name) for model, facts in ((suspect, ours), (base, theirs)) if not facts
+        ]
         if networks_of(suspect) and networks_of(base):
             why = f"those of {' and '.join(empty)} hold too few values, or hardly any but one"
             return Part("undecided", f"not compared: {why}")
@@ -121,11 +147,16 @@ def _feed_forward(suspect: Model, base: Model, both: Both, basis: Basis) -> Part
         for (layer, _), each in counterparts_of(networks, networks_of(base), basis).items():
             if layer not in matched or each.likeness.mean > matched[layer].likeness.mean:
                 matched[layer] = each
-        shared |= {layer: Found(SIMILAR if each.in_place else REORDERED, each.place[0], each.likeness.mean)
-                  for layer, each in matched.items() if each.likeness.is_sure}  # fmt: skip
+        shared |= {
+            layer: Found(SIMILAR if each.in_place else REORDERED, each.place[0], each.likeness.mean)
+            for layer, each in matched.items()
+            if each.likeness.is_sure
+        }
     if shared:
         moved = any(each.state == REORDERED for each in shared.values())
-        return Part("related", _layers_found(shared, len(by_layer)), len(shared) / len(by_layer), moved)
+        return Part(
+            "related", _layers_found(shared, len(by_layer)), len(shared) / len(by_layer), moved
+        )
     equal, alike = _equal_and_alike(ours, theirs, near, SHARED_ROWS)
     if equal or alike:
         what = f"{len(equal)} of {counted(len(ours), 'tensor')} have the same values"
@@ -133,7 +164,9 @@ def _feed_forward(suspect: Model, base: Model, both: Both, basis: Basis) -> Part
         return Part("related", what if equal else more, max(len(equal), len(alike)) / len(ours))
     widths = {fact.shape[-1] for fact in theirs}
     if not basis.known:
-        return Part("undecided", "not compared, since the change of the stream's basis is not known")
+        return Part(
+            "undecided", "not compared, since the change of the stream's basis is not known"
+        )
     if not matched and not any(fact.shape[-1] in widths for fact in ours):
         return Part("undecided", "not compared, since their sizes differ")
     return _unless_doubtful(
@@ -151,7 +184,11 @@ def _layers_found(states: dict[int | None, Found], total: int) -> str:
         likeness = [each.likeness for each in states.values() if each.state == state]
         size = "" if state == SAME else f" (likeness {min(likeness):.2f} to {max(likeness):.2f})"
         parts.append(f"{state} in {times} of {counted(total, 'layer')}{size}")
-    moved = [f"{layer} was {each.base_layer}" for layer, each in states.items() if each.base_layer != layer]
+    moved = [
+        f"{layer} was {each.base_layer}"
+        for layer, each in states.items()
+        if each.base_layer != layer
+    ]
     if 0 < len(moved) <= NAMED:
         parts.append(f"layer {', '.join(moved)} in the base")
     elif moved:
@@ -159,12 +196,21 @@ def _layers_found(states: dict[int | None, Found], total: int) -> str:
     return "; ".join(parts)
 
 
-def _unless_doubtful(ours: Sequence[Facts], theirs: Sequence[Facts], cosines: Sequence[float], doubtful: bool) -> Part:
+def _unless_doubtful(
+    ours: Sequence[Facts], theirs: Sequence[Facts], cosines: Sequence[float], doubtful: bool
+) -> Part:
     """Unrelated, unless something speaks against it."""
     if doubtful or max(cosines, default=0.0) >= MAYBE_SHARED:
         return Part("undecided", "more alike than strangers', but less than what is shared")
-    sizes = {shape: np.array([f.rms for f in theirs if f.shape == shape]) for shape in {f.shape for f in theirs}}
-    same = [f for f in ours if f.shape in sizes and (np.abs(sizes[f.shape] / (f.rms or 1) - 1) < SAME_SIZE).any()]
+    sizes = {
+        shape: np.array([f.rms for f in theirs if f.shape == shape])
+        for shape in {f.shape for f in theirs}
+    }
+    same = [
+        f
+        for f in ours
+        if f.shape in sizes and (np.abs(sizes[f.shape] / (f.rms or 1) - 1) < SAME_SIZE).any()
+    ]
     if ours and len(same) > SAME_SIZES * len(ours):
         return Part("undecided", "matrices have equal norms, as they have after a change of basis")
     return Part("unrelated", NOTHING)
@@ -186,7 +232,9 @@ def _tokens(suspect: Model, base: Model, both: Both, basis: Basis) -> Part:
         return Part("absent", "not in both checkpoints")
     x, y = of_both
     if not basis.known:
-        return Part("undecided", "not compared, since the change of the stream's basis is not known")
+        return Part(
+            "undecided", "not compared, since the change of the stream's basis is not known"
+        )
     if suspect.embedding_width != base.embedding_width:
         return Part("undecided", "not compared, since their widths differ")
     doubtful = False
@@ -197,21 +245,34 @@ def _tokens(suspect: Model, base: Model, both: Both, basis: Basis) -> Part:
         match = alike_rows(*rows)
         if match.is_sure:
             same = float((rows[0] == rows[1]).all(axis=1).mean())
-            what = f"same values in {same:.0%} of the rows" if same else f"rows are alike (likeness {match.mean:.2f})"
+            what = (
+                f"same values in {same:.0%} of the rows"
+                if same
+                else f"rows are alike (likeness {match.mean:.2f})"
+            )
             return Part("related", f"{what}{how}", match.mean, bool(how))
         doubtful |= match.is_doubtful
     order = order_of_rows(x, y, basis)
     if order.is_sure:
-        return Part("related", f"the same rows in another order (likeness {order.mean:.2f})", order.mean, is_moved=True)
+        return Part(
+            "related",
+            f"the same rows in another order (likeness {order.mean:.2f})",
+            order.mean,
+            is_moved=True,
+        )
     if equal:
-        return Part("related", f"{len(equal)} of {counted(len(here), 'table')} have the same values", 0.5)
+        return Part(
+            "related", f"{len(equal)} of {counted(len(here), 'table')} have the same values", 0.5
+        )
     return _unless_doubtful(here, there, [], doubtful or order.is_doubtful)
 
 
 def _pairings(
     suspect: Model, base: Model, n_here: int, n_there: int
 ) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
-    """Ids of rows that may be of one token: by their number, then by what two tokenizers call them."""
+    """Ids of rows that may be of one token: by their number, then by what two tokenizers call
+    them.
+    """
     ids = evenly_spread(min(n_here, n_there), ROWS)
     yield "", (ids, ids)
     tokenizers = []
@@ -223,7 +284,11 @@ def _pairings(
     a, b = tokenizers
     if a is None or b is None or a.hash == b.hash:
         return
-    common = [(i, b.ids[token]) for token, i in a.ids.items() if i < n_here and b.ids.get(token, n_there) < n_there]
+    common = [
+        (i, b.ids[token])
+        for token, i in a.ids.items()
+        if i < n_here and b.ids.get(token, n_there) < n_there
+    ]
     if len(common) >= ROWS // 8:
         taken = np.array(common)[evenly_spread(len(common), ROWS)]
         yield ", matched by token", (taken[:, 0], taken[:, 1])
@@ -246,8 +311,11 @@ def _norms(both: Both, basis: Basis) -> Part:
         return Part("related", f"same values in {len(equal)} {of_all}", len(equal) / len(here))
     if 2 * len(alike) > len(here):
         cosines = [near[fact.name][0] for fact in alike]
-        return Part("related", f"alike in {len(alike)} {of_all} (likeness {min(cosines):.2f} to {max(cosines):.2f})",
-                    len(alike) / len(here))  # fmt: skip
+        return Part(
+            "related",
+            f"alike in {len(alike)} {of_all} (likeness {min(cosines):.2f} to {max(cosines):.2f})",
+            len(alike) / len(here),
+        )
     if not {fact.shape for fact in here} & {fact.shape for fact in there}:
         return Part("undecided", "not compared, since their sizes differ")
     if equal:
@@ -256,9 +324,14 @@ def _norms(both: Both, basis: Basis) -> Part:
 
 
 def _equal_and_alike(
-    ours: Sequence[Facts], theirs: Sequence[Facts], near: Mapping[str, tuple[float, Facts]], least: float
+    ours: Sequence[Facts],
+    theirs: Sequence[Facts],
+    near: Mapping[str, tuple[float, Facts]],
+    least: float,
 ) -> tuple[list[Facts], list[Facts]]:
-    """The suspect's tensors that the base has too, and those that are near enough to one of the base's."""
+    """The suspect's tensors that the base has too, and those that are near enough to one of the
+    base's.
+    """
     contents = {fact.content for fact in theirs}
     return (
         [fact for fact in ours if fact.content in contents],
@@ -270,9 +343,15 @@ def _stored(both: Both, basis: Basis) -> Part:
     """Matrices by their values as stored, and their samples."""
     here, there = both
     ours = [fact for fact in here if fact.is_matrix]
-    equal, alike = _equal_and_alike(ours, there, nearest(ours, there) if basis.same else {}, SHARED_ROWS)
+    equal, alike = _equal_and_alike(
+        ours, there, nearest(ours, there) if basis.same else {}, SHARED_ROWS
+    )
     shared = equal or alike
     if not shared:
         return Part("unrelated", NOTHING)
     what = "same values" if equal else "alike"
-    return Part("related", f"{what} in {len(shared)} of {counted(len(ours), 'tensor')}", len(shared) / len(ours))
+    return Part(
+        "related",
+        f"{what} in {len(shared)} of {counted(len(ours), 'tensor')}",
+        len(shared) / len(ours),
+    )

@@ -1,12 +1,13 @@
 """The permutation test of Zhu et al. (ICML 2025, arXiv 2502.12292) on feed-forward neurons.
 
-The neurons of two networks are assigned twice, by their gate and by their up projection. Of networks that were trained
-apart, the two assignments are independent if gate and up of a neuron are, so Spearman's correlation between them has a
-known distribution: its p-value is uniform. Of networks with neurons in common, in any order, both are the same.
+The neurons of two networks are assigned twice, by their gate and by their up projection. Of
+networks that were trained apart, the two assignments are independent if gate and up of a neuron
+are, so Spearman's correlation between them has a known distribution: its p-value is uniform. Of
+networks with neurons in common, in any order, both are the same.
 
-Where gate and up are alike, or networks of one basis share directions, strangers' assignments are alike, too. Networks
-of other layers show how much: they share all that but neurons. What they have in common is taken off.
-"""
+Where gate and up are alike, or networks of one basis share directions, strangers' assignments are
+alike, too. Networks of other layers show how much: they share all that but neurons. What they have
+in common is taken off."""
 
 from collections.abc import Sequence
 from math import log, sqrt
@@ -26,39 +27,56 @@ Orders = tuple[np.ndarray, np.ndarray]  # what neurons are assigned to by gate, 
 
 
 def permutation_log_p(suspect: Model, base: Model) -> float | None:
-    """The logarithm of the p-value over layers of the same index, by Fisher's method; None where shapes differ."""
+    """The logarithm of the p-value over layers of the same index, by Fisher's method; None where
+    shapes differ.
+    """
     if suspect.config.n_layers != base.config.n_layers:
         return None
-    pairs = [(a, b) for a, b in zip(_dense(suspect), _dense(base), strict=False) if _can_be_tested(a, b)]
+    pairs = [
+        (a, b) for a, b in zip(_dense(suspect), _dense(base), strict=False) if _can_be_tested(a, b)
+    ]
     tested = [pairs[k] for k in evenly_spread(len(pairs), LAYERS)]
     if not tested:
         return None
     found = [_orders(a, b) for a, b in tested]
     apart = [(a, b) for (a, _), (_, b) in zip(tested, [*tested[1:], *tested[:1]], strict=True)]
-    usual = [_orders(a, b) for a, b in apart if a.place != b.place and _can_be_tested(a, b._replace(place=a.place))]
+    usual = [
+        _orders(a, b)
+        for a, b in apart
+        if a.place != b.place and _can_be_tested(a, b._replace(place=a.place))
+    ]
     n = len(found[0][0])
-    if usual and np.mean([spearman(*orders) for orders in usual]) * sqrt(n * len(usual)) > BEYOND_CHANCE:
+    if (
+        usual
+        and np.mean([spearman(*orders) for orders in usual]) * sqrt(n * len(usual)) > BEYOND_CHANCE
+    ):
         return log_p_beyond(found, usual)
     return fisher([spearman_log_p(*orders) for orders in found])
 
 
 def log_p_beyond(found: Sequence[Orders], usual: Sequence[Orders]) -> float:
-    """The logarithm of the one-sided p-value that correlations are no higher than usual, by the means of Fisher's z.
+    """The logarithm of the one-sided p-value that correlations are no higher than usual, by the
+    means of Fisher's z.
 
     The variance is that of Fieller, Hartley and Pearson (1957).
     """
     from scipy.special import log_ndtr
 
     n = len(found[0][0])
-    means = [np.mean(np.arctanh(np.minimum([spearman(*orders) for orders in side], NEARLY_ONE)))
-             for side in (found, usual)]  # fmt: skip
+    means = [
+        np.mean(np.arctanh(np.minimum([spearman(*orders) for orders in side], NEARLY_ONE)))
+        for side in (found, usual)
+    ]
     variance = 1.06 / max(n - 3, 1) * (1 / len(found) + 1 / len(usual))
     return max(float(log_ndtr(-(means[0] - means[1]) / sqrt(variance))), LEAST)
 
 
 def _dense(model: Model) -> list[Network]:
     """One network for each layer that is not a mixture, in order."""
-    return sorted((each for each in networks_of(model) if each.place[1] is None), key=lambda each: each.place[0])
+    return sorted(
+        (each for each in networks_of(model) if each.place[1] is None),
+        key=lambda each: each.place[0],
+    )
 
 
 def _sides(network: Network) -> list[str]:
@@ -67,9 +85,11 @@ def _sides(network: Network) -> list[str]:
 
 
 def _can_be_tested(a: Network, b: Network) -> bool:
-    return a.place == b.place and _sides(a) == _sides(b) and all(
-        a.matrices[side].shape == b.matrices[side].shape for side in _sides(a)
-    )  # fmt: skip
+    return (
+        a.place == b.place
+        and _sides(a) == _sides(b)
+        and all(a.matrices[side].shape == b.matrices[side].shape for side in _sides(a))
+    )
 
 
 def _orders(a: Network, b: Network) -> Orders:
@@ -84,11 +104,16 @@ def _rows(network: Network, side: str) -> np.ndarray:
 
 
 def assigned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The row of y (m, d) for each of some rows of x (n, d): the assignment with the largest sum of cosines."""
+    """The row of y (m, d) for each of some rows of x (n, d): the assignment with the largest sum of
+    cosines.
+    """
     from scipy.optimize import linear_sum_assignment
 
     chosen = x[evenly_spread(len(x), NEURONS)]
-    a, b = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30) for rows in (chosen, y))
+    a, b = (
+        rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+        for rows in (chosen, y)
+    )
     return np.asarray(linear_sum_assignment(a @ b.T, maximize=True)[1])
 
 

@@ -1,9 +1,10 @@
-"""The random signs that sketches are made with: public, drawn from a key, or drawn once the weights are fixed.
+"""The random signs that sketches are made with: public, drawn from a key, or drawn once the weights
+are fixed.
 
-A sketch is linear in the weights, so anyone who knows its signs can forge a checkpoint with another's sketches.
-Fingerprints that anybody may compare need public signs. Where the weights of both are at hand, signs are drawn from
-SHA-256 of what both checkpoints hold and a nonce: weights that were made for some signs get others.
-"""
+A sketch is linear in the weights, so anyone who knows its signs can forge a checkpoint with
+another's sketches. Fingerprints that anybody may compare need public signs. Where the weights of
+both are at hand, signs are drawn from SHA-256 of what both checkpoints hold and a nonce: weights
+that were made for some signs get others."""
 
 import secrets
 from collections.abc import Sequence
@@ -37,7 +38,9 @@ class Probes:
     @property
     def name(self) -> str:
         """How a fingerprint names its signs, without telling the seed; empty for public ones."""
-        return sha256(f"weightscope probes {self.seed}".encode()).hexdigest()[:16] if self.seed else ""
+        return (
+            sha256(f"weightscope probes {self.seed}".encode()).hexdigest()[:16] if self.seed else ""
+        )
 
 
 PUBLIC = Probes()
@@ -60,18 +63,23 @@ def keyed_probes(key: str | Path) -> Probes:
 
 
 def drawn_probes(models: Sequence[Model], nonce: str | None = None) -> Probes:
-    """Signs for which these checkpoints cannot have been prepared: SHA-256 of the digests of their heads, and a nonce.
+    """Signs for which these checkpoints cannot have been prepared: SHA-256 of the digests of their
+    heads, and a nonce.
 
-    Without a nonce, one is drawn. The digests are sorted, so that both directions of a comparison have the same signs.
-    """
+    Without a nonce, one is drawn. The digests are sorted, so that both directions of a comparison
+    have the same signs."""
     nonce = secrets.token_hex(16) if nonce is None else nonce
     digests = tuple(sorted({digest_of_heads(model) for model in models}))
     return Probes(sha256("\n".join([*digests, nonce]).encode()).hexdigest(), nonce, digests)
 
 
 def digest_of_heads(model: Model) -> str:
-    """SHA-256 of everything that a sketch depends on: attention tensors and token embeddings, as they are stored."""
-    tensors = {tensor.name: tensor for i in model.attention_layers for tensor in model.attention_tensors(i)}
+    """SHA-256 of everything that a sketch depends on: attention tensors and token embeddings, as
+    they are stored.
+    """
+    tensors = {
+        tensor.name: tensor for i in model.attention_layers for tensor in model.attention_tensors(i)
+    }
     with suppress(CheckpointError):  # there are no embeddings
         tensors |= {tensor.name: tensor for tensor in model.embedding_tensors}
     named = [tensors[name] for name in sorted(tensors)]
@@ -82,7 +90,9 @@ def digest_of_heads(model: Model) -> str:
 
 
 def _digest(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's bytes, or of its values where what is stored is not a tensor of its own."""
+    """SHA-256 of a tensor's bytes, or of its values where what is stored is not a tensor of its
+    own.
+    """
     digest = sha256()
     if isinstance(tensor, StoredTensor):
         for start in range(0, tensor.nbytes, PIECE):

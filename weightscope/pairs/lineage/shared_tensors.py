@@ -17,12 +17,26 @@ from weightscope.model.model import Model
 from weightscope.model.rows.names import NamedTensor
 from weightscope.pairs.changes.counterparts import counterparts
 
-SMALLEST = 1000  # values of a matrix that is compared by its cosine, and whose equality is evidence by itself
-SAMPLED = 1 << 13  # values of a matrix's first rows: the cosine of strangers' is 0, give or take 0.03 in the smallest
-SAMPLED_OF_TOKENS = 1 << 16  # the same of a table of tokens; a cut or extended vocabulary keeps the first rows
+# values of a matrix that is compared by its cosine, and whose equality is evidence by itself
+SMALLEST = 1000
+SAMPLED = (
+    1 << 13
+)  # values of a matrix's first rows: the cosine of strangers' is 0, give or take 0.03 in the smallest
+SAMPLED_OF_TOKENS = (
+    1 << 16
+)  # the same of a table of tokens; a cut or extended vocabulary keeps the first rows
 DISTINCT = 16  # values that a tensor must hold: ones, zeros and masks are equal without any origin
-WAVES = 0.5, 1e-3  # mean square of a table of sines and cosines, which strangers share, and how near to it
-ATTENTION, FEED_FORWARD, TOKENS, NORMS, OTHERS = "attention", "feed_forward", "tokens", "norms", "others"
+WAVES = (
+    0.5,
+    1e-3,
+)  # mean square of a table of sines and cosines, which strangers share, and how near to it
+ATTENTION, FEED_FORWARD, TOKENS, NORMS, OTHERS = (
+    "attention",
+    "feed_forward",
+    "tokens",
+    "norms",
+    "others",
+)
 PART_OF = {  # by role, the first that matches
     FEED_FORWARD: re.compile(r"(first\.|shared_expert\.|expert\.)?(gate|up|down|router)\b.*"),
     TOKENS: re.compile("tokens|unembedding"),
@@ -56,43 +70,77 @@ class Facts(NamedTuple):
         return len(self.shape) > 1 and self.size >= SMALLEST
 
 
-def facts_of_both(suspect: Model, base: Model, *, heads: bool = False) -> tuple[list[Facts], list[Facts]]:
-    """Those of the suspect and of the base; where one stores in parts what the other fuses, of these parts.
+def facts_of_both(
+    suspect: Model, base: Model, *, heads: bool = False
+) -> tuple[list[Facts], list[Facts]]:
+    """Those of the suspect and of the base; where one stores in parts what the other fuses, of
+    these parts.
 
     Of attention matrices only with `heads`.
     """
-    apart = [(each, pair) for each in counterparts(suspect, base) if (pair := each.pair()) and pair.is_converted]
+    apart = [
+        (each, pair)
+        for each in counterparts(suspect, base)
+        if (pair := each.pair()) and pair.is_converted
+    ]
     return (
-        list(_facts(suspect, [(each.label, each.a, pair.a) for each, pair in apart if each.a], heads=heads)),
-        list(_facts(base, [(each.label, each.b, pair.b) for each, pair in apart if each.b], heads=heads)),
+        list(
+            _facts(
+                suspect,
+                [(each.label, each.a, pair.a) for each, pair in apart if each.a],
+                heads=heads,
+            )
+        ),
+        list(
+            _facts(
+                base, [(each.label, each.b, pair.b) for each, pair in apart if each.b], heads=heads
+            )
+        ),
     )
 
 
 def _facts(
     model: Model, converted: Sequence[tuple[str, NamedTensor, Tensor]], *, heads: bool
-) -> Iterator[Facts]:  # fmt: skip
+) -> Iterator[Facts]:
     """Every tensor that is not the same in all models; some as they were converted."""
-    attention = {tensor.name for i in model.attention_layers for tensor in model.attention_tensors(i)}
-    inside = {name: i for i in range(model.config.n_layers) for name in model.checkpoint.names_under(model.stem(i))}
+    attention = {
+        tensor.name for i in model.attention_layers for tensor in model.attention_tensors(i)
+    }
+    inside = {
+        name: i
+        for i in range(model.config.n_layers)
+        for name in model.checkpoint.names_under(model.stem(i))
+    }
     replaced = {tensor.name for _, tensor, _ in converted}
-    stored = [(tensor.name, tensor, model.checkpoint.get(tensor.name) or tensor.tensor)
-              for tensor in model.unchecked().tensors if tensor.name not in replaced]  # fmt: skip
+    stored = [
+        (tensor.name, tensor, model.checkpoint.get(tensor.name) or tensor.tensor)
+        for tensor in model.unchecked().tensors
+        if tensor.name not in replaced
+    ]
     for name, named, tensor in bar([*stored, *converted], "tensors outside heads", "tensor"):
         if not tensor.shape or tensor.dtype.startswith(("I", "U", "BOOL")) or why_unread(tensor):
             continue
         of_heads = named.name in attention and len(tensor.shape) > 1
         if of_heads and not heads:
             continue
-        part = ATTENTION if of_heads else _part_of(named, len(tensor.shape), is_inside=named.name in inside)
+        part = (
+            ATTENTION
+            if of_heads
+            else _part_of(named, len(tensor.shape), is_inside=named.name in inside)
+        )
         fact = _fact(name, part, inside.get(named.name, named.layer), tensor)
         if fact is not None:
             yield fact
 
 
 def _part_of(named: NamedTensor, n_axes: int, *, is_inside: bool) -> str:
-    """What a tensor belongs to, by its role; a matrix in a layer that no row names counts as feed-forward."""
+    """What a tensor belongs to, by its role; a matrix in a layer that no row names counts as
+    feed-forward.
+    """
     if named.has_role:
-        return next((part for part, roles in PART_OF.items() if roles.fullmatch(named.role)), OTHERS)
+        return next(
+            (part for part, roles in PART_OF.items() if roles.fullmatch(named.role)), OTHERS
+        )
     return FEED_FORWARD if is_inside and n_axes > 1 else OTHERS
 
 
@@ -107,11 +155,15 @@ def _fact(name: str, part: str, layer: int | None, tensor: Tensor) -> Facts | No
         distinct = max(distinct, len(np.unique(values[: 1 << 12])))
     size = prod(tensor.shape)
     mean = squares / max(1, size)
-    if distinct <= DISTINCT or (abs(mean - WAVES[0]) < WAVES[1] and largest <= 1 + WAVES[1] and len(tensor.shape) > 1):
+    if distinct <= DISTINCT or (
+        abs(mean - WAVES[0]) < WAVES[1] and largest <= 1 + WAVES[1] and len(tensor.shape) > 1
+    ):
         return None
     if not (len(tensor.shape) > 1 or tensor.name.endswith((".weight", ".bias"))):
         return None  # frequencies, slopes
-    return Facts(name, part, layer, tensor.shape, digest.digest(), sqrt(mean), _sample(tensor, part))
+    return Facts(
+        name, part, layer, tensor.shape, digest.digest(), sqrt(mean), _sample(tensor, part)
+    )
 
 
 def _sample(tensor: Tensor, part: str) -> np.ndarray:
@@ -125,7 +177,10 @@ def _sample(tensor: Tensor, part: str) -> np.ndarray:
         width = row_width(tensor.shape)
         if not width or prod(tensor.shape) < SMALLEST:
             return np.empty(0)
-        rows = min(prod(tensor.shape) // width, max(2, (SAMPLED_OF_TOKENS if part == TOKENS else SAMPLED) // width))
+        rows = min(
+            prod(tensor.shape) // width,
+            max(2, (SAMPLED_OF_TOKENS if part == TOKENS else SAMPLED) // width),
+        )
         taken = Block(tensor, 0, rows * width).values().reshape(rows, width).astype(np.float64)
         taken -= taken.mean(axis=0)
     taken -= taken.mean(axis=1, keepdims=True)
@@ -135,14 +190,20 @@ def _sample(tensor: Tensor, part: str) -> np.ndarray:
 
 
 def nearest(here: Sequence[Facts], there: Sequence[Facts]) -> dict[str, tuple[float, Facts]]:
-    """For each tensor the base's of its part and width whose sample is most alike, with the cosine."""
+    """For each tensor the base's of its part and width whose sample is most alike, with the
+    cosine.
+    """
     by_width: dict[tuple[str, int], list[Facts]] = defaultdict(list)
     for fact in there:
         if fact.sample.size:
             by_width[fact.part, fact.shape[-1]].append(fact)
     best: dict[str, tuple[float, Facts]] = {}
     for fact in here:
-        candidates = [each for each in by_width[fact.part, fact.shape[-1]] if len(each.shape) == len(fact.shape)]
+        candidates = [
+            each
+            for each in by_width[fact.part, fact.shape[-1]]
+            if len(each.shape) == len(fact.shape)
+        ]
         for length in {len(each.sample) for each in candidates} if fact.sample.size else ():
             alike = [each for each in candidates if len(each.sample) == length]
             common = min(length, len(fact.sample))

@@ -30,44 +30,67 @@ class Shares:
     weights: dict[str, float]
     left: float = 1.0  # distance from the sum
     alone: float = 1.0  # distance from the nearest base
-    by_tensor: float = 1.0  # distance from sums of the same bases with shares of their own for each tensor
+    by_tensor: float = (
+        1.0  # distance from sums of the same bases with shares of their own for each tensor
+    )
 
 
 def shares_of(suspect: Model, related: Sequence[Related]) -> Shares:
-    """The bases whose sum a suspect is, by least squares over some rows of the attention matrices."""
-    bases = [(each.base.name, each.base.source, each.match) for each in related if each.base.source is not None]
+    """The bases whose sum a suspect is, by least squares over some rows of the attention
+    matrices.
+    """
+    bases = [
+        (each.base.name, each.base.source, each.match)
+        for each in related
+        if each.base.source is not None
+    ]
     if len(bases) < 2:
         return Shares({})
     grams = np.zeros((2, *(len(bases) + 1,) * 2))  # suspect last; for the fit, and for the check
     of_tensors: list[np.ndarray] = []
     for i, layer in enumerate(suspect.attention_layers):
         for tensor in suspect.attention_tensors(layer):
-            counterparts = [_counterpart(suspect, layer, tensor, model, match.layers[i]) for _, model, match in bases]
+            counterparts = [
+                _counterpart(suspect, layer, tensor, model, match.layers[i])
+                for _, model, match in bases
+            ]
             present = [each for each in counterparts if each is not None]
             if len(tensor.shape) > 1 and not why_unread(tensor) and len(present) == len(bases):
-                rows = [np.stack([_rows(each, half) for each in (*present, tensor)]) for half in (0, 1)]
+                rows = [
+                    np.stack([_rows(each, half) for each in (*present, tensor)]) for half in (0, 1)
+                ]
                 of_tensors.append(np.stack([each @ each.T for each in rows]))
                 grams += of_tensors[-1]
     names = [name for name, *_ in bases]
     shares = _selected(names, *grams)
-    return replace(shares, by_tensor=_by_tensor(of_tensors, [names.index(name) for name in shares.weights]))
+    return replace(
+        shares, by_tensor=_by_tensor(of_tensors, [names.index(name) for name in shares.weights])
+    )
 
 
 def _by_tensor(grams: Sequence[np.ndarray], chosen: list[int]) -> float:
     """|y - sum w x| / |y| over the checks of all tensors, each with weights that fit it."""
     if not chosen:
         return 1.0
-    left = [_distance(check, chosen, _solved(fit, chosen)) ** 2 * check[-1, -1] for fit, check in grams]
+    left = [
+        _distance(check, chosen, _solved(fit, chosen)) ** 2 * check[-1, -1] for fit, check in grams
+    ]
     return sqrt(sum(left) / max(sum(float(check[-1, -1]) for _, check in grams), 1e-30))
 
 
-def _counterpart(suspect: Model, layer: int, tensor: Tensor, base: Model, place: int | None) -> Tensor | None:
+def _counterpart(
+    suspect: Model, layer: int, tensor: Tensor, base: Model, place: int | None
+) -> Tensor | None:
     """The tensor of the same name and shape in a base's layer."""
     if place is None:
         return None
     name = base.stem(base.attention_layers[place]) + tensor.name.removeprefix(suspect.stem(layer))
     counterpart = base.checkpoint.get(name)
-    usable = counterpart is not None and counterpart.shape == tensor.shape and not why_unread(counterpart)
+    usable = (
+        counterpart is not None
+        and counterpart.shape == tensor.shape
+        and not why_unread(counterpart)
+    )
     return counterpart if usable else None
 
 
@@ -81,26 +104,43 @@ def _rows(tensor: Tensor, half: int) -> np.ndarray:
 
 
 def _selected(names: Sequence[str], fit: np.ndarray, check: np.ndarray) -> Shares:
-    """Add bases one at a time, or two if one is not enough (A + B - base), while each makes the check much nearer."""
+    """Add bases one at a time, or two if one is not enough (A + B - base), while each makes the
+    check much nearer.
+    """
     chosen, weights, left = _nearest(fit, check, [], 1)
     alone = left
     while left > EXACT:
-        tried = (_nearest(fit, check, chosen, more) for more in (1, 2) if len(chosen) + more <= len(names))
+        tried = (
+            _nearest(fit, check, chosen, more)
+            for more in (1, 2)
+            if len(chosen) + more <= len(names)
+        )
         better = next((each for each in tried if each[2] <= BETTER * left), None)
         if better is None:
             break
         chosen, weights, left = better
     if len(chosen) < 2:
         return Shares({})
-    shares = {names[k]: float(w) for k, w in zip(chosen, weights, strict=True) if abs(w) >= LEAST_SHARE}
+    shares = {
+        names[k]: float(w) for k, w in zip(chosen, weights, strict=True) if abs(w) >= LEAST_SHARE
+    }
     return Shares(shares if len(shares) > 1 else {}, left, alone)
 
 
-def _nearest(fit: np.ndarray, check: np.ndarray, chosen: list[int], more: int) -> tuple[list[int], np.ndarray, float]:
-    """The nearest sum of the chosen bases and this many more: the bases, their weights and the distance."""
+def _nearest(
+    fit: np.ndarray, check: np.ndarray, chosen: list[int], more: int
+) -> tuple[list[int], np.ndarray, float]:
+    """The nearest sum of the chosen bases and this many more: the bases, their weights and the
+    distance.
+    """
     rest = [k for k in range(len(fit) - 1) if k not in chosen]
-    sums = [(bases, _solved(fit, bases)) for bases in ([*chosen, *added] for added in combinations(rest, more))]
-    return min(((bases, w, _distance(check, bases, w)) for bases, w in sums), key=lambda each: each[2])
+    sums = [
+        (bases, _solved(fit, bases))
+        for bases in ([*chosen, *added] for added in combinations(rest, more))
+    ]
+    return min(
+        ((bases, w, _distance(check, bases, w)) for bases, w in sums), key=lambda each: each[2]
+    )
 
 
 def _solved(gram: np.ndarray, chosen: list[int]) -> np.ndarray:
@@ -113,4 +153,8 @@ def _distance(gram: np.ndarray, chosen: list[int], weights: np.ndarray) -> float
     """|y - sum w x| / |y|."""
     signed = np.zeros(len(gram))
     signed[chosen], signed[-1] = -weights, 1.0
-    return sqrt(max(0.0, float(signed @ gram @ signed)) / float(gram[-1, -1])) if gram[-1, -1] > 0 else 1.0
+    return (
+        sqrt(max(0.0, float(signed @ gram @ signed)) / float(gram[-1, -1]))
+        if gram[-1, -1] > 0
+        else 1.0
+    )

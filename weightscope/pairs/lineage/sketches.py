@@ -1,8 +1,9 @@
 """A checkpoint's fingerprint: random sketches of every head's W_QK and W_VO, and their spectra.
 
-A sketch of W is K numbers y_k = u_k' W v_k with u_k, v_k random signs, the same for every checkpoint of a width. Over
-their choice E[sum_k y_k y'_k] / K = <W, W'>, so the cosine of two sketches estimates the cosine of two matrices, with
-an error of about 1 / sqrt(K). A sketch identifies a head, but W cannot be recovered from it. Which signs: see `probes`.
+A sketch of W is K numbers y_k = u_k' W v_k with u_k, v_k random signs, the same for every
+checkpoint of a width. Over their choice E[sum_k y_k y'_k] / K = <W, W'>, so the cosine of two
+sketches estimates the cosine of two matrices, with an error of about 1 / sqrt(K). A sketch
+identifies a head, but W cannot be recovered from it. Which signs: see `probes`.
 
 Each map has two sketches and a spectrum; each survives different changes of a checkpoint:
 
@@ -50,14 +51,14 @@ LONGEST_TEXT = 1_000  # characters of a name in a fingerprint file
 STORED = {  # arrays of a file: safetensors' dtype and NumPy's
     **dict.fromkeys(("direct", "tokens", "layers_direct", "layers_tokens"), ("I8", "i1")),
     **dict.fromkeys(("spectra", "layers_spectra"), ("F16", "<f2")),
-    "norms": ("F32", "<f4"), "heads": ("I32", "<i4"),
-}  # fmt: skip
+    "norms": ("F32", "<f4"),
+    "heads": ("I32", "<i4"),
+}
 SIZES = ("d_model", "layers", "heads", "kv_heads", "vocabulary")  # in every description
 NO_TOKENS = ("vocabulary", None)  # of a checkpoint without a token embedding
 OTHERS = {False: "the public probes", True: "this key"}
-LAYERS_FOLLOW = (
-    0.05  # 1 - cosine, or distance of logarithms, up to which a layer's row is the sum of its heads, rounded
-)
+# 1 - cosine, or distance of logarithms, up to which a layer's row is the sum of its heads, rounded
+LAYERS_FOLLOW = 0.05
 LEAST = 1e-6  # of a singular value relative to the norm: float32's rounding
 
 
@@ -65,7 +66,9 @@ LEAST = 1e-6  # of a singular value relative to the norm: float32's rounding
 class Sketches(ShowsShapes):
     """A checkpoint's fingerprint, of N heads in L layers."""
 
-    about: dict[str, Any]  # name, sizes, dtypes, digests of config and tokenizer; shown separately, never evidence
+    about: dict[
+        str, Any
+    ]  # name, sizes, dtypes, digests of config and tokenizer; shown separately, never evidence
     layer: np.ndarray  # (N,)
     head: np.ndarray
     kv_head: np.ndarray
@@ -73,9 +76,13 @@ class Sketches(ShowsShapes):
     tokens: np.ndarray  # the same through token embeddings; (N, 2, 0) without
     spectra: np.ndarray  # (N, 2, S) logarithms of singular values over the Frobenius norm
     norms: np.ndarray  # (N, 2) Frobenius norms
-    source: Model | None = field(default=None, repr=False)  # the model, if the fingerprint was just computed from one
+    source: Model | None = field(
+        default=None, repr=False
+    )  # the model, if the fingerprint was just computed from one
     probes: Probes = field(default=PUBLIC, repr=False)  # where its signs come from
-    read: dict[str, Any] = field(default_factory=dict, repr=False)  # the files that it was made from; see `source_of`
+    read: dict[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # the files that it was made from; see `source_of`
 
     @property
     def name(self) -> str:
@@ -96,10 +103,14 @@ class Sketches(ShowsShapes):
         return np.flatnonzero(self.layer == layer)
 
     def of_layers(self, name: str) -> np.ndarray:
-        """One row per layer, independent of the order of heads: sums of sketches, or mean spectra."""
+        """One row per layer, independent of the order of heads: sums of sketches, or mean
+        spectra.
+        """
         values = getattr(self, name)
         if name == "spectra":
-            return np.stack([values[self.of_layer(i)].mean(axis=0).ravel() for i in self.layers])  # (L, 2 S)
+            return np.stack(
+                [values[self.of_layer(i)].mean(axis=0).ravel() for i in self.layers]
+            )  # (L, 2 S)
         weighted = values * self.norms[..., None].astype(np.float64)  # their sum may exceed float32
         sums = [weighted[self.of_layer(i)].sum(axis=0).ravel() for i in self.layers]
         return unit_length(np.stack(sums))  # (L, 2 K)
@@ -109,19 +120,28 @@ class Sketches(ShowsShapes):
         assert self.source is not None
         model, basis = self.source, token_basis(self.source, ids, self.probes)
         layers = bar(model.attention_layers, "heads through tokens", "layer")
-        return np.concatenate([layer_sketches(model.layer(i), basis, self.probes)[4] for i in layers])
+        return np.concatenate(
+            [layer_sketches(model.layer(i), basis, self.probes)[4] for i in layers]
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the fingerprint as a safetensors file, whole or not at all."""
         from safetensors.numpy import save
 
         arrays = {name: as_bytes(getattr(self, name)) for name in ("direct", "tokens")}
-        arrays |= {f"layers_{name}": as_bytes(self.of_layers(name)) for name in ("direct", "tokens")}
+        arrays |= {
+            f"layers_{name}": as_bytes(self.of_layers(name)) for name in ("direct", "tokens")
+        }
         arrays |= {"spectra": self.spectra.astype(np.float16)}
         arrays |= {"layers_spectra": self.of_layers("spectra").astype(np.float16)}
-        arrays |= {"norms": self.norms, "heads": np.stack([self.layer, self.head, self.kv_head]).astype(np.int32)}
+        arrays |= {
+            "norms": self.norms,
+            "heads": np.stack([self.layer, self.head, self.kv_head]).astype(np.int32),
+        }
         with new_file(Path(path)) as file:
-            file.write(save(arrays, {"weightscope": json.dumps({"version": VERSION, **self.about})}))
+            file.write(
+                save(arrays, {"weightscope": json.dumps({"version": VERSION, **self.about})})
+            )
 
 
 def fingerprint(source: Model | str | Path, probes: Probes = PUBLIC) -> Sketches:
@@ -148,20 +168,39 @@ def fingerprint(source: Model | str | Path, probes: Probes = PUBLIC) -> Sketches
     """
     model = as_model(source)
     if not model.attention_layers:
-        raise CheckpointError("has no attention layer; a fingerprint needs attention heads", file=model.name)
+        raise CheckpointError(
+            "has no attention layer; a fingerprint needs attention heads", file=model.name
+        )
     layers = len(model.attention_layers)
     check_sizes(layers * model.config.n_heads, layers, model.name)
     through = _token_basis(model, probes)  # (m, d), or None
-    parts = [layer_sketches(model.layer(i), through, probes) for i in bar(model.attention_layers, "layers", "layer")]
-    layer, head, kv_head, direct, tokens, spectra, norms = (np.concatenate(part) for part in zip(*parts, strict=True))
+    parts = [
+        layer_sketches(model.layer(i), through, probes)
+        for i in bar(model.attention_layers, "layers", "layer")
+    ]
+    layer, head, kv_head, direct, tokens, spectra, norms = (
+        np.concatenate(part) for part in zip(*parts, strict=True)
+    )
     if len(broken := np.unique(layer[~np.isfinite(norms).all(axis=1)])):
         problem = f"{indexed('layer', broken.tolist())}: W_QK or W_VO of a head exceeds float32, and cannot be compared"
         raise CheckpointError(problem, file=model.name)
     about = described(model) | {
-        "vocabulary": _vocabulary(model), "heads_sha256": digest_of_heads(model), "probes": probes.name,
-    }  # fmt: skip
+        "vocabulary": _vocabulary(model),
+        "heads_sha256": digest_of_heads(model),
+        "probes": probes.name,
+    }
     return Sketches(
-        about, layer, head, kv_head, direct, tokens, spectra, norms, model, probes, source_of(model.checkpoint)
+        about,
+        layer,
+        head,
+        kv_head,
+        direct,
+        tokens,
+        spectra,
+        norms,
+        model,
+        probes,
+        source_of(model.checkpoint),
     )
 
 
@@ -171,77 +210,126 @@ def load(path: str | Path, probes: Probes = PUBLIC) -> Sketches:
     Raises
     ------
     CheckpointError
-        It is not a fingerprint, is damaged, is larger than any model's, was written by another version or with other
-        probes, or its rows for layers do not follow from its heads.
+        It is not a fingerprint, is damaged, is larger than any model's, was written by another
+        version or with other probes, or its rows for layers do not follow from its heads.
     """
     path = Path(path)
-    about, (heads, direct, tokens, spectra, norms), file = stored(path, "heads", "direct", "tokens", "spectra", "norms")
+    about, (heads, direct, tokens, spectra, norms), file = stored(
+        path, "heads", "direct", "tokens", "spectra", "norms"
+    )
     n = heads.shape[1] if heads.ndim == 2 else 0
     shapes = {
-        "heads": (3, n), "direct": (n, 2, SKETCH), "spectra": (n, 2, POINTS), "norms": (n, 2),
+        "heads": (3, n),
+        "direct": (n, 2, SKETCH),
+        "spectra": (n, 2, POINTS),
+        "norms": (n, 2),
         "tokens": (n, 2, SKETCH if tokens.shape[2:] != (0,) else 0),
-    }  # fmt: skip
-    arrays = {"heads": heads, "direct": direct, "tokens": tokens, "spectra": spectra, "norms": norms}
+    }
+    arrays = {
+        "heads": heads,
+        "direct": direct,
+        "tokens": tokens,
+        "spectra": spectra,
+        "norms": norms,
+    }
     wrong = [name for name, shape in shapes.items() if arrays[name].shape != shape]
     if not wrong and n:
         wrong = ["heads"] if heads.min() < 0 else ["norms"] if norms.min() < 0 else []
     if wrong or not n:
-        raise CheckpointError(f"is a damaged fingerprint ({', '.join(wrong) or 'no heads'})", file=path)
+        raise CheckpointError(
+            f"is a damaged fingerprint ({', '.join(wrong) or 'no heads'})", file=path
+        )
     layer, head, kv_head = heads.astype(np.int64)
     check_sizes(n, len(np.unique(layer)), path)
     check_probes(about, probes, path)
     file.read_digest()
     read = {"name": printable(path), "files": [file_record(file)]}
     sketches = Sketches(
-        about, layer, head, kv_head, unit_length(direct), unit_length(tokens), spectra, norms, probes=probes, read=read
+        about,
+        layer,
+        head,
+        kv_head,
+        unit_length(direct),
+        unit_length(tokens),
+        spectra,
+        norms,
+        probes=probes,
+        read=read,
     )
     _check_layers(sketches, path)
     return sketches
 
 
 def check_probes(about: dict[str, Any], probes: Probes, path: Path) -> None:
-    """Refuse a fingerprint whose sketches were made with other signs: its numbers mean nothing to others."""
+    """Refuse a fingerprint whose sketches were made with other signs: its numbers mean nothing to
+    others.
+    """
     if about.get("probes", "") == probes.name:
         return
     made = "with a probe key" if about.get("probes") else "without a probe key"
-    how = "give that key" if about.get("probes") else "leave the key out, or make the fingerprint again with it"
-    raise CheckpointError(f"is a fingerprint made {made}, which cannot be read with {OTHERS[bool(probes.name)]}; {how}",
-                          file=path)  # fmt: skip
+    how = (
+        "give that key"
+        if about.get("probes")
+        else "leave the key out, or make the fingerprint again with it"
+    )
+    raise CheckpointError(
+        f"is a fingerprint made {made}, which cannot be read with {OTHERS[bool(probes.name)]}; {how}",
+        file=path,
+    )
 
 
 def _check_layers(sketches: Sketches, path: Path) -> None:
-    """Refuse layers' rows that are not sums over the file's heads: a registry is searched by these rows."""
+    """Refuse layers' rows that are not sums over the file's heads: a registry is searched by these
+    rows.
+    """
     names = ("direct", "tokens", "spectra")
     rows = dict(zip(names, stored(path, *(f"layers_{name}" for name in names))[1], strict=True))
     for name in names:
         follow, given = sketches.of_layers(name), rows[name]
         if follow.shape == given.shape:
-            apart = np.abs(follow - given) if name == "spectra" else 1 - np.vecdot(follow, unit_length(given))
-            sizes = np.linalg.norm(follow, axis=-1) > 0 if name != "spectra" else np.ones(len(follow), bool)
+            apart = (
+                np.abs(follow - given)
+                if name == "spectra"
+                else 1 - np.vecdot(follow, unit_length(given))
+            )
+            sizes = (
+                np.linalg.norm(follow, axis=-1) > 0
+                if name != "spectra"
+                else np.ones(len(follow), bool)
+            )
             if not apart[sizes].size or apart[sizes].max() <= LAYERS_FOLLOW:
                 continue
-        problem = f"its layers_{name} do not follow from its heads; it was changed after it was made"
+        problem = (
+            f"its layers_{name} do not follow from its heads; it was changed after it was made"
+        )
         raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
 
 
 def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray], OpenFile]:
-    """The description of a fingerprint file, arrays of it, whose sizes are known before they are read, and the file.
+    """The description of a fingerprint file, arrays of it, whose sizes are known before they are
+    read, and the file.
 
-    They are read and not mapped: a process that reads a map is killed when another cuts the file short.
-    """
+    They are read and not mapped: a process that reads a map is killed when another cuts the file
+    short."""
     file = OpenFile(path)
     if file.size > LARGEST_PRINT:
-        raise CheckpointError(f"has {file.size:,} bytes; a fingerprint has at most {LARGEST_PRINT:,}", file=path)
+        raise CheckpointError(
+            f"has {file.size:,} bytes; a fingerprint has at most {LARGEST_PRINT:,}", file=path
+        )
     prefix = file.read(0, min(8, file.size)).tobytes()
     try:
         text = file.read(8, 8 + header_length(prefix, file.size, file=None)).tobytes()
         file.header = HeaderDigest.of(prefix + text)
         entries, metadata = parse_header(text, file.size, file=None)
-        about = parse_json(metadata.get("weightscope", "{}").encode(), file=None, what="its description ")
+        about = parse_json(
+            metadata.get("weightscope", "{}").encode(), file=None, what="its description "
+        )
     except CheckpointError as error:
         raise CheckpointError(f"is not a fingerprint ({error})", file=path) from None
     _check_description(about, path)
-    wrong = [name for name in names if name not in entries or entries[name].dtype != STORED[name][0]]
+    wrong = [
+        name for name in names if name not in entries or entries[name].dtype != STORED[name][0]
+    ]
     if wrong:
         raise CheckpointError(f"is a damaged fingerprint ({', '.join(wrong)})", file=path)
     arrays = []
@@ -252,7 +340,9 @@ def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray], O
         array = raw.view(STORED[name][1]).reshape(entry.shape)
         arrays.append(array if name == "heads" else array.astype(np.float32))
         if not np.isfinite(arrays[-1]).all():
-            raise CheckpointError(f"is a damaged fingerprint ({name}: values are not finite)", file=path)
+            raise CheckpointError(
+                f"is a damaged fingerprint ({name}: values are not finite)", file=path
+            )
     return about, arrays, file
 
 
@@ -265,9 +355,10 @@ def _check_description(about: dict[str, Any], path: Path) -> None:
         raise CheckpointError(problem, file=path)
     sizes = {key: about.get(key, "") for key in SIZES}
     wrong = [
-        key for key, size in sizes.items()
+        key
+        for key, size in sizes.items()
         if (key, size) != NO_TOKENS and not (type(size) is int and 1 <= size <= LARGEST)
-    ]  # fmt: skip
+    ]
     if wrong:
         problem = f"{', '.join(wrong)} should be whole numbers from 1 to {LARGEST:,}"
         raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
@@ -279,7 +370,10 @@ def _check_description(about: dict[str, Any], path: Path) -> None:
 
 def check_sizes(heads: int, layers: int, file: object) -> None:
     """Refuse more heads or layers than a comparison is made for."""
-    for count, most, what in ((heads, MOST_HEADS, "heads"), (layers, MOST_LAYERS, "layers with attention")):
+    for count, most, what in (
+        (heads, MOST_HEADS, "heads"),
+        (layers, MOST_LAYERS, "layers with attention"),
+    ):
         if count > most:
             raise CheckpointError(f"has {count:,} {what}; at most {most:,} are compared", file=file)
 
@@ -287,13 +381,21 @@ def check_sizes(heads: int, layers: int, file: object) -> None:
 def described(model: Model) -> dict[str, Any]:
     """What is known about a checkpoint without its weights."""
     config, checkpoint = model.config, model.checkpoint
-    dtypes = sorted({tensor.dtype for i in model.attention_layers for tensor in model.attention_tensors(i)})
+    dtypes = sorted(
+        {tensor.dtype for i in model.attention_layers for tensor in model.attention_tensors(i)}
+    )
     return {
-        "name": model.name, "family": model.family.name, "tower": _tower(model),
-        "d_model": config.d_model, "layers": config.n_layers, "heads": config.n_heads, "kv_heads": config.n_kv_heads,
+        "name": model.name,
+        "family": model.family.name,
+        "tower": _tower(model),
+        "d_model": config.d_model,
+        "layers": config.n_layers,
+        "heads": config.n_heads,
+        "kv_heads": config.n_kv_heads,
         "dtypes": dtypes,
-        "config": digest_of(checkpoint.config), "bytes": checkpoint.nbytes,
-    }  # fmt: skip
+        "config": digest_of(checkpoint.config),
+        "bytes": checkpoint.nbytes,
+    }
 
 
 def _tower(model: Model) -> str:
@@ -311,22 +413,30 @@ def _vocabulary(model: Model) -> int | None:
 
 
 def token_ids(vocabulary: int) -> np.ndarray:
-    """The tokens that W is seen through: runs of ids, evenly spread over the first ones of a vocabulary."""
+    """The tokens that W is seen through: runs of ids, evenly spread over the first ones of a
+    vocabulary.
+    """
     starts = np.linspace(0, TOKEN_RANGE - RUN, TOKENS // RUN).astype(int)
     ids = (starts[:, None] + np.arange(RUN)).ravel()
     return np.arange(vocabulary) if vocabulary <= TOKENS else ids[ids < vocabulary]
 
 
 def _token_basis(model: Model, probes: Probes) -> np.ndarray | None:
-    """Directions of the stream defined by token embeddings alone, orthonormal up to shrinkage: (m, d)."""
+    """Directions of the stream defined by token embeddings alone, orthonormal up to shrinkage: (m,
+    d).
+    """
     vocabulary = _vocabulary(model)
     if not vocabulary:
         return None
     return token_basis(model, token_ids(vocabulary), probes)
 
 
-def token_basis(model: Model, ids: np.ndarray, probes: Probes, count: int = COMBINED) -> np.ndarray | None:
-    """The same of given tokens, in this order; of no more than `count` tokens, whatever the signs."""
+def token_basis(
+    model: Model, ids: np.ndarray, probes: Probes, count: int = COMBINED
+) -> np.ndarray | None:
+    """The same of given tokens, in this order; of no more than `count` tokens, whatever the
+    signs.
+    """
     rows = model.into_stream(model.embeddings.rows(ids)).astype(np.float64)  # (n, d)
     if not np.isfinite(rows).all():
         return None
@@ -342,57 +452,90 @@ def token_basis(model: Model, ids: np.ndarray, probes: Probes, count: int = COMB
     return (whitening @ combined).astype(np.float32)
 
 
-def layer_sketches(layer: Layer, through: np.ndarray | None, probes: Probes) -> tuple[np.ndarray, ...]:
+def layer_sketches(
+    layer: Layer, through: np.ndarray | None, probes: Probes
+) -> tuple[np.ndarray, ...]:
     """Layer, head and key-value head, sketches, spectra and norms of a layer's heads."""
     shared = layer.n_heads // layer.n_kv_heads
     with np.errstate(over="ignore", invalid="ignore"):
         groups = list(
-            in_threads(lambda g: list(_group_sketches(layer, g, shared, through, probes)), range(layer.n_kv_heads))
+            in_threads(
+                lambda g: list(_group_sketches(layer, g, shared, through, probes)),
+                range(layer.n_kv_heads),
+            )
         )
     heads = [head for group in groups for head in group]
     direct, tokens, spectra, norms = (np.stack(part) for part in zip(*heads, strict=True))
     index = np.arange(layer.n_heads)
-    return np.full(layer.n_heads, layer.index), index, index // shared, direct, tokens, spectra, norms
+    return (
+        np.full(layer.n_heads, layer.index),
+        index,
+        index // shared,
+        direct,
+        tokens,
+        spectra,
+        norms,
+    )
 
 
 def _group_sketches(
     layer: Layer, group: int, shared: int, through: np.ndarray | None, probes: Probes
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Direct sketch, sketch through tokens, spectrum and norm of each head that shares a key-value head: (2, ...)."""
+    """Direct sketch, sketch through tokens, spectrum and norm of each head that shares a key-value
+    head: (2, ...).
+    """
     k, v = layer.k.of(group)[0], layer.v.of(group)[0]  # (d, r)
     of_k, of_v = _Side(k, "right", through, probes), _Side(v, "left", through, probes)
     for h in range(group * shared, (group + 1) * shared):
         head = layer.head(h)
         q, o = head.query_at(0)[0], head.w_o.T
-        pairs = ((_Side(q, "left", through, probes), of_k), (of_v, _Side(o, "right", through, probes)))
+        pairs = (
+            (_Side(q, "left", through, probes), of_k),
+            (of_v, _Side(o, "right", through, probes)),
+        )
         parts = [_sketch(left, right) for left, right in pairs]
         yield tuple(np.stack(part) for part in zip(*parts, strict=True))
 
 
 def maps_of(layer: Layer, head: int, through: np.ndarray | None) -> list[Factored]:
-    """W_QK and W_VO of a head, in the stream's own basis or as they are seen through tokens: through (m, d)."""
+    """W_QK and W_VO of a head, in the stream's own basis or as they are seen through tokens:
+    through (m, d).
+    """
     h = layer.head(head)
     factors = (h.query_at(0)[0], h.w_k), (h.w_v, h.w_o.T)
-    return [Factored(*(side if through is None else through @ side for side in pair)) for pair in factors]
+    return [
+        Factored(*(side if through is None else through @ side for side in pair))
+        for pair in factors
+    ]
 
 
 class _Side:
     """One factor of a head's map, and what a sketch needs of it."""
 
-    def __init__(self, factor: np.ndarray, side: str, through: np.ndarray | None, probes: Probes) -> None:
+    def __init__(
+        self, factor: np.ndarray, side: str, through: np.ndarray | None, probes: Probes
+    ) -> None:
         self.factor, self.probes = factor, probes  # (d, r)
         self.seen = signs(SKETCH, len(factor), side, probes) @ factor  # (K, r)
-        self.through = None if through is None or through.shape[1] != len(factor) else through @ factor  # (m, r)
+        self.through = (
+            None if through is None or through.shape[1] != len(factor) else through @ factor
+        )  # (m, r)
         self.triangle = triangle(factor, inner(factor))
 
 
 def _sketch(left: _Side, right: _Side) -> tuple[np.ndarray, ...]:
-    """Direct sketch (K,), sketch through tokens (K,), spectrum (S,) and norm (1,) of left @ right'."""
+    """Direct sketch (K,), sketch through tokens (K,), spectrum (S,) and norm (1,) of left @
+    right'.
+    """
     direct = np.vecdot(left.seen, right.seen)
-    if left.factor.shape == right.factor.shape:  # heads that copy have a trace, however they were initialised
+    if (
+        left.factor.shape == right.factor.shape
+    ):  # heads that copy have a trace, however they were initialised
         n = len(left.factor)
         trace = float(np.vecdot(left.factor, right.factor).sum()) / n
-        direct = direct - trace * np.vecdot(*(signs(SKETCH, n, side, left.probes) for side in ("left", "right")))
+        direct = direct - trace * np.vecdot(
+            *(signs(SKETCH, n, side, left.probes) for side in ("left", "right"))
+        )
     tokens = np.empty(0, np.float32)
     if left.through is not None and right.through is not None:
         seen = left.through @ right.through.T  # (m, m)
@@ -402,9 +545,18 @@ def _sketch(left: _Side, right: _Side) -> tuple[np.ndarray, ...]:
     s = core_singular_values(left.triangle, right.triangle)
     norm = float(np.sqrt((s**2).sum()))
     places = np.unique(np.geomspace(1, len(s), POINTS).round().astype(int)) - 1
-    places = np.interp(np.arange(POINTS), np.linspace(0, POINTS - 1, len(places)), places).round().astype(int)
+    places = (
+        np.interp(np.arange(POINTS), np.linspace(0, POINTS - 1, len(places)), places)
+        .round()
+        .astype(int)
+    )
     spectrum = np.log(np.maximum(s[places] / (norm or 1.0), LEAST))
-    return unit_length(direct), unit_length(tokens), spectrum.astype(np.float32), np.array(norm, np.float32)
+    return (
+        unit_length(direct),
+        unit_length(tokens),
+        spectrum.astype(np.float32),
+        np.array(norm, np.float32),
+    )
 
 
 def unit_length(sketch: np.ndarray) -> np.ndarray:

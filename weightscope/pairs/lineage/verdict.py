@@ -1,4 +1,5 @@
-"""Which bases a suspect shares attention heads with, if any, and why some comparisons stay undecided.
+"""Which bases a suspect shares attention heads with, if any, and why some comparisons stay
+undecided.
 
 Of a folder of fingerprints only those most like the suspect, by sums over heads, are compared.
 """
@@ -18,7 +19,15 @@ from weightscope.core.progress import bar
 from weightscope.model.model import Model, as_model
 from weightscope.model.sources import Source
 from weightscope.pairs.changes.token_order import match_tokens, would_show
-from weightscope.pairs.lineage.matching import ROUTES, SURE, Match, log_tail, match_through, matches, without_smallest
+from weightscope.pairs.lineage.matching import (
+    ROUTES,
+    SURE,
+    Match,
+    log_tail,
+    match_through,
+    matches,
+    without_smallest,
+)
 from weightscope.pairs.lineage.probes import PUBLIC, Probes, drawn_probes
 from weightscope.pairs.lineage.sketches import (
     POINTS,
@@ -31,31 +40,49 @@ from weightscope.pairs.lineage.sketches import (
     stored,
 )
 
-COMPARED = 8  # fingerprints of a registry whose heads are compared, and all that are as near as the last of them
-TIED, TIES = 0.02, 64  # of likeness or distance, by which they are as near; and how many are compared at most
+# fingerprints of a registry whose heads are compared, and all that are as near as the last of them
+COMPARED = 8
+TIED, TIES = (
+    0.02,
+    64,
+)  # of likeness or distance, by which they are as near; and how many are compared at most
 OF_LAYERS = ("direct", "tokens", "spectra")
 
 
 def prints_in(source: str | Path) -> list[Path]:
-    """The fingerprint files in a folder, by name; none if it is not a folder, or holds a checkpoint."""
+    """The fingerprint files in a folder, by name; none if it is not a folder, or holds a
+    checkpoint.
+    """
     folder = Path(source)
     is_registry = source != "" and folder.is_dir() and not (folder / "config.json").exists()
     return sorted(folder.glob(f"*{SUFFIX}")) if is_registry else []
 
 
 def make_prints(
-    sources: Sequence[Source], names: Sequence[str], out: Path, engine: Engine, probes: Probes = PUBLIC
+    sources: Sequence[Source],
+    names: Sequence[str],
+    out: Path,
+    engine: Engine,
+    probes: Probes = PUBLIC,
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Write a fingerprint of every source into a folder; yield its name, its problem if it failed, what was read."""
+    """Write a fingerprint of every source into a folder; yield its name, its problem if it failed,
+    what was read.
+    """
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    for ended in engine.each((name, _print_of, (source, probes)) for source, name in zip(sources, names, strict=True)):
+    for ended in engine.each(
+        (name, _print_of, (source, probes)) for source, name in zip(sources, names, strict=True)
+    ):
         made = ended.value if ended.error is None and isinstance(ended.value, Sketches) else None
         if made is not None:
             made.save(out / f"{ended.key}{SUFFIX}")
         elif not isinstance(ended.error, CheckpointError | None):
             raise ended.error
-        yield ended.key, "" if ended.error is None else one_line(ended.error), made.read if made else {"files": []}
+        yield (
+            ended.key,
+            "" if ended.error is None else one_line(ended.error),
+            made.read if made else {"files": []},
+        )
 
 
 def _print_of(source: Source, probes: Probes) -> Sketches:
@@ -71,7 +98,8 @@ class Nearest(NamedTuple):
 
 
 def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> Nearest:
-    """The fingerprints most like a suspect, by sums of sketches and by spectra; damaged files are skipped.
+    """The fingerprints most like a suspect, by sums of sketches and by spectra; damaged files are
+    skipped.
 
     Raises
     ------
@@ -119,16 +147,25 @@ def _of_layers(path: Path, probes: Probes) -> dict[str, np.ndarray]:
     about, arrays, _ = stored(path, *names)
     check_probes(about, probes, path)
     rows = dict(zip(OF_LAYERS, arrays, strict=True))
-    if any(array.ndim != 2 or not len(array) for array in rows.values()) or rows["spectra"].shape[1] != 2 * POINTS:
-        raise CheckpointError("is a damaged fingerprint: its layers have the wrong shape", file=path)
+    if (
+        any(array.ndim != 2 or not len(array) for array in rows.values())
+        or rows["spectra"].shape[1] != 2 * POINTS
+    ):
+        raise CheckpointError(
+            "is a damaged fingerprint: its layers have the wrong shape", file=path
+        )
     for name in ("direct", "tokens"):
         rows[name] /= np.maximum(np.linalg.norm(rows[name], axis=1, keepdims=True), 1e-30)
     return rows
 
 
 DOUBTFUL = 4.0  # z from which a likeness is no longer called chance
-OTHER_VOCABULARY = 0.1  # relative difference of sizes beyond which two vocabularies count as different
-NEARER = 3.0  # factor by which a layer has to be nearer (1 - likeness) to another base than to the first
+OTHER_VOCABULARY = (
+    0.1  # relative difference of sizes beyond which two vocabularies count as different
+)
+NEARER = (
+    3.0  # factor by which a layer has to be nearer (1 - likeness) to another base than to the first
+)
 CLEARLY = 0.01  # and this much more alike
 SILENT = 0.5  # a checkpoint with a smaller share of maps that are not zero cannot be compared
 Base = Model | Sketches | str | Path
@@ -144,7 +181,9 @@ class Related(NamedTuple):
     def weight(self) -> float:
         """Sum of likeness over layers, divided by their number; any sketch ranks above spectra."""
         match = self.match
-        return match.mean * sum(j is not None for j in match.layers) / len(match.layers) + (match.route != "spectra")
+        return match.mean * sum(j is not None for j in match.layers) / len(match.layers) + (
+            match.route != "spectra"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,15 +228,22 @@ class Candidates(NamedTuple):
     probes: Probes  # of the pairs whose weights are both there
 
 
-def candidates(suspect: Base, named: Sequence[Base], key: Probes = PUBLIC, nonce: str | None = None) -> Candidates:
+def candidates(
+    suspect: Base, named: Sequence[Base], key: Probes = PUBLIC, nonce: str | None = None
+) -> Candidates:
     """The bases to compare with; from a folder of fingerprints, only the nearest.
 
-    Where the weights of both are there, both are sketched with signs drawn for them. Fingerprints have public signs, or
-    signs drawn with a key.
-    """
-    folders = {k: files for k, base in enumerate(named) if isinstance(base, str | Path) and (files := prints_in(base))}
+    Where the weights of both are there, both are sketched with signs drawn for them. Fingerprints
+    have public signs, or signs drawn with a key."""
+    folders = {
+        k: files
+        for k, base in enumerate(named)
+        if isinstance(base, str | Path) and (files := prints_in(base))
+    }
     mine = model_of(suspect)
-    models = {k: model for k, base in enumerate(named) if k not in folders and (model := model_of(base))}
+    models = {
+        k: model for k, base in enumerate(named) if k not in folders and (model := model_of(base))
+    }
     drawn = drawn_probes([mine, *models.values()], nonce) if mine and models else key
     by_key = print_of(suspect, key) if not drawn.nonce or len(models) < len(named) else None
     by_drawn = print_of(suspect, drawn) if drawn.nonce else by_key
@@ -217,7 +263,9 @@ def candidates(suspect: Base, named: Sequence[Base], key: Probes = PUBLIC, nonce
         looked_at += len(files) or 1
     times = Counter(base.name for _, _, base in pairs)
     called = [
-        (ours, base if times[base.name] == 1 else base.called(given)) for given, ours, base in pairs if ours is not None
+        (ours, base if times[base.name] == 1 else base.called(given))
+        for given, ours, base in pairs
+        if ours is not None
     ]
     return Candidates(called, looked_at, unread, drawn)
 
@@ -226,7 +274,8 @@ def judge(suspect: Sketches, base: Sketches) -> ComparedBase:
     """Compare the fingerprints of a suspect and a base, without reading weights."""
     by_route = matches(suspect, base)
     is_known = (
-        by_route.get("direct", by_route["spectra"]).is_sure or by_route.get("tokens", by_route["spectra"]).is_sure
+        by_route.get("direct", by_route["spectra"]).is_sure
+        or by_route.get("tokens", by_route["spectra"]).is_sure
     )
     order = None if is_known else _renumbered(suspect, base)
     if order is not None:
@@ -237,10 +286,19 @@ def judge(suspect: Sketches, base: Sketches) -> ComparedBase:
         if route in by_route and by_route[route].is_sure
     ]
     # If both routes are sure, tokens count only if they show clearly more.
-    best = max(by_sketch, key=lambda each: (round(each.weight, 1), each.match.route == "direct"), default=None)
+    best = max(
+        by_sketch,
+        key=lambda each: (round(each.weight, 1), each.match.route == "direct"),
+        default=None,
+    )
     if best is None and by_route["spectra"].is_sure:
         best = Related(base, by_route["spectra"])
-    return ComparedBase(base, by_route, best.match if best else None, "" if best else _doubt(suspect, base, by_route))
+    return ComparedBase(
+        base,
+        by_route,
+        best.match if best else None,
+        "" if best else _doubt(suspect, base, by_route),
+    )
 
 
 def _has_tokens(sketches: Sketches) -> bool:
@@ -249,8 +307,13 @@ def _has_tokens(sketches: Sketches) -> bool:
 
 
 def _renumbered(suspect: Sketches, base: Sketches) -> Match | None:
-    """A match through tokens whose numbers differ, if their embeddings show which are counterparts."""
-    if not (_has_tokens(suspect) and _has_tokens(base)) or suspect.about["d_model"] != base.about["d_model"]:
+    """A match through tokens whose numbers differ, if their embeddings show which are
+    counterparts.
+    """
+    if (
+        not (_has_tokens(suspect) and _has_tokens(base))
+        or suspect.about["d_model"] != base.about["d_model"]
+    ):
         return None
     assert suspect.source is not None and base.source is not None
     order = match_tokens(suspect.source, base.source)
@@ -265,14 +328,22 @@ def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str
     towers = [str(each.about.get("tower", "")) for each in (suspect, base)]
     if all(towers) and towers[0] != towers[1]:
         return f"the suspect's {printable(towers[0])} tower was compared with the base's {printable(towers[1])} tower"
-    everywhere = [route for route, match in by_route.items() if match.log_p < log_tail(SURE) and match.is_everywhere]
+    everywhere = [
+        route
+        for route, match in by_route.items()
+        if match.log_p < log_tail(SURE) and match.is_everywhere
+    ]
     if everywhere:
         return f"{ROUTES[everywhere[0]]} are alike even if they are not counterparts, which may hide a common origin"
     low = [route for route, match in by_route.items() if match.log_p < log_tail(DOUBTFUL)]
     if low:
         return f"{ROUTES[low[0]]} are more alike than chance allows, but less than shared heads are"
     sizes = [about["vocabulary"] for about in (suspect.about, base.about)]
-    same_tokens = all(sizes) and "tokens" in by_route and abs(sizes[0] - sizes[1]) <= OTHER_VOCABULARY * max(sizes)
+    same_tokens = (
+        all(sizes)
+        and "tokens" in by_route
+        and abs(sizes[0] - sizes[1]) <= OTHER_VOCABULARY * max(sizes)
+    )
     if (width := suspect.about["d_model"]) == base.about["d_model"] and "direct" not in by_route:
         return f"the stream has {width} dimensions, too few to tell heads apart"
     if "direct" not in by_route and not same_tokens:

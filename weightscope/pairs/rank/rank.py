@@ -1,4 +1,5 @@
-"""Rank the matrices of a model's layers within their roles, and write the first of each role for another tool.
+"""Rank the matrices of a model's layers within their roles, and write the first of each role for
+another tool.
 
 A score says something of a matrix, not that it should be trained: docs/rank.md has what is known.
 """
@@ -24,7 +25,20 @@ from weightscope.model.rows.names import NamedTensor
 from weightscope.pairs.changes.all_tensors import compare_tensors
 from weightscope.pairs.rank import BY, TOOLS
 
-LINEAR = ("q", "k", "v", "o", "q_a", "q_b", "kv_a", "kv_b", "output_gate", "gate", "up", "down")  # roles of linear maps
+LINEAR = (
+    "q",
+    "k",
+    "v",
+    "o",
+    "q_a",
+    "q_b",
+    "kv_a",
+    "kv_b",
+    "output_gate",
+    "gate",
+    "up",
+    "down",
+)  # roles of linear maps
 WEIGHT = ".weight"
 
 
@@ -65,8 +79,16 @@ class Ranking:
     @property
     def table(self) -> Table:
         """One row per matrix."""
-        header = [Column("tensor"), Column("role"), Column("layer"), Column(BY[self.by][0]), Column("chosen")]
-        return Table.of_rows(header, [(*row[:4], "yes" if row.is_chosen else "") for row in self.rows])
+        header = [
+            Column("tensor"),
+            Column("role"),
+            Column("layer"),
+            Column(BY[self.by][0]),
+            Column("chosen"),
+        ]
+        return Table.of_rows(
+            header, [(*row[:4], "yes" if row.is_chosen else "") for row in self.rows]
+        )
 
     def written_for(self, tool: str) -> str:
         """The file for a tool, one of `TOOLS`.
@@ -79,7 +101,9 @@ class Ranking:
         return WRITERS[tool](self)
 
 
-def rank(model: Model, by: str = "snr", top: float = 0.25, base: Model | None = None, exact: bool = False) -> Ranking:
+def rank(
+    model: Model, by: str = "snr", top: float = 0.25, base: Model | None = None, exact: bool = False
+) -> Ranking:
     """Rank the matrices of a model's layers within each role, and choose the first of each.
 
     Parameters
@@ -100,21 +124,28 @@ def rank(model: Model, by: str = "snr", top: float = 0.25, base: Model | None = 
         There is no base to measure a change from, or no row knows the layers' matrices.
     """
     if not 0 < top <= 1:
-        raise CheckpointError(f"top is {top:g}; it is the share of matrices to choose, above 0 and at most 1")
+        raise CheckpointError(
+            f"top is {top:g}; it is the share of matrices to choose, above 0 and at most 1"
+        )
     if by == "change" and base is None:
         raise CheckpointError("`by='change'` needs `base`, the model that it was tuned from")
     unchecked = model.unchecked()
     tensors = unchecked.tensors
     linear = [tensor for tensor in tensors if _is_linear(tensor, tensors.own)]
     if not linear:
-        raise CheckpointError("has no matrix whose role is known; none can be ranked", file=model.checkpoint.name)
+        raise CheckpointError(
+            "has no matrix whose role is known; none can be ranked", file=model.checkpoint.name
+        )
     if why := next((why for tensor in linear if (why := why_unread(tensor.tensor))), ""):
         raise CheckpointError(why)
     scores = _changes(base, model) if by == "change" and base is not None else {}
     if by != "change":
         place = [column.name for column in MEASURES].index(BY[by][0])
         measured = measured_rows(unchecked.checkpoint, tensors, linear, exact).rows
-        scores = {name: float(np.mean([row.numbers[place] for row in rows])) for name, rows in measured.items()}
+        scores = {
+            name: float(np.mean([row.numbers[place] for row in rows]))
+            for name, rows in measured.items()
+        }
     by_role: dict[str, list[NamedTensor]] = defaultdict(list)
     for tensor in linear:
         by_role[tensor.role].append(tensor)
@@ -125,14 +156,23 @@ def rank(model: Model, by: str = "snr", top: float = 0.25, base: Model | None = 
         count = max(1, int(top * len(members)))
         for place, tensor in enumerate(order):
             is_chosen = place < count and not isnan(known[tensor.name])
-            ranked.append(Ranked(tensor.name, role, tensor.layer or 0, known[tensor.name], is_chosen))
-    source, of_base = (each.checkpoint.given or str(each.checkpoint.name) if each else "" for each in (model, base))
+            ranked.append(
+                Ranked(tensor.name, role, tensor.layer or 0, known[tensor.name], is_chosen)
+            )
+    source, of_base = (
+        each.checkpoint.given or str(each.checkpoint.name) if each else "" for each in (model, base)
+    )
     return Ranking(source, of_base, by, top, ranked)
 
 
 def _is_linear(tensor: NamedTensor, stack: str | None) -> bool:
     """Whether a tensor is a linear map of a layer of the stack that is read, or several."""
-    roles = tensor.role.removeprefix("shared_").removeprefix("expert.").removeprefix("first.").split("+")
+    roles = (
+        tensor.role.removeprefix("shared_")
+        .removeprefix("expert.")
+        .removeprefix("first.")
+        .split("+")
+    )
     in_layer = tensor.layer is not None and tensor.stack == stack
     return in_layer and is_matrix(tensor) and all(role in LINEAR for role in roles)
 
@@ -144,7 +184,11 @@ def _changes(base: Model, model: Model) -> dict[str, float]:
         unknown = isnan(change.change)
         moved[change.name_b] += float("nan") if unknown else change.moved
         squares[change.name_b] += change.squares
-    return {name: sqrt(moved[name] / squares[name]) if squares[name] else float("inf") for name in moved if name}
+    return {
+        name: sqrt(moved[name] / squares[name]) if squares[name] else float("inf")
+        for name in moved
+        if name
+    }
 
 
 def _for_axolotl(ranking: Ranking) -> str:
@@ -154,21 +198,32 @@ def _for_axolotl(ranking: Ranking) -> str:
 
 
 def _for_peft(ranking: Ranking) -> str:
-    """An adapter_config.json whose `target_modules` is a regular expression, as JSON has no comments and these have."""
-    modules = [re.escape(name.removesuffix(WEIGHT)) for name in ranking.chosen if name.endswith(WEIGHT)]
+    """An adapter_config.json whose `target_modules` is a regular expression, as JSON has no
+    comments and these have.
+    """
+    modules = [
+        re.escape(name.removesuffix(WEIGHT)) for name in ranking.chosen if name.endswith(WEIGHT)
+    ]
     if not modules:
-        raise CheckpointError("every chosen tensor stacks experts without a module, which LoRA's target_modules lacks")
+        raise CheckpointError(
+            "every chosen tensor stacks experts without a module, which LoRA's target_modules lacks"
+        )
     stacked = len(ranking.chosen) - len(modules)
     left_out = f"; without {stacked} stacks of experts, as no module holds them" if stacked else ""
     comment = (ranking.lead + left_out).translate(str.maketrans("()\\", "[]/"))
     pattern = f"(?#{comment})(.*\\.)?({'|'.join(modules)})"
-    return json.dumps({"peft_type": "LORA", "target_modules": pattern}, indent=2, ensure_ascii=False) + "\n"
+    return (
+        json.dumps({"peft_type": "LORA", "target_modules": pattern}, indent=2, ensure_ascii=False)
+        + "\n"
+    )
 
 
 def _for_mergekit(ranking: Ranking) -> str:
     """A linear merge: the chosen matrices of the model, everything else of its base."""
     if not ranking.base:
-        raise CheckpointError("a merge of one model needs `base`, from which everything that is not chosen is taken")
+        raise CheckpointError(
+            "a merge of one model needs `base`, from which everything that is not chosen is taken"
+        )
     lines = [f"# {ranking.lead}", "merge_method: linear", "models:"]
     for model, chosen in ((ranking.base, 0), (ranking.source, 1)):
         lines += [f"- model: {yaml_text(model)}", "  parameters:", "    weight:"]
@@ -179,7 +234,9 @@ def _for_mergekit(ranking: Ranking) -> str:
 
 
 def yaml_text(text: str) -> str:
-    """A text in YAML, in ASCII: unlike JSON it has one escape for a character beyond the first 65,536."""
+    """A text in YAML, in ASCII: unlike JSON it has one escape for a character beyond the first
+    65,536.
+    """
 
     def escaped(match: re.Match[str]) -> str:
         code = ord(match[0])

@@ -4,5 +4,11 @@
 SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED = "same bytes", "same values", "rounded", "quantised"
 SAME_FUNCTION, UNDECIDED, DIFFERENT = "same function", "undecided", "different"
 VERDICTS = (SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED, SAME_FUNCTION, UNDECIDED, DIFFERENT)
-UP_TO = {"values": SAME_VALUES, "rounding": ROUNDED, "rounded": ROUNDED, "quantisation": QUANTISED,
-         "quantised": QUANTISED, "function": SAME_FUNCTION}  # fmt: skip
+UP_TO = {
+    "values": SAME_VALUES,
+    "rounding": ROUNDED,
+    "rounded": ROUNDED,
+    "quantisation": QUANTISED,
+    "quantised": QUANTISED,
+    "function": SAME_FUNCTION,
+}

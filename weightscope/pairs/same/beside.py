@@ -1,8 +1,8 @@
-"""Files next to weights and config.json: code and modules of sentence-transformers decide, templates do not.
+"""Files next to weights and config.json: code and modules of sentence-transformers decide,
+templates do not.
 
-Of a repository on the Hub small files are fetched: code where config.json names it, and settings of modules. GGUF files
-and adapters stand alone.
-"""
+Of a repository on the Hub small files are fetched: code where config.json names it, and settings of
+modules. GGUF files and adapters stand alone."""
 
 import json
 import re
@@ -26,10 +26,19 @@ CODE = "auto_map"  # the key of a config that names classes of code next to it
 IMPORTED = re.compile(r"^\s*from\s+\.(\w+)\s+import|^\s*import\s+\.(\w+)", re.ASCII | re.MULTILINE)
 # What decides how a model is used, and nothing of what its weights compute.
 NAMED = (
-    "generation_config.json", "chat_template.jinja", "chat_template.json", "preprocessor_config.json",
-    "processor_config.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-)  # fmt: skip
-WRITERS = ("transformers_version", "__version__", "_from_model_config")  # keys that say who wrote a file
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+)
+WRITERS = (
+    "transformers_version",
+    "__version__",
+    "_from_model_config",
+)  # keys that say who wrote a file
 ADDED = {"include_prompt": True}  # settings of a module that newer versions write out
 PICKLED_LONE = "pytorch_model.bin"
 SETTINGS = "config.json"
@@ -62,7 +71,9 @@ class _Module(NamedTuple):
 
 
 def compare_beside(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Beside:
-    """The files that differ next to two checkpoints, which decide what is computed or are only named."""
+    """The files that differ next to two checkpoints, which decide what is computed or are only
+    named.
+    """
     places = [*map(_place_of, (a.checkpoint, b.checkpoint))]
     if None in places:
         return Beside()
@@ -72,11 +83,17 @@ def compare_beside(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Beside:
     if not of_a or not of_b:
         if of_a != of_b:
             only = "A" if of_a else "B"
-            named.append(FileDifference(MODULES, f"is only in {only}: its pooling and other modules were not compared"))
+            named.append(
+                FileDifference(
+                    MODULES, f"is only in {only}: its pooling and other modules were not compared"
+                )
+            )
         return Beside(tuple(decides), tuple(named))
     kinds = [[module.kind for module in modules] for modules in (of_a, of_b)]
     if kinds[0] != kinds[1]:
-        decides.append(FileDifference(MODULES, f"names {', '.join(kinds[0])} in A, {', '.join(kinds[1])} in B"))
+        decides.append(
+            FileDifference(MODULES, f"names {', '.join(kinds[0])} in A, {', '.join(kinds[1])} in B")
+        )
         return Beside(tuple(decides), tuple(named))
     decides += _settings(x, y)
     decides += _others(x, y)
@@ -119,18 +136,28 @@ class _Place:
         text = self.read(MODULES)
         listed: Any = []
         with suppress(CheckpointError):
-            listed = parse_json(b'{"modules":' + text + b"}", file=MODULES)["modules"] if text else []
-        listed = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+            listed = (
+                parse_json(b'{"modules":' + text + b"}", file=MODULES)["modules"] if text else []
+            )
+        listed = (
+            [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        )
         return tuple(
             _Module(str(each.get("type")).rpartition(".")[2], str(each.get("path") or ""))
             for each in listed[:MOST_MODULES]
         )
 
     def inner(self) -> Iterator[tuple[str, str]]:
-        """The modules but the transformer: what each is called here (as 1_Pooling), and its folder."""
+        """The modules but the transformer: what each is called here (as 1_Pooling), and its
+        folder.
+        """
         for index, (kind, path) in enumerate(self.modules):
             parts = PurePosixPath(path).parts
-            is_inner = ".." not in parts and not PurePosixPath(path).is_absolute() and len(path) <= LONGEST_PATH
+            is_inner = (
+                ".." not in parts
+                and not PurePosixPath(path).is_absolute()
+                and len(path) <= LONGEST_PATH
+            )
             if kind != "Transformer" and path and is_inner:
                 yield f"{index}_{kind}", path
 
@@ -147,7 +174,9 @@ class _Place:
             named = {f"{called}/{name}": entry for name, entry in file.tensors.items()}
             tensors |= {name: StoredTensor(name, entry, file) for name, entry in named.items()}
         folder = self.where if isinstance(self.where, Path) else Path()
-        return TensorsOnly(Checkpoint(folder, files, tensors, Config({}, SETTINGS), str(self.where)), "")
+        return TensorsOnly(
+            Checkpoint(folder, files, tensors, Config({}, SETTINGS), str(self.where)), ""
+        )
 
 
 def _place_of(checkpoint: Checkpoint) -> _Place | None:
@@ -176,26 +205,41 @@ def _code(x: _Place, y: _Place) -> Iterator[FileDifference]:
         return
     if maps[0] != maps[1]:
         how = "differs" if all(maps) else f"is only in {'A' if maps[0] else 'B'}"
-        yield FileDifference(f"{CODE} in config.json", f"{how}, and the code that it names was not read")
+        yield FileDifference(
+            f"{CODE} in config.json", f"{how}, and the code that it names was not read"
+        )
         return
     sides = [_code_of(place, maps[0]) for place in (x, y)]
     for name in sorted({*sides[0], *sides[1]}):
         if sides[0].get(name) != sides[1].get(name):
-            yield FileDifference(name, f"differs{_only(sides[0].get(name), sides[1].get(name))}: code behind {CODE}")
+            yield FileDifference(
+                name, f"differs{_only(sides[0].get(name), sides[1].get(name))}: code behind {CODE}"
+            )
 
 
 def _code_of(place: _Place, classes: object) -> dict[str, bytes]:
-    """The text of each file of code that the classes of `auto_map` lie in, or that one of these imports."""
+    """The text of each file of code that the classes of `auto_map` lie in, or that one of these
+    imports.
+    """
     named = classes.values() if isinstance(classes, Mapping) else ()
     flat = [name for each in named for name in (each if isinstance(each, list) else [each])]
     left = [name.rpartition("--")[2].partition(".")[0] for name in flat if isinstance(name, str)]
     texts: dict[str, bytes] = {}
     while left and len(texts) < MOST_CODE:
         name = f"{left.pop()}.py"
-        if name in texts or not re.fullmatch(r"\w{1,200}\.py", name, re.ASCII) or (text := place.read(name)) is None:
+        if (
+            name in texts
+            or not re.fullmatch(r"\w{1,200}\.py", name, re.ASCII)
+            or (text := place.read(name)) is None
+        ):
             continue
         texts[name] = text
-        left += [each for pair in IMPORTED.findall(text.decode(errors="replace")) for each in pair if each]
+        left += [
+            each
+            for pair in IMPORTED.findall(text.decode(errors="replace"))
+            for each in pair
+            if each
+        ]
     return texts
 
 
@@ -213,9 +257,13 @@ def _settings(x: _Place, y: _Place) -> Iterator[FileDifference]:
 
 
 def _stated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that say something: newer versions write out what older ones leave to the default."""
+    """The settings that say something: newer versions write out what older ones leave to the
+    default.
+    """
     return {
-        key: value for key, value in settings.items() if value not in (None, False) and ADDED.get(key, ...) is not value
+        key: value
+        for key, value in settings.items()
+        if value not in (None, False) and ADDED.get(key, ...) is not value
     }
 
 
@@ -227,11 +275,18 @@ def _first_key(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 
 
 def _others(x: _Place, y: _Place) -> Iterator[FileDifference]:
-    """Modules whose weights are not all in safetensors on this machine, and are not the same file."""
+    """Modules whose weights are not all in safetensors on this machine, and are not the same
+    file.
+    """
     for (_, path_a), (_, path_b) in zip(x.inner(), y.inner(), strict=True):
         sides = [_digest(x, path_a), _digest(y, path_b)]
-        if not all(name == LONE and is_here for name, is_here, _ in sides) and sides[0][2] != sides[1][2]:
-            yield FileDifference(f"weights of {path_b}", "are not the same file, and were not compared")
+        if (
+            not all(name == LONE and is_here for name, is_here, _ in sides)
+            and sides[0][2] != sides[1][2]
+        ):
+            yield FileDifference(
+                f"weights of {path_b}", "are not the same file, and were not compared"
+            )
 
 
 def _digest(place: _Place, path: str) -> tuple[str, bool, str]:
@@ -239,7 +294,10 @@ def _digest(place: _Place, path: str) -> tuple[str, bool, str]:
     for name in (LONE, PICKLED_LONE):
         file = f"{path}/{name}"
         if isinstance(place.where, Repository):
-            if file in place.checkpoint.weight_files.names and (found := place.where.on_server(file)) is not None:
+            if (
+                file in place.checkpoint.weight_files.names
+                and (found := place.where.on_server(file)) is not None
+            ):
                 return name, False, found.etag
         elif (place.where / file).is_file():
             stored = OpenFile(place.where / file)
@@ -252,14 +310,22 @@ def _digest(place: _Place, path: str) -> tuple[str, bool, str]:
 
 
 def _named(x: _Place, y: _Place) -> Iterator[FileDifference]:
-    """The files that decide how a model is used, and differ; of the Hub, only what is in its list is read."""
+    """The files that decide how a model is used, and differ; of the Hub, only what is in its list
+    is read.
+    """
     for name in NAMED:
         sides = [place.read(name) if _may_have(place, name) else None for place in (x, y)]
         if sides[0] == sides[1]:
             continue
-        objects = [place.json(name) if text else None for place, text in zip((x, y), sides, strict=True)]
+        objects = [
+            place.json(name) if text else None for place, text in zip((x, y), sides, strict=True)
+        ]
         if all(each is not None for each in objects):
-            kept = [{key: each[key] for key in each if key not in WRITERS} for each in objects if each is not None]
+            kept = [
+                {key: each[key] for key in each if key not in WRITERS}
+                for each in objects
+                if each is not None
+            ]
             if kept[0] == kept[1]:
                 continue
         yield FileDifference(name, f"differs{_only(*sides)}")
@@ -271,4 +337,10 @@ def _may_have(place: _Place, name: str) -> bool:
 
 def _only(a: object, b: object) -> str:
     """In which of two checkpoints a file is, where one lacks it."""
-    return " (only in A)" if b is None and a is not None else " (only in B)" if a is None and b is not None else ""
+    return (
+        " (only in A)"
+        if b is None and a is not None
+        else " (only in B)"
+        if a is None and b is not None
+        else ""
+    )

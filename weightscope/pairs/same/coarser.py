@@ -29,35 +29,58 @@ from weightscope.pairs.changes.thresholds import KEPT
 
 
 class Bounds(NamedTuple):
-    """How far values may be from where rounding to the nearest puts them. A change inside them is not seen."""
+    """How far values may be from where rounding to the nearest puts them. A change inside them is
+    not seen.
+    """
 
     how: str
     group: int  # neighbours whose error is judged together; 0: a row
     error: float  # times the error of rounding to the nearest, in each group
     farthest: float  # half-steps from its level, of one value within its grid
     in_cells: float  # the least share of values that are in their cells
-    leaning: float  # of all values, away from zero or towards it: steps off the nearest level, along the original
+    # of all values, away from zero or towards it: steps off the nearest level, along the original
+    leaning: float
 
 
-# What quantisers that search for a scale may do, weighted by an importance matrix too; measured on ggml's, see
-# `analyses.experiments.faithful_conversions`.
+# What quantisers that search for a scale may do, weighted by an importance matrix too; measured on
+# ggml's, see `analyses.experiments.faithful_conversions`.
 SEARCHED = Bounds("quantised by search", 32, 2.0, 3.0, 0.0, 0.003)
-# What GPTQ may do, which moves values by several steps to make up for the errors of those before; measured on
-# llm-compressor's, with calibration on random tokens: rows to 2.7, values to 8.4, 66 % in their cells.
+# What GPTQ may do, which moves values by several steps to make up for the errors of those before;
+# measured on llm-compressor's, with calibration on random tokens: rows to 2.7, values to 8.4, 66 %
+# in their cells.
 COMPENSATED = Bounds("quantised with compensated errors", 0, 3.0, 10.0, 0.6, 0.02)
-WITH_COMPENSATION = ("GPTQ int", "compressed-tensors int", "AutoRound int")  # formats that GPTQ writes
+WITH_COMPENSATION = (
+    "GPTQ int",
+    "compressed-tensors int",
+    "AutoRound int",
+)  # formats that GPTQ writes
 BEYOND = 20.0  # half-steps beyond the end of its grid
 OUTLIERS = 0.05  # of the values of a row, that are more than `CLIPPED` beyond
-# Types whose groups of 4 or 8 values are entries of a codebook: no value has a cell of its own. |error| / |W| that
-# ggml's quantiser makes of normal weights with an importance matrix; a change smaller than the error is not seen.
-CODEBOOKS = {"IQ1_S": 0.55, "IQ1_M": 0.52, "IQ2_XXS": 0.49, "IQ2_XS": 0.37, "IQ2_S": 0.28, "IQ3_XXS": 0.24,
-             "IQ3_S": 0.16}  # fmt: skip
+# Types whose groups of 4 or 8 values are entries of a codebook: no value has a cell of its own.
+# |error| / |W| that ggml's quantiser makes of normal weights with an importance matrix; a change
+# smaller than the error is not seen.
+CODEBOOKS = {
+    "IQ1_S": 0.55,
+    "IQ1_M": 0.52,
+    "IQ2_XXS": 0.49,
+    "IQ2_XS": 0.37,
+    "IQ2_S": 0.28,
+    "IQ3_XXS": 0.24,
+    "IQ3_S": 0.16,
+}
 USUAL = 1.25  # times this error, at most
 FLUSHED = 2.0**-22  # values that scales in float16 are too coarse for
-# Cosines of columns that have nothing in common are about 1 / sqrt(rows); ggml's coarsest codebooks leave 0.3.
+# Cosines of columns that have nothing in common are about 1 / sqrt(rows); ggml's coarsest codebooks
+# leave 0.3.
 BY_CHANCE, FEWEST_ROWS = 3.0, 256
-SHARED, OF_LARGEST = 32, 1 / 4  # columns that share a scale, and how large one is that this is made for, at least
-LEANING, NO_CHANCE = 0.05, 6.0  # of one row or column; and times what chance makes of as many values
+SHARED, OF_LARGEST = (
+    32,
+    1 / 4,
+)  # columns that share a scale, and how large one is that this is made for, at least
+LEANING, NO_CHANCE = (
+    0.05,
+    6.0,
+)  # of one row or column; and times what chance makes of as many values
 TELLING = 1 / 4  # of a column's values, at least, that are nearer another level than zero
 SUMMED = ("BF16", "F16")  # floats besides float32 that an adapter is merged in
 ROUNDED_BEFORE = {"F16": ("BF16",), "F8_E4M3": ("BF16", "F16"), "F8_E5M2": ("BF16", "F16")}
@@ -71,19 +94,28 @@ class Proof(NamedTuple):
 
 
 def rounded_twice(pair: Pair) -> Proof | None:
-    """Whether one is the other rounded to one float and then to the one that stores it: a copy of a copy."""
+    """Whether one is the other rounded to one float and then to the one that stores it: a copy of a
+    copy.
+    """
     for letter, older, newer in (("B", pair.a, pair.b), ("A", pair.b, pair.a)):
         for first in ROUNDED_BEFORE.get(newer.dtype, ()):
             then = CASTS[newer.dtype]
             with np.errstate(all="ignore"):
                 blocks = (Pair(older, newer).read(start, stop) for _, start, stop in pair.blocks())
-                if all(x.dtype == np.float32 and np.array_equal(then(CASTS[first](x)), y, True) for x, y in blocks):
-                    return Proof(f"{letter} to {first}, then to {newer.dtype}", "each to nearest even")
+                if all(
+                    x.dtype == np.float32 and np.array_equal(then(CASTS[first](x)), y, True)
+                    for x, y in blocks
+                ):
+                    return Proof(
+                        f"{letter} to {first}, then to {newer.dtype}", "each to nearest even"
+                    )
     return None
 
 
 def merged_otherwise(pair: Pair) -> Proof | None:
-    """Whether one is the other's base with the same adapter merged, summed in another order and precision."""
+    """Whether one is the other's base with the same adapter merged, summed in another order and
+    precision.
+    """
     for letter, exact, merged in (("B", pair.a, pair.b), ("A", pair.b, pair.a)):
         if not isinstance(exact, MergedTensor) or merged.dtype not in (*SUMMED, "F32"):
             continue
@@ -92,22 +124,33 @@ def merged_otherwise(pair: Pair) -> Proof | None:
         (left, right), width = exact.change.factors(), exact.shape[-1]
         base = exact.stored.dtype if exact.stored.dtype in SUMMED else "F32"
         for _, start, stop in pair.blocks():
-            x, y = (Block(tensor, start, stop).values().astype(np.float64) for tensor in (exact, merged))
+            x, y = (
+                Block(tensor, start, stop).values().astype(np.float64) for tensor in (exact, merged)
+            )
             rows = left[start // width : stop // width]
-            largest = (np.abs(rows) @ np.abs(right)).reshape(-1)  # of what is summed, but for the base's weight
-            # r products and their sum in float32, the scale, and the sum with the base; then in the base's own float.
+            largest = (np.abs(rows) @ np.abs(right)).reshape(
+                -1
+            )  # of what is summed, but for the base's weight
+            # r products and their sum in float32, the scale, and the sum with the base; then in the
+            # base's own float.
             error = (exact.change.rank + 4) * _half_unit("F32") * (largest + np.abs(x))
             if base != "F32":
                 error += 2 * _half_unit(base) * (largest + np.abs(x))
-            exponent = np.maximum(np.frexp(np.maximum(np.abs(x), np.abs(y)))[1] - 1, SMALLEST.get(merged.dtype, -126))
+            exponent = np.maximum(
+                np.frexp(np.maximum(np.abs(x), np.abs(y)))[1] - 1, SMALLEST.get(merged.dtype, -126)
+            )
             if not (np.abs(x - y) <= np.ldexp(_half_unit(merged.dtype), exponent) + error).all():
                 return None
-        return Proof(f"{letter} merged with the adapter, in {base}", "within the rounding of its sums")
+        return Proof(
+            f"{letter} merged with the adapter, in {base}", "within the rounding of its sums"
+        )
     return None
 
 
 def exponentiated(pair: Pair) -> Proof | None:
-    """Whether one stores a state space's A = -exp(log(-A)) of the other, as right as float32's exp makes it."""
+    """Whether one stores a state space's A = -exp(log(-A)) of the other, as right as float32's exp
+    makes it.
+    """
     for letter, older, newer in (("A", pair.a, pair.b), ("B", pair.b, pair.a)):
         if not (isinstance(newer, RestoredTensor) and newer.undo is logarithm):
             continue
@@ -115,7 +158,9 @@ def exponentiated(pair: Pair) -> Proof | None:
         with np.errstate(all="ignore"):
             exact = -np.exp(older.read().astype(np.float64))
             if (np.abs(stored - exact) <= 2 * _half_unit("F32") * np.abs(exact)).all():
-                return Proof(f"{letter} to -exp in F32", "within one unit of the last place of float32")
+                return Proof(
+                    f"{letter} to -exp in F32", "within one unit of the last place of float32"
+                )
     return None
 
 
@@ -125,9 +170,16 @@ def _half_unit(dtype: str) -> float:
 
 
 def in_cells(pair: Pair) -> tuple[Proof, float] | None:
-    """Whether B's values are in the cells of A's on the grids stored with B, and the size of the change; one pass."""
+    """Whether B's values are in the cells of A's on the grids stored with B, and the size of the
+    change; one pass.
+    """
     cells = Cells()
-    if pair.b.ends() is None or len(pair.b.shape) < 2 or rounded_twice(pair) or merged_otherwise(pair):
+    if (
+        pair.b.ends() is None
+        or len(pair.b.shape) < 2
+        or rounded_twice(pair)
+        or merged_otherwise(pair)
+    ):
         return None
     with np.errstate(all="ignore"):
         if not is_quantised(pair.a, pair.b, cells) or not np.isfinite(cells.moved):
@@ -142,26 +194,32 @@ def _each_in_its_cell(letter: str, newer: Tensor) -> Proof:
 
 
 def too_wide(pair: Pair) -> Proof | None:
-    """Whether values are in their cells only because the stored scales are larger than any writer makes them."""
+    """Whether values are in their cells only because the stored scales are larger than any writer
+    makes them.
+    """
     for newer, older in ((pair.b, pair.a), (pair.a, pair.b)):
         with np.errstate(all="ignore"):
             cells = cells_on_stored(older, newer) if newer.ends() is not None else None
         if cells is not None and cells.wide:
             groups = counted(cells.wide, "group")
-            return Proof("scales too large for the codes that are used", f"of {groups} of values ({newer.dtype})")
+            return Proof(
+                "scales too large for the codes that are used",
+                f"of {groups} of values ({newer.dtype})",
+            )
     return None
 
 
 def quantised(pair: Pair, change: Change, *, may_compensate: bool = True) -> Proof | None:
-    """Whether one is the other quantised: every value in its original's cell, or nearly where a format searches, and
-    farther if its writer may compensate for errors.
-    """
+    """Whether one is the other quantised: every value in its original's cell, or nearly where a
+    format searches, and farther if its writer may compensate for errors."""
     if len(pair.a.shape) < 2 or not np.isfinite(change.moved):
         return None
     for letter, older, newer in (("B", pair.a, pair.b), ("A", pair.b, pair.a)):
         originals = [(letter, older)]
         if newer.ends() is not None and older.dtype == "F32":
-            originals += [(f"{letter} to {cast} and", RoundedTensor(older, cast)) for cast in SUMMED]
+            originals += [
+                (f"{letter} to {cast} and", RoundedTensor(older, cast)) for cast in SUMMED
+            ]
         for prove in (_by_cells, _by_error, *([_by_compensation] if may_compensate else [])):
             for how, original in originals:
                 if proof := prove(how, original, newer, change):
@@ -241,11 +299,15 @@ class Columns:
         groups = of_x.reshape(-1, SHARED) if len(of_x) % SHARED == 0 else of_x[None]
         is_large = (groups >= OF_LARGEST**2 * groups.max(axis=1, keepdims=True)).ravel()
         is_large &= (of_x > self.rows * FLUSHED**2) & (self._telling >= TELLING * self.rows)
-        return bool((is_large & (both <= BY_CHANCE / np.sqrt(self.rows) * np.sqrt(of_x * of_y))).any())
+        return bool(
+            (is_large & (both <= BY_CHANCE / np.sqrt(self.rows) * np.sqrt(of_x * of_y))).any()
+        )
 
 
 class Leaning:
-    """Whether values are off their nearest levels to one side, as of a factor: what a search leaves has no side."""
+    """Whether values are off their nearest levels to one side, as of a factor: what a search leaves
+    has no side.
+    """
 
     def __init__(self, of_all: float) -> None:
         self._of_all, self._a_row, self._columns = of_all, False, np.zeros((3, 1))
@@ -264,7 +326,9 @@ class Leaning:
 
 
 def _missed(placed: OnGrids) -> np.ndarray:
-    """How far each value is from the nearest level, in whole steps; zero at the ends of a grid, which has no more."""
+    """How far each value is from the nearest level, in whole steps; zero at the ends of a grid,
+    which has no more.
+    """
     x, y, grids = placed
     half = np.broadcast_to(grids.half, x.shape)
     is_inner = (x > grids.least + grids.end) & (x < grids.most - grids.end) & (half > 0)
@@ -274,7 +338,9 @@ def _missed(placed: OnGrids) -> np.ndarray:
 
 def _leans(sums: np.ndarray, most: float) -> bool:
     along, squares, chance = sums
-    return bool(((np.abs(along) > most * squares) & (np.abs(along) > NO_CHANCE * np.sqrt(chance))).any())
+    return bool(
+        ((np.abs(along) > most * squares) & (np.abs(along) > NO_CHANCE * np.sqrt(chance))).any()
+    )
 
 
 def _by_compensation(letter: str, older: Tensor, newer: Tensor, _: Change) -> Proof | None:
@@ -308,19 +374,30 @@ def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
         inside = (off <= half) & (ends <= CLIPPED)
         is_left = ~inside.reshape(-1, width).all(axis=1)
         x, y = (each.reshape(-1, width)[is_left] for each in stored.placed[:2])
-        if not (ratio <= bounds.error and step <= bounds.farthest and ends.max(initial=0.0) <= BEYOND
-                and is_far <= OUTLIERS and _resembles(x, y).all()):  # fmt: skip
+        if not (
+            ratio <= bounds.error
+            and step <= bounds.farthest
+            and ends.max(initial=0.0) <= BEYOND
+            and is_far <= OUTLIERS
+            and _resembles(x, y).all()
+        ):
             return ""
         used.add(stored.placed)
         x, y, size = (each.reshape(-1, width) for each in (*stored.placed[:2], half))
         columns.add(x, y, size)
         leaning.add(x, _missed(stored.placed).reshape(-1, width))
         in_cells += int(np.count_nonzero(inside))
-        worst, farthest, clipped = max(worst, ratio), max(farthest, step), max(clipped, ends.max(initial=0.0))
+        worst, farthest, clipped = (
+            max(worst, ratio),
+            max(farthest, step),
+            max(clipped, ends.max(initial=0.0)),
+        )
     share = in_cells / prod(newer.shape)
     if share < bounds.in_cells or used.hardly or columns.are_lost or leaning.is_shown:
         return ""
     where = f"{group} values" if bounds.group else "row"
-    return (f"{share:.1%} of values in their cells; error {worst:.2f} times that of rounding to the nearest in the "
-            f"worst {where}, a value at most {farthest:.2g} half-steps from its level, clipped by at most "
-            f"{clipped:.2g}")  # fmt: skip
+    return (
+        f"{share:.1%} of values in their cells; error {worst:.2f} times that of rounding to the nearest in the "
+        f"worst {where}, a value at most {farthest:.2g} half-steps from its level, clipped by at most "
+        f"{clipped:.2g}"
+    )

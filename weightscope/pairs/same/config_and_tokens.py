@@ -1,4 +1,6 @@
-"""What decides the computation besides weights: config.json, and the tokenizer, which has a verdict of its own."""
+"""What decides the computation besides weights: config.json, and the tokenizer, which has a verdict
+of its own.
+"""
 
 from typing import NamedTuple
 
@@ -20,14 +22,22 @@ class Settings(NamedTuple):
     idle: list[Difference]  # keys without effect on what is computed
 
 
-def compare_settings(a: Model | TensorsOnly, b: Model | TensorsOnly, *, same_head: bool) -> Settings:
-    """The keys in which two configs differ; whether a head is tied does not count where both heads are the same."""
+def compare_settings(
+    a: Model | TensorsOnly, b: Model | TensorsOnly, *, same_head: bool
+) -> Settings:
+    """The keys in which two configs differ; whether a head is tied does not count where both heads
+    are the same.
+    """
     if isinstance(a, Model) and isinstance(b, Model):
         differing = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
     else:
         differing = differences(as_written(a.checkpoint), as_written(b.checkpoint))
-    differing = [each for each in differing if not (same_head and each.key.rpartition(".")[2] == TIED)]
-    kinds = {kind: [each for each in differing if each.effect == kind] for kind in (COMPUTATION, UNKNOWN)}
+    differing = [
+        each for each in differing if not (same_head and each.key.rpartition(".")[2] == TIED)
+    ]
+    kinds = {
+        kind: [each for each in differing if each.effect == kind] for kind in (COMPUTATION, UNKNOWN)
+    }
     rest = [each for each in differing if each.effect not in kinds]
     return Settings(kinds[COMPUTATION], kinds[UNKNOWN], rest)
 
@@ -42,35 +52,58 @@ class Tokens(NamedTuple):
 def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens:
     """Vocabulary, merges or other steps, and special tokens: weights do not show these."""
     if not isinstance(a, Model) or not isinstance(b, Model):
-        return Tokens("not compared", "The tokenizers were not compared: no row reads one of the checkpoints.")
+        return Tokens(
+            "not compared", "The tokenizers were not compared: no row reads one of the checkpoints."
+        )
     pair = []
     for letter, model in (("A", a), ("B", b)):
         try:
             tokenizer = Tokenizer.at_hand(model)
         except CheckpointError as error:
-            return Tokens("not compared", f"The tokenizer of {letter} cannot be read: {printable(error)}.")
+            return Tokens(
+                "not compared", f"The tokenizer of {letter} cannot be read: {printable(error)}."
+            )
         if tokenizer is None:
             why = Tokenizer.why_unreadable(model)
-            why = f"{letter}'s cannot be read ({printable(why)})" if why else f"{letter} has none next to its weights"
+            why = (
+                f"{letter}'s cannot be read ({printable(why)})"
+                if why
+                else f"{letter} has none next to its weights"
+            )
             return Tokens("not compared", f"The tokenizers were not compared: {why}.")
         pair.append(tokenizer)
     x, y = pair
     parts = []
-    changed = sorted(index for index in {*x.tokens, *y.tokens} if x.tokens.get(index) != y.tokens.get(index))
+    changed = sorted(
+        index for index in {*x.tokens, *y.tokens} if x.tokens.get(index) != y.tokens.get(index)
+    )
     if changed:
         first = changed[0]
         in_a, in_b = (printable(each.tokens.get(first, "nothing")) for each in pair)
         which = f"the first {first} ('{in_a}' in A, '{in_b}' in B)"
-        parts.append(f"{counted(len(changed), 'id')} {'has' if len(changed) == 1 else 'have'} another token, {which}")
-    special = [{each.tokens.get(index): added.special for index, added in each.added.items()} for each in pair]
+        parts.append(
+            f"{counted(len(changed), 'id')} {'has' if len(changed) == 1 else 'have'} another token, {which}"
+        )
+    special = [
+        {each.tokens.get(index): added.special for index, added in each.added.items()}
+        for each in pair
+    ]
     if special[0] != special[1] and not changed:
         parts.append("other tokens are special")
     models = [each.facts.get("model_sha256") for each in pair]
     if None not in models and models[0] != models[1] and not changed:
         parts.append("the tokens are the same, merges or scores are not")
-    steps = [name for name in STEPS if all(name in each.facts for each in pair) and x.facts[name] != y.facts[name]]
+    steps = [
+        name
+        for name in STEPS
+        if all(name in each.facts for each in pair) and x.facts[name] != y.facts[name]
+    ]
     if steps:
-        parts.append(f"the {' and '.join(steps)} {'differs' if len(steps) == 1 else 'differ'}".replace("_", "-"))
+        parts.append(
+            f"the {' and '.join(steps)} {'differs' if len(steps) == 1 else 'differ'}".replace(
+                "_", "-"
+            )
+        )
     if parts:
         return Tokens("different", f"The tokenizers differ: {'; '.join(parts)}.")
     return Tokens("same", f"The tokenizers have the same {counted(len(x.tokens), 'token')}.")

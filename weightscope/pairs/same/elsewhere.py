@@ -1,4 +1,6 @@
-"""Tensors of B that are A's from another place: another layer, role or expert, or another step's shard."""
+"""Tensors of B that are A's from another place: another layer, role or expert, or another step's
+shard.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,7 +28,9 @@ UNEXPLAINED = ("other values", "unrelated values")
 
 
 def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
-    """The same verdicts, where a tensor that differs is another one of A's with that one as the deed."""
+    """The same verdicts, where a tensor that differs is another one of A's with that one as the
+    deed.
+    """
     lost = [i for i, each in enumerate(judged) if _is_unexplained(each)]
     by_shape: dict[tuple[int, ...], list[Compared]] = defaultdict(list)
     wanted = {parts[i].tensors.b.shape for i in lost}
@@ -34,20 +38,30 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[
         if each.tensors.a.shape in wanted:
             by_shape[each.tensors.a.shape].append(each)
     firsts = {
-        id(each): first_rows(each.tensors.a, ROWS).astype(np.float32) for group in by_shape.values() for each in group
+        id(each): first_rows(each.tensors.a, ROWS).astype(np.float32)
+        for group in by_shape.values()
+        for each in group
     }
     result = list(judged)
     for i in lost:
         here = parts[i]
-        rows, tolerance = first_rows(here.tensors.b, ROWS).astype(np.float32), tolerance_of(here.tensors)
+        rows, tolerance = (
+            first_rows(here.tensors.b, ROWS).astype(np.float32),
+            tolerance_of(here.tensors),
+        )
         if not rows.any() or np.ptp(rows) == 0:  # constants are alike everywhere
             continue
-        near = [each for each in by_shape[here.tensors.b.shape] if each is not here
-                and error_of(firsts[id(each)], rows) <= max(tolerance, EXACT)]  # fmt: skip
+        near = [
+            each
+            for each in by_shape[here.tensors.b.shape]
+            if each is not here and error_of(firsts[id(each)], rows) <= max(tolerance, EXACT)
+        ]
         if len({each.label for each in near}) != 1:
             continue
         if change_of_all(Pair(near[0].tensors.a, here.tensors.b)).change <= max(tolerance, EXACT):
-            result[i] = replace(result[i], deed=_named(here, near[0]), detail=f"A's {near[0].label}")
+            result[i] = replace(
+                result[i], deed=_named(here, near[0]), detail=f"A's {near[0].label}"
+            )
     return result
 
 
@@ -58,15 +72,25 @@ def _is_unexplained(judged: Judged) -> bool:
 def _named(here: Compared, origin: Compared) -> str:
     """From which other place a tensor comes."""
     if here.a.layer != origin.a.layer:
-        return f"a tensor of another layer: layer {origin.a.layer}" if origin.a.layer is not None else "another tensor"
+        return (
+            f"a tensor of another layer: layer {origin.a.layer}"
+            if origin.a.layer is not None
+            else "another tensor"
+        )
     if here.a.expert != origin.a.expert:
         return f"{EXPERTS}: expert {origin.a.expert}"
     pair = {here.a.role.rpartition(".")[2], origin.a.role.rpartition(".")[2]}
-    return "gate and up exchanged" if pair == {"gate", "up"} else f"another role's tensor: {origin.a.role}"
+    return (
+        "gate and up exchanged"
+        if pair == {"gate", "up"}
+        else f"another role's tensor: {origin.a.role}"
+    )
 
 
 def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
-    """The same verdicts; other values in all tensors of one file of several, B's or A's, are that file's."""
+    """The same verdicts; other values in all tensors of one file of several, B's or A's, are that
+    file's.
+    """
     files = {
         "B": [each.tensors.b.file.path.name for each in parts],
         "A": [each.tensors.a.file.path.name for each in parts],
@@ -79,17 +103,26 @@ def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Jud
         ((file, count),) = touched.items()
         if count >= 0.8 * total[file] and count > 1:
             words = f"{letter}'s {file} is of another step or model"
-            return [replace(each, deed="a shard of another step", detail=f"{words}; {each.detail}") if moved else each
-                    for each, moved in zip(judged, changed, strict=True)]  # fmt: skip
+            return [
+                replace(each, deed="a shard of another step", detail=f"{words}; {each.detail}")
+                if moved
+                else each
+                for each, moved in zip(judged, changed, strict=True)
+            ]
     return list(judged)
 
 
 def name_unread(judged: Sequence[Judged], a: Checkpoint, b: Checkpoint) -> list[Judged]:
-    """The same verdicts; a tensor that one checkpoint lacks may be in one of its files that no index names."""
+    """The same verdicts; a tensor that one checkpoint lacks may be in one of its files that no
+    index names.
+    """
     result = list(judged)
     for letter, checkpoint in (("A", a), ("B", b)):
-        lost = {each.name: i for i, each in enumerate(judged)
-                if each.verdict == DIFFERENT and not (each.name_a if letter == "A" else each.name_b)}  # fmt: skip
+        lost = {
+            each.name: i
+            for i, each in enumerate(judged)
+            if each.verdict == DIFFERENT and not (each.name_a if letter == "A" else each.name_b)
+        }
         for file in _beside(checkpoint) if lost else ():
             words = f"{letter} has it in {file.path.name}, which its index does not name"
             for i in (lost[name] for name in file.tensors if name in lost):
@@ -105,31 +138,45 @@ def _beside(checkpoint: Checkpoint) -> Iterator[LocalFile]:
                 yield LocalFile(checkpoint.folder / name)
 
 
-def reordered_experts(a: Model | TensorsOnly, judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
-    """The same verdicts; experts in the order in which the router has its rows compute what they did."""
+def reordered_experts(
+    a: Model | TensorsOnly, judged: Sequence[Judged], parts: Sequence[Compared]
+) -> list[Judged]:
+    """The same verdicts; experts in the order in which the router has its rows compute what they
+    did.
+    """
     result = list(judged)
     for layer in {each.layer for each in judged if each.deed.startswith(EXPERTS)}:
         mine = [i for i, each in enumerate(judged) if each.layer == layer]
         places = next((_places(parts[i]) for i in mine if judged[i].role == "router"), None)
         moved = [i for i in mine if judged[i].role.startswith(("router", "expert."))]
-        if places is None or not is_free(a, places) or not all(_is_moved(judged[i], parts[i], places) for i in moved):
+        if (
+            places is None
+            or not is_free(a, places)
+            or not all(_is_moved(judged[i], parts[i], places) for i in moved)
+        ):
             continue
         for i in moved:
             if judged[i].verdict == DIFFERENT:
                 result[i] = replace(
-                    judged[i], verdict=SAME_FUNCTION, deed="experts in another order, as the router's rows"
+                    judged[i],
+                    verdict=SAME_FUNCTION,
+                    deed="experts in another order, as the router's rows",
                 )
     return result
 
 
 def _places(router: Compared) -> np.ndarray | None:
-    """The expert of A that each expert of B is, by the rows of the router; None where these are not A's."""
+    """The expert of A that each expert of B is, by the rows of the router; None where these are not
+    A's.
+    """
     return places_of(*_arrays(router), 1, tolerance_of(router.tensors))
 
 
 def _arrays(parts: Compared) -> tuple[np.ndarray, np.ndarray]:
     """Both tensors, with a row for each place of the first axis."""
-    x, y = (whole(tensor).reshape(tensor.shape[0], -1) for tensor in (parts.tensors.a, parts.tensors.b))
+    x, y = (
+        whole(tensor).reshape(tensor.shape[0], -1) for tensor in (parts.tensors.a, parts.tensors.b)
+    )
     return x, y
 
 
@@ -137,6 +184,10 @@ def _is_moved(judged: Judged, parts: Compared, places: np.ndarray) -> bool:
     """Whether what belongs to experts is where the router's rows are."""
     if judged.expert is not None:
         before = places[judged.expert] if judged.expert < len(places) else -1
-        return judged.deed == f"{EXPERTS}: expert {before}" if before != judged.expert else judged.verdict != DIFFERENT
+        return (
+            judged.deed == f"{EXPERTS}: expert {before}"
+            if before != judged.expert
+            else judged.verdict != DIFFERENT
+        )
     x, y = _arrays(parts)
     return len(x) == len(y) == len(places) and error_of(x[places], y) <= tolerance_of(parts.tensors)

@@ -1,4 +1,6 @@
-"""The map of a comparison: roles down, layers across, in the colour of the worst verdict of each place."""
+"""The map of a comparison: roles down, layers across, in the colour of the worst verdict of each
+place.
+"""
 
 import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap
@@ -39,8 +41,14 @@ def same_figure(same: Same) -> Figure:
     figure, axis = subplots(figsize=(min(WIDEST, max(COLUMN, 1.8 + 0.2 * len(places))), height))
     colours = ListedColormap(COLOURS)
     edges = np.arange(len(places) + 1) - 0.5, np.arange(len(roles) + 1) - 0.5
-    axis.pcolormesh(*edges, values, cmap=colours, norm=BoundaryNorm(np.arange(len(VERDICTS) + 1) - 0.5, len(VERDICTS)),
-                    edgecolors="white", linewidth=0.6)  # fmt: skip
+    axis.pcolormesh(
+        *edges,
+        values,
+        cmap=colours,
+        norm=BoundaryNorm(np.arange(len(VERDICTS) + 1) - 0.5, len(VERDICTS)),
+        edgecolors="white",
+        linewidth=0.6,
+    )
     axis.set_yticks(range(len(roles)), [plain(role) for role in roles])
     step = max(1, len(layers) // 12)
     axis.set_xticks([0, *range(1, len(places), step)], [OUTSIDE, *map(str, layers[::step])])
@@ -48,6 +56,8 @@ def same_figure(same: Same) -> Figure:
     axis.invert_yaxis()
     axis.set_xlabel("layer")
     there = [i for i, verdict in enumerate(VERDICTS) if verdict in same.counts]
-    keys = [Patch(color=COLOURS[i], label=f"{VERDICTS[i]} ({same.counts[VERDICTS[i]]})") for i in there]
+    keys = [
+        Patch(color=COLOURS[i], label=f"{VERDICTS[i]} ({same.counts[VERDICTS[i]]})") for i in there
+    ]
     figure.legend(handles=keys, loc="outside upper left", ncols=min(4, len(keys)))
     return figure

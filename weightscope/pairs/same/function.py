@@ -1,12 +1,14 @@
-"""Whether layers whose tensors differ compute the same: both are run on the same random inputs, one layer at a time.
+"""Whether layers whose tensors differ compute the same: both are run on the same random inputs, one
+layer at a time.
 
-Heads or neurons in another order, factors in another basis, values negated or scaled between two matrices and norms
-folded into the next matrix change tensors and not what a layer adds to the stream. Equality on random inputs proves
-this but for coincidence, as it does of polynomials (Schwartz and Zippel). Layers are run in float64, so that what
-differs is the rounding of the stored values, whichever processor multiplies. Closed neurons and gates, a cap and a
-saturated softmax hide what stands before them, so layers are also run with these open. What depends on positions may
-differ far from the first alone (pairs that turn slowly, buckets of long distances), so it is run up to the last.
-"""
+Heads or neurons in another order, factors in another basis, values negated or scaled between two
+matrices and norms folded into the next matrix change tensors and not what a layer adds to the
+stream. Equality on random inputs proves this but for coincidence, as it does of polynomials
+(Schwartz and Zippel). Layers are run in float64, so that what differs is the rounding of the stored
+values, whichever processor multiplies. Closed neurons and gates, a cap and a saturated softmax hide
+what stands before them, so layers are also run with these open. What depends on positions may
+differ far from the first alone (pairs that turn slowly, buckets of long distances), so it is run up
+to the last."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -23,16 +25,32 @@ from weightscope.model.model import Model
 from weightscope.pairs.changes.head import Basis, basis_by_tokens
 from weightscope.pairs.same import DIFFERENT
 from weightscope.pairs.same.judge import Judged
-from weightscope.pairs.same.mixture import EXPERTS, MIXTURE, NORM, Join, Mixture, asymmetric, gated, order_of_experts
+from weightscope.pairs.same.mixture import (
+    EXPERTS,
+    MIXTURE,
+    NORM,
+    Join,
+    Mixture,
+    asymmetric,
+    gated,
+    order_of_experts,
+)
 
 TOKENS = 6  # random inputs of a layer, at positions 0 to 5
-NEAR, FAR = 16, 512  # 0 to 15 and every 16th position up to 512 have all distances between them; the rest is beyond
+NEAR, FAR = (
+    16,
+    512,
+)  # 0 to 15 and every 16th position up to 512 have all distances between them; the rest is beyond
 BEYOND = 16  # positions at growing distances, up to the last
 USUAL = 2048  # positions where the config names no last one
-MOST = 1024  # places in a window that are all run; where distances have a vector each, 8 times as many are
-IN_A_ROW = 4  # maps between what is compared: a folded norm, into a head or network, out of it, a change of basis
-TURNED = 10  # times the rounding of these, where the stream was rotated and float32 embeddings alone show how
-SHOWN = 16  # times what a layer gives moves less than each tensor that differs, where others make up for that
+# places in a window that are all run; where distances have a vector each, 8 times as many are
+MOST = 1024
+# maps between what is compared: a folded norm, into a head or network, out of it, a change of basis
+IN_A_ROW = 4
+# times the rounding of these, where the stream was rotated and float32 embeddings alone show how
+TURNED = 10
+# times what a layer gives moves less than each tensor that differs, where others make up for that
+SHOWN = 16
 
 
 def basis_of(a: Model, b: Model) -> Basis | None:
@@ -40,13 +58,17 @@ def basis_of(a: Model, b: Model) -> Basis | None:
     try:
         basis = basis_by_tokens(a, b)
         blocks = zip(a.embeddings.blocks(), b.embeddings.blocks(), strict=True)
-        is_turned = all(_rows_turned(a, a.into_stream(x), b.into_stream(y), basis) for (_, x), (_, y) in blocks)
+        is_turned = all(
+            _rows_turned(a, a.into_stream(x), b.into_stream(y), basis) for (_, x), (_, y) in blocks
+        )
     except (CheckpointError, ValueError):
         return None
     rotation = basis.rotation
     if not is_turned:
         return None
-    if basis.permuted and rotation is not None:  # exactly, without the rounding of a singular value decomposition
+    if (
+        basis.permuted and rotation is not None
+    ):  # exactly, without the rounding of a singular value decomposition
         exact = np.zeros_like(rotation)
         places = np.abs(rotation).argmax(axis=1)
         exact[np.arange(len(places)), places] = np.sign(rotation[np.arange(len(places)), places])
@@ -67,7 +89,9 @@ OF_STREAM = ("positions", "types", "class", "registers", "norm.inputs", "norm.in
 
 
 def is_turned(a: Model, b: Model, judged: Judged, basis: Basis) -> bool:
-    """Whether a tensor outside the layers is in the other basis; the token embeddings are, which showed the basis."""
+    """Whether a tensor outside the layers is in the other basis; the token embeddings are, which
+    showed the basis.
+    """
     if judged.stack not in (None, b.tensors.own) or judged.role == "tokens":
         return judged.verdict != DIFFERENT or judged.role == "tokens"
     if judged.role not in OF_STREAM:
@@ -78,29 +102,55 @@ def is_turned(a: Model, b: Model, judged: Judged, basis: Basis) -> bool:
 
 
 ANY = (asymmetric, asymmetric)
-ATTENTION = {"q", "k", "v", "o", "q+k+v", "k+v", "q_norm", "k_norm", "norm.before", "q_a", "q_b", "kv_a", "kv_b"}
+ATTENTION = {
+    "q",
+    "k",
+    "v",
+    "o",
+    "q+k+v",
+    "k+v",
+    "q_norm",
+    "k_norm",
+    "norm.before",
+    "q_a",
+    "q_b",
+    "kv_a",
+    "kv_b",
+}
 
 
 def apart(
-    a: Model, b: Model, index: int, basis: Basis, roles: Collection[str], joins: tuple[Join, Join] = ANY
+    a: Model,
+    b: Model,
+    index: int,
+    basis: Basis,
+    roles: Collection[str],
+    joins: tuple[Join, Join] = ANY,
 ) -> float:
-    """|B - A| / |A| of what a layer adds to random inputs, by attention and after it; NaN where it cannot be run.
+    """|B - A| / |A| of what a layer adds to random inputs, by attention and after it; NaN where it
+    cannot be run.
 
-    Only the parts that have tensors of these roles are run; joins: what experts do between their matrices.
-    """
+    Only the parts that have tensors of these roles are run; joins: what experts do between their
+    matrices."""
     plain = {role.removesuffix(".bias") for role in roles}
     try:
         layers = [_attention(model, index, plain) for model in (a, b)]
         pairs: list[tuple[np.ndarray, np.ndarray]] = []
         for places in positions_of(layers[0], furthest(a, b)):
             x = _inputs(a, index, len(places))
-            pairs += zip(_attended(layers[0], x, places), _attended(layers[1], _turned(x, basis), places), strict=True)
+            pairs += zip(
+                _attended(layers[0], x, places),
+                _attended(layers[1], _turned(x, basis), places),
+                strict=True,
+            )
         x = _inputs(a, index)
         before, rest = pairs[0][0], plain - ATTENTION
         if not is_mixture(rest) and (rest or a.family.parallel):
             after = _after(b, index, _turned(x, basis), _turned(before, basis))
             pairs += zip(_after(a, index, x, before), after, strict=True)
-        mixed = basis.rotation is not None and not basis.permuted  # else each dimension has a rounding of its own
+        mixed = (
+            basis.rotation is not None and not basis.permuted
+        )  # else each dimension has a rounding of its own
         along = (None,) if mixed else (None, 0, 1)
         sizes = [_relative(_turned(x, basis), y, axis) for x, y in pairs for axis in along]
         if is_mixture(rest):
@@ -111,7 +161,9 @@ def apart(
 
 
 def _inputs(model: Model, index: int, n: int = TOKENS) -> np.ndarray:
-    """Random inputs of a layer, (n, d): float64, so that no difference is the products' own rounding."""
+    """Random inputs of a layer, (n, d): float64, so that no difference is the products' own
+    rounding.
+    """
     return np.random.default_rng(index).standard_normal((n, model.config.d_model))
 
 
@@ -121,7 +173,9 @@ def furthest(a: Model, b: Model) -> int:
 
 
 def positions_of(layer: Layer | None, most: int) -> list[np.ndarray]:
-    """Where a layer is run: at the first positions; where it depends on them, at others up to the last of `most`."""
+    """Where a layer is run: at the first positions; where it depends on them, at others up to the
+    last of `most`.
+    """
     near = np.arange(TOKENS)
     if layer is None or not depends_on_positions(layer):
         return [near]
@@ -132,7 +186,11 @@ def positions_of(layer: Layer | None, most: int) -> list[np.ndarray]:
         if patches > MOST**2:
             raise CheckpointError(f"layer {layer.index} has {patches:,} patches")
         return [spread(patches + rotation.prefix + rotation.suffix)]
-    sides = [len(keys.every[0]) // 2 + 1 for keys in layer.relative if keys.coordinate and keys.every is not None]
+    sides = [
+        len(keys.every[0]) // 2 + 1
+        for keys in layer.relative
+        if keys.coordinate and keys.every is not None
+    ]
     places = prod(sides) if sides else 0
     if isinstance(window, WindowBias):
         places = prod(window.sides) + (window.of_class is not None)
@@ -158,7 +216,9 @@ def depends_on_positions(layer: Layer) -> bool:
 
 def where_equal(a: Model, b: Model, judged: Iterable[Judged]) -> str:
     """The inputs and positions on which what computes the same was compared, in words."""
-    of_attention = {each.layer or 0 for each in judged if each.role.removesuffix(".bias") in ATTENTION}
+    of_attention = {
+        each.layer or 0 for each in judged if each.role.removesuffix(".bias") in ATTENTION
+    }
     for index in sorted(of_attention & {*a.attention_layers}):
         if depends_on_positions(layer := a.layer(index)):
             places = positions_of(layer, furthest(a, b))[:2][-1]
@@ -169,12 +229,16 @@ def where_equal(a: Model, b: Model, judged: Iterable[Judged]) -> str:
 def spread(count: int) -> np.ndarray:
     """Up to 64 of this many positions, the last among them: many distances, short and long."""
     beyond = np.rint(np.geomspace(FAR, max(FAR, count - 1), BEYOND + 1)).astype(int)
-    every = np.concatenate([np.arange(NEAR), np.arange(NEAR, FAR, NEAR), beyond, [max(0, count - 1)]])
+    every = np.concatenate(
+        [np.arange(NEAR), np.arange(NEAR, FAR, NEAR), beyond, [max(0, count - 1)]]
+    )
     return np.unique(every[every < max(1, count)])
 
 
 def is_mixture(roles: Collection[str]) -> bool:
-    """Whether these roles, none of attention's, are of a mixture of experts and the norm before it."""
+    """Whether these roles, none of attention's, are of a mixture of experts and the norm before
+    it.
+    """
     return any(map(_of_mixture, roles)) and all(role == NORM or _of_mixture(role) for role in roles)
 
 
@@ -182,8 +246,12 @@ def _of_mixture(role: str) -> bool:
     return role.startswith(MIXTURE)
 
 
-def _mixtures_apart(a: Model, b: Model, index: int, x: np.ndarray, basis: Basis, joins: tuple[Join, Join]) -> float:
-    """The same of the worst expert, after the order of the router's rows; or of the first that differs."""
+def _mixtures_apart(
+    a: Model, b: Model, index: int, x: np.ndarray, basis: Basis, joins: tuple[Join, Join]
+) -> float:
+    """The same of the worst expert, after the order of the router's rows; or of the first that
+    differs.
+    """
     before, after = Mixture(a, index, x, joins[0]), Mixture(b, index, _turned(x, basis), joins[1])
     order = order_of_experts(a, before, after, allowed(a, basis))
     if order is None:
@@ -202,7 +270,9 @@ def _turned(x: np.ndarray, basis: Basis) -> np.ndarray:
 
 
 def _relative(before: np.ndarray, after: np.ndarray, axis: int | None = None) -> float:
-    """|B - A| / |A|; along an axis the largest, where sums that cancel count as large as the others are."""
+    """|B - A| / |A|; along an axis the largest, where sums that cancel count as large as the others
+    are.
+    """
     with np.errstate(all="ignore"):
         size, moved = np.linalg.norm(before, axis=axis), np.linalg.norm(after - before, axis=axis)
         size = np.maximum(size, np.sqrt(np.mean(np.square(size))))
@@ -215,16 +285,23 @@ def _attention(model: Model, index: int, roles: Collection[str]) -> Layer | None
     if index in model.attention_layers:
         return model.layer(index)
     if ATTENTION & {*roles}:
-        raise CheckpointError(f"layer {index} has no attention that is run here", file=model.checkpoint.name)
+        raise CheckpointError(
+            f"layer {index} has no attention that is run here", file=model.checkpoint.name
+        )
     return None
 
 
 def _attended(layer: Layer | None, x: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
-    """What attention to all tokens adds to inputs (n, d): as it is, and with nothing closed, capped or saturated."""
+    """What attention to all tokens adds to inputs (n, d): as it is, and with nothing closed, capped
+    or saturated.
+    """
     if layer is None:
         return [np.zeros_like(x)]
     never_closed = replace(layer, softcap=None, clip=None, outer_sinks=None, gate_kind="open")
-    added = [layer.output(attend(layer, x, positions=positions), x), _softly(never_closed, x, positions)]
+    added = [
+        layer.output(attend(layer, x, positions=positions), x),
+        _softly(never_closed, x, positions),
+    ]
     if layer.additive is not None:  # what depends on distances alone may be larger than all else
         added.append(_softly(replace(never_closed, additive=None), x, positions))
     return added
@@ -245,17 +322,23 @@ OPEN = {"relu2": "leaky_relu2"}  # a scale before which is its square behind, as
 
 
 def _after(model: Model, index: int, x: np.ndarray, attended: np.ndarray) -> list[np.ndarray]:
-    """What the rest of a layer adds after attention, (n, d) -> (n, d); the same with neurons that are never closed."""
+    """What the rest of a layer adds after attention, (n, d) -> (n, d); the same with neurons that
+    are never closed.
+    """
     row = model.family.mlp
     if row is None or why_no_stream(model):
-        raise CheckpointError("has a feed-forward network that is not run here", file=model.checkpoint.name)
+        raise CheckpointError(
+            "has a feed-forward network that is not run here", file=model.checkpoint.name
+        )
     never_closed = OPEN.get(activation_of(model, row), "leaky_relu")
     rows = (row, replace(row, activation=never_closed, activation_keys=()))
     return [rest_of_layer(model, each, index, x, attended) - x - attended for each in rows]
 
 
 def last_apart(a: Model, b: Model, basis: Basis) -> float:
-    """|B - A| / |A| of the logits of random outputs of the last layer, of the token that is furthest apart."""
+    """|B - A| / |A| of the logits of random outputs of the last layer, of the token that is
+    furthest apart.
+    """
     x = _inputs(a, 0)
     try:
         both = zip(_logits(a, x), _logits(b, _turned(x, basis)), strict=True)
@@ -265,9 +348,15 @@ def last_apart(a: Model, b: Model, basis: Basis) -> float:
 
 
 def _logits(model: Model, x: np.ndarray) -> Iterator[np.ndarray]:
-    """Logits of outputs x (n, d) that the final norm has divided by their size, biases included: blocks (rows, n)."""
+    """Logits of outputs x (n, d) that the final norm has divided by their size, biases included:
+    blocks (rows, n).
+    """
     head, tensors = model.unembedding, model.tensors
-    bias = tensors["unembedding.bias"].array() if "unembedding.bias" in tensors else np.zeros(head.n_tokens)
+    bias = (
+        tensors["unembedding.bias"].array()
+        if "unembedding.bias" in tensors
+        else np.zeros(head.n_tokens)
+    )
     for first, rows in head.stored_blocks():
         constant = bias[first : first + len(rows)] + head.shifts(rows)
         yield head.folded(rows) @ x.T + constant[:, None]
@@ -277,8 +366,11 @@ def _logits(model: Model, x: np.ndarray) -> Iterator[np.ndarray]:
 MAY_CANCEL = ("rows in another order", "heads in another order", EXPERTS, "negated", "scaled")
 
 
-def is_unknown(a: Model, b: Model, index: int, basis: Basis, size: float, changed: Sequence[tuple[str, str]]) -> bool:
-    """Whether a layer may compute the same all the same: it is not run, or a mixture is gated and the same if so.
+def is_unknown(
+    a: Model, b: Model, index: int, basis: Basis, size: float, changed: Sequence[tuple[str, str]]
+) -> bool:
+    """Whether a layer may compute the same all the same: it is not run, or a mixture is gated and
+    the same if so.
 
     size: see `apart`; changed: roles and deeds.
     """
@@ -286,22 +378,29 @@ def is_unknown(a: Model, b: Model, index: int, basis: Basis, size: float, change
         return all(deed.startswith(MAY_CANCEL) for _, deed in changed)
     if not is_mixture({role.removesuffix(".bias") for role, _ in changed} - ATTENTION):
         return False
-    return apart(a, b, index, basis, [role for role, _ in changed], (gated(a), gated(b))) <= allowed(a, basis)
+    return apart(
+        a, b, index, basis, [role for role, _ in changed], (gated(a), gated(b))
+    ) <= allowed(a, basis)
 
 
 def allowed(model: Model, basis: Basis) -> float:
-    """How far apart what is computed may be, |B - A| / |A|: stored values are float32 sums of up to d products."""
+    """How far apart what is computed may be, |B - A| / |A|: stored values are float32 sums of up to
+    d products.
+    """
     rounding = IN_A_ROW * np.sqrt(model.config.d_model) * float(np.finfo(np.float32).eps)
     return float(rounding if basis.rotation is None or basis.permuted else TURNED * rounding)
 
 
 def is_shown(model: Model, basis: Basis, size: float, changed: Sequence[Judged]) -> bool:
-    """Whether what is computed is equal, where each of these tensors alone would have moved it by far more."""
+    """Whether what is computed is equal, where each of these tensors alone would have moved it by
+    far more.
+    """
     least = min((each.size for each in changed if not np.isnan(each.size)), default=np.inf)
     return size <= min(allowed(model, basis), least / SHOWN)
 
 
-# What a deed is called where the function stays: (roles, start of the name of the deed, name); the first fit counts.
+# What a deed is called where the function stays: (roles, start of the name of the deed, name); the
+# first fit counts.
 CALLED = (
     (("norm",), "", "norms folded"),
     (("gate", "up", "down", "gate+up"), "rows in another order", "neurons in another order"),
@@ -314,10 +413,20 @@ CALLED = (
 
 
 def called(role: str, deed: str, *, folded: bool) -> str:
-    """What was done to a tensor whose layer still computes the same; `folded` where a norm of the layer changed too."""
+    """What was done to a tensor whose layer still computes the same; `folded` where a norm of the
+    layer changed too.
+    """
     if folded and deed.startswith(("scaled", "other values")):
         return "norms folded"
     plain = "norm" if role.startswith("norm.") else role.removesuffix(".bias")
-    kinds = {plain, plain.removeprefix("shared_").removeprefix("expert."), *filter(plain.startswith, MIXTURE)}
-    names = (name for roles, start, name in CALLED if deed.startswith(start) and (not roles or kinds & {*roles}))
+    kinds = {
+        plain,
+        plain.removeprefix("shared_").removeprefix("expert."),
+        *filter(plain.startswith, MIXTURE),
+    }
+    names = (
+        name
+        for roles, start, name in CALLED
+        if deed.startswith(start) and (not roles or kinds & {*roles})
+    )
     return next(names, deed)

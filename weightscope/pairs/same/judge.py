@@ -1,4 +1,6 @@
-"""One tensor of A and its counterpart in B: the strongest verdict that can be proved, or what was done to it."""
+"""One tensor of A and its counterpart in B: the strongest verdict that can be proved, or what was
+done to it.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -18,7 +20,15 @@ from weightscope.model.rows.names import NamedTensor
 from weightscope.pairs.changes.pair import Pair, Part, few_rows_each, first_rows_of
 from weightscope.pairs.changes.recomputed import stored_cells
 from weightscope.pairs.changes.rounding import CASTS, FRACTION, SMALLEST, precision
-from weightscope.pairs.changes.tensor import Change, change_of, change_of_all, classify, differs, shows_cast, unchanged
+from weightscope.pairs.changes.tensor import (
+    Change,
+    change_of,
+    change_of_all,
+    classify,
+    differs,
+    shows_cast,
+    unchanged,
+)
 from weightscope.pairs.changes.thresholds import QUANTISED as QUANTISED_ERROR
 from weightscope.pairs.same import DIFFERENT, QUANTISED, ROUNDED, SAME_VALUES, UNDECIDED
 from weightscope.pairs.same.catalogue import (
@@ -45,15 +55,18 @@ from weightscope.pairs.same.coarser import (
 )
 from weightscope.pairs.same.stored import equal_bytes, is_copy
 
-FEW_VALUES = "too few values to show it alone"  # of the coarser tensor: that the other was rounded to it is a guess
-STORED_OTHERWISE = "stored otherwise"  # of the same values: in another dtype or packing, or with another sign of zero
+# of the coarser tensor: that the other was rounded to it is a guess
+FEW_VALUES = "too few values to show it alone"
+# of the same values: in another dtype or packing, or with another sign of zero
+STORED_OTHERWISE = "stored otherwise"
 # Values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns.
 LARGEST_WHOLE = 1 << 24
 PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
 UNEXPLAINED = "other values"  # how a deed begins that says only which rows changed
 LOW_RANK = "low-rank update, as of a LoRA merged or unmerged"
 LOWEST = 1 / 8  # of a matrix's full rank: what stands out of a quantised one's errors for sure
-UNEVEN = 2.0  # times a quantised matrix's mean error: what rows of the largest scale may add to a singular value
+# times a quantised matrix's mean error: what rows of the largest scale may add to a singular value
+UNEVEN = 2.0
 MARGIN = 2.0  # times the error that rounding makes: tolerance of a deed
 OF_TOUCHED = 1 / 2  # of the rows or columns that changed: the rank of a change that is low
 COLUMNS = " (columns)"  # how deeds along them end
@@ -84,9 +97,17 @@ class Judged:
     def as_json(self) -> dict[str, object]:
         """As same.json lists it."""
         return {
-            "tensor": self.name_b, "name_a": self.name_a, "role": self.role, "stack": self.stack, "layer": self.layer,
-            "expert": self.expert, "verdict": self.verdict, "deed": self.deed, "size": self.size, "detail": self.detail,
-        }  # fmt: skip
+            "tensor": self.name_b,
+            "name_a": self.name_a,
+            "role": self.role,
+            "stack": self.stack,
+            "layer": self.layer,
+            "expert": self.expert,
+            "verdict": self.verdict,
+            "deed": self.deed,
+            "size": self.size,
+            "detail": self.detail,
+        }
 
 
 class Compared(NamedTuple):
@@ -102,9 +123,14 @@ class Compared(NamedTuple):
 
 @np.errstate(all="ignore")  # of values that are not finite, or overflow where they are squared
 def judge(
-    parts: Compared, *, may_compensate: bool = True, may_quantise: bool = True, ways: Collection[str] | None = None
+    parts: Compared,
+    *,
+    may_compensate: bool = True,
+    may_quantise: bool = True,
+    ways: Collection[str] | None = None,
 ) -> Judged:
-    """Compare one tensor: values, roundings, cells of a quantisation, and then the catalogue of deeds.
+    """Compare one tensor: values, roundings, cells of a quantisation, and then the catalogue of
+    deeds.
 
     ways: the roundings that too few different values, stored in more bits, pass for; None: any.
     """
@@ -117,12 +143,20 @@ def judge(
         return _judged(parts, SAME_VALUES)
     blocks, change = _sampled_blocks(parts), unchanged(pair.a, pair.b)
     look = change_of(first_rows_of(blocks[0]))
-    if look.values_changed and not look.casts and may_quantise and parts.share == 1 and (quick := in_cells(pair)):
+    if (
+        look.values_changed
+        and not look.casts
+        and may_quantise
+        and parts.share == 1
+        and (quick := in_cells(pair))
+    ):
         return _judged(parts, QUANTISED, quick[0].deed, quick[1], quick[0].detail)
     if not look.values_changed and not any(map(differs, blocks)):
         is_copy = parts.share == 1 and equal_bytes(pair.a, pair.b)  # of a packed tensor
         return _judged(parts, SAME_VALUES, "" if is_copy else STORED_OTHERWISE)
-    for part in blocks:  # those before the first that differs are read again: most differ in the first
+    for (
+        part
+    ) in blocks:  # those before the first that differs are read again: most differ in the first
         change = change.and_then(change_of(part, change.casts))
     if change.casts:
         casts = sorted(change.casts, key=lambda each: (list(CASTS).index(each[0]), each[1]))
@@ -136,7 +170,8 @@ def judge(
 
 
 def few_compensated(judged: Sequence[Judged]) -> list[int]:
-    """The tensors that only pass for quantised with compensated errors, where most are quantised without.
+    """The tensors that only pass for quantised with compensated errors, where most are quantised
+    without.
 
     A writer that compensates does so in nearly all matrices: a few that look so were changed.
     """
@@ -146,7 +181,8 @@ def few_compensated(judged: Sequence[Judged]) -> list[int]:
 
 
 def few_quantised(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[int]:
-    """The tensors that pass for quantised where floats have the very values of most tensors that are packed alike.
+    """The tensors that pass for quantised where floats have the very values of most tensors that
+    are packed alike.
 
     Who unpacked these had nothing left to round: the others were changed.
     """
@@ -169,21 +205,43 @@ def shown_ways(judged: Sequence[Judged]) -> set[str]:
 
 
 def rounded_alone(judged: Sequence[Judged]) -> list[int]:
-    """The tensors of few values that pass for others rounded, in a way that no other tensor shows."""
+    """The tensors of few values that pass for others rounded, in a way that no other tensor
+    shows.
+    """
     ways = shown_ways(judged)
-    return [i for i, each in enumerate(judged) if each.detail == FEW_VALUES and each.deed not in ways]
+    return [
+        i for i, each in enumerate(judged) if each.detail == FEW_VALUES and each.deed not in ways
+    ]
 
 
 def _rounded(cast: tuple[str, str]) -> str:
     """A cast and which file it made, with its way of rounding."""
     name, letter = cast
-    way = f"{name.removesuffix(', cut off')} (cut off)" if name.endswith("cut off") else f"{name} (to nearest even)"
+    way = (
+        f"{name.removesuffix(', cut off')} (cut off)"
+        if name.endswith("cut off")
+        else f"{name} (to nearest even)"
+    )
     return f"{letter} to {way}"
 
 
-def _judged(parts: Compared, verdict: str, deed: str = "", size: float = 0.0, detail: str = "") -> Judged:
+def _judged(
+    parts: Compared, verdict: str, deed: str = "", size: float = 0.0, detail: str = ""
+) -> Judged:
     b = parts.b
-    return Judged(b.role, b.layer, b.expert, parts.a.name, b.name, verdict, deed, size, detail, b.stack, parts.label)
+    return Judged(
+        b.role,
+        b.layer,
+        b.expert,
+        parts.a.name,
+        b.name,
+        verdict,
+        deed,
+        size,
+        detail,
+        b.stack,
+        parts.label,
+    )
 
 
 def _same_bytes(parts: Compared) -> bool:
@@ -191,7 +249,11 @@ def _same_bytes(parts: Compared) -> bool:
     x, y = parts.tensors.a, parts.tensors.b
     if type(x) is not type(y) or not isinstance(x, StoredTensor | DequantisedTensor):
         return False
-    if isinstance(x, DequantisedTensor) and isinstance(y, DequantisedTensor) and x.settings != y.settings:
+    if (
+        isinstance(x, DequantisedTensor)
+        and isinstance(y, DequantisedTensor)
+        and x.settings != y.settings
+    ):
         return False
     if len(x.parts) == len(y.parts) and all(map(is_copy, x.parts, y.parts)):
         return True
@@ -208,7 +270,11 @@ def _sampled_blocks(parts: Compared) -> list[Part]:
 
 def _coarser(parts: Compared, change: Change, may_compensate: bool) -> Judged | None:
     """Whether one is the other with less in it."""
-    if proof := rounded_twice(parts.tensors) or merged_otherwise(parts.tensors) or exponentiated(parts.tensors):
+    if (
+        proof := rounded_twice(parts.tensors)
+        or merged_otherwise(parts.tensors)
+        or exponentiated(parts.tensors)
+    ):
         return _judged(parts, ROUNDED, proof.deed, change.change, proof.detail)
     if proof := quantised(parts.tensors, change, may_compensate=may_compensate):
         return _judged(parts, QUANTISED, proof.deed, change.change, proof.detail)
@@ -229,10 +295,14 @@ def _done(parts: Compared, change: Change) -> Judged:
 
 
 def catalogued(parts: Compared) -> tuple[Deed | None, int]:
-    """The deed of the catalogue that was done to a tensor, and how many of its rows or columns changed."""
+    """The deed of the catalogue that was done to a tensor, and how many of its rows or columns
+    changed.
+    """
     pair = parts.tensors
     views = _views(pair)
-    is_stacked = parts.b.role.startswith("expert.") and parts.b.expert is None and len(pair.b.shape) > 1
+    is_stacked = (
+        parts.b.role.startswith("expert.") and parts.b.expert is None and len(pair.b.shape) > 1
+    )
     sizes = parts.sizes._replace(stacked=pair.b.shape[0] if is_stacked else 0)
     deed = find_deed(views, sizes)
     if is_stacked and (deed is None or deed.name.startswith(UNEXPLAINED)):
@@ -256,15 +326,28 @@ def _transposed_experts(pair: Pair, tolerance: float) -> Deed | None:
     *_, rows, width = pair.a.shape
     if len(pair.a.shape) != 3 or rows != width:
         return None
-    stop = prod(pair.a.shape) if isinstance(pair.a, WholeTensor) or isinstance(pair.b, WholeTensor) else rows * width
-    x, y = (Block(each, 0, stop).values()[: rows * width].reshape(rows, width) for each in (pair.a, pair.b))
+    stop = (
+        prod(pair.a.shape)
+        if isinstance(pair.a, WholeTensor) or isinstance(pair.b, WholeTensor)
+        else rows * width
+    )
+    x, y = (
+        Block(each, 0, stop).values()[: rows * width].reshape(rows, width)
+        for each in (pair.a, pair.b)
+    )
     return Deed("transposed, within each expert") if error_of(x.T, y) <= tolerance else None
 
 
 def _rank(pair: Pair, change: Change, tolerance: float) -> int | None:
-    """The rank of a change that was quantised afterwards; None where it is not low, or neither side is quantised."""
+    """The rank of a change that was quantised afterwards; None where it is not low, or neither side
+    is quantised.
+    """
     shape = pair.a.shape
-    if len(shape) != 2 or not {pair.a.dtype, pair.b.dtype} - {*BITS} or not np.isfinite(change.moved):
+    if (
+        len(shape) != 2
+        or not {pair.a.dtype, pair.b.dtype} - {*BITS}
+        or not np.isfinite(change.moved)
+    ):
         return None
     noise = UNEVEN * tolerance / MARGIN * sqrt(change.squares_b / prod(shape))
     rank = low_rank(pair.rows, (shape[0], shape[1]), noise)
@@ -272,10 +355,11 @@ def _rank(pair: Pair, change: Change, tolerance: float) -> int | None:
 
 
 def _as_deed(parts: Compared, change: Change, deed: Deed | None, touched: int) -> Deed:
-    """A change that no transformation explains, as `compare` calls it; touched: how many rows or columns changed.
+    """A change that no transformation explains, as `compare` calls it; touched: how many rows or
+    columns changed.
 
-    What changed few rows, or a table of rows, has no more rank than these: a low one says nothing of a LoRA.
-    """
+    What changed few rows, or a table of rows, has no more rank than these: a low one says nothing
+    of a LoRA."""
     pair = parts.tensors
     if np.isfinite(change.moved) and parts.b.role.removesuffix(".bias") not in TABLES:
         change = classify(pair, change)
@@ -306,14 +390,18 @@ def tolerance_of(pair: Pair) -> float:
                 _, start, stop = next(Pair(tensor, tensor).blocks())
                 pieces = len([*few_rows_each(stop - start, row_width(tensor.shape))])
                 cells = islice(stored_cells(tensor, tensor), pieces)
-                half = np.concatenate([np.broadcast_to(each.grids.half, each.off.shape).ravel() for each in cells])
+                half = np.concatenate(
+                    [np.broadcast_to(each.grids.half, each.off.shape).ravel() for each in cells]
+                )
                 values = Block(tensor, start, stop).values().astype(np.float64)
                 finite = np.isfinite(half) & np.isfinite(values)
                 sizes = [float(np.linalg.norm(each[finite])) for each in (half, values)]
             errors.append(sizes[0] / sqrt(3) / (sizes[1] or 1.0))
         elif tensor.dtype in FRACTION or tensor.dtype in ("F32", "F64"):
             held = precision(_first_values(tensor))
-            errors.append(2.0 ** -min(FRACTION.get(held, 23), FRACTION.get(tensor.dtype, 23)) / sqrt(12))
+            errors.append(
+                2.0 ** -min(FRACTION.get(held, 23), FRACTION.get(tensor.dtype, 23)) / sqrt(12)
+            )
         else:
             errors.append(PACKED)
     return MARGIN * min(max(errors), QUANTISED_ERROR)
@@ -321,12 +409,16 @@ def tolerance_of(pair: Pair) -> float:
 
 def _first_values(tensor: Tensor) -> np.ndarray:
     stop = min(prod(tensor.shape), 1 << 16)
-    values = Block(tensor, 0, prod(tensor.shape) if isinstance(tensor, WholeTensor) else stop).values()
+    values = Block(
+        tensor, 0, prod(tensor.shape) if isinstance(tensor, WholeTensor) else stop
+    ).values()
     return values[:stop].astype(np.float32)
 
 
 def _views(pair: Pair) -> list[View]:
-    """Both along their rows and, of a matrix, along their columns: all values, or of a large one some of each."""
+    """Both along their rows and, of a matrix, along their columns: all values, or of a large one
+    some of each.
+    """
     shape, is_matrix = pair.a.shape, len(pair.a.shape) > 1
     width = shape[-1] if is_matrix else 1
     if prod(shape) <= LARGEST_WHOLE:
@@ -344,7 +436,10 @@ def _views(pair: Pair) -> list[View]:
             row += len(arrays[0])
         sides.append((_side(tensor, across, len(columns)), _side(tensor, along, width).turned))
     (x, p), (y, q) = sides
-    return [View(x, y, "", is_whole=False), *([View(p, q, COLUMNS, is_whole=False)] if is_matrix else [])]
+    return [
+        View(x, y, "", is_whole=False),
+        *([View(p, q, COLUMNS, is_whole=False)] if is_matrix else []),
+    ]
 
 
 def _read(tensor: Tensor) -> Iterator[list[np.ndarray]]:
@@ -354,14 +449,20 @@ def _read(tensor: Tensor) -> Iterator[list[np.ndarray]]:
         arrays = [Block(tensor, start, stop).values().astype(np.float32, copy=False)]
         if cells is not None:
             pieces = len([*few_rows_each(stop - start, row_width(tensor.shape))])
-            half = [np.broadcast_to(each.grids.half, each.off.shape) for each in islice(cells, pieces)]
+            half = [
+                np.broadcast_to(each.grids.half, each.off.shape) for each in islice(cells, pieces)
+            ]
             arrays.append(np.concatenate([each.ravel() for each in half]).astype(np.float32))
         yield arrays
 
 
 def _side(tensor: Tensor, blocks: Sequence[Sequence[np.ndarray]], width: int) -> Side:
-    """Values as deeds see them, (n, width): what rounding may have cost each follows from how they are stored."""
-    values, *halves = (np.concatenate(each).reshape(-1, width) for each in zip(*blocks, strict=True))
+    """Values as deeds see them, (n, width): what rounding may have cost each follows from how they
+    are stored.
+    """
+    values, *halves = (
+        np.concatenate(each).reshape(-1, width) for each in zip(*blocks, strict=True)
+    )
     if halves:
         return Side(values, half=halves[0])
     few = np.ascontiguousarray(values.reshape(-1)[: 1 << 16])
@@ -369,11 +470,19 @@ def _side(tensor: Tensor, blocks: Sequence[Sequence[np.ndarray]], width: int) ->
         with np.errstate(all="ignore"):
             size = sqrt(float(np.nan_to_num(np.mean(np.square(few, dtype=np.float64)))))
         return Side(values, half=np.full(values.shape, sqrt(3) * PACKED * size, np.float32))
-    if width > 1 and SMALLEST_CODES <= np.abs(few).max(initial=0.0) <= LARGEST_CODE and (few == np.rint(few)).all():
-        return Side(values, half=np.full(values.shape, 0.5, np.float32))  # codes without their scales
+    if (
+        width > 1
+        and SMALLEST_CODES <= np.abs(few).max(initial=0.0) <= LARGEST_CODE
+        and (few == np.rint(few)).all()
+    ):
+        return Side(
+            values, half=np.full(values.shape, 0.5, np.float32)
+        )  # codes without their scales
     held = precision(few)
     coarser = min(held, tensor.dtype, key=lambda dtype: FRACTION.get(dtype, 23))
-    smallest = SMALLEST.get("F16" if held == "F16" else tensor.dtype, -126)  # zeros alone are held by any
+    smallest = SMALLEST.get(
+        "F16" if held == "F16" else tensor.dtype, -126
+    )  # zeros alone are held by any
     return Side(values, 2.0 ** -(FRACTION.get(coarser, 23) + 1), 2.0**smallest)
 
 
@@ -397,7 +506,11 @@ def _other_shape(parts: Compared) -> Judged:
     change = change_of_all(pair)
     rows = "rows of the vocabulary" if parts.sizes.role in OF_VOCABULARY else "rows"
     what = f"{rows} {'cut' if b[0] < a[0] else 'added'}"
-    rest = "" if not change.values_changed or change.casts else f"; the others differ ({change.change:.2g})"
+    rest = (
+        ""
+        if not change.values_changed or change.casts
+        else f"; the others differ ({change.change:.2g})"
+    )
     return _judged(parts, DIFFERENT, f"{what}: {abs(a[0] - b[0])}", float("nan"), shapes + rest)
 
 

@@ -1,9 +1,10 @@
-"""Whether a mixture of experts computes the same: router and experts are run on the same random inputs.
+"""Whether a mixture of experts computes the same: router and experts are run on the same random
+inputs.
 
-Experts may be in another order, if the rows of the router are in the same one, and so may the neurons of each. Which
-activation they have is not known here: they go through `asymmetric`, which no other change leaves as it is. So this
-never proves too much, and too little where a scale or sign was moved within an expert; `gated` tells these.
-"""
+Experts may be in another order, if the rows of the router are in the same one, and so may the
+neurons of each. Which activation they have is not known here: they go through `asymmetric`, which
+no other change leaves as it is. So this never proves too much, and too little where a scale or sign
+was moved within an expert; `gated` tells these."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -26,17 +27,30 @@ class Mixture:
 
     def __init__(self, model: Model, index: int, x: np.ndarray, join: "Join") -> None:
         self._tensors, self._stem, self._join = model.tensors, f"layer {index} ", join
-        here = (tensor for tensor in model.tensors if tensor.layer == index and tensor.stack == model.tensors.own)
+        here = (
+            tensor
+            for tensor in model.tensors
+            if tensor.layer == index and tensor.stack == model.tensors.own
+        )
         self._roles = frozenset(tensor.role for tensor in here)
         gain, bias = (self._vector(role) for role in (NORM, f"{NORM}.bias"))
         self._x = x * (1 if gain is None else gain) + (0 if bias is None else bias)
 
     @cached_property
     def logits(self) -> np.ndarray:
-        """What the router gives each expert, and what is added to choose among them: (experts, n or n + 1)."""
-        if more := sorted(role for role in self._roles if role.startswith("router.") and role not in OF_ROUTER):
-            raise CheckpointError(f"has a {more[0]}, which is not run here", file=self._tensors.checkpoint.name)
-        rows, correction = self._mapped("router", "router", self._x).T, self._vector("router.correction")
+        """What the router gives each expert, and what is added to choose among them: (experts, n or
+        n + 1).
+        """
+        if more := sorted(
+            role for role in self._roles if role.startswith("router.") and role not in OF_ROUTER
+        ):
+            raise CheckpointError(
+                f"has a {more[0]}, which is not run here", file=self._tensors.checkpoint.name
+            )
+        rows, correction = (
+            self._mapped("router", "router", self._x).T,
+            self._vector("router.correction"),
+        )
         return rows if correction is None else np.column_stack([rows, correction])
 
     def expert(self, index: int) -> np.ndarray:
@@ -44,7 +58,9 @@ class Mixture:
         return self._network(f"expert {index} ", "expert.")
 
     def shared(self) -> np.ndarray:
-        """What the expert that every token passes gives, times its own router's logit: (n, d), zeros without one."""
+        """What the expert that every token passes gives, times its own router's logit: (n, d),
+        zeros without one.
+        """
         router = "shared_expert.router"
         if not any(role.startswith("shared_expert.") for role in self._roles):
             return np.zeros_like(self._x)
@@ -52,16 +68,28 @@ class Mixture:
         return self._network("shared_expert.", "shared_expert.") * share
 
     def _network(self, stem: str, roles: str) -> np.ndarray:
-        parts = {part for role in self._roles if role.startswith(roles)
-                 for part in role.removeprefix(roles).split(".")[0].split("+")}  # fmt: skip
-        enter = [self._mapped(stem + part, roles + part, self._x) for part in ("gate", "up") if part in parts]
+        parts = {
+            part
+            for role in self._roles
+            if role.startswith(roles)
+            for part in role.removeprefix(roles).split(".")[0].split("+")
+        }
+        enter = [
+            self._mapped(stem + part, roles + part, self._x)
+            for part in ("gate", "up")
+            if part in parts
+        ]
         return self._mapped(f"{stem}down", f"{roles}down", self._join(enter[0], enter[-1]))
 
     def _mapped(self, label: str, role: str, x: np.ndarray) -> np.ndarray:
         """x W' + b of the tensor of this label; a bias where the file has one for its role."""
         y = x @ self._tensors[self._stem + label].array().T
         module, _, part = role.rpartition(".")
-        biases = (each.removesuffix(".bias").rpartition(".") for each in self._roles if each.endswith(".bias"))
+        biases = (
+            each.removesuffix(".bias").rpartition(".")
+            for each in self._roles
+            if each.endswith(".bias")
+        )
         is_biased = any(module == stem and part in parts.split("+") for stem, _, parts in biases)
         return y + self._tensors[f"{self._stem}{label}.bias"].array() if is_biased else y
 
@@ -80,20 +108,30 @@ def asymmetric(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 
 def gated(model: Model) -> Join:
-    """What most experts do, with the activation of config.json: inputs may be scaled, where outputs are scaled back."""
-    names = (model.config.get(key) for key in ("hidden_act", "hidden_activation", "activation_function"))
+    """What most experts do, with the activation of config.json: inputs may be scaled, where outputs
+    are scaled back.
+    """
+    names = (
+        model.config.get(key) for key in ("hidden_act", "hidden_activation", "activation_function")
+    )
     act = ACTIVATIONS.get(str(next(filter(None, names), "silu")), _silu)
     return lambda gate, up: act(gate) * up
 
 
-def order_of_experts(a: Model, before: Mixture, after: Mixture, tolerance: float) -> np.ndarray | None:
-    """The expert of A that each expert of B is, by the router; None where that is none, or makes something else."""
+def order_of_experts(
+    a: Model, before: Mixture, after: Mixture, tolerance: float
+) -> np.ndarray | None:
+    """The expert of A that each expert of B is, by the router; None where that is none, or makes
+    something else.
+    """
     order = places_of(before.logits, after.logits, 1, tolerance)
     return order if order is not None and is_free(a, order) else None
 
 
 def is_free(a: Model | TensorsOnly, order: np.ndarray) -> bool:
-    """Whether experts may be in this order: groups that are chosen first stay whole, nothing unnamed counts them."""
+    """Whether experts may be in this order: groups that are chosen first stay whole, nothing
+    unnamed counts them.
+    """
     if (order == np.arange(len(order))).all():
         return True
     count = a.checkpoint.config.get("n_group")

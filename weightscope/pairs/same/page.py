@@ -1,4 +1,6 @@
-"""The page of a comparison for sameness: the verdict, the map, the tensors and keys that differ, the worst first."""
+"""The page of a comparison for sameness: the verdict, the map, the tensors and keys that differ,
+the worst first.
+"""
 
 from collections import Counter
 
@@ -23,20 +25,33 @@ def write_same_page(files: Files, same: Same) -> None:
         sections.append(Section("Tensors that differ", text, [same.worst(LISTED)]))
     if same.config:
         keys = Table.of_rows(
-            (Column("key"), Column("in A"), Column("in B")), [(k, str(a), str(b)) for k, a, b in same.config]
+            (Column("key"), Column("in A"), Column("in B")),
+            [(k, str(a), str(b)) for k, a, b in same.config],
         )
         sections.append(Section("Config keys that decide what is computed", "", [keys]))
     others = [(each.file, each.detail) for each in (*same.beside.deciding, *same.beside.named)]
     if others:
         sections.append(
-            Section("Other files that differ", "", [Table.of_rows((Column("file"), Column("how")), others)])
+            Section(
+                "Other files that differ",
+                "",
+                [Table.of_rows((Column("file"), Column("how")), others)],
+            )
         )
     sections.append(Section("Every tensor", "", [Figure(picture, caption), by_role(same)]))
     sections.append(Section("Tokenizer", plain(same.tokens.lead)))
     meanings = Table.of_rows((Column("verdict"), Column("rests on")), list(MEANINGS.items()))
     sections.append(Section("What the verdicts rest on", "", [meanings]))
     title, model = plain(f"Is {same.name_b} still {same.name_a}?"), plain(same.name_b)
-    write_page(files, "report.html", title, plain(same.lead), sections, model=model, provenance=same.provenance)
+    write_page(
+        files,
+        "report.html",
+        title,
+        plain(same.lead),
+        sections,
+        model=model,
+        provenance=same.provenance,
+    )
 
 
 def by_role(same: Same) -> Table:

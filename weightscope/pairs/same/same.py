@@ -40,8 +40,19 @@ from weightscope.pairs.same import (
 )
 from weightscope.pairs.same.beside import Beside, compare_beside
 from weightscope.pairs.same.catalogue import Sizes
-from weightscope.pairs.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
-from weightscope.pairs.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
+from weightscope.pairs.same.config_and_tokens import (
+    Settings,
+    Tokens,
+    compare_settings,
+    compare_tokenizers,
+)
+from weightscope.pairs.same.elsewhere import (
+    UNEXPLAINED,
+    find_elsewhere,
+    name_shards,
+    name_unread,
+    reordered_experts,
+)
 from weightscope.pairs.same.function import (
     apart,
     basis_of,
@@ -76,11 +87,24 @@ from weightscope.pairs.same.sentences import (
 from weightscope.pairs.same.stored import read_known_digests, same_files
 from weightscope.report.findings import listed
 
-Readable = Model | TensorsOnly  # of a checkpoint whose heads are not read, the tensors are compared all the same
+Readable = (
+    Model | TensorsOnly
+)  # of a checkpoint whose heads are not read, the tensors are compared all the same
 
-ANY_ORDER = ("rows in another order", "heads in another order")  # which fits what was done to a part of the rows too
-NOT_RUN = "whether other tensors of the layer make up for it is not known: it is not run, or not in full"
-LAST = ("norm.outputs", "norm.outputs.bias", "unembedding", "unembedding.bias", "outputs.projection")
+ANY_ORDER = (
+    "rows in another order",
+    "heads in another order",
+)  # which fits what was done to a part of the rows too
+NOT_RUN = (
+    "whether other tensors of the layer make up for it is not known: it is not run, or not in full"
+)
+LAST = (
+    "norm.outputs",
+    "norm.outputs.bias",
+    "unembedding",
+    "unembedding.bias",
+    "outputs.projection",
+)
 
 
 class ConfigKey(NamedTuple):
@@ -95,9 +119,9 @@ class ConfigKey(NamedTuple):
 class Same(Result):
     """Whether two checkpoints hold the same model.
 
-    `verdict` is "same bytes", "same values", "rounded", "quantised", "same function", "undecided" or "different";
-    `tensors` has one entry for each tensor, `differences` those that differ, the worst first.
-    """
+    `verdict` is "same bytes", "same values", "rounded", "quantised", "same function", "undecided"
+    or "different"; `tensors` has one entry for each tensor, `differences` those that differ, the
+    worst first."""
 
     name_a: str
     name_b: str
@@ -106,7 +130,9 @@ class Same(Result):
     settings: Settings
     tokens: Tokens
     not_compared: Sequence[str]  # names of tensors that were not compared, and why
-    unread_files: Sequence[str]  # a sentence for each checkpoint with a head or with files that are not read by all
+    unread_files: Sequence[
+        str
+    ]  # a sentence for each checkpoint with a head or with files that are not read by all
     sample: float
     provenance: Provenance
     beside: Beside  # files next to weights and config.json that differ
@@ -148,7 +174,11 @@ class Same(Result):
     def _verdict(self) -> str:
         a, b = printable(self.name_a), printable(self.name_b)
         total = counted(len(self.tensors), "tensor")
-        looked = "" if self.sample == 1 else f" A first look at {self.sample:.0%} of the values; the rest was not read."
+        looked = (
+            ""
+            if self.sample == 1
+            else f" A first look at {self.sample:.0%} of the values; the rest was not read."
+        )
         rest = self._rest
         if self.verdict == SAME_BYTES:
             return f"{is_one(self.name_a, self.name_b)}: the weights and config.json hold the same bytes."
@@ -163,7 +193,9 @@ class Same(Result):
             return f"{function_lead(self.name_a, self.name_b, self.tensors, changed, self.where)}{rest}{looked}"
         keys = [*self.settings.deciding, *self.settings.unknown]
         if self.verdict == UNDECIDED:
-            unknown = [f"{key.key} in config.json differs, and its effect {_effect(key)}" for key in keys]
+            unknown = [
+                f"{key.key} in config.json differs, and its effect {_effect(key)}" for key in keys
+            ]
             unknown += map(str, self.beside.deciding)
             why = joined([f"{each.name} ({each.deed})" for each in self.differing] + unknown)
             return f"Whether {b} is {a} is undecided: {printable(why)}.{rest}{looked}"
@@ -180,44 +212,97 @@ class Same(Result):
     @property
     def _rest(self) -> str:
         """What the verdict does not rest on."""
-        return f" Not compared: {listed([*map(printable, self.not_compared)], NAMED)}." if self.not_compared else ""
+        return (
+            f" Not compared: {listed([*map(printable, self.not_compared)], NAMED)}."
+            if self.not_compared
+            else ""
+        )
 
     def holds(self, up_to: str = "function") -> bool:
         """Whether the verdict is at least as strong as this."""
         return VERDICTS.index(self.verdict) <= VERDICTS.index(UP_TO[up_to])
 
     def findings_beyond(self, up_to: str = "function") -> list[dict[str, Any]]:
-        """What this verdict does not cover, as an audit lists findings: tensors, the worst first, and config keys."""
-        passing, look_next = VERDICTS.index(UP_TO[up_to]), "`weightscope same A B --out DIR` shows every tensor."
+        """What this verdict does not cover, as an audit lists findings: tensors, the worst first,
+        and config keys.
+        """
+        passing, look_next = (
+            VERDICTS.index(UP_TO[up_to]),
+            "`weightscope same A B --out DIR` shows every tensor.",
+        )
         worst = sorted(self.tensors, key=_severity)
         rows = [
-            (each.verdict, "tensor", each.name, each.layer, each.deed, each.size, f"{each.name}: {each.deed}")
+            (
+                each.verdict,
+                "tensor",
+                each.name,
+                each.layer,
+                each.deed,
+                each.size,
+                f"{each.name}: {each.deed}",
+            )
             for each in worst
             if VERDICTS.index(each.verdict) > passing
         ]
-        for verdict, keys in ((DIFFERENT, self.settings.deciding), (UNDECIDED, self.settings.unknown)):
-            rows += [(verdict, "config", key.key, None, "config.json", np.nan, f"config.json: {key}") for key in keys]
-        rows += [(UNDECIDED, "file", each.file, None, each.detail, np.nan, str(each)) for each in self.beside.deciding]
+        for verdict, keys in (
+            (DIFFERENT, self.settings.deciding),
+            (UNDECIDED, self.settings.unknown),
+        ):
+            rows += [
+                (verdict, "config", key.key, None, "config.json", np.nan, f"config.json: {key}")
+                for key in keys
+            ]
+        rows += [
+            (UNDECIDED, "file", each.file, None, each.detail, np.nan, str(each))
+            for each in self.beside.deciding
+        ]
         return [
-            dict(as_json({
-                "kind": f"{verdict.replace(' ', '_')}_{what}", "title": f"{verdict} {what}", "look_next": look_next,
-                "severity": "warning" if verdict == UNDECIDED else "error", "text": printable(text), "known": "",
-                "layer": layer, "head": None, "map": "", "measure": deed, "number": size, "usual": None,
-                "members": [{"what": what, "index": None, "layer": layer, "name": name}],
-            }))
+            dict(
+                as_json(
+                    {
+                        "kind": f"{verdict.replace(' ', '_')}_{what}",
+                        "title": f"{verdict} {what}",
+                        "look_next": look_next,
+                        "severity": "warning" if verdict == UNDECIDED else "error",
+                        "text": printable(text),
+                        "known": "",
+                        "layer": layer,
+                        "head": None,
+                        "map": "",
+                        "measure": deed,
+                        "number": size,
+                        "usual": None,
+                        "members": [{"what": what, "index": None, "layer": layer, "name": name}],
+                    }
+                )
+            )
             for verdict, what, name, layer, deed, size, text in rows
-        ]  # fmt: skip
+        ]
 
     @property
     def config(self) -> list[ConfigKey]:
         """The keys that differ and decide what is computed, or may."""
-        return [ConfigKey(each.key, each.a, each.b) for each in (*self.settings.deciding, *self.settings.unknown)]
+        return [
+            ConfigKey(each.key, each.a, each.b)
+            for each in (*self.settings.deciding, *self.settings.unknown)
+        ]
 
     @cached_property
     def table(self) -> Table:
         """One row per tensor; its csv() is tensors.csv."""
-        rows = [(each.name_b, each.name_a, each.role, each.layer if each.layer is not None else np.nan, each.verdict,
-                 each.deed, each.size, each.detail) for each in self.tensors]  # fmt: skip
+        rows = [
+            (
+                each.name_b,
+                each.name_a,
+                each.role,
+                each.layer if each.layer is not None else np.nan,
+                each.verdict,
+                each.deed,
+                each.size,
+                each.detail,
+            )
+            for each in self.tensors
+        ]
         return Table.of_rows(COLUMNS, rows)
 
     def printed(self) -> list[str | Table]:
@@ -228,13 +313,24 @@ class Same(Result):
             parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
         if self.beside.named:
             files = listed([*map(str, self.beside.named)], NAMED)
-            parts.append(f"Next to the weights, and without effect on what they compute: {printable(files)}.")
+            parts.append(
+                f"Next to the weights, and without effect on what they compute: {printable(files)}."
+            )
         return [*parts, self.worst(20)] if self.differing else parts
 
     def worst(self, most: int) -> Table:
         """The tensors that differ, the worst first."""
-        rows = [(each.name, each.role, np.nan if each.layer is None else each.layer, each.deed, each.size, each.detail)
-                for each in self.differing[:most]]  # fmt: skip
+        rows = [
+            (
+                each.name,
+                each.role,
+                np.nan if each.layer is None else each.layer,
+                each.deed,
+                each.size,
+                each.detail,
+            )
+            for each in self.differing[:most]
+        ]
         return Table.of_rows([column for column in COLUMNS if column.name in SHOWN], rows)
 
     def shown(self) -> list[Table]:
@@ -243,19 +339,38 @@ class Same(Result):
 
     def as_json(self) -> dict[str, Any]:
         """What `weightscope same --json` prints and same.json holds."""
-        differences = [each.as_json() for each in self.differing] + [key._asdict() for key in self.config]
-        return dict(as_json(self.provenance.envelope(self.lead) | {
-            "verdict": self.verdict, "a": self.name_a, "b": self.name_b, "sample": self.sample,
-            "differences": differences,
-            "compared": {"count": len(self.tensors), "verdicts": dict(self.counts)},
-            "not_compared": {"count": len(self.not_compared), "names": list(self.not_compared)},
-            "tokenizer": {"verdict": self.tokens.verdict, "lead": self.tokens.lead},
-            "idle_config": [each.key for each in self.settings.idle],
-            "names": list(self.unloaded) or "as loaded",
-            "files": [{"file": each.file, "detail": each.detail, "decides": each in self.beside.deciding}
-                      for each in (*self.beside.deciding, *self.beside.named)],
-            "tensors": [each.as_json() for each in self.tensors],
-        }))  # fmt: skip
+        differences = [each.as_json() for each in self.differing] + [
+            key._asdict() for key in self.config
+        ]
+        return dict(
+            as_json(
+                self.provenance.envelope(self.lead)
+                | {
+                    "verdict": self.verdict,
+                    "a": self.name_a,
+                    "b": self.name_b,
+                    "sample": self.sample,
+                    "differences": differences,
+                    "compared": {"count": len(self.tensors), "verdicts": dict(self.counts)},
+                    "not_compared": {
+                        "count": len(self.not_compared),
+                        "names": list(self.not_compared),
+                    },
+                    "tokenizer": {"verdict": self.tokens.verdict, "lead": self.tokens.lead},
+                    "idle_config": [each.key for each in self.settings.idle],
+                    "names": list(self.unloaded) or "as loaded",
+                    "files": [
+                        {
+                            "file": each.file,
+                            "detail": each.detail,
+                            "decides": each in self.beside.deciding,
+                        }
+                        for each in (*self.beside.deciding, *self.beside.named)
+                    ],
+                    "tensors": [each.as_json() for each in self.tensors],
+                }
+            )
+        )
 
 
 def _severity(judged: Judged) -> tuple[int, float]:
@@ -264,19 +379,33 @@ def _severity(judged: Judged) -> tuple[int, float]:
 
 
 COLUMNS = (
-    Column("tensor", meaning="Its name in B's file."), Column("name_a", symbol="in A"), Column("role"),
-    Column("layer", format=".0f"), Column("verdict"), Column("deed", meaning="What was done to it."),
-    Column("size", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of B - A, relative to A.", format=".3g"),
+    Column("tensor", meaning="Its name in B's file."),
+    Column("name_a", symbol="in A"),
+    Column("role"),
+    Column("layer", format=".0f"),
+    Column("verdict"),
+    Column("deed", meaning="What was done to it."),
+    Column(
+        "size", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of B - A, relative to A.", format=".3g"
+    ),
     Column("detail"),
-)  # fmt: skip
+)
 SHOWN = ("tensor", "role", "layer", "deed", "size", "detail")
 
 
-def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 1.0, progress: bool = False) -> Same:
-    """Find out whether two checkpoints hold the same model, and what was done to each tensor that differs.
+def same(
+    a: Readable | str | Path,
+    b: Readable | str | Path,
+    *,
+    sample: float = 1.0,
+    progress: bool = False,
+) -> Same:
+    """Find out whether two checkpoints hold the same model, and what was done to each tensor that
+    differs.
 
-    Every tensor of both is compared under its role, whatever the container, and the keys of config.json that decide
-    what is computed; the tokenizers have a verdict of their own. Memory: one tensor of each.
+    Every tensor of both is compared under its role, whatever the container, and the keys of
+    config.json that decide what is computed; the tokenizers have a verdict of their own. Memory:
+    one tensor of each.
 
     Parameters
     ----------
@@ -312,7 +441,11 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     head = [each for each in judged if each.role == "unembedding"]
     same_head = all(each.verdict != DIFFERENT for each in head) if head else not _needs_head(b)
     settings = compare_settings(a, b, same_head=same_head)
-    ties = {letter: overwritten_head(each) for letter, each in (("A", a), ("B", b)) if isinstance(each, Model)}
+    ties = {
+        letter: overwritten_head(each)
+        for letter, each in (("A", a), ("B", b))
+        if isinstance(each, Model)
+    }
     if len({*map(bool, ties.values())}) > 1:  # readers that overwrite it run another model
         settings.unknown.append(Difference(TIED, _tie(a), _tie(b), UNKNOWN))
     verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
@@ -328,22 +461,45 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     if settings.deciding:
         verdict = DIFFERENT
     provenance = Provenance.of(a.checkpoint, b.checkpoint)
-    unread_files = {letter: _unread(each.checkpoint, beside) for letter, each in (("A", a), ("B", b))}
+    unread_files = {
+        letter: _unread(each.checkpoint, beside) for letter, each in (("A", a), ("B", b))
+    }
     unread = [f"{letter}: {tie}" for letter, tie in ties.items() if tie]
-    unread += [f"{letter}: {files.sentence}" for letter, files in unread_files.items() if files.telling]
+    unread += [
+        f"{letter}: {files.sentence}" for letter, files in unread_files.items() if files.telling
+    ]
     computed = [each for each in judged if each.verdict == SAME_FUNCTION]
-    where = where_equal(a, b, computed) if computed and isinstance(a, Model) and isinstance(b, Model) else ""
+    where = (
+        where_equal(a, b, computed)
+        if computed and isinstance(a, Model) and isinstance(b, Model)
+        else ""
+    )
     judged = [_as_stored(each, a.checkpoint, b.checkpoint) for each in judged]
     digests = [*filter(None, (digests_of(a.checkpoint, "A"), digests_of(b.checkpoint, "B")))]
     return Same(
-        *short_names(a, b), verdict, judged, settings, tokens, left, unread, sample, provenance, beside,
-        b.unloaded, names_sentence(b.unloaded, len(b.checkpoint), f"{printable(b.name)}'s"), where, digests,
-    )  # fmt: skip
+        *short_names(a, b),
+        verdict,
+        judged,
+        settings,
+        tokens,
+        left,
+        unread,
+        sample,
+        provenance,
+        beside,
+        b.unloaded,
+        names_sentence(b.unloaded, len(b.checkpoint), f"{printable(b.name)}'s"),
+        where,
+        digests,
+    )
 
 
 def _as_stored(judged: Judged, a: Checkpoint, b: Checkpoint) -> Judged:
     """A verdict under the names that the files have."""
-    names = (checkpoint.stored_names.get(name, name) for checkpoint, name in ((a, judged.name_a), (b, judged.name_b)))
+    names = (
+        checkpoint.stored_names.get(name, name)
+        for checkpoint, name in ((a, judged.name_a), (b, judged.name_b))
+    )
     name_a, name_b = names
     return replace(judged, name_a=name_a, name_b=name_b)
 
@@ -360,16 +516,22 @@ def _unread(checkpoint: Checkpoint, beside: Beside) -> WeightFiles:
     """The files next to a checkpoint's weights, without those of modules that were compared."""
     compared = {file.path for each in beside.modules or () for file in each.checkpoint.files}
     files = checkpoint.weight_files
-    return replace(files, names=[name for name in files.names if checkpoint.folder / name not in compared])
+    return replace(
+        files, names=[name for name in files.names if checkpoint.folder / name not in compared]
+    )
 
 
 def _needs_head(model: Readable) -> bool:
-    """Whether config.json names a language model, which draws a head at random where it is neither stored nor tied."""
+    """Whether config.json names a language model, which draws a head at random where it is neither
+    stored nor tied.
+    """
     names = model.checkpoint.config.get("architectures")
     return isinstance(names, list) and any("LM" in str(name) for name in names)
 
 
-def _judged(a: Readable, b: Readable, sample: float, beside: Beside) -> tuple[list[Judged], list[str]]:
+def _judged(
+    a: Readable, b: Readable, sample: float, beside: Beside
+) -> tuple[list[Judged], list[str]]:
     """Every tensor of both with its verdict, and the names of those that were not compared."""
     tensors = [*counterparts(a, b), *(counterparts(*beside.modules) if beside.modules else ())]
     parts = [compared(a, b, each, sample) for each in tensors if each.a and each.b]
@@ -397,13 +559,19 @@ def _judged(a: Readable, b: Readable, sample: float, beside: Beside) -> tuple[li
             if NO_WEIGHTS.fullmatch(tensor.role):
                 continue
             if scales_activations(tensor.name, packed) and _is_scale(tensor):
-                notes.append(f"{tensor.name} (the scale of activations, a part of {'A' if in_a else 'B'}'s packing)")
+                notes.append(
+                    f"{tensor.name} (the scale of activations, a part of {'A' if in_a else 'B'}'s packing)"
+                )
                 continue
             judged.append(
-                tied if tied is not None and tensor.role == "unembedding" else alone(tensor, label, in_a=in_a)
+                tied
+                if tied is not None and tensor.role == "unembedding"
+                else alone(tensor, label, in_a=in_a)
             )
     judged = name_unread(judged, a.checkpoint, b.checkpoint)
-    left = [f"{each.name} ({each.detail or each.deed})" for each in judged if each.verdict == UNDECIDED]
+    left = [
+        f"{each.name} ({each.detail or each.deed})" for each in judged if each.verdict == UNDECIDED
+    ]
     return _same_function(a, b, judged), left + notes
 
 
@@ -414,16 +582,25 @@ def _is_scale(tensor: NamedTensor) -> bool:
 
 
 def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judged:
-    """The same verdict; what was done to parts of a fused tensor, where nothing that was done to it all explains it."""
+    """The same verdict; what was done to parts of a fused tensor, where nothing that was done to it
+    all explains it.
+    """
     if judged.verdict != DIFFERENT or not judged.deed.startswith((*UNEXPLAINED, *ANY_ORDER)):
         return judged
     pairs = [*zip(a.tensors.parts(fused.a), b.tensors.parts(fused.b), strict=False)]
     if not pairs or any(x.role != y.role for x, y in pairs):
         return judged
-    parts = [compared(a, b, Counterparts(a.tensors.label(x), x, y, "role"), fused.share) for x, y in pairs]
+    parts = [
+        compared(a, b, Counterparts(a.tensors.label(x), x, y, "role"), fused.share)
+        for x, y in pairs
+    ]
     deeds = find_elsewhere([judge(each) for each in parts], parts)
     rounding = tolerance_of(fused.tensors)  # a part in one convention has no cells of its own
-    done = {each.deed: each.role for each in deeds if each.verdict == DIFFERENT and not each.size <= rounding}
+    done = {
+        each.deed: each.role
+        for each in deeds
+        if each.verdict == DIFFERENT and not each.size <= rounding
+    }
     if not done or any(deed.startswith(UNEXPLAINED) for deed in done):
         return judged
     return replace(judged, deed="; ".join(f"{deed}, of {role}" for deed, role in done.items()))
@@ -444,19 +621,25 @@ def compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> C
     return Compared(paired.label, x, y, pair, sizes, sample)
 
 
-def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
+def _tied_head(
+    a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]], in_a: bool
+) -> Judged | None:
     """The head of one file against the other's token embedding, where the other ties them."""
     head = next((tensor for tensor, _ in lost if tensor.role == "unembedding"), None)
     tying = b if in_a else a
     if head is None or not isinstance(tying, Model) or "tokens" not in tying.tensors:
         return None
-    ties = tying.tied or "unembedding" in tying.family.also  # encoders' heads have more than a norm and a matrix
+    ties = (
+        tying.tied or "unembedding" in tying.family.also
+    )  # encoders' heads have more than a norm and a matrix
     if not ties or tying.config.get("tie_word_embeddings", True) is not True:
         return None
     tokens = tying.tensors["tokens"]
     x, y = (head, tokens) if in_a else (tokens, head)
     judged = judge(compared(a, b, Counterparts("unembedding", x, y, "role"), 1.0), ways=())
-    judged = replace(judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding")
+    judged = replace(
+        judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding"
+    )
     if judged.verdict == DIFFERENT:
         return replace(judged, deed="head tied in config and not in file", detail=judged.deed)
     return replace(judged, detail="tied to the token embedding in the other file")
@@ -466,7 +649,11 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
     """The verdicts, where tensors that differ belong to layers that compute what they did."""
     if not isinstance(a, Model) or not isinstance(b, Model):
         return list(judged)
-    mine = [i for i, each in enumerate(judged) if each.verdict == DIFFERENT and each.name_a and each.name_b]
+    mine = [
+        i
+        for i, each in enumerate(judged)
+        if each.verdict == DIFFERENT and each.name_a and each.name_b
+    ]
     comparable = (a.config.d_model, a.config.n_layers) == (b.config.d_model, b.config.n_layers)
     if not mine or not comparable or len(mine) != sum(each.verdict == DIFFERENT for each in judged):
         return list(judged)
@@ -483,17 +670,27 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
     if not turned:  # one alone shows in what the layer gives
         deeds = {place: changed for place, changed in deeds.items() if len(changed) > 1}
     sizes = {
-        (stack, layer): apart(a, b, layer, basis, [role for role, _ in changed]) if stack == own else np.nan
+        (stack, layer): apart(a, b, layer, basis, [role for role, _ in changed])
+        if stack == own
+        else np.nan
         for (stack, layer), changed in deeds.items()
     }  # of another stack nothing is run
-    moved = {place: [judged[i] for i in mine if (judged[i].stack or own, judged[i].layer) == place] for place in sizes}
+    moved = {
+        place: [judged[i] for i in mine if (judged[i].stack or own, judged[i].layer) == place]
+        for place in sizes
+    }
     same_ones = [place for place, size in sizes.items() if is_shown(a, basis, size, moved[place])]
-    unknown = [place for place, size in sizes.items()
-               if place not in same_ones and is_unknown(a, b, place[1], basis, size, deeds[place])]  # fmt: skip
+    unknown = [
+        place
+        for place, size in sizes.items()
+        if place not in same_ones and is_unknown(a, b, place[1], basis, size, deeds[place])
+    ]
     of_last = [judged[i] for i in mine if judged[i].role in LAST]
     last = (turned or bool(of_last)) and is_shown(a, basis, last_apart(a, b, basis), of_last)
     if turned:
-        outside = (each for each in judged if each.layer is None and not NO_WEIGHTS.fullmatch(each.role))
+        outside = (
+            each for each in judged if each.layer is None and not NO_WEIGHTS.fullmatch(each.role)
+        )
         if (
             not last
             or not {(own, layer) for layer in range(a.config.n_layers)} <= {*same_ones}
@@ -510,5 +707,7 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
             detail = "; ".join(filter(None, (each.detail, "" if turned else why)))
             result[i] = replace(each, verdict=SAME_FUNCTION, deed=deed, detail=detail)
         elif place in unknown:
-            result[i] = replace(each, verdict=UNDECIDED, detail=f"{NOT_RUN}; {each.detail}".removesuffix("; "))
+            result[i] = replace(
+                each, verdict=UNDECIDED, detail=f"{NOT_RUN}; {each.detail}".removesuffix("; ")
+            )
     return result

@@ -1,4 +1,6 @@
-"""What a comparison says, in sentences: what each checkpoint is called, and what was done to its tensors."""
+"""What a comparison says, in sentences: what each checkpoint is called, and what was done to its
+tensors.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,19 +18,27 @@ DIGEST = 12  # hexadecimal digits of a digest that are shown
 
 
 def short_names(a: Readable, b: Readable) -> tuple[str, str]:
-    """What to call two checkpoints: a Hub id, or the end of a path as far as it takes for the two to differ."""
+    """What to call two checkpoints: a Hub id, or the end of a path as far as it takes for the two
+    to differ.
+    """
     names, places = (a.name, b.name), [_place(each) for each in (a, b)]
     if all(each is None for each in places):
         return names
-    parts = [place.parts[1:] if place else (name,) for name, place in zip(names, places, strict=True)]
+    parts = [
+        place.parts[1:] if place else (name,) for name, place in zip(names, places, strict=True)
+    ]
     lengths = range(1, 1 + max(map(len, parts)))
     pairs = (("/".join(parts[0][-length:]), "/".join(parts[1][-length:])) for length in lengths)
-    return next((pair for pair in pairs if pair[0] != pair[1]), (Path(a.name).name, Path(b.name).name))
+    return next(
+        (pair for pair in pairs if pair[0] != pair[1]), (Path(a.name).name, Path(b.name).name)
+    )
 
 
 def _place(model: Readable) -> Path | None:
     """Where a checkpoint is on this machine; None of one with a name of its own."""
-    called, given = (model.called, model.source) if isinstance(model, Model) else ("", model.checkpoint.given)
+    called, given = (
+        (model.called, model.source) if isinstance(model, Model) else ("", model.checkpoint.given)
+    )
     path = Path(given).expanduser() if given else None
     return path.resolve() if path is not None and not called and path.exists() else None
 
@@ -41,7 +51,13 @@ def is_one(a: str, b: str) -> str:
 def joined(parts: Sequence[str], shown: int = NAMED) -> str:
     """`a`, `a and b`, `a, b and c`, `a, b, c and 3 more`."""
     named = list(parts[:shown])
-    last = f"{len(parts) - shown:,} more" if len(parts) > shown else named.pop() if len(named) > 1 else ""
+    last = (
+        f"{len(parts) - shown:,} more"
+        if len(parts) > shown
+        else named.pop()
+        if len(named) > 1
+        else ""
+    )
     return f"{', '.join(named)} and {last}" if last else ", ".join(named)
 
 
@@ -53,7 +69,9 @@ def coarser_lead(a: str, b: str, verdict: str, tensors: Sequence[Judged], same: 
     newer = next(iter(letters)) if len(letters) == 1 else ""
     older = {"A": "B", "B": "A"}.get(newer, "A")
     first = (
-        f"{names[newer]} is {names[older]}, {verdict}" if newer else f"{names['B']} is {names['A']}, {verdict} in part"
+        f"{names[newer]} is {names[older]}, {verdict}"
+        if newer
+        else f"{names['B']} is {names['A']}, {verdict} in part"
     )
     whose = {letter: "" if newer else f" of {names[letter]}" for letter in "AB"}
     total = len(tensors)
@@ -70,24 +88,36 @@ def coarser_lead(a: str, b: str, verdict: str, tensors: Sequence[Judged], same: 
 
 
 def made(deed: str) -> str:
-    """The letter of the checkpoint that was made: `A to BF16 (to nearest even)` says what was done to A to make B."""
-    is_of_original = deed[2:].startswith("to -exp") or deed.endswith(("(to nearest even)", "(cut off)"))
+    """The letter of the checkpoint that was made: `A to BF16 (to nearest even)` says what was done
+    to A to make B.
+    """
+    is_of_original = deed[2:].startswith("to -exp") or deed.endswith(
+        ("(to nearest even)", "(cut off)")
+    )
     return {"A": "B", "B": "A"}[deed[0]] if is_of_original else deed[0]
 
 
 def done(deed: str) -> str:
-    """What was done, after `was`: `A to BF16 (to nearest even)` gives `rounded to BF16 (to nearest even)`."""
+    """What was done, after `was`: `A to BF16 (to nearest even)` gives `rounded to BF16 (to nearest
+    even)`.
+    """
     what = deed[2:]
     if what.startswith("to -exp"):
         return f"stored as -exp(A_log){what.removeprefix('to -exp')}"
     return f"rounded {what}" if what.startswith("to ") else what
 
 
-def function_lead(a: str, b: str, tensors: Sequence[Judged], changed: Sequence[str], where: str) -> str:
+def function_lead(
+    a: str, b: str, tensors: Sequence[Judged], changed: Sequence[str], where: str
+) -> str:
     """What was changed without an effect: the deeds of tensors that make up for each other."""
     what = joined([*dict.fromkeys(changed)])
-    begins = f"{printable(b)} computes what {printable(a)} does" if a != b else "B computes what A does"
-    return f"{begins}, with {what} in {len(changed):,} of {counted(len(tensors), 'tensor')}: {where}."
+    begins = (
+        f"{printable(b)} computes what {printable(a)} does" if a != b else "B computes what A does"
+    )
+    return (
+        f"{begins}, with {what} in {len(changed):,} of {counted(len(tensors), 'tensor')}: {where}."
+    )
 
 
 def differing_part(differing: Sequence[Judged], total: int) -> str:
@@ -104,6 +134,8 @@ def differing_part(differing: Sequence[Judged], total: int) -> str:
 
 
 def digests_of(checkpoint: Checkpoint, letter: str) -> str:
-    """A line with the digests of a checkpoint's files of weights that are known; empty where none is."""
+    """A line with the digests of a checkpoint's files of weights that are known; empty where none
+    is.
+    """
     known = [f"{file.path.name} {file.sha256[:DIGEST]}" for file in checkpoint.files if file.sha256]
     return f"SHA-256 of {letter}: {joined([*map(printable, known)])}." if known else ""

@@ -1,4 +1,6 @@
-"""Whether tensors and files hold the same bytes; what one of the Hub's digests tells is not read."""
+"""Whether tensors and files hold the same bytes; what one of the Hub's digests tells is not
+read.
+"""
 
 from itertools import product
 
@@ -17,7 +19,9 @@ def is_copy(x: StoredTensor, y: StoredTensor) -> bool:
 
 def equal_bytes(x: Tensor, y: Tensor) -> bool:
     """Whether what is stored of both is the same bytes; a file that both are in is not read."""
-    if [(part.dtype, part.shape) for part in x.parts] != [(part.dtype, part.shape) for part in y.parts]:
+    if [(part.dtype, part.shape) for part in x.parts] != [
+        (part.dtype, part.shape) for part in y.parts
+    ]:
         return False
     return all(
         is_copy(p, q)
@@ -36,8 +40,12 @@ def _is_equal(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def same_files(x: Checkpoint, y: Checkpoint) -> bool:
-    """Whether files whose tensors hold the same bytes are the same in headers, gaps and config.json too."""
-    if x.config.stored != y.config.stored or [file.size for file in x.files] != [file.size for file in y.files]:
+    """Whether files whose tensors hold the same bytes are the same in headers, gaps and config.json
+    too.
+    """
+    if x.config.stored != y.config.stored or [file.size for file in x.files] != [
+        file.size for file in y.files
+    ]:
         return False
     return all(map(_same_rest, x.files, y.files))
 
@@ -60,7 +68,11 @@ def read_known_digests(a: Checkpoint, b: Checkpoint) -> None:
     Reading a file here is cheaper than fetching it; one with another header is not looked at.
     """
     for x, y in product(a.files, b.files):
-        if x.header == y.header and x.size == y.size and (x.published is None) != (y.published is None):
+        if (
+            x.header == y.header
+            and x.size == y.size
+            and (x.published is None) != (y.published is None)
+        ):
             here, there = (x, y) if x.published is None else (y, x)
             if there.sha256 and not here.sha256:
                 here.read_digest()

@@ -1,4 +1,5 @@
-"""One self-contained HTML page: text, figures and tables, no network, light and dark, wide and narrow.
+"""One self-contained HTML page: text, figures and tables, no network, light and dark, wide and
+narrow.
 
 Next to each page lies its JSON, with every number that the page shows: report.json of report.html.
 """
@@ -27,8 +28,14 @@ class Figure:
 
     def html(self) -> str:
         """The SVG unescaped, since it was made here, and the caption."""
-        svg = Markup(self.drawing.svg[self.drawing.svg.index("<svg") :])  # HTML does not allow the XML prologue
-        return templates().get_template("figure.html").render(svg=svg, drawing=self.drawing, figure=self)
+        svg = Markup(
+            self.drawing.svg[self.drawing.svg.index("<svg") :]
+        )  # HTML does not allow the XML prologue
+        return (
+            templates()
+            .get_template("figure.html")
+            .render(svg=svg, drawing=self.drawing, figure=self)
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in the page's JSON; the files have the numbers that are drawn."""
@@ -66,7 +73,9 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, an optional paragraph, then figures, tables and findings; `weightscope.core.formulas` has formulas."""
+    """A heading, an optional paragraph, then figures, tables and findings;
+    `weightscope.core.formulas` has formulas.
+    """
 
     title: str
     text: str = ""
@@ -74,17 +83,30 @@ class Section:
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in the page's JSON."""
-        return {"title": self.title, "text": self.text, "parts": [part.as_json() for part in self.parts]}
+        return {
+            "title": self.title,
+            "text": self.text,
+            "parts": [part.as_json() for part in self.parts],
+        }
 
 
-def report(title: str) -> Callable[[Callable[[Files, Any], Iterable[Section]]], Callable[[Files, Any], None]]:
-    """Make a function that draws a result's figures and gives its sections write report.html; `title` is a format."""
+def report(
+    title: str,
+) -> Callable[[Callable[[Files, Any], Iterable[Section]]], Callable[[Files, Any], None]]:
+    """Make a function that draws a result's figures and gives its sections write report.html;
+    `title` is a format.
+    """
 
-    def decorate(sections_of: Callable[[Files, Any], Iterable[Section]]) -> Callable[[Files, Any], None]:
+    def decorate(
+        sections_of: Callable[[Files, Any], Iterable[Section]],
+    ) -> Callable[[Files, Any], None]:
         @wraps(sections_of)
         @phase("drawing figures")
         def write(files: Files, result: Any) -> None:
-            sections, about = sections_of(files, result), {"model": result.model, "provenance": result.provenance}
+            sections, about = (
+                sections_of(files, result),
+                {"model": result.model, "provenance": result.provenance},
+            )
             write_page(files, "report.html", title.format(result), result.lead, sections, **about)
 
         return write
@@ -103,13 +125,25 @@ def write_page(
     provenance: Provenance | None = None,
     numbers: Mapping[str, float] | None = None,
 ) -> None:
-    """Write a page about a model, whose name every figure's caption has; its JSON has `numbers` beside the sections."""
-    sections = [replace(section, parts=[_captioned(part, model) for part in section.parts]) for section in sections]
+    """Write a page about a model, whose name every figure's caption has; its JSON has `numbers`
+    beside the sections.
+    """
+    sections = [
+        replace(section, parts=[_captioned(part, model) for part in section.parts])
+        for section in sections
+    ]
     in_json = {"sections": [section.as_json() for section in sections], **(numbers or {})}
     write_template(
-        files, name, "page.html", title=title, lead=lead, provenance=provenance, caveats=caveats, sections=sections,
+        files,
+        name,
+        "page.html",
+        title=title,
+        lead=lead,
+        provenance=provenance,
+        caveats=caveats,
+        sections=sections,
         numbers=in_json,
-    )  # fmt: skip
+    )
 
 
 def _captioned(part: Part, model: str) -> Part:
@@ -117,18 +151,33 @@ def _captioned(part: Part, model: str) -> Part:
 
 
 def write_template(
-    files: Files, name: str, template: str, *, title: str, lead: str, provenance: Provenance | None,
-    caveats: Sequence[str] = (), sections: Sequence[Section] = (), numbers: Mapping[str, Any] | None = None,
+    files: Files,
+    name: str,
+    template: str,
+    *,
+    title: str,
+    lead: str,
+    provenance: Provenance | None,
+    caveats: Sequence[str] = (),
+    sections: Sequence[Section] = (),
+    numbers: Mapping[str, Any] | None = None,
     **values: Any,
-) -> None:  # fmt: skip
-    """Render a template of this folder and write it with its JSON, which has the sections, or `numbers` instead.
+) -> None:
+    """Render a template of this folder and write it with its JSON, which has the sections, or
+    `numbers` instead.
 
     The end of the page shows where the result comes from.
     """
     if numbers is None:
         numbers = {"sections": [section.as_json() for section in sections]}
-    made, about = (provenance or Provenance()).envelope(lead), {"title": title, "caveats": list(caveats)}
+    made, about = (
+        (provenance or Provenance()).envelope(lead),
+        {"title": title, "caveats": list(caveats)},
+    )
     files.json(name.replace(".html", ".json"), {**made, **about, **numbers}, indent=None)
     files.text(
-        name, templates().get_template(template).render(values, **about, lead=lead, made=made, sections=sections)
+        name,
+        templates()
+        .get_template(template)
+        .render(values, **about, lead=lead, made=made, sections=sections),
     )

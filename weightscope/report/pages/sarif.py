@@ -1,4 +1,6 @@
-"""Findings as SARIF 2.1.0, which code scanning reads (OASIS, Static Analysis Results Interchange Format)."""
+"""Findings as SARIF 2.1.0, which code scanning reads (OASIS, Static Analysis Results Interchange
+Format).
+"""
 
 import hashlib
 import json
@@ -7,7 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 Json = dict[str, Any]
-SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
 MOST_PLACED = 100  # members of a finding that are listed as places; all are in findings.json
 TOOL = {"name": "weightscope", "informationUri": "https://pypi.org/project/weightscope-attention/"}
 
@@ -18,12 +22,14 @@ def sarif_log(results: Iterable[Mapping[str, Any]]) -> Json:
     Parameters
     ----------
     results : iterable of mapping
-        With the keys of every result, `findings`, and `error` where a checkpoint of a list could not be read.
+        With the keys of every result, `findings`, and `error` where a checkpoint of a list could
+        not be read.
 
     Returns
     -------
     dict
-        A log. Severities are levels, known findings are suppressed, layers, heads and tensors are logical locations.
+        A log. Severities are levels, known findings are suppressed, layers, heads and tensors are
+        logical locations.
     """
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [_run(result) for result in results]}
 
@@ -39,14 +45,19 @@ def _run(result: Mapping[str, Any]) -> Json:
         invocation["commandLine"] = result["command"]
     if error:
         invocation["toolExecutionNotifications"] = [{"level": "error", "message": {"text": error}}]
-    driver = {**TOOL, "version": result["version"], "rules": [_rule(finding) for finding in kinds.values()]}
+    driver = {
+        **TOOL,
+        "version": result["version"],
+        "rules": [_rule(finding) for finding in kinds.values()],
+    }
     places = [*kinds]
     return {
         "tool": {"driver": driver},
         "invocations": [invocation],
         "artifacts": artifacts,
         "results": [
-            _result(finding, places.index(finding["kind"]), weights[-1] if weights else "") for finding in findings
+            _result(finding, places.index(finding["kind"]), weights[-1] if weights else "")
+            for finding in findings
         ],
         "properties": {"lead": result["lead"]},
     }
@@ -75,12 +86,17 @@ def _rule(finding: Mapping[str, Any]) -> Json:
 
 
 def _result(finding: Mapping[str, Any], rule: int, weights: str) -> Json:
-    """A finding: its file (the last checkpoint's), its places, and an identity that does not change with its number."""
+    """A finding: its file (the last checkpoint's), its places, and an identity that does not change
+    with its number.
+    """
     members = finding["members"]
     places = [_place(finding, member) for member in members[:MOST_PLACED]] or [_place(finding, {})]
     location: Json = {"logicalLocations": places}
     if weights:  # code scanning shows a result in a file, and asks for a line
-        location["physicalLocation"] = {"artifactLocation": {"uri": weights}, "region": {"startLine": 1}}
+        location["physicalLocation"] = {
+            "artifactLocation": {"uri": weights},
+            "region": {"startLine": 1},
+        }
     same = [finding[key] for key in ("kind", "layer", "head", "map", "measure")]
     same += [[member[key] for key in ("what", "index", "layer", "name")] for member in members]
     result: Json = {
@@ -89,8 +105,11 @@ def _result(finding: Mapping[str, Any], rule: int, weights: str) -> Json:
         "level": finding["severity"],
         "message": {"text": finding["text"]},
         "locations": [location],
-        "partialFingerprints": {"finding/v1": hashlib.sha256(json.dumps(same).encode()).hexdigest()},
-        "properties": {key: finding[key] for key in ("measure", "number", "usual")} | {"members": len(members)},
+        "partialFingerprints": {
+            "finding/v1": hashlib.sha256(json.dumps(same).encode()).hexdigest()
+        },
+        "properties": {key: finding[key] for key in ("measure", "number", "usual")}
+        | {"members": len(members)},
     }
     if finding["known"]:
         result["suppressions"] = [{"kind": "external", "justification": finding["known"]}]
@@ -98,7 +117,9 @@ def _result(finding: Mapping[str, Any], rule: int, weights: str) -> Json:
 
 
 def _place(finding: Mapping[str, Any], member: Mapping[str, Any]) -> Json:
-    """A tensor by its name; else layer, head and map, and what the member is: `layer 3/head 7/qk`."""
+    """A tensor by its name; else layer, head and map, and what the member is: `layer 3/head
+    7/qk`.
+    """
     if member.get("what") == "tensor":
         return {"fullyQualifiedName": member["name"], "kind": "tensor"}
     layer = finding["layer"] if member.get("layer") is None else member["layer"]
@@ -107,6 +128,12 @@ def _place(finding: Mapping[str, Any], member: Mapping[str, Any]) -> Json:
         steps.append((member["what"], member["index"]))
     elif not member and finding["head"] is not None:
         steps.append(("head", finding["head"]))
-    names = [*(f"{what} {index}" for what, index in steps), *([finding["map"]] if finding["map"] else [])]
-    place = {"fullyQualifiedName": "/".join(names) or "model", "kind": steps[-1][0] if steps else "model"}
+    names = [
+        *(f"{what} {index}" for what, index in steps),
+        *([finding["map"]] if finding["map"] else []),
+    ]
+    place = {
+        "fullyQualifiedName": "/".join(names) or "model",
+        "kind": steps[-1][0] if steps else "model",
+    }
     return place | ({"name": member["name"]} if member.get("name") else {})

@@ -1,9 +1,8 @@
 """How figures look, and how they are saved with their numbers and a description.
 
-The caller's matplotlib style, backend and pyplot stay as they are. A drawing function is decorated with
-`@in_our_style()` and starts with `subplots`, which does not use pyplot: no figure is registered, none has to be closed,
-and no window opens.
-"""
+The caller's matplotlib style, backend and pyplot stay as they are. A drawing function is decorated
+with `@in_our_style()` and starts with `subplots`, which does not use pyplot: no figure is
+registered, none has to be closed, and no window opens."""
 
 import io
 import re
@@ -59,13 +58,17 @@ _one_at_a_time = RLock()  # matplotlib's settings belong to the process, not to 
 
 @contextmanager
 def in_our_style(**more: float) -> Iterator[None]:
-    """Use matplotlib's defaults and our style within a block or function; restore the caller's settings afterwards."""
+    """Use matplotlib's defaults and our style within a block or function; restore the caller's
+    settings afterwards.
+    """
     with _one_at_a_time, matplotlib.style.context(["default", STYLE | more]):
         yield
 
 
 class StyledFigure(ShownFigure):
-    """A figure in our style wherever it is shown; matplotlib would read the caller's settings when it draws."""
+    """A figure in our style wherever it is shown; matplotlib would read the caller's settings when
+    it draws.
+    """
 
     @in_our_style()
     def draw(self, renderer: Any) -> None:
@@ -80,7 +83,9 @@ class PlainPowers(LogFormatterSciNotation):
     def __call__(self, x: float, pos: int | None = None) -> str:
         """The label at x."""
         label = str(super().__call__(x, pos)).removeprefix(r"$\mathdefault{").removesuffix("}$")
-        return re.sub(r"\^{(.*)}", lambda power: power[1].translate(RAISED), label).replace(r"\times", " × ")
+        return re.sub(r"\^{(.*)}", lambda power: power[1].translate(RAISED), label).replace(
+            r"\times", " × "
+        )
 
 
 def plain_powers(figure: Figure) -> None:
@@ -93,7 +98,9 @@ def plain_powers(figure: Figure) -> None:
             axis.set_minor_formatter(PlainPowers(labelOnlyBase=minor.labelOnlyBase))
 
 
-def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], **options: Any) -> tuple[Figure, Any]:
+def subplots(
+    rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], **options: Any
+) -> tuple[Figure, Any]:
     """A figure and its axes, as `matplotlib.pyplot.subplots` gives them."""
     figure = StyledFigure(figsize=figsize)
     return figure, figure.subplots(rows, columns, **options)
@@ -101,13 +108,22 @@ def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], *
 
 def head_style(head: int) -> dict[str, str]:
     """Colour and dash of a head, the same in every figure."""
-    return {"color": COLOURS[head % len(COLOURS)], "linestyle": DASHES[head // len(COLOURS) % len(DASHES)]}
+    return {
+        "color": COLOURS[head % len(COLOURS)],
+        "linestyle": DASHES[head // len(COLOURS) % len(DASHES)],
+    }
 
 
 def kind_styles(n_kinds: int) -> list[dict[str, Any]]:
-    """Colour and marker of every kind of token: special ones in order, punctuation in green, all others in grey."""
+    """Colour and marker of every kind of token: special ones in order, punctuation in green, all
+    others in grey.
+    """
     special = (*COLOURS[:2], *COLOURS[3:7])
-    colours = [*(special[kind % len(special)] for kind in range(n_kinds - 2)), COLOURS[2], COLOURS[7]]
+    colours = [
+        *(special[kind % len(special)] for kind in range(n_kinds - 2)),
+        COLOURS[2],
+        COLOURS[7],
+    ]
     return [
         {"color": colour, "marker": MARKERS[kind % len(MARKERS)], "markersize": 3}
         for kind, colour in enumerate(colours)
@@ -127,7 +143,9 @@ def layer_bar(figure: Figure, axis: Axes, layers: np.ndarray, label: str = "laye
 
 
 def whole_numbers(most: int = 6) -> MaxNLocator:
-    """Ticks of an axis of layers, heads or dimensions: about `most`, and never at a half, even if one fits."""
+    """Ticks of an axis of layers, heads or dimensions: about `most`, and never at a half, even if
+    one fits.
+    """
     return MaxNLocator(most, integer=True, min_n_ticks=1)
 
 
@@ -160,7 +178,9 @@ class Drawing:
 
 @in_our_style()
 def save(figure: Figure, files: Files, name: str, numbers_in: str = "") -> Drawing:
-    """Save NAME.png, NAME.svg, and NAME.figure.csv with the numbers drawn (unless `numbers_in` names their file)."""
+    """Save NAME.png, NAME.svg, and NAME.figure.csv with the numbers drawn (unless `numbers_in`
+    names their file).
+    """
     drawing = io.BytesIO()
     figure.set_dpi(mpl.rcParams["savefig.dpi"])
     plain_powers(figure)
@@ -191,24 +211,31 @@ Series = tuple[str, str, np.ndarray, np.ndarray, np.ndarray]
 def numbers(figure: Figure) -> Table:
     """Every number drawn, one row per point: panel, series, x, y, and the value of a map's cell.
 
-    Reference lines across a panel and colour bars are left out. Where an axis has named ticks (bars, rows of a map),
-    the columns `x name` and `y name` hold the names.
-    """
+    Reference lines across a panel and colour bars are left out. Where an axis has named ticks
+    (bars, rows of a map), the columns `x name` and `y name` hold the names."""
     columns: list[list[Any]] = [[] for _ in range(len(HEADER) + 2)]
     for number, axis in enumerate(_panels(figure), 1):
         names = [_names(side) for side in (axis.xaxis, axis.yaxis)]
         for place, (_, label, x, y, value) in enumerate(_series(axis), 1):
-            ticks = [[named.get(float(c), "") for c in side] for named, side in zip(names, (x, y), strict=True)]
+            ticks = [
+                [named.get(float(c), "") for c in side]
+                for named, side in zip(names, (x, y), strict=True)
+            ]
             repeated = ([_called(axis, number)] * len(x), [label or str(place)] * len(x))
             points: tuple[Iterable[Any], ...] = (*repeated, x, y, value, *ticks)
             for column, values in zip(columns, points, strict=True):
                 column.extend(values)  # `+=` would add to an array
-    table = [Column(name, values) for name, values in zip((*HEADER, "x name", "y name"), columns, strict=True)]
+    table = [
+        Column(name, values)
+        for name, values in zip((*HEADER, "x name", "y name"), columns, strict=True)
+    ]
     return Table([column for column in table if column.name in HEADER[:4] or _tells(column.values)])
 
 
 def description(figure: Figure) -> str:
-    """Describe each panel: its axes, how many lines, points or cells, and their ranges; formulas without TeX signs."""
+    """Describe each panel: its axes, how many lines, points or cells, and their ranges; formulas
+    without TeX signs.
+    """
     sentences = []
     panels = list(_panels(figure))
     for number, axis in enumerate(panels[:MOST_DESCRIBED], 1):
@@ -218,14 +245,19 @@ def description(figure: Figure) -> str:
         drawn = [_summary(axis, kind, members) for kind, members in kinds.items()]
         sentences.append(f"{_called(axis, number)}: {'; '.join(drawn) or 'nothing'}.")
     more = len(panels) - len(sentences)
-    return " ".join([*sentences, *([f"And {counted(more, 'panel')} more of the same kind."] if more else [])])
+    return " ".join(
+        [*sentences, *([f"And {counted(more, 'panel')} more of the same kind."] if more else [])]
+    )
 
 
 def _summary(axis: Axes, kind: str, series: list[Series]) -> str:
     x, y, value = (np.concatenate([member[k] for member in series]) for k in (2, 3, 4))
     if kind == "cell":
         return f"map of {counted(len(value), 'cell')}, {_range('values', value)}"
-    across, up = (_untexed(label) or name for label, name in ((axis.get_xlabel(), "x"), (axis.get_ylabel(), "y")))
+    across, up = (
+        _untexed(label) or name
+        for label, name in ((axis.get_xlabel(), "x"), (axis.get_ylabel(), "y"))
+    )
     logarithmic = " on a logarithmic scale" if axis.get_yscale() == "log" else ""
     count = counted(len(x), kind) if kind in {"point", "bar"} else counted(len(series), kind)
     return f"{count}, {_range(across, x)}, {_range(up, y)}{logarithmic}"
@@ -233,7 +265,9 @@ def _summary(axis: Axes, kind: str, series: list[Series]) -> str:
 
 def _range(name: str, values: np.ndarray) -> str:
     known = values[np.isfinite(values)]
-    return f"{name} from {known.min():.3g} to {known.max():.3g}" if len(known) else f"{name} unknown"
+    return (
+        f"{name} from {known.min():.3g} to {known.max():.3g}" if len(known) else f"{name} unknown"
+    )
 
 
 def _panels(figure: Figure) -> Iterator[Axes]:
@@ -245,7 +279,9 @@ def _panels(figure: Figure) -> Iterator[Axes]:
 
 def _called(axis: Axes, number: int) -> str:
     titles = (_untexed(axis.get_title(loc)) for loc in ("center", "left", "right"))
-    inside = (_untexed(text.get_text()) for text in axis.texts if text.get_transform() is axis.transAxes)
+    inside = (
+        _untexed(text.get_text()) for text in axis.texts if text.get_transform() is axis.transAxes
+    )
     return next(filter(None, (*titles, *inside, _untexed(axis.get_ylabel()))), f"panel {number}")
 
 
@@ -254,7 +290,13 @@ def _series(axis: Axes) -> Iterator[Series]:
     for image in axis.images:
         cells: np.ndarray = np.ma.filled(np.ma.asarray(image.get_array(), float), np.nan)
         rows, columns = np.indices(cells.shape[:2])
-        yield "cell", _named(image), columns.ravel(), rows.ravel(), cells.reshape(rows.size, -1)[:, 0]
+        yield (
+            "cell",
+            _named(image),
+            columns.ravel(),
+            rows.ravel(),
+            cells.reshape(rows.size, -1)[:, 0],
+        )
     for line in axis.lines:
         x, y = (np.ravel(np.asarray(side, float)) for side in line.get_data(orig=False))
         if line.get_transform() == axis.transData and len(x):
@@ -276,8 +318,13 @@ def _series(axis: Axes) -> Iterator[Series]:
     for bars in axis.containers:
         boxes = list(getattr(bars, "patches", ()))
         if boxes:
-            x, y = (np.array([getattr(box, f"get_{side}")() for box in boxes]) for side in ("x", "y"))
-            wide, high = (np.array([getattr(box, f"get_{side}")() for box in boxes]) for side in ("width", "height"))
+            x, y = (
+                np.array([getattr(box, f"get_{side}")() for box in boxes]) for side in ("x", "y")
+            )
+            wide, high = (
+                np.array([getattr(box, f"get_{side}")() for box in boxes])
+                for side in ("width", "height")
+            )
             lying = getattr(bars, "orientation", "vertical") == "horizontal"
             ends = (x + wide, y + high / 2) if lying else (x + wide / 2, y + high)
             yield "bar", _named(bars), *ends, wide if lying else high
@@ -285,7 +332,10 @@ def _series(axis: Axes) -> Iterator[Series]:
 
 def _names(axis: Any) -> dict[float, str]:
     """Named ticks of an axis by position; empty for a numeric axis."""
-    ticks, labels = axis.get_majorticklocs(), [label.get_text() for label in axis.get_majorticklabels()]
+    ticks, labels = (
+        axis.get_majorticklocs(),
+        [label.get_text() for label in axis.get_majorticklabels()],
+    )
     named = {float(tick): _untexed(text) for tick, text in zip(ticks, labels, strict=False)}
     is_named = type(axis.get_major_formatter()).__name__ in {"FixedFormatter", "FuncFormatter"}
     return {tick: text for tick, text in named.items() if text} if is_named else {}
@@ -303,5 +353,9 @@ def _tells(values: np.ndarray) -> bool:
 def _untexed(text: str) -> str:
     """A label without TeX signs: `$\\sigma_i(W_{QK})$` becomes sigma_i(W_QK)."""
     kept = text.replace(r"\$", "\0")
-    bare = re.sub(r"\\(?:tilde|mathrm|text|hat|bar)\b|\\[,;! ]|[{}$]", "", kept).replace(r"\|", "|").replace("\\", "")
+    bare = (
+        re.sub(r"\\(?:tilde|mathrm|text|hat|bar)\b|\\[,;! ]|[{}$]", "", kept)
+        .replace(r"\|", "|")
+        .replace("\\", "")
+    )
     return " ".join(bare.replace("\0", "$").split())

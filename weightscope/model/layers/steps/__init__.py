@@ -1,8 +1,9 @@
-"""Steps: mechanisms that few architectures have, one file for each or for a few of a kind, named by the rows.
+"""Steps: mechanisms that few architectures have, one file for each or for a few of a kind, named by
+the rows.
 
-A layer is read as its layout says; then the steps of its row are applied to it in the order of `Place`, and within a
-place as the row lists them. Between INPUTS and VECTORS the norms before the layer and of queries and keys are folded.
-"""
+A layer is read as its layout says; then the steps of its row are applied to it in the order of
+`Place`, and within a place as the row lists them. Between INPUTS and VECTORS the norms before the
+layer and of queries and keys are folded."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,7 +19,9 @@ from weightscope.model.rows.cells import LayerTensors
 
 
 class Place(IntEnum):
-    """Where in attention a step acts: the order in which steps are applied and their caveats are listed."""
+    """Where in attention a step acts: the order in which steps are applied and their caveats are
+    listed.
+    """
 
     INPUTS = 1  # what queries, keys and values are made of
     VECTORS = 2  # queries, keys and values
@@ -31,7 +34,9 @@ class Place(IntEnum):
 
 @dataclass(frozen=True)
 class Reads:
-    """What a step reads of a checkpoint, so that its bytes are counted and nothing of it is called unread."""
+    """What a step reads of a checkpoint, so that its bytes are counted and nothing of it is called
+    unread.
+    """
 
     modules: tuple[str, ...] = ()  # of the layer
     tensors: tuple[str, ...] = ()  # of the layer, in none of its modules
@@ -41,9 +46,11 @@ class Reads:
     def __add__(self, other: "Reads") -> "Reads":
         """Both."""
         return Reads(
-            self.modules + other.modules, self.tensors + other.tensors, self.shared + other.shared,
+            self.modules + other.modules,
+            self.tensors + other.tensors,
+            self.shared + other.shared,
             self.ignored + other.ignored,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,16 @@ class Step:
 
     name: ClassVar[str]  # in rows: `steps.gate = "attention.g_proj"`; one step of a name per row
     place: ClassVar[Place]
-    label: ClassVar[str] = ""  # in the table of `weightscope families`; empty where that does not list it
-    portable: ClassVar[bool] = False  # `adopt` tries it in architectures whose modules have other names
+    label: ClassVar[str] = (
+        ""  # in the table of `weightscope families`; empty where that does not list it
+    )
+    portable: ClassVar[bool] = (
+        False  # `adopt` tries it in architectures whose modules have other names
+    )
     exact: ClassVar[bool] = False  # the matrices of heads hold all of it; otherwise it has a caveat
-    compares: ClassVar[bool] = False  # `apply` compares values of tensors with a formula and needs more than shapes
+    compares: ClassVar[bool] = (
+        False  # `apply` compares values of tensors with a formula and needs more than shapes
+    )
 
     def reads(self) -> Reads:
         """Its tensors."""
@@ -73,8 +86,12 @@ class Step:
         """The norm before the layer as the mechanism changes it."""
         return norm
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
-        """The layer with the mechanism, of the layer's tensors or the model's; what cannot be read is refused."""
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
+        """The layer with the mechanism, of the layer's tensors or the model's; what cannot be read
+        is refused.
+        """
         return layer
 
     def caveat(self, layer: Layer) -> str:
@@ -89,7 +106,9 @@ class Step:
 
 @cache
 def step_classes() -> dict[str, type[Step]]:
-    """Every step in this folder, by its name in rows: a new file is found here without being listed."""
+    """Every step in this folder, by its name in rows: a new file is found here without being
+    listed.
+    """
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
     classes = [Step]

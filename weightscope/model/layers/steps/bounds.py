@@ -24,8 +24,12 @@ class Softcap(Step):
     def takes(self, config: ModelConfig, index: int) -> Any:
         return config.get(self.key)
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
-        return replace(layer, softcap=config.number(self.key, smallest=1e-6) if config.has(self.key) else None)
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
+        return replace(
+            layer, softcap=config.number(self.key, smallest=1e-6) if config.has(self.key) else None
+        )
 
     def caveat(self, layer: Layer) -> str:
         cap = layer.softcap
@@ -41,12 +45,16 @@ class Clip(Step):
     label = "clipped"
     portable = True
 
-    keys: tuple[str, ...]  # config keys that lead to c, outermost first; 0 or nothing means no bound
+    keys: tuple[
+        str, ...
+    ]  # config keys that lead to c, outermost first; 0 or nothing means no bound
 
     def takes(self, config: ModelConfig, index: int) -> Any:
         return [config.get(key) for key in self.keys]
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         part: Config = config
         for outer in self.keys[:-1]:
             part = part.inside(outer)
@@ -54,4 +62,8 @@ class Clip(Step):
 
     def caveat(self, layer: Layer) -> str:
         bound = layer.clip
-        return "" if bound is None else f"queries, keys and values are clipped to [-{bound:g}, {bound:g}]"
+        return (
+            ""
+            if bound is None
+            else f"queries, keys and values are clipped to [-{bound:g}, {bound:g}]"
+        )

@@ -1,4 +1,6 @@
-"""Differential attention (Differential Transformer, eqs 1-4): of two maps of attention one is subtracted."""
+"""Differential attention (Differential Transformer, eqs 1-4): of two maps of attention one is
+subtracted.
+"""
 
 from dataclasses import dataclass, replace
 from math import exp
@@ -16,13 +18,14 @@ from weightscope.model.rows.cells import LayerTensors
 
 @dataclass(frozen=True)
 class Differential(Step):
-    """A layer of H heads as H / 2 differences: heads h and h + H/2 share values of width 2 r and a part of W_O.
+    """A layer of H heads as H / 2 differences: heads h and h + H/2 share values of width 2 r and a
+    part of W_O.
 
-    DiffLlama: value j of a group is [v_j | v_(j + G/2)] for both halves of the groups; the first half of the heads
-    gathers them, the second too, and lambda times that is subtracted. lambda = exp(lambda_q1 lambda_k1') -
-    exp(lambda_q2 lambda_k2') + lambda_0 with lambda_0 = 0.8 - 0.6 exp(-0.3 layer); what is left after its norm is
-    multiplied by 1 - lambda_0. W_O has these factors.
-    """
+    DiffLlama: value j of a group is [v_j | v_(j + G/2)] for both halves of the groups; the first
+    half of the heads gathers them, the second too, and lambda times that is subtracted. lambda =
+    exp(lambda_q1 lambda_k1') - exp(lambda_q2 lambda_k2') + lambda_0 with lambda_0 = 0.8 - 0.6
+    exp(-0.3 layer); what is left after its norm is multiplied by 1 - lambda_0. W_O has these
+    factors."""
 
     name = "differential"
     place = Place.GATHERED
@@ -35,17 +38,29 @@ class Differential(Step):
     def reads(self) -> Reads:
         return Reads(tensors=tuple(map(self._vector, ("q1", "k1", "q2", "k2"))))
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         h, g, r, d = layer.n_heads, layer.n_kv_heads, layer.head_dim, layer.d_model
         if h % 2 or g % 2:
-            raise CheckpointError(f"{h} heads in {g} groups are not pairs, which are subtracted", file=config.file)
+            raise CheckpointError(
+                f"{h} heads in {g} groups are not pairs, which are subtracted", file=config.file
+            )
         first = 0.8 - 0.6 * exp(-0.3 * layer.index)
-        vectors = {name: tensors.read(self._vector(name), (r,)).astype(np.float64) for name in ("q1", "k1", "q2", "k2")}
-        weight = float(np.exp(vectors["q1"] @ vectors["k1"]) - np.exp(vectors["q2"] @ vectors["k2"]) + first)
+        vectors = {
+            name: tensors.read(self._vector(name), (r,)).astype(np.float64)
+            for name in ("q1", "k1", "q2", "k2")
+        }
+        weight = float(
+            np.exp(vectors["q1"] @ vectors["k1"]) - np.exp(vectors["q2"] @ vectors["k2"]) + first
+        )
         if isinstance(layer.v, Latent):
             raise TypeError("values that come out of a latent are not pairs")
         group = np.arange(g) % (g // 2)
-        v_w, v_b = (np.concatenate((array[group], array[group + g // 2]), axis=-1) for array in (layer.v.w, layer.v.b))
+        v_w, v_b = (
+            np.concatenate((array[group], array[group + g // 2]), axis=-1)
+            for array in (layer.v.w, layer.v.b)
+        )
         w_o = np.asarray(layer.w_o).reshape(h // 2, 2 * r, d) * np.float32(1 - first)
         return replace(
             layer,

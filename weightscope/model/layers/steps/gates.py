@@ -1,4 +1,6 @@
-"""Gates: functions of the query token that multiply what a head has gathered, or the position bias."""
+"""Gates: functions of the query token that multiply what a head has gathered, or the position
+bias.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -23,7 +25,9 @@ def gate_caveat(layer: Layer) -> str:
 
 @dataclass(frozen=True)
 class Gate(Step):
-    """A Linear of the query token with one output for each dimension of a head, or one for each head."""
+    """A Linear of the query token with one output for each dimension of a head, or one for each
+    head.
+    """
 
     name = "gate"
     place = Place.GATHERED
@@ -36,14 +40,20 @@ class Gate(Step):
     def reads(self) -> Reads:
         return Reads(modules=(self.module,), tensors=tuple(filter(None, (self.of_heads,))))
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         h, r_v, _ = layer.w_o.shape
         stored = tensors.checkpoint.get(f"{tensors.prefix}{self.module}.weight")
         rows = h if stored and stored.shape[:1] == (h,) else h * r_v
         gate = by_head(*linear(tensors, config, self.module, (rows, config.d_model), self.bias), h)
         if self.of_heads:
             gate = replace(gate, bias=gate.bias + tensors.read(self.of_heads, (h,))[:, None])
-        return replace(layer, gate=gate if layer.norm is None else gate.after_norm(layer.norm), gate_kind=self.kind)
+        return replace(
+            layer,
+            gate=gate if layer.norm is None else gate.after_norm(layer.norm),
+            gate_kind=self.kind,
+        )
 
     def caveat(self, layer: Layer) -> str:
         return gate_caveat(layer)
@@ -51,7 +61,9 @@ class Gate(Step):
 
 @dataclass(frozen=True)
 class BiasGate(Step):
-    """A Linear of each head's part of the query token, the same for all heads, whose outputs add up to two."""
+    """A Linear of each head's part of the query token, the same for all heads, whose outputs add up
+    to two.
+    """
 
     name = "bias_gate"
     place = Place.POSITIONS
@@ -62,14 +74,20 @@ class BiasGate(Step):
     def reads(self) -> Reads:
         return Reads(modules=(self.module,), tensors=(self.factor,))
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         h, r = config.n_heads, config.head_dim
-        of_head = tensors.read(self.module + ".weight", (8, r)).reshape(2, 4, r).sum(axis=1).T  # (r, 2)
+        of_head = (
+            tensors.read(self.module + ".weight", (8, r)).reshape(2, 4, r).sum(axis=1).T
+        )  # (r, 2)
         bias = tensors.read(self.module + ".bias", (8,)).reshape(2, 4).sum(axis=1)
         w = np.einsum("hg,ro->hgro", np.eye(h, dtype=of_head.dtype), of_head).reshape(h, h * r, 2)
         factor = tensors.read(self.factor, (1, h, 1, 1)).ravel()
         gate = positions.BiasGate(Affine(w, np.tile(bias, (h, 1))), factor)
-        return replace(layer, additive_gate=gate if layer.norm is None else gate.after_norm(layer.norm))
+        return replace(
+            layer, additive_gate=gate if layer.norm is None else gate.after_norm(layer.norm)
+        )
 
     def caveat(self, layer: Layer) -> str:
         return "a factor of the query, which multiplies the position bias (layer.additive_gate)"

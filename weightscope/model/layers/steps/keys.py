@@ -9,7 +9,8 @@ from weightscope.model.layers.steps import Place, Reads, Step
 
 @dataclass(frozen=True)
 class BorrowedKeys(Step):
-    """The last `num_kv_shared_layers` attend to keys and values of the last layer before them of their type (Gemma 3n).
+    """The last `num_kv_shared_layers` attend to keys and values of the last layer before them of
+    their type (Gemma 3n).
 
     `architectures.layer` reads those modules under the other layer's name, with that layer's norm.
     """
@@ -22,9 +23,14 @@ class BorrowedKeys(Step):
         makers = config.n_layers - config.count("num_kv_shared_layers")
         if index < makers:
             return index
-        alike = [i for i in range(max(makers, 0)) if config.layer_types[i] == config.layer_types[index]]
+        alike = [
+            i for i in range(max(makers, 0)) if config.layer_types[i] == config.layer_types[index]
+        ]
         if not alike:
-            raise config.error("num_kv_shared_layers", "layers of every type that make keys and values of their own")
+            raise config.error(
+                "num_kv_shared_layers",
+                "layers of every type that make keys and values of their own",
+            )
         return alike[-1]
 
     def caveat(self, layer: Layer) -> str:
@@ -38,7 +44,9 @@ class BorrowedKeys(Step):
 
 @dataclass(frozen=True)
 class Indexer(Step):
-    """A module that chooses which keys a query sees: part of the mask, and not read (DeepSeek-V3.2)."""
+    """A module that chooses which keys a query sees: part of the mask, and not read
+    (DeepSeek-V3.2).
+    """
 
     name = "indexer"
     place = Place.MASK

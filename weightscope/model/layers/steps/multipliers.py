@@ -1,4 +1,6 @@
-"""Numbers that multiply what attention reads or writes: of the config, or learned for each dimension or head."""
+"""Numbers that multiply what attention reads or writes: of the config, or learned for each
+dimension or head.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,13 +19,19 @@ from weightscope.model.rows.cells import LayerTensors
 
 # What of a stored number t multiplies.
 FACTORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "exp(t)": np.exp, "t": np.asarray, "1/t": np.reciprocal, "exp(-t)": lambda t: np.exp(-t), "softplus(t)": softplus,
-}  # fmt: skip
+    "exp(t)": np.exp,
+    "t": np.asarray,
+    "1/t": np.reciprocal,
+    "exp(-t)": lambda t: np.exp(-t),
+    "softplus(t)": softplus,
+}
 
 
 @dataclass(frozen=True)
 class Multipliers(Step):
-    """Config keys of what multiplies the input of attention, its keys or its values (Falcon-H1, MiMo-V2)."""
+    """Config keys of what multiplies the input of attention, its keys or its values (Falcon-H1,
+    MiMo-V2).
+    """
 
     name = "multipliers"
     place = Place.INPUTS
@@ -44,8 +52,14 @@ class Multipliers(Step):
         factor = np.float32(config.number(self.input, smallest=-1e12))
         return replace(norm, gamma=factor * norm.gamma, beta=factor * norm.beta)
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
-        return replace(layer, k=_multiplied(layer.k, self.key, config), v=_multiplied(layer.v, self.value, config))
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
+        return replace(
+            layer,
+            k=_multiplied(layer.k, self.key, config),
+            v=_multiplied(layer.v, self.value, config),
+        )
 
 
 def _multiplied(made: Affine | Latent, key: str, config: ModelConfig) -> Affine | Latent:
@@ -53,13 +67,17 @@ def _multiplied(made: Affine | Latent, key: str, config: ModelConfig) -> Affine 
     if not key:
         return made
     if isinstance(made, Latent):
-        raise CheckpointError(f"'{key}' multiplies what comes out of a latent, which is not read", file=config.file)
+        raise CheckpointError(
+            f"'{key}' multiplies what comes out of a latent, which is not read", file=config.file
+        )
     return made.scaled(np.full((1, 1), config.number(key, smallest=-1e12), np.float32))
 
 
 @dataclass(frozen=True)
 class LayerScale(Step):
-    """Learned factors of what attention gives, one per dimension, folded into W_O and its bias (CaiT, DINOv2)."""
+    """Learned factors of what attention gives, one per dimension, folded into W_O and its bias
+    (CaiT, DINOv2).
+    """
 
     name = "layer_scale"
     place = Place.OUTPUT
@@ -73,11 +91,19 @@ class LayerScale(Step):
         return self.tensor.rpartition(".")[0]
 
     def reads(self) -> Reads:
-        return Reads(modules=(self.output_module,)) if self.output_module else Reads(tensors=(self.tensor,))
+        return (
+            Reads(modules=(self.output_module,))
+            if self.output_module
+            else Reads(tensors=(self.tensor,))
+        )
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         scale = tensors.read(self.tensor, (config.d_model,))
-        return replace(layer, w_o=np.asarray(layer.w_o) * scale, output_bias=layer.output_bias * scale)
+        return replace(
+            layer, w_o=np.asarray(layer.w_o) * scale, output_bias=layer.output_bias * scale
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +121,9 @@ class HeadFactors(Step):
     def reads(self) -> Reads:
         return Reads(tensors=(self.tensor,))
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         if isinstance(layer.q, Latent):
             raise CheckpointError(
                 f"'{self.tensor}' multiplies queries that come out of a latent, which is not read",

@@ -14,7 +14,9 @@ from weightscope.model.rows.cells import LayerTensors, StoredNorm
 
 @dataclass(frozen=True)
 class SubNorm(Step):
-    """A norm of what all heads have gathered for a token (BitNet): folded into W_O, but for its sigma."""
+    """A norm of what all heads have gathered for a token (BitNet): folded into W_O, but for its
+    sigma.
+    """
 
     name = "sub_norm"
     place = Place.GATHERED
@@ -24,7 +26,9 @@ class SubNorm(Step):
     def reads(self) -> Reads:
         return Reads(modules=(self.norm.module,))
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         h, r_v, d = layer.w_o.shape
         norm = self.norm.read(tensors, config, h * r_v)
         w_o, bias = norm.fold(np.array(layer.w_o).reshape(h * r_v, d), layer.output_bias)
@@ -43,7 +47,9 @@ class HeadNorm(Step):
     place = Place.GATHERED
     portable = True
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         return replace(layer, gathered_norm=gathered.HeadNorm(config.norm_eps))
 
     def caveat(self, layer: Layer) -> str:
@@ -58,9 +64,19 @@ class ValuesNormed(Step):
     place = Place.VECTORS
     portable = True
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         # Values that come out of a latent have that latent's norm.
-        return replace(layer, v_norm=InnerNorm(layer.v, config.norm_eps)) if isinstance(layer.v, Affine) else layer
+        return (
+            replace(layer, v_norm=InnerNorm(layer.v, config.norm_eps))
+            if isinstance(layer.v, Affine)
+            else layer
+        )
 
     def caveat(self, layer: Layer) -> str:
-        return "the norm of values: each head's value is divided by its size" if isinstance(layer.v, Affine) else ""
+        return (
+            "the norm of values: each head's value is divided by its size"
+            if isinstance(layer.v, Affine)
+            else ""
+        )

@@ -16,15 +16,21 @@ from weightscope.model.rows.cells import LayerTensors
 
 @dataclass(frozen=True)
 class AddedPositions(Step):
-    """Positions added to the stream after the layer's norm: they pass through the projections, without their biases."""
+    """Positions added to the stream after the layer's norm: they pass through the projections,
+    without their biases.
+    """
 
     name = "added_positions"
     place = Place.INPUTS
 
     to: tuple[Annotated[str, OneOf("queries", "keys")], ...] = ("queries", "keys")
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
-        if layer.added is not NOTHING_ADDED:  # the layout has read projections of positions (Conditional DETR)
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
+        if (
+            layer.added is not NOTHING_ADDED
+        ):  # the layout has read projections of positions (Conditional DETR)
             return layer
         maps = {"queries": layer.q, "keys": layer.k}
         unbiased = {
@@ -32,7 +38,9 @@ class AddedPositions(Step):
             for side, made in maps.items()
             if isinstance(made, Affine)
         }
-        return replace(layer, added=Added(*(unbiased[side] if side in self.to else None for side in maps)))
+        return replace(
+            layer, added=Added(*(unbiased[side] if side in self.to else None for side in maps))
+        )
 
     def caveat(self, layer: Layer) -> str:
         return "what positions add to scores: they are added to what queries and keys are made of (layer.added)"
@@ -40,7 +48,9 @@ class AddedPositions(Step):
 
 @dataclass(frozen=True)
 class FixedSinusoids(Step):
-    """The angles by which a head turns are in a table: a layer is refused where they are not the usual ones."""
+    """The angles by which a head turns are in a table: a layer is refused where they are not the
+    usual ones.
+    """
 
     name = "fixed_sinusoids"
     place = Place.INPUTS
@@ -49,8 +59,14 @@ class FixedSinusoids(Step):
 
     table: str  # of the model
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         expected = of_a_head(config)
-        if self.table in model and not np.allclose(model.read(self.table, expected.shape), expected, atol=1e-2):
-            raise model.tensor(self.table, expected.shape).refuse("does not hold what roformer's formula gives")
+        if self.table in model and not np.allclose(
+            model.read(self.table, expected.shape), expected, atol=1e-2
+        ):
+            raise model.tensor(self.table, expected.shape).refuse(
+                "does not hold what roformer's formula gives"
+            )
         return layer

@@ -28,11 +28,15 @@ class Relative(Step):
         """The layer's keys of distances."""
         raise NotImplementedError
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         return replace(layer, relative=self.terms(tensors, config, model))
 
     def caveat(self, layer: Layer) -> str:
-        text = "relative-position terms, of one token and the distance to the other (layer.relative)"
+        text = (
+            "relative-position terms, of one token and the distance to the other (layer.relative)"
+        )
         return text if layer.relative else ""
 
 
@@ -47,7 +51,9 @@ def _biased(layer: Layer, tensors: LayerTensors, name: str) -> Layer:
 def interleaved_sinusoids(distances: np.ndarray, width: int) -> np.ndarray:
     """Sine and cosine of each frequency side by side, (D,) distances -> (D, width)."""
     angles = np.outer(distances, 10000.0 ** (-np.arange(0, width, 2) / width))
-    return np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(len(distances), -1)[:, :width]
+    return np.stack((np.sin(angles), np.cos(angles)), axis=-1).reshape(len(distances), -1)[
+        :, :width
+    ]
 
 
 def halved_sinusoids(distances: np.ndarray, width: int) -> np.ndarray:
@@ -58,7 +64,9 @@ def halved_sinusoids(distances: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ProjectedDistances(Relative):
-    """Transformer-XL's: sinusoids of distances, projected; queries meet them with another bias than tokens' keys."""
+    """Transformer-XL's: sinusoids of distances, projected; queries meet them with another bias than
+    tokens' keys.
+    """
 
     name = "projected_distances"
 
@@ -75,7 +83,9 @@ class ProjectedDistances(Relative):
         bias = tensors.read(self.position, (h, r)) - tensors.read(self.content, (h, r))
         return (RelativeKeys(lambda distances: interleaved_sinusoids(distances, d) @ w, bias),)
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         return _biased(super().apply(layer, tensors, config, model), tensors, self.content)
 
 
@@ -88,26 +98,41 @@ class XLNetDistances(Relative):
     module: str = "rel_attn"
 
     def reads(self) -> Reads:
-        return Reads(tensors=tuple(f"{self.module}.{name}" for name in ("r", "r_r_bias", "r_w_bias")))
+        return Reads(
+            tensors=tuple(f"{self.module}.{name}" for name in ("r", "r_r_bias", "r_w_bias"))
+        )
 
     def terms(self, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Terms:
         d, h, r = config.d_model, config.n_heads, config.head_dim
         w = tensors.read(f"{self.module}.r", (d, h, r)).transpose(1, 0, 2)
-        bias = tensors.read(f"{self.module}.r_r_bias", (h, r)) - tensors.read(f"{self.module}.r_w_bias", (h, r))
+        bias = tensors.read(f"{self.module}.r_r_bias", (h, r)) - tensors.read(
+            f"{self.module}.r_w_bias", (h, r)
+        )
         furthest = config.number("clamp_len", default=-1, smallest=-1)
 
         def keys(distances: np.ndarray) -> np.ndarray:
-            return halved_sinusoids(np.clip(distances, -furthest, furthest) if furthest > 0 else distances, d) @ w
+            return (
+                halved_sinusoids(
+                    np.clip(distances, -furthest, furthest) if furthest > 0 else distances, d
+                )
+                @ w
+            )
 
         return (RelativeKeys(keys, bias),)
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
-        return _biased(super().apply(layer, tensors, config, model), tensors, f"{self.module}.r_w_bias")
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
+        return _biased(
+            super().apply(layer, tensors, config, model), tensors, f"{self.module}.r_w_bias"
+        )
 
 
 @dataclass(frozen=True)
 class ListedDistances(Relative):
-    """Shaw's: a learned key for each distance up to a bound on either side, the same for all heads."""
+    """Shaw's: a learned key for each distance up to a bound on either side, the same for all
+    heads.
+    """
 
     name = "listed_distances"
 
@@ -121,7 +146,11 @@ class ListedDistances(Relative):
     def terms(self, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Terms:
         before, after = config.count(self.before), config.count(self.after)
         table = tensors.read(self.module + ".weight", (before + after + 1, config.head_dim))
-        return (RelativeKeys.of_table(table[None], lambda distances: np.clip(-distances, -before, after) + before),)
+        return (
+            RelativeKeys.of_table(
+                table[None], lambda distances: np.clip(-distances, -before, after) + before
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -130,7 +159,9 @@ class SharedDistances(Relative):
 
     name = "shared_distances"
 
-    table: str  # of the model: the keys of what lies `most` after the query, one nearer, ..., `most` - 1 before it
+    # of the model: the keys of what lies `most` after the query, one nearer, ..., `most` - 1 before
+    # it
+    table: str
     most: str  # config key
 
     def reads(self) -> Reads:
@@ -139,11 +170,19 @@ class SharedDistances(Relative):
     def terms(self, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Terms:
         most = config.count(self.most)
         table = model.read(self.table, (2 * most, config.head_dim))
-        return (RelativeKeys.of_table(table[None], lambda distances: np.clip(distances, -most, most - 1) + most),)
+        return (
+            RelativeKeys.of_table(
+                table[None], lambda distances: np.clip(distances, -most, most - 1) + most
+            ),
+        )
 
 
-def _near(tensors: LayerTensors, config: ModelConfig, name: str) -> Callable[[np.ndarray], np.ndarray]:
-    """VITS's table of what lies at most `window_size` after or before a token; zero where it is further away."""
+def _near(
+    tensors: LayerTensors, config: ModelConfig, name: str
+) -> Callable[[np.ndarray], np.ndarray]:
+    """VITS's table of what lies at most `window_size` after or before a token; zero where it is
+    further away.
+    """
     most = config.count("window_size")
     table = np.pad(tensors.read(name, (1, 2 * most + 1, config.head_dim)), ((0, 0), (1, 1), (0, 0)))
     return lambda distances: table[:, np.clip(-distances, -most - 1, most + 1) + most + 1]
@@ -178,7 +217,9 @@ class NearValues(Step):
     def reads(self) -> Reads:
         return Reads(tensors=(self.tensor,))
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         return replace(layer, relative_values=RelativeValues(_near(tensors, config, self.tensor)))
 
     def caveat(self, layer: Layer) -> str:
@@ -187,7 +228,9 @@ class NearValues(Step):
 
 @dataclass(frozen=True)
 class DistancesInBlocks(Relative):
-    """Granite Speech's: Shaw's keys, for at least as many distances as two tokens of one block may have."""
+    """Granite Speech's: Shaw's keys, for at least as many distances as two tokens of one block may
+    have.
+    """
 
     name = "distances_in_blocks"
 
@@ -200,12 +243,17 @@ class DistancesInBlocks(Relative):
         most, block = config.size("max_pos_emb"), config.size("context_size")
         table = tensors.read(self.module + ".weight", (2 * most + 1, config.head_dim))
         block = min(block, most)
-        return (RelativeKeys.of_table(table[None], lambda distances: np.clip(distances, -block, block) + most),)
+        return (
+            RelativeKeys.of_table(
+                table[None], lambda distances: np.clip(distances, -block, block) + most
+            ),
+        )
 
 
 @dataclass(frozen=True)
 class RowsAndColumns(Relative):
-    """SAM: a query meets a key of how many rows, and one of how many columns, the other token is away (MViTv2, eq. 5).
+    """SAM: a query meets a key of how many rows, and one of how many columns, the other token is
+    away (MViTv2, eq. 5).
 
     The layer's tokens are a window of the image, or all of it, row by row.
     """
@@ -224,15 +272,24 @@ class RowsAndColumns(Relative):
         sides = [(len(table) + 1) // 2 for table in tables]
 
         def keys(axis: int) -> RelativeKeys:
-            table, side = tables[axis] * np.float32(r**0.5), sides[axis]  # the model does not scale this term
+            table, side = (
+                tables[axis] * np.float32(r**0.5),
+                sides[axis],
+            )  # the model does not scale this term
 
             def at(distances: np.ndarray) -> np.ndarray:
                 if len(distances) and max(-distances[0], distances[-1]) >= side:
-                    raise CheckpointError(f"tokens are more than this layer's window of {sides[0]} x {sides[1]}")
+                    raise CheckpointError(
+                        f"tokens are more than this layer's window of {sides[0]} x {sides[1]}"
+                    )
                 return table[None, distances + side - 1]
 
             def coordinate(positions: np.ndarray) -> np.ndarray:
-                return positions[:, axis] if positions.ndim > 1 else np.asarray(divmod(positions, sides[1]))[axis]
+                return (
+                    positions[:, axis]
+                    if positions.ndim > 1
+                    else np.asarray(divmod(positions, sides[1]))[axis]
+                )
 
             return RelativeKeys(at, coordinate=coordinate, every=table[None])
 
@@ -241,7 +298,9 @@ class RowsAndColumns(Relative):
 
 @dataclass(frozen=True)
 class Disentangled(Relative):
-    """DeBERTa's: a table of distances, projected to keys and to queries, as pos_att_type asks for."""
+    """DeBERTa's: a table of distances, projected to keys and to queries, as pos_att_type asks
+    for.
+    """
 
     name = "disentangled"
 
@@ -249,7 +308,9 @@ class Disentangled(Relative):
     key: str  # projection of a layer, to keys
     query: str  # likewise, to queries
     key_bias: bool = True  # the former has one
-    shared: tuple[str, str] | None = None  # the projections of tokens, which replace them where share_att_key says so
+    shared: tuple[str, str] | None = (
+        None  # the projections of tokens, which replace them where share_att_key says so
+    )
 
     @property
     def _norm(self) -> str:
@@ -264,9 +325,16 @@ class Disentangled(Relative):
         d, h, r = config.d_model, config.n_heads, config.head_dim
         most = config.number("max_relative_positions", default=-1, smallest=-1)
         most = int(most) if most >= 1 else config.size("max_position_embeddings")
-        buckets = int(config.number("position_buckets", default=-1, smallest=-1)) if self.shared else -1
-        if buckets > 0 and not 2 <= buckets < 2 * (most - 1):  # no distances are left for logarithmic ones
-            raise config.error("position_buckets", f"2 or more, and fewer than {2 * (most - 1)}: twice the distances")
+        buckets = (
+            int(config.number("position_buckets", default=-1, smallest=-1)) if self.shared else -1
+        )
+        if buckets > 0 and not 2 <= buckets < 2 * (
+            most - 1
+        ):  # no distances are left for logarithmic ones
+            raise config.error(
+                "position_buckets",
+                f"2 or more, and fewer than {2 * (most - 1)}: twice the distances",
+            )
         span = buckets if buckets > 0 else most
         rows = model.read(self.table + ".weight", (2 * span, d))
         if self.shared and "layer_norm" in str(config.get("norm_rel_ebd", "none")).lower():
@@ -296,14 +364,20 @@ class Disentangled(Relative):
 
 
 def logarithmic(distances: np.ndarray, buckets: int, most: int) -> np.ndarray:
-    """DeBERTa-v2's buckets: small distances as they are, larger ones logarithmically, up to `most`."""
+    """DeBERTa-v2's buckets: small distances as they are, larger ones logarithmically, up to
+    `most`.
+    """
     middle = buckets // 2
     size = np.where(np.abs(distances) < middle, middle - 1, np.abs(distances)).astype(np.float32)
     exact = np.log(np.maximum(size, 1) / middle) / np.log((most - 1) / middle) * (middle - 1)
     nearest = np.rint(exact)
     tied = (np.abs(exact - nearest) < 1e-6 * nearest) & (size > middle) & (size != most - 1)
-    if (tied & (nearest + middle < buckets)).any():  # rounding decides in transformers, which has float32
+    if (
+        tied & (nearest + middle < buckets)
+    ).any():  # rounding decides in transformers, which has float32
         distance = int(size[tied].min())
-        raise CheckpointError(f"distance {distance} lies between two of {buckets} buckets of {most} positions")
+        raise CheckpointError(
+            f"distance {distance} lies between two of {buckets} buckets of {most} positions"
+        )
     steps = np.where(size == most - 1, middle - 1, np.ceil(exact))
     return np.where(size <= middle, distances, (steps + middle) * np.sign(distances)).astype(int)

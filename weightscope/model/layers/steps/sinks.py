@@ -21,7 +21,9 @@ class Sinks(Step):
     def reads(self) -> Reads:
         return Reads(tensors=(self.tensor,))
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         return replace(layer, sinks=tensors.read(self.tensor, (config.n_heads,)))
 
     def caveat(self, layer: Layer) -> str:
@@ -30,7 +32,9 @@ class Sinks(Step):
 
 @dataclass(frozen=True)
 class OuterSinks(Step):
-    """Sink logits outside of the softmax: what they leave of it multiplies what a head gathers (Granite)."""
+    """Sink logits outside of the softmax: what they leave of it multiplies what a head gathers
+    (Granite).
+    """
 
     name = "outer_sinks"
     place = Place.GATHERED
@@ -40,7 +44,9 @@ class OuterSinks(Step):
     def reads(self) -> Reads:
         return Reads(tensors=(self.tensor,))
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         return replace(layer, outer_sinks=tensors.read(self.tensor, (config.n_heads,)))
 
     def caveat(self, layer: Layer) -> str:

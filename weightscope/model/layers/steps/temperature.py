@@ -22,7 +22,9 @@ class OfPosition(Step):
         """The temperature of a layer; None where it has none."""
         raise NotImplementedError
 
-    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
         return replace(layer, temperature=self.takes(config, layer.index))
 
     def caveat(self, layer: Layer) -> str:
@@ -33,7 +35,9 @@ class OfPosition(Step):
 
 @dataclass(frozen=True)
 class BeyondTraining(OfPosition):
-    """Ministral 3: 1 + llama_4_scaling_beta log(1 + floor(p / original_max_position_embeddings))."""
+    """Ministral 3: 1 + llama_4_scaling_beta log(1 + floor(p /
+    original_max_position_embeddings)).
+    """
 
     name = "temperature_beyond_training"
 
@@ -47,14 +51,21 @@ class BeyondTraining(OfPosition):
 
 @dataclass(frozen=True)
 class WithoutRotation(OfPosition):
-    """Llama 4: 1 + attn_scale log(1 + floor((p + 1) / floor_scale)) in layers that do not rotate."""
+    """Llama 4: 1 + attn_scale log(1 + floor((p + 1) / floor_scale)) in layers that do not
+    rotate.
+    """
 
     name = "temperature_without_rotation"
 
     def takes(self, config: ModelConfig, index: int) -> Temperature | None:
         if listed(config, index) or not config.get("attn_temperature_tuning"):
             return None
-        return Logarithm(config.number("attn_scale"), config.number("floor_scale", smallest=1), first=1, counted=True)
+        return Logarithm(
+            config.number("attn_scale"),
+            config.number("floor_scale", smallest=1),
+            first=1,
+            counted=True,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""A checkpoint under the names of its trainer, such as Meta's or Megatron's, as transformers would have it."""
+"""A checkpoint under the names of its trainer, such as Meta's or Megatron's, as transformers would
+have it.
+"""
 
 import re
 import tomllib
@@ -25,9 +27,21 @@ KNOWN_BY = {
     "layers.0.attention.wq.weight": "meta",
     "decoder.layers.0.self_attention.linear_qkv.weight": "mcore",
 }
-# Keys of params.json that have no key of config.json to themselves, and those that may say one thing alone.
-READ = ("moe", "multiple_of", "ffn_dim_multiplier", "max_batch_size", "model_parallel_size")  # or without effect
-DEFAULTS: dict[str, Any] = {"use_biases": False, "use_scaled_rope": False, "causal": True, "model_type": "transformer"}
+# Keys of params.json that have no key of config.json to themselves, and those that may say one
+# thing alone.
+READ = (
+    "moe",
+    "multiple_of",
+    "ffn_dim_multiplier",
+    "max_batch_size",
+    "model_parallel_size",
+)  # or without effect
+DEFAULTS: dict[str, Any] = {
+    "use_biases": False,
+    "use_scaled_rope": False,
+    "causal": True,
+    "model_type": "transformer",
+}
 
 
 class Spelling(NamedTuple):
@@ -47,13 +61,17 @@ def spelling_of(name: str) -> Spelling:
         return Spelling(**tomllib.loads(file.read().decode())[name])
 
 
-def as_published(checkpoint: Checkpoint, name: str, rows: Callable[[frozenset[str]], Sequence[Family]]) -> Checkpoint:
+def as_published(
+    checkpoint: Checkpoint, name: str, rows: Callable[[frozenset[str]], Sequence[Family]]
+) -> Checkpoint:
     """The checkpoint under the names, in the order and with the config of transformers."""
     spelling, config = spelling_of(name), checkpoint.config
     if config.get("model_type") is None or "dim" in config:
         config = config_of_params(checkpoint, spelling)
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in spelling.types:  # another row may have these names for its own
+    if (
+        not isinstance(kind, str) or kind not in spelling.types
+    ):  # another row may have these names for its own
         return checkpoint
     row = next(row for row in rows(frozenset({kind})) if row.heads.layout is separate)
     row = row.configured({**row.config.defaults, **config})
@@ -93,16 +111,24 @@ def _published(
 
 
 def _module_of(name: str) -> tuple[str, str]:
-    """`a.b.weight`: `a.b` and `weight`; of what Transformer Engine fuses, `a.b.layer_norm_weight`, all of it."""
+    """`a.b.weight`: `a.b` and `weight`; of what Transformer Engine fuses, `a.b.layer_norm_weight`,
+    all of it.
+    """
     module, _, end = name.rpartition(".")
-    return (name, end.removeprefix("layer_norm_")) if end.startswith("layer_norm_") else (module, end)
+    return (
+        (name, end.removeprefix("layer_norm_")) if end.startswith("layer_norm_") else (module, end)
+    )
 
 
 @lru_cache(4)
 def _patterns(roles: tuple[tuple[str, str], ...]) -> list[tuple[re.Pattern[str], str]]:
     patterns = []
     for name, role in roles:
-        text = re.escape(name).replace(r"\{i\}", r"(?P<layer>\d{1,7})").replace(r"\{e\}", r"(?P<expert>\d{1,6})")
+        text = (
+            re.escape(name)
+            .replace(r"\{i\}", r"(?P<layer>\d{1,7})")
+            .replace(r"\{e\}", r"(?P<expert>\d{1,6})")
+        )
         patterns.append((re.compile(text, re.ASCII), role))
     return patterns
 
@@ -112,19 +138,33 @@ def _role_of(module: str, spelling: Spelling) -> tuple[str, int | None, int | No
     for pattern, role in _patterns(tuple(spelling.roles.items())):
         if match := pattern.fullmatch(module):
             layer, expert = (match.groupdict().get(key) for key in ("layer", "expert"))
-            return role, None if layer is None else int(layer), None if expert is None else int(expert)
+            return (
+                role,
+                None if layer is None else int(layer),
+                None if expert is None else int(expert),
+            )
     return "", None, None
 
 
 def _renamed(tensor: Tensor, name: str) -> Tensor:
-    return replace(tensor, name=name) if isinstance(tensor, StoredTensor | DequantisedTensor) else tensor
+    return (
+        replace(tensor, name=name)
+        if isinstance(tensor, StoredTensor | DequantisedTensor)
+        else tensor
+    )
 
 
-def _restored(tensor: Tensor, role: str, is_part: bool, spelling: Spelling, counts: tuple[int, int]) -> Tensor:
+def _restored(
+    tensor: Tensor, role: str, is_part: bool, spelling: Spelling, counts: tuple[int, int]
+) -> Tensor:
     """A tensor in transformers' order: rows of queries and keys, or the part of a fused one."""
     if is_part:
         return PartTensor(tensor, PARTS[role.rpartition(".")[2]], *counts)
-    undo = {"q": queries_in_halves, "k": keys_in_halves}.get(role) if spelling.rotary == "neighbours" else None
+    undo = (
+        {"q": queries_in_halves, "k": keys_in_halves}.get(role)
+        if spelling.rotary == "neighbours"
+        else None
+    )
     return tensor if undo is None or not tensor.shape else RestoredTensor(tensor, undo, *counts)
 
 
@@ -163,8 +203,12 @@ def second_half(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
 
 
 PARTS: dict[str, Undo] = {
-    "q": queries_of_groups, "k": keys_of_groups, "v": values_of_groups, "gate": first_half, "up": second_half,
-}  # fmt: skip
+    "q": queries_of_groups,
+    "k": keys_of_groups,
+    "v": values_of_groups,
+    "gate": first_half,
+    "up": second_half,
+}
 
 
 @dataclass(frozen=True)
@@ -203,32 +247,47 @@ def config_of_params(checkpoint: Checkpoint, spelling: Spelling) -> Config:
         names = next(name for name in KNOWN_BY if name in checkpoint)
         problem = f"has names as '{names}', and no config.json with a model_type"
         ways = " and no params.json" if spelling.params else ""
-        raise CheckpointError(f"{problem}{ways}: the number of heads is not known", file=checkpoint.name)
+        raise CheckpointError(
+            f"{problem}{ways}: the number of heads is not known", file=checkpoint.name
+        )
     experts = params.inside("moe")
     known = {*spelling.params.values(), *READ, *DEFAULTS}
     for key, value in params.items():
         if value is not None and (key not in known or value != DEFAULTS.get(key, value)):
             problem = f"'{key[:40]}' is {str(value)[:40]}, which is not read of params.json"
             raise CheckpointError(
-                f"{problem}; add transformers' config.json to the folder to open it", file=params.file
+                f"{problem}; add transformers' config.json to the folder to open it",
+                file=params.file,
             )
-    values = {key: params[name] for key, name in spelling.params.items() if params.get(name) is not None}
-    values["model_type"] = "mixtral" if experts else "mistral" if "hidden_dim" in params else "llama"
+    values = {
+        key: params[name] for key, name in spelling.params.items() if params.get(name) is not None
+    }
+    values["model_type"] = (
+        "mixtral" if experts else "mistral" if "hidden_dim" in params else "llama"
+    )
     values.setdefault("num_key_value_heads", params.size("n_heads"))
     if "rope_theta" not in values and "hidden_dim" in params and "sliding_window" not in values:
-        problem = "has no 'rope_theta': Mistral's code takes 1e6 then, and transformers' conversion 1e4"
+        problem = (
+            "has no 'rope_theta': Mistral's code takes 1e6 then, and transformers' conversion 1e4"
+        )
         raise CheckpointError(problem, file=params.file)
     values.setdefault("rope_theta", 10000.0)
     values.setdefault("intermediate_size", _inner_width(params))
     values["rms_norm_eps"] = params.number("norm_eps")
-    if isinstance(window := values.get("sliding_window"), str) and window.isascii() and window.isdigit():
+    if (
+        isinstance(window := values.get("sliding_window"), str)
+        and window.isascii()
+        and window.isdigit()
+    ):
         values["sliding_window"] = int(window)  # Mixtral's is a text
     values.setdefault("sliding_window", None)
     if experts:
         values |= {"num_local_experts": experts.size("num_experts")}
         values |= {"num_experts_per_tok": experts.size("num_experts_per_tok")}
     tokens = checkpoint.get("tok_embeddings.weight")
-    if values.get("vocab_size", -1) == -1 and tokens is not None and tokens.shape:  # as Meta's files say it
+    if (
+        values.get("vocab_size", -1) == -1 and tokens is not None and tokens.shape
+    ):  # as Meta's files say it
         values["vocab_size"] = tokens.shape[0]
     values.setdefault("tie_word_embeddings", "output.weight" not in checkpoint)
     config = Config(values, params.file, stored=checkpoint.config.stored)
@@ -237,8 +296,13 @@ def config_of_params(checkpoint: Checkpoint, spelling: Spelling) -> Config:
 
 
 def _inner_width(params: Config) -> int:
-    """The network's width by Meta's rule: two thirds of 4 d, times a factor, up to the next multiple."""
-    multiple, factor = params.size("multiple_of", default=256), params.number("ffn_dim_multiplier", default=1.0)
+    """The network's width by Meta's rule: two thirds of 4 d, times a factor, up to the next
+    multiple.
+    """
+    multiple, factor = (
+        params.size("multiple_of", default=256),
+        params.number("ffn_dim_multiplier", default=1.0),
+    )
     width = int(factor * int(8 * params.size("dim") / 3))
     return multiple * ((width + multiple - 1) // multiple)
 
