@@ -13,11 +13,8 @@ with suppress(ImportError):  # Windows has no such limits
 LEAST = 1_000_000_000
 A_THREAD = 100_000_000
 THREADS_OF_OPENBLAS = 64  # at most, as NumPy and SciPy bring it
-THREADS_CHOSEN = (
-    "OPENBLAS_NUM_THREADS",
-    "GOTO_NUM_THREADS",
-    "OMP_NUM_THREADS",
-)  # the first that is set counts
+# the first that is set counts
+THREADS_CHOSEN = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 def main() -> None:

@@ -1,4 +1,6 @@
-"""Values of measures in real checkpoints, and what the heads did when the models were run, from figures/."""
+"""Values of measures in real checkpoints, and what the heads did when the models were run, from
+figures/.
+"""
 
 import csv
 from collections.abc import Iterator
@@ -28,7 +30,9 @@ def heads_of(model: str) -> dict[str, np.ndarray]:
 
 
 def auroc_of_behaviours(model: str, measure: str) -> Iterator[tuple[str, int, float]]:
-    """For each behaviour: its name, how many heads show it, and the AUROC with which a measure ranks them first."""
+    """For each behaviour: its name, how many heads show it, and the AUROC with which a measure
+    ranks them first.
+    """
     if not (ROOT / f"figures/circuits/{model}/measured.csv").exists():
         return
     did, values = _columns(f"circuits/{model}/measured.csv"), heads_of(model)[measure]
@@ -50,4 +54,8 @@ def _numbers(cells: list[str]) -> np.ndarray:
         values = np.array([float(cell or "nan") for cell in cells])
     except ValueError:
         return np.array(cells)
-    return values.astype(int) if np.isfinite(values).all() and (values == values.round()).all() else values
+    return (
+        values.astype(int)
+        if np.isfinite(values).all() and (values == values.round()).all()
+        else values
+    )

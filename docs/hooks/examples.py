@@ -1,9 +1,10 @@
 """Run the examples of a page when the site is built, and put their output below them.
 
-A block of code whose first line ends in `run` is run; with `quiet` it is run and not shown. Python blocks of a page
-share one namespace. In a console block, lines that begin with `$` are commands. `{{ expression }}` in the text becomes
-the expression's value in that namespace, `{{ expression :.3f }}` its value in that format. A page runs in one folder,
-which is empty at first. If an example fails, the build fails.
+A block of code whose first line ends in `run` is run; with `quiet` it is run and not shown. Python
+blocks of a page share one namespace. In a console block, lines that begin with `$` are commands.
+`{{ expression }}` in the text becomes the expression's value in that namespace, `{{ expression :.3f
+}}` its value in that format. A page runs in one folder, which is empty at first. If an example
+fails, the build fails.
 """
 
 import contextlib
@@ -17,7 +18,10 @@ from typing import Any
 
 from links import outside_code, walked
 
-BLOCK = re.compile(r"^```(?P<language>python|console) (?P<how>run|quiet)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"^```(?P<language>python|console) (?P<how>run|quiet)\n(?P<code>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
 VALUE = re.compile(r"\{\{ (?P<expression>.+?)(?: :(?P<format>[^\s}]+))? ?\}\}")
 LONGEST = 120  # seconds
 

@@ -1,7 +1,7 @@
 """Translate links of the repository into links of the site.
 
-Pages link files of the repository by relative paths, so that links work on a code host too. Linked files outside docs/
-are copied into the site under their path in the repository.
+Pages link files of the repository by relative paths, so that links work on a code host too. Linked
+files outside docs/ are copied into the site under their path in the repository.
 """
 
 import posixpath
@@ -10,10 +10,16 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 CODE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)\s*$", re.DOTALL | re.MULTILINE)
 SIBLING = re.compile(r'(?:href|src)="([^"#:/]+)"')
-LINK = re.compile(r"(?P<text>\[(?:[^\[\]]|\[[^\[\]]*\])*\])\((?P<path>[^()\s#:]+)(?P<anchor>#[^()\s]*)?\)")
+LINK = re.compile(
+    r"(?P<text>\[(?:[^\[\]]|\[[^\[\]]*\])*\])\((?P<path>[^()\s#:]+)(?P<anchor>#[^()\s]*)?\)"
+)
 
 
 def source_of(page: str) -> str:
@@ -25,7 +31,9 @@ class DeadLinkError(Exception):
     """A page links a file that does not exist."""
 
 
-def within_site(text: str, page: str, made: Collection[str], bring: Callable[[str, str], None]) -> str:
+def within_site(
+    text: str, page: str, made: Collection[str], bring: Callable[[str, str], None]
+) -> str:
     """The page's text with its links translated.
 
     Parameters
@@ -50,7 +58,8 @@ def within_site(text: str, page: str, made: Collection[str], bring: Callable[[st
         elif (ROOT / path).is_dir():
             return link["text"][1:-1]  # the site has no page for a folder
         elif (ROOT / path).is_file():
-            target = path + ".txt" if path.endswith(".md") else path  # MkDocs would make a page of .md
+            # MkDocs would make a page of .md
+            target = path + ".txt" if path.endswith(".md") else path
             bring(path, target)
         elif link["path"] in made:
             return link[0]
@@ -73,7 +82,10 @@ def outside_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def walked(
-    text: str, blocks: re.Pattern[str], within: Callable[[re.Match[str]], str], outside: Callable[[str], str]
+    text: str,
+    blocks: re.Pattern[str],
+    within: Callable[[re.Match[str]], str],
+    outside: Callable[[str], str],
 ) -> str:
     """Apply one change to each match of a pattern, and another to the text outside the matches."""
     parts, end = [], 0

@@ -1,4 +1,6 @@
-"""Render formulas between dollar signs as MathML, in the notation of `weightscope.core.formulas`."""
+"""Render formulas between dollar signs as MathML, in the notation of
+`weightscope.core.formulas`.
+"""
 
 import re
 

@@ -41,7 +41,11 @@ def columns(table: Table) -> str:
     """The columns of a CSV; `_b` columns that repeat an `_a` column are left out."""
     names = [c.name for c in table.columns if f"{c.name[:-2]}_a" not in table]
     rows = (
-        (f"`{c.name}`", {"i": "whole number", "f": "number"}.get(c.values.dtype.kind, "text"), prose(c.meaning))
+        (
+            f"`{c.name}`",
+            {"i": "whole number", "f": "number"}.get(c.values.dtype.kind, "text"),
+            prose(c.meaning),
+        )
         for c in table.select(*names).columns
     )
     return _table(("column", "holds", "what"), rows)
@@ -49,13 +53,18 @@ def columns(table: Table) -> str:
 
 def arrays(held: Mapping[str, np.ndarray]) -> str:
     """The arrays of an NPZ."""
-    return _table(("array", "shape here", "of"), ((f"`{n}`", f"{a.shape}", f"{a.dtype}") for n, a in held.items()))
+    return _table(
+        ("array", "shape here", "of"),
+        ((f"`{n}`", f"{a.shape}", f"{a.dtype}") for n, a in held.items()),
+    )
 
 
 def measures(audit: Audit, prefix: str) -> str:
     """Every measure of one map: equation, source, meaning, and values in real checkpoints."""
     return "\n".join(
-        _section(m) for m in measures_of(audit.measured.arrays) if m.name.startswith(prefix) and "route" not in m.name
+        _section(m)
+        for m in measures_of(audit.measured.arrays)
+        if m.name.startswith(prefix) and "route" not in m.name
     )
 
 
@@ -71,14 +80,23 @@ def _section(measure: Measure) -> str:
             continue
         low, middle, high = (f"{value:.3g}" for value in np.nanquantile(values, (0.05, 0.5, 0.95)))
         top = int(np.nanargmax(values))
-        where = f"{values[top]:.3g} ({heads_of(model)['layer'][top]}.{heads_of(model)['head'][top]})"
-        rows.append((title, low, middle, high, where if np.nanmin(values) < values[top] else "all the same"))
-    parts += [_table(("checkpoint", "5 %", "median", "95 %", "highest (layer.head)"), rows), *_evidence(measure.name)]
+        where = (
+            f"{values[top]:.3g} ({heads_of(model)['layer'][top]}.{heads_of(model)['head'][top]})"
+        )
+        rows.append(
+            (title, low, middle, high, where if np.nanmin(values) < values[top] else "all the same")
+        )
+    parts += [
+        _table(("checkpoint", "5 %", "median", "95 %", "highest (layer.head)"), rows),
+        *_evidence(measure.name),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
 def _evidence(name: str) -> Iterator[str]:
-    """How the measure went with behaviour when the models were run, if the AUROC is clear in any model."""
+    """How the measure went with behaviour when the models were run, if the AUROC is clear in any
+    model.
+    """
     aurocs = [(model, *rest) for model in MODELS for rest in auroc_of_behaviours(model, name)]
     clear = {behaviour for _, behaviour, _, auroc in aurocs if max(auroc, 1 - auroc) >= CLEAR}
     sentences = [
@@ -96,7 +114,10 @@ def _level(auroc: float) -> str:
 
 def findings() -> str:
     """Every kind of finding."""
-    rows = ((f"`{name}`", kind.severity, kind.title, kind.look_next) for name, kind in finding_kinds().items())
+    rows = (
+        (f"`{name}`", kind.severity, kind.title, kind.look_next)
+        for name, kind in finding_kinds().items()
+    )
     return _table(("kind", "severity", "what", "what to look at next"), rows)
 
 
@@ -117,7 +138,10 @@ def roles(by_wiring: bool = False) -> str:
 def cells() -> str:
     """Every cell of a row of architectures, with the functions that it may name, and every step."""
     rows = [(f"`{name}`", meaning, _functions(name)) for name, meaning in all_cells().items()]
-    rows += [(f"`steps.{name}`", " ".join((step.__doc__ or "").split()), "") for name, step in step_classes().items()]
+    rows += [
+        (f"`steps.{name}`", " ".join((step.__doc__ or "").split()), "")
+        for name, step in step_classes().items()
+    ]
     return _table(("cell", "meaning", "functions that it may name"), rows)
 
 
@@ -129,7 +153,12 @@ def _functions(cell: str) -> str:
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     lines = [header, ["---"] * len(tuple(header)), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
 
 
-PARTS = {f.__name__: f for f in (public_names, results, columns, arrays, measures, findings, roles, cells)}
+PARTS = {
+    f.__name__: f
+    for f in (public_names, results, columns, arrays, measures, findings, roles, cells)
+}

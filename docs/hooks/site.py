@@ -11,7 +11,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from reference import PARTS
 
-MADE = TemporaryDirectory(prefix="weightscope-docs-")  # one folder per page, removed when the build ends
+# one folder per page, removed when the build ends
+MADE = TemporaryDirectory(prefix="weightscope-docs-")
 
 
 def on_config(config: MkDocsConfig) -> None:

@@ -54,7 +54,8 @@ def _proposals(search: Search, usual: Mapping[str, Any]) -> list[Family]:
     """Rows of the table whose modules the stack's layers have, those with the fewest cells first.
 
     Only the layers count: cells for what comes before the first layer or after the last are
-    dropped."""
+    dropped.
+    """
     derived, checkpoint = search.derived, search.tinies[0].checkpoint
     stems, settings = derived.first.stems.values(), inside(usual, derived.first.part)
     fitting: dict[str, Family] = {}
@@ -68,9 +69,8 @@ def _proposals(search: Search, usual: Mapping[str, Any]) -> list[Family]:
                     for key in row.config.defaults
                     if (value := derived.left_out(key)) is not None
                 }
-                plain = row.inputs == Inputs(
-                    tokens=row.inputs.tokens
-                )  # rows of the token table and nothing else
+                # rows of the token table and nothing else
+                plain = row.inputs == Inputs(tokens=row.inputs.tokens)
                 same = row.but(prefixes=(prefix,), gguf=None, **derived.identity).without_network()
                 same = same.but(outputs=None, inputs=row.inputs if plain else Inputs())
                 bare = _with_defaults(same, {}).but(prefixes=("",))
@@ -98,7 +98,8 @@ def guarded(row: Family, derived: Derived, understood: Mapping[str, Any]) -> Fam
 
     A saved row serves every checkpoint of its model_type, and others may have these options set.
     Bounds that this config leaves open are tried too, and become cells of the row. `understood`:
-    the stack's part of the config."""
+    the stack's part of the config.
+    """
     for key in _open(derived):
         if _matters(row, derived, key, BOUND):
             capped = (row.but(steps__softcap=Softcap(key)), row.but(steps__clip=Clip((key,))))
@@ -195,7 +196,8 @@ def _options(row: Family, derived: Derived) -> Iterator[tuple[str, tuple[Any, ..
     unknown meaning.
 
     Sizes are left out, and what the second tiny model had otherwise: the row reads those, or is not
-    exact."""
+    exact.
+    """
     settled = {when.key for when in row.when}
     config = {
         key: value
@@ -238,15 +240,13 @@ class Adopted:
     """The result of `adopt`."""
 
     rows: tuple[Family, ...]  # One row per verified stack
-    unproved: Mapping[
-        str, str
-    ]  # By stack why its row is not proved at the checkpoint's own size, where it is not
+    # By stack why its row is not proved at the checkpoint's own size, where it is not
+    unproved: Mapping[str, str]
     # For every other stack, by the path of its attention modules: what is wrong with the nearest
     # row.
     refused: Mapping[str, str]
-    beyond: tuple[
-        str, ...
-    ] = ()  # The rows are proved up to these positions and lengths, and unproved beyond
+    # The rows are proved up to these positions and lengths, and unproved beyond
+    beyond: tuple[str, ...] = ()
 
 
 def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
@@ -254,7 +254,8 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
     layers if they run.
 
     The tiny models differ in sizes, seeds and positions; `full_size` says how the checkpoint's
-    layers are compared."""
+    layers are compared.
+    """
     rows = tuple(rows)
     kind = checkpoint.config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
@@ -264,9 +265,8 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
     try:
         made = CONFIG_MAPPING[kind]
         config, usual = made.from_dict(values), made().to_dict()
-        if not made.__module__.startswith(
-            "transformers."
-        ):  # a class of the user's own may have no defaults
+        # a class of the user's own may have no defaults
+        if not made.__module__.startswith("transformers."):
             usual |= config.to_dict()
     except Exception as error:  # whatever transformers raises of a config
         raise CheckpointError(

@@ -19,9 +19,8 @@ from weightscope.model.layers.maps import Affine
 
 TOLERANCE = 1e-4  # of probabilities, and of outputs relative to the largest
 REFUSED = "refused: "  # begins a problem that weightscope names itself
-ROUNDING = (
-    2.0**-21
-)  # of float32 scores relative to the largest, and so of probabilities where scores are hundreds
+# of float32 scores relative to the largest, and so of probabilities where scores are hundreds
+ROUNDING = 2.0**-21
 
 
 @dataclass(frozen=True)
@@ -176,9 +175,8 @@ def _measure(
     if expected.shape != scores.shape:
         return f"scores are {scores.shape}, attention {expected.shape}"
     seen = expected > NO_SCORE
-    rows = (
-        call.scores.max(-1) > -1e4
-    )  # a query that sees nothing has no attention that means anything
+    # a query that sees nothing has no attention that means anything
+    rows = call.scores.max(-1) > -1e4
     read = rows.all(axis=0)
     if not read.any():
         return f"{REFUSED}no query sees anything, so that nothing is compared"
@@ -379,7 +377,8 @@ def problem_of_stack(
     are read.
 
     A problem that weightscope names itself begins with `REFUSED`. `all_calls` includes other
-    stacks."""
+    stacks.
+    """
     modules = [
         module for module in dict.fromkeys(call.module for call in calls) if module in by_module
     ]
@@ -408,7 +407,8 @@ def _problem_of_module(
 
     A module that several layers share is called once by each, in their order. Where more than one
     model reads it (the whole and a tower), each must. Models that make other values of it read
-    another softmax of each call: every softmax must be one model's, and every model have one."""
+    another softmax of each call: every softmax must be one model's, and every model have one.
+    """
     if len({model.stem(index) + model.family.heads.v for model, index in readings}) > 1:
         return _problem_of_softmaxes(readings, calls, tolerance)
     first_problem = ""

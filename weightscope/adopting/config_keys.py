@@ -2,7 +2,8 @@
 
 Keys that are not sizes stay unchanged, so the tiny model has the norms, biases, scales, rotations
 and kinds of layers of its architecture. Limits (windows, original contexts, buckets) become shorter
-than the texts, so that positions beyond them are tested too."""
+than the texts, so that positions beyond them are tested too.
+"""
 
 import re
 import tomllib
@@ -47,9 +48,8 @@ class Part:
     @property
     def width(self) -> int:
         heads = self.values.get("num_heads", self.values.get("num_attention_heads"))
-        if "depths" in self.values and isinstance(
-            heads, list
-        ):  # a pyramid: its width doubles with its heads
+        # a pyramid: its width doubles with its heads
+        if "depths" in self.values and isinstance(heads, list):
             return 8 * int(heads[0] if isinstance(heads[0], int) else 1)
         named = any(
             self.values.get(key) for key in ("head_dim", "kv_lora_rank", "d_kv", "kv_channels")
@@ -184,10 +184,8 @@ INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
     (r"n_groups?|num_expert_group", lambda p, v: min(v, 2)),
     (r"topk_group", lambda p, v: 1),
     (r"original_max_position_embeddings", lambda p, v: 8),
-    (
-        r"coordinate_size|shape_size",
-        lambda p, v: p.width // 6,
-    ),  # of LayoutLMv3: four of one, two of the other
+    # of LayoutLMv3: four of one, two of the other
+    (r"coordinate_size|shape_size", lambda p, v: p.width // 6),
     (r"context_size", lambda p, v: p.size.length),
     (r"floor_scale|log_scaling_n_floor", lambda p, v: 4),
     (

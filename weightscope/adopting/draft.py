@@ -2,7 +2,8 @@
 config; needs no PyTorch.
 
 Names and shapes decide some cells; the others are comments that list candidates. Nothing is
-compared, so results of a draft are called unproved."""
+compared, so results of a draft are called unproved.
+"""
 
 import json
 import re
@@ -45,11 +46,8 @@ SIZES = {  # by what a key is called, where several have the right value
     "n_heads": re.compile("head", re.ASCII),
 }
 PACKED = "in_proj_weight"  # of torch.nn.MultiheadAttention: rows [Q | K | V]
-OF_TORCH = (
-    "linear1.weight",
-    "norm1.weight",
-    "norm2.weight",
-)  # with that, a torch.nn.TransformerEncoderLayer
+# with that, a torch.nn.TransformerEncoderLayer
+OF_TORCH = ("linear1.weight", "norm1.weight", "norm2.weight")
 MOST_NAMED = 8  # candidates in a comment
 
 

@@ -3,7 +3,8 @@ its own weights.
 
 transformers' class is built without memory for its weights. One layer at a time is loaded as
 `from_pretrained` loads it, runs on what the layer before gave, is compared with what weightscope
-reads, and is given back."""
+reads, and is given back.
+"""
 
 import re
 from collections import Counter
@@ -33,9 +34,8 @@ from weightscope.model.rows.family import Family
 
 TOKENS = 1152  # of a run
 MOST_SCORES = 1 << 26  # of one layer; there are some 26 arrays of them at once, 7 GB of float32
-MOST_BEYOND = (
-    1 << 24
-)  # the same of a text longer than the window where positions as far were run: 1.7 GB
+# the same of a text longer than the window where positions as far were run: 1.7 GB
+MOST_BEYOND = 1 << 24
 PAIR = 67  # tokens of each of two sequences in one batch
 MOST_WORK = 3e14  # multiplications: an hour or two on two cores
 PASSES = 7  # runs of each layer
@@ -48,14 +48,12 @@ NEAR, FAR = (0.0, 30.0, 300.0), (8.0,)
 OF_SUM, OF_ANGLE = 2.0**-17, 2.0**-25
 ENDS = 10  # positions that special tokens may take of those that a model has
 LIMITS = re.compile(r"positions?(_|$)|n_ctx|seq_len|sequence_length|context_length", re.ASCII)
-NO_WINDOW = re.compile(
-    r"original|relative|bucket", re.ASCII
-)  # in names of limits that are no window
+# in names of limits that are no window
+NO_WINDOW = re.compile(r"original|relative|bucket", re.ASCII)
 LONGEST = 1 << 20  # positions that a number of the config may mean whose key does not say so
 EDGE = 60  # ids at either end of a vocabulary: special tokens', as a rule
-UNWRITTEN = re.compile(
-    r"image|video|audio|vision|speech|boi|eoi|boa|eoa", re.ASCII
-)  # in keys of ids that no text has
+# in keys of ids that no text has
+UNWRITTEN = re.compile(r"image|video|audio|vision|speech|boi|eoi|boa|eoa", re.ASCII)
 FIXED = ("pixel_values", "input_features")  # inputs whose length the config says
 
 
@@ -104,9 +102,8 @@ def at_full_size(
     try:
         trial = _Trial(rows, config, checkpoint, tiny)
         trial.run()
-    except (
-        Exception
-    ) as error:  # whatever transformers raises of sizes, names or weights that it cannot load
+    # whatever transformers raises of sizes, names or weights that it cannot load
+    except Exception as error:
         return {
             stack: Outcome(unproved=f"transformers does not run it: {first_line(error)}")
             for stack in rows
@@ -154,9 +151,8 @@ class _Weights:
             each for each in self.conversions if isinstance(each, loading.WeightConverter)
         ]
         known, prefix = model.state_dict(), model.base_model_prefix
-        self.stored: dict[
-            str, str
-        ] = {}  # by its name in the file the parameter, or first of those, that it makes
+        # by its name in the file the parameter, or first of those, that it makes
+        self.stored: dict[str, str] = {}
         for name in checkpoint:
             renamed = loading.rename_source_key(name, renamings, converters, prefix, known)[0]
             if renamed not in known and name in known:
@@ -251,18 +247,16 @@ class _Texts(Inputs):
                 if any("grid" in name for name in given):  # images of one batch are one sequence
                     continue
                 twice = {name: _twice(value) for name, value in given.items()}
-                if (
-                    "input_ids" in twice and "attention_mask" in self.parameters
-                ):  # the second ends before the first
+                # the second ends before the first
+                if "input_ids" in twice and "attention_mask" in self.parameters:
                     seen = torch.ones(twice["input_ids"].shape[:2], dtype=torch.long)
                     seen[1, -(seen.shape[1] // 4) :] = 0
                     yield twice | {"attention_mask": seen}
                 yield twice
             elif self.at is None:
                 yield given
-            elif (
-                "position_ids" in given
-            ):  # with a mask, as without one a gap in the positions begins another text
+            # with a mask, as without one a gap in the positions begins another text
+            elif "position_ids" in given:
                 more = {"attention_mask": torch.ones(1, len(self.at), dtype=torch.long)}
                 yield given | (more if "attention_mask" in self.parameters else {})
 
@@ -284,9 +278,8 @@ class _Trial:
         self.problems = dict.fromkeys(rows, "")
         self.reached = {stack: _Reach() for stack in rows}
         self.ends = False  # it does not run on texts or positions beyond those that it has
-        self.near: dict[
-            tuple[str, int], int
-        ] = {}  # hashes of the scores of texts at positions from 0 on
+        # hashes of the scores of texts at positions from 0 on
+        self.near: dict[tuple[str, int], int] = {}
         values = {
             key: value for key, value in config.to_dict().items() if key != "quantization_config"
         }

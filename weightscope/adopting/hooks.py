@@ -359,7 +359,8 @@ def _at_work(log: _Log) -> Iterator[tuple[Event, Event, _Softmax]]:
     """Every layer, the module of it that attends, and its softmax.
 
     A module that takes one sequence in pieces (the windows of an image) has a softmax a piece;
-    together they are one softmax of the whole, in which no token sees another piece."""
+    together they are one softmax of the whole, in which no token sees another piece.
+    """
     pieces: dict[int, tuple[Event, Event, list[_Softmax]]] = {}
     for softmax in log.softmaxes:
         around = [event for event in log.events if event.start < softmax.time < event.end]
@@ -373,9 +374,8 @@ def _at_work(log: _Log) -> Iterator[tuple[Event, Event, _Softmax]]:
         if not layers:
             continue
         attends, layer = owners[-1], layers[-1]
-        if (
-            layer is attends and re.search(r"att\w*\.\d+$", attends.name) and len(layers) > 1
-        ):  # one of a layer's two
+        # one of a layer's two
+        if layer is attends and re.search(r"att\w*\.\d+$", attends.name) and len(layers) > 1:
             layer = layers[-2]
         if log.attention not in ("", "*"):
             matching = [event for event in owners if fnmatch(event.name, log.attention)]
@@ -488,7 +488,8 @@ def watch_layers(
     runs.
 
     `before` takes the name of a layer; `after` takes it too, with what was recorded and a function
-    that runs the layer again on the same input."""
+    that runs the layer again on the same input.
+    """
     log, busy = _Log(model), False
 
     def recorded() -> list[Observed]:

@@ -41,9 +41,8 @@ MEL = (
 )
 # Features of a frame where a config does not say how many: by model_type, their number.
 UNSAID = {"gemma4_audio": 128, "granite_speech5_encoder": 64, "granite_speech5_ctc": 64}
-CROSS = re.compile(
-    r"cross|encoder_attn|EncDec", re.ASCII
-)  # in names of modules that attend to another sequence
+# in names of modules that attend to another sequence
+CROSS = re.compile(r"cross|encoder_attn|EncDec", re.ASCII)
 # Height and width of an image where no square does: a line of text, whose height a backbone reduces
 # to one.
 STRIPS = dict.fromkeys(
@@ -218,9 +217,8 @@ class Inputs:
         frames = 2 * self.number(2 * self.size.length, "max_source_positions", parts=HEARD)
         frames = self.number(frames, "max_length")
         window = 2 * self.number(0, "n_window", parts=HEARD)
-        if (
-            window and "input_features_mask" in self.parameters
-        ):  # which these models have where they take whole windows
+        # which these models have where they take whole windows
+        if window and "input_features_mask" in self.parameters:
             frames = -(-frames // window) * window
         return self.noise(1, mel, frames)
 
@@ -253,9 +251,8 @@ OPTIONAL = {  # inputs that are left out where a forward pass lacks them
     "decoder_input_ids", "position_ids", "grid_thw", "image_grid_thw", "merge_sizes", "spatial_shapes",
     "pixel_position_ids", "pixel_attention_mask",
 }  # fmt: skip
-DECODER: dict[str, Maker] = {
-    "decoder_input_ids": lambda i: i.ids(i.size.length + 3)
-}  # not as long as images
+# not as long as images
+DECODER: dict[str, Maker] = {"decoder_input_ids": lambda i: i.ids(i.size.length + 3)}
 GRID: dict[str, Maker] = dict.fromkeys(("grid_thw", "image_grid_thw"), lambda i: i.grid(2))
 SOUND: dict[str, Maker] = {"input_features": Inputs.features}
 WAVE: dict[str, Maker] = {"input_values": lambda i: i.noise(1, i.samples)}
@@ -276,10 +273,8 @@ def _ones(*shape: int) -> torch.Tensor:
 # "stays" in its own, a first position "far" from 0, and a model_type.
 ATTEMPTS: tuple[tuple[str, Mapping[str, Maker]], ...] = (
     ("input_ids query_embeds", _text(query_embeds=Inputs.stream, **MEMORY)),
-    (
-        "input_ids encoder_hidden_states crosses",
-        _text(**FAR, **MEMORY),
-    ),  # early: only with it do all layers attend
+    # early: only with it do all layers attend
+    ("input_ids encoder_hidden_states crosses", _text(**FAR, **MEMORY)),
     ("input_ids type:dia", _text(decoder_input_ids=Inputs.channels)),
     ("input_ids type:dia_decoder", _text(input_ids=Inputs.channels, **MEMORY)),
     ("input_ids position_ids far", _text(**FAR)),
@@ -326,9 +321,8 @@ ATTEMPTS: tuple[tuple[str, Mapping[str, Maker]], ...] = (
     (
         "target_sizes",
         {
-            "pixel_values": lambda i: i.noise(
-                1, 3, i.patch, 4 * i.size.grid**2 * i.patch
-            ),  # patches side by side
+            # patches side by side
+            "pixel_values": lambda i: i.noise(1, 3, i.patch, 4 * i.size.grid**2 * i.patch),
             "target_sizes": lambda i: i.grid(2)[:, 1:].int(),
         },
     ),

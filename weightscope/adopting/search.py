@@ -3,7 +3,8 @@ the nearest kept.
 
 Values come first, which need norm and layout alone; then scores of a token with itself, which need
 scale and q/k-norms; then those at a distance, which need the rotation. What is tried are the cells
-that the rows of the table have."""
+that the rows of the table have.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,13 +37,8 @@ from weightscope.model.rows.cells import QkNorm
 from weightscope.model.rows.family import Family, turning
 from weightscope.model.rows.stanzas import as_toml
 
-FUSED = (
-    stacked,
-    grouped,
-    in_four_blocks,
-    grouped_with_loose_biases,
-    *map(StackedAs, ORDERS),
-)  # of one tensor
+# of one tensor
+FUSED = (stacked, grouped, in_four_blocks, grouped_with_loose_biases, *map(StackedAs, ORDERS))
 # What is an architecture's mathematics, whatever its modules are called.
 MATHEMATICS = (
     "positions__rope", "positions__bias", "scores__scale", "config__listed", "config__sizes", "config__layer_types",

@@ -1,7 +1,8 @@
 """What the names, shapes and order of a tiny model's modules say about its attention.
 
 `Derived.rows` makes the rows that these allow. Names and shapes do not tell the kind of norm,
-rotation or scale: the plainest is taken, and `search` finds the right one."""
+rotation or scale: the plainest is taken, and `search` finds the right one.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -216,9 +217,8 @@ class Anatomy:
         sure = {role: paths[0] for role, paths in named.items() if len(paths) == 1}
         if len(self.matrices) == 1 or len(sure) == len(NAMED):
             yield (self.matrices * 3)[:3] if len(self.matrices) == 1 else tuple(sure.values())  # type: ignore[misc]
-        elif (
-            len(self.matrices) == 2
-        ):  # values are keys before their norm, or keys and values are one tensor
+        # values are keys before their norm, or keys and values are one tensor
+        elif len(self.matrices) == 2:
             for query, key in permutations(self.matrices):
                 if sure.get("query", query) == query and sure.get("key", key) == key:
                     yield query, key, key
@@ -360,7 +360,8 @@ class Derived:
         self, meaning: str, number: Callable[[Anatomy], float | None], known: Sequence[str] = ()
     ) -> str:
         """The config's key of a number: it has the number's value in both models, and a name that
-        fits, or one that says nothing; or none."""
+        fits, or one that says nothing; or none.
+        """
         parts = [each.config for each in self.each]
         numbers = [number(each) for each in self.each]
         if None in numbers:
@@ -609,9 +610,8 @@ class Derived:
 
     def _without(self, key: str) -> Any:
         kind = type(self.first.owner.config)
-        values_without = [
-            kind().to_dict().get(key)
-        ]  # of its own sizes, as d / H need not be the same in all three
+        # of its own sizes, as d / H need not be the same in all three
+        values_without = [kind().to_dict().get(key)]
         for each in self.each:
             config = each.owner.config
             values = {name: value for name, value in config.to_dict().items() if name != key}

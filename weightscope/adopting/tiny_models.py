@@ -2,7 +2,8 @@
 initialised.
 
 The sizes within one model differ from each other, so that no match is accidental. Code that comes
-with a checkpoint is never run."""
+with a checkpoint is never run.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -122,9 +123,8 @@ def classes_of(config: Any) -> list[Any]:
                 if "PreTrained" in base.__name__
             }
             classes = [each for each in candidates if each not in bases]
-    parts = {
-        type(part) for part in vars(config).values()
-    }  # a class of a part's alone is no class of the whole
+    # a class of a part's alone is no class of the whole
+    parts = {type(part) for part in vars(config).values()}
     return [each for each in dict.fromkeys(classes) if each.config_class not in parts]
 
 
@@ -142,9 +142,8 @@ def _mappings() -> list[Any]:
     """The classes of every auto class by config, `HEADS` first."""
     first = mappings_of_heads()
     every = [each for each in vars(modeling_auto).values() if type(each) is type(first[0])]
-    return list(
-        {id(each): each for each in (*first, *every)}.values()
-    )  # as dicts they are equal: all are lazy
+    # as dicts they are equal: all are lazy
+    return list({id(each): each for each in (*first, *every)}.values())
 
 
 def build(config: Any, seed: int, classes: Sequence[Any] = ()) -> Any:
@@ -162,9 +161,8 @@ def build(config: Any, seed: int, classes: Sequence[Any] = ()) -> Any:
                 raise ValueError(f"{count} parameters are not a tiny model's")
             torch.manual_seed(seed)
             model = kind._from_config(config, attn_implementation=attention_of(config.model_type))
-        except (
-            Exception
-        ) as error:  # whatever transformers raises of a config that does not fit together
+        # whatever transformers raises of a config that does not fit together
+        except Exception as error:
             problem = problem or error
             continue
         randomise(model, seed)

@@ -138,9 +138,8 @@ def tiny_models(config: Any, name: object) -> Iterator[tuple[Tiny, ...]]:
             try:
                 model, observed = at_work(config, *trial)
                 model.save_pretrained(folder)
-            except (
-                Exception
-            ) as error:  # whatever transformers raises of a config that does not fit together
+            # whatever transformers raises of a config that does not fit together
+            except Exception as error:
                 problem = f"transformers builds no tiny model of it: {first_line(error)}"
                 raise CheckpointError(problem, file=name) from None
             made.append(
@@ -179,20 +178,16 @@ def slopes_seen(row: Family, tiny: Tiny, stack: str) -> tuple[int, float, float]
     is no such bias.
 
     The bias is what the first layer's scores have that the row's lack: linear in the key's position
-    in every head."""
+    in every head.
+    """
     try:
         layer, call = next(
             pairs(Model.of_row(tiny.checkpoint, row), tiny.stacks[stack], tiny.stored)
         )
         x = next(stream for stream in call.streams if stream.shape[1] == layer.d_model)
         lacking = call.scores.astype(np.float64) - layer.scores(x)
-    except (
-        CheckpointError,
-        ValueError,
-        TypeError,
-        IndexError,
-        StopIteration,
-    ):  # cells that do not go together
+    # cells that do not go together
+    except (CheckpointError, ValueError, TypeError, IndexError, StopIteration):
         return None
     last = lacking[:, -1]  # (H, n): of the last query, which sees every key as a rule
     slopes = (last[:, -1] - last[:, -2]).clip(1e-9)

@@ -89,10 +89,8 @@ def _carried_out(order: Order) -> dict[str, Any]:
     user_class = imported(order.code, checkpoint.folder)
     try:
         registered(user_class, checkpoint.config.raw, order.attention or "*")
-    except (
-        TypeError,
-        AttributeError,
-    ) as error:  # torch.nn.Module itself, or a class with a metaclass of its own
+    # torch.nn.Module itself, or a class with a metaclass of its own
+    except (TypeError, AttributeError) as error:
         raise CheckpointError(
             f"`with` {order.code} is no class that can be run: {first_line(error)}"
         ) from None
@@ -198,9 +196,8 @@ def _as_transformers(user_class: Any, config_class: type, attention: str) -> typ
 
     def save(self: Any, folder: Any) -> None:
         """config.json and every tensor once, under the names that the class gives them."""
-        self.config.to_json_file(
-            Path(folder) / "config.json"
-        )  # save_pretrained refuses keys of generation
+        # save_pretrained refuses keys of generation
+        self.config.to_json_file(Path(folder) / "config.json")
         parameters = {name: tensor.detach().clone() for name, tensor in self.named_parameters()}
         buffers = {
             name: t.clone() for name, t in self.state_dict().items() if name not in parameters

@@ -3,4 +3,5 @@ Hub.
 
 Read `storage` (a file and its header), `checkpoint` (named tensors), then `opening` (from a SOURCE
 to an open checkpoint); `packings` has a quantised format a module, `provenance` says what was read.
-Knows nothing of attention."""
+Knows nothing of attention.
+"""

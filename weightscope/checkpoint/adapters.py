@@ -9,7 +9,8 @@ diffusers write it.
 
 The scale is alpha / r, and 1 without an alpha. One file may change several models: what belongs to
 the base is read, and what belongs to others is said. Every part of other adapters (LoHa, OFT,
-convolutions ...) is refused by its name."""
+convolutions ...) is refused by its name.
+"""
 
 import json
 import re
@@ -34,10 +35,8 @@ from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError
 
 OF_DIFFUSERS = "pytorch_lora_weights.safetensors"
-WHOLE = {
-    "I64": "<i8",
-    "I32": "<i4",
-}  # dtypes of an alpha that is no float: diffusers writes whole numbers
+# dtypes of an alpha that is no float: diffusers writes whole numbers
+WHOLE = {"I64": "<i8", "I32": "<i4"}
 SETTINGS = "lora_adapter_metadata"  # the key of diffusers' header under which PEFT's settings are
 FLAT = re.compile(
     r"(?P<model>lora_te[12]?|lora_unet|lora_transformer|lycoris)_(?P<module>[^.]+)\.(?P<part>.+)"
@@ -137,12 +136,10 @@ class AdapterOfFile:
             module = name.removesuffix(".weight")
             if module == name:
                 continue
-            ends = (
-                module.split(".", cut)[-1] for cut in range(module.count(".") + 1)
-            )  # the base's prefixes left out
-            longer = (
-                prefix + module for prefix in ("text_model.", "model.", "transformer.")
-            )  # which a base may lack
+            # the base's prefixes left out
+            ends = (module.split(".", cut)[-1] for cut in range(module.count(".") + 1))
+            # which a base may lack
+            longer = (prefix + module for prefix in ("text_model.", "model.", "transformer."))
             for form in (*ends, *longer):
                 for called in (form, form.replace(".", "_")):
                     if modules.setdefault(called, module) != module:

@@ -80,7 +80,8 @@ class Tensor(ABC):
         blocks are stored.
 
         Where the last axis of the first two is shorter than the tensor's, neighbours share one of
-        their values."""
+        their values.
+        """
         return None
 
     def refuse(self, problem: str) -> CheckpointError:
@@ -104,9 +105,8 @@ class Tensor(ABC):
         is.
         """
         with np.errstate(invalid="ignore", over="ignore"):
-            if np.isfinite(
-                block.sum(dtype=np.float64)
-            ):  # one cheap pass; the place is looked for only if needed
+            # one cheap pass; the place is looked for only if needed
+            if np.isfinite(block.sum(dtype=np.float64)):
                 return block
         nonfinite = np.argwhere(~np.isfinite(block))
         if len(nonfinite) and self.noted is not None:
@@ -328,15 +328,13 @@ class Checkpoint(Mapping[str, Tensor]):
     dequantised.
     """
 
-    noted: set[str] | None = (
-        None  # of an unchecked checkpoint: names of tensors with NaN or infinity read so far
-    )
+    # of an unchecked checkpoint: names of tensors with NaN or infinity read so far
+    noted: set[str] | None = None
     note: str = ""  # one sentence on how it was put together; empty where it is as stored
     given: str = ""  # what a person called it: a path or repository as typed
     weight_files: WeightFiles = WeightFiles()
-    stored_names: Mapping[str, str] = MappingProxyType(
-        {}
-    )  # in the file, of tensors that have another name here
+    # in the file, of tensors that have another name here
+    stored_names: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -408,7 +406,8 @@ class Checkpoint(Mapping[str, Tensor]):
         reading reports them.
 
         Reading fetches one tensor at a time; callers that know what they will read ask for all of
-        it here."""
+        it here.
+        """
         for file, entries in self._by_file(names):
             file.prefetch(entries)
 

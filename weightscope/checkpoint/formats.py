@@ -201,10 +201,8 @@ def _is_llama2_c(start: bytes, size: int) -> bool:
     if len(start) < 28:
         return False
     d, hidden, layers, heads, kv_heads, vocabulary, positions = struct.unpack_from("<7i", start)
-    vocabulary, tied = (
-        abs(vocabulary),
-        vocabulary > 0,
-    )  # a negative vocabulary means that the unembedding is stored too
+    # a negative vocabulary means that the unembedding is stored too
+    vocabulary, tied = abs(vocabulary), vocabulary > 0
     if (
         min(d, hidden, layers, heads, kv_heads, vocabulary, positions) < 1
         or d % heads

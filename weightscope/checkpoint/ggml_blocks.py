@@ -9,7 +9,8 @@ uneven grid, an entry of `levels`:
 Codes are stored in planes: n bytes hold the low bits of n weights, the next n bytes of n more, and
 so on (`run` is n). The I-quants store vectors of 4 or 8 weights as numbers of entries of a
 codebook, with signs; the gguf package has the codebooks. Values equal the gguf package's to the
-bit, as each is rounded in the same order there."""
+bit, as each is rounded in the same order there.
+"""
 
 import sys
 from collections.abc import Callable
@@ -23,13 +24,11 @@ import numpy as np
 from weightscope.core.compute.fast import numba_may_run
 from weightscope.core.errors import CheckpointError
 
-Scales = tuple[
-    np.ndarray, np.ndarray | None
-]  # (n, G) of the groups of each block; what is subtracted, if anything
+# (n, G) of the groups of each block; what is subtracted, if anything
+Scales = tuple[np.ndarray, np.ndarray | None]
 NUMBA = "weightscope.checkpoint.ggml_numba"
-WORTH_NUMBA = (
-    1 << 23
-)  # weights: less takes NumPy a few milliseconds, and importing numba half a second
+# weights: less takes NumPy a few milliseconds, and importing numba half a second
+WORTH_NUMBA = 1 << 23
 AT_ONCE = 1 << 18  # weights unpacked at a time: what is between stays in a cache
 
 
@@ -119,9 +118,8 @@ class Ternary(Layout):
 @cache
 def digits_of_bytes() -> list[bytes]:
     """The ternary digits of a byte, from the first: tables of byte to -1, 0 or 1 as int8."""
-    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None] * np.arange(
-        256, dtype=np.uint8
-    )  # modulo 256
+    # modulo 256
+    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None] * np.arange(256, dtype=np.uint8)
     return [
         row.tobytes() for row in ((powers.astype(np.uint16) * 3) >> 8).astype(np.int8) - np.int8(1)
     ]
@@ -262,9 +260,8 @@ class Codebook:
     vectors: Callable[[np.ndarray], Vectors]
     name: str  # the type that the gguf package keeps the codebook under
     weights: int = 256
-    shifts: tuple[float, ...] = (
-        0.0,
-    )  # the codebook has its entries once for each, with this added
+    # the codebook has its entries once for each, with this added
+    shifts: tuple[float, ...] = (0.0,)
 
     def entries(self) -> np.ndarray:
         """(entries, v) as float32."""
@@ -274,9 +271,8 @@ class Codebook:
         """Write the weights of blocks (B, bytes) into out (B, 256)."""
         entries, signs, scale = self.vectors(blocks)
         book = self.entries()
-        np.take(
-            book, entries, axis=0, out=out.reshape(*entries.shape, book.shape[1]), mode="clip"
-        )  # none is beyond
+        # none is beyond
+        np.take(book, entries, axis=0, out=out.reshape(*entries.shape, book.shape[1]), mode="clip")
         groups = out.reshape(len(blocks), scale.shape[1], -1)
         np.multiply(scale[:, :, None], groups, out=groups)
         if signs is not None:
@@ -387,9 +383,8 @@ def iq1_s(blocks: np.ndarray) -> Vectors:
 
 
 def iq1_m(blocks: np.ndarray) -> Vectors:
-    packed = _words(
-        blocks, 48, 56, np.uint16
-    )  # (B, 4); a quarter of the float16 in the highest bits of each
+    # (B, 4); a quarter of the float16 in the highest bits of each
+    packed = _words(blocks, 48, 56, np.uint16)
     quarters = (packed & 0xF000) >> np.array([12, 8, 4, 0], np.uint16)
     d = np.bitwise_or.reduce(quarters, axis=1, keepdims=True).view(np.float16).astype(np.float32)
     scale = d * (2 * (packed[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7) + 1).reshape(
@@ -475,9 +470,8 @@ def dequantise(raw: np.ndarray, kind: str, fast: bool | None = None) -> np.ndarr
         fast = (out.size >= WORTH_NUMBA or NUMBA in sys.modules) and numba_may_run()
     unpack = unpack_of(layout, fast)
     step = AT_ONCE // layout.weights
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # from hostile scales; the caller checks the result
+    # from hostile scales; the caller checks the result
+    with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(blocks), step):
             unpack(blocks[start : start + step], out[start : start + step])
     return out.reshape(-1)

@@ -3,7 +3,8 @@ pass over memory.
 
 The scales, a small part of a block, are read by `ggml_blocks` here too. Sixteen weights are one
 vector; their arithmetic is neither contracted nor reordered, so that values are the same to the
-bit."""
+bit.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -46,7 +47,8 @@ def _sixteen(
 
     low_code and high_code say which bits of low[start + j] and high[start + j] the code has, and
     where they go: (start, shift to the right, mask, shift to the left). `sign` is added to signed
-    codes, without a carry."""
+    codes, without a carry.
+    """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bytes_, ints, floats = (
@@ -235,9 +237,8 @@ def _unpack_of_table(layout: Layout) -> Unpack:
     else:
         rows = [(start, shift // low.bits) for start, shift in _places(low, n, 4)]
         shifts = low.bits * np.arange(8 // low.bits)[:, None]
-        levels = np.array(layout.levels, np.int8)[
-            np.arange(256) >> shifts & (1 << low.bits) - 1
-        ]  # (shifts, 256)
+        # (shifts, 256)
+        levels = np.array(layout.levels, np.int8)[np.arange(256) >> shifts & (1 << low.bits) - 1]
     places, table = np.array(rows), levels.astype(np.float32)
     return lambda blocks, out: _uneven(
         _packed(low, blocks, n), places, table, layout.scales(blocks)[0], out

@@ -3,7 +3,8 @@ and in ggml's order.
 
 Layout: magic, version, counts; keys and values; tensors by name with shape, type and offset;
 padding; the data. The reader of the gguf package maps the file and trusts its counts, so the header
-is read here; `ggml_blocks` dequantises."""
+is read here; `ggml_blocks` dequantises.
+"""
 
 import re
 import struct

@@ -3,7 +3,8 @@ one file.
 
 An answer that does not agree with the request (status, range, length, encoding, etag) is not used:
 the request is repeated, and reported if it keeps failing. Whatever arrived complete before a
-failure is kept."""
+failure is kept.
+"""
 
 import random
 import threading
@@ -50,7 +51,8 @@ def exchange(
 
     Redirects are followed to https, or to the same host without leaving https; the token is sent to
     `url`'s server only. A HEAD request is not redirected to another server. `led_to` is where `url`
-    has led to before, asked at once."""
+    has led to before, asked at once.
+    """
     from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
     def received(url: str) -> Generator[bytes, None, None]:
@@ -71,9 +73,8 @@ def exchange(
                 if method == "HEAD" and origin(target) != first:
                     return
                 url = target
-                deque(
-                    islice(response.iter_raw(), 2), 0
-                )  # read a short page, so that the connection can be reused
+                # read a short page, so that the connection can be reused
+                deque(islice(response.iter_raw(), 2), 0)
         raise CheckpointError(f"the server redirects more than {MAX_REDIRECTS} times", file=name)
 
     first = origin(url)
@@ -122,7 +123,8 @@ def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, N
     does not count.
 
     An HTTP client limits the wait for each byte but not the total: headers, chunk sizes and bodies
-    could trickle for ever."""
+    could trickle for ever.
+    """
     received: Queue[Any] = Queue(PIECES_AHEAD)
     given_up = Event()
 
@@ -199,15 +201,15 @@ class RangedFile:
         self.bytes_fetched = 0  # of all answers so far
         self._lock = threading.Lock()
         self._etag_elsewhere: str | None = None
-        self._led_to = (
-            ""  # the storage's address of this file, signed for a time; empty once it fails
-        )
+        # the storage's address of this file, signed for a time; empty once it fails
+        self._led_to = ""
 
     def fetch(self, wanted: Sequence[Range], deliver: Deliver, place: Place = new_memory) -> None:
         """One request from the first range's start to the last one's stop, resumed where it fails.
 
         Each range is received in the memory that `place` has for it, and delivered when it is
-        complete."""
+        complete.
+        """
         from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
         delivered, failures = 0, 0
@@ -296,16 +298,12 @@ class RangedFile:
                 f"the server answered {status}",
                 float(retry_after) if retry_after.isdecimal() else 0.0,
             )
-        if elsewhere and status in {
-            401,
-            403,
-        }:  # a signed address that has expired; the next attempt gets a new one
+        # a signed address that has expired; the next attempt gets a new one
+        if elsewhere and status in {401, 403}:
             raise _BadAnswerError(f"the server's storage answered {status}")
         expected = f"bytes {start}-{stop - 1}/{self.size}"
-        full_file = status == 200 and (start, stop) == (
-            0,
-            self.size,
-        )  # 200 is as good as 206 for all bytes
+        # 200 is as good as 206 for all bytes
+        full_file = status == 200 and (start, stop) == (0, self.size)
         if status == 200 and not full_file:
             raise CheckpointError(
                 "the server ignores Range and would send the whole file; download it (hf download) and open the folder",
@@ -349,7 +347,8 @@ def coalesce(wanted: Sequence[Range], largest: int) -> list[list[Range]]:
     """Ranges in groups, one request each.
 
     Neighbours share a request if it spans at most `largest` bytes and the gaps in it at most 1% of
-    the wanted bytes."""
+    the wanted bytes.
+    """
     groups: list[list[Range]] = []
     useful = 0
     for span in sorted(wanted):

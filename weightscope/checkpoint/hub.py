@@ -5,7 +5,8 @@ Of a safetensors file only the header and the tensors that are needed are fetche
 
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HOME and HF_HUB_ETAG_TIMEOUT mean what they mean to the
 Hub's client. Answers are not trusted: whatever becomes part of a path or an address is checked
-first."""
+first.
+"""
 
 import hashlib
 import re
@@ -64,13 +65,11 @@ NO_SUCH_FILE = "EntryNotFound"
 # likeness of "embedded" to itself less a letter, or with one more or two exchanged; 0.71 to
 # "embedding"
 SLIP = 0.85
-BLOCK = (
-    8 << 20
-)  # bytes cached together, and fetched again after a failure; a tensor's last block is shorter
+# bytes cached together, and fetched again after a failure; a tensor's last block is shorter
+BLOCK = 8 << 20
 CONNECTIONS = 8
-AHEAD = (
-    400 << 20
-)  # bytes of tensors kept in memory from fetching to reading: a layer of a 70B; others wait on disk
+# bytes of tensors kept in memory from fetching to reading: a layer of a 70B; others wait on disk
+AHEAD = 400 << 20
 ENTRY_BYTES = 110  # of a header per tensor, besides its name
 UNKNOWN_HEADER = 16_384  # enough for the header of a small model in one file
 DIGEST_BYTES = hashlib.sha256().digest_size
@@ -333,12 +332,12 @@ class RemoteFile:
     """One .safetensors file of a repository.
 
     `ahead` is of all files of the checkpoint. `names` are the tensors that an index lists for this
-    one: they tell the length of the header roughly, so that one request brings it."""
+    one: they tell the length of the header roughly, so that one request brings it.
+    """
 
     samples = ""  # an etag tells the file
-    keeps = (
-        True  # whether blocks are cached; if not, exactly the bytes that are asked for are fetched
-    )
+    # whether blocks are cached; if not, exactly the bytes that are asked for are fetched
+    keeps = True
 
     def __init__(
         self, repository: str, source: RangedFile, ahead: Ahead, names: Iterable[str] = ()
@@ -352,10 +351,8 @@ class RemoteFile:
         self._cache = BlockCache(
             _constants().ENDPOINT, repository, source.name, source.etag, str(source.size)
         )
-        self._last: tuple[Range | None, memoryview | None] = (
-            None,
-            None,
-        )  # rows of one block may be asked for one by one
+        # rows of one block may be asked for one by one
+        self._last: tuple[Range | None, memoryview | None] = None, None
         guess = sum(len(name) + ENTRY_BYTES for name in names) or min(
             UNKNOWN_HEADER, source.size // 1000
         )

@@ -54,28 +54,20 @@ IDLE = {
     "rank_dropout", "module_dropout", "rank_dropout_scale", "decompose_both", "decompose_factor", "init_weights",
     "use_effective_conv2d",
 }  # fmt: skip
-INITIAL = (
-    None,
-    True,
-    False,
-    "gaussian",
-    "eva",
-    "orthogonal",
-)  # others change the base's own weights too
+# others change the base's own weights too
+INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
 EMBEDDINGS = ("embed_tokens", "lm_head")  # PEFT saves them whole where the vocabulary has grown
 LARGEST_ADAPTER = 8 << 30  # bytes downloaded; rank 64 on every matrix of a 70B model has 3.3 GB
 LONGEST_MODULE = 300  # characters of a module's name, or of a pattern for names
 QUANTIFIER = re.compile(r"[*+?{]")
 NESTED = re.compile(r"[*+?}]\s*\)*\s*[*+{]|\)[*+{]|\\\d")  # nested quantifiers, and back-references
-STEPS = (
-    10**10
-)  # to match all patterns with all names, a name's length per quantifier: a few seconds
+# to match all patterns with all names, a name's length per quantifier: a few seconds
+STEPS = 10**10
 ROWS = 1024  # of a product computed at a time
 
 
-Rows = Callable[
-    [int, int], np.ndarray
-]  # float64 rows [start, stop) of a change, as the weight is stored
+# float64 rows [start, stop) of a change, as the weight is stored
+Rows = Callable[[int, int], np.ndarray]
 
 
 @dataclass(frozen=True)

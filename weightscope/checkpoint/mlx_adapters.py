@@ -2,7 +2,8 @@
 DoRA, m (out,).
 
 W is read as W + scale (lora_a lora_b)', the scale as it stands (mlx_lm 0.32, tuner/lora.py,
-LoRALinear.fuse)."""
+LoRALinear.fuse).
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace

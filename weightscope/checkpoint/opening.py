@@ -6,7 +6,8 @@ no weights.
 transformers 5.23 takes the first of: what config.json names as transformers_weights,
 model.safetensors, its index, pytorch_model.bin, its index (modeling_utils.py,
 _get_resolved_checkpoint_files). No other name is looked for. With PEFT installed it adds an adapter
-that lies next to them (integrations/peft.py, maybe_load_adapters)."""
+that lies next to them (integrations/peft.py, maybe_load_adapters).
+"""
 
 import os
 import re
@@ -65,21 +66,16 @@ OF_MLX = "adapters.safetensors"  # an adapter's, as mlx-lm saves it
 MODULES = "modules.json"  # of sentence-transformers
 PARAMS = "params.json"  # of Meta's and Mistral's own files
 EXPLICIT = "transformers_weights"  # the key of config.json
-LOADED = (
-    LONE,
-    INDEX,
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)  # what transformers looks for, in order
+# what transformers looks for, in order
+LOADED = (LONE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
 MOST_ENTRIES = 1000  # of a folder that are looked into, and of each of them
 # of all shards (empty tensors take no room in a file); the largest published have 150,000
 MAX_TENSORS = 250_000
 MAX_SHARDS = 1000  # each is held open; the largest published have 200
 LARGEST_SMALL_FILE = 100_000_000  # bytes; the tokenizer.json of 256,000 tokens has a third of it
 LARGEST_SHARD = 100_000_000_000  # bytes; published ones have up to 50 GB
-REVISION = re.compile(
-    r"(?!.*(\.\.|//))[\w][\w.+/-]*[\w+-]|\w"
-)  # branch, tag or commit, as git names them
+# branch, tag or commit, as git names them
+REVISION = re.compile(r"(?!.*(\.\.|//))[\w][\w.+/-]*[\w+-]|\w")
 # A page of the Hub, as copied from a browser. What follows the revision names a file and is
 # ignored.
 HUB_URL = re.compile(
@@ -173,9 +169,8 @@ def _of_safetensors(
         for tensor, entry in file.tensors.items():
             if tensor in stored:
                 first = stored[tensor].file.path.name
-                if (
-                    assigned.get(tensor) != file.path.name
-                ):  # the last by name, which transformers takes
+                # the last by name, which transformers takes
+                if assigned.get(tensor) != file.path.name:
                     why = f"; the index has it there, and transformers takes {file.path.name}'s" * (
                         tensor in assigned
                     )
@@ -254,11 +249,8 @@ def existing(source: str | Path) -> Path | None:
     try:
         path = path.expanduser().absolute()
         return path if str(source) and path.exists() else None
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # too long, no permission, an unknown user, a null byte
+    # too long, no permission, an unknown user, a null byte
+    except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"cannot be read ({error})", file=path) from None
 
 
@@ -556,14 +548,14 @@ def _remote_weights(
 
     The folder is named for the commit of the small files; everything else must be of the same
     commit. It is None where the repository has no small files, and the map is empty where there is
-    no index."""
+    no index.
+    """
     folder = _small_files(repository, (INDEX, "config.json"), MAX_BYTES)
     pinned = replace(repository, revision=folder.name) if folder else repository
     try:
         names = pinned.file_names()
-    except (
-        CheckpointError
-    ):  # a mirror that has the files and no list of them, or a fault that the next request meets
+    # a mirror that has the files and no list of them, or a fault that the next request meets
+    except CheckpointError:
         names = [
             name for name in (LONE, INDEX, "config.json") if pinned.on_server(name) is not None
         ]

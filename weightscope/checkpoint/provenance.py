@@ -3,7 +3,8 @@
 The SHA-256 of a file's header costs nothing, since the header is read anyway. Weights are read in
 pieces, by several threads, and some of them twice: a digest that others can check needs a file's
 bytes in order, which is a second pass. So a whole file's digest is given where it is known (see
-`Storage.sha256`), and for any file with `--digest`."""
+`Storage.sha256`), and for any file with `--digest`.
+"""
 
 import os
 from collections.abc import Iterable

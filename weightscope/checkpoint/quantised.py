@@ -2,7 +2,8 @@
 
 Tensors belong together by their names; config.json says what names do not. Unknown methods are
 refused: integers read as weights would give plausible numbers. Every weight is (out, in), as a
-Linear stores it before quantisation, though GPTQ and AWQ store it transposed."""
+Linear stores it before quantisation, though GPTQ and AWQ store it transposed.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,11 +26,8 @@ from weightscope.checkpoint.packings import (
 from weightscope.checkpoint.packings.packed import Find
 from weightscope.core.errors import CheckpointError
 
-SETTINGS = (
-    mlx.KEY,
-    "quantization_config",
-    "compression_config",
-)  # keys of config.json, or of its text_config
+# keys of config.json, or of its text_config
+SETTINGS = (mlx.KEY, "quantization_config", "compression_config")
 # Ends of names that only quantised weights have.
 PARTS = (".qweight", "_scale_inv", "_scale", ".absmax", ".SCB", ".weight_packed", ".scales", ".W_q")
 MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
@@ -38,9 +36,8 @@ SELF_EVIDENT: tuple[Find, ...] = (
     bitsandbytes.find,
     hqq.find,
 )  # their tensors say it; config.json need not
-METHODS: dict[
-    str, tuple[Find, ...]
-] = {  # quant_method of config.json -> how its weights are found, besides these
+# quant_method of config.json -> how its weights are found, besides these
+METHODS: dict[str, tuple[Find, ...]] = {
     "fp8": (),
     "fbgemm_fp8": (),
     "gptq": (gptq.find_gptq,),

@@ -1,7 +1,8 @@
 """A file of weights and, of a safetensors file, its header, checked before any data is trusted.
 
 Layout: 8 bytes little-endian header length, the header as JSON, then the data that the header's
-offsets refer to."""
+offsets refer to.
+"""
 
 import hashlib
 import os
@@ -27,14 +28,12 @@ from weightscope.core.compute.half import Half
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import open_regular
 
-WHOLE = (
-    64 << 20
-)  # bytes of a file that is known by all of its content; of a larger one by samples and its inode
+# bytes of a file that is known by all of its content; of a larger one by samples and its inode
+WHOLE = 64 << 20
 READ, SAMPLE = 1 << 20, 4096  # bytes read at a time for that, and of a sample
 LARGEST_READ = 1 << 30  # systems return less than 2 GB at a time
-ADVICE = (
-    128 << 10
-)  # bytes: of a longer range Linux reads only as much as its read-ahead, often this
+# bytes: of a longer range Linux reads only as much as its read-ahead, often this
+ADVICE = 128 << 10
 ADVISED = 512 << 20  # bytes: what is asked for too early would push other things out of memory
 MAX_OFFSET = 2**63 - 1
 SIZES = range(MAX_OFFSET + 1)
@@ -90,19 +89,16 @@ class Storage(Protocol):
     def header(self) -> HeaderDigest: ...
 
     @property
-    def published(
-        self,
-    ) -> Mapping[str, Any] | None: ...  # commit and etag on the Hub; None of any other file
+    # commit and etag on the Hub; None of any other file
+    def published(self) -> Mapping[str, Any] | None: ...
 
     @property
-    def sha256(
-        self,
-    ) -> str: ...  # of the whole file: where it was read whole, or is the etag; else empty
+    # of the whole file: where it was read whole, or is the etag; else empty
+    def sha256(self) -> str: ...
 
     @property
-    def samples(
-        self,
-    ) -> str: ...  # of its header and two blocks of each tensor, where these were read; else empty
+    # of its header and two blocks of each tensor, where these were read; else empty
+    def samples(self) -> str: ...
 
     def read_digest(self, step: Callable[[int], object] = ...) -> None:
         """Make `sha256` known, reading the whole file if need be; `step` gets the bytes read."""
@@ -115,14 +111,12 @@ class Storage(Protocol):
     def metadata(self) -> Mapping[str, str]: ...  # of a safetensors file's header
 
     @property
-    def bytes_fetched(
-        self,
-    ) -> int: ...  # over a network so far, header included; 0 for a local file
+    # over a network so far, header included; 0 for a local file
+    def bytes_fetched(self) -> int: ...
 
     @property
-    def identity(
-        self,
-    ) -> Mapping[str, Any]: ...  # JSON values that tell its content from another's, read in part
+    # JSON values that tell its content from another's, read in part
+    def identity(self) -> Mapping[str, Any]: ...
 
     keeps: bool  # whether what is fetched over a network is cached on disk
 
@@ -179,7 +173,8 @@ def cached_identity(path: Path, size: int) -> dict[str, Any] | None:
     file.
 
     In the cache a file is a link to a blob named by its etag. A regular file there, or a folder of
-    such a name in another place, says nothing of its content."""
+    such a name in another place, says nothing of its content.
+    """
     from huggingface_hub import constants
 
     match path.parts[-4:]:
@@ -208,9 +203,8 @@ def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
     stored = raw.view(_STORED_AS[dtype])
     if dtype in HALVES:
         return np.asarray(Half(stored))
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # float64 too large for float32 becomes inf, reported like NaN
+    # float64 too large for float32 becomes inf, reported like NaN
+    with np.errstate(over="ignore", invalid="ignore"):
         return stored.astype(np.float32, copy=False)
 
 
@@ -365,7 +359,8 @@ class OpenFile:
 
     Data are read, not mapped: mapping would save a copy (0.2 s per GB, little next to computing its
     spectra), but a process that reads a map is killed by SIGBUS when another cuts the file short. A
-    read reports it as an error."""
+    read reports it as an error.
+    """
 
     bytes_fetched = 0
     keeps = True

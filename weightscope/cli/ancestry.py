@@ -78,7 +78,8 @@ def lineage_command(
 
     SUSPECT and BASE are checkpoints or fingerprint files (.wsf, see `weightscope fingerprint`). A
     BASE may also be a folder of fingerprint files; those most like the suspect are compared.
-    --attest and --sbom read all files whole, for their digests."""
+    --attest and --sbom read all files whole, for their digests.
+    """
     from weightscope.core.files import OutputFolder
     from weightscope.model.sources import Source
     from weightscope.pairs.claims.claim import Options, statement
@@ -102,15 +103,12 @@ def lineage_command(
             Source.named(source, tower=tower, families=families, digest=digest, base=base)
         )
 
-    key = sign_key and signatures().signing_key(
-        sign_key
-    )  # a wrong key ends the command before anything is read
+    # a wrong key ends the command before anything is read
+    key = sign_key and signatures().signing_key(sign_key)
     folder = OutputFolder(out, names=(*RESULTS, *([FILES[sbom]] if sbom else [])))
     folder.refuse_foreign()
-    models = [
-        opened(suspect, adapted),
-        *map(opened, bases),
-    ]  # fail on a wrong name before anything is read
+    # fail on a wrong name before anything is read
+    models = [opened(suspect, adapted), *map(opened, bases)]
     if attest is not None or sbom is not None:
         for model in models:
             if not is_fingerprint(model):
@@ -164,7 +162,8 @@ def fingerprint_command(
     weights.
 
     SOURCE may be a text file (.txt) that lists one source per line; the fingerprints then go into
-    the folder --out."""
+    the folder --out.
+    """
     from weightscope.core.errors import counted
     from weightscope.model.sources import folder_names, is_list, read_list
     from weightscope.pairs.lineage.probes import PUBLIC, keyed_probes
@@ -235,7 +234,8 @@ def verify_command(
 
     CLAIM is what `weightscope lineage --attest` wrote, signed or not. A BASE may be a fingerprint
     file (.wsf): then the claim is "indexed", not "verified by weights". Exit status 0 if it holds,
-    3 if not, 2 if something cannot be read."""
+    3 if not, 2 if something cannot be read.
+    """
     from weightscope.model.sources import Source
     from weightscope.pairs.claims.digests import refuse_nameless
     from weightscope.pairs.claims.verify import read_claim, verify

@@ -139,7 +139,8 @@ def audit_command(
 
     With --fail-on, the exit status is 3 if a finding is that severe; the results are still written.
     Findings in --baseline or --accept stay in the results, are marked as known, and do not fail. Of
-    a list, the baseline of each checkpoint is the folder of the same name within --baseline."""
+    a list, the baseline of each checkpoint is the folder of the same name within --baseline.
+    """
     from weightscope.heads.audit.audit import AuditOptions
     from weightscope.heads.audit.batch import Job, audit_all
     from weightscope.model.sources import is_list, read_list
@@ -342,7 +343,8 @@ def compare_command(
     """Measure how every head moved from one checkpoint to the next, in the order given.
 
     With --max-change or --fail-on, the exit status is 3 if a limit is exceeded; the results are
-    still written."""
+    still written.
+    """
     from weightscope.checkpoint.adapters import is_adapter
     from weightscope.core.errors import printable
     from weightscope.core.files import OutputFolder
@@ -438,7 +440,8 @@ def reference_command(listed: Path, all_tensors: bool, out: Path) -> None:
     --reference`.
 
     LIST is a text file with one source per line, or a .csv with the column source and, optionally,
-    name, licence, origin and sha256."""
+    name, licence, origin and sha256.
+    """
     from weightscope.heads.audit.batch import make_reference
 
     reference = make_reference(listed, all_tensors)

@@ -162,9 +162,8 @@ def refusal(error: OSError) -> str:
     """
     if error.filename is not None or error.errno not in FULL:
         return one_line(error)
-    with suppress(
-        OSError, ValueError, AttributeError
-    ):  # else Python would try to flush the buffer again at exit
+    # else Python would try to flush the buffer again at exit
+    with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return f"cannot write to standard output ({error.strerror})"
 
@@ -240,7 +239,8 @@ def main() -> None:
     """Analyse the attention heads of a transformer checkpoint from its weights alone.
 
     SOURCE is a folder, a .safetensors or .gguf file, or a Hub id with optional @revision;
-    `embedded` is a small GPT-2 that ships with weightscope."""
+    `embedded` is a small GPT-2 that ships with weightscope.
+    """
 
 
 FIRST: list[str] = []  # examples that end the help of `weightscope` itself
@@ -251,7 +251,8 @@ def command(
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a function a command of `weightscope`, called as the function is without `_command`,
     with its line in the list of commands and the examples that end its help. The first example of a
-    `first` command also ends the help of `weightscope` itself."""
+    `first` command also ends the help of `weightscope` itself.
+    """
 
     def register(function: Callable[..., Any]) -> click.Command:
         made = click.command(short_help=summary, epilog=epilog_of(examples))(function)

@@ -89,9 +89,8 @@ def detok(
         auroc = measure_heads(
             first, bigrams, engine, ScorerOnWorker.of(opened, first, counts), drawn
         )
-        auroc.write_report(
-            files, curves
-        )  # figures first: finished tables then imply finished figures
+        # figures first: finished tables then imply finished figures
+        auroc.write_report(files, curves)
         auroc.write_tables(files)
     end_with(auroc, out)
 
@@ -219,7 +218,8 @@ def positions(
     With position embeddings: T^p and T^pp of every head of layer 0 at one query position, their
     trends, and the paper's Fig. 3. Where heads rotate or add a bias by distance instead: the mean
     score by distance of every head of every layer, its spread over tokens, and which wavelengths
-    heads use."""
+    heads use.
+    """
     from weightscope.core.files import OutputFolder
     from weightscope.heads.detok.first_layer import FirstLayer, position_terms
     from weightscope.heads.detok.on_text import run_on_texts
@@ -312,9 +312,8 @@ def _kernels(
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # seen below
                 inputs = {stream.layer.index: stream.x[FREQUENT, 1:] for stream in streams(model)}
-        except (
-            CheckpointError
-        ):  # a later layer cannot be followed: embeddings are used instead, as the page says
+        # a later layer cannot be followed: embeddings are used instead, as the page says
+        except CheckpointError:
             inputs = {}
         if not all(np.isfinite(x).all() for x in inputs.values()):  # likewise
             inputs = {}

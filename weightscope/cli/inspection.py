@@ -43,7 +43,8 @@ def families_command(csv_file: Path | None, new: bool, families: str | None) -> 
 
     The last line says how many of the attention stacks in transformers are read exactly. --new
     tries the architectures of the installed transformers that were not counted, each on tiny random
-    models."""
+    models.
+    """
     from weightscope.model.rows.table import families_table, standing
 
     if new:
@@ -104,7 +105,8 @@ def adopt_command(
     model to 1e-5 at two sizes and at near and far distances, and if it fits the checkpoint's
     tensors. Then every layer of the checkpoint runs with its own weights, one at a time, and is
     compared too; where that is not possible, the row is called unproved at its own size. Code that
-    ships with a checkpoint is never run."""
+    ships with a checkpoint is never run.
+    """
     if attention and not code:
         raise click.UsageError("--attention needs --with")
     from weightscope.runner.loading import import_torch
@@ -169,7 +171,8 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
     layer.
 
     Cells that names and shapes do not decide are left open, as comments that list the choices.
-    Nothing is compared: results that are read with a draft say that they are unproved."""
+    Nothing is compared: results that are read with a draft say that they are unproved.
+    """
     from weightscope.adopting.draft import drafted
 
     checkpoint = named(source).checkpoint()
@@ -209,7 +212,8 @@ def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) 
     """Show family, shapes, dtypes, and the bytes an audit would read.
 
     --tensors lists one line per tensor: its role, stack, layer and expert, its shape, and how the
-    file stores it. Tensors that no row names keep their name as role, and come last."""
+    file stores it. Tensors that no row names keep their name as role, and come last.
+    """
     if as_json and not by_role:
         raise click.UsageError("--json needs --tensors")
     if check and by_role:
@@ -331,9 +335,8 @@ def _budget(model: "Model") -> Iterator[str]:
     """
     checkpoint, layers = model.checkpoint, model.attention_layers
     names = {i: [tensor.name for tensor in model.attention_tensors(i)] for i in layers}
-    everything = {
-        name for of_layer in names.values() for name in of_layer
-    }  # a set: ALBERT's layers share tensors
+    # a set: ALBERT's layers share tensors
+    everything = {name for of_layer in names.values() for name in of_layer}
     everything |= {tensor.name for tensor in model.embedding_tensors}
     for label, chosen in (
         ("audit reads", everything),

@@ -64,7 +64,8 @@ def same_command(
 
     Verdicts, from strong to weak: same bytes, same values, rounded, quantised, same function;
     different; undecided. Exit status 0 up to --up-to, 3 beyond it, 2 if a checkpoint cannot be
-    read."""
+    read.
+    """
     from weightscope.checkpoint.adapters import is_adapter
     from weightscope.model.sources import Source
     from weightscope.pairs.same.same import Same, same
@@ -116,7 +117,8 @@ def learned_command(
     trained.
 
     TUNED is a checkpoint of BASE's shapes, or a LoRA adapter for it. Of several, the page also says
-    which collide."""
+    which collide.
+    """
     from weightscope.checkpoint.adapters import is_adapter
     from weightscope.model.sources import Source
     from weightscope.pairs.learned.learned import Learned, learned

@@ -72,7 +72,8 @@ def rank_command(
     axolotl gets `unfrozen_parameters`, PEFT an adapter_config.json whose target_modules are the
     chosen ones, mergekit a merge that takes the chosen ones from SOURCE and everything else from
     BASE. One comment says what the choice rests on. Whether it trains better than random layers is
-    another question; see the documentation."""
+    another question; see the documentation.
+    """
     from weightscope.checkpoint.provenance import source_of
     from weightscope.model.sources import Source
     from weightscope.pairs.rank.rank import rank

@@ -181,7 +181,8 @@ def outliers(
     of token.
 
     Writes tables, figures and report.html to --out. From STS-B's sts-*.csv, the first sentence of
-    each pair is read."""
+    each pair is read.
+    """
     from weightscope.heads.outliers.measure import study_outliers
     from weightscope.model.text.sequences import read_sentences
 

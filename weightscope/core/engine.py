@@ -2,7 +2,8 @@
 
 A task is a pure function and its arguments. For another process both are pickled, the function by
 name: it must be importable there, and its arguments should say where to read data rather than carry
-it. Submit tasks, and take results as they finish."""
+it. Submit tasks, and take results as they finish.
+"""
 
 import json
 import logging
@@ -75,7 +76,8 @@ class Engine:
     """Runs pure tasks on an executor.
 
     `ahead` tasks should be submitted at a time to keep every worker busy; with `elsewhere` tasks
-    run in another process and their arguments are pickled."""
+    run in another process and their arguments are pickled.
+    """
 
     def __init__(self, executor: Executor, ahead: int, *, elsewhere: bool) -> None:
         self.elsewhere = elsewhere
@@ -231,9 +233,8 @@ class Processes(Engine):
 def _begin(parent: int) -> None:
     """Initialise a worker process."""
     end_with_parent(parent)
-    logging.getLogger().addHandler(
-        logging.NullHandler()
-    )  # without a handler, logging prints warnings itself
+    # without a handler, logging prints warnings itself
+    logging.getLogger().addHandler(logging.NullHandler())
 
 
 def beside_others(cores: int, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -266,7 +267,8 @@ class Cluster(Engine):
     """The workers of one scheduler. Each runs one task per thread, with one core per task.
 
     Workers may die or join at any time; the tasks of a dead worker go to another. `address` names
-    the scheduler in messages."""
+    the scheduler in messages.
+    """
 
     def __init__(self, client: Any, address: str) -> None:
         threads = sum(client.nthreads().values())
@@ -281,9 +283,8 @@ class Cluster(Engine):
 
     def submit(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Sending large graph"
-            )  # results that a page needs are large
+            # results that a page needs are large
+            warnings.filterwarnings("ignore", "Sending large graph")
             super().submit(key, beside_others, 1, function, *arguments)
 
     def close(self) -> None:

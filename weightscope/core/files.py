@@ -25,11 +25,8 @@ REPORT = ("report.html", "report.json")  # a page, and the numbers on it
 HIDDEN = ".weightscope"  # folder within OUT for the lock, the manifest and what a resumed run needs
 LARGEST_MANIFEST = 16_000_000  # bytes; what is cut there is not JSON
 PIECES = 1000  # pieces of JSON text (numbers, brackets) joined into one write
-NO_LOCKS = (
-    errno.ENOLCK,
-    errno.ENOSYS,
-    errno.ENOTSUP,
-)  # answers of network file systems without locks
+# answers of network file systems without locks
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 _unfinished: set[Path] = set()  # partial files of this process
 
@@ -98,12 +95,12 @@ def new_file(path: Path, staging: Path | None = None, synced: bool = True) -> It
     again.
 
     Until then it is a partial file in `staging` (the file's own folder by default), with an
-    unguessable name that is opened only if nothing has it, not even a link."""
+    unguessable name that is opened only if nothing has it, not even a link.
+    """
     partial = (staging or path.parent) / f".{os.urandom(8).hex()}.partial"
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise CheckpointError(
-            "is not a regular file", file=path
-        )  # renaming would replace a pipe or device
+        # renaming would replace a pipe or device
+        raise CheckpointError("is not a regular file", file=path)
     _unfinished.add(partial)
     try:
         with writing(path):
@@ -213,9 +210,8 @@ class Files:
     """Result files in memory, by name: what a worker makes and sends back."""
 
     def __init__(self) -> None:
-        self.contents: dict[
-            str, bytes
-        ] = {}  # empty in subclasses that write to disk; "subfolder/name" is allowed
+        # empty in subclasses that write to disk; "subfolder/name" is allowed
+        self.contents: dict[str, bytes] = {}
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
@@ -294,9 +290,8 @@ class _Manifest(NamedTuple):
     finished: bool = False
     fingerprint: Any = None
     files: Mapping[str, str] = MappingProxyType({})  # SHA-256 of what the run has written, by name
-    earlier: frozenset[tuple[str, str]] = (
-        frozenset()
-    )  # (name, SHA-256) of files that runs before it may have left
+    # (name, SHA-256) of files that runs before it may have left
+    earlier: frozenset[tuple[str, str]] = frozenset()
 
 
 class OutputFolder(Folder):
@@ -307,7 +302,8 @@ class OutputFolder(Folder):
     they do not belong to its results: only files listed in the manifest and unchanged since. A
     killed run leaves its manifest, so that the next run can remove its files. A file that no run
     has listed belongs to somebody else and is never overwritten. The manifest, the lock and what a
-    resumed run needs are in `.weightscope` within the folder."""
+    resumed run needs are in `.weightscope` within the folder.
+    """
 
     def __init__(
         self,
@@ -318,12 +314,10 @@ class OutputFolder(Folder):
         super().__init__(path)
         self.hidden = path / HIDDEN
         self._staging = self.hidden / "unfinished"
-        self._fingerprint = dict(
-            fingerprint or {}
-        )  # all that the results depend on, as JSON values
-        self._names = (
-            names  # results known in advance: if one is there and not ours, the run does not begin
-        )
+        # all that the results depend on, as JSON values
+        self._fingerprint = dict(fingerprint or {})
+        # results known in advance: if one is there and not ours, the run does not begin
+        self._names = names
         self._written: dict[str, str] = {}  # as in `_Manifest.files` and `.earlier`
         self._earlier: frozenset[tuple[str, str]] = frozenset()
         self._lock: Any = None
@@ -378,9 +372,8 @@ class OutputFolder(Folder):
 
     def release(self) -> None:
         """Unlock the folder; unfinished results stay."""
-        with suppress(
-            OSError
-        ):  # nothing was written, or another run uses it where the file system has no locks
+        # nothing was written, or another run uses it where the file system has no locks
+        with suppress(OSError):
             self._staging.rmdir()
         if self._lock is not None:
             self._lock.release()
@@ -405,9 +398,8 @@ class OutputFolder(Folder):
         with self._inside(name) as file:
             yield file
             self._written[name] = _sha256(file)
-            self._record(
-                finished=False
-            )  # before the file gets its name: every file of a killed run is listed
+            # before the file gets its name: every file of a killed run is listed
+            self._record(finished=False)
 
     def _inside(self, name: str) -> AbstractContextManager[BinaryIO]:
         """A new file within the folder."""

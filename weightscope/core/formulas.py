@@ -4,7 +4,8 @@ browser draws.
 Formulas are between dollar signs, or between `$$` for a line of their own; `\$` is a dollar sign. A
 letter is a variable, a longer word a name, a Greek letter can be spelled out. `_` and `^` take the
 word, number or parenthesis that follows: `W_QK` has one subscript, `alpha_(i j)` has two variables
-as subscripts. `sqrt(x)`, `frac(a, b)`, `bar(x)` and `tilde(x)` are functions."""
+as subscripts. `sqrt(x)`, `frac(a, b)`, `bar(x)` and `tilde(x)` are functions.
+"""
 
 import re
 from collections.abc import Callable, Iterator

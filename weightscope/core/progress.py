@@ -100,14 +100,12 @@ def bar_class() -> Any:
                 super().clear(*arguments, **options)
 
         def refresh(self, *arguments: Any, **options: Any) -> bool | None:
-            if not self.disable and hasattr(
-                self, "start_t"
-            ):  # without it, tqdm's __init__ draws a bar without delay
+            # without it, tqdm's __init__ draws a bar without delay
+            if not self.disable and hasattr(self, "start_t"):
                 if self._time() < self._due:
                     return None
-                self.last_print_t: float = max(
-                    self.last_print_t, self._due
-                )  # tells tqdm that the bar was drawn
+                # tells tqdm that the bar was drawn
+                self.last_print_t: float = max(self.last_print_t, self._due)
             drawn: bool | None = super().refresh(*arguments, **options)
             return drawn
 

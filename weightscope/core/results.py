@@ -38,7 +38,8 @@ class ShowsShapes:
     """Base of dataclasses that hold arrays: their repr shows the shapes of the arrays.
 
     Arrays cannot be compared to one truth value, so these classes are declared with
-    `@dataclass(eq=False, repr=False)`: an object equals only itself, and can be a key."""
+    `@dataclass(eq=False, repr=False)`: an object equals only itself, and can be a key.
+    """
 
     def __repr__(self: Any) -> str:
         values = (
@@ -65,9 +66,8 @@ class Result:
     needed.
     """
 
-    FIGURE: ClassVar[str] = (
-        ""  # the function that draws the result, as "module:function" of weightscope
-    )
+    # the function that draws the result, as "module:function" of weightscope
+    FIGURE: ClassVar[str] = ""
     PAGE: ClassVar[str] = ""  # the function that draws all figures and writes report.html
     # Files, and what gives the table, the arrays by name or the JSON that each holds; None is left
     # out.

@@ -18,16 +18,8 @@ from weightscope.core.errors import expected, nearest, printable
 from weightscope.core.formulas import coded, plain, prose, spoken
 
 SHOWN = 12  # rows that a notebook shows of each end of a long table
-FORMULA_STARTS = (
-    "=",
-    "+",
-    "-",
-    "@",
-    "＝",
-    "＋",
-    "－",
-    "＠",
-)  # spreadsheets obey the full-width forms too
+# spreadsheets obey the full-width forms too
+FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 NUMBERS = (int, float, np.integer, np.floating)
 
 
@@ -48,9 +40,8 @@ class Column:
 
     name: str  # key of the column, and its header in a CSV
     values: Any = field(default=(), repr=False)  # (n,) numbers as computed; text as objects
-    symbol: str = (
-        ""  # heading on pages and terminals, formulas between dollar signs; by default the name
-    )
+    # heading on pages and terminals, formulas between dollar signs; by default the name
+    symbol: str = ""
     unit: str = ""
     meaning: str = ""  # for the reader
     format: str = ".4g"  # of floats on a page or terminal; a CSV has six significant digits
@@ -354,7 +345,8 @@ def csv_safe(text: object) -> str:
     """Untrusted text for a CSV cell: a leading ' keeps spreadsheets from taking it for a formula.
 
     Control characters are spelled out as in `printable`: a leading tab or carriage return starts a
-    formula too."""
+    formula too.
+    """
     shown = printable(text)
     return "'" + shown if shown.startswith(FORMULA_STARTS) else shown
 
@@ -407,10 +399,8 @@ def templates() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.policies["json.dumps_kwargs"] = {
-        "separators": (",", ":"),
-        "allow_nan": False,
-    }  # for the filter tojson
+    # for the filter tojson
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.tests |= {
         "link": lambda x: isinstance(x, Link),
         "numeric": lambda x: isinstance(x, NUMBERS),

@@ -2,4 +2,5 @@
 
 `tensors` reads every tensor by role, `audit` every head's spectra, `circuits` which heads read
 which, `detok` the first layer; `norms`, `outliers` and `sinks` run the model. Each has measure,
-figures and page."""
+figures and page.
+"""

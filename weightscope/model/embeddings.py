@@ -25,22 +25,20 @@ class Embeddings(ShowsShapes):
     position: a scale (Gemma), the row of token type 0 added (BERT), a projection to the model's
     width (OPT), a norm where no position is added after the row is looked up (BLOOM). The sum of a
     token's row and a position's, divided by `sigma` of the two, is what the heads of
-    `Model.first_layer` act on."""
+    `Model.first_layer` act on.
+    """
 
     token_tensor: Tensor  # (vocab, e): as stored, unread
-    positions: (
-        np.ndarray | None
-    )  # (n_positions, d): row p belongs to position p, whatever rows the file has before it
-    first_norm: (
-        Norm | None
-    )  # the norm whose sigma divides the sum of the rows; None where there is none
+    # (n_positions, d): row p belongs to position p, whatever rows the file has before it
+    positions: np.ndarray | None
+    # the norm whose sigma divides the sum of the rows; None where there is none
+    first_norm: Norm | None
     scale: float = 1.0  # multiplies stored rows
     projection: np.ndarray | None = None  # (e, d): brings them to the model's width
     shift: np.ndarray | None = None  # (d,): added to every row
     norm: Norm | None = None  # a norm of the rows themselves
-    lacks: str = (
-        ""  # why there are no positions in a model that has them; empty where nothing is missing
-    )
+    # why there are no positions in a model that has them; empty where nothing is missing
+    lacks: str = ""
 
     @property
     def n_tokens(self) -> int:
@@ -169,7 +167,8 @@ class Unembedding(ShowsShapes):
 
     logit_t(x) = x u_t' / sigma(x) + what does not depend on x, with u_t = w_t diag(gamma) (I -
     11'/d); an RMSNorm does not centre. So x u_t' is what a direction x adds to the logit of t, the
-    scalar aside."""
+    scalar aside.
+    """
 
     tensor: Tensor  # (vocab, e): as stored, unread
     norm: Norm | None  # the final norm; None where the family has none, or the checkpoint lacks it

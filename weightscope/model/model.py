@@ -175,9 +175,8 @@ def open_source(
         if folder is None:
             raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=named)
     stated = read_json(folder / ADAPTER)
-    if base is None and not (
-        stated.get("base_model_name_or_path") or stated.get("model")
-    ):  # PEFT's, or mlx-lm's
+    # PEFT's, or mlx-lm's
+    if base is None and not (stated.get("base_model_name_or_path") or stated.get("model")):
         raise CheckpointError(NEEDS_ITS_BASE, file=folder)
     adapter = _adapter_of(folder)
     checkpoint = (
@@ -296,9 +295,8 @@ def open_tensors(
         return open_model(source, revision, family, tower, tokenizer, base, families)
     except CheckpointError as error:
         refusal = error
-    if (
-        base is not None or adapter_in(source) is not None
-    ):  # without its base's row, a change is added nowhere
+    # without its base's row, a change is added nowhere
+    if base is not None or adapter_in(source) is not None:
         raise refusal
     try:
         checkpoint = open_source(source, revision, base, tokenizer).checkpoint
@@ -341,9 +339,8 @@ def refuse_incomplete(model: "Model") -> None:
     )
     is_huge = max(sizes, default=0) * PACKED > MOST_ROWS
     try:
-        storing = [
-            i for i, kind in enumerate(config.layer_types) if kind != "none"
-        ]  # of a stage without attention
+        # of a stage without attention
+        storing = [i for i, kind in enumerate(config.layer_types) if kind != "none"]
         absent = [i for i in storing if not checkpoint.names_under(model.stem(i))]
         embeddings = [*model.embedding_tensors, *model.output_tensors.values()] if is_huge else []
     except CheckpointError:  # nothing of this model is there: asking for a layer reports it
@@ -381,12 +378,10 @@ class Model:
             checkpoint = with_adapter(checkpoint, opened.adapter, row.heads.transposed)
         self.checkpoint, self.config = checkpoint, reading.config
         self.reading = reading  # which row, which part of config.json and which prefix
-        self.source = opened.source or str(
-            checkpoint.folder
-        )  # an absolute path, or a Hub id with its revision
-        self.where = (
-            opened.where or checkpoint.folder
-        )  # the file, folder or repository that `source` names
+        # an absolute path, or a Hub id with its revision
+        self.source = opened.source or str(checkpoint.folder)
+        # the file, folder or repository that `source` names
+        self.where = opened.where or checkpoint.folder
         self.tokenizer = opened.tokenizer or self.source  # where its tokenizer is looked for
         if reading.configured.refused:
             raise CheckpointError(
@@ -715,7 +710,8 @@ class Model:
         (n, d).
 
         They are the rows themselves, except where a norm and a projection stand between the
-        embeddings and layer 0 (ELECTRA, ALBERT)."""
+        embeddings and layer 0 (ELECTRA, ALBERT).
+        """
         if self._after is None:
             return rows
         w, b = self._after
@@ -730,7 +726,8 @@ class Model:
         """The norm that the residual stream has just come out of when it enters a layer.
 
         In post-norm models the one that ends the layer before, and anywhere the one of the
-        embeddings; None where the stream is not normalised, as in pre-norm models."""
+        embeddings; None where the stream is not normalised, as in pre-norm models.
+        """
         if index == 0:
             norm, inner = self.family.inputs.norm if self._after is None else None, ""
         else:
@@ -742,14 +739,13 @@ class Model:
         folded in.
 
         The layer itself where there is neither, in cross-attention, or where the file lacks that
-        norm."""
+        norm.
+        """
         layer = self.layer(index)
         if layer.norm is not None or layer.cross:
             return layer
-        with (
-            suppress(CheckpointError),
-            np.errstate(invalid="ignore", over="ignore"),
-        ):  # broken weights are a finding
+        # broken weights are a finding
+        with suppress(CheckpointError), np.errstate(invalid="ignore", over="ignore"):
             if index == 0 and self._after is not None:
                 return self.first_layer
             norm = self.stream_norm(index)

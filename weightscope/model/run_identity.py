@@ -28,11 +28,8 @@ from weightscope.model.model import Model
 from weightscope.model.rows.stanzas import stanza_of
 
 LIBRARIES = ("numpy", "scipy")  # another version changes last digits
-DRAWN_WITH = (
-    "matplotlib",
-    "jinja2",
-    "tokenizers",
-)  # another version changes pages; tokenizers may be missing
+# another version changes pages; tokenizers may be missing
+DRAWN_WITH = ("matplotlib", "jinja2", "tokenizers")
 PACKAGES = ("site-packages", "dist-packages", JOINED)
 FEW = 3  # files named in a message
 
@@ -54,7 +51,8 @@ class RunIdentity:
         computation's own options.
 
         A local file is identified by name, size, time and content (of a large file samples, and its
-        inode), a file on the Hub by commit and etag."""
+        inode), a file on the Hub by commit and etag.
+        """
         checkpoint, family = model.checkpoint, model.family
         return cls.of(
             versions={"weightscope": weightscope.__version__}

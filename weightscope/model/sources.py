@@ -46,9 +46,8 @@ class Source:
     families: str | None = None
     given: str = ""  # as the user wrote it
     digest: bool = False  # whether to read its files whole for their SHA-256
-    seen: RunIdentity | None = (
-        None  # of the checkpoint when it was first opened; None before `as_seen`
-    )
+    # of the checkpoint when it was first opened; None before `as_seen`
+    seen: RunIdentity | None = None
 
     @classmethod
     def named(cls, source: str, **options: Any) -> "Source":
@@ -144,9 +143,8 @@ def lines_of(path: Path) -> list[str]:
             "there is no such list; a SOURCE in .txt is a file with one source per line", file=path
         )
     try:
-        lines = (
-            read_small(path, MAX_BYTES).decode("utf-8-sig").splitlines()
-        )  # editors on Windows write a mark first
+        # editors on Windows write a mark first
+        lines = read_small(path, MAX_BYTES).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise CheckpointError(f"cannot be read as a list of sources ({error})", file=path) from None
     sources = [source for line in lines if (source := re.sub(r"(^|\s)#.*", "", line).strip())]

@@ -27,7 +27,8 @@ def tokenizer_of(model: Model) -> Tokenizer:
 def framing_of(model: Model, *, own_first: bool = False) -> Framing:
     """A model's tokenizer and the special tokens around its texts: those that it adds, else
     `first_token` before them. With own_first there are none: each text begins with its own first
-    token."""
+    token.
+    """
     tokenizer = tokenizer_of(model)
     if own_first:
         return Framing(tokenizer)

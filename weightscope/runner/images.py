@@ -3,7 +3,8 @@ processors.
 
 They are those that compute with Pillow and NumPy, so that torchvision is not needed. The checkpoint
 names one and its settings in preprocessor_config.json. If the checkpoint has no such file, or names
-a processor that needs torchvision (DINOv3's), the family's usual one is used."""
+a processor that needs torchvision (DINOv3's), the family's usual one is used.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,8 @@ from weightscope.model.model import Model
 from weightscope.runner.loading import import_torch
 
 DESCRIPTION = "preprocessor_config.json"
-TOGETHER = (
-    "processor_config.json"  # where transformers 5 writes the same, for models of images and text
-)
+# where transformers 5 writes the same, for models of images and text
+TOGETHER = "processor_config.json"
 SIZES = ("size", "crop_size", "pad_size")
 LARGEST_SIDE = 4096  # pixels; no model takes images near it, and a hostile file may ask for any
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -118,9 +118,8 @@ def image_processor(model: Model) -> ImageProcessor:
     )
     if max(sides, default=0) > LARGEST_SIDE:
         raise prepared.error(f"asks for more than {LARGEST_SIDE} pixels a side")
-    prepared(
-        np.zeros((side, side, 3), np.uint8)
-    )  # unsuitable settings are refused here, before any photograph
+    # unsuitable settings are refused here, before any photograph
+    prepared(np.zeros((side, side, 3), np.uint8))
     return prepared
 
 
@@ -128,9 +127,8 @@ def _with_pillow(name: object) -> Any:
     """transformers' image processor of this name that computes with Pillow and NumPy, or None."""
     import transformers
 
-    suffix = (
-        "Pil" if hasattr(transformers, "ViTImageProcessorPil") else ""
-    )  # before transformers 5 the plain name
+    # before transformers 5 the plain name
+    suffix = "Pil" if hasattr(transformers, "ViTImageProcessorPil") else ""
     kind = getattr(transformers, str(name).removesuffix("Fast") + suffix, None)
     return (
         kind
@@ -206,7 +204,8 @@ def _read(file: Path) -> np.ndarray:
 def photographs(n: int, seed: int = 0) -> dict[str, np.ndarray]:
     """scikit-learn's two photographs, then square crops of them at places and in sizes drawn at
     random -> (height,
-    width, 3)."""
+    width, 3).
+    """
     from sklearn.datasets import load_sample_images
 
     loaded = load_sample_images()

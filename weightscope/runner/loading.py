@@ -48,9 +48,8 @@ def torch_device(device: Device) -> str:
         raise CheckpointError(
             f"device cuda: PyTorch {torch.__version__} sees no CUDA device; install a build for CUDA"
         )
-    torch.backends.cudnn.allow_tf32 = (
-        False  # products in full float32, as on this machine; elsewhere that is default
-    )
+    # products in full float32, as on this machine; elsewhere that is default
+    torch.backends.cudnn.allow_tf32 = False
     return "cuda"
 
 
@@ -120,9 +119,8 @@ def _data(model: Model) -> Iterator[tuple[Path, dict[str, Any]]]:
     where = model.where
     if not isinstance(where, Path):
         where = downloaded(where)
-    if where.is_dir() and isinstance(
-        model.checkpoint.files[0], GgufFile
-    ):  # the one of a folder, or its parts
+    # the one of a folder, or its parts
+    if where.is_dir() and isinstance(model.checkpoint.files[0], GgufFile):
         where = Path(model.checkpoint.files[0].path)
     folder = where if where.is_dir() else where.parent
     with scratch_folder() as clean:

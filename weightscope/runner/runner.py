@@ -26,9 +26,8 @@ from weightscope.runner.loading import import_torch, load_eager, room_for, torch
 
 TOKENS_A_BATCH = 2048
 PROOF = 8  # tokens of a text on which it is tried whether a model can begin above its first layer
-LARGEST_ERROR = (
-    1e-4  # relative, of sum_j alpha f(x_j) + b_O against what the model's own module returned
-)
+# relative, of sum_j alpha f(x_j) + b_O against what the model's own module returned
+LARGEST_ERROR = 1e-4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,9 +41,8 @@ class Activations(ShowsShapes):
     # (b, n_heads, n, n) float32: alpha; rows sum to less than 1 where the layer has learned sinks,
     # and to no fixed sum where it has no softmax.
     attention: np.ndarray
-    output: (
-        np.ndarray
-    )  # (b, n, d) float32: what attention adds, the sum over heads and j of alpha f(x_j), plus b_O
+    # (b, n, d) float32: what attention adds, the sum over heads and j of alpha f(x_j), plus b_O
+    output: np.ndarray
 
     def each(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """x (n, d) and attention (n_heads, n, n) of one sequence after the other."""
@@ -217,9 +215,8 @@ class Runner:
         wanted = set(self.layers if layers is None else layers) if observer else set()
         with _passes(len(sequences)) as bar:
             for batch in batches(sequences, tokens_a_batch):
-                logits = self._forward(batch, observer, wanted, stop=False).logits[
-                    :, :-1
-                ]  # (b, n - 1, vocab)
+                # (b, n - 1, vocab)
+                logits = self._forward(batch, observer, wanted, stop=False).logits[:, :-1]
                 following = torch.from_numpy(batch.arrays[:, 1:]).to(logits.device)
                 with room_for(f"the losses of {batch}", self.model):
                     each = cross_entropy(
@@ -257,9 +254,8 @@ class Runner:
         accepted = inspect.signature(self.network.forward).parameters
         if "use_cache" in accepted:
             given["use_cache"] = False
-        if (
-            "output_attentions" in accepted
-        ):  # some modules (DeBERTa's, MPNet's) return weights only when told to
+        # some modules (DeBERTa's, MPNet's) return weights only when told to
+        if "output_attentions" in accepted:
             given["output_attentions"] = True
         last = max(layers, default=None) if stop else None
         see = observer or (lambda seen: None)
@@ -293,9 +289,8 @@ class Runner:
                     f"transformers cannot run it on an input of shape {shape}: {first_line(error)}"
                 )
                 raise CheckpointError(problem, file=self.model.name) from error
-        if (
-            layers and observer and not seen_any
-        ):  # SqueezeBERT's encoder calls its layers' forward past their hooks
+        # SqueezeBERT's encoder calls its layers' forward past their hooks
+        if layers and observer and not seen_any:
             raise CheckpointError(
                 "transformers runs its layers where they cannot be watched", file=self.model.name
             )
@@ -373,7 +368,8 @@ def losses_under(
     """`Runner.losses` of the model as it is and under each intervention: texts (n,).
 
     Layers below the first changed one are unaffected, so they run once per text. If layers pass
-    each other more than their return values, all of them run every time."""
+    each other more than their return values, all of them run every time.
+    """
     losses = np.zeros((1 + len(interventions), len(texts)))
     firsts = {min(each.layers) for each in interventions}
     begins = {

@@ -142,9 +142,8 @@ class Bnb8Tensor(DequantisedTensor):
             self.misshapen()
 
     def dequantise(self) -> np.ndarray:
-        if (
-            "weight_format" in self.by_key and self.by_key["weight_format"].raw().any()
-        ):  # 0: row by row
+        # 0: row by row
+        if "weight_format" in self.by_key and self.by_key["weight_format"].raw().any():
             raise self.refuse(
                 "is int8 in a GPU's layout, not row by row; save it again with a newer bitsandbytes"
             )

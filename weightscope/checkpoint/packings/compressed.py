@@ -26,10 +26,8 @@ FORMATS = (
     "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized",
     "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense",
 )  # fmt: skip
-OFFLINE = (
-    "weight_input",
-    "weight_output",
-)  # places of a transform that the stored weights have taken in
+# places of a transform that the stored weights have taken in
+OFFLINE = ("weight_input", "weight_output")
 BITS = range(1, 9)
 ROWS = 1024  # unpacked at a time, so that only the result has the result's size
 
@@ -113,9 +111,8 @@ class Layout(NamedTuple):
     """How integers lie in words."""
 
     bits: int
-    is_dense: (
-        bool  # values may cross from one word to the next; else a word's last bits are left over
-    )
+    # values may cross from one word to the next; else a word's last bits are left over
+    is_dense: bool
 
     def words(self, count: int) -> int:
         """Words that hold so many values."""
@@ -289,9 +286,8 @@ class PackedTensor(DequantisedTensor):
         w = np.empty((outputs, inputs), np.float32)
         for start in range(0, outputs, ROWS):
             rows = slice(start, start + ROWS)
-            s, z = (
-                part[rows] if len(part) > 1 else part for part in (scale, zeros)
-            )  # (rows, n_groups)
+            # (rows, n_groups)
+            s, z = (part[rows] if len(part) > 1 else part for part in (scale, zeros))
             s, z = (part[:, groups] if part.shape[1] > 1 else part for part in (s, z))
             np.multiply(layout.unpack(words[rows], inputs) - z, s, out=w[rows])
         return w

@@ -61,7 +61,8 @@ def gptq(
     -> (out, in).
 
     qweight (in * bits / 32, out), qzeros (n_groups, out * bits / 32), scales (n_groups, out),
-    groups (in,)."""
+    groups (in,).
+    """
     zeros = (unpack_columns(qzeros, bits) + np.uint8(zero_offset) & np.uint8(2**bits - 1)).astype(
         np.float32
     )

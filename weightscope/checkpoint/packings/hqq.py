@@ -22,6 +22,7 @@ WORDS = {
     "2bit_u8": ("u1", 2, 4),
     "1bit_u8": ("u1", 1, 8),
 }
+# most integers
 SETTINGS = {
     "shape": 2,
     "axis": 1,
@@ -29,7 +30,7 @@ SETTINGS = {
     "group_size": 1,
     "quant_scale": 1,
     "quant_zero": 1,
-}  # most integers
+}
 PARTS = (
     "scale", "zero", "shape", "axis", "group_size", "packing", "nbits", "quant_scale", "quant_zero",
     "unpack_view_dtype", "view_as_float", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config",

@@ -12,10 +12,8 @@ from weightscope.checkpoint.packings.packed import DequantisedTensor, parts_of
 from weightscope.checkpoint.packings.scaled import FP8, ScaledTensor
 from weightscope.core.errors import CheckpointError
 
-KEY, SETTINGS_FILE = (
-    "quantization_config",
-    "hf_quant_config.json",
-)  # the settings: a key of config.json, or a file
+# the settings: a key of config.json, or a file
+KEY, SETTINGS_FILE = "quantization_config", "hf_quant_config.json"
 ALGORITHMS = (
     "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8", "MXFP4",
     "W4A8_MXFP4_FP8",
@@ -25,9 +23,8 @@ MIXED = "MIXED_PRECISION"
 # axes of its scales.
 UNSTATED: dict[tuple[str, int], dict[str, Any]] = {
     ("U8", 2): {"weight_block_size": [1, 32], "scale_fmt": "ue8m0"},  # MXFP8
-    ("F32", 4): {
-        "weight_block_size": [128, 128]
-    },  # FP8_PB_WO (vLLM's reader takes no other size, either)
+    # FP8_PB_WO (vLLM's reader takes no other size, either)
+    ("F32", 4): {"weight_block_size": [128, 128]},
 }
 
 

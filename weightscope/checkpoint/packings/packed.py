@@ -131,9 +131,8 @@ class DequantisedTensor(WholeTensor):
     def read(self) -> np.ndarray:
         for file in {id(part.file): part.file for part in self.parts}.values():
             file.prefetch([part.entry for part in self.parts if part.file is file])
-        with np.errstate(
-            over="ignore", invalid="ignore", divide="ignore"
-        ):  # from hostile scales; checked below
+        # from hostile scales; checked below
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             weight = self.dequantise()
         return self.check_finite(weight)
 

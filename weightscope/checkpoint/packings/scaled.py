@@ -142,7 +142,8 @@ class ScaledTensor(DequantisedTensor):
         per row the shape.
 
         Scales in blocks do not tell their blocks' size: 2 x 4 of them fit a weight (24, 64) in
-        blocks of 12 x 16 and of 16 x 16."""
+        blocks of 12 x 16 and of 16 x 16.
+        """
         weight, scale = self.by_key["weight"], self.by_key["scale"]
         if prod(scale.shape) == 1:
             return max(1, weight.shape[0] if weight.shape else 1), max(1, prod(weight.shape[1:]))

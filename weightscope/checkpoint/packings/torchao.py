@@ -12,11 +12,8 @@ from weightscope.checkpoint.config import Config, parse_json
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of
 from weightscope.checkpoint.packings.scaled import FP8, decode_fp8
 
-KINDS = {
-    "Float8Tensor": FP8,
-    "Int8Tensor": ("I8",),
-    "IntxUnpackedToInt8Tensor": ("I8",),
-}  # class: dtypes of qdata
+# class: dtypes of qdata
+KINDS = {"Float8Tensor": FP8, "Int8Tensor": ("I8",), "IntxUnpackedToInt8Tensor": ("I8",)}
 KEYS = ("qdata", "scale", "zero_point")
 PART = re.compile(
     r"(.+)\._([^.]+?)_(qdata|scale|zero_point|scale_and_zero|per_tensor_scale|act_pre_scale)"

@@ -24,9 +24,8 @@ def in_wide_vectors(typing_context: Any) -> tuple[Any, Callable[..., Any]]:
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        set.add(
-            builder.function.attributes, '"prefer-vector-width"="512"'
-        )  # llvmlite's own `add` knows no such names
+        # llvmlite's own `add` knows no such names
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
         return context.get_dummy_value()
 
     return types.void(), emit

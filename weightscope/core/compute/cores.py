@@ -129,7 +129,8 @@ def in_threads(
 
     Results are the same bits on any number of cores. Each call has the caller's context, such as
     `numpy.errstate`. Only a few items are taken `ahead` (two for each thread), as they may be
-    large. After an error, or when the caller stops, no item is begun."""
+    large. After an error, or when the caller stops, no item is begun.
+    """
     threads = threads or usable_cores()
     ahead = 2 * threads if ahead is None else ahead
     with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
@@ -150,7 +151,8 @@ def keep_freed() -> None:
     the system.
 
     It does so of small ones only: a process that works in blocks of megabytes spends most of its
-    time on new pages."""
+    time on new pages.
+    """
     with suppress(OSError, AttributeError, TypeError):
         for parameter in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
             ctypes.CDLL(None).mallopt(parameter, KEPT)

@@ -3,7 +3,8 @@ else.
 
 A kernel for any device takes a `Device` and is written for the Python array API standard (2023.12).
 What the standard leaves open (copies between memories, bit patterns, free memory) are methods of
-the device."""
+the device.
+"""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,9 +17,8 @@ import numpy as np
 
 from weightscope.core.errors import CheckpointError, first_line
 
-SHARE_OF_FREE = (
-    0.7  # of a GPU's free memory for blocks; the rest is for libraries and fragmentation
-)
+# of a GPU's free memory for blocks; the rest is for libraries and fragmentation
+SHARE_OF_FREE = 0.7
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,8 @@ def _cuda() -> Cuda:
         if not cupy.cuda.runtime.getDeviceCount():
             raise RuntimeError("none found")
         trial = cupy.ones((2, 2), cupy.float32)
-        (
-            trial @ trial + 1
-        ).get()  # a product and a compiled kernel: a broken installation fails here, in one line
+        # a product and a compiled kernel: a broken installation fails here, in one line
+        (trial @ trial + 1).get()
     except (RuntimeError, ImportError, OSError, MemoryError) as error:
         raise CheckpointError(f"device cuda: no usable CUDA device: {first_line(error)}") from None
     return Cuda("cuda", cupy)

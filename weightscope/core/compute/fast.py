@@ -10,7 +10,8 @@ def numba_may_run() -> bool:
     """numba is installed, and the working directory has no settings for it.
 
     numba reads them when it is imported and whenever it compiles. They may say where its cache is,
-    which it unpickles, and the working directory may be a checkpoint's."""
+    which it unpickles, and the working directory may be a checkpoint's.
+    """
     return not os.path.lexists(NUMBA_SETTINGS) and _numba_is_there()
 
 

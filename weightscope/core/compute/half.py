@@ -57,10 +57,8 @@ class Half:
 
     def is_finite(self) -> bool:
         """Whether no weight is NaN or infinite."""
-        exponent, bits = (
-            EXPONENT[self.precision],
-            self.stored.view("<u2").ravel(),
-        )  # a view if contiguous
+        # a view if contiguous
+        exponent, bits = EXPONENT[self.precision], self.stored.view("<u2").ravel()
         cuts = range(0, bits.size, CHECKED_AT_ONCE)
         return all(
             (bits[start : start + CHECKED_AT_ONCE] & exponent).max() < exponent for start in cuts

@@ -7,7 +7,8 @@ and SciPy's functions always do. Here LAPACK is called through ctypes, which rel
 signature is not the expected one, NumPy does the work.
 
 Integers are passed as 64 bits. Where SciPy's LAPACK reads 32, it reads the lower half: machines are
-little-endian."""
+little-endian.
+"""
 
 import ctypes
 from collections.abc import Callable, Sequence

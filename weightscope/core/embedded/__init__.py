@@ -2,7 +2,8 @@
 
 Two layers, eight heads, width 256, context 256, a byte-level BPE of 8,000 tokens, trained on
 public-domain English books by analyses/toys/train_embedded.py (training.json has the data, time and
-loss)."""
+loss).
+"""
 
 from pathlib import Path
 

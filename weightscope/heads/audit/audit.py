@@ -56,17 +56,12 @@ END = -1  # follows the last layer: what is read after the layers
 BASELINE = "findings.csv"  # in the folder of an earlier audit
 # distances: each is rotated and summed by itself, and no model was trained on longer texts
 LONGEST_WINDOW = 131_072
-ALL_PAIRS = (
-    4e11  # multiply-adds of the scores of all pairs of tokens in the first layer: a few seconds
-)
+# multiply-adds of the scores of all pairs of tokens in the first layer: a few seconds
+ALL_PAIRS = 4e11
 A_SCORE = 64  # multiply-adds in the time that a score takes besides its products
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head
-SUMMARY = (
-    "qk_sigma1",
-    "qk_effective_rank",
-    "vo_sigma1",
-    "vo_copying_score",
-)  # measures that summarise a checkpoint
+# measures that summarise a checkpoint
+SUMMARY = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")
 
 # What an audit writes. Figures: the function of figures.py that draws them, the file with their
 # numbers, a description.
@@ -283,7 +278,8 @@ def measure_task(
     """The task that an audit consists of: read and measure one layer of one checkpoint.
 
     Meanwhile, what follows it in this process is fetched from a server or disk: a layer, or at the
-    END the embeddings."""
+    END the embeddings.
+    """
     model = get_model()
     with one_blas_thread():
         unchecked = model.unchecked()  # a copy, because a model caches its last layer
@@ -292,9 +288,8 @@ def measure_task(
         with model.checkpoint.prefetching(read_next(model, following, bool(directions))):
             forms, bounds = measured_forms(model, options), logit_bounds(unchecked, index)
             measured = measured_layer(layer, forms, options, directions, bounds)
-            broken = sorted(
-                unchecked.checkpoint.noted or ()
-            )  # in the layer; embeddings are judged by themselves
+            # in the layer; embeddings are judged by themselves
+            broken = sorted(unchecked.checkpoint.noted or ())
             measured["qk_token_logit"] = token_logits(unchecked, index, bounds)
         return measured | {"broken": np.array(broken, dtype=str)}
 
@@ -589,14 +584,12 @@ class Audit(Result):
     d_model: int
     measured: MeasuredHeads
     findings: Findings  # the most severe first
-    directions: list[
-        HeadDirections
-    ]  # tokens along every head's first directions; empty if not computed
+    # tokens along every head's first directions; empty if not computed
+    directions: list[HeadDirections]
     notes: tuple[str, ...]  # what was left out, and why, in sentences
     standing: Standing  # percentiles of the heads among the heads of other checkpoints
-    removed: list[Removed] = field(
-        default_factory=list
-    )  # directions that were removed from what layers write or read
+    # directions that were removed from what layers write or read
+    removed: list[Removed] = field(default_factory=list)
     coverage: str = ""  # how much was read, in a sentence
     everything: Matrices | None = None  # all tensors, attention or not, with `all_tensors`
     roles: Roles = field(default_factory=dict)  # names of heads for what they do, by layer and head

@@ -1,7 +1,8 @@
 """Audits of many checkpoints into folders, and the reference that is made of many.
 
 An engine gets a task per layer, and one that ends each audit. Finished layers are on disk, one file
-each, so that a later run can continue an audit that was interrupted."""
+each, so that a later run can continue an audit that was interrupted.
+"""
 
 import csv
 import io
@@ -57,7 +58,8 @@ class FinishedLayers:
     numbers depend on.
 
     Each file appears complete under its name or not at all. Layers of other weights or options are
-    discarded; layers of this identity are kept with `resume`."""
+    discarded; layers of this identity are kept with `resume`.
+    """
 
     left: list[int]  # layers that are not finished
     notice: str | None  # tells a person about discarded layers
@@ -268,7 +270,8 @@ def audit_list(
     as it ends.
 
     summary.csv has one row per checkpoint that has ended, the most severe first; summary.html is
-    written at the end."""
+    written at the end.
+    """
     from weightscope.heads.audit.page import write_summary_page
 
     names = names or folder_names([source.source for source in sources])
@@ -376,9 +379,8 @@ def _run(
             left = finished.left
             layers.total += len(left)
             for index, following in pairwise((*left, END)):
-                ahead = (
-                    None if engine.elsewhere else following
-                )  # another process may measure that one
+                # another process may measure that one
+                ahead = None if engine.elsewhere else following
                 engine.submit((number, index), measure_task, get_model, index, options, ahead)
             while left:
                 index, measured = _value_of((yield))
@@ -408,9 +410,8 @@ def report_task(
 ) -> Report:
     """The task that ends a checkpoint's audit: findings, tables, figures and page, as bytes."""
     audit, files = conclude(get_model(), layers, options), Files()
-    audit = replace(
-        audit, provenance=provenance or audit.provenance
-    )  # a worker does not know the command
+    # a worker does not know the command
+    audit = replace(audit, provenance=provenance or audit.provenance)
     audit.write_report(files)  # figures come no later than the numbers
     with phase("writing tables"):
         audit.write_tables(files)

@@ -31,9 +31,8 @@ from weightscope.report.findings import Finding, Findings
 
 # directions or blocks of each map for which tokens are found, unless another number is requested
 DEFAULT = 2
-AFFORDABLE = (
-    4e11  # multiply-adds, a few seconds; for a larger model tokens are found on request only
-)
+# multiply-adds, a few seconds; for a larger model tokens are found on request only
+AFFORDABLE = 4e11
 VECTOR_BYTES = 64 << 20  # of singular vectors in memory at a time
 TOKENS = 8  # named per side
 TOKENS_IN_FINDING = 3
@@ -49,9 +48,8 @@ class TokenRows:
 
     tensor: str  # its name in the file
     n_tokens: int
-    blocks: Callable[
-        [], Iterable[tuple[int, np.ndarray]]
-    ]  # streams the rows, with the index of the first in the block
+    # streams the rows, with the index of the first in the block
+    blocks: Callable[[], Iterable[tuple[int, np.ndarray]]]
     unit: str = "cosines"  # or "logits": what a direction of length one adds to each logit
     centred: bool = False  # the mean of each row is subtracted first
 
@@ -226,9 +224,8 @@ def _in_stream(model: Model) -> Iterable[tuple[int, np.ndarray]]:
     return ((first, model.into_stream(block)) for first, block in model.embeddings.blocks())
 
 
-Group = dict[
-    tuple[int, int], list[tuple[str, Directions]]
-]  # by layer and head: a head's maps and their directions
+# by layer and head: a head's maps and their directions
+Group = dict[tuple[int, int], list[tuple[str, Directions]]]
 
 
 def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Group]:

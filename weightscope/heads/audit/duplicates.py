@@ -8,7 +8,8 @@ Sketches of all heads are compared with each other; those that look alike are th
 unless they are in one cluster already, so that equal heads cost one comparison each and not one per
 pair. Two layers are in memory, and comparisons are ordered so that a layer that repeats another is
 read once for all its heads. Layers that repeat each other head by head, as in a model that was made
-deeper by copying layers, are one finding."""
+deeper by copying layers, are one finding.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,9 +40,8 @@ PARALLEL = 0.8
 # Frobenius cosine of two maps above which one is called a copy: they differ by less than half a
 # norm
 COPY = 0.9
-FARTHEST = np.radians(
-    60
-)  # and their largest angle: every direction of one has half its length in the other
+# and their largest angle: every direction of one has half its length in the other
+FARTHEST = np.radians(60)
 # exact comparisons of a head that find nothing before it is given up; the most alike come first
 UNLIKE_A_HEAD = 16
 LAYERS_NAMED = 8  # layers whose heads a text lists; findings.csv has all
@@ -150,7 +150,8 @@ def clusters(
     both sides.
 
     Each of a layer's `n_heads` rows is compared with the one most like it, in the order of their
-    layers, then each with the next."""
+    layers, then each with the next.
+    """
     label = np.arange(len(first))
     links: dict[int, Likeness] = {}
     for _, of_layer in groupby(

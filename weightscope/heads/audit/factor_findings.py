@@ -5,7 +5,8 @@ The Gram matrices of W_Q and W_K are alike, as they are trained together, and so
 W_O's; W_Q and W_V share nothing. Where this is not so, factors were swapped, mixed up or
 initialised anew. Noise that is added to weights lifts what is weakest in them. Each factor uses the
 dimensions of the stream as it does in the other layers: where its other axis does instead, it is
-transposed. docs/audit.md says which checkpoints the limits were set on."""
+transposed. docs/audit.md says which checkpoints the limits were set on.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -51,21 +52,20 @@ HEADS = 16  # of all layers: of fewer random ones, the log of a relation may exc
 APART = 0.6
 # times the usual distance of layers past the first from their median: four standard deviations
 APART_TIMES = 6.0
-UNBALANCED = (
-    (0, 1, 8.0),
-    (2, 3, 20.0),
-)  # factors by which |W_Q| / |W_K| and |W_V| / |W_O| leave their trend
+# factors by which |W_Q| / |W_K| and |W_V| / |W_O| leave their trend
+UNBALANCED = ((0, 1, 8.0), (2, 3, 20.0))
 UNBALANCED_Z = 6.0
 NOISY, MOST_Z = 2.0, 6.0  # mean of z-scores, each cut at the second; trained layers reach 1.7
 LAYERS_FOR_NOISE = 8  # fewer have no trend to leave
-AGREEING = (
-    5.0  # over the root of the width: above the cosine that profiles of two layers have by chance
-)
+# over the root of the width: above the cosine that profiles of two layers have by chance
+AGREEING = 5.0
 # of the profiles: more of them is common along the other axis where all layers are transposed
 ALL_LAYERS = 0.15
-# cosine of the difference of two factors' profiles with that in other layers, if it is below minus
-# this
-EXCHANGED = 0.4
+EXCHANGED = (
+    # cosine of the difference of two factors' profiles with that in other layers, if it is below
+    # minus this
+    0.4
+)
 # of the norms of query and key biases, on either side of 1 in a layer and in its neighbours
 BIAS_RATIO = 5.0
 # of that error; in each of nine real checkpoints some layer's factor is 1.1 from random at least
@@ -76,7 +76,8 @@ Pair = tuple[float, float]
 
 def factor_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """Biases out of proportion, and layers whose factors are transposed, swapped, mixed up,
-    untrained, unbalanced or noisy."""
+    untrained, unbalanced or noisy.
+    """
     yield from _large_biases(heads)
     yield from _without_scales(heads)
     misplaced = _misplaced(heads)
@@ -103,9 +104,8 @@ def factor_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
 def _large_biases(heads: MeasuredHeads) -> Iterator[Finding]:
     """Biases that are far larger than what their projection makes of a normalised input."""
     norms = heads.arrays["factor_norm"]  # (L, H, 4)
-    usual_norms = np.median(
-        norms[..., :3], axis=1, keepdims=True
-    )  # (L, 1, 3): one head may be dead
+    # (L, 1, 3): one head may be dead
+    usual_norms = np.median(norms[..., :3], axis=1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         biases = heads.arrays["factor_bias"] / usual_norms  # (L, H, 3)
     findings = []
@@ -120,9 +120,8 @@ def _large_biases(heads: MeasuredHeads) -> Iterator[Finding]:
         }
         findings.append(of_head(int(heads.layers[i]), h, kind="large_bias", number=ratio, **about))
     yield from aggregated(findings, heads.n_heads)
-    summed = np.sqrt(
-        (norms[..., 2] ** 2 * norms[..., 3] ** 2).sum(axis=1)
-    )  # (L,) at least what a layer writes
+    # (L,) at least what a layer writes
+    summed = np.sqrt((norms[..., 2] ** 2 * norms[..., 3] ** 2).sum(axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
         of_outputs = heads.arrays["output_bias_norm"] / summed  # (L,)
     for i in np.flatnonzero(np.isfinite(of_outputs) & (of_outputs > OUT_OF_PROPORTION[3])).tolist():
@@ -144,7 +143,8 @@ def _without_scales(heads: MeasuredHeads) -> Iterator[Finding]:
     layers.
 
     W_O is held to other layers only: a norm of what heads read, as DiffLlama's, leaves it any
-    scale."""
+    scale.
+    """
     squares = heads.arrays["factor_norm"] ** 2  # (L, H, 4)
     norms = np.sqrt(_mean(squares, axis=1))  # (L, 4)
     for i, which in np.argwhere(np.isfinite(norms)).tolist():
@@ -243,7 +243,8 @@ def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
 
     Folded gains hold one value too: then the factors alone decide, unless heads are too narrow. No
     layer of nine real checkpoints (124 layers) has four random factors. Where gains and biases look
-    trained, so that only they may have been loaded, most layers must be `_unlearned`."""
+    trained, so that only they may have been loaded, most layers must be `_unlearned`.
+    """
     layers = heads.layers.tolist()
     if not layers or _error(heads) > TOO_NARROW:
         return
@@ -254,9 +255,8 @@ def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     read = [
         t for t in tensors.values() if t.dtype in BITS and t.name.endswith((".weight", ".bias"))
     ]
-    vectors = [
-        tensor for tensor in read if sum(size > 1 for size in tensor.shape) == 1
-    ]  # gains and biases
+    # gains and biases
+    vectors = [tensor for tensor in read if sum(size > 1 for size in tensor.shape) == 1]
     if all(map(_is_constant, vectors)) and (vectors or _enough(heads)):
         number = float(
             np.mean([ratio for i in range(len(layers)) for ratio in _spread(model, heads, i)])
@@ -336,12 +336,14 @@ def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]
     does.
 
     A layer is held to the spread of its own model's layers; the first, whose pairs are unlike the
-    others', is not."""
+    others', is not.
+    """
     likeness = log_measure(_mean(heads.arrays["factor_likeness"], axis=1))  # (L, 4)
     with np.errstate(invalid="ignore"):
+        # (L, 2)
         relations = (
             likeness[:, :2] - np.logaddexp(likeness[:, 2], likeness[:, 3])[:, None] + np.log(2)
-        )  # (L, 2)
+        )
     for pair, (name, which) in enumerate(
         (("qk", "W_Q and W_K"), ("vo", "W_V and W_O")) if _enough(heads) else ()
     ):
@@ -386,7 +388,8 @@ def _random(model: Model, heads: MeasuredHeads, i: int) -> bool:
     """Whether the factors of the i-th layer have the second moments of Gaussian matrices.
 
     tr(G^2) / (tr G)^2 is 1/r + 1/d for a Gaussian (d, r) factor (Marchenko and Pastur 1967), with
-    an error of about 2 / (d r) for each head."""
+    an error of about 2 / (d r) for each head.
+    """
     return bool((np.abs(_spread(model, heads, i) - 1) < _error(heads)).all())
 
 
@@ -398,7 +401,8 @@ def _error(heads: MeasuredHeads) -> float:
 
 def _spread(model: Model, heads: MeasuredHeads, i: int) -> np.ndarray:
     """The spread of each factor's spectrum in the i-th layer, 1 where random (4,); of W_V and W_O
-    alone (2,) where a q/k-norm's gain is folded into W_Q and W_K."""
+    alone (2,) where a q/k-norm's gain is folded into W_Q and W_K.
+    """
     spread = heads.arrays["factor_spread"][i] * heads.arrays["factor_width"][i]  # (H, 4)
     return _mean(spread[:, 0 if model.family.scores.qk_norm is None else 2 :], axis=0)
 
@@ -409,13 +413,11 @@ def _spread(model: Model, heads: MeasuredHeads, i: int) -> np.ndarray:
 class Misplaced(NamedTuple):
     """Factors that are not what they are read as, each by position of the layer."""
 
-    transposed: dict[
-        int, dict[int, Pair]
-    ]  # by factor: cosines with the other layers as it is read, and transposed
+    # by factor: cosines with the other layers as it is read, and transposed
+    transposed: dict[int, dict[int, Pair]]
     exchanged: dict[int, Pair]  # W_V and W_O: the same of what agrees best
-    as_read: dict[
-        int, np.ndarray
-    ]  # by factor: profiles (L, d) along the axis that is read as the stream
+    # by factor: profiles (L, d) along the axis that is read as the stream
+    as_read: dict[int, np.ndarray]
 
     @property
     def layers(self) -> set[int]:
@@ -530,7 +532,8 @@ def _exchanged(
     model: Model, heads: MeasuredHeads, misplaced: Misplaced
 ) -> dict[str, dict[int, tuple[float, float, str]]]:
     """Layers in which W_Q and W_K, or W_V and W_O, are each other's; by map and position a number,
-    its usual value and a description."""
+    its usual value and a description.
+    """
     exchanged: dict[str, dict[int, tuple[float, float, str]]] = {"qk": {}, "vo": {}}
     if heads.shares_keys:
         return exchanged  # the two have other shapes
@@ -546,9 +549,8 @@ def _exchanged(
             what = "along the stream they differ as they do in other layers, reversed (cosine {:.2f}, usually {:.2f})"
             usual = known_median(along)
             exchanged[name] |= {i: (float(along[i]), usual, what) for i in opposite}
-    if not any(
-        rotation is not None for rotation in model.rotations.values()
-    ):  # turned, a key's bias is of use
+    # turned, a key's bias is of use
+    if not any(rotation is not None for rotation in model.rotations.values()):
         exchanged["qk"] = _exchanged_biases(heads) | exchanged["qk"]
     return exchanged
 
@@ -563,9 +565,8 @@ def _exchanged_biases(heads: MeasuredHeads) -> dict[int, tuple[float, float, str
         nearest = sorted((j for j in range(len(ratios)) if j != i), key=lambda j: abs(j - i))[:2]
         signs = np.sign(ratios[nearest])
         least = np.abs(ratios[nearest]).min()
-        if abs(signs.sum()) == 2 and np.minimum(least, -ratios[i] * signs[0]) > np.log(
-            BIAS_RATIO
-        ):  # NaN: no bias
+        # NaN: no bias
+        if abs(signs.sum()) == 2 and np.minimum(least, -ratios[i] * signs[0]) > np.log(BIAS_RATIO):
             what = "the query bias is {:.2g} times as long as the key bias, in the neighbours {:.2g} times"
             exchanged[i] = float(np.exp(ratios[i])), float(np.exp(np.median(ratios[nearest]))), what
     return exchanged

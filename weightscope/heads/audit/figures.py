@@ -39,12 +39,8 @@ MAPPED = (
     "vo_effective_rank",
     "vo_copying_score",
 )
-TRACED = (
-    "qk_sigma1",
-    "vo_sigma1",
-    "qk_effective_rank",
-    "vo_copying_score",
-)  # against depth and training
+# against depth and training
+TRACED = ("qk_sigma1", "vo_sigma1", "qk_effective_rank", "vo_copying_score")
 MATH = {
     "W_QK": "$W_{QK}$",
     "W_VO": "$W_{VO}$",
@@ -52,9 +48,8 @@ MATH = {
     "σ₂": r"$\sigma_2$",
     "f̃": r"$\tilde{f}$",
 }
-MOST_CURVES = (
-    2000  # in a panel of spectra: each is an object of its own, and 5,000 take 30 MB of SVG
-)
+# in a panel of spectra: each is an object of its own, and 5,000 take 30 MB of SVG
+MOST_CURVES = 2000
 
 
 def title(measure: Measure) -> str:
@@ -142,7 +137,8 @@ def spectra(heads: MeasuredHeads) -> Figure:
     value-output map.
 
     The second panel is Fig. 2 of the norm-based-attention paper for all heads. Of a large model one
-    head in so many is drawn."""
+    head in so many is drawn.
+    """
     figure, (axis_qk, axis_vo) = subplots(1, 2, figsize=(2 * COLUMN, 2.4))
     qk, vo = heads.arrays["qk_singular_values"], heads.arrays["vo_affine_singular_values"]
     with np.errstate(invalid="ignore", divide="ignore"):  # a head of zeros has no largest value

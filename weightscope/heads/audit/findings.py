@@ -55,27 +55,19 @@ COLLAPSED_TO = 0.25  # of the head's width: a collapse where fewer count
 BULK = 0.15
 # of the first singular value: what is below it in so many directions was cut off, not trained
 LOST = 1e-6
-OF_ITS_LAYER = (
-    0.25  # of the layer's median rank: a head of the first layer below it is unlike its layer
-)
+# of the layer's median rank: a head of the first layer below it is unlike its layer
+OF_ITS_LAYER = 0.25
 SPIKE = 3.0  # sigma_1 / sigma_2; random products of width 8 stay under 1.9, GPT-2's W_QK under 2.1
 WIDE = 8  # narrower heads have larger gaps by chance; their limit grows in proportion
-HEAD_Z, HEAD_FACTOR = (
-    5.0,
-    3.0,
-)  # an outlier head exceeds both: robust z among all heads, and a plain factor
+# an outlier head exceeds both: robust z among all heads, and a plain factor
+HEAD_Z, HEAD_FACTOR = 5.0, 3.0
 LAYER_Z, LAYER_FACTOR = 6.0, 2.0  # the same for a layer against its neighbours
-COMPARED = (
-    "sigma1",
-    "frobenius",
-    "effective_rank",
-    "bias_norm",
-)  # measures by which heads and layers are judged
+# measures by which heads and layers are judged
+COMPARED = ("sigma1", "frobenius", "effective_rank", "bias_norm")
 OUTSIZED = 16.0  # times its even share of W_QK's energy that makes a residual dimension an outlier
 OUTSIZED_SHARE = 0.02  # and at least this much of the energy
-SHARE_THAT_EXPLAINS = (
-    0.25  # of W_QK's energy in one dimension: it explains its layer's spikes and scale
-)
+# of W_QK's energy in one dimension: it explains its layer's spikes and scale
+SHARE_THAT_EXPLAINS = 0.25
 GAIN_Z, GAIN_FACTOR = 8.0, 8.0  # an outlier gain exceeds both
 NAMED = 20  # dimensions that a text lists; findings.csv has all
 TOKENS_NAMED = 6  # tokens that it lists
@@ -251,7 +243,8 @@ def head_findings(
     share a finding.
 
     Layers (by position) that an outlier dimension has `explained` are not judged by spikes and
-    scale."""
+    scale.
+    """
     for name in MAPS:
         faulty = _faulty_heads(heads, name, explained, standing)
         layers, far = _far_from_others(heads, name, explained)
@@ -386,7 +379,8 @@ def _collapse(
 
     In the first layer of trained decoders queries and keys tell few directions apart. A head is a
     fault there if directions were cut off, or if its layer is not of low rank; deeper, unless
-    another checkpoint has such a head."""
+    another checkpoint has such a head.
+    """
     i, w, r = place[0], MAPS[name], len(s)
     layer, rank, measure = int(heads.layers[i]), float(ranks[place]), f"{name}_effective_rank"
     large, left = (int((s > share * s[0]).sum()) for share in (COLLAPSED, LOST))
@@ -527,9 +521,8 @@ def large_logits(heads: MeasuredHeads) -> Iterator[Finding]:
 
 def outlier_dimensions(heads: MeasuredHeads, stream: str = "Residual") -> Iterator[Finding]:
     """Dimensions of the keys' input with an outsized column of W_QK, norm gain included."""
-    shares = heads.arrays[
-        "qk_column_share"
-    ]  # (L, d) of the squared norm of W_QK, averaged over a layer's heads
+    # (L, d) of the squared norm of W_QK, averaged over a layer's heads
+    shares = heads.arrays["qk_column_share"]
     even = 1 / shares.shape[1]
     for layer, row in zip(heads.layers.tolist(), shares, strict=True):
         order = np.argsort(-row, kind="stable")

@@ -3,7 +3,8 @@ gate.
 
 A list of them has the columns of findings.csv, or is findings.json. A row applies to what agrees in
 all cells that say where and what was measured; an empty cell agrees with everything. Where a row
-has the number, a finding that is worse is not known."""
+has the number, a finding that is worse is not known.
+"""
 
 import csv
 import io
@@ -22,14 +23,8 @@ from weightscope.core.tables import csv_safe
 from weightscope.report.findings import COLUMNS, Findings, finding_kinds, listed
 
 NAMES = tuple(column.name for column in COLUMNS)
-WHERE = (
-    "layer",
-    "head",
-    "map",
-    "item",
-    "index",
-    "name",
-)  # cells that say where; a name where there is no index
+# cells that say where; a name where there is no index
+WHERE = ("layer", "head", "map", "item", "index", "name")
 READ = ("kind", *WHERE, "measure", "number", "usual", "reason")
 WORSE = 1.1  # times as far from what is usual as it was
 LARGEST = 64 << 20  # bytes of a list

@@ -4,7 +4,8 @@ them.
 Each projection is read once, for its Gram matrix, its triangle and its sketch. Every spectrum of a
 head, rotated or not, is then the spectrum of a small core. Heads are spread over threads with one
 BLAS thread each: on such small matrices that is faster than one head on all cores, and gives the
-same bits on any number of cores."""
+same bits on any number of cores.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,16 +42,12 @@ from weightscope.model.metrics.spectra import (
     symmetric_share,
 )
 
-Arrays = Mapping[
-    str, np.ndarray
-]  # by name, of one layer (H, ...) as `measure_layer` gives them, or of all (L, H, ...)
-MAPS = {
-    "qk": "W_QK",
-    "vo": "W_VO",
-}  # the two maps of a head: where it attends, and what is passed on
-VECTORS = frozenset(
-    f"{name}_{side}" for name in MAPS for side in ("left", "right")
-)  # arrays that grow with every head
+# by name, of one layer (H, ...) as `measure_layer` gives them, or of all (L, H, ...)
+Arrays = Mapping[str, np.ndarray]
+# the two maps of a head: where it attends, and what is passed on
+MAPS = {"qk": "W_QK", "vo": "W_VO"}
+# arrays that grow with every head
+VECTORS = frozenset(f"{name}_{side}" for name in MAPS for side in ("left", "right"))
 # prefix of the spectra of other forms of W_QK: delta1, mean64, free, turning
 FORM = "qk_singular_values_"
 LEADING = 8  # eigenvalues of the symmetric part that are kept
@@ -72,7 +69,8 @@ def measure_layer(
 
     What belongs to a key-value head is computed once for the query heads that share it. In addition
     to the layer as it is stored, a thread holds four (d, r) factors in float32 and blocks of them
-    in float64; nothing of size (d, H r)."""
+    in float64; nothing of size (d, H r).
+    """
     n_heads, n_kv = layer.n_heads, layer.n_kv_heads
     shared_by = n_heads // n_kv
     per_task = min(shared_by, max(1, n_heads // TASKS))
@@ -85,9 +83,8 @@ def measure_layer(
         (probes(layer.d_model), probes(layer.k.shape[1])),
         bounds or LogitBounds(layer),
     )
-    with np.errstate(
-        invalid="ignore", over="ignore"
-    ):  # NaN weights make NaN measures, which are a finding
+    # NaN weights make NaN measures, which are a finding
+    with np.errstate(invalid="ignore", over="ignore"):
         parts = list(
             in_threads(
                 lambda task: _measure_heads(
@@ -98,9 +95,8 @@ def measure_layer(
         )
     heads = [head for part, _, _ in parts for head in part]
     columns = np.sum([column for _, column, _ in parts], axis=0)  # (d,)
-    squares = [
-        np.sum(rows, axis=0) for rows in zip(*(rows for _, _, rows in parts), strict=True)
-    ]  # four of (d,)
+    # four of (d,)
+    squares = [np.sum(rows, axis=0) for rows in zip(*(rows for _, _, rows in parts), strict=True)]
     if columns.sum() == 0 and any(head["qk_route"] == "none" for head in heads):
         columns = np.full_like(columns, np.nan)  # no head is finite, so the shares are unknown
     with np.errstate(invalid="ignore"):
@@ -154,7 +150,8 @@ def _measure_heads(
     bounds: LogitBounds,
 ) -> tuple[list[dict[str, np.ndarray]], np.ndarray, list[np.ndarray]]:
     """Heads that share a key-value head, the sum over them of |column of W_QK|^2 / |W_QK|_F^2,
-    (d,), and the sums of squares of each dimension of W_Q, W_K, W_V and W_O, four of (d,)."""
+    (d,), and the sums of squares of each dimension of W_Q, W_K, W_V and W_O, four of (d,).
+    """
     (w_k, b_k), (w_v, b_v) = layer.k.of(kv), layer.v.of(kv)
     on_device = device.put(w_k), device.put(w_v)
     products = _two_spaces if layer.cross else inner_products  # memory may have another width
@@ -227,9 +224,8 @@ def _qk(
         for name, between in forms.items()
     }
     return of_forms | {
-        "qk_bias_norm": np.array(
-            np.linalg.norm(key.triangle.r @ b_q.astype(np.float64))
-        ),  # |b_Q W_K'| = |R_K b_Q'|
+        # |b_Q W_K'| = |R_K b_Q'|
+        "qk_bias_norm": np.array(np.linalg.norm(key.triangle.r @ b_q.astype(np.float64))),
         "qk_route": np.array(route_of(query.triangle, key.triangle)),
         "q_sketch": query.sketch,
         "k_sketch": key.sketch,
@@ -309,9 +305,8 @@ class Measure:
     name: str  # its column in heads.csv
     symbol: str  # as in the papers, a formula (`weightscope.core.formulas`)
     array: str  # name of the array it is computed from
-    compute: Callable[
-        [np.ndarray, int], np.ndarray
-    ]  # (array (L, H, ...), model width d) -> values (L, H)
+    # (array (L, H, ...), model width d) -> values (L, H)
+    compute: Callable[[np.ndarray, int], np.ndarray]
     meaning: str = ""  # what a high or a low value says
     scale: str = ""  # of its colour map, "log" or "linear"; "" where a map would add little
     words: str = ""  # its name where the symbol is long
@@ -422,12 +417,8 @@ _SPECTRUM = (
 )
 UNSCALED = "Without the factor 1/√d' of scores."  # said of every size of W_QK
 _SIZES = ("sigma1", "sigma2", "frobenius")
-_OF_FORMS = (
-    "sigma1",
-    "frobenius",
-    "stable_rank",
-    "effective_rank",
-)  # also measured of the other forms of W_QK
+# also measured of the other forms of W_QK
+_OF_FORMS = ("sigma1", "frobenius", "stable_rank", "effective_rank")
 
 _LIKES = "eigenvalue of the symmetric part: positive where like attends to like, negative where it avoids it."
 _ROUTE = "How the spectra were computed: from Gram matrices (gram), or by QR (qr) where those are not accurate enough."
@@ -619,12 +610,10 @@ class MeasuredHeads:
     """
 
     layers: np.ndarray  # (L,) their indices in the checkpoint
-    arrays: dict[
-        str, np.ndarray
-    ]  # (L, H, ...) what all layers have, but for singular vectors: spectra, sketches
-    by_layer: Mapping[
-        int, Arrays
-    ]  # with the singular vectors, a layer at a time: all of them may not fit into memory
+    # (L, H, ...) what all layers have, but for singular vectors: spectra, sketches
+    arrays: dict[str, np.ndarray]
+    # with the singular vectors, a layer at a time: all of them may not fit into memory
+    by_layer: Mapping[int, Arrays]
     # one row per head: layer, head, kv_head and the measures; it is heads.csv, with `more` columns
     table: Table
     caveats: tuple[str, ...]  # what the matrices leave out of the heads' scores

@@ -67,9 +67,8 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         caveats=audit.caveats,
         findings=audit.findings.html(buttons=True, percentile=audit.standing.of),
         measures=mapped,
-        maps=sorted(
-            mapped, key=lambda measure: measure.name not in shown
-        ),  # first those that show a finding
+        # first those that show a finding
+        maps=sorted(mapped, key=lambda measure: measure.name not in shown),
         shown={name: listed(findings, NAMED) for name, findings in shown.items()},
         everything=audit.everything,
         of_matrices=of_matrices,

@@ -10,7 +10,8 @@ as it is, whatever the model's width.
 
 Matrices (of `audit --all`) are ranked in the same way, each among the matrices of its role: ranks,
 and the number of singular values beyond the edge, as shares of the smaller side. Embeddings have no
-depth, and count as the middle third."""
+depth, and count as the middle third.
+"""
 
 import json
 import re
@@ -36,35 +37,18 @@ from weightscope.report.findings import Finding
 
 THIRDS = ("first", "middle", "last")  # of a checkpoint's attention layers
 SHARES = np.linspace(0, 1, 21)  # of a checkpoint's heads: the quantiles that are kept
-OF_WIDTH = (
-    "stable_rank",
-    "effective_rank",
-    "participation_ratio",
-)  # compared as shares of a head's width
-OF_MATRICES = (
-    "sigma1",
-    "stable_rank",
-    "effective_rank",
-    "beyond_edge",
-    "alpha",
-    "snr",
-)  # what matrices are ranked by
-OF_SIDE = (
-    "stable_rank",
-    "effective_rank",
-    "beyond_edge",
-)  # compared as shares of a matrix's smaller side
-OWN = Path(__file__).with_name(
-    "reference.npz"
-)  # comes with the package; reference.csv lists its checkpoints
+# compared as shares of a head's width
+OF_WIDTH = ("stable_rank", "effective_rank", "participation_ratio")
+# what matrices are ranked by
+OF_MATRICES = ("sigma1", "stable_rank", "effective_rank", "beyond_edge", "alpha", "snr")
+# compared as shares of a matrix's smaller side
+OF_SIDE = ("stable_rank", "effective_rank", "beyond_edge")
+# comes with the package; reference.csv lists its checkpoints
+OWN = Path(__file__).with_name("reference.npz")
 LARGEST = 64 << 20  # bytes of such a file, packed and unpacked
 SHA256 = re.compile("[0-9a-f]{64}")
-WITHIN = (
-    "outlier_head",
-    "layer_off_trend",
-    "near_dead_head",
-    "zero_head",
-)  # findings on the checkpoint's own scale
+# findings on the checkpoint's own scale
+WITHIN = ("outlier_head", "layer_off_trend", "near_dead_head", "zero_head")
 FEW = 20  # checkpoints: with fewer, a page says how coarse their percentiles are
 UNREADABLE = (
     OSError, EOFError, ValueError, OverflowError, KeyError, TypeError, MemoryError, RecursionError, zipfile.BadZipFile,
@@ -101,9 +85,8 @@ class Reference(ShowsShapes):
 
     checkpoints: tuple[Known, ...]
     measures: tuple[str, ...]  # of heads, and as `up.alpha` of the matrices of a role
-    quantiles: (
-        np.ndarray
-    )  # (checkpoints, measures, 3, 21) at `SHARES` by third; NaN where nothing has the measure
+    # (checkpoints, measures, 3, 21) at `SHARES` by third; NaN where nothing has the measure
+    quantiles: np.ndarray
 
     @classmethod
     def of(cls, parts: Iterable[tuple[Known, Mapping[str, np.ndarray]]]) -> "Reference":
@@ -264,9 +247,8 @@ def quantiles_of(values: np.ndarray, thirds: np.ndarray) -> np.ndarray:
     for third in range(len(THIRDS)):
         known = values[thirds == third]
         if (known := known[~np.isnan(known)]).size:
-            quantiles[third] = np.quantile(
-                known, SHARES, method="nearest"
-            )  # does not average finite with infinite
+            # does not average finite with infinite
+            quantiles[third] = np.quantile(known, SHARES, method="nearest")
     return quantiles
 
 
@@ -366,9 +348,8 @@ def share_below(quantiles: np.ndarray, values: np.ndarray) -> np.ndarray:
     quantiles (21,).
     """
     with np.errstate(over="ignore"):  # too large for float32 is above every quantile
-        rounded = np.asarray(
-            values, np.float32
-        )  # as quantiles are, so that equal values compare equal
+        # as quantiles are, so that equal values compare equal
+        rounded = np.asarray(values, np.float32)
     left, right = (np.searchsorted(quantiles, rounded, side) for side in ("left", "right"))
     low, high = np.maximum(left - 1, 0), np.minimum(left, len(quantiles) - 1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -396,9 +377,8 @@ class Standing:
 
     def __init__(self, model: Model, heads: MeasuredHeads, reference: Reference) -> None:
         self._heads = heads
-        sizes = {
-            checkpoint.size for checkpoint in reference.checkpoints
-        }  # a digest is computed only of such a file
+        # a digest is computed only of such a file
+        sizes = {checkpoint.size for checkpoint in reference.checkpoints}
         self.reference = (
             reference.without(weights_digest(model)) if weights_size(model) in sizes else reference
         )
@@ -446,7 +426,8 @@ class Standing:
 
         Heads and layers that are judged against others of the same checkpoint have none: a norm
         that is far above its layer's median may be small among other checkpoints, whose widths
-        differ."""
+        differ.
+        """
         if finding.measure not in self.grids or finding.layer is None or finding.kind in WITHIN:
             return ""
         return phrase(*self.percentile(finding.measure, finding.layer, finding.number))
@@ -473,9 +454,11 @@ def phrase(percentile: float, count: int) -> str:
 
     Examples
     --------
-    >>> phrase(96.6, 14), phrase(100.0, 1), phrase(51.2, 5)
-    ('97th percentile of 14 checkpoints', 'above all heads of 1 checkpoint', '51st percentile of 5
-    checkpoints')"""
+    >>> phrase(96.6, 14)
+    '97th percentile of 14 checkpoints'
+    >>> phrase(100.0, 1)
+    'above all heads of 1 checkpoint'
+    """
     if np.isnan(percentile) or not count:
         return ""
     checkpoints = counted(count, "checkpoint")

@@ -8,7 +8,8 @@ Dimensions are scaled to one energy first, because trained streams have dimensio
 written into, and rounding to zero makes more.
 
 Sets of layers are judged by such sums: runs of layers, all layers, and layers anywhere whose own
-least directions agree. A set that stands out is then judged again by its energies."""
+least directions agree. A set that stands out is then judged again by its energies.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,9 +47,8 @@ PENALTY = 10.0  # mean energies added along it then
 # of ones
 SPREAD = 3.0
 OF_LAYER = 8  # least directions of a single layer
-MEMBER = (
-    0.5  # squared cosine with a layer's least directions that makes the layer share a direction
-)
+# squared cosine with a layer's least directions that makes the layer share a direction
+MEMBER = 0.5
 SHARED = 3  # layers that share one, at least
 SEEDS = 4  # directions that layers are asked to share
 
@@ -72,7 +72,8 @@ def gap_scores(eigenvalues: np.ndarray) -> np.ndarray:
 
     Of ordered exponential variables the k-th gap times k is exponential again (Renyi 1953), and one
     such gap over the sum of n others exceeds t with probability (1 + t)^-n. Gaps between
-    eigenvalues, which repel each other, vary less."""
+    eigenvalues, which repel each other, vary less.
+    """
     logs = np.log(np.maximum(eigenvalues, SHIFT / 10))
     gaps = np.diff(logs) * np.arange(1, len(logs))
     above = np.array([gaps[k + 1 : k + 1 + GAPS].sum() for k in range(RANKS)])
@@ -84,7 +85,8 @@ def scale_dimensions(gram: np.ndarray, centred: bool) -> np.ndarray:
     (d,), 0 where empty.
 
     With `centred`, norms subtract the mean from the stream, and nothing may be written along the
-    vector of ones."""
+    vector of ones.
+    """
     d = len(gram)
     gram *= np.float32(d / max(float(np.trace(gram, dtype=np.float64)), 1e-300))
     energies = np.diag(gram).copy()
@@ -156,9 +158,8 @@ def _root(gram: np.ndarray) -> np.ndarray:
     for shift in (SHIFT, 100 * SHIFT, 1e4 * SHIFT, 1.0):
         gram[np.diag_indices(len(gram))] = diagonal + np.float32(shift)
         try:
-            root: np.ndarray = cholesky(
-                gram.T, check_finite=False
-            )  # symmetric, and in LAPACK's order
+            # symmetric, and in LAPACK's order
+            root: np.ndarray = cholesky(gram.T, check_finite=False)
         except LinAlgError:
             continue
         gram[np.diag_indices(len(gram))] = diagonal
@@ -176,9 +177,8 @@ def least_of(gram: np.ndarray, centred: bool) -> Least:
     values, vectors = least_eigenvectors(gram, EIGENVALUES)
     scores = gap_scores(values)
     rank = int(scores.argmax()) + 1
-    noise = max(
-        float(values[rank - 1]), SHIFT
-    )  # a dimension that little is written into says little of a direction
+    # a dimension that little is written into says little of a direction
+    noise = max(float(values[rank - 1]), SHIFT)
     directions = np.linalg.qr(
         vectors[:, :rank] * (sizes / (sizes.astype(np.float64) ** 2 + noise))[:, None]
     )[0]
@@ -232,18 +232,16 @@ def choices(layers: int, out_of: int) -> float:
 FOUND = {True: 2.0, False: 4.0}
 LOOKED_AT = 1.0  # sets of layers that score less are not judged again
 RUN = 0.4  # share of the layers: a run this long has to be found
-KEPT = (
-    128 << 20
-)  # bytes of Gram matrices kept; in wider streams they are summed, one run of layers at a time
+# bytes of Gram matrices kept; in wider streams they are summed, one run of layers at a time
+KEPT = 128 << 20
 WIDEST = 8192  # dimensions; a wider Gram matrix exceeds a quarter of a gigabyte
 ROWS = 2  # times the width: rows of a run that are read in a wide stream
 STRIP = 512  # columns of a Gram matrix that are computed at a time
 ENOUGH = 1.5  # times the width: rows that a set of layers needs
 LEFT = 0.25  # of a layer's mean energy: below it, the direction counts as removed from the layer
 PARALLEL = 0.7  # cosine above which two directions are one finding
-STEPS_OF_ERROR = (
-    1.7  # rounding to b bits leaves errors with about this many times 4^-b of the energy
-)
+# rounding to b bits leaves errors with about this many times 4^-b of the energy
+STEPS_OF_ERROR = 1.7
 
 
 @dataclass(frozen=True)
@@ -312,9 +310,8 @@ class Side:
                 rows, np.float32(sqrt(squares)), out=rows if rows.flags.writeable else None
             )
 
-            def add(
-                start: int, rows: np.ndarray = rows
-            ) -> None:  # the lower half, a few columns at a time
+            # the lower half, a few columns at a time
+            def add(start: int, rows: np.ndarray = rows) -> None:
                 strip = slice(start, start + STRIP)
                 total[start:, strip] += rows[:, start:].T @ rows[:, strip]
 
@@ -366,7 +363,8 @@ def removed_directions(
     are ignored.
 
     Always judges what attention writes in these layers; `everything` adds what networks write and
-    what both read."""
+    what both read.
+    """
     removed: list[Removed] = []
     notes = []
     with phase("looking for removed directions"), np.errstate(over="ignore", invalid="ignore"):

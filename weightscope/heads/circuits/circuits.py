@@ -161,9 +161,8 @@ def channels(model: Model, wired: Wiring, edges: Sequence[Edge]) -> list[Channel
         channels |= zip(reading, in_threads(lambda pair: _channel(*pair), pairs), strict=True)
         for a in {edge.a for edge in edges if edge.i == m}:
             vo = layer.head(a).vo
-            written[m, a] = Factored(
-                vo.left.copy(), vo.right.copy()
-            )  # views would hold the whole layer
+            # views would hold the whole layer
+            written[m, a] = Factored(vo.left.copy(), vo.right.copy())
     return [channels[index] for index in range(len(edges))]
 
 

@@ -4,7 +4,8 @@ W_VO(a) is a sum of components sigma_i u_i v_i'. The composition score of one of
 b reads by, W = W_QK, W_QK' or W_VO, is |v_i W| / |W|_F, whatever its size (Merullo, Eickhoff and
 Pavlick 2024, arXiv 2406.09519, "Talking Heads"). A whole head's score averages over components, and
 can hide the one that carries a signal. Components with near-equal singular values are one space:
-any rotation of them serves the matrix as well."""
+any rotation of them serves the matrix as well.
+"""
 
 import re
 from collections.abc import Sequence
@@ -44,9 +45,8 @@ def components(vo: Factored, read: Factored) -> list[Component]:
     """
     _, s, vt = vo.svd()
     passed = vt @ read.left  # (r, r')
-    squares = np.einsum(
-        "ir,rs,is->i", passed, inner(read.right), passed, optimize=True
-    )  # |v_i W|^2
+    # |v_i W|^2
+    squares = np.einsum("ir,rs,is->i", passed, inner(read.right), passed, optimize=True)
     size, parts = read.frobenius() ** 2, []
     for block in leading_blocks(s, vo.shape[0], len(s)):
         within = slice(block.start, block.stop)

@@ -89,7 +89,8 @@ def behaviour(
     first_token to the first. In text, the middle two count queries whose token has been there
     before, and all such places. The names without an ending are those that a role is judged by
     (`JUDGED_ON`). copying says how far the token that is attended to stands out in what the head
-    writes for it, in standard deviations over other tokens' logits."""
+    writes for it, in standard deviations over other tokens' logits.
+    """
     shape = len(model.attention_layers), model.config.n_heads
     on_each = {on: {name: np.zeros(shape) for name in JUDGED_ON} for on in ("text", "repeated")}
     did = {"first_token": np.zeros(shape)}
@@ -109,9 +110,8 @@ def behaviour(
                 on_each["text"][name][i] += attention[:, mask].sum(axis=1) / max(1, queries[name])
         if "copying" in did and 0 in seen.inputs and seen.tokens is not None:
             number = int(np.flatnonzero(seen.inputs == 0)[0])
-            written = joining(model, seen.layer, seen.layer.values(seen.x[number]))[
-                :, 1:
-            ]  # (H, n - 1, d)
+            # (H, n - 1, d)
+            written = joining(model, seen.layer, seen.layer.values(seen.x[number]))[:, 1:]
             random_logits = written @ sampled.T
             logit = np.einsum("hnd,nd->hn", written, unembedding(model, seen.tokens[number, 1:]))
             did["copying"][i] = (
@@ -184,7 +184,8 @@ def accuracy(
 ) -> Table:
     """How well scores separate heads with a role from heads without it: scores (L, H), compared
     (score, role, had),
-    trivial (L, H)."""
+    trivial (L, H).
+    """
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     measures = {"roc_auc": roc_auc_score, "average_precision": average_precision_score}

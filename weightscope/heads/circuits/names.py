@@ -42,9 +42,8 @@ from weightscope.model.metrics.sinks import (
 from weightscope.model.model import Model
 
 RESAMPLES = 400
-AFFORDABLE = (
-    2 * 10**11
-)  # multiplications, seconds; `weightscope circuits` names the heads of larger models
+# multiplications, seconds; `weightscope circuits` names the heads of larger models
+AFFORDABLE = 2 * 10**11
 # A name is given only if at least this share of the heads so named had the role in models left out.
 RIGHT_ENOUGH = 2 / 3
 
@@ -52,7 +51,8 @@ RIGHT_ENOUGH = 2 / 3
 def shares_by_distance(attention: np.ndarray, *, causal: bool) -> tuple[np.ndarray, np.ndarray]:
     """Mean attention to the key at each distance i - j, over queries that have keys at all of them:
     attention (H, P, P)
-    -> (D,), (H, D)."""
+    -> (D,), (H, D).
+    """
     n = attention.shape[-1]
     queries = np.arange(2 * n // 3, n) if causal else np.arange(n // 3, 2 * n // 3)
     distances = np.arange(0, 2 * n // 3) if causal else np.arange(-(n // 3), n // 3)
@@ -63,20 +63,21 @@ def shares_by_distance(attention: np.ndarray, *, causal: bool) -> tuple[np.ndarr
 def interval(of_tokens: np.ndarray, n_tokens: int) -> np.ndarray:
     """A 95 % bootstrap interval for the mean over all tokens, from the tokens drawn: of_tokens (H,
     T) ->
-    (2, H)."""
+    (2, H).
+    """
     n = of_tokens.shape[1]
     if n >= n_tokens:
         return np.repeat(of_tokens.mean(axis=1)[None], 2, axis=0)
-    drawn = (
-        np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n
-    )  # how often each is drawn
+    # how often each is drawn
+    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n
     return np.quantile(of_tokens @ drawn.T, (0.025, 0.975), axis=1)
 
 
 def own_match(scores: np.ndarray) -> np.ndarray:
     """How far a token's score with itself stands out among its scores with all tokens, in standard
     deviations: scores
-    (H, T, T) -> (H, T)."""
+    (H, T, T) -> (H, T).
+    """
     diagonal = np.diagonal(scores, axis1=-2, axis2=-1)  # (H, T)
     spread = scores.std(axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -105,7 +106,8 @@ def identity(layer: Layer) -> np.ndarray:
 class Tried(NamedTuple):
     """Of the heads named so in models that had no part in setting the threshold, how many had the
     role when the models
-    were run (figures/head-roles/roles.csv)."""
+    were run (figures/head-roles/roles.csv).
+    """
 
     right: int
     named: int
@@ -174,9 +176,8 @@ ROLES = (
     Role("previous token", "previous_token", 0.26, Tried(56, 73, 5, 0.51, 0.96, 0.66, 0.83)),
     Role("induction", "induction", 0.15, Tried(25, 27, 3, 0.50, 1.00, 0.82, 1.00)),
     Role("duplicate token", "duplicate_token", 0.22, Tried(21, 24, 4, 0.67, 1.00, 0.81, 0.93)),
-    Role(
-        "detokenization", "detokenization", 0.65
-    ),  # of 17 first-layer heads, one joins words: 0.74, others under 0.56
+    # of 17 first-layer heads, one joins words: 0.74, others under 0.56
+    Role("detokenization", "detokenization", 0.65),
     Role("identity", "identity", 0.8),
     Role("copying", "copying", 1.35, Tried(48, 82, 6, 0.37, 0.77, 0.51, 0.67)),
     Role("anti-copying", "copying", 1.87, Tried(16, 20, 5, 0.43, 1.00, 0.73, 0.88), sign=-1),
@@ -207,15 +208,10 @@ SURE = {
     ),
     "sure_high": ("share that were right, high", "high end of it"),
 }
-LEAST_Z = (
-    20.0  # standard deviations; shares of spaces that random ones could have in common do not count
-)
-SAMPLED = (
-    "previous_token",
-    "duplicate_token",
-    "induction",
-    "copying",
-)  # means over a sample of the vocabulary
+# standard deviations; shares of spaces that random ones could have in common do not count
+LEAST_Z = 20.0
+# means over a sample of the vocabulary
+SAMPLED = ("previous_token", "duplicate_token", "induction", "copying")
 COLUMNS = {
     "previous_token": (
         "previous token",
@@ -345,9 +341,8 @@ def _without_wiring(
     for layer, i in place.items():
         scores["identity"][i] = identity(model.layer(layer))
     if counts is not None and 0 in place:
-        from weightscope.heads.detok.heads import (
-            bigram_auroc,
-        )  # an audit, which has no counts, never needs it
+        # an audit, which has no counts, never needs it
+        from weightscope.heads.detok.heads import bigram_auroc
 
         scores["detokenization"][place[0]] = bigram_auroc(model, counts).heads["auroc_specific"]
     return scores, lacking
@@ -367,9 +362,10 @@ def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         # What each token writes where it is said first, as logits of all of them: (H, N, N)
         outputs = joining(model, layer, layer.values(stream.first_time)) @ directions.T
         sampled = {
+            # (H, N)
             name: stream.attention[FREQUENT if name == "previous_token" else ANY][
                 :, again, again - back
-            ]  # (H, N)
+            ]
             for name, back in looks_back(n).items()
             if causal or name != "induction"
         }
@@ -406,9 +402,8 @@ class SuperWeight(NamedTuple):
 # Sinks at the first token, which depends on nothing but itself in a causal model.
 
 SHORT = 5  # tokens in a sequence: the last one chooses between the first, three others and itself
-DRAWS = (
-    24  # sequences that begin with the token that the config names, and as many that begin with any
-)
+# sequences that begin with the token that the config names, and as many that begin with any
+DRAWS = 24
 # Qwen2.5 makes its sink of a text's own first token, not of the one that its config names: that one
 # gets half as much attention there as any token in its place, in SmolLM2 nine tenths, in Gemma 3
 # four times as much.
@@ -436,14 +431,11 @@ def first_token_sinks(
     of bounded size.
     """
     unknown = np.full((len(layers), model.config.n_heads), np.nan)
-    model = (
-        model.unchecked()
-    )  # non-finite weights are a finding; they show here where tokens reach them
+    # non-finite weights are a finding; they show here where tokens reach them
+    model = model.unchecked()
     try:
-        with (
-            one_blas_thread(),
-            np.errstate(over="ignore", invalid="ignore"),
-        ):  # of broken scales, which are findings
+        # of broken scales, which are findings
+        with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):
             problem = _why_no_sinks(model, max(layers), asked)
             if not problem:
                 return _sinks(model, layers)
@@ -559,7 +551,8 @@ def by_wiring(wiring: Wiring) -> tuple[np.ndarray, np.ndarray]:
 
     Shares are above chance: 0 is the share of random spaces and 1 is the whole space. If queries
     read a head's output too, it writes what all heads need, so the queries' share is subtracted for
-    the writer."""
+    the writer.
+    """
     of_readers, of_writers = np.full(wiring.rank["k"].shape, np.nan), []
     for spaces in wiring.by_layer:
         by_keys, by_queries = (_shares(wiring, kind, spaces) for kind in ("k", "q"))

@@ -7,7 +7,8 @@ singular directions of W_VO(a) and of the matrix that V belongs to, and N = U'V,
     CS^2 = sum_ij p_i N_ij^2 q_j        with p and q the shares of each direction in |W_VO(a)|_F^2 and in |W(b)|_F^2
 
 Where query heads share what they read, q is a quadratic form Q on it, and CS^2 = tr(N' diag(p) N
-Q)."""
+Q).
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,9 +46,8 @@ class Written(ShowsShapes):
     """What the heads of a layer write, as rows to multiply with what other heads read."""
 
     rows: Any  # (H, n, d)
-    weights: (
-        np.ndarray
-    )  # (H, 2, n): PK and CS^2 are the sums of the rows' squared products with these weights
+    # (H, 2, n): PK and CS^2 are the sums of the rows' squared products with these weights
+    weights: np.ndarray
 
     @classmethod
     def whole(cls, spaces: Spaces, device: Device = CPU) -> "Written":
@@ -98,12 +98,10 @@ def _by_form(product: Any, weights: Any, forms: Any, xp: Any) -> Any:
     """
     n, _, g, r_b = product.shape
     scaled = product * xp.sqrt(weights[:, 1, :, None, None])
-    inside = xp.permute_dims(scaled, (2, 0, 3, 1)) @ xp.permute_dims(
-        scaled, (2, 0, 1, 3)
-    )  # (G, n, r_b, r_b)
-    composed = xp.reshape(inside, (g, n, r_b * r_b)) @ xp.permute_dims(
-        forms, (0, 2, 1)
-    )  # (G, n, S)
+    # (G, n, r_b, r_b)
+    inside = xp.permute_dims(scaled, (2, 0, 3, 1)) @ xp.permute_dims(scaled, (2, 0, 1, 3))
+    # (G, n, S)
+    composed = xp.reshape(inside, (g, n, r_b * r_b)) @ xp.permute_dims(forms, (0, 2, 1))
     return xp.reshape(xp.permute_dims(composed, (1, 0, 2)), (n, -1))
 
 
@@ -181,9 +179,8 @@ def doubt(estimate: np.ndarray, value: np.ndarray, scale: np.ndarray | float) ->
 # later layers one at a time.
 
 WRITTEN_BYTES = 224 << 20  # of what is written, held at a time
-SMALL_BYTES = (
-    1 << 20
-)  # of the product of two layers; smaller ones are made of several layers at once
+# of the product of two layers; smaller ones are made of several layers at once
+SMALL_BYTES = 1 << 20
 TASKS_ELSEWHERE = 8  # at least, where other processes share the work
 EXACT_UP_TO = 10**13  # multiplications; a 7B model's 10^14 would take two cores half an hour
 MOST_PAIRS = 20_000  # that are computed one by one
@@ -359,15 +356,15 @@ def pass_task(
 ) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
     """The task of a pass: the layers of a group write; these and all later layers read -> (2, K, G,
     H, L,
-    H), (L, H)."""
+    H), (L, H).
+    """
     model, device = get_model(), open_device(device_name)
     h, n = model.config.n_heads, len(layers) - group.start
     scores = np.full((2, len(kinds), len(group), h, n, h), np.nan, np.float32)
     facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *PROJECTIONS)} for fact in FACTS}
     written: list[Written] = []  # each of one layer, or of some that are small
-    together = (
-        SMALL_BYTES // (4 * model.config.head_dim * h) if device is CPU else 0
-    )  # rows of heads
+    # rows of heads
+    together = SMALL_BYTES // (4 * model.config.head_dim * h) if device is CPU else 0
 
     def read_by(m: int, layer: Layer) -> None:
         """A separate function, so that one layer's spaces are freed before the next layer's are
@@ -468,7 +465,8 @@ def _doubts(estimate: _Pass, kind: str, top: int) -> np.ndarray:
     if ruled out.
 
     Pairs are compared with the last of the `top` exact ones: at least that many pairs stand out as
-    much."""
+    much.
+    """
     wired = estimate.wiring
     shape = wired.pk[kind].shape
     scales = {

@@ -5,7 +5,8 @@ A head maps s to t if t is among the `top` tokens of e_s W_VO U', e_s the token'
 the unembedding; the share of the pairs that it maps is its score, and of those that it maps with
 the sign turned its suppression score (Elhelou and Geva 2024, arXiv 2412.11965, "Inferring
 Functionality of Attention Heads from their Parameters"). Some tokens are among the first of every
-source, so the same pairs with their second tokens permuted are the baseline."""
+source, so the same pairs with their second tokens permuted are the baseline.
+"""
 
 import csv
 import io
@@ -26,13 +27,11 @@ TOP = 10  # tokens, as the paper counts for models of this size
 PERMUTATIONS = 1000
 LEVEL, NAMED = 0.05, 8  # of the permutations, and heads that a sentence names
 FEWEST_PAIRS = 5
-MOST_PAIRS = (
-    1_000  # every head keeps which pairs of first and second tokens it maps: a square of them
-)
+# every head keeps which pairs of first and second tokens it maps: a square of them
+MOST_PAIRS = 1_000
 MAX_BYTES = 1 << 20  # of a file of pairs
-GROUP_BYTES = (
-    64 << 20
-)  # of what heads write for the first tokens; the unembedding is streamed once for so many
+# of what heads write for the first tokens; the unembedding is streamed once for so many
+GROUP_BYTES = 64 << 20
 
 
 class Pairs(NamedTuple):
@@ -118,17 +117,15 @@ def relation_scores(
         )
     unembedding = model.unembedding
     rows = model.into_stream(model.embeddings.rows(pairs.sources))  # (n, d)
-    hits: list[
-        np.ndarray
-    ] = []  # (2, n, n) of each head: whether it maps, and suppresses, source i to target j
+    # (2, n, n) of each head: whether it maps, and suppresses, source i to target j
+    hits: list[np.ndarray] = []
     written: list[np.ndarray] = []  # (n, d) of each head of a group of layers
 
     def look_up() -> None:
         columns = [each[:, None] for of_head in written for each in of_head]
         nearest = nearest_rows(unembedding.blocks(), columns, top, by_cosine=False)
-        hit = np.array(
-            [[np.isin(pairs.targets, side.rows) for side in sides] for sides in nearest]
-        )  # (h n, 2, n)
+        # (h n, 2, n)
+        hit = np.array([[np.isin(pairs.targets, side.rows) for side in sides] for sides in nearest])
         hits.extend(hit.reshape(len(written), len(rows), 2, -1).swapaxes(1, 2))
         written.clear()
 
@@ -201,9 +198,8 @@ class Relation(NamedTuple):
 
     pairs: Pairs
     table: Table  # relations.csv: one row per head, the highest score first
-    alone: (
-        float  # score of the embeddings themselves, without a head: near words of a tied embedding
-    )
+    # score of the embeddings themselves, without a head: near words of a tied embedding
+    alone: float
 
     @property
     def lead(self) -> str:

@@ -3,7 +3,8 @@ read.
 
 A space is kept as orthonormal directions, together with how strongly each of them is used. Both
 measures of how two heads fit (`products`) are then sums over the squared entries of one small
-product."""
+product.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ def layer_spaces(
     input itself; the effect of the norms in between is left out. A rotation acts on the r
     dimensions of queries and keys and not on the stream: W_Q R has the columns of W_Q, recombined,
     so the space that a head reads is the same at every position. How strongly its directions are
-    used is not; here it is taken at distance 0."""
+    used is not; here it is taken at distance 0.
+    """
     h, g, d = layer.n_heads, layer.n_kv_heads, layer.d_model
     shared = h // g
     spaces = LayerSpaces(
@@ -111,9 +113,8 @@ def layer_spaces(
         key, value = _factor(layer.k.of(kv)[0]), _factor(layer.v.of(kv)[0])
         for s in range(shared):
             head = kv * shared + s
-            w_o = np.asarray(
-                layer.w_o[head] if gain is None else layer.w_o[head] * gain
-            ).T  # (d, r_v)
+            # (d, r_v)
+            w_o = np.asarray(layer.w_o[head] if gain is None else layer.w_o[head] * gain).T
             query, output = (
                 _factor(layer.q.of(head)[0]),
                 _factor(w_o - w_o.mean(axis=0) if centred else w_o),
@@ -156,9 +157,8 @@ def _factor(w: np.ndarray) -> _Factor:
         inverse = dtrtri(root.r)[0]
         well = np.linalg.norm(root.r) * np.linalg.norm(inverse) < WELL_CONDITIONED
         return _Factor(w if well else wide, inverse, root.r, width)
-    u, s, vt = np.linalg.svd(
-        wide, full_matrices=False
-    )  # the columns are dependent: as many directions as there are
+    # the columns are dependent: as many directions as there are
+    u, s, vt = np.linalg.svd(wide, full_matrices=False)
     rank = int(np.count_nonzero(s > LEAST_USED * np.sqrt(d) * s[:1]))
     columns, r = np.zeros((d, width)), np.zeros((width, width))
     columns[:, :rank], r[:rank] = u[:, :rank], s[:rank, None] * vt[:rank]

@@ -8,7 +8,8 @@ approximate pass through the model. Tokens without any context do worse: deep la
 them as the first of a text. Attention windows are assumed to be wider than the sequences.
 
 Heads of families without an `mlp` cell are named by their wiring alone: mixtures of experts, and
-those that scale what joins the stream (Granite)."""
+those that scale what joins the stream (Granite).
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -172,7 +173,8 @@ def attend(
 def averaged(attention: np.ndarray) -> np.ndarray:
     """Attention to a token itself, its neighbours and the first token; the rest is spread as by the
     average token:
-    (H, n, n) -> (H, n, n)."""
+    (H, n, n) -> (H, n, n).
+    """
     place = np.arange(attention.shape[-1])
     known = (np.abs(place[:, None] - place) <= 1) | (place == 0)
     rest = np.where(known, 0, attention)
@@ -247,9 +249,8 @@ class ShortTexts(ShowsShapes):
     layer: Layer
     x: np.ndarray  # (D, n, d)
     attention: np.ndarray  # (D, H, n, n)
-    hidden: (
-        np.ndarray | None
-    )  # (D, n, width) what the `down` of the layer before has read; None in the first layer
+    # (D, n, width) what the `down` of the layer before has read; None in the first layer
+    hidden: np.ndarray | None
 
 
 def why_not_exact(model: Model, last: int) -> str | None:
@@ -269,7 +270,8 @@ def why_not_exact(model: Model, last: int) -> str | None:
 def short_sequences(model: Model, n: int, draws: int) -> np.ndarray:
     """Sequences of random tokens, always the same, (2 draws, n): as many that begin with the token
     that the config
-    names as a text's first as begin with any; only the latter, (draws, n), where it names none."""
+    names as a text's first as begin with any; only the latter, (draws, n), where it names none.
+    """
     any_first = np.random.default_rng(0).integers(model.embeddings.n_tokens, size=(draws, n))
     if (first := named_first_token(model)) is None:
         return any_first
@@ -295,9 +297,8 @@ def follow_exactly(model: Model, tokens: np.ndarray, last: int) -> Iterator[Shor
             problem = f"layer {index} adds values of distances, or weights its output by its scores"
             raise CheckpointError(problem, file=model.checkpoint.name)
         attention = attend(layer, x, seen=seen, positions=positions)  # (H, D n, D n)
-        by_text = attention.reshape(-1, draws, n, draws, n)[
-            :, range(draws), :, range(draws)
-        ]  # (D, H, n, n)
+        # (D, H, n, n)
+        by_text = attention.reshape(-1, draws, n, draws, n)[:, range(draws), :, range(draws)]
         yield ShortTexts(layer, x.reshape(draws, n, -1), by_text, hidden)
         if index < last:
             x, hidden = _rest_and_hidden(model, row, index, x, layer.output(attention, x))

@@ -5,7 +5,8 @@ Head a writes in the space of W_O(a), an earlier layer's; head b reads by X, one
 the space of W_X(b). The projection kernel PK is the sum of the squared cosines of the angles
 between the two spaces, from 0 to r (Yamagiwa, Takase and Shimodaira 2026, arXiv 2601.10266). The
 composition score CS is |W_VO(a) W(b)|_F / (|W_VO(a)|_F |W(b)|_F) for W = W_QK, W_QK' and W_VO
-(Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits")."""
+(Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits").
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,8 @@ class Overlap(ShowsShapes):
 
     For symmetric A and B and a rotation R drawn at random, tr(A R B R') has mean tr A tr B / d and
     variance 2 (d tr A^2 - tr^2 A) (d tr B^2 - tr^2 B) / (d^2 (d - 1) (d + 2)). With projections
-    this is PK, with shares of directions CS^2."""
+    this is PK, with shares of directions CS^2.
+    """
 
     mean: np.ndarray
     spread: np.ndarray
@@ -49,9 +51,8 @@ class Wiring(ShowsShapes):
     # head b of layers[m]. NaN where b is not in a later layer.
     pk: dict[str, np.ndarray]
     cs: dict[str, np.ndarray]
-    rank: dict[
-        str, np.ndarray
-    ]  # (L, H): Dimensions of what a head writes ("o") and reads ("q", "k", "v")
+    # (L, H): Dimensions of what a head writes ("o") and reads ("q", "k", "v")
+    rank: dict[str, np.ndarray]
     # (L, H): Sum of the squared shares of the directions, 1/r where all are used alike and 1 where
     # one alone is.
     concentration: dict[str, np.ndarray]
@@ -170,7 +171,8 @@ def strongest(
     in `among` if given.
 
     Query heads that share a key-value head have one PK for their keys or values: only the pair with
-    the largest CS is kept."""
+    the largest CS is kept.
+    """
     z = wired.z(measure, kind)
     n, h = wired.rank["o"].shape
     shared = 1 if kind == "q" or measure == "cs" else wired.shared
@@ -180,9 +182,8 @@ def strongest(
         z[~kept.reshape(z.shape)] = np.nan
     if among is not None:
         z[~among] = np.nan
-    below = np.negative(
-        np.nan_to_num(z, copy=False, nan=-np.inf), out=z
-    ).ravel()  # the strongest are the least
+    # the strongest are the least
+    below = np.negative(np.nan_to_num(z, copy=False, nan=-np.inf), out=z).ravel()
     chosen = (
         np.argpartition(below, min(top, len(below) - 1))[:top]
         if len(below) > top

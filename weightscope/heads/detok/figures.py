@@ -28,11 +28,8 @@ from weightscope.report.pages.style import (
     subplots,
 )
 
-SIGMA_I = (
-    ("mean", "#0072B2"),
-    ("minimum", "#009E73"),
-    ("maximum", "#E69F00"),
-)  # the paper's blue, green, orange
+# the paper's blue, green, orange
+SIGMA_I = (("mean", "#0072B2"), ("minimum", "#009E73"), ("maximum", "#E69F00"))
 BY_SPREAD = ("#009E73", "#0072B2", "#E69F00")  # half the spread, the spread, twice the spread
 LAST = 30  # positions before the query that an inset shows, as the authors draw
 LEAST_HEIGHT = 2.4  # inches, for the label next to one row of panels
@@ -45,7 +42,8 @@ def auroc_figure(auroc: BigramAuroc) -> Figure:
     its controls.
 
     A diamond is the mean of the specific part; the dashed line is the AUROC of the previous token's
-    frequency."""
+    frequency.
+    """
     table = auroc.ranked
     figure, axis = subplots(figsize=(COLUMN, 0.26 * len(table) + 1.0))
     means = zip(table["head"], table["auroc"], table["auroc_specific"], strict=True)
@@ -113,7 +111,8 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
 
     The band is the central 95 % over the tokens at j; the three lines take 1/sigma_i at its mean,
     and sigma_i at its minimum and maximum. Where a spread stands in for tokens, the lines are of
-    half of it, of it, and of twice it."""
+    half of it, of it, and of twice it.
+    """
     query, sigma = terms.query, terms.sigma
     figure, axes = subplots(2, 2, figsize=(2 * COLUMN, 4.2), sharex="col")
     (axis_p, axis_pp), (axis_sum, axis_softmax) = axes
@@ -348,9 +347,8 @@ def wavelengths_figure(kernels: PositionKernels) -> Figure:
     spread over tokens.
     """
     pairs, layers = kernels.pairs, np.unique(kernels.layer)
-    octave = np.floor(
-        np.log2(np.where(np.isfinite(pairs.wavelengths), pairs.wavelengths, np.nan))
-    )  # (h, P)
+    # (h, P)
+    octave = np.floor(np.log2(np.where(np.isfinite(pairs.wavelengths), pairs.wavelengths, np.nan)))
     octaves = np.arange(np.nanmin(octave), np.nanmax(octave) + 1)
     size = (2 * COLUMN, min(4.5, 0.09 * len(layers) + 1.5))
     figure, axes = subplots(1, 3, figsize=size, sharey=True)

@@ -104,7 +104,8 @@ def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> Mo
 
     P_i is the attention without the term, Q_i with it. Eq. 18 is D_KL(P_i || Q_i) of scores divided
     by sqrt(d'). What the paper's Fig. 4 shows, by its authors' script, is D_KL(Q_i || P_i) / (i +
-    1) of scores as they are."""
+    1) of scores as they are.
+    """
     n, total = len(visible), terms.total()
     contributions, drawn = ({name: np.zeros(n) for name in TERMS} for _ in range(2))
     attention = np.zeros((n, n))
@@ -259,9 +260,8 @@ class FirstLayer:
         w, norm = self.head(head).query_at(self.delta)[0], self.attention.q_norm
         if np.ndim(tokens) != 1:
             raise ValueError(f"tokens have shape {np.shape(tokens)}; expected (n,)")
-        scaled = (
-            self.model.embeddings.rows(tokens) / self.divisor[np.asarray(tokens), None]
-        )  # (n, d)
+        # (n, d)
+        scaled = self.model.embeddings.rows(tokens) / self.divisor[np.asarray(tokens), None]
         factor = scaled @ w  # (n, r)
         if norm is not None:
             factor[:, : norm.dims] *= self._scalars(norm.of(head), scaled)[0][:, None]
@@ -310,9 +310,8 @@ class FirstLayer:
     def _scalars(self, norm: InnerNorm, x: np.ndarray) -> np.ndarray:
         """The factor by which a norm multiplies the queries or keys of x (n, d), (heads, n)."""
         scalars = norm.scalars(x)
-        self.check_finite(
-            "a q/k-norm", 1 / scalars, self.layer
-        )  # of squares that are infinite, which leave nothing
+        # of squares that are infinite, which leave nothing
+        self.check_finite("a q/k-norm", 1 / scalars, self.layer)
         return scalars
 
     def _projected(
@@ -322,7 +321,8 @@ class FirstLayer:
         r).
 
         Pieces of fixed size, spread over threads with one BLAS thread each: the same bits on any
-        number of cores."""
+        number of cores.
+        """
         if self.device != "cpu" and norm is None:
             return self._projected_there(w, start, stop)
         embeddings = self.model.embeddings
@@ -387,18 +387,15 @@ class FirstLayer:
         """
         layer = self.attention
         current = self.model.embeddings.rows(np.array([token]))[0] / self.divisor[token]  # (d,)
-        queries = np.stack(
-            [current @ head.query_at(self.delta)[0] for head in self.heads]
-        )  # (H, r)
+        # (H, r)
+        queries = np.stack([current @ head.query_at(self.delta)[0] for head in self.heads])
         if layer.q_norm is not None:
             queries[:, : layer.q_norm.dims] *= self._scalars(layer.q_norm, current[None])
-        if (
-            layer.k_norm is not None
-        ):  # a scalar a key: keys have to be made before they are compared
+        # a scalar a key: keys have to be made before they are compared
+        if layer.k_norm is not None:
             keys = [self.key_factor(kv_head) for kv_head in range(layer.n_kv_heads)]
-            scores = np.stack(
-                [keys[head.kv_head] @ queries[head.index] for head in self.heads]
-            )  # (H, V)
+            # (H, V)
+            scores = np.stack([keys[head.kv_head] @ queries[head.index] for head in self.heads])
         else:
             scores = self._scores_of_queries(queries)
         self.check_finite("T^ee", scores, self.layer)
@@ -564,7 +561,8 @@ def position_terms(
     """Compute the position terms of every head of the first layer.
 
     With `unscaled` no token embedding is read: sigma is that of tokens of standard deviation
-    `spread` over their dimensions, uncorrelated with the positions."""
+    `spread` over their dimensions, uncorrelated with the positions.
+    """
     if not 0 < spread < np.inf:
         raise ValueError(f"a spread of {spread}; a standard deviation above 0 is needed")
     model, positions = first.model, first.model.positions

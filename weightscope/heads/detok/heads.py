@@ -2,7 +2,8 @@
 3).
 
 Where scoring every token takes too long, a stratified sample of tokens gives the mean with a
-confidence interval."""
+confidence interval.
+"""
 
 import time
 from collections import deque
@@ -69,9 +70,8 @@ class Stratified(ShowsShapes):
             items[np.argsort(by, kind="stable")], max(1, how_many // STRATUM_SIZE)
         )
         sizes = np.array([len(members) for members in strata])
-        ends = np.round(np.cumsum(sizes) / max(len(items), 1) * how_many).astype(
-            int
-        )  # as large a part of each
+        # as large a part of each
+        ends = np.round(np.cumsum(sizes) / max(len(items), 1) * how_many).astype(int)
         drawn = [
             rng.choice(members, n, replace=False)
             for members, n in zip(strata, np.diff(ends, prepend=0), strict=True)
@@ -91,7 +91,8 @@ class Stratified(ShowsShapes):
         values of the sample.
 
         If all items were drawn, the interval has no width; NaN among the values makes all three
-        NaN."""
+        NaN.
+        """
         from scipy.special import stdtrit  # SciPy takes a while to import
 
         n, total = np.bincount(self.stratum, minlength=len(self.sizes)), self.sizes.sum()
@@ -170,12 +171,10 @@ def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> 
 
 # AUROC of all heads (Table 2)
 
-PRODUCTS_A_TASK = (
-    50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
-)
-FEWEST_ROWS = (
-    8192  # rows of a block, so that laying out the keys for it stays below a hundredth of the work
-)
+# multiply-adds of a block of rows: half a second to a second of work
+PRODUCTS_A_TASK = 50_000_000_000
+# rows of a block, so that laying out the keys for it stays below a hundredth of the work
+FEWEST_ROWS = 8192
 
 
 TABLES: dict[str, Callable[["BigramAuroc"], Any]] = {
@@ -538,9 +537,8 @@ class Scorer:
         self._keys: tuple[int, np.ndarray] | None = None
         self._mean_row: np.ndarray | None = None
         self._mean: tuple[int, np.ndarray] | None = None
-        self._making = (
-            Lock()
-        )  # a worker may have several threads, and all need the same layer and keys
+        # a worker may have several threads, and all need the same layer and keys
+        self._making = Lock()
 
     def aurocs(self, head: int, tokens: range | np.ndarray) -> np.ndarray:
         """AUROC of one head for a run of current tokens, or for some of them: of T^ee, of T^ee less

@@ -3,7 +3,8 @@ distance.
 
 Such heads have no T^p and T^pp. What position does shows in the mean score of two tokens by their
 distance, K(delta) = scale E[q] R(delta) E[k]' + bias(delta), and in how far the scores of single
-pairs of tokens are from it (the band)."""
+pairs of tokens are from it (the band).
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,17 +40,15 @@ from weightscope.model.rows.table import RECORD, lines, title
 from weightscope.model.text.counts import Counts
 from weightscope.report.findings import indexed
 
-MOST_TOKENS = (
-    16_384  # of the first layer: the most frequent ones, or drawn where no counts are at hand
-)
+# of the first layer: the most frequent ones, or drawn where no counts are at hand
+MOST_TOKENS = 16_384
 MOST_VALUES = 1 << 25  # of their embeddings: 128 MiB
 # of later layers, drawn by the same weights, where the stream is approximated by embeddings
 FEWER_TOKENS = 1024
 AN_OCTAVE = 16  # further distances between one and its double
 UNSTATED = 2048  # positions, where the config says none
-LEAST_SPAN = (
-    0.5  # nats of a mean score over near distances: below it distance hardly moves attention
-)
+# nats of a mean score over near distances: below it distance hardly moves attention
+LEAST_SPAN = 0.5
 # error of a random factor's spread, above which narrow heads cannot be told from trained ones
 WIDE_ENOUGH = 0.5
 PRINTED = 10  # heads on a terminal
@@ -101,9 +100,8 @@ class PositionKernels(ShowsShapes, Result):
     head: np.ndarray  # (h,)
     distances: np.ndarray  # (D,): i - j, ascending; negative where tokens see what comes after them
     mean: np.ndarray  # (h, D): scores before the softmax, scale and bias included
-    band: (
-        np.ndarray
-    )  # (h, D): standard deviation over pairs of tokens; NaN where there are no tokens
+    # (h, D): standard deviation over pairs of tokens; NaN where there are no tokens
+    band: np.ndarray
     pairs: ByPair
     context: int  # positions that the model was trained on
     windows: np.ndarray | None  # (h, 2 height - 1, 2 width - 1): biases by rows and columns
@@ -404,9 +402,8 @@ def position_kernels(
             if why := why_no_kernel(layer):
                 refused[index] = why
             else:
-                if (
-                    window is None and tokens is None
-                ):  # a tower whose layers are all refused may have none
+                # a tower whose layers are all refused may have none
+                if window is None and tokens is None:
                     tokens = tokens_of(model, counts)
                 x = None if tokens is None else _standing_in(model, index, tokens, inputs)
                 by_layer.append(_of_layer(model, layer, distances, x))
@@ -607,7 +604,8 @@ def entering(model: Model, index: int, rows: np.ndarray) -> np.ndarray:
     d).
 
     Where the stream has passed a norm when it enters the layer (post-norm models), they pass it
-    too."""
+    too.
+    """
     norm = model.stream_norm(index)
     if index == 0:
         rows = rows if norm is None or model.embeddings.norm is not None else norm(rows)

@@ -18,9 +18,8 @@ SHOWN = ("head", "t_p_slope", "t_p_linear_share", "t_pp_period", "t_pp_sinusoid_
 QUERY = 500  # the position i of the paper's Figs 3 and 4
 FEWEST = 8  # positions that a trend needs
 RUNS = 12  # of positions that a sentence lists
-CLIFF = (
-    2 / 3
-)  # of T^p at the position before: the last position has less where training hardly shaped it
+# of T^p at the position before: the last position has less where training hardly shaped it
+CLIFF = 2 / 3
 SPREAD = 0.14  # standard deviation of a token's embedding over its dimensions, GPT-2's
 SPREADS = (0.5, 1.0, 2.0)  # times the spread that is given: the range that is shown beside it
 
@@ -213,9 +212,8 @@ class PositionTerms(ShowsShapes, Result):
         """The range of near_mass over the spreads shown; nothing where sigma is of real tokens."""
         if self.spread is None:
             return []
-        masses = np.stack(
-            [near_mass(each.attention()) for each in self.over_spreads]
-        )  # (3, n_heads)
+        # (3, n_heads)
+        masses = np.stack([near_mass(each.attention()) for each in self.over_spreads])
         which = "over half the spread, the spread and twice the spread"
         return [
             Column(
@@ -324,7 +322,8 @@ def position_numerators(
 ) -> tuple[np.ndarray, np.ndarray]:
     """b_QK p_j' and p_i W_QK p_j' for every j: T^p and T^pp before any sigma divides them; qk (d,
     d), qk_bias (d,),
-    positions (n_positions, d) -> (n_positions,), (n_positions,)."""
+    positions (n_positions, d) -> (n_positions,), (n_positions,).
+    """
     return positions @ qk_bias, (positions @ qk.right) @ (positions[query] @ qk.left)
 
 
@@ -343,7 +342,8 @@ def spread_over_tokens(numerator: np.ndarray, sigma: SigmaStatistics) -> Curve:
     band): numerator (n,).
 
     The numerator knows no token, so its mean and percentiles follow from 1/sigma_j times the
-    numerator, with the ends swapped where it is negative."""
+    numerator, with the ends swapped where it is negative.
+    """
     n = len(numerator)
     ends = np.stack([numerator * sigma.inverse_low[:n], numerator * sigma.inverse_high[:n]])
     return Curve(numerator * sigma.inverse_mean[:n], ends.min(axis=0), ends.max(axis=0))
@@ -362,16 +362,14 @@ class AtSigma(NamedTuple):
 class Trends(NamedTuple):
     """The paper's description of position curves, as numbers; (n_curves,) arrays."""
 
-    slope: (
-        np.ndarray
-    )  # Of the least-squares line, per position: ALiBi's bias is a positive slope in j
+    # Of the least-squares line, per position: ALiBi's bias is a positive slope in j
+    slope: np.ndarray
     linear_share: np.ndarray  # Share of the curve's variance that the line explains (R^2)
     # Period in positions of the strongest sinusoid that is left when the line is taken out; NaN
     # without one. The longest that is tried is the curve's own length: that one is a lower bound.
     period: np.ndarray
-    sinusoid_share: (
-        np.ndarray
-    )  # Share of the curve's variance which that one sinusoid explains beyond the line
+    # Share of the curve's variance which that one sinusoid explains beyond the line
+    sinusoid_share: np.ndarray
 
 
 def trends(curves: np.ndarray) -> Trends:
@@ -380,7 +378,8 @@ def trends(curves: np.ndarray) -> Trends:
 
     The sinusoid is fitted by least squares at every period of a dense grid, orthogonal to the line,
     so that periods that do not divide the length are found as they are. A constant curve has slope
-    0 and no sinusoid. Memory: 32 n^2 bytes, 34 MB for GPT-2's 1,024 positions."""
+    0 and no sinusoid. Memory: 32 n^2 bytes, 34 MB for GPT-2's 1,024 positions.
+    """
     n = curves.shape[1]
     if n < FEWEST:
         raise ValueError(f"a trend needs at least {FEWEST} positions, not {n}")
@@ -390,15 +389,13 @@ def trends(curves: np.ndarray) -> Trends:
     y -= y.mean(axis=1, keepdims=True)  # (c, n)
     remainder = y - (y @ line.T) @ line
     total, unexplained = (y**2).sum(axis=1), (remainder**2).sum(axis=1)  # (c,)
-    varies = (
-        total > 1e-24 * n * np.abs(curves).max(axis=1, initial=1.0) ** 2
-    )  # not constant up to rounding
+    # not constant up to rounding
+    varies = total > 1e-24 * n * np.abs(curves).max(axis=1, initial=1.0) ** 2
     waves = varies & (unexplained > 1e-12 * total)
     variance = np.where(varies, total, 1.0)
 
-    periods = n / np.arange(
-        1, n / 4, 0.125
-    )  # from the length down to 4 positions, eight to each cycle more that fits
+    # from the length down to 4 positions, eight to each cycle more that fits
+    periods = n / np.arange(1, n / 4, 0.125)
     explained = _explained_by_sinusoids(remainder, line, j, periods)  # (c, n_periods)
     return Trends(
         slope=np.where(varies, [row @ j / (j @ j) for row in y], 0.0),
@@ -429,7 +426,8 @@ def _explained_by_sinusoids(
 def recency(scores: np.ndarray) -> float:
     """Spearman correlation of a score with j: 1 where attention falls with distance all the way, 0
     without a trend;
-    scores (n,)."""
+    scores (n,).
+    """
     from scipy.stats import spearmanr  # SciPy's statistics take a while to import
 
     if np.ptp(scores) == 0:

@@ -25,9 +25,8 @@ BlockOfSigma = tuple[np.ndarray, list[np.ndarray]]
 class SigmaStatistics(ShowsShapes):
     """sigma(e_t + p_j) summarised over every token t and position j, all float64."""
 
-    token_mean: (
-        np.ndarray
-    )  # (vocab,): Mean over positions: c_t, which the paper's code divides e_t by
+    # (vocab,): Mean over positions: c_t, which the paper's code divides e_t by
+    token_mean: np.ndarray
     mean: np.ndarray  # (n_positions,): Over tokens, at each position
     minimum: np.ndarray
     maximum: np.ndarray
@@ -58,10 +57,12 @@ def sigma_statistics(
     Var(e + p) = Var(e) + Var(p) + 2 Cov(e, p), so a block of positions costs one matrix product, in
     float32: where e and -p nearly cancel, the error of sigma^2 is 1e-6 of Var(e) + Var(p). Each
     core's thread works on its own block; peak memory is one (64, vocab) float32 block a thread, 13
-    MB for GPT-2, plus what `token_blocks` holds."""
+    MB for GPT-2, plus what `token_blocks` holds.
+    """
+    # (V,)
     token_variance = np.concatenate(
         [block.var(axis=1, dtype=np.float64) for _, block in token_blocks()]
-    )  # (V,)
+    )
     token_variance = (token_variance + eps).astype(np.float32)
     if device is CPU:
         blocks = _on_cores(token_blocks, token_variance, positions, eps)
@@ -128,9 +129,8 @@ def _over_tokens(table: np.ndarray) -> list[np.ndarray]:
     )
     inverse = np.reciprocal(table, out=table)
     inverse_mean = inverse.mean(axis=1, dtype=np.float64)
-    low, high = (
-        round(percent / 100 * (table.shape[1] - 1)) for percent in BAND
-    )  # the nearest ranks
+    # the nearest ranks
+    low, high = (round(percent / 100 * (table.shape[1] - 1)) for percent in BAND)
     inverse.partition((low, high), axis=1)
     return [
         np.asarray(s, np.float64)

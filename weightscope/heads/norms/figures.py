@@ -60,7 +60,8 @@ def head_figure(norms: NormAnalysis) -> Figure:
     """Fig. 4 for every kind: alpha that a head gives it, and its mean |f(x)|; layers downwards.
 
     Colours are logarithmic beyond a decade: a kind of few tokens gets a hundredth of what another
-    gets."""
+    gets.
+    """
     n_layers, n_heads = norms.alpha.shape[:2]
     height = float(np.clip(1.5 * n_layers / n_heads, 0.8, 3.0))
     figure, rows = _panels(norms.kind_names, 2, 2 * height + 0.6)

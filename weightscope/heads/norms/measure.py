@@ -1,7 +1,8 @@
 """Norm-based analysis of attention: one run of a model over sequences, reduced batch by batch.
 
 From each batch, only sums, counts, extremes and a random sample of pairs are kept
-(norm-based-attention, section 5)."""
+(norm-based-attention, section 5).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +39,8 @@ class Moments:
 
     Batches are merged by Chan, Golub and LeVeque's update, which stays exact where the deviation is
     much smaller than the mean. shape: one element per quantity; squares: sum of squared deviations
-    from the mean."""
+    from the mean.
+    """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.count, self.mean, self.squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -83,7 +85,8 @@ class Moments:
 class PairSample:
     """A random sample of the pairs alpha_ij and |f(x_j)|, by the kind of token j
     (norm-based-attention, Fig. 3). shares: (n_kinds,), the probability with which a pair of a kind
-    is kept. room: the most pairs of a kind; further draws are dropped."""
+    is kept. room: the most pairs of a kind; further draws are dropped.
+    """
 
     def __init__(self, shares: np.ndarray, room: int, seed: int = 0) -> None:
         self.shares, self._rng = np.asarray(shares, np.float64), np.random.default_rng(seed)
@@ -127,10 +130,8 @@ class PairSample:
 
 # The analysis
 
-SHARE, MOST = (
-    0.01,
-    5000,
-)  # pairs of a kind in Fig. 3: the paper's share, and roughly the largest number
+# pairs of a kind in Fig. 3: the paper's share, and roughly the largest number
+SHARE, MOST = 0.01, 5000
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -154,9 +155,8 @@ class NormAnalysis(Study):
     n_tokens: int
     f: Moments  # (L, H): |f(x)| of every token (Table 1)
     x: Moments  # (L,): |x| of every token, the residual stream as it enters the layer (Table 2)
-    ranks: list[
-        Spearman
-    ]  # alpha against |f(x)| over all heads and pairs (i, j), by the kind of j (Table 3)
+    # alpha against |f(x)| over all heads and pairs (i, j), by the kind of j (Table 3)
+    ranks: list[Spearman]
     singular_values: np.ndarray  # (L, H, r + 1): Of f as a linear map on [x 1] (Fig. 2)
     pairs: list[np.ndarray]  # (m, 2): A sample of alpha and |f(x)| by kind (Fig. 3)
     # (L, H, K): alpha summed over a sequence's tokens of a kind; mean over queries, then over
@@ -165,9 +165,8 @@ class NormAnalysis(Study):
     alpha_f: np.ndarray  # (L, H, K): The same of |alpha f(x)| (Fig. 5b)
     # (L, H, K): Mean |f(x)| over all tokens of a kind (Fig. 4b); NaN for a kind that never occurs.
     f_by_kind: np.ndarray
-    gated: (
-        bool  # Whether a gate multiplies what heads gather; f(x) and all of the above leave it out
-    )
+    # Whether a gate multiplies what heads gather; f(x) and all of the above leave it out
+    gated: bool
     seed: int  # For the sample of pairs and the heads shown in Fig. 2
 
     @property
@@ -175,9 +174,8 @@ class NormAnalysis(Study):
         """What special tokens and punctuation get of the weights and give to the sum, and what the
         model was run on.
         """
-        *kinds, _ = zip(
-            self.shares.rows(), self.ranks, strict=True
-        )  # all other tokens are the last
+        # all other tokens are the last
+        *kinds, _ = zip(self.shares.rows(), self.ranks, strict=True)
         takes = [
             f"{kind} takes {weight:.1%} of the attention weight and gives {length:.1%} of the length of what is added "
             "up"
@@ -405,16 +403,14 @@ class _Totals:
         b, n, d = seen.x.shape
         x = seen.x.reshape(b * n, d)
         layer, triangles = self.on_device[seen.layer.index]
-        norms = self.device.get(
-            value_norms(layer.inner_values(self.device.put(x)), triangles)
-        )  # (H, b n)
+        # (H, b n)
+        norms = self.device.get(value_norms(layer.inner_values(self.device.put(x)), triangles))
         self.f.add(norms, row)
         self.x.add(np.sqrt(np.einsum("nd,nd->n", x, x)), row)
         norms = np.ascontiguousarray(norms.reshape(-1, b, n).transpose(1, 0, 2))  # (b, H, n)
         self.f_by_kind[row].add(norms, kinds)
-        alpha = seen.attention.mean(
-            axis=-2
-        )  # (b, H, n); |alpha f| = alpha |f|, and |f| is the same for all queries
+        # (b, H, n); |alpha f| = alpha |f|, and |f| is the same for all queries
+        alpha = seen.attention.mean(axis=-2)
         self.alpha[row] += sums_by_kind(alpha, kinds, self.n_kinds).sum(axis=0, dtype=np.float64)
         self.alpha_f[row] += sums_by_kind(alpha * norms, kinds, self.n_kinds).sum(
             axis=0, dtype=np.float64

@@ -7,7 +7,8 @@ sequences of at most 128 tokens, each two consecutive paragraphs of the English 
 counts layers and heads from 1, this file from 0.
 
 Every table has the keys of its rows in `NormAnalysis`, and gives their moments: mean, sd, cv, max,
-min."""
+min.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -90,9 +91,8 @@ def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
         f"in pale grey. The {figures.OFF:.0%} with the smallest weights lie off the left edge.",
     )
     text = "They do if Spearman's correlation is negative."
-    if len(norms.kind_names) == len(
-        TABLE_3
-    ):  # an encoder's two special tokens, whatever it calls them
+    # an encoder's two special tokens, whatever it calls them
+    if len(norms.kind_names) == len(TABLE_3):
         pairs = zip(norms.kinds.rows(), TABLE_3.items(), strict=True)
         correlations = (
             f"{plain(kind)} {rho:.2f} ({f'{name}, ' if name != kind else ''}{theirs:.2f})"

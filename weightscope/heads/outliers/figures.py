@@ -22,10 +22,8 @@ from weightscope.report.pages import style
 MOST_IN_LEGEND = 16  # heads
 MOST_NAMED = 12  # dimensions in one panel
 MOST_DRAWN = 32  # outlier dimensions by kind of token, the farthest first
-NEAR, LINES = (
-    3,
-    5,
-)  # points between a value and its number; lines of numbers above each other at most
+# points between a value and its number; lines of numbers above each other at most
+NEAR, LINES = 3, 5
 FAR = 0.1  # of the axis: a number farther from its value seems to name another, so it is left out
 LEANS: tuple[tuple[Literal["center", "left", "right"], int], ...] = (
     ("center", 0),
@@ -166,9 +164,8 @@ def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
             loc="upper center",
             bbox_to_anchor=(0.5, -0.28),
         )
-    figure.supylabel(
-        "mean score, before $1/\\sqrt{d'}$", fontsize=8
-    )  # as a label of the first panel it is cut off
+    # as a label of the first panel it is cut off
+    figure.supylabel("mean score, before $1/\\sqrt{d'}$", fontsize=8)
     return figure
 
 
@@ -254,7 +251,8 @@ def _name(
 ) -> None:
     """Each dimension's number just beyond its farthest value; `_untangle` moves apart those that
     touch: curves (n,
-    d)."""
+    d).
+    """
     for j in dimensions:
         top = float(curves[np.abs(curves[:, j]).argmax(), j])
         axis.annotate(

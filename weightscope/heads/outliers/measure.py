@@ -7,7 +7,8 @@ standard themselves.
 A score is S = q_m k_n' = (q_m W_K') x_n' + terms of the keys' bias, a sum over the dimensions j of
 x_n: C = (q_m W_K') * x_n with q_m = x_m W_Q + b_Q (eq. 7). Means of C over queries and keys come
 from d x r products; no array of all queries, keys and dimensions is made. Averages over tokens run
-on the arrays' own device, by the array API standard."""
+on the arrays' own device, by the array API standard.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +42,8 @@ DIMENSION_Z = 10.0
 def dimension_z(means: np.ndarray) -> np.ndarray:
     """How far each dimension's mean is from the other dimensions' of the same layer, in robust
     standard deviations:
-    means (L, d) -> (L, d)."""
+    means (L, d) -> (L, d).
+    """
     return np.stack([robust_z(row, 1e-12 * max(1e-12, float(np.abs(row).max()))) for row in means])
 
 
@@ -98,16 +100,15 @@ class Stream(ShowsShapes):
         farthest out first.
 
         A mean over all tokens alone would hide a dimension that is large on one token of a
-        sentence, as on [CLS]."""
+        sentence, as on [CLS].
+        """
         return outlier_dimensions(np.moveaxis(self.z, 1, -1).reshape(-1, self.z.shape[1]))
 
     def table(self) -> Table:
         """Mean and robust z-score of every outlier dimension, by output and scope."""
         rows = crossed(output=range(len(self.means)), dimension=self.outliers, tokens=self.scopes)
-        means, z = (
-            self.means[:, self.outliers],
-            self.z[:, self.outliers],
-        )  # (L + 1, outliers, 1 + K)
+        # (L + 1, outliers, 1 + K)
+        means, z = self.means[:, self.outliers], self.z[:, self.outliers]
         return Table([*rows, Column("mean", means.ravel()), Column("robust_z", z.ravel())])
 
     def attention_table(self) -> Table:
@@ -131,9 +132,8 @@ def observe_stream(runner: Runner, sequences: Sequence[np.ndarray], kinds: Token
         latest[:] = [seen]
         of_tokens = kinds(seen.tokens)
         hidden[layers.index(seen.layer.index)].add(seen.x.transpose(0, 2, 1), of_tokens)
-        received = seen.attention.sum(axis=-2) / np.maximum(
-            mask_of(seen.attention).sum(axis=0), 1
-        )  # (b, H, n)
+        # (b, H, n)
+        received = seen.attention.sum(axis=-2) / np.maximum(mask_of(seen.attention).sum(axis=0), 1)
         attention[seen.layer.index].add(received, of_tokens)
 
     def observe_end(returned: tuple[Any, ...]) -> None:
@@ -178,7 +178,8 @@ def _at_the_end(runner: Runner, observe_end: Callable[[tuple[Any, ...]], None]) 
 def mean_queries(queries: Any, mask: np.ndarray, rotation: Rotation | None = None) -> Any:
     """The mean query that each key meets: mean over m of q_m R(m - n), over the queries m that may
     attend to key n;
-    queries (..., n, r), mask (n, n) -> (..., n, r)."""
+    queries (..., n, r), mask (n, n) -> (..., n, r).
+    """
     shares = mask / np.maximum(mask.sum(axis=0), 1)  # (n, n), columns sum to 1
     weights = namespace(queries).asarray(shares, dtype=queries.dtype)
     if rotation is None:
@@ -191,11 +192,11 @@ def mean_queries(queries: Any, mask: np.ndarray, rotation: Rotation | None = Non
 def summed_contributions(keys: Any, queries: Any, w_k: Any) -> Any:
     """C of eq. 7 summed over keys, each meeting its own query: sum over n of (q_n W_K')_j x_nj =
     (W_K * (X' Q))_j 1;
-    keys (n, d), queries (H, n, r), w_k (G, d, r) -> (H, d)."""
+    keys (n, d), queries (H, n, r), w_k (G, d, r) -> (H, d).
+    """
     (h, n, r), g, xp = queries.shape, w_k.shape[0], namespace(queries)
-    together = keys.T @ xp.reshape(
-        xp.permute_dims(queries, (1, 0, 2)), (n, h * r)
-    )  # (d, H r), one large product
+    # (d, H r), one large product
+    together = keys.T @ xp.reshape(xp.permute_dims(queries, (1, 0, 2)), (n, h * r))
     of_heads = xp.reshape(together, (-1, g, h // g, r))  # (d, G, H/G, r)
     summed = vecdot(of_heads, xp.permute_dims(w_k, (1, 0, 2))[:, :, None, :])  # (d, G, H/G)
     return xp.reshape(summed, (-1, h)).T
@@ -225,9 +226,8 @@ class Contributions(ShowsShapes):
     counts: np.ndarray  # (K,): Keys
     layer_indices: np.ndarray  # (L,)
     by_kind: np.ndarray  # (L, H, d, K): NaN for kinds without tokens
-    left_out: tuple[
-        str, ...
-    ]  # Terms of the scores that differ between keys but belong to no dimension
+    # Terms of the scores that differ between keys but belong to no dimension
+    left_out: tuple[str, ...]
 
     @property
     def apart_from(self) -> str:
@@ -251,7 +251,8 @@ class Contributions(ShowsShapes):
         -> (L, K - 1, d).
 
         C adds up to the score without its terms constant in the key, so a difference of sums of C
-        is one of scores."""
+        is one of scores.
+        """
         gaps = (self.by_kind[..., :-1] - self.by_kind[..., -1:]).mean(axis=1)  # (L, d, K - 1)
         return np.moveaxis(gaps, -1, 1)
 
@@ -329,7 +330,8 @@ def keys_and_queries(layer: Layer, x: Any, mask: np.ndarray) -> tuple[Any, Any]:
     x (b, n, d), mask (n, n) -> (b n, d), (H, b n, r).
 
     Exact under rotation and under norms of queries and keys, whose per-token scalars go to the
-    queries' side."""
+    queries' side.
+    """
     (b, n, d), xp = x.shape, namespace(x)
     flat = xp.reshape(x, (b * n, d))
     queries = layer.queries(flat)  # (H, b n, r)
@@ -337,9 +339,8 @@ def keys_and_queries(layer: Layer, x: Any, mask: np.ndarray) -> tuple[Any, Any]:
     queries = mean_queries(xp.reshape(queries, (-1, b, n, r)), mask, layer.rotation)
     queries = xp.reshape(queries, (-1, b * n, r))
     if layer.k_norm is not None:
-        of_keys = xp.repeat(
-            layer.scalars(flat)[1], layer.n_heads // layer.n_kv_heads, axis=0
-        )  # (H, b n)
+        # (H, b n)
+        of_keys = xp.repeat(layer.scalars(flat)[1], layer.n_heads // layer.n_kv_heads, axis=0)
         queries[..., : layer.k_norm.dims] *= of_keys[..., None]
     return layer.normalised(flat), queries
 
@@ -368,9 +369,8 @@ def left_out(layer: Layer) -> Iterator[str]:
 class Guess(ShowsShapes):
     """Estimates for every dimension from the weights alone, without a run."""
 
-    columns: (
-        np.ndarray
-    )  # (L, d): Mean over heads of the norm of W_QK's column, the gain of a pre-norm folded in
+    # (L, d): Mean over heads of the norm of W_QK's column, the gain of a pre-norm folded in
+    columns: np.ndarray
     # (L, d): |gamma| of the norm that produces attention's input: the layer's own, or in post-norm
     # models the one before it; NaN where there is none.
     gains: np.ndarray
@@ -464,7 +464,8 @@ def _pre_norm_gains(model: Model, index: int) -> np.ndarray:
 def column_norms(w_q: np.ndarray, w_k: np.ndarray) -> np.ndarray:
     """Norms of the columns of every head's W_QK: how strongly dimension j of a key counts for any
     query; w_q (H, d,
-    r), w_k (G, d, r) -> (H, d)."""
+    r), w_k (G, d, r) -> (H, d).
+    """
     grams = np.einsum("hdr,hds->hrs", w_q, w_q, dtype=np.float64, optimize=True)  # (H, r, r)
     of_head = np.repeat(w_k, len(w_q) // len(w_k), axis=0).astype(np.float64)  # (H, d, r)
     return np.sqrt(np.maximum(((of_head @ grams) * of_head).sum(axis=-1), 0))
@@ -475,7 +476,8 @@ def extremity(values: np.ndarray) -> np.ndarray:
     d) -> (L, d).
 
     Training may shrink the gain of a dimension that has grown, so small gains are as telling as
-    large ones."""
+    large ones.
+    """
     return np.stack([np.abs(robust_z(np.log(np.maximum(row, 1e-30)))) for row in values])
 
 
@@ -501,9 +503,8 @@ def ranks(values: np.ndarray) -> np.ndarray:
 # Measured on sentences
 
 
-NAMED = (
-    6  # outlier dimensions in the lead, and in the page's figures and tables; the files have all
-)
+# outlier dimensions in the lead, and in the page's figures and tables; the files have all
+NAMED = 6
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -2,7 +2,8 @@
 dimensions by kind of key.
 
 It is in paper.csv: means over 100 sentences of the STS-B dev set. Layers are counted from 0 there,
-from 1 in the paper."""
+from 1 in the paper.
+"""
 
 import csv
 from collections.abc import Iterator

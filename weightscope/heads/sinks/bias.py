@@ -52,9 +52,8 @@ from weightscope.runner.runner import (
 )
 
 SAMPLE = 255  # tokens after the first
-SINKS_ABOVE = (
-    0.3  # attention that the average query gives token 0; Gu et al. 2024 draw the line there
-)
+# attention that the average query gives token 0; Gu et al. 2024 draw the line there
+SINKS_ABOVE = 0.3
 
 
 class Predictor(NamedTuple):
@@ -222,7 +221,8 @@ def change_interval(
 ) -> tuple[float, float]:
     """95 % bootstrap interval of a change in perplexity: the texts drawn anew with replacement
     1,000 times; losses,
-    baseline (n,), tokens (n,)."""
+    baseline (n,), tokens (n,).
+    """
     drawn = np.random.default_rng(seed).integers(len(tokens), size=(RESAMPLES, len(tokens)))
     changes = perplexity(losses[drawn], tokens[drawn]) - perplexity(baseline[drawn], tokens[drawn])
     low, high = np.percentile(changes, INTERVAL)
@@ -237,7 +237,8 @@ def text_losses(
 ) -> Table:
     """Loss of each text in nats, as it is and with the sink's update replaced by mu_sink or taken
     away in each range of
-    layers: mu (d,), texts (n,). With `kept`, the texts that an earlier run has finished are not run again."""
+    layers: mu (d,), texts (n,). With `kept`, the texts that an earlier run has finished are not run again.
+    """
     means = {layer: mean.astype(np.float32) for layer, mean in mu.items()}
     replacements = {PATCHED: constant(means), ABLATED: nothing}
     work = list(product(STARTS, layer_ranges(sorted(mu)).items(), replacements))
@@ -265,7 +266,8 @@ def text_losses(
 def patching_table(losses: Table) -> Table:
     """Perplexity with the sink's update replaced by mu_sink, and with it taken away, in each range
     of layers (Table 1);
-    `losses` as of `text_losses`."""
+    `losses` as of `text_losses`.
+    """
     plain, tokens = losses[NONE], losses["tokens"]
     baseline = float(perplexity(plain, tokens))
     rows: list[tuple[object, ...]] = [(NONE, NONE, 0, baseline, 0.0, np.nan, np.nan)]
@@ -452,7 +454,8 @@ class Kept:
     """What runs on one model have finished, in a folder: arrays, named for all that they depend on.
 
     A file appears complete under its name or not at all; one that cannot be read is computed anew.
-    Without a folder nothing is kept."""
+    Without a folder nothing is kept.
+    """
 
     def __init__(self, folder: Path | None, model: Model) -> None:
         self.folder = folder
@@ -505,7 +508,8 @@ def sink_bias(
 
     mu_sink comes from every other document, perplexity from those between: they share none.
     Updates, and the losses of each text, are kept in the folder `keep` as soon as they are
-    computed: an interrupted run goes on there."""
+    computed: an interrupted run goes on there.
+    """
     framing = framing_of(model)
     begin = framing.special[0]
     if not first:

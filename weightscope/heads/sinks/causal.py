@@ -10,7 +10,8 @@ ordinary    u_s becomes the update of a token drawn from another text: the sink 
 redirected  A_is goes to the other keys, in proportion to what they get: there is no sink
 
 A no-op needs its attention and no value: the first two cost nothing, the last two something. A
-broadcast needs its value: all cost something, but the mean if the value is a constant."""
+broadcast needs its value: all cost something, but the mean if the value is a constant.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -173,7 +174,8 @@ class Group(NamedTuple):
 def groups(sinks: SinkMechanisms) -> list[Group]:
     """Every sink head, each mechanism's together, all together; and as many heads of the same
     layers whose
-    strongest keys get the least attention."""
+    strongest keys get the least attention.
+    """
     table = sinks.heads
     layer, head, mechanism = table["layer"], table["head"], table["mechanism"]
 
@@ -217,7 +219,8 @@ def sinks_and_changes(
     sink head; without it where no head is one.
 
     Means and ordinary updates come from every other document, perplexity from those between: they
-    share none."""
+    share none.
+    """
     for index, layer in runner.layers.items():
         if layer.modulated:
             problem = f"layer {index} has a gate, a norm or the like behind its values, so that updates do not add up"

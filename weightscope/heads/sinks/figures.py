@@ -1,6 +1,7 @@
 """Figures of attention sinks: Figs 2 to 5 and Table 1 of the sink-as-bias paper, and its
 predictions; then Figs 2B,
-4, 5, 6, 8 and 14 of the two-sink-mechanisms paper, and its lemmas."""
+4, 5, 6, 8 and 14 of the two-sink-mechanisms paper, and its lemmas.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -117,9 +118,8 @@ def picture_figure(bias: SinkBias) -> Figure:
         r"attention's output, $y_i$": sink + rest + bias.pictured.bias,
     }
     bound = float(np.percentile(np.abs(rest[1:]), BOUND))
-    shades = colormaps["RdBu_r"].resampled(
-        15
-    )  # few, so that a picture of noise takes kilobytes and not megabytes
+    # few, so that a picture of noise takes kilobytes and not megabytes
+    shades = colormaps["RdBu_r"].resampled(15)
     figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.6), sharey=True)
     for axis, (title, rows) in zip(axes, parts.items(), strict=True):
         image = axis.imshow(
@@ -219,9 +219,8 @@ def prediction_figure(bias: SinkBias) -> Figure:
 
 MECHANISM_COLOURS = dict(zip(MECHANISMS, (COLOURS[0], COLOURS[1], COLOURS[4]), strict=True))
 NO_SINK = "0.9"
-BOUNDS_SHOWN = (
-    1e4  # bounds further than this below the largest are left out, since they say nothing
-)
+# bounds further than this below the largest are left out, since they say nothing
+BOUNDS_SHOWN = 1e4
 # The same colour for tokens of the same role in images and texts.
 KIND_COLOURS = {
     "CLS": COLOURS[0],
@@ -244,9 +243,8 @@ def sink_token_figure(sinks: SinkMechanisms) -> Figure:
     events, by layer.
     """
     figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.1), sharey=True, sharex=True)
-    strongest = np.stack(
-        [sinks.kind == kind for kind in range(len(sinks.kinds))], axis=-1
-    )  # (I, L, H, K)
+    # (I, L, H, K)
+    strongest = np.stack([sinks.kind == kind for kind in range(len(sinks.kinds))], axis=-1)
     panels = (
         ("attention inflow", sinks.inflow),
         ("strongest key of a head", strongest),
@@ -412,7 +410,8 @@ def spectrum_figure(sinks: SinkMechanisms) -> Figure:
     ways to a gate.
 
     One is a spike, sigma_1 far above sigma_2; the other is a sink of large norm, if no norm comes
-    before W_QK."""
+    before W_QK.
+    """
     figure, (axis, spike, norm) = subplots(1, 3, figsize=(2 * COLUMN, 2.1))
     largest = sinks.qk_singular_values[..., :1]
     spectra = sinks.qk_singular_values / np.where(largest > 0, largest, np.nan)  # (L, H, r)

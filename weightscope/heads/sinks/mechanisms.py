@@ -3,7 +3,8 @@ section 4).
 
 A head's updates u_j are looked at in the r coordinates of the space that its W_O spans, where norms
 and ranks are those in the d of the residual stream. LayerScale is part of W_O; in a layer with a
-gate the updates are those before it."""
+gate the updates are those before it.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -145,7 +146,8 @@ class Measure(NamedTuple):
 
     Y = A u is what the head writes, |Y| its Frobenius norm, m the number of queries, s the sink,
     a_s its column of A; V is the variance of the tokens (eq. 17), V' that after this head alone has
-    written to them."""
+    written to them.
+    """
 
     name: str
     symbol: str
@@ -264,15 +266,12 @@ class SinkMechanisms(Study):
     layer_indices: np.ndarray  # (L,)
     position: np.ndarray  # (I, L, H): The sink's place among the tokens
     kind: np.ndarray  # (I, L, H): Its kind, an index into `kinds`
-    strength: (
-        np.ndarray
-    )  # (I, L, H): alpha_s, its share of the attention of the average query (eq. 2)
-    epsilon: (
-        np.ndarray
-    )  # (I, L, H): The smallest epsilon for which it is an epsilon-sink (Definition 1)
-    share: (
-        np.ndarray
-    )  # (I, L, H): Share of the queries that give it half of their attention or more
+    # (I, L, H): alpha_s, its share of the attention of the average query (eq. 2)
+    strength: np.ndarray
+    # (I, L, H): The smallest epsilon for which it is an epsilon-sink (Definition 1)
+    epsilon: np.ndarray
+    # (I, L, H): Share of the queries that give it half of their attention or more
+    share: np.ndarray
     ratio: np.ndarray  # (I, L, H): Its value norm over the mean of the others'
     rank: np.ndarray  # (I, L, H): Stable rank of the head's update A u
     # (I, L, H): The sink's norm in the residual stream that enters the layer over the mean of the
@@ -296,9 +295,8 @@ class SinkMechanisms(Study):
     # padded with zeros.
     qk_singular_values: np.ndarray
     measures: Mapping[str, np.ndarray]  # (I, L, H): by the names of `MEASURES`
-    causal: Table | None = (
-        None  # Perplexity where sink heads are changed; None where nothing was (`sinks.causal`)
-    )
+    # Perplexity where sink heads are changed; None where nothing was (`sinks.causal`)
+    causal: Table | None = None
 
     @property
     def lead(self) -> str:
@@ -409,9 +407,8 @@ class SinkMechanisms(Study):
         if there is none.
         """
         layer, head = (index.ravel() for index in np.indices(self.sink_heads.shape))
-        of_kind = np.stack([self.kind == kind for kind in range(len(self.kinds))]).mean(
-            axis=1
-        )  # (K, L, H)
+        # (K, L, H)
+        of_kind = np.stack([self.kind == kind for kind in range(len(self.kinds))]).mean(axis=1)
         does = np.stack([self.mechanism == name for name in MECHANISMS]).mean(axis=1)  # (3, L, H)
         mostly = np.where(self.sink_heads, np.array(MECHANISMS)[does.argmax(axis=0)], "")
         chosen = self.event | ~self.event.any(axis=0)  # (I, L, H)
@@ -556,9 +553,8 @@ class SinkMechanisms(Study):
         for kind, name in enumerate(self.kinds):
             some = ~np.isnan(self.norm_mean[:, 0, kind])
             for statistic in ("mean", "largest"):
-                norms = getattr(self, f"norm_{statistic}")[some][
-                    ..., kind
-                ]  # (inputs that have any, L)
+                # (inputs that have any, L)
+                norms = getattr(self, f"norm_{statistic}")[some][..., kind]
                 values = (
                     np.median(norms, axis=0)
                     if some.any()
@@ -604,7 +600,8 @@ def own_coordinates(layer: Layer) -> Layer:
     space.
 
     W_O' = Q R, so u = v W_O = v R' Q', and v R' has the lengths and angles of u: r numbers in place
-    of d."""
+    of d.
+    """
     w_o = np.asarray(layer.w_o)  # (H, r, d)
     return replace(layer, w_o=output_triangles(w_o).astype(w_o.dtype))  # (H, r, r)
 
@@ -642,9 +639,8 @@ class SinkObserver:
         self.pairs = {
             layer.index: first_pairs(layer) for layer in bar(layers, "first directions", "layer")
         }
-        self.arrays: dict[
-            str, np.ndarray
-        ] = {}  # by the names of `SinkMechanisms` and of its measures
+        # by the names of `SinkMechanisms` and of its measures
+        self.arrays: dict[str, np.ndarray] = {}
 
     def __call__(self, seen: Activations) -> None:
         where = (seen.inputs, self.at[seen.layer.index])
@@ -654,9 +650,10 @@ class SinkObserver:
         attention = seen.attention  # (b, H, n, n)
         strength = sink_strength(attention)  # (b, H, n)
         position = strength.argmax(axis=-1)  # (b, H)
+        # (b, n)
         kinds = np.stack(
             [self.inputs.tokens.kinds(self.sequences[index], n) for index in seen.inputs]
-        )  # (b, n)
+        )
         of_kind = np.eye(len(self.inputs.tokens.names), dtype=bool)[kinds]  # (b, n, K)
         after = seen.x + seen.output
         before = token_variance(seen.x)  # (b,)
@@ -758,16 +755,15 @@ def variance_measures(
     the sink's update against the stream: (b, H) each.
 
     V' = V + Var(Y) + 2 Cov(x, Y), and with y = o W_O the covariance equals Cov(x W_O', o): r
-    coordinates a head."""
+    coordinates a head.
+    """
     layer, (b, n, d) = seen.layer, seen.x.shape
     v = layer.inner_values(seen.x.reshape(b * n, d))  # (G, b n, r_v)
-    v = np.repeat(v.reshape(len(v), b, n, -1), layer.n_heads // len(v), axis=0).swapaxes(
-        0, 1
-    )  # (b, H, n, r_v)
+    # (b, H, n, r_v)
+    v = np.repeat(v.reshape(len(v), b, n, -1), layer.n_heads // len(v), axis=0).swapaxes(0, 1)
     gathered = seen.attention @ v
-    along = centred(seen.x).astype(seen.x.dtype)[:, None] @ np.asarray(layer.w_o).swapaxes(
-        1, 2
-    )  # as gathered
+    # as gathered
+    along = centred(seen.x).astype(seen.x.dtype)[:, None] @ np.asarray(layer.w_o).swapaxes(1, 2)
     covariance = (along * centred(gathered)).sum(axis=-1).mean(axis=-1)
     written_by_sink = (sink_row(v, sink)[:, :, None] @ np.asarray(layer.w_o))[:, :, 0]  # (b, H, d)
     of_written = token_variance(seen.attention @ updates)
@@ -804,9 +800,8 @@ def routing_measures(
     q, k = layer.queries(x), layer.keys(x)
     placed = (q, k) if seen.tokens is None else layer.placed(q, k, np.tile(np.arange(n), b))
     visible = seen.attention > 0
-    cosines = unit_vectors(by_head(placed[0])) @ unit_vectors(by_head(placed[1])).swapaxes(
-        -1, -2
-    )  # (b, H, n, n)
+    # (b, H, n, n)
+    cosines = unit_vectors(by_head(placed[0])) @ unit_vectors(by_head(placed[1])).swapaxes(-1, -2)
     of_queries, of_keys = map(by_head, layer.scalars(x))  # (b, H, n): norms inside attention
     from_queries = (tokens @ first.query.T).swapaxes(-1, -2) * of_queries  # (b, H, n): q u_1
     to_keys = (tokens @ first.key.T).swapaxes(-1, -2) * of_keys

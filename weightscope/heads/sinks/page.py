@@ -361,9 +361,8 @@ def _what_heads_with_nops_write(sinks: SinkMechanisms) -> str:
     if not nop.any():
         return ""
     written, rest = sinks.measures["written"], sinks.measures["residual"][nop]
-    usual = np.median(
-        written, axis=2, keepdims=True
-    )  # (I, L, 1): of the layer's heads on the same input
+    # (I, L, 1): of the layer's heads on the same input
+    usual = np.median(written, axis=2, keepdims=True)
     return (
         "NOP is a word for what the sink writes, not for what the head does: on these events the head writes "
         f"{np.median((written / usual)[nop]):.2f} times as much as the median head of its layer ($|Y|$), and of that "

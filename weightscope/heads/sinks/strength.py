@@ -31,7 +31,8 @@ def sink_strength(attention: np.ndarray) -> np.ndarray:
 def least_epsilon(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
     """1 - min_i A_is, the smallest epsilon for which a key is an epsilon-sink (Definition 1):
     attention (..., m, n) ->
-    (...)."""
+    (...).
+    """
     return 1 - sink_column(attention, sink).min(axis=-1)
 
 
@@ -45,7 +46,8 @@ def event_share(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
 def value_norm_ratio(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
     """ratio_out = |u_s| / mean |u_j|, the mean over all keys j but s, as in the paper's code:
     updates (..., n,
-    d)."""
+    d).
+    """
     length = norms(updates)  # (..., n)
     sink_length = at_sink(length, sink)
     mean_rest = (length.sum(axis=-1) - sink_length) / (length.shape[-1] - 1)
@@ -129,7 +131,8 @@ def rank_one(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> Ra
 
     Row i of Y - 1 u_s' is sum_{j != s} A_ij (u_j - u_s) where the row sums to one. A row whose sum
     differs from one adds that difference times u_s; learned sinks and attention without a softmax
-    have such rows."""
+    have such rows.
+    """
     written = (attention @ updates).astype(np.float64)  # (..., m, d)
     column, row = (
         sink_column(attention, sink).astype(np.float64),
@@ -157,7 +160,8 @@ def rank_one(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> Ra
 def against_stream(x: np.ndarray, row: np.ndarray) -> np.ndarray:
     """-cos(x_i, u_s), mean over queries: 1 where the sink's update removes what the tokens hold. x
     (..., m, d), row u_s
-    (..., d) -> (...); NaN where u_s or a token is zero."""
+    (..., d) -> (...); NaN where u_s or a token is zero.
+    """
     x, row = x.astype(np.float64), row.astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         cosines = (x @ row[..., None])[..., 0] / (norms(x) * norms(row)[..., None])
@@ -181,7 +185,8 @@ def largest_other(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
 def first_direction(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Singular values of Y, descending, and its first right singular vector, along which eq. 12
     expects u_s: written
-    (..., m, d) -> (..., k), (..., d)."""
+    (..., m, d) -> (..., k), (..., d).
+    """
     largest = np.abs(written).max(axis=(-2, -1), keepdims=True).astype(np.float64)
     unit = written / np.where(largest > 0, largest, 1.0)  # no square over- or underflows
     transposed = np.swapaxes(unit, -1, -2)
@@ -230,7 +235,8 @@ def variance_bound(
     V' is the variance of x_i + Y_i. This is eq. 20 with O(epsilon) written out: centred, Y_i is
     A_is u_s minus its mean, plus a rest of length at most epsilon max |u_j| (eqs 13-16), so
     sqrt(V') differs from sqrt(V) by at most c. Where all queries attend to the sink alike and
-    epsilon is zero, c is zero, and V' = V (eq. 21)."""
+    epsilon is zero, c is zero, and V' = V (eq. 21).
+    """
     spread = np.sqrt(variance_of_weights(attention, updates, sink))
     most = spread + spill(attention, sink) * largest_other(updates, sink)
     return (2 * np.sqrt(before) + most) * most
@@ -252,7 +258,8 @@ def of_sink_and_others(
     (...), (...).
 
     pairs (..., m, n): a number for every query and key; visible (..., m, n): whether the query may
-    attend to the key. NaN where no query sees the sink and another key."""
+    attend to the key. NaN where no query sees the sink and another key.
+    """
     other_keys = visible & (np.arange(pairs.shape[-1]) != np.asarray(sink)[..., None])[..., None, :]
     count = other_keys.sum(axis=-1)  # (..., m)
     asked = sink_column(visible, sink) & (count > 0)
@@ -272,7 +279,8 @@ def alignment(
     tokens (..., n, d), direction (H, d), sink (..., H) -> (..., H), (..., H).
 
     A gate of one singular direction has x_s along v_1 of W_QK = sum_k sigma_k u_k v_k', the key's
-    side."""
+    side.
+    """
     length = norms(tokens)[..., None]  # (..., n, 1)
     cosines = np.abs(tokens @ direction.T) / np.where(length > 0, length, 1.0)  # (..., n, H)
     sink_cosine = at_sink(np.swapaxes(cosines, -1, -2), sink)  # (..., H)

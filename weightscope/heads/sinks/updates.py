@@ -11,7 +11,8 @@ of u_sink is ever formed.
 
 u_ctx,i is the mean over the context tokens, u_others,i / i, as the caption of the paper's Fig. 3
 has it. In eqs 3-6 positions i start at 1, as in eq. 4: position 0 has no context. mu_sink alone
-includes position 0, as eq. 2 says."""
+includes position 0, as eq. 2 says.
+"""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,9 +57,8 @@ def sink_update(layer: Layer, attention: np.ndarray, x: np.ndarray) -> SinkUpdat
     if not layer.modulated:
         return SinkUpdate(attention[:, :, 0].T, layer.values(x[:1])[:, 0])
     to_sink = np.zeros_like(attention)
-    to_sink[:, :, 0] = attention[
-        :, :, 0
-    ]  # gates and norms multiply sums over tokens, so token 0's part stays additive
+    # gates and norms multiply sums over tokens, so token 0's part stays additive
+    to_sink[:, :, 0] = attention[:, :, 0]
     return SinkUpdate(layer.output(attention, x, to_sink) - layer.output_bias, None)
 
 
@@ -73,7 +73,8 @@ def decompose(seen: Activations) -> Iterator[Decomposition]:
 def mean_of_context(others: np.ndarray) -> np.ndarray:
     """u_ctx,i = u_others,i / i for i = 1 ..., (n, d) -> (n - 1, d): the mean over tokens 1..i of
     what each sends to i;
-    others (n, d)."""
+    others (n, d).
+    """
     return others[1:] / np.arange(1, len(others), dtype=others.dtype)[:, None]
 
 
@@ -177,9 +178,8 @@ def normalised_variance(
     """R = E|u - mu|^2 / E|u|^2 (eq. 6): 0 where every update is mu, 1 where mu is 0; mean (d,), mu
     (d,).
     """
-    off = (
-        0.0 if mu is None else np.square(mean - mu).sum()
-    )  # E|u - mu|^2 = E|u|^2 - |E u|^2 + |E u - mu|^2
+    # E|u - mu|^2 = E|u|^2 - |E u|^2 + |E u - mu|^2
+    off = 0.0 if mu is None else np.square(mean - mu).sum()
     return float(1 + (off - mean @ mean) / mean_square)
 
 
@@ -250,16 +250,16 @@ class UpdateMeasures(ShowsShapes):
 
     layers: Table  # One row per layer: eqs 3, 5 and 6, and mean norms
     mu: np.ndarray  # (L, d): mu_sink (eq. 2)
-    strength: (
-        np.ndarray
-    )  # (L, H): Attention that the average query from position 1 on gives token 0
+    # (L, H): Attention that the average query from position 1 on gives token 0
+    strength: np.ndarray
 
 
 def measure_updates(runner: Runner, texts: Sequence[np.ndarray]) -> UpdateMeasures:
     """Eqs 2-6 of every attention layer over texts: texts (n,).
 
     Beyond the model this holds two d x d float64 matrices a layer, the second moments of u_ctx and
-    u_others."""
+    u_others.
+    """
     if min((len(text) if np.ndim(text) == 1 else 0 for text in texts), default=0) < 2:
         raise CheckpointError("a text needs at least two tokens", file=runner.model.name)
     layers = {
@@ -320,7 +320,8 @@ def _measured(layers: Sequence[int], updates: Sequence[LayerUpdates]) -> Table:
     """Eqs 3, 5 and 6 of every layer.
 
     R is against the mean of the same updates; for the sink also against mu_sink, which includes
-    position 0."""
+    position 0.
+    """
     values: dict[str, Any] = {
         "layer": layers,
         "ratio": [influence(layer.sink, layer.others) for layer in updates],

@@ -26,10 +26,8 @@ from weightscope.model.model import Model
 from weightscope.model.rows.family import Family
 from weightscope.report.findings import Finding, Member, Tried, finding, listed
 
-ROLE_Z, ROLE_FACTOR = (
-    8.0,
-    4.0,
-)  # a tensor off its role's trend exceeds both: robust z in the role, and a plain factor
+# a tensor off its role's trend exceeds both: robust z in the role, and a plain factor
+ROLE_Z, ROLE_FACTOR = 8.0, 4.0
 LEAST_ROLE = 5  # tensors that make a trend
 PLAIN = ("F64", "F32", "F16", "BF16")  # a format of fewer bits mixes its dtypes by design
 NAMED = 4  # names in a sentence; all are among the finding's members
@@ -72,9 +70,8 @@ ON_TOP = {
         TASK,
     ),
 }
-PREDICTS_TOKENS = re.compile(
-    "LM|PreTraining|ConditionalGeneration"
-)  # classes that need a language-model head
+# classes that need a language-model head
+PREDICTS_TOKENS = re.compile("LM|PreTraining|ConditionalGeneration")
 GAIN = re.compile(r"(norm|[._]ln)[^.]*\.weight$", re.IGNORECASE)  # the gain of a norm, by its name
 ROWS = "unembedding"  # which a file may leave out where they are the embedding's
 
@@ -87,7 +84,8 @@ def tensor_findings(
     """Everything about tensors that a person should look at; nothing at initialisation.
 
     Tensors whose values the audit of heads has `judged` are checked only for other faults; the row
-    of an embedding at index `padding` may be zero."""
+    of an embedding at index `padding` may be zero.
+    """
     facts, judged = everything.facts, set(judged)
     unjudged = [tensor for tensor in facts if tensor.name not in judged]
     yield from _not_finite(unjudged)
@@ -117,7 +115,8 @@ def _other_head(kinds: Mapping[str, str], architectures: str) -> list[str]:
 
     `architectures` are the classes that the last checkpoint's config names: a language model needs
     its head, and of one that says nothing a lost head is not excused. Nor is a head that has lost
-    only a part."""
+    only a part.
+    """
     if not architectures or PREDICTS_TOKENS.search(architectures):
         return []
     tops = {name: part for name in kinds if (part := on_top(name))}
@@ -294,7 +293,8 @@ def scale_finding(
     name: str, rms: float, not_zero: bool = True, offset: float = 0.0
 ) -> Iterator[Finding]:
     """A tensor whose root mean square, an offset added to it, no trained weights have; one that may
-    be zero is judged by the upper limit."""
+    be zero is judged by the upper limit.
+    """
     shown = f"{name} + {offset:g}" if offset else name
     about: dict[str, Any] = {
         "measure": "rms",
@@ -509,9 +509,8 @@ def _dtypes(facts: Facts) -> Iterator[Finding]:
             same = {tensor.name: tensor for tensor in facts if tensor.dtype == dtype}
             odd[f"{dtype} where others of the checkpoint are {usual}"] |= same
     for tensor in facts:
-        mask = (
-            tensor.least >= 0 and tensor.most <= 1
-        )  # truth values; GPT-2 calls its causal mask a bias
+        # truth values; GPT-2 calls its causal mask a bias
+        mask = tensor.least >= 0 and tensor.most <= 1
         if tensor.kind == "i" and tensor.name.endswith((".weight", ".bias")) and not mask:
             odd["integers where floats are expected"][tensor.name] = tensor
     for problem, tensors in odd.items():
@@ -562,7 +561,8 @@ def other_tensors(model: Model) -> dict[str, Tensor]:
     from, and vectors.
 
     Matrices that W_QK and W_VO are products of, and matrices of feed-forward networks, are not
-    among them."""
+    among them.
+    """
     needed, checkpoint = needed_tensors(model), model.checkpoint
     vectors = (
         name
@@ -580,9 +580,8 @@ def needed_tensors(model: Model) -> dict[str, Tensor]:
         for t in model.attention_tensors(i)
         if not _in_maps(model, i, t)
     ]
-    tensors += [
-        t for i in model.borrowing_layers for t in model.attention_tensors(i)
-    ]  # no head of these is measured
+    # no head of these is measured
+    tensors += [t for i in model.borrowing_layers for t in model.attention_tensors(i)]
     outputs = model.output_tensors
     rows = {ROWS: outputs.pop(ROWS)} if ROWS in outputs else {}
     if rows and not model.tied and rows[ROWS].name == model.prefix + model.family.inputs.tokens:
@@ -734,9 +733,8 @@ def untied_head(model: Model) -> Iterator[Finding]:
     }
     known = layers | {tensor.name for tensor in model.embedding_tensors}
     matrices = [t for name, t in checkpoint.items() if name not in known and len(t.shape) == 2]
-    may_be_head = any(
-        tensor.shape[1] == model.embedding_width for tensor in matrices
-    )  # of a name that no row has
+    # of a name that no row has
+    may_be_head = any(tensor.shape[1] == model.embedding_width for tensor in matrices)
     if (head is None or head.name == tokens) and not may_be_head:
         text = f"config.json says {named} and tie_word_embeddings false; the file has no head"
         yield Finding(kind="untied_head", measure="tensors", number=0.0, usual=1.0, text=f"{text}.")
@@ -753,20 +751,17 @@ def untied_head(model: Model) -> Iterator[Finding]:
 # tensors, and found in 145 of 284 (1 missing) and 135 of 284 (1 too much), in eight and five of the
 # nine.
 NEGATIVE, SMALL = 0.04, 0.02  # of the gains
-NEAR_ONE = (
-    1.1  # of a stack whose usual gain is below it training may have moved all gains upwards, from 1
-)
-BELOW_ONE = (
-    0.1  # of the gains less one, in a stack to which 1 was added: trained stacks have as many
-)
+# of a stack whose usual gain is below it training may have moved all gains upwards, from 1
+NEAR_ONE = 1.1
+# of the gains less one, in a stack to which 1 was added: trained stacks have as many
+BELOW_ONE = 0.1
 MOST_USUAL = 3.0  # of such a stack's usual gain: gains of another scale are no gains plus one
 ALIKE = 1.5  # times the neighbours' median gain, or as many times less, once the 1 is undone
 SPREADS = 3.0  # times the neighbours' spread: scaled gains spread as many times more
 FEWEST_GAINS = 4  # tensors
 
-Gains = dict[
-    str, dict[int, tuple[str, np.ndarray, float]]
-]  # by role and layer: name, what multiplies, offset
+# by role and layer: name, what multiplies, offset
+Gains = dict[str, dict[int, tuple[str, np.ndarray, float]]]
 
 
 @finding(

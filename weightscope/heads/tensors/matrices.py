@@ -45,12 +45,14 @@ from weightscope.model.rows.names import NamedTensor, Tensors
 
 ROOM = 1 << 29  # bytes for the matrices that are measured at a time; one alone may need more
 EXACT_SIDE = 2048  # with a larger smaller side the spectrum is a sketch, unless `exact`
-# whatever is asked for: LAPACK counts the numbers of larger Gram matrices with more than 32 bits
-LARGEST_EXACT = 20_000
+LARGEST_EXACT = (
+    # whatever is asked for: LAPACK counts the numbers of larger Gram matrices with more than 32
+    # bits
+    20_000
+)
 PROJECTIONS = {"q", "k", "v", "o", "output_gate"}
-HELD = (
-    64 << 20
-)  # values of a matrix that is sketched and kept in memory; a larger one is read for each step
+# values of a matrix that is sketched and kept in memory; a larger one is read for each step
+HELD = 64 << 20
 NUMBERS = tuple[float, ...]
 
 
@@ -140,9 +142,8 @@ class Matrices(Everything):
 
     rows: Sequence[Row] = ()  # in the order of the file
     networks: Sequence[Network] = ()  # of the stack that is read
-    percentiles: Sequence[
-        Column
-    ] = ()  # of the rows among other checkpoints' matrices; an audit adds them
+    # of the rows among other checkpoints' matrices; an audit adds them
+    percentiles: Sequence[Column] = ()
 
     @cached_property
     def table(self) -> Table:
@@ -199,7 +200,8 @@ def read_matrices(model: Model | TensorsOnly, exact: bool = False) -> Matrices:
 
     Of feed-forward networks, neurons are judged by the same reading. Memory is two Gram matrices
     for each matrix that is measured at a time, and all of one that is wider than high, or that is
-    one with others in the file; of a sketch at most 256 MB."""
+    one with others in the file; of a sketch at most 256 MB.
+    """
     unchecked = model.unchecked()
     checkpoint, tensors = unchecked.checkpoint, unchecked.tensors
     unread = unreadable(checkpoint)
@@ -225,9 +227,8 @@ class Measured(NamedTuple):
     """Matrices that were measured, by name in the file."""
 
     rows: dict[str, list[Row]]  # one, or one for each matrix that the tensor fuses or stacks
-    facts: dict[
-        str, TensorFacts
-    ]  # of tensors that fuse or stack several, where all their values were read
+    # of tensors that fuse or stack several, where all their values were read
+    facts: dict[str, TensorFacts]
 
 
 def measured_rows(
@@ -346,9 +347,8 @@ def _matrices(
                 tensors.read_through(shared)
             readable = False
             for piece in pieces:
-                with suppress(
-                    CheckpointError
-                ):  # the tensor has a row of its own where its parts cannot be told
+                # the tensor has a row of its own where its parts cannot be told
+                with suppress(CheckpointError):
                     yield matrix(piece, piece.array())
                     readable = True
             if not readable:

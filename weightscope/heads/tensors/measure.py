@@ -22,9 +22,8 @@ from weightscope.core.tables import Column, Table
 
 BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # of fraction
 NAMED = 20  # rows of a tensor that are listed by index
-LONG_ROW = (
-    1 << 14
-)  # values: sums of squares over longer rows, and over vectors, are taken in float64
+# values: sums of squares over longer rows, and over vectors, are taken in float64
+LONG_ROW = 1 << 14
 TINY = 1e-30  # a float32 sum of squares below it has lost digits and is taken again in float64
 NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")  # a number between two dots of a name
 
@@ -53,9 +52,8 @@ class TensorFacts:
     least: float = float("inf")  # of its values
     most: float = float("-inf")
     not_finite: int = 0  # how many values are NaN or infinite
-    kind: str = (
-        "f"  # "f" for floats and formats that are read as floats, "i" for integers and truth values
-    )
+    # "f" for floats and formats that are read as floats, "i" for integers and truth values
+    kind: str = "f"
     zero_rows: int = 0  # rows that are zero throughout
     constant_rows: int = 0  # rows that hold one other value throughout
     first_zero: tuple[int, ...] = ()  # indices of the first of them
@@ -161,9 +159,8 @@ def row_squares(rows: np.ndarray) -> tuple[np.ndarray, int]:
     narrow = rows.dtype == np.float32 and rows.shape[1] < LONG_ROW
     wide = rows if narrow else rows.astype(np.float64, copy=False)
     squares = np.einsum("ij,ij->i", wide, wide).astype(np.float64)
-    again = ~(squares > TINY) | ~np.isfinite(
-        squares
-    )  # too small or too large for float32, or not finite
+    # too small or too large for float32, or not finite
+    again = ~(squares > TINY) | ~np.isfinite(squares)
     if not again.any():
         return squares, 0
     doubtful = rows[again].astype(np.float64)
@@ -191,9 +188,8 @@ class SharedTensor(DerivedTensor):
         super().__init__(stored)
         self.keep, self.note = keep, note
         self._kept: Weights | None = None
-        self._noted: dict[
-            int, tuple[int, TensorFacts]
-        ] = {}  # by the first row of what was read: where it ends, facts
+        # by the first row of what was read: where it ends, facts
+        self._noted: dict[int, tuple[int, TensorFacts]] = {}
         self._lock = Lock()
 
     @property
@@ -255,9 +251,8 @@ class Everything:
     """All tensors of a checkpoint in numbers."""
 
     facts: Sequence[TensorFacts]  # in the order of the file
-    unread: Mapping[str, str] = field(
-        default_factory=dict
-    )  # why the values of a tensor could not be read, by its name
+    # why the values of a tensor could not be read, by its name
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -370,7 +365,8 @@ def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = No
 
     Memory is a few blocks of a million values per core, however large tensors are, and a kilobyte
     per tensor; where a quantised format scatters rows (GPTQ, AWQ, bitsandbytes, FP8 with scales),
-    one whole weight per core."""
+    one whole weight per core.
+    """
     unread = unreadable(checkpoint)
     facts = read_facts(checkpoint, [name for name in checkpoint if name not in unread])
     known = {
@@ -388,9 +384,8 @@ def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = No
 def unreadable(checkpoint: Checkpoint) -> dict[str, str]:
     """Why the values of a tensor cannot be read, by its name."""
     unread: dict[str, str] = {}
-    readable: set[Any] = (
-        set()
-    )  # kinds of tensor: all tensors of one dtype in one file are read alike
+    # kinds of tensor: all tensors of one dtype in one file are read alike
+    readable: set[Any] = set()
     for name, tensor in checkpoint.items():
         kind = type(tensor), tensor.dtype, id(tensor.file)
         if kind not in readable:
@@ -435,12 +430,12 @@ def with_twins(checkpoint: Checkpoint, facts: Collection[TensorFacts]) -> Iterat
     """The same facts, each with the first tensor that holds the same values.
 
     Only tensors that agree in shape, dtype, norm and range are read again, for a digest of their
-    content. Constant tensors equal many others, which means nothing."""
+    content. Constant tensors equal many others, which means nothing.
+    """
     candidates: dict[Any, list[TensorFacts]] = defaultdict(list)
     for tensor in facts:
-        numbers = np.array(
-            [tensor.squares, tensor.least, tensor.most]
-        ).tobytes()  # as bytes, so that NaN equals NaN
+        # as bytes, so that NaN equals NaN
+        numbers = np.array([tensor.squares, tensor.least, tensor.most]).tobytes()
         candidates[tensor.shape, tensor.dtype, numbers].append(tensor)
     groups = (group for group in candidates.values() if len(group) > 1 and not group[0].constant)
     twins = [tensor for group in groups for tensor in group if tensor.size > 1]

@@ -3,7 +3,8 @@ block.
 
 A neuron is a row of gate and up, and a column of down. Copies are found by random projections of
 the three, in which strangers are never this near: for width d the projections of two unit vectors
-at random differ by sqrt(2) in each of 16 places."""
+at random differ by sqrt(2) in each of 16 places.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -22,11 +23,8 @@ PARTS = ("gate", "up", "down")
 DEAD = 1e-4  # of the median: a neuron's input norm times its output norm
 PROJECTIONS = 16
 COPY = 0.05  # distance of unit vectors: a cosine of 0.999
-NORMS = (
-    "norm.mlp",
-    "norm.after_attention",
-    "norm.before",
-)  # what may stand before a network, the likeliest first
+# what may stand before a network, the likeliest first
+NORMS = ("norm.mlp", "norm.after_attention", "norm.before")
 Place = tuple[int, int]  # a layer, and an expert; -1 for the network of a layer
 
 
@@ -53,12 +51,8 @@ class Neurons:
         axis: int,
         opening: Opening | None = None,
     ) -> None:
-        self.place, self.part, self.shape, self.axis = (
-            place,
-            part,
-            shape,
-            axis,
-        )  # axis of the neurons, as stored
+        # axis of the neurons, as stored
+        self.place, self.part, self.shape, self.axis = place, part, shape, axis
         n, d = shape[axis], shape[1 - axis]
         self.squares, self.sketch = np.zeros(n), np.zeros((n, PROJECTIONS), np.float32)
         self.channels = np.zeros(d if part == "down" else 0)  # squares too
@@ -126,9 +120,8 @@ class Network(NamedTuple):
         copies = _copies(
             np.concatenate([matrix.unit_sketch for matrix in matrices], axis=1)[alive], alive
         )
-        opened_by = next(
-            (m for part in PARTS for m in matrices if m.part == part), matrices[0]
-        )  # a gate, else up
+        # a gate, else up
+        opened_by = next((m for part in PARTS for m in matrices if m.part == part), matrices[0])
         closed = np.flatnonzero(opened_by.most <= 0).tolist() if opened_by.most is not None else []
         written = next(np.sqrt(matrix.channels) for matrix in matrices if matrix.part == "down")
         return cls(matrices[0].place, len(squares[0]), dead.tolist(), copies, closed, written)

@@ -3,7 +3,8 @@ holds.
 
 Of a file with two matrices that differ, under a config that ties them, transformers 5 keeps both
 (modeling_utils.py, tie_weights); 4.56 overwrites the head with the embedding, and so does every
-older version."""
+older version.
+"""
 
 from math import prod
 
@@ -34,7 +35,8 @@ def tie_holds(model: Model, *, first_look: bool = False) -> bool | None:
     values.
 
     A first look reads some rows, and nothing over a network. None where there is no head, or where
-    it was not read."""
+    it was not read.
+    """
     tokens, head = _stored(model)
     if head is None or tokens is None:
         return True if (head or tokens) is not None and says_tied(model) else None

@@ -3,7 +3,8 @@
 One matrix says little: 32 of 784 in nine real checkpoints have the second moments of a random one.
 Constant gains and biases say more, but folding leaves them too. Both together were found in all of
 nine real stacks of four layers that were drawn anew next to another model, in none of the nine as
-published, and in two heads: the poolers of MiniLM and MPNet."""
+published, and in two heads: the poolers of MiniLM and MPNet.
+"""
 
 import re
 from collections import defaultdict
@@ -37,7 +38,8 @@ PARAMETER = re.compile(r"\.(weight|bias|gamma|beta)$")
 )
 def untrained_parts(model: Model, everything: Everything) -> Iterator[Finding]:
     """Towers, projectors and heads outside the audited layers that are as initialised: random
-    matrices, and one value in each gain and bias."""
+    matrices, and one value in each gain and bias.
+    """
     layers = (model.prefix + model.family.layer).partition("{i}")[0]
     parts: dict[str, list[TensorFacts]] = defaultdict(list)
     for tensor in everything.facts:
@@ -98,7 +100,8 @@ def off_random(tensor: Tensor) -> float:
     random.
 
     tr(G^2) / (tr G)^2 is 1/k + 1/n for a (k, n) matrix of independent entries, the second term with
-    an error of 2 / k."""
+    an error of 2 / k.
+    """
     block = next(iter(tensor.blocks(JUDGED_ROWS)))[1]
     w = block.reshape(len(block), -1).astype(np.float64)
     w = w.T if len(w) > w.shape[1] else w  # (k, n)

@@ -18,10 +18,8 @@ from weightscope.report.findings import Finding, Member, finding, listed
 
 DEAD_EXPERT = 1e-3  # of the median: an expert's Frobenius norm, or a router's row
 SAME_SPECTRUM = 1e-6  # relative: experts with such spectra in each of their matrices are copies
-CHANNEL_Z, CHANNEL_FACTOR = (
-    12.0,
-    4.0,
-)  # a channel's share of what networks write is above both in most layers
+# a channel's share of what networks write is above both in most layers
+CHANNEL_Z, CHANNEL_FACTOR = 12.0, 4.0
 NAMED = 8
 
 

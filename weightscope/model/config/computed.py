@@ -3,7 +3,8 @@
 Both configs are read by their rows first, so that the dialects of transformers 4 and 5, a GGUF
 file's metadata and what is left out mean what they mean to transformers. Any key that differs then
 counts, unless it is known to have no effect on what a trained model computes: an unknown key may
-decide anything."""
+decide anything.
+"""
 
 import json
 import re
@@ -56,10 +57,8 @@ from weightscope.model.rows.table import known_rows
 # Values that mean the same as no such key: versions of transformers leave them out, or put nothing
 # in their place.
 NEUTRAL = {"position_embedding_type": "absolute", "sliding_window": 0, "partial_rotary_factor": 1.0}
-ON = {
-    "is_causal",
-    "truncate",
-}  # keys that are on where a config leaves them out, whatever class reads it
+# keys that are on where a config leaves them out, whatever class reads it
+ON = {"is_causal", "truncate"}
 # of a key whose value the row takes from elsewhere: transformers' code may read it
 AS_WRITTEN = " as written"
 # of a key that transformers 4 alone reads, as the file says the same otherwise too
@@ -130,11 +129,8 @@ BESIDES = {
     "ssm.inner_size": ("mamba_expand * hidden_size",),
     "ssm.time_step_rank": ("mamba_dt_rank", "mamba_n_heads"),
 }
-GATES = {
-    1: "softmax",
-    2: "sigmoid",
-    4: "sqrtsoftplus",
-}  # how experts are scored, by the number in a GGUF file
+# how experts are scored, by the number in a GGUF file
+GATES = {1: "softmax", 2: "sigmoid", 4: "sqrtsoftplus"}
 # Types whose code scores experts by the sigmoid without a key that says it.
 BY_SIGMOID = ("glm4_moe", "glm4_moe_lite", "hy_v4", "laguna", "lfm2_moe")
 PATTERN = "attention.sliding_window_pattern"  # of a GGUF file: which layers have a window
@@ -150,17 +146,10 @@ NOTHING_MORE = re.compile(
 # same with another limit of its texts, and with rows added to or cut from its vocabulary, which the
 # comparison of tensors tells.
 ANY_LENGTH = {"default", "linear", "llama3"}
-LEAST = {
-    "n_layers",
-    "d_model",
-    "n_heads",
-    "n_positions",
-    "vocab_size",
-    "norm_eps",
-}  # sizes, as `ModelConfig` has them
-FLOAT32 = (
-    2.0**-24
-)  # what rounding to float32, in which models compute and GGUF files store, changes of a number
+# sizes, as `ModelConfig` has them
+LEAST = {"n_layers", "d_model", "n_heads", "n_positions", "vocab_size", "norm_eps"}
+# what rounding to float32, in which models compute and GGUF files store, changes of a number
+FLOAT32 = 2.0**-24
 
 
 class Difference(NamedTuple):
@@ -190,18 +179,14 @@ class Stated:
     # the file's own spelling of keys that have another one there
     spelled: Mapping[str, str] = field(default_factory=dict)
     present: frozenset[str] = frozenset()  # keys that the file itself has a value for
-    follows: frozenset[str] = (
-        frozenset()
-    )  # keys that, where a file leaves them out, follow from others
-    read: frozenset[str] = (
-        frozenset()
-    )  # words of the row that read it: keys among them decide what is computed
-    metadata: Mapping[str, Any] | None = (
-        None  # of a GGUF file its own keys, which may say less than a config.json
-    )
-    readers: Mapping[str, Reader] = field(
-        default_factory=dict
-    )  # the classes of the sections, by their places
+    # keys that, where a file leaves them out, follow from others
+    follows: frozenset[str] = frozenset()
+    # words of the row that read it: keys among them decide what is computed
+    read: frozenset[str] = frozenset()
+    # of a GGUF file its own keys, which may say less than a config.json
+    metadata: Mapping[str, Any] | None = None
+    # the classes of the sections, by their places
+    readers: Mapping[str, Reader] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()  # keys of sizes that decide nothing that is computed
     # keys by the list that is made of them: they decide nothing where that is the same
     makes: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -271,18 +256,16 @@ def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference
     file, config = (b, a) if a.metadata is None else (a, b)
     for key, value in sorted((file.metadata or {}).items()):
         plain_key = key.partition(".")[2]
-        is_listed = plain_key == PATTERN and isinstance(
-            value, list
-        )  # as the list of layers, then, which is compared
+        # as the list of layers, then, which is compared
+        is_listed = plain_key == PATTERN and isinstance(value, list)
         if is_listed or plain_key in OF_GGUF.values() or NOTHING_MORE.fullmatch(plain_key):
             continue
         known = _besides(plain_key, config.values)
         name, in_config = known or (key, None)
         x = _plain(name, GATES.get(value, value) if plain_key == GATING else shortest(value))
         y = _plain(name, in_config)
-        is_compared = name in file.present and _same(
-            x, _plain(name, file.values.get(name))
-        )  # as a key of the config
+        # as a key of the config
+        is_compared = name in file.present and _same(x, _plain(name, file.values.get(name)))
         if not (is_compared or _same(x, y)):
             effect = COMPUTATION if known else effect_of(name, read, {})
             yield Difference(
@@ -333,9 +316,8 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
             before + key: frozenset(before + name for name in names)
             for key, names in normal.makes.items()
         }
-        if (
-            place and "projection_dim" in config
-        ) or not projected:  # the whole has projections, or nothing has
+        # the whole has projections, or nothing has
+        if (place and "projection_dim" in config) or not projected:
             idle.add(f"{before}projection_dim")
     metadata = None
     if isinstance(checkpoint.files[0], GgufFile):

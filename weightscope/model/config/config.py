@@ -147,7 +147,8 @@ def class_says(model_type: object, what: str) -> dict[str, Any]:
     parts of a wrapper's default config, by the keys that lead there), "values" (taken where a
     config leaves them out), "names" (of sizes that the class knows, each with the one that it
     stores the size under) or "rope" (the rotary parameters of a config that has none; empty where
-    they are plain)."""
+    they are plain).
+    """
     return _defaults().get(model_type, {}).get(what, {}) if isinstance(model_type, str) else {}
 
 

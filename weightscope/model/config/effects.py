@@ -2,7 +2,8 @@
 
 `config_defaults.json` says which keys the code of transformers' class for a model_type takes and
 reads. A key that this code reads counts, whatever it is called; one that it takes and never reads
-decides nothing; one that it does not know may be for another reader."""
+decides nothing; one that it does not know may be for another reader.
+"""
 
 import re
 from collections.abc import Mapping
@@ -36,11 +37,8 @@ NO_EFFECT = re.compile(
     r"|\w*ignore_index|exponential_decay_length_penalty|max_new_tokens|begin_suppress_tokens|transformers_weights",
     re.ASCII,
 )
-STORAGE = {
-    "quantization",
-    "quantization_config",
-    "compression_config",
-}  # how weights are packed: read with them
+# how weights are packed: read with them
+STORAGE = {"quantization", "quantization_config", "compression_config"}
 EFFECTS = COMPUTATION, UNKNOWN, NONE = "computation", "unknown", "none"
 # Keys that decide the computation, whether attention's row reads them or not.
 KNOWN = re.compile(

@@ -4,7 +4,8 @@ transformers standardises a config before it builds a model: `attribute_map` ren
 `convert_rope_params_to_dict` turns what older versions wrote of rotation into `rope_parameters`.
 `renamed` and `standardised` do the same. Where a config says two things at once, transformers' rule
 decides and a note says so; without a rule the config is refused. Where versions of transformers
-differ, the one that wrote the file decides; a file that does not name it is refused."""
+differ, the one that wrote the file decides; a file that does not name it is refused.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,12 +29,12 @@ def completed_part(config: Config, part: Config, family: Family) -> Config:
     left out.
 
     A key that is there and null means null, as it does to transformers. A size under one name
-    leaves no default of another."""
+    leaves no default of another.
+    """
     inherited: dict[str, Any] = {}
     kind = part.get("model_type") or config.get("model_type")
-    if (
-        part.raw is not config.raw
-    ):  # a wrapper's part: it may leave its sizes to the architecture, too
+    # a wrapper's part: it may leave its sizes to the architecture, too
+    if part.raw is not config.raw:
         wrapper = config.get("model_type")
         inner = f"{wrapper}.{family.part}"  # a class that is the wrapper's own
         usual = (
@@ -300,9 +301,8 @@ class _Rotary:
         if scaling and not self.rope.scaling:
             raise self.values.error(SCALING, f"{GIVEN}, as this architecture does not read it,")
         if scaling.has("type") and scaling.get("rope_type", scaling["type"]) != scaling["type"]:
-            raise scaling.error(
-                "type", f"{scaling['rope_type']}, as 'rope_type' says,"
-            )  # 4 takes this, 5 the other
+            # 4 takes this, 5 the other
+            raise scaling.error("type", f"{scaling['rope_type']}, as 'rope_type' says,")
         if not self.rope.theta_key:  # the code's own base, whatever the config says
             return {"rope_theta": self.rope.theta}
         if self.rope.local:
@@ -339,9 +339,8 @@ class _Rotary:
                 {**made, **top},
                 f"what {self.rope.theta_key} says; rope_parameters is read instead",
             )
-        for key in {"rope_theta", "rotary_emb_base"} - {
-            self.rope.theta_key
-        }:  # which other code reads
+        # which other code reads
+        for key in {"rope_theta", "rotary_emb_base"} - {self.rope.theta_key}:
             if self.values.has(key) and self.values[key] != made["rope_theta"]:
                 raise self.values.error(
                     key, f"{made['rope_theta']}, the base that transformers reads,"
@@ -385,9 +384,8 @@ class _Rotary:
                 key, base = self.rope.local
             scaled = scaling if kind == FULL or self.rope.local_scaled else {}
             before = {**self._top(), "rope_theta": self.values.get(key, base)}
-            taken = (
-                kind == SLIDING and key == self.rope.theta_key
-            )  # transformers 5 has spent it on full attention
+            # transformers 5 has spent it on full attention
+            taken = kind == SLIDING and key == self.rope.theta_key
             now = {**before, "rope_theta": base} if taken else before
             usual = {**entry, "rope_type": self._kind(entry)}
             inner = {key: value for key, value in scaled.items() if key != "rope_theta"}

@@ -5,7 +5,8 @@ Language models that see, hear or are tuned carry their decoder under a name of 
 choice, and its config under another. Wrappers are not listed anywhere. The model_type identifies a
 part of the config (`class_says` has those that a wrapper leaves out). Its tensors are recognised by
 the names that its row gives them, by its sizes, and by words that the part's keys share with the
-tensors' names."""
+tensors' names.
+"""
 
 import re
 from collections import Counter
@@ -32,10 +33,8 @@ from weightscope.model.rows.table import FAMILIES, known_rows, unproved
 
 DEEPEST = 3  # objects within objects of a config that are looked into
 SIZES = ("n_layers", "d_model", "n_heads")
-LANGUAGE = (
-    "text",
-    "decoder",
-)  # what a checkpoint of several stacks is opened by unless another is asked for
+# what a checkpoint of several stacks is opened by unless another is asked for
+LANGUAGE = ("text", "decoder")
 # Words that say the same in the keys of configs and in the names of tensors.
 WORDS = {
     "language": "text",
@@ -69,9 +68,8 @@ class Reading:
     config: ModelConfig
     kind: object = None  # the model_type of config.json; None where the row is on trial
     asked: str | None = None  # what the row was asked for by: its name or a model_type
-    stacks: "Mapping[str, Stack] | None" = field(
-        default=None, repr=False
-    )  # that rows of the table read, if looked for
+    # that rows of the table read, if looked for
+    stacks: "Mapping[str, Stack] | None" = field(default=None, repr=False)
 
     @cached_property
     def row(self) -> Family:
@@ -104,9 +102,8 @@ class Stack:
     # "text", "vision", "audio", "encoder", "decoder", "cross" ...; its place where several are of a
     # kind
     name: str
-    row: Family | None = field(
-        repr=False
-    )  # the row that reads it, told where it is; None where none does
+    # the row that reads it, told where it is; None where none does
+    row: Family | None = field(repr=False)
     model_type: str
     # the keys that lead to its part of the config, with dots between them; empty for all of it
     part: str
@@ -469,9 +466,8 @@ def _candidates(checkpoint: Checkpoint, families: str | Path | None) -> Iterator
             )
             kind = row.tower or ("text" if row.inputs.tokens else sense)
             section = part.inside(row.part) if inner else part
-            for named in chain(
-                (row,), _renamed(checkpoint, row, part)
-            ):  # the latter where it is not found
+            # the latter where it is not found
+            for named in chain((row,), _renamed(checkpoint, row, part)):
                 if places := _places(checkpoint, named, place, kind, section):
                     yield Candidate(named, place, model_type, kind, places)
                     break
@@ -521,9 +517,8 @@ def _places(
     places: dict[str, Fit] = {}
     for prefix in complete:
         affinity = _affinity(path, prefix, {kind})
-        if (
-            with_tokens and prefix not in with_tokens and affinity < 0
-        ):  # of another kind by its name
+        # of another kind by its name
+        if with_tokens and prefix not in with_tokens and affinity < 0:
             continue
         if not isinstance(width, int) or width in width_of(checkpoint, row, prefix):
             places[prefix] = Fit(

@@ -100,7 +100,8 @@ class Rope:
 
     transformers 4 wrote flat keys (`rope_theta`, `rope_scaling`, `partial_rotary_factor`);
     transformers 5 writes `rope_parameters`, nested by layer type where layers differ. `dialects`
-    makes the latter of either."""
+    makes the latter of either.
+    """
 
     interleaved: bool = False  # pairs are neighbours (2j, 2j + 1) rather than halves apart
     # theta_key, fraction_key, dims_key: flat keys of the base (empty where no config changes it),
@@ -108,9 +109,8 @@ class Rope:
     # their number
     theta_key: str = "rope_theta"
     theta: Base = 10000.0  # what holds where the config says nothing
-    thetas: str = (
-        ""  # key of the bases of all layers, 0 where one does not rotate; empty where there is none
-    )
+    # key of the bases of all layers, 0 where one does not rotate; empty where there is none
+    thetas: str = ""
     fraction_key: str = "partial_rotary_factor"
     # likewise; None where the architecture turns whole heads and its code asks for no share
     fraction: Annotated[float, Within(1e-6, 1.0)] | None = None
@@ -122,9 +122,8 @@ class Rope:
     # their share
     width_key: str = ""
     scaling: bool = True  # rope_scaling is read; its code has no place for it otherwise
-    by_type: bool = (
-        False  # rope_parameters may be nested by layer type, although the class's own are not
-    )
+    # rope_parameters may be nested by layer type, although the class's own are not
+    by_type: bool = False
     start_key: str = ""  # key of how many dimensions come before those that rotate
     interleaved_key: str = ""  # key that may switch interleaving off
     # function of (ModelConfig, layer index) -> bool: which layers rotate at all
@@ -136,9 +135,8 @@ class Rope:
     # any length
     alpha: bool = False
     rounded: bool = False  # an odd number of dimensions is rounded up
-    sections: Sections | None = (
-        None  # which coordinate turns which pair, where positions have several
-    )
+    # which coordinate turns which pair, where positions have several
+    sections: Sections | None = None
 
     def parameters(self, config: Config, layer_type: str) -> Config:
         """The rotary parameters of one layer type, under transformers 5's names."""
@@ -187,9 +185,8 @@ class Rope:
         width = int((config.head_dim - start) * share)
         if self.dims_key:
             width = config.size(self.dims_key)
-            share = given.number(
-                "partial_rotary_factor"
-            )  # of the config's head_dim: of whole heads, or of this part
+            # of the config's head_dim: of whole heads, or of this part
+            share = given.number("partial_rotary_factor")
             if self.start_key and int(config.size("head_dim", default=width) * share) != width:
                 raise config.error(
                     "head_dim", f"{width}: with {self.start_key}, the part of a head that turns"
@@ -418,9 +415,8 @@ def odd_and_even(theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
 class GridRope:
     """How an architecture rotates by row and column."""
 
-    spelled: Spelling = (
-        ROWS_THEN_COLUMNS  # function of (base, width of a head) -> (frequencies, axes)
-    )
+    # function of (base, width of a head) -> (frequencies, axes)
+    spelled: Spelling = ROWS_THEN_COLUMNS
     # interleaved, blocks: as of `Rotation`
     interleaved: bool = False
     blocks: int = 1

@@ -379,7 +379,8 @@ def heads_of_attn_config(config: Config) -> dict[str, object]:
     """DBRX's key-value heads, which published files have in `attn_config` alone.
 
     Its base of rotation is there too, but transformers 5 reads that at the top only. Where a file
-    leaves it out there, the model that was trained and the one that transformers builds differ."""
+    leaves it out there, the model that was trained and the one that transformers builds differ.
+    """
     attention = config.inside("attn_config")
     base = attention.get("rope_theta")
     if (
@@ -457,16 +458,14 @@ class Stage:
     """The sizes of one stage, by the lists that a config has of all."""
 
     index: int
-    layers: str | int = (
-        "depths"  # config key of the layers of every stage; or how many this stage has
-    )
+    # config key of the layers of every stage; or how many this stage has
+    layers: str | int = "depths"
     heads: str = "num_heads"  # likewise; empty where all stages have as many
     # key of the first stage's width, which doubles from stage to stage, or of a list; empty where
     # it stays the same
     width: str = "embed_dim"
-    more: Mapping[str, str] = field(
-        default_factory=dict
-    )  # further keys, and the lists that hold a stage's value
+    # further keys, and the lists that hold a stage's value
+    more: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, config: Config) -> Mapping[str, Any]:
         """Values of the keys that a model without stages has."""

@@ -20,7 +20,8 @@ def sinusoids(n: int, width: int, steps: int) -> np.ndarray:
     all you need", 3.5).
 
     Over `steps` of the width / 2 frequencies they fall to 1/10000: width / 2 in the paper, one less
-    in tensor2tensor."""
+    in tensor2tensor.
+    """
     angles = np.outer(np.arange(n), 10000.0 ** (-np.arange(width // 2) / steps))
     rows = np.zeros((n, width), np.float32)
     rows[:, : 2 * (width // 2)] = np.concatenate((np.sin(angles), np.cos(angles)), axis=1)
@@ -72,7 +73,8 @@ def alibi_falcon(tensors: LayerTensors, config: ModelConfig, layer: int) -> Slop
 
     The eager code of transformers (4.57 to 5.23 at least) adds them a second time with the mask,
     which its sdpa code and Falcon's own do not. `Layer.scores` is defined by the eager model and
-    follows it; `position_bias` is once."""
+    follows it; `position_bias` is once.
+    """
     bits = alibi(tensors, config, layer).slopes.astype(np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
     return Slopes(rounded.view(np.float32) * default_scale(config, 0), times=2)
@@ -196,9 +198,8 @@ class WindowNetwork:
         reach = (trained if type(trained) is int and trained > 1 else side) - 1
         along = 8 * np.arange(1 - side, side) / max(1, reach)
         along = np.sign(along) * np.log2(np.abs(along) + 1) / np.log2(8)
-        offsets = np.stack(
-            np.meshgrid(along, along, indexing="ij"), axis=-1
-        )  # (2 side - 1, 2 side - 1, 2)
+        # (2 side - 1, 2 side - 1, 2)
+        offsets = np.stack(np.meshgrid(along, along, indexing="ij"), axis=-1)
         name = self.network.format(i=layer)
         first = tensors.read(f"{name}.0.weight", (None, 2))
         hidden = np.maximum(offsets @ first.T + tensors.read(f"{name}.0.bias", (len(first),)), 0)

@@ -3,7 +3,8 @@ out.
 
 With left = Q_L R_L and right = Q_R R_R, Q orthonormal, the matrix has the singular values of the r
 x r core R_L R_R'. The triangles R come from a QR (accurate) or from the Cholesky factor of the Gram
-matrix (fast); see `triangle`."""
+matrix (fast); see `triangle`.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -261,9 +262,8 @@ def inner_products(
 class Triangle(ShowsShapes):
     """R of factor = Q R, and the route it was found by."""
 
-    r: np.ndarray = field(
-        repr=False
-    )  # (r, r): Upper triangular up to the sign of its rows; R'R is the Gram matrix
+    # (r, r): Upper triangular up to the sign of its rows; R'R is the Gram matrix
+    r: np.ndarray = field(repr=False)
     route: str  # "none" where the factor is not finite and `r` is NaN
 
 
@@ -275,17 +275,15 @@ def triangle(factor: np.ndarray, gram: np.ndarray) -> Triangle:
     """
     if not np.isfinite(gram).all():  # a NaN or infinity in a column reaches its diagonal element
         return Triangle(np.full_like(gram, np.nan), "none")
-    from scipy.linalg.lapack import (
-        dtrcon,
-    )  # SciPy takes a while to import, and `import weightscope` must not
+    # SciPy takes a while to import, and `import weightscope` must not
+    from scipy.linalg.lapack import dtrcon
 
     try:
         upper = np.linalg.cholesky(gram).T
     except np.linalg.LinAlgError:  # a column is zero, or the columns are dependent up to rounding
         return Triangle(_qr_triangle(factor), "qr")
-    lengths = np.sqrt(
-        gram.diagonal()
-    )  # Cholesky is indifferent to the columns' lengths, so its error is too
+    # Cholesky is indifferent to the columns' lengths, so its error is too
+    lengths = np.sqrt(gram.diagonal())
     rcond, _ = dtrcon(upper / lengths, norm="1", uplo="U")
     if rcond < LEAST_RCOND:
         return Triangle(_qr_triangle(factor), "qr")

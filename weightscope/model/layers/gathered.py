@@ -69,7 +69,8 @@ class Difference:
     in it.
 
     What the two gather, the second times -lambda, is divided by the size of its sum (Differential
-    Transformer, eqs 1-4)."""
+    Transformer, eqs 1-4).
+    """
 
     weight: float  # lambda
     eps: float

@@ -9,7 +9,8 @@ each other,
 
 so that mean and variance at every distance follow from means and covariances of q and k alone. A
 dimension that does not turn is a pair of frequency 0 whose second half is 0: without rotation
-(ALiBi, T5) the same formula holds."""
+(ALiBi, T5) the same formula holds.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,9 +66,8 @@ class Kernel(ShowsShapes):
     wave_means: np.ndarray  # (H, 2p): means of what multiplies the cosines, then the sines
     wave_covariances: np.ndarray  # (H, 2p, 2p)
     usage: np.ndarray  # (H, p): product of the root mean squares of a pair's queries and keys
-    bias: Callable[
-        [np.ndarray], np.ndarray
-    ]  # (D,) distances -> (H, D): what is added whatever the tokens
+    # (D,) distances -> (H, D): what is added whatever the tokens
+    bias: Callable[[np.ndarray], np.ndarray]
 
     def mean(self, distances: np.ndarray) -> np.ndarray:
         """The mean score at distances i - j: (D,) -> (H, D)."""
@@ -210,7 +210,8 @@ def peak_and_fast_share(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The distance below `distances` at which the mean score of tokens x (n, d) is highest, and the
     share of |q||k| in
-    pairs that turn once within `FAST` tokens: (H,), (H,), NaN where scores are no function of a distance."""
+    pairs that turn once within `FAST` tokens: (H,), (H,), NaN where scores are no function of a distance.
+    """
     unknown = np.full(layer.n_heads, np.nan)
     if why_no_kernel(layer) or (layer.rotation is None and layer.additive is None):
         return unknown, unknown

@@ -187,7 +187,8 @@ class Head:
         every distance.
 
         In vision towers that rotate by row and column, a number counts columns and a (rows,
-        columns) pair is accepted; where positions have several axes, give a distance on each."""
+        columns) pair is accepted; where positions have several axes, give a distance on each.
+        """
         return Factored(self.query_at(delta)[0], self.w_k)
 
     def forms(self, deltas: Sequence[int] = (0, 1), window: int = 64) -> dict[str, Factored]:
@@ -258,10 +259,8 @@ class Head:
         )
 
 
-QUERY_SIDE, KEY_SIDE = (
-    ("q", "gate", "q_norm", "additive_gate"),
-    ("k", "v", "k_norm", "v_norm"),
-)  # maps of each
+# maps of each
+QUERY_SIDE, KEY_SIDE = ("q", "gate", "q_norm", "additive_gate"), ("k", "v", "k_norm", "v_norm")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -272,7 +271,8 @@ class Layer:
     group.
 
     In cross-attention, keys and values are computed from a second input, the memory: the encoder's
-    output."""
+    output.
+    """
 
     # q, k, v: (H, d, r), (G, d, r) and (G, d, r_v) maps of x / sigma(x); k and v of the memory in
     # cross-attention
@@ -289,14 +289,11 @@ class Layer:
     q_norm: InnerNorm | None = None
     k_norm: InnerNorm | None = None
     v_norm: InnerNorm | None = None
-    gate: Affine | None = (
-        # multiplies each head's weighted sum of values, per dimension or by one number per head
-        None
-    )
+    # multiplies each head's weighted sum of values, per dimension or by one number per head
+    gate: Affine | None = None
     gate_kind: str = "sigmoid"  # its activation, one of `gathered.GATES`
-    gathered_norm: SubNorm | HeadNorm | Difference | None = (
-        None  # divides each head's weighted sum of values
-    )
+    # divides each head's weighted sum of values
+    gathered_norm: SubNorm | HeadNorm | Difference | None = None
     rotation: Rotation | None = None
     # (1 or H, r): multiplies rotated queries, if a q/k-norm follows the rotation: gamma relative to
     # its mean over each pair, which is folded into `q`
@@ -390,7 +387,8 @@ class Layer:
         `inner_values` then run there.
 
         These take and return arrays of the device. W_O, the gate and additive terms stay on the
-        CPU."""
+        CPU.
+        """
         if device is CPU:
             return self
         return replace(
@@ -602,9 +600,8 @@ class Layer:
         """
         x = self._stream(x, of_keys=True)
         v = self.inner_values(x)  # (G, n, r_v)
-        of_head = np.asarray(self.w_o).reshape(
-            self.n_kv_heads, -1, *self.w_o.shape[1:]
-        )  # (G, H/G, r_v, d)
+        # (G, H/G, r_v, d)
+        of_head = np.asarray(self.w_o).reshape(self.n_kv_heads, -1, *self.w_o.shape[1:])
         return (v[:, None] @ of_head).reshape(self.n_heads, len(x), -1)
 
     @property

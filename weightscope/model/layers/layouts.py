@@ -121,7 +121,8 @@ def grouped(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer
     """One Linear with the rows of a key-value group together: its queries, its key, its value.
 
     With a group a head these are GPT-NeoX's and BLOOM's (H, 3, d') rows, with one group in all
-    Falcon-7B's."""
+    Falcon-7B's.
+    """
     return Layer(
         *_groups(tensors, family, config), *output(tensors, family, config, config.head_dim)
     )
@@ -188,7 +189,8 @@ def _latent(
 
     A head's queries and keys are [position-free | rotary]; all heads share one rotary key, which
     bypasses the latent. The norms' gammas go into the maps after them, which leaves one scalar per
-    token for each latent; the key's scalar affects only the position-free part and the values."""
+    token for each latent; the key's scalar affects only the position-free part and the values.
+    """
     d, h, r = config.d_model, config.n_heads, config.head_dim
     free, rotary, r_v = (
         config.count(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -393,7 +395,8 @@ def content_with_and_beside_positions(
     """The same in its first layer, where positions are added to content, too.
 
     What is added to queries is twice as wide: their positions, and the embedding of where they
-    look."""
+    look.
+    """
     layer, (where, places) = separate(tensors, family, config), _places(tensors, family, config)
     in_heads, d = _of_positions(tensors, config, family.heads.q), config.d_model
     above, below = (

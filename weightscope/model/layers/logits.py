@@ -76,7 +76,8 @@ def turned_bound(q: Reach, k: Reach, partner: np.ndarray) -> float:
     one turns with.
 
     A dimension that is its own partner keeps its place; with those alone this bounds sum_i |q_i|
-    |k_i|."""
+    |k_i|.
+    """
     sizes = [_pair_sizes(side, partner) for side in (q, k)]
     live = np.flatnonzero((sizes[0] > 0) & (sizes[1] > 0))  # the rest adds nothing
     if not len(live):
@@ -99,7 +100,8 @@ class LogitBounds:
 
     layer: A layer on normalised inputs (`Model.normed_layer`); others are bounded where queries and
     keys have norms. length: How many positions a sequence has at most, for what grows with position
-    or distance; None: not known."""
+    or distance; None: not known.
+    """
 
     def __init__(self, layer: Layer, length: int | None = None) -> None:
         self.layer, self.length, r = layer, length, layer.head_dim
@@ -140,7 +142,8 @@ class LogitBounds:
 
         NaN where positions do more than turn queries and keys, and add a bias. Exact, but that a
         rotation is taken to reach every angle of every pair of dimensions. In time n^2 r for each
-        head, in blocks."""
+        head, in blocks.
+        """
         layer, (first, second) = self.layer, (np.empty(0, int), np.empty(0, int))
         grows = self.length is None and (
             isinstance(layer.additive, Slopes) or layer.temperature is not None
@@ -245,9 +248,8 @@ class LogitBounds:
             tokens = k if term.of_keys else q
             if term.bias is not None:
                 tokens = replace(tokens, bias=tokens.bias + term.bias[index])
-            of_head = (
-                vectors[index if len(vectors) > 1 else 0] for vectors in self._vectors(term)
-            )  # (D, r) each
+            # (D, r) each
+            of_head = (vectors[index if len(vectors) > 1 else 0] for vectors in self._vectors(term))
             total += max(
                 float(tokens.along(vectors.astype(np.float64)).max()) for vectors in of_head
             )
@@ -312,9 +314,8 @@ def _normed(made: Affine | Latent, norm: InnerNorm, index: int) -> Reach:
         return Reach(n * inner(up), b.astype(np.float64) / np.sqrt(norm.eps))
     w, b = (part.astype(np.float64) for part in made.of(index))
     r, source = len(b), norm.of(index).source
-    columns = (
-        slice(None) if n == r else slice(index * r, (index + 1) * r)
-    )  # of a norm over all heads
+    # of a norm over all heads
+    columns = slice(None) if n == r else slice(index * r, (index + 1) * r)
     plain, plain_b = (
         source.w[0][:, columns].astype(np.float64),
         source.b[0][columns].astype(np.float64),

@@ -19,7 +19,8 @@ class Affine:
     """One affine map per head: z -> z w + b.
 
     Weights stay as stored until needed; the norm before them is folded then. `of` folds one head
-    and keeps nothing; `w` and `b` fold all heads and keep the result."""
+    and keeps nothing; `w` and `b` fold all heads and keep the result.
+    """
 
     stored: Weights  # (A, d, r): A maps: one for each query head or key-value head, or one for all
     bias: np.ndarray  # (A, r)
@@ -119,9 +120,8 @@ class Latent:
     def of(self, head: int) -> tuple[np.ndarray, np.ndarray]:
         """One head's (d, r) matrix and (r,) bias, multiplied out."""
         up, bias = self.up.of(head)
-        return self.first.w[0] @ up, self.first.b[
-            0
-        ] @ up + bias  # the first map is shared: folded once and kept
+        # the first map is shared: folded once and kept
+        return self.first.w[0] @ up, self.first.b[0] @ up + bias
 
     def after_norm(self, norm: Norm) -> "Latent":
         """The map with the norm before it absorbed."""
@@ -140,9 +140,8 @@ class InnerNorm(ShowsShapes):
     source: Affine
     eps: float
     dims: int | None = None  # how many leading dimensions are divided; None for all
-    shift: np.ndarray | None = field(
-        default=None, repr=False
-    )  # (heads, r): beta, added after the division
+    # (heads, r): beta, added after the division
+    shift: np.ndarray | None = field(default=None, repr=False)
 
     def scalars(self, z: Any) -> Any:
         """1 / sqrt(mean of squares + eps), (n, d) -> (A or 1, n)."""

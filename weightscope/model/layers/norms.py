@@ -41,9 +41,8 @@ def fold_layer_norm(
     LN(x) W + b = (x / sigma(x)) W' + b' with W' = (I - 11'/d) diag(gamma) W and b' = beta W + b
     (detokenization paper, eqs 9-11).
     """
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # what is broken is found and named where it is read
+    # what is broken is found and named where it is read
+    with np.errstate(over="ignore", invalid="ignore"):
         shifted = beta @ w + b
     scaled = np.multiply(gamma[:, None], w, out=out)  # (..., d, r)
     return np.subtract(scaled, scaled.mean(axis=-2, keepdims=True), out=out), shifted

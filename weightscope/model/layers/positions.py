@@ -150,12 +150,10 @@ class RelativeKeys(ShowsShapes):
     (DeBERTa).
     """
 
-    vectors: Callable[[np.ndarray], np.ndarray] = field(
-        repr=False
-    )  # (D,): Before the layer's scale
-    bias: np.ndarray | None = field(
-        default=None, repr=False
-    )  # (H, r): Added to what meets them, before it does
+    # (D,): Before the layer's scale
+    vectors: Callable[[np.ndarray], np.ndarray] = field(repr=False)
+    # (H, r): Added to what meets them, before it does
+    bias: np.ndarray | None = field(default=None, repr=False)
     # A token's key meets them rather than its query: they are the distance's queries (position to
     # content).
     of_keys: bool = False

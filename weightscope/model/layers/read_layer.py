@@ -70,7 +70,8 @@ def refuse_unread(
     no reason.
 
     stem: A layer's name before its modules. read: The names that the row reads in that layer, every
-    tensor of a module that it names among them."""
+    tensor of a module that it names among them.
+    """
     inside = _attention(family)
     ignored = tuple(f"{stem}{module}." for module in (*family.heads.ignored, *family.reads.ignored))
     names = checkpoint.names_under(stem + inside) if inside else []

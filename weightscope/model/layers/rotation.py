@@ -14,9 +14,8 @@ from weightscope.core.compute.device import namespace
 from weightscope.core.errors import CheckpointError
 from weightscope.core.results import ShowsShapes
 
-Delta = (
-    int | tuple[int, ...]
-)  # positions between query and key; rows and columns between patches, or any axes
+# positions between query and key; rows and columns between patches, or any axes
+Delta = int | tuple[int, ...]
 
 
 def inverse_powers(theta: float, width: int) -> np.ndarray:
@@ -78,9 +77,8 @@ class Rotation(ShowsShapes):
     """Rotary embedding of one layer."""
 
     frequencies: np.ndarray = field(repr=False)  # (m,): radians a position of the m pairs
-    interleaved: bool = (
-        False  # pair j is dimensions (2j, 2j + 1) of those that turn; otherwise (j, j + m)
-    )
+    # pair j is dimensions (2j, 2j + 1) of those that turn; otherwise (j, j + m)
+    interleaved: bool = False
     start: int = 0  # first dimension that turns; 2m of them do, the rest do not depend on position
     factor: float = 1.0  # multiplies cos and sin, so the rotary part of a score by its square
     # function of a length giving frequencies, or None: Sequences longer than `longest` use these
@@ -204,13 +202,11 @@ class GridRotation(Rotation):
     # Patches follow in blocks of this many rows and columns (those that Qwen's merger makes one);
     # row by row within and between blocks.
     merge: int = 1
-    window: int = (
-        0  # Blocks follow in windows of this many rows and columns of them; 0 where they do not
-    )
+    # Blocks follow in windows of this many rows and columns of them; 0 where they do not
+    window: int = 0
     origin: float = 0.0  # Coordinate of the first row and column
-    centred: bool = (
-        False  # Coordinates are of patches' centres from -1 to 1 over the image (DINOv3)
-    )
+    # Coordinates are of patches' centres from -1 to 1 over the image (DINOv3)
+    centred: bool = False
 
     def angles(self, positions: np.ndarray) -> np.ndarray:
         """Angles of tokens, shape (n, m): positions (n,)."""
@@ -228,9 +224,8 @@ class GridRotation(Rotation):
         frames, rows, columns = self._shape(patches)
         place = np.moveaxis(np.indices((frames, rows, columns)), 0, -1)
         m = self.merge
-        blocks = place.reshape(frames, rows // m, m, columns // m, m, 3).swapaxes(
-            2, 3
-        )  # (f, R, C, m, m, 3)
+        # (f, R, C, m, m, 3)
+        blocks = place.reshape(frames, rows // m, m, columns // m, m, 3).swapaxes(2, 3)
         ordered = blocks.reshape(-1, m * m, 3)
         if self.window:
             of_block = ordered[:, 0] // (1, m * self.window, m * self.window)
@@ -280,9 +275,8 @@ def forms_between(
 
     forms = {f"delta{delta}": turned(delta) for delta in deltas if delta}
     total = np.zeros_like(identity)
-    for delta in range(
-        window if rotation is not None else 1
-    ):  # summed as they come: a window may be long
+    # summed as they come: a window may be long
+    for delta in range(window if rotation is not None else 1):
         total += turned(delta)
     forms[f"mean{window}"] = total / (window if rotation is not None else 1)
     return forms | {"free": np.diag(1.0 - turns), "turning": np.diag(1.0 * turns)}

@@ -3,7 +3,8 @@
 For a current token i the scores are s_ij = e~_i W_QK e~_j' over every previous token j of the
 vocabulary (T^ee of the detokenization paper, eq. 14). Tokens seen before i in a corpus are the
 positives, each weighted by its bigram count; all others are the negatives (section 3.2, Fig. 2,
-Table 2)."""
+Table 2).
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -22,10 +23,8 @@ from weightscope.core.errors import CheckpointError, TooLargeError
 TILE_BYTES = 26_000_000  # scores a thread holds at a time: 128 rows of GPT-2's vocabulary
 ALL_TILES_BYTES = 320_000_000  # and all threads together, while the rows allow it
 FEWEST_ROWS = 16  # of a tile, and what more rows are a multiple of
-PANEL_COLUMNS, PRODUCT_SIZE = (
-    64,
-    2**19,
-)  # of one product, and at most rows x r x columns: BLAS then skips its packing
+# of one product, and at most rows x r x columns: BLAS then skips its packing
+PANEL_COLUMNS, PRODUCT_SIZE = 64, 2**19
 CACHE_LINE = 64  # bytes
 
 
@@ -44,7 +43,8 @@ def cut_into_panels(right: np.ndarray, height: int, strip: int) -> np.ndarray:
     -> (S, P, r, w).
 
     Products of a tile of `height` rows with one panel after another stay in cache, and cost less
-    than one product of the tile with the whole."""
+    than one product of the tile with the whole.
+    """
     width, rank = right.shape
     columns = min(max(PRODUCT_SIZE // max(height * rank, 1), 16) // 16 * 16, PANEL_COLUMNS)
     cuts = -(-strip // columns)
@@ -69,7 +69,8 @@ def fill_tile(tile: np.ndarray, left: np.ndarray, panels: np.ndarray) -> np.ndar
 
     In a strip the rows lie one after another, so that a product is written to places near one
     another: that is a tenth faster than to rows as far apart as they are long, and more rows can
-    share a panel."""
+    share a panel.
+    """
     strips, cuts, _, columns = panels.shape
     rows = len(left)
     if rows == 1:  # a product of one row is rounded otherwise than the same row among others
@@ -100,9 +101,8 @@ def aligned(*shape: int) -> np.ndarray:
 # whole rows it does not.
 
 MOST_SCORES = 2**26  # of a block: enough to keep a card busy
-BYTES_A_SCORE = (
-    48  # a score, its key, its place, its wins, and the wins once more while they are computed
-)
+# a score, its key, its place, its wins, and the wins once more while they are computed
+BYTES_A_SCORE = 48
 BYTES_A_POSITIVE = 192  # its row, place and weight, its two edges, and sorting them
 BETWEEN_ROWS = 2**32  # in keys
 
@@ -119,7 +119,8 @@ def auroc_on_device(
     float64 (1 or 2, n).
 
     left (n_rows, r), right (V, r), counts (n_rows, V), less (V,); see `auroc_by_token` and
-    `auroc_with_specific`."""
+    `auroc_with_specific`.
+    """
     each = np.diff(counts.indptr)  # (n_rows,)
     scored = np.flatnonzero(each)  # (n,)
     if not len(scored):
@@ -170,9 +171,8 @@ def _wins(
     # seen it once, a tie.
     edge, weight = xp.concat((step, step + 1)), xp.concat((weight, weight))  # (2m,)
     order = xp.argsort(edge)
-    seen = xp.cumulative_sum(
-        xp.take(weight, order), include_initial=True
-    )  # (2m + 1,), earlier rows' included
+    # (2m + 1,), earlier rows' included
+    seen = xp.cumulative_sum(xp.take(weight, order), include_initial=True)
     reached = xp.searchsorted(xp.take(edge, order), key, side="right")  # (n V,)
     beaten = through[:, None] - xp.reshape(xp.take(seen, reached), (n, width))  # (n, V)
     return xp.sum(beaten, axis=1), xp.take(xp.reshape(beaten, (-1,)), place)
@@ -191,17 +191,13 @@ def _row_sums(values: np.ndarray, each: np.ndarray) -> np.ndarray:
     return np.add.reduceat(values, np.cumsum(each) - each)
 
 
-COUNTED_ROWS, STRIP = (
-    128,
-    256,
-)  # of a tile for numba, at most, and columns of it that lie together for each row
-SORTED_ROWS = (
-    64  # of a tile for NumPy, at most: its rows lie whole, and more of them are slow to write
-)
+# of a tile for numba, at most, and columns of it that lie together for each row
+COUNTED_ROWS, STRIP = 128, 256
+# of a tile for NumPy, at most: its rows lie whole, and more of them are slow to write
+SORTED_ROWS = 64
 BUCKETS = 2**15  # of a row's scores
-LARGEST_TOTAL = (
-    2.0**62
-)  # of the counts of a token, times the vocabulary: twice that many wins stay in int64
+# of the counts of a token, times the vocabulary: twice that many wins stay in int64
+LARGEST_TOTAL = 2.0**62
 LARGEST_SCORE = 2.0**125  # beyond it sums and differences of scores leave float32
 
 
@@ -211,19 +207,18 @@ def weighted_auroc(scores: np.ndarray, positives: np.ndarray, weights: np.ndarra
 
     AUROC = sum_p c_p (#negatives below s_p + 1/2 #negatives equal to s_p) / (sum_p c_p *
     #negatives), the area under the curve of Fig. 2 of the detokenization paper; its code gets the
-    same by repeating each positive c_p times."""
+    same by repeating each positive c_p times.
+    """
     scores, positives, weights = _row(scores, positives, weights)
     negatives = len(scores) - len(positives)
     if not len(positives) or not negatives:
         return np.nan
     ranked, score = np.sort(scores), scores[positives]
     among = np.sort(score)
-    below = ranked.searchsorted(score) - among.searchsorted(
-        score
-    )  # (k,) negatives below each positive
-    up_to = ranked.searchsorted(score, "right") - among.searchsorted(
-        score, "right"
-    )  # and at most as high
+    # (k,) negatives below each positive
+    below = ranked.searchsorted(score) - among.searchsorted(score)
+    # and at most as high
+    up_to = ranked.searchsorted(score, "right") - among.searchsorted(score, "right")
     return float(weights @ (below + up_to)) / float(2 * weights.sum() * negatives)
 
 
@@ -233,7 +228,8 @@ def roc_curve(
     """Count-weighted ROC curve of one row of scores (detokenization paper, Fig. 2).
 
     As a threshold falls past each distinct score: the part of the negatives and the part of the
-    bigram counts at or above it. The area under the curve is `weighted_auroc`."""
+    bigram counts at or above it. The area under the curve is `weighted_auroc`.
+    """
     from sklearn.metrics import roc_curve as curve
 
     scores, positives, weights = _row(scores, positives, weights)
@@ -269,9 +265,8 @@ class MeanAuroc(NamedTuple):
     """One head's row of Table 2."""
 
     auroc: float  # Mean over the tokens that have an AUROC; NaN if none has
-    auroc_paper: (
-        float  # Mean over all tokens, those without entering as 0: what the paper's code reports
-    )
+    # Mean over all tokens, those without entering as 0: what the paper's code reports
+    auroc_paper: float
     tokens_scored: int  # How many tokens `auroc` is a mean of
 
 
@@ -316,7 +311,8 @@ def auroc_by_token(
     thread a core, each with its own tile and single-threaded products. Memory on top of the
     arguments: one tile per thread, 26 MB for GPT-2's vocabulary with numba and 13 MB without, and
     one copy of `right`. A process that reads 3 million counts and does a head of GPT-2's shape on
-    two cores peaks at 301 MB with numba and 169 MB without."""
+    two cores peaks at 301 MB with numba and 169 MB without.
+    """
     return _aurocs(left, right, counts, None, progress, threads, compiled, device)[0]
 
 
@@ -391,10 +387,8 @@ def _aurocs(
         buffer = tiles.get()
         try:
             tile = fill_tile(buffer, left[rows], panels)  # (S, rows, P w)
-            begin, end = (
-                counts.indptr[rows[0]],
-                counts.indptr[rows[-1] + 1],
-            )  # the rows skipped in between are empty
+            # the rows skipped in between are empty
+            begin, end = counts.indptr[rows[0]], counts.indptr[rows[-1] + 1]
             indptr = np.append(counts.indptr[rows], end).astype(np.int64) - begin  # (rows + 1,)
             positives, weights = counts.indices[begin:end], counts.data[begin:end]
             values = [tile_auroc(tile, width, indptr, positives, weights, bound[rows])]
@@ -420,16 +414,16 @@ def auroc_of_one_order(scores: np.ndarray, counts: Any) -> np.ndarray:
     V) -> (n,).
 
     The scores are sorted once; the positives of all rows are brought into their order in linear
-    time, by way of the columns. NaN for a row without a positive or without a negative."""
+    time, by way of the columns. NaN for a row without a positive or without a negative.
+    """
     if counts.shape[1] != len(scores):
         raise ValueError(f"{len(scores)} scores of {counts.shape[1]} columns")
     order = np.argsort(scores, kind="stable")
     place = np.empty(len(order), counts.indices.dtype)
     place[order] = np.arange(len(order))
     ranked = scores[order]
-    twice = ranked.searchsorted(ranked) + ranked.searchsorted(
-        ranked, "right"
-    )  # scores below, and up to, each place's
+    # scores below, and up to, each place's
+    twice = ranked.searchsorted(ranked) + ranked.searchsorted(ranked, "right")
     auroc = np.full(counts.shape[0], np.nan)
     for rows in _row_blocks(np.asarray(counts.indptr, np.int64)):
         block = counts[rows]
@@ -470,9 +464,8 @@ def auroc_of_own_scores(scores: np.ndarray, own: np.ndarray, counts: Any) -> np.
         row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))  # (m,)
         below, up_to = ranked.searchsorted(own[pairs]), ranked.searchsorted(own[pairs], "right")
         of_row = row * (width + 1)
-        shared = np.sort(
-            of_row + ranked.searchsorted(scores[counts.indices[pairs]])
-        )  # the row's own columns
+        # the row's own columns
+        shared = np.sort(of_row + ranked.searchsorted(scores[counts.indices[pairs]]))
         among = (
             shared.searchsorted(of_row + below)
             + shared.searchsorted(of_row + up_to)
@@ -517,24 +510,22 @@ def _tile_auroc(
 
     `weighted_auroc` for many rows: whatever can be is done for all of them at once, as the threads
     take turns at it. No row is sorted, which takes ten times as long as the products where NumPy's
-    sort is not vectorised."""
+    sort is not vectorised.
+    """
     scores, each = tile[0, :, :width], np.diff(indptr)
     row = np.repeat(np.arange(len(scores)), each)  # (m,)
     score = scores[row, positives]
     rising = _rising_within_rows(row, score)
     score, weights = score[rising], weights[rising]
 
-    new = np.append(
-        True, (score[1:] != score[:-1]) | (row[1:] != row[:-1])
-    )  # runs of equal scores in a row
+    # runs of equal scores in a row
+    new = np.append(True, (score[1:] != score[:-1]) | (row[1:] != row[:-1]))
     start = np.flatnonzero(new)
-    among = (start + np.append(start[1:], len(row)))[np.cumsum(new) - 1] - 2 * indptr[
-        row
-    ]  # below plus up to
+    # below plus up to
+    among = (start + np.append(start[1:], len(row)))[np.cumsum(new) - 1] - 2 * indptr[row]
 
-    edges = np.stack(
-        (score, np.nextafter(score, np.float32(np.inf))), axis=1
-    )  # (m, 2) below the next: up to this
+    # (m, 2) below the next: up to this
+    edges = np.stack((score, np.nextafter(score, np.float32(np.inf))), axis=1)
     ranks, far = [], []
     for scored, begin, end in zip(scores, indptr[:-1].tolist(), indptr[1:].tolist(), strict=True):
         ranked, won = _near_and_far(scored, score[begin:end], weights[begin:end])
@@ -553,7 +544,8 @@ def _near_and_far(
     over all others.
 
     Buckets are in the order of the scores, so that the others need no comparison. scores (V,),
-    score, weights (k,) of the positives, rising."""
+    score, weights (k,) of the positives, rising.
+    """
     lowest = scores.min()
     width = max(float(scores.max() - lowest) / (BUCKETS - 1), 1e-30)
     bucket = ((scores - lowest) / np.float32(width)).astype(np.uint16)  # (V,)
@@ -605,9 +597,8 @@ def _score_bound(left: np.ndarray, right: np.ndarray) -> np.ndarray:
                 f"the first of them row {bad[0]}"
             )
     with np.errstate(over="ignore"):
-        bound = (
-            np.abs(left) @ np.abs(right).max(axis=0, initial=0) * np.float32(1.0001)
-        )  # rounding included
+        # rounding included
+        bound = np.abs(left) @ np.abs(right).max(axis=0, initial=0) * np.float32(1.0001)
     if bound.max(initial=0) > LARGEST_SCORE:
         raise TooLargeError(
             f"scores may be as large as {bound.max():.1e}, more than float32 carries through"
@@ -632,9 +623,8 @@ def _canonical(counts: Any, shape: tuple[int, int]) -> Any:
     if not counts.data.all():
         counts = counts.copy()
         counts.eliminate_zeros()
-    if (
-        counts.data.max(initial=0) * float(shape[1]) ** 2 >= LARGEST_TOTAL
-    ):  # else no row can be too large
+    # else no row can be too large
+    if counts.data.max(initial=0) * float(shape[1]) ** 2 >= LARGEST_TOTAL:
         for start, end in pairwise(counts.indptr.tolist()):
             _check_total(counts.data[start:end].sum(dtype=np.float64), shape[1])
     return counts

@@ -14,7 +14,8 @@ positives, and each element looks its bucket up. Where a bucket holds no step, W
 lookup exact; where it holds some, the table says which is first, and the few elements that fall
 there search the steps from it on. An element's bucket is (s - low) * scale, truncated: each of
 these operations is monotone in s, rounding included, and exactness needs no more. Everything is
-counted in integers and twice over, so that the half of a tie is exact as well."""
+counted in integers and twice over, so that the half of a tie is exact as well.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,32 +28,16 @@ from numba.extending import intrinsic
 
 from weightscope.core.compute.compiled import compiled, in_wide_vectors
 
-FEWEST_BUCKETS, MOST_BUCKETS = (
-    2**11,
-    2**14,
-)  # a table of 8 to 64 kB, or twice that in int64, stays in cache
+# a table of 8 to 64 kB, or twice that in int64, stays in cache
+FEWEST_BUCKETS, MOST_BUCKETS = 2**11, 2**14
 BUCKETS_PER_POSITIVE = 256  # then about one element in two hundred meets a step
-FINEST = (
-    2.0**20
-)  # buckets between 0 and the bound on a row's scores, where float32 still tells neighbours apart
+# buckets between 0 and the bound on a row's scores, where float32 still tells neighbours apart
+FINEST = 2.0**20
 BLOCK = 32  # elements a block: one bit each in the mask of those that meet a step
 AHEAD = 4  # strips: what the processor would not fetch of itself before the loop comes to it
 CACHE_LINE = 16  # elements
-GAPS = (
-    40412,
-    17961,
-    7983,
-    3548,
-    1577,
-    701,
-    301,
-    132,
-    57,
-    23,
-    10,
-    4,
-    1,
-)  # Ciura's for Shell sort, and on by 2.25
+# Ciura's for Shell sort, and on by 2.25
+GAPS = (40412, 17961, 7983, 3548, 1577, 701, 301, 132, 57, 23, 10, 4, 1)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -126,9 +111,8 @@ def _search(s: Any, value: Any, n: Any, step: Any, above: Any) -> Any:
     double, then halve.
     """
     t = np.uint64(-1 - value)
-    t += np.uint64(
-        step[t] < s
-    )  # no branch for the first: mostly it is the only one; +inf follows the last
+    # no branch for the first: mostly it is the only one; +inf follows the last
+    t += np.uint64(step[t] < s)
     if step[t] < s:
         stride = np.uint64(1)
         while t + stride < n and step[t + stride] < s:
@@ -178,10 +162,8 @@ def tile_auroc(
             step[t] = tile[column // np.uint64(columns), i, column % np.uint64(columns)]
             above[t] = weights[indptr[i] + t]
         _sort_together(step, above, k)
-        total, among = (
-            np.int64(0),
-            np.int64(0),
-        )  # among: twice what the positives win over one another and themselves
+        # among: twice what the positives win over one another and themselves
+        total, among = np.int64(0), np.int64(0)
         n, place = np.int64(0), np.int64(0)
         while place < k:  # runs of equal scores become one step
             s, weight, begin = step[place], np.int64(0), place

@@ -7,19 +7,16 @@ import numpy as np
 from weightscope.core.compute import lapack
 
 ROUNDING = 1e-6  # what float32 leaves of a singular value that is zero
-PAIRS = (
-    (0, 1),
-    (2, 3),
-    (0, 2),
-    (1, 3),
-)  # factors that are trained together, then those that are not
+# factors that are trained together, then those that are not
+PAIRS = ((0, 1), (2, 3), (0, 2), (1, 3))
 
 Factors = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def factor_arrays(grams: Factors, biases: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """What is kept of one head's factors: Gram matrices (r, r) of W_Q, W_K, W_V and W_O', biases
-    (r,) of the first three."""
+    (r,) of the first three.
+    """
     norms = np.sqrt([gram.trace() for gram in grams])
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
@@ -66,19 +63,18 @@ def row_arrays(
     squares: Sequence[np.ndarray], gains: Sequence[np.ndarray], bias: np.ndarray
 ) -> dict[str, np.ndarray]:
     """What is kept of a layer's factors: sums of squares (d,) of each dimension over heads, the
-    norm's gain (d,) of each."""
+    norm's gain (d,) of each.
+    """
     floors, widths = [], []
-    energies = np.full(
-        (len(squares), max(map(len, squares))), np.nan
-    )  # memory may have another width
+    # memory may have another width
+    energies = np.full((len(squares), max(map(len, squares))), np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         for energy, of_dimensions, gain in zip(energies, squares, gains, strict=True):
             plain = of_dimensions[gain != 0] / gain[gain != 0] ** 2
             energy[: len(gain)][gain != 0] = plain
             floors.append(np.sqrt(plain.min(initial=np.inf) * np.divide(len(plain), plain.sum())))
-            widths.append(
-                (gain**2).sum() ** 2 / (gain**4).sum()
-            )  # dimensions that a random factor would fill
+            # dimensions that a random factor would fill
+            widths.append((gain**2).sum() ** 2 / (gain**4).sum())
     return {
         "row_floor": np.array(floors),
         "factor_width": np.array(widths),
@@ -100,7 +96,8 @@ def profiles(energies: np.ndarray, heads: int) -> np.ndarray:
     their dimensions.
 
     Of length one; NaN for a layer whose energies are not known. The means are the sizes of heads,
-    and what rotary positions do to a dimension of every head."""
+    and what rotary positions do to a dimension of every head.
+    """
     usual = np.nanmedian(
         np.where(np.isfinite(energies).any(axis=1, keepdims=True), energies, 0.0), axis=1
     )
@@ -142,9 +139,8 @@ def cosines(rows: np.ndarray, *more: np.ndarray) -> np.ndarray:
         if len(rest) < FEWEST - 1:
             continue
         values, vectors = np.linalg.eigh(gram[np.ix_(rest, rest)])
-        weights = vectors[:, -1] / np.sqrt(
-            values[-1]
-        )  # of the layers in the direction of length one
+        # of the layers in the direction of length one
+        weights = vectors[:, -1] / np.sqrt(values[-1])
         weights *= 1.0 if weights.sum() >= 0 else -1.0
         result[:, i] = [of_layers[i, rest] @ weights for of_layers in products]
     return result

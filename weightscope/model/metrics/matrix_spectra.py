@@ -14,9 +14,8 @@ from weightscope.core.compute import lapack
 from weightscope.model.metrics.spectra import evenly_spread
 
 FEWEST_VALUES = 20  # positive ones; a power law of fewer says nothing
-QUARTILES_OF_NORMAL = (
-    1.349  # the interquartile range of a normal distribution, in standard deviations
-)
+# the interquartile range of a normal distribution, in standard deviations
+QUARTILES_OF_NORMAL = 1.349
 
 
 def random_edge(s: np.ndarray, shape: tuple[int, int]) -> float:
@@ -24,7 +23,8 @@ def random_edge(s: np.ndarray, shape: tuple[int, int]) -> float:
     square.
 
     rms (sqrt(m) + sqrt(n)): Marchenko and Pastur 1967. Permuting the entries of a matrix makes it
-    such a one."""
+    such a one.
+    """
     return _of_nonzero(s, sqrt(float((s**2).sum()) / prod(shape)) * sum(map(sqrt, shape)))
 
 
@@ -42,7 +42,8 @@ def beyond_shuffled(w: np.ndarray) -> float:
     columns are brought to one norm first, so that gains before or after a matrix do not count.
 
     Independent entries of any law give 0 within `shuffled_error`, orthogonal matrices less; a
-    trained layer gave 0.1 or more in one of its matrices at least."""
+    trained layer gave 0.1 or more in one of its matrices at least.
+    """
     rows, columns = (evenly_spread(side, SHUFFLED_SIDE) for side in w.shape)
     w = w[np.ix_(rows, columns)].astype(np.float64)
     if not np.isfinite(w).all():
@@ -65,7 +66,8 @@ def signal_to_noise(s: np.ndarray, shape: tuple[int, int]) -> float:
 
     The sum of the singular values above t over the sum of the others, over sigma_1; t is e (1 +
     sqrt(beta)) with beta the ratio of the sides and e the interquartile range of the singular
-    values over 1.349. Infinite if all are above."""
+    values over 1.349. Infinite if all are above.
+    """
     low, high = np.quantile(s, (0.25, 0.75))
     above = s > (high - low) / QUARTILES_OF_NORMAL * (1 + sqrt(min(shape) / max(shape)))
     signal, noise = float(s[above].sum()), float(s[~above].sum())
@@ -122,7 +124,8 @@ def singular_values(chunks: Iterable[np.ndarray], shape: tuple[int, int]) -> np.
     (min(m, n),).
 
     Those below sqrt(r eps) sigma_1, which a Gram matrix cannot tell from zero, are zero; where a
-    value is not finite all are NaN."""
+    value is not finite all are NaN.
+    """
     gram = gram_matrix(chunks, shape)
     if not np.isfinite(gram).all():
         return np.full(len(gram), np.nan)
@@ -199,7 +202,8 @@ def sketched_singular_values(chunks: Chunks, shape: tuple[int, int], squares: fl
     (Chebyshev, Markov and Stieltjes), and between two nodes up to half as much again; a probe's
     share p of r has the variance 2 p (1 - p) / (r + 2). Eigenvalues that have converged are taken
     by themselves, and the others are scaled to the exact Frobenius norm. Memory is a block of rows
-    and the probes."""
+    and the probes.
+    """
     r = min(shape)
     if not 0 < squares < np.inf:
         return Sketch(np.full(r, 0.0 if squares == 0 else np.nan), 0.0)
@@ -207,12 +211,10 @@ def sketched_singular_values(chunks: Chunks, shape: tuple[int, int], squares: fl
     probes = [Probe.of(*tridiagonal) for tridiagonal in zip(diagonals, betas, strict=True)]
     top = max((probe.converged for probe in probes), key=len)[: r - 1]  # (c,)
     inner = [probe.below(top[-1] * (1 - CONVERGED)) if len(top) else probe for probe in probes]
-    seen = (
-        float(np.mean([1 - probe.weights.sum() for probe in inner])) * r
-    )  # how many the converged ones are
-    if seen > len(top) + STANDARD_ERRORS * sqrt(
-        2 * len(top) / PROBES
-    ):  # some are there more than once
+    # how many the converged ones are
+    seen = float(np.mean([1 - probe.weights.sum() for probe in inner])) * r
+    # some are there more than once
+    if seen > len(top) + STANDARD_ERRORS * sqrt(2 * len(top) / PROBES):
         top, inner = top[:0], probes
     rest = _at_even_ranks(inner, r - len(top))
     left = max(1 - float(top.sum()), 0.0)  # in units of the Frobenius norm

@@ -38,7 +38,8 @@ class Moved(ShowsShapes):
     from.
 
     Where D is small, what follows is as small: D itself is multiplied, not the difference of two
-    products."""
+    products.
+    """
 
     gram: np.ndarray  # (2r, 2r): of [A D], float64
 
@@ -93,7 +94,8 @@ def relative_change(a: Factored, b: Factored) -> float:
     not finite.
 
     Unlike the change of W_Q and W_K apart, it is blind to a change of basis within the head, which
-    changes no score."""
+    changes no score.
+    """
     size, moved = norms_of_product(Moved.of(a.left, b.left), Moved.of(a.right, b.right))
     return relative(moved, size)
 
@@ -119,7 +121,8 @@ def moved_angles(moved: Moved, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     r), ascending.
 
     From products alone, where rounding leaves the sines; where it does not, as within one space,
-    from the factors."""
+    from the factors.
+    """
     before, cross, change = moved.blocks
     if not np.isfinite(moved.gram).all():
         return np.full(len(before), np.nan)

@@ -1,7 +1,8 @@
 """Points that are copies of earlier ones, found in less than the square of their number.
 
 A tree is slow where very many points are near each other: a query then meets them all. So the balls
-around some points are taken out first, until what is left has no large group."""
+around some points are taken out first, until what is left has no large group.
+"""
 
 import numpy as np
 
@@ -11,7 +12,8 @@ STILL_LARGE = 1 / 8  # of the points: balls that hold more of them are followed 
 
 def copies_within(points: np.ndarray, limit: float) -> np.ndarray:
     """Ascending indices of the points (n, p) that lie within `limit` of an earlier one, which is no
-    copy itself or is near a third."""
+    copy itself or is near a third.
+    """
     from scipy.spatial import cKDTree  # takes a while to import
 
     rng, left, copies = np.random.default_rng(0), np.arange(len(points)), [np.empty(0, int)]
@@ -19,9 +21,8 @@ def copies_within(points: np.ndarray, limit: float) -> np.ndarray:
     while taken_out and len(left) > CENTRES:
         centres = points[rng.choice(left, CENTRES, replace=False)]
         near = _distances(points[left], centres) < limit  # (left, centres)
-        near[near.argmax(axis=0), np.arange(CENTRES)] = (
-            False  # the first of each ball is a copy of none in it
-        )
+        # the first of each ball is a copy of none in it
+        near[near.argmax(axis=0), np.arange(CENTRES)] = False
         in_a_ball = near.any(axis=1)
         taken_out = in_a_ball.mean() >= STILL_LARGE
         copies.append(left[in_a_ball])

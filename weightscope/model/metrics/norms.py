@@ -2,7 +2,8 @@
 and means by kind.
 
 The vectors, d numbers a token, are never formed: their lengths come from r-dimensional ones. Sums
-and means over tokens are of one kind: special ones, punctuation, any other (section 5)."""
+and means over tokens are of one kind: special ones, punctuation, any other (section 5).
+"""
 
 from typing import Any
 
@@ -18,10 +19,10 @@ def output_triangles(w_o: np.ndarray) -> np.ndarray:
     w_o (H, r, d) -> (r, d).
 
     From a QR: a root of the Gram matrix W_O W_O' = R'R would lose lengths below 1e-8 of the
-    longest."""
-    with (
-        one_blas_thread()
-    ):  # several would wait for each other longer than they work on matrices as small
+    longest.
+    """
+    # several would wait for each other longer than they work on matrices as small
+    with one_blas_thread():
         return np.asarray(
             np.linalg.qr(w_o.astype(np.float64).transpose(0, 2, 1), mode="r")
         ).transpose(0, 2, 1)

@@ -2,7 +2,8 @@
 themselves.
 
 Measures of heads are compared on a logarithmic scale, as value = median of the layer + difference
-of the head: scaling a whole layer shows in the first part alone, an odd head in the second."""
+of the head: scaling a whole layer shows in the first part alone, an odd head in the second.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -49,7 +50,8 @@ def layer_medians(logs: np.ndarray) -> np.ndarray:
 
 def off_trend(medians: np.ndarray) -> np.ndarray:
     """Each layer's distance from the median of its nearest finite neighbours (a Hampel filter):
-    medians (L,) -> (L,)."""
+    medians (L,) -> (L,).
+    """
     finite = np.flatnonzero(np.isfinite(medians))
     differences = np.full(len(medians), np.nan)
     for i, median in enumerate(medians):
@@ -91,9 +93,8 @@ FEWEST, LEAST_SHARE = 8, 0.01  # of the rows of a group, and of the trained rows
 # nats a row by which two Gaussians fit log norms better than one; 0 for a uniform distribution
 BIMODAL = 0.5
 
-Blocks = Callable[
-    [], Iterable[tuple[int, np.ndarray]]
-]  # all rows in order, (k, d) each with its first row's index
+# all rows in order, (k, d) each with its first row's index
+Blocks = Callable[[], Iterable[tuple[int, np.ndarray]]]
 
 
 class JudgedRows(NamedTuple):
@@ -111,7 +112,8 @@ def judge_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = No
     """Tell rows that training hardly met, or swelled, from the others: norms (n,).
 
     Rows that are zero or as initialisation left them are set aside first, however many they are.
-    What remains is judged by the robust z-score of its log norms."""
+    What remains is judged by the robust z-score of its log norms.
+    """
     untrained = untrained_rows(norms, blocks, initial_std)
     trained = np.where(untrained | (norms == 0), np.nan, norms)
     if not np.isfinite(trained).any():
@@ -143,7 +145,8 @@ def untrained_rows(
 
     Judged against the norm that `initial_std` gives; where that is unknown or finds none, against
     the two groups that log norms fall into, if they clearly do. Where all rows look untrained
-    nothing tells them apart, and none is named."""
+    nothing tells them apart, and none is named.
+    """
     usable = np.isfinite(norms) & (norms > 0)
     few = max(FEWEST, LEAST_SHARE * len(norms))
     if usable.sum() <= few:
@@ -166,9 +169,8 @@ def untrained_rows(
                 group, blocks
             ):
                 continue
-            if group is shorter or not _is_isotropic(
-                rest, blocks
-            ):  # of two groups alike, training made one longer
+            # of two groups alike, training made one longer
+            if group is shorter or not _is_isotropic(rest, blocks):
                 return _random_among(group, usable, blocks)
     return np.zeros(len(norms), bool)
 
@@ -190,7 +192,8 @@ def two_groups(values: np.ndarray) -> float | None:
     (n,).
 
     Of all splits the likeliest, by the sum of w log(sigma / w) over both groups, w a group's share;
-    it counts if it is likelier than one group by `BIMODAL` nats a value."""
+    it counts if it is likelier than one group by `BIMODAL` nats a value.
+    """
     ordered = np.sort(values.astype(np.float64)) - np.mean(values)
     n, fewest = len(ordered), max(FEWEST, int(np.ceil(LEAST_SHARE * len(values))))
     if n < 2 * fewest:
@@ -199,9 +202,8 @@ def two_groups(values: np.ndarray) -> float | None:
     sums, squares = (np.concatenate([[0.0], np.cumsum(ordered**power)]) for power in (1, 2))
 
     def cost(count: np.ndarray, total: np.ndarray, squared: np.ndarray) -> np.ndarray:
-        variance = np.maximum(
-            squared / count - (total / count) ** 2, 1e-6
-        )  # values that agree to 0.1 % are equal
+        # values that agree to 0.1 % are equal
+        variance = np.maximum(squared / count - (total / count) ** 2, 1e-6)
         share = count / n
         return share * (np.log(variance) / 2 - np.log(share))
 
@@ -234,7 +236,8 @@ def _most_of_a_random_row(sample: np.ndarray) -> float:
 
     It is d u S u', S the sample's second moment: sum of lambda_k chi^2_k with eigenvalues of sum 1,
     whose tail Laurent and Massart (2000, lemma 1) bound: 1 + 2 |lambda| sqrt(t) + 2 max(lambda) t
-    with probability exp(-t) at most."""
+    with probability exp(-t) at most.
+    """
     eigenvalues = np.linalg.eigvalsh(sample @ sample.T) / len(sample)
     return float(1 + 2 * np.linalg.norm(eigenvalues) * np.sqrt(TAIL) + 2 * eigenvalues[-1] * TAIL)
 

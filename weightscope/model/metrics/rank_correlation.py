@@ -11,17 +11,16 @@ pairs. Hence, rho being the cosine of an angle too,
     | arccos rho - arccos rho_binned | <= theta_first + theta_second,
 
 which is the bound reported. What moves ranks within a bin has little to do with the other quantity,
-so errors are smaller as a rule, by two orders of magnitude for attention weights."""
+so errors are smaller as a rule, by two orders of magnitude for attention weights.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 FIRST_BITS, SECOND_BITS = 5, 8  # of the mantissa
-FIRST_OCTAVES, SECOND_OCTAVES = (
-    (-40, 1),
-    (-12, 12),
-)  # what lies outside shares a bin at the end, which the bound counts
+# what lies outside shares a bin at the end, which the bound counts
+FIRST_OCTAVES, SECOND_OCTAVES = (-40, 1), (-12, 12)
 BIAS, MANTISSA = 127, 23  # of float32
 
 
@@ -50,9 +49,8 @@ class RankCorrelation:
 
         first (..., m, n), second (..., n), groups (..., n).
         """
-        row = groups.astype(np.int64) * self._rows + _bin(
-            second, SECOND_OCTAVES, SECOND_BITS
-        )  # (..., n)
+        # (..., n)
+        row = groups.astype(np.int64) * self._rows + _bin(second, SECOND_OCTAVES, SECOND_BITS)
         column = (1 + _bin(first, FIRST_OCTAVES, FIRST_BITS)) * (first > 0)  # (..., m, n)
         np.add.at(self._counts, (row * self._columns)[..., None, :] + column, 1)
 

@@ -26,7 +26,8 @@ def mechanism(ratio: np.ndarray, rank: np.ndarray) -> np.ndarray:
     """What a sink does, by the rule of the paper's code; it applies only to a sink event.
 
     `NOP` at a value-norm ratio of at most 0.2; `BROADCAST` at one of at least 0.5 if the update's
-    stable rank is at most 1.5; otherwise `NEITHER`."""
+    stable rank is at most 1.5; otherwise `NEITHER`.
+    """
     broadcast = (ratio >= BROADCAST_RATIO) & (rank <= BROADCAST_RANK)
     return np.select([ratio <= NOP_RATIO, broadcast], [NOP, BROADCAST], NEITHER)
 
@@ -43,7 +44,8 @@ def first_token_kind(share: float, attention: np.ndarray, updates: np.ndarray) -
     sequences.
 
     Its value-norm ratio is the paper's, averaged over the sequences; the stable rank is taken over
-    the updates of the last tokens, (D, d)."""
+    the updates of the last tokens, (D, d).
+    """
     if not share >= EVENT_WEIGHT:
         return NO_SINK
     lengths = np.sqrt(np.square(updates, dtype=np.float64).sum(axis=-1))  # (D, n)
@@ -71,7 +73,8 @@ class Massive(NamedTuple):
 def massive_activation(first: np.ndarray, medians: np.ndarray) -> Massive | None:
     """The massive activation of the first token, if it has one: what enters each of L layers, first
     (L, d), and the
-    median magnitude of all tokens' coordinates there, medians (L,)."""
+    median magnitude of all tokens' coordinates there, medians (L,).
+    """
     largest = np.abs(first).max(axis=1)  # (L,)
     with np.errstate(divide="ignore", invalid="ignore"):
         times = np.where(largest > MASSIVE, largest / medians, 0)

@@ -111,9 +111,8 @@ class Directions(ShowsShapes):
     """
 
     block: Block
-    left: (
-        np.ndarray
-    )  # (d, block.stop - block.start): Orthonormal columns; x @ left is how far x lies along them
+    # (d, block.stop - block.start): Orthonormal columns; x @ left is how far x lies along them
+    left: np.ndarray
     right: np.ndarray
 
 
@@ -122,7 +121,8 @@ def leading_directions(w: Factored, how_many: int) -> list[Directions]:
     finite.
 
     Vectors are float32 and their own arrays: nothing else that was worked out of the matrix is kept
-    with them."""
+    with them.
+    """
     if not (np.isfinite(w.left).all() and np.isfinite(w.right).all()):
         return []
     left, s, right = w.leading(lambda s: shown(leading_blocks(s, w.shape[0], how_many)))
@@ -199,9 +199,8 @@ class Hits(NamedTuple):
         """The highest of each line in order; ties go to the lower row."""
         order = np.lexsort((self.rows, -self.scores, self.lines))
         counts = np.bincount(self.lines)
-        places = np.arange(len(order)) - np.repeat(
-            np.cumsum(counts) - counts, counts
-        )  # in its own line
+        # in its own line
+        places = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
         order = order[places < how_many]
         return Hits(self.lines[order], self.rows[order], self.scores[order])
 
@@ -220,17 +219,15 @@ class _Strip:
         self.single = widths == 1
         self.how_many = how_many
         self.known = Hits(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
-        self.low = np.full(
-            len(spaces) + int(self.single.sum()), -np.inf, np.float32
-        )  # a further row has to score more
+        # a further row has to score more
+        self.low = np.full(len(spaces) + int(self.single.sum()), -np.inf, np.float32)
 
     def hits(self, rows: np.ndarray, divisors: np.ndarray | None) -> Hits:
         """Those of some rows (n, d) that may be among the highest; products are divided by
         `divisors` (n,).
         """
-        with np.errstate(
-            invalid="ignore"
-        ):  # an infinity in a row; some kernels report it, others do not
+        # an infinity in a row; some kernels report it, others do not
+        with np.errstate(invalid="ignore"):
             scores = self.columns @ rows.T  # (sum of k, n)
             if divisors is not None:
                 scores /= divisors
@@ -293,7 +290,8 @@ def nearest_rows(
     blocks (n, d), spaces (d, k) -> (Nearest, Nearest).
 
     The rows are streamed: memory is some blocks, and for each core the products of one with `STRIP`
-    directions."""
+    directions.
+    """
     strips = [_Strip(part, how_many) for part in _strips(spaces)]
 
     def hits(numbered: tuple[int, np.ndarray]) -> tuple[int, list[Hits]]:

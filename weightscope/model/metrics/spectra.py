@@ -2,7 +2,8 @@
 and of f on [x 1].
 
 Functions of a spectrum take singular values (..., r), descending, and give an array of shape (...).
-The zero matrix and spectra that are not finite give NaN."""
+The zero matrix and spectra that are not finite give NaN.
+"""
 
 from collections.abc import Callable, Iterable
 from math import sqrt
@@ -82,7 +83,8 @@ def near_equal_blocks(s: np.ndarray) -> list[tuple[int, int]]:
     s (r,) -> (int, int).
 
     Neighbours are in one block when they differ by less than `NEAR_EQUAL` of the larger; the null
-    space is left out."""
+    space is left out.
+    """
     kept = int(np.count_nonzero(s > 0))
     cuts = [i for i in range(1, kept) if s[i - 1] - s[i] >= NEAR_EQUAL * s[i - 1]]
     return [
@@ -130,7 +132,8 @@ def directionality(rows: np.ndarray, columns: np.ndarray) -> float:
     out (Saponati et al.)
 
     r is by how much norms of rows exceed their mean by more than `STANDS_OUT` standard deviations,
-    in all; c of columns likewise. 0 where neither stands out."""
+    in all; c of columns likewise. 0 where neither stands out.
+    """
     rows, columns = (
         np.maximum(n - n.mean() - STANDS_OUT * n.std(ddof=1), 0.0).sum() for n in (rows, columns)
     )
@@ -147,16 +150,16 @@ def symmetric_eigenvalues(
 
     (W + W')/2 = [L R] J [L R]' / 2 with J swapping the halves, so they are the eigenvalues of G'JG
     / 2, GG' being the Gram matrix of [L R]. Positive: tokens along that direction attend to their
-    like; negative: to their opposite."""
+    like; negative: to their opposite.
+    """
     r = len(cross)
     trace_left, trace_right = gram_left.trace(), gram_right.trace()
     if not (np.isfinite(trace_left + trace_right) and np.isfinite(cross).all()):
         return np.full(2 * r, np.nan)
     if trace_left == 0 or trace_right == 0:
         return np.zeros(2 * r)
-    balance = np.sqrt(
-        trace_right / trace_left
-    )  # L t and R / t give the same W; equal lengths round best
+    # L t and R / t give the same W; equal lengths round best
+    balance = np.sqrt(trace_right / trace_left)
     joint = np.block([[gram_left * balance, cross.T], [cross, gram_right / balance]])  # (2r, 2r)
     joint[np.diag_indices(2 * r)] += JITTER * joint.trace() / (2 * r)
     g = np.linalg.cholesky(joint)
@@ -175,7 +178,8 @@ def affine_singular_values(
 
     f~ = W~_V W~_O with W~_V = [[W_V, 0], [b_V, 1]] and W~_O = [[W_O, 0], [0, 1]]. With W_V = Q_V
     R_V and W_O' = Q_O R_O the orthonormal Q come out on both sides and an (r + 1) x (r + 1) core
-    [[R_V R_O', 0], [b_V R_O', 1]] is left."""
+    [[R_V R_O', 0], [b_V R_O', 1]] is left.
+    """
     r = len(b_v)
     if "none" in (value.route, output.route) or not np.isfinite(b_v).all():
         return np.full(r + 1, np.nan)
@@ -209,7 +213,8 @@ def copying_score(values: np.ndarray) -> np.ndarray:
     values (..., r).
 
     Near 1 for a head that passes every direction on with its sign kept, as a copying head does; 0
-    for one that only turns or inverts it. NaN for the zero map."""
+    for one that only turns or inverts it. NaN for the zero map.
+    """
     return _share(np.maximum(values.real, 0).sum(axis=-1), values)
 
 

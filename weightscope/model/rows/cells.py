@@ -2,7 +2,8 @@
 `doc` the meaning.
 
 A cell's name in a stanza is its path: `heads.q` is the field `q` of `Heads`. `family.Family` holds
-the groups."""
+the groups.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, replace
@@ -41,9 +42,8 @@ class LayerTensors:
     checkpoint: Checkpoint
     prefix: str  # before every name asked for
     needed_by: str  # for errors: the family and the sizes that set the shapes
-    lent: Mapping[str, str] = field(
-        default_factory=dict
-    )  # modules under another prefix: keys that another layer makes
+    # modules under another prefix: keys that another layer makes
+    lent: Mapping[str, str] = field(default_factory=dict)
 
     def _full(self, name: str) -> str:
         return self.lent.get(name.rpartition(".")[0], self.prefix) + name
@@ -90,9 +90,8 @@ class LayerTensors:
 # The cells: modules and tensors by name, and what a config says about both.
 
 Names = tuple[str, ...]
-Layout = Callable[
-    [LayerTensors, Any, ModelConfig], Layer
-]  # of a layer's tensors, its row as configured, the config
+# of a layer's tensors, its row as configured, the config
+Layout = Callable[[LayerTensors, Any, ModelConfig], Layer]
 Additive = Callable[[LayerTensors, ModelConfig, int], Slopes | Buckets | WindowBias]
 Epsilon = Annotated[float, Within(0.0, 1.0)] | None
 
@@ -151,9 +150,8 @@ class QkNorm:
     bias: bool = False
     offset: float = 0.0
     eps: Epsilon = None
-    rotated: bool = (
-        False  # it comes after rotation; only an RMSNorm with one gamma for all heads may
-    )
+    # it comes after rotation; only an RMSNorm with one gamma for all heads may
+    rotated: bool = False
     within: Callable[[ModelConfig, int], bool] = always  # which layers have it
     gain: str = "weight"
     shift: str = "bias"
@@ -165,9 +163,8 @@ class Memory:
     tensor has.
     """
 
-    norm: StoredNorm | None = (
-        None  # a norm of it that belongs to the layer; the encoder's final norm does not
-    )
+    # a norm of it that belongs to the layer; the encoder's final norm does not
+    norm: StoredNorm | None = None
 
 
 @dataclass(frozen=True)
@@ -409,7 +406,6 @@ class Images:
     """How photographs are prepared for a model that sees them."""
 
     processor: str  # transformers' image processor for checkpoints that do not name theirs
-    settings: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # where the published ones differ from its defaults
+    # where the published ones differ from its defaults
+    settings: Mapping[str, Any] = field(default_factory=dict)
     any_size: bool = False  # the model takes images of other sizes than its config names

@@ -202,7 +202,8 @@ class Family:
         """The module of each role that the row names, one that holds several as "q+k+v".
 
         Modules of a layer are named within it; tokens, positions, types, unembedding, norm.inputs
-        and norm.outputs within the model."""
+        and norm.outputs within the model.
+        """
         heads, inputs, outputs, mlp = self.heads, self.inputs, self.outputs, self.mlp
         named = [("q", heads.q), ("k", heads.k), ("v", heads.v), ("o", heads.out)]
         if self.scores.qk_norm:
@@ -243,7 +244,8 @@ class Family:
         its own.
 
         First the one that the row has a default for: it is what the code reads, whatever else a
-        file has."""
+        file has.
+        """
         keys, defaults = {**KEYS, **self.config.keys}, self.config.defaults
         return {
             meaning: tuple(sorted(names, key=lambda name: name not in defaults))
@@ -293,7 +295,8 @@ class Family:
 
         `steps__name` replaces the step of that name or adds it, None removes it. A cell of a group
         that is None is left. One way to turn takes the place of another. A default takes the place
-        of one that has the same meaning under another key: that is not what the code reads."""
+        of one that has the same meaning under another key: that is not what the code reads.
+        """
         fields: dict[str, Any] = {}
         for path, value in changes.items():
             name, _, part = path.partition("__")

@@ -29,9 +29,8 @@ from weightscope.model.rows.family import Family
 # What converting to ggml's format does to matrices, undone: functions of an array and of head
 # counts.
 
-Undo = Callable[
-    [np.ndarray, int, int], np.ndarray
-]  # of stored values, query heads, key-value heads
+# of stored values, query heads, key-value heads
+Undo = Callable[[np.ndarray, int, int], np.ndarray]
 
 
 def queries_in_halves(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
@@ -58,9 +57,8 @@ def in_groups(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
     """
     r = len(rows) // (n_heads + 2 * n_kv_heads)
     q, k, v = np.split(rows, [n_heads * r, (n_heads + n_kv_heads) * r])
-    groups = [
-        part.reshape(n_kv_heads, -1, *rows.shape[1:]) for part in (q, k, v)
-    ]  # (G, heads r, in)
+    # (G, heads r, in)
+    groups = [part.reshape(n_kv_heads, -1, *rows.shape[1:]) for part in (q, k, v)]
     return np.concatenate(groups, axis=1).reshape(rows.shape)
 
 
@@ -184,9 +182,8 @@ def falcon_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     do.
     """
     kv_heads, two = keys.inside("own").get("attention.head_count_kv"), "attn_norm_2.weight" in names
-    width: dict[str, Any] = {
-        "intermediate_size": None
-    }  # the feed-forward width is ffn_hidden_size here
+    # the feed-forward width is ffn_hidden_size here
+    width: dict[str, Any] = {"intermediate_size": None}
     if not two and kv_heads in (None, 1):
         return {**width, "new_decoder_architecture": False, "multi_query": True}
     return {
@@ -289,10 +286,8 @@ def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
 # Names become Hugging Face's again, and the file's keys a config. Rows of Q and K go back to their
 # places: ggml rotates neighbouring coordinates, Hugging Face the two halves of a head.
 
-KEYS_OF_LATENT, VALUES_OF_LATENT = (
-    "k_b_proj",
-    "v_b_proj",
-)  # what the converter splits kv_b_proj into
+# what the converter splits kv_b_proj into
+KEYS_OF_LATENT, VALUES_OF_LATENT = "k_b_proj", "v_b_proj"
 
 # The role of each module (`Family.roles`) by ggml's name for it, whatever the architecture.
 ROLES = {
@@ -422,9 +417,8 @@ def modules_of(row: Family, gguf: Gguf) -> dict[str, str]:
     fused = row.roles.get("gate+up")
     roles = {**({"gate": fused, "up": fused} if fused else {}), **row.roles}
     for role, names in row.also.items():
-        if (
-            role not in roles and names and not {" ", "{"} & {*names[0]}
-        ):  # stored as it was, and not an expert's
+        # stored as it was, and not an expert's
+        if role not in roles and names and not {" ", "{"} & {*names[0]}:
             roles[role] = names[0]
     named = {
         name: module
@@ -471,7 +465,8 @@ def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple
     names as they are.
 
     A q/k-norm that the row does not name is put into the attention module, where it is refused
-    rather than left out."""
+    rather than left out.
+    """
     parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+(?:\.\w+)?)\.(weight|bias)", name, re.ASCII)
     if not parts:
         parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)()", name, re.ASCII)
@@ -515,9 +510,8 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
     head_dim = config.size("head_dim", default=config.size("hidden_size") // heads)
     if "head_dim" in row.config.defaults:
         values["head_dim"] = head_dim
-    if own_keys.get(
-        "nextn_predict_layers"
-    ):  # further layers, which predict the tokens after the next
+    # further layers, which predict the tokens after the next
+    if own_keys.get("nextn_predict_layers"):
         predicting = Config(own_keys, keys.file).size("nextn_predict_layers")
         values["num_hidden_layers"] = config.size("num_hidden_layers") - predicting
     if (
@@ -707,9 +701,8 @@ def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
             "scales its rotations by factors that are not above 0", file=config.file
         )
     wavelengths = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))
-    share = (1 / factors - 1 / factor) / max(
-        1 - 1 / factor, 1e-9
-    )  # of each pair that is not scaled
+    # of each pair that is not scaled
+    share = (1 / factors - 1 / factor) / max(1 - 1 / factor, 1e-9)
     in_part = (share > LEAST_SHARE) & (share < 1 - LEAST_SHARE)
     implied = wavelengths[in_part] * (LOW + share[in_part] * (HIGH - LOW))
     for original in (ORIGINAL, *map(int, np.rint(implied[np.isfinite(implied)][:1]))):
@@ -722,9 +715,8 @@ def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
                 "high_freq_factor": HIGH,
                 "original_max_position_embeddings": original,
             }
-    lists = dict.fromkeys(
-        ("short_factor", "long_factor"), factors.tolist()
-    )  # other bounds: by each pair's factor
+    # other bounds: by each pair's factor
+    lists = dict.fromkeys(("short_factor", "long_factor"), factors.tolist())
     return {"rope_type": "longrope", **lists, "attention_factor": 1.0}
 
 
@@ -868,7 +860,6 @@ class OutOfLatent(DerivedTensor, WholeTensor):
         )
 
     def read(self) -> np.ndarray:
-        both = np.concatenate(
-            [self.stored.read().swapaxes(1, 2), self.values.read()], axis=1
-        )  # (H, k + v, latent)
+        # (H, k + v, latent)
+        both = np.concatenate([self.stored.read().swapaxes(1, 2), self.values.read()], axis=1)
         return both.reshape(self.shape)

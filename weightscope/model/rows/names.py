@@ -24,7 +24,8 @@ in.
 | the name of a step, as sinks or layer_scale | a mechanism that few architectures have; see docs/rows.md |
 
 `.bias` follows the role of a bias or a norm's beta. A norm that feeds attention and the network is
-norm.before."""
+norm.before.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,11 +91,8 @@ OF_GGUF = {
 # Modules in which MLX keeps a mixture's experts, in or next to transformers' own: one tensor holds
 # them all.
 OF_MLX = ("switch_mlp", "experts", "experts.switch_glu")
-OF_ANY_WIDTH = (
-    "norm.inputs",
-    "norm.outputs",
-    "norm.mlp_inner",
-)  # norms of other widths than the model's
+# norms of other widths than the model's
+OF_ANY_WIDTH = ("norm.inputs", "norm.outputs", "norm.mlp_inner")
 TRANSPOSED, ALTERNATING, FROM_ZERO = "(in, out)", "alternating", "counted from 0"
 HOW = (TRANSPOSED, ALTERNATING, FROM_ZERO)  # what a cell of `also` may say after "as"
 ABOVE = "../"  # before a module of `also` one level above the row's layer
@@ -118,9 +116,8 @@ class NamedTensor:
     # of the file.
     undone: tuple[object, ...] | None = field(repr=False, compare=False)
     read: "Read" = field(repr=False, compare=False)
-    is_slice: bool = field(
-        default=False, repr=False, compare=False
-    )  # an expert, as it lies in the file's tensor
+    # an expert, as it lies in the file's tensor
+    is_slice: bool = field(default=False, repr=False, compare=False)
 
     @property
     def has_role(self) -> bool:
@@ -575,10 +572,8 @@ class _Reader:
             and role == plain
             and (offset := norm.offset if norm else FROM_ZERO in how)
         ):
-            yield (
-                float(offset),
-                isinstance(tensor, RestoredTensor),
-            )  # 1 + w may have lost digits of w
+            # 1 + w may have lost digits of w
+            yield float(offset), isinstance(tensor, RestoredTensor)
 
     @staticmethod
     def _is_transposed(module: _Module, name: str, row: Family) -> bool:

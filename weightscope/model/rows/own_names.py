@@ -2,7 +2,8 @@
 another prefix.
 
 transformers loads by name. What it does not find in a file it draws at random, and only a warning
-says so."""
+says so.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -35,11 +36,8 @@ BASES = (
     "vision_encoder",
     "text_model",
 )
-BASE_OF = {
-    "timesfm": "decoder",
-    "nemotron_h": "backbone",
-    "gte": "new",
-}  # where neither type nor row says it
+# where neither type nor row says it
+BASE_OF = {"timesfm": "decoder", "nemotron_h": "backbone", "gte": "new"}
 # Segments that versions of transformers moved or dropped within names of towers.
 MOVED = {
     "model",
@@ -91,7 +89,8 @@ def unloaded_names(checkpoint: Checkpoint, places: Iterable[tuple[Family, str]])
     """The names in the file that the class of its config would not load.
 
     `places` are the rows of its stacks, each with the prefix that it has in the file. Of a class of
-    the checkpoint's own, nothing is known but wrappers."""
+    the checkpoint's own, nothing is known but wrappers.
+    """
     kind, code = checkpoint.config.get("model_type"), checkpoint.config.get("auto_map")
     names = dict.fromkeys(checkpoint.stored_names)
     for row, prefix in places if not code and not isinstance(checkpoint.files[0], GgufFile) else ():
@@ -131,7 +130,8 @@ def is_own_place(kind: object, row: Family, prefix: str) -> bool:
     known.
 
     Versions of transformers moved towers within wrappers, so that there only words are refused that
-    no stack of the type has."""
+    no stack of the type has.
+    """
     homes = _homes().get(str(kind), frozenset())
     before = f"{prefix}{row.layer}".partition("{i}")[0]
     inner = row.layer.partition("{i}")[0]
@@ -143,9 +143,8 @@ def is_own_place(kind: object, row: Family, prefix: str) -> bool:
     inner = row.layer.partition("{i}")[0]
     for place in places:
         for home in homes:
-            extra = {*place.removesuffix(home).split(".")} - {
-                ""
-            }  # a base model's segment may be there twice
+            # a base model's segment may be there twice
+            extra = {*place.removesuffix(home).split(".")} - {""}
             if place.endswith(home) and (
                 not extra or (len(extra) == 1 and _is_base(min(extra), str(kind), row))
             ):

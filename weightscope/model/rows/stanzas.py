@@ -8,7 +8,8 @@ differs from the row that it is `like`: a cell that it names is replaced, all ot
 Which cells there are, and what each takes, the annotations of `Family` and of the classes in
 `cells` say. A file may come from anybody. Nothing in it is run: a function is a name that FUNCTIONS
 lists for its cell, and whatever does not fit its cell is refused with the file, line, stanza and
-cell."""
+cell.
+"""
 
 import json
 import re
@@ -59,19 +60,12 @@ BRACES = re.compile(r"([^{}]*)\{([^{}]*)\}([^{}]*)")
 LISTED = re.compile(r"\{([^{}]*,[^{}]*)\}")  # and not {i}
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 NULL = "null"
-ABOUT = (
-    "like",
-    "name",
-    "types",
-    "alias",
-    "stages",
-)  # what a stanza says of itself; nothing of it is inherited
+# what a stanza says of itself; nothing of it is inherited
+ABOUT = ("like", "name", "types", "alias", "stages")
 STAGE = "{s}"  # in cells of a stanza with `stages`: the index of the stage
 STATED = ("gguf", "mlp")  # groups that are not inherited unless a stanza says `true`
-CONDITIONS = {
-    "when": (("key", "is"), ("key", "is_not")),
-    "in": (("layers",),),
-}  # what each may begin with
+# what each may begin with
+CONDITIONS = {"when": (("key", "is"), ("key", "is_not")), "in": (("layers",),)}
 # The rows that stanzas of other files may start from.
 ROOTS = (
     "gpt2", "llama", "bert", "vit", "clip.vision", "t5.encoder", "t5.decoder", "t5.cross", "bart.encoder",
@@ -267,7 +261,8 @@ class File:
     """The stanzas of one file, each a row once it is asked for.
 
     `elsewhere` gives the row of a stanza that this text has not. `trusted` files come with the
-    package."""
+    package.
+    """
 
     def __init__(
         self,
@@ -1042,7 +1037,8 @@ def file_of(rows: Sequence[Family], proof: str, *, proved: bool = True, digest: 
     """What a file of rows holds.
 
     proof: What they were proved against, "transformers 5.23.0", or tried where they are not
-    `proved`. digest: Of the config that they were proved with."""
+    `proved`. digest: Of the config that they were proved with.
+    """
     head = {
         "proved_against" if proved else "tried_against": proof,
         **({"proved_for": digest} if digest else {}),

@@ -5,7 +5,8 @@ A pair is (current token, previous token) within one document; no special token 
 On few cores each word is encoded once and looked up afterwards. On many, threads encode batches of
 text while the main thread reads the next and adds up the last. Texts are cut only where the
 tokenizer always cuts; a pair across such a cut is counted like any other. Memory holds a few
-batches, a buffer of pairs and the distinct pairs, whatever the length of the corpus."""
+batches, a buffer of pairs and the distinct pairs, whatever the length of the corpus.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +31,8 @@ from weightscope.model.text.counts import Counts, Int64s
 from weightscope.model.text.sequences import openwebtext
 from weightscope.model.text.tokenizer import Tokenizer, safe_cut, safe_split
 
-A_WORD, A_CHARACTER = (
-    200,
-    4,
-)  # bytes that a word takes, about: two objects, its place among the numbers, its token ids
+# bytes that a word takes, about: two objects, its place among the numbers, its token ids
+A_WORD, A_CHARACTER = 200, 4
 
 
 def encodings(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -68,7 +67,8 @@ class Numbered(ShowsShapes):
 
 class Words:
     """The words met so far and their token ids. split: gives the words of a text, with unchanged
-    tokens, as `safe_split` does; nbytes: memory used, roughly."""
+    tokens, as `safe_split` does; nbytes: memory used, roughly.
+    """
 
     def __init__(self, split: Callable[[str], list[str]]) -> None:
         self._split = split
@@ -104,18 +104,16 @@ class Words:
 
 
 PIECE = 4 << 10  # characters: short enough for an encoding to stay in the cache
-LONGEST_PIECE = (
-    1 << 25
-)  # characters without a place to cut; encoding one takes fifty to two hundred bytes
+# characters without a place to cut; encoding one takes fifty to two hundred bytes
+LONGEST_PIECE = 1 << 25
 BATCH = 256 << 10  # characters
 BATCH_PIECES = 2 << 10
 REMEMBERED = 64 << 20  # bytes of words, about; then they are forgotten
 BUFFER = 4 << 20  # pairs
 # cores; Python finds the words, one after the other, and more cores encode all of the text sooner
 WORDS_UP_TO = 4
-ONE_CORE = {
-    "TOKENIZERS_PARALLELISM": "false"
-}  # of the library, for a call: every thread has one of its own
+# of the library, for a call: every thread has one of its own
+ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 BORDER = -1  # stands before each document in a stream of token ids
 
 
@@ -273,15 +271,15 @@ class PairSums:
     one. So each pair is moved a number of times that grows with the logarithm of the corpus, and
     all sums together hold at most twice as many entries as there are distinct pairs, at 12 bytes
     each (16 past 2^31 entries). Measured peak, the last addition included: 26 to 32 bytes a
-    distinct pair, for 8 to 39 million pairs."""
+    distinct pair, for 8 to 39 million pairs.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.documents = 0
         self.tokens = 0
-        self._key_type = np.min_scalar_type(
-            vocab_size**2 - 1
-        )  # 32 bits hold a pair of 65,536 tokens, and sort faster
+        # 32 bits hold a pair of 65,536 tokens, and sort faster
+        self._key_type = np.min_scalar_type(vocab_size**2 - 1)
         self._last = np.array([BORDER])
         self._buffer: list[Any] = []
         self._buffered = 0

@@ -8,7 +8,8 @@
 
 Text and JSON lines may be compressed (.gz, .bz2, .zst). Text is UTF-8, taken as it stands: no
 newline is translated. A few hundred bytes can unpack to gigabytes; what is no text is refused
-before it is in memory."""
+before it is in memory.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +43,8 @@ COMPRESSED = (*OPENERS, ".zst")
 BLOCK = 1 << 20
 ZSTD_BLOCK = 4 << 10  # compressed bytes per read: a few can expand to megabytes
 ROWS = 256
-LONGEST_DOCUMENT = (
-    32 << 20
-)  # bytes of a line or a row, which is in memory whole; the longest books have 5 MB
+# bytes of a line or a row, which is in memory whole; the longest books have 5 MB
+LONGEST_DOCUMENT = 32 << 20
 MOST_CHARACTERS = 1 << 28  # of documents that are read to run a model on: all of them are in memory
 LARGEST_EXPANSION = 200  # times what is on disk; compressed text unpacks to ten times that
 ALWAYS_UNPACKED = 64 << 20  # bytes, whatever the expansion
@@ -142,9 +142,8 @@ def _decoded(path: Path, advance: Advance) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
     for block in chain(_blocks(path, advance), [b""]):
-        undecoded = len(
-            decoder.getstate()[0]
-        )  # the start of a character that the last block cut in two
+        # the start of a character that the last block cut in two
+        undecoded = len(decoder.getstate()[0])
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:

@@ -3,7 +3,8 @@
 COUNTS.npz holds a CSR matrix of shape (vocab, vocab), rows = current token i, columns = previous
 token j, as the int64 arrays `indptr`, `indices` and `data`, and `meta`, a JSON string. Plain
 `numpy.load` reads it. What SciPy's `save_npz` writes of such a matrix is read too; it does not say
-which tokenizer its rows are tokens of."""
+which tokenizer its rows are tokens of.
+"""
 
 import json
 import zipfile

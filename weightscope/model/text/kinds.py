@@ -95,9 +95,8 @@ class TextTokens(ShowsShapes):
         return self.tokenizer.text(int(sequence[position]))
 
 
-Tokens = (
-    ImageTokens | TextTokens
-)  # the kinds of token in a model's inputs, and how to call a single one
+# the kinds of token in a model's inputs, and how to call a single one
+Tokens = ImageTokens | TextTokens
 
 
 def image_tokens(model: Model) -> ImageTokens:

@@ -8,7 +8,8 @@ time or memory, a CheckpointError is raised.
 
 Requests are pickled by the parent, which is trusted; replies are JSON or numbers, because the
 parent does not trust the child. The child ends when its input does; the system kills it if a
-request takes too long."""
+request takes too long.
+"""
 
 import hashlib
 import json
@@ -34,21 +35,16 @@ from weightscope.core.errors import CheckpointError, first_line
 MEMORY = 4 << 30  # bytes that a child may take: a vocabulary of 256,000 needs a tenth of it
 SECONDS = 60  # of processor time for a request: loading the largest vocabularies takes a few
 CHARACTERS_A_SECOND = 10_000  # more for a long text; the slowest tokenizers split ten times as many
-MOST_TOKENS = (
-    1 << 21
-)  # ids: arrays are as long as the largest, and the largest published vocabulary has half of it
-MOST_CHARACTERS = (
-    1 << 25
-)  # of all tokens together: the largest published vocabulary has a tenth of it
-LARGEST_STEPS = (
-    1 << 22
-)  # characters of normalizer, pre-tokenizer and decoder: XLM-R's map of characters has 316,000
-LARGEST_DESCRIPTION = (
-    400_000_000  # bytes: what may be read of a tokenizer.json, every character of it escaped
-)
-IDS_A_CHARACTER = (
-    64  # the longest that a normaliser makes of one has 33 bytes, and each may be a token
-)
+# ids: arrays are as long as the largest, and the largest published vocabulary has half of it
+MOST_TOKENS = 1 << 21
+# of all tokens together: the largest published vocabulary has a tenth of it
+MOST_CHARACTERS = 1 << 25
+# characters of normalizer, pre-tokenizer and decoder: XLM-R's map of characters has 316,000
+LARGEST_STEPS = 1 << 22
+# bytes: what may be read of a tokenizer.json, every character of it escaped
+LARGEST_DESCRIPTION = 400_000_000
+# the longest that a normaliser makes of one has 33 bytes, and each may be a token
+IDS_A_CHARACTER = 64
 IDS_ADDED = 4096  # special tokens around a text
 MOST_CHILDREN = 16  # each has the vocabulary in memory; more threads wait for one to be free
 PROGRAM = "from weightscope.model.text.sandbox import Limits, serve; serve({}, {})"
@@ -207,9 +203,8 @@ def serve(limits: Limits, parent: int) -> None:
             function, arguments, seconds = pickle.load(requests)
         except EOFError:
             return
-        signal.setitimer(
-            signal.ITIMER_PROF, seconds
-        )  # of CPU time; the signal is not caught, so it kills
+        # of CPU time; the signal is not caught, so it kills
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             answer = function(*loaded, *arguments)
             if isinstance(answer, list):
@@ -394,9 +389,8 @@ def description(tokenizer: Any) -> dict[str, Any]:
             getattr(tokenizer.model, name, None)
             for name in ("unk_token", "continuing_subword_prefix")
         ],
-        "model_sha256": hashlib.sha256(
-            tokenizer.model.__getstate__()
-        ).hexdigest(),  # vocabulary, merges or scores
+        # vocabulary, merges or scores
+        "model_sha256": hashlib.sha256(tokenizer.model.__getstate__()).hexdigest(),
     } | {
         name: json.loads(step.__getstate__()) if (step := getattr(tokenizer, name)) else None
         for name in steps

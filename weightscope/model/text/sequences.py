@@ -30,9 +30,8 @@ class Framing:
     added: tuple[int, ...] = ()
     # The token to put before a text, where the tokenizer adds none and the model expects one.
     before: tuple[int, ...] = ()
-    n_positions: int | None = (
-        None  # Tokens that the model takes at most; None where nothing sets a limit
-    )
+    # Tokens that the model takes at most; None where nothing sets a limit
+    n_positions: int | None = None
 
     @property
     def special(self) -> tuple[int, ...]:
@@ -121,7 +120,8 @@ def _known(framing: Framing, sequences: list[np.ndarray]) -> list[np.ndarray]:
 def excerpts(texts: Sequence[str], n: int, characters: tuple[int, int], seed: int = 0) -> list[str]:
     """Passages that begin with a paragraph and end with a word, from places drawn without
     replacement: characters (int,
-    int)."""
+    int).
+    """
     fewest, most = characters
     documents = [paragraphs(text) for text in texts]
     places = [

@@ -1,7 +1,8 @@
 """A checkpoint's tokenizer: find it, load it, identify it by a hash, ask it about tokens and texts.
 
 The `tokenizers` library is an extra, imported only when a tokenizer is loaded. It reads untrusted
-files in a subprocess; see `sandbox`."""
+files in a subprocess; see `sandbox`.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +48,8 @@ INSTALL = "pip install tokenizers"
 END_OF_TEXT = "<|endoftext|>"
 # characters that are shown; a page shows thousands of tokens, and a file may have them of 20 kB
 LONGEST_TOKEN = 200
-PARSED_HERE = (
-    100_000  # bytes of a SentencePiece model that take no time; published ones have a few million
-)
+# bytes of a SentencePiece model that take no time; published ones have a few million
+PARSED_HERE = 100_000
 BEGINS_A_WORD = "▁"
 CONTINUES = "##"
 BYTE_LEVEL = {"type": "ByteLevel"}
@@ -83,9 +83,8 @@ class Tokenizer:
     def __init__(self, file: object, facts: dict[str, Any], ask: Callable[..., bytes]) -> None:
         self.file, self.facts, self._ask = file, facts, ask
         self.ids: dict[str, int] = facts["vocab"]
-        self.tokens: dict[int, str] = {
-            index: token for token, index in self.ids.items()
-        }  # as the vocabulary spells
+        # as the vocabulary spells
+        self.tokens: dict[int, str] = {index: token for token, index in self.ids.items()}
         self.added = {index: Added(*rest) for index, *rest in facts["added"]}
 
     @classmethod
@@ -183,7 +182,8 @@ class Tokenizer:
         """The SHA-256 of the mapping from ids to tokens, in hexadecimal.
 
         Two tokenizers with the same hash agree on every id, whatever files they came from and
-        whichever version of the library wrote them."""
+        whichever version of the library wrote them.
+        """
         tokens = sorted((index, token) for token, index in self.ids.items())
         return hashlib.sha256(json.dumps(tokens, separators=(",", ":")).encode()).hexdigest()
 
@@ -239,9 +239,8 @@ class Tokenizer:
         """The id of the one token that `text` is."""
         try:
             ids = self.encode(text, special=False)
-        except (
-            CheckpointError
-        ) as error:  # an unpaired surrogate, or a vocabulary without its unknown token
+        # an unpaired surrogate, or a vocabulary without its unknown token
+        except CheckpointError as error:
             raise CheckpointError(f"the tokenizer cannot encode {text!r}: {error}") from error
         if len(ids) == 1 and (text == self.facts["model"][1] or ids[0] != self.unknown):
             return ids[0]
@@ -257,7 +256,8 @@ class Tokenizer:
         ellipsis.
 
         Bytes that form no whole character are spelled out ("\\xe9"), and so is an id without a
-        token ("<id 50300>")."""
+        token ("<id 50300>").
+        """
         tokens = [self.tokens.get(index) or f"<id {index}>" for index in ids]
         kind, _, prefix = self.facts["model"]
         if any(
@@ -324,7 +324,8 @@ class TokenList(Tokenizer):
     """Tokens without splitting rules: enough to name tokens and to find one by its text.
 
     `kind` is the spelling: a space as ▁ (Unigram), bytes as GPT-2's symbols (BPE), ## before word
-    parts (WordPiece)."""
+    parts (WordPiece).
+    """
 
     def __init__(self, file: object, tokens: Sequence[str], kind: str) -> None:
         if not tokens or len(tokens) > MOST_TOKENS:
@@ -451,9 +452,8 @@ def _read(file: Path) -> Tokenizer:
     return tokenizer
 
 
-@lru_cache(
-    2
-)  # by the files' content: two tokenizers can be compared, and a list's are not all kept
+# by the files' content: two tokenizers can be compared, and a list's are not all kept
+@lru_cache(2)
 def _sandboxed(file: str, load: Any, *arguments: Any) -> Tokenizer | CheckpointError:
     try:
         sandbox = Sandbox(file, load, *arguments)
@@ -551,7 +551,8 @@ def safe_split(tokenizer: Tokenizer) -> Callable[[str], list[str]] | None:
     ASCII without a special token in it is split wherever the pre-tokenizer splits it: a match of
     its pattern is matched whole when it stands alone as well, so its tokens do not depend on what
     is around it. What letters and spaces are beyond ASCII, Python and the library need not agree
-    on: other words stay as `safe_cut` cuts them."""
+    on: other words stay as `safe_cut` cuts them.
+    """
     if (cut := safe_cut(tokenizer)) is None:
         return None
     words = re.compile(f"(?={cut.pattern})").split
@@ -560,9 +561,8 @@ def safe_split(tokenizer: Tokenizer) -> Callable[[str], list[str]] | None:
     )
     parts = re.compile(in_ascii).findall
     added = {token.content for token in tokenizer.added.values()}
-    added |= {
-        normalize("NFC", content) for content in added
-    }  # some are looked for in text that is normalised
+    # some are looked for in text that is normalised
+    added |= {normalize("NFC", content) for content in added}
     if len(added) > ADDED_UP_TO:
         return words
 
@@ -583,9 +583,8 @@ def safe_split(tokenizer: Tokenizer) -> Callable[[str], list[str]] | None:
 
 def _pattern(tokenizer: Tokenizer) -> str:
     """The pattern that alone says where words end; empty where something else has a say."""
-    if {part["type"] for part in tokenizer.steps("normalizer")} - {
-        "NFC"
-    }:  # NFC joins nothing to a space
+    # NFC joins nothing to a space
+    if {part["type"] for part in tokenizer.steps("normalizer")} - {"NFC"}:
         return ""
     for added in tokenizer.added.values():  # found in the text before the pattern is
         if added.rstrip or re.search(r"\S\s", added.content):

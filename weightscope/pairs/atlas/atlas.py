@@ -2,7 +2,8 @@
 heads, and what failed.
 
 An engine gets a task per checkpoint, then one per pair of relatives that are small enough to be
-read whole. What is finished is kept; nothing that is wrong with a checkpoint stops the run."""
+read whole. What is finished is kept; nothing that is wrong with a checkpoint stops the run.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,9 +32,8 @@ from weightscope.pairs.atlas.prints import Outline, Print, make_print
 from weightscope.pairs.atlas.sampling import MOST_WEIGHTS
 from weightscope.pairs.atlas.store import Store
 
-PROVED_BYTES = (
-    100_000_000  # bytes of a checkpoint that is read whole, to find out whether it came first
-)
+# bytes of a checkpoint that is read whole, to find out whether it came first
+PROVED_BYTES = 100_000_000
 PAGES = "checkpoints"  # folder of the pages
 LOADED = 256  # fingerprints in memory
 TABLES: dict[str, Callable[["Atlas"], Any]] = {
@@ -421,9 +421,8 @@ def make_atlas(
         atlas = _of(
             members, [outlines[each.name] for each in members], _from(store, members), problems
         )
-        command = (
-            None if options.withdraw else atlas.provenance.command
-        )  # pages show it, and it names them
+        # pages show it, and it names them
+        command = None if options.withdraw else atlas.provenance.command
         atlas = replace(
             atlas,
             fetched=fetched,

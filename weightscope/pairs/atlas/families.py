@@ -7,7 +7,8 @@ not join is compared by sums of sketches over layers, and the pairs most alike b
 by the order of value dimensions. Of each family the tree keeps the nearest pairs that join all (a
 minimum spanning tree): bits first, then heads, then values. Pairs that are equally alike up to the
 rounding of sums are taken so: those of one shape first, then by the likeness of heads in place,
-then as listed. A processor's sums do not choose a tree."""
+then as listed. A processor's sums do not choose a tree.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,13 +27,11 @@ from weightscope.pairs.lineage.sketches import SKETCH
 
 NEAR = 4.0  # bits of 16; docs/atlas.md has what relatives and strangers differ in
 DISTINCT = 16  # values that a block must hold: zeros and ones are equal without any origin
-CANDIDATE = (
-    0.2  # mean cosine of layers' sums from which heads are compared; strangers' best reach 0.15
-)
+# mean cosine of layers' sums from which heads are compared; strangers' best reach 0.15
+CANDIDATE = 0.2
 COMPARED = 8  # such candidates of a checkpoint, the most alike
-ROUNDING = sqrt(2 * SKETCH) * float(
-    np.finfo(np.float32).eps
-)  # of a cosine, a float32 sum of 2 K products
+# of a cosine, a float32 sum of 2 K products
+ROUNDING = sqrt(2 * SKETCH) * float(np.finfo(np.float32).eps)
 
 
 class Edge(NamedTuple):
@@ -42,9 +41,8 @@ class Edge(NamedTuple):
     second: int
     by: str  # what joins them: "bits", "heads" or "values"
     bits: float = nan  # of 16 that differ in the blocks
-    likeness: float = (
-        nan  # mean cosine of counterpart heads; by values, mean correlation of counterpart layers
-    )
+    # mean cosine of counterpart heads; by values, mean correlation of counterpart layers
+    likeness: float = nan
     p: float = nan  # by values, the chance that any strangers in the list are this alike
 
 
@@ -151,13 +149,11 @@ def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[Edge]:
         [each for each in of_shape.values() if len(each) > 1], "pairs by bits", "shape"
     ):
         blocks = np.stack([outlines[place].blocks for place in places])  # (n, B, V)
-        told = np.array(
-            [[len(np.unique(block)) >= DISTINCT for block in each] for each in blocks]
-        )  # (n, B)
+        # (n, B)
+        told = np.array([[len(np.unique(block)) >= DISTINCT for block in each] for each in blocks])
         for i in range(len(places) - 1):
-            differ = np.bitwise_count(blocks[i + 1 :] ^ blocks[i]).sum(
-                axis=2, dtype=np.int64
-            )  # (n - i - 1, B)
+            # (n - i - 1, B)
+            differ = np.bitwise_count(blocks[i + 1 :] ^ blocks[i]).sum(axis=2, dtype=np.int64)
             both = told[i + 1 :] & told[i]
             with np.errstate(invalid="ignore"):
                 bits = (differ * both).sum(axis=1) / (both.sum(axis=1) * blocks.shape[2])
@@ -237,10 +233,8 @@ def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[Edge]:
     ):
         roots = np.array([forest.root(place) for place in places])
         rows = [outlines[place].values for place in places]
-        stacked, counts = (
-            np.concatenate(rows),
-            np.array([len(each) for each in rows]),
-        )  # (layers of all, V)
+        # (layers of all, V)
+        stacked, counts = np.concatenate(rows), np.array([len(each) for each in rows])
         for i, mine in enumerate(rows):
             best = best_of_each(distinct(mine), stacked, counts)  # (n, L)
             log_p = log_p_of(best, counts, stacked.shape[1]) + log(tests)

@@ -27,7 +27,8 @@ def write_parquet(
     rows.
 
     Columns are arrays, or one text for all rows of the group; NaN and -1 are null. `facts` go into
-    the file's metadata."""
+    the file's metadata.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -4,7 +4,8 @@ and as it is kept.
 Besides the sketches of heads (see `lineage.sketches`) it holds a few blocks of W_K, norm folded in,
 as bfloat16: how many bits of them differ tells relatives of one shape from strangers, cheaply (bit
 distance, as in ZipLLM, arXiv 2505.06252). And of each layer the ranks of its value dimensions; see
-`values`."""
+`values`.
+"""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -45,15 +46,8 @@ from weightscope.pairs.lineage.sketches import (
 )
 
 BLOCKS, VALUES = 16, 256  # blocks of W_K, of as many layers, and how many values of each
-COUNTS = (
-    "d_model",
-    "layers",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "weights_read",
-    "bytes",
-)  # in every description
+# in every description
+COUNTS = ("d_model", "layers", "heads", "kv_heads", "head_dim", "weights_read", "bytes")
 TEXTS = ("name", "family", "tower", "config", "state")
 # arrays of a fingerprint: dtype and shape, N heads in L layers, B blocks, V value dimensions
 FORMS = {
@@ -77,9 +71,8 @@ class Outline(ShowsShapes):
     values: np.ndarray  # (L, V) ranks of value dimensions, centred, of unit length
     layer: np.ndarray  # (N,)
     head: np.ndarray  # (N,)
-    read: dict[str, Any] = field(
-        default_factory=dict
-    )  # the files that it was made from; see `source_of`
+    # the files that it was made from; see `source_of`
+    read: dict[str, Any] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -205,7 +198,8 @@ def make_print(
     still in `state`.
 
     A repository is read at one commit, whatever is pushed meanwhile; where that is known, nothing
-    is fetched."""
+    is fetched.
+    """
     where = locate(source.source, source.revision)
     if isinstance(where, Repository):
         now = where.commit()

@@ -4,7 +4,8 @@ heads or some layers.
 A head's queries, keys and values are rows of their matrices, which lie together in the file. Its
 part of the output projection is columns, which do not: there some rows are read, with the columns
 of all heads, and the others count as zero. So W_VO is seen in `OUTPUT_ROWS` of the stream's
-dimensions, the same ones of every checkpoint of a width."""
+dimensions, the same ones of every checkpoint of a width.
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,9 +39,8 @@ class Sample(NamedTuple):
     """What is read of a checkpoint."""
 
     layers: Sequence[int]
-    groups: (
-        Sequence[int] | None
-    )  # of each layer the key-value heads, with the first query head of each; None: all
+    # of each layer the key-value heads, with the first query head of each; None: all
+    groups: Sequence[int] | None
     weights: int  # how many weights that is
 
 

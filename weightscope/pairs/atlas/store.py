@@ -2,7 +2,8 @@
 what was withdrawn.
 
 Each file is written whole or not at all and followed by a digest of itself and of what it depends
-on."""
+on.
+"""
 
 import json
 import os

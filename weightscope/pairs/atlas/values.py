@@ -5,7 +5,8 @@ An orthogonal change of the stream keeps the norm of every row of W_V (the layer
 and a cut of the width most of it. A head's value dimensions have no order of their own: of networks
 that were trained apart, one has them in an order that is independent of the other's, so ranks of
 norms correlate as after a random permutation, whatever the networks are like. That gives a p-value,
-as `lineage.permutation_test` does with neurons."""
+as `lineage.permutation_test` does with neurons.
+"""
 
 import numpy as np
 
@@ -15,9 +16,8 @@ SORTED = 0.5  # correlation of ranks with places from which an order is not a ne
 # correlation from which a layer counts as another of the same model again, as in upscaled ones
 DUPLICATE = 0.5
 TINY = 1e-300  # of a p-value, whose logarithm is taken
-CHANCE = (
-    1e-3  # that strangers are joined in an atlas: p times the number of comparisons has to be less
-)
+# that strangers are joined in an atlas: p times the number of comparisons has to be less
+CHANCE = 1e-3
 
 
 def value_ranks(layer: Layer) -> np.ndarray:
@@ -25,7 +25,8 @@ def value_ranks(layer: Layer) -> np.ndarray:
     (r,).
 
     A head counts as zeros if most of its norms are equal, or if they are sorted, as a decomposition
-    leaves them."""
+    leaves them.
+    """
     from scipy.stats import rankdata
 
     total = np.zeros(0, np.int32)
@@ -61,7 +62,8 @@ def log_p_of(best: np.ndarray, counts: np.ndarray, width: int) -> np.ndarray:
 
     A layer's is the best one's times the number of layers that it was chosen from; Fisher's method
     combines them. The normal tail bounds that of a correlation of permuted ranks, which cannot
-    exceed 1, from above far out."""
+    exceed 1, from above far out.
+    """
     from scipy.special import gammaincc, log_ndtr
 
     log_p = np.minimum(0, np.log(counts)[:, None] + log_ndtr(-best * np.sqrt(width - 1)))

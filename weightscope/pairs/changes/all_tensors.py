@@ -56,9 +56,8 @@ NAMED = 4  # tensors in a sentence
 class TensorChanges:
     """All tensors of two checkpoints, and how each changed."""
 
-    changes: Sequence[
-        Change
-    ]  # in the order of the first checkpoint, then those that only the last has
+    # in the order of the first checkpoint, then those that only the last has
+    changes: Sequence[Change]
 
     @cached_property
     def kinds(self) -> Counter[str]:
@@ -296,7 +295,8 @@ def compare_tensors(a: Model | TensorsOnly, b: Model | TensorsOnly) -> TensorCha
     from that.
 
     Memory is a few blocks of a million values per core and, where a rank is looked for, two
-    matrices of 144 columns."""
+    matrices of 144 columns.
+    """
     entries = list(counterparts(a, b))
     pairs = [each.pair() or _as_unembedding(each, a, b) for each in entries]
     lacking = [_lacking(each) for each, pair in zip(entries, pairs, strict=True) if pair is None]
@@ -339,9 +339,8 @@ def changes_with_directions(
     own.
     """
     compared = TensorChanges(compare_pairs(a.checkpoint, b.checkpoint, pairs))
-    shared = {
-        i for each in compared.shared for i in each.members
-    }  # what is more than one of their rank is rounding
+    # what is more than one of their rank is rounding
+    shared = {i for each in compared.shared for i in each.members}
     return [
         replace(c, kind="one direction", rank=1) if i in shared else c
         for i, c in enumerate(compared.changes)
@@ -470,7 +469,8 @@ def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
 
     A bias of next to nothing may double without effect, and its weight says how large it would have
     to be. A tensor that B lacks changed by its whole norm, one that A lacks by infinity; rows that
-    one lacks count as rows of usual norm."""
+    one lacks count as rows of usual norm.
+    """
     changes, shown = list(changes), shown_by_heads(a)
     squares = {(change.name, change.part): change.squares for change in changes}
     limited: dict[str, float] = {}
@@ -536,9 +536,8 @@ def find_rescaled(changes: Iterable[Change], label: str) -> Iterator[Finding]:
         before, after = sqrt(change.squares), sqrt(change.squares_b)
         if change.kind in UNKNOWN_SIZE or not isfinite(before + after):
             continue
-        ones = sqrt(
-            prod(change.shapes[1])
-        )  # the norm of as many ones as the tensor has values afterwards
+        # the norm of as many ones as the tensor has values afterwards
+        ones = sqrt(prod(change.shapes[1]))
         if before > after == 0:
             zero.append((change, 0.0))
         elif (

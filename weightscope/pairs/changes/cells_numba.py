@@ -11,9 +11,8 @@ import weightscope.checkpoint.ggml_numba  # noqa: F401 - from now on, `dequantis
 from weightscope.core.compute.compiled import compiled
 
 
-@partial(
-    compiled, fastmath={"reassoc"}
-)  # sums are reordered; nothing else has a sum of more than two
+# sums are reordered; nothing else has a sum of more than two
+@partial(compiled, fastmath={"reassoc"})
 def count(
     x: Any, y: Any, least: Any, most: Any, room: Any, far: Any, bound: Any
 ) -> tuple[int, int, float, float, float] | None:
@@ -21,7 +20,8 @@ def count(
     one is outside.
 
     x, y (n, group); of each group (n, 1): least, most and room of its grid, how far off is far out,
-    and how far beyond its ends a value may be."""
+    and how far beyond its ends a value may be.
+    """
     changed, outer, of_x, of_y, moved = 0, 0, 0.0, 0.0, 0.0
     for g in range(len(x)):
         low, high, inner, outside, farthest = (

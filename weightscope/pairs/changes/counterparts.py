@@ -28,7 +28,8 @@ class Counterparts(NamedTuple):
         where one lacks it.
 
         Converted tensors are read whole, and the last fused one is kept for its other parts: read
-        pairs in order."""
+        pairs in order.
+        """
         a, b = self.a, self.b
         if a is None or b is None:
             return None
@@ -45,7 +46,8 @@ def counterparts(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Iterator[Cou
 
     Tensors of one role and place are counterparts, and so are a part of a fused tensor, or an
     expert of a stacked one, and the tensor that holds it alone. What no row names is paired by its
-    name."""
+    name.
+    """
     return counterparts_among(a, b, a.checkpoint, b.checkpoint)
 
 

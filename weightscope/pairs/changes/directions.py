@@ -3,7 +3,8 @@ scaled.
 
 Removing a direction v from a matrix A subtracts what A itself has along it: B - A = -s (A v) v', or
 -s v (v'A) on the other side, with a strength s of 1 where nothing is left. An update of rank one,
-as by a LoRA, has factors of its own."""
+as by a LoRA, has factors of its own.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -151,10 +152,10 @@ def shared_directions(directions: Sequence[tuple[int, Along]]) -> Iterator[Share
     changed along one.
 
     Removals of several directions are given together, since each shows by itself; other changes
-    only along one."""
-    best: dict[
-        int, Along
-    ] = {}  # of the two sides of a tensor, the one that looks more like a removal
+    only along one.
+    """
+    # of the two sides of a tensor, the one that looks more like a removal
+    best: dict[int, Along] = {}
     for number, along in directions:
         if along.is_removal and (number not in best or along.cosine > best[number].cosine):
             best[number] = along

@@ -2,10 +2,12 @@
 order changed.
 
 Of a LoRA adapter and its base, the change is computed from the adapter's factors, not as a
-difference of two weights."""
+difference of two weights.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, sqrt
 from typing import NamedTuple
 
@@ -69,9 +71,8 @@ def _holds_gain(a: Layer, b: Layer, factor: str, unfolding: np.ndarray) -> bool 
     or basis.
     """
     heads = range(min(a.n_heads, b.n_heads))
-    x, y = (
-        [getattr(layer.head(h), factor).astype(np.float64) for h in heads] for layer in (a, b)
-    )  # (d, r) each
+    # (d, r) each
+    x, y = ([getattr(layer.head(h), factor).astype(np.float64) for h in heads] for layer in (a, b))
     if any(one.shape != other.shape for one, other in zip(x, y, strict=True)):
         return None
     size = float(np.linalg.norm(y)) or 1.0
@@ -154,9 +155,8 @@ def basis_by_tokens(
 
 FARTHEST = 1 << 17  # the longest distance that heads are compared at
 SAMPLED = 4  # heads of a layer by which its drift is known
-ROUNDING = (
-    1e-12  # of the factors' norms: singular values of a change up to this are float64's rounding
-)
+# of the factors' norms: singular values of a change up to this are float64's rounding
+ROUNDING = 1e-12
 SKETCHES = ("q_sketch", "k_sketch", "v_sketch", "o_sketch")
 OF_THE_LAYER = {  # arrays without an axis of heads
     "kv_head", "caveats", "unbounded", "qk_column_share", "row_energies", "row_floor", "factor_width",
@@ -193,7 +193,8 @@ def follow_heads(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, 
     since the previous.
 
     Heads are matched with the first checkpoint and with the previous one; the order in which more
-    are the same is kept."""
+    are the same is kept.
+    """
     since_first = layer_changes(first, current)
     since_previous = since_first if previous is first else layer_changes(previous, current)
     with one_blas_thread():
@@ -384,7 +385,8 @@ def added_to(a: Model, b: Model, index: int) -> Layer | None:
     is not one of a.
 
     Both the layout of heads and the folding of a norm are linear in the weights, so a change is
-    read like a weight."""
+    read like a weight.
+    """
     family, stem = b.family, b.stem(index)
     projections = {f"{stem}{name}" for name in family.heads.projections}
     changed = False
@@ -464,9 +466,8 @@ def drift(a: Layer, b: Layer, order: np.ndarray, basis: Basis) -> Drift:
         x, y = a.head(g), b.head(h)
         for before, after in ((basis.turned_map(x.qk), y.qk), (basis.turned_map(x.vo), y.vo)):
             maps.append(relative_change(before, after) if before.frobenius() > 0 else 0.0)
-        if (
-            a.rotation is not None and maps[-2] <= UNMOVED and x.qk.frobenius() > 0
-        ):  # nor may it move far on
+        # nor may it move far on
+        if a.rotation is not None and maps[-2] <= UNMOVED and x.qk.frobenius() > 0:
             maps[-2] = relative_change(basis.turned_map(x.qk_at(far)), y.qk_at(far))
         for before, after in ((basis.turned_map(x.qk), y.qk), (basis.turned_map(x.vo), y.vo)):
             sides = ((before.left, after.left), (before.right, after.right))
@@ -481,9 +482,8 @@ def _rms(matrices: Sequence[np.ndarray]) -> float:
     return sqrt(float(np.mean([np.mean(np.square(w, dtype=np.float64)) for w in matrices])))
 
 
-FACTORS: tuple[
-    Callable[[Layer, int], np.ndarray], ...
-] = (  # (d, r) of a query head or key-value head
+# (d, r) of a query head or key-value head
+FACTORS: tuple[Callable[[Layer, int], np.ndarray], ...] = (
     lambda layer, h: layer.head(h).w_q,
     lambda layer, h: layer.k.of(h)[0],
     lambda layer, h: layer.v.of(h)[0],
@@ -514,9 +514,8 @@ def low_ranks(
         size, (d, r) = _rms(heads), moved[0].shape
         if _rms(moved) <= CLEAR * rounding * size:
             continue
-        rank = low_rank(
-            lambda moved=moved: (w.T for w in moved), (r * len(moved), d), rounding * size
-        )  # type: ignore[misc]
+        transposed = partial(map, np.transpose, moved)
+        rank = low_rank(transposed, (r * len(moved), d), rounding * size)
         if rank is None:
             only = False
         else:

@@ -2,7 +2,8 @@
 a whole.
 
 Norms folded, heads in another order or basis, experts that copy one network, neurons in another
-order, a copy of another layer."""
+order, a copy of another layer.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -264,7 +265,8 @@ def layers_elsewhere(a: Model, b: Model, moved: Sequence[int]) -> dict[int, int]
     they were.
 
     Projections are compared as they are stored: the norms before them, which are folded into heads,
-    may differ."""
+    may differ.
+    """
     layers_of_a = {layer: _projections(a, layer) for layer in a.attention_layers} if moved else {}
     samples = {
         layer: [_sample(tensor) for tensor in tensors] for layer, tensors in layers_of_a.items()

@@ -3,7 +3,8 @@ cutting its rank.
 
 Rounded values lie in the cells of a float's numbers or of a grid, anywhere in them; noise around
 rounded values stays near them. Every value is checked, which is what a search for a grid among some
-rows (`rounding`) does not do."""
+rows (`rounding`) does not do.
+"""
 
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -35,29 +36,16 @@ OUTER = 0.4
 FILLED = 0.05
 FEWEST = 64  # changed values that this share is judged by
 GROUPS = (0, 128, 64, 32, 16)  # values that share a grid: a row, or this many neighbours in it
-STEPS = (
-    1,
-    3,
-    7,
-    8,
-    15,
-    16,
-    31,
-    63,
-    127,
-    128,
-    255,
-)  # from zero, or from the least value, to the last of an even grid
+# from zero, or from the least value, to the last of an even grid
+STEPS = (1, 3, 7, 8, 15, 16, 31, 63, 127, 128, 255)
 MOST_STEPS = 255
 EVEN = tuple(dict.fromkeys((*STEPS, *range(2, MOST_STEPS))))  # in the order in which they are tried
 TRIED_AT_ONCE = 1 << 18  # values times numbers of steps
 FINER = 0.9  # times a grid's step: the coarser of two that values lie on is theirs
 ON_GRID = 0.02  # steps that a value may be off its grid
 ROUNDED_AGAIN = 0.3  # the most of it where levels were rounded once more, to a float of fewer bits
-FEW_STEPS, BY_CHANCE = (
-    16,
-    1e-6,
-)  # of a finer grid: the chance that a group's values lie on it without being its levels
+# of a finer grid: the chance that a group's values lie on it without being its levels
+FEW_STEPS, BY_CHANCE = 16, 1e-6
 FEW_VALUES = 0.5  # of a group's size: with so few values it lies on a grid that need not be even
 SCALE = 2.0**-11  # relative error of a scale that a quantised format stores in 16 bits
 OF_MINIMUM = 0.1  # of half a step: the most that a stored minimum's own rounding moves a cell
@@ -68,28 +56,19 @@ CLIPPED = 2.0
 # values of a K-quant whose scales are whole multiples of one: a small scale is rounded by half of
 # it
 SUPER_BLOCK = 256
-SCALE_CODES = {
-    "Q2_K": 15,
-    "Q3_K": 31,
-    "Q4_K": 63,
-    "Q5_K": 63,
-    "Q6_K": 127,
-    "IQ4_XS": 31,
-}  # the largest such multiple
+# the largest such multiple
+SCALE_CODES = {"Q2_K": 15, "Q3_K": 31, "Q4_K": 63, "Q5_K": 63, "Q6_K": 127, "IQ4_XS": 31}
 WITH_MINIMUM = ("Q2_K", "Q4_K", "Q5_K")  # and minima, multiples of another
-COARSE = (
-    "BF16",
-    "F16",
-)  # floats that sums are rounded to: sums of float32 differ by how they were computed
+# floats that sums are rounded to: sums of float32 differ by how they were computed
+COARSE = ("BF16", "F16")
 ARITHMETIC = 2.0**-22  # of the summands' sizes: the error of a sum that was computed in float32
 TINY = 2.0**-25  # and its absolute error among the smallest
 FIRST, SAMPLED = 4, 64  # groups that show, after one, that a matrix has no grid, and which it has
 LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
 
 NUMBA = "weightscope.pairs.changes.cells_numba"
-WORTH_NUMBA = (
-    1 << 23
-)  # values: less takes NumPy a fraction of a second, and importing numba half a second
+# values: less takes NumPy a fraction of a second, and importing numba half a second
+WORTH_NUMBA = 1 << 23
 
 
 @dataclass
@@ -100,9 +79,8 @@ class Cells:
 
     changed: int = 0
     outer: int = 0
-    squares: float = (
-        0.0  # sums of squares on stored grids: of the older tensor, the newer, and their difference
-    )
+    # sums of squares on stored grids: of the older tensor, the newer, and their difference
+    squares: float = 0.0
     squares_b: float = 0.0
     moved: float = 0.0
     wide: int = 0  # stored grids whose codes hardly use them: cells so wide that they prove nothing
@@ -138,7 +116,8 @@ def way_from(older: Tensor, newer: Tensor, casts: Collection[str], cells: Cells)
     "rank cut".
 
     Empty where it cannot, or no way is known. `casts` are the roundings that give every value of
-    it; where values lie in the cells that they were rounded to is added to `cells`."""
+    it; where values lie in the cells that they were rounded to is added to `cells`.
+    """
     if casts:
         cast = min(casts, key=list(CASTS).index)
         with np.errstate(all="ignore"):
@@ -183,7 +162,8 @@ Triple = tuple[Tensor, Tensor, Tensor]  # x, z and what may be their sum
 
 def shares_in_sum(tensors: Iterable[Triple]) -> tuple[float, float] | None:
     """The least and the largest w with which every value of each third tensor is w x + (1 - w) z,
-    rounded to its float; None where there is no such w."""
+    rounded to its float; None where there is no such w.
+    """
     least, most = -np.inf, np.inf
     for triple in tensors:
         for x, z, y in _triples(triple):
@@ -192,9 +172,10 @@ def shares_in_sum(tensors: Iterable[Triple]) -> tuple[float, float] | None:
             if not np.isfinite(rest + room).all() or (np.abs(rest) > room)[~apart].any():
                 return None
             with np.errstate(over="ignore"):
+                # (2, n)
                 ends = np.sort(
                     np.stack([rest - room, rest + room])[:, apart] / (x - z)[apart], axis=0
-                )  # (2, n)
+                )
             least, most = (
                 max(least, ends[0].max(initial=-np.inf)),
                 min(most, ends[1].min(initial=np.inf)),
@@ -228,7 +209,8 @@ def _triples(tensors: Triple) -> Iterator[list[np.ndarray]]:
 
 def is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
     """Whether every value of a matrix is the nearest, on a grid that its neighbours share and use,
-    to the older one's; where they lie in their cells is added to `cells`."""
+    to the older one's; where they lie in their cells is added to `cells`.
+    """
     if len(older.shape) < 2:
         return False
     if newer.ends() is not None:
@@ -266,9 +248,8 @@ class Grids(NamedTuple):
     end: np.ndarray  # half of the last step before the end
     room: np.ndarray  # how far off a value may be
     lost: np.ndarray  # how much of the grid's reach the rounding of its own scale may have cost
-    needed: (
-        np.ndarray
-    )  # how far values on it, and zero, are apart at least where its scale was made for them
+    # how far values on it, and zero, are apart at least where its scale was made for them
+    needed: np.ndarray
     spared: float  # share of the grids, at most, whose values are not as far apart
 
 
@@ -300,13 +281,13 @@ class Used:
     A scale is made for the largest value that it multiplies, so that the codes of what shares it
     reach the grid's end, or nearly. Where they do not, cells are wider than any writer makes them,
     and nearly any original lies in them. Values in one group, or anywhere in a tensor without known
-    groups, share a grid where its ends are the same."""
+    groups, share a grid where its ends are the same.
+    """
 
     def __init__(self) -> None:
         self._alone, self._groups, self._spared = 0, 0, 0.0
-        self._shared: list[
-            np.ndarray
-        ] = []  # (6, n): a grid's ends, its values' ends, what is needed, a change
+        # (6, n): a grid's ends, its values' ends, what is needed, a change
+        self._shared: list[np.ndarray] = []
 
     def add(self, placed: OnGrids) -> None:
         """Look at a block."""
@@ -369,7 +350,8 @@ def _nearest_stored(
     older: Tensor, newer: Tensor, fast: bool | None = None
 ) -> Iterator[Cells | None]:
     """The same as `_nearest` of each block, on the grids that are stored with the newer one's
-    values; `fast`: with numba, by default where that is worth it."""
+    values; `fast`: with numba, by default where that is worth it.
+    """
     used = Used()
     if fast is None:
         fast = (prod(newer.shape) >= WORTH_NUMBA or NUMBA in sys.modules) and numba_may_run()
@@ -482,7 +464,8 @@ def _grids(
 def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Cells | None:
     """How many values changed, and lie far out in the cell of the level that they were rounded to;
     None where one lies outside it, or y, of this relative precision, is on no grid: x, y (groups,
-    width)."""
+    width).
+    """
     below, above = _even_cells(y, fine)
     rest = np.isnan(below[:, 0])
     if rest.any():
@@ -574,7 +557,8 @@ def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 def _is_pruned(older: Tensor, newer: Tensor) -> bool:
     """Whether a matrix is the older one with zeros in it, in its own float, and not only rows or
-    columns of zeros: these may be the start of what was trained."""
+    columns of zeros: these may be the start of what was trained.
+    """
     if older.shape != newer.shape or len(older.shape) != 2:
         return False
     zeros, columns, cast = 0, np.zeros(older.shape[1], bool), CASTS.get(newer.dtype, np.positive)

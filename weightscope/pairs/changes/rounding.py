@@ -12,26 +12,18 @@ from weightscope.heads.tensors.measure import BITS
 from weightscope.pairs.changes.thresholds import UNLIKELY
 
 FRACTION = {**BITS, "BF16, cut off": 7, "F8_E4M3": 3, "F8_E5M2": 2}  # bits
-SMALLEST = {
-    "F16": -14,
-    "F8_E4M3": -6,
-    "F8_E5M2": -14,
-}  # exponent of the smallest normal number; of others -126
+# exponent of the smallest normal number; of others -126
+SMALLEST = {"F16": -14, "F8_E4M3": -6, "F8_E5M2": -14}
 CAST_SAMPLE = 4096  # values on which a cast is tried before it is tried on all
-GROUPS = (
-    0,
-    128,
-    64,
-    32,
-)  # neighbours in a row that share a grid, 0 for the whole row; parts of a grid lie on it too
+# neighbours in a row that share a grid, 0 for the whole row; parts of a grid lie on it too
+GROUPS = (0, 128, 64, 32)
 # values that a grid has at most, and no more than half as many as there are values in a group
 LEVELS = 256
 SYMMETRIC = (1, 3, 7, 8, 15, 16, 127, 128)  # steps from zero to the largest magnitude
 ASYMMETRIC = (3, 7, 15, 31, 63, 255)  # steps from the least value to the most
 ON_GRID = 0.05  # mean distance from a multiple of the step, in steps; chance gives 0.25
-NOT_ZERO = (
-    0.3  # share of values on a grid that are not its zero: a row with one large value is no grid
-)
+# share of values on a grid that are not its zero: a row with one large value is no grid
+NOT_ZERO = 0.3
 FEW_VALUES = 0.5  # of a group's size: with so few values, which repeat, it lies on a grid
 LARGEST_HALF = 65504.0  # float16's largest value; what is larger may become infinite
 LEAST_WIDTH = 16  # values of a group that is judged
@@ -118,9 +110,8 @@ def shows_rounding(rounded: np.ndarray) -> bool:
     (False, True)
     """
     counts = np.unique(rounded, return_counts=True)[1]
-    orders = lgamma(rounded.size + 1) - sum(
-        lgamma(count + 1) for count in counts.tolist()
-    )  # logarithm
+    # logarithm
+    orders = lgamma(rounded.size + 1) - sum(lgamma(count + 1) for count in counts.tolist())
     return orders >= -log(UNLIKELY)
 
 
@@ -181,9 +172,8 @@ def _even(y: np.ndarray) -> tuple[int, np.ndarray] | None:
     """How many values an even grid has, and the step in each group: y (n, width)."""
     zero, largest = np.zeros(len(y)), np.abs(y).max(axis=1)
     least, span = y.min(axis=1), np.ptp(y, axis=1)
-    grids = [
-        (2 * steps + steps % 2, zero, largest / steps) for steps in SYMMETRIC
-    ]  # of 8 and 128 one end is missing
+    # of 8 and 128 one end is missing
+    grids = [(2 * steps + steps % 2, zero, largest / steps) for steps in SYMMETRIC]
     grids += [(steps + 1, least, span / steps) for steps in ASYMMETRIC]
     for values, start, step in grids:
         place = (y - start[:, None]) / step[:, None]
@@ -201,9 +191,8 @@ def _of_few_values(y: np.ndarray) -> tuple[int, np.ndarray] | None:
     most = int(held.max())
     if most > min(LEVELS, FEW_VALUES * width):
         return None
-    if (held - (zeros > 0)).sum() > FEW_VALUES * (
-        width - zeros
-    ).sum():  # pruned: only zero comes several times
+    # pruned: only zero comes several times
+    if (held - (zeros > 0)).sum() > FEW_VALUES * (width - zeros).sum():
         return None
     equally_often = held.min() == most and width % most == 0
     if equally_often and not np.ptp(np.sort(y, axis=1).reshape(len(y), most, -1), axis=2).any():

@@ -26,10 +26,8 @@ SETTINGS = {
 }
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 TIED, TOKENS = "tie_word_embeddings", "vocab_size"
-WRITER = {
-    "transformers_version",
-    "_from_model_config",
-}  # keys of a generation config that generate nothing
+# keys of a generation config that generate nothing
+WRITER = {"transformers_version", "_from_model_config"}
 
 
 class SettingsChange(NamedTuple):
@@ -146,9 +144,8 @@ def _files(a: Model, b: Model) -> Iterator[str]:
     """How the files for tokens and generation differ."""
     first = [file for model in (a, b) for file in model.checkpoint.files[:1]]
     if all(isinstance(file, GgufFile) for file in first):
-        keys = [
-            {k: v for k, v in file.config.items() if k.startswith("tokenizer.")} for file in first
-        ]  # type: ignore[attr-defined]
+        configs = [file.config for file in first if isinstance(file, GgufFile)]
+        keys = [{k: v for k, v in c.items() if k.startswith("tokenizer.")} for c in configs]
         changed = sorted(
             key for key in {*keys[0], *keys[1]} if keys[0].get(key) != keys[1].get(key)
         )

@@ -2,7 +2,8 @@
 
 `Change` is what `compare` and `lineage` know of a tensor and its counterpart. Both files are read
 once; what that does not settle, as a rank, a grid or a direction that several changes share, is
-read again."""
+read again.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -57,9 +58,8 @@ TELLING = 1 << 12  # values that nearly always show whether they were rounded
 LEAST_CHANGED = 8  # values: fewer are multiplied by one factor by chance
 TAIL = 10.0  # times the usual change of a value: the largest of many that were rounded
 LEAST_FACTOR = 1e-4  # from one: a nearer factor is not told from noise that a conversion leaves
-NEARLY_ONE = (
-    4  # rank of a change that may be of rank one: its other singular values may be rounding
-)
+# rank of a change that may be of rank one: its other singular values may be rounding
+NEARLY_ONE = 4
 
 # How the lead calls each kind of change, in its order.
 CALLED = {
@@ -84,9 +84,8 @@ CALLED = {
     "unread": "that cannot be read",
 }
 UNLIKE = "with other weights"  # how it calls the changed matrices that are not tuned
-SAME_SO_FAR = (
-    "the same up to float32's rounding"  # and those that a conversion's own arithmetic moves
-)
+# and those that a conversion's own arithmetic moves
+SAME_SO_FAR = "the same up to float32's rounding"
 UNKNOWN_SIZE = ("missing", "new", "reshaped", "unread")  # kinds whose size of change is unknown
 
 
@@ -219,10 +218,8 @@ def first_pass(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[Chan
     comparable = [pair for pair in pairs if changes[id(pair)].kind == "identical"]
     total = sum(prod(pair.a.shape) for pair in comparable)
     with bar(what="tensors", unit=" values", total=total, unit_scale=True) as progress:
-        for many, are_converted in (
-            (in_threads, False),
-            (map, True),
-        ):  # of these one after another, each read whole
+        # of these one after another, each read whole
+        for many, are_converted in ((in_threads, False), (map, True)):
             parts = blocks_of_pairs(
                 a, b, [pair for pair in comparable if pair.is_converted == are_converted]
             )
@@ -379,9 +376,8 @@ def _along(pair: Pair, rank: int | None) -> tuple[Along, ...]:
     """
     sides = [first_directions(partial(pair.pairs, turned)) for turned in pair.sides]
     share, *along = max(sides, key=lambda side: side[0])
-    is_all = (
-        rank == 1 or share >= NEARLY_ONE_DIRECTION
-    )  # what is left of a change of rank one is rounding
+    # what is left of a change of rank one is rounding
+    is_all = rank == 1 or share >= NEARLY_ONE_DIRECTION
     return tuple(along[-1:] if pair.is_stack else along) * is_all
 
 
@@ -398,9 +394,8 @@ def _kind(pair: Pair, change: Change) -> tuple[str, str, int | None]:
         return "few rows", f"{change.rows_changed:,} of {n_rows:,} rows", None
     if order := _in_another_order(pair, change):
         return "reordered", order, None
-    ranked = _ranked(
-        pair, change
-    )  # first: an edit of low rank of dequantised weights leaves their grid too
+    # first: an edit of low rank of dequantised weights leaves their grid too
+    ranked = _ranked(pair, change)
     if ranked[0] != "low rank" and (grid := _grid(pair, change)):
         return "quantised in part" if _has_other_values(pair, grid) else "quantised", grid, None
     return ranked
@@ -504,9 +499,8 @@ def _in_another_order(pair: Pair, change: Change) -> str:
     width = pair.a.shape[-1]
     of_columns = draw(width)
     rows: tuple[list[np.ndarray], ...] = ([], [])
-    columns = np.zeros(
-        (2, width), np.uint64
-    )  # of each row and column, a sum of its bits times random numbers
+    # of each row and column, a sum of its bits times random numbers
+    columns = np.zeros((2, width), np.uint64)
     for values in pair.pairs():
         of_rows = draw((len(values[0]), 1))
         for side, x in enumerate(values):
@@ -589,11 +583,10 @@ def _has_other_values(pair: Pair, grid: str) -> bool:
     grid, as if erased.
 
     A code of zero stands for values below one step, which the least other values show: of several
-    grids the coarsest."""
-    without, coarsest = (
-        0.0,
-        0.0,
-    )  # the largest change in rows of zeros, and the coarsest step of any row
+    grids the coarsest.
+    """
+    # the largest change in rows of zeros, and the coarsest step of any row
+    without, coarsest = 0.0, 0.0
     for values in pair.pairs():
         x, y = values if grid.startswith("B") else values[::-1]
         width = x.shape[1] if x.shape[1] % LEAST_WIDTH else LEAST_WIDTH
@@ -617,7 +610,8 @@ def new_grid(
     """The grid of a matrix that was on none, or on one of more than twice as many values.
 
     xs, ys: rows of both, and columns where these may share a grid; of several the one with the
-    least error."""
+    least error.
+    """
     grids = [
         grid
         for x, y in zip(xs, ys, strict=False)
@@ -643,14 +637,11 @@ def _ranked(pair: Pair, change: Change) -> tuple[str, str, int | None]:
         precision(first_rows(tensor, SAMPLED_ROWS).astype(np.float32))
         for tensor in (pair.a, pair.b)
     )
-    floats = {
-        *change.dtypes,
-        *(name for name in held if name in BITS),
-    }  # values may be coarser than what stores them
+    # values may be coarser than what stores them
+    floats = {*change.dtypes, *(name for name in held if name in BITS)}
     for bits in sorted({*(BITS[name] for name in floats), 23}, reverse=True):
-        noise = (
-            2.0**-bits * rms / sqrt(12)
-        )  # rounding errors are even within a step, a step at most 2^-bits of a value
+        # rounding errors are even within a step, a step at most 2^-bits of a value
+        noise = 2.0**-bits * rms / sqrt(12)
         ranks = (
             low_rank(partial(pair.rows, turned), pair.flat(turned), noise) for turned in pair.sides
         )

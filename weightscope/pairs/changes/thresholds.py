@@ -2,24 +2,21 @@
 
 `compare` and `lineage` ask the same functions of this room, so a pair that one calls moved, rounded
 or copied is called so by the other. How grids, ranks and directions are searched for is set where
-they are searched for."""
+they are searched for.
+"""
 
 # How far: |B - A| / |A| in the Frobenius norm.
 # of a head's maps, up to which it is the same head: float32's rounding of the factors' products
 UNMOVED = 1e-5
-UNMOVED_IN_ANOTHER_BASIS = (
-    1e-3  # the same where the stream's rotation was found from float32 embeddings
-)
+# the same where the stream's rotation was found from float32 embeddings
+UNMOVED_IN_ANOTHER_BASIS = 1e-3
 CONVERTED = 1e-6  # of a tensor: what a conversion's own arithmetic leaves
-COPIED = (
-    0.01  # of a layer's projections, up to which they are a copy: a cast to bfloat16 makes 0.002
-)
-QUANTISED = (
-    0.5  # of a matrix, up to which B may be a quantised A: a grid of three values makes 0.44
-)
-REORDERED = (
-    0.5  # of a matrix, from which its rows may be A's in another order: unrelated rows make 1.41
-)
+# of a layer's projections, up to which they are a copy: a cast to bfloat16 makes 0.002
+COPIED = 0.01
+# of a matrix, up to which B may be a quantised A: a grid of three values makes 0.44
+QUANTISED = 0.5
+# of a matrix, from which its rows may be A's in another order: unrelated rows make 1.41
+REORDERED = 0.5
 SAME_SIZE = 1e-5  # of root mean squares, which no rotation or permutation changes
 SAME_NORMS = 1e-3  # of the sorted norms of rows: rows in another order have A's norms
 FAR = 0.9  # of heads that have nothing in common as they are stored, which is 1.41
@@ -49,25 +46,21 @@ ONE_DIMENSION = 0.99
 
 # Shares.
 FEW_ROWS = 0.1  # of a tensor's rows: where no more changed, the change is described by its rows
-MOSTLY = (
-    0.5  # of layers with a counterpart, or of matrices with coarser values, for that to be named
-)
+# of layers with a counterpart, or of matrices with coarser values, for that to be named
+MOSTLY = 0.5
 # of matrices on a grid, for them to be called quantised: fused or small ones are often left out
 ON_GRIDS = 0.25
 PARTLY = 0.2  # of a changed float32 matrix's values that are equal: training moves all of them
 SAME_BASIS = 1e-3  # largest entry of a rotation without the identity, up to which it is none
-SAME_SIZES = (
-    0.5  # of matrices outside heads whose size agrees, from which a change of basis is suspected
-)
-EDGE_MOVED = (
-    0.02  # of the dimensions that a head writes, by which an edge's projection kernel moved
-)
+# of matrices outside heads whose size agrees, from which a change of basis is suspected
+SAME_SIZES = 0.5
+# of the dimensions that a head writes, by which an edge's projection kernel moved
+EDGE_MOVED = 0.02
 # of the median layer's size, below which a layer writes so little that it may have been added
 NEAR_IDENTITY = 0.5
 PERMUTED = 0.9  # largest weight in each row of a rotation that is a permutation
-NEARLY_ONE_DIRECTION = (
-    0.9  # of a change's energy: rounding to bfloat16 adds 1 % in the widest models
-)
+# of a change's energy: rounding to bfloat16 adds 1 % in the widest models
+NEARLY_ONE_DIRECTION = 0.9
 # of a matrix's size along a direction, at most left where that was removed wholly, in float32
 PROJECTED = 1e-3
 # of strengths, from 1, where a direction was removed wholly: rounding to bfloat16 makes 0.001
@@ -80,22 +73,18 @@ FOLDING = 3.0  # values of both checkpoints that were multiplied by a norm's gai
 STORED = 0.1
 CLEAR = 2.0  # a change of factors whose rank is computed
 EXPLAINED = 2.0  # maps of two rounded factors
-EXPLAINED_IN_ANOTHER_BASIS = (
-    5.0  # the same if heads' bases changed: rounding weighs more along weak directions
-)
+# the same if heads' bases changed: rounding weighs more along weak directions
+EXPLAINED_IN_ANOTHER_BASIS = 5.0
 
 # What proves a copy. Cells that any original would lie in show nothing.
-USED = (
-    1 / 4
-)  # of a stored grid, by its values and zero: one sign leaves half, a power of two as scale half of it
+# of a stored grid, by its values and zero: one sign leaves half, a power of two as scale half of it
+USED = 1 / 4
 STEPS_USED = 8  # steps of an even grid, which are enough: a byte may hold codes of five bits
 # of a float's finest steps: matrices that share a scale have them, numbers below the normal not
 FLOAT_STEPS_USED = 64
-TWO_LEVELS_SPARED = (
-    0.1  # of the grids of two levels: HQQ shifts them so that all values of a group may have one
-)
-KEPT = (
-    0.9  # |B - A| / |A| of a row, at most, where values may leave their cells: zeros would make 1
-)
+# of the grids of two levels: HQQ shifts them so that all values of a group may have one
+TWO_LEVELS_SPARED = 0.1
+# |B - A| / |A| of a row, at most, where values may leave their cells: zeros would make 1
+KEPT = 0.9
 # chance that the values in another order are rounded to the same, at most where a cast is shown
 UNLIKELY = 1e-6

@@ -4,7 +4,8 @@ tokens were changed.
 With x = P y R, P a permutation of tokens and R a rotation, x and y have the same principal
 components up to signs, and their coordinates the same distributions. Components are paired by
 these, tokens by their nearest neighbours in the coordinates, and the rotation between coordinates
-is fitted again until the pairs stay the same."""
+is fitted again until the pairs stay the same.
+"""
 
 from typing import NamedTuple
 
@@ -16,9 +17,8 @@ MOST_TOKENS = 4096  # those with the largest norms, which no rotation or permuta
 COMPONENTS = 64  # of embeddings, in whose coordinates tokens are told apart
 LEVELS = 513  # quantiles by which distributions of coordinates are compared
 ROUNDS = 12  # of pairing and fitting, at most
-GROWS = (
-    0.01  # of all rows: where a round pairs fewer rows more than the one before, it was the last
-)
+# of all rows: where a round pairs fewer rows more than the one before, it was the last
+GROWS = 0.01
 # share of tokens that are each other's nearest, from which they are counterparts: strangers' reach
 # 0.52
 FOUND = 0.75
@@ -26,9 +26,8 @@ ROWS_EACH = 8  # at least, for each component: a rotation fits fewer rows whatev
 FEWEST = 32  # pairs of rows that a rotation is fitted to
 BEGUN_WITH = (8, 16, 32, 64)  # components by which rows are paired first
 ENOUGH = 0.9  # share of rows from which no other beginning is tried
-TRIED_WITH = (
-    0.03  # noise, as a share of the embedding, with which a suspect's own copy has to be found
-)
+# noise, as a share of the embedding, with which a suspect's own copy has to be found
+TRIED_WITH = 0.03
 BLOCK = 2048  # rows whose distances to all others are computed at a time
 
 
@@ -89,7 +88,8 @@ def match_rows(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, fl
     one.
 
     Leading components are the same after noise that turns the others into one another, so rows are
-    paired by few first."""
+    paired by few first.
+    """
     k = max(1, min(COMPONENTS, x.shape[1], len(x) // ROWS_EACH, len(y) // ROWS_EACH))
     a, b = coordinates(x, k), coordinates(y, k)
     best = np.empty(0, int), np.empty(0, int)
@@ -128,9 +128,8 @@ def _paired_components(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
     levels = np.linspace(0, 1, LEVELS)
     of_a, of_b = (np.quantile(side, levels, axis=0).T for side in (a, b))  # (k, LEVELS)
-    apart = [
-        np.abs(sign[:, None] - of_b).mean(axis=2) for sign in (of_a, -of_a[:, ::-1])
-    ]  # (k, k) each
+    # (k, k) each
+    apart = [np.abs(sign[:, None] - of_b).mean(axis=2) for sign in (of_a, -of_a[:, ::-1])]
     rows, columns = linear_sum_assignment(np.minimum(*apart))
     turn = np.zeros((a.shape[1], b.shape[1]))
     turn[rows, columns] = np.where(apart[0][rows, columns] <= apart[1][rows, columns], 1.0, -1.0)

@@ -19,13 +19,8 @@ PREDICATE = "https://weightscope/lineage/v1"  # what a claim of this version is
 BY_WEIGHTS, INDEXED = "verified by weights", "indexed"  # tiers: what the bases were judged by
 WEIGHTS, PRINT = "weights", "fingerprint"  # what a base was read from
 SHARED, NOT_SHARED = "shared", "not shared"  # attention heads
-ABOUT_FILES = (
-    "suspect",
-    "bases",
-    "options",
-    "probes",
-    "serialization",
-)  # what a claim is about, and how it was made
+# what a claim is about, and how it was made
+ABOUT_FILES = ("suspect", "bases", "options", "probes", "serialization")
 LAYER = ("layer", "base", "base_layer", "likeness", "z")  # columns of the layer map
 MOST_BASES = 64  # of a claim
 MOST_FILES = 1_100  # of a model; an index may name 1,000
@@ -98,7 +93,8 @@ def _described(base: Sketches) -> dict[str, Any]:
 
 def probes_of(lineage: Lineage) -> dict[str, str] | None:
     """The seed of the random probes, and the nonce that it follows from with the digests of heads;
-    None if they are public or a key's."""
+    None if they are public or a key's.
+    """
     return (
         {"seed": lineage.probes.seed, "nonce": lineage.probes.nonce}
         if lineage.probes.nonce

@@ -3,7 +3,8 @@
 Each file has its SHA-256 and its path below the model's folder; the model has the SHA-256 over
 those digests, as bytes, in the order of paths (model_signing/_signing/signing.py, Payload). Here
 the files are those that were read: weights and config. A model card may change without a claim
-becoming void."""
+becoming void.
+"""
 
 from collections.abc import Iterable, Mapping
 from hashlib import sha256

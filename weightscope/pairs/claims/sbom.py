@@ -3,7 +3,8 @@ show and no more.
 
 "related" is no descent: CycloneDX has `pedigree.variants` for it, where it is unclear whether one
 is derived from the other, and SPDX has VARIANT_OF, "same lineage but not clear which came first".
-Without a common origin there is no relation; the verdict is a property or an annotation then."""
+Without a common origin there is no relation; the verdict is a property or an annotation then.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -2,7 +2,8 @@
 asks a network.
 
 The bundle is what `model_signing sign key` writes, so its verifier accepts the signature. This
-module needs the extra `attest`; writing and reading claims does not."""
+module needs the extra `attest`; writing and reading claims does not.
+"""
 
 import json
 from base64 import b64decode, b64encode

@@ -43,10 +43,8 @@ from weightscope.pairs.lineage.sketches import is_fingerprint
 from weightscope.pairs.lineage.verdict import candidates, judge
 
 INSTALL = "pip install 'weightscope-attention[attest]'"
-RELATIVE, ABSOLUTE = (
-    0.01,
-    1e-6,
-)  # two runs agree on a number up to this; other machines round in another order
+# two runs agree on a number up to this; other machines round in another order
+RELATIVE, ABSOLUTE = 0.01, 1e-6
 LEAST = 1e-12  # of a printed number that float32's rounding may be; less is a probability
 OF_LOGARITHM = 0.01  # the same of ln p, relative, and absolute below 1
 NUMBER = r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])"
@@ -70,7 +68,8 @@ class Verification(Result):
 
     `holds`; `tier` "verified by weights" or "indexed" (a base was a fingerprint, whose word was
     taken); `signature` "valid", "not valid", "not checked" or "none"; `differences`, and
-    `not_checked`, fields that nothing is known of."""
+    `not_checked`, fields that nothing is known of.
+    """
 
     claim: Claim
     tier: str | None  # None where nothing was computed
@@ -342,7 +341,8 @@ def _matched(
 
 def _expected(claim: Claim, name: str, base: Any) -> tuple[dict[str, str], dict[str, str]]:
     """The digests that a claim wants of a base, and those that it has: of the files, or of the
-    heads if one of the two is a fingerprint."""
+    heads if one of the two is a fingerprint.
+    """
     claimed = claim.bases[name]
     if not is_fingerprint(base):
         if not claimed.is_print:
@@ -408,9 +408,8 @@ def _same_text(claim: str, computed: str, names: Sequence[str]) -> bool:
     compared exactly.
     """
     exact = [re.escape(name) for name in names]
-    token = re.compile(
-        f"({'|'.join([*exact, NUMBER])})"
-    )  # a name first, so that its digits are no number
+    # a name first, so that its digits are no number
+    token = re.compile(f"({'|'.join([*exact, NUMBER])})")
     mine, theirs = token.split(claim), token.split(computed)
     if mine[::2] != theirs[::2]:  # the words between
         return False

@@ -163,9 +163,8 @@ def compare(
             orders[k].append(current.order)
             previous = current
     heads = [MeasuredHeads(layers, a.config.d_model) for layers in measured]
-    left_out = (
-        set() if forms else {"qk_change_delta1", "qk_change_far"}
-    )  # without a rotation every distance is alike
+    # without a rotation every distance is alike
+    left_out = set() if forms else {"qk_change_delta1", "qk_change_far"}
     if not any(
         np.isfinite(layer["qk_change_rank"]).any() for layers in from_first for layer in layers
     ):
@@ -185,9 +184,8 @@ def compare(
         if everything
         else [*outside[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
     )
-    changes = list(
-        {(change.name, change.part): change for change in changes}.values()
-    )  # biases are among both
+    # biases are among both
+    changes = list({(change.name, change.part): change for change in changes}.values())
     along = TensorChanges(changes)
     edits = [*moved_layers(a, models[-1], differ), *along.along_directions]
     neighbours = [(k, k + 1) for k in range(len(models) - 1)] if more else []
@@ -337,41 +335,32 @@ class Comparison(Result):
     # not finite.
     from_first: dict[str, np.ndarray]
     from_previous: dict[str, np.ndarray]  # the same, from the checkpoint before
-    order: (
-        np.ndarray
-    )  # (n - 1, L, H) which head of each later checkpoint was compared with each head of the first
+    # (n - 1, L, H) which head of each later checkpoint was compared with each head of the first
+    order: np.ndarray
     broken: list[list[str]]  # tensors of each checkpoint that contain NaN or infinity
-    overflowing: list[
-        list[Finding]
-    ]  # heads of each checkpoint without numbers because finite weights are too large.
+    # heads of each checkpoint without numbers because finite weights are too large.
+    overflowing: list[list[Finding]]
     coverage: str = ""  # what was read, in a sentence
     not_compared: list[str] = field(default_factory=list)  # tensors of the first checkpoint
     # Tensors outside heads' matrices, from the first to each later one
     others: list[OtherChanges] = field(default_factory=list)
-    edits: Sequence[
-        Finding
-    ] = ()  # what was done to whole layers from the first checkpoint to the last
-    everything: TensorChanges | None = (
-        None  # with `all_tensors`, from the first checkpoint to the last
-    )
-    limited: dict[str, float] = field(
-        default_factory=dict
-    )  # of these, how far each changed that a limit applies to
-    settings: Sequence[
-        SettingsChange
-    ] = ()  # how config and tokenizer of each later one differ from the first's
+    # what was done to whole layers from the first checkpoint to the last
+    edits: Sequence[Finding] = ()
+    # with `all_tensors`, from the first checkpoint to the last
+    everything: TensorChanges | None = None
+    # of these, how far each changed that a limit applies to
+    limited: dict[str, float] = field(default_factory=dict)
+    # how config and tokenizer of each later one differ from the first's
+    settings: Sequence[SettingsChange] = ()
     unread_files: Sequence[Finding] = ()  # weight files next to those that were read
-    find_circuits: Callable[[], CircuitChanges | None] | None = (
-        None  # computes `circuits` on first use
-    )
+    # computes `circuits` on first use
+    find_circuits: Callable[[], CircuitChanges | None] | None = None
     # what was done from the first to the last, in a sentence; empty where it is no one thing
     deed: str = ""
-    equal: Sequence[
-        Sequence[str]
-    ] = ()  # of several checkpoints, neighbours with equal compared tensors, by label
-    along: TensorChanges = field(
-        default_factory=lambda: TensorChanges([])
-    )  # the last one's, for shared directions
+    # of several checkpoints, neighbours with equal compared tensors, by label
+    equal: Sequence[Sequence[str]] = ()
+    # the last one's, for shared directions
+    along: TensorChanges = field(default_factory=lambda: TensorChanges([]))
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -440,9 +429,8 @@ class Comparison(Result):
         """
         asides = dict.fromkeys(aside for change in self.settings for aside in change.asides)
         lacking = only_in_one((self.everything or self.others[-1]).changes)
-        others = (
-            "" if self.everything else self.others[-1].headline
-        )  # of all tensors the coverage tells
+        # of all tensors the coverage tells
+        others = "" if self.everything else self.others[-1].headline
         equal = [
             f"{printable(x)} and {printable(y)} are equal in every compared tensor."
             for x, y in self.equal
@@ -523,7 +511,8 @@ class Comparison(Result):
 
         Of heads W_QK and W_VO count, and biases relative to the larger of their norm and the
         matrix's; and all tensors that heads are not made of; with `all_tensors`, all tensors of the
-        file."""
+        file.
+        """
         if any(self.broken):
             return "a tensor", float("nan")
         changes = [
@@ -539,7 +528,8 @@ class Comparison(Result):
         measures of both.
 
         Its csv() is heads.csv. Columns of the first checkpoint end in _a, of the last in _b, where
-        the head has the index head_b; angles are in radians."""
+        the head has the index head_b; angles are in radians.
+        """
         first, last = self.measured[0].table, self.measured[-1].table
         changes = [
             change_column(name, values[-1].ravel()) for name, values in self.from_first.items()
@@ -883,9 +873,8 @@ def _permuted(comparison: Comparison) -> Iterator[Finding]:
         if places:
             pairs = listed([f"{h} is now {order[h]}" for h in places], NAMED)
             text = f"{counted(len(places), 'head')} of {len(order)} are the same in another order: {pairs}."
-            members = tuple(
-                Member("head", h, number=float(order[h])) for h in places
-            )  # the text says where it is now
+            # the text says where it is now
+            members = tuple(Member("head", h, number=float(order[h])) for h in places)
             yield Finding(
                 kind="permuted_heads",
                 layer=layer,

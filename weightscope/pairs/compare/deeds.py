@@ -23,13 +23,8 @@ from weightscope.report.findings import Finding, Member, finding, listed, spans
 LINEAGE = "`weightscope lineage` looks for other orders and other bases"
 FAR_ON = "qk_change_far"  # the change that near tokens do not show
 IDENTICAL = "Identical"  # begins the deed where nothing was done
-TRAINED = {
-    "changed",
-    "low rank",
-    "one direction",
-    "few rows",
-    "rounded",
-}  # kinds that training leaves
+# kinds that training leaves
+TRAINED = {"changed", "low rank", "one direction", "few rows", "rounded"}
 NAMED = 4  # factors, shares or ways in a sentence
 ROUNDED_TO = {"BF16": "bfloat16", "F16": "float16"}
 
@@ -59,7 +54,8 @@ def deed(
     where they do not.
 
     `changes` has every compared tensor, `moved` every head by layer, `order` (L, H) says which head
-    of b each is, and `edits` what was done to whole layers."""
+    of b each is, and `edits` what was done to whole layers.
+    """
     attention = {tensor.name for i in a.attention_layers for tensor in a.attention_tensors(i)}
     changed = [
         change
@@ -161,7 +157,8 @@ def _rotated(
     not.
 
     A rotation leaves every singular value alone; only where it did is it computed, from the token
-    embeddings."""
+    embeddings.
+    """
     if not all((layer[f"{name}_change"] > FAR).all() for layer in moved for name in MAPS):
         return ""
     for name in MAPS:
@@ -228,11 +225,8 @@ def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
         )
     if kinds.keys() == {"one direction"}:
         return f"Changed along one direction: {where}."
-    if kinds.keys() <= {
-        "low rank",
-        "one direction",
-        "rounded",
-    }:  # the rest of a merged LoRA may be saved in fewer bits
+    # the rest of a merged LoRA may be saved in fewer bits
+    if kinds.keys() <= {"low rank", "one direction", "rounded"}:
         ranks = {change.rank for change in now if change.rank is not None}
         lora = ", as by a merged LoRA" if len(ranks) == 1 else ""
         where = f"{len(now) - kinds['rounded']} of {total} attention matrices"
@@ -281,9 +275,8 @@ def moved_layers(a: Model, b: Model, moved: Sequence[int]) -> Iterator[Finding]:
         chain = [next(iter(source))]
         while (following := source.get(chain[-1], chain[0])) not in chain:
             chain.append(following)
-        circle = (
-            source.get(chain[-1]) == chain[0]
-        )  # every layer of it is there once, at another's place
+        # every layer of it is there once, at another's place
+        circle = source.get(chain[-1]) == chain[0]
         for layer in chain if circle else chain[:1]:
             origin = source.pop(layer)
             if not circle:

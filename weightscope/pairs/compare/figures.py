@@ -21,11 +21,8 @@ from weightscope.report.pages.style import (
     subplots,
 )
 
-NOTHING = {
-    "ha": "center",
-    "va": "center",
-    "color": "0.35",
-}  # what is said where there is nothing to draw
+# what is said where there is nothing to draw
+NOTHING = {"ha": "center", "va": "center", "color": "0.35"}
 DRAWN = 6  # heads whose spectra are compared: those that moved most
 NEGLIGIBLE = 1e-6  # of the largest: no change in percent is drawn for smaller singular values
 
@@ -61,7 +58,8 @@ def spectra_before_and_after(comparison: Comparison) -> Figure:
     W_VO on the right.
 
     All panels have one scale, linear up to 10 % and logarithmic beyond where a value more than
-    doubled."""
+    doubled.
+    """
     first, last = comparison.measured[0], comparison.measured[-1]
     change = np.stack([comparison.from_first[f"{name}_change"][-1].ravel() for name in MAPS])
     moved = np.abs(change).max(axis=0) > UNMOVED
@@ -116,9 +114,8 @@ def trajectories(comparison: Comparison) -> Figure:
     layer_bar(figure, left_over, comparison.measured[0].layers)
     steps, first = np.arange(len(comparison.labels)), comparison.measured[0]
     for axis, name in zip(traced, TRACED, strict=True):
-        medians = np.stack(
-            [layer_medians(heads.grid(name)) for heads in comparison.measured]
-        )  # (n, L)
+        # (n, L)
+        medians = np.stack([layer_medians(heads.grid(name)) for heads in comparison.measured])
         for line, colour in zip(medians.T, layer_colours(first.layers), strict=True):
             axis.plot(steps, line, color=colour, linewidth=0.8)
         axis.set_title(title(first.measure(name)))

@@ -15,13 +15,10 @@ from weightscope.pairs.changes.tensor import Change
 
 DIRECTIONS = 16  # leading ones of each change that are kept
 SPARE, POWERS = 8, 4  # further columns of the sketch, and its power iterations
-ABOVE_NOISE = (
-    1.5  # times the spectral norm of rounding errors, from which a direction is more than rounding
-)
-TOP, INTRUDER = (
-    10,
-    0.5,
-)  # PEFT's defaults: leading dimensions looked at, and the cosine below which one is an intruder
+# times the spectral norm of rounding errors, from which a direction is more than rounding
+ABOVE_NOISE = 1.5
+# PEFT's defaults: leading dimensions looked at, and the cosine below which one is an intruder
+TOP, INTRUDER = 10, 0.5
 # of the smaller side, up to which intruders are looked for unasked: the SVD takes a few seconds
 EXACT_SIDE = 2048
 PRINCIPAL = 0.1  # share of the base's left singular vectors that are called principal
@@ -29,16 +26,8 @@ FAINT = 1e-7  # of the first singular value, what a Gram matrix in float64 resol
 SPREADS = 4.0  # of the largest singular value of noise, above its mean
 LEFT = 1.5  # times the energy of rounding errors, that a change of low rank leaves at most
 FINEST = 23  # bits of float32's fraction
-READS = {
-    "q",
-    "k",
-    "v",
-    "gate",
-    "up",
-    "router",
-    "q_a",
-    "kv_a",
-}  # roles whose input is the stream, in the norm's basis
+# roles whose input is the stream, in the norm's basis
+READS = {"q", "k", "v", "gate", "up", "router", "q_a", "kv_a"}
 WRITES = {"o", "down"}  # roles whose output joins the stream
 
 
@@ -151,9 +140,8 @@ def _update(label: str, a: NamedTensor, b: NamedTensor, change: Change, *, exact
     np.subtract(b.array(), d, out=d)  # in place: a 7B's largest matrix takes 360 MB
     size = float(np.linalg.norm(d))
     far = size / before if before else np.inf
-    s, written, read = (
-        vectors.astype(np.float32) for vectors in leading(d, DIRECTIONS)
-    )  # kept of every matrix
+    # kept of every matrix
+    s, written, read = (vectors.astype(np.float32) for vectors in leading(d, DIRECTIONS))
     bits = min(BITS.get(dtype, FINEST) for dtype in change.dtypes)
     noise = 2.0**-bits * max(before, size) / sqrt(12 * d.size) * sum(map(sqrt, d.shape))
     shape, rank = d.shape, change.rank
@@ -210,7 +198,8 @@ def intruders_of(before: np.ndarray, after: np.ndarray) -> Intruders:
 
     Of the first TOP left singular vectors of W + dW, each whose |cosine| with every left singular
     vector of W is below INTRUDER. Both are (m, n) as PyTorch stores them, which for a Conv1D is
-    (in, out)."""
+    (in, out).
+    """
     w, after = before.astype(np.float64), after.astype(np.float64)
     (base, s), (merged, values) = _left(w), _left(after)  # (m, r), (r,)
     cosines = np.abs(merged[:, :TOP].T @ base).max(axis=1)
@@ -227,7 +216,8 @@ def _left(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """All left singular vectors and the values of a matrix (m, n), the largest first: (m, r), (r,).
 
     From the smaller Gram matrix, a third of an SVD's time; singular values below FAINT of the first
-    are not resolved."""
+    are not resolved.
+    """
     tall = w.shape[0] > w.shape[1]
     energies, vectors = np.linalg.eigh(w.T @ w if tall else w @ w.T)
     s, vectors = np.sqrt(np.maximum(energies[::-1], 0)), vectors[:, ::-1]

@@ -52,10 +52,8 @@ USUAL_RANKS = (
     256,
 )  # that people give a LoRA: a few steps rarely leave one of them
 NO_TRAINING = ("same function", "deed", "unrelated", "noise", "merge")
-SHARES_DIFFER, NEARLY_ALL = (
-    0.1,
-    0.1,
-)  # of the share of the base in a merge's matrices; and from one, in a tune
+# of the share of the base in a merge's matrices; and from one, in a tune
+SHARES_DIFFER, NEARLY_ALL = 0.1, 0.1
 OUTSIDE = {
     "tokens": "token embeddings",
     "positions": "position embeddings",
@@ -632,9 +630,8 @@ def _of_low_rank(low: Sequence[Update], total: int, changed: int) -> Training:
     """A change of low rank, and what leaves one: a LoRA has one rank and scale, and changes nothing
     else.
     """
-    ranks = Counter(
-        update.rank for update in low if update.rank is not None
-    )  # of others it is full, and no higher
+    # of others it is full, and no higher
+    ranks = Counter(update.rank for update in low if update.rank is not None)
     (usual, count), *_ = ranks.most_common()
     is_one = count >= MOSTLY * sum(ranks.values())  # of the others rounding made more
     largest = usual if is_one else max(ranks)

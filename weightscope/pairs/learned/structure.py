@@ -17,7 +17,8 @@ def dora_rank(before: np.ndarray, after: np.ndarray) -> int | None:
     half.
 
     With the row space of A out of both, after is diag(t) before: the factors t and that space are
-    found in turn."""
+    found in turn.
+    """
     w, v = before.astype(np.float64), after.astype(np.float64)
     most = min(w.shape) // 2
     if min(w.shape) > LARGEST or not most:
@@ -47,9 +48,8 @@ def kronecker_shapes(d: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]] |
     sides = [_divisors(size) if min(d.shape) <= LARGEST else [] for size in d.shape]
     for m in sides[0]:
         for n in sides[1]:
-            blocks = d.reshape(m, d.shape[0] // m, n, d.shape[1] // n).swapaxes(
-                1, 2
-            )  # (m, n, p, q)
+            # (m, n, p, q)
+            blocks = d.reshape(m, d.shape[0] // m, n, d.shape[1] // n).swapaxes(1, 2)
             sizes = np.linalg.norm(blocks, axis=(2, 3))
             one = blocks[np.unravel_index(sizes.argmax(), sizes.shape)]
             few = blocks[:: max(1, m - 1), :: max(1, n - 1)]

@@ -2,7 +2,8 @@
 
 Texts of random tokens, frequent ones more often (`circuits.stream.frequencies`), pass through both
 models exactly. What a tune saw more often than the base expected, it says more often whatever comes
-before; the topic itself need not be in the input. No text is read and nothing is sampled."""
+before; the topic itself need not be in the input. No text is read and nothing is sampled.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -38,9 +39,8 @@ class Words(ShowsShapes):
     before: np.ndarray  # (V,) mean probability
     after: np.ndarray  # (V,)
     names: list[str]  # of the tokens in `top`; empty where no tokenizer is known
-    by_chance: (
-        float  # the largest score that the same changes leave in any token, once they are shuffled
-    )
+    # the largest score that the same changes leave in any token, once they are shuffled
+    by_chance: float
 
     @property
     def score(self) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 First what the match of sketches shows, layers and heads that are gone, repeated or in another
 order; then what weights show: how the weights of matching layers, and of what is outside layers,
-differ."""
+differ.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -73,12 +74,8 @@ UNLIKE = "attention matrices unlike the base's"
 # of the largest layer's median |W_VO|: matched layers that all write less may have been added to be
 # found
 QUIET = 0.05
-RESIZED = {
-    "heads grouped",
-    "heads grouped: the base",
-    "width cut",
-    "width extended",
-}  # what changes every head anyway
+# what changes every head anyway
+RESIZED = {"heads grouped", "heads grouped: the base", "width cut", "width extended"}
 
 
 @dataclass(frozen=True)
@@ -98,9 +95,8 @@ class WeightChanges:
     basis: Basis
     layers: Sequence[LayerChange]
     outside: TensorsOfBoth
-    attention: frozenset[str] = field(
-        default_factory=frozenset
-    )  # the base's tensors that contain heads
+    # the base's tensors that contain heads
+    attention: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def every(self) -> list[tuple[int | None, Change]]:
@@ -588,9 +584,8 @@ def _training(
         )
         yield Kind(f"{shared.kind} (low-rank update)", along, finding.text, len(along) / n_layers)
     least = UNMOVED if weights.basis.same else UNMOVED_IN_ANOTHER_BASIS
-    emptied = {
-        i for i, change in weights.every if change.is_matrix and not change.squares_b
-    }  # not by training
+    # not by training
+    emptied = {i for i, change in weights.every if change.is_matrix and not change.squares_b}
     moved = {
         layer.layer
         for layer in layers

@@ -45,12 +45,10 @@ class Proof:
     first.
     """
 
-    ways: Counter[str] = field(
-        default_factory=Counter
-    )  # tensors that follow in each way, a key of `HOW`
-    layers: dict[str, set[int]] = field(
-        default_factory=dict
-    )  # the suspect's layers that they are in
+    # tensors that follow in each way, a key of `HOW`
+    ways: Counter[str] = field(default_factory=Counter)
+    # the suspect's layers that they are in
+    layers: dict[str, set[int]] = field(default_factory=dict)
 
     @property
     def how(self) -> str:
@@ -64,7 +62,8 @@ def prove(weights: WeightChanges, which: str) -> Proof | None:
 
     None where a tensor does not follow, or where the one that would be older has tensors or rows
     that the other lacks: then both may come from a third. Without ways if all is equal. Layers that
-    were left out are `without_layers`'."""
+    were left out are `without_layers`'.
+    """
     missing = weights.lost if which == "B" else weights.gained
     if not weights.basis.same or not weights.layers or any(map(_matters, missing)):
         return None
@@ -112,9 +111,8 @@ def _way(change: Change, which: str, cells: Cells) -> str:
         return ""  # where rows were cut, the older may also be the newer one, extended
     if not change.values_changed:
         return "equal"
-    casts = [
-        cast for cast, rounded in change.casts if rounded != which
-    ]  # the older one, rounded, gives the newer
+    # the older one, rounded, gives the newer
+    casts = [cast for cast, rounded in change.casts if rounded != which]
     return way_from(older, newer, casts, cells)
 
 
@@ -141,7 +139,8 @@ def merge_share(suspect: Model, first: Model, second: Model) -> float | None:
     float.
 
     None where it is none, where one base alone gives the suspect, or where a base is such a sum of
-    the suspect and the other base: then the weights do not show which came first."""
+    the suspect and the other base: then the weights do not show which came first.
+    """
     models = (first, second, suspect)
     triples = []
     for name in sorted({name for model in models for name in model.checkpoint}):

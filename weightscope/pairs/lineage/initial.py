@@ -3,7 +3,8 @@
 Models that are begun with one seed are alike until training has moved them far, and neither comes
 from the other. A checkpoint before training is recognised by itself; of two trained ones the gains
 of norms tell, as far as they can: they begin at one in every model, so that only what was learnt
-together is alike in them."""
+together is alike in them.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from math import sqrt
@@ -21,13 +22,8 @@ from weightscope.pairs.lineage.shared_tensors import FEED_FORWARD, NORMS
 from weightscope.pairs.lineage.sketches import Sketches
 from weightscope.pairs.lineage.verdict import Related
 
-EXPLAINED_OTHERWISE = (
-    "norms folded",
-    "gains moved",
-    "same ",
-    "stream",
-    "merge",
-)  # kinds that change gains themselves
+# kinds that change gains themselves
+EXPLAINED_OTHERWISE = ("norms folded", "gains moved", "same ", "stream", "merge")
 LOOKS = "as initialised (gains of one, biases of zero, spectra of random matrices), and whoever uses its seed begins there"
 ONLY_BEGUN = (
     "They may share only an initialisation: gains of norms, which begin at one in every model, are not alike, so "

@@ -186,9 +186,8 @@ def _judged(
     doubts = [
         f"{printable(each.base.name)}: {'; '.join(reasons)}"
         for each, by_part in zip(compared, parts, strict=True)
-        if (
-            reasons := list(dict.fromkeys(_said_of(by_part, "undecided", "related")))
-        )  # norms alone do not decide it
+        # norms alone do not decide it
+        if (reasons := list(dict.fromkeys(_said_of(by_part, "undecided", "related"))))
     ]
     doubts += [listed(unread, NAMED)] if unread else []
     verdict = "undecided" if doubts else "unrelated"
@@ -239,11 +238,8 @@ TURNED = "stream rotated or permuted"  # where weights do not tell which
 NOT_ALL = "fine-tuned or merged with more"
 LEFT_OVER = "The merge leaves {left:.2g} of the suspect's norm unexplained: by training, or by bases not given."
 TRAINED = ("fine-tuned", "low-rank update", "values set to zero")
-OF_A_MERGE = (
-    *TRAINED,
-    "norms folded",
-    "norms folded: the base",
-)  # what a merge looks like next to one of its bases
+# what a merge looks like next to one of its bases
+OF_A_MERGE = (*TRAINED, "norms folded", "norms folded: the base")
 SMALLER = {"B": {"layers removed", "vocabulary cut"}, "A": {"layers replaced or added", "layers repeated",
            "vocabulary extended"}}  # fmt: skip  # what the newer one lacks, by whether that is the suspect
 OTHER_SIZES = {*RESIZED, "heads removed", "heads added", "layers replaced or added"}
@@ -521,7 +517,8 @@ class Lineage(Result):
     `verdict` is "derived" where the suspect can be recomputed from the base, which holds more;
     "related" where they have an origin in common, and the weights do not show that the base came
     first; "unrelated" where nothing is shared, in heads, feed-forward networks, embeddings or
-    norms; "undecided" where not everything could be compared."""
+    norms; "undecided" where not everything could be compared.
+    """
 
     FIGURE, PAGE = "pairs.lineage.figures:lineage_figure", "pairs.lineage.page:write_lineage_page"
     TABLES, FILES = TABLES, RESULTS
@@ -536,34 +533,26 @@ class Lineage(Result):
     # How the suspect differs from the base; neither needs to come first
     kinds: list[Kind] = field(default_factory=list)
     weights: dict[str, float] = field(default_factory=dict)  # share of each base in a merge
-    drift: dict[int, float] = field(
-        default_factory=dict
-    )  # |S - B| / |B| of heads' maps by layer, if weights were read
+    # |S - B| / |B| of heads' maps by layer, if weights were read
+    drift: dict[int, float] = field(default_factory=dict)
     doubts: list[str] = field(default_factory=list)  # why the verdict is "undecided"
-    sources: list[Related | None] = field(
-        default_factory=list
-    )  # the base that has each layer's counterpart
-    unread: list[str] = field(
-        default_factory=list
-    )  # fingerprints of a folder that were skipped, and why
-    proof: Proof | None = (
-        None  # how the newer can be recomputed from the older, if the weights show it
-    )
-    parts: dict[str, Part] = field(
-        default_factory=dict
-    )  # "attention", "feed_forward", "tokens", "norms", perhaps more
+    # the base that has each layer's counterpart
+    sources: list[Related | None] = field(default_factory=list)
+    # fingerprints of a folder that were skipped, and why
+    unread: list[str] = field(default_factory=list)
+    # how the newer can be recomputed from the older, if the weights show it
+    proof: Proof | None = None
+    # "attention", "feed_forward", "tokens", "norms", perhaps more
+    parts: dict[str, Part] = field(default_factory=dict)
     sharing: Sketches | None = None  # a base that shares no heads but another part
-    by_neurons: dict[str, float] = field(
-        default_factory=dict
-    )  # p-value of the permutation test of neurons, by base
+    # p-value of the permutation test of neurons, by base
+    by_neurons: dict[str, float] = field(default_factory=dict)
     initial: str = ""  # what speaks for an initialisation that both share, as a sentence
     apart: str = ""  # how alike what was learnt from a base as initialised is, as a sentence
-    learnt: dict[str, float] = field(
-        default_factory=dict
-    )  # by base, cosine of the changes from a base as initialised
-    probes: Probes = (
-        PUBLIC  # where the signs of sketches of the pairs come from whose weights are both there
-    )
+    # by base, cosine of the changes from a base as initialised
+    learnt: dict[str, float] = field(default_factory=dict)
+    # where the signs of sketches of the pairs come from whose weights are both there
+    probes: Probes = PUBLIC
     along: TensorChanges = field(
         default_factory=lambda: TensorChanges([]), repr=False
     )  # for directions that were removed

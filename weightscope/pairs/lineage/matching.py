@@ -7,7 +7,8 @@ has mean zero and a known standard deviation, whatever was chosen.
 
 Where the weights of both are at hand, sketches only say which pairs to look at. How alike these are
 is the cosine of their maps, <W, W'> = tr((A'A~)(B~'B)) for W = AB', which no draw of signs changes;
-see `_examined`."""
+see `_examined`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,9 +43,8 @@ ROUTES = {  # in words, strongest evidence first
 BACKGROUND = {"direct": (0.0, 0.01), "tokens": (0.0, 0.01)}
 SURE = 6.0  # z from which a likeness is higher than strangers reach
 LEAST = 0.05  # likeness that two layers need to be called counterparts
-SHARED = (
-    0.2  # of the counterparts' likeness: where all other heads are alike too, they show nothing
-)
+# of the counterparts' likeness: where all other heads are alike too, they show nothing
+SHARED = 0.2
 CHI_SQUARED = 0.455  # median of a normal variable's square, over its mean
 SHOWN = 2.0  # z of a layer within a run that needs no such likeness
 # a route through fewer shows strangers' matrices alike, and the best of them as counterparts
@@ -60,12 +60,10 @@ SMALLEST = 3  # points of a spectrum that one dropped singular value may change
 # with 405B, 3e10.
 MOST_STEPS = 10**11
 TINY = 1e-45  # a norm that is zero in float32, which sketches are kept in
-LOOKED_AT = (
-    1 << 22
-)  # pairs of heads, evenly spread, that show how alike those are that are not counterparts
-FEW = (
-    1 << 12
-)  # so few pairs of heads that sketches do not tell that: then this many are examined by weights
+# pairs of heads, evenly spread, that show how alike those are that are not counterparts
+LOOKED_AT = 1 << 22
+# so few pairs of heads that sketches do not tell that: then this many are examined by weights
+FEW = 1 << 12
 EXAMINED = 256
 
 Ids = tuple[np.ndarray, np.ndarray]  # tokens of the suspect and their counterparts in the base
@@ -76,21 +74,17 @@ class Match(ShowsShapes):
     """Counterparts of a suspect's layers in one base, by one route."""
 
     route: str  # a key of `ROUTES`
-    likeness: (
-        np.ndarray
-    )  # (L_s, L_b) mean cosine of matched heads; of spectra, 1 - distance / usual distance
-    layers: list[
-        int | None
-    ]  # for each layer of the suspect, the place of its counterpart in the base
+    # (L_s, L_b) mean cosine of matched heads; of spectra, 1 - distance / usual distance
+    likeness: np.ndarray
+    # for each layer of the suspect, the place of its counterpart in the base
+    layers: list[int | None]
     heads: list[np.ndarray]  # (H,) each: the counterpart of each head, or -1
     z: np.ndarray  # (L_s,) standard deviations between a layer's likeness and a stranger's
-    log_p: (
-        float  # natural logarithm of the probability that strangers are this alike, over all layers
-    )
+    # natural logarithm of the probability that strangers are this alike, over all layers
+    log_p: float
     elsewhere: float = 0.0  # median cosine of heads that are not counterparts
-    order: TokenOrder | None = (
-        None  # which tokens are counterparts, if they were found by their embeddings
-    )
+    # which tokens are counterparts, if they were found by their embeddings
+    order: TokenOrder | None = None
 
     @property
     def is_sure(self) -> bool:
@@ -108,9 +102,8 @@ class Match(ShowsShapes):
     @property
     def unpaired(self) -> np.ndarray:
         """The likeness of all other pairs of layers, (L_s, L_b); NaN of counterparts."""
-        counterparts = np.array(self.layers, float)[:, None] == np.arange(
-            self.likeness.shape[1]
-        )  # None is NaN
+        # None is NaN
+        counterparts = np.array(self.layers, float)[:, None] == np.arange(self.likeness.shape[1])
         return np.where(counterparts, np.nan, self.likeness)
 
     @property
@@ -179,9 +172,8 @@ def _by_sketches(
     orders: dict[tuple[int, int], np.ndarray] = {}
     of_suspect = [suspect.of_layer(layer) for layer in suspect.layers]
     of_base = [base.of_layer(layer) for layer in base.layers]
-    seen = np.arange(
-        0, len(y), len(x) * len(y) // LOOKED_AT | 1
-    )  # an odd step takes heads of every index
+    # an odd step takes heads of every index
+    seen = np.arange(0, len(y), len(x) * len(y) // LOOKED_AT | 1)
     sampled_cosines = np.empty((len(x), len(seen)), np.float32)
     for i, heads in enumerate(of_suspect):
         chosen, judged = (
@@ -361,7 +353,8 @@ def _examined(
 
     The nearest layer by sketches is looked at for each of the suspect's, and then whatever the best
     path leads through, until nothing on it rests on an estimate. `least` is what counterparts need:
-    by sketches, and exactly. Two layers are in memory at a time."""
+    by sketches, and exactly. Two layers are in memory at a time.
+    """
     exact = np.full(first.shape, np.nan)
     estimate = np.where(first < least[0], 0.0, first)
     layers: list[int | None] = [int(j) for j in first.argmax(axis=1)]
@@ -404,7 +397,8 @@ def assign_heads(scores: np.ndarray) -> np.ndarray:
     left.
 
     scores (H_s, H_b) -> (H_s,). A score that is not finite, of weights that overflow, speaks for no
-    pair."""
+    pair.
+    """
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(np.where(np.isfinite(scores), scores, 0.0), maximize=True)
@@ -475,9 +469,8 @@ def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
     near = ratio < NEAR
     layers = [int(j) if is_near else None for j, is_near in zip(best, near, strict=True)]
     heads = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
-    counterparts = len(
-        set(best[near].tolist())
-    )  # one layer of a base may be the nearest to all of a stranger's
+    # one layer of a base may be the nearest to all of a stranger's
+    counterparts = len(set(best[near].tolist()))
     log_p = _log_binomial(counterparts, len(near), BY_CHANCE)
     z = np.where(near, -np.log(np.maximum(ratio, 1e-12)), np.nan)
     return Match("spectra", likeness, layers, heads, z, log_p)

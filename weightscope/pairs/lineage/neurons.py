@@ -5,7 +5,8 @@ A neuron is assigned to one of the base's by its row of one matrix; whether the 
 is measured by its other weights, which agree with nothing where the two are strangers. Columns are
 standardised over neurons first, so that a norm's gain that was moved into them changes nothing. The
 test of Zhu et al. (arXiv 2502.12292) for networks in any order assigns by two matrices apart, and
-compares both assignments."""
+compares both assignments.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -24,9 +25,8 @@ from weightscope.pairs.changes.head import Basis
 
 SAMPLED = 128  # neurons of a network that are assigned
 DIMENSIONS = 256  # of the stream by which they are compared
-MOST = (
-    256  # networks of a checkpoint that are compared: of a large mixture, only some of its experts
-)
+# networks of a checkpoint that are compared: of a large mixture, only some of its experts
+MOST = 256
 SURE = 8.0  # standard deviations above neurons assigned at random
 ALIKE = 0.2  # mean likeness of assigned neurons
 MOST_ROWS = 4096  # of a table of embeddings, by which its columns are standardised

@@ -3,7 +3,8 @@ embeddings, norms.
 
 Heads say nothing of the rest of a file, so every part has a verdict of its own. Feed-forward
 networks are compared tensor by tensor and then neuron by neuron, embeddings row by row, norms by
-their gains."""
+their gains.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,7 +88,8 @@ def compare_parts(
     `basis`.
 
     Where heads do not match, attention's matrices are compared as they are stored: other norms make
-    other heads."""
+    other heads.
+    """
     basis = basis or Basis()
     here, there = facts_of_both(suspect, base, heads=not attention.is_shared)
     by_part = {

@@ -7,7 +7,8 @@ networks with neurons in common, in any order, both are the same.
 
 Where gate and up are alike, or networks of one basis share directions, strangers' assignments are
 alike, too. Networks of other layers show how much: they share all that but neurons. What they have
-in common is taken off."""
+in common is taken off.
+"""
 
 from collections.abc import Sequence
 from math import log, sqrt

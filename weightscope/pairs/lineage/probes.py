@@ -4,7 +4,8 @@ are fixed.
 A sketch is linear in the weights, so anyone who knows its signs can forge a checkpoint with
 another's sketches. Fingerprints that anybody may compare need public signs. Where the weights of
 both are at hand, signs are drawn from SHA-256 of what both checkpoints hold and a nonce: weights
-that were made for some signs get others."""
+that were made for some signs get others.
+"""
 
 import secrets
 from collections.abc import Sequence
@@ -67,7 +68,8 @@ def drawn_probes(models: Sequence[Model], nonce: str | None = None) -> Probes:
     heads, and a nonce.
 
     Without a nonce, one is drawn. The digests are sorted, so that both directions of a comparison
-    have the same signs."""
+    have the same signs.
+    """
     nonce = secrets.token_hex(16) if nonce is None else nonce
     digests = tuple(sorted({digest_of_heads(model) for model in models}))
     return Probes(sha256("\n".join([*digests, nonce]).encode()).hexdigest(), nonce, digests)

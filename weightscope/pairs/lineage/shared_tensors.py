@@ -19,17 +19,13 @@ from weightscope.pairs.changes.counterparts import counterparts
 
 # values of a matrix that is compared by its cosine, and whose equality is evidence by itself
 SMALLEST = 1000
-SAMPLED = (
-    1 << 13
-)  # values of a matrix's first rows: the cosine of strangers' is 0, give or take 0.03 in the smallest
-SAMPLED_OF_TOKENS = (
-    1 << 16
-)  # the same of a table of tokens; a cut or extended vocabulary keeps the first rows
+# values of a matrix's first rows: the cosine of strangers' is 0, give or take 0.03 in the smallest
+SAMPLED = 1 << 13
+# the same of a table of tokens; a cut or extended vocabulary keeps the first rows
+SAMPLED_OF_TOKENS = 1 << 16
 DISTINCT = 16  # values that a tensor must hold: ones, zeros and masks are equal without any origin
-WAVES = (
-    0.5,
-    1e-3,
-)  # mean square of a table of sines and cosines, which strangers share, and how near to it
+# mean square of a table of sines and cosines, which strangers share, and how near to it
+WAVES = 0.5, 1e-3
 ATTENTION, FEED_FORWARD, TOKENS, NORMS, OTHERS = (
     "attention",
     "feed_forward",

@@ -30,9 +30,8 @@ class Shares:
     weights: dict[str, float]
     left: float = 1.0  # distance from the sum
     alone: float = 1.0  # distance from the nearest base
-    by_tensor: float = (
-        1.0  # distance from sums of the same bases with shares of their own for each tensor
-    )
+    # distance from sums of the same bases with shares of their own for each tensor
+    by_tensor: float = 1.0
 
 
 def shares_of(suspect: Model, related: Sequence[Related]) -> Shares:

@@ -57,8 +57,11 @@ STORED = {  # arrays of a file: safetensors' dtype and NumPy's
 SIZES = ("d_model", "layers", "heads", "kv_heads", "vocabulary")  # in every description
 NO_TOKENS = ("vocabulary", None)  # of a checkpoint without a token embedding
 OTHERS = {False: "the public probes", True: "this key"}
-# 1 - cosine, or distance of logarithms, up to which a layer's row is the sum of its heads, rounded
-LAYERS_FOLLOW = 0.05
+LAYERS_FOLLOW = (
+    # 1 - cosine, or distance of logarithms, up to which a layer's row is the sum of its heads,
+    # rounded
+    0.05
+)
 LEAST = 1e-6  # of a singular value relative to the norm: float32's rounding
 
 
@@ -66,9 +69,8 @@ LEAST = 1e-6  # of a singular value relative to the norm: float32's rounding
 class Sketches(ShowsShapes):
     """A checkpoint's fingerprint, of N heads in L layers."""
 
-    about: dict[
-        str, Any
-    ]  # name, sizes, dtypes, digests of config and tokenizer; shown separately, never evidence
+    # name, sizes, dtypes, digests of config and tokenizer; shown separately, never evidence
+    about: dict[str, Any]
     layer: np.ndarray  # (N,)
     head: np.ndarray
     kv_head: np.ndarray
@@ -76,13 +78,11 @@ class Sketches(ShowsShapes):
     tokens: np.ndarray  # the same through token embeddings; (N, 2, 0) without
     spectra: np.ndarray  # (N, 2, S) logarithms of singular values over the Frobenius norm
     norms: np.ndarray  # (N, 2) Frobenius norms
-    source: Model | None = field(
-        default=None, repr=False
-    )  # the model, if the fingerprint was just computed from one
+    # the model, if the fingerprint was just computed from one
+    source: Model | None = field(default=None, repr=False)
     probes: Probes = field(default=PUBLIC, repr=False)  # where its signs come from
-    read: dict[str, Any] = field(
-        default_factory=dict, repr=False
-    )  # the files that it was made from; see `source_of`
+    # the files that it was made from; see `source_of`
+    read: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -108,9 +108,8 @@ class Sketches(ShowsShapes):
         """
         values = getattr(self, name)
         if name == "spectra":
-            return np.stack(
-                [values[self.of_layer(i)].mean(axis=0).ravel() for i in self.layers]
-            )  # (L, 2 S)
+            # (L, 2 S)
+            return np.stack([values[self.of_layer(i)].mean(axis=0).ravel() for i in self.layers])
         weighted = values * self.norms[..., None].astype(np.float64)  # their sum may exceed float32
         sums = [weighted[self.of_layer(i)].sum(axis=0).ravel() for i in self.layers]
         return unit_length(np.stack(sums))  # (L, 2 K)
@@ -310,7 +309,8 @@ def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray], O
     read, and the file.
 
     They are read and not mapped: a process that reads a map is killed when another cuts the file
-    short."""
+    short.
+    """
     file = OpenFile(path)
     if file.size > LARGEST_PRINT:
         raise CheckpointError(
@@ -517,9 +517,10 @@ class _Side:
     ) -> None:
         self.factor, self.probes = factor, probes  # (d, r)
         self.seen = signs(SKETCH, len(factor), side, probes) @ factor  # (K, r)
+        # (m, r)
         self.through = (
             None if through is None or through.shape[1] != len(factor) else through @ factor
-        )  # (m, r)
+        )
         self.triangle = triangle(factor, inner(factor))
 
 
@@ -528,9 +529,8 @@ def _sketch(left: _Side, right: _Side) -> tuple[np.ndarray, ...]:
     right'.
     """
     direct = np.vecdot(left.seen, right.seen)
-    if (
-        left.factor.shape == right.factor.shape
-    ):  # heads that copy have a trace, however they were initialised
+    # heads that copy have a trace, however they were initialised
+    if left.factor.shape == right.factor.shape:
         n = len(left.factor)
         trace = float(np.vecdot(left.factor, right.factor).sum()) / n
         direct = direct - trace * np.vecdot(

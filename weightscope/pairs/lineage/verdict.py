@@ -42,10 +42,8 @@ from weightscope.pairs.lineage.sketches import (
 
 # fingerprints of a registry whose heads are compared, and all that are as near as the last of them
 COMPARED = 8
-TIED, TIES = (
-    0.02,
-    64,
-)  # of likeness or distance, by which they are as near; and how many are compared at most
+# of likeness or distance, by which they are as near; and how many are compared at most
+TIED, TIES = 0.02, 64
 OF_LAYERS = ("direct", "tokens", "spectra")
 
 
@@ -160,12 +158,10 @@ def _of_layers(path: Path, probes: Probes) -> dict[str, np.ndarray]:
 
 
 DOUBTFUL = 4.0  # z from which a likeness is no longer called chance
-OTHER_VOCABULARY = (
-    0.1  # relative difference of sizes beyond which two vocabularies count as different
-)
-NEARER = (
-    3.0  # factor by which a layer has to be nearer (1 - likeness) to another base than to the first
-)
+# relative difference of sizes beyond which two vocabularies count as different
+OTHER_VOCABULARY = 0.1
+# factor by which a layer has to be nearer (1 - likeness) to another base than to the first
+NEARER = 3.0
 CLEARLY = 0.01  # and this much more alike
 SILENT = 0.5  # a checkpoint with a smaller share of maps that are not zero cannot be compared
 Base = Model | Sketches | str | Path
@@ -234,7 +230,8 @@ def candidates(
     """The bases to compare with; from a folder of fingerprints, only the nearest.
 
     Where the weights of both are there, both are sketched with signs drawn for them. Fingerprints
-    have public signs, or signs drawn with a key."""
+    have public signs, or signs drawn with a key.
+    """
     folders = {
         k: files
         for k, base in enumerate(named)

@@ -25,20 +25,8 @@ from weightscope.model.rows.names import NamedTensor
 from weightscope.pairs.changes.all_tensors import compare_tensors
 from weightscope.pairs.rank import BY, TOOLS
 
-LINEAR = (
-    "q",
-    "k",
-    "v",
-    "o",
-    "q_a",
-    "q_b",
-    "kv_a",
-    "kv_b",
-    "output_gate",
-    "gate",
-    "up",
-    "down",
-)  # roles of linear maps
+# roles of linear maps
+LINEAR = ("q", "k", "v", "o", "q_a", "q_b", "kv_a", "kv_b", "output_gate", "gate", "up", "down")
 WEIGHT = ".weight"
 
 

@@ -2,7 +2,8 @@
 templates do not.
 
 Of a repository on the Hub small files are fetched: code where config.json names it, and settings of
-modules. GGUF files and adapters stand alone."""
+modules. GGUF files and adapters stand alone.
+"""
 
 import json
 import re
@@ -34,11 +35,8 @@ NAMED = (
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
 )
-WRITERS = (
-    "transformers_version",
-    "__version__",
-    "_from_model_config",
-)  # keys that say who wrote a file
+# keys that say who wrote a file
+WRITERS = ("transformers_version", "__version__", "_from_model_config")
 ADDED = {"include_prompt": True}  # settings of a module that newer versions write out
 PICKLED_LONE = "pytorch_model.bin"
 SETTINGS = "config.json"

@@ -4,7 +4,8 @@ stored rounding.
 A deed acts along the first axis of an array: rows of a matrix, entries of a vector. Columns are the
 rows of the transpose, so each is written once. `find_deed` tries them on a few rows and columns,
 then on all values that it has: a deed is named only if it gives every value that changed, and
-leaves the others as they are."""
+leaves the others as they are.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,17 +20,12 @@ from weightscope.model.metrics.spectra import evenly_spread
 
 MOST_SHIFTED = 16  # rows by which a vocabulary is looked for in another place
 OF_VOCABULARY = ("tokens", "unembedding")  # roles with a row for each token
-TABLES = (
-    *OF_VOCABULARY,
-    "positions",
-    "relative_positions",
-    "types",
-)  # roles that are looked up by row
+# roles that are looked up by row
+TABLES = (*OF_VOCABULARY, "positions", "relative_positions", "types")
 SPREAD = 64  # rows or columns that a deed is tried on first
 AT_ONCE = 1 << 20  # values compared at a time
-EXACT = (
-    2e-6  # |T(A) - B| / |B| up to which float32 arrays are called equal: one rounding of each value
-)
+# |T(A) - B| / |B| up to which float32 arrays are called equal: one rounding of each value
+EXACT = 2e-6
 # half-steps that a value may be from where a deed puts it: quantisers that search reach that
 FARTHEST = 3.0
 MARGIN = 2.0  # times the error that rounding to the nearest leaves in a row
@@ -38,9 +34,8 @@ BLOCKS = (256, 128, 64, 32, 16)  # neighbours that share a scale in quantised fo
 MOSTLY = 0.5  # of factors, which are one where a few rows or blocks were scaled
 WITH_ONE_FACTOR = 8  # values that share a factor, at least
 FAR = 2.0  # a factor from which a scale may be missing or applied twice
-ONE_FACTOR = (
-    0.1  # difference of logarithms of factors that are one, up to the rounding of eight bits
-)
+# difference of logarithms of factors that are one, up to the rounding of eight bits
+ONE_FACTOR = 0.1
 PROBED = 8  # rows whose place is looked for first
 LARGEST_CODE = 255  # of integers that may be codes without their scales
 
@@ -115,7 +110,8 @@ def explained(x: Side, y: Side, *, computed: bool = False) -> np.ndarray:
     """Which rows of y are those of x up to rounding, every value and all together: (n,).
 
     computed: x was calculated; values that were only moved, between floats of one kind, have to be
-    equal."""
+    equal.
+    """
     copied = not computed and x.half is None and y.half is None and x.unit == y.unit
     rows = max(1, AT_ONCE // max(1, y.values.shape[1]))
     places = [slice(start, start + rows) for start in range(0, len(y.values), rows)]
@@ -184,9 +180,8 @@ def other_rotary_layout(x: np.ndarray, sizes: Sizes) -> Tried:
                 continue
             yield f"rotary layout: halves to neighbours{wrong}", neighbours(x, count, part)
             yield f"rotary layout: neighbours to halves{wrong}", halves(x, count, part)
-        if (
-            wrong and right > 0 and len(x) % (2 * right) == 0
-        ):  # turned once by each number: undone as it was not done
+        # turned once by each number: undone as it was not done
+        if wrong and right > 0 and len(x) % (2 * right) == 0:
             yield (
                 f"rotary layout: to neighbours{wrong}, and back",
                 halves(neighbours(x, count), right),
@@ -212,9 +207,8 @@ def other_fused_order(x: np.ndarray, sizes: Sizes) -> Tried:
             f"q+k+v in the order {'+'.join(order)}",
             np.concatenate([blocks[letter] for letter in order]),
         )
-    grouped = np.concatenate(
-        [part.reshape(g, -1, x.shape[-1]) for part in (q, k, v)], axis=1
-    )  # (G, (h/g + 2) r, c)
+    # (G, (h/g + 2) r, c)
+    grouped = np.concatenate([part.reshape(g, -1, x.shape[-1]) for part in (q, k, v)], axis=1)
     yield "q+k+v: from blocks to groups", grouped.reshape(x.shape)
     groups = x.reshape(g, h // g + 2, r, -1)
     parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
@@ -323,9 +317,8 @@ def places_of(x: np.ndarray, y: np.ndarray, block: int, tolerance: float) -> np.
     few = of_y[evenly_spread(len(of_y), PROBED)]
     nearest = np.array([np.linalg.norm(of_x - row, axis=1).min() for row in few])
     size = float(np.linalg.norm(of_y)) / sqrt(len(of_y))
-    if np.linalg.norm(nearest) > FARTHEST * max(tolerance, EXACT) * size * sqrt(
-        len(few)
-    ):  # most changes end here
+    # most changes end here
+    if np.linalg.norm(nearest) > FARTHEST * max(tolerance, EXACT) * size * sqrt(len(few)):
         return None
     from scipy.spatial import cKDTree  # SciPy takes a while to import
 
@@ -348,10 +341,8 @@ class View:
         self.x, self.y, self.along, self.is_whole = x, y, along, is_whole
         self.changed = ~explained(x, y)  # (n,)
         rows = _spread_among(self.changed)
-        self.few = (
-            rows,
-            _spread_among(~explained(x.at(rows).turned, y.at(rows).turned)),
-        )  # and columns: tried first
+        # and columns: tried first
+        self.few = rows, _spread_among(~explained(x.at(rows).turned, y.at(rows).turned))
 
     @property
     def where(self) -> str:
@@ -427,9 +418,8 @@ def offset_of_norm(view: View, sizes: Sizes) -> Deed | None:
     if "norm" in sizes.role and not sizes.role.endswith(".bias"):
         for number in (1, -1, 2, -2):
             made = view.x.values.astype(np.float64) + number
-            stored = max(
-                view.x.least, 1.0 + abs(number)
-            )  # gains may be stored with 1 more than they are read with
+            # gains may be stored with 1 more than they are read with
+            stored = max(view.x.least, 1.0 + abs(number))
             if view.gives(replace(view.x, values=made, least=stored)):
                 return Deed(
                     f"norm: 1 {'added' if number > 0 else 'subtracted'}{' twice' * (abs(number) == 2)}"
@@ -492,10 +482,8 @@ def rescaled(views: Sequence[View]) -> Deed | None:
             return None
         tries = [_by_row(each) for each in views]
         tries += [_by_row_and_column(view) if deed is None else None for deed in tries[:1]]
-        for offset in (
-            False,
-            True,
-        ):  # blocks lie along the inputs: columns, or rows where inputs are these
+        # blocks lie along the inputs: columns, or rows where inputs are these
+        for offset in (False, True):
             tries += [_by_block(each, offset) for each in views] if not any(tries) else []
     return next(filter(None, tries), None)
 
@@ -624,21 +612,20 @@ def slip_of(x: np.ndarray, factors: np.ndarray) -> str:
 
     Scales of weights are below one. Without its scale s, x = s codes becomes x / s, and divided by
     it x / s^2, both larger; multiplied once more it is s x, smaller. Another group's scale gives
-    factors around one."""
+    factors around one.
+    """
     sizes = np.abs(x).max(axis=-1, keepdims=True) * np.ones_like(factors)
     with np.errstate(all="ignore"):
-        f, a = (
-            np.log(np.abs(each.reshape(len(x), -1))) for each in (factors, sizes)
-        )  # (n, groups of a row)
+        # (n, groups of a row)
+        f, a = (np.log(np.abs(each.reshape(len(x), -1))) for each in (factors, sizes))
     is_known = np.isfinite(f) & np.isfinite(a)
     if not is_known.any() or abs(f[is_known].mean()) <= f[is_known].std():
         return "of the wrong axis or in another order"
     if f[is_known].mean() < 0:
         return "applied twice"
     points = []
-    for column in range(
-        f.shape[1]
-    ):  # rows that share a factor have one scale: the largest value of all counts
+    # rows that share a factor have one scale: the largest value of all counts
+    for column in range(f.shape[1]):
         starts = np.flatnonzero(np.append(True, np.abs(np.diff(f[:, column])) > ONE_FACTOR))
         points += [*zip(f[starts, column], np.maximum.reduceat(a[:, column], starts), strict=True)]
     known = np.array([point for point in points if np.isfinite(point).all()])
@@ -701,9 +688,8 @@ def _erased(before: Side, after: Side, changed: np.ndarray, sizes: Sizes) -> str
     places = np.flatnonzero(changed)
     first, is_tail = places[0], len(places) > 1 and len(places) == len(y) - places[0]
     here = after.at(slice(first, first + 1))
-    kept = np.flatnonzero(
-        np.abs(here.values) > here.room
-    )  # of the first row: a write may end within it
+    # of the first row: a write may end within it
+    kept = np.flatnonzero(np.abs(here.values) > here.room)
     written = slice(first, first + 1), slice(0, kept[-1] + 1 if len(kept) else 0)
     is_tail = is_tail and len(places) < len(y) and not y[first + 1 :].any()
     if is_tail and explained(before.at(*written), after.at(*written)).all():

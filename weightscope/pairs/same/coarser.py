@@ -49,11 +49,8 @@ SEARCHED = Bounds("quantised by search", 32, 2.0, 3.0, 0.0, 0.003)
 # measured on llm-compressor's, with calibration on random tokens: rows to 2.7, values to 8.4, 66 %
 # in their cells.
 COMPENSATED = Bounds("quantised with compensated errors", 0, 3.0, 10.0, 0.6, 0.02)
-WITH_COMPENSATION = (
-    "GPTQ int",
-    "compressed-tensors int",
-    "AutoRound int",
-)  # formats that GPTQ writes
+# formats that GPTQ writes
+WITH_COMPENSATION = ("GPTQ int", "compressed-tensors int", "AutoRound int")
 BEYOND = 20.0  # half-steps beyond the end of its grid
 OUTLIERS = 0.05  # of the values of a row, that are more than `CLIPPED` beyond
 # Types whose groups of 4 or 8 values are entries of a codebook: no value has a cell of its own.
@@ -73,14 +70,10 @@ FLUSHED = 2.0**-22  # values that scales in float16 are too coarse for
 # Cosines of columns that have nothing in common are about 1 / sqrt(rows); ggml's coarsest codebooks
 # leave 0.3.
 BY_CHANCE, FEWEST_ROWS = 3.0, 256
-SHARED, OF_LARGEST = (
-    32,
-    1 / 4,
-)  # columns that share a scale, and how large one is that this is made for, at least
-LEANING, NO_CHANCE = (
-    0.05,
-    6.0,
-)  # of one row or column; and times what chance makes of as many values
+# columns that share a scale, and how large one is that this is made for, at least
+SHARED, OF_LARGEST = 32, 1 / 4
+# of one row or column; and times what chance makes of as many values
+LEANING, NO_CHANCE = 0.05, 6.0
 TELLING = 1 / 4  # of a column's values, at least, that are nearer another level than zero
 SUMMED = ("BF16", "F16")  # floats besides float32 that an adapter is merged in
 ROUNDED_BEFORE = {"F16": ("BF16",), "F8_E4M3": ("BF16", "F16"), "F8_E5M2": ("BF16", "F16")}
@@ -128,9 +121,8 @@ def merged_otherwise(pair: Pair) -> Proof | None:
                 Block(tensor, start, stop).values().astype(np.float64) for tensor in (exact, merged)
             )
             rows = left[start // width : stop // width]
-            largest = (np.abs(rows) @ np.abs(right)).reshape(
-                -1
-            )  # of what is summed, but for the base's weight
+            # of what is summed, but for the base's weight
+            largest = (np.abs(rows) @ np.abs(right)).reshape(-1)
             # r products and their sum in float32, the scale, and the sum with the base; then in the
             # base's own float.
             error = (exact.change.rank + 4) * _half_unit("F32") * (largest + np.abs(x))
@@ -211,7 +203,8 @@ def too_wide(pair: Pair) -> Proof | None:
 
 def quantised(pair: Pair, change: Change, *, may_compensate: bool = True) -> Proof | None:
     """Whether one is the other quantised: every value in its original's cell, or nearly where a
-    format searches, and farther if its writer may compensate for errors."""
+    format searches, and farther if its writer may compensate for errors.
+    """
     if len(pair.a.shape) < 2 or not np.isfinite(change.moved):
         return None
     for letter, older, newer in (("B", pair.a, pair.b), ("A", pair.b, pair.a)):

@@ -8,7 +8,8 @@ stream. Equality on random inputs proves this but for coincidence, as it does of
 values, whichever processor multiplies. Closed neurons and gates, a cap and a saturated softmax hide
 what stands before them, so layers are also run with these open. What depends on positions may
 differ far from the first alone (pairs that turn slowly, buckets of long distances), so it is run up
-to the last."""
+to the last.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -37,10 +38,8 @@ from weightscope.pairs.same.mixture import (
 )
 
 TOKENS = 6  # random inputs of a layer, at positions 0 to 5
-NEAR, FAR = (
-    16,
-    512,
-)  # 0 to 15 and every 16th position up to 512 have all distances between them; the rest is beyond
+# 0 to 15 and every 16th position up to 512 have all distances between them; the rest is beyond
+NEAR, FAR = 16, 512
 BEYOND = 16  # positions at growing distances, up to the last
 USUAL = 2048  # positions where the config names no last one
 # places in a window that are all run; where distances have a vector each, 8 times as many are
@@ -66,9 +65,8 @@ def basis_of(a: Model, b: Model) -> Basis | None:
     rotation = basis.rotation
     if not is_turned:
         return None
-    if (
-        basis.permuted and rotation is not None
-    ):  # exactly, without the rounding of a singular value decomposition
+    # exactly, without the rounding of a singular value decomposition
+    if basis.permuted and rotation is not None:
         exact = np.zeros_like(rotation)
         places = np.abs(rotation).argmax(axis=1)
         exact[np.arange(len(places)), places] = np.sign(rotation[np.arange(len(places)), places])
@@ -131,7 +129,8 @@ def apart(
     cannot be run.
 
     Only the parts that have tensors of these roles are run; joins: what experts do between their
-    matrices."""
+    matrices.
+    """
     plain = {role.removesuffix(".bias") for role in roles}
     try:
         layers = [_attention(model, index, plain) for model in (a, b)]
@@ -148,9 +147,8 @@ def apart(
         if not is_mixture(rest) and (rest or a.family.parallel):
             after = _after(b, index, _turned(x, basis), _turned(before, basis))
             pairs += zip(_after(a, index, x, before), after, strict=True)
-        mixed = (
-            basis.rotation is not None and not basis.permuted
-        )  # else each dimension has a rounding of its own
+        # else each dimension has a rounding of its own
+        mixed = basis.rotation is not None and not basis.permuted
         along = (None,) if mixed else (None, 0, 1)
         sizes = [_relative(_turned(x, basis), y, axis) for x, y in pairs for axis in along]
         if is_mixture(rest):

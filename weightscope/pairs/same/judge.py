@@ -154,9 +154,8 @@ def judge(
     if not look.values_changed and not any(map(differs, blocks)):
         is_copy = parts.share == 1 and equal_bytes(pair.a, pair.b)  # of a packed tensor
         return _judged(parts, SAME_VALUES, "" if is_copy else STORED_OTHERWISE)
-    for (
-        part
-    ) in blocks:  # those before the first that differs are read again: most differ in the first
+    # those before the first that differs are read again: most differ in the first
+    for part in blocks:
         change = change.and_then(change_of(part, change.casts))
     if change.casts:
         casts = sorted(change.casts, key=lambda each: (list(CASTS).index(each[0]), each[1]))
@@ -359,7 +358,8 @@ def _as_deed(parts: Compared, change: Change, deed: Deed | None, touched: int) -
     columns changed.
 
     What changed few rows, or a table of rows, has no more rank than these: a low one says nothing
-    of a LoRA."""
+    of a LoRA.
+    """
     pair = parts.tensors
     if np.isfinite(change.moved) and parts.b.role.removesuffix(".bias") not in TABLES:
         change = classify(pair, change)
@@ -475,14 +475,12 @@ def _side(tensor: Tensor, blocks: Sequence[Sequence[np.ndarray]], width: int) ->
         and SMALLEST_CODES <= np.abs(few).max(initial=0.0) <= LARGEST_CODE
         and (few == np.rint(few)).all()
     ):
-        return Side(
-            values, half=np.full(values.shape, 0.5, np.float32)
-        )  # codes without their scales
+        # codes without their scales
+        return Side(values, half=np.full(values.shape, 0.5, np.float32))
     held = precision(few)
     coarser = min(held, tensor.dtype, key=lambda dtype: FRACTION.get(dtype, 23))
-    smallest = SMALLEST.get(
-        "F16" if held == "F16" else tensor.dtype, -126
-    )  # zeros alone are held by any
+    # zeros alone are held by any
+    smallest = SMALLEST.get("F16" if held == "F16" else tensor.dtype, -126)
     return Side(values, 2.0 ** -(FRACTION.get(coarser, 23) + 1), 2.0**smallest)
 
 

@@ -4,7 +4,8 @@ inputs.
 Experts may be in another order, if the rows of the router are in the same one, and so may the
 neurons of each. Which activation they have is not known here: they go through `asymmetric`, which
 no other change leaves as it is. So this never proves too much, and too little where a scale or sign
-was moved within an expert; `gated` tells these."""
+was moved within an expert; `gated` tells these.
+"""
 
 from collections.abc import Callable
 from functools import cached_property

@@ -87,14 +87,11 @@ from weightscope.pairs.same.sentences import (
 from weightscope.pairs.same.stored import read_known_digests, same_files
 from weightscope.report.findings import listed
 
-Readable = (
-    Model | TensorsOnly
-)  # of a checkpoint whose heads are not read, the tensors are compared all the same
+# of a checkpoint whose heads are not read, the tensors are compared all the same
+Readable = Model | TensorsOnly
 
-ANY_ORDER = (
-    "rows in another order",
-    "heads in another order",
-)  # which fits what was done to a part of the rows too
+# which fits what was done to a part of the rows too
+ANY_ORDER = ("rows in another order", "heads in another order")
 NOT_RUN = (
     "whether other tensors of the layer make up for it is not known: it is not run, or not in full"
 )
@@ -121,7 +118,8 @@ class Same(Result):
 
     `verdict` is "same bytes", "same values", "rounded", "quantised", "same function", "undecided"
     or "different"; `tensors` has one entry for each tensor, `differences` those that differ, the
-    worst first."""
+    worst first.
+    """
 
     name_a: str
     name_b: str
@@ -130,9 +128,8 @@ class Same(Result):
     settings: Settings
     tokens: Tokens
     not_compared: Sequence[str]  # names of tensors that were not compared, and why
-    unread_files: Sequence[
-        str
-    ]  # a sentence for each checkpoint with a head or with files that are not read by all
+    # a sentence for each checkpoint with a head or with files that are not read by all
+    unread_files: Sequence[str]
     sample: float
     provenance: Provenance
     beside: Beside  # files next to weights and config.json that differ
@@ -629,9 +626,8 @@ def _tied_head(
     tying = b if in_a else a
     if head is None or not isinstance(tying, Model) or "tokens" not in tying.tensors:
         return None
-    ties = (
-        tying.tied or "unembedding" in tying.family.also
-    )  # encoders' heads have more than a norm and a matrix
+    # encoders' heads have more than a norm and a matrix
+    ties = tying.tied or "unembedding" in tying.family.also
     if not ties or tying.config.get("tie_word_embeddings", True) is not True:
         return None
     tokens = tying.tensors["tokens"]

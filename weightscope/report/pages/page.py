@@ -28,9 +28,8 @@ class Figure:
 
     def html(self) -> str:
         """The SVG unescaped, since it was made here, and the caption."""
-        svg = Markup(
-            self.drawing.svg[self.drawing.svg.index("<svg") :]
-        )  # HTML does not allow the XML prologue
+        # HTML does not allow the XML prologue
+        svg = Markup(self.drawing.svg[self.drawing.svg.index("<svg") :])
         return (
             templates()
             .get_template("figure.html")

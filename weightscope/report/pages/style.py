@@ -2,7 +2,8 @@
 
 The caller's matplotlib style, backend and pyplot stay as they are. A drawing function is decorated
 with `@in_our_style()` and starts with `subplots`, which does not use pyplot: no figure is
-registered, none has to be closed, and no window opens."""
+registered, none has to be closed, and no window opens.
+"""
 
 import io
 import re
@@ -212,7 +213,8 @@ def numbers(figure: Figure) -> Table:
     """Every number drawn, one row per point: panel, series, x, y, and the value of a map's cell.
 
     Reference lines across a panel and colour bars are left out. Where an axis has named ticks
-    (bars, rows of a map), the columns `x name` and `y name` hold the names."""
+    (bars, rows of a map), the columns `x name` and `y name` hold the names.
+    """
     columns: list[list[Any]] = [[] for _ in range(len(HEADER) + 2)]
     for number, axis in enumerate(_panels(figure), 1):
         names = [_names(side) for side in (axis.xaxis, axis.yaxis)]

@@ -3,7 +3,8 @@ the rows.
 
 A layer is read as its layout says; then the steps of its row are applied to it in the order of
 `Place`, and within a place as the row lists them. Between INPUTS and VECTORS the norms before the
-layer and of queries and keys are folded."""
+layer and of queries and keys are folded.
+"""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -59,16 +60,13 @@ class Step:
 
     name: ClassVar[str]  # in rows: `steps.gate = "attention.g_proj"`; one step of a name per row
     place: ClassVar[Place]
-    label: ClassVar[str] = (
-        ""  # in the table of `weightscope families`; empty where that does not list it
-    )
-    portable: ClassVar[bool] = (
-        False  # `adopt` tries it in architectures whose modules have other names
-    )
+    # in the table of `weightscope families`; empty where that does not list it
+    label: ClassVar[str] = ""
+    # `adopt` tries it in architectures whose modules have other names
+    portable: ClassVar[bool] = False
     exact: ClassVar[bool] = False  # the matrices of heads hold all of it; otherwise it has a caveat
-    compares: ClassVar[bool] = (
-        False  # `apply` compares values of tensors with a formula and needs more than shapes
-    )
+    # `apply` compares values of tensors with a formula and needs more than shapes
+    compares: ClassVar[bool] = False
 
     def reads(self) -> Reads:
         """Its tensors."""

@@ -45,9 +45,8 @@ class Clip(Step):
     label = "clipped"
     portable = True
 
-    keys: tuple[
-        str, ...
-    ]  # config keys that lead to c, outermost first; 0 or nothing means no bound
+    # config keys that lead to c, outermost first; 0 or nothing means no bound
+    keys: tuple[str, ...]
 
     def takes(self, config: ModelConfig, index: int) -> Any:
         return [config.get(key) for key in self.keys]

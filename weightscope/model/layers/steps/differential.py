@@ -25,7 +25,8 @@ class Differential(Step):
     half of the heads gathers them, the second too, and lambda times that is subtracted. lambda =
     exp(lambda_q1 lambda_k1') - exp(lambda_q2 lambda_k2') + lambda_0 with lambda_0 = 0.8 - 0.6
     exp(-0.3 layer); what is left after its norm is multiplied by 1 - lambda_0. W_O has these
-    factors."""
+    factors.
+    """
 
     name = "differential"
     place = Place.GATHERED

@@ -78,9 +78,8 @@ class BiasGate(Step):
         self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
     ) -> Layer:
         h, r = config.n_heads, config.head_dim
-        of_head = (
-            tensors.read(self.module + ".weight", (8, r)).reshape(2, 4, r).sum(axis=1).T
-        )  # (r, 2)
+        # (r, 2)
+        of_head = tensors.read(self.module + ".weight", (8, r)).reshape(2, 4, r).sum(axis=1).T
         bias = tensors.read(self.module + ".bias", (8,)).reshape(2, 4).sum(axis=1)
         w = np.einsum("hg,ro->hgro", np.eye(h, dtype=of_head.dtype), of_head).reshape(h, h * r, 2)
         factor = tensors.read(self.factor, (1, h, 1, 1)).ravel()

@@ -28,9 +28,8 @@ class AddedPositions(Step):
     def apply(
         self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
     ) -> Layer:
-        if (
-            layer.added is not NOTHING_ADDED
-        ):  # the layout has read projections of positions (Conditional DETR)
+        # the layout has read projections of positions (Conditional DETR)
+        if layer.added is not NOTHING_ADDED:
             return layer
         maps = {"queries": layer.q, "keys": layer.k}
         unbiased = {

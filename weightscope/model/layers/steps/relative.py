@@ -272,10 +272,8 @@ class RowsAndColumns(Relative):
         sides = [(len(table) + 1) // 2 for table in tables]
 
         def keys(axis: int) -> RelativeKeys:
-            table, side = (
-                tables[axis] * np.float32(r**0.5),
-                sides[axis],
-            )  # the model does not scale this term
+            # the model does not scale this term
+            table, side = tables[axis] * np.float32(r**0.5), sides[axis]
 
             def at(distances: np.ndarray) -> np.ndarray:
                 if len(distances) and max(-distances[0], distances[-1]) >= side:
@@ -308,9 +306,8 @@ class Disentangled(Relative):
     key: str  # projection of a layer, to keys
     query: str  # likewise, to queries
     key_bias: bool = True  # the former has one
-    shared: tuple[str, str] | None = (
-        None  # the projections of tokens, which replace them where share_att_key says so
-    )
+    # the projections of tokens, which replace them where share_att_key says so
+    shared: tuple[str, str] | None = None
 
     @property
     def _norm(self) -> str:
@@ -328,9 +325,8 @@ class Disentangled(Relative):
         buckets = (
             int(config.number("position_buckets", default=-1, smallest=-1)) if self.shared else -1
         )
-        if buckets > 0 and not 2 <= buckets < 2 * (
-            most - 1
-        ):  # no distances are left for logarithmic ones
+        # no distances are left for logarithmic ones
+        if buckets > 0 and not 2 <= buckets < 2 * (most - 1):
             raise config.error(
                 "position_buckets",
                 f"2 or more, and fewer than {2 * (most - 1)}: twice the distances",
@@ -372,9 +368,8 @@ def logarithmic(distances: np.ndarray, buckets: int, most: int) -> np.ndarray:
     exact = np.log(np.maximum(size, 1) / middle) / np.log((most - 1) / middle) * (middle - 1)
     nearest = np.rint(exact)
     tied = (np.abs(exact - nearest) < 1e-6 * nearest) & (size > middle) & (size != most - 1)
-    if (
-        tied & (nearest + middle < buckets)
-    ).any():  # rounding decides in transformers, which has float32
+    # rounding decides in transformers, which has float32
+    if (tied & (nearest + middle < buckets)).any():
         distance = int(size[tied].min())
         raise CheckpointError(
             f"distance {distance} lies between two of {buckets} buckets of {most} positions"

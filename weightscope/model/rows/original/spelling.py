@@ -29,13 +29,8 @@ KNOWN_BY = {
 }
 # Keys of params.json that have no key of config.json to themselves, and those that may say one
 # thing alone.
-READ = (
-    "moe",
-    "multiple_of",
-    "ffn_dim_multiplier",
-    "max_batch_size",
-    "model_parallel_size",
-)  # or without effect
+# or without effect
+READ = ("moe", "multiple_of", "ffn_dim_multiplier", "max_batch_size", "model_parallel_size")
 DEFAULTS: dict[str, Any] = {
     "use_biases": False,
     "use_scaled_rope": False,
@@ -69,9 +64,8 @@ def as_published(
     if config.get("model_type") is None or "dim" in config:
         config = config_of_params(checkpoint, spelling)
     kind = config.get("model_type")
-    if (
-        not isinstance(kind, str) or kind not in spelling.types
-    ):  # another row may have these names for its own
+    # another row may have these names for its own
+    if not isinstance(kind, str) or kind not in spelling.types:
         return checkpoint
     row = next(row for row in rows(frozenset({kind})) if row.heads.layout is separate)
     row = row.configured({**row.config.defaults, **config})
@@ -285,9 +279,8 @@ def config_of_params(checkpoint: Checkpoint, spelling: Spelling) -> Config:
         values |= {"num_local_experts": experts.size("num_experts")}
         values |= {"num_experts_per_tok": experts.size("num_experts_per_tok")}
     tokens = checkpoint.get("tok_embeddings.weight")
-    if (
-        values.get("vocab_size", -1) == -1 and tokens is not None and tokens.shape
-    ):  # as Meta's files say it
+    # as Meta's files say it
+    if values.get("vocab_size", -1) == -1 and tokens is not None and tokens.shape:
         values["vocab_size"] = tokens.shape[0]
     values.setdefault("tie_word_embeddings", "output.weight" not in checkpoint)
     config = Config(values, params.file, stored=checkpoint.config.stored)
