@@ -131,29 +131,49 @@ ATTACKS = {
 }
 
 
-# Small files that unpack to hundreds of megabytes, some of them to one line or one word.
-LONG = "a" * 34_000_000
-MANY = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 150, pyarrow.int32()), [LONG[:200_000]])
+# Small files that unpack to hundreds of megabytes, some of them to one line or one word; made where they are used.
+LONG = 34_000_000
 ZSTD = {"compression": "zstd"}
 PLAIN = ZSTD | {"use_dictionary": False}
+LETTERS = 450_000  # pairs of a letter and a space in a stream of bzip2, which compresses no more at once
+
+
+def dictionary() -> bytes:
+    """A row 150 times."""
+    indices = pyarrow.array([0] * 150, pyarrow.int32())
+    return table(ZSTD, text=pyarrow.DictionaryArray.from_arrays(indices, ["a" * 200_000]))
+
+
 BOMBS = {
-    "a long word": ("a.txt", LONG.encode(), "more than 33554432 characters without a place"),
-    "a long run of spaces": ("a.txt.gz", gzip.compress(b" " * len(LONG)), "33554432 characters without a place"),
-    "bzip2 of one letter": ("a.txt.bz2", bz2.compress(b"a " * 40_000_000), "a.txt.bz2: unpacks to more than 200 times"),
-    "a long line": ("a.jsonl.gz", gzip.compress(b"\n" + LONG.encode()), "a.jsonl.gz:2: has more than 33554432 bytes"),
-    "short words": ("a.txt.zst", zstandard.compress(b"a " * 2_000_000), "a.txt.zst: unpacks to more than 200 times"),
-    "a long row": ("a.parquet", table(ZSTD, text=[LONG]), "a.parquet:1: has more than 33554432 bytes in a row"),
-    "one row 150 times": ("a.parquet", table(ZSTD, text=MANY), "a.parquet: unpacks to more than 200 times"),
-    "rows alike": ("a.parquet", table(PLAIN, text=[LONG[:200_000]] * 50), "a.parquet: unpacks to more than 200"),
+    "a long word": ("a.txt", lambda: b"a" * LONG, "more than 33554432 characters without a place"),
+    "a long run of spaces": (
+        "a.txt.gz", lambda: gzip.compress(b" " * LONG, 1), "33554432 characters without a place"
+    ),
+    "bzip2 of one letter": (
+        "a.txt.bz2", lambda: bz2.compress(b"a " * LETTERS) * 20, "a.txt.bz2: unpacks to more than 200 times"
+    ),
+    "a long line": (
+        "a.jsonl.gz", lambda: gzip.compress(b"\n" + b"a" * LONG, 1), "a.jsonl.gz:2: has more than 33554432 bytes"
+    ),
+    "short words": (
+        "a.txt.zst", lambda: zstandard.compress(b"a " * 2_000_000), "a.txt.zst: unpacks to more than 200 times"
+    ),
+    "a long row": (
+        "a.parquet", lambda: table(ZSTD, text=["a" * LONG]), "a.parquet:1: has more than 33554432 bytes in a row"
+    ),
+    "one row 150 times": ("a.parquet", dictionary, "a.parquet: unpacks to more than 200 times"),
+    "rows alike": (
+        "a.parquet", lambda: table(PLAIN, text=["a" * 200_000] * 50), "a.parquet: unpacks to more than 200"
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_decompression_is_bounded(tmp_path, monkeypatch, bomb):
-    name, content, message = BOMBS[bomb]
+    name, make, message = BOMBS[bomb]
     if "unpacks" in message:  # the others are refused before that
         monkeypatch.setattr(corpus, "ALWAYS_UNPACKED", 1 << 20)
-    (tmp_path / name).write_bytes(content)
+    (tmp_path / name).write_bytes(make())
     with pytest.raises(CheckpointError, match=re.escape(message)):
         for document in documents(corpus_files([tmp_path]), lambda read: None):
             deque(pieces(document, SAFE_CUTS[GPT2]), maxlen=0)
