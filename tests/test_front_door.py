@@ -39,6 +39,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
         ws.nothing  # noqa: B018
 
 
+@pytest.mark.check
 def test_a_room_of_the_same_name_hides_no_function() -> None:
     """Each is called twice, before and after every submodule is imported."""
     code = """

@@ -259,6 +259,7 @@ def lies_about(value: Any) -> list[Any]:
     return [value + ".", value[1:], "", None, *{exchanged, value.swapcase()} - {value}, *numbers]
 
 
+@pytest.mark.check
 def test_every_edit_of_a_recomputed_field_fails(
     models: Path, claims: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
