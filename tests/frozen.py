@@ -34,7 +34,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 REPOSITORY = Path(__file__).parents[1]
-FIXTURES = REPOSITORY / "tests" / "architectures" / "fixtures"
+FIXTURES = REPOSITORY / "tests" / "model" / "rows" / "fixtures"
 TOWERS = {
     "t5_encoder": "encoder", "t5_decoder": "decoder", "clip_text": "text", "clip_vision": "vision",
     "siglip_text": "text", "siglip_vision": "vision",
