@@ -1,6 +1,4 @@
-"""An audit: every attention head of a checkpoint measured from the weights alone, and what stands
-out.
-"""
+"""Measure every attention head of a checkpoint from its weights, and report what stands out."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -133,9 +131,7 @@ class AuditOptions:
             Reference.load(self.reference)  # an unreadable one is refused before the work starts
 
     def of_folder(self, name: str) -> "AuditOptions":
-        """Options for one audit of a list: its baseline is the folder of this name; none where only
-        others have one.
-        """
+        """Options for one audit of a list, with the baseline of this name if there is one."""
         folder = Path(self.baseline or "")
         if self.baseline is not None and (folder / name / BASELINE).is_file():
             return replace(self, baseline=folder / name)
@@ -295,9 +291,7 @@ def measure_task(
 
 
 def read_next(model: Model, index: int | None, tokens_read: bool) -> Iterator[str]:
-    """Names of the tensors of a layer or, at the END, of what is read after the layers; lazy, as it
-    may be refused.
-    """
+    """Names of a layer's tensors or, at the END, of those read after the layers; lazy."""
     if index == END:
         yield from (*tensors_of_heads(model, (), tokens_read), *other_gains(model))
     elif index is not None:
@@ -310,9 +304,7 @@ def logit_bounds(model: Model, index: int) -> LogitBounds:
 
 
 def token_logits(model: Model, index: int, bounds: LogitBounds) -> np.ndarray:
-    """The largest |score| of each head (H,) of two tokens; NaN where more enters the layer, or they
-    are many.
-    """
+    """Largest |score| of two tokens for each head (H,); NaN beyond layer 0 or if too costly."""
     unknown = np.full(model.config.n_heads, np.nan)
     try:
         if index != 0 or model.family.inputs.more or model.positions is not None:
@@ -342,9 +334,7 @@ def measured_layer(
 
 
 def measured_forms(model: Model, options: AuditOptions) -> list[str]:
-    """The forms of W_QK that are measured besides W_QK itself: those that differ from it in some
-    layer of the model.
-    """
+    """Forms of W_QK, besides itself, that differ from it in some layer of the model."""
     rotations = [rotation for rotation in model.rotations.values() if rotation is not None]
     if not rotations:
         return []
@@ -354,9 +344,7 @@ def measured_forms(model: Model, options: AuditOptions) -> list[str]:
 
 
 def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) -> "Audit":
-    """The audit of layers that have been measured: findings, tokens along directions, roles,
-    percentiles.
-    """
+    """Make the audit of layers that have been measured."""
     unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
     sinks = first_token_sinks(model, list(layers), options.sinks)
     heads = MeasuredHeads(layers, model.config.d_model, sink_columns(sinks))
@@ -468,7 +456,7 @@ def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, ...]:
 
 
 def clip_column(bounds: np.ndarray, tau: float) -> Column:
-    """What QK-Clip would make of heads whose largest logits are their bounds."""
+    """QK-Clip's factor for heads whose largest logits are their bounds."""
     meaning = f"The smallest factor by which QK-Clip may multiply scores to keep them below {tau:g}: min(1, τ/bound)."
     return Column("qk_clip", tau / np.maximum(bounds, tau), "γ", meaning=meaning)
 
@@ -483,9 +471,7 @@ def unbounded_note(reasons: Mapping[int, str]) -> str:
 
 
 def sink_note(sinks: FirstTokenSinks) -> str:
-    """How many heads give the first token half of their attention, and what they do with it, in a
-    sentence.
-    """
+    """Count heads that give the first token half of their attention, by kind, as a sentence."""
     known = np.isfinite(sinks.share)
     if not known.any():
         return ""
@@ -504,9 +490,7 @@ def sink_note(sinks: FirstTokenSinks) -> str:
 
 
 def with_massive(findings: Findings, massive: Massive | None) -> Findings:
-    """The same findings, those of outlier dimensions with the first token's massive activation,
-    where it has one.
-    """
+    """Add the first token's massive activation to findings about outlier dimensions."""
     if massive is None:
         return findings
 
@@ -542,9 +526,7 @@ def massive_note(sinks: FirstTokenSinks) -> str:
 
 
 def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = False) -> list[str]:
-    """Names of the tensors that are read to measure the heads of these layers and the
-    embeddings.
-    """
+    """Names of the tensors that these layers' heads and the embeddings are measured from."""
     tensors = [tensor for index in layers for tensor in model.attention_tensors(index)]
     tensors += [*model.embedding_tensors, *(model.output_tensors.values() if tokens_read else ())]
     return list(dict.fromkeys(tensor.name for tensor in tensors))
@@ -562,7 +544,7 @@ def other_stacks(model: Model) -> str:
 
 
 def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str = "") -> str:
-    """How much of the checkpoint was read, in a sentence; empty where it was everything."""
+    """Share of the checkpoint that was read, as a sentence; empty if it was everything."""
     if len(names) == len(checkpoint):
         return ""
     share = f"{sized(checkpoint.bytes_to_read(names))} of {sized(checkpoint.nbytes)}"
@@ -602,19 +584,17 @@ class Audit(Result):
 
     @property
     def percentiles(self) -> Table:
-        """One row per head: its percentile in each measure among the heads of other checkpoints;
-        see `Reference`.
-        """
+        """One row per head: its percentiles among other checkpoints' heads; see `Reference`."""
         return self.standing.table
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What the numbers leave out of the heads' scores."""
+        """Parts of the heads' scores that the numbers leave out."""
         return self.measured.caveats
 
     @property
     def lead(self) -> str:
-        """What was measured, found and left out, in a few sentences."""
+        """Summary of what was measured, found and left out, in a few sentences."""
         heads = self.measured
         n_kv = int(self.heads["kv_head"].max()) + 1
         kv = f", {n_kv} key-value heads" if n_kv != heads.n_heads else ""
@@ -667,9 +647,7 @@ class Audit(Result):
         )
 
     def summary(self) -> dict[str, str | int | float]:
-        """The checkpoint as one row of numbers: its sizes, the number of findings, medians over its
-        heads.
-        """
+        """The checkpoint as one row: its sizes, numbers of findings and medians over its heads."""
         medians = {name: self.heads[name][np.isfinite(self.heads[name])] for name in SUMMARY}
         return {
             "family": self.family,

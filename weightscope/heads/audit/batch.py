@@ -54,8 +54,7 @@ from weightscope.report.findings import SEVERITIES, fails, finding_kinds
 
 
 class FinishedLayers:
-    """A folder with one file per finished layer, named for the `identity` of everything that its
-    numbers depend on.
+    """A folder with one file per finished layer, named for all that its numbers depend on.
 
     Each file appears complete under its name or not at all. Layers of other weights or options are
     discarded; layers of this identity are kept with `resume`.
@@ -108,9 +107,7 @@ class FinishedLayers:
         return LayersOnDisk(self, self._layers)
 
     def removed(self, layer: int) -> CheckpointError:
-        """What happened to a finished layer that is not there; possible where a folder cannot be
-        locked.
-        """
+        """Error about a finished layer that is gone; possible where a folder cannot be locked."""
         problem = (
             f"layer {layer} was finished, and another audit of this folder has removed it since"
         )
@@ -122,9 +119,7 @@ class FinishedLayers:
 
 
 class LayersOnDisk(Mapping[int, Arrays]):
-    """Finished layers, read whenever they are asked for; a worker on another machine is sent all of
-    them.
-    """
+    """Finished layers, read when asked for; a worker on another machine gets all of them."""
 
     def __init__(self, finished: FinishedLayers, layers: Sequence[int]) -> None:
         self._finished, self._layers = finished, layers
@@ -148,7 +143,7 @@ class LayersOnDisk(Mapping[int, Arrays]):
 
 
 def _is_finished(path: Path) -> bool:
-    """Whether a file looks like a finished layer; a pipe is not waited for."""
+    """True if a file looks like a finished layer; a pipe is not waited for."""
     try:
         with regular_file(path) as file:
             return zipfile.is_zipfile(file)
@@ -168,9 +163,7 @@ def _notice(discarded: int, foreign: int, resume: bool) -> str | None:
 
 
 def layers_identity(model: Model, options: AuditOptions) -> RunIdentity:
-    """Everything that the numbers of a layer depend on: whether finished layers may be used
-    again.
-    """
+    """Identity of a layer's numbers, which decides if finished layers may be used again."""
     return RunIdentity.of_model(
         model,
         layers=options.layers_of(model),
@@ -181,9 +174,7 @@ def layers_identity(model: Model, options: AuditOptions) -> RunIdentity:
 
 
 def results_identity(model: Model, options: AuditOptions) -> RunIdentity:
-    """Everything that an audit's tables and page depend on: whether finished results may be
-    kept.
-    """
+    """Identity of an audit's tables and page, which decides if finished results are kept."""
     asked = asdict(options) | {"layers": options.layers_of(model)}
     read = {"reference": content_identity(Path(options.reference or OWN))}
     read |= {name: content_identity(path) for name, path in options.lists.items()}
@@ -211,9 +202,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the audit of a checkpoint ended: with a report, with the results of an earlier run, or
-    with an error.
-    """
+    """End of a checkpoint's audit: a report, the results of an earlier run, or an error."""
 
     job: Job
     # of everything that the results depend on; empty where the checkpoint could not be opened
@@ -234,9 +223,7 @@ class Outcome:
 
     @property
     def problem(self) -> str:
-        """The error in one line; an error that is not about the input is a defect, and its type is
-        named.
-        """
+        """The error in one line, with its type if it is a defect and not about the input."""
         if self.error is None:
             return ""
         text = one_line(self.error)
@@ -249,7 +236,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Report:
-    """What the last task of an audit sends back."""
+    """Answer of the last task of an audit."""
 
     files: dict[str, bytes]  # the results by name, in the order in which they are written
     text: str  # the audit on a terminal
@@ -266,8 +253,7 @@ def audit_list(
     say: Callable[[str], None] = lambda line: None,
     names: Sequence[str] | None = None,
 ) -> Iterator[Outcome]:
-    """Audit every source into OUT/NAME (by default as `folder_names` names it); yield each outcome
-    as it ends.
+    """Audit every source into OUT/NAME (see `folder_names`); yield each outcome as it ends.
 
     summary.csv has one row per checkpoint that has ended, the most severe first; summary.html is
     written at the end.
@@ -351,9 +337,7 @@ def _run(
     say: Callable[[str], None],
     layers: Any,
 ) -> _Run:
-    """The audit of one checkpoint: submits tasks, and is sent (index, value, error) of each as it
-    ends.
-    """
+    """Audit one checkpoint: submit tasks, and be sent (index, value, error) of each as it ends."""
     digest, left = "", []
     try:
         model = job.source.open()
@@ -419,9 +403,7 @@ def report_task(
 
 
 def _of_this_run(result: Mapping[str, Any], provenance: Provenance) -> dict[str, Any]:
-    """A result of a worker or an earlier run, with the sources that this process has opened and its
-    command.
-    """
+    """A worker's or an earlier run's result, with this process's sources and command."""
     return {**result, **provenance.envelope(result.get("lead", ""))}
 
 
@@ -472,9 +454,7 @@ PARTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def report_of(answer: Any) -> Report:
-    """A worker's last answer, if it is a report whose parts have the expected types and safe
-    names.
-    """
+    """Check a worker's last answer: a report whose parts have the expected types and safe names."""
     if type(answer) is not Report:
         raise unexpected("its report", type(answer).__name__, "a report")
     for name, (expected, is_valid) in PARTS.items():
@@ -521,9 +501,7 @@ COUNTS = ("layers", "heads", "d_model", "findings", *BY_SEVERITY)
 
 
 def _earlier(folder: OutputFolder) -> Report | None:
-    """Summary and result of an earlier run of the same run identity; None if it is not finished or
-    malformed.
-    """
+    """Summary and result of an earlier run with this identity; None if unfinished or malformed."""
     if not folder.is_finished("heads.csv", "report.html", KEPT, RESULT):
         return None
     try:
@@ -552,8 +530,7 @@ SUMMARY = (
 
 
 def summary_of(outcomes: Sequence[Outcome]) -> Table:
-    """One row per checkpoint: how its audit ended, its sizes, and medians over its heads. Its csv()
-    is summary.csv.
+    """One row per checkpoint: status, sizes and medians over its heads. Its csv() is summary.csv.
 
     Failed ones come first, then those with most errors, most warnings, most notes.
     """
@@ -585,9 +562,7 @@ MEASURED = AuditOptions(deltas=(0,), directions=0)  # a reference has no measure
 
 
 def read_checkpoints(path: Path) -> list[dict[str, str]]:
-    """One dictionary per checkpoint of a list: a .csv with a column `source`, or a text file of
-    sources.
-    """
+    """One dictionary per checkpoint of a list: a .csv with a column `source`, or a text file."""
     if path.suffix.lower() != ".csv":
         rows = [{"source": source} for source in read_list(path)]
     else:
@@ -654,9 +629,7 @@ def _distributions(
 
 
 def _known(row: dict[str, str], model: Model) -> Known:
-    """What a reference records of a checkpoint; its weights must have the digest in the list, if
-    that has one.
-    """
+    """A checkpoint's record in a reference; the list's digest must be that of its weights."""
     digest = weights_digest(model)
     if row.get("sha256", digest) != digest:
         problem = f"has weights with SHA-256 {digest}; the list says {row['sha256'][:64]}"

@@ -1,6 +1,4 @@
-"""The tokens along every head's first singular directions; the embeddings are streamed once per
-group of layers.
-"""
+"""Tokens along every head's first singular directions; embeddings are streamed in few passes."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,9 +40,7 @@ SIDES = {"qk": ("query", "key"), "vo": ("reads", WRITES)}
 
 @dataclass(frozen=True)
 class TokenRows:
-    """An embedding or unembedding with which one side of the heads' maps is compared: one row per
-    token.
-    """
+    """Rows of an embedding or unembedding, one per token, to compare one side of maps with."""
 
     tensor: str  # its name in the file
     n_tokens: int
@@ -71,9 +67,7 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class Line:
-    """The tokens of one direction, or of one block of directions with near-equal singular values,
-    of a head's map.
-    """
+    """Tokens of a direction, or of a block of directions with near-equal singular values."""
 
     map: str
     block: Block  # the singular values; their vectors are not kept
@@ -134,9 +128,7 @@ class HeadDirections:
 
 
 def how_many_read(model: Model, layers: Sequence[int], asked: int | None) -> int:
-    """The number of directions or blocks of each map for which tokens are found; reads headers
-    only.
-    """
+    """Number of directions or blocks per map whose tokens are found; reads headers only."""
     if asked == 0 or model.family.memory is not None:
         return 0
     n_tokens = []
@@ -153,9 +145,7 @@ def how_many_read(model: Model, layers: Sequence[int], asked: int | None) -> int
 def directions_of(
     model: Model, heads: MeasuredHeads, asked: int | None
 ) -> tuple[list[HeadDirections], tuple[str, ...]]:
-    """For every head, the tokens along the first directions of W_QK and W_VO; notes on how, or why
-    there are none.
-    """
+    """Tokens along the first directions of every head's W_QK and W_VO, and notes on how."""
     if asked == 0:
         return [], ("Tokens along singular directions were not requested.",)
     if model.family.memory is not None:
@@ -178,9 +168,7 @@ def directions_of(
 
 
 def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:
-    """The rows for what heads read and for what they write, None where the checkpoint has neither,
-    and a note.
-    """
+    """Rows for what heads read and for what they write, None if there are none, and a note."""
     norm = model.family.norm_of(model.attention_layers[-1])
     centred = norm is not None and norm.centred
     read = written = None
@@ -229,9 +217,7 @@ Group = dict[tuple[int, int], list[tuple[str, Directions]]]
 
 
 def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Group]:
-    """The directions of all heads, in groups of layers with about `VECTOR_BYTES`; whoever takes one
-    empties it.
-    """
+    """Directions of all heads, in groups of about `VECTOR_BYTES` that the caller empties."""
     layers = measured.layers.tolist()
 
     def of_head(head: Head, arrays: Arrays) -> list[tuple[str, Directions]]:

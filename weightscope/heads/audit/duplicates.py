@@ -53,7 +53,7 @@ Place = tuple[int, int]  # layer and head
 
 
 class Likeness(NamedTuple):
-    """How alike the spaces of two heads' maps are."""
+    """Likeness of the spaces of two heads' maps."""
 
     overlap: float  # mean squared cosine of the principal angles, of the side where it is lower
     angle: float  # the largest principal angle, radians
@@ -63,7 +63,7 @@ class Likeness(NamedTuple):
 
     @property
     def is_copy(self) -> bool:
-        """Whether one head is the other, moved a little."""
+        """True if one head is the other, moved a little."""
         return self.cosine >= COPY and self.angle <= FARTHEST
 
 
@@ -146,8 +146,7 @@ def clusters(
     compare: Callable[[int, int], Likeness | None],
     n_heads: int = 1,
 ) -> Iterator[Numbered]:
-    """Clusters of linked rows with the least likeness of a link: first, second (n, s) sketches of
-    both sides.
+    """Clusters of linked rows, each with its least alike link; first, second (n, s) are sketches.
 
     Each of a layer's `n_heads` rows is compared with the one most like it, in the order of their
     layers, then each with the next.
@@ -202,7 +201,7 @@ def least_alike(likenesses: Iterable[Likeness]) -> Likeness:
 
 
 def likeness_of(a: Head, b: Head, name: str) -> Likeness | None:
-    """How alike the spaces of one map of two heads are; None where they are not parallel."""
+    """Likeness of the spaces of one map of two heads; None if they are not parallel."""
     map_a, map_b = (head.qk if name == "qk" else head.vo for head in (a, b))
     if np.array_equal(map_a.left, map_b.left) and np.array_equal(map_a.right, map_b.right):
         return Likeness(1.0, 0.0, 1.0)
@@ -224,9 +223,7 @@ def likeness_of(a: Head, b: Head, name: str) -> Likeness | None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Side(ShowsShapes):
-    """The same side of two heads' maps and its inner products, from which angles and norms
-    follow.
-    """
+    """One side of two heads' maps, with the inner products that give angles and norms."""
 
     a: np.ndarray  # (d, r)
     b: np.ndarray
@@ -239,9 +236,7 @@ class Side(ShowsShapes):
         return cls(a, b, inner(a), inner(b), inner(a, b))
 
     def cosines(self) -> np.ndarray:
-        """Cosines of the principal angles (r,), the largest angle first; angles below 1e-8 are lost
-        in them.
-        """
+        """Cosines of the principal angles (r,), the largest angle first; no angle below 1e-8."""
         roots = triangle(self.a, self.gram_a), triangle(self.b, self.gram_b)
         if any(root.route != "gram" for root in roots):
             return np.cos(principal_angles(self.a, self.b))[::-1]

@@ -1,5 +1,4 @@
-"""The four factors of a head, W_Q, W_K, W_V and W_O, compared: faults that no spectrum of one map
-shows.
+"""Compare the four factors W_Q, W_K, W_V and W_O: faults that no spectrum of one map shows.
 
 The Gram matrices of W_Q and W_K are alike, as they are trained together, and so are W_V's and
 W_O's; W_Q and W_V share nothing. Where this is not so, factors were swapped, mixed up or
@@ -75,9 +74,7 @@ Pair = tuple[float, float]
 
 
 def factor_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
-    """Biases out of proportion, and layers whose factors are transposed, swapped, mixed up,
-    untrained, unbalanced or noisy.
-    """
+    """Biases out of proportion, and layers with misplaced, mixed, untrained or noisy factors."""
     yield from _large_biases(heads)
     yield from _without_scales(heads)
     misplaced = _misplaced(heads)
@@ -139,8 +136,7 @@ def _large_biases(heads: MeasuredHeads) -> Iterator[Finding]:
 
 
 def _without_scales(heads: MeasuredHeads) -> Iterator[Finding]:
-    """Factors a thousand times as large as the others of the layer, or as the same factor of other
-    layers.
+    """Factors a thousand times as large as their layer's others, or as in other layers.
 
     W_O is held to other layers only: a norm of what heads read, as DiffLlama's, leaves it any
     scale.
@@ -156,9 +152,7 @@ def _without_scales(heads: MeasuredHeads) -> Iterator[Finding]:
 
 
 def _relation(heads: MeasuredHeads) -> np.ndarray:
-    """Log of how much more alike the factors are that belong together than those that do not,
-    (L,).
-    """
+    """Log likeness of factors that belong together over that of those that do not, (L,)."""
     likeness = _mean(heads.arrays["factor_likeness"], axis=1)  # (L, 4)
     return log_measure(likeness[:, :2].sum(axis=1)) - log_measure(likeness[:, 2:].sum(axis=1))
 
@@ -187,9 +181,7 @@ def _mean(values: np.ndarray, axis: int) -> np.ndarray:
     "since.",
 )
 def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Finding]]:
-    """Layers whose factors do not belong together, by position; none where the others' do not
-    either.
-    """
+    """Layers whose factors do not belong together, by position; none if that is so in all."""
     relation = _relation(heads)
     everywhere = known_median(relation) <= -TRAINED  # swapped in most layers
     if not _enough(heads):
@@ -238,8 +230,7 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
     "every tensor that it does not find under the name it expects.",
 )
 def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
-    """Whether all measured layers are as initialised: random factors, and one value in each gain
-    and bias.
+    """Detect that all layers are as initialised: random factors, constant gains and biases.
 
     Folded gains hold one value too: then the factors alone decide, unless heads are too narrow. No
     layer of nine real checkpoints (124 layers) has four random factors. Where gains and biases look
@@ -278,9 +269,7 @@ def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
 
 
 def _unlearned_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
-    """Most layers, if they are drawn by any law and never trained; fewer are `_unrelated` to the
-    others.
-    """
+    """Untrained layers drawn by any law, if they are most; fewer are `_unrelated` to the others."""
     relation = _relation(heads)
     few = len(heads.layers) / 2
     alone = np.flatnonzero(relation < TRAINED).tolist() if _enough(heads) else []
@@ -306,9 +295,7 @@ def _unlearned_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]
 
 
 def _is_shuffled(layer: Layer) -> bool:
-    """Whether the factors of all heads, side by side, are like matrices of independent entries of
-    any law.
-    """
+    """True if the heads' factors, side by side, look like matrices of independent entries."""
     group = layer.n_heads // layer.n_kv_heads
     heads = list(layer.heads)
     factors = [
@@ -321,19 +308,17 @@ def _is_shuffled(layer: Layer) -> bool:
 
 
 def _is_constant(tensor: Tensor) -> bool:
-    """Whether a tensor holds one value throughout."""
     values = tensor.read()
     return bool((values == values.flat[0]).all())
 
 
 def _enough(heads: MeasuredHeads) -> bool:
-    """Whether the heads are so many that random ones would not be alike on average."""
+    """True if there are too many heads for random ones to be alike on average."""
     return len(heads.table) >= HEADS
 
 
 def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]:
-    """Layers in which W_Q and W_K, or W_V and W_O, do not belong together while the other pair
-    does.
+    """Layers in which one pair of factors does not belong together while the other does.
 
     A layer is held to the spread of its own model's layers; the first, whose pairs are unlike the
     others', is not.
@@ -380,12 +365,12 @@ def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]
 
 
 def looks_random(model: Model, heads: MeasuredHeads) -> bool:
-    """Whether all measured layers may be random; layers of narrow heads always may."""
+    """True if all measured layers may be random; layers of narrow heads always may."""
     return all(_random(model, heads, i) for i in range(len(heads.layers)))
 
 
 def _random(model: Model, heads: MeasuredHeads, i: int) -> bool:
-    """Whether the factors of the i-th layer have the second moments of Gaussian matrices.
+    """True if the factors of the i-th layer have the second moments of Gaussian matrices.
 
     tr(G^2) / (tr G)^2 is 1/r + 1/d for a Gaussian (d, r) factor (Marchenko and Pastur 1967), with
     an error of about 2 / (d r) for each head.
@@ -394,14 +379,15 @@ def _random(model: Model, heads: MeasuredHeads, i: int) -> bool:
 
 
 def _error(heads: MeasuredHeads) -> float:
-    """How far the spread of a layer's random factors may be from 1."""
+    """Largest distance from 1 of the spread of a layer's random factors."""
     r = heads.arrays["qk_singular_values"].shape[-1]
     return spread_error(r * np.sqrt(heads.n_heads))
 
 
 def _spread(model: Model, heads: MeasuredHeads, i: int) -> np.ndarray:
-    """The spread of each factor's spectrum in the i-th layer, 1 where random (4,); of W_V and W_O
-    alone (2,) where a q/k-norm's gain is folded into W_Q and W_K.
+    """Spread of each factor's spectrum in the i-th layer, 1 if random: (4,), or (2,) of W_V, W_O.
+
+    A gain of q/k-norms that is folded into W_Q and W_K changes their spread, so they are left out.
     """
     spread = heads.arrays["factor_spread"][i] * heads.arrays["factor_width"][i]  # (H, 4)
     return _mean(spread[:, 0 if model.family.scores.qk_norm is None else 2 :], axis=0)
@@ -426,9 +412,7 @@ class Misplaced(NamedTuple):
 
 
 def _misplaced(heads: MeasuredHeads) -> Misplaced:
-    """Factors whose other axis is the stream: transposed, or W_V and W_O that were exchanged as
-    they are stored.
-    """
+    """Factors whose other axis is the stream: transposed, or W_V and W_O exchanged."""
     energies, n_heads = heads.arrays["row_energies"], heads.n_heads  # (L, 4, d)
     n_layers, _, d = energies.shape
     misplaced = Misplaced({}, {}, {})
@@ -490,9 +474,7 @@ def _misplaced(heads: MeasuredHeads) -> Misplaced:
     look_next="Check the conversion: swap the two tensors back, and measure the loss of both.",
 )
 def _misplaced_findings(heads: MeasuredHeads, misplaced: Misplaced) -> Iterator[Finding]:
-    """One finding for each factor that is transposed, and one for the layers whose W_V and W_O are
-    exchanged.
-    """
+    """One finding per transposed factor, and one for the layers with W_V and W_O exchanged."""
     for f, layers in misplaced.transposed.items():
         if layers:
             about = FACTORS[f], "looks transposed: its"
@@ -531,9 +513,7 @@ def _of_layers(
 def _exchanged(
     model: Model, heads: MeasuredHeads, misplaced: Misplaced
 ) -> dict[str, dict[int, tuple[float, float, str]]]:
-    """Layers in which W_Q and W_K, or W_V and W_O, are each other's; by map and position a number,
-    its usual value and a description.
-    """
+    """Layers whose W_Q and W_K, or W_V and W_O, are exchanged: by map and position."""
     exchanged: dict[str, dict[int, tuple[float, float, str]]] = {"qk": {}, "vo": {}}
     if heads.shares_keys:
         return exchanged  # the two have other shapes
@@ -556,9 +536,7 @@ def _exchanged(
 
 
 def _exchanged_biases(heads: MeasuredHeads) -> dict[int, tuple[float, float, str]]:
-    """Layers whose query bias is small and key bias large where it is the other way in both
-    neighbours.
-    """
+    """Layers with a small query and a large key bias, where both neighbours have the reverse."""
     biases = np.sqrt((heads.arrays["factor_bias"][..., :2] ** 2).sum(axis=1))  # (L, 2)
     ratios, exchanged = log_measure(biases[:, 0]) - log_measure(biases[:, 1]), {}
     for i in range(len(ratios)) if len(ratios) >= FEWEST else ():

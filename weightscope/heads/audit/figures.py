@@ -67,9 +67,7 @@ def audit_figure(audit: Audit) -> Figure:
 
 @in_our_style()
 def head_maps(heads: MeasuredHeads) -> Figure:
-    """Layers against heads, one panel per measure; in cividis, which colour-blind readers see in
-    the same order.
-    """
+    """Layers against heads, one panel per measure, in cividis: safe for colour-blind readers."""
     height = float(np.clip(2.2 * len(heads.layers) / heads.n_heads, 1.2, 4.0))
     figure, axes = subplots(2, 3, figsize=(2 * COLUMN, 2 * height), sharex=True, sharey=True)
     for axis, name in zip(axes.flat, MAPPED, strict=True):
@@ -107,9 +105,7 @@ def heat_map(axis: Axes, values: np.ndarray, layers: np.ndarray, **options: Any)
 
 @in_our_style()
 def matrix_maps(matrices: Matrices) -> Figure:
-    """Layers against roles, one panel per measure of matrices; a mixture's experts by their
-    median.
-    """
+    """Layers against roles, one panel per measure of matrices; the median of experts."""
     layers, roles, grids = matrices.grids(MAPPED_OF_MATRICES)
     figure, axes = subplots(
         2, 2, figsize=(2 * COLUMN, 2 * float(np.clip(0.13 * len(layers) + 0.8, 1.6, 4.0)))
@@ -133,8 +129,7 @@ def matrix_maps(matrices: Matrices) -> Figure:
 
 @in_our_style()
 def spectra(heads: MeasuredHeads) -> Figure:
-    """Singular values of every head: of W_QK relative to the largest, and of the affine
-    value-output map.
+    """Singular values of every head: of W_QK over the largest, and of the affine W_VO.
 
     The second panel is Fig. 2 of the norm-based-attention paper for all heads. Of a large model one
     head in so many is drawn.

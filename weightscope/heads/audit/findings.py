@@ -1,6 +1,4 @@
-"""What stands out in one model: broken, dead, spiked and unusual heads, outlier dimensions,
-embedding rows.
-"""
+"""Find what stands out in one model: faulty and unusual heads, outlier dimensions, rows."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -76,8 +74,7 @@ Place = tuple[int, int]  # position among the measured layers, and head
 
 
 def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = None) -> Findings:
-    """Everything about a model's heads and embeddings that a person should look at; at
-    initialisation that alone.
+    """Findings about a model's heads and embeddings; at initialisation only that it is so.
 
     With `standing`, collapsed ranks are judged among the ranks of other checkpoints.
     """
@@ -153,9 +150,7 @@ def broken_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
 def broken_elsewhere(
     model: Model, heads: MeasuredHeads, reported: Iterable[str]
 ) -> Iterator[Finding]:
-    """NaN and infinity in whatever else was read of the model, except in tensors that are already
-    reported.
-    """
+    """NaN and infinity in all else that was read, except in tensors that are reported."""
     in_layers = {name for names in heads.broken.values() for name in names}
     for name in sorted((model.checkpoint.noted or set()) - in_layers - set(reported)):
         yield _not_finite({name: count_not_finite(model.checkpoint[name])}, " outside the layers")
@@ -195,9 +190,7 @@ def _not_finite(
     "wrong.",
 )
 def overflowing_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
-    """Layers with heads that have no numbers because finite weights are too large to compute
-    with.
-    """
+    """Layers with heads whose finite weights are too large to compute with."""
     for i, layer in enumerate(heads.layers.tolist()):
         without = {
             name: broken for name in MAPS if (broken := heads_without_numbers(heads, i, name))
@@ -229,7 +222,7 @@ def heads_without_numbers(heads: MeasuredHeads, i: int, name: str) -> list[int]:
 
 
 def count_not_finite(tensor: Tensor) -> int:
-    """How many values of a tensor are NaN or infinite."""
+    """Count the values of a tensor that are NaN or infinite."""
     return sum(int(np.count_nonzero(~np.isfinite(block))) for block in unchecked_blocks(tensor))
 
 
@@ -239,8 +232,7 @@ def count_not_finite(tensor: Tensor) -> int:
 def head_findings(
     heads: MeasuredHeads, explained: Collection[int] = (), standing: Standing | None = None
 ) -> Iterator[Finding]:
-    """At most one finding per head and map, the most severe; heads of one layer with the same fault
-    share a finding.
+    """At most one finding per head and map, the most severe; heads with one fault share a finding.
 
     Layers (by position) that an outlier dimension has `explained` are not judged by spikes and
     scale.
@@ -264,9 +256,7 @@ def head_findings(
 def _faulty_heads(
     heads: MeasuredHeads, name: str, explained: Collection[int], standing: Standing | None
 ) -> dict[Place, Finding]:
-    """Zero, near-dead, collapsed and spiked heads of one map; heads that are not finite are left
-    out.
-    """
+    """Zero, near-dead, collapsed and spiked heads of one map, except those that are not finite."""
     norms, gaps = heads.grid(f"{name}_frobenius"), heads.grid(f"{name}_gap")
     alive = norms[np.isfinite(norms) & (norms > 0)]
     usual = float(np.median(alive)) if len(alive) else float("nan")
@@ -300,9 +290,7 @@ def _faulty_heads(
 
 
 def _to_first_token(heads: MeasuredHeads, name: str, place: Place) -> str:
-    """What the head of a spike of W_QK gives the first token, as a sentence; empty where that is
-    not known.
-    """
+    """Attention that a spiked head gives the first token, as a sentence; empty if not known."""
     if name != "qk" or "sink_share" not in heads.table.names:
         return ""
     share = float(heads.grid("sink_share")[place])
@@ -333,7 +321,7 @@ Fault = tuple[str, str, float, float, str]  # kind, measure, its value, its usua
     "small.",
 )
 def _fault(w: str, s: np.ndarray, norm: float, usual: float) -> Fault | None:
-    """Whether a map of singular values s (r,) is zero or nearly so."""
+    """Detect a map of singular values s (r,) that is zero or nearly so."""
     if norm == 0:
         return "zero_head", "frobenius", 0.0, usual, f"{w} is exactly zero."
     if norm < NEAR_DEAD * usual:
@@ -343,9 +331,7 @@ def _fault(w: str, s: np.ndarray, norm: float, usual: float) -> Fault | None:
 
 
 def _ranks_of_the_rest(heads: MeasuredHeads, name: str) -> np.ndarray:
-    """Effective ranks (L, H) of a map, its first direction aside: 0 where it is all; NaN where the
-    map is unknown.
-    """
+    """Effective ranks (L, H) of a map without its first direction; NaN if it is not finite."""
     spectra = heads.arrays[f"{name}_singular_values"]
     spectra = np.where(np.isfinite(spectra), spectra, 0.0)
     alone = (spectra[..., 0] > 0) & ~spectra[..., 1:].any(axis=-1)
@@ -375,7 +361,7 @@ def _collapse(
     ranks: np.ndarray,
     standing: Standing | None,
 ) -> Fault | None:
-    """Whether a map of singular values s (r,) has a low rank: a fault, or usual at its depth.
+    """Detect a map of singular values s (r,) with a low rank: a fault, or usual at its depth.
 
     In the first layer of trained decoders queries and keys tell few directions apart. A head is a
     fault there if directions were cut off, or if its layer is not of low rank; deeper, unless
@@ -424,9 +410,7 @@ def _collapse(
 def _far_from_others(
     heads: MeasuredHeads, name: str, explained: Collection[int]
 ) -> tuple[list[Finding], dict[Place, Finding]]:
-    """Layers off their neighbours' trend, and heads far from their layer's median, each by its most
-    extreme measure.
-    """
+    """Layers off their neighbours' trend and heads far from their layer's median, once each."""
     layers: dict[int, tuple[float, Finding]] = {}
     far: dict[Place, tuple[float, Finding]] = {}
     for measure in (f"{name}_{compared}" for compared in COMPARED):
@@ -564,9 +548,7 @@ def outlier_gains(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
     "first token's activations were followed, where the lead names one.",
 )
 def _dimensions(outsized: np.ndarray, values: np.ndarray, text: str, **about: Any) -> Finding:
-    """A finding about dimensions, the most extreme first: outsized (k,) indices into values
-    (d,).
-    """
+    """A finding about dimensions: outsized (k,) indices into values (d,), the largest first."""
     rest = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
     return Finding(
         kind="outlier_dimension",
@@ -581,9 +563,7 @@ def _dimensions(outsized: np.ndarray, values: np.ndarray, text: str, **about: An
 
 
 def embedding_rows(model: Model) -> Iterator[Finding]:
-    """Token and position embeddings that training rarely saw, or with norms far above the
-    others'.
-    """
+    """Rows of token and position embeddings with unusual norms, or rarely trained."""
     initial_std = model.config.initial_std
     try:
         stored = model.embeddings.token_tensor
@@ -605,9 +585,7 @@ def embedding_rows(model: Model) -> Iterator[Finding]:
 
 
 def positions_of(model: Model) -> tuple[np.ndarray | None, str]:
-    """The position embedding, None where there is none, and a note where it should be there and
-    cannot be read.
-    """
+    """The position embedding or None, and a note if it cannot be read."""
     try:
         return model.positions, ""
     except CheckpointError as error:
@@ -711,7 +689,7 @@ def _names(rows: Sequence[Member]) -> str:
 
 
 def with_roles(findings: Findings, roles: Mapping[tuple[int, int], str]) -> Findings:
-    """The same findings with heads named by their roles."""
+    """Name the heads of findings by their roles."""
 
     def name_heads(finding: Finding) -> Finding:
         members = []

@@ -1,5 +1,4 @@
-"""Findings that are known: from an earlier audit, or reviewed by somebody. They stay, and fail no
-gate.
+"""Known findings, from an earlier audit or reviewed by somebody: they stay, and fail no gate.
 
 A list of them has the columns of findings.csv, or is findings.json. A row applies to what agrees in
 all cells that say where and what was measured; an empty cell agrees with everything. Where a row
@@ -53,11 +52,11 @@ class Entry:
         return tuple(name for name in given if name != "name" or "index" not in given)
 
     def applies(self, row: Mapping[str, str]) -> bool:
-        """Whether it is about what the row, of its kind and place, measures."""
+        """True if it is about what the row, of its kind and place, measures."""
         return self.cells.get("measure") in {None, "", row["measure"]}
 
     def covers(self, row: Mapping[str, str]) -> bool:
-        """Whether the row, to which it applies, is no worse than it was."""
+        """True if the row, to which it applies, is no worse than it was."""
         if not self.cells.get("number"):
             return True
         if _number(self.cells["number"]) == inf:
@@ -80,9 +79,7 @@ def _key(cells: Mapping[str, str], place: Place) -> Key:
 
 
 def _distance(row: Mapping[str, str]) -> float:
-    """How far a number is from what is usual: the log of their ratio, or of the number where
-    nothing is usual.
-    """
+    """Distance of a number from the usual one: the log of their ratio; of the number if none is."""
     number, usual = (_number(row.get(name, "")) for name in ("number", "usual"))
     if not 0 < usual < inf:
         return log(number) if 0 < number < inf else number
@@ -97,9 +94,7 @@ def _number(cell: str) -> float:
 
 
 def read_entries(path: Path, why: str) -> list[Entry]:
-    """The entries of a findings.csv or .json, or of a file that some of their rows were copied
-    to.
-    """
+    """Read the entries of a findings.csv or .json, or of a file with some of their rows."""
     content = read_small(path, LARGEST)
     try:
         rows: list[dict[str, str]] = []
@@ -157,9 +152,7 @@ def _of_csv(lines: Iterable[str]) -> Iterator[dict[str, str]]:
 
 
 def _of_json(value: Any) -> Iterator[dict[str, str]]:
-    """Rows of findings as they are in findings.json, or in the JSON of a whole audit: one per
-    member.
-    """
+    """Rows of findings.json, or of the JSON of a whole audit: one per member."""
     findings = value.get("findings") if isinstance(value, dict) else value
     if not isinstance(findings, list) or not all(isinstance(finding, dict) for finding in findings):
         raise ValueError("a list of findings is expected")
@@ -182,9 +175,7 @@ def _of_json(value: Any) -> Iterator[dict[str, str]]:
 
 
 def with_known(findings: Findings, entries: Sequence[Entry]) -> tuple[Findings, list[Entry]]:
-    """The findings, marked where entries cover all that they are about, and the entries that apply
-    to nothing.
-    """
+    """Mark findings that entries cover wholly; also return the entries that apply to nothing."""
     left, marked = dict(enumerate(entries)), []
     by_key: dict[tuple[Place, Key], list[int]] = {}
     for i, entry in enumerate(entries):

@@ -1,5 +1,4 @@
-"""The measures of a head: the arrays computed for each layer, and the table of numbers made from
-them.
+"""Measure heads: the arrays computed for each layer, and the table of numbers made from them.
 
 Each projection is read once, for its Gram matrix, its triangle and its sketch. Every spectrum of a
 head, rotated or not, is then the spectrum of a small core. Heads are spread over threads with one
@@ -61,11 +60,10 @@ def measure_layer(
     directions: int = 0,
     bounds: LogitBounds | None = None,
 ) -> dict[str, np.ndarray]:
-    """Spectra, sketches and related arrays (H, ...) of every head of a layer; forms (r, r) go
-    between W_Q and W_K'.
+    """Spectra, sketches and related arrays (H, ...) of every head of a layer.
 
-    bounds: Those of the layer's logits; by default of the layer as it is, of sequences of any
-    length.
+    forms: (r, r) matrices that go between W_Q and W_K'. bounds: those of the layer's logits; by
+    default of the layer as it is, for sequences of any length.
 
     What belongs to a key-value head is computed once for the query heads that share it. In addition
     to the layer as it is stored, a thread holds four (d, r) factors in float32 and blocks of them
@@ -126,7 +124,7 @@ def _gains(layer: Layer) -> list[np.ndarray]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Projection(ShowsShapes):
-    """What is computed once of one head's (d, r) factor."""
+    """Products of one head's (d, r) factor that are computed once."""
 
     gram: np.ndarray
     triangle: Triangle
@@ -149,8 +147,10 @@ def _measure_heads(
     directions: int,
     bounds: LogitBounds,
 ) -> tuple[list[dict[str, np.ndarray]], np.ndarray, list[np.ndarray]]:
-    """Heads that share a key-value head, the sum over them of |column of W_QK|^2 / |W_QK|_F^2,
-    (d,), and the sums of squares of each dimension of W_Q, W_K, W_V and W_O, four of (d,).
+    """Arrays of heads that share a key-value head, and two sums over them.
+
+    The sums are of |column of W_QK|^2 / |W_QK|_F^2, (d,), and of the squares of each dimension of
+    W_Q, W_K, W_V and W_O, four of (d,).
     """
     (w_k, b_k), (w_v, b_v) = layer.k.of(kv), layer.v.of(kv)
     on_device = device.put(w_k), device.put(w_v)
@@ -206,9 +206,7 @@ def _lengths(factor: np.ndarray, root: Triangle) -> np.ndarray:
 
 
 def _two_spaces(a: Any, b: Any, device: Device) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gram matrices of factors that act on two spaces, and NaN for their product, which needs a
-    common space.
-    """
+    """Gram matrices of factors on two spaces; NaN for their product, which needs a common one."""
     return (
         inner(a, device=device),
         inner(b, device=device),
@@ -249,9 +247,7 @@ def _vo(
 def _one_space(
     query: Projection, key: Projection, qk: np.ndarray, vo: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What only maps from a space into itself have: qk = W_K' W_Q and vo = W_O W_V (r, r); NaN
-    where those are.
-    """
+    """Measures of maps within one space: qk = W_K' W_Q and vo = W_O W_V (r, r); NaN of others."""
     return {
         "qk_symmetric_share": np.array(symmetric_share(query.gram, key.gram, qk)),
         "qk_symmetric_eigenvalues": symmetric_eigenvalues(query.gram, key.gram, qk)[:LEADING],
@@ -262,8 +258,7 @@ def _one_space(
 def _spectrum(
     name: str, left: Projection, right: Projection, d: int, directions: int
 ) -> dict[str, np.ndarray]:
-    """A map's singular values and, if asked for, coordinates of its leading singular vectors in its
-    factors' columns.
+    """Singular values of a map and, on request, coordinates of its leading singular vectors.
 
     The coordinates are (r, k); (r, 0) where R is not enough.
     """
@@ -283,9 +278,7 @@ def _spectrum(
 
 
 def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays of one rank as one, shorter ones filled with NaN at their ends: L of (H, r) -> (L, H,
-    r).
-    """
+    """Stack arrays, shorter ones filled with NaN at their ends: L of (H, r) -> (L, H, r)."""
     shape = np.max([array.shape for array in arrays], axis=0)
     if all(array.shape == tuple(shape) for array in arrays):
         return np.stack(arrays)
@@ -605,9 +598,7 @@ def forms_of(arrays: Arrays) -> list[str]:
 
 
 class MeasuredHeads:
-    """The heads of a checkpoint as numbers, from the arrays of each layer (`measure_layer`) and the
-    model's width d.
-    """
+    """Heads of a checkpoint in numbers, from each layer's arrays and the model's width d."""
 
     layers: np.ndarray  # (L,) their indices in the checkpoint
     # (L, H, ...) what all layers have, but for singular vectors: spectra, sketches
@@ -670,7 +661,7 @@ class MeasuredHeads:
 
     @property
     def shares_keys(self) -> bool:
-        """Whether several query heads share a key-value head."""
+        """True if several query heads share a key-value head."""
         return bool(self.table["kv_head"].max() + 1 < self.n_heads)
 
     def measure(self, name: str) -> Measure:
@@ -702,9 +693,7 @@ def _without_vectors(arrays: Arrays) -> Arrays:
 
 
 def _without_padding(values: np.ndarray) -> np.ndarray:
-    """Spectra (L, H, r) with zeros for the NaN behind the last value of shorter ones; other arrays
-    unchanged.
-    """
+    """Spectra (L, H, r) with zeros for the NaN at their ends; other arrays unchanged."""
     if values.ndim < 3:
         return values
     return np.where(np.isfinite(values[..., :1]) & np.isnan(values), 0.0, values)

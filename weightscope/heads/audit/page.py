@@ -80,9 +80,7 @@ def write_audit_page(files: Files, audit: Audit) -> None:
 
 
 def ranks_by_role(matrices: Matrices) -> Table | None:
-    """One row per role: the median of its matrices' percentiles in each measure; None where nothing
-    is known.
-    """
+    """One row per role: the median percentile of its matrices in each measure; None if unknown."""
     table = matrices.table
     if "compared_with" not in table.names or not (
         ranked := table.where(table["compared_with"] > 0)
@@ -102,9 +100,7 @@ def ranks_by_role(matrices: Matrices) -> Table | None:
 
 
 def _shown_by_maps(audit: Audit) -> dict[str, list[str]]:
-    """The findings about heads that each map shows, by measure; where their number has no map, the
-    largest value's.
-    """
+    """Findings that each map shows, by measure; on the map of sigma_1 if theirs has none."""
     mapped = {measure.name for measure in audit.measured.measures if measure.scale}
     shown: dict[str, list[str]] = {}
     for finding in audit.findings:
@@ -164,9 +160,7 @@ def _facts(audit: Audit) -> dict[str, Any]:
 
 
 def _places(r: int, points: int) -> np.ndarray:
-    """Indices of the singular values that a curve goes through: all r, or some, denser where they
-    fall faster.
-    """
+    """Indices of the singular values in a curve: all r, or some, denser where they fall faster."""
     return (
         np.unique(np.geomspace(1, r, points).round().astype(int) - 1)
         if r > points
@@ -175,9 +169,7 @@ def _places(r: int, points: int) -> np.ndarray:
 
 
 def _plain(array: Any, digits: int) -> Any:
-    """An array as nested lists, floats to `digits` significant ones, None where they are not
-    finite.
-    """
+    """An array as nested lists: floats to `digits` significant ones, None if not finite."""
     array = np.asarray(array)  # a cell of a column of objects is none
     if array.ndim:
         return [_plain(part, digits) for part in array]
@@ -187,9 +179,7 @@ def _plain(array: Any, digits: int) -> Any:
 
 
 def write_summary_page(files: Files, summary: Table, provenance: Provenance) -> None:
-    """Write summary.html: how each audit of a list ended, one row per checkpoint with a link to its
-    page.
-    """
+    """Write summary.html: how each audit of a list ended, one row per checkpoint."""
     ended, failed = (summary.where(summary["status"] == status) for status in ("ok", "failed"))
     n_heads = sum(
         row_layers * row_heads

@@ -1,5 +1,4 @@
-"""Is a number usual? How measures are distributed over the heads of other checkpoints, and
-percentiles among them.
+"""Percentiles of a checkpoint's measures among those of other checkpoints: is a number usual?
 
 Percentiles are over checkpoints, not over heads: in each checkpoint, the share of heads below a
 value is counted, among heads in the same third of its layers; the percentile is the mean of these
@@ -79,9 +78,7 @@ class Known:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reference(ShowsShapes):
-    """How the measures of heads, and of matrices, are distributed in some checkpoints, by third of
-    their layers.
-    """
+    """Distributions of the measures of heads and matrices over checkpoints, by third of layers."""
 
     checkpoints: tuple[Known, ...]
     measures: tuple[str, ...]  # of heads, and as `up.alpha` of the matrices of a role
@@ -145,7 +142,7 @@ class Reference(ShowsShapes):
             )
 
     def without(self, sha256: str) -> "Reference":
-        """The same without one checkpoint, which is not compared with itself."""
+        """The reference without one checkpoint, which is not compared with itself."""
         kept = [i for i, checkpoint in enumerate(self.checkpoints) if checkpoint.sha256 != sha256]
         return Reference(
             tuple(self.checkpoints[i] for i in kept), self.measures, self.quantiles[kept]
@@ -165,9 +162,7 @@ class Reference(ShowsShapes):
 
     @property
     def table(self) -> Table:
-        """One row per checkpoint. Its csv() is a list from which `weightscope reference` makes it
-        again.
-        """
+        """One row per checkpoint. `weightscope reference` makes it again from its csv()."""
         names = [field.name for field in fields(Known)]
         return Table(
             [
@@ -178,7 +173,7 @@ class Reference(ShowsShapes):
 
 
 def _problem(known: Sequence[Known], measures: Sequence[str], quantiles: np.ndarray) -> str:
-    """What in a file is not as `Reference.of` makes it, whatever its shapes; empty if nothing."""
+    """Describe the first part of a file that `Reference.of` never makes; empty if there is none."""
     for checkpoint in known:
         texts = (checkpoint.name, checkpoint.source, checkpoint.family)
         sizes = (checkpoint.size, checkpoint.layers, checkpoint.heads, checkpoint.d_model)
@@ -225,17 +220,13 @@ def width_of(heads: MeasuredHeads, name: str) -> int:
 
 
 def thirds_of(layers: Sequence[int], every: Sequence[int]) -> list[int]:
-    """The third of the depth that each of `layers` is in, among `every` attention layer; a single
-    layer is middle.
-    """
+    """Third of the depth of each of `layers` among every attention layer; one layer is middle."""
     places = {layer: int(3 * (i + 0.5) / len(every)) for i, layer in enumerate(every)}
     return [places[layer] for layer in layers]
 
 
 def distribution(heads: MeasuredHeads) -> dict[str, np.ndarray]:
-    """Quantiles of every measure by third of the layers, (3, 21) each; NaN for a third without a
-    known value.
-    """
+    """Quantiles (3, 21) of every measure by third of the layers; NaN for an unknown third."""
     layers = heads.layers.tolist()
     thirds = np.array(thirds_of(layers, layers))
     return {name: quantiles_of(comparable(heads, name), thirds) for name in compared(heads)}
@@ -266,7 +257,7 @@ class ComparableMatrices(NamedTuple):
 
     @classmethod
     def of(cls, matrices: Matrices) -> "ComparableMatrices":
-        """Of all rows."""
+        """Convert all rows."""
         places = [(row.facts.known_as, row.layer) for row in matrices.rows]
         layers: dict[str, set[int]] = defaultdict(set)  # by stack, whose name precedes the role
         for role, layer in places:
@@ -305,9 +296,7 @@ class ComparableMatrices(NamedTuple):
             yield role, third, (self.roles == role) & (self.thirds == third)
 
     def distribution(self) -> dict[str, np.ndarray]:
-        """Quantiles of every measure by role and third of the layers, (3, 21) each, as
-        `up.alpha`.
-        """
+        """Quantiles (3, 21) by role, measure and third of the layers, named `up.alpha`."""
         roles = [
             role
             for role in dict.fromkeys(self.roles.tolist())
@@ -344,9 +333,7 @@ class ComparableMatrices(NamedTuple):
 
 
 def share_below(quantiles: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The share of a distribution below values, in [0, 1]; equal values count half, NaN for NaN:
-    quantiles (21,).
-    """
+    """Share of a distribution below values, in [0, 1]; equal ones count half: quantiles (21,)."""
     with np.errstate(over="ignore"):  # too large for float32 is above every quantile
         # as quantiles are, so that equal values compare equal
         rounded = np.asarray(values, np.float32)
@@ -366,9 +353,7 @@ def share_below(quantiles: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 class Standing:
-    """The percentiles of a checkpoint's heads among other checkpoints, the checkpoint itself left
-    out.
-    """
+    """Percentiles of a checkpoint's heads among other checkpoints, itself left out."""
 
     reference: Reference  # the other checkpoints
     itself: bool  # whether the checkpoint was left out of them
@@ -400,9 +385,7 @@ class Standing:
 
     @property
     def table(self) -> Table:
-        """One row per head: layer, head and one percentile per measure; its csv() is
-        percentiles.csv.
-        """
+        """One row per head: layer, head and its percentiles; its csv() is percentiles.csv."""
         labels = self._heads.table.select("layer", "head").columns
         percentiles = (
             Column(name, np.round(grid.ravel(), 1), format=".0f")
@@ -411,9 +394,7 @@ class Standing:
         return Table([*labels, *percentiles])
 
     def percentile(self, measure: str, layer: int, value: float) -> tuple[float, int]:
-        """The percentile of a head's value at the depth of a layer, NaN where unknown, and of how
-        many checkpoints.
-        """
+        """Percentile of a head's value at the depth of a layer, and of how many checkpoints."""
         third = self._thirds[self._heads.layers.tolist().index(layer)]
         known, count = self.reference.percentiles(
             measure, third, np.array(value) / width_of(self._heads, measure)
@@ -421,8 +402,7 @@ class Standing:
         return float(known), count
 
     def of(self, finding: Finding) -> str:
-        """The percentile of a finding's number for its layer, as a phrase; empty where it is
-        unknown.
+        """Percentile of a finding's number for its layer, as a phrase; empty if unknown.
 
         Heads and layers that are judged against others of the same checkpoint have none: a norm
         that is far above its layer's median may be small among other checkpoints, whose widths
@@ -434,7 +414,7 @@ class Standing:
 
     @property
     def described(self) -> str:
-        """What the percentiles mean, among how many checkpoints, and how coarse they are."""
+        """Meaning of the percentiles, among how many checkpoints, and how coarse they are."""
         count = len(self.reference.checkpoints)
         if not count:
             return "There is no other checkpoint to compare with."

@@ -1,5 +1,4 @@
-"""Find directions that were removed from what layers write into the stream or read from it, in one
-checkpoint.
+"""Find directions that were removed from what layers of a checkpoint write into the stream or read.
 
 A matrix that writes into the stream is W (n, d), row vectors x W. It writes the energy |W v|^2
 along a unit vector v. The Gram matrices W'W of several layers add up, and a direction removed from
@@ -67,8 +66,7 @@ class Least(NamedTuple):
 
 
 def gap_scores(eigenvalues: np.ndarray) -> np.ndarray:
-    """How far each of the first gaps is out of line with those above it: (EIGENVALUES,) ascending
-    -> (RANKS,).
+    """Score the first gaps by those above them: (EIGENVALUES,) ascending -> (RANKS,).
 
     Of ordered exponential variables the k-th gap times k is exponential again (Renyi 1953), and one
     such gap over the sum of n others exceeds t with probability (1 + t)^-n. Gaps between
@@ -81,8 +79,7 @@ def gap_scores(eigenvalues: np.ndarray) -> np.ndarray:
 
 
 def scale_dimensions(gram: np.ndarray, centred: bool) -> np.ndarray:
-    """Scale the dimensions of a Gram matrix to one energy, in place; what each was divided by,
-    (d,), 0 where empty.
+    """Scale the dimensions of a Gram matrix to one energy, in place; their sizes (d,), 0 if empty.
 
     With `centred`, norms subtract the mean from the stream, and nothing may be written along the
     vector of ones.
@@ -111,8 +108,7 @@ def divide(gram: np.ndarray, sizes: np.ndarray) -> None:
 
 
 def lift_ones(gram: np.ndarray, sizes: np.ndarray) -> None:
-    """Add energy along the vector of ones, in place, to dimensions that were divided by `sizes`
-    (d,).
+    """Add energy along the vector of ones, in place, to dimensions divided by `sizes` (d,).
 
     A dimension much smaller than most is not scaled up in that vector, or it would be all of it.
     """
@@ -127,8 +123,7 @@ def lift_ones(gram: np.ndarray, sizes: np.ndarray) -> None:
 def least_eigenvectors(
     gram: np.ndarray, count: int, steps: int = STEPS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The least eigenvalues (count,) and eigenvectors (d, count) of a float32 Gram matrix of mean
-    energy one.
+    """Least eigenvalues (count,) and eigenvectors (d, count) of a Gram matrix of mean energy one.
 
     From a block Krylov space of the inverse, which holds the least ones first.
     """
@@ -151,9 +146,7 @@ def least_eigenvectors(
 
 
 def _root(gram: np.ndarray) -> np.ndarray:
-    """The upper Cholesky factor of a Gram matrix, shifted by no more than float32's rounding makes
-    necessary.
-    """
+    """Upper Cholesky factor of a Gram matrix, shifted as little as float32's rounding allows."""
     diagonal = np.diag(gram).copy()
     for shift in (SHIFT, 100 * SHIFT, 1e4 * SHIFT, 1.0):
         gram[np.diag_indices(len(gram))] = diagonal + np.float32(shift)
@@ -168,8 +161,7 @@ def _root(gram: np.ndarray) -> np.ndarray:
 
 
 def least_of(gram: np.ndarray, centred: bool) -> Least:
-    """The directions below the gap that is most out of line, of the sum of some layers' Gram
-    matrices (d, d).
+    """Directions below the most unusual gap of the sum of some layers' Gram matrices (d, d).
 
     `gram` is overwritten.
     """
@@ -194,9 +186,7 @@ def sum_grams(grams: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]]:
-    """Sets of layers, by place, whose own least directions have one in common, wherever the layers
-    stand.
-    """
+    """Sets of layers, by place, whose own least directions share one, wherever they stand."""
     sizes = scale_dimensions(sum_grams(grams), centred)
     parts = []
     for gram in grams:
@@ -284,7 +274,7 @@ class Side:
         return 8 * sum(t.nbytes for t in tensors) / max(1, sum(prod(t.shape) for t in tensors))
 
     def rows(self, layer: int) -> int:
-        """How many rows a layer has."""
+        """Number of rows of a layer."""
         return sum(matrix.tensor.shape[1 - matrix.axis] for matrix in self.layers[layer])
 
     def gram(self, layer: int) -> np.ndarray:
@@ -297,8 +287,9 @@ class Side:
     def add(
         self, total: np.ndarray, layer: int, most: float = np.inf, *, wide: bool = False
     ) -> None:
-        """Add it to a sum (d, d), from about `most` rows; nothing if a weight is not finite.
-        `wide`: in threads.
+        """Add a layer's Gram matrix to a sum (d, d), from about `most` rows, `wide` in threads.
+
+        Nothing is added if a weight is not finite.
         """
         parts = [matrix.rows(most / len(self.layers[layer])) for matrix in self.layers[layer]]
         squares = sum(float(np.einsum("nd,nd->", rows, rows, dtype=np.float64)) for rows in parts)
@@ -322,9 +313,7 @@ class Side:
             total[strip, rest] = total[rest, strip].T
 
     def energy(self, layer: int, directions: np.ndarray) -> float:
-        """A layer's energy along directions (d, k), over its mean along one; infinite if
-        unknown.
-        """
+        """Energy of a layer along directions (d, k) over its mean; infinite if unknown."""
         along = total = 0.0
         for matrix in self.layers[layer]:
             rows = matrix.rows()
@@ -352,18 +341,17 @@ class Removed:
 
     @property
     def left(self) -> float:
-        """What is left of the layers' size along a direction, as a share."""
+        """Share of the layers' size that is left along a direction."""
         return sqrt(float(np.mean([self.energies[layer] for layer in self.layers])))
 
 
 def removed_directions(
     model: Model, layers: Sequence[int], everything: bool = False
 ) -> tuple[list[Removed], tuple[str, ...]]:
-    """Directions that were removed, and a note for each undecided side; weights that are not finite
-    are ignored.
+    """Directions that were removed, and a note for each undecided side.
 
     Always judges what attention writes in these layers; `everything` adds what networks write and
-    what both read.
+    what both read. Weights that are not finite are ignored.
     """
     removed: list[Removed] = []
     notes = []
@@ -383,7 +371,7 @@ def removed_directions(
 
 
 def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Side]:
-    """What writes into the stream and what reads from it, as far as the row knows."""
+    """Sides that write into the stream or read from it, as far as the row knows them."""
     mlp, d = model.family.mlp, model.config.d_model
     conv1d = model.family.heads.layout in (conv1d_fused, conv1d_crossing)
 
@@ -449,14 +437,14 @@ def runs(n_layers: int) -> list[tuple[int, ...]]:
 
 
 def groups(n_layers: int) -> list[tuple[int, ...]]:
-    """The same if Gram matrices are not kept: runs that do not overlap."""
+    """Runs of layers that do not overlap, for when Gram matrices are not kept."""
     width = max(1, (ceil(RUN * n_layers) + 1) // 2)
     cuts = [*range(0, n_layers - width + 1, width), n_layers]
     return [tuple(range(a, b)) for a, b in pairwise(cuts)]
 
 
 def centred_norms(model: Model) -> bool:
-    """Whether a norm that reads the stream subtracts its mean."""
+    """True if a norm that reads the stream subtracts its mean."""
     row = model.family
     of_network = None if row.mlp is None else row.mlp.norm
     norms = (*(row.norm_of(i) for i in model.attention_layers), row.norms.after, of_network)
@@ -535,12 +523,12 @@ def judge(side: Side, d: int, centred: bool) -> SideResult:
 
 
 def _paid(places: Sequence[int], of: int) -> float:
-    """What it costs to have chosen a set of layers by what they share; runs were not chosen."""
+    """Cost of choosing a set of layers by what they share; runs were not chosen."""
     return 0.0 if places[-1] - places[0] + 1 == len(places) else choices(len(places), of)
 
 
 def _same(a: Least, b: Least) -> bool:
-    """Whether two sets of directions share one."""
+    """True if two sets of directions share one."""
     return float(np.linalg.norm(a.directions.T @ b.directions, 2)) >= PARALLEL
 
 
@@ -590,9 +578,7 @@ def _finding(removed: Removed, tokens: str) -> Finding:
 
 
 def _tokens(model: Model, removed: Sequence[Removed]) -> list[str]:
-    """The tokens along each set of directions, as the end of a sentence; empty if the checkpoint
-    has none.
-    """
+    """Tokens along each set of directions, as the end of a sentence; empty if unknown."""
     read, written, _ = token_rows(model) if removed else (None, None, "")
     names = token_names(Tokenizer.at_hand(model)) if removed else repr
     endings = []

@@ -29,9 +29,7 @@ def singular_value_figure(norms: NormAnalysis, heads: np.ndarray) -> Figure:
 
 @style.in_our_style()
 def pair_figure(norms: NormAnalysis) -> Figure:
-    """Fig. 3: |f(x)| against alpha, one panel per kind; points of the other kinds behind, in light
-    grey.
-    """
+    """Fig. 3: |f(x)| against alpha, one panel per kind; other kinds behind, in light grey."""
     figure, (axes,) = _panels(norms.kind_names, 1, 1.9)
     everything = np.concatenate(norms.pairs)  # (m, 2)
     styles = style.kind_styles(len(norms.kind_names))
@@ -94,9 +92,7 @@ def head_figure(norms: NormAnalysis) -> Figure:
 
 @style.in_our_style()
 def layer_figure(norms: NormAnalysis) -> Figure:
-    """Fig. 5: what a query gives to each kind, averaged over a layer's heads, as alpha and as
-    |alpha f(x)|.
-    """
+    """Fig. 5: alpha and |alpha f(x)| that a query gives to each kind, the mean over heads."""
     figure, (weights, vectors) = style.subplots(1, 2, figsize=(2 * style.COLUMN, 2.1))
     for axis, values in (weights, norms.alpha), (vectors, norms.alpha_f):
         styles = style.kind_styles(len(norms.kind_names))

@@ -47,9 +47,7 @@ class Moments:
         self.smallest, self.largest = np.full(shape, np.inf), np.full(shape, -np.inf)
 
     def add(self, values: np.ndarray, at: int | tuple[int, ...] = ()) -> None:
-        """Add (..., m) values: m of every quantity or, with `at`, of the quantities at this
-        index.
-        """
+        """Add (..., m) values: m of every quantity, or of those at the index `at`."""
         values = values.astype(np.float64)
         before, new = self.count[at], values.shape[-1]
         mean = values.mean(axis=-1)
@@ -63,9 +61,7 @@ class Moments:
         self.largest[at] = np.maximum(self.largest[at], values.max(axis=-1))
 
     def table(self) -> np.ndarray:
-        """Mean, standard deviation, coefficient of variation, maximum and minimum (`MOMENTS`):
-        (..., 5) float64.
-        """
+        """Mean, sd, coefficient of variation, maximum, minimum (`MOMENTS`): (..., 5) float64."""
         with np.errstate(invalid="ignore", divide="ignore"):
             deviation = np.sqrt(self.squares / self.count)  # of the population, not of a sample
             return np.stack(
@@ -83,9 +79,10 @@ class Moments:
 
 
 class PairSample:
-    """A random sample of the pairs alpha_ij and |f(x_j)|, by the kind of token j
-    (norm-based-attention, Fig. 3). shares: (n_kinds,), the probability with which a pair of a kind
-    is kept. room: the most pairs of a kind; further draws are dropped.
+    """Random sample of the pairs alpha_ij and |f(x_j)|, by the kind of token j (Fig. 3).
+
+    shares: (n_kinds,), the probability with which a pair of a kind is kept. room: the most pairs of
+    a kind; further draws are dropped.
     """
 
     def __init__(self, shares: np.ndarray, room: int, seed: int = 0) -> None:
@@ -98,9 +95,7 @@ class PairSample:
         )
 
     def add(self, attention: np.ndarray, norms: np.ndarray, kinds: np.ndarray) -> None:
-        """Draw among the pairs of a batch: attention (b, H, m, n), norms (b, H, n), kinds (b,
-        n).
-        """
+        """Draw among a batch's pairs: attention (b, H, m, n), norms (b, H, n), kinds (b, n)."""
         heads, queries = attention.shape[1:3]
         for kind, share in enumerate(self.shares):
             place, key = np.nonzero(kinds == kind)
@@ -136,9 +131,7 @@ SHARE, MOST = 0.01, 5000
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NormAnalysis(Study):
-    """Lengths of the vectors that attention adds up, in L attention layers of H heads, by K kinds
-    of token.
-    """
+    """Lengths of the vectors that L layers of H heads add up, by K kinds of token."""
 
     FIGURE, PAGE = "heads.norms.figures:layer_figure", "heads.norms.page:write_norms_page"
     TABLES: ClassVar = {
@@ -171,9 +164,7 @@ class NormAnalysis(Study):
 
     @property
     def lead(self) -> str:
-        """What special tokens and punctuation get of the weights and give to the sum, and what the
-        model was run on.
-        """
+        """Summary: weight and length that special tokens and punctuation get, and the run."""
         # all other tokens are the last
         *kinds, _ = zip(self.shares.rows(), self.ranks, strict=True)
         takes = [
@@ -198,14 +189,12 @@ class NormAnalysis(Study):
         return [self.lead, self.kinds.text()]
 
     def shown(self) -> list[Table]:
-        """What each kind of token gets and gives."""
+        """Tables of what each kind of token gets and gives."""
         return [self.shares, self.kinds]
 
     @cached_property
     def heads(self) -> Table:
-        """One row per head: Table 1, the extreme singular values of f, and by kind what Figs 4 and
-        5 show.
-        """
+        """One row per head: Table 1, extreme singular values of f, and Figs 4 and 5 by kind."""
         columns = [
             *crossed(layer=self.layer_indices, head=range(self.alpha.shape[1])),
             *_moment_columns("|f|", "$|f(x)|$", self.f),
@@ -256,9 +245,7 @@ class NormAnalysis(Study):
 
     @cached_property
     def shares(self) -> Table:
-        """One row per kind of token: its share of all attention weight and of the length of all
-        vectors added up.
-        """
+        """One row per kind of token: its shares of attention weight and of length added up."""
         weight, length = (values.mean(axis=(0, 1)) for values in (self.alpha, self.alpha_f))  # (K,)
         return Table(
             [
@@ -271,9 +258,7 @@ class NormAnalysis(Study):
 
     @cached_property
     def summary(self) -> Table:
-        """The last rows of Tables 1 and 2: pooled over all heads and layers, and the mean over
-        heads or layers.
-        """
+        """Last rows of Tables 1 and 2: all heads and layers pooled, and their means."""
         rows = [
             ("|f(x)|, all heads together", *self.f.pooled().table()),
             ("|f(x)|, mean of the heads", *self.f.table().mean(axis=(0, 1))),
@@ -355,9 +340,7 @@ def measure_norms(
 
 
 def singular_values(layer: Layer) -> np.ndarray:
-    """Singular values of f of every head as a linear map on [x 1], (H, r + 1); no forward pass
-    (Fig. 2).
-    """
+    """Singular values (H, r + 1) of every head's f on [x 1]; no forward pass (Fig. 2)."""
 
     def triangle_of(factor: np.ndarray) -> Triangle:
         wide = factor.astype(np.float64)

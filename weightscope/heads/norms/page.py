@@ -1,5 +1,4 @@
-"""The page of a norm-based analysis, with the norm-based-attention paper's numbers for BERT-base
-(uncased).
+"""Page of a norm-based analysis, with the norm-based-attention paper's numbers for BERT-base.
 
 Kobayashi, Kuribayashi, Yokoi, Suzuki and Inui, ベクトル長に基づく自己注意機構の解析 (an analysis of self-attention by
 lengths of vectors): Tables 1 to 3, and Fig. 2 in the words of section 5.2. The paper ran 992
@@ -53,9 +52,7 @@ LEAST_STRETCH = 1.8
 
 @report("What attention adds up in {0.model}")
 def write_norms_page(files: Files, norms: NormAnalysis) -> Iterator[Section]:
-    """For the paper's model, the paper's numbers are shown with the measured ones; otherwise in
-    their own section.
-    """
+    """Write the page; the paper's numbers stand beside its own model's, else by themselves."""
     printed = norms.model.partition("@")[0] in MODELS
     yield _given(files, norms)
     yield _ranks(files, norms, printed)
@@ -158,9 +155,7 @@ def _lengths(norms: NormAnalysis, printed: bool) -> Section:
 def _beside(
     table: Table, n_keys: int, printed: Mapping[Any, Sequence[float]], names: Sequence[str]
 ) -> Table:
-    """Add the paper's numbers as columns, matched by the first `n_keys` cells; empty where the
-    paper prints none.
-    """
+    """Add the paper's numbers as columns, matched by `n_keys` first cells; NaN if not printed."""
     rows = [printed.get(tuple(row[:n_keys]), [np.nan] * len(names)) for row in table.rows()]
     columns = [
         Column(f"paper's {name}", values)

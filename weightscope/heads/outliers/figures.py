@@ -1,6 +1,4 @@
-"""Figures of the outlier-dimensions paper: the stream's means, attention by kind of token, and C of
-every dimension.
-"""
+"""Figures of the outlier-dimensions paper: means, attention by kind of token, C by dimension."""
 
 from collections.abc import Collection, Sequence
 from itertools import product
@@ -34,9 +32,7 @@ LEANS: tuple[tuple[Literal["center", "left", "right"], int], ...] = (
 
 @style.in_our_style()
 def means_figure(outliers: OutlierAnalysis) -> Figure:
-    """Fig. 1: mean over tokens of every dimension of each layer's output; outliers of these means
-    are named.
-    """
+    """Fig. 1: mean of every dimension of each layer's output, with outliers named."""
     stream = outliers.stream
     means, z = stream.means[..., 0], stream.z[..., 0]  # (L + 1, d)
     outputs = np.arange(len(means))
@@ -69,9 +65,7 @@ def attention_figure(stream: Stream) -> Figure:
 
 @style.in_our_style()
 def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
-    """Fig. 3: mean of each outlier dimension over tokens of each kind, by layer; one panel per
-    dimension.
-    """
+    """Fig. 3: mean of each outlier dimension over tokens of each kind; a panel each."""
     dimensions = dimensions[:MOST_DRAWN]
     figure, axes, columns = _grid(len(dimensions), 4, 1.4, 0.3)
     for panel, (j, axis) in enumerate(zip(dimensions, axes, strict=True)):
@@ -89,9 +83,7 @@ def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
 
 @style.in_our_style()
 def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.ndarray) -> Figure:
-    """Fig. 4: C of every dimension in a few layers, one dot per head; large values are named,
-    outliers in black.
-    """
+    """Fig. 4: C of every dimension in a few layers, a dot per head; outliers named in black."""
     figure, axes, _ = _grid(len(rows), 1, 1.6, 0.3)
     figure.set_figwidth(2 * style.COLUMN)
     for row, axis in zip(rows, axes, strict=True):
@@ -138,9 +130,7 @@ def all_layers_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
 
 @style.in_our_style()
 def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
-    """What makes keys of a kind score above the last kind's: all dimensions, outliers, and the two
-    that add most.
-    """
+    """Score of each kind of key above the last: all dimensions, outliers, the largest two."""
     shown = [kind for kind in range(len(c.kind_names) - 1) if c.counts[kind]]
     figure, axes = style.subplots(
         1, len(shown), figsize=(style.COLUMN * min(2, len(shown)), 3.0), squeeze=False
@@ -171,7 +161,7 @@ def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
 
 @style.in_our_style()
 def guess_figure(agreement: Table) -> Figure:
-    """How well the weights' guesses order the dimensions, by layer."""
+    """Agreement of the weights' guesses with the measured order of dimensions, by layer."""
     figure, axis = style.subplots(figsize=(style.COLUMN, 2.2))
     axis.axhline(0, color="0.6", linewidth=0.6)
     for place, column in enumerate(agreement.columns[1:]):
@@ -204,9 +194,7 @@ def _kind_lines(axis: Axes, x: np.ndarray, means: np.ndarray, kinds: Sequence[st
 
 
 def _dots(axis: Axes, c: Contributions, row: int, size: float) -> None:
-    """C of a layer against the dimension, heads drawn in mixed order so that none hides the
-    others.
-    """
+    """C of a layer against the dimension, heads in mixed order so that none hides others."""
     axis.axhline(0, color="0.8", linewidth=0.5)
     of_heads = c.overall[row]  # (H, d)
     n_heads, d = of_heads.shape
@@ -237,9 +225,7 @@ def _head_dot(head: int) -> dict[str, Any]:
 
 
 def _name_large(axis: Axes, of_heads: np.ndarray, dimensions: np.ndarray, share: float) -> None:
-    """Name the dimensions with a value over a share of the panel's largest; in grey if it is no
-    outlier dimension.
-    """
+    """Name dimensions above a share of the panel's largest value; in grey if no outlier."""
     largest = np.abs(of_heads).max(axis=0)  # (d,)
     large = np.flatnonzero(largest > share * largest.max())
     large = large[np.argsort(-largest[large])][:MOST_NAMED]
@@ -249,10 +235,7 @@ def _name_large(axis: Axes, of_heads: np.ndarray, dimensions: np.ndarray, share:
 def _name(
     axis: Axes, curves: np.ndarray, dimensions: Sequence[int], grey: Collection[int] = ()
 ) -> None:
-    """Each dimension's number just beyond its farthest value; `_untangle` moves apart those that
-    touch: curves (n,
-    d).
-    """
+    """Write each dimension's number beyond its farthest value in curves (n, d)."""
     for j in dimensions:
         top = float(curves[np.abs(curves[:, j]).argmax(), j])
         axis.annotate(
@@ -268,8 +251,7 @@ def _name(
 
 
 def _untangle(figure: Figure) -> None:
-    """Move numbers aside, then a line or more outwards, until none touches another or another's
-    values.
+    """Move numbers aside, then outwards, until none touches another or another's values.
 
     The numbers of the largest values come first; one that has no place near its value is left out.
     """

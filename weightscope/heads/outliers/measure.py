@@ -1,5 +1,4 @@
-"""Outlier dimensions of a model: measured on sentences, and guessed from the weights alone
-(outlier-dimensions paper).
+"""Measure outlier dimensions on sentences, and guess them from the weights alone.
 
 Which of the stream's dimensions stand out is judged by medians: the outliers must not set the
 standard themselves.
@@ -40,8 +39,8 @@ DIMENSION_Z = 10.0
 
 
 def dimension_z(means: np.ndarray) -> np.ndarray:
-    """How far each dimension's mean is from the other dimensions' of the same layer, in robust
-    standard deviations:
+    """Distance of each dimension's mean from its layer's others, in robust standard deviations.
+
     means (L, d) -> (L, d).
     """
     return np.stack([robust_z(row, 1e-12 * max(1e-12, float(np.abs(row).max()))) for row in means])
@@ -55,9 +54,7 @@ def outlier_dimensions(z: np.ndarray) -> np.ndarray:
 
 
 def over_all(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Means by kind (..., K) and how many tokens each kind has -> the mean over all tokens,
-    (...).
-    """
+    """Mean over all tokens (...) from means by kind (..., K) and counts (K,)."""
     return np.nansum(means * counts, axis=-1) / counts.sum()
 
 
@@ -75,29 +72,24 @@ class Stream(ShowsShapes):
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """What `means` and `z` are over: all tokens, then each kind."""
+        """Sets of tokens that `means` and `z` are over: all, then each kind."""
         return ("all", *self.kind_names)
 
     @cached_property
     def means(self) -> np.ndarray:
-        """Mean of every dimension over the tokens of each scope, (L + 1, d, 1 + K) (Figs 1 and
-        3).
-        """
+        """Mean of every dimension over each scope's tokens, (L + 1, d, 1 + K) (Figs 1, 3)."""
         return np.concatenate((over_all(self.hidden, self.counts)[..., None], self.hidden), axis=-1)
 
     @cached_property
     def z(self) -> np.ndarray:
-        """How far these means stand out among a layer's dimensions, (L + 1, d, 1 + K); see
-        `dimension_z`.
-        """
+        """Robust z-scores of these means, (L + 1, d, 1 + K); see `dimension_z`."""
         return np.stack(
             [dimension_z(of_scope) for of_scope in np.moveaxis(self.means, -1, 0)], axis=-1
         )
 
     @cached_property
     def outliers(self) -> np.ndarray:
-        """Dimensions that stand out in some layer's output, over all tokens or tokens of one kind;
-        farthest out first.
+        """Dimensions that stand out in some output, over all tokens or a kind; farthest out first.
 
         A mean over all tokens alone would hide a dimension that is large on one token of a
         sentence, as on [CLS].
@@ -176,8 +168,8 @@ def _at_the_end(runner: Runner, observe_end: Callable[[tuple[Any, ...]], None]) 
 
 
 def mean_queries(queries: Any, mask: np.ndarray, rotation: Rotation | None = None) -> Any:
-    """The mean query that each key meets: mean over m of q_m R(m - n), over the queries m that may
-    attend to key n;
+    """Mean query that each key meets: mean over m of q_m R(m - n), if m may attend to key n.
+
     queries (..., n, r), mask (n, n) -> (..., n, r).
     """
     shares = mask / np.maximum(mask.sum(axis=0), 1)  # (n, n), columns sum to 1
@@ -190,9 +182,9 @@ def mean_queries(queries: Any, mask: np.ndarray, rotation: Rotation | None = Non
 
 
 def summed_contributions(keys: Any, queries: Any, w_k: Any) -> Any:
-    """C of eq. 7 summed over keys, each meeting its own query: sum over n of (q_n W_K')_j x_nj =
-    (W_K * (X' Q))_j 1;
-    keys (n, d), queries (H, n, r), w_k (G, d, r) -> (H, d).
+    """C of eq. 7 summed over keys, each with its own query: sum over n of (q_n W_K')_j x_nj.
+
+    It is (W_K * (X' Q))_j 1: keys (n, d), queries (H, n, r), w_k (G, d, r) -> (H, d).
     """
     (h, n, r), g, xp = queries.shape, w_k.shape[0], namespace(queries)
     # (d, H r), one large product
@@ -216,8 +208,7 @@ def contributions_by_kind(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Contributions(ShowsShapes):
-    """Means of C (eq. 7) of every layer, head and dimension by the kind of the key, against each
-    key's mean query.
+    """Means of C (eq. 7) by layer, head, dimension and kind of key, for each key's mean query.
 
     Without 1/sqrt(d'), as in the paper.
     """
@@ -246,7 +237,7 @@ class Contributions(ShowsShapes):
 
     @cached_property
     def gaps(self) -> np.ndarray:
-        """What each dimension adds to the scores of a kind of key, compared with the last kind.
+        """Contribution of each dimension to a kind's scores above the last kind's, (L, K - 1, d).
 
         -> (L, K - 1, d).
 
@@ -265,9 +256,7 @@ class Contributions(ShowsShapes):
         )
 
     def preferences(self, dimensions: np.ndarray) -> Table:
-        """How much higher each kind of key scores than the last kind, and which dimensions cause
-        it, by layer.
-        """
+        """Score of each kind of key above the last kind's, and its causes, by layer."""
         gaps = self.gaps.reshape(-1, self.gaps.shape[-1])  # (L (K - 1), d)
         return Table(
             [
@@ -398,9 +387,7 @@ class Guess(ShowsShapes):
         )
 
     def ranks_of(self, measured: Contributions, dimensions: np.ndarray) -> Table:
-        """Rank of some dimensions among all, 1 the largest, by measure and by guess, for every
-        layer.
-        """
+        """Ranks of some dimensions among all, 1 the largest, by measure, guess and layer."""
         ranked = {
             "|C|, measured": ranks(measured.sizes),
             "extreme column": ranks(extremity(self.columns)),
@@ -462,9 +449,9 @@ def _pre_norm_gains(model: Model, index: int) -> np.ndarray:
 
 
 def column_norms(w_q: np.ndarray, w_k: np.ndarray) -> np.ndarray:
-    """Norms of the columns of every head's W_QK: how strongly dimension j of a key counts for any
-    query; w_q (H, d,
-    r), w_k (G, d, r) -> (H, d).
+    """Norms of the columns of every head's W_QK: the weight of dimension j of a key.
+
+    w_q (H, d, r), w_k (G, d, r) -> (H, d).
     """
     grams = np.einsum("hdr,hds->hrs", w_q, w_q, dtype=np.float64, optimize=True)  # (H, r, r)
     of_head = np.repeat(w_k, len(w_q) // len(w_k), axis=0).astype(np.float64)  # (H, d, r)
@@ -472,8 +459,7 @@ def column_norms(w_q: np.ndarray, w_k: np.ndarray) -> np.ndarray:
 
 
 def extremity(values: np.ndarray) -> np.ndarray:
-    """How far a size is from the others in its layer, up or down: |robust z-score| of its log, (L,
-    d) -> (L, d).
+    """Distance of a size from its layer's others: |robust z-score| of its log, (L, d) -> (L, d).
 
     Training may shrink the gain of a dimension that has grown, so small gains are as telling as
     large ones.
@@ -482,8 +468,7 @@ def extremity(values: np.ndarray) -> np.ndarray:
 
 
 def rank_agreement(guessed: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """Spearman's rank correlation over dimensions, layer by layer: two (L, d) arrays -> (L,); NaN
-    where one is unknown.
+    """Spearman's rank correlation over dimensions by layer: two (L, d) -> (L,); NaN if unknown.
 
     Only magnitudes are compared.
     """
@@ -494,9 +479,7 @@ def rank_agreement(guessed: np.ndarray, measured: np.ndarray) -> np.ndarray:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Rank of every dimension in its layer by magnitude, 1 for the largest: (L, d) -> (L, d)
-    int.
-    """
+    """Rank of every dimension in its layer by magnitude, 1 the largest: (L, d) -> (L, d) int."""
     return np.argsort(np.argsort(-np.abs(values), axis=1, kind="stable"), axis=1, kind="stable") + 1
 
 
@@ -509,9 +492,7 @@ NAMED = 6
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class OutlierAnalysis(Study):
-    """Which dimensions of the residual stream stand out, what they add to attention scores, and
-    what predicts it.
-    """
+    """Outlier dimensions of the stream, their effect on attention scores, and predictions."""
 
     FIGURE, PAGE = "heads.outliers.figures:means_figure", "heads.outliers.page:write_outliers_page"
     TABLES: ClassVar = {
@@ -534,9 +515,7 @@ class OutlierAnalysis(Study):
 
     @property
     def preferences(self) -> Table:
-        """How much higher each kind of key scores than the last kind, and which dimensions cause
-        it, by layer.
-        """
+        """Score of each kind of key above the last kind's, and its causes, by layer."""
         return self.contributions.preferences(self.dimensions)
 
     @cached_property
@@ -546,9 +525,7 @@ class OutlierAnalysis(Study):
 
     @property
     def lead(self) -> str:
-        """How many dimensions stand out, and what they do where a kind of key scores most unlike
-        the others.
-        """
+        """Summary: how many dimensions stand out, and their effect on scores."""
         c, dimensions, d = self.contributions, self.dimensions, self.stream.hidden.shape[1]
         gaps = np.nan_to_num(c.gaps)  # (L, K - 1, d)
         layer, kind = np.unravel_index(np.abs(gaps.sum(axis=-1)).argmax(), gaps.shape[:2])
@@ -577,7 +554,7 @@ class OutlierAnalysis(Study):
         return f"{self.model}: {len(self.dimensions)} of {self.stream.hidden.shape[1]} dimensions stand out"
 
     def shown(self) -> list[Table]:
-        """What makes a kind of key preferred, by layer."""
+        """Table of what makes a kind of key preferred, by layer."""
         return [self.preferences]
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -607,9 +584,7 @@ def study_outliers(
     seed: int = 0,
     device: str = "cpu",
 ) -> OutlierAnalysis:
-    """Run a model on n sentences of at most `longest` tokens; contributions are means over the
-    first `sampled`.
-    """
+    """Run a model on n sentences of at most `longest` tokens; C is averaged over `sampled`."""
     framing = framing_of(model)
     sequences = sentence_sequences(framing, texts.texts, n, longest, seed)
     outliers = measure_outliers(

@@ -1,5 +1,4 @@
-"""The page of an outlier analysis, and the paper's Table 1 for bert-base-uncased: C of three
-dimensions by kind of key.
+"""Page of an outlier analysis, with the paper's Table 1 for bert-base-uncased.
 
 It is in paper.csv: means over 100 sentences of the STS-B dev set. Layers are counted from 0 there,
 from 1 in the paper.
@@ -48,9 +47,7 @@ TABLE_1 = _printed()
 
 @report("Outlier dimensions and attention in {0.model}")
 def write_outliers_page(files: Files, outliers: OutlierAnalysis) -> Iterator[Section]:
-    """Which dimensions stand out, how they change scores, and how well the weights alone predict
-    them.
-    """
+    """Write the page: outlier dimensions, how they change scores, and what predicts them."""
     named = outliers.dimensions[:NAMED]
     yield _stream(files, outliers)
     yield _attention(files, outliers.stream)

@@ -1,6 +1,4 @@
-"""What stands out among all tensors of a checkpoint, among those outside heads' maps, and between
-two checkpoints.
-"""
+"""Find what stands out among all tensors of a checkpoint, and between two checkpoints."""
 
 import re
 from collections import Counter, defaultdict
@@ -98,7 +96,7 @@ def tensor_findings(
 
 
 def on_top(name: str) -> str:
-    """Which head on top of the layers a tensor is part of; empty where it is part of none."""
+    """Head on top of the layers that a tensor is part of; empty if it is part of none."""
     outside, *_ = re.split(r"\.\d+\.", name, maxsplit=1)
     return next((ON_TOP[module] for module in outside.split(".")[:-1] if module in ON_TOP), "")
 
@@ -110,8 +108,7 @@ def described(names: Sequence[str]) -> str:
 
 
 def _other_head(kinds: Mapping[str, str], architectures: str) -> list[str]:
-    """Tensors of heads on top that only one checkpoint has, where the last is meant to do another
-    task.
+    """Tensors of heads on top that one checkpoint lacks, if the last is for another task.
 
     `architectures` are the classes that the last checkpoint's config names: a language model needs
     its head, and of one that says nothing a lost head is not excused. Nor is a head that has lost
@@ -144,8 +141,7 @@ def _other_head(kinds: Mapping[str, str], architectures: str) -> list[str]:
     "the way.",
 )
 def incomparable_tensors(kinds: Mapping[str, str], architectures: str = "") -> Iterator[Finding]:
-    """Tensors of two checkpoints that cannot be compared: `kinds` is the kind of change by the
-    tensor's name.
+    """Tensors of two checkpoints that cannot be compared, from their kinds of change by name.
 
     `architectures` are the classes that the last checkpoint's config names.
     """
@@ -213,9 +209,7 @@ def beside_findings(files: WeightFiles, label: str = "") -> Iterator[Finding]:
     "it.",
 )
 def name_findings(names: Iterable[str]) -> Iterator[Finding]:
-    """Tensors whose names hold NUL or another character that is not shown, such as one that turns
-    text around.
-    """
+    """Tensors with NUL in the name, or another character that is not shown."""
     odd = [name for name in names if not name.isprintable()]
     if odd:
         names_shown = listed([*map(shortened, odd)], NAMED)
@@ -292,8 +286,9 @@ def _zero_tensors(facts: Facts) -> Iterator[Finding]:
 def scale_finding(
     name: str, rms: float, not_zero: bool = True, offset: float = 0.0
 ) -> Iterator[Finding]:
-    """A tensor whose root mean square, an offset added to it, no trained weights have; one that may
-    be zero is judged by the upper limit.
+    """A tensor whose root mean square, with an offset added, no trained weights have.
+
+    One that may be zero is judged by the upper limit only.
     """
     shown = f"{name} + {offset:g}" if offset else name
     about: dict[str, Any] = {
@@ -348,9 +343,7 @@ def lower_median(sizes: Iterable[float]) -> float:
 def beyond_siblings(
     what: str, size: float, in_layer: float, in_role: float, **about: Any
 ) -> Iterator[Finding]:
-    """A size that is a thousand times what is usual in the layer, or of the same matrix in other
-    layers.
-    """
+    """A size a thousand times the usual one in the layer, or of this matrix in other layers."""
     for usual, where in (
         (in_layer, "the matrices of the layer"),
         (in_role, "the same matrix of the layers"),
@@ -446,7 +439,7 @@ def _duplicates(facts: Facts) -> Iterator[Finding]:
 
 
 def _layer_of(name: str) -> tuple[str, int] | None:
-    """What precedes a name's first number, and that number."""
+    """Stem before a name's first number, and that number."""
     role, numbers = role_of(name)
     return (role.partition("*")[0], numbers[0]) if numbers else None
 
@@ -490,9 +483,7 @@ def _tensors(kind: str, tensors: Facts, text: str) -> Finding:
     "slip.",
 )
 def _dtypes(facts: Facts) -> Iterator[Finding]:
-    """dtypes that look like a slip: one that differs within a role, a lone one, float64, integers
-    for weights.
-    """
+    """dtypes that look like a slip: unlike their role's, a lone one, float64, integer weights."""
     odd: dict[str, dict[str, TensorFacts]] = defaultdict(dict)
     for members in by_role(facts).values():
         usual, count = Counter(tensor.dtype for tensor in members).most_common(1)[0]
@@ -557,8 +548,7 @@ def _norms(facts: Facts) -> Iterator[Finding]:
 
 
 def other_tensors(model: Model) -> dict[str, Tensor]:
-    """The tensors by name without the prefix: what attention, embeddings and unembedding are read
-    from, and vectors.
+    """Vectors, and tensors that attention and embeddings need, by name without the prefix.
 
     Matrices that W_QK and W_VO are products of, and matrices of feed-forward networks, are not
     among them.
@@ -573,7 +563,7 @@ def other_tensors(model: Model) -> dict[str, Tensor]:
 
 
 def needed_tensors(model: Model) -> dict[str, Tensor]:
-    """Of these, the ones that a model cannot do without."""
+    """Tensors among `other_tensors` that a model cannot do without."""
     tensors = [
         t
         for i in model.attention_layers
@@ -603,7 +593,7 @@ def shown_by_heads(model: Model) -> set[str]:
 
 
 def _in_maps(model: Model, index: int, tensor: Tensor) -> bool:
-    """Whether a tensor is one of the matrices of a layer's heads."""
+    """True if a tensor is one of the matrices of a layer's heads."""
     family, name = _in_layer(model, index, tensor)
     modules = (*family.heads.projections, *family.heads.others)
     matrix = name.rpartition(".")[0] in modules or (
@@ -613,7 +603,7 @@ def _in_maps(model: Model, index: int, tensor: Tensor) -> bool:
 
 
 def _folded(model: Model, index: int, tensor: Tensor) -> bool:
-    """Whether a tensor is a bias or a norm that is part of the heads' matrices and biases."""
+    """True if a tensor is a bias or a norm that the heads' matrices and biases contain."""
     family, name = _in_layer(model, index, tensor)
     norms = [
         norm.module for norm in (family.norms.before, family.memory and family.memory.norm) if norm
@@ -655,9 +645,7 @@ def other_gains(model: Model) -> dict[str, Tensor]:
 
 
 def _offset_of_gains(model: Model) -> float:
-    """What is added to stored gains of other norms: the same as for the norms that the row
-    names.
-    """
+    """Offset of the gains of other norms: that of the norms that the row names."""
     row = model.family
     of_network = None if row.mlp is None else row.mlp.norm
     known = [row.norms.after, of_network, *(row.norm_of(i) for i in model.attention_layers)]
@@ -665,8 +653,7 @@ def _offset_of_gains(model: Model) -> float:
 
 
 def scale_findings(model: Model) -> Iterator[Finding]:
-    """Tensors of one model that have no scale of trained weights: gains of zero, dropped biases,
-    very large values.
+    """Tensors without the scale of trained weights: zero gains, dropped biases, large values.
 
     Rows of embeddings and what heads show are judged with them; the unembedding is not read here.
     """
@@ -719,9 +706,7 @@ def _dropped_biases(model: Model) -> Iterator[Finding]:
     "embeds; else the head was lost, or config.json should tie it to the embedding.",
 )
 def untied_head(model: Model) -> Iterator[Finding]:
-    """Whether the config's class is a language model with a head of its own, and the file has
-    none.
-    """
+    """Detect a config whose class needs a head of its own while the file has none."""
     classes, tokens = model.config.get("architectures"), model.prefix + model.family.inputs.tokens
     named = " ".join(map(str, classes)) if isinstance(classes, list) else ""
     untied = model.family.outputs is not None and model.config.get("tie_word_embeddings") is False
@@ -774,9 +759,7 @@ Gains = dict[str, dict[int, tuple[str, np.ndarray, float]]]
     "subtracted 1 once too often.",
 )
 def offset_findings(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
-    """Gains of trained layers' norms that look as if 1 had been added once too often, or was
-    missing.
-    """
+    """Gains that look as if 1 had been added once too often, or was missing."""
     gains = layer_gains(model, layers)
     tensors = [tensor for of_role in gains.values() for tensor in of_role.values()]
     if len(tensors) < FEWEST_GAINS:
@@ -843,8 +826,7 @@ def layer_gains(model: Model, layers: Sequence[int]) -> Gains:
 
 
 def _resembles(gains: Gains, name: str, off: int) -> bool:
-    """Whether a tensor's gains, without the 1 that seems too much or with the one that is missing,
-    are the neighbours'.
+    """True if gains resemble their neighbours' once the 1 is taken away or added back.
 
     By their median and by their spread, which a 1 does not change.
     """
@@ -872,9 +854,7 @@ def _mean_of(shares: Mapping[str, float], names: Collection[str]) -> float:
 def _off_alone(
     gains: Gains, negative: Mapping[str, float], small: Mapping[str, float]
 ) -> Iterator[tuple[str, int]]:
-    """Tensors unlike their neighbours in the role: mostly negative, -1; none below 1 where most
-    are, 1.
-    """
+    """Tensors unlike their role's neighbours: mostly negative, -1; none below 1, +1."""
     for of_role in gains.values():
         names = [name for _, (name, _, _) in sorted(of_role.items())]
         for i, name in enumerate(names):

@@ -57,9 +57,7 @@ NUMBERS = tuple[float, ...]
 
 
 def measures(spectrum: Sketch, shape: tuple[int, int]) -> NUMBERS:
-    """The measures of a matrix in the order of `MEASURES`; a sketch does not tell the smallest
-    singular value.
-    """
+    """Measures of a matrix in the order of `MEASURES`; a sketch lacks the condition number."""
     s, error = spectrum
     if not np.isfinite(s).all():
         return (nan,) * len(MEASURES)
@@ -158,9 +156,7 @@ class Matrices(Everything):
         return Table([*Table.of_rows(COLUMNS, rows).columns, *self.percentiles])
 
     def grids(self, names: Iterable[str]) -> tuple[np.ndarray, list[str], dict[str, np.ndarray]]:
-        """Layers (L,), roles (R,) and measures (L, R) of the matrices in layers; of several in one
-        place the median.
-        """
+        """Layers (L,), roles (R,) and measures (L, R) of matrices; the median of several."""
         measured = [row for row in self.rows if row.spectrum and row.layer is not None]
         layers = sorted({row.layer for row in measured if row.layer is not None})
         roles = [*dict.fromkeys(row.facts.role for row in measured)]
@@ -195,8 +191,7 @@ COLUMNS = (
 
 
 def read_matrices(model: Model | TensorsOnly, exact: bool = False) -> Matrices:
-    """Read every tensor of a model once, and measure every matrix; large ones by a sketch, unless
-    `exact`.
+    """Read every tensor of a model once, and measure every matrix; large ones by a sketch.
 
     Of feed-forward networks, neurons are judged by the same reading. Memory is two Gram matrices
     for each matrix that is measured at a time, and all of one that is wider than high, or that is
@@ -264,7 +259,7 @@ def _rows_of(tensor: NamedTensor, measured: Sequence[Row], facts: TensorFacts) -
 
 
 def is_matrix(tensor: NamedTensor) -> bool:
-    """Whether a tensor is a matrix, or several, of numbers that are not integers."""
+    """True if a tensor is a matrix, or several, of numbers that are not integers."""
     dtype = tensor.tensor.dtype
     return sides(tensor.shape) is not None and (dtype == "F64" or dtype not in NATIVE)
 
@@ -360,8 +355,7 @@ def _matrices(
 def _sharing(
     works: Sequence[Work],
 ) -> dict[tuple[str | None, int | None], dict[str, tuple[Tensor, bool, bool]]]:
-    """What is made of one reading, by stack and layer: tensors by name, whether to keep them and to
-    note their facts.
+    """Tensors that share a reading, by stack and layer; whether to keep them, and to note facts.
 
     Where a tensor fuses projections, all those of its layer are split together.
     """

@@ -42,7 +42,7 @@ def role_of(name: str) -> tuple[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What is known of a tensor once all its values have been read."""
+    """Facts about a tensor once all its values have been read."""
 
     name: str
     dtype: str
@@ -68,12 +68,12 @@ class TensorFacts:
 
     @property
     def size(self) -> int:
-        """How many values it has."""
+        """Number of its values."""
         return prod(self.shape)
 
     @property
     def rows(self) -> int:
-        """How many rows are judged; see `row_width`."""
+        """Number of rows that are judged; see `row_width`."""
         return self.size // (row_width(self.shape) or self.size or 1)
 
     @property
@@ -102,11 +102,11 @@ class TensorFacts:
 
     @property
     def constant(self) -> bool:
-        """Whether it holds one value throughout, as gains and biases of a new model do."""
+        """True if it holds one value throughout, as gains and biases of a new model do."""
         return self.least == self.most
 
     def and_then(self, more: "TensorFacts") -> "TensorFacts":
-        """With another block's facts added."""
+        """Add the facts of another block."""
         return replace(
             self,
             squares=self.squares + more.squares,
@@ -169,9 +169,7 @@ def row_squares(rows: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _constant_rows(rows: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the rows that are zero throughout, and of those that hold another value
-    throughout.
-    """
+    """Indices of the rows that are zero throughout, and of those that hold another value."""
     ends = (rows[:, 0] == rows[:, -1]) & (rows[:, 0] == rows[:, rows.shape[1] // 2])
     likely = np.flatnonzero(ends | (squares == 0))
     constant = likely[(rows[likely] == rows[likely, :1]).all(axis=1)]
@@ -180,9 +178,7 @@ def _constant_rows(rows: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, n
 
 
 class SharedTensor(DerivedTensor):
-    """A tensor that several matrices share: its values are kept between them, or their facts noted,
-    or both.
-    """
+    """A tensor that several matrices share; keeps its values, notes their facts, or both."""
 
     def __init__(self, stored: Tensor, keep: bool, note: bool) -> None:
         super().__init__(stored)
@@ -261,7 +257,7 @@ class Everything:
 
     @property
     def lead(self) -> str:
-        """What was read, and what could not be, in a sentence or two."""
+        """Summary of what was read, and of what could not be, in a sentence or two."""
         text = f"Every value of {counted(len(self.facts), 'tensor')} was read."
         if self.unread:
             why = next(iter(self.unread.values()))
@@ -427,7 +423,7 @@ def why_unread(tensor: Tensor) -> str:
 
 
 def with_twins(checkpoint: Checkpoint, facts: Collection[TensorFacts]) -> Iterator[TensorFacts]:
-    """The same facts, each with the first tensor that holds the same values.
+    """Add to each tensor's facts the first tensor that holds the same values.
 
     Only tensors that agree in shape, dtype, norm and range are read again, for a digest of their
     content. Constant tensors equal many others, which means nothing.

@@ -1,5 +1,4 @@
-"""Feed-forward networks and experts: what is kept of their matrices while these are read, block by
-block.
+"""Collect sums over feed-forward networks and experts while their matrices are read.
 
 A neuron is a row of gate and up, and a column of down. Copies are found by random projections of
 the three, in which strangers are never this near: for width d the projections of two unit vectors
@@ -29,9 +28,7 @@ Place = tuple[int, int]  # a layer, and an expert; -1 for the network of a layer
 
 
 class Opening(NamedTuple):
-    """What a gate or up takes: a norm hands over gain x + shift with |x| at most sqrt(d), and a
-    bias is added.
-    """
+    """Input of a gate or up: gain x + shift with |x| at most sqrt(d), and a bias."""
 
     gain: np.ndarray  # (d,)
     shift: np.ndarray  # (d,)
@@ -39,9 +36,7 @@ class Opening(NamedTuple):
 
 
 class Neurons:
-    """Sums over one matrix of a network, for each of its n neurons and each of the d channels of
-    the stream.
-    """
+    """Sums over one matrix of a network, for its n neurons and the stream's d channels."""
 
     def __init__(
         self,
@@ -91,9 +86,7 @@ class Neurons:
 
     @property
     def most(self) -> np.ndarray | None:
-        """(n,) the most that what opens a neuron can be; None where it has no bias, or where no
-        norm is known.
-        """
+        """Largest input (n,) of each neuron; None if it has no bias or no norm is known."""
         if self.opening is None:
             return None
         return (
@@ -102,7 +95,7 @@ class Neurons:
 
 
 class Network(NamedTuple):
-    """What stands out in a network or an expert."""
+    """Neurons that stand out in a network or an expert."""
 
     place: Place
     size: int  # neurons
@@ -113,7 +106,7 @@ class Network(NamedTuple):
 
     @classmethod
     def of(cls, matrices: Sequence[Neurons]) -> "Network":
-        """Of all matrices of one network."""
+        """Judge one network by all its matrices."""
         squares = [matrix.squares for matrix in matrices]
         dead = _dead(np.prod(np.sqrt(squares), axis=0))
         alive = np.setdiff1d(np.arange(len(squares[0])), dead)
@@ -128,9 +121,7 @@ class Network(NamedTuple):
 
 
 def _dead(size: np.ndarray) -> np.ndarray:
-    """Neurons whose input or output is nothing next to the others': size (n,) is the product of
-    their norms.
-    """
+    """Neurons next to nothing in input or output: size (n,), the product of their norms."""
     return (
         np.flatnonzero(size <= DEAD * np.median(size))
         if len(size) and np.median(size) > 0
@@ -139,18 +130,14 @@ def _dead(size: np.ndarray) -> np.ndarray:
 
 
 def _copies(sketch: np.ndarray, alive: np.ndarray) -> list[int]:
-    """Neurons that read and write the same directions as an earlier one: sketch (a, p) of those
-    alive (a,).
-    """
+    """Copies among neurons, by the directions they read and write: sketch (a, p) of alive (a,)."""
     if len(alive) < 2 or not np.isfinite(sketch).all():
         return []
     return [int(i) for i in alive[copies_within(sketch, COPY * sqrt(sketch.shape[1]))]]
 
 
 class Networks:
-    """The networks of the stack that is read, each judged when the last of its matrices has been
-    read.
-    """
+    """Networks of the stack that is read, each judged after the last of its matrices."""
 
     def __init__(self, tensors: Tensors, named: Iterable[NamedTensor]) -> None:
         self.own = tensors.own
@@ -166,7 +153,7 @@ class Networks:
             self._expected[place].add(_part_of(matrix))
 
     def neurons_of(self, matrix: NamedTensor, is_part: bool) -> Neurons | None:
-        """What to add the values of a matrix to; None where it belongs to no network."""
+        """Sums for the values of a matrix; None if it belongs to no network."""
         place, part = self._place_of(matrix), _part_of(matrix)
         shape = matrix.shape if is_part else matrix.tensor.shape
         if place is None or not (
@@ -189,9 +176,7 @@ class Networks:
             self._judge(place)
 
     def finished(self) -> list[Network]:
-        """All networks in the order of their places, those with a matrix that could not be read
-        included.
-        """
+        """All networks by place, those with a matrix that could not be read included."""
         for place in [*self._read]:
             self._judge(place)
         return sorted(self.judged, key=lambda network: network.place)

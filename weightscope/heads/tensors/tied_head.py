@@ -1,5 +1,4 @@
-"""Whether the language-model head is the token embedding: what config.json ties, and what the file
-holds.
+"""Compare the language-model head with the token embedding that config.json may tie it to.
 
 Of a file with two matrices that differ, under a config that ties them, transformers 5 keeps both
 (modeling_utils.py, tie_weights); 4.56 overwrites the head with the embedding, and so does every
@@ -21,9 +20,7 @@ BLOCK = 1 << 22  # values compared at a time
 
 
 def says_tied(model: Model) -> bool:
-    """Whether the config says that the head is the token embedding; of a wrapper, its own config
-    before its parts'.
-    """
+    """True if the config ties the head to the embedding; a wrapper's own config comes first."""
     whole, part = model.checkpoint.config, model.reading.part
     if part.raw is whole.raw:
         return model.config.get(TIED) is True
@@ -31,8 +28,7 @@ def says_tied(model: Model) -> bool:
 
 
 def tie_holds(model: Model, *, first_look: bool = False) -> bool | None:
-    """Whether the head is the token embedding, in the weights: not stored twice, or with the same
-    values.
+    """True if the weights have one matrix for both: not stored twice, or with equal values.
 
     A first look reads some rows, and nothing over a network. None where there is no head, or where
     it was not read.
@@ -46,9 +42,7 @@ def tie_holds(model: Model, *, first_look: bool = False) -> bool | None:
 
 
 def overwritten_head(model: Model, *, first_look: bool = False) -> str:
-    """A sentence on a head that the config ties and the file holds with other values; empty where
-    there is none.
-    """
+    """Describe a head that the config ties and the file holds with other values, if any."""
     tokens, head = _stored(model)
     if (
         tokens is None
@@ -100,7 +94,6 @@ def _stored(model: Model) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _equal(x: Tensor, y: Tensor, first_look: bool) -> bool:
-    """Whether two matrices hold the same values."""
     if x.shape != y.shape or not x.shape:
         return x.shape == y.shape and np.array_equal(x.read(), y.read(), equal_nan=True)
     rows = x.shape[0]

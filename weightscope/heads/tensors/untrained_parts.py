@@ -1,4 +1,4 @@
-"""Towers, projectors and heads outside the audited layers: whether they are as initialised.
+"""Find towers, projectors and heads outside the audited layers that are as initialised.
 
 One matrix says little: 32 of 784 in nine real checkpoints have the second moments of a random one.
 Constant gains and biases say more, but folding leaves them too. Both together were found in all of
@@ -37,9 +37,7 @@ PARAMETER = re.compile(r"\.(weight|bias|gamma|beta)$")
     "trained; one that was trained may have been lost and drawn anew.",
 )
 def untrained_parts(model: Model, everything: Everything) -> Iterator[Finding]:
-    """Towers, projectors and heads outside the audited layers that are as initialised: random
-    matrices, and one value in each gain and bias.
-    """
+    """Parts outside the audited layers with random matrices, and constant gains and biases."""
     layers = (model.prefix + model.family.layer).partition("{i}")[0]
     parts: dict[str, list[TensorFacts]] = defaultdict(list)
     for tensor in everything.facts:
@@ -82,7 +80,7 @@ def _module(name: str) -> str:
 
 
 def _part_of(name: str, layers: str) -> str:
-    """What a tensor belongs to: its name up to where it leaves the path to the layers."""
+    """Part that a tensor belongs to: its name until it leaves the path to the layers."""
     steps, path = name.split("."), layers.split(".")
     shared = next(
         (i for i, (a, b) in enumerate(zip(steps, path, strict=False)) if a != b), len(path)
@@ -91,13 +89,12 @@ def _part_of(name: str, layers: str) -> str:
 
 
 def _narrow_side(tensor: TensorFacts) -> int:
-    """Of the part of a matrix that is judged; 1 of a vector."""
+    """Smaller side of the judged part of a matrix; 1 for a vector."""
     return min(tensor.shape[0], JUDGED_ROWS, prod(tensor.shape[1:])) if row_count(tensor) > 1 else 1
 
 
 def off_random(tensor: Tensor) -> float:
-    """How far a matrix is from random, in units of what a random one may be: 0 to 1 where it may be
-    random.
+    """Distance of a matrix from a random one, in units of its error: 0 to 1 if it may be random.
 
     tr(G^2) / (tr G)^2 is 1/k + 1/n for a (k, n) matrix of independent entries, the second term with
     an error of 2 / k.

@@ -1,6 +1,4 @@
-"""Neurons and experts: which are dead, copies of others or can never open, and channels that
-networks write most to.
-"""
+"""Find dead, copied and closed neurons and experts, and channels that networks write most to."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,9 +133,7 @@ def _channels(networks: Sequence[Network]) -> Iterator[Finding]:
     look_next="Check how the experts were saved: one that is zero makes its tokens pass nothing.",
 )
 def _experts(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Experts of one layer with the same spectra throughout, and those whose matrices are nothing
-    next to others'.
-    """
+    """Experts of a layer with equal spectra throughout, or with a matrix of next to nothing."""
     by_layer: dict[int, dict[int, dict[str, tuple[float, ...]]]] = defaultdict(
         lambda: defaultdict(dict)
     )
