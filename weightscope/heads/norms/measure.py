@@ -34,7 +34,7 @@ from weightscope.runner.runner import Activations, Runner, Study, open_runner
 MOMENTS = ("mean", "sd", "cv", "max", "min")  # names of the table columns
 
 
-class Moments:
+class RunningMoments:
     """Mean, standard deviation and extremes, of several quantities at a time.
 
     Batches are merged by Chan, Golub and LeVeque's update, which stays exact where the deviation is
@@ -68,9 +68,9 @@ class Moments:
                 [self.mean, deviation, deviation / self.mean, self.largest, self.smallest], axis=-1
             )
 
-    def pooled(self) -> "Moments":
+    def pooled(self) -> "RunningMoments":
         """The moments of all quantities' numbers together, of shape ()."""
-        total = Moments(())
+        total = RunningMoments(())
         total.count = self.count.sum()
         total.mean = (self.mean * self.count).sum() / total.count
         total.squares = (self.squares + self.count * (self.mean - total.mean) ** 2).sum()
@@ -146,8 +146,8 @@ class NormAnalysis(Study):
     kind_names: tuple[str, ...]
     n_sequences: int  # that were run
     n_tokens: int
-    f: Moments  # (L, H): |f(x)| of every token (Table 1)
-    x: Moments  # (L,): |x| of every token, the residual stream as it enters the layer (Table 2)
+    f: RunningMoments  # (L, H): |f(x)| of every token (Table 1)
+    x: RunningMoments  # (L,): |x| of every token, the residual stream as it enters the layer (Table 2)
     # alpha against |f(x)| over all heads and pairs (i, j), by the kind of j (Table 3)
     ranks: list[Spearman]
     singular_values: np.ndarray  # (L, H, r + 1): Of f as a linear map on [x 1] (Fig. 2)
@@ -292,7 +292,7 @@ class NormAnalysis(Study):
         ]
 
 
-def _moment_columns(name: str, symbol: str, moments: Moments) -> list[Column]:
+def _moment_columns(name: str, symbol: str, moments: RunningMoments) -> list[Column]:
     values = moments.table().reshape(-1, len(MOMENTS)).T
     return [
         Column(f"{name} {moment}", column, f"{moment} {symbol}")
@@ -370,7 +370,7 @@ class _Totals:
             )
         }
         n_layers, n_heads = len(runner.layers), runner.model.config.n_heads
-        self.f, self.x = Moments((n_layers, n_heads)), Moments((n_layers,))
+        self.f, self.x = RunningMoments((n_layers, n_heads)), RunningMoments((n_layers,))
         self.alpha, self.alpha_f = np.zeros((2, n_layers, n_heads, self.n_kinds))
         self.f_by_kind = [MeanByKind((n_heads,), self.n_kinds) for _ in runner.layers]
         self.ranks = RankCorrelation(self.n_kinds)

@@ -14,7 +14,12 @@ from matplotlib.transforms import Bbox
 
 from weightscope.core.formulas import plain
 from weightscope.core.tables import Table
-from weightscope.heads.outliers.measure import DIMENSION_Z, Contributions, OutlierAnalysis, Stream
+from weightscope.heads.outliers.measure import (
+    DIMENSION_Z,
+    Contributions,
+    OutlierAnalysis,
+    StreamMeans,
+)
 from weightscope.report.pages import style
 
 MOST_IN_LEGEND = 16  # heads
@@ -52,7 +57,7 @@ def means_figure(outliers: OutlierAnalysis) -> Figure:
 
 
 @style.in_our_style()
-def attention_figure(stream: Stream) -> Figure:
+def attention_figure(stream: StreamMeans) -> Figure:
     """Fig. 2: mean attention to a token of each kind, by layer, over all heads and queries."""
     figure, axis = style.subplots(figsize=(style.COLUMN, 2.2))
     _kind_lines(axis, stream.layer_indices, stream.attention.mean(axis=1), stream.kind_names)
@@ -64,7 +69,7 @@ def attention_figure(stream: Stream) -> Figure:
 
 
 @style.in_our_style()
-def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
+def values_figure(stream: StreamMeans, dimensions: np.ndarray) -> Figure:
     """Fig. 3: mean of each outlier dimension over tokens of each kind; a panel each."""
     dimensions = dimensions[:MOST_DRAWN]
     figure, axes, columns = _grid(len(dimensions), 4, 1.4, 0.3)

@@ -59,7 +59,7 @@ def over_all(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stream(ShowsShapes):
+class StreamMeans(ShowsShapes):
     """Means over tokens by their K kinds; NaN for a kind without tokens."""
 
     kind_names: tuple[str, ...]
@@ -111,7 +111,9 @@ class Stream(ShowsShapes):
         )
 
 
-def observe_stream(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds) -> Stream:
+def observe_stream(
+    runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds
+) -> StreamMeans:
     """Run a model and average its stream and its attention; see `measure_outliers`."""
     layers, n_kinds = list(runner.layers), len(kinds.names)
     hidden = [MeanByKind((runner.model.config.d_model,), n_kinds) for _ in range(len(layers) + 1)]
@@ -136,7 +138,7 @@ def observe_stream(runner: Runner, sequences: Sequence[np.ndarray], kinds: Token
 
     with _at_the_end(runner, observe_end):
         runner.observe(sequences, observe)
-    return Stream(
+    return StreamMeans(
         kinds.names,
         hidden[0].counts,
         np.array(layers),
@@ -368,7 +370,7 @@ class Guess(ShowsShapes):
     # is |b_QK|; 0 without biases.
     contributions: np.ndarray
 
-    def agreement(self, stream: Stream, measured: Contributions) -> Table:
+    def agreement(self, stream: StreamMeans, measured: Contributions) -> Table:
         """Rank correlations over dimensions between guesses and measurements, by layer."""
         means = stream.means[:-1, :, 0]  # (L, d), over all tokens
         correlations = {
@@ -504,7 +506,7 @@ class OutlierAnalysis(Study):
         "outliers.npz": lambda outliers: outliers.arrays(),
     }
 
-    stream: Stream  # Figs 1 to 3
+    stream: StreamMeans  # Figs 1 to 3
     contributions: Contributions  # Figs 4 and 5, and Table 1
     guess: Guess  # from the weights alone
 

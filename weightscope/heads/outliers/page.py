@@ -20,7 +20,7 @@ from weightscope.heads.outliers.measure import (
     NAMED,
     Contributions,
     OutlierAnalysis,
-    Stream,
+    StreamMeans,
 )
 from weightscope.report.findings import spans
 from weightscope.report.pages.page import Figure, Filed, Section, report
@@ -82,7 +82,7 @@ def _stream(files: Files, outliers: OutlierAnalysis) -> Section:
     )
 
 
-def _outlier_table(stream: Stream) -> Table:
+def _outlier_table(stream: StreamMeans) -> Table:
     """The outputs in which a dimension is an outlier, by scope, and where it is farthest out."""
     scopes = ("all tokens", *stream.kind_names)
     rows = []
@@ -97,7 +97,7 @@ def _outlier_table(stream: Stream) -> Table:
     return Table.of_rows(header, rows, caption)
 
 
-def _attention(files: Files, stream: Stream) -> Section:
+def _attention(files: Files, stream: StreamMeans) -> Section:
     by_layer = stream.attention.mean(axis=1)  # (L, K)
     most = np.nanargmax(by_layer, axis=1)
     parts = []
@@ -114,7 +114,7 @@ def _attention(files: Files, stream: Stream) -> Section:
     )
 
 
-def _values(files: Files, stream: Stream, dimensions: np.ndarray) -> Section:
+def _values(files: Files, stream: StreamMeans, dimensions: np.ndarray) -> Section:
     left_out = len(dimensions) - figures.MOST_DRAWN
     figure = Figure(
         save(figures.values_figure(stream, dimensions), files, "values"),

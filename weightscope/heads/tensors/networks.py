@@ -19,10 +19,10 @@ from weightscope.model.metrics.neighbours import copies_within
 from weightscope.model.rows.names import TRANSPOSED, NamedTensor, Tensors
 
 PARTS = ("gate", "up", "down")
-DEAD = 1e-4  # of the median: a neuron's input norm times its output norm
+DEAD = 1e-4  # times the median product of a neuron's input norm and output norm
 PROJECTIONS = 16
 COPY = 0.05  # distance of unit vectors: a cosine of 0.999
-# what may stand before a network, the likeliest first
+# roles of the norm before a network, the likeliest first
 NORMS = ("norm.mlp", "norm.after_attention", "norm.before")
 Place = tuple[int, int]  # a layer, and an expert; -1 for the network of a layer
 
@@ -33,6 +33,10 @@ class Opening(NamedTuple):
     gain: np.ndarray  # (d,)
     shift: np.ndarray  # (d,)
     bias: np.ndarray  # (n,)
+
+    def fits(self, n: int, d: int) -> bool:
+        """True if it is of n neurons and d channels."""
+        return self.gain.shape == self.shift.shape == (d,) and self.bias.shape == (n,)
 
 
 class Neurons:
@@ -46,21 +50,14 @@ class Neurons:
         axis: int,
         opening: Opening | None = None,
     ) -> None:
-        # axis of the neurons, as stored
-        self.place, self.part, self.shape, self.axis = place, part, shape, axis
+        self.place, self.part, self.shape = place, part, shape
+        self.axis = axis  # axis of the neurons, as stored
         n, d = shape[axis], shape[1 - axis]
         self.squares, self.sketch = np.zeros(n), np.zeros((n, PROJECTIONS), np.float32)
         self.channels = np.zeros(d if part == "down" else 0)  # squares too
-        fits = (
-            opening is not None
-            and opening.gain.shape == opening.shift.shape == (d,)
-            and opening.bias.shape == (n,)
-        )
-        self.opening = opening if fits else None
-        self.reach, self.shifted = (
-            np.zeros(n if self.opening else 0),
-            np.zeros(n if self.opening else 0),
-        )
+        self.opening = opening if opening is not None and opening.fits(n, d) else None
+        self.reach = np.zeros(n if self.opening else 0)
+        self.shifted = np.zeros_like(self.reach)
         self.basis = np.random.default_rng(d).standard_normal((d, PROJECTIONS)).astype(np.float32)
 
     def add(self, values: np.ndarray, start: int) -> None:
@@ -89,44 +86,35 @@ class Neurons:
         """Largest input (n,) of each neuron; None if it has no bias or no norm is known."""
         if self.opening is None:
             return None
-        return (
-            sqrt(self.shape[1 - self.axis]) * np.sqrt(self.reach) + self.shifted + self.opening.bias
-        )
+        d = self.shape[1 - self.axis]
+        return sqrt(d) * np.sqrt(self.reach) + self.shifted + self.opening.bias
 
 
-class Network(NamedTuple):
+class JudgedNetwork(NamedTuple):
     """Neurons that stand out in a network or an expert."""
 
     place: Place
     size: int  # neurons
     dead: list[int]
     copies: list[int]  # each of an earlier one
-    closed: list[int]  # that can never open
+    closed: list[int]  # neurons that can never open
     written: np.ndarray  # (d,) norms of the rows of down
 
     @classmethod
-    def of(cls, matrices: Sequence[Neurons]) -> "Network":
+    def of(cls, matrices: Sequence[Neurons]) -> "JudgedNetwork":
         """Judge one network by all its matrices."""
-        squares = [matrix.squares for matrix in matrices]
-        dead = _dead(np.prod(np.sqrt(squares), axis=0))
-        alive = np.setdiff1d(np.arange(len(squares[0])), dead)
-        copies = _copies(
-            np.concatenate([matrix.unit_sketch for matrix in matrices], axis=1)[alive], alive
-        )
-        # a gate, else up
-        opened_by = next((m for part in PARTS for m in matrices if m.part == part), matrices[0])
-        closed = np.flatnonzero(opened_by.most <= 0).tolist() if opened_by.most is not None else []
-        written = next(np.sqrt(matrix.channels) for matrix in matrices if matrix.part == "down")
-        return cls(matrices[0].place, len(squares[0]), dead.tolist(), copies, closed, written)
-
-
-def _dead(size: np.ndarray) -> np.ndarray:
-    """Neurons next to nothing in input or output: size (n,), the product of their norms."""
-    return (
-        np.flatnonzero(size <= DEAD * np.median(size))
-        if len(size) and np.median(size) > 0
-        else np.empty(0, int)
-    )
+        by_part = {matrix.part: matrix for matrix in matrices}
+        size = np.prod(np.sqrt([matrix.squares for matrix in matrices]), axis=0)  # (n,)
+        n, dead = len(size), np.empty(0, int)
+        if n and (usual := np.median(size)) > 0:
+            dead = np.flatnonzero(size <= DEAD * usual)
+        alive = np.setdiff1d(np.arange(n), dead)
+        sketches = np.concatenate([matrix.unit_sketch for matrix in matrices], axis=1)
+        copies = _copies(sketches[alive], alive)
+        most = by_part.get("gate", by_part["up"]).most
+        closed = [] if most is None else np.flatnonzero(most <= 0).tolist()
+        written = np.sqrt(by_part["down"].channels)
+        return cls(matrices[0].place, n, dead.tolist(), copies, closed, written)
 
 
 def _copies(sketch: np.ndarray, alive: np.ndarray) -> list[int]:
@@ -140,10 +128,10 @@ class Networks:
     """Networks of the stack that is read, each judged after the last of its matrices."""
 
     def __init__(self, tensors: Tensors, named: Iterable[NamedTensor]) -> None:
-        self.own = tensors.own
-        own = (t for t in named if t.stack in (None, self.own))
-        self.named = {(t.layer, t.role): t for t in own}
-        self.judged: list[Network] = []
+        self.stack = tensors.own
+        in_stack = (tensor for tensor in named if tensor.stack in (None, self.stack))
+        self.named = {(tensor.layer, tensor.role): tensor for tensor in in_stack}
+        self.judged: list[JudgedNetwork] = []
         self._expected: dict[Place, set[str]] = defaultdict(set)  # parts that a network has
         self._read: dict[Place, dict[str, Neurons]] = defaultdict(dict)
 
@@ -156,17 +144,15 @@ class Networks:
         """Sums for the values of a matrix; None if it belongs to no network."""
         place, part = self._place_of(matrix), _part_of(matrix)
         shape = matrix.shape if is_part else matrix.tensor.shape
-        if place is None or not (
-            is_part or (row_width(shape) and matrix.undone in ((), (TRANSPOSED,)))
-        ):
+        if place is None:
+            return None
+        if not is_part and not (row_width(shape) and matrix.undone in ((), (TRANSPOSED,))):
             return None
         axis = (part == "down") ^ (not is_part and matrix.undone == (TRANSPOSED,))
-        opens = matrix.expert is None and part == (
-            "gate" if "gate" in self._expected[place] else "up"
-        )
-        return Neurons(
-            place, part, (shape[0], shape[1]), int(axis), self._opening(matrix) if opens else None
-        )
+        opener = "gate" if "gate" in self._expected[place] else "up"
+        opens = matrix.expert is None and part == opener
+        opening = self._opening(matrix) if opens else None
+        return Neurons(place, part, (shape[0], shape[1]), int(axis), opening)
 
     def add(self, neurons: Neurons) -> None:
         """A matrix all of whose values have been added."""
@@ -175,7 +161,7 @@ class Networks:
         if self._read[place].keys() == self._expected[place]:
             self._judge(place)
 
-    def finished(self) -> list[Network]:
+    def finished(self) -> list[JudgedNetwork]:
         """All networks by place, those with a matrix that could not be read included."""
         for place in [*self._read]:
             self._judge(place)
@@ -185,16 +171,12 @@ class Networks:
         matrices = [*self._read.pop(place).values()]
         sizes = {(len(matrix.squares), len(matrix.basis)) for matrix in matrices}
         if {"up", "down"} <= {matrix.part for matrix in matrices} and len(sizes) == 1:
-            self.judged.append(Network.of(matrices))
+            self.judged.append(JudgedNetwork.of(matrices))
 
     def _place_of(self, matrix: NamedTensor) -> Place | None:
-        is_own = matrix.layer is not None and matrix.stack in (None, self.own)
-        if (
-            matrix.layer is None
-            or not is_own
-            or _part_of(matrix) not in PARTS
-            or len(matrix.shape) != 2
-        ):
+        if matrix.layer is None or matrix.stack not in (None, self.stack):
+            return None
+        if _part_of(matrix) not in PARTS or len(matrix.shape) != 2:
             return None
         return matrix.layer, -1 if matrix.expert is None else matrix.expert
 
@@ -207,9 +189,8 @@ class Networks:
         shift = self.named.get((matrix.layer, f"{role}.bias"))
         with suppress(CheckpointError):
             gain = self.named[matrix.layer, role].array()
-            return Opening(
-                gain, np.zeros_like(gain) if shift is None else shift.array(), bias.array()
-            )
+            shifts = np.zeros_like(gain) if shift is None else shift.array()
+            return Opening(gain, shifts, bias.array())
         return None
 
 

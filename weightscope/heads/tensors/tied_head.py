@@ -5,6 +5,7 @@ Of a file with two matrices that differ, under a config that ties them, transfor
 older version.
 """
 
+from collections.abc import Iterator
 from math import prod
 
 import numpy as np
@@ -15,7 +16,8 @@ from weightscope.model.model import Model
 from weightscope.report.findings import Finding, Member, finding
 
 TIED = "tie_word_embeddings"
-ROWS, STEPS = 64, 16  # rows of a step, and steps of a first look
+ROWS = 64  # rows per step of a first look
+STEPS = 16  # steps of a first look
 BLOCK = 1 << 22  # values compared at a time
 
 
@@ -44,53 +46,40 @@ def tie_holds(model: Model, *, first_look: bool = False) -> bool | None:
 def overwritten_head(model: Model, *, first_look: bool = False) -> str:
     """Describe a head that the config ties and the file holds with other values, if any."""
     tokens, head = _stored(model)
-    if (
-        tokens is None
-        or head is None
-        or not says_tied(model)
-        or tie_holds(model, first_look=first_look) is not False
-    ):
+    if tokens is None or head is None or not says_tied(model):
+        return ""
+    if tie_holds(model, first_look=first_look) is not False:
         return ""
     names = f"{printable(head.name)} and {printable(tokens.name)}"
     return (
-        f"The config says {TIED}, and {names} differ: transformers 5 keeps the head of the file, which is read here; "
-        "4.56 and older overwrite it with the embedding."
+        f"The config says {TIED}, and {names} differ: transformers 5 keeps the head of the file, "
+        "which is read here; 4.56 and older overwrite it with the embedding."
     )
 
 
-@finding(
+overwritten = finding(
     "overwritten_head",
     "a head that the config ties to the embedding",
     severity="warning",
     rank=205,
-    look_next="Set tie_word_embeddings to false in config.json, if the head of the file is meant; else leave it "
-    "out of the file.",
+    look_next="Set tie_word_embeddings to false in config.json, if the head of the file is meant; "
+    "else leave it out of the file.",
 )
-def tied_head_finding(model: Model) -> list[Finding]:
+
+
+def tied_head_finding(model: Model) -> Iterator[Finding]:
     """A head in the file that readers overwrite, as its config ties it."""
-    text = overwritten_head(model)
     _, head = _stored(model)
-    if not text or head is None:
-        return []
-    members = (Member("tensor", None, name=head.name),)
-    return [
-        Finding(
-            kind="overwritten_head",
-            measure="tensors",
-            number=1.0,
-            usual=0.0,
-            text=text,
-            members=members,
-        )
-    ]
+    if head is not None and (text := overwritten_head(model)):
+        members = (Member("tensor", None, name=head.name),)
+        yield overwritten(measure="tensors", number=1.0, usual=0.0, text=text, members=members)
 
 
 def _stored(model: Model) -> tuple[Tensor | None, Tensor | None]:
-    """The token embedding and the head as the file has them; None for what it lacks."""
+    """The token embedding and the head in the file; None for one that it lacks."""
     checkpoint = model.checkpoint.unchecked()
-    return checkpoint.get(model.prefix + model.family.inputs.tokens), checkpoint.get(
-        model.head_name
-    )
+    tokens = checkpoint.get(model.prefix + model.family.inputs.tokens)
+    return tokens, checkpoint.get(model.head_name)
 
 
 def _equal(x: Tensor, y: Tensor, first_look: bool) -> bool:
