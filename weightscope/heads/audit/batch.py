@@ -605,7 +605,7 @@ def _distributions(
 
 
 def _known(row: dict[str, str], model: Model) -> Known:
-    """A checkpoint's record in a reference; the list's digest must be that of its weights."""
+    """A checkpoint's record in a reference; a digest in the list must match its weights."""
     digest = weights_digest(model)
     if row.get("sha256", digest) != digest:
         problem = f"has weights with SHA-256 {digest}; the list says {row['sha256'][:64]}"

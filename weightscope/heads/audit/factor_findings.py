@@ -155,7 +155,7 @@ def _without_scales(heads: MeasuredHeads) -> Iterator[Finding]:
 
 
 def _relation(heads: MeasuredHeads) -> np.ndarray:
-    """Log likeness of factors that belong together over that of those that do not, (L,)."""
+    """Log likeness of factors that belong together over other pairs' likeness, (L,)."""
     likeness = _mean(heads.arrays["factor_likeness"], axis=1)  # (L, 4)
     return log_measure(likeness[:, :2].sum(axis=1)) - log_measure(likeness[:, 2:].sum(axis=1))
 

@@ -42,7 +42,7 @@ from weightscope.model.metrics.spectra import (
 )
 
 Arrays = Mapping[str, np.ndarray]  # by name: (H, ...) for one layer, or (L, H, ...) for all
-MAPS = {"qk": "W_QK", "vo": "W_VO"}  # the two maps of a head: where it attends, what it passes on
+MAPS = {"qk": "W_QK", "vo": "W_VO"}  # maps of a head: attention, and value-output
 VECTORS = frozenset({"qk_left", "qk_right", "vo_left", "vo_right"})  # arrays that grow with heads
 # prefix of the spectra of other forms of W_QK: delta1, mean64, free, turning
 FORM = "qk_singular_values_"
@@ -60,7 +60,7 @@ def measure_layer(
 ) -> dict[str, np.ndarray]:
     """Spectra, sketches and related arrays (H, ...) of every head of a layer.
 
-    forms: (r, r) matrices that go between W_Q and W_K'. bounds: those of the layer's logits; by
+    forms: (r, r) matrices that go between W_Q and W_K'. bounds: bounds on the layer's logits; by
     default of the layer as it is, for sequences of any length.
 
     What belongs to a key-value head is computed once for the query heads that share it. In addition

@@ -1,4 +1,4 @@
-"""Percentiles of a checkpoint's measures among those of other checkpoints: is a number usual?
+"""Percentiles of a checkpoint's measures among other checkpoints: is a number usual?
 
 Percentiles are over checkpoints, not over heads: in each checkpoint, the share of heads below a
 value is counted, among heads in the same third of its layers; the percentile is the mean of these

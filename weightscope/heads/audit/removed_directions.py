@@ -218,7 +218,7 @@ def choices(layers: int, out_of: int) -> float:
 FOUND = {True: 2.0, False: 4.0}
 LOOKED_AT = 1.0  # sets of layers that score less are not judged again
 RUN = 0.4  # share of the layers; a run this long has to be found
-KEPT = 128 << 20  # bytes of Gram matrices; those of wider streams are summed a run at a time
+KEPT = 128 << 20  # bytes of Gram matrices; in wider streams they are summed a run at a time
 WIDEST = 8192  # dimensions; a wider Gram matrix exceeds a quarter of a gigabyte
 ROWS = 2  # rows of a run that are read in a wide stream, times the width
 STRIP = 512  # columns of a Gram matrix that are computed at a time

@@ -583,7 +583,7 @@ def other_gains(model: Model) -> dict[str, Tensor]:
 
 
 def _offset_of_gains(model: Model) -> float:
-    """Offset of the gains of other norms: that of the norms that the row names."""
+    """Offset of the gains of other norms: the norms that the row names have the same."""
     row = model.family
     network_norm = None if row.mlp is None else row.mlp.norm
     known = [row.norms.after, network_norm, *(row.norm_of(i) for i in model.attention_layers)]

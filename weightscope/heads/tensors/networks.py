@@ -64,7 +64,7 @@ class Neurons:
         """Whole rows of the matrix as stored, from value `start` on: values (any,)."""
         rows = values.reshape(-1, self.shape[1])
         block = slice(start // self.shape[1], start // self.shape[1] + len(rows))
-        w = rows.T if self.axis else rows  # (neurons, channels) of this block
+        w = rows.T if self.axis else rows  # (neurons, channels)
         neurons, channels = (slice(None), block) if self.axis else (block, slice(None))
         with np.errstate(all="ignore"):  # broken weights are findings
             self.squares[neurons] += np.einsum("ij,ij->i", w, w, dtype=np.float64)
