@@ -60,7 +60,7 @@ class FindingKind:
     def __call__(self, /, **about: Any) -> "Finding": ...
 
     def __call__(self, reporter: Any = None, /, **about: Any) -> Any:
-        """A finding of this kind, with the fields of `Finding`; as a decorator, `reporter` itself."""
+        """A finding of this kind with these fields; as a decorator, `reporter` itself."""
         return Finding(kind=self.name, **about) if reporter is None else reporter
 
     def of_head(self, layer: int, head: int, *, number: float, **about: Any) -> "Finding":
