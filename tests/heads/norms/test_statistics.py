@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from weightscope.core.tables import Table
-from weightscope.heads.norms.measure import RunningMoments, NormAnalysis, PairSample
+from weightscope.heads.norms.measure import NormAnalysis, PairSample, RunningMoments
 from weightscope.model.metrics.rank_correlation import Spearman
 
 

@@ -55,7 +55,7 @@ APART_TIMES = 6.0
 UNBALANCED = ((0, 1, 8.0), (2, 3, 20.0))
 UNBALANCED_Z = 6.0
 NOISY = 2.0  # mean z-score of a layer's floors; trained layers reach 1.7
-MOST_Z = 6.0  # limit of each z-score
+CUT_Z = 6.0  # limit of each z-score
 LAYERS_FOR_NOISE = 8  # fewer have no trend to leave
 AGREEING = 5.0  # over the root of the width; above the chance cosine of two layers' profiles
 ALL_LAYERS = 0.15  # share of profiles more in common along the other axis, if all are transposed
@@ -620,7 +620,7 @@ def _noisy(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]:
     scores = []
     for floor in floors:
         floor[list(known)] = np.nan
-        scores.append(np.clip(robust_z(off_trend(floor)), -MOST_Z, MOST_Z))
+        scores.append(np.clip(robust_z(off_trend(floor)), -CUT_Z, CUT_Z))
     score = np.mean(scores, axis=0)  # (L,)
     for i in np.flatnonzero(score > NOISY).tolist():
         text = (

@@ -118,7 +118,7 @@ class PairSample:
 # The analysis
 
 SHARE = 0.01  # share of a kind's pairs in Fig. 3, as in the paper
-MOST = 5000  # about the largest number of a kind's pairs in Fig. 3
+PAIRS_DRAWN = 5000  # about the largest number of a kind's pairs in Fig. 3
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -345,7 +345,8 @@ class _Totals:
         self.ranks = RankCorrelation(self.n_kinds)
         in_head = sum(len(each) * counts_by_kind(kinds(each), self.n_kinds) for each in sequences)
         pairs = n_layers * n_heads * in_head
-        self.sample = PairSample(np.minimum(SHARE, MOST / np.maximum(pairs, 1)), 2 * MOST, seed)
+        shares = np.minimum(SHARE, PAIRS_DRAWN / np.maximum(pairs, 1))
+        self.sample = PairSample(shares, 2 * PAIRS_DRAWN, seed)
 
     def __call__(self, seen: Activations) -> None:
         row, kinds = self.row[seen.layer.index], self.kinds(seen.tokens)  # (b, n)
