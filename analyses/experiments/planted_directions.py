@@ -23,7 +23,7 @@ from weightscope.core.compute.cores import one_blas_thread
 from weightscope.core.files import Files, Folder
 from weightscope.core.progress import bar
 from weightscope.core.tables import Table
-from weightscope.heads.audit.removed_directions import FOUND, Matrix, Side, centred_norms, judge, sides
+from weightscope.heads.audit.removed_directions import FOUND, StreamMatrix, StreamSide, centred_norms, judge, sides
 from weightscope.model.sources import folder_names
 from weightscope.pairs.changes.rounding import CASTS
 from weightscope.report.pages.style import in_our_style, save, subplots
@@ -103,12 +103,12 @@ def planted(source: str) -> list[dict[str, object]]:
     return [{"model": model.name, **row} for row in rows]
 
 
-def of_arrays(side: Side, weights: dict[int, list[np.ndarray]]) -> Side:
+def of_arrays(side: StreamSide, weights: dict[int, list[np.ndarray]]) -> StreamSide:
     """The side with other weights, in memory: rows (n, d) by layer."""
 
-    def matrix(like: Matrix, rows: np.ndarray) -> Matrix:
+    def matrix(like: StreamMatrix, rows: np.ndarray) -> StreamMatrix:
         tensor = SimpleNamespace(name=like.tensor.name, shape=rows.shape, nbytes=rows.nbytes, weights=lambda: rows)
-        return Matrix(tensor, axis=1)  # type: ignore[arg-type]  # all that is asked of a tensor
+        return StreamMatrix(tensor, axis=1)  # type: ignore[arg-type]  # all that is asked of a tensor
 
     pairs = {i: zip(side.layers[i], arrays, strict=True) for i, arrays in weights.items()}
     return replace(side, layers={i: [matrix(like, rows) for like, rows in pair] for i, pair in pairs.items()})

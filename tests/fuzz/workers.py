@@ -17,7 +17,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import Files, Folder
 from weightscope.heads.audit.audit import AuditOptions, conclude, measure_task
-from weightscope.heads.audit.batch import FinishedLayers, Job, Outcome, Report, arrays_of, report_of, summary_of
+from weightscope.heads.audit.batch import AuditOutcome, FinishedLayers, Job, Report, arrays_of, report_of, summary_of
 from weightscope.model.model import open_model
 from weightscope.model.run_identity import RunIdentity
 from weightscope.model.sources import Source
@@ -90,7 +90,7 @@ def meet(folder: Path, content: bytes) -> str:
         assert str(error).isprintable()
         outcome = "refused"
     else:
-        assert summary_of([Outcome(Job(Source("x"), out), "", report.summary, report.text)]).csv()
+        assert summary_of([AuditOutcome(Job(Source("x"), out), "", report.summary, report.text)]).csv()
         outcome = "written"
     assert {path.name for path in (*folder.iterdir(), *(folder / "within").glob("*"))} <= {"within", "out"}
     return outcome

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from itertools import groupby
 from math import inf, log
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
 
 from weightscope.core.errors import CheckpointError, counted, nearest, printable
 from weightscope.core.results import notebook
@@ -35,8 +35,12 @@ class Tried(NamedTuple):
         )
 
 
-class FindingKind(NamedTuple):
-    """A kind of finding, as `finding` registers it."""
+Reporter = TypeVar("Reporter", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class FindingKind:
+    """A kind of finding, as `finding` registers it; called, it makes a finding of this kind."""
 
     name: str
     title: str
@@ -49,8 +53,21 @@ class FindingKind(NamedTuple):
         """What kinds are sorted by, the most severe first."""
         return SEVERITIES.index(self.severity), self.rank, self.name
 
+    @overload
+    def __call__(self, reporter: Reporter, /) -> Reporter: ...
 
-Reporter = TypeVar("Reporter", bound=Callable[..., Any])
+    @overload
+    def __call__(self, /, **about: Any) -> "Finding": ...
+
+    def __call__(self, reporter: Any = None, /, **about: Any) -> Any:
+        """A finding of this kind with these fields; as a decorator, `reporter` itself."""
+        return Finding(kind=self.name, **about) if reporter is None else reporter
+
+    def of_head(self, layer: int, head: int, *, number: float, **about: Any) -> "Finding":
+        """A finding of this kind about one head of a layer."""
+        return of_head(layer, head, number=number, kind=self.name, **about)
+
+
 # They import every module that reports findings.
 ROOMS = ("weightscope.heads.audit.audit", "weightscope.pairs.compare.compare")
 LAST = 1000  # rank of a kind that has none of its own
@@ -65,8 +82,8 @@ def finding(
     severity: str = "note",
     rank: int = LAST,
     tried: Tried | None = None,
-) -> Callable[[Reporter], Reporter]:
-    """Register a kind of finding above the function that reports it.
+) -> FindingKind:
+    """Register a kind of finding above the function that reports it, as a name or as a decorator.
 
     Parameters
     ----------
@@ -83,11 +100,21 @@ def finding(
         Place among the kinds of its severity: the lowest first; kinds of one rank by name.
     tried : Tried, optional
         How often it was right, which follows what to look at next.
+
+    Returns
+    -------
+    FindingKind
+        Called with the fields of a `Finding`, it makes one of this kind.
+
+    Examples
+    --------
+    >>> zero_head = finding("zero_head", "zero head", look_next="...")  # doctest: +SKIP
+    >>> zero_head(layer=0, measure="frobenius", number=0.0, text="It is zero.")  # doctest: +SKIP
     """
     kind = FindingKind(name, title, f"{look_next} {tried or ''}".rstrip(), severity, rank)
     if severity not in SEVERITIES or _registered.setdefault(name, kind) != kind:
         raise ValueError(f"{kind} is registered already, or has an unknown severity")
-    return lambda reporter: reporter
+    return kind
 
 
 def finding_kinds() -> dict[str, FindingKind]:

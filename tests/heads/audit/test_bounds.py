@@ -19,7 +19,7 @@ from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.heads.audit import duplicates
 from weightscope.heads.audit.audit import LONGEST_WINDOW, MOST_DELTAS
-from weightscope.heads.audit.duplicates import UNLIKE_A_HEAD, Likeness, clusters, joined
+from weightscope.heads.audit.duplicates import UNLIKE_A_HEAD, SpaceLikeness, clusters, joined
 from weightscope.model.model import MOST_ROWS
 
 
@@ -50,10 +50,10 @@ def test_equal_heads_are_one_finding_and_compared_once_each(tmp_path: Path, monk
 def test_a_cluster_is_what_is_linked_and_tells_its_weakest_link() -> None:
     """0-2-4 and 1-5 are alike, 3 is not; 0 and 4 only by way of 2."""
     sketches = np.ones((6, 4)) / 2
-    alike: dict[tuple[int, int], Likeness] = {
-        (0, 2): Likeness(0.9, 0.2, 1.0),
-        (2, 4): Likeness(0.8, 0.1, 0.5),
-        (1, 5): Likeness(1.0, 0.0, -1.0),
+    alike: dict[tuple[int, int], SpaceLikeness] = {
+        (0, 2): SpaceLikeness(0.9, 0.2, 1.0),
+        (2, 4): SpaceLikeness(0.8, 0.1, 0.5),
+        (1, 5): SpaceLikeness(1.0, 0.0, -1.0),
     }
     clusters_found = list(clusters(sketches, sketches, lambda a, b: alike.get((a, b))))
     assert clusters_found == [([0, 2, 4], (0.8, 0.2, 0.5, "")), ([1, 5], (1.0, 0.0, -1.0, ""))] == list(joined(alike))

@@ -311,21 +311,34 @@ def test_findings_name_tokens_and_all_their_rows_are_in_the_table(tmp_path: Path
 
 
 def test_every_reported_kind_is_registered_and_every_registered_kind_is_reported() -> None:
-    """By the text of the package: names in `Finding(kind="...")`, and strings outside the registrations."""
-    reported, texts = set(), set()
+    """By the text of the package: a kind is used by its variable, or by its name outside the registrations."""
+    reported, texts, kinds, used = set(), set(), {}, set()
     for path in Path(ws.__file__).parent.rglob("*.py"):
         registrations = set()
         for node in ast.walk(ast.parse(path.read_text())):
             called = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Assign) and getattr(getattr(node.value, "func", None), "id", "") == "finding":
+                kinds[node.targets[0].id] = ast.literal_eval(node.value.args[0])
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                used.add(node.id)
             if called == "finding":
                 registrations |= set(ast.walk(node))
             elif called in ("Finding", "of_head"):
                 reported |= {ast.literal_eval(k.value) for k in node.keywords if k.arg == "kind" and is_text(k.value)}
             elif is_text(node) and node not in registrations:
                 texts.add(node.value)
-    assert reported and reported <= finding_kinds().keys() <= texts
+    assert kinds.keys() <= used
+    assert reported and reported <= finding_kinds().keys() <= texts | set(kinds.values())
     with pytest.raises(KeyError):
         _ = Finding(kind="never registered", measure="", number=1.0, text="").severity
+
+
+def test_a_kind_makes_its_findings_and_is_a_decorator() -> None:
+    kind = finding_kinds()["zero_head"]
+    about = {"map": "qk", "measure": "qk_frobenius", "usual": 2.0, "text": "It is zero."}
+    assert kind(layer=0, number=0.0, **about) == Finding(kind="zero_head", layer=0, number=0.0, **about)
+    assert kind.of_head(0, 3, number=0.0, **about).heads == [3]
+    assert kind(is_text) is is_text
 
 
 def is_text(node: ast.AST) -> bool:

@@ -197,7 +197,7 @@ def test_why_nothing_can_be_said(base: Weights, tmp_path: Path) -> None:
     model = ws.open_model(write_checkpoint(tmp_path / "bits", base))
     (side,) = removed_directions.sides(model, model.attention_layers, everything=False)
     assert not removed_directions.judge(side, D, centred=True).why
-    coarse = type("Coarse", (removed_directions.Side,), {"bits": 2.6})(side.what, side.writes, side.layers)
+    coarse = type("Coarse", (removed_directions.StreamSide,), {"bits": 2.6})(side.what, side.writes, side.layers)
     hidden = "rounding to 2.6 bits leaves more along any direction than a removal would"
     assert removed_directions.judge(coarse, D, centred=True).why == hidden
 

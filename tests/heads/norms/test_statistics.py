@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from weightscope.core.tables import Table
-from weightscope.heads.norms.measure import Moments, NormAnalysis, PairSample
+from weightscope.heads.norms.measure import NormAnalysis, PairSample, RunningMoments
 from weightscope.model.metrics.rank_correlation import Spearman
 
 
@@ -19,7 +19,7 @@ def rng() -> np.random.Generator:
 def test_moments_do_not_depend_on_the_batches(rng: np.random.Generator) -> None:
     """Numbers far from zero relative to their deviation: sums of squares would lose every digit."""
     values = 1e6 + rng.random((2, 3, 50))
-    moments = Moments((2, 3))
+    moments = RunningMoments((2, 3))
     for layer in range(2):
         for part in np.split(values[layer], [1, 20, 45], axis=-1):
             moments.add(part, layer)

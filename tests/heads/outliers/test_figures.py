@@ -8,7 +8,7 @@ from matplotlib.text import Annotation
 
 from tests.support.legible import faults
 from weightscope.heads.outliers.figures import MOST_DRAWN, all_layers_figure, contributions_figure, values_figure
-from weightscope.heads.outliers.measure import Contributions, Stream
+from weightscope.heads.outliers.measure import Contributions, StreamMeans
 
 
 @pytest.mark.parametrize("draw", [lambda c, js: contributions_figure(c, [0, 1], js), all_layers_figure])
@@ -30,7 +30,7 @@ def test_numbers_of_neighbouring_dimensions_do_not_touch(draw):
 @pytest.mark.parametrize("n", [1, 4, 10, MOST_DRAWN + 1])
 def test_every_outlier_dimension_is_drawn_by_kind(n):
     hidden = np.random.default_rng(0).normal(size=(7, 64, 3))
-    stream = Stream(("[CLS]", "[SEP]", "other"), np.array([2, 2, 9]), np.arange(6), hidden, np.ones((6, 4, 3)))
+    stream = StreamMeans(("[CLS]", "[SEP]", "other"), np.array([2, 2, 9]), np.arange(6), hidden, np.ones((6, 4, 3)))
     figure = values_figure(stream, np.arange(n) * 2)
     titles = [axis.get_title() for axis in figure.axes if axis.axison]
     assert titles == [f"dimension {2 * j}" for j in range(min(n, MOST_DRAWN))]

@@ -1,1 +1,1 @@
-"""What are this checkpoint's heads? Measures, findings, comparison, figures and pages."""
+"""Audit of one checkpoint's heads: measures, findings, comparison, figures and pages."""

@@ -1,10 +1,8 @@
-"""An audit: every attention head of a checkpoint measured from the weights alone, and what stands
-out.
-"""
+"""Measure every attention head of a checkpoint from its weights, and report what stands out."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,12 @@ from weightscope.heads.audit.directions import (
     how_many_read,
     with_tokens,
 )
-from weightscope.heads.audit.findings import findings_of, positions_of, with_roles
+from weightscope.heads.audit.findings import (
+    findings_of,
+    outlier_dimension,
+    positions_of,
+    with_roles,
+)
 from weightscope.heads.audit.known_findings import Entry, read_entries, unmatched, with_known
 from weightscope.heads.audit.measure import UNSCALED, Arrays, MeasuredHeads, measure_layer
 from weightscope.heads.audit.reference import OWN, ComparableMatrices, Reference, Standing
@@ -41,6 +44,7 @@ from weightscope.heads.tensors.findings import (
     name_findings,
     other_gains,
     tensor_findings,
+    zero_tensor,
 )
 from weightscope.heads.tensors.matrices import Matrices, read_matrices
 from weightscope.heads.tensors.untrained_parts import untrained_parts
@@ -52,19 +56,16 @@ from weightscope.model.metrics.sinks import EVENT_WEIGHT, MECHANISMS, Massive
 from weightscope.model.model import Model, as_model, distinct
 from weightscope.report.findings import Finding, Findings, indexed
 
-END = -1  # follows the last layer: what is read after the layers
+END = -1  # in place of a layer after the last one: tensors that are read after the layers
 BASELINE = "findings.csv"  # in the folder of an earlier audit
-# distances: each is rotated and summed by itself, and no model was trained on longer texts
-LONGEST_WINDOW = 131_072
-# multiply-adds of the scores of all pairs of tokens in the first layer: a few seconds
-ALL_PAIRS = 4e11
+LONGEST_WINDOW = 131_072  # distances, each rotated by itself; no model was trained on longer texts
+ALL_PAIRS = 4e11  # multiply-adds of the scores of all pairs of tokens in layer 0: a few seconds
 A_SCORE = 64  # multiply-adds in the time that a score takes besides its products
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head
 # measures that summarise a checkpoint
 SUMMARY = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")
 
-# What an audit writes. Figures: the function of figures.py that draws them, the file with their
-# numbers, a description.
+# figures: a function of figures.py, the file with the numbers, and a description
 FIGURES = {
     "heads": ("head_maps", "heads.csv", "six measures of every head"),
     "spectra": ("spectra", "spectra.csv", "singular values of every head"),
@@ -133,38 +134,35 @@ class AuditOptions:
             Reference.load(self.reference)  # an unreadable one is refused before the work starts
 
     def of_folder(self, name: str) -> "AuditOptions":
-        """Options for one audit of a list: its baseline is the folder of this name; none where only
-        others have one.
-        """
-        folder = Path(self.baseline or "")
-        if self.baseline is not None and (folder / name / BASELINE).is_file():
+        """Options for one audit of a list, with the baseline of this name if there is one."""
+        if self.baseline is None:
+            return self
+        folder = Path(self.baseline)
+        if (folder / name / BASELINE).is_file():
             return replace(self, baseline=folder / name)
-        of_others = self.baseline is not None and any(folder.glob(f"*/{BASELINE}"))
-        return (
-            replace(self, baseline=None)
-            if of_others and not (folder / BASELINE).is_file()
-            else self
-        )
+        only_others = any(folder.glob(f"*/{BASELINE}")) and not (folder / BASELINE).is_file()
+        return replace(self, baseline=None) if only_others else self
 
     @property
     def lists(self) -> dict[str, Path]:
         """The files of known findings."""
-        lists = {"baseline": None if self.baseline is None else Path(self.baseline) / BASELINE}
-        lists["accept"] = None if self.accept is None else Path(self.accept)
-        return {name: path for name, path in lists.items() if path is not None}
+        lists = {}
+        if self.baseline is not None:
+            lists["baseline"] = Path(self.baseline) / BASELINE
+        if self.accept is not None:
+            lists["accept"] = Path(self.accept)
+        return lists
 
     def entries(self) -> dict[str, list[Entry]]:
         """The known findings in each list; what somebody has accepted comes first."""
-        whys = {"accept": "accepted", "baseline": "in the baseline"}
-        entries = {
-            name: read_entries(self.lists[name], why)
-            for name, why in whys.items()
-            if name in self.lists
-        }
+        lists, entries = self.lists, {}
+        for name, why in (("accept", "accepted"), ("baseline", "in the baseline")):
+            if name in lists:
+                entries[name] = read_entries(lists[name], why)
         if self.baseline is not None and not OutputFolder(Path(self.baseline)).recorded(BASELINE):
             problem = f"does not match {HIDDEN}/manifest.json; copy the whole folder of an audit"
             problem += ", or give a list of your own as `accept`"
-            raise CheckpointError(problem, file=self.lists["baseline"])
+            raise CheckpointError(problem, file=lists["baseline"])
         return entries
 
     def layers_of(self, model: Model) -> list[int]:
@@ -225,7 +223,7 @@ def audit(
         Follow random tokens through the feed-forward networks, and measure what heads do with the
         first token; by default where these are on this machine and have at most 2 GB.
     exact : bool
-        With `all_tensors`, compute every spectrum in full; by default those of matrices whose
+        With `all_tensors`, compute every spectrum in full; by default spectra of matrices whose
         smaller side is above 2,048 are sketches.
     clip : float, optional
         Largest logit tau that QK-Clip allows: heads get a column of the smallest factor by which it
@@ -248,27 +246,15 @@ def audit(
     """
     opened = as_model(model)
     options = AuditOptions(
-        layers,
-        deltas,
-        window,
-        directions,
-        device,
-        all_tensors,
-        reference,
-        baseline,
-        accept,
-        sinks,
-        exact,
-        clip,
-    )
+        layers, deltas, window, directions, device, all_tensors,
+        reference, baseline, accept, sinks, exact, clip,
+    )  # fmt: skip
     options.entries()  # read before the work starts
     with progress_shown(progress):
-        indices = options.layers_of(opened)
-        steps = bar(pairwise((*indices, END)), "layers", "layer", total=len(indices))
-        measured = {
-            index: measure_task(lambda: opened, index, options, following)
-            for index, following in steps
-        }
+        indices, measured = options.layers_of(opened), {}
+        steps = pairwise((*indices, END))
+        for index, following in bar(steps, "layers", "layer", total=len(indices)):
+            measured[index] = measure_task(lambda: opened, index, options, following)
         return conclude(opened, measured, options)
 
 
@@ -288,16 +274,13 @@ def measure_task(
         with model.checkpoint.prefetching(read_next(model, following, bool(directions))):
             forms, bounds = measured_forms(model, options), logit_bounds(unchecked, index)
             measured = measured_layer(layer, forms, options, directions, bounds)
-            # in the layer; embeddings are judged by themselves
-            broken = sorted(unchecked.checkpoint.noted or ())
+            broken = sorted(unchecked.checkpoint.noted or ())  # before embeddings are read
             measured["qk_token_logit"] = token_logits(unchecked, index, bounds)
         return measured | {"broken": np.array(broken, dtype=str)}
 
 
 def read_next(model: Model, index: int | None, tokens_read: bool) -> Iterator[str]:
-    """Names of the tensors of a layer or, at the END, of what is read after the layers; lazy, as it
-    may be refused.
-    """
+    """Names of a layer's tensors or, at the END, of those read after the layers; lazy."""
     if index == END:
         yield from (*tensors_of_heads(model, (), tokens_read), *other_gains(model))
     elif index is not None:
@@ -310,20 +293,17 @@ def logit_bounds(model: Model, index: int) -> LogitBounds:
 
 
 def token_logits(model: Model, index: int, bounds: LogitBounds) -> np.ndarray:
-    """The largest |score| of each head (H,) of two tokens; NaN where more enters the layer, or they
-    are many.
-    """
+    """Largest |score| of two tokens for each head (H,); NaN beyond layer 0 or if too costly."""
     unknown = np.full(model.config.n_heads, np.nan)
     try:
         if index != 0 or model.family.inputs.more or model.positions is not None:
             return unknown
-        cost = max(model.config.head_dim, A_SCORE)  # of one pair of tokens
-        if model.embeddings.n_tokens**2 * model.config.n_heads * cost > ALL_PAIRS:
+        pair_cost = max(model.config.head_dim, A_SCORE)
+        if model.embeddings.n_tokens**2 * model.config.n_heads * pair_cost > ALL_PAIRS:
             return unknown
         with np.errstate(invalid="ignore", over="ignore"):  # broken weights are a finding
-            return LogitBounds(model.layer(0), bounds.length).of_tokens(
-                model.into_stream(model.embeddings.tokens)
-            )
+            bounds = LogitBounds(model.layer(0), bounds.length)
+            return bounds.of_tokens(model.into_stream(model.embeddings.tokens))
     except CheckpointError:  # no token embedding, or positions that should be there
         return unknown
 
@@ -342,9 +322,7 @@ def measured_layer(
 
 
 def measured_forms(model: Model, options: AuditOptions) -> list[str]:
-    """The forms of W_QK that are measured besides W_QK itself: those that differ from it in some
-    layer of the model.
-    """
+    """Forms of W_QK, besides itself, that differ from it in some layer of the model."""
     rotations = [rotation for rotation in model.rotations.values() if rotation is not None]
     if not rotations:
         return []
@@ -354,82 +332,46 @@ def measured_forms(model: Model, options: AuditOptions) -> list[str]:
 
 
 def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) -> "Audit":
-    """The audit of layers that have been measured: findings, tokens along directions, roles,
-    percentiles.
-    """
+    """Make the audit of layers that have been measured."""
     unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
     sinks = first_token_sinks(model, list(layers), options.sinks)
     heads = MeasuredHeads(layers, model.config.d_model, sink_columns(sinks))
     if options.clip is not None:
         heads.append(clip_column(heads.table["qk_logit_bound"], options.clip))
     standing = Standing(model, heads, Reference.load(options.reference or OWN))
+    measured_layers = heads.layers.tolist()
     with one_blas_thread():
-        directions, notes = directions_of(unchecked, heads, options.directions)
-        findings = with_tokens(
-            with_massive(findings_of(unchecked, heads, standing), sinks.massive), directions
-        )
-        removed, undecided = removed_directions(
-            unchecked, heads.layers.tolist(), options.all_tensors
-        )
-        of_files = [
-            *beside_findings(model.checkpoint.weight_files),
-            *name_findings(model.checkpoint),
+        directions, tokens_notes = directions_of(unchecked, heads, options.directions)
+        findings = findings_of(unchecked, heads, standing)
+        findings = with_tokens(with_massive(findings, sinks.massive), directions)
+        removed, undecided = removed_directions(unchecked, measured_layers, options.all_tensors)
+        subjects: list[Iterable[Finding]] = [
+            removed_findings(unchecked, removed),
+            beside_findings(model.checkpoint.weight_files),
+            name_findings(model.checkpoint),
         ]
-        findings = Findings([*findings, *removed_findings(unchecked, removed), *of_files])
-    unread = f"The row of {model.unread}." if model.unread else ""
-    notes = (
-        model.checkpoint.note,
-        model.names_note,
-        model.checkpoint.weight_files.sentence,
-        unread,
-        other_stacks(model),
-        model.sharing,
-        *notes,
-        *undecided,
+        findings = Findings(chain(findings, *subjects))
+    head_notes = (
         positions_of(unchecked)[1],
         unbounded_note(heads.unbounded),
         sinks.note or sink_note(sinks),
         massive_note(sinks),
     )
-    read = tensors_of_heads(unchecked, heads.layers.tolist())
+    notes = (*model_notes(model), *tokens_notes, *undecided, *head_notes)
     roles = affordable_names(model)
-    everything = read_matrices(model, options.exact) if options.all_tensors else None
-    if everything is None:
-        with_tokens_read = tensors_of_heads(
-            unchecked, heads.layers.tolist(), tokens_read=bool(directions)
-        )
-        coverage = attention_only(
-            model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included"
-        )
+    if options.all_tensors:
+        matrices = read_matrices(model, options.exact)
+        percentiles = ComparableMatrices.of(matrices).percentiles(standing.reference)
+        everything = replace(matrices, percentiles=tuple(percentiles))
+        read = tensors_of_heads(unchecked, measured_layers)
+        findings = with_tensor_findings(findings, unchecked, everything, read)
+        coverage = everything.lead
     else:
-        of_matrices = ComparableMatrices.of(everything).percentiles(standing.reference)
-        everything, coverage = replace(everything, percentiles=tuple(of_matrices)), everything.lead
-        judged = [
-            *read,
-            *(m.name for finding in findings for m in finding.members if m.what == "tensor"),
-        ]
-        zero = {
-            m.name for finding in findings if finding.kind == "zero_tensor" for m in finding.members
-        }
-        more = [*tensor_findings(everything, judged, model.config.get("pad_token_id"))]
-        more += untrained_parts(unchecked, everything)
-        more += network_findings(unchecked, everything)
-        unsaid = (f for f in more if f.kind != "zero_tensor" or {m.name for m in f.members} - zero)
-        findings = Findings([*findings, *unsaid])
-    lists = options.entries()
-    findings, unused = with_roles(findings, roles), set[int]()
-    if lists:
-        findings, left = with_known(
-            findings, [entry for entries in lists.values() for entry in entries]
-        )
-        unused = set(map(id, left))
-    for name, entries in lists.items():
-        notes = (
-            *notes,
-            unmatched(
-                str(options.lists[name]), [entry for entry in entries if id(entry) in unused]
-            ),
-        )
+        everything = None
+        names = tensors_of_heads(unchecked, measured_layers, tokens_read=bool(directions))
+        names += other_gains(model)
+        coverage = attention_only(model.checkpoint, {*names}, ", embeddings included")
+    findings, unmatched_notes = with_lists(with_roles(findings, roles), options)
     return Audit(
         name=model.name,
         family=model.family.called,
@@ -437,7 +379,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         measured=heads,
         findings=findings,
         directions=directions,
-        notes=tuple(filter(None, notes)),
+        notes=tuple(filter(None, (*notes, *unmatched_notes))),
         standing=standing,
         removed=removed,
         coverage=coverage,
@@ -447,20 +389,68 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     )
 
 
+def model_notes(model: Model) -> Iterator[str]:
+    """Notes on how a checkpoint was read, some of them empty."""
+    yield model.checkpoint.note
+    yield model.names_note
+    yield model.checkpoint.weight_files.sentence
+    yield f"The row of {model.unread}." if model.unread else ""
+    yield other_stacks(model)
+    yield model.sharing
+
+
+def with_tensor_findings(
+    findings: Findings, model: Model, everything: Matrices, read: Sequence[str]
+) -> Findings:
+    """Add findings about all tensors; `read` are those that the heads were measured from."""
+    reported = [m.name for finding in findings for m in finding.members if m.what == "tensor"]
+    zero = {m.name for f in findings if f.kind == zero_tensor.name for m in f.members}
+    subjects = (
+        tensor_findings(everything, [*read, *reported], model.config.get("pad_token_id")),
+        untrained_parts(model, everything),
+        network_findings(model, everything),
+    )
+    more = []
+    for finding in chain.from_iterable(subjects):
+        names = {member.name for member in finding.members}
+        if finding.kind != zero_tensor.name or names - zero:
+            more.append(finding)
+    return Findings([*findings, *more])
+
+
+def with_lists(findings: Findings, options: AuditOptions) -> tuple[Findings, list[str]]:
+    """Mark findings in the lists of known ones; note entries that match none."""
+    lists, notes = options.entries(), []
+    if lists:
+        findings, left = with_known(findings, [*chain.from_iterable(lists.values())])
+        unused = set(map(id, left))
+        for name, entries in lists.items():
+            unused_entries = [entry for entry in entries if id(entry) in unused]
+            notes.append(unmatched(str(options.lists[name]), unused_entries))
+    return findings, notes
+
+
 def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, ...]:
     """The last columns of heads.csv, all of one pass of random tokens."""
-    peak = f"Distance, of 0 to {NEAR - 1}, with the highest mean score of random tokens; NaN as sink_share, and without"
-    fast = f"Share of the product of query and key norms in pairs of dimensions that turn once within {FAST} tokens."
-    share = "Mean attention that the last of five random tokens gives the first; NaN if tokens were not followed."
-    kind = "What a head that gives the first token half of that or more does with it: nop, broadcast or neither."
+    peak = (
+        f"Distance, of 0 to {NEAR - 1}, with the highest mean score of random tokens; NaN as "
+        "sink_share, and without"
+    )
+    fast = (
+        "Share of the product of query and key norms in pairs of dimensions that turn once within "
+        f"{FAST} tokens."
+    )
+    share = (
+        "Mean attention that the last of five random tokens gives the first; NaN if tokens were "
+        "not followed."
+    )
+    kind = (
+        "What a head that gives the first token half of that or more does with it: nop, broadcast "
+        "or neither."
+    )
+    peak += " positions in the scores."
     return (
-        Column(
-            "kernel_peak",
-            sinks.peak.ravel(),
-            "distance preferred",
-            "tokens",
-            f"{peak} positions in the scores.",
-        ),
+        Column("kernel_peak", sinks.peak.ravel(), "distance preferred", "tokens", peak),
         Column("fast_share", sinks.fast.ravel(), "fast pairs", meaning=fast),
         Column("sink_share", sinks.share.ravel(), "attention to token 0", meaning=share),
         Column("sink_kind", sinks.kind.ravel(), "kind of sink", meaning=kind),
@@ -468,8 +458,9 @@ def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, ...]:
 
 
 def clip_column(bounds: np.ndarray, tau: float) -> Column:
-    """What QK-Clip would make of heads whose largest logits are their bounds."""
-    meaning = f"The smallest factor by which QK-Clip may multiply scores to keep them below {tau:g}: min(1, τ/bound)."
+    """QK-Clip's factor for heads whose largest logits are their bounds."""
+    factor = "The smallest factor by which QK-Clip may multiply scores to keep them below"
+    meaning = f"{factor} {tau:g}: min(1, τ/bound)."
     return Column("qk_clip", tau / np.maximum(bounds, tau), "γ", meaning=meaning)
 
 
@@ -483,42 +474,33 @@ def unbounded_note(reasons: Mapping[int, str]) -> str:
 
 
 def sink_note(sinks: FirstTokenSinks) -> str:
-    """How many heads give the first token half of their attention, and what they do with it, in a
-    sentence.
-    """
+    """Count heads that give the first token half of their attention, by kind, as a sentence."""
     known = np.isfinite(sinks.share)
     if not known.any():
         return ""
-    sink, heads = (
-        known & (np.nan_to_num(sinks.share) >= EVENT_WEIGHT),
-        counted(int(np.count_nonzero(known)), "head"),
-    )
+    heads = counted(int(np.count_nonzero(known)), "head")
+    sink = known & (np.nan_to_num(sinks.share) >= EVENT_WEIGHT)
     if not sink.any():
-        return f"No head of {heads} gives the first token half of its attention or more (sink_share in heads.csv)."
+        none = f"No head of {heads} gives the first token half of its attention or more"
+        return f"{none} (sink_share in heads.csv)."
     kinds = sinks.kind[sink].tolist()
     counts = ", ".join(f"{n} {kind}" for kind in MECHANISMS if (n := kinds.count(kind)))
-    return (
-        f"{np.count_nonzero(sink)} of {heads} give the first token half of their attention or more "
-        f"(sink_share in heads.csv{f'; kinds: {counts}' * bool(counts)})."
-    )
+    some = f"{np.count_nonzero(sink)} of {heads} give the first token half of their attention"
+    return f"{some} or more (sink_share in heads.csv{f'; kinds: {counts}' * bool(counts)})."
 
 
 def with_massive(findings: Findings, massive: Massive | None) -> Findings:
-    """The same findings, those of outlier dimensions with the first token's massive activation,
-    where it has one.
-    """
+    """Add the first token's massive activation to findings about outlier dimensions."""
     if massive is None:
         return findings
 
     def joined(finding: Finding) -> Finding:
-        if finding.kind != "outlier_dimension":
+        if finding.kind != outlier_dimension.name:
             return finding
-        named = massive.dimension in [member.index for member in finding.members]
-        which = "one of these" if named else "not one of these"
-        where = (
-            f"The first token's massive activation is in dimension {massive.dimension}, {which}."
-        )
-        return replace(finding, text=f"{finding.text} {where}")
+        which = "one of these" if massive.dimension in finding.items else "not one of these"
+        where = f"dimension {massive.dimension}, {which}"
+        text = f"{finding.text} The first token's massive activation is in {where}."
+        return replace(finding, text=text)
 
     return Findings(map(joined, findings))
 
@@ -527,24 +509,18 @@ def massive_note(sinks: FirstTokenSinks) -> str:
     """The massive activation of the first token, in a sentence; empty where it has none."""
     if (massive := sinks.massive) is None:
         return ""
-    note = f"The first token has a massive activation: {massive.value:,.0f} in dimension {massive.dimension}, at most "
-    note += (
-        f"{massive.times_median:,.0f} times the median of the stream, from layer {massive.layer} on"
-    )
+    times = f"{massive.times_median:,.0f} times the median of the stream"
+    where = f"{massive.value:,.0f} in dimension {massive.dimension}, at most {times}"
+    note = f"The first token has a massive activation: {where}, from layer {massive.layer} on"
     if (weight := sinks.super_weight) is None:
         return f"{note}."
-    place = f"({weight.dimension}, {weight.unit}) of layer {weight.layer}'s down-projection, {weight.weight:.3g}"
-    return (
-        f"{note}; entry {place}, writes {weight.share:.0%} of what its network adds there.".replace(
-            "%", " %"
-        )
-    )
+    entry = f"entry ({weight.dimension}, {weight.unit}) of layer {weight.layer}'s down-projection"
+    share = f"{weight.share:.0%}".replace("%", " %")
+    return f"{note}; {entry}, {weight.weight:.3g}, writes {share} of what its network adds there."
 
 
 def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = False) -> list[str]:
-    """Names of the tensors that are read to measure the heads of these layers and the
-    embeddings.
-    """
+    """Names of the tensors that these layers' heads and the embeddings are measured from."""
     tensors = [tensor for index in layers for tensor in model.attention_tensors(index)]
     tensors += [*model.embedding_tensors, *(model.output_tensors.values() if tokens_read else ())]
     return list(dict.fromkeys(tensor.name for tensor in tensors))
@@ -554,15 +530,12 @@ def other_stacks(model: Model) -> str:
     """The other attention stacks of a checkpoint, in a sentence; empty where there are none."""
     unread = {name: stack for name, stack in model.stacks.items() if not model.is_read(stack)}
     names = [name + " (not read)" * bool(stack.refusal) for name, stack in unread.items()]
-    return (
-        f"The file has other attention stacks, each a `tower` of its own: {', '.join(names)}."
-        if names
-        else ""
-    )
+    note = f"The file has other attention stacks, each a `tower` of its own: {', '.join(names)}."
+    return note if names else ""
 
 
 def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str = "") -> str:
-    """How much of the checkpoint was read, in a sentence; empty where it was everything."""
+    """Share of the checkpoint that was read, as a sentence; empty if it was everything."""
     if len(names) == len(checkpoint):
         return ""
     share = f"{sized(checkpoint.bytes_to_read(names))} of {sized(checkpoint.nbytes)}"
@@ -584,13 +557,11 @@ class Audit(Result):
     d_model: int
     measured: MeasuredHeads
     findings: Findings  # the most severe first
-    # tokens along every head's first directions; empty if not computed
-    directions: list[HeadDirections]
-    notes: tuple[str, ...]  # what was left out, and why, in sentences
+    directions: list[HeadDirections]  # tokens along every head's first directions, if computed
+    notes: tuple[str, ...]  # sentences on parts that were left out, and why
     standing: Standing  # percentiles of the heads among the heads of other checkpoints
-    # directions that were removed from what layers write or read
-    removed: list[Removed] = field(default_factory=list)
-    coverage: str = ""  # how much was read, in a sentence
+    removed: list[Removed] = field(default_factory=list)  # directions that layers lost
+    coverage: str = ""  # share of the checkpoint that was read, as a sentence
     everything: Matrices | None = None  # all tensors, attention or not, with `all_tensors`
     roles: Roles = field(default_factory=dict)  # names of heads for what they do, by layer and head
     provenance: Provenance = field(default_factory=Provenance, repr=False)
@@ -602,34 +573,32 @@ class Audit(Result):
 
     @property
     def percentiles(self) -> Table:
-        """One row per head: its percentile in each measure among the heads of other checkpoints;
-        see `Reference`.
-        """
+        """One row per head: its percentiles among other checkpoints' heads; see `Reference`."""
         return self.standing.table
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What the numbers leave out of the heads' scores."""
+        """Parts of the heads' scores that the numbers leave out."""
         return self.measured.caveats
 
     @property
     def lead(self) -> str:
-        """What was measured, found and left out, in a few sentences."""
+        """Summary of what was measured, found and left out, in a few sentences."""
         heads = self.measured
         n_kv = int(self.heads["kv_head"].max()) + 1
         kv = f", {n_kv} key-value heads" if n_kv != heads.n_heads else ""
         routes = [*self.heads["qk_route"], *self.heads["vo_route"]]
-        by_qr = (
-            f"{routes.count('qr')} of {len(routes)} spectra took the accurate QR route."
-            if "qr" in routes
-            else ""
-        )
-        sentences = [f"{self.family}, {self._sizes}{kv}, width {self.d_model}.", self.coverage]
-        return " ".join(filter(None, [*sentences, self.findings.headline, by_qr, *self.notes]))
+        by_qr = ""
+        if n_qr := routes.count("qr"):
+            by_qr = f"{n_qr} of {len(routes)} spectra took the accurate QR route."
+        sizes = f"{self.family}, {self._sizes}{kv}, width {self.d_model}."
+        sentences = (sizes, self.coverage, self.findings.headline, by_qr, *self.notes)
+        return " ".join(filter(None, sentences))
 
     @property
     def _sizes(self) -> str:
-        return f"{counted(len(self.measured.layers), 'layer')} of {counted(self.measured.n_heads, 'head')}"
+        n_layers, n_heads = len(self.measured.layers), self.measured.n_heads
+        return f"{counted(n_layers, 'layer')} of {counted(n_heads, 'head')}"
 
     @property
     def about(self) -> str:
@@ -638,52 +607,42 @@ class Audit(Result):
     def __str__(self) -> str:
         caveats = [f"not in these numbers: {caveat}" for caveat in self.caveats]
         findings = [repr(self.findings)] if self.findings else []
-        return "\n".join(
-            [
-                self.lead,
-                *findings,
-                self.ranges().text(),
-                f"W_QK: {UNSCALED[0].lower()}{UNSCALED[1:]}",
-                *caveats,
-            ]
-        )
+        unscaled = f"W_QK: {UNSCALED[0].lower()}{UNSCALED[1:]}"
+        return "\n".join([self.lead, *findings, self.ranges().text(), unscaled, *caveats])
 
     def ranges(self) -> Table:
         """The spread of the heads in the measures that summarise a checkpoint."""
+        labels = {m.name: m.label for m in self.measured.measures if m.name in SUMMARY}
+        if "sink_share" in self.heads.names:
+            labels["sink_share"] = "attention to token 0"
         rows = []
-        for measure in self.measured.measures:
-            values = self.heads[measure.name]
-            if measure.name in SUMMARY and np.isfinite(values).any():
-                rows.append(
-                    (measure.label, *np.percentile(values[np.isfinite(values)], (5, 50, 95)))
-                )
-        shares = self.heads["sink_share"] if "sink_share" in self.heads.names else np.empty(0)
-        if np.isfinite(shares).any():
-            rows.append(
-                ("attention to token 0", *np.percentile(shares[np.isfinite(shares)], (5, 50, 95)))
-            )
-        return Table.of_rows(
-            ["measure", *(Column(name, format=".3g") for name in ("5 %", "median", "95 %"))], rows
-        )
+        for name, label in labels.items():
+            known = self._known(name)
+            if len(known):
+                rows.append((label, *np.percentile(known, (5, 50, 95))))
+        shares = (Column(name, format=".3g") for name in ("5 %", "median", "95 %"))
+        return Table.of_rows(["measure", *shares], rows)
+
+    def _known(self, name: str) -> np.ndarray:
+        values = self.heads[name]
+        return values[np.isfinite(values)]
 
     def summary(self) -> dict[str, str | int | float]:
-        """The checkpoint as one row of numbers: its sizes, the number of findings, medians over its
-        heads.
-        """
-        medians = {name: self.heads[name][np.isfinite(self.heads[name])] for name in SUMMARY}
-        return {
+        """The checkpoint as one row: its sizes, numbers of findings and medians over its heads."""
+        row: dict[str, str | int | float] = {
             "family": self.family,
             "layers": len(self.measured.layers),
             "heads": self.measured.n_heads,
             "d_model": self.d_model,
             "findings": len(self.findings),
-            **{f"{severity}s": count for severity, count in self.findings.severities.items()},
-            "known": sum(bool(finding.known) for finding in self.findings),
-            **{
-                name: float(np.median(known)) if len(known) else np.nan
-                for name, known in medians.items()
-            },
         }
+        for severity, count in self.findings.severities.items():
+            row[f"{severity}s"] = count
+        row["known"] = sum(bool(finding.known) for finding in self.findings)
+        for name in SUMMARY:
+            known = self._known(name)
+            row[name] = float(np.median(known)) if len(known) else np.nan
+        return row
 
     def as_json(self) -> dict[str, Any]:
         """The whole result as `weightscope audit --json` prints it; NaN as null."""

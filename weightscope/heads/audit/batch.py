@@ -11,7 +11,7 @@ import shutil
 import zipfile
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import pairwise
@@ -54,8 +54,7 @@ from weightscope.report.findings import SEVERITIES, fails, finding_kinds
 
 
 class FinishedLayers:
-    """A folder with one file per finished layer, named for the `identity` of everything that its
-    numbers depend on.
+    """A folder with one file per finished layer, named for all that its numbers depend on.
 
     Each file appears complete under its name or not at all. Layers of other weights or options are
     discarded; layers of this identity are kept with `resume`.
@@ -72,7 +71,7 @@ class FinishedLayers:
         self.folder = out / HIDDEN / f"layers-{identity.digest[:16]}"
         discarded = foreign = 0  # finished layers of this identity and of others
         for folder in (out / HIDDEN).glob("layers-*"):
-            finished = sum(map(_is_finished, folder.glob("layer-*.npz")))
+            finished = sum(map(_looks_finished, folder.glob("layer-*.npz")))
             if folder != self.folder:
                 foreign += finished
             elif not resume:
@@ -103,18 +102,15 @@ class FinishedLayers:
     def all(self) -> "LayersOnDisk":
         """The arrays of every layer, once none is left."""
         for layer in self._layers:
-            if not _is_finished(self._file(layer)):
+            if not _looks_finished(self._file(layer)):
                 raise self.removed(layer)
         return LayersOnDisk(self, self._layers)
 
     def removed(self, layer: int) -> CheckpointError:
-        """What happened to a finished layer that is not there; possible where a folder cannot be
-        locked.
-        """
-        problem = (
-            f"layer {layer} was finished, and another audit of this folder has removed it since"
-        )
-        return CheckpointError(f"{problem}; run one at a time", file=self.folder)
+        """Error about a finished layer that is gone; possible where a folder cannot be locked."""
+        other = "another audit of this folder has removed it since"
+        problem = f"layer {layer} was finished, and {other}; run one at a time"
+        return CheckpointError(problem, file=self.folder)
 
     def clear(self) -> None:
         """Remove the layers, once the results are written."""
@@ -122,9 +118,7 @@ class FinishedLayers:
 
 
 class LayersOnDisk(Mapping[int, Arrays]):
-    """Finished layers, read whenever they are asked for; a worker on another machine is sent all of
-    them.
-    """
+    """Finished layers, read when asked for; a worker on another machine gets all of them."""
 
     def __init__(self, finished: FinishedLayers, layers: Sequence[int]) -> None:
         self._finished, self._layers = finished, layers
@@ -147,8 +141,8 @@ class LayersOnDisk(Mapping[int, Arrays]):
         return dict, (dict(self),)
 
 
-def _is_finished(path: Path) -> bool:
-    """Whether a file looks like a finished layer; a pipe is not waited for."""
+def _looks_finished(path: Path) -> bool:
+    """True if a file looks like a finished layer; a pipe is not waited for."""
     try:
         with regular_file(path) as file:
             return zipfile.is_zipfile(file)
@@ -158,7 +152,8 @@ def _is_finished(path: Path) -> bool:
 
 def _notice(discarded: int, foreign: int, resume: bool) -> str | None:
     if discarded:
-        return f"discards {counted(discarded, 'finished layer')} of an interrupted audit; `resume` would have kept them"
+        layers = f"{counted(discarded, 'finished layer')} of an interrupted audit"
+        return f"discards {layers}; `resume` would have kept them"
     layers = counted(foreign, "finished layer")
     if foreign and resume:
         return f"starts afresh: discards {layers} of other options or weights"
@@ -168,9 +163,7 @@ def _notice(discarded: int, foreign: int, resume: bool) -> str | None:
 
 
 def layers_identity(model: Model, options: AuditOptions) -> RunIdentity:
-    """Everything that the numbers of a layer depend on: whether finished layers may be used
-    again.
-    """
+    """Identity of a layer's numbers, which decides if finished layers may be used again."""
     return RunIdentity.of_model(
         model,
         layers=options.layers_of(model),
@@ -181,23 +174,19 @@ def layers_identity(model: Model, options: AuditOptions) -> RunIdentity:
 
 
 def results_identity(model: Model, options: AuditOptions) -> RunIdentity:
-    """Everything that an audit's tables and page depend on: whether finished results may be
-    kept.
-    """
+    """Identity of an audit's tables and page, which decides if finished results are kept."""
     asked = asdict(options) | {"layers": options.layers_of(model)}
     read = {"reference": content_identity(Path(options.reference or OWN))}
     read |= {name: content_identity(path) for name, path in options.lists.items()}
-    return layers_identity(model, options).of_pages(
-        model, Tokenizer.place_of(model), asked=asked, **read
-    )
+    layers, tokenizer = layers_identity(model, options), Tokenizer.place_of(model)
+    return layers.of_pages(model, tokenizer, asked=asked, **read)
 
 
 # Audits of a list
 
 REPORT = -1  # in place of a layer, in the key of the task that ends an audit
-# a checkpoint's row in a list's summary, for a later run that keeps its results
-KEPT = f"{HIDDEN}/summary.json"
-RESULT = f"{HIDDEN}/result.json"  # the audit as JSON, for the same
+KEPT = f"{HIDDEN}/summary.json"  # row in a list's summary, for a later run that keeps the results
+RESULT = f"{HIDDEN}/result.json"  # audit as JSON, for such a run
 DEEPEST = 6  # levels of a result in JSON
 
 
@@ -210,14 +199,11 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How the audit of a checkpoint ended: with a report, with the results of an earlier run, or
-    with an error.
-    """
+class AuditOutcome:
+    """End of a checkpoint's audit: a report, the results of an earlier run, or an error."""
 
     job: Job
-    # of everything that the results depend on; empty where the checkpoint could not be opened
-    digest: str
+    digest: str  # digest of all that the results depend on; empty if the checkpoint was not opened
     summary: dict[str, Any] | None = None  # None where it failed
     text: str = ""  # the audit on a terminal; empty where an earlier run's results are kept
     error: Exception | None = None
@@ -225,31 +211,22 @@ class Outcome:
 
     def findings_that_fail(self, limits: Collection[str]) -> list[dict[str, Any]]:
         """The findings that fail a gate, as JSON; known ones do not count."""
-        findings = self.result.get("findings", ())
-        return [
-            finding
-            for finding in findings
-            if not finding.get("known") and fails(finding["kind"], limits)
-        ]
+        new = (f for f in self.result.get("findings", ()) if not f.get("known"))
+        return [finding for finding in new if fails(finding["kind"], limits)]
 
     @property
     def problem(self) -> str:
-        """The error in one line; an error that is not about the input is a defect, and its type is
-        named.
-        """
+        """The error in one line, with its type if it is a defect and not about the input."""
         if self.error is None:
             return ""
         text = one_line(self.error)
-        return (
-            text
-            if isinstance(self.error, CheckpointError)
-            else f"{type(self.error).__name__}: {text}"
-        )
+        is_defect = not isinstance(self.error, CheckpointError)
+        return f"{type(self.error).__name__}: {text}" if is_defect else text
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the last task of an audit sends back."""
+    """Answer of the last task of an audit."""
 
     files: dict[str, bytes]  # the results by name, in the order in which they are written
     text: str  # the audit on a terminal
@@ -265,9 +242,8 @@ def audit_list(
     resume: bool = False,
     say: Callable[[str], None] = lambda line: None,
     names: Sequence[str] | None = None,
-) -> Iterator[Outcome]:
-    """Audit every source into OUT/NAME (by default as `folder_names` names it); yield each outcome
-    as it ends.
+) -> Iterator[AuditOutcome]:
+    """Audit every source into OUT/NAME (see `folder_names`); yield each outcome as it ends.
 
     summary.csv has one row per checkpoint that has ended, the most severe first; summary.html is
     written at the end.
@@ -276,21 +252,19 @@ def audit_list(
 
     names = names or folder_names([source.source for source in sources])
     jobs = [Job(source, out / name) for source, name in zip(sources, names, strict=True)]
-    ended: dict[Job, Outcome] = {}
+
+    def say_of(job: Job, line: str) -> None:
+        say(f"{job.out.name}: {line}")
+
+    ended: dict[Job, AuditOutcome] = {}
     with OutputFolder(out, names=RESERVED) as folder:
-        for outcome in audit_all(
-            jobs, options, engine, resume, lambda job, line: say(f"{job.out.name}: {line}")
-        ):
+        for outcome in audit_all(jobs, options, engine, resume, say_of):
             ended[outcome.job] = outcome
-            summary = summary_of([ended[job] for job in jobs if job in ended])
+            outcomes = [ended[job] for job in jobs if job in ended]
+            summary = summary_of(outcomes)
             folder.table("summary.csv", summary)
             yield outcome
-        read = [
-            source
-            for job in jobs
-            if job in ended
-            for source in ended[job].result.get("sources", ())
-        ]
+        read = [source for each in outcomes for source in each.result.get("sources", ())]
         write_summary_page(folder, summary, Provenance().of_all(read))
 
 
@@ -300,7 +274,7 @@ def audit_all(
     engine: Engine,
     resume: bool = False,
     say: Callable[[Job, str], None] = lambda job, line: None,
-) -> Iterator[Outcome]:
+) -> Iterator[AuditOutcome]:
     """Audit checkpoints and yield each outcome as it ends; `say` gets notices for people.
 
     One that fails does not stop the others. Results are written in this process; workers only read.
@@ -312,19 +286,17 @@ def audit_all(
             while waiting or engine.busy:
                 if waiting and engine.hungry:
                     number, job = waiting.popleft()
-                    running[number] = _run(
-                        number, job, options, engine, resume, partial(say, job), layers
-                    )
-                    go_on = partial(next, running[number])
+                    say_of_job = partial(say, job)
+                    run = _run(number, job, options, engine, resume, say_of_job, layers)
+                    running[number] = run
+                    go_on = partial(next, run)
                 else:
                     # The task that ends an audit shows its progress itself, unless it is in another
                     # process.
-                    unseen = engine.elsewhere and layers.n == layers.total
-                    with (
-                        phase("finding tokens and what stands out, drawing figures")
-                        if unseen
-                        else nullcontext()
-                    ):
+                    shown: AbstractContextManager[Any] = nullcontext()
+                    if engine.elsewhere and layers.n == layers.total:
+                        shown = phase("finding tokens and what stands out, drawing figures")
+                    with shown:
                         (number, index), value, error = engine.next()
                     go_on = partial(running[number].send, (index, value, error))
                 try:
@@ -339,7 +311,7 @@ def audit_all(
                 run.close()  # releases its folder
 
 
-_Run = Generator[None, tuple[int, Any, Exception | None], Outcome]
+_Run = Generator[None, tuple[int, Any, Exception | None], AuditOutcome]
 
 
 def _run(
@@ -351,29 +323,28 @@ def _run(
     say: Callable[[str], None],
     layers: Any,
 ) -> _Run:
-    """The audit of one checkpoint: submits tasks, and is sent (index, value, error) of each as it
-    ends.
-    """
+    """Audit one checkpoint: submit tasks, and be sent (index, value, error) of each as it ends."""
     digest, left = "", []
     try:
         model = job.source.open()
         baseline, options = options.baseline, options.of_folder(job.out.name)
         if baseline is not None and options.baseline is None:
             say(f"{baseline} has no folder {job.out.name}: all of its findings are new")
-        # lists of known findings that cannot be read are refused before the work starts
-        options.entries()
-        of_layers, of_results = layers_identity(model, options), results_identity(model, options)
-        provenance = Provenance.of(model.checkpoint)
-        digest, folder = of_results.digest, OutputFolder(job.out, of_results.facts, RESULTS)
+        options.entries()  # lists that cannot be read are refused before the work starts
+        identity, provenance = results_identity(model, options), Provenance.of(model.checkpoint)
+        digest, folder = identity.digest, OutputFolder(job.out, identity.facts, RESULTS)
         if resume and (earlier := _earlier(folder)) is not None:
-            return Outcome(
-                job, digest, earlier.summary, result=_of_this_run(earlier.result, provenance)
-            )
-        get_model = (
-            job.source.as_seen(model).elsewhere if engine.elsewhere else partial(_itself, model)
-        )
+            result = _of_this_run(earlier.result, provenance)
+            return AuditOutcome(job, digest, earlier.summary, result=result)
+        get_model: Callable[[], Model] = partial(_itself, model)
+        if engine.elsewhere:
+            get_model = job.source.as_seen(model).elsewhere
         with folder:
-            finished = FinishedLayers(job.out, of_layers, options.layers_of(model), resume)
+            layers_wanted, layer_identity = (
+                options.layers_of(model),
+                layers_identity(model, options),
+            )
+            finished = FinishedLayers(job.out, layer_identity, layers_wanted, resume)
             if finished.notice is not None:
                 say(finished.notice)
             left = finished.left
@@ -386,20 +357,19 @@ def _run(
                 index, measured = _value_of((yield))
                 finished.put(index, arrays_of(measured, f"layer {index}"))
                 layers.update()
-            engine.submit(
-                (number, REPORT), report_task, get_model, finished.all(), options, provenance
-            )
+            key = number, REPORT
+            engine.submit(key, report_task, get_model, finished.all(), options, provenance)
             report = report_of(_value_of((yield))[1])
             folder.add(report.files)
             folder.json(KEPT, report.summary)
             result = _of_this_run(report.result, provenance)
             folder.json(RESULT, result)
             finished.clear()
-        return Outcome(job, digest, report.summary, report.text, result=result)
+        return AuditOutcome(job, digest, report.summary, report.text, result=result)
     except Exception as error:
         engine.forget(lambda key: key[0] == number)
         layers.total -= len(left)
-        return Outcome(job, digest, error=error)
+        return AuditOutcome(job, digest, error=error)
 
 
 def report_task(
@@ -419,9 +389,7 @@ def report_task(
 
 
 def _of_this_run(result: Mapping[str, Any], provenance: Provenance) -> dict[str, Any]:
-    """A result of a worker or an earlier run, with the sources that this process has opened and its
-    command.
-    """
+    """A worker's or an earlier run's result, with this process's sources and command."""
     return {**result, **provenance.envelope(result.get("lead", ""))}
 
 
@@ -441,62 +409,57 @@ def _itself(model: Model) -> Model:
 # run code: these checks do not make an untrusted network safe (docs/scale.md). They keep malformed
 # results out, and files inside their folder.
 
+
+def _are_files(files: Any) -> bool:
+    return isinstance(files, dict) and all(isinstance(part, bytes) for part in files.values())
+
+
+def _is_text(text: Any) -> bool:
+    return isinstance(text, str) and all(line.isprintable() for line in text.split("\n"))
+
+
+def _is_row(row: Any) -> bool:
+    plain = (str, int, float)
+    return isinstance(row, dict) and all(type(value) in plain for value in row.values())
+
+
+def _is_audit(result: Any) -> bool:
+    if not isinstance(result, dict) or not _is_json(result):
+        return False
+    return _are_findings(result.get("findings", []))
+
+
+# parts of a report: a description, and a check
 PARTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "files": (
-        "files by name",
-        lambda files: (
-            isinstance(files, dict)
-            and all(isinstance(content, bytes) for content in files.values())
-        ),
-    ),
-    "text": (
-        "lines that a terminal can show",
-        lambda text: isinstance(text, str) and all(line.isprintable() for line in text.split("\n")),
-    ),
-    "summary": (
-        "a row of plain values",
-        lambda row: (
-            isinstance(row, dict)
-            and all(type(value) in (str, int, float) for value in row.values())
-        ),
-    ),
-    "result": (
-        "JSON with findings of known kinds",
-        lambda result: (
-            isinstance(result, dict)
-            and _is_json(result)
-            and _are_findings(result.get("findings", []))
-        ),
-    ),
-}  # of a report: what each has to be
+    "files": ("files by name", _are_files),
+    "text": ("lines that a terminal can show", _is_text),
+    "summary": ("a row of plain values", _is_row),
+    "result": ("JSON with findings of known kinds", _is_audit),
+}
 
 
 def report_of(answer: Any) -> Report:
-    """A worker's last answer, if it is a report whose parts have the expected types and safe
-    names.
-    """
+    """Check a worker's last answer: a report whose parts have the expected types and safe names."""
     if type(answer) is not Report:
         raise unexpected("its report", type(answer).__name__, "a report")
     for name, (expected, is_valid) in PARTS.items():
         if not is_valid(part := getattr(answer, name, None)):
             raise unexpected("its report", type(part).__name__, expected)
     for name in answer.files:
-        if not isinstance(name, str) or not _is_result(name):
-            raise CheckpointError(
-                f"a worker names a file '{printable(name)[:100]}', which is not a result's name"
-            )
+        if not isinstance(name, str) or not _is_result_name(name):
+            shown = printable(name)[:100]
+            raise CheckpointError(f"a worker names a file '{shown}', which is not a result's name")
     return answer
 
 
-def _is_result(name: str) -> bool:
-    """A plain name, or one within folders of plain names: nothing absolute, nothing hidden."""
-    return "\\" not in name and all(
-        part and part.isprintable() and part[0] != "." for part in name.split("/")
-    )
+def _is_result_name(name: str) -> bool:
+    """True for a plain name, also within folders of plain names: not absolute, nothing hidden."""
+    parts = name.split("/")
+    return "\\" not in name and all(p and p.isprintable() and p[0] != "." for p in parts)
 
 
 def _is_json(value: Any, depth: int = 0) -> bool:
-    """Types that JSON has, nested no deeper than a result is, with finite numbers."""
+    """True for types that JSON has, nested no deeper than a result is, with finite numbers."""
     if depth > DEEPEST:
         return False
     if type(value) is dict:
@@ -508,12 +471,14 @@ def _is_json(value: Any, depth: int = 0) -> bool:
 
 def _are_findings(value: Any) -> bool:
     kinds = finding_kinds() if value else {}
-    return type(value) is list and all(
-        type(finding) is dict
-        and all(type(finding.get(name)) is str for name in ("kind", "title", "text"))
-        and finding["kind"] in kinds
-        for finding in value
-    )
+
+    def is_finding(entry: Any) -> bool:
+        if type(entry) is not dict:
+            return False
+        texts = [entry.get(name) for name in ("kind", "title", "text")]
+        return all(type(text) is str for text in texts) and entry["kind"] in kinds
+
+    return type(value) is list and all(map(is_finding, value))
 
 
 BY_SEVERITY = [f"{severity}s" for severity in SEVERITIES]  # columns by which a summary is sorted
@@ -521,9 +486,7 @@ COUNTS = ("layers", "heads", "d_model", "findings", *BY_SEVERITY)
 
 
 def _earlier(folder: OutputFolder) -> Report | None:
-    """Summary and result of an earlier run of the same run identity; None if it is not finished or
-    malformed.
-    """
+    """Summary and result of an earlier run with this identity; None if unfinished or malformed."""
     if not folder.is_finished("heads.csv", "report.html", KEPT, RESULT):
         return None
     try:
@@ -531,34 +494,33 @@ def _earlier(folder: OutputFolder) -> Report | None:
         report_of(Report({}, "", summary, result))
     except (CheckpointError, ValueError, RecursionError):
         return None
-    family, n_findings = summary.get("family"), len(result.get("findings", ()))
-    counted = (
-        all(type(summary.get(name)) is int for name in COUNTS) and summary["findings"] == n_findings
+    if not all(type(summary.get(name)) is int for name in COUNTS):
+        return None
+    family, same_count = (
+        summary.get("family"),
+        summary["findings"] == len(result.get("findings", ())),
     )
-    return (
-        Report({}, "", summary, result)
-        if counted and isinstance(family, str) and family.isprintable()
-        else None
-    )
+    is_named = isinstance(family, str) and family.isprintable()
+    return Report({}, "", summary, result) if same_count and is_named else None
 
 
 SUMMARY = (
-    Column("name", symbol="checkpoint"), Column("source"), Column("status"), Column("family"), Column("layers"),
-    Column("heads"), Column("d_model", symbol="width"), Column("findings"), *map(Column, BY_SEVERITY),
-    Column("qk_sigma1", symbol="σ₁(W_QK)"),
-    Column("qk_effective_rank", symbol="erank(W_QK)"), Column("vo_sigma1", symbol="σ₁(W_VO)"),
-    Column("vo_copying_score", symbol="copying score"), Column("error", symbol="what was wrong"), Column("plan"),
+    Column("name", symbol="checkpoint"), Column("source"), Column("status"), Column("family"),
+    Column("layers"), Column("heads"), Column("d_model", symbol="width"), Column("findings"),
+    *map(Column, BY_SEVERITY),
+    Column("qk_sigma1", symbol="σ₁(W_QK)"), Column("qk_effective_rank", symbol="erank(W_QK)"),
+    Column("vo_sigma1", symbol="σ₁(W_VO)"), Column("vo_copying_score", symbol="copying score"),
+    Column("error", symbol="what was wrong"), Column("plan"),
 )  # fmt: skip
 
 
-def summary_of(outcomes: Sequence[Outcome]) -> Table:
-    """One row per checkpoint: how its audit ended, its sizes, and medians over its heads. Its csv()
-    is summary.csv.
+def summary_of(outcomes: Sequence[AuditOutcome]) -> Table:
+    """One row per checkpoint: status, sizes and medians over its heads. Its csv() is summary.csv.
 
     Failed ones come first, then those with most errors, most warnings, most notes.
     """
 
-    def severity(outcome: Outcome) -> tuple[int, ...]:
+    def severity(outcome: AuditOutcome) -> tuple[int, ...]:
         if outcome.summary is None:
             return (1,)
         counts = (outcome.summary.get(column) for column in BY_SEVERITY)
@@ -585,9 +547,7 @@ MEASURED = AuditOptions(deltas=(0,), directions=0)  # a reference has no measure
 
 
 def read_checkpoints(path: Path) -> list[dict[str, str]]:
-    """One dictionary per checkpoint of a list: a .csv with a column `source`, or a text file of
-    sources.
-    """
+    """One dictionary per checkpoint of a list: a .csv with a column `source`, or a text file."""
     if path.suffix.lower() != ".csv":
         rows = [{"source": source} for source in read_list(path)]
     else:
@@ -595,28 +555,22 @@ def read_checkpoints(path: Path) -> list[dict[str, str]]:
             with io.TextIOWrapper(regular_file(path), encoding="utf-8-sig", newline="") as file:
                 reader = csv.DictReader(file, strict=True)
                 columns = list(reader.fieldnames or [])
-                rows = [
-                    {name: value or "" for name, value in row.items() if name in COLUMNS}
-                    for row in reader
-                ]
+                rows = [{name: row.get(name) or "" for name in columns} for row in reader]
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise CheckpointError(
-                f"cannot be read as a list of checkpoints ({error})", file=path
-            ) from None
+            problem = f"cannot be read as a list of checkpoints ({error})"
+            raise CheckpointError(problem, file=path) from None
         if "source" not in columns or set(columns) - set(COLUMNS):
+            found = printable(", ".join(columns))
             expected = f"source and any of {', '.join(COLUMNS)} are expected"
-            raise CheckpointError(
-                f"has the columns {printable(', '.join(columns))}; {expected}", file=path
-            )
+            raise CheckpointError(f"has the columns {found}; {expected}", file=path)
     sources = [row["source"] for row in rows]
     if not all(sources) or not sources or len(set(sources)) < len(sources):
-        raise CheckpointError(
-            "must name at least one checkpoint, each once, without empty lines", file=path
-        )
-    return [
-        {"name": name} | {key: value for key, value in row.items() if value}
-        for name, row in zip(folder_names(sources), rows, strict=True)
-    ]
+        problem = "must name at least one checkpoint, each once, without empty lines"
+        raise CheckpointError(problem, file=path)
+    checkpoints = []
+    for name, row in zip(folder_names(sources), rows, strict=True):
+        checkpoints.append({"name": name} | {key: cell for key, cell in row.items() if cell})
+    return checkpoints
 
 
 def make_reference(path: Path, all_tensors: bool = False) -> Reference:
@@ -627,36 +581,31 @@ def make_reference(path: Path, all_tensors: bool = False) -> Reference:
 def _distributions(
     rows: Sequence[dict[str, str]], all_tensors: bool
 ) -> Iterator[tuple[Known, Mapping[str, np.ndarray]]]:
-    models = [
-        Source.named(row["source"]).open() for row in rows
-    ]  # so that a missing one is noticed before the first is measured
+    # all are opened first, so that a missing one is noticed before the first is measured
+    models = [Source.named(row["source"]).open() for row in rows]
     digests: dict[str, str] = {}
-    with bar(
-        what="layers", unit="layer", total=sum(len(model.own_layers) for model in models)
-    ) as layers:
+    n_layers = sum(len(model.own_layers) for model in models)
+    with bar(what="layers", unit="layer", total=n_layers) as layers:
         for row, model in zip(rows, models, strict=True):
             known = _known(row, model)
             if known.sha256 in digests:
-                same = f"{known.name} and {digests[known.sha256]}"
+                both = f"{known.name} and {digests[known.sha256]}"
                 raise CheckpointError(
-                    f"{same} have the same weights, which may be listed only once"
+                    f"{both} have the same weights, which may be listed only once"
                 )
             digests[known.sha256] = known.name
             measured = {}
             for index in model.own_layers:
                 measured[index] = measure_task(lambda model=model: model, index, MEASURED)  # type: ignore[misc]
                 layers.update()
-            of_heads = distribution(MeasuredHeads(measured, model.config.d_model))
-            of_matrices = (
-                ComparableMatrices.of(read_matrices(model)).distribution() if all_tensors else {}
-            )
-            yield known, of_heads | of_matrices
+            distributions = distribution(MeasuredHeads(measured, model.config.d_model))
+            if all_tensors:
+                distributions |= ComparableMatrices.of(read_matrices(model)).distribution()
+            yield known, distributions
 
 
 def _known(row: dict[str, str], model: Model) -> Known:
-    """What a reference records of a checkpoint; its weights must have the digest in the list, if
-    that has one.
-    """
+    """A checkpoint's record in a reference; a digest in the list must match its weights."""
     digest = weights_digest(model)
     if row.get("sha256", digest) != digest:
         problem = f"has weights with SHA-256 {digest}; the list says {row['sha256'][:64]}"

@@ -1,6 +1,4 @@
-"""The tokens along every head's first singular directions; the embeddings are streamed once per
-group of layers.
-"""
+"""Tokens along every head's first singular directions; embeddings are streamed in few passes."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,7 +6,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -29,12 +27,10 @@ from weightscope.model.model import Model
 from weightscope.model.text.tokenizer import Tokenizer, token_names
 from weightscope.report.findings import Finding, Findings
 
-# directions or blocks of each map for which tokens are found, unless another number is requested
-DEFAULT = 2
-# multiply-adds, a few seconds; for a larger model tokens are found on request only
-AFFORDABLE = 4e11
-VECTOR_BYTES = 64 << 20  # of singular vectors in memory at a time
-TOKENS = 8  # named per side
+DEFAULT = 2  # directions or blocks of each map whose tokens are found, if none are requested
+AFFORDABLE = 4e11  # multiply-adds, a few seconds; beyond, tokens are found on request only
+VECTOR_BYTES = 64 << 20  # bytes of singular vectors in memory at a time
+TOKENS = 8  # tokens named per side
 TOKENS_IN_FINDING = 3
 WRITES = "writes"
 SIDES = {"qk": ("query", "key"), "vo": ("reads", WRITES)}
@@ -42,38 +38,30 @@ SIDES = {"qk": ("query", "key"), "vo": ("reads", WRITES)}
 
 @dataclass(frozen=True)
 class TokenRows:
-    """An embedding or unembedding with which one side of the heads' maps is compared: one row per
-    token.
-    """
+    """Rows of an embedding or unembedding, one per token, to compare one side of maps with."""
 
     tensor: str  # its name in the file
     n_tokens: int
-    # streams the rows, with the index of the first in the block
-    blocks: Callable[[], Iterable[tuple[int, np.ndarray]]]
+    blocks: Callable[[], Iterable[tuple[int, np.ndarray]]]  # index of the first row, and rows
     unit: str = "cosines"  # or "logits": what a direction of length one adds to each logit
     centred: bool = False  # the mean of each row is subtracted first
 
     def nearest(self, spaces: Iterable[np.ndarray]) -> list[tuple[Nearest, Nearest]]:
         """The rows along each space, and against it."""
-        with bar(
-            what="tokens along directions", unit="row", total=self.n_tokens, unit_scale=True
-        ) as progress:
+        what, by_cosine = "tokens along directions", self.unit == "cosines"
+        with bar(what=what, unit="row", total=self.n_tokens, unit_scale=True) as progress:
 
             def blocks() -> Iterator[tuple[int, np.ndarray]]:
                 for first, rows in self.blocks():
                     yield first, rows
                     progress.update(len(rows))
 
-            return nearest_rows(
-                blocks(), spaces, TOKENS, self.centred, by_cosine=self.unit == "cosines"
-            )
+            return nearest_rows(blocks(), spaces, TOKENS, self.centred, by_cosine=by_cosine)
 
 
 @dataclass(frozen=True)
 class Line:
-    """The tokens of one direction, or of one block of directions with near-equal singular values,
-    of a head's map.
-    """
+    """Tokens of a direction, or of a block of directions with near-equal singular values."""
 
     map: str
     block: Block  # the singular values; their vectors are not kept
@@ -83,22 +71,13 @@ class Line:
     @property
     def title(self) -> str:
         """`W_QK, σ1 = 3.12`, or the range of a block."""
-        w, first, last, values = (
-            MAPS[self.map],
-            self.block.start + 1,
-            self.block.stop,
-            self.block.values,
-        )
-        if self.block.single:
-            return f"{w}, σ{first} = {values[0]:.3g}"
-        title = (
-            f"{w}, σ{first} to σ{last} = {values[0]:.3g} to {values[-1]:.3g}: near-equal, one space"
-        )
-        return (
-            f"{title} of {len(values)} directions, too wide to name tokens"
-            if self.block.wide
-            else title
-        )
+        block, values, first = self.block, self.block.values, f"σ{self.block.start + 1}"
+        if block.single:
+            return f"{MAPS[self.map]}, {first} = {values[0]:.3g}"
+        span = f"{first} to σ{block.stop} = {values[0]:.3g} to {values[-1]:.3g}"
+        title = f"{MAPS[self.map]}, {span}: near-equal, one space"
+        wide = f" of {len(values)} directions, too wide to name tokens"
+        return title + wide * block.wide
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in directions.json."""
@@ -126,17 +105,12 @@ class HeadDirections:
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in directions.json."""
-        return {
-            "layer": self.layer,
-            "head": self.head,
-            "lines": [line.as_json() for line in self.lines],
-        }
+        lines = [line.as_json() for line in self.lines]
+        return {"layer": self.layer, "head": self.head, "lines": lines}
 
 
 def how_many_read(model: Model, layers: Sequence[int], asked: int | None) -> int:
-    """The number of directions or blocks of each map for which tokens are found; reads headers
-    only.
-    """
+    """Number of directions or blocks per map whose tokens are found; reads headers only."""
     if asked == 0 or model.family.memory is not None:
         return 0
     n_tokens = []
@@ -145,7 +119,7 @@ def how_many_read(model: Model, layers: Sequence[int], asked: int | None) -> int
             n_tokens.append(getattr(model, matrix).n_tokens)
     if not n_tokens:
         return 0
-    vectors = len(layers) * model.config.n_heads  # of each of four sides, per direction
+    vectors = len(layers) * model.config.n_heads  # per direction, for each of four sides
     multiplications = (3 * n_tokens[0] + n_tokens[-1]) * model.config.d_model * DEFAULT * vectors
     return asked or (DEFAULT if multiplications <= AFFORDABLE else 0)
 
@@ -153,9 +127,7 @@ def how_many_read(model: Model, layers: Sequence[int], asked: int | None) -> int
 def directions_of(
     model: Model, heads: MeasuredHeads, asked: int | None
 ) -> tuple[list[HeadDirections], tuple[str, ...]]:
-    """For every head, the tokens along the first directions of W_QK and W_VO; notes on how, or why
-    there are none.
-    """
+    """Tokens along the first directions of every head's W_QK and W_VO, and notes on how."""
     if asked == 0:
         return [], ("Tokens along singular directions were not requested.",)
     if model.family.memory is not None:
@@ -165,9 +137,8 @@ def directions_of(
         return [], (note,)
     how_many = how_many_read(model, heads.layers.tolist(), asked)
     if not how_many:
-        return [], (
-            "For a model of this size, tokens along singular directions are found only on request.",
-        )
+        size = "For a model of this size"
+        return [], (f"{size}, tokens along singular directions are found only on request.",)
     tokenizer = Tokenizer.at_hand(model)
     names = token_names(tokenizer)
     name = cache(lambda row: printable(names(row)))  # many directions share their tokens
@@ -178,9 +149,7 @@ def directions_of(
 
 
 def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:
-    """The rows for what heads read and for what they write, None where the checkpoint has neither,
-    and a note.
-    """
+    """Rows for what heads read and for what they write, None if there are none, and a note."""
     norm = model.family.norm_of(model.attention_layers[-1])
     centred = norm is not None and norm.centred
     read = written = None
@@ -192,30 +161,22 @@ def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:
     except CheckpointError as error:
         problems.append(str(error))
     try:
-        unembedding = model.unembedding
-        written = TokenRows(
-            unembedding.tensor.name, unembedding.n_tokens, unembedding.blocks, "logits"
-        )
-        described = unembedding.described
+        rows = model.unembedding
+        written = TokenRows(rows.tensor.name, rows.n_tokens, rows.blocks, "logits")
+        described = rows.described
     except CheckpointError as error:
         problems.append(str(error))
     problem = problems[0].removeprefix(f"{model.checkpoint.name}: ") if problems else ""
     if read is not None and written is not None:
         input_side = f"what heads read is compared with the input embedding ({read.tensor})"
-        return (
-            read,
-            written,
-            f"Tokens: {input_side}; what they write is read as logits, through {described}.",
-        )
+        output_side = f"what they write is read as logits, through {described}"
+        return read, written, f"Tokens: {input_side}; {output_side}."
     if read is not None:
-        note = f"the input embedding ({read.tensor}) for what heads read and for what they write: {problem}"
-        return read, read, f"Tokens: {note}."
+        both = "for what heads read and for what they write"
+        return read, read, f"Tokens: the input embedding ({read.tensor}) {both}: {problem}."
     if written is not None:
-        return (
-            written,
-            written,
-            f"Tokens: {described}, for what heads write and for what they read: {problem}.",
-        )
+        both = "for what heads write and for what they read"
+        return written, written, f"Tokens: {described}, {both}: {problem}."
     return None, None, f"Directions have no tokens: {problem}."
 
 
@@ -229,9 +190,7 @@ Group = dict[tuple[int, int], list[tuple[str, Directions]]]
 
 
 def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Group]:
-    """The directions of all heads, in groups of layers with about `VECTOR_BYTES`; whoever takes one
-    empties it.
-    """
+    """Directions of all heads, in groups of about `VECTOR_BYTES` that the caller empties."""
     layers = measured.layers.tolist()
 
     def of_head(head: Head, arrays: Arrays) -> list[tuple[str, Directions]]:
@@ -241,33 +200,22 @@ def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Gr
             none = np.empty((*spectra.shape, 0))
             sides = (arrays.get(f"{name}_{side}", none) for side in ("left", "right"))  # (H, r, k)
             s, left, right = (array[head.index][: w.rank_bound] for array in (spectra, *sides))
-            directions += [
-                (name, direction) for direction in directions_from(w, s, left, right, how_many)
-            ]
+            leading = directions_from(w, s, left, right, how_many)
+            directions += [(name, direction) for direction in leading]
         return directions
-
-    def of_layer(index: int) -> Iterator[tuple[tuple[int, int], list[tuple[str, Directions]]]]:
-        heads, of_one = (
-            copy(model).layer(index).heads,
-            partial(of_head, arrays=measured.by_layer[index]),
-        )
-        yield from zip(
-            ((index, head) for head in range(len(heads))), in_threads(of_one, heads), strict=True
-        )
 
     group: Group = {}
     n_bytes = 0
-    for layer, following in bar(
-        pairwise((*layers, None)), "directions", "layer", total=len(layers)
-    ):
+    steps = pairwise((*layers, None))
+    for layer, following in bar(steps, "directions", "layer", total=len(layers)):
         hand_back()
         coming = () if following is None else model.attention_tensors(following)
         with model.checkpoint.prefetching([tensor.name for tensor in coming]):
-            for head, directions in of_layer(layer):
-                group[head] = directions
-                n_bytes += sum(
-                    direction.left.nbytes + direction.right.nbytes for _, direction in directions
-                )
+            heads = copy(model).layer(layer).heads
+            of_one = partial(of_head, arrays=measured.by_layer[layer])
+            for index, directions in enumerate(in_threads(of_one, heads)):
+                group[layer, index] = directions
+                n_bytes += sum(each.left.nbytes + each.right.nbytes for _, each in directions)
         if n_bytes >= VECTOR_BYTES or layer == layers[-1]:
             yield group
             n_bytes = 0
@@ -284,9 +232,7 @@ def _with_tokens(
     }
     spaces = _spaces(group, read, written)
     group.clear()
-    nearest = {
-        rows: iter(rows.nearest(_taken(of_rows))) for rows, of_rows in spaces.items() if of_rows
-    }
+    nearest = {rows: iter(rows.nearest(_taken(some))) for rows, some in spaces.items() if some}
 
     def line(map_name: str, block: Block) -> Line:
         sides: list[tuple[str, TokenRows, Nearest, list[str]]] = []
@@ -309,9 +255,9 @@ def _spaces(
 ) -> dict[TokenRows, deque[np.ndarray]]:
     """The spaces (d, k) that are compared with the rows of each kind."""
     spaces: dict[TokenRows, deque[np.ndarray]] = {read: deque(), written: deque()}
-    for map_name, direction in (
-        pair for maps in group.values() for pair in maps if not pair[1].block.wide
-    ):
+    for map_name, direction in chain.from_iterable(group.values()):
+        if direction.block.wide:
+            continue
         for side, space in zip(SIDES[map_name], (direction.left, direction.right), strict=True):
             spaces[written if side == WRITES else read].append(space)
     return spaces
@@ -325,24 +271,21 @@ def _taken(spaces: deque[np.ndarray]) -> Iterator[np.ndarray]:
 
 def with_tokens(findings: Findings, directions: Sequence[HeadDirections]) -> Findings:
     """The findings; spectral spikes name the tokens along their first direction."""
-    first: dict[tuple[int | None, int | None, str | None], Line] = {
-        (head.layer, head.head, line.map): line
-        for head in directions
-        for line in reversed(head.lines)
-    }
+    first: dict[tuple[int | None, int | None, str | None], Line] = {}
+    for each in directions:
+        for line in each.lines:
+            first.setdefault((each.layer, each.head, line.map), line)
 
     def with_first(finding: Finding) -> Finding:
-        head = next(
-            (member.index for member in finding.members if member.number == finding.number),
-            finding.head,
-        )
-        line = first.get((finding.layer, head, finding.map))
-        if finding.kind != "spectral_spike" or line is None or not line.sides:
+        if finding.kind != "spectral_spike":
             return finding
-        sides = (
-            f"{name} {', '.join(map(repr, tokens[:TOKENS_IN_FINDING]))}"
-            for name, _, _, tokens in line.sides
-        )
+        farthest = (m.index for m in finding.members if m.number == finding.number)
+        line = first.get((finding.layer, next(farthest, finding.head), finding.map))
+        if line is None or not line.sides:
+            return finding
+        sides = []
+        for name, _, _, tokens in line.sides:
+            sides.append(f"{name} {', '.join(map(repr, tokens[:TOKENS_IN_FINDING]))}")
         return replace(finding, text=f"{finding.text} Along it: {'; '.join(sides)}.")
 
     return Findings(map(with_first, findings))

@@ -31,60 +31,59 @@ from weightscope.model.layers.layer import Head, Layer
 from weightscope.model.metrics.moves import principal_angles
 from weightscope.model.metrics.spaces import alike
 from weightscope.model.model import Model
-from weightscope.report.findings import Finding, Member, finding, spans
+from weightscope.report.findings import Finding, FindingKind, Member, finding, spans
 
 # correlation of sketches above which the exact angles are computed; its own error is about 0.06
 WORTH_A_LOOK = 0.7
 # mean squared cosine of principal angles, minus chance, above which two spaces are called parallel
 PARALLEL = 0.8
-# Frobenius cosine of two maps above which one is called a copy: they differ by less than half a
-# norm
-COPY = 0.9
-# and their largest angle: every direction of one has half its length in the other
-FARTHEST = np.radians(60)
-# exact comparisons of a head that find nothing before it is given up; the most alike come first
-UNLIKE_A_HEAD = 16
+COPY = 0.9  # Frobenius cosine of a map and its copy, which differ by less than half a norm
+FARTHEST = np.radians(60)  # largest angle of a copy: directions keep half of their length
+UNLIKE_A_HEAD = 16  # exact comparisons of a head that find nothing; the most alike come first
 LAYERS_NAMED = 8  # layers whose heads a text lists; findings.csv has all
 SKETCHES = {"qk": ("q_sketch", "k_sketch"), "vo": ("v_sketch", "o_sketch")}
 
-FACTORS = {"qk": ("W_Q", "W_K"), "vo": ("W_V", "W_O")}  # left and right
+PAIRS = {"qk": ("W_Q", "W_K"), "vo": ("W_V", "W_O")}  # left and right factor
 
 Place = tuple[int, int]  # layer and head
 
 
-class Likeness(NamedTuple):
-    """How alike the spaces of two heads' maps are."""
+class SpaceLikeness(NamedTuple):
+    """SpaceLikeness of the spaces of two heads' maps."""
 
     overlap: float  # mean squared cosine of the principal angles, of the side where it is lower
     angle: float  # the largest principal angle, radians
-    # Frobenius, of the two maps; of the factor that the heads do not share where they share one
-    cosine: float
-    unshared: str = ""  # that factor
+    cosine: float  # Frobenius cosine of the two maps; of the unshared factor if they share one
+    unshared: str = ""  # the factor that the heads do not share, if they share one
 
     @property
     def is_copy(self) -> bool:
-        """Whether one head is the other, moved a little."""
+        """True if one head is the other, moved a little."""
         return self.cosine >= COPY and self.angle <= FARTHEST
 
 
-Numbered = tuple[list[int], Likeness]
-Cluster = tuple[list[Place], Likeness]
+Links = dict[tuple[int, int], SpaceLikeness]  # by the numbers of two heads
+Numbered = tuple[list[int], SpaceLikeness]
+Cluster = tuple[list[Place], SpaceLikeness]
 
 
-@finding(
+duplicate_heads = finding(
     "duplicate_heads",
     "duplicate heads",
     severity="warning",
     rank=160,
-    look_next="Compare the two heads' attention on text; copied layers and unbroken symmetry look like "
-    "this.",
+    look_next="Compare the two heads' attention on text; copied layers and unbroken symmetry look "
+    "like this.",
 )
-@finding(
+alike_heads = finding(
     "alike_heads",
     "heads with nearly the same spaces",
     rank=20,
-    look_next="Compare the two heads' attention on text: alike in their spaces, they are not copies.",
+    look_next="Compare the two heads' attention on text: alike in their spaces, they are not "
+    "copies.",
 )
+
+
 def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """One finding per cluster of heads in which each has the spaces of the next."""
     layers, n_heads = heads.layers.tolist(), heads.n_heads
@@ -96,21 +95,16 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
             del held[index]  # before another is read
         for index in {*indices} - {*held}:
             held[index] = copy(model).layer(index)  # a copy, because a model caches its last layer
-        return [
-            held[index].head(number % n_heads)
-            for index, number in zip(indices, numbers, strict=True)
-        ]
+        pairs = zip(indices, numbers, strict=True)
+        return [held[index].head(number % n_heads) for index, number in pairs]
 
     for name, sketches in SKETCHES.items():
-        first, second = (
-            heads.arrays[sketch].reshape(len(layers) * n_heads, -1) for sketch in sketches
-        )
-
-        similar: dict[tuple[int, int], Likeness] = {}
+        first, second = (heads.arrays[s].reshape(len(layers) * n_heads, -1) for s in sketches)
+        similar: Links = {}
 
         def copies(
-            a: int, b: int, name: str = name, similar: dict[tuple[int, int], Likeness] = similar
-        ) -> Likeness | None:
+            a: int, b: int, name: str = name, similar: Links = similar
+        ) -> SpaceLikeness | None:
             head_a, head_b = heads_of(a, b)
             likeness = likeness_of(head_a, head_b, name)
             if likeness is not None and not likeness.is_copy:
@@ -125,45 +119,40 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
             for (a, b), likeness in similar.items()
             if cluster_of.get(a, -1) != cluster_of.get(b, -2)
         }
-        for kind, groups in (("duplicate_heads", copied), ("alike_heads", joined(apart))):
+        for kind, groups in ((duplicate_heads, copied), (alike_heads, joined(apart))):
             by_layers: dict[tuple[int, ...], list[Cluster]] = {}
             for numbers, likeness in groups:
                 places = [(layers[number // n_heads], number % n_heads) for number in numbers]
-                by_layers.setdefault(tuple(layer for layer, _ in places), []).append(
-                    (places, likeness)
-                )
-            for repeated, alike_heads in by_layers.items():
+                repeated = tuple(layer for layer, _ in places)
+                by_layers.setdefault(repeated, []).append((places, likeness))
+            for repeated, found in by_layers.items():
                 # One head of each layer per cluster, for all heads: the layers repeat each other.
-                if len(alike_heads) == n_heads > 1 and len(set(repeated)) == len(repeated):
-                    yield _repeated_layers(kind, name, repeated, alike_heads)
+                if len(found) == n_heads > 1 and len(set(repeated)) == len(repeated):
+                    yield _repeated_layers(kind, name, repeated, found)
                 else:
-                    yield from (_like_heads(kind, name, *cluster) for cluster in alike_heads)
+                    yield from (_like_heads(kind, name, *cluster) for cluster in found)
 
 
 def clusters(
     first: np.ndarray,
     second: np.ndarray,
-    compare: Callable[[int, int], Likeness | None],
+    compare: Callable[[int, int], SpaceLikeness | None],
     n_heads: int = 1,
 ) -> Iterator[Numbered]:
-    """Clusters of linked rows with the least likeness of a link: first, second (n, s) sketches of
-    both sides.
+    """Clusters of linked rows, each with its least alike link; first, second (n, s) are sketches.
 
     Each of a layer's `n_heads` rows is compared with the one most like it, in the order of their
     layers, then each with the next.
     """
     label = np.arange(len(first))
-    links: dict[int, Likeness] = {}
-    for _, of_layer in groupby(
-        alike(first, second, WORTH_A_LOOK), key=lambda found: found[0] // n_heads
-    ):
+    links: dict[int, SpaceLikeness] = {}
+    looked_up = alike(first, second, WORTH_A_LOOK)
+    for _, layer_rows in groupby(looked_up, key=lambda candidates: candidates[0] // n_heads):
         pairs, unlike = [], Counter[int]()
-        for row, candidates, correlations in of_layer:
+        for row, candidates, correlations in layer_rows:
             most_alike = candidates[np.argsort(-correlations.round(2), kind="stable")]
             unlinked = most_alike[label[most_alike] != label[row]].tolist()
-            pairs += [
-                (place, linked // n_heads, row, linked) for place, linked in enumerate(unlinked)
-            ]
+            pairs += [(place, other // n_heads, row, other) for place, other in enumerate(unlinked)]
         for _, _, row, candidate in sorted(pairs):
             if label[row] == label[candidate] or unlike[row] == UNLIKE_A_HEAD:
                 continue
@@ -172,76 +161,73 @@ def clusters(
                 unlike[row] += 1
                 continue
             kept, merged = int(label[row]), int(label[candidate])
-            links[kept] = least_alike(
-                [likeness, *(links[cluster] for cluster in (kept, merged) if cluster in links)]
-            )
+            known = [links[cluster] for cluster in (kept, merged) if cluster in links]
+            links[kept] = least_alike([likeness, *known])
             links.pop(merged, None)
             label[label == merged] = kept
     for cluster, likeness in sorted(links.items()):
         yield np.flatnonzero(label == cluster).tolist(), likeness
 
 
-def joined(links: Mapping[tuple[int, int], Likeness]) -> Iterator[Numbered]:
+def joined(links: Mapping[tuple[int, int], SpaceLikeness]) -> Iterator[Numbered]:
     """Clusters of rows that are linked, with the least likeness of a link."""
-    groups: list[tuple[set[int], list[Likeness]]] = []
+    groups: list[tuple[set[int], list[SpaceLikeness]]] = []
     for pair, likeness in links.items():
         touched = [group for group in groups if not group[0].isdisjoint(pair)]
         groups = [group for group in groups if group[0].isdisjoint(pair)]
         rows = set(pair).union(*(rows for rows, _ in touched))
-        groups.append((rows, [likeness, *(link for _, known in touched for link in known)]))
+        known = [link for _, links_of_group in touched for link in links_of_group]
+        groups.append((rows, [likeness, *known]))
     for rows, likenesses in sorted(groups, key=lambda group: min(group[0])):
         yield sorted(rows), least_alike(likenesses)
 
 
-def least_alike(likenesses: Iterable[Likeness]) -> Likeness:
+def least_alike(likenesses: Iterable[SpaceLikeness]) -> SpaceLikeness:
     """The least overlap, the largest angle and the least cosine of several."""
-    overlaps, angles, cosines, unshared = zip(*likenesses, strict=True)
-    return Likeness(
-        min(overlaps), max(angles), min(cosines), unshared[0] if len(set(unshared)) == 1 else ""
-    )
+    overlaps, angles, cosines, factors = zip(*likenesses, strict=True)
+    unshared = factors[0] if len(set(factors)) == 1 else ""
+    return SpaceLikeness(min(overlaps), max(angles), min(cosines), unshared)
 
 
-def likeness_of(a: Head, b: Head, name: str) -> Likeness | None:
-    """How alike the spaces of one map of two heads are; None where they are not parallel."""
+def likeness_of(a: Head, b: Head, name: str) -> SpaceLikeness | None:
+    """SpaceLikeness of the spaces of one map of two heads; None if they are not parallel."""
     map_a, map_b = (head.qk if name == "qk" else head.vo for head in (a, b))
     if np.array_equal(map_a.left, map_b.left) and np.array_equal(map_a.right, map_b.right):
-        return Likeness(1.0, 0.0, 1.0)
+        return SpaceLikeness(1.0, 0.0, 1.0)
     pairs = (map_a.left, map_b.left), (map_a.right, map_b.right)
-    left, right = in_threads(lambda pair: Side.of(*pair), pairs)
+    left, right = in_threads(lambda pair: FactorPair.of(*pair), pairs)
     cosines = [side.cosines() for side in (left, right)]
     overlaps = [float((values**2).mean()) for values in cosines]
-    by_chance = map_a.rank_bound / map_a.shape[0], map_a.rank_bound / map_a.shape[1]
-    for overlap, chance in zip(overlaps, by_chance, strict=True):
+    for overlap, width in zip(overlaps, map_a.shape, strict=True):
+        chance = map_a.rank_bound / width
         if (overlap - chance) / (1 - chance) < PARALLEL:
             return None
     overlap, angle = min(overlaps), float(np.arccos(min(values.min() for values in cosines)))
-    for shared, side, factor in zip(pairs, (right, left), reversed(FACTORS[name]), strict=True):
-        if np.array_equal(*shared):
-            return Likeness(overlap, angle, side.cosine(), factor)
+    left_name, right_name = PAIRS[name]
+    if np.array_equal(map_a.left, map_b.left):
+        return SpaceLikeness(overlap, angle, right.cosine(), right_name)
+    if np.array_equal(map_a.right, map_b.right):
+        return SpaceLikeness(overlap, angle, left.cosine(), left_name)
     length = np.sqrt((left.gram_a * right.gram_a).sum() * (left.gram_b * right.gram_b).sum())
-    return Likeness(overlap, angle, float((left.between * right.between).sum() / length))
+    return SpaceLikeness(overlap, angle, float((left.between * right.between).sum() / length))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Side(ShowsShapes):
-    """The same side of two heads' maps and its inner products, from which angles and norms
-    follow.
-    """
+class FactorPair(ShowsShapes):
+    """One side of two heads' maps, with the inner products that give angles and norms."""
 
     a: np.ndarray  # (d, r)
     b: np.ndarray
-    gram_a: np.ndarray  # (r, r): a' a, b' b and a' b
-    gram_b: np.ndarray
-    between: np.ndarray
+    gram_a: np.ndarray  # (r, r) a' a
+    gram_b: np.ndarray  # (r, r) b' b
+    between: np.ndarray  # (r, r) a' b
 
     @classmethod
-    def of(cls, a: np.ndarray, b: np.ndarray) -> "Side":
+    def of(cls, a: np.ndarray, b: np.ndarray) -> "FactorPair":
         return cls(a, b, inner(a), inner(b), inner(a, b))
 
     def cosines(self) -> np.ndarray:
-        """Cosines of the principal angles (r,), the largest angle first; angles below 1e-8 are lost
-        in them.
-        """
+        """Cosines of the principal angles (r,), the largest angle first; no angle below 1e-8."""
         roots = triangle(self.a, self.gram_a), triangle(self.b, self.gram_b)
         if any(root.route != "gram" for root in roots):
             return np.cos(principal_angles(self.a, self.b))[::-1]
@@ -255,63 +241,57 @@ class Side(ShowsShapes):
 
 
 def _repeated_layers(
-    kind: str, name: str, layers: tuple[int, ...], alike_heads: list[Cluster]
+    kind: FindingKind, name: str, layers: tuple[int, ...], clusters: list[Cluster]
 ) -> Finding:
     """Layers all of whose heads have a counterpart in each of the others."""
-    likeness = least_alike(likeness for _, likeness in alike_heads)
-    text = (
-        f"{counted(len(layers), 'layer')}, {spans(layers)}, have the same spaces head by head, "
-        f"{counted(len(alike_heads), 'head')} each; the least alike: {_described(likeness)}."
+    likeness = least_alike(likeness for _, likeness in clusters)
+    places = sorted(place for places, _ in clusters for place in places)
+    return kind(
+        layer=layers[0],
+        map=name,
+        measure="mean_cos2",
+        number=likeness.overlap,
+        text=f"{counted(len(layers), 'layer')}, {spans(layers)}, have the same spaces head by "
+        f"head, {counted(len(clusters), 'head')} each; the least alike: {_described(likeness)}.",
+        members=_members(layers[0], places),
     )
-    places = sorted(place for places, _ in alike_heads for place in places)
-    return _finding(kind, name, layers[0], None, places, likeness, text)
 
 
-def _like_heads(kind: str, name: str, places: list[Place], likeness: Likeness) -> Finding:
+def _like_heads(
+    kind: FindingKind, name: str, places: list[Place], likeness: SpaceLikeness
+) -> Finding:
     (layer, head), (next_layer, next_head), *more = places
-    nearly = "" if kind == "duplicate_heads" else "nearly "
-    if not more:
-        text = f"Its spaces are {nearly}those of layer {next_layer} head {next_head}: {_described(likeness)}."
-    else:
+    nearly = "" if kind is duplicate_heads else "nearly "
+    if more:
         same = f"{counted(len(places), 'head')} have {nearly}the same spaces, {_by_layer(places)}"
         text = f"{same}; the least alike: {_described(likeness)}."
-    return _finding(kind, name, layer, head, places, likeness, text)
-
-
-def _finding(
-    kind: str,
-    name: str,
-    layer: int,
-    head: int | None,
-    places: Sequence[Place],
-    likeness: Likeness,
-    text: str,
-) -> Finding:
-    members = tuple(
-        Member("head", h, None if member_layer == layer else member_layer)
-        for member_layer, h in places
-    )
-    return Finding(
-        kind=kind,
+    else:
+        spaces = f"Its spaces are {nearly}those of layer {next_layer} head {next_head}"
+        text = f"{spaces}: {_described(likeness)}."
+    return kind(
         layer=layer,
         head=head,
         map=name,
         measure="mean_cos2",
         number=likeness.overlap,
         text=text,
-        members=members,
+        members=_members(layer, places),
     )
 
 
-def _described(likeness: Likeness) -> str:
-    shared = [factor for pair in FACTORS.values() if likeness.unshared in pair for factor in pair]
-    maps = (
-        f"{likeness.unshared} alone, as they share {min({*shared} - {likeness.unshared})}"
-        if shared
-        else "the two maps"
-    )
+def _members(layer: int, places: Sequence[Place]) -> tuple[Member, ...]:
+    return tuple(Member("head", h, None if index == layer else index) for index, h in places)
+
+
+def _described(likeness: SpaceLikeness) -> str:
+    maps = "the two maps"
+    for pair in PAIRS.values():
+        if likeness.unshared in pair:
+            (shared,) = {*pair} - {likeness.unshared}
+            maps = f"{likeness.unshared} alone, as they share {shared}"
+    angle = f"{np.degrees(likeness.angle):.1f}°"
     return (
-        f"mean cos² of principal angles {likeness.overlap:.3f}, the largest angle {np.degrees(likeness.angle):.1f}°, "
+        f"mean cos² of principal angles {likeness.overlap:.3f}, the largest angle {angle}, "
         f"Frobenius cosine {likeness.cosine:.3f} of {maps}"
     )
 
@@ -321,9 +301,8 @@ def _by_layer(places: Sequence[Place]) -> str:
     by_layer: dict[int, list[int]] = {}
     for layer, head in places:
         by_layer.setdefault(layer, []).append(head)
-    shown = [
-        f"layer {layer} heads {spans(heads)}"
-        for layer, heads in list(by_layer.items())[:LAYERS_NAMED]
-    ]
-    more = len(by_layer) - len(shown)
-    return "; ".join([*shown, *([f"and those of {counted(more, 'layer')} more"] if more else [])])
+    named = list(by_layer.items())[:LAYERS_NAMED]
+    parts = [f"layer {layer} heads {spans(heads)}" for layer, heads in named]
+    if more := len(by_layer) - len(named):
+        parts.append(f"and those of {counted(more, 'layer')} more")
+    return "; ".join(parts)

@@ -39,7 +39,7 @@ MAPPED = (
     "vo_effective_rank",
     "vo_copying_score",
 )
-# against depth and training
+# measures drawn against depth and training
 TRACED = ("qk_sigma1", "vo_sigma1", "qk_effective_rank", "vo_copying_score")
 MATH = {
     "W_QK": "$W_{QK}$",
@@ -48,8 +48,7 @@ MATH = {
     "σ₂": r"$\sigma_2$",
     "f̃": r"$\tilde{f}$",
 }
-# in a panel of spectra: each is an object of its own, and 5,000 take 30 MB of SVG
-MOST_CURVES = 2000
+MOST_CURVES = 2000  # in a panel of spectra; 5,000, each an object, take 30 MB of SVG
 
 
 def title(measure: Measure) -> str:
@@ -67,9 +66,7 @@ def audit_figure(audit: Audit) -> Figure:
 
 @in_our_style()
 def head_maps(heads: MeasuredHeads) -> Figure:
-    """Layers against heads, one panel per measure; in cividis, which colour-blind readers see in
-    the same order.
-    """
+    """Layers against heads, one panel per measure, in cividis: safe for colour-blind readers."""
     height = float(np.clip(2.2 * len(heads.layers) / heads.n_heads, 1.2, 4.0))
     figure, axes = subplots(2, 3, figsize=(2 * COLUMN, 2 * height), sharex=True, sharey=True)
     for axis, name in zip(axes.flat, MAPPED, strict=True):
@@ -94,9 +91,8 @@ def head_maps(heads: MeasuredHeads) -> Figure:
 def heat_map(axis: Axes, values: np.ndarray, layers: np.ndarray, **options: Any) -> AxesImage:
     """Values (L, H), hatched where they are unknown; about six layers are labelled."""
     known = np.where(np.isfinite(values), values, np.nan)
-    image = axis.imshow(
-        known, aspect="auto", interpolation="nearest", **{"cmap": "cividis"} | options
-    )
+    options = {"aspect": "auto", "interpolation": "nearest", "cmap": "cividis"} | options
+    image = axis.imshow(known, **options)
     if np.isnan(known).any():
         axis.patch.set(facecolor="0.9", edgecolor="0.5", hatch="////", linewidth=0)
     axis.xaxis.set_major_locator(whole_numbers(9))
@@ -107,34 +103,28 @@ def heat_map(axis: Axes, values: np.ndarray, layers: np.ndarray, **options: Any)
 
 @in_our_style()
 def matrix_maps(matrices: Matrices) -> Figure:
-    """Layers against roles, one panel per measure of matrices; a mixture's experts by their
-    median.
-    """
+    """Layers against roles, one panel per measure of matrices; the median of experts."""
     layers, roles, grids = matrices.grids(MAPPED_OF_MATRICES)
-    figure, axes = subplots(
-        2, 2, figsize=(2 * COLUMN, 2 * float(np.clip(0.13 * len(layers) + 0.8, 1.6, 4.0)))
-    )
+    height = float(np.clip(0.13 * len(layers) + 0.8, 1.6, 4.0))
+    figure, axes = subplots(2, 2, figsize=(2 * COLUMN, 2 * height))
     for axis, (name, values) in zip(axes.flat, grids.items(), strict=True):
         positive = values[np.isfinite(values) & (values > 0)]
         wide = len(positive) > 0 and positive.max() > A_DECADE * positive.min()
         norm = LogNorm(positive.min(), positive.max()) if wide else None
-        image = heat_map(axis, np.where(np.isfinite(values), values, np.nan), layers, norm=norm)
+        image = heat_map(axis, values, layers, norm=norm)
         axis.set_xticks(range(len(roles)), roles, rotation=90)
         axis.set_title(MAPPED_OF_MATRICES[name])
         axis.set_ylabel("layer")
         bar = figure.colorbar(image, ax=axis, pad=0.02)
-        bar.locator, bar.formatter = (
-            LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(3),
-            StrMethodFormatter("{x:g}"),
-        )
+        bar.locator = LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(3)
+        bar.formatter = StrMethodFormatter("{x:g}")
         bar.minorticks_off()
     return figure
 
 
 @in_our_style()
 def spectra(heads: MeasuredHeads) -> Figure:
-    """Singular values of every head: of W_QK relative to the largest, and of the affine
-    value-output map.
+    """Singular values of every head: of W_QK over the largest, and of the affine W_VO.
 
     The second panel is Fig. 2 of the norm-based-attention paper for all heads. Of a large model one
     head in so many is drawn.
@@ -147,10 +137,8 @@ def spectra(heads: MeasuredHeads) -> Figure:
         curves = np.where(values > 0, values, np.nan)  # (L, H, r)
         step = -(-curves[..., 0].size // MOST_CURVES)
         drawn = np.arange(curves[..., 0].size).reshape(curves.shape[:2]) % step == 0  # (L, H)
-        for layer_curves, shown, colour in zip(
-            curves, drawn, layer_colours(heads.layers), strict=True
-        ):
-            index = np.arange(1, curves.shape[2] + 1)
+        index, colours = np.arange(1, curves.shape[2] + 1), layer_colours(heads.layers)
+        for layer_curves, shown, colour in zip(curves, drawn, colours, strict=True):
             axis.plot(index, layer_curves[shown].T, color=colour, linewidth=0.5, alpha=0.7)
         if step > 1:
             axis.set_title(f"one head in {step}")
@@ -158,9 +146,8 @@ def spectra(heads: MeasuredHeads) -> Figure:
         index_along(axis, "index $i$")
         known = curves[np.isfinite(curves)]
         if len(known):
-            axis.set_ylim(
-                max(float(known.min()), 1e-9 * float(known.max())) / 1.2, 1.2 * float(known.max())
-            )
+            most = float(known.max())
+            axis.set_ylim(max(float(known.min()), 1e-9 * most) / 1.2, 1.2 * most)
     axis_qk.set_ylabel(r"$\sigma_i(W_{QK})\,/\,\sigma_1$")
     axis_vo.set_ylabel(r"$\sigma_i(\tilde f)$")
     layer_bar(figure, axis_vo, heads.layers)
@@ -173,9 +160,8 @@ def depth(heads: MeasuredHeads) -> Figure:
     figure, axes = subplots(1, len(TRACED), figsize=(2 * COLUMN, 1.8))
     for axis, name in zip(axes, TRACED, strict=True):
         measure, values = heads.measure(name), heads.grid(name)  # (L, H)
-        axis.plot(
-            heads.table["layer"], values.ravel(), ".", color=COLOURS[5], markersize=2, alpha=0.6
-        )
+        dots = {"color": COLOURS[5], "markersize": 2, "alpha": 0.6}
+        axis.plot(heads.table["layer"], values.ravel(), ".", **dots)
         axis.plot(heads.layers, layer_medians(values), color=COLOURS[0])
         if measure.scale == "log" and (values[np.isfinite(values)] > 0).any():
             axis.set_yscale("log")

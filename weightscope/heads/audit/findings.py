@@ -1,10 +1,8 @@
-"""What stands out in one model: broken, dead, spiked and unusual heads, outlier dimensions,
-embedding rows.
-"""
+"""Find what stands out in one model: faulty and unusual heads, outlier dimensions, rows."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +14,7 @@ from weightscope.heads.audit.factor_findings import factor_findings, looks_rando
 from weightscope.heads.audit.measure import MAPS, MeasuredHeads
 from weightscope.heads.audit.reference import Standing
 from weightscope.heads.tensors.findings import (
+    not_finite,
     offset_findings,
     scale_finding,
     scale_findings,
@@ -38,36 +37,33 @@ from weightscope.model.model import Model, largest_weight, unchecked_blocks
 from weightscope.model.text.tokenizer import Tokenizer
 from weightscope.report.findings import (
     Finding,
+    FindingKind,
     Findings,
     Member,
     aggregated,
     finding,
     heads_and_tensors,
     indexed,
-    of_head,
 )
 
 SQUARE_OVERFLOWS = 1.8e19  # in float32; no weight is this large on purpose
-NEAR_DEAD = 1e-3  # of the median Frobenius norm: such a head writes or scores next to nothing
-COLLAPSED = 1e-3  # singular values below this share of the first do not count when a rank is judged
-COLLAPSED_TO = 0.25  # of the head's width: a collapse where fewer count
-# of the head's width: a collapse where the effective rank, without the first value, is below it
-BULK = 0.15
-# of the first singular value: what is below it in so many directions was cut off, not trained
-LOST = 1e-6
-# of the layer's median rank: a head of the first layer below it is unlike its layer
-OF_ITS_LAYER = 0.25
+NEAR_DEAD = 1e-3  # times the median Frobenius norm; a head below it does next to nothing
+COLLAPSED = 1e-3  # times the first singular value; smaller ones do not count in a rank
+COLLAPSED_TO = 0.25  # share of the head's width; a collapse if fewer singular values count
+BULK = 0.15  # share of the width; a collapse if the effective rank after the first value is less
+LOST = 1e-6  # times the first singular value; directions below it were cut off, not trained
+OF_ITS_LAYER = 0.25  # times the layer's median rank; less is unlike the layer, if it is the first
 SPIKE = 3.0  # sigma_1 / sigma_2; random products of width 8 stay under 1.9, GPT-2's W_QK under 2.1
 WIDE = 8  # narrower heads have larger gaps by chance; their limit grows in proportion
-# an outlier head exceeds both: robust z among all heads, and a plain factor
-HEAD_Z, HEAD_FACTOR = 5.0, 3.0
-LAYER_Z, LAYER_FACTOR = 6.0, 2.0  # the same for a layer against its neighbours
+HEAD_Z = 5.0  # robust z of an outlier head among all heads; HEAD_FACTOR is exceeded too
+HEAD_FACTOR = 3.0  # times the layer's median, or as many times less
+LAYER_Z = 6.0  # robust z of a layer against its neighbours; LAYER_FACTOR is exceeded too
+LAYER_FACTOR = 2.0  # times the neighbours' median, or as many times less
 # measures by which heads and layers are judged
 COMPARED = ("sigma1", "frobenius", "effective_rank", "bias_norm")
 OUTSIZED = 16.0  # times its even share of W_QK's energy that makes a residual dimension an outlier
 OUTSIZED_SHARE = 0.02  # and at least this much of the energy
-# of W_QK's energy in one dimension: it explains its layer's spikes and scale
-SHARE_THAT_EXPLAINS = 0.25
+SHARE_THAT_EXPLAINS = 0.25  # share of W_QK's energy that explains its layer's spikes and scale
 GAIN_Z, GAIN_FACTOR = 8.0, 8.0  # an outlier gain exceeds both
 NAMED = 20  # dimensions that a text lists; findings.csv has all
 TOKENS_NAMED = 6  # tokens that it lists
@@ -76,31 +72,21 @@ Place = tuple[int, int]  # position among the measured layers, and head
 
 
 def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = None) -> Findings:
-    """Everything about a model's heads and embeddings that a person should look at; at
-    initialisation that alone.
+    """Findings about a model's heads and embeddings; at initialisation only that it is so.
 
     With `standing`, collapsed ranks are judged among the ranks of other checkpoints.
     """
-    dimensions = list(
-        outlier_dimensions(heads, "Residual" if model.family.memory is None else "Memory")
-    )
+    stream = "Residual" if model.family.memory is None else "Memory"
+    dimensions = list(outlier_dimensions(heads, stream))
     with phase("looking at embedding rows"):
         rows = list(embedding_rows(model))
     with phase("comparing heads that look alike"):
         alike = list(duplicates(model, heads))
     layers = heads.layers.tolist()
-    explained = [
-        layers.index(finding.layer)
-        for finding in dimensions
-        if finding.number >= SHARE_THAT_EXPLAINS
-    ]
-    names = {
-        "token_rows": model.family.inputs.tokens,
-        "position_rows": model.family.inputs.positions,
-    }
-    reported = [
-        model.prefix + names[finding.measure] for finding in rows if finding.measure in names
-    ]
+    explained = [layers.index(f.layer) for f in dimensions if f.number >= SHARE_THAT_EXPLAINS]
+    inputs = model.family.inputs
+    names = {"token_rows": inputs.tokens, "position_rows": inputs.positions}
+    reported = [model.prefix + names[row.measure] for row in rows if row.measure in names]
     return Findings(
         [
             *broken_layers(model, heads),
@@ -125,37 +111,24 @@ def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = 
 # Weights that are not finite or overflow.
 
 
-@finding(
-    "not_finite",
-    "weights that are not finite",
-    severity="error",
-    rank=10,
-    look_next="Read the tensor again from its source; if it is the same there, the training run or the conversion "
-    "broke it.",
-)
 def broken_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """NaN and infinity in the attention tensors of each layer, and the heads that they reach."""
     for i, layer in enumerate(heads.layers.tolist()):
         counts = {name: count_not_finite(model.checkpoint[name]) for name in heads.broken[layer]}
         if not counts:
             continue
-        reached = {
-            name: broken for name in MAPS if (broken := heads_without_numbers(heads, i, name))
-        }
+        reached = _without_numbers(heads, i)
         for name, broken in reached.items():
             yield _not_finite(counts, f" reach {indexed('head', broken)}", layer, name, broken)
         if not reached:
-            yield _not_finite(
-                counts, " change the layer's attention, but none of these numbers", layer
-            )
+            what = " change the layer's attention, but none of these numbers"
+            yield _not_finite(counts, what, layer)
 
 
 def broken_elsewhere(
     model: Model, heads: MeasuredHeads, reported: Iterable[str]
 ) -> Iterator[Finding]:
-    """NaN and infinity in whatever else was read of the model, except in tensors that are already
-    reported.
-    """
+    """NaN and infinity in all else that was read, except in tensors that are reported."""
     in_layers = {name for names in heads.broken.values() for name in names}
     for name in sorted((model.checkpoint.noted or set()) - in_layers - set(reported)):
         yield _not_finite({name: count_not_finite(model.checkpoint[name])}, " outside the layers")
@@ -168,40 +141,34 @@ def _not_finite(
     name: str | None = None,
     reached: Sequence[int] = (),
 ) -> Finding:
-    text = f"NaN or infinite weights ({', '.join(f'{count:,} in {tensor}' for tensor, count in counts.items())}){where}."
-    members = [Member("head", head) for head in reached]
-    members += [
-        Member("tensor", None, name=tensor, number=count) for tensor, count in counts.items()
-    ]
-    return Finding(
-        kind="not_finite",
+    tensors = ", ".join(f"{count:,} in {tensor}" for tensor, count in counts.items())
+    broken = (Member("tensor", None, name=tensor, number=n) for tensor, n in counts.items())
+    return not_finite(
         layer=layer,
         head=reached[0] if len(reached) == 1 else None,
         map=name,
-        text=text,
         measure="values_not_finite",
         number=float(sum(counts.values())),
         usual=0.0,
-        members=tuple(members),
+        text=f"NaN or infinite weights ({tensors}){where}.",
+        members=(*(Member("head", head) for head in reached), *broken),
     )
 
 
-@finding(
+overflow = finding(
     "overflow",
     "weights that overflow",
     severity="error",
     rank=20,
-    look_next="Read the tensor again from its source; if it is the same there, the run diverged or a scale is "
-    "wrong.",
+    look_next="Read the tensor again from its source; if it is the same there, the run diverged "
+    "or a scale is wrong.",
 )
+
+
 def overflowing_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
-    """Layers with heads that have no numbers because finite weights are too large to compute
-    with.
-    """
+    """Layers with heads whose finite weights are too large to compute with."""
     for i, layer in enumerate(heads.layers.tolist()):
-        without = {
-            name: broken for name in MAPS if (broken := heads_without_numbers(heads, i, name))
-        }
+        without = _without_numbers(heads, i)
         if not without:
             continue
         tensors = model.attention_tensors(layer)
@@ -211,8 +178,7 @@ def overflowing_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
             continue  # NaN or infinity is the reason, and has a finding of its own
         for name, reached in without.items():
             where = f"Weights as large as {largest:.3g}, in {name_of_largest}, overflow"
-            yield Finding(
-                kind="overflow",
+            yield overflow(
                 layer=layer,
                 map=name,
                 measure="largest_weight",
@@ -224,12 +190,17 @@ def overflowing_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
 
 def heads_without_numbers(heads: MeasuredHeads, i: int, name: str) -> list[int]:
     """Heads of the i-th layer whose map or bias is not finite."""
-    measures = (heads.grid(f"{name}_{measure}")[i] for measure in ("frobenius", "bias_norm"))
-    return np.flatnonzero(~np.all([np.isfinite(values) for values in measures], axis=0)).tolist()
+    sizes, biases = heads.grid(f"{name}_frobenius")[i], heads.grid(f"{name}_bias_norm")[i]
+    return np.flatnonzero(~(np.isfinite(sizes) & np.isfinite(biases))).tolist()
+
+
+def _without_numbers(heads: MeasuredHeads, i: int) -> dict[str, list[int]]:
+    by_map = {name: heads_without_numbers(heads, i, name) for name in MAPS}
+    return {name: broken for name, broken in by_map.items() if broken}
 
 
 def count_not_finite(tensor: Tensor) -> int:
-    """How many values of a tensor are NaN or infinite."""
+    """Count the values of a tensor that are NaN or infinite."""
     return sum(int(np.count_nonzero(~np.isfinite(block))) for block in unchecked_blocks(tensor))
 
 
@@ -239,8 +210,7 @@ def count_not_finite(tensor: Tensor) -> int:
 def head_findings(
     heads: MeasuredHeads, explained: Collection[int] = (), standing: Standing | None = None
 ) -> Iterator[Finding]:
-    """At most one finding per head and map, the most severe; heads of one layer with the same fault
-    share a finding.
+    """At most one finding per head and map, the most severe; heads with one fault share a finding.
 
     Layers (by position) that an outlier dimension has `explained` are not judged by spikes and
     scale.
@@ -248,25 +218,34 @@ def head_findings(
     for name in MAPS:
         faulty = _faulty_heads(heads, name, explained, standing)
         layers, far = _far_from_others(heads, name, explained)
-        outliers = (
-            far[place] for place in far if place not in faulty and place[0] not in explained
-        )
-        yield from (*aggregated([*faulty.values(), *outliers], heads.n_heads), *layers)
+        outliers = [far[i, h] for i, h in far if (i, h) not in faulty and i not in explained]
+        yield from aggregated([*faulty.values(), *outliers], heads.n_heads)
+        yield from layers
 
 
-@finding(
+class Fault(NamedTuple):
+    """A fault of one head."""
+
+    kind: FindingKind
+    measure: str
+    number: float
+    usual: float
+    text: str
+
+
+spectral_spike = finding(
     "spectral_spike",
     "spectral spike",
     rank=80,
-    look_next="See which tokens lie along its first direction. It is no sign of an attention sink: heads.csv has "
-    "the attention to the first token, `sink_share`.",
+    look_next="See which tokens lie along its first direction. It is no sign of an attention "
+    "sink: heads.csv has the attention to the first token, `sink_share`.",
 )
+
+
 def _faulty_heads(
     heads: MeasuredHeads, name: str, explained: Collection[int], standing: Standing | None
 ) -> dict[Place, Finding]:
-    """Zero, near-dead, collapsed and spiked heads of one map; heads that are not finite are left
-    out.
-    """
+    """Zero, near-dead, collapsed and spiked heads of one map, except those that are not finite."""
     norms, gaps = heads.grid(f"{name}_frobenius"), heads.grid(f"{name}_gap")
     alive = norms[np.isfinite(norms) & (norms > 0)]
     usual = float(np.median(alive)) if len(alive) else float("nan")
@@ -275,7 +254,7 @@ def _faulty_heads(
     for i, h in np.argwhere(np.isfinite(norms)).tolist():
         s = heads.arrays[f"{name}_singular_values"][i, h]
         s, gap = s[np.isfinite(s)], float(gaps[i, h])
-        fault = _fault(MAPS[name], s, float(norms[i, h]), usual)
+        fault = _dead(MAPS[name], float(norms[i, h]), usual)
         if fault is None:
             fault = _collapse(heads, name, (i, h), s, ranks, standing)
         if fault is None and gap >= SPIKE * max(1.0, WIDE / len(s)) and i not in explained:
@@ -283,48 +262,38 @@ def _faulty_heads(
             first = f"The first singular value of {MAPS[name]}"
             text = f"{first} is {gap:.1f} times the second (the median head: {rest:.2f})."
             text += _to_first_token(heads, name, (i, h))
-            fault = "spectral_spike", "gap", gap, rest, text
+            fault = Fault(spectral_spike, "gap", gap, rest, text)
         if fault is not None:
-            kind, measure, number, rest, text = fault
-            findings[i, h] = of_head(
+            findings[i, h] = fault.kind.of_head(
                 int(heads.layers[i]),
                 h,
-                kind=kind,
                 map=name,
-                measure=f"{name}_{measure}",
-                number=number,
-                usual=rest,
-                text=text,
+                measure=f"{name}_{fault.measure}",
+                number=fault.number,
+                usual=fault.usual,
+                text=fault.text,
             )
     return findings
 
 
 def _to_first_token(heads: MeasuredHeads, name: str, place: Place) -> str:
-    """What the head of a spike of W_QK gives the first token, as a sentence; empty where that is
-    not known.
-    """
+    """Attention that a spiked head gives the first token, as a sentence; empty if not known."""
     if name != "qk" or "sink_share" not in heads.table.names:
         return ""
     share = float(heads.grid("sink_share")[place])
-    return (
-        f" The head gives the first token {share:.2f} of its attention."
-        if np.isfinite(share)
-        else ""
-    )
+    sentence = f" The head gives the first token {share:.2f} of its attention."
+    return sentence if np.isfinite(share) else ""
 
 
-Fault = tuple[str, str, float, float, str]  # kind, measure, its value, its usual value, text
-
-
-@finding(
+zero_head = finding(
     "zero_head",
     "zero head",
     severity="warning",
     rank=10,
-    look_next="Check whether the head was pruned on purpose; if not, compare with the checkpoint before "
-    "it.",
+    look_next="Check whether the head was pruned on purpose; if not, compare with the checkpoint "
+    "before it.",
 )
-@finding(
+near_dead_head = finding(
     "near_dead_head",
     "near-dead head",
     severity="warning",
@@ -332,41 +301,44 @@ Fault = tuple[str, str, float, float, str]  # kind, measure, its value, its usua
     look_next="Zero the head and measure the loss: it may be pruned, or its learning rate was too "
     "small.",
 )
-def _fault(w: str, s: np.ndarray, norm: float, usual: float) -> Fault | None:
-    """Whether a map of singular values s (r,) is zero or nearly so."""
+
+
+def _dead(w: str, norm: float, usual: float) -> Fault | None:
+    """Detect a map that is zero or nearly so by its Frobenius norm."""
     if norm == 0:
-        return "zero_head", "frobenius", 0.0, usual, f"{w} is exactly zero."
+        return Fault(zero_head, "frobenius", 0.0, usual, f"{w} is exactly zero.")
     if norm < NEAR_DEAD * usual:
-        text = f"The Frobenius norm of {w} is {norm:.3g}, {usual / norm:,.0f} times below the checkpoint's median."
-        return "near_dead_head", "frobenius", norm, usual, text
+        times = f"{usual / norm:,.0f} times below the checkpoint's median"
+        text = f"The Frobenius norm of {w} is {norm:.3g}, {times}."
+        return Fault(near_dead_head, "frobenius", norm, usual, text)
     return None
 
 
 def _ranks_of_the_rest(heads: MeasuredHeads, name: str) -> np.ndarray:
-    """Effective ranks (L, H) of a map, its first direction aside: 0 where it is all; NaN where the
-    map is unknown.
-    """
+    """Effective ranks (L, H) of a map without its first direction; NaN if it is not finite."""
     spectra = heads.arrays[f"{name}_singular_values"]
     spectra = np.where(np.isfinite(spectra), spectra, 0.0)
     alone = (spectra[..., 0] > 0) & ~spectra[..., 1:].any(axis=-1)
     return np.where(alone, 0.0, effective_rank(spectra[..., 1:]))
 
 
-@finding(
+rank_collapsed = finding(
     "rank_collapsed",
     "rank-collapsed head",
     severity="warning",
     rank=30,
-    look_next="Look at its spectrum in the report and at the singular values of its two factors: which one "
-    "collapsed?",
+    look_next="Look at its spectrum in the report and at the singular values of its two factors: "
+    "which one collapsed?",
 )
-@finding(
+low_rank_heads = finding(
     "low_rank_heads",
     "heads of low rank",
     rank=30,
     look_next="Usual in the first layer of decoders; compare with another checkpoint of the same "
     "architecture.",
 )
+
+
 def _collapse(
     heads: MeasuredHeads,
     name: str,
@@ -375,7 +347,7 @@ def _collapse(
     ranks: np.ndarray,
     standing: Standing | None,
 ) -> Fault | None:
-    """Whether a map of singular values s (r,) has a low rank: a fault, or usual at its depth.
+    """Detect a map of singular values s (r,) with a low rank: a fault, or usual at its depth.
 
     In the first layer of trained decoders queries and keys tell few directions apart. A head is a
     fault there if directions were cut off, or if its layer is not of low rank; deeper, unless
@@ -383,136 +355,119 @@ def _collapse(
     """
     i, w, r = place[0], MAPS[name], len(s)
     layer, rank, measure = int(heads.layers[i]), float(ranks[place]), f"{name}_effective_rank"
-    large, left = (int((s > share * s[0]).sum()) for share in (COLLAPSED, LOST))
+    large = int((s > COLLAPSED * s[0]).sum())
     if large > COLLAPSED_TO * r and not rank < BULK * r:
         return None
-    percentile, among = (
-        (float("nan"), 0)
-        if standing is None
-        else standing.percentile(measure, layer, float(heads.grid(measure)[place]))
-    )
-    cut_off = left <= COLLAPSED_TO * r
-    of_layer = known_median(ranks[i])
-    unusual = (
-        rank < OF_ITS_LAYER * of_layer and of_layer >= BULK * r
-        if layer == 0
-        else not percentile > 0
-    )
+    percentile, among = float("nan"), 0
+    if standing is not None:
+        value = float(heads.grid(measure)[place])
+        percentile, among = standing.percentile(measure, layer, value)
+    cut_off = int((s > LOST * s[0]).sum()) <= COLLAPSED_TO * r
+    if layer == 0:
+        usual = known_median(ranks[i])
+        unusual = rank < OF_ITS_LAYER * usual and usual >= BULK * r
+    else:
+        unusual = not percentile > 0
     text = f"The effective rank of {w}, its first direction aside, is {rank:.1f} of {r}"
     if large <= COLLAPSED_TO * r:
         text = f"Only {large} of {r} singular values of {w} exceed a thousandth of the first"
     if percentile == 0:
         text += f"; no head at this depth of {counted(among, 'other checkpoint')} has so low a rank"
-    kind = "rank_collapsed" if cut_off or unusual else "low_rank_heads"
-    return kind, "effective_rank_of_the_rest", rank, known_median(ranks), f"{text}."
+    kind = rank_collapsed if cut_off or unusual else low_rank_heads
+    return Fault(kind, "effective_rank_of_the_rest", rank, known_median(ranks), f"{text}.")
 
 
-@finding(
+outlier_head = finding(
     "outlier_head",
     "head outside the distribution",
     rank=90,
-    look_next="Compare its spectrum with its layer's other heads, and with the same head at another training "
-    "step.",
+    look_next="Compare its spectrum with its layer's other heads, and with the same head at "
+    "another training step.",
 )
-@finding(
+layer_off_trend = finding(
     "layer_off_trend",
     "layer off the trend",
     rank=100,
-    look_next="Compare the layer with its neighbours: another norm gain, learning rate or merge may be the "
-    "cause.",
+    look_next="Compare the layer with its neighbours: another norm gain, learning rate or merge "
+    "may be the cause.",
 )
+
+
 def _far_from_others(
     heads: MeasuredHeads, name: str, explained: Collection[int]
 ) -> tuple[list[Finding], dict[Place, Finding]]:
-    """Layers off their neighbours' trend, and heads far from their layer's median, each by its most
-    extreme measure.
-    """
-    layers: dict[int, tuple[float, Finding]] = {}
+    """Layers off their neighbours' trend and heads far from their layer's median, once each."""
+    layers: dict[int, tuple[float, Finding]] = {}  # with |z|
     far: dict[Place, tuple[float, Finding]] = {}
-    for measure in (f"{name}_{compared}" for compared in COMPARED):
+    for compared in COMPARED:
+        measure = f"{name}_{compared}"
         logs = log_measure(heads.grid(measure))  # (L, H)
         medians = layer_medians(logs)  # (L,)
         trend = medians.copy()
         trend[list(explained)] = np.nan  # neither judged nor part of the trend
         differences = off_trend(trend)
         z = robust_z(differences)
-        for i in np.flatnonzero(
-            (np.abs(z) >= LAYER_Z) & (np.abs(differences) >= np.log(LAYER_FACTOR))
-        ).tolist():
+        strange = (np.abs(z) >= LAYER_Z) & (np.abs(differences) >= np.log(LAYER_FACTOR))
+        for i in np.flatnonzero(strange).tolist():
             value, usual = float(np.exp(medians[i])), float(np.exp(medians[i] - differences[i]))
-            text = f"The median {measure} of its heads is {value:.3g}; its neighbours' is {usual:.3g} (z = {z[i]:.1f})."
+            among = f"its neighbours' is {usual:.3g} (z = {z[i]:.1f})"
             if i not in layers or abs(z[i]) > layers[i][0]:
-                layers[i] = (
-                    abs(float(z[i])),
-                    Finding(
-                        kind="layer_off_trend",
-                        layer=int(heads.layers[i]),
-                        map=name,
-                        measure=measure,
-                        number=value,
-                        usual=usual,
-                        text=text,
-                    ),
+                off = layer_off_trend(
+                    layer=int(heads.layers[i]),
+                    map=name,
+                    measure=measure,
+                    number=value,
+                    usual=usual,
+                    text=f"The median {measure} of its heads is {value:.3g}; {among}.",
                 )
+                layers[i] = abs(float(z[i])), off
         distances = logs - medians[:, None]
         z = robust_z(distances)
-        for i, h in np.argwhere(
-            (np.abs(z) >= HEAD_Z) & (np.abs(distances) >= np.log(HEAD_FACTOR))
-        ).tolist():
+        strange = (np.abs(z) >= HEAD_Z) & (np.abs(distances) >= np.log(HEAD_FACTOR))
+        for i, h in np.argwhere(strange).tolist():
             value, usual = float(np.exp(logs[i, h])), float(np.exp(medians[i]))
-            among = f"the median of its layer is {usual:.3g} (z = {z[i, h]:.1f} among this checkpoint's heads)"
+            score = f"z = {z[i, h]:.1f} among this checkpoint's heads"
             if (i, h) not in far or abs(z[i, h]) > far[i, h][0]:
-                far[i, h] = (
-                    abs(float(z[i, h])),
-                    of_head(
-                        int(heads.layers[i]),
-                        h,
-                        kind="outlier_head",
-                        map=name,
-                        measure=measure,
-                        number=value,
-                        usual=usual,
-                        text=f"{measure} is {value:.3g}; {among}.",
-                    ),
+                outlier = outlier_head.of_head(
+                    int(heads.layers[i]),
+                    h,
+                    map=name,
+                    measure=measure,
+                    number=value,
+                    usual=usual,
+                    text=f"{measure} is {value:.3g}; the median of its layer is {usual:.3g} "
+                    f"({score}).",
                 )
-    return [finding for _, finding in layers.values()], {
-        place: finding for place, (_, finding) in far.items()
-    }
+                far[i, h] = abs(float(z[i, h])), outlier
+    outliers = {place: outlier for place, (_, outlier) in far.items()}
+    return [off for _, off in layers.values()], outliers
 
 
 FLOAT16 = 65_504.0  # the largest number that it holds
 
-
-@finding(
+beyond_float16 = finding(
     "large_logits",
     "logits beyond float16",
     rank=85,
-    look_next="Run attention in bfloat16 or float32, or with a kernel that adds up scores in float32; or measure "
-    "the largest score on text, since the bound is for any input.",
+    look_next="Run attention in bfloat16 or float32, or with a kernel that adds up scores in "
+    "float32; or measure the largest score on text, since the bound is for any input.",
 )
+
+
 def large_logits(heads: MeasuredHeads) -> Iterator[Finding]:
-    """Heads of which no bound says that the products of queries and keys fit into float16."""
+    """Heads whose products of queries and keys may be too large for float16."""
     bounds = heads.grid("qk_logit_bound")  # (L, H)
     products, usual = bounds / heads.arrays["score_scale"], known_median(bounds)
     large = []
     for i, h in np.argwhere(products > FLOAT16).tolist():
         bound, product = float(bounds[i, h]), float(products[i, h])
         text = (
-            f"The weights allow scores of up to {bound:,.0f} (the median head: {usual:,.0f}): products of queries and "
-            f"keys of up to {product:,.0f}, and float16 holds at most {FLOAT16:,.0f}."
+            f"The weights allow scores of up to {bound:,.0f} (the median head: {usual:,.0f}): "
+            f"products of queries and keys of up to {product:,.0f}, and float16 holds at most "
+            f"{FLOAT16:,.0f}."
         )
-        large.append(
-            of_head(
-                int(heads.layers[i]),
-                h,
-                kind="large_logits",
-                map="qk",
-                measure="qk_logit_bound",
-                number=bound,
-                usual=usual,
-                text=text,
-            )
-        )
+        about = {"map": "qk", "measure": "qk_logit_bound", "usual": usual, "text": text}
+        large.append(beyond_float16.of_head(int(heads.layers[i]), h, number=bound, **about))
     yield from aggregated(large, heads.n_heads)
 
 
@@ -521,8 +476,7 @@ def large_logits(heads: MeasuredHeads) -> Iterator[Finding]:
 
 def outlier_dimensions(heads: MeasuredHeads, stream: str = "Residual") -> Iterator[Finding]:
     """Dimensions of the keys' input with an outsized column of W_QK, norm gain included."""
-    # (L, d) of the squared norm of W_QK, averaged over a layer's heads
-    shares = heads.arrays["qk_column_share"]
+    shares = heads.arrays["qk_column_share"]  # (L, d) share of W_QK's squared norm, over heads
     even = 1 / shares.shape[1]
     for layer, row in zip(heads.layers.tolist(), shares, strict=True):
         order = np.argsort(-row, kind="stable")
@@ -530,8 +484,8 @@ def outlier_dimensions(heads: MeasuredHeads, stream: str = "Residual") -> Iterat
         if len(outsized):
             share = float(row[outsized[0]])
             text = (
-                f"{stream} dimension {outsized[0]} carries {share:.1%} of W_QK's squared norm on the keys' side, "
-                f"{share / even:.0f} times its even share"
+                f"{stream} dimension {outsized[0]} carries {share:.1%} of W_QK's squared norm on "
+                f"the keys' side, {share / even:.0f} times its even share"
             )
             yield _dimensions(
                 outsized, row, text, layer=layer, map="qk", measure="qk_column_share", usual=even
@@ -556,20 +510,19 @@ def outlier_gains(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
             yield _dimensions(outsized, gains, text, layer=layer, measure="norm_gain", usual=usual)
 
 
-@finding(
+outlier_dimension = finding(
     "outlier_dimension",
     "outlier dimension",
     rank=140,
-    look_next="Measure the dimension on text (`weightscope outliers`): this is a share of weights, and only the "
-    "first token's activations were followed, where the lead names one.",
+    look_next="Measure the dimension on text (`weightscope outliers`): this is a share of "
+    "weights, and only the first token's activations were followed, where the lead names one.",
 )
+
+
 def _dimensions(outsized: np.ndarray, values: np.ndarray, text: str, **about: Any) -> Finding:
-    """A finding about dimensions, the most extreme first: outsized (k,) indices into values
-    (d,).
-    """
+    """A finding about dimensions: outsized (k,) indices into values (d,), the largest first."""
     rest = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
-    return Finding(
-        kind="outlier_dimension",
+    return outlier_dimension(
         number=float(values[outsized[0]]),
         text=f"{text}{rest}.",
         members=tuple(Member("dimension", j, number=float(values[j])) for j in outsized.tolist()),
@@ -581,9 +534,7 @@ def _dimensions(outsized: np.ndarray, values: np.ndarray, text: str, **about: An
 
 
 def embedding_rows(model: Model) -> Iterator[Finding]:
-    """Token and position embeddings that training rarely saw, or with norms far above the
-    others'.
-    """
+    """Rows of token and position embeddings with unusual norms, or rarely trained."""
     initial_std = model.config.initial_std
     try:
         stored = model.embeddings.token_tensor
@@ -605,29 +556,29 @@ def embedding_rows(model: Model) -> Iterator[Finding]:
 
 
 def positions_of(model: Model) -> tuple[np.ndarray | None, str]:
-    """The position embedding, None where there is none, and a note where it should be there and
-    cannot be read.
-    """
+    """The position embedding or None, and a note if it cannot be read."""
     try:
         return model.positions, ""
     except CheckpointError as error:
         return None, f"Position rows were not looked at: {error}."
 
 
-@finding(
+undertrained_rows = finding(
     "undertrained_rows",
     "undertrained embedding rows",
     rank=150,
-    look_next="Run the model on these tokens, or at these positions: rows that training rarely saw may give "
-    "erratic output. Padding rows may be removed.",
+    look_next="Run the model on these tokens, or at these positions: rows that training rarely "
+    "saw may give erratic output. Padding rows may be removed.",
 )
-@finding(
+oversized_rows = finding(
     "oversized_rows",
     "oversized embedding rows",
     rank=160,
-    look_next="See which tokens or positions these are: the first position and special tokens often carry a "
-    "sink's norm.",
+    look_next="See which tokens or positions these are: the first position and special tokens "
+    "often carry a sink's norm.",
 )
+
+
 def _rows(
     what: str,
     tensor: str,
@@ -642,62 +593,49 @@ def _rows(
         return
 
     def members_of(rows: np.ndarray) -> tuple[Member, ...]:
-        indices = rows.tolist()
-        return tuple(
-            Member(what, i, name=name_of(i) if name_of else "", number=float(norms[i]))
-            for i in indices
-        )
+        names = {i: name_of(i) if name_of else "" for i in rows.tolist()}
+        return tuple(Member(what, i, name=n, number=float(norms[i])) for i, n in names.items())
 
     broken = members_of(np.flatnonzero(~np.isfinite(norms)))
     if broken:
-        text = f"NaN or infinity in {counted(len(broken), 'row')} of {tensor}, the first {broken[0].index}"
-        yield Finding(
-            kind="not_finite",
+        where = f"{counted(len(broken), 'row')} of {tensor}, the first {broken[0].index}"
+        yield not_finite(
             measure=f"{what}_rows",
             number=len(broken),
             usual=0.0,
+            text=f"NaN or infinity in {where}{_names(broken)}.",
             members=broken,
-            text=f"{text}{_names(broken)}.",
         )
     huge = members_of(np.flatnonzero(np.isfinite(norms) & (norms > SQUARE_OVERFLOWS)))
     if huge:
         longest = max(float(norms[member.index]) for member in huge)
         where = f"Norm too large for float32 in {counted(len(huge), 'row')} of {tensor}"
         text = f"{where}, the longest {longest:.3g}{_names(huge)}."
-        yield Finding(
-            kind="overflow", measure=f"{what}_norm", number=longest, text=text, members=huge
-        )
-    width = next(iter(blocks()))[1].shape[1]
-    strange = (
-        []
-        if huge or broken
-        else list(scale_finding(tensor, float(np.sqrt(np.mean(norms**2) / width))))
-    )
-    yield from strange
-    if strange:
-        return
+        yield overflow(measure=f"{what}_norm", number=longest, text=text, members=huge)
+    if not huge and not broken:
+        width = next(iter(blocks()))[1].shape[1]
+        strange = list(scale_finding(tensor, float(np.sqrt(np.mean(norms**2) / width))))
+        if strange:
+            yield from strange
+            return
     kept = np.where(np.isfinite(norms) & (np.arange(len(norms)) != padding), norms, np.nan)
     low, high, usual, initial = judge_rows(kept, blocks, initial_std)
-    for kind, side, rows in (
-        ("undertrained_rows", "below", low),
-        ("oversized_rows", "above", high),
-    ):
+    for kind, side, rows in ((undertrained_rows, "below", low), (oversized_rows, "above", high)):
         if not len(rows):
             continue
         extreme, members = float(kept[rows[0]]), members_of(rows)
-        problem = f"have a norm far {side} the others'; the farthest is row {rows[0]} with {extreme:.3g} (median {usual:.3g})"
-        if kind == "undertrained_rows" and initial is not None:
+        farthest = f"the farthest is row {rows[0]} with {extreme:.3g} (median {usual:.3g})"
+        problem = f"have a norm far {side} the others'; {farthest}"
+        if side == "below" and initial is not None:
             problem = (
-                f"are as initialised, or hardly trained: random directions with a norm of about {initial:.3g}; the "
-                f"trained rows' median is {usual:.3g}"
+                "are as initialised, or hardly trained: random directions with a norm of about "
+                f"{initial:.3g}; the trained rows' median is {usual:.3g}"
             )
-        text = f"{len(rows):,} of {len(norms):,} {what} rows {problem}{_names(members)}."
-        yield Finding(
-            kind=kind,
+        yield kind(
             measure=f"{what}_norm",
             number=extreme,
             usual=usual,
-            text=text,
+            text=f"{len(rows):,} of {len(norms):,} {what} rows {problem}{_names(members)}.",
             members=members,
         )
 
@@ -711,7 +649,7 @@ def _names(rows: Sequence[Member]) -> str:
 
 
 def with_roles(findings: Findings, roles: Mapping[tuple[int, int], str]) -> Findings:
-    """The same findings with heads named by their roles."""
+    """Name the heads of findings by their roles."""
 
     def name_heads(finding: Finding) -> Finding:
         members = []

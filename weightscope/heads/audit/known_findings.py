@@ -1,5 +1,4 @@
-"""Findings that are known: from an earlier audit, or reviewed by somebody. They stay, and fail no
-gate.
+"""Known findings, from an earlier audit or reviewed by somebody: they stay, and fail no gate.
 
 A list of them has the columns of findings.csv, or is findings.json. A row applies to what agrees in
 all cells that say where and what was measured; an empty cell agrees with everything. Where a row
@@ -23,8 +22,7 @@ from weightscope.core.tables import csv_safe
 from weightscope.report.findings import COLUMNS, Findings, finding_kinds, listed
 
 NAMES = tuple(column.name for column in COLUMNS)
-# cells that say where; a name where there is no index
-WHERE = ("layer", "head", "map", "item", "index", "name")
+WHERE = ("layer", "head", "map", "item", "index", "name")  # cells of a place; index before name
 READ = ("kind", *WHERE, "measure", "number", "usual", "reason")
 WORSE = 1.1  # times as far from what is usual as it was
 LARGEST = 64 << 20  # bytes of a list
@@ -53,26 +51,24 @@ class Entry:
         return tuple(name for name in given if name != "name" or "index" not in given)
 
     def applies(self, row: Mapping[str, str]) -> bool:
-        """Whether it is about what the row, of its kind and place, measures."""
+        """True if it is about what the row, of its kind and place, measures."""
         return self.cells.get("measure") in {None, "", row["measure"]}
 
     def covers(self, row: Mapping[str, str]) -> bool:
-        """Whether the row, to which it applies, is no worse than it was."""
+        """True if the row, to which it applies, is no worse than it was."""
         if not self.cells.get("number"):
             return True
         if _number(self.cells["number"]) == inf:
             return _number(row["number"]) == inf
-        usual = {} if isfinite(_number(self.cells.get("usual", ""))) else {"usual": row["usual"]}
-        return not _distance(row) > _distance({**self.cells, **usual}) + log(WORSE)
+        before = dict(self.cells)
+        if not isfinite(_number(before.get("usual", ""))):
+            before["usual"] = row["usual"]
+        return not _distance(row) > _distance(before) + log(WORSE)
 
     def __str__(self) -> str:
-        kind = self.cells["kind"]
-        where = [
-            f"{name} {self.cells[name]}"
-            for name in ("layer", "head", "map", "name")
-            if self.cells.get(name)
-        ]
-        return shortened(" ".join([kind, *where]))
+        given = [name for name in ("layer", "head", "map", "name") if self.cells.get(name)]
+        where = [f"{name} {self.cells[name]}" for name in given]
+        return shortened(" ".join([self.cells["kind"], *where]))
 
 
 def _key(cells: Mapping[str, str], place: Place) -> Key:
@@ -80,9 +76,7 @@ def _key(cells: Mapping[str, str], place: Place) -> Key:
 
 
 def _distance(row: Mapping[str, str]) -> float:
-    """How far a number is from what is usual: the log of their ratio, or of the number where
-    nothing is usual.
-    """
+    """Distance of a number from the usual one: the log of their ratio; of the number if none is."""
     number, usual = (_number(row.get(name, "")) for name in ("number", "usual"))
     if not 0 < usual < inf:
         return log(number) if 0 < number < inf else number
@@ -97,23 +91,18 @@ def _number(cell: str) -> float:
 
 
 def read_entries(path: Path, why: str) -> list[Entry]:
-    """The entries of a findings.csv or .json, or of a file that some of their rows were copied
-    to.
-    """
+    """Read the entries of a findings.csv or .json, or of a file with some of their rows."""
     content = read_small(path, LARGEST)
     try:
         rows: list[dict[str, str]] = []
         for row in _rows(content):
             if len(rows) == MOST_ROWS:
-                raise CheckpointError(
-                    f"has more than {MOST_ROWS} findings; no more are read", file=path
-                )
+                problem = f"has more than {MOST_ROWS} findings; no more are read"
+                raise CheckpointError(problem, file=path)
             rows.append({name: cell for name in READ if (cell := row.get(name))})
     except UNREADABLE as error:
-        problem = "cannot be read as a list of findings"
-        raise CheckpointError(
-            f"{problem}, as in findings.csv or findings.json ({error})", file=path
-        ) from None
+        problem = "cannot be read as a list of findings, as in findings.csv or findings.json"
+        raise CheckpointError(f"{problem} ({error})", file=path) from None
     kinds = list(finding_kinds())
     for row in rows:
         if (kind := row.get("kind", "")) not in kinds:
@@ -121,14 +110,14 @@ def read_entries(path: Path, why: str) -> list[Entry]:
             raise CheckpointError(f"{problem}{nearest(kind[:LONGEST_NAME], kinds)}", file=path)
         for name in ("number", "usual"):
             if name in row and isnan(_number(row[name])):
-                problem = f"has an entry of kind '{kind}' with the {name} '{shortened(row[name])}'; a number was expected"
+                cell = f"the {name} '{shortened(row[name])}'"
+                problem = f"has an entry of kind '{kind}' with {cell}; a number was expected"
                 raise CheckpointError(problem, file=path)
     entries = [Entry(row, f"{why}: {row['reason']}" if row.get("reason") else why) for row in rows]
     alike = Counter((entry.place, _key(entry.cells, entry.place)) for entry in entries)
     if alike and (most := max(alike.values())) > MOST_ALIKE:
-        raise CheckpointError(
-            f"has {most} entries about the same thing; at most {MOST_ALIKE} are read", file=path
-        )
+        problem = f"has {most} entries about the same thing; at most {MOST_ALIKE} are read"
+        raise CheckpointError(problem, file=path)
     return entries
 
 
@@ -144,12 +133,10 @@ def _rows(content: bytes) -> Iterator[dict[str, str]]:
 
 def _of_csv(lines: Iterable[str]) -> Iterator[dict[str, str]]:
     reader = csv.DictReader(lines, strict=True)
-    if unknown := set(reader.fieldnames or ["no kind"]) - {*NAMES, "reason"} or {"kind"} - set(
-        reader.fieldnames or ()
-    ):
-        raise ValueError(
-            f"column {shortened(min(unknown))}; kind and any of {', '.join(NAMES)}, reason are expected"
-        )
+    columns = set(reader.fieldnames or ["no kind"])
+    if wrong := columns - {*NAMES, "reason"} or {"kind"} - columns:
+        expected = f"kind and any of {', '.join(NAMES)}, reason are expected"
+        raise ValueError(f"column {shortened(min(wrong))}; {expected}")
     for row in reader:
         if None in row:
             raise ValueError(f"line {reader.line_num} has more cells than columns")
@@ -157,9 +144,7 @@ def _of_csv(lines: Iterable[str]) -> Iterator[dict[str, str]]:
 
 
 def _of_json(value: Any) -> Iterator[dict[str, str]]:
-    """Rows of findings as they are in findings.json, or in the JSON of a whole audit: one per
-    member.
-    """
+    """Rows of findings.json, or of the JSON of a whole audit: one per member."""
     findings = value.get("findings") if isinstance(value, dict) else value
     if not isinstance(findings, list) or not all(isinstance(finding, dict) for finding in findings):
         raise ValueError("a list of findings is expected")
@@ -168,45 +153,41 @@ def _of_json(value: Any) -> Iterator[dict[str, str]]:
         if not isinstance(members, list) or not all(isinstance(member, dict) for member in members):
             raise ValueError("members are expected as a list of objects")
         for member in members:
-            row = {name: finding.get(name) for name in (*NAMES, "reason")} | {
-                "item": member.get("what")
-            }
-            row |= {
-                name: member[name]
-                for name in ("index", "name", "layer", "number")
-                if member.get(name) is not None
-            }
+            row = {name: finding.get(name) for name in (*NAMES, "reason")}
+            row["item"] = member.get("what")
+            for name in ("index", "name", "layer", "number"):
+                if member.get(name) is not None:
+                    row[name] = member[name]
             if member.get("what") == "head":
                 row["head"] = member.get("index")
             yield {name: "" if cell is None else str(cell) for name, cell in row.items()}
 
 
 def with_known(findings: Findings, entries: Sequence[Entry]) -> tuple[Findings, list[Entry]]:
-    """The findings, marked where entries cover all that they are about, and the entries that apply
-    to nothing.
-    """
+    """Mark findings that entries cover wholly; also return the entries that apply to nothing."""
     left, marked = dict(enumerate(entries)), []
     by_key: dict[tuple[Place, Key], list[int]] = {}
     for i, entry in enumerate(entries):
         by_key.setdefault((entry.place, _key(entry.cells, entry.place)), []).append(i)
     places = dict.fromkeys(place for place, _ in by_key)
     for finding in findings:
-        covering, worse = [], []
+        covering: list[Entry | None] = []  # by row
+        worse: list[Entry] = []
         for cells in Findings([finding]).table.records():
             row = {name: str(cell) for name, cell in cells.items()}
             alike = (i for place in places for i in by_key.get((place, _key(row, place)), ()))
-            applying = sorted(i for i in alike if entries[i].applies(row))
+            applying = {i: entries[i] for i in sorted(alike) if entries[i].applies(row)}
             for i in applying:
                 left.pop(i, None)
-            covering.append(next((entries[i] for i in applying if entries[i].covers(row)), None))
-            worse += [entries[i] for i in applying if covering[-1] is None]
+            cover = next((entry for entry in applying.values() if entry.covers(row)), None)
+            covering.append(cover)
+            if cover is None:
+                worse += applying.values()
         if all(covering):
             finding = replace(finding, known=next(entry.why for entry in covering if entry))
         elif worse:
-            finding = replace(
-                finding,
-                text=f"{finding.text} Worse than it was: {shortened(worse[0].cells['number'])} ({worse[0].why}).",
-            )
+            before = f"{shortened(worse[0].cells['number'])} ({worse[0].why})"
+            finding = replace(finding, text=f"{finding.text} Worse than it was: {before}.")
         marked.append(finding)
     return Findings(marked), list(left.values())
 

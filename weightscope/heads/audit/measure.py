@@ -1,5 +1,4 @@
-"""The measures of a head: the arrays computed for each layer, and the table of numbers made from
-them.
+"""Measure heads: the arrays computed for each layer, and the table of numbers made from them.
 
 Each projection is read once, for its Gram matrix, its triangle and its sketch. Every spectrum of a
 head, rotated or not, is then the spectrum of a small core. Heads are spread over threads with one
@@ -9,7 +8,7 @@ same bits on any number of cores.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,14 +41,12 @@ from weightscope.model.metrics.spectra import (
     symmetric_share,
 )
 
-# by name, of one layer (H, ...) as `measure_layer` gives them, or of all (L, H, ...)
-Arrays = Mapping[str, np.ndarray]
-# the two maps of a head: where it attends, and what is passed on
-MAPS = {"qk": "W_QK", "vo": "W_VO"}
-# arrays that grow with every head
-VECTORS = frozenset(f"{name}_{side}" for name in MAPS for side in ("left", "right"))
+Arrays = Mapping[str, np.ndarray]  # by name: (H, ...) for one layer, or (L, H, ...) for all
+MAPS = {"qk": "W_QK", "vo": "W_VO"}  # maps of a head: attention, and value-output
+VECTORS = frozenset({"qk_left", "qk_right", "vo_left", "vo_right"})  # arrays that grow with heads
 # prefix of the spectra of other forms of W_QK: delta1, mean64, free, turning
 FORM = "qk_singular_values_"
+NOT_STACKED = ("caveats", "kv_head", "broken", "unbounded")  # arrays of a layer
 LEADING = 8  # eigenvalues of the symmetric part that are kept
 TASKS = 8  # a layer's heads are handed out in at least about this many pieces
 
@@ -61,11 +58,10 @@ def measure_layer(
     directions: int = 0,
     bounds: LogitBounds | None = None,
 ) -> dict[str, np.ndarray]:
-    """Spectra, sketches and related arrays (H, ...) of every head of a layer; forms (r, r) go
-    between W_Q and W_K'.
+    """Spectra, sketches and related arrays (H, ...) of every head of a layer.
 
-    bounds: Those of the layer's logits; by default of the layer as it is, of sequences of any
-    length.
+    forms: (r, r) matrices that go between W_Q and W_K'. bounds: bounds on the layer's logits; by
+    default of the layer as it is, for sequences of any length.
 
     What belongs to a key-value head is computed once for the query heads that share it. In addition
     to the layer as it is stored, a thread holds four (d, r) factors in float32 and blocks of them
@@ -74,59 +70,57 @@ def measure_layer(
     n_heads, n_kv = layer.n_heads, layer.n_kv_heads
     shared_by = n_heads // n_kv
     per_task = min(shared_by, max(1, n_heads // TASKS))
-    tasks = [
-        (kv, range(first, min(first + per_task, (kv + 1) * shared_by)))
-        for kv in range(n_kv)
-        for first in range(kv * shared_by, (kv + 1) * shared_by, per_task)
-    ]
-    against, bounds = (
-        (probes(layer.d_model), probes(layer.k.shape[1])),
-        bounds or LogitBounds(layer),
-    )
+    tasks = []
+    for kv in range(n_kv):
+        last = (kv + 1) * shared_by
+        for first in range(kv * shared_by, last, per_task):
+            tasks.append((kv, range(first, min(first + per_task, last))))
+    against = probes(layer.d_model), probes(layer.k.shape[1])
+    bounds = bounds or LogitBounds(layer)
+
+    def measure_heads(task: tuple[int, range]) -> MeasuredPart:
+        return _measure_heads(layer, *task, forms, against, device, directions, bounds)
+
     # NaN weights make NaN measures, which are a finding
     with np.errstate(invalid="ignore", over="ignore"):
-        parts = list(
-            in_threads(
-                lambda task: _measure_heads(
-                    layer, *task, forms, against, device, directions, bounds
-                ),
-                tasks,
-            )
-        )
-    heads = [head for part, _, _ in parts for head in part]
-    columns = np.sum([column for _, column, _ in parts], axis=0)  # (d,)
-    # four of (d,)
-    squares = [np.sum(rows, axis=0) for rows in zip(*(rows for _, _, rows in parts), strict=True)]
+        parts = list(in_threads(measure_heads, tasks))
+    heads = [head for part in parts for head in part.heads]
+    columns = np.sum([part.columns for part in parts], axis=0)  # (d,)
+    squares = [np.sum(rows, axis=0) for rows in zip(*(p.squares for p in parts), strict=True)]
     if columns.sum() == 0 and any(head["qk_route"] == "none" for head in heads):
         columns = np.full_like(columns, np.nan)  # no head is finite, so the shares are unknown
     with np.errstate(invalid="ignore"):
         shares = columns / columns.sum() if columns.sum() > 0 else columns
-    return {name: stacked([head[name] for head in heads]) for name in heads[0]} | {
+    sinks = np.full(n_heads, np.nan)
+    if layer.sinks is not None:
+        sinks = layer.sinks.astype(np.float64)
+    of_layer = {
         "qk_column_share": shares,
         "kv_head": np.repeat(np.arange(n_kv), shared_by),
         "caveats": np.array(layer.caveats, dtype=str),
         "unbounded": np.array([bounds.reason], dtype=str),
         "score_scale": np.full(n_heads, abs(layer.scale)),
-        "learned_sink": np.full(n_heads, np.nan)
-        if layer.sinks is None
-        else layer.sinks.astype(np.float64),
+        "learned_sink": sinks,
         **row_arrays(squares, _gains(layer), layer.output_bias),
     }
+    return {name: stacked([head[name] for head in heads]) for name in heads[0]} | of_layer
 
 
 def _gains(layer: Layer) -> list[np.ndarray]:
     """The gain (d,) that is folded into each of W_Q, W_K, W_V and W_O; ones where none is."""
-    norms = layer.norm, *(layer.memory_norm if layer.cross else layer.norm for _ in range(2)), None
+    read = layer.memory_norm if layer.cross else layer.norm  # norm of what keys and values read
+    norms = layer.norm, read, read, None
     widths = layer.d_model, layer.k.shape[1], layer.v.shape[1], layer.d_model
-    return [
-        np.ones(width) if norm is None or not len(norm.gamma) else norm.gamma.astype(np.float64)
-        for norm, width in zip(norms, widths, strict=True)
-    ]
+    gains = [np.ones(width) for width in widths]
+    for i, norm in enumerate(norms):
+        if norm is not None and len(norm.gamma):
+            gains[i] = norm.gamma.astype(np.float64)
+    return gains
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Projection(ShowsShapes):
-    """What is computed once of one head's (d, r) factor."""
+    """Products of one head's (d, r) factor that are computed once."""
 
     gram: np.ndarray
     triangle: Triangle
@@ -139,6 +133,14 @@ class Projection(ShowsShapes):
         return cls(gram, root, space_sketch(factor, root.r, against))
 
 
+class MeasuredPart(NamedTuple):
+    """Arrays of heads that share a key-value head, and sums over these heads."""
+
+    heads: list[dict[str, np.ndarray]]
+    columns: np.ndarray  # (d,) sum of |column of W_QK|^2 / |W_QK|_F^2
+    squares: list[np.ndarray]  # four of (d,): squares of each dimension of W_Q, W_K, W_V and W_O
+
+
 def _measure_heads(
     layer: Layer,
     kv: int,
@@ -148,10 +150,8 @@ def _measure_heads(
     device: Device,
     directions: int,
     bounds: LogitBounds,
-) -> tuple[list[dict[str, np.ndarray]], np.ndarray, list[np.ndarray]]:
-    """Heads that share a key-value head, the sum over them of |column of W_QK|^2 / |W_QK|_F^2,
-    (d,), and the sums of squares of each dimension of W_Q, W_K, W_V and W_O, four of (d,).
-    """
+) -> MeasuredPart:
+    """Measure heads that share a key-value head."""
     (w_k, b_k), (w_v, b_v) = layer.k.of(kv), layer.v.of(kv)
     on_device = device.put(w_k), device.put(w_v)
     products = _two_spaces if layer.cross else inner_products  # memory may have another width
@@ -168,22 +168,20 @@ def _measure_heads(
         output_gram, value_gram, vo = products(device.put(w_o), on_device[1], device)
         key = key or Projection.of(w_k, key_gram, against[1])
         value = value or Projection.of(w_v, value_gram, against[1])
-        query, output = (
-            Projection.of(w_q, query_gram, against[0]),
-            Projection.of(w_o, output_gram, against[0]),
-        )
+        query = Projection.of(w_q, query_gram, against[0])
+        output = Projection.of(w_o, output_gram, against[0])
         singular = _spectrum("qk", query, key, layer.d_model, directions)
         singular |= _spectrum("vo", value, output, layer.d_model, directions)
         linear = singular["vo_singular_values"]
         measured.append(_qk(query, key, b_q, forms) | singular | _vo(value, output, b_v, linear))
         measured[-1] |= _one_space(query, key, qk, vo)
-        known = (
-            ((query.gram, key.gram), singular["qk_singular_values"][0])
-            if bounds.layer is layer
-            else ()
-        )
-        measured[-1]["qk_logit_bound"] = np.array(bounds.of(head, *known))
-        rows, columns = _lengths(w_q, key.triangle), _lengths(w_k, query.triangle)  # (d,) of W_QK
+        if bounds.layer is layer:
+            sigma1 = singular["qk_singular_values"][0]
+            bound = bounds.of(head, (query.gram, key.gram), sigma1)
+        else:
+            bound = bounds.of(head)
+        measured[-1]["qk_logit_bound"] = np.array(bound)
+        rows, columns = _lengths(w_q, key.triangle), _lengths(w_k, query.triangle)  # (d,), W_QK's
         measured[-1]["qk_directionality"] = np.array(directionality(rows, columns))
         grams = query.gram, key.gram, value.gram, output.gram
         measured[-1] |= factor_arrays(grams, (b_q, b_k, b_v)) | column_energies(grams)
@@ -191,7 +189,7 @@ def _measure_heads(
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
             squares += columns**2 / squared
-    return measured, squares, [of_queries, of_keys, of_values, of_outputs]
+    return MeasuredPart(measured, squares, [of_queries, of_keys, of_values, of_outputs])
 
 
 def _row_squares(factor: np.ndarray) -> np.ndarray:
@@ -206,39 +204,29 @@ def _lengths(factor: np.ndarray, root: Triangle) -> np.ndarray:
 
 
 def _two_spaces(a: Any, b: Any, device: Device) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gram matrices of factors that act on two spaces, and NaN for their product, which needs a
-    common space.
-    """
-    return (
-        inner(a, device=device),
-        inner(b, device=device),
-        np.full((a.shape[1], b.shape[1]), np.nan),
-    )
+    """Gram matrices of factors on two spaces; NaN for their product, which needs a common one."""
+    nothing = np.full((a.shape[1], b.shape[1]), np.nan)
+    return inner(a, device=device), inner(b, device=device), nothing
 
 
 def _qk(
     query: Projection, key: Projection, b_q: np.ndarray, forms: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    of_forms: dict[str, np.ndarray] = {
-        FORM + name: core_singular_values(query.triangle, key.triangle, between)
-        for name, between in forms.items()
-    }
-    return of_forms | {
-        # |b_Q W_K'| = |R_K b_Q'|
-        "qk_bias_norm": np.array(np.linalg.norm(key.triangle.r @ b_q.astype(np.float64))),
-        "qk_route": np.array(route_of(query.triangle, key.triangle)),
-        "q_sketch": query.sketch,
-        "k_sketch": key.sketch,
-    }
+    arrays: dict[str, np.ndarray] = {}
+    for name, between in forms.items():
+        arrays[FORM + name] = core_singular_values(query.triangle, key.triangle, between)
+    # |b_Q W_K'| = |R_K b_Q'|
+    arrays["qk_bias_norm"] = np.array(np.linalg.norm(key.triangle.r @ b_q.astype(np.float64)))
+    arrays["qk_route"] = np.array(route_of(query.triangle, key.triangle))
+    return arrays | {"q_sketch": query.sketch, "k_sketch": key.sketch}
 
 
 def _vo(
     value: Projection, output: Projection, b_v: np.ndarray, linear: np.ndarray
 ) -> dict[str, np.ndarray]:
+    affine = affine_singular_values(value.triangle, b_v, output.triangle, linear)
     return {
-        "vo_affine_singular_values": affine_singular_values(
-            value.triangle, b_v, output.triangle, linear
-        ),
+        "vo_affine_singular_values": affine,
         "vo_bias_norm": np.array(np.linalg.norm(output.triangle.r @ b_v.astype(np.float64))),
         "vo_route": np.array(route_of(value.triangle, output.triangle)),
         "v_sketch": value.sketch,
@@ -249,9 +237,7 @@ def _vo(
 def _one_space(
     query: Projection, key: Projection, qk: np.ndarray, vo: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What only maps from a space into itself have: qk = W_K' W_Q and vo = W_O W_V (r, r); NaN
-    where those are.
-    """
+    """Measures of maps within one space: qk = W_K' W_Q and vo = W_O W_V (r, r); NaN of others."""
     return {
         "qk_symmetric_share": np.array(symmetric_share(query.gram, key.gram, qk)),
         "qk_symmetric_eigenvalues": symmetric_eigenvalues(query.gram, key.gram, qk)[:LEADING],
@@ -262,8 +248,7 @@ def _one_space(
 def _spectrum(
     name: str, left: Projection, right: Projection, d: int, directions: int
 ) -> dict[str, np.ndarray]:
-    """A map's singular values and, if asked for, coordinates of its leading singular vectors in its
-    factors' columns.
+    """Singular values of a map and, on request, coordinates of its leading singular vectors.
 
     The coordinates are (r, k); (r, 0) where R is not enough.
     """
@@ -273,19 +258,15 @@ def _spectrum(
     if route_of(left.triangle, right.triangle) == "gram":
         u, s, vt = lapack.svd(left.triangle.r @ right.triangle.r.T)
         columns = slice(shown(leading_blocks(s, d, directions)))
-        of_left, of_right = (
-            coordinates(left.triangle, u[:, columns]),
-            coordinates(right.triangle, vt[columns].T),
-        )
+        of_left = coordinates(left.triangle, u[:, columns])
+        of_right = coordinates(right.triangle, vt[columns].T)
     else:
         s = core_singular_values(left.triangle, right.triangle)
     return {f"{name}_singular_values": s, f"{name}_left": of_left, f"{name}_right": of_right}
 
 
 def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays of one rank as one, shorter ones filled with NaN at their ends: L of (H, r) -> (L, H,
-    r).
-    """
+    """Stack arrays, shorter ones filled with NaN at their ends: L of (H, r) -> (L, H, r)."""
     shape = np.max([array.shape for array in arrays], axis=0)
     if all(array.shape == tuple(shape) for array in arrays):
         return np.stack(arrays)
@@ -305,10 +286,9 @@ class Measure:
     name: str  # its column in heads.csv
     symbol: str  # as in the papers, a formula (`weightscope.core.formulas`)
     array: str  # name of the array it is computed from
-    # (array (L, H, ...), model width d) -> values (L, H)
-    compute: Callable[[np.ndarray, int], np.ndarray]
-    meaning: str = ""  # what a high or a low value says
-    scale: str = ""  # of its colour map, "log" or "linear"; "" where a map would add little
+    compute: Callable[[np.ndarray, int], np.ndarray]  # (L, H, ...), model width d -> (L, H)
+    meaning: str = ""  # explanation of a high or a low value
+    scale: str = ""  # colour map's scale, "log" or "linear"; "" where a map would add little
     words: str = ""  # its name where the symbol is long
     equation: str = ""  # its definition, a formula too
     source: str = ""  # the paper it comes from
@@ -415,20 +395,27 @@ _SPECTRUM = (
         source="norm-based-attention, Fig. 2",
     ),
 )
-UNSCALED = "Without the factor 1/√d' of scores."  # said of every size of W_QK
+UNSCALED = "Without the factor 1/√d' of scores."  # part of the meaning of every size of W_QK
 _SIZES = ("sigma1", "sigma2", "frobenius")
-# also measured of the other forms of W_QK
+# measures of the other forms of W_QK
 _OF_FORMS = ("sigma1", "frobenius", "stable_rank", "effective_rank")
 
-_LIKES = "eigenvalue of the symmetric part: positive where like attends to like, negative where it avoids it."
-_ROUTE = "How the spectra were computed: from Gram matrices (gram), or by QR (qr) where those are not accurate enough."
+_LIKES = (
+    "eigenvalue of the symmetric part: positive where like attends to like, negative where it "
+    "avoids it."
+)
+_ROUTE = (
+    "How the spectra were computed: from Gram matrices (gram), or by QR (qr) where those are not "
+    "accurate enough."
+)
 _QK = (
     Measure(
         "qk_symmetric_share",
         "‖sym W_QK‖_F²/‖W_QK‖_F²",
         "qk_symmetric_share",
         _as_it_is,
-        "1: $score(i, j) = score(j, i)$; 0: $score(i, j) = −score(j, i)$; ½: neither, as in random maps.",
+        "1: $score(i, j) = score(j, i)$; 0: $score(i, j) = −score(j, i)$; ½: neither, as in "
+        "random maps.",
         "linear",
         equation="frac(‖W_QK + W_QK'‖_F^2, 4 ‖W_QK‖_F^2)",
     ),
@@ -491,7 +478,8 @@ _QK = (
         "max |score|",
         "qk_logit_bound",
         _as_it_is,
-        "No input makes a score before the softmax larger, at any distance; NaN where nothing bounds it.",
+        "No input makes a score before the softmax larger, at any distance; NaN where nothing "
+        "bounds it.",
         equation="d σ_1(W_QK) scale + biases' terms",
     ),
     Measure(
@@ -499,7 +487,8 @@ _QK = (
         "max |score| of tokens",
         "qk_token_logit",
         _as_it_is,
-        "The largest score of two tokens of the vocabulary in the first layer, at any distance; NaN in others.",
+        "The largest score of two tokens of the vocabulary in the first layer, at any distance; "
+        "NaN in others.",
     ),
     Measure(
         "learned_sink",
@@ -569,34 +558,33 @@ def _of(map_name: str, form: str = "") -> Iterator[Measure]:
     w = f"{MAPS[map_name]} {form}".strip()
     array = FORM + form if form else f"{map_name}_singular_values"
     for measure in _SPECTRUM:
-        if not form or measure.name in _OF_FORMS:
-            name = "_".join(filter(None, (map_name, measure.name, form)))
-            texts = {
-                text: getattr(measure, text).replace("W", w)
-                for text in ("symbol", "words", "equation")
-            }
-            if map_name == "qk" and measure.name in _SIZES:
-                texts["meaning"] = f"{measure.meaning} {UNSCALED}"
-            yield replace(
-                measure, name=name, array=array, scale="" if form else measure.scale, **texts
-            )
+        if form and measure.name not in _OF_FORMS:
+            continue
+        meaning = measure.meaning
+        if map_name == "qk" and measure.name in _SIZES:
+            meaning = f"{meaning} {UNSCALED}"
+        yield replace(
+            measure,
+            name="_".join(filter(None, (map_name, measure.name, form))),
+            symbol=measure.symbol.replace("W", w),
+            array=array,
+            meaning=meaning,
+            scale="" if form else measure.scale,
+            words=measure.words.replace("W", w),
+            equation=measure.equation.replace("W", w),
+        )
 
 
 def measures_of(arrays: Arrays) -> tuple[Measure, ...]:
     """Every measure of these arrays, in the order of the columns of heads.csv."""
-    of_forms = [measure for form in forms_of(arrays) for measure in _of("qk", form)]
+    forms = [measure for form in forms_of(arrays) for measure in _of("qk", form)]
     widest = arrays["qk_symmetric_eigenvalues"].shape[-1]  # 2 where heads are 1 wide
     lacking = {"qk_sym_eig3"} if widest <= 2 else set()
     for name in ("learned_sink", "qk_token_logit"):
         if not np.isfinite(arrays.get(name, np.nan)).any():
             lacking.add(name)
-    return (
-        *_of("qk"),
-        *(measure for measure in _QK if measure.name not in lacking),
-        *of_forms,
-        *_of("vo"),
-        *_VO,
-    )
+    qk = [measure for measure in _QK if measure.name not in lacking]
+    return (*_of("qk"), *qk, *forms, *_of("vo"), *_VO)
 
 
 def forms_of(arrays: Arrays) -> list[str]:
@@ -605,55 +593,43 @@ def forms_of(arrays: Arrays) -> list[str]:
 
 
 class MeasuredHeads:
-    """The heads of a checkpoint as numbers, from the arrays of each layer (`measure_layer`) and the
-    model's width d.
-    """
+    """Heads of a checkpoint in numbers, from each layer's arrays and the model's width d."""
 
     layers: np.ndarray  # (L,) their indices in the checkpoint
-    # (L, H, ...) what all layers have, but for singular vectors: spectra, sketches
-    arrays: dict[str, np.ndarray]
-    # with the singular vectors, a layer at a time: all of them may not fit into memory
-    by_layer: Mapping[int, Arrays]
-    # one row per head: layer, head, kv_head and the measures; it is heads.csv, with `more` columns
-    table: Table
-    caveats: tuple[str, ...]  # what the matrices leave out of the heads' scores
-    unbounded: dict[int, str]  # why nothing bounds the logits of a layer, where nothing does
+    arrays: dict[str, np.ndarray]  # (L, H, ...) arrays of all layers, without singular vectors
+    by_layer: Mapping[int, Arrays]  # with singular vectors, which may not fit into memory at once
+    table: Table  # one row per head: layer, head, kv_head, measures and `more`; it is heads.csv
+    caveats: tuple[str, ...]  # parts of the heads' scores that the matrices leave out
+    unbounded: dict[int, str]  # reasons why nothing bounds a layer's logits, where nothing does
     broken: dict[int, list[str]]  # by layer, the tensors in which NaN or infinity was read
 
     def __init__(self, layers: Mapping[int, Arrays], d: int, more: Sequence[Column] = ()) -> None:
         self.layers, self.by_layer = np.array(list(layers)), layers
-        first, *rest = every = [_without_vectors(layers[layer]) for layer in layers]
-        self.caveats = tuple(
-            dict.fromkeys(str(caveat) for arrays in every for caveat in arrays["caveats"])
-        )
-        reasons = zip(layers, (str(arrays["unbounded"][0]) for arrays in every), strict=True)
-        self.unbounded = {layer: reason for layer, reason in reasons if reason}
-        self.broken = {
-            layer: [str(name) for name in arrays.get("broken", ())]
-            for layer, arrays in zip(layers, every, strict=True)
-        }
-        names = [
-            name for name in first if name not in {"caveats", "kv_head", "broken", "unbounded"}
-        ]
-        common = [name for name in names if all(name in arrays for arrays in rest)]
+        every = [_without_vectors(layers[layer]) for layer in layers]
+        caveats, self.unbounded, self.broken = dict[str, None](), {}, {}
+        for layer, arrays in zip(layers, every, strict=True):
+            caveats |= dict.fromkeys(map(str, arrays["caveats"]))
+            self.broken[layer] = [str(name) for name in arrays.get("broken", ())]
+            if reason := str(arrays["unbounded"][0]):
+                self.unbounded[layer] = reason
+        self.caveats = tuple(caveats)
+        first = every[0]
+        names = [name for name in first if name not in NOT_STACKED]
+        common = [name for name in names if all(name in arrays for arrays in every)]
         self.arrays = {name: stacked([arrays[name] for arrays in every]) for name in common}
         self.measures = measures_of(self.arrays)
         kv_heads = first["kv_head"]  # (H,)
         layer, head = np.meshgrid(self.layers, np.arange(len(kv_heads)), indexing="ij")  # (L, H)
+        kv_head = np.tile(kv_heads, len(self.layers))
         columns = [
             Column("layer", layer.ravel(), meaning="Its index in the checkpoint."),
             Column("head", head.ravel(), meaning="Query head."),
-            Column(
-                "kv_head",
-                np.tile(kv_heads, len(self.layers)),
-                meaning="The key-value head that it uses.",
-            ),
+            Column("kv_head", kv_head, meaning="The key-value head that it uses."),
         ]
         for measure in self.measures:
-            values = measure.compute(_without_padding(self.arrays[measure.array]), d)
-            columns.append(
-                Column(measure.name, values.ravel(), f"${measure.symbol}$", meaning=measure.meaning)
-            )
+            values = measure.compute(_without_padding(self.arrays[measure.array]), d).ravel()
+            symbol = f"${measure.symbol}$"
+            columns.append(Column(measure.name, values, symbol, meaning=measure.meaning))
         self.table = Table([*columns, *more])
 
     def append(self, column: Column) -> None:
@@ -670,7 +646,7 @@ class MeasuredHeads:
 
     @property
     def shares_keys(self) -> bool:
-        """Whether several query heads share a key-value head."""
+        """True if several query heads share a key-value head."""
         return bool(self.table["kv_head"].max() + 1 < self.n_heads)
 
     def measure(self, name: str) -> Measure:
@@ -683,17 +659,9 @@ class MeasuredHeads:
 
     def spectra(self) -> dict[str, np.ndarray]:
         """The arrays of spectra.npz."""
-        names = [
-            "qk_singular_values",
-            *(FORM + form for form in forms_of(self.arrays)),
-            "vo_singular_values",
-        ]
-        names += [
-            "vo_affine_singular_values",
-            "vo_eigenvalues",
-            "qk_symmetric_eigenvalues",
-            "qk_column_share",
-        ]
+        names = ["qk_singular_values", *(FORM + form for form in forms_of(self.arrays))]
+        names += ["vo_singular_values", "vo_affine_singular_values", "vo_eigenvalues"]
+        names += ["qk_symmetric_eigenvalues", "qk_column_share"]
         return {"layers": self.layers} | {name: self.arrays[name] for name in names}
 
 
@@ -702,9 +670,7 @@ def _without_vectors(arrays: Arrays) -> Arrays:
 
 
 def _without_padding(values: np.ndarray) -> np.ndarray:
-    """Spectra (L, H, r) with zeros for the NaN behind the last value of shorter ones; other arrays
-    unchanged.
-    """
+    """Spectra (L, H, r) with zeros for the NaN at their ends; other arrays unchanged."""
     if values.ndim < 3:
         return values
     return np.where(np.isfinite(values[..., :1]) & np.isnan(values), 0.0, values)

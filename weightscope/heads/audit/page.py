@@ -19,7 +19,7 @@ from weightscope.report.pages.style import save
 
 NAMED = 3  # findings that a map's caption names
 SINGULAR_VALUES = 250_000  # on a page, 2 MB of it; spectra.npz and spectra.csv have all
-FEWEST_POINTS = 24  # of a curve
+FEWEST_POINTS = 24  # points of a curve
 
 
 def write_audit_page(files: Files, audit: Audit) -> None:
@@ -40,35 +40,37 @@ def write_audit_page(files: Files, audit: Audit) -> None:
     if matrices is not None and any(
         row.spectrum and row.layer is not None for row in matrices.rows
     ):
-        caption = "Matrices by layer and role, of a mixture's experts the median; hatched where a layer has none."
+        caption = (
+            "Matrices by layer and role, of a mixture's experts the median; hatched where a layer "
+            "has none."
+        )
         drawing = save(figures.matrix_maps(matrices), files, "matrices", "matrices.csv")
         of_matrices = Figure(drawing, caption, audit.name)
+    findings = []
+    for finding in audit.findings:
+        findings.append({**finding.as_json(), "percentile": audit.standing.of(finding)})
+    measures = [{"name": m.name, "symbol": m.symbol, "meaning": m.meaning} for m in mapped]
+    numbers = {
+        "findings": findings,
+        "maps": facts,
+        "measures": measures,
+        "everything": None if matrices is None else matrices.roles.as_json(),
+        "matrices": None if of_matrices is None else of_matrices.as_json(),
+        "ranks": None if ranks is None else ranks.as_json(),
+        "reference": {"described": audit.standing.described, **reference.table.as_json()},
+    }
     write_template(
         files,
         "report.html",
         "audit.html",
-        numbers={
-            "findings": [
-                {**finding.as_json(), "percentile": audit.standing.of(finding)}
-                for finding in audit.findings
-            ],
-            "maps": facts,
-            "measures": [
-                {"name": m.name, "symbol": m.symbol, "meaning": m.meaning} for m in mapped
-            ],
-            "everything": None if audit.everything is None else audit.everything.roles.as_json(),
-            "matrices": None if of_matrices is None else of_matrices.as_json(),
-            "ranks": None if ranks is None else ranks.as_json(),
-            "reference": {"described": audit.standing.described, **reference.table.as_json()},
-        },
+        numbers=numbers,
         title=f"The heads of {audit.name}",
         lead=audit.lead,
         provenance=audit.provenance,
         caveats=audit.caveats,
         findings=audit.findings.html(buttons=True, percentile=audit.standing.of),
         measures=mapped,
-        # first those that show a finding
-        maps=sorted(mapped, key=lambda measure: measure.name not in shown),
+        maps=sorted(mapped, key=lambda measure: measure.name not in shown),  # with findings first
         shown={name: listed(findings, NAMED) for name, findings in shown.items()},
         everything=audit.everything,
         of_matrices=of_matrices,
@@ -80,13 +82,12 @@ def write_audit_page(files: Files, audit: Audit) -> None:
 
 
 def ranks_by_role(matrices: Matrices) -> Table | None:
-    """One row per role: the median of its matrices' percentiles in each measure; None where nothing
-    is known.
-    """
+    """One row per role: the median percentile of its matrices in each measure; None if unknown."""
     table = matrices.table
-    if "compared_with" not in table.names or not (
-        ranked := table.where(table["compared_with"] > 0)
-    ):
+    if "compared_with" not in table.names:
+        return None
+    ranked = table.where(table["compared_with"] > 0)
+    if not ranked:
         return None
     known = [column for column in MEASURES if f"{column.name}_percentile" in table.names]
     rows = []
@@ -95,23 +96,27 @@ def ranks_by_role(matrices: Matrices) -> Table | None:
         medians = (np.median(same[f"{column.name}_percentile"]) for column in known)
         rows.append((role, len(same), same["compared_with"].max(), *medians))
     columns = [replace(column, format=".0f") for column in known]
-    caption = "Percentile of each measure among the matrices of the role in other checkpoints, the median over layers."
-    return Table.of_rows(
-        ["role", "matrices", Column("checkpoints", meaning="At most."), *columns], rows, caption
+    header: list[str | Column] = [
+        "role",
+        "matrices",
+        Column("checkpoints", meaning="At most."),
+        *columns,
+    ]
+    caption = (
+        "Percentile of each measure among the matrices of the role in other checkpoints, the "
+        "median over layers."
     )
+    return Table.of_rows(header, rows, caption)
 
 
 def _shown_by_maps(audit: Audit) -> dict[str, list[str]]:
-    """The findings about heads that each map shows, by measure; where their number has no map, the
-    largest value's.
-    """
+    """Findings that each map shows, by measure; on the map of sigma_1 if theirs has none."""
     mapped = {measure.name for measure in audit.measured.measures if measure.scale}
     shown: dict[str, list[str]] = {}
     for finding in audit.findings:
         names = (finding.measure, f"{finding.map}_sigma1")
-        if finding.layer is not None and (
-            name := next((name for name in names if name in mapped), "")
-        ):
+        name = next((name for name in names if name in mapped), "")
+        if finding.layer is not None and name:
             shown.setdefault(name, []).append(f"{finding.title} ({finding.where})")
     return shown
 
@@ -125,59 +130,50 @@ def _spectra_table(heads: MeasuredHeads) -> Table:
     return Table([*labels, *(Column(f"sigma{i}", column) for i, column in enumerate(columns, 1))])
 
 
-LABELS = ("layer", "head", "kv_head")  # of a row of heads.csv
+LABELS = ("layer", "head", "kv_head")  # columns of heads.csv that are no measures
 
 
 def _facts(audit: Audit) -> dict[str, Any]:
     """The data that the page's script draws."""
     heads = audit.measured
     spectra = {name: array for name, array in heads.arrays.items() if "singular_values" in name}
-    points = max(
-        FEWEST_POINTS, SINGULAR_VALUES // (heads.n_heads * len(heads.layers) * len(spectra))
-    )
+    n_curves = heads.n_heads * len(heads.layers) * len(spectra)
+    points = max(FEWEST_POINTS, SINGULAR_VALUES // n_curves)
     places = {name: _places(array.shape[2], points) for name, array in spectra.items()}
+    percentiles = {name: np.round(grid) for name, grid in audit.standing.grids.items()}
+    columns = [name for name in heads.table.names if name not in LABELS]
+    findings = [
+        {name: getattr(finding, name) for name in ("layer", "heads", "title", "text")}
+        for finding in audit.findings
+    ]
+    lines = {f"{head.layer}.{head.head}": head.as_json()["lines"] for head in audit.directions}
     return {
         "layers": heads.layers.tolist(),
         "heads": heads.n_heads,
         "kv_heads": heads.grid("kv_head")[0].tolist(),
         "roles": {f"{layer}.{head}": role for (layer, head), role in audit.roles.items()},
         "measures": [{"name": m.name, "log": m.scale == "log"} for m in heads.measures if m.scale],
-        "percentiles": {
-            name: _plain(np.round(grid), 3) for name, grid in audit.standing.grids.items()
-        },
+        "percentiles": {name: _plain(grid, 3) for name, grid in percentiles.items()},
         "compared_with": {name: count.tolist() for name, count in audit.standing.counts.items()},
-        "columns": {
-            name: _plain(heads.grid(name), 6) for name in heads.table.names if name not in LABELS
-        },
+        "columns": {name: _plain(heads.grid(name), 6) for name in columns},
         "spectra": {name: _plain(array[..., places[name]], 4) for name, array in spectra.items()},
         "places": {name: indices.tolist() for name, indices in places.items()},
         "forms": forms_of(heads.arrays),
-        "findings": [
-            {name: getattr(finding, name) for name in ("layer", "heads", "title", "text")}
-            for finding in audit.findings
-        ],
+        "findings": findings,
         "read_through": list(audit.notes) if audit.directions else [],
-        "directions": {
-            f"{head.layer}.{head.head}": head.as_json()["lines"] for head in audit.directions
-        },
+        "directions": lines,
     }
 
 
 def _places(r: int, points: int) -> np.ndarray:
-    """Indices of the singular values that a curve goes through: all r, or some, denser where they
-    fall faster.
-    """
-    return (
-        np.unique(np.geomspace(1, r, points).round().astype(int) - 1)
-        if r > points
-        else np.arange(r)
-    )
+    """Indices of the singular values in a curve: all r, or some, denser where they fall faster."""
+    if r <= points:
+        return np.arange(r)
+    return np.unique(np.geomspace(1, r, points).round().astype(int) - 1)
 
 
 def _plain(array: Any, digits: int) -> Any:
-    """An array as nested lists, floats to `digits` significant ones, None where they are not
-    finite.
-    """
+    """An array as nested lists: floats to `digits` significant ones, None if not finite."""
     array = np.asarray(array)  # a cell of a column of objects is none
     if array.ndim:
         return [_plain(part, digits) for part in array]
@@ -187,35 +183,23 @@ def _plain(array: Any, digits: int) -> Any:
 
 
 def write_summary_page(files: Files, summary: Table, provenance: Provenance) -> None:
-    """Write summary.html: how each audit of a list ended, one row per checkpoint with a link to its
-    page.
-    """
+    """Write summary.html: how each audit of a list ended, one row per checkpoint."""
     ended, failed = (summary.where(summary["status"] == status) for status in ("ok", "failed"))
-    n_heads = sum(
-        row_layers * row_heads
-        for row_layers, row_heads in zip(ended["layers"], ended["heads"], strict=True)
-    )
+    n_heads = sum(a * b for a, b in zip(ended["layers"], ended["heads"], strict=True))
     lead = f"{len(ended)} of {len(summary)} checkpoints audited, {n_heads:,} heads."
     sections = []
     if len(failed):
         lead += f" {len(failed)} failed."
-        causes = Table(
-            [
-                Column("name", list(map(str, failed["name"])), "checkpoint"),
-                *failed.select("source", "error").columns,
-            ]
-        )
-        sections.append(
-            Section(
-                "Failed",
-                "Fix these and run weightscope audit again with --resume: the others are kept.",
-                [causes],
-            )
-        )
+        name = Column("name", list(map(str, failed["name"])), "checkpoint")
+        causes = Table([name, *failed.select("source", "error").columns])
+        advice = "Fix these and run weightscope audit again with --resume: the others are kept."
+        sections.append(Section("Failed", advice, [causes]))
     if len(ended):
         names = [name for name in ended.names if name not in {"source", "status", "error", "plan"}]
-        caption = "The last four columns are medians over all heads. Click a column to sort, a name to open its page."
-        sections.append(
-            Section("Checkpoints", parts=[Table(ended.select(*names).columns, caption)])
+        caption = (
+            "The last four columns are medians over all heads. Click a column to sort, a name to "
+            "open its page."
         )
+        table = Table(ended.select(*names).columns, caption)
+        sections.append(Section("Checkpoints", parts=[table]))
     write_page(files, "summary.html", "Audits", lead, sections, provenance=provenance)

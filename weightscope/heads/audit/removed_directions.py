@@ -1,5 +1,4 @@
-"""Find directions that were removed from what layers write into the stream or read from it, in one
-checkpoint.
+"""Find directions that were removed from what layers of a checkpoint write into the stream or read.
 
 A matrix that writes into the stream is W (n, d), row vectors x W. It writes the energy |W v|^2
 along a unit vector v. The Gram matrices W'W of several layers add up, and a direction removed from
@@ -35,20 +34,17 @@ GAPS = 24  # gaps between eigenvalues that one is compared with
 RANKS = 8  # directions that may have been removed together
 EIGENVALUES = RANKS + GAPS + 1
 NARROW = 2 * EIGENVALUES  # dimensions that a stream needs, at least
-BLOCK, STEPS = 16, 5  # of the Krylov space in which least eigenvectors are looked for
+BLOCK = 16  # vectors per step of the Krylov space in which least eigenvectors are looked for
+STEPS = 5  # steps of that space
 LIFTED = 128  # rows of a Gram matrix that are changed at a time
 WHOLE = 200  # dimensions up to which all eigenvectors are cheap
-SHIFT = 1e-6  # of the mean energy: what float32 leaves of none
-EMPTY = 1e-6  # of the mean energy: a dimension below it is one of padding, and is not scaled up
-# of the mean energy, along the vector of ones: a norm that subtracts the mean never reads it
-CONSTANT = 0.5
-PENALTY = 10.0  # mean energies added along it then
-# times the median size of dimensions, or as many times less: beyond, one stands out of the vector
-# of ones
-SPREAD = 3.0
+SHIFT = 1e-6  # times the mean energy; float32 leaves as much of none
+EMPTY = 1e-6  # times the mean energy; a dimension below it is padding, and is not scaled up
+CONSTANT = 0.5  # times the mean energy along ones, which a norm that subtracts the mean never reads
+PENALTY = 10.0  # mean energies added along ones then
+SPREAD = 3.0  # times the median size of dimensions, or its inverse; one beyond is not in ones
 OF_LAYER = 8  # least directions of a single layer
-# squared cosine with a layer's least directions that makes the layer share a direction
-MEMBER = 0.5
+MEMBER = 0.5  # squared cosine of a shared direction with a layer's least directions
 SHARED = 3  # layers that share one, at least
 SEEDS = 4  # directions that layers are asked to share
 
@@ -67,8 +63,7 @@ class Least(NamedTuple):
 
 
 def gap_scores(eigenvalues: np.ndarray) -> np.ndarray:
-    """How far each of the first gaps is out of line with those above it: (EIGENVALUES,) ascending
-    -> (RANKS,).
+    """Score the first gaps by those above them: (EIGENVALUES,) ascending -> (RANKS,).
 
     Of ordered exponential variables the k-th gap times k is exponential again (Renyi 1953), and one
     such gap over the sum of n others exceeds t with probability (1 + t)^-n. Gaps between
@@ -81,8 +76,7 @@ def gap_scores(eigenvalues: np.ndarray) -> np.ndarray:
 
 
 def scale_dimensions(gram: np.ndarray, centred: bool) -> np.ndarray:
-    """Scale the dimensions of a Gram matrix to one energy, in place; what each was divided by,
-    (d,), 0 where empty.
+    """Scale the dimensions of a Gram matrix to one energy, in place; their sizes (d,), 0 if empty.
 
     With `centred`, norms subtract the mean from the stream, and nothing may be written along the
     vector of ones.
@@ -111,24 +105,22 @@ def divide(gram: np.ndarray, sizes: np.ndarray) -> None:
 
 
 def lift_ones(gram: np.ndarray, sizes: np.ndarray) -> None:
-    """Add energy along the vector of ones, in place, to dimensions that were divided by `sizes`
-    (d,).
+    """Add energy along the vector of ones, in place, to dimensions divided by `sizes` (d,).
 
     A dimension much smaller than most is not scaled up in that vector, or it would be all of it.
     """
     usual = float(np.median(sizes[sizes > 0])) if sizes.any() else 1.0
     row = np.where(sizes > 0, usual / np.maximum(sizes, usual / SPREAD), 0).astype(np.float32)
+    factor = np.float32(PENALTY / len(gram))
     for start in range(0, len(gram), LIFTED):  # no second matrix
-        gram[start : start + LIFTED] += (
-            np.float32(PENALTY / len(gram)) * row[start : start + LIFTED, None] * row
-        )
+        part = slice(start, start + LIFTED)
+        gram[part] += factor * row[part, None] * row
 
 
 def least_eigenvectors(
     gram: np.ndarray, count: int, steps: int = STEPS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The least eigenvalues (count,) and eigenvectors (d, count) of a float32 Gram matrix of mean
-    energy one.
+    """Least eigenvalues (count,) and eigenvectors (d, count) of a Gram matrix of mean energy one.
 
     From a block Krylov space of the inverse, which holds the least ones first.
     """
@@ -151,9 +143,7 @@ def least_eigenvectors(
 
 
 def _root(gram: np.ndarray) -> np.ndarray:
-    """The upper Cholesky factor of a Gram matrix, shifted by no more than float32's rounding makes
-    necessary.
-    """
+    """Upper Cholesky factor of a Gram matrix, shifted as little as float32's rounding allows."""
     diagonal = np.diag(gram).copy()
     for shift in (SHIFT, 100 * SHIFT, 1e4 * SHIFT, 1.0):
         gram[np.diag_indices(len(gram))] = diagonal + np.float32(shift)
@@ -168,8 +158,7 @@ def _root(gram: np.ndarray) -> np.ndarray:
 
 
 def least_of(gram: np.ndarray, centred: bool) -> Least:
-    """The directions below the gap that is most out of line, of the sum of some layers' Gram
-    matrices (d, d).
+    """Directions below the most unusual gap of the sum of some layers' Gram matrices (d, d).
 
     `gram` is overwritten.
     """
@@ -179,9 +168,8 @@ def least_of(gram: np.ndarray, centred: bool) -> Least:
     rank = int(scores.argmax()) + 1
     # a dimension that little is written into says little of a direction
     noise = max(float(values[rank - 1]), SHIFT)
-    directions = np.linalg.qr(
-        vectors[:, :rank] * (sizes / (sizes.astype(np.float64) ** 2 + noise))[:, None]
-    )[0]
+    weights = sizes / (sizes.astype(np.float64) ** 2 + noise)  # (d,)
+    directions = np.linalg.qr(vectors[:, :rank] * weights[:, None])[0]
     return Least(float(scores[rank - 1]), directions, values)
 
 
@@ -194,9 +182,7 @@ def sum_grams(grams: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]]:
-    """Sets of layers, by place, whose own least directions have one in common, wherever the layers
-    stand.
-    """
+    """Sets of layers, by place, whose own least directions share one, wherever they stand."""
     sizes = scale_dimensions(sum_grams(grams), centred)
     parts = []
     for gram in grams:
@@ -227,25 +213,23 @@ def choices(layers: int, out_of: int) -> float:
 
 # Sides of a checkpoint
 
-# -log10 of a probability, for sides that write or read: layers learn to ignore some directions
-# (docs/audit.md).
+# -log10 of a probability, for sides that write (True) or read; layers learn to ignore some
+# directions that they could read (docs/audit.md)
 FOUND = {True: 2.0, False: 4.0}
 LOOKED_AT = 1.0  # sets of layers that score less are not judged again
-RUN = 0.4  # share of the layers: a run this long has to be found
-# bytes of Gram matrices kept; in wider streams they are summed, one run of layers at a time
-KEPT = 128 << 20
+RUN = 0.4  # share of the layers; a run this long has to be found
+KEPT = 128 << 20  # bytes of Gram matrices; in wider streams they are summed a run at a time
 WIDEST = 8192  # dimensions; a wider Gram matrix exceeds a quarter of a gigabyte
-ROWS = 2  # times the width: rows of a run that are read in a wide stream
+ROWS = 2  # rows of a run that are read in a wide stream, times the width
 STRIP = 512  # columns of a Gram matrix that are computed at a time
-ENOUGH = 1.5  # times the width: rows that a set of layers needs
-LEFT = 0.25  # of a layer's mean energy: below it, the direction counts as removed from the layer
+ENOUGH = 1.5  # rows that a set of layers needs, times the width
+LEFT = 0.25  # times a layer's mean energy; with less along it, a direction counts as removed
 PARALLEL = 0.7  # cosine above which two directions are one finding
-# rounding to b bits leaves errors with about this many times 4^-b of the energy
-STEPS_OF_ERROR = 1.7
+STEPS_OF_ERROR = 1.7  # times 4^-b of the energy: the errors of rounding to b bits
 
 
 @dataclass(frozen=True)
-class Matrix:
+class StreamMatrix:
     """A tensor that writes into the stream or reads from it; `axis` is the stream's axis."""
 
     tensor: Tensor
@@ -262,20 +246,18 @@ class Matrix:
         oriented = stored if self.axis else stored.T
         step = max(1, ceil(oriented.shape[0] / most))
         part = oriented[::step]
-        return (
-            np.asarray(part, np.float32)
-            if isinstance(part, Half)
-            else part.astype(np.float32, copy=False)
-        )
+        if isinstance(part, Half):
+            return np.asarray(part, np.float32)
+        return part.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)
-class Side:
+class StreamSide:
     """All matrices of one kind, by layer."""
 
     what: str  # in words
     writes: bool
-    layers: dict[int, list[Matrix]]
+    layers: dict[int, list[StreamMatrix]]
 
     @property
     def bits(self) -> float:
@@ -284,7 +266,7 @@ class Side:
         return 8 * sum(t.nbytes for t in tensors) / max(1, sum(prod(t.shape) for t in tensors))
 
     def rows(self, layer: int) -> int:
-        """How many rows a layer has."""
+        """Number of rows of a layer."""
         return sum(matrix.tensor.shape[1 - matrix.axis] for matrix in self.layers[layer])
 
     def gram(self, layer: int) -> np.ndarray:
@@ -297,22 +279,22 @@ class Side:
     def add(
         self, total: np.ndarray, layer: int, most: float = np.inf, *, wide: bool = False
     ) -> None:
-        """Add it to a sum (d, d), from about `most` rows; nothing if a weight is not finite.
-        `wide`: in threads.
+        """Add a layer's Gram matrix to a sum (d, d), from about `most` rows, `wide` in threads.
+
+        Nothing is added if a weight is not finite.
         """
         parts = [matrix.rows(most / len(self.layers[layer])) for matrix in self.layers[layer]]
         squares = sum(float(np.einsum("nd,nd->", rows, rows, dtype=np.float64)) for rows in parts)
         if not 0 < squares < np.inf:  # nor NaN
             return
         starts = range(0, len(total), STRIP)
-        for rows in parts:
+        for part in parts:
             rows = np.divide(
-                rows, np.float32(sqrt(squares)), out=rows if rows.flags.writeable else None
+                part, np.float32(sqrt(squares)), out=part if part.flags.writeable else None
             )
 
-            # the lower half, a few columns at a time
             def add(start: int, rows: np.ndarray = rows) -> None:
-                strip = slice(start, start + STRIP)
+                strip = slice(start, start + STRIP)  # a few columns of the lower half
                 total[start:, strip] += rows[:, start:].T @ rows[:, strip]
 
             for _ in in_threads(add, starts) if wide else map(add, starts):
@@ -322,16 +304,12 @@ class Side:
             total[strip, rest] = total[rest, strip].T
 
     def energy(self, layer: int, directions: np.ndarray) -> float:
-        """A layer's energy along directions (d, k), over its mean along one; infinite if
-        unknown.
-        """
+        """Energy of a layer along directions (d, k) over its mean; infinite if unknown."""
         along = total = 0.0
         for matrix in self.layers[layer]:
             rows = matrix.rows()
-            along += (
-                float(((rows @ directions.astype(np.float32)) ** 2).sum(dtype=np.float64))
-                / directions.shape[1]
-            )
+            squares = (rows @ directions.astype(np.float32)) ** 2  # (n, k)
+            along += float(squares.sum(dtype=np.float64)) / directions.shape[1]
             total += float(np.einsum("nd,nd->", rows, rows, dtype=np.float64)) / rows.shape[1]
         return along / total if np.isfinite(along) and total > 0 else np.inf
 
@@ -340,10 +318,10 @@ class Side:
 class Removed:
     """Directions that were removed from some layers."""
 
-    side: Side
+    side: StreamSide
     least: Least
     score: float  # -log10 of the probability of such a gap among random ones
-    energies: dict[int, float]  # by layer, of its mean energy along a direction
+    energies: dict[int, float]  # by layer, over its mean energy along a direction
 
     @property
     def layers(self) -> list[int]:
@@ -352,51 +330,50 @@ class Removed:
 
     @property
     def left(self) -> float:
-        """What is left of the layers' size along a direction, as a share."""
+        """Share of the layers' size that is left along a direction."""
         return sqrt(float(np.mean([self.energies[layer] for layer in self.layers])))
 
 
 def removed_directions(
     model: Model, layers: Sequence[int], everything: bool = False
 ) -> tuple[list[Removed], tuple[str, ...]]:
-    """Directions that were removed, and a note for each undecided side; weights that are not finite
-    are ignored.
+    """Directions that were removed, and a note for each undecided side.
 
     Always judges what attention writes in these layers; `everything` adds what networks write and
-    what both read.
+    what both read. Weights that are not finite are ignored.
     """
     removed: list[Removed] = []
     notes = []
     with phase("looking for removed directions"), np.errstate(over="ignore", invalid="ignore"):
         for side in sides(model, layers, everything):
-            if not (why := _undecided(model, side)):
+            why = _undecided(model, side)
+            if not why:
                 try:
                     more, why, _ = judge(side, model.config.d_model, centred_norms(model))
                     removed += more
                 except CheckpointError as error:  # a format that cannot be decoded
                     why = str(error)
             if why:
-                notes.append(
-                    f"Whether a direction was removed from {side.what} cannot be told: {why}."
-                )
+                question = f"Whether a direction was removed from {side.what}"
+                notes.append(f"{question} cannot be told: {why}.")
     return removed, tuple(notes)
 
 
-def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Side]:
-    """What writes into the stream and what reads from it, as far as the row knows."""
+def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[StreamSide]:
+    """Sides that write into the stream or read from it, as far as the row knows them."""
     mlp, d = model.family.mlp, model.config.d_model
     conv1d = model.family.heads.layout in (conv1d_fused, conv1d_crossing)
 
-    def matrices(index: int, modules: Iterable[str], axis: int) -> list[Matrix]:
+    def matrices(index: int, modules: Iterable[str], axis: int) -> list[StreamMatrix]:
         stem = model.stem(index)
         names = (f"{stem}{module}.weight" for module in dict.fromkeys(modules) if module)
         tensors = [model.checkpoint[name] for name in names if name in model.checkpoint]
-        return [Matrix(t, axis) for t in tensors if len(t.shape) == 2 and t.shape[axis] == d]
+        return [StreamMatrix(t, axis) for t in tensors if len(t.shape) == 2 and t.shape[axis] == d]
 
-    def side(what: str, writes: bool, modules: Sequence[str], transposed: bool) -> Side:
+    def side(what: str, writes: bool, modules: Sequence[str], transposed: bool) -> StreamSide:
         axis = int(writes == transposed)
         by_layer = {i: matrices(i, modules, axis) for i in layers}
-        return Side(what, writes, {i: of_layer for i, of_layer in by_layer.items() if of_layer})
+        return StreamSide(what, writes, {i: found for i, found in by_layer.items() if found})
 
     row = model.family
     yield side("what attention writes (W_O)", True, (row.heads.out,), conv1d)
@@ -407,7 +384,7 @@ def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Sid
             yield side("what feed-forward networks read", False, (mlp.up, mlp.gate), mlp.transposed)
 
 
-def _undecided(model: Model, side: Side) -> str:
+def _undecided(model: Model, side: StreamSide) -> str:
     """Why a side cannot be judged, whatever its weights; empty if it can."""
     d = model.config.d_model
     if len(side.layers) < 2:
@@ -419,7 +396,7 @@ def _undecided(model: Model, side: Side) -> str:
     return ""
 
 
-def _too_coarse(side: Side, sets: Sequence[Least]) -> str:
+def _too_coarse(side: StreamSide, sets: Sequence[Least]) -> str:
     """Why a direction that was removed wholly would not stand out from these spectra; or empty."""
 
     def score(left: float) -> float:
@@ -429,9 +406,8 @@ def _too_coarse(side: Side, sets: Sequence[Least]) -> str:
     if score(STEPS_OF_ERROR * 4.0 ** -int(side.bits)) >= FOUND[side.writes]:
         return ""
     if score(0.0) >= FOUND[side.writes]:
-        return (
-            f"rounding to {side.bits:.2g} bits leaves more along any direction than a removal would"
-        )
+        bits = f"{side.bits:.2g} bits"
+        return f"rounding to {bits} leaves more along any direction than a removal would"
     use = "write next to nothing along" if side.writes else "hardly read"
     return f"layers {use} so many directions that one more would not stand out"
 
@@ -441,25 +417,22 @@ def runs(n_layers: int) -> list[tuple[int, ...]]:
     run, step = ceil(RUN * n_layers), max(1, n_layers // 6)
     width = max(2, run - step + 1)
     starts = dict.fromkeys((*range(0, n_layers - width + 1, step), max(0, n_layers - width)))
-    return list(
-        dict.fromkeys(
-            (*(tuple(range(a, min(a + width, n_layers))) for a in starts), tuple(range(n_layers)))
-        )
-    )
+    some = (tuple(range(a, min(a + width, n_layers))) for a in starts)
+    return list(dict.fromkeys((*some, tuple(range(n_layers)))))
 
 
 def groups(n_layers: int) -> list[tuple[int, ...]]:
-    """The same if Gram matrices are not kept: runs that do not overlap."""
+    """Runs of layers that do not overlap, for when Gram matrices are not kept."""
     width = max(1, (ceil(RUN * n_layers) + 1) // 2)
     cuts = [*range(0, n_layers - width + 1, width), n_layers]
     return [tuple(range(a, b)) for a, b in pairwise(cuts)]
 
 
 def centred_norms(model: Model) -> bool:
-    """Whether a norm that reads the stream subtracts its mean."""
+    """True if a norm that reads the stream subtracts its mean."""
     row = model.family
-    of_network = None if row.mlp is None else row.mlp.norm
-    norms = (*(row.norm_of(i) for i in model.attention_layers), row.norms.after, of_network)
+    network_norm = None if row.mlp is None else row.mlp.norm
+    norms = (*(row.norm_of(i) for i in model.attention_layers), row.norms.after, network_norm)
     return any(norm is not None and norm.centred for norm in norms)
 
 
@@ -468,10 +441,10 @@ class SideResult(NamedTuple):
 
     removed: list[Removed]
     why: str  # why it is undecided; empty if it is decided
-    score: float  # of the set that stands out most
+    score: float  # score of the set that stands out most
 
 
-def judge(side: Side, d: int, centred: bool) -> SideResult:
+def judge(side: StreamSide, d: int, centred: bool) -> SideResult:
     """The directions of one side that stand out, in a stream of width d; `centred` if norms are."""
     layers, limit = list(side.layers), FOUND[side.writes]
     kept: list[np.ndarray] = []
@@ -495,24 +468,20 @@ def judge(side: Side, d: int, centred: bool) -> SideResult:
     if narrow:
         kept += in_threads(side.gram, layers)
     usable = [bool(gram.any()) for gram in kept]
-    sets = [
-        places
-        for places in (runs if narrow else groups)(len(layers))
-        if all(usable[i] for i in places if kept)
-    ]
-    sets += agreeing(kept, centred) if narrow and all(usable) else []
-    candidates = zip(
-        in_threads(least_in, sets) if narrow else map(least_in, sets), sets, strict=True
-    )
+    sets = groups(len(layers))
+    if narrow:
+        sets = [places for places in runs(len(layers)) if all(usable[i] for i in places)]
+        if all(usable):
+            sets += agreeing(kept, centred)
+    candidates = in_threads(least_in, sets) if narrow else map(least_in, sets)
     scored = [
         (least, least.score - _paid(places, len(layers)))
-        for least, places in candidates
+        for least, places in zip(candidates, sets, strict=True)
         if least is not None
     ]
     if not scored:
-        return SideResult(
-            [], "no run of layers has enough finite rows for the width of the stream", 0.0
-        )
+        why = "no run of layers has enough finite rows for the width of the stream"
+        return SideResult([], why, 0.0)
     removed: list[Removed] = []
     most = max(score for _, score in scored)
     for candidate, score in sorted(scored, key=lambda pair: -pair[1]):
@@ -529,45 +498,41 @@ def judge(side: Side, d: int, centred: bool) -> SideResult:
         new = not any(_same(earlier.least, candidate) for earlier in removed)
         if score >= limit and len(edit.layers) > 1 and new:
             removed.append(edit)
-    return SideResult(
-        removed, "" if removed else _too_coarse(side, [least for least, _ in scored]), most
-    )
+    why = "" if removed else _too_coarse(side, [least for least, _ in scored])
+    return SideResult(removed, why, most)
 
 
-def _paid(places: Sequence[int], of: int) -> float:
-    """What it costs to have chosen a set of layers by what they share; runs were not chosen."""
-    return 0.0 if places[-1] - places[0] + 1 == len(places) else choices(len(places), of)
+def _paid(places: Sequence[int], n_layers: int) -> float:
+    """Cost of choosing a set of layers by what they share; runs were not chosen."""
+    is_run = places[-1] - places[0] + 1 == len(places)
+    return 0.0 if is_run else choices(len(places), n_layers)
 
 
 def _same(a: Least, b: Least) -> bool:
-    """Whether two sets of directions share one."""
+    """True if two sets of directions share one."""
     return float(np.linalg.norm(a.directions.T @ b.directions, 2)) >= PARALLEL
 
 
-@finding(
+removed_direction = finding(
     "removed_direction",
     "one direction removed",
     severity="warning",
     rank=190,
-    look_next="See which tokens lie along the direction: removing one is how refusals or a style are edited out "
-    "of a model.",
+    look_next="See which tokens lie along the direction: removing one is how refusals or a style "
+    "are edited out of a model.",
 )
+
+
 def removed_findings(model: Model, removed: Sequence[Removed]) -> list[Finding]:
     """One finding for each set of directions that was removed."""
-    return [
-        _finding(each, tokens)
-        for each, tokens in zip(removed, _tokens(model, removed), strict=True)
-    ]
+    return [*map(_finding, removed, _tokens(model, removed))]
 
 
 def _finding(removed: Removed, tokens: str) -> Finding:
     k, side = removed.least.directions.shape[1], removed.side
     which, pronoun = ("One direction was", "it") if k == 1 else (f"{k} directions were", "them")
-    usual = [
-        energy
-        for layer, energy in removed.energies.items()
-        if layer not in removed.layers and np.isfinite(energy)
-    ]
+    elsewhere = [e for layer, e in removed.energies.items() if layer not in removed.layers]
+    usual = [energy for energy in elsewhere if np.isfinite(energy)]
     sizes = {layer: sqrt(removed.energies[layer]) for layer in removed.layers}
     tensors = [
         Member("tensor", None, layer=layer, name=matrix.tensor.name, number=size)
@@ -575,12 +540,11 @@ def _finding(removed: Removed, tokens: str) -> Finding:
         for matrix in side.layers[layer]
     ]
     text = (
-        f"{which} removed from {side.what} in {indexed('layer', removed.layers)}: the size along {pronoun} is "
-        f"{removed.left:.2g} of the mean over directions (probability of such a gap among random ones: "
-        f"{10**-removed.score:.0e}){tokens}."
+        f"{which} removed from {side.what} in {indexed('layer', removed.layers)}: the size along "
+        f"{pronoun} is {removed.left:.2g} of the mean over directions (probability of such a gap "
+        f"among random ones: {10**-removed.score:.0e}){tokens}."
     )
-    return Finding(
-        kind="removed_direction",
+    return removed_direction(
         measure="size_left_along_it",
         number=removed.left,
         usual=sqrt(float(np.median(usual))) if usual else 1.0,
@@ -590,9 +554,7 @@ def _finding(removed: Removed, tokens: str) -> Finding:
 
 
 def _tokens(model: Model, removed: Sequence[Removed]) -> list[str]:
-    """The tokens along each set of directions, as the end of a sentence; empty if the checkpoint
-    has none.
-    """
+    """Tokens along each set of directions, as the end of a sentence; empty if unknown."""
     read, written, _ = token_rows(model) if removed else (None, None, "")
     names = token_names(Tokenizer.at_hand(model)) if removed else repr
     endings = []
@@ -601,12 +563,9 @@ def _tokens(model: Model, removed: Sequence[Removed]) -> list[str]:
         if rows is None:
             endings.append("")
             continue
-        poles = rows.nearest([each.least.directions])[0]
-        named = [
-            [repr(printable(names(int(row)))) for row in pole.rows[:TOKENS_IN_FINDING]]
-            for pole in poles
-        ]
-        endings.append(
-            f"; along it: {'; against it: '.join(', '.join(tokens) for tokens in named if tokens)}"
-        )
+        named = []
+        for pole in rows.nearest([each.least.directions])[0]:
+            shown = pole.rows[:TOKENS_IN_FINDING]
+            named.append(", ".join(repr(printable(names(int(row)))) for row in shown))
+        endings.append(f"; along it: {'; against it: '.join(filter(None, named))}")
     return endings

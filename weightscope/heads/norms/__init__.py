@@ -1,3 +1,1 @@
-"""What attention adds up: the lengths of alpha f(x), compared with alpha (norm-based-attention
-paper).
-"""
+"""Lengths of alpha f(x), which attention adds up, against alpha (norm-based-attention paper)."""

@@ -10,7 +10,7 @@ from weightscope.heads.norms.measure import NormAnalysis
 from weightscope.report.pages import style
 
 OFF = 0.01  # share of the sample, the smallest weights, that lies off the left edge of Fig. 3
-LEAST = 1e-3  # of the largest value: what is less has the colour of this in Fig. 4
+LEAST = 1e-3  # times the largest value; smaller ones have this one's colour in Fig. 4
 
 
 @style.in_our_style()
@@ -18,8 +18,9 @@ def singular_value_figure(norms: NormAnalysis, heads: np.ndarray) -> Figure:
     """Fig. 2: singular values of f, in descending order, of one head per layer."""
     figure, axis = style.subplots(figsize=(style.COLUMN, 2.3))
     colours = style.layer_colours(norms.layer_indices)
-    for of_layer, head, colour in zip(norms.singular_values, heads, colours, strict=True):
-        axis.plot(np.arange(1, of_layer.shape[1] + 1), of_layer[head], color=colour, linewidth=0.9)
+    index = np.arange(1, norms.singular_values.shape[2] + 1)
+    for spectra, head, colour in zip(norms.singular_values, heads, colours, strict=True):
+        axis.plot(index, spectra[head], color=colour, linewidth=0.9)
     axis.set_ylim(bottom=0)
     style.index_along(axis, "index $i$")
     axis.set_ylabel(r"singular value $\sigma_i$ of $\tilde f$")
@@ -29,9 +30,7 @@ def singular_value_figure(norms: NormAnalysis, heads: np.ndarray) -> Figure:
 
 @style.in_our_style()
 def pair_figure(norms: NormAnalysis) -> Figure:
-    """Fig. 3: |f(x)| against alpha, one panel per kind; points of the other kinds behind, in light
-    grey.
-    """
+    """Fig. 3: |f(x)| against alpha, one panel per kind; other kinds behind, in light grey."""
     figure, (axes,) = _panels(norms.kind_names, 1, 1.9)
     everything = np.concatenate(norms.pairs)  # (m, 2)
     styles = style.kind_styles(len(norms.kind_names))
@@ -39,14 +38,10 @@ def pair_figure(norms: NormAnalysis) -> Figure:
         axis.plot(*everything.T, ".", color="0.88", markersize=1, rasterized=True)
         axis.plot(*pairs.T, ".", color=look["color"], markersize=1, alpha=0.5, rasterized=True)
         axis.set_xscale("log")
-        known = (
-            rf"$\rho={ranks.rho:.2f}$"
-            if np.isfinite(ranks.rho)
-            else r"$\rho$ unknown"
-            if ranks.pairs
-            else "none"
-        )
-        axis.text(0.04, 0.98, known, transform=axis.transAxes, va="top", fontsize=7)
+        correlation = r"$\rho$ unknown" if ranks.pairs else "none"
+        if np.isfinite(ranks.rho):
+            correlation = rf"$\rho={ranks.rho:.2f}$"
+        axis.text(0.04, 0.98, correlation, transform=axis.transAxes, va="top", fontsize=7)
     if len(everything):
         axes[0].set_xlim(np.quantile(everything[:, 0], OFF), 1.5)
         axes[0].set_ylim(0, 1.15 * everything[:, 1].max())
@@ -71,14 +66,9 @@ def head_figure(norms: NormAnalysis) -> Figure:
         least = max(np.nanmin(values), LEAST * most)
         log = most > 10 * least  # less than a decade has no ticks
         norm = LogNorm(least, most, clip=True) if log else Normalize(least, most)
+        look = {"aspect": "auto", "cmap": style.BY_LAYER, "interpolation": "nearest"}
         for kind, axis in enumerate(axes):
-            image = axis.imshow(
-                values[:, :, kind],
-                aspect="auto",
-                cmap=style.BY_LAYER,
-                norm=norm,
-                interpolation="nearest",
-            )
+            image = axis.imshow(values[:, :, kind], norm=norm, **look)
         bar = figure.colorbar(image, ax=axes, pad=0.01, label=label, aspect=12)
         if log:
             bar.locator = LogLocator(subs=(1,) if most > 100 * least else (1, 2, 5))
@@ -94,32 +84,26 @@ def head_figure(norms: NormAnalysis) -> Figure:
 
 @style.in_our_style()
 def layer_figure(norms: NormAnalysis) -> Figure:
-    """Fig. 5: what a query gives to each kind, averaged over a layer's heads, as alpha and as
-    |alpha f(x)|.
-    """
+    """Fig. 5: alpha and |alpha f(x)| that a query gives to each kind, the mean over heads."""
     figure, (weights, vectors) = style.subplots(1, 2, figsize=(2 * style.COLUMN, 2.1))
     for axis, values in (weights, norms.alpha), (vectors, norms.alpha_f):
-        styles = style.kind_styles(len(norms.kind_names))
-        for kind, of_layers, look in zip(
-            norms.kind_names, values.mean(axis=1).T, styles, strict=True
-        ):
-            axis.plot(norms.layer_indices, of_layers, label=plain(kind), **look)
+        styles, means = style.kind_styles(len(norms.kind_names)), values.mean(axis=1).T  # (K, L)
+        for kind, mean, look in zip(norms.kind_names, means, styles, strict=True):
+            axis.plot(norms.layer_indices, mean, label=plain(kind), **look)
         axis.set_ylim(bottom=0)
         style.layers_along(axis)
     weights.set(title="weights", ylabel=r"summed $\alpha$")
     vectors.set(title="vectors added up", ylabel=r"summed $\|\alpha f(x)\|$")
-    figure.legend(
-        *weights.get_legend_handles_labels(), loc="outside right center", title="given to"
-    )
+    handles = weights.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside right center", title="given to")
     return figure
 
 
 def _panels(kinds: tuple[str, ...], rows: int, height: float) -> tuple[Figure, np.ndarray]:
     """Rows of panels, one per kind of token, two paper columns wide, with shared axes."""
     size = (min(1.0, (len(kinds) + 0.5) / 4) * 2 * style.COLUMN, height)
-    figure, axes = style.subplots(
-        rows, len(kinds), figsize=size, sharex=True, sharey=True, squeeze=False
-    )
+    shared = {"sharex": True, "sharey": True, "squeeze": False}
+    figure, axes = style.subplots(rows, len(kinds), figsize=size, **shared)
     for axis, kind in zip(axes[0], kinds, strict=True):
         axis.set_title(plain(kind))
     return figure, axes

@@ -34,7 +34,7 @@ from weightscope.runner.runner import Activations, Runner, Study, open_runner
 MOMENTS = ("mean", "sd", "cv", "max", "min")  # names of the table columns
 
 
-class Moments:
+class RunningMoments:
     """Mean, standard deviation and extremes, of several quantities at a time.
 
     Batches are merged by Chan, Golub and LeVeque's update, which stays exact where the deviation is
@@ -47,34 +47,29 @@ class Moments:
         self.smallest, self.largest = np.full(shape, np.inf), np.full(shape, -np.inf)
 
     def add(self, values: np.ndarray, at: int | tuple[int, ...] = ()) -> None:
-        """Add (..., m) values: m of every quantity or, with `at`, of the quantities at this
-        index.
-        """
+        """Add (..., m) values: m of every quantity, or of those at the index `at`."""
         values = values.astype(np.float64)
         before, new = self.count[at], values.shape[-1]
         mean = values.mean(axis=-1)
         apart = mean - self.mean[at]
-        self.squares[at] += ((values - mean[..., None]) ** 2).sum(
-            axis=-1
-        ) + apart**2 * before * new / (before + new)
+        within = ((values - mean[..., None]) ** 2).sum(axis=-1)
+        self.squares[at] += within + apart**2 * before * new / (before + new)
         self.mean[at] += apart * new / (before + new)
         self.count[at] += new
         self.smallest[at] = np.minimum(self.smallest[at], values.min(axis=-1))
         self.largest[at] = np.maximum(self.largest[at], values.max(axis=-1))
 
     def table(self) -> np.ndarray:
-        """Mean, standard deviation, coefficient of variation, maximum and minimum (`MOMENTS`):
-        (..., 5) float64.
-        """
+        """Mean, sd, coefficient of variation, maximum, minimum (`MOMENTS`): (..., 5) float64."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            deviation = np.sqrt(self.squares / self.count)  # of the population, not of a sample
-            return np.stack(
-                [self.mean, deviation, deviation / self.mean, self.largest, self.smallest], axis=-1
-            )
+            deviation = np.sqrt(self.squares / self.count)  # the population's, not a sample's
+            variation = deviation / self.mean
+        columns = [self.mean, deviation, variation, self.largest, self.smallest]
+        return np.stack(columns, axis=-1)
 
-    def pooled(self) -> "Moments":
+    def pooled(self) -> "RunningMoments":
         """The moments of all quantities' numbers together, of shape ()."""
-        total = Moments(())
+        total = RunningMoments(())
         total.count = self.count.sum()
         total.mean = (self.mean * self.count).sum() / total.count
         total.squares = (self.squares + self.count * (self.mean - total.mean) ** 2).sum()
@@ -83,41 +78,33 @@ class Moments:
 
 
 class PairSample:
-    """A random sample of the pairs alpha_ij and |f(x_j)|, by the kind of token j
-    (norm-based-attention, Fig. 3). shares: (n_kinds,), the probability with which a pair of a kind
-    is kept. room: the most pairs of a kind; further draws are dropped.
+    """Random sample of the pairs alpha_ij and |f(x_j)|, by the kind of token j (Fig. 3).
+
+    shares: (n_kinds,), the probability with which a pair of a kind is kept. room: the most pairs of
+    a kind; further draws are dropped.
     """
 
     def __init__(self, shares: np.ndarray, room: int, seed: int = 0) -> None:
         self.shares, self._rng = np.asarray(shares, np.float64), np.random.default_rng(seed)
         # Made once: small arrays kept between the large ones of a forward pass would hold on to the
         # heap around them.
-        self._kept, self._sizes = (
-            np.empty((len(self.shares), room, 2), np.float32),
-            [0] * len(self.shares),
-        )
+        self._kept = np.empty((len(self.shares), room, 2), np.float32)
+        self._sizes = [0] * len(self.shares)
 
     def add(self, attention: np.ndarray, norms: np.ndarray, kinds: np.ndarray) -> None:
-        """Draw among the pairs of a batch: attention (b, H, m, n), norms (b, H, n), kinds (b,
-        n).
-        """
+        """Draw among a batch's pairs: attention (b, H, m, n), norms (b, H, n), kinds (b, n)."""
         heads, queries = attention.shape[1:3]
         for kind, share in enumerate(self.shares):
             place, key = np.nonzero(kinds == kind)
             if not len(place):
                 continue
             possible = len(place) * heads * queries
-            drawn = self._rng.choice(
-                possible, self._rng.binomial(possible, share), replace=False, shuffle=False
-            )
+            count = self._rng.binomial(possible, share)
+            drawn = self._rng.choice(possible, count, replace=False, shuffle=False)
             token, head, query = np.unravel_index(drawn, (len(place), heads, queries))
-            pairs = np.stack(
-                (
-                    attention[place[token], head, query, key[token]],
-                    norms[place[token], head, key[token]],
-                ),
-                axis=1,
-            )
+            sequence, j = place[token], key[token]
+            alphas, lengths = attention[sequence, head, query, j], norms[sequence, head, j]
+            pairs = np.stack((alphas, lengths), axis=1)
             free = self._kept[kind, self._sizes[kind] :]
             pairs = pairs[pairs[:, 0] > 0][: len(free)]
             free[: len(pairs)] = pairs
@@ -130,63 +117,55 @@ class PairSample:
 
 # The analysis
 
-# pairs of a kind in Fig. 3: the paper's share, and roughly the largest number
-SHARE, MOST = 0.01, 5000
+SHARE = 0.01  # share of a kind's pairs in Fig. 3, as in the paper
+PAIRS_DRAWN = 5000  # about the largest number of a kind's pairs in Fig. 3
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NormAnalysis(Study):
-    """Lengths of the vectors that attention adds up, in L attention layers of H heads, by K kinds
-    of token.
-    """
+    """Lengths of the vectors that L layers of H heads add up, by K kinds of token."""
 
     FIGURE, PAGE = "heads.norms.figures:layer_figure", "heads.norms.page:write_norms_page"
     TABLES: ClassVar = {
-        **{
-            f"{name}.csv": attrgetter(name)
-            for name in ("heads", "layers", "kinds", "shares", "summary")
-        },
+        "heads.csv": attrgetter("heads"),
+        "layers.csv": attrgetter("layers"),
+        "kinds.csv": attrgetter("kinds"),
+        "shares.csv": attrgetter("shares"),
+        "summary.csv": attrgetter("summary"),
         "norms.npz": lambda norms: norms.arrays(),
     }
 
     layer_indices: np.ndarray  # (L,)
     kind_names: tuple[str, ...]
-    n_sequences: int  # that were run
+    n_sequences: int  # sequences that were run
     n_tokens: int
-    f: Moments  # (L, H): |f(x)| of every token (Table 1)
-    x: Moments  # (L,): |x| of every token, the residual stream as it enters the layer (Table 2)
-    # alpha against |f(x)| over all heads and pairs (i, j), by the kind of j (Table 3)
-    ranks: list[Spearman]
-    singular_values: np.ndarray  # (L, H, r + 1): Of f as a linear map on [x 1] (Fig. 2)
-    pairs: list[np.ndarray]  # (m, 2): A sample of alpha and |f(x)| by kind (Fig. 3)
+    f: RunningMoments  # (L, H): |f(x)| of every token (Table 1)
+    x: RunningMoments  # (L,): |x| of every token as it enters the layer (Table 2)
+    ranks: list[Spearman]  # alpha against |f(x)| over all heads, by the kind of j (Table 3)
+    singular_values: np.ndarray  # (L, H, r + 1): spectra of f as a linear map on [x 1] (Fig. 2)
+    pairs: list[np.ndarray]  # (m, 2): sample of alpha and |f(x)| by kind (Fig. 3)
     # (L, H, K): alpha summed over a sequence's tokens of a kind; mean over queries, then over
-    # sequences (Figs 4a and 5a).
+    # sequences (Figs 4a and 5a)
     alpha: np.ndarray
-    alpha_f: np.ndarray  # (L, H, K): The same of |alpha f(x)| (Fig. 5b)
-    # (L, H, K): Mean |f(x)| over all tokens of a kind (Fig. 4b); NaN for a kind that never occurs.
-    f_by_kind: np.ndarray
-    # Whether a gate multiplies what heads gather; f(x) and all of the above leave it out
-    gated: bool
-    seed: int  # For the sample of pairs and the heads shown in Fig. 2
+    alpha_f: np.ndarray  # (L, H, K): |alpha f(x)|, averaged like alpha (Fig. 5b)
+    f_by_kind: np.ndarray  # (L, H, K): mean |f(x)| of a kind (Fig. 4b); NaN if it never occurs
+    gated: bool  # True if a gate multiplies what heads gather; all of the above leave it out
+    seed: int  # for the sample of pairs and the heads shown in Fig. 2
 
     @property
     def lead(self) -> str:
-        """What special tokens and punctuation get of the weights and give to the sum, and what the
-        model was run on.
-        """
-        # all other tokens are the last
-        *kinds, _ = zip(self.shares.rows(), self.ranks, strict=True)
-        takes = [
-            f"{kind} takes {weight:.1%} of the attention weight and gives {length:.1%} of the length of what is added "
-            "up"
-            for (kind, weight, length), ranks in kinds
-            if ranks.pairs
-        ]
-        takes += [f"no token is {kind}" for (kind, _, _), ranks in kinds if not ranks.pairs]
-        run_on = (
-            f"Run on {self.n_sequences:,} sequences, {self.n_tokens:,} tokens, from {self.source}."
-        )
-        return f"{'; '.join(takes)}; the rest is all other tokens'. {run_on}"
+        """Summary: weight and length that special tokens and punctuation get, and the run."""
+        *kinds, _ = zip(self.shares.rows(), self.ranks, strict=True)  # the last is all others
+        takes, absent = [], []
+        for (kind, weight, length), ranks in kinds:
+            if ranks.pairs:
+                gives = f"gives {length:.1%} of the length of what is added up"
+                takes.append(f"{kind} takes {weight:.1%} of the attention weight and {gives}")
+            else:
+                absent.append(f"no token is {kind}")
+        size = f"{self.n_sequences:,} sequences, {self.n_tokens:,} tokens"
+        rest = f"the rest is all other tokens'. Run on {size}, from {self.source}."
+        return "; ".join([*takes, *absent, rest])
 
     @property
     def about(self) -> str:
@@ -198,27 +177,19 @@ class NormAnalysis(Study):
         return [self.lead, self.kinds.text()]
 
     def shown(self) -> list[Table]:
-        """What each kind of token gets and gives."""
+        """Tables of what each kind of token gets and gives."""
         return [self.shares, self.kinds]
 
     @cached_property
     def heads(self) -> Table:
-        """One row per head: Table 1, the extreme singular values of f, and by kind what Figs 4 and
-        5 show.
-        """
+        """One row per head: Table 1, extreme singular values of f, and Figs 4 and 5 by kind."""
+        largest = self.singular_values[..., 0].ravel()
+        smallest = self.singular_values[..., -1].ravel()
         columns = [
             *crossed(layer=self.layer_indices, head=range(self.alpha.shape[1])),
             *_moment_columns("|f|", "$|f(x)|$", self.f),
-            Column(
-                "sigma_max",
-                self.singular_values[..., 0].ravel(),
-                meaning="largest stretch by $f$ on $[x 1]$",
-            ),
-            Column(
-                "sigma_min",
-                self.singular_values[..., -1].ravel(),
-                meaning="smallest stretch by $f$ on $[x 1]$",
-            ),
+            Column("sigma_max", largest, meaning="largest stretch by $f$ on $[x 1]$"),
+            Column("sigma_min", smallest, meaning="smallest stretch by $f$ on $[x 1]$"),
             *self._kind_columns("alpha", self.alpha),
             *self._kind_columns("|alpha f|", self.alpha_f),
             *self._kind_columns("|f|", self.f_by_kind),
@@ -239,26 +210,22 @@ class NormAnalysis(Study):
     @cached_property
     def kinds(self) -> Table:
         """One row per kind of token: Table 3."""
+        pairs, rho, error = zip(*((r.pairs, r.rho, r.error) for r in self.ranks), strict=True)
         return Table(
             [
                 Column("kind", self.kind_names, "kind of token"),
-                Column("pairs", [each.pairs for each in self.ranks]),
-                Column(
-                    "spearman",
-                    [each.rho for each in self.ranks],
-                    "Spearman of $alpha$ and $|f(x)|$",
-                ),
-                Column("within", [each.error for each in self.ranks], "known to within"),
+                Column("pairs", pairs),
+                Column("spearman", rho, "Spearman of $alpha$ and $|f(x)|$"),
+                Column("within", error, "known to within"),
             ],
-            "Table 3. Every pair of a query $i$ and a token $j$, in all heads and layers, by the kind of $j$; masked "
-            "pairs do not count. Ranks come from narrow bins; the last column bounds the resulting error.",
+            "Table 3. Every pair of a query $i$ and a token $j$, in all heads and layers, by the "
+            "kind of $j$; masked pairs do not count. Ranks come from narrow bins; the last column "
+            "bounds the resulting error.",
         )
 
     @cached_property
     def shares(self) -> Table:
-        """One row per kind of token: its share of all attention weight and of the length of all
-        vectors added up.
-        """
+        """One row per kind of token: its shares of attention weight and of length added up."""
         weight, length = (values.mean(axis=(0, 1)) for values in (self.alpha, self.alpha_f))  # (K,)
         return Table(
             [
@@ -271,9 +238,7 @@ class NormAnalysis(Study):
 
     @cached_property
     def summary(self) -> Table:
-        """The last rows of Tables 1 and 2: pooled over all heads and layers, and the mean over
-        heads or layers.
-        """
+        """Last rows of Tables 1 and 2: all heads and layers pooled, and their means."""
         rows = [
             ("|f(x)|, all heads together", *self.f.pooled().table()),
             ("|f(x)|, mean of the heads", *self.f.table().mean(axis=(0, 1))),
@@ -284,7 +249,7 @@ class NormAnalysis(Study):
 
     def arrays(self) -> dict[str, Any]:
         """The content of norms.npz."""
-        pairs_kind = np.repeat(np.arange(len(self.pairs)), [*map(len, self.pairs)])
+        kind_of_pair = np.repeat(np.arange(len(self.pairs)), [*map(len, self.pairs)])
         return {
             "layers": self.layer_indices,
             "kinds": np.array(self.kind_names),
@@ -295,24 +260,18 @@ class NormAnalysis(Study):
             "alpha_f": self.alpha_f,
             "f_by_kind": self.f_by_kind,
             "pairs": np.concatenate(self.pairs),
-            "pairs_kind": pairs_kind,
+            "pairs_kind": kind_of_pair,
         }
 
     def _kind_columns(self, what: str, values: np.ndarray) -> list[Column]:
         """Turn (..., K) values into one column per kind."""
-        by_kind = values.reshape(-1, len(self.kind_names)).T
-        return [
-            Column(f"{what} {kind}", values)
-            for kind, values in zip(self.kind_names, by_kind, strict=True)
-        ]
+        columns = zip(self.kind_names, values.reshape(-1, len(self.kind_names)).T, strict=True)
+        return [Column(f"{what} {kind}", column) for kind, column in columns]
 
 
-def _moment_columns(name: str, symbol: str, moments: Moments) -> list[Column]:
-    values = moments.table().reshape(-1, len(MOMENTS)).T
-    return [
-        Column(f"{name} {moment}", column, f"{moment} {symbol}")
-        for moment, column in zip(MOMENTS, values, strict=True)
-    ]
+def _moment_columns(name: str, symbol: str, moments: RunningMoments) -> list[Column]:
+    columns = zip(MOMENTS, moments.table().reshape(-1, len(MOMENTS)).T, strict=True)
+    return [Column(f"{name} {moment}", column, f"{moment} {symbol}") for moment, column in columns]
 
 
 def study_norms(
@@ -332,9 +291,7 @@ def measure_norms(
     layers, n = list(runner.layers.values()), len(sequences)
     totals = _Totals(runner, sequences, kinds, seed)
     runner.observe(sequences, totals)
-    stretched = np.stack(
-        [singular_values(layer) for layer in bar(layers, "singular values of f", "layer")]
-    )
+    spectra = [singular_values(layer) for layer in bar(layers, "singular values of f", "layer")]
     return NormAnalysis.of(
         runner,
         layer_indices=np.array(list(runner.layers)),
@@ -344,7 +301,7 @@ def measure_norms(
         f=totals.f,
         x=totals.x,
         ranks=totals.ranks.results(),
-        singular_values=stretched,
+        singular_values=np.stack(spectra),
         pairs=totals.sample.pairs(),
         alpha=totals.alpha / n,
         alpha_f=totals.alpha_f / n,
@@ -355,21 +312,17 @@ def measure_norms(
 
 
 def singular_values(layer: Layer) -> np.ndarray:
-    """Singular values of f of every head as a linear map on [x 1], (H, r + 1); no forward pass
-    (Fig. 2).
-    """
+    """Singular values (H, r + 1) of every head's f on [x 1]; no forward pass (Fig. 2)."""
 
     def triangle_of(factor: np.ndarray) -> Triangle:
         wide = factor.astype(np.float64)
         return triangle(wide, wide.T @ wide)
 
-    heads = ((*layer.v.of(head.kv_head), np.asarray(layer.w_o[head.index])) for head in layer.heads)
-    return np.stack(
-        [
-            affine_singular_values(triangle_of(w_v), b_v, triangle_of(w_o.T))
-            for w_v, b_v, w_o in heads
-        ]
-    )
+    spectra = []
+    for head in layer.heads:
+        (w_v, b_v), w_o = layer.v.of(head.kv_head), np.asarray(layer.w_o[head.index])
+        spectra.append(affine_singular_values(triangle_of(w_v), b_v, triangle_of(w_o.T)))
+    return np.stack(spectra)
 
 
 class _Totals:
@@ -380,41 +333,38 @@ class _Totals:
     ) -> None:
         self.kinds, self.n_kinds, self.device = kinds, len(kinds.names), runner.device
         self.row = {index: row for row, index in enumerate(runner.layers)}
-        self.on_device = {
-            index: (layer.on(self.device), self.device.put(output_triangles(np.asarray(layer.w_o))))
-            for index, layer in bar(
-                runner.layers.items(), "lengths after W_O", "layer", total=len(runner.layers)
-            )
-        }
+        self.on_device = {}
+        layers = bar(runner.layers.items(), "lengths after W_O", "layer", total=len(runner.layers))
+        for index, layer in layers:
+            triangles = self.device.put(output_triangles(np.asarray(layer.w_o)))
+            self.on_device[index] = layer.on(self.device), triangles
         n_layers, n_heads = len(runner.layers), runner.model.config.n_heads
-        self.f, self.x = Moments((n_layers, n_heads)), Moments((n_layers,))
+        self.f, self.x = RunningMoments((n_layers, n_heads)), RunningMoments((n_layers,))
         self.alpha, self.alpha_f = np.zeros((2, n_layers, n_heads, self.n_kinds))
         self.f_by_kind = [MeanByKind((n_heads,), self.n_kinds) for _ in runner.layers]
         self.ranks = RankCorrelation(self.n_kinds)
-        pairs = (
-            n_layers
-            * n_heads
-            * sum(len(each) * counts_by_kind(kinds(each), self.n_kinds) for each in sequences)
-        )
-        self.sample = PairSample(np.minimum(SHARE, MOST / np.maximum(pairs, 1)), 2 * MOST, seed)
+        in_head = sum(len(each) * counts_by_kind(kinds(each), self.n_kinds) for each in sequences)
+        pairs = n_layers * n_heads * in_head
+        shares = np.minimum(SHARE, PAIRS_DRAWN / np.maximum(pairs, 1))
+        self.sample = PairSample(shares, 2 * PAIRS_DRAWN, seed)
 
     def __call__(self, seen: Activations) -> None:
         row, kinds = self.row[seen.layer.index], self.kinds(seen.tokens)  # (b, n)
         b, n, d = seen.x.shape
         x = seen.x.reshape(b * n, d)
         layer, triangles = self.on_device[seen.layer.index]
-        # (H, b n)
-        norms = self.device.get(value_norms(layer.inner_values(self.device.put(x)), triangles))
+        values = layer.inner_values(self.device.put(x))
+        norms = self.device.get(value_norms(values, triangles))  # (H, b n)
         self.f.add(norms, row)
         self.x.add(np.sqrt(np.einsum("nd,nd->n", x, x)), row)
         norms = np.ascontiguousarray(norms.reshape(-1, b, n).transpose(1, 0, 2))  # (b, H, n)
         self.f_by_kind[row].add(norms, kinds)
         # (b, H, n); |alpha f| = alpha |f|, and |f| is the same for all queries
         alpha = seen.attention.mean(axis=-2)
-        self.alpha[row] += sums_by_kind(alpha, kinds, self.n_kinds).sum(axis=0, dtype=np.float64)
-        self.alpha_f[row] += sums_by_kind(alpha * norms, kinds, self.n_kinds).sum(
-            axis=0, dtype=np.float64
-        )
+        weights = sums_by_kind(alpha, kinds, self.n_kinds)
+        lengths = sums_by_kind(alpha * norms, kinds, self.n_kinds)
+        self.alpha[row] += weights.sum(axis=0, dtype=np.float64)
+        self.alpha_f[row] += lengths.sum(axis=0, dtype=np.float64)
         for head in range(norms.shape[1]):  # one head at a time stays in the processor's cache
             self.ranks.add(seen.attention[:, head], norms[:, head], kinds)
         self.sample.add(seen.attention, norms, kinds)

@@ -1,10 +1,9 @@
-"""The page of a norm-based analysis, with the norm-based-attention paper's numbers for BERT-base
-(uncased).
+"""Page of a norm-based analysis, with the norm-based-attention paper's numbers for BERT-base.
 
-Kobayashi, Kuribayashi, Yokoi, Suzuki and Inui, ベクトル長に基づく自己注意機構の解析 (an analysis of self-attention by
-lengths of vectors): Tables 1 to 3, and Fig. 2 in the words of section 5.2. The paper ran 992
-sequences of at most 128 tokens, each two consecutive paragraphs of the English Wikipedia. The paper
-counts layers and heads from 1, this file from 0.
+Kobayashi, Kuribayashi, Yokoi, Suzuki and Inui, ベクトル長に基づく自己注意機構の解析 (an analysis of
+self-attention by lengths of vectors): Tables 1 to 3, and Fig. 2 in the words of section 5.2. The
+paper ran 992 sequences of at most 128 tokens, each two consecutive paragraphs of the English
+Wikipedia. The paper counts layers and heads from 1, this file from 0.
 
 Every table has the keys of its rows in `NormAnalysis`, and gives their moments: mean, sd, cv, max,
 min.
@@ -33,7 +32,7 @@ TABLE_2 = {  # |x| of the layers that vary most and least
     (11,): (20.49, 4.62, 0.23, 32.84, 4.13),
     (6,): (21.64, 1.40, 0.06, 23.03, 11.87),
 }
-LAST_ROWS = {  # of both
+LAST_ROWS = {  # the last rows of both tables
     ("|f(x)|, all heads together",): (5.15, 1.75, 0.34, 18.64, 0.10),
     ("|x|, all layers together",): (19.93, 3.03, 0.15, 32.84, 4.13),
 }
@@ -44,8 +43,7 @@ TABLE_3 = {  # pairs (i, j), and Spearman's rank correlation of alpha and |f(x)|
     ("other",): (1_944_928_224, -0.06),
 }
 
-# Fig. 2: the largest singular value of f over its smallest is at least this in every head drawn
-LEAST_STRETCH = 1.8
+LEAST_STRETCH = 1.8  # Fig. 2: largest over smallest singular value of f, at least, in every head
 
 
 # The page
@@ -53,9 +51,7 @@ LEAST_STRETCH = 1.8
 
 @report("What attention adds up in {0.model}")
 def write_norms_page(files: Files, norms: NormAnalysis) -> Iterator[Section]:
-    """For the paper's model, the paper's numbers are shown with the measured ones; otherwise in
-    their own section.
-    """
+    """Write the page; the paper's numbers stand beside its own model's, or alone."""
     printed = norms.model.partition("@")[0] in MODELS
     yield _given(files, norms)
     yield _ranks(files, norms, printed)
@@ -69,15 +65,19 @@ def write_norms_page(files: Files, norms: NormAnalysis) -> Iterator[Section]:
 def _given(files: Files, norms: NormAnalysis) -> Section:
     figure = Figure(
         save(figures.layer_figure(norms), files, "layers"),
-        "Fig. 5: attention weight (left) and length of the vectors added up (right) that a query takes from each kind "
-        "of token: summed over a sequence's tokens of the kind, then the mean over queries, sequences and heads.",
+        "Fig. 5: attention weight (left) and length of the vectors added up (right) that a query "
+        "takes from each kind of token: summed over a sequence's tokens of the kind, then the "
+        "mean over queries, sequences and heads.",
     )
     text = (
         "$$y_i = sum_j alpha_(i j) f(x_j) + b_O$$ $$f(x) = (x W_V + b_V) W_O$$ "
         "Attention adds up $alpha f(x)$: a large weight on a short vector adds little."
     )
     if norms.gated:
-        text += " In this model a gate, which depends on the query, multiplies what a head gathers; $f$ leaves it out."
+        text += (
+            " In this model a gate, which depends on the query, multiplies what a head gathers; "
+            "$f$ leaves it out."
+        )
     shares = Filed(norms.shares, "shares.csv")
     return Section("What attention weights say, and what is added up", text, [figure, shares])
 
@@ -87,17 +87,18 @@ def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
     sampled = " + ".join(f"{len(pairs):,}" for pairs in norms.pairs)
     figure = Figure(
         save(figures.pair_figure(norms), files, "pairs"),
-        f"Fig. 3: a random sample of these pairs ({sampled} points), $alpha$ on a logarithmic scale; the other kinds "
-        f"in pale grey. The {figures.OFF:.0%} with the smallest weights lie off the left edge.",
+        f"Fig. 3: a random sample of these pairs ({sampled} points), $alpha$ on a logarithmic "
+        f"scale; the other kinds in pale grey. The {figures.OFF:.0%} with the smallest weights lie "
+        "off the left edge.",
     )
     text = "They do if Spearman's correlation is negative."
     # an encoder's two special tokens, whatever it calls them
     if len(norms.kind_names) == len(TABLE_3):
-        pairs = zip(norms.kinds.rows(), TABLE_3.items(), strict=True)
-        correlations = (
-            f"{plain(kind)} {rho:.2f} ({f'{name}, ' if name != kind else ''}{theirs:.2f})"
-            for (kind, _, rho, _), ((name,), (_, theirs)) in pairs
-        )
+        correlations = []
+        rows = zip(norms.kinds.rows(), TABLE_3.items(), strict=True)
+        for (kind, _, rho, _), ((name,), (_, theirs)) in rows:
+            paper_kind = f"{name}, " if name != kind else ""
+            correlations.append(f"{plain(kind)} {rho:.2f} ({paper_kind}{theirs:.2f})")
         text += f" Here, and in the paper's BERT-base (in parentheses): {'; '.join(correlations)}."
     ranks = table if printed else Filed(table, "kinds.csv")
     return Section("Do large weights meet short vectors?", text, [ranks, figure])
@@ -106,10 +107,14 @@ def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
 def _heads(files: Files, norms: NormAnalysis) -> Section:
     figure = Figure(
         save(figures.head_figure(norms), files, "heads"),
-        "Fig. 4, for every kind: the weight that a head gives to the kind (above; sum over a sequence's tokens, mean "
-        "over queries and sequences) and the mean $|f(x)|$ of its tokens (below).",
+        "Fig. 4, for every kind: the weight that a head gives to the kind (above; sum over a "
+        "sequence's tokens, mean over queries and sequences) and the mean $|f(x)|$ of its tokens "
+        "(below).",
     )
-    text = "A head that gives nearly all of its weight to a kind that $f$ makes short adds nearly nothing."
+    text = (
+        "A head that gives nearly all of its weight to a kind that $f$ makes short adds nearly "
+        "nothing."
+    )
     return Section("Head by head", text, [figure])
 
 
@@ -119,19 +124,18 @@ def _stretch(files: Files, norms: NormAnalysis, printed: bool) -> Section:
     with np.errstate(divide="ignore"):
         stretch = s[..., 0] / s[..., -1]
     text = (
-        f"$f$ stretches one direction at least {stretch.min():.2g} times as much as another in every head; the median "
-        f"over heads is {np.median(stretch):.3g}."
+        f"$f$ stretches one direction at least {stretch.min():.2g} times as much as another in "
+        f"every head; the median over heads is {np.median(stretch):.3g}."
     )
     if printed:
         text += f" The paper's heads: at least {LEAST_STRETCH:g} times."
-    drawn = ", ".join(
-        f"{layer}.{head}" for layer, head in zip(norms.layer_indices, heads, strict=True)
-    )
+    places = zip(norms.layer_indices, heads, strict=True)
+    drawn = ", ".join(f"{layer}.{head}" for layer, head in places)
     figure = Figure(
         save(figures.singular_value_figure(norms, heads), files, "singular-values"),
-        "Fig. 2: singular values of $f$ as a linear map on $[x 1]$ (eqs 9-11), from the weights alone; one head a "
-        f"layer, drawn at random (layer.head): {drawn}. If a norm precedes attention, $x$ is the normalised "
-        "input.",
+        "Fig. 2: singular values of $f$ as a linear map on $[x 1]$ (eqs 9-11), from the weights "
+        f"alone; one head a layer, drawn at random (layer.head): {drawn}. If a norm precedes "
+        "attention, $x$ is the normalised input.",
     )
     return Section("How f stretches", text, [figure])
 
@@ -142,9 +146,9 @@ def _lengths(norms: NormAnalysis, printed: bool) -> Section:
     heads = heads.sorted_by("|f| cv", descending=True)
     layer, head, cv = (heads[name] for name in ("layer", "head", "|f| cv"))
     text = (
-        f"$|f(x)|$ varies by {cv[0]:.0%} of its mean in layer {layer[0]} head {head[0]}, by {cv[-1]:.0%} in layer "
-        f"{layer[-1]} head {head[-1]}; heads are in this order. $|x|$ is the length of the residual stream as it "
-        "enters the layer, before any norm."
+        f"$|f(x)|$ varies by {cv[0]:.0%} of its mean in layer {layer[0]} head {head[0]}, by "
+        f"{cv[-1]:.0%} in layer {layer[-1]} head {head[-1]}; heads are in this order. $|x|$ is the "
+        "length of the residual stream as it enters the layer, before any norm."
     )
     summary = norms.summary
     if printed:
@@ -158,15 +162,11 @@ def _lengths(norms: NormAnalysis, printed: bool) -> Section:
 def _beside(
     table: Table, n_keys: int, printed: Mapping[Any, Sequence[float]], names: Sequence[str]
 ) -> Table:
-    """Add the paper's numbers as columns, matched by the first `n_keys` cells; empty where the
-    paper prints none.
-    """
+    """Add the paper's numbers as columns, matched by `n_keys` first cells; NaN if not printed."""
     rows = [printed.get(tuple(row[:n_keys]), [np.nan] * len(names)) for row in table.rows()]
-    columns = [
-        Column(f"paper's {name}", values)
-        for name, values in zip(names, zip(*rows, strict=True), strict=True)
-    ]
-    return Table([*table.columns, *columns], table.caption)
+    columns = zip(names, zip(*rows, strict=True), strict=True)
+    paper = [Column(f"paper's {name}", values) for name, values in columns]
+    return Table([*table.columns, *paper], table.caption)
 
 
 def _reference() -> Section:
@@ -183,7 +183,8 @@ def _reference() -> Section:
         Table.of_rows(("kind of token", "pairs", "Spearman"), ranks, "Table 3."),
     ]
     text = (
-        "Printed by Kobayashi, Kuribayashi, Yokoi, Suzuki and Inui for another model, BERT-base (uncased), on 992 "
-        "sequences of the English Wikipedia; none of them was measured here. Layers and heads count from 0."
+        "Printed by Kobayashi, Kuribayashi, Yokoi, Suzuki and Inui for another model, BERT-base "
+        "(uncased), on 992 sequences of the English Wikipedia; none of them was measured here. "
+        "Layers and heads count from 0."
     )
     return Section("For reference: the paper's BERT-base", text, tables)

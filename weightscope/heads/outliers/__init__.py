@@ -1,3 +1,1 @@
-"""Which dimensions of the residual stream stand out and decide where attention goes
-(outlier-dimensions paper).
-"""
+"""Dimensions of the residual stream that decide where attention goes (outlier-dimensions paper)."""

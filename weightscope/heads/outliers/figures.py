@@ -1,6 +1,4 @@
-"""Figures of the outlier-dimensions paper: the stream's means, attention by kind of token, and C of
-every dimension.
-"""
+"""Figures of the outlier-dimensions paper: means, attention by kind of token, C by dimension."""
 
 from collections.abc import Collection, Sequence
 from itertools import product
@@ -16,15 +14,20 @@ from matplotlib.transforms import Bbox
 
 from weightscope.core.formulas import plain
 from weightscope.core.tables import Table
-from weightscope.heads.outliers.measure import DIMENSION_Z, Contributions, OutlierAnalysis, Stream
+from weightscope.heads.outliers.measure import (
+    DIMENSION_Z,
+    Contributions,
+    OutlierAnalysis,
+    StreamMeans,
+)
 from weightscope.report.pages import style
 
 MOST_IN_LEGEND = 16  # heads
 MOST_NAMED = 12  # dimensions in one panel
 MOST_DRAWN = 32  # outlier dimensions by kind of token, the farthest first
-# points between a value and its number; lines of numbers above each other at most
-NEAR, LINES = 3, 5
-FAR = 0.1  # of the axis: a number farther from its value seems to name another, so it is left out
+NEAR = 3  # points between a value and its number
+LINES = 5  # lines of numbers above each other, at most
+FAR = 0.1  # share of the axis; a number farther from its value seems to name another
 LEANS: tuple[tuple[Literal["center", "left", "right"], int], ...] = (
     ("center", 0),
     ("left", 2),
@@ -34,9 +37,7 @@ LEANS: tuple[tuple[Literal["center", "left", "right"], int], ...] = (
 
 @style.in_our_style()
 def means_figure(outliers: OutlierAnalysis) -> Figure:
-    """Fig. 1: mean over tokens of every dimension of each layer's output; outliers of these means
-    are named.
-    """
+    """Fig. 1: mean of every dimension of each layer's output, with outliers named."""
     stream = outliers.stream
     means, z = stream.means[..., 0], stream.z[..., 0]  # (L + 1, d)
     outputs = np.arange(len(means))
@@ -56,7 +57,7 @@ def means_figure(outliers: OutlierAnalysis) -> Figure:
 
 
 @style.in_our_style()
-def attention_figure(stream: Stream) -> Figure:
+def attention_figure(stream: StreamMeans) -> Figure:
     """Fig. 2: mean attention to a token of each kind, by layer, over all heads and queries."""
     figure, axis = style.subplots(figsize=(style.COLUMN, 2.2))
     _kind_lines(axis, stream.layer_indices, stream.attention.mean(axis=1), stream.kind_names)
@@ -68,10 +69,8 @@ def attention_figure(stream: Stream) -> Figure:
 
 
 @style.in_our_style()
-def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
-    """Fig. 3: mean of each outlier dimension over tokens of each kind, by layer; one panel per
-    dimension.
-    """
+def values_figure(stream: StreamMeans, dimensions: np.ndarray) -> Figure:
+    """Fig. 3: mean of each outlier dimension over tokens of each kind; a panel each."""
     dimensions = dimensions[:MOST_DRAWN]
     figure, axes, columns = _grid(len(dimensions), 4, 1.4, 0.3)
     for panel, (j, axis) in enumerate(zip(dimensions, axes, strict=True)):
@@ -89,9 +88,7 @@ def values_figure(stream: Stream, dimensions: np.ndarray) -> Figure:
 
 @style.in_our_style()
 def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.ndarray) -> Figure:
-    """Fig. 4: C of every dimension in a few layers, one dot per head; large values are named,
-    outliers in black.
-    """
+    """Fig. 4: C of every dimension in a few layers, a dot per head; outliers named in black."""
     figure, axes, _ = _grid(len(rows), 1, 1.6, 0.3)
     figure.set_figwidth(2 * style.COLUMN)
     for row, axis in zip(rows, axes, strict=True):
@@ -102,16 +99,9 @@ def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.n
     style.index_along(axes[-1], "dimension $j$", 9)
     n_heads = c.overall.shape[1]
     if n_heads <= MOST_IN_LEGEND:
+        look: dict[str, Any] = {"linestyle": "", "markersize": 4, "markeredgewidth": 0}
         handles = [
-            Line2D(
-                [],
-                [],
-                linestyle="",
-                markersize=4,
-                markeredgewidth=0,
-                label=f"head {head}",
-                **_head_dot(head),
-            )
+            Line2D([], [], label=f"head {head}", **look, **_head_dot(head))
             for head in range(n_heads)
         ]
         figure.legend(handles=handles, loc="outside right center", handletextpad=0.1)
@@ -138,40 +128,31 @@ def all_layers_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
 
 @style.in_our_style()
 def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
-    """What makes keys of a kind score above the last kind's: all dimensions, outliers, and the two
-    that add most.
-    """
+    """Score of each kind of key above the last: all dimensions, outliers, the largest two."""
     shown = [kind for kind in range(len(c.kind_names) - 1) if c.counts[kind]]
-    figure, axes = style.subplots(
-        1, len(shown), figsize=(style.COLUMN * min(2, len(shown)), 3.0), squeeze=False
-    )
+    size = style.COLUMN * min(2, len(shown)), 3.0
+    figure, axes = style.subplots(1, len(shown), figsize=size, squeeze=False)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.28), "ncols": 2}
     for kind, axis in zip(shown, axes[0], strict=True):
         gaps = c.gaps[:, kind]  # (L, d)
         axis.axhline(0, color="0.8", linewidth=0.5)
         axis.plot(c.layer_indices, gaps.sum(axis=-1), color="black", label="all")
-        of_outliers = gaps[:, dimensions].sum(axis=-1)
-        axis.plot(
-            c.layer_indices, of_outliers, color="0.5", linestyle="--", label="outliers together"
-        )
+        together = gaps[:, dimensions].sum(axis=-1)
+        dashed = {"color": "0.5", "linestyle": "--", "label": "outliers together"}
+        axis.plot(c.layer_indices, together, **dashed)
         for j in sorted(map(int, np.argsort(-np.abs(gaps).max(axis=0))[:2])):
             axis.plot(c.layer_indices, gaps[:, j], label=str(j), **_dimension_style(j, dimensions))
         axis.set_title(f"{plain(c.kind_names[kind])} above {c.kind_names[-1]}")
         style.index_along(axis, "attention layer")
-        axis.legend(
-            title="dimensions",
-            title_fontsize=7,
-            ncols=2,
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.28),
-        )
-    # as a label of the first panel it is cut off
+        axis.legend(title="dimensions", title_fontsize=7, **below)
+    # a label of the first panel would be cut off
     figure.supylabel("mean score, before $1/\\sqrt{d'}$", fontsize=8)
     return figure
 
 
 @style.in_our_style()
 def guess_figure(agreement: Table) -> Figure:
-    """How well the weights' guesses order the dimensions, by layer."""
+    """Agreement of the weights' guesses with the measured order of dimensions, by layer."""
     figure, axis = style.subplots(figsize=(style.COLUMN, 2.2))
     axis.axhline(0, color="0.6", linewidth=0.6)
     for place, column in enumerate(agreement.columns[1:]):
@@ -204,42 +185,29 @@ def _kind_lines(axis: Axes, x: np.ndarray, means: np.ndarray, kinds: Sequence[st
 
 
 def _dots(axis: Axes, c: Contributions, row: int, size: float) -> None:
-    """C of a layer against the dimension, heads drawn in mixed order so that none hides the
-    others.
-    """
+    """C of a layer against the dimension, heads in mixed order so that none hides others."""
     axis.axhline(0, color="0.8", linewidth=0.5)
-    of_heads = c.overall[row]  # (H, d)
-    n_heads, d = of_heads.shape
+    by_head = c.overall[row]  # (H, d)
+    n_heads, d = by_head.shape
     heads, dimension = np.divmod(np.random.default_rng(0).permutation(n_heads * d), d)
     for first in range(0, n_heads, len(style.COLOURS)):  # heads that share a marker
         members = (heads >= first) & (heads < first + len(style.COLOURS))
         colours = [style.head_style(head)["color"] for head in heads[members]]
-        values, marker = of_heads[heads[members], dimension[members]], _head_dot(first)["marker"]
-        axis.scatter(
-            dimension[members],
-            values,
-            s=size,
-            c=colours,
-            marker=marker,
-            linewidth=0,
-            rasterized=True,
-        )
+        x, y = dimension[members], by_head[heads[members], dimension[members]]
+        marker = _head_dot(first)["marker"]
+        axis.scatter(x, y, s=size, c=colours, marker=marker, linewidth=0, rasterized=True)
     axis.set_xlim(-1, d)
     axis.xaxis.set_major_locator(style.whole_numbers(4 if size < 4 else 9))
     axis.set_title(f"layer {c.layer_indices[row]}", loc="left")
 
 
 def _head_dot(head: int) -> dict[str, Any]:
-    return {
-        "color": style.head_style(head)["color"],
-        "marker": style.MARKERS[head // len(style.COLOURS) % len(style.MARKERS)],
-    }
+    marker = style.MARKERS[head // len(style.COLOURS) % len(style.MARKERS)]
+    return {"color": style.head_style(head)["color"], "marker": marker}
 
 
 def _name_large(axis: Axes, of_heads: np.ndarray, dimensions: np.ndarray, share: float) -> None:
-    """Name the dimensions with a value over a share of the panel's largest; in grey if it is no
-    outlier dimension.
-    """
+    """Name dimensions above a share of the panel's largest value; in grey if no outlier."""
     largest = np.abs(of_heads).max(axis=0)  # (d,)
     large = np.flatnonzero(largest > share * largest.max())
     large = large[np.argsort(-largest[large])][:MOST_NAMED]
@@ -249,10 +217,7 @@ def _name_large(axis: Axes, of_heads: np.ndarray, dimensions: np.ndarray, share:
 def _name(
     axis: Axes, curves: np.ndarray, dimensions: Sequence[int], grey: Collection[int] = ()
 ) -> None:
-    """Each dimension's number just beyond its farthest value; `_untangle` moves apart those that
-    touch: curves (n,
-    d).
-    """
+    """Write each dimension's number beyond its farthest value in curves (n, d)."""
     for j in dimensions:
         top = float(curves[np.abs(curves[:, j]).argmax(), j])
         axis.annotate(
@@ -268,8 +233,7 @@ def _name(
 
 
 def _untangle(figure: Figure) -> None:
-    """Move numbers aside, then a line or more outwards, until none touches another or another's
-    values.
+    """Move numbers aside, then outwards, until none touches another or another's values.
 
     The numbers of the largest values come first; one that has no place near its value is left out.
     """
@@ -306,7 +270,5 @@ def _dimension_style(j: int, dimensions: np.ndarray) -> dict[str, Any]:
 
 
 def _line_style(place: int) -> dict[str, Any]:
-    return style.head_style(place) | {
-        "marker": style.MARKERS[place % len(style.MARKERS)],
-        "markersize": 3,
-    }
+    marker = style.MARKERS[place % len(style.MARKERS)]
+    return style.head_style(place) | {"marker": marker, "markersize": 3}

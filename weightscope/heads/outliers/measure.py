@@ -1,5 +1,4 @@
-"""Outlier dimensions of a model: measured on sentences, and guessed from the weights alone
-(outlier-dimensions paper).
+"""Measure outlier dimensions on sentences, and guess them from the weights alone.
 
 Which of the stream's dimensions stand out is judged by medians: the outliers must not set the
 standard themselves.
@@ -34,14 +33,14 @@ from weightscope.model.text.sequences import Texts, sentence_sequences
 from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import Activations, Runner, Study, open_runner
 
-# Robust z-score of a dimension's mean among a layer's dimensions. Normally distributed means have
-# none beyond it; with tails as heavy as a Laplace distribution's, one dimension in 30,000 is.
+# robust z-score of a dimension's mean among a layer's; normally distributed means have none beyond
+# it, and with tails as heavy as a Laplace distribution's, one dimension in 30,000 is
 DIMENSION_Z = 10.0
 
 
 def dimension_z(means: np.ndarray) -> np.ndarray:
-    """How far each dimension's mean is from the other dimensions' of the same layer, in robust
-    standard deviations:
+    """Distance of each dimension's mean from its layer's others, in robust standard deviations.
+
     means (L, d) -> (L, d).
     """
     return np.stack([robust_z(row, 1e-12 * max(1e-12, float(np.abs(row).max()))) for row in means])
@@ -55,49 +54,41 @@ def outlier_dimensions(z: np.ndarray) -> np.ndarray:
 
 
 def over_all(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Means by kind (..., K) and how many tokens each kind has -> the mean over all tokens,
-    (...).
-    """
+    """Mean over all tokens (...) from means by kind (..., K) and counts (K,)."""
     return np.nansum(means * counts, axis=-1) / counts.sum()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stream(ShowsShapes):
+class StreamMeans(ShowsShapes):
     """Means over tokens by their K kinds; NaN for a kind without tokens."""
 
     kind_names: tuple[str, ...]
-    counts: np.ndarray  # (K,): Tokens
-    layer_indices: np.ndarray  # (L,): Attention layers
-    # (L + 1, d, K): The stream that enters each of them, the output of the layer before it; then
-    # the last layer's output, before the final norm.
+    counts: np.ndarray  # (K,): tokens
+    layer_indices: np.ndarray  # (L,): attention layers
+    # (L + 1, d, K): the stream that enters each of them, the output of the layer before it; then
+    # the last layer's output, before the final norm
     hidden: np.ndarray
     attention: np.ndarray  # (L, H, K): alpha from the average query that may attend to the token
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """What `means` and `z` are over: all tokens, then each kind."""
+        """Sets of tokens that `means` and `z` are over: all, then each kind."""
         return ("all", *self.kind_names)
 
     @cached_property
     def means(self) -> np.ndarray:
-        """Mean of every dimension over the tokens of each scope, (L + 1, d, 1 + K) (Figs 1 and
-        3).
-        """
+        """Mean of every dimension over each scope's tokens, (L + 1, d, 1 + K) (Figs 1, 3)."""
         return np.concatenate((over_all(self.hidden, self.counts)[..., None], self.hidden), axis=-1)
 
     @cached_property
     def z(self) -> np.ndarray:
-        """How far these means stand out among a layer's dimensions, (L + 1, d, 1 + K); see
-        `dimension_z`.
-        """
-        return np.stack(
-            [dimension_z(of_scope) for of_scope in np.moveaxis(self.means, -1, 0)], axis=-1
-        )
+        """Robust z-scores of these means, (L + 1, d, 1 + K); see `dimension_z`."""
+        scopes = np.moveaxis(self.means, -1, 0)  # (1 + K, L + 1, d)
+        return np.stack([dimension_z(means) for means in scopes], axis=-1)
 
     @cached_property
     def outliers(self) -> np.ndarray:
-        """Dimensions that stand out in some layer's output, over all tokens or tokens of one kind;
-        farthest out first.
+        """Dimensions that stand out in some output, over all tokens or a kind; farthest out first.
 
         A mean over all tokens alone would hide a dimension that is large on one token of a
         sentence, as on [CLS].
@@ -114,26 +105,25 @@ class Stream(ShowsShapes):
     def attention_table(self) -> Table:
         """Attention to one token of each kind, the mean over heads, by layer."""
         by_kind = zip(self.kind_names, self.attention.mean(axis=1).T, strict=True)
-        return Table(
-            [Column("layer", self.layer_indices), *(Column(kind, alpha) for kind, alpha in by_kind)]
-        )
+        columns = (Column(kind, alpha) for kind, alpha in by_kind)
+        return Table([Column("layer", self.layer_indices), *columns])
 
 
-def observe_stream(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds) -> Stream:
+def observe_stream(
+    runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds
+) -> StreamMeans:
     """Run a model and average its stream and its attention; see `measure_outliers`."""
     layers, n_kinds = list(runner.layers), len(kinds.names)
     hidden = [MeanByKind((runner.model.config.d_model,), n_kinds) for _ in range(len(layers) + 1)]
-    attention = {
-        index: MeanByKind((layer.n_heads,), n_kinds) for index, layer in runner.layers.items()
-    }
+    attention = {i: MeanByKind((layer.n_heads,), n_kinds) for i, layer in runner.layers.items()}
     latest: list[Activations] = []
 
     def observe(seen: Activations) -> None:
         latest[:] = [seen]
         of_tokens = kinds(seen.tokens)
         hidden[layers.index(seen.layer.index)].add(seen.x.transpose(0, 2, 1), of_tokens)
-        # (b, H, n)
-        received = seen.attention.sum(axis=-2) / np.maximum(mask_of(seen.attention).sum(axis=0), 1)
+        queries = np.maximum(mask_of(seen.attention).sum(axis=0), 1)  # (n,) queries of each key
+        received = seen.attention.sum(axis=-2) / queries  # (b, H, n)
         attention[seen.layer.index].add(received, of_tokens)
 
     def observe_end(returned: tuple[Any, ...]) -> None:
@@ -144,7 +134,7 @@ def observe_stream(runner: Runner, sequences: Sequence[np.ndarray], kinds: Token
 
     with _at_the_end(runner, observe_end):
         runner.observe(sequences, observe)
-    return Stream(
+    return StreamMeans(
         kinds.names,
         hidden[0].counts,
         np.array(layers),
@@ -154,7 +144,7 @@ def observe_stream(runner: Runner, sequences: Sequence[np.ndarray], kinds: Token
 
 
 def mask_of(attention: np.ndarray) -> np.ndarray:
-    """(b, H, n, n) attention -> (n, n) bool: whether query m may attend to key n.
+    """Mask (n, n) bool of attention (b, H, n, n): True where query m may attend to key n.
 
     A mask leaves exact zeros in every head and sequence.
     """
@@ -176,8 +166,8 @@ def _at_the_end(runner: Runner, observe_end: Callable[[tuple[Any, ...]], None]) 
 
 
 def mean_queries(queries: Any, mask: np.ndarray, rotation: Rotation | None = None) -> Any:
-    """The mean query that each key meets: mean over m of q_m R(m - n), over the queries m that may
-    attend to key n;
+    """Mean query that each key meets: mean over m of q_m R(m - n), if m may attend to key n.
+
     queries (..., n, r), mask (n, n) -> (..., n, r).
     """
     shares = mask / np.maximum(mask.sum(axis=0), 1)  # (n, n), columns sum to 1
@@ -190,15 +180,15 @@ def mean_queries(queries: Any, mask: np.ndarray, rotation: Rotation | None = Non
 
 
 def summed_contributions(keys: Any, queries: Any, w_k: Any) -> Any:
-    """C of eq. 7 summed over keys, each meeting its own query: sum over n of (q_n W_K')_j x_nj =
-    (W_K * (X' Q))_j 1;
-    keys (n, d), queries (H, n, r), w_k (G, d, r) -> (H, d).
+    """C of eq. 7 summed over keys, each with its own query: sum over n of (q_n W_K')_j x_nj.
+
+    It is (W_K * (X' Q))_j 1: keys (n, d), queries (H, n, r), w_k (G, d, r) -> (H, d).
     """
     (h, n, r), g, xp = queries.shape, w_k.shape[0], namespace(queries)
-    # (d, H r), one large product
-    together = keys.T @ xp.reshape(xp.permute_dims(queries, (1, 0, 2)), (n, h * r))
-    of_heads = xp.reshape(together, (-1, g, h // g, r))  # (d, G, H/G, r)
-    summed = vecdot(of_heads, xp.permute_dims(w_k, (1, 0, 2))[:, :, None, :])  # (d, G, H/G)
+    side_by_side = xp.reshape(xp.permute_dims(queries, (1, 0, 2)), (n, h * r))
+    together = keys.T @ side_by_side  # (d, H r), one large product
+    by_head = xp.reshape(together, (-1, g, h // g, r))  # (d, G, H/G, r)
+    summed = vecdot(by_head, xp.permute_dims(w_k, (1, 0, 2))[:, :, None, :])  # (d, G, H/G)
     return xp.reshape(summed, (-1, h)).T
 
 
@@ -206,28 +196,26 @@ def contributions_by_kind(
     keys: Any, queries: Any, w_k: Any, kinds: np.ndarray, n_kinds: int
 ) -> Any:
     """`summed_contributions` of the keys of each kind: kinds (n,) -> (n_kinds, H, d)."""
-    xp = namespace(keys)
-    members = [xp.asarray(np.flatnonzero(kinds == kind)) for kind in range(n_kinds)]
-    of_kinds = (
-        (xp.take(keys, indices, axis=0), xp.take(queries, indices, axis=1)) for indices in members
-    )
-    return xp.stack([summed_contributions(*pair, w_k) for pair in of_kinds])
+    xp, contributions = namespace(keys), []
+    for kind in range(n_kinds):
+        indices = xp.asarray(np.flatnonzero(kinds == kind))
+        some_keys, some_queries = xp.take(keys, indices, axis=0), xp.take(queries, indices, axis=1)
+        contributions.append(summed_contributions(some_keys, some_queries, w_k))
+    return xp.stack(contributions)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Contributions(ShowsShapes):
-    """Means of C (eq. 7) of every layer, head and dimension by the kind of the key, against each
-    key's mean query.
+    """Means of C (eq. 7) by layer, head, dimension and kind of key, for each key's mean query.
 
     Without 1/sqrt(d'), as in the paper.
     """
 
     kind_names: tuple[str, ...]
-    counts: np.ndarray  # (K,): Keys
+    counts: np.ndarray  # (K,): keys
     layer_indices: np.ndarray  # (L,)
     by_kind: np.ndarray  # (L, H, d, K): NaN for kinds without tokens
-    # Terms of the scores that differ between keys but belong to no dimension
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...]  # terms of scores that differ between keys but are of no dimension
 
     @property
     def apart_from(self) -> str:
@@ -246,9 +234,7 @@ class Contributions(ShowsShapes):
 
     @cached_property
     def gaps(self) -> np.ndarray:
-        """What each dimension adds to the scores of a kind of key, compared with the last kind.
-
-        -> (L, K - 1, d).
+        """Contribution of each dimension to a kind's scores above the last kind's, (L, K - 1, d).
 
         C adds up to the score without its terms constant in the key, so a difference of sums of C
         is one of scores.
@@ -259,64 +245,47 @@ class Contributions(ShowsShapes):
     def table(self, dimensions: np.ndarray) -> Table:
         """Mean C of these dimensions in every head, by layer and kind of key (Table 1)."""
         rows = crossed(layer=self.layer_indices, dimension=dimensions, key=self.kind_names)
-        of_heads = np.moveaxis(self.by_kind[:, :, dimensions], 1, 0)  # (H, L, dimensions, K)
-        return Table(
-            [*rows, *(Column(f"head {head}", c.ravel()) for head, c in enumerate(of_heads))]
-        )
+        by_head = np.moveaxis(self.by_kind[:, :, dimensions], 1, 0)  # (H, L, dimensions, K)
+        columns = (Column(f"head {head}", c.ravel()) for head, c in enumerate(by_head))
+        return Table([*rows, *columns])
 
     def preferences(self, dimensions: np.ndarray) -> Table:
-        """How much higher each kind of key scores than the last kind, and which dimensions cause
-        it, by layer.
-        """
+        """Score of each kind of key above the last kind's, and its causes, by layer."""
         gaps = self.gaps.reshape(-1, self.gaps.shape[-1])  # (L (K - 1), d)
-        return Table(
-            [
-                *crossed(layer=self.layer_indices, key=self.kind_names[:-1]),
-                Column(
-                    "score_above_other",
-                    gaps.sum(axis=-1),
-                    f"score above {plain(self.kind_names[-1])}",
-                ),
-                Column(
-                    "of_outliers", gaps[:, dimensions].sum(axis=-1), "of it, outlier dimensions"
-                ),
-                *(Column(f"of {j}", gaps[:, j]) for j in dimensions),
-            ]
-        )
+        rows = crossed(layer=self.layer_indices, key=self.kind_names[:-1])
+        above = f"score above {plain(self.kind_names[-1])}"
+        by_outliers = gaps[:, dimensions].sum(axis=-1)
+        columns = [
+            Column("score_above_other", gaps.sum(axis=-1), above),
+            Column("of_outliers", by_outliers, "of it, outlier dimensions"),
+            *(Column(f"of {j}", gaps[:, j]) for j in dimensions),
+        ]
+        return Table([*rows, *columns])
 
 
 def observe_contributions(
     runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds
 ) -> Contributions:
     """Run a model and average C; see `measure_outliers`."""
-    n_kinds, device = len(kinds.names), runner.device
-    sums = {
-        i: np.zeros((n_kinds, layer.n_heads, runner.model.config.d_model))
-        for i, layer in runner.layers.items()
-    }
-    on_device = {
-        index: (layer.on(device), device.put(key_maps(layer)))
-        for index, layer in runner.layers.items()
-    }
+    n_kinds, d, device = len(kinds.names), runner.model.config.d_model, runner.device
+    layers = runner.layers
+    sums = {i: np.zeros((n_kinds, layer.n_heads, d)) for i, layer in layers.items()}
+    on_device = {i: (layer.on(device), device.put(key_maps(layer))) for i, layer in layers.items()}
 
     def observe(seen: Activations) -> None:
-        of_keys = kinds(seen.tokens).ravel()
+        kind_of_key = kinds(seen.tokens).ravel()
         layer, w_k = on_device[seen.layer.index]
         keys, queries = keys_and_queries(layer, device.put(seen.x), mask_of(seen.attention))
-        sums[seen.layer.index] += device.get(
-            contributions_by_kind(keys, queries, w_k, of_keys, n_kinds)
-        )
+        summed = contributions_by_kind(keys, queries, w_k, kind_of_key, n_kinds)
+        sums[seen.layer.index] += device.get(summed)
 
     runner.observe(sequences, observe)
     counts = counts_by_kind(kinds(np.concatenate(sequences)), n_kinds)
     with np.errstate(invalid="ignore"):
-        by_kind = np.stack([np.moveaxis(of_layer, 0, -1) / counts for of_layer in sums.values()])
-    reasons = dict.fromkeys(
-        reason for layer in runner.layers.values() for reason in left_out(layer)
-    )
-    return Contributions(
-        kinds.names, counts, np.array(list(sums)), by_kind, (*reasons, *runner.model.family.notes)
-    )
+        by_kind = np.stack([np.moveaxis(summed, 0, -1) / counts for summed in sums.values()])
+    reasons = dict.fromkeys(reason for layer in layers.values() for reason in left_out(layer))
+    not_in_c = (*reasons, *runner.model.family.notes)
+    return Contributions(kinds.names, counts, np.array(list(sums)), by_kind, not_in_c)
 
 
 def key_maps(layer: Layer) -> np.ndarray:
@@ -339,9 +308,9 @@ def keys_and_queries(layer: Layer, x: Any, mask: np.ndarray) -> tuple[Any, Any]:
     queries = mean_queries(xp.reshape(queries, (-1, b, n, r)), mask, layer.rotation)
     queries = xp.reshape(queries, (-1, b * n, r))
     if layer.k_norm is not None:
-        # (H, b n)
-        of_keys = xp.repeat(layer.scalars(flat)[1], layer.n_heads // layer.n_kv_heads, axis=0)
-        queries[..., : layer.k_norm.dims] *= of_keys[..., None]
+        scalars, group = layer.scalars(flat)[1], layer.n_heads // layer.n_kv_heads
+        scalars = xp.repeat(scalars, group, axis=0)  # (H, b n)
+        queries[..., : layer.k_norm.dims] *= scalars[..., None]
     return layer.normalised(flat), queries
 
 
@@ -369,17 +338,16 @@ def left_out(layer: Layer) -> Iterator[str]:
 class Guess(ShowsShapes):
     """Estimates for every dimension from the weights alone, without a run."""
 
-    # (L, d): Mean over heads of the norm of W_QK's column, the gain of a pre-norm folded in
-    columns: np.ndarray
+    columns: np.ndarray  # (L, d): mean norm of W_QK's columns over heads, a pre-norm's gain folded
     # (L, d): |gamma| of the norm that produces attention's input: the layer's own, or in post-norm
-    # models the one before it; NaN where there is none.
+    # models the one before it; NaN where there is none
     gains: np.ndarray
-    # (L, d): Mean over heads of |C| (eq. 7) for a token equal to that norm's beta, its mean output.
+    # (L, d): mean over heads of |C| (eq. 7) for a token equal to that norm's beta, its mean output.
     # In pre-norm models, where W_QK acts on the input of the norm, only the query is known and this
     # is |b_QK|; 0 without biases.
     contributions: np.ndarray
 
-    def agreement(self, stream: Stream, measured: Contributions) -> Table:
+    def agreement(self, stream: StreamMeans, measured: Contributions) -> Table:
         """Rank correlations over dimensions between guesses and measurements, by layer."""
         means = stream.means[:-1, :, 0]  # (L, d), over all tokens
         correlations = {
@@ -389,61 +357,43 @@ class Guess(ShowsShapes):
             "extreme gains and |mean|": rank_agreement(extremity(self.gains), means),
             "C at beta and |C|": rank_agreement(self.contributions, measured.sizes),
         }
-        columns = (
-            Column(name, values, as_mathematics(name)) for name, values in correlations.items()
-        )
-        return Table(
-            [Column("layer", measured.layer_indices), *columns],
-            "Spearman's correlation over dimensions.",
-        )
+        layers = Column("layer", measured.layer_indices)
+        columns = (Column(name, rho, as_mathematics(name)) for name, rho in correlations.items())
+        return Table([layers, *columns], "Spearman's correlation over dimensions.")
 
     def ranks_of(self, measured: Contributions, dimensions: np.ndarray) -> Table:
-        """Rank of some dimensions among all, 1 the largest, by measure and by guess, for every
-        layer.
-        """
+        """Ranks of some dimensions among all, 1 the largest, by measure, guess and layer."""
         ranked = {
             "|C|, measured": ranks(measured.sizes),
             "extreme column": ranks(extremity(self.columns)),
             "gain": ranks(self.gains),
             "C at beta": ranks(self.contributions),
         }
-        rows = crossed(layer=measured.layer_indices, dimension=dimensions)
-        columns = (
-            Column(name, of_all[:, dimensions].ravel(), as_mathematics(name))
-            for name, of_all in ranked.items()
-        )
-        d = self.columns.shape[1]
-        caption = (
-            f"Rank of the outlier dimensions among {d}, 1 the largest, by measure and by guess."
-        )
-        return Table([*rows, *columns], caption)
+        columns = crossed(layer=measured.layer_indices, dimension=dimensions)
+        for name, rank in ranked.items():
+            columns.append(Column(name, rank[:, dimensions].ravel(), as_mathematics(name)))
+        which = f"the outlier dimensions among {self.columns.shape[1]}"
+        return Table(columns, f"Rank of {which}, 1 the largest, by measure and by guess.")
 
 
 def as_mathematics(name: str) -> str:
     """The name of a column with its formulas marked."""
-    return (
-        name.replace("|C|", "$|C|$")
-        .replace("|mean|", "$|mean|$")
-        .replace("C at beta", "$C$ at $beta$")
-    )
+    marked = name.replace("|C|", "$|C|$").replace("|mean|", "$|mean|$")
+    return marked.replace("C at beta", "$C$ at $beta$")
 
 
 def guess(model: Model) -> Guess:
     """Read every attention layer's projections and norms."""
-    of_layers = [
-        _of_layer(model, index)
-        for index in bar(model.attention_layers, "what weights tell", "layer")
-    ]
-    return Guess(*(np.stack(arrays) for arrays in zip(*of_layers, strict=True)))
+    layers = bar(model.attention_layers, "what weights tell", "layer")
+    guesses = [_of_layer(model, index) for index in layers]
+    return Guess(*map(np.stack, zip(*guesses, strict=True)))
 
 
 def _of_layer(model: Model, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Columns, gains and contributions of one layer, (d,) each."""
     layer, norm = model.layer(index), model.stream_norm(index)
-    w_q, b_q = (
-        np.stack(parts)
-        for parts in zip(*(layer.q.of(head) for head in range(layer.n_heads)), strict=True)
-    )
+    queries = [layer.q.of(head) for head in range(layer.n_heads)]
+    w_q, b_q = map(np.stack, zip(*queries, strict=True))
     w_k = key_maps(layer)
     if norm is None:
         gains, query, key = _pre_norm_gains(model, index), b_q, np.ones_like(w_k[0, :, 0])
@@ -462,18 +412,17 @@ def _pre_norm_gains(model: Model, index: int) -> np.ndarray:
 
 
 def column_norms(w_q: np.ndarray, w_k: np.ndarray) -> np.ndarray:
-    """Norms of the columns of every head's W_QK: how strongly dimension j of a key counts for any
-    query; w_q (H, d,
-    r), w_k (G, d, r) -> (H, d).
+    """Norms of the columns of every head's W_QK: the weight of dimension j of a key.
+
+    w_q (H, d, r), w_k (G, d, r) -> (H, d).
     """
     grams = np.einsum("hdr,hds->hrs", w_q, w_q, dtype=np.float64, optimize=True)  # (H, r, r)
-    of_head = np.repeat(w_k, len(w_q) // len(w_k), axis=0).astype(np.float64)  # (H, d, r)
-    return np.sqrt(np.maximum(((of_head @ grams) * of_head).sum(axis=-1), 0))
+    w_k = np.repeat(w_k, len(w_q) // len(w_k), axis=0).astype(np.float64)  # (H, d, r)
+    return np.sqrt(np.maximum(((w_k @ grams) * w_k).sum(axis=-1), 0))
 
 
 def extremity(values: np.ndarray) -> np.ndarray:
-    """How far a size is from the others in its layer, up or down: |robust z-score| of its log, (L,
-    d) -> (L, d).
+    """Distance of a size from its layer's others: |robust z-score| of its log, (L, d) -> (L, d).
 
     Training may shrink the gain of a dimension that has grown, so small gains are as telling as
     large ones.
@@ -482,36 +431,31 @@ def extremity(values: np.ndarray) -> np.ndarray:
 
 
 def rank_agreement(guessed: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """Spearman's rank correlation over dimensions, layer by layer: two (L, d) arrays -> (L,); NaN
-    where one is unknown.
+    """Spearman's rank correlation over dimensions by layer: two (L, d) -> (L,); NaN if unknown.
 
     Only magnitudes are compared.
     """
-    pairs = zip(np.abs(guessed), np.abs(measured), strict=True)
-    return np.array(
-        [spearmanr(g, m).statistic if np.ptp(g) > 0 and np.ptp(m) > 0 else np.nan for g, m in pairs]
-    )
+    correlations = np.full(len(guessed), np.nan)
+    for layer, (g, m) in enumerate(zip(np.abs(guessed), np.abs(measured), strict=True)):
+        if np.ptp(g) > 0 and np.ptp(m) > 0:
+            correlations[layer] = spearmanr(g, m).statistic
+    return correlations
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Rank of every dimension in its layer by magnitude, 1 for the largest: (L, d) -> (L, d)
-    int.
-    """
+    """Rank of every dimension in its layer by magnitude, 1 the largest: (L, d) -> (L, d) int."""
     return np.argsort(np.argsort(-np.abs(values), axis=1, kind="stable"), axis=1, kind="stable") + 1
 
 
 # Measured on sentences
 
 
-# outlier dimensions in the lead, and in the page's figures and tables; the files have all
-NAMED = 6
+NAMED = 6  # outlier dimensions in the lead and on the page; the files have all
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class OutlierAnalysis(Study):
-    """Which dimensions of the residual stream stand out, what they add to attention scores, and
-    what predicts it.
-    """
+    """Outlier dimensions of the stream, their effect on attention scores, and predictions."""
 
     FIGURE, PAGE = "heads.outliers.figures:means_figure", "heads.outliers.page:write_outliers_page"
     TABLES: ClassVar = {
@@ -523,7 +467,7 @@ class OutlierAnalysis(Study):
         "outliers.npz": lambda outliers: outliers.arrays(),
     }
 
-    stream: Stream  # Figs 1 to 3
+    stream: StreamMeans  # Figs 1 to 3
     contributions: Contributions  # Figs 4 and 5, and Table 1
     guess: Guess  # from the weights alone
 
@@ -534,9 +478,7 @@ class OutlierAnalysis(Study):
 
     @property
     def preferences(self) -> Table:
-        """How much higher each kind of key scores than the last kind, and which dimensions cause
-        it, by layer.
-        """
+        """Score of each kind of key above the last kind's, and its causes, by layer."""
         return self.contributions.preferences(self.dimensions)
 
     @cached_property
@@ -546,38 +488,37 @@ class OutlierAnalysis(Study):
 
     @property
     def lead(self) -> str:
-        """How many dimensions stand out, and what they do where a kind of key scores most unlike
-        the others.
-        """
+        """Summary: how many dimensions stand out, and their effect on scores."""
         c, dimensions, d = self.contributions, self.dimensions, self.stream.hidden.shape[1]
         gaps = np.nan_to_num(c.gaps)  # (L, K - 1, d)
         layer, kind = np.unravel_index(np.abs(gaps.sum(axis=-1)).argmax(), gaps.shape[:2])
         gap = gaps[layer, kind]
         j, total = int(np.abs(gap).argmax()), float(gap.sum())
-        says = (
-            f"In layer {c.layer_indices[layer]} {c.kind_names[kind]} keys score {abs(total):.2f} "
-            f"{'above' if total >= 0 else 'below'} {c.kind_names[-1]} ones (mean over heads, before 1/√d'"
-            f"{c.apart_from}): of that, dimension {j} is {gap[j]:+.2f}"
-        )
+        side = "above" if total >= 0 else "below"
+        keys = f"In layer {c.layer_indices[layer]} {c.kind_names[kind]} keys"
+        scale = f"(mean over heads, before 1/√d'{c.apart_from})"
+        score = f"{keys} score {abs(total):.2f} {side} {c.kind_names[-1]} ones {scale}"
+        says = f"{score}: of that, dimension {j} is {gap[j]:+.2f}"
         run_on = f"Run on {self.stream.counts.sum():,} tokens of {self.source}."
         if not len(dimensions):
-            return (
-                f"None of the {d} dimensions stands out by its mean over tokens. {says}. {run_on}"
-            )
-        of_outliers = f"{'the outlier is' if len(dimensions) == 1 else 'the outliers are'} {gap[dimensions].sum():+.2f}"
-        which = ", ".join(map(str, dimensions[:NAMED])) + (
-            " and others" if len(dimensions) > NAMED else ""
-        )
-        them = "one stands" if len(dimensions) == 1 else f"{len(dimensions)} stand"
+            none = f"None of the {d} dimensions stands out by its mean over tokens"
+            return f"{none}. {says}. {run_on}"
+        which = ", ".join(map(str, dimensions[:NAMED]))
+        if len(dimensions) > NAMED:
+            which += " and others"
+        them, outliers_are = f"{len(dimensions)} stand", "the outliers are"
+        if len(dimensions) == 1:
+            them, outliers_are = "one stands", "the outlier is"
         out = f"Of {d} dimensions of the residual stream, {them} out in some layer: {which}"
-        return f"{out}. {says} and {of_outliers}. {run_on}"
+        return f"{out}. {says} and {outliers_are} {gap[dimensions].sum():+.2f}. {run_on}"
 
     @property
     def about(self) -> str:
-        return f"{self.model}: {len(self.dimensions)} of {self.stream.hidden.shape[1]} dimensions stand out"
+        share = f"{len(self.dimensions)} of {self.stream.hidden.shape[1]} dimensions"
+        return f"{self.model}: {share} stand out"
 
     def shown(self) -> list[Table]:
-        """What makes a kind of key preferred, by layer."""
+        """Table of what makes a kind of key preferred, by layer."""
         return [self.preferences]
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -607,14 +548,11 @@ def study_outliers(
     seed: int = 0,
     device: str = "cpu",
 ) -> OutlierAnalysis:
-    """Run a model on n sentences of at most `longest` tokens; contributions are means over the
-    first `sampled`.
-    """
+    """Run a model on n sentences of at most `longest` tokens; C is averaged over `sampled`."""
     framing = framing_of(model)
     sequences = sentence_sequences(framing, texts.texts, n, longest, seed)
-    outliers = measure_outliers(
-        open_runner(model, device=device), sequences, token_kinds(framing), sampled
-    )
+    runner = open_runner(model, device=device)
+    outliers = measure_outliers(runner, sequences, token_kinds(framing), sampled)
     return replace(outliers, source=texts.source)
 
 

@@ -1,3 +1,1 @@
-"""Everything in the file: a survey of all tensors, what stands out in them, and how they differ
-between checkpoints.
-"""
+"""Survey of all tensors of a file, what stands out in them, and how checkpoints differ in them."""

@@ -28,7 +28,7 @@ from weightscope.heads.tensors.measure import (
     unreadable,
     with_twins,
 )
-from weightscope.heads.tensors.networks import Network, Networks, Neurons
+from weightscope.heads.tensors.networks import JudgedNetwork, Networks, Neurons
 from weightscope.model.metrics.matrix_spectra import (
     Sketch,
     beyond_edge,
@@ -44,33 +44,22 @@ from weightscope.model.model import Model, TensorsOnly
 from weightscope.model.rows.names import NamedTensor, Tensors
 
 ROOM = 1 << 29  # bytes for the matrices that are measured at a time; one alone may need more
-EXACT_SIDE = 2048  # with a larger smaller side the spectrum is a sketch, unless `exact`
-LARGEST_EXACT = (
-    # whatever is asked for: LAPACK counts the numbers of larger Gram matrices with more than 32
-    # bits
-    20_000
-)
+EXACT_SIDE = 2048  # smaller side; with a larger one the spectrum is a sketch, unless `exact`
+LARGEST_EXACT = 20_000  # smaller side, even if `exact`: LAPACK counts larger Grams beyond 32 bits
 PROJECTIONS = {"q", "k", "v", "o", "output_gate"}
-# values of a matrix that is sketched and kept in memory; a larger one is read for each step
-HELD = 64 << 20
+HELD = 64 << 20  # values of a sketched matrix in memory; a larger one is read for each step
 NUMBERS = tuple[float, ...]
 
 
 def measures(spectrum: Sketch, shape: tuple[int, int]) -> NUMBERS:
-    """The measures of a matrix in the order of `MEASURES`; a sketch does not tell the smallest
-    singular value.
-    """
+    """Measures of a matrix in the order of `MEASURES`; a sketch lacks the condition number."""
     s, error = spectrum
     if not np.isfinite(s).all():
         return (nan,) * len(MEASURES)
-    spectral = (s[0], frobenius(s), stable_rank(s), effective_rank(s))
-    random = (
-        random_edge(s, shape),
-        beyond_edge(s, shape),
-        *power_law(s**2),
-        signal_to_noise(s, shape),
-    )
-    return (*map(float, spectral), *random, nan if error else condition(s, shape), error)
+    spectral = map(float, (s[0], frobenius(s), stable_rank(s), effective_rank(s)))
+    edge = random_edge(s, shape), beyond_edge(s, shape)
+    tail = (*power_law(s**2), signal_to_noise(s, shape))
+    return (*spectral, *edge, *tail, nan if error else condition(s, shape), error)
 
 
 MEASURES = (
@@ -89,7 +78,8 @@ MEASURES = (
     Column(
         "mp_edge",
         symbol="Marchenko-Pastur edge",
-        meaning="The largest singular value of a random matrix with the same shape and mean square.",
+        meaning="The largest singular value of a random matrix with the same shape and mean "
+        "square.",
     ),
     Column(
         "beyond_edge",
@@ -119,8 +109,8 @@ MEASURES = (
     Column(
         "rank_error",
         symbol="error of ranks",
-        meaning="Estimate of how far the share of singular values below any value is off at most: no bound, as "
-        "clusters and spikes over a bulk may exceed it. 0 where they are exact.",
+        meaning="Estimate of how far the share of singular values below any value is off at most: "
+        "no bound, as clusters and spikes over a bulk may exceed it. 0 where they are exact.",
     ),
 )
 
@@ -132,8 +122,8 @@ class Row(NamedTuple):
     layer: int | None
     expert: int | None
     numbers: NUMBERS = (nan,) * len(MEASURES)
-    spectrum: str = ""  # how it was computed; empty where it has none
-    is_part: bool = False  # of a tensor of the file
+    spectrum: str = ""  # exact or sketch; empty where it has none
+    is_part: bool = False  # True for a part of a tensor of the file
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -141,9 +131,8 @@ class Matrices(Everything):
     """All tensors of a checkpoint in numbers, and all its matrices."""
 
     rows: Sequence[Row] = ()  # in the order of the file
-    networks: Sequence[Network] = ()  # of the stack that is read
-    # of the rows among other checkpoints' matrices; an audit adds them
-    percentiles: Sequence[Column] = ()
+    networks: Sequence[JudgedNetwork] = ()  # in the stack that is read
+    percentiles: Sequence[Column] = ()  # among other checkpoints' matrices; an audit adds them
 
     @cached_property
     def table(self) -> Table:
@@ -152,28 +141,28 @@ class Matrices(Everything):
         spreads = {role: (len(tensors), *spread_of(tensors)) for role, tensors in roles.items()}
         rows = []
         for row in self.rows:
-            where = ("" if place is None else place for place in (row.layer, row.expert))
+            layer = "" if row.layer is None else row.layer
+            expert = "" if row.expert is None else row.expert
             name, role, *cells = row.facts.cells
-            rows.append((name, role, *where, *cells, *spreads[role], *row.numbers, row.spectrum))
+            spread = spreads[role]
+            rows.append((name, role, layer, expert, *cells, *spread, *row.numbers, row.spectrum))
         return Table([*Table.of_rows(COLUMNS, rows).columns, *self.percentiles])
 
     def grids(self, names: Iterable[str]) -> tuple[np.ndarray, list[str], dict[str, np.ndarray]]:
-        """Layers (L,), roles (R,) and measures (L, R) of the matrices in layers; of several in one
-        place the median.
-        """
-        measured = [row for row in self.rows if row.spectrum and row.layer is not None]
-        layers = sorted({row.layer for row in measured if row.layer is not None})
-        roles = [*dict.fromkeys(row.facts.role for row in measured)]
-        known = [column.name for column in MEASURES]
+        """Layers (L,), roles (R,) and measures (L, R) of matrices; the median of several."""
+        in_layers = [row for row in self.rows if row.spectrum and row.layer is not None]
+        layers = sorted({row.layer for row in in_layers if row.layer is not None})
+        roles = [*dict.fromkeys(row.facts.role for row in in_layers)]
+        columns = [column.name for column in MEASURES]
+        cells: dict[tuple[int, int], list[Row]] = defaultdict(list)
+        for row in in_layers:
+            cells[layers.index(row.layer or 0), roles.index(row.facts.role)].append(row)
         grids = {}
         for name in names:
-            cells: dict[tuple[int, int], list[float]] = defaultdict(list)
-            for row in measured:
-                place = layers.index(row.layer or 0), roles.index(row.facts.role)
-                cells[place].append(row.numbers[known.index(name)])
+            column = columns.index(name)
             grids[name] = np.full((len(layers), len(roles)), nan)
-            for place, values in cells.items():
-                grids[name][place] = np.median(values)
+            for place, rows in cells.items():
+                grids[name][place] = np.median([row.numbers[column] for row in rows])
         return np.array(layers), roles, grids
 
 
@@ -189,14 +178,14 @@ COLUMNS = (
     *MEASURES,
     Column(
         "spectrum",
-        meaning="How singular values were computed: exact or sketch; empty for vectors and integers.",
+        meaning="How singular values were computed: exact or sketch; empty for vectors and "
+        "integers.",
     ),
 )
 
 
 def read_matrices(model: Model | TensorsOnly, exact: bool = False) -> Matrices:
-    """Read every tensor of a model once, and measure every matrix; large ones by a sketch, unless
-    `exact`.
+    """Read every tensor of a model once, and measure every matrix; large ones by a sketch.
 
     Of feed-forward networks, neurons are judged by the same reading. Memory is two Gram matrices
     for each matrix that is measured at a time, and all of one that is wider than high, or that is
@@ -206,29 +195,26 @@ def read_matrices(model: Model | TensorsOnly, exact: bool = False) -> Matrices:
     checkpoint, tensors = unchecked.checkpoint, unchecked.tensors
     unread = unreadable(checkpoint)
     named = [tensor for tensor in tensors if tensor.name not in unread]
-    networks = Networks(tensors, named)
+    networks, roles = Networks(tensors, named), tensors.roles
     rows, facts = measured_rows(checkpoint, tensors, [*filter(is_matrix, named)], exact, networks)
     facts |= {name: first.facts for name, (first, *_) in rows.items() if not first.is_part}
     facts |= read_facts(checkpoint, [tensor.name for tensor in named if tensor.name not in facts])
-    roles = tensors.roles
-    known = [
-        replace(facts[name], known_as=roles.get(name, "")) for name in checkpoint if name in facts
-    ]
+    in_file = [(name, facts[name]) for name in checkpoint if name in facts]
+    known = [replace(fact, known_as=roles.get(name, "")) for name, fact in in_file]
     complete = {fact.name: fact for fact in with_twins(checkpoint, known)}
-    in_order = (
-        row
-        for tensor in named
-        for row in _rows_of(tensor, rows.get(tensor.name, []), complete[tensor.name])
-    )
-    return Matrices([*complete.values()], unread, [*in_order], networks.finished())
+    in_order: list[Row] = []
+    for tensor in named:
+        whole = complete[tensor.name]
+        for row in rows.get(tensor.name) or [Row(whole, tensor.layer, tensor.expert)]:
+            in_order.append(row if row.is_part else row._replace(facts=whole))
+    return Matrices([*complete.values()], unread, in_order, networks.finished())
 
 
 class Measured(NamedTuple):
     """Matrices that were measured, by name in the file."""
 
     rows: dict[str, list[Row]]  # one, or one for each matrix that the tensor fuses or stacks
-    # of tensors that fuse or stack several, where all their values were read
-    facts: dict[str, TensorFacts]
+    facts: dict[str, TensorFacts]  # about tensors that fuse or stack several, if wholly read
 
 
 def measured_rows(
@@ -238,13 +224,15 @@ def measured_rows(
     exact: bool,
     networks: Networks | None = None,
 ) -> Measured:
-    """Measure these matrices; `networks` takes what it needs of them."""
+    """Measure these matrices, and add their values to the networks that they are part of."""
     largest = LARGEST_EXACT if exact else EXACT_SIDE
     works = [Work(tensor, pieces_of(tensors, tensor), largest) for tensor in named]
-    threads = max(1, min(usable_cores(), ROOM // max((work.room for work in works), default=1)))
-    for matrix in (matrix for work in works for matrix in work.pieces or [work.tensor]):
-        if networks is not None:
-            networks.expect(matrix)
+    most_room = max((work.room for work in works), default=1)
+    threads = max(1, min(usable_cores(), ROOM // most_room))
+    if networks is not None:
+        for work in works:
+            for matrix in work.pieces or [work.tensor]:
+                networks.expect(matrix)
     measured = Measured({}, {})
     total = sum(work.tensor.tensor.nbytes for work in works)
     matrices = _matrices(checkpoint, tensors, works, networks, measured.facts)
@@ -257,14 +245,8 @@ def measured_rows(
     return measured
 
 
-def _rows_of(tensor: NamedTensor, measured: Sequence[Row], facts: TensorFacts) -> Iterator[Row]:
-    """The rows of one tensor: its parts, or itself with all that is known of it."""
-    for row in measured or [Row(facts, tensor.layer, tensor.expert)]:
-        yield row if row.is_part else row._replace(facts=facts)
-
-
 def is_matrix(tensor: NamedTensor) -> bool:
-    """Whether a tensor is a matrix, or several, of numbers that are not integers."""
+    """True if a tensor is a matrix, or several, of numbers that are not integers."""
     dtype = tensor.tensor.dtype
     return sides(tensor.shape) is not None and (dtype == "F64" or dtype not in NATIVE)
 
@@ -285,8 +267,8 @@ def pieces_of(tensors: Tensors, tensor: NamedTensor) -> list[NamedTensor]:
     """The matrices that one tensor fuses or stacks; empty where it is one itself."""
     if tensor.role.endswith(".bias"):
         return []
-    if experts := tensor.experts if len(tensor.shape) > 2 else ():
-        return [piece for expert in experts for piece in (pieces_of(tensors, expert) or [expert])]
+    if len(tensor.shape) > 2 and (experts := tensor.experts):
+        return [piece for expert in experts for piece in pieces_of(tensors, expert) or [expert]]
     return [part for part in tensors.parts(tensor) if sides(part.shape)]
 
 
@@ -328,22 +310,15 @@ def _matrices(
 
     def matrix(tensor: NamedTensor, values: np.ndarray | None = None) -> Matrix:
         neurons = None if networks is None else networks.neurons_of(tensor, values is not None)
-        return Matrix(
-            tensor,
-            shared.get(tensor.name, tensor.tensor),
-            tensors.known_as(tensor),
-            neurons,
-            values,
-        )
+        stored = shared.get(tensor.name, tensor.tensor)
+        return Matrix(tensor, stored, tensors.known_as(tensor), neurons, values)
 
     for batch in batches(works, lambda work: work.tensor.tensor.nbytes):
         checkpoint.prefetch([work.tensor.name for work in batch])
         for tensor, pieces, _ in batch:
             if (place := (tensor.stack, tensor.layer)) in sharing and place != current:
-                current, shared = (
-                    place,
-                    {name: SharedTensor(*how) for name, how in sharing[place].items()},
-                )
+                current = place
+                shared = {name: SharedTensor(*how) for name, how in sharing[place].items()}
                 tensors.read_through(shared)
             readable = False
             for piece in pieces:
@@ -357,25 +332,22 @@ def _matrices(
                 facts[tensor.name] = all_facts
 
 
-def _sharing(
-    works: Sequence[Work],
-) -> dict[tuple[str | None, int | None], dict[str, tuple[Tensor, bool, bool]]]:
-    """What is made of one reading, by stack and layer: tensors by name, whether to keep them and to
-    note their facts.
+LayerPlace = tuple[str | None, int | None]  # stack and layer
+Sharing = dict[str, tuple[Tensor, bool, bool]]  # tensors by name, with keep and note
+
+
+def _sharing(works: Sequence[Work]) -> dict[LayerPlace, Sharing]:
+    """Tensors that share a reading, by stack and layer; whether to keep them, and to note facts.
 
     Where a tensor fuses projections, all those of its layer are split together.
     """
-    sharing: dict[tuple[str | None, int | None], dict[str, tuple[Tensor, bool, bool]]] = (
-        defaultdict(dict)
-    )
-    split = {
-        (t.stack, t.layer)
-        for t, pieces, _ in works
-        if pieces and {*t.role.split("+")} <= PROJECTIONS
-    }
+    projections = {w.tensor.name for w in works if {*w.tensor.role.split("+")} <= PROJECTIONS}
+    fused = [w.tensor for w in works if w.pieces and w.tensor.name in projections]
+    split = {(tensor.stack, tensor.layer) for tensor in fused}
+    sharing: dict[LayerPlace, Sharing] = defaultdict(dict)
     for tensor, pieces, _ in works:
         place = tensor.stack, tensor.layer
-        keep = place in split and {*tensor.role.split("+")} <= PROJECTIONS
+        keep = place in split and tensor.name in projections
         if (keep or pieces) and tensor.tensor.dtype not in NATIVE:
             sharing[place][tensor.name] = tensor.tensor, keep, bool(pieces)
     return sharing
@@ -409,9 +381,8 @@ def _measured(matrix: Matrix, largest: int) -> tuple[Row, Neurons | None]:
         if held is None:
             deque(_noted(stored, noted, neurons), maxlen=0)
         again = partial(_stored_values, stored) if held is None else lambda: [held]
-        spectrum = sketched_singular_values(
-            again, shape, reduce(TensorFacts.and_then, noted).squares
-        )
+        squares = reduce(TensorFacts.and_then, noted).squares
+        spectrum = sketched_singular_values(again, shape, squares)
     numbers = measures(spectrum, shape)
     how = "exact" if is_exact else "sketch"
     facts = reduce(TensorFacts.and_then, noted)

@@ -20,10 +20,9 @@ from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.progress import bar
 from weightscope.core.tables import Column, Table
 
-BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # of fraction
+BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # bits of the fraction
 NAMED = 20  # rows of a tensor that are listed by index
-# values: sums of squares over longer rows, and over vectors, are taken in float64
-LONG_ROW = 1 << 14
+LONG_ROW = 1 << 14  # values; squares of longer rows, and of vectors, are summed in float64
 TINY = 1e-30  # a float32 sum of squares below it has lost digits and is taken again in float64
 NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")  # a number between two dots of a name
 
@@ -42,16 +41,16 @@ def role_of(name: str) -> tuple[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What is known of a tensor once all its values have been read."""
+    """Facts about a tensor once all its values have been read."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     nbytes: int  # as stored
     squares: float = 0.0  # sum of the squares of its values; NaN where one is NaN
-    least: float = float("inf")  # of its values
+    least: float = float("inf")  # least value
     most: float = float("-inf")
-    not_finite: int = 0  # how many values are NaN or infinite
+    not_finite: int = 0  # number of values that are NaN or infinite
     # "f" for floats and formats that are read as floats, "i" for integers and truth values
     kind: str = "f"
     zero_rows: int = 0  # rows that are zero throughout
@@ -68,12 +67,12 @@ class TensorFacts:
 
     @property
     def size(self) -> int:
-        """How many values it has."""
+        """Number of its values."""
         return prod(self.shape)
 
     @property
     def rows(self) -> int:
-        """How many rows are judged; see `row_width`."""
+        """Number of rows that are judged; see `row_width`."""
         return self.size // (row_width(self.shape) or self.size or 1)
 
     @property
@@ -84,29 +83,18 @@ class TensorFacts:
     @property
     def cells(self) -> tuple[Any, ...]:
         """Its row of a table; see `TENSOR_COLUMNS`."""
-        return (
-            self.name,
-            self.role,
-            self.dtype,
-            shown_shape(self.shape),
-            self.size,
-            self.nbytes,
-            self.rms,
-            self.least,
-            self.most,
-            self.not_finite,
-            self.zero_rows,
-            self.constant_rows,
-            self.same_as,
-        )
+        content = (self.rms, self.least, self.most, self.not_finite)
+        rows = (self.zero_rows, self.constant_rows, self.same_as)
+        shape = shown_shape(self.shape)
+        return (self.name, self.role, self.dtype, shape, self.size, self.nbytes, *content, *rows)
 
     @property
     def constant(self) -> bool:
-        """Whether it holds one value throughout, as gains and biases of a new model do."""
+        """True if it holds one value throughout, as gains and biases of a new model do."""
         return self.least == self.most
 
     def and_then(self, more: "TensorFacts") -> "TensorFacts":
-        """With another block's facts added."""
+        """Add the facts of another block."""
         return replace(
             self,
             squares=self.squares + more.squares,
@@ -137,9 +125,9 @@ def facts_of_values(about: TensorFacts, values: np.ndarray, start: int = 0) -> T
     rows = values.reshape(-1, width or len(values))
     with np.errstate(all="ignore"):
         squares, broken = row_squares(rows)
-        zero, constant = (
-            _constant_rows(rows, squares) if width else (np.empty(0, int), np.empty(0, int))
-        )
+        zero = constant = np.empty(0, int)
+        if width:
+            zero, constant = _constant_rows(rows, squares)
         first = start // width if width else 0
         return replace(
             facts,
@@ -169,9 +157,7 @@ def row_squares(rows: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _constant_rows(rows: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the rows that are zero throughout, and of those that hold another value
-    throughout.
-    """
+    """Indices of the rows that are zero throughout, and of those that hold another value."""
     ends = (rows[:, 0] == rows[:, -1]) & (rows[:, 0] == rows[:, rows.shape[1] // 2])
     likely = np.flatnonzero(ends | (squares == 0))
     constant = likely[(rows[likely] == rows[likely, :1]).all(axis=1)]
@@ -180,9 +166,7 @@ def _constant_rows(rows: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, n
 
 
 class SharedTensor(DerivedTensor):
-    """A tensor that several matrices share: its values are kept between them, or their facts noted,
-    or both.
-    """
+    """A tensor that several matrices share; keeps its values, notes their facts, or both."""
 
     def __init__(self, stored: Tensor, keep: bool, note: bool) -> None:
         super().__init__(stored)
@@ -225,10 +209,8 @@ class SharedTensor(DerivedTensor):
         width, size = row_width(self.shape), prod(self.shape[1:])
         if not self.note or (width and (len(weights) * size % width or start * size % width)):
             return
-        about, facts = (
-            TensorFacts(self.name, self.dtype, self.shape, self.nbytes),
-            list[TensorFacts](),
-        )
+        about = TensorFacts(self.name, self.dtype, self.shape, self.nbytes)
+        facts: list[TensorFacts] = []
         flat, step = weights.reshape(-1), max(1, BLOCK // (width or 1)) * (width or 1)
         for first in range(0, len(flat), step):
             values = np.asarray(flat[first : first + step], np.float32)
@@ -261,7 +243,7 @@ class Everything:
 
     @property
     def lead(self) -> str:
-        """What was read, and what could not be, in a sentence or two."""
+        """Summary of what was read, and of what could not be, in a sentence or two."""
         text = f"Every value of {counted(len(self.facts), 'tensor')} was read."
         if self.unread:
             why = next(iter(self.unread.values()))
@@ -273,31 +255,22 @@ class Everything:
         """One row per role, in the order of the file."""
         rows = []
         for role, members in by_role(self.facts).items():
-            dtypes = dict.fromkeys(tensor.dtype for tensor in members)
-            shapes = dict.fromkeys(shown_shape(tensor.shape) for tensor in members)
-            n_bytes, *totals = (
-                sum(getattr(t, name) for t in members)
-                for name in ("nbytes", "not_finite", "zero_rows")
-            )
-            spread = spread_of(members)
-            rows.append(
-                (
-                    role,
-                    len(members),
-                    ", ".join(dtypes),
-                    ", ".join(shapes),
-                    n_bytes,
-                    *spread,
-                    *totals,
-                )
-            )
+            dtypes = ", ".join(dict.fromkeys(tensor.dtype for tensor in members))
+            shapes = ", ".join(dict.fromkeys(shown_shape(tensor.shape) for tensor in members))
+            n_bytes = sum(tensor.nbytes for tensor in members)
+            not_finite = sum(tensor.not_finite for tensor in members)
+            zero_rows = sum(tensor.zero_rows for tensor in members)
+            sizes = (n_bytes, *spread_of(members), not_finite, zero_rows)
+            rows.append((role, len(members), dtypes, shapes, *sizes))
         return Table.of_rows(ROLE_COLUMNS, rows)
 
 
 def spread_of(tensors: Collection[TensorFacts]) -> tuple[float, float, float]:
     """Median, least and most of the norms that are finite; NaN where none is."""
     norms = np.array([tensor.rms for tensor in tensors])
-    known = norms[np.isfinite(norms)] if np.isfinite(norms).any() else np.array([np.nan])
+    known = norms[np.isfinite(norms)]
+    if not len(known):
+        known = np.array([np.nan])
     return float(np.median(known)), float(known.min()), float(known.max())
 
 
@@ -351,10 +324,9 @@ def by_role(facts: Iterable[TensorFacts]) -> dict[str, list[TensorFacts]]:
     roles: dict[str, list[TensorFacts]] = defaultdict(list)
     for tensor in facts:
         roles[tensor.role].append(tensor)
-    return {
-        role: sorted(members, key=lambda tensor: role_of(tensor.name)[1])
-        for role, members in roles.items()
-    }
+    for members in roles.values():
+        members.sort(key=lambda tensor: role_of(tensor.name)[1])
+    return dict(roles)
 
 
 def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = None) -> Everything:
@@ -367,16 +339,13 @@ def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = No
     per tensor; where a quantised format scatters rows (GPTQ, AWQ, bitsandbytes, FP8 with scales),
     one whole weight per core.
     """
-    unread = unreadable(checkpoint)
+    roles, unread = roles or {}, unreadable(checkpoint)
     facts = read_facts(checkpoint, [name for name in checkpoint if name not in unread])
-    known = {
-        name: replace(fact, known_as=(roles or {}).get(name, "")) for name, fact in facts.items()
-    }
+    known = [replace(fact, known_as=roles.get(name, "")) for name, fact in facts.items()]
     stored = {name: checkpoint.stored_names.get(name, name) for name in ("", *checkpoint)}
-    facts_in_order = with_twins(checkpoint, known.values())
     renamed = [
         replace(fact, name=stored[fact.name], same_as=stored[fact.same_as])
-        for fact in facts_in_order
+        for fact in with_twins(checkpoint, known)
     ]
     return Everything(renamed, {stored[name]: why for name, why in unread.items()})
 
@@ -384,15 +353,15 @@ def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = No
 def unreadable(checkpoint: Checkpoint) -> dict[str, str]:
     """Why the values of a tensor cannot be read, by its name."""
     unread: dict[str, str] = {}
-    # kinds of tensor: all tensors of one dtype in one file are read alike
-    readable: set[Any] = set()
+    readable: set[Any] = set()  # kinds: all tensors of one dtype in one file are read alike
     for name, tensor in checkpoint.items():
         kind = type(tensor), tensor.dtype, id(tensor.file)
-        if kind not in readable:
-            if why := why_unread(tensor):
-                unread[name] = why
-            else:
-                readable.add(kind)
+        if kind in readable:
+            continue
+        if why := why_unread(tensor):
+            unread[name] = why
+        else:
+            readable.add(kind)
     return unread
 
 
@@ -427,7 +396,7 @@ def why_unread(tensor: Tensor) -> str:
 
 
 def with_twins(checkpoint: Checkpoint, facts: Collection[TensorFacts]) -> Iterator[TensorFacts]:
-    """The same facts, each with the first tensor that holds the same values.
+    """Add to each tensor's facts the first tensor that holds the same values.
 
     Only tensors that agree in shape, dtype, norm and range are read again, for a digest of their
     content. Constant tensors equal many others, which means nothing.

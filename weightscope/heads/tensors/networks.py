@@ -1,5 +1,4 @@
-"""Feed-forward networks and experts: what is kept of their matrices while these are read, block by
-block.
+"""Collect sums over feed-forward networks and experts while their matrices are read.
 
 A neuron is a row of gate and up, and a column of down. Copies are found by random projections of
 the three, in which strangers are never this near: for width d the projections of two unit vectors
@@ -20,28 +19,28 @@ from weightscope.model.metrics.neighbours import copies_within
 from weightscope.model.rows.names import TRANSPOSED, NamedTensor, Tensors
 
 PARTS = ("gate", "up", "down")
-DEAD = 1e-4  # of the median: a neuron's input norm times its output norm
+DEAD = 1e-4  # times the median product of a neuron's input norm and output norm
 PROJECTIONS = 16
 COPY = 0.05  # distance of unit vectors: a cosine of 0.999
-# what may stand before a network, the likeliest first
+# roles of the norm before a network, the likeliest first
 NORMS = ("norm.mlp", "norm.after_attention", "norm.before")
 Place = tuple[int, int]  # a layer, and an expert; -1 for the network of a layer
 
 
 class Opening(NamedTuple):
-    """What a gate or up takes: a norm hands over gain x + shift with |x| at most sqrt(d), and a
-    bias is added.
-    """
+    """Input of a gate or up: gain x + shift with |x| at most sqrt(d), and a bias."""
 
     gain: np.ndarray  # (d,)
     shift: np.ndarray  # (d,)
     bias: np.ndarray  # (n,)
 
+    def fits(self, n: int, d: int) -> bool:
+        """True if it is of n neurons and d channels."""
+        return self.gain.shape == self.shift.shape == (d,) and self.bias.shape == (n,)
+
 
 class Neurons:
-    """Sums over one matrix of a network, for each of its n neurons and each of the d channels of
-    the stream.
-    """
+    """Sums over one matrix of a network, for its n neurons and the stream's d channels."""
 
     def __init__(
         self,
@@ -51,28 +50,21 @@ class Neurons:
         axis: int,
         opening: Opening | None = None,
     ) -> None:
-        # axis of the neurons, as stored
-        self.place, self.part, self.shape, self.axis = place, part, shape, axis
+        self.place, self.part, self.shape = place, part, shape
+        self.axis = axis  # axis of the neurons, as stored
         n, d = shape[axis], shape[1 - axis]
         self.squares, self.sketch = np.zeros(n), np.zeros((n, PROJECTIONS), np.float32)
         self.channels = np.zeros(d if part == "down" else 0)  # squares too
-        fits = (
-            opening is not None
-            and opening.gain.shape == opening.shift.shape == (d,)
-            and opening.bias.shape == (n,)
-        )
-        self.opening = opening if fits else None
-        self.reach, self.shifted = (
-            np.zeros(n if self.opening else 0),
-            np.zeros(n if self.opening else 0),
-        )
+        self.opening = opening if opening is not None and opening.fits(n, d) else None
+        self.reach = np.zeros(n if self.opening else 0)
+        self.shifted = np.zeros_like(self.reach)
         self.basis = np.random.default_rng(d).standard_normal((d, PROJECTIONS)).astype(np.float32)
 
     def add(self, values: np.ndarray, start: int) -> None:
         """Whole rows of the matrix as stored, from value `start` on: values (any,)."""
         rows = values.reshape(-1, self.shape[1])
         block = slice(start // self.shape[1], start // self.shape[1] + len(rows))
-        w = rows.T if self.axis else rows  # (neurons, channels) of this block
+        w = rows.T if self.axis else rows  # (neurons, channels)
         neurons, channels = (slice(None), block) if self.axis else (block, slice(None))
         with np.errstate(all="ignore"):  # broken weights are findings
             self.squares[neurons] += np.einsum("ij,ij->i", w, w, dtype=np.float64)
@@ -91,72 +83,55 @@ class Neurons:
 
     @property
     def most(self) -> np.ndarray | None:
-        """(n,) the most that what opens a neuron can be; None where it has no bias, or where no
-        norm is known.
-        """
+        """Largest input (n,) of each neuron; None if it has no bias or no norm is known."""
         if self.opening is None:
             return None
-        return (
-            sqrt(self.shape[1 - self.axis]) * np.sqrt(self.reach) + self.shifted + self.opening.bias
-        )
+        d = self.shape[1 - self.axis]
+        return sqrt(d) * np.sqrt(self.reach) + self.shifted + self.opening.bias
 
 
-class Network(NamedTuple):
-    """What stands out in a network or an expert."""
+class JudgedNetwork(NamedTuple):
+    """Neurons that stand out in a network or an expert."""
 
     place: Place
     size: int  # neurons
     dead: list[int]
     copies: list[int]  # each of an earlier one
-    closed: list[int]  # that can never open
+    closed: list[int]  # neurons that can never open
     written: np.ndarray  # (d,) norms of the rows of down
 
     @classmethod
-    def of(cls, matrices: Sequence[Neurons]) -> "Network":
-        """Of all matrices of one network."""
-        squares = [matrix.squares for matrix in matrices]
-        dead = _dead(np.prod(np.sqrt(squares), axis=0))
-        alive = np.setdiff1d(np.arange(len(squares[0])), dead)
-        copies = _copies(
-            np.concatenate([matrix.unit_sketch for matrix in matrices], axis=1)[alive], alive
-        )
-        # a gate, else up
-        opened_by = next((m for part in PARTS for m in matrices if m.part == part), matrices[0])
-        closed = np.flatnonzero(opened_by.most <= 0).tolist() if opened_by.most is not None else []
-        written = next(np.sqrt(matrix.channels) for matrix in matrices if matrix.part == "down")
-        return cls(matrices[0].place, len(squares[0]), dead.tolist(), copies, closed, written)
-
-
-def _dead(size: np.ndarray) -> np.ndarray:
-    """Neurons whose input or output is nothing next to the others': size (n,) is the product of
-    their norms.
-    """
-    return (
-        np.flatnonzero(size <= DEAD * np.median(size))
-        if len(size) and np.median(size) > 0
-        else np.empty(0, int)
-    )
+    def of(cls, matrices: Sequence[Neurons]) -> "JudgedNetwork":
+        """Judge one network by all its matrices."""
+        by_part = {matrix.part: matrix for matrix in matrices}
+        size = np.prod(np.sqrt([matrix.squares for matrix in matrices]), axis=0)  # (n,)
+        n, dead = len(size), np.empty(0, int)
+        if n and (usual := np.median(size)) > 0:
+            dead = np.flatnonzero(size <= DEAD * usual)
+        alive = np.setdiff1d(np.arange(n), dead)
+        sketches = np.concatenate([matrix.unit_sketch for matrix in matrices], axis=1)
+        copies = _copies(sketches[alive], alive)
+        most = by_part.get("gate", by_part["up"]).most
+        closed = [] if most is None else np.flatnonzero(most <= 0).tolist()
+        written = np.sqrt(by_part["down"].channels)
+        return cls(matrices[0].place, n, dead.tolist(), copies, closed, written)
 
 
 def _copies(sketch: np.ndarray, alive: np.ndarray) -> list[int]:
-    """Neurons that read and write the same directions as an earlier one: sketch (a, p) of those
-    alive (a,).
-    """
+    """Copies among neurons, by the directions they read and write: sketch (a, p) of alive (a,)."""
     if len(alive) < 2 or not np.isfinite(sketch).all():
         return []
     return [int(i) for i in alive[copies_within(sketch, COPY * sqrt(sketch.shape[1]))]]
 
 
 class Networks:
-    """The networks of the stack that is read, each judged when the last of its matrices has been
-    read.
-    """
+    """Networks of the stack that is read, each judged after the last of its matrices."""
 
     def __init__(self, tensors: Tensors, named: Iterable[NamedTensor]) -> None:
-        self.own = tensors.own
-        own = (t for t in named if t.stack in (None, self.own))
-        self.named = {(t.layer, t.role): t for t in own}
-        self.judged: list[Network] = []
+        self.stack = tensors.own
+        in_stack = (tensor for tensor in named if tensor.stack in (None, self.stack))
+        self.named = {(tensor.layer, tensor.role): tensor for tensor in in_stack}
+        self.judged: list[JudgedNetwork] = []
         self._expected: dict[Place, set[str]] = defaultdict(set)  # parts that a network has
         self._read: dict[Place, dict[str, Neurons]] = defaultdict(dict)
 
@@ -166,20 +141,18 @@ class Networks:
             self._expected[place].add(_part_of(matrix))
 
     def neurons_of(self, matrix: NamedTensor, is_part: bool) -> Neurons | None:
-        """What to add the values of a matrix to; None where it belongs to no network."""
+        """Sums for the values of a matrix; None if it belongs to no network."""
         place, part = self._place_of(matrix), _part_of(matrix)
         shape = matrix.shape if is_part else matrix.tensor.shape
-        if place is None or not (
-            is_part or (row_width(shape) and matrix.undone in ((), (TRANSPOSED,)))
-        ):
+        if place is None:
+            return None
+        if not is_part and not (row_width(shape) and matrix.undone in ((), (TRANSPOSED,))):
             return None
         axis = (part == "down") ^ (not is_part and matrix.undone == (TRANSPOSED,))
-        opens = matrix.expert is None and part == (
-            "gate" if "gate" in self._expected[place] else "up"
-        )
-        return Neurons(
-            place, part, (shape[0], shape[1]), int(axis), self._opening(matrix) if opens else None
-        )
+        opener = "gate" if "gate" in self._expected[place] else "up"
+        opens = matrix.expert is None and part == opener
+        opening = self._opening(matrix) if opens else None
+        return Neurons(place, part, (shape[0], shape[1]), int(axis), opening)
 
     def add(self, neurons: Neurons) -> None:
         """A matrix all of whose values have been added."""
@@ -188,10 +161,8 @@ class Networks:
         if self._read[place].keys() == self._expected[place]:
             self._judge(place)
 
-    def finished(self) -> list[Network]:
-        """All networks in the order of their places, those with a matrix that could not be read
-        included.
-        """
+    def finished(self) -> list[JudgedNetwork]:
+        """All networks by place, those with a matrix that could not be read included."""
         for place in [*self._read]:
             self._judge(place)
         return sorted(self.judged, key=lambda network: network.place)
@@ -200,16 +171,12 @@ class Networks:
         matrices = [*self._read.pop(place).values()]
         sizes = {(len(matrix.squares), len(matrix.basis)) for matrix in matrices}
         if {"up", "down"} <= {matrix.part for matrix in matrices} and len(sizes) == 1:
-            self.judged.append(Network.of(matrices))
+            self.judged.append(JudgedNetwork.of(matrices))
 
     def _place_of(self, matrix: NamedTensor) -> Place | None:
-        is_own = matrix.layer is not None and matrix.stack in (None, self.own)
-        if (
-            matrix.layer is None
-            or not is_own
-            or _part_of(matrix) not in PARTS
-            or len(matrix.shape) != 2
-        ):
+        if matrix.layer is None or matrix.stack not in (None, self.stack):
+            return None
+        if _part_of(matrix) not in PARTS or len(matrix.shape) != 2:
             return None
         return matrix.layer, -1 if matrix.expert is None else matrix.expert
 
@@ -222,9 +189,8 @@ class Networks:
         shift = self.named.get((matrix.layer, f"{role}.bias"))
         with suppress(CheckpointError):
             gain = self.named[matrix.layer, role].array()
-            return Opening(
-                gain, np.zeros_like(gain) if shift is None else shift.array(), bias.array()
-            )
+            shifts = np.zeros_like(gain) if shift is None else shift.array()
+            return Opening(gain, shifts, bias.array())
         return None
 
 

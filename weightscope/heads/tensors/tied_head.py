@@ -1,11 +1,11 @@
-"""Whether the language-model head is the token embedding: what config.json ties, and what the file
-holds.
+"""Compare the language-model head with the token embedding that config.json may tie it to.
 
 Of a file with two matrices that differ, under a config that ties them, transformers 5 keeps both
 (modeling_utils.py, tie_weights); 4.56 overwrites the head with the embedding, and so does every
 older version.
 """
 
+from collections.abc import Iterator
 from math import prod
 
 import numpy as np
@@ -16,14 +16,13 @@ from weightscope.model.model import Model
 from weightscope.report.findings import Finding, Member, finding
 
 TIED = "tie_word_embeddings"
-ROWS, STEPS = 64, 16  # rows of a step, and steps of a first look
+ROWS = 64  # rows per step of a first look
+STEPS = 16  # steps of a first look
 BLOCK = 1 << 22  # values compared at a time
 
 
 def says_tied(model: Model) -> bool:
-    """Whether the config says that the head is the token embedding; of a wrapper, its own config
-    before its parts'.
-    """
+    """True if the config ties the head to the embedding; a wrapper's own config comes first."""
     whole, part = model.checkpoint.config, model.reading.part
     if part.raw is whole.raw:
         return model.config.get(TIED) is True
@@ -31,8 +30,7 @@ def says_tied(model: Model) -> bool:
 
 
 def tie_holds(model: Model, *, first_look: bool = False) -> bool | None:
-    """Whether the head is the token embedding, in the weights: not stored twice, or with the same
-    values.
+    """True if the weights have one matrix for both: not stored twice, or with equal values.
 
     A first look reads some rows, and nothing over a network. None where there is no head, or where
     it was not read.
@@ -46,61 +44,45 @@ def tie_holds(model: Model, *, first_look: bool = False) -> bool | None:
 
 
 def overwritten_head(model: Model, *, first_look: bool = False) -> str:
-    """A sentence on a head that the config ties and the file holds with other values; empty where
-    there is none.
-    """
+    """Describe a head that the config ties and the file holds with other values, if any."""
     tokens, head = _stored(model)
-    if (
-        tokens is None
-        or head is None
-        or not says_tied(model)
-        or tie_holds(model, first_look=first_look) is not False
-    ):
+    if tokens is None or head is None or not says_tied(model):
+        return ""
+    if tie_holds(model, first_look=first_look) is not False:
         return ""
     names = f"{printable(head.name)} and {printable(tokens.name)}"
     return (
-        f"The config says {TIED}, and {names} differ: transformers 5 keeps the head of the file, which is read here; "
-        "4.56 and older overwrite it with the embedding."
+        f"The config says {TIED}, and {names} differ: transformers 5 keeps the head of the file, "
+        "which is read here; 4.56 and older overwrite it with the embedding."
     )
 
 
-@finding(
+overwritten = finding(
     "overwritten_head",
     "a head that the config ties to the embedding",
     severity="warning",
     rank=205,
-    look_next="Set tie_word_embeddings to false in config.json, if the head of the file is meant; else leave it "
-    "out of the file.",
+    look_next="Set tie_word_embeddings to false in config.json, if the head of the file is meant; "
+    "else leave it out of the file.",
 )
-def tied_head_finding(model: Model) -> list[Finding]:
+
+
+def tied_head_finding(model: Model) -> Iterator[Finding]:
     """A head in the file that readers overwrite, as its config ties it."""
-    text = overwritten_head(model)
     _, head = _stored(model)
-    if not text or head is None:
-        return []
-    members = (Member("tensor", None, name=head.name),)
-    return [
-        Finding(
-            kind="overwritten_head",
-            measure="tensors",
-            number=1.0,
-            usual=0.0,
-            text=text,
-            members=members,
-        )
-    ]
+    if head is not None and (text := overwritten_head(model)):
+        members = (Member("tensor", None, name=head.name),)
+        yield overwritten(measure="tensors", number=1.0, usual=0.0, text=text, members=members)
 
 
 def _stored(model: Model) -> tuple[Tensor | None, Tensor | None]:
-    """The token embedding and the head as the file has them; None for what it lacks."""
+    """The token embedding and the head in the file; None for one that it lacks."""
     checkpoint = model.checkpoint.unchecked()
-    return checkpoint.get(model.prefix + model.family.inputs.tokens), checkpoint.get(
-        model.head_name
-    )
+    tokens = checkpoint.get(model.prefix + model.family.inputs.tokens)
+    return tokens, checkpoint.get(model.head_name)
 
 
 def _equal(x: Tensor, y: Tensor, first_look: bool) -> bool:
-    """Whether two matrices hold the same values."""
     if x.shape != y.shape or not x.shape:
         return x.shape == y.shape and np.array_equal(x.read(), y.read(), equal_nan=True)
     rows = x.shape[0]

@@ -1,4 +1,4 @@
-"""Towers, projectors and heads outside the audited layers: whether they are as initialised.
+"""Find towers, projectors and heads outside the audited layers that are as initialised.
 
 One matrix says little: 32 of 784 in nine real checkpoints have the second moments of a random one.
 Constant gains and biases say more, but folding leaves them too. Both together were found in all of
@@ -19,85 +19,81 @@ from weightscope.heads.tensors.findings import on_top, row_count
 from weightscope.heads.tensors.measure import Everything, TensorFacts
 from weightscope.model.metrics.spectra import spread_error
 from weightscope.model.model import Model
-from weightscope.report.findings import Finding, Member, finding
+from weightscope.report.findings import Finding, Member, Tried, finding
 
-JUDGED_ROWS = 256  # of a matrix
-LEAST_WIDE = 32  # of its smaller side
-LOOKED_UP = re.compile(
-    r"embed|position|token", re.IGNORECASE
-)  # modules whose rows are looked up: formulas may fill them
+JUDGED_ROWS = 256  # rows of a matrix
+LEAST_WIDE = 32  # columns of a matrix, or rows
+# modules whose rows are looked up: formulas may fill them
+LOOKED_UP = re.compile(r"embed|position|token", re.IGNORECASE)
 PARAMETER = re.compile(r"\.(weight|bias|gamma|beta)$")
 
-
-@finding(
+untrained_weights = finding(
+    "untrained",
+    "weights as initialised",
+    severity="warning",
+    rank=65,
+    tried=Tried(planted=9, found=9, healthy=9),
+    look_next="If they should be trained, check the names they were saved under: transformers "
+    "initialises anew every tensor that it does not find under the name it expects.",
+)
+untrained_head = finding(
     "untrained_head",
     "head as initialised",
     rank=70,
-    look_next="Usual for a pooler that nothing reads, as in embedding models. A head that is used must be "
-    "trained; one that was trained may have been lost and drawn anew.",
+    look_next="Usual for a pooler that nothing reads, as in embedding models. A head that is used "
+    "must be trained; one that was trained may have been lost and drawn anew.",
 )
+
+
 def untrained_parts(model: Model, everything: Everything) -> Iterator[Finding]:
-    """Towers, projectors and heads outside the audited layers that are as initialised: random
-    matrices, and one value in each gain and bias.
-    """
+    """Parts outside the audited layers with random matrices, and constant gains and biases."""
     layers = (model.prefix + model.family.layer).partition("{i}")[0]
     parts: dict[str, list[TensorFacts]] = defaultdict(list)
     for tensor in everything.facts:
-        if (
-            not tensor.name.startswith(layers)
-            and PARAMETER.search(tensor.name)
-            and tensor.kind == "f"
-        ):
+        is_float = tensor.kind == "f"
+        if is_float and PARAMETER.search(tensor.name) and not tensor.name.startswith(layers):
             parts[_part_of(tensor.name, layers)].append(tensor)
     for part, tensors in parts.items():
         vectors = [tensor for tensor in tensors if row_count(tensor) == 1]
-        matrices = [
-            t
-            for t in tensors
-            if _narrow_side(t) >= LEAST_WIDE and not LOOKED_UP.search(_module(t.name))
-        ]
+        matrices = [tensor for tensor in tensors if _is_judged(tensor)]
         if not matrices or not vectors or not all(tensor.constant for tensor in vectors):
             continue
-        distances = [
-            off_random(model.checkpoint[tensor.name].unchecked(set())) for tensor in matrices
-        ]
+        stored = (model.checkpoint[tensor.name].unchecked(set()) for tensor in matrices)
+        distances = [*map(off_random, stored)]
         if not all(distance < 1 for distance in distances):  # NaN is not
             continue
-        weights, constants = (
-            counted(len(matrices), "weight"),
-            counted(len(vectors), "gain or bias tensor"),
+        weights = counted(len(matrices), "weight")
+        constants = counted(len(vectors), "gain or bias tensor")
+        is_head = all(on_top(tensor.name) for tensor in tensors)
+        kind = untrained_head if is_head else untrained_weights
+        yield kind(
+            measure="off_random",
+            number=max(distances),
+            text=f"{part} is as initialised: {weights} with the spectra of random matrices, "
+            f"{constants} of one value each.",
+            members=tuple(Member("tensor", None, name=t.name, number=t.rms) for t in tensors),
         )
-        text = f"{part} is as initialised: {weights} with the spectra of random matrices, {constants} of one value each."
-        kind = "untrained_head" if all(on_top(tensor.name) for tensor in tensors) else "untrained"
-        members = tuple(
-            Member("tensor", None, name=tensor.name, number=tensor.rms) for tensor in tensors
-        )
-        yield Finding(
-            kind=kind, measure="off_random", number=max(distances), text=text, members=members
-        )
-
-
-def _module(name: str) -> str:
-    return name.rpartition(".")[0].rpartition(".")[2]
 
 
 def _part_of(name: str, layers: str) -> str:
-    """What a tensor belongs to: its name up to where it leaves the path to the layers."""
+    """Part that a tensor belongs to: its name until it leaves the path to the layers."""
     steps, path = name.split("."), layers.split(".")
-    shared = next(
-        (i for i, (a, b) in enumerate(zip(steps, path, strict=False)) if a != b), len(path)
-    )
+    pairs = enumerate(zip(steps, path, strict=False))
+    shared = next((i for i, (step, expected) in pairs if step != expected), len(path))
     return ".".join(steps[: shared + 1])
 
 
-def _narrow_side(tensor: TensorFacts) -> int:
-    """Of the part of a matrix that is judged; 1 of a vector."""
-    return min(tensor.shape[0], JUDGED_ROWS, prod(tensor.shape[1:])) if row_count(tensor) > 1 else 1
+def _is_judged(tensor: TensorFacts) -> bool:
+    """True for a matrix that is not too narrow, and whose rows are not looked up."""
+    if row_count(tensor) == 1:
+        return False
+    module = tensor.name.rpartition(".")[0].rpartition(".")[2]
+    narrow_side = min(tensor.shape[0], JUDGED_ROWS, prod(tensor.shape[1:]))
+    return narrow_side >= LEAST_WIDE and not LOOKED_UP.search(module)
 
 
 def off_random(tensor: Tensor) -> float:
-    """How far a matrix is from random, in units of what a random one may be: 0 to 1 where it may be
-    random.
+    """Distance of a matrix from a random one, in units of its error: 0 to 1 if it may be random.
 
     tr(G^2) / (tr G)^2 is 1/k + 1/n for a (k, n) matrix of independent entries, the second term with
     an error of 2 / k.
