@@ -40,7 +40,7 @@ and where to begin.
                   sinks
     report        pages, findings, results read back
     runner        load a model, observe it, patch it (PyTorch)
-    model         tensors to heads: rows of architectures, what a config means, layers, metrics, text
+    model         tensors to heads: rows of architectures, meaning of configs, layers, metrics, text
     checkpoint    bytes to tensors: safetensors, GGUF, packings, adapters, the Hub
     core          what everything stands on: errors, files, tables, results, compute
 """

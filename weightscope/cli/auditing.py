@@ -345,7 +345,7 @@ def compare_command(
     With --max-change or --fail-on, the exit status is 3 if a limit is exceeded; the results are
     still written.
     """
-    from weightscope.checkpoint.adapters import is_adapter
+    from weightscope.checkpoint.adapters.diffusion import is_adapter
     from weightscope.core.errors import printable
     from weightscope.core.files import OutputFolder
     from weightscope.model.sources import Source

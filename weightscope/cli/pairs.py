@@ -66,7 +66,7 @@ def same_command(
     different; undecided. Exit status 0 up to --up-to, 3 beyond it, 2 if a checkpoint cannot be
     read.
     """
-    from weightscope.checkpoint.adapters import is_adapter
+    from weightscope.checkpoint.adapters.diffusion import is_adapter
     from weightscope.model.sources import Source
     from weightscope.pairs.same.same import Same, same
 
@@ -119,7 +119,7 @@ def learned_command(
     TUNED is a checkpoint of BASE's shapes, or a LoRA adapter for it. Of several, the page also says
     which collide.
     """
-    from weightscope.checkpoint.adapters import is_adapter
+    from weightscope.checkpoint.adapters.diffusion import is_adapter
     from weightscope.model.sources import Source
     from weightscope.pairs.learned.learned import Learned, learned
 

@@ -283,10 +283,9 @@ class Cluster(Engine):
         from distributed import KilledWorker
 
         if isinstance(error, KilledWorker):
-            return CheckpointError(
-                f"{error.allowed_failures + 1} workers died running one task, perhaps out of memory; "
-                "`dask worker --nthreads 1` holds one layer at a time"
-            )
+            problem = f"{error.allowed_failures + 1} workers died running one task"
+            advice = "`dask worker --nthreads 1` holds one layer at a time"
+            return CheckpointError(f"{problem}, perhaps out of memory; {advice}")
         if isinstance(error, ImportError) or "deserializ" in str(error):
             return CheckpointError(
                 f"the scheduler or a worker at {self._address} cannot load weightscope ({error}); "

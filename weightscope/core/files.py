@@ -55,11 +55,9 @@ def open_regular(path: Path) -> int:
 
 
 class _Readable(io.FileIO):
-    """A regular file; a failed read is a CheckpointError."""
+    """A regular file, open for reading; a failed read is a CheckpointError."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(open_regular(path))
-        self._path = path
+    path: Path  # named in errors
 
     def readinto(self, buffer: Any) -> int:
         return self._checked(super().readinto, buffer)
@@ -74,12 +72,14 @@ class _Readable(io.FileIO):
             problem = os.strerror(errno.EAGAIN)  # as of /proc/kmsg, which counts as a regular file
         except OSError as error:
             problem = str(error.strerror)
-        raise CheckpointError(f"cannot be read ({problem})", file=self._path)
+        raise CheckpointError(f"cannot be read ({problem})", file=self.path)
 
 
 def regular_file(path: Path) -> BufferedReader:
     """A regular file, open for reading; errors as for `open_regular`, also of reading it."""
-    return BufferedReader(_Readable(path))
+    file = _Readable(open_regular(path))
+    file.path = path
+    return BufferedReader(file)
 
 
 # Writing
@@ -491,7 +491,7 @@ def _sha256(file: Any) -> str:
 
 
 def _locked(lock: Path, folder: Path) -> Any:
-    """Hold a lock that the system releases however this process ends; None if there are no locks."""
+    """Hold a lock that the system releases however this process ends; None without locks."""
     from filelock import FileLock, Timeout
 
     held = FileLock(lock, blocking=False, thread_local=False)

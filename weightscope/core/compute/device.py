@@ -75,7 +75,7 @@ class Cuda(Device):
             yield self._received(*sent.popleft())
 
     def _send(self, block: tuple[np.ndarray, ...], copying: Any) -> tuple[Any, ...]:
-        """Begin copying a block: its arrays, their page-locked originals, the event that ends it."""
+        """Begin copying a block: its arrays, their page-locked originals, the final event."""
         from cupyx import empty_like_pinned
 
         pinned = tuple(empty_like_pinned(array, order="C") for array in block)

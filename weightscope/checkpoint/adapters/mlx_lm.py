@@ -12,10 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
+from weightscope.checkpoint.adapters.lora import (
+    LONGEST_MODULE,
+    AdapterFile,
+    LowRank,
+    Magnitude,
+    naming,
+)
 from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor, Tensor, WholeTensor
 from weightscope.checkpoint.config import Config, read_json
 from weightscope.checkpoint.formats import ADAPTER
-from weightscope.checkpoint.lora import LONGEST_MODULE, AdapterFile, LowRank, Magnitude, naming
 from weightscope.core.errors import CheckpointError
 
 WEIGHTS = "adapters.safetensors"

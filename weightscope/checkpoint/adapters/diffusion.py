@@ -20,9 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weightscope.checkpoint.checkpoint import StoredTensor
-from weightscope.checkpoint.formats import SAFETENSORS
-from weightscope.checkpoint.lora import (
+from weightscope.checkpoint.adapters.lora import (
     LONGEST_MODULE,
     LowRank,
     Magnitude,
@@ -30,6 +28,8 @@ from weightscope.checkpoint.lora import (
     factor_pair,
     kronecker,
 )
+from weightscope.checkpoint.checkpoint import StoredTensor
+from weightscope.checkpoint.formats import SAFETENSORS
 from weightscope.checkpoint.opening import adapter_in, existing
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError
