@@ -114,7 +114,7 @@ def without_code(values: Mapping[str, Any], file: object) -> dict[str, Any]:
     backbone = values.get("backbone")
     is_repository = isinstance(backbone, str) and re.search("[/:]", backbone)
     if is_repository and values.get("backbone_config") is None:
-        problem = f"names another repository, '{backbone[:100]}', as its backbone"
+        problem = f"names another repository, '{str(backbone)[:100]}', as its backbone"
         raise CheckpointError(f"{problem}; a backbone_config was expected", file=file)
     kept: dict[str, Any] = {}
     for key, value in values.items():
@@ -205,9 +205,11 @@ class Config(Mapping[str, Any]):
         value = self.get(key)
         if default is not None and value is None:
             return default
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not smallest <= value <= largest:  # NaN fails both comparisons
-            raise self.error(key, f"a number from {smallest:g} to {largest:g}")
+        wanted = f"a number from {smallest:g} to {largest:g}"
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.error(key, wanted)
+        if not smallest <= value <= largest:  # NaN fails both comparisons
+            raise self.error(key, wanted)
         return float(value)
 
     def flag(self, key: str) -> bool:
@@ -220,10 +222,10 @@ class Config(Mapping[str, Any]):
     def strings(self, key: str, count: int) -> tuple[str, ...]:
         """The first `count` of a list of strings."""
         value = self.get(key)
-        is_long = isinstance(value, list) and len(value) >= count
-        if not is_long or not all(isinstance(item, str) for item in value):
+        names = value if isinstance(value, list) else None
+        if names is None or len(names) < count or not all(isinstance(n, str) for n in names):
             raise self.error(key, f"a list of at least {count} names")
-        return tuple(value[:count])
+        return tuple(names[:count])
 
     def layers(self, key: str) -> list[int]:
         """A list of layer indices; empty where `key` has no value."""

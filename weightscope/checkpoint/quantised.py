@@ -79,11 +79,12 @@ def _settings(config: Config) -> tuple[str, Config]:
     """The method and its settings, wherever config.json has them; an unknown method is refused."""
     text = config.get("text_config")
     levels: tuple[Mapping[str, Any], ...] = (config, text if isinstance(text, dict) else {})
-    described = ((key, level.get(key)) for key in SETTINGS for level in levels)
-    stated = (pair for pair in described if isinstance(pair[1], dict) and pair[1])
-    key, settings = next(stated, ("", {}))
-    if not settings:
+    described = [(key, level.get(key)) for key in SETTINGS for level in levels]
+    stated: list[tuple[str, dict[str, Any]]]
+    stated = [(key, level) for key, level in described if isinstance(level, dict) and level]
+    if not stated:
         return "", Config({}, config.file)
+    key, settings = stated[0]
     method = "mlx" if key == mlx.KEY else settings.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
         problem = f"says quantised with '{str(method)[:40]}', which is not read"
