@@ -99,7 +99,7 @@ def _leads_out(file: PurePosixPath) -> bool:
 # Parts in several packages
 
 
-class _Part(NamedTuple):
+class _PackagePart(NamedTuple):
     number: int
     file: str  # the whole file's name; empty if the part's does not say
     path: Path
@@ -153,7 +153,7 @@ def _joined(pattern: str) -> Path:
     return folder
 
 
-def _parts_of(pattern: str, where: str) -> list[_Part]:
+def _parts_of(pattern: str, where: str) -> list[_PackagePart]:
     """The parts of one file in the installed packages that match a pattern, in order."""
     matching: dict[str, Distribution] = {}
     for installed in distributions():
@@ -165,7 +165,7 @@ def _parts_of(pattern: str, where: str) -> list[_Part]:
         for file in _files_of(installed, name):
             if match := PART.fullmatch(file.name):
                 number, whole = int(match["n"] or match["m"]), match["whole"] or match["stem"] or ""
-                parts.append(_Part(number, whole, _located(installed, file, name)))
+                parts.append(_PackagePart(number, whole, _located(installed, file, name)))
     if not matching:
         raise CheckpointError(f"{where}: no package of such a name is installed")
     if not parts:
