@@ -13,7 +13,8 @@ from weightscope.pairs.same import UP_TO
 
 
 @command(
-    "Is this still the same model? Compares every tensor, the config and the tokenizer of two checkpoints.",
+    "Is this still the same model? "
+    "Compares every tensor, the config and the tokenizer of two checkpoints.",
     [
         "weightscope same original/ converted.gguf",
         "weightscope same original/ exported/ --up-to rounding --out same/",
@@ -125,9 +126,7 @@ def learned_command(
 
     folder = folder_for(Learned, out)
     tunes = [Source.named(each, base=a if is_adapter(each) else None, **how) for each in tuned]
-    models = [
-        options.opened_model(source, tensors_suffice=True)
-        for source in (Source.named(a, **how), *tunes)
-    ]
+    sources = [Source.named(a, **how), *tunes]
+    models = [options.opened_model(source, tensors_suffice=True) for source in sources]
     result = learned(*models, exact=exact, progress=True)
     hand_over(result, folder, as_json)
