@@ -27,7 +27,7 @@ class Tensor(ABC):
     """One tensor of a checkpoint. Reading refuses NaN and infinity, naming the first's place."""
 
     name: str
-    file: Storage  # of its first part
+    file: Storage  # the first part's
     noted: set[str] | None  # see `unchecked`; None: NaN and infinity are refused
 
     @property
@@ -53,7 +53,7 @@ class Tensor(ABC):
         """The whole tensor as float32."""
 
     def weights(self) -> Weights:
-        """As `read`, but F16 and BF16 stay at 16 bits per weight."""
+        """`read`, but F16 and BF16 stay at 16 bits per weight."""
         return self.read()
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Tensor(ABC):
 
     @abstractmethod
     def unchecked(self, noted: set[str]) -> "Tensor":
-        """The same tensor, but NaN and infinity are read and its name is added to `noted`."""
+        """A copy that reads NaN and infinity, and adds its name to `noted` if there is any."""
 
     def ends(self) -> "tuple[Tensor, Tensor, int | tuple[float, ...]] | None":
         """The first and last value that each stored block can hold, and the levels between them.
@@ -249,7 +249,7 @@ class WeightFiles:
 
     read: str = ""  # a file, or an index
     shards: tuple[str, ...] = ()  # the files of that index
-    loaded: str = ""  # what transformers loads; empty where it would find nothing
+    loaded: str = ""  # the file that transformers loads; empty where it would find nothing
     names: Collection[str] = field(default=(), repr=False)  # every file there
     # Tensors by a file that holds them, while the index takes them from a later one
     stale: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
@@ -321,7 +321,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     noted: set[str] | None = None  # if unchecked: tensors with NaN or infinity read so far
     note: str = ""  # one sentence on how it was put together; empty where it is as stored
-    given: str = ""  # what a person called it: a path or repository as typed
+    given: str = ""  # its name as a person typed it: a path or repository
     weight_files: WeightFiles = WeightFiles()
     stored_names: Mapping[str, str] = MappingProxyType({})  # names in the file that differ here
 
@@ -358,19 +358,19 @@ class Checkpoint(Mapping[str, Tensor]):
         return sum(tensor.nbytes for tensor in self.values())
 
     def with_config(self, values: dict[str, Any]) -> "Checkpoint":
-        """The same tensors with another config."""
+        """A copy with another config."""
         same = copy(self)
         same.config = Config(values, self.config.file, stored=self.config.stored)
         return same
 
     def with_tensors(self, replaced: Mapping[str, Tensor]) -> "Checkpoint":
-        """The same checkpoint with some tensors replaced."""
+        """A copy with some tensors replaced."""
         same = copy(self)
         same._tensors = {**self._tensors, **replaced}
         return same
 
     def unchecked(self) -> "Checkpoint":
-        """The same checkpoint, but NaN and infinity are read, and their tensors `noted`."""
+        """A copy that reads NaN and infinity; names of tensors with any go to `noted`."""
         same = copy(self)
         same.noted = set()
         return same

@@ -38,7 +38,7 @@ def read_small(path: Path, limit: int) -> bytes:
     """All bytes of a regular file of at most `limit` bytes."""
     with regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        text = file.read(min(size, limit) + 1)  # that many bytes are set aside before any is read
+        text = file.read(min(size, limit) + 1)  # memory is set aside before any byte is read
     if len(text) > limit:
         raise CheckpointError(f"has more than {limit} bytes; no more are read", file=path)
     refuse_pointer(text, path)

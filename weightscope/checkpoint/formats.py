@@ -174,7 +174,7 @@ def how_to_convert(file: Path) -> str:
 
 
 def _is_llama2_c(start: bytes, size: int) -> bool:
-    """True if a file's size is that of llama2.c's first format: seven sizes, float32 weights."""
+    """True if a file has the size of llama2.c's first format: seven sizes, float32 weights."""
     if len(start) < 28:
         return False
     d, hidden, layers, heads, kv_heads, vocabulary, positions = struct.unpack_from("<7i", start)

@@ -193,7 +193,10 @@ class RangedFile:
         Each range is received in the memory that `place` has for it, and delivered when it is
         complete.
         """
-        from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
+        from huggingface_hub.errors import (  # type: ignore[attr-defined]
+            HTTPError,
+            OfflineModeIsEnabled,
+        )
 
         delivered, failures = 0, 0
         while delivered < len(wanted):

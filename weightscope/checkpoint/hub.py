@@ -203,7 +203,10 @@ class Repository:
 
     def _ask_once(self, method: str, url: str) -> tuple[Any, bytes]:
         """One answer, of whatever status; every error of the client becomes a CheckpointError."""
-        from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
+        from huggingface_hub.errors import (  # type: ignore[attr-defined]
+            HTTPError,
+            OfflineModeIsEnabled,
+        )
 
         answers: list[Any] = []
         body, timeout = bytearray(), _constants().HF_HUB_ETAG_TIMEOUT

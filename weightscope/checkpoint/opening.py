@@ -62,8 +62,8 @@ TOKENIZER_FILES = (  # all that say something of one
 )  # fmt: skip
 EMBEDDED = "embedded"  # the checkpoint that comes with weightscope
 OF_MLX = "adapters.safetensors"  # an adapter's file from mlx-lm
-MODULES = "modules.json"  # of sentence-transformers
-PARAMS = "params.json"  # of Meta's and Mistral's own files
+MODULES = "modules.json"  # sentence-transformers' file
+PARAMS = "params.json"  # Meta's and Mistral's own config
 EXPLICIT = "transformers_weights"  # the key of config.json
 LOADED = (LONE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")  # transformers' order
 MOST_ENTRIES = 1000  # entries of a folder that are looked into, and of each subfolder

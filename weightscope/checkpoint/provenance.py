@@ -40,7 +40,7 @@ def now() -> str:
 class Provenance:
     """Origin of a result; a result made in Python has no command."""
 
-    sources: tuple[dict[str, Any], ...] = ()  # what was read, one per checkpoint; see `source_of`
+    sources: tuple[dict[str, Any], ...] = ()  # one for each checkpoint read; see `source_of`
     command: str | None = field(default_factory=COMMAND.get)  # as it was typed, quoted for a shell
     date: str = field(default_factory=now)  # when the result was made (UTC)
     version: str = weightscope.__version__
@@ -51,7 +51,7 @@ class Provenance:
         return cls().of_all(map(source_of, checkpoints))
 
     def of_all(self, sources: Iterable[dict[str, Any]]) -> Self:
-        """The same with these sources, each once."""
+        """A copy with these sources, each once."""
         unique: list[dict[str, Any]] = []
         for source in sources:
             if source and source not in unique:

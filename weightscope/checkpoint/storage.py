@@ -103,7 +103,7 @@ class Storage(Protocol):
     def tensors(self) -> Mapping[str, TensorEntry]: ...  # in file order
 
     @property
-    def metadata(self) -> Mapping[str, str]: ...  # of a safetensors file's header
+    def metadata(self) -> Mapping[str, str]: ...  # from a safetensors file's header
 
     @property
     def bytes_fetched(self) -> int: ...  # over a network so far, header included
@@ -251,18 +251,17 @@ def _entry(name: str, entry: Any, data_start: int, file: object) -> TensorEntry:
     def bad(problem: str) -> CheckpointError:
         return CheckpointError(problem, file=file, tensor=name)
 
-    def are_sizes(values: list[Any]) -> bool:
-        return all(type(n) is int and n in SIZES for n in values)
-
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise bad("has a broken entry; dtype, shape and data_offsets were expected")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
         raise bad(f"has dtype {str(dtype)[:40]}, which safetensors does not define")
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not are_sizes(shape):
+    are_sizes = isinstance(shape, list) and all(type(n) is int and n in SIZES for n in shape)
+    if not are_sizes or len(shape) > MAX_DIMENSIONS:
         wanted = f"a list of at most {MAX_DIMENSIONS} sizes"
         raise bad(f"has shape {str(shape)[:80]}; {wanted} was expected")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not are_sizes(offsets):
+    are_offsets = isinstance(offsets, list) and all(type(n) is int and n in SIZES for n in offsets)
+    if not are_offsets or len(offsets) != 2:
         raise bad(f"has data_offsets {str(offsets)[:80]}; two byte offsets were expected")
     # One size of 0 makes the product 0; the rest must still give an array that NumPy can address.
     if prod(size for size in shape if size) * 8 > MAX_OFFSET:

@@ -134,7 +134,7 @@ def neighbours(
     if token is None and not token_ids:
         raise click.UsageError("give a TOKEN or --token-id")
     first = FirstLayer(model, layer, delta)
-    model.embeddings  # noqa: B018  refuse a checkpoint without tokens before looking for a tokenizer
+    model.embeddings  # noqa: B018  refuse a checkpoint without tokens before its tokenizer
     _, ids, tokenizer = _tokens(model, () if token is None else (token,), token_ids)
     for head in heads:
         first.attention.head(head)

@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, in several on this machine, or on a Dask cluster.
+"""Engines that run tasks: this process, several on this machine, or a Dask cluster.
 
 A task is a pure function and its arguments. For another process both are pickled, the function by
 name: it must be importable there, and its arguments should say where to read data rather than carry
@@ -63,7 +63,7 @@ class Finished(NamedTuple):
 
     key: Any  # as submitted
     value: Any  # None if the task raised
-    error: Exception | None  # what the task raised
+    error: Exception | None  # raised by the task
 
 
 class Engine:
@@ -299,7 +299,7 @@ class Cluster(Engine):
 
 
 def connect(scheduler: str | None) -> Engine:
-    """Connect to a scheduler, by default that of Dask's configuration, with its timeout."""
+    """Connect to a scheduler, by default the one in Dask's configuration, with its timeout."""
     try:
         import dask
         from dask.utils import parse_timedelta

@@ -248,7 +248,7 @@ class Files:
             self.bytes(name, content)
 
     def within(self, subfolder: str) -> "Files":
-        """The same files, with `subfolder/` before each name."""
+        """A view of these files, with `subfolder/` before each name."""
         return _Within(self, subfolder)
 
 

@@ -40,7 +40,7 @@ class Column:
     symbol: str = ""  # heading for readers, formulas between dollar signs; by default the name
     unit: str = ""
     meaning: str = ""  # for the reader
-    format: str = ".4g"  # of floats on a page or terminal; a CSV has six significant digits
+    format: str = ".4g"  # for floats on a page or terminal; a CSV has six significant digits
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", _array(self.values))

@@ -21,8 +21,8 @@ class Tried(NamedTuple):
     """Record of a kind of finding: in real checkpoints, with the fault planted and as they are."""
 
     planted: int  # checkpoints
-    found: int  # of the planted ones
-    healthy: int  # checkpoints without the fault; it was found in none
+    found: int  # checkpoints among these
+    healthy: int  # checkpoints without the fault, in none of which it was found
 
     def __str__(self) -> str:
         planted = f"Planted in {self.planted} real checkpoints it was found in {self.found}"
@@ -317,7 +317,7 @@ def heads_and_tensors(heads: Collection[int], tensors: Iterable[str] = ()) -> di
 
 
 def aggregated(findings: Iterable[Finding], n_heads: int) -> Iterator[Finding]:
-    """Findings of single heads; those of one layer with the same fault become one."""
+    """Findings of single heads, joined where heads of one layer have the same fault."""
     faults: dict[tuple[Any, ...], list[Finding]] = {}
     for finding in findings:
         fault = (finding.kind, finding.layer, finding.map, finding.measure)

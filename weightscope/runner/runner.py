@@ -298,7 +298,7 @@ class Runner:
         return None if new is None else import_torch().from_numpy(np.asarray(new, np.float32))
 
     def check(self, seen: Activations) -> None:
-        """Compare the model's own output with that of weightscope's folded weights, once a layer.
+        """Compare the model's own output with weightscope's, from its folded weights, once a layer.
 
         Raises
         ------

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod, sqrt
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,7 +105,7 @@ class LowRank:
         return lambda start, stop: left[start:stop] @ right
 
     def unchecked(self) -> "LowRank":
-        """The same, but NaN and infinity are read."""
+        """A copy that reads NaN and infinity."""
         return replace(self, a=self.a.unchecked(set()), b=self.b.unchecked(set()))
 
 
@@ -156,7 +156,7 @@ class Kronecker:
         return rows
 
     def unchecked(self) -> "Kronecker":
-        """The same, but NaN and infinity are read."""
+        """A copy that reads NaN and infinity."""
         w1 = tuple(tensor.unchecked(set()) for tensor in self.w1)
         w2 = tuple(tensor.unchecked(set()) for tensor in self.w2)
         return replace(self, w1=w1, w2=w2)
@@ -177,7 +177,7 @@ WeightChange = LowRank | Kronecker
 class MergedTensor(DerivedTensor):
     """A base weight plus its change, summed in float64 and read as float32."""
 
-    stored: Tensor  # of the base
+    stored: Tensor  # the base's
     change: WeightChange
     noted: set[str] | None = field(default=None, compare=False)
     magnitude: Magnitude | None = None
@@ -269,7 +269,7 @@ class MergedTensor(DerivedTensor):
 class ChangeTensor(DerivedTensor, WholeTensor):
     """The change to a weight alone, in float64; zeros for a weight without one."""
 
-    stored: Tensor  # of the checkpoint with the adapter
+    stored: Tensor  # the checkpoint's with the adapter
     noted: set[str] | None = field(default=None, compare=False)
 
     @property
@@ -516,6 +516,10 @@ def has_tokenizer(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in ("tokenizer*", "vocab*"))
 
 
+def _moved(name: str, cut: int, start: str) -> str:
+    return start + name.split(".", cut)[-1]
+
+
 def naming(modules: Iterable[str], names: Iterable[str], file: object) -> Callable[[str], str]:
     """Map an adapter's names to the base's, which may have a shorter or longer prefix."""
     wanted, in_base = [f"{module}.weight" for module in modules], set(names)
@@ -526,7 +530,7 @@ def naming(modules: Iterable[str], names: Iterable[str], file: object) -> Callab
         fitting = [start for start in starts if all(start + name in in_base for name in short)]
         if "" in fitting or len(fitting) == 1:
             start = "" if "" in fitting else fitting[0]
-            return lambda name, cut=cut, start=start: start + name.split(".", cut)[-1]  # type: ignore[misc]
+            return partial(_moved, cut=cut, start=start)
         if fitting:
             break
     missing = next((name for name in wanted if name not in in_base), wanted[0])

@@ -76,7 +76,7 @@ def check_modules(stored: Mapping[str, StoredTensor], settings: Config) -> None:
 
 def packing_of(given: Config, what: str) -> Packing:
     """Packing of weights by the settings of all modules or of one."""
-    bits, group_size, name = given.get("bits"), given.get("group_size"), given.get("mode", "affine")
+    name = given.get("mode", "affine")
     mode = MODES.get(name) if isinstance(name, str) else None
     if mode is None:
         problem = f"{what} has mode '{str(name)[:40]}'; read are {', '.join(MODES)}"
@@ -87,7 +87,8 @@ def packing_of(given: Config, what: str) -> Packing:
             numbers = ", ".join(map(str, known))
             problem = f"{what} has {key} {str(value)[:40]}; {name} has {numbers}"
             raise CheckpointError(problem, file=given.file)
-    return Packing(bits, group_size, str(name), bool(given.get("global_scale")))  # type: ignore[arg-type]
+    has_global_scale = bool(given.get("global_scale"))
+    return Packing(given["bits"], given["group_size"], str(name), has_global_scale)
 
 
 def find(

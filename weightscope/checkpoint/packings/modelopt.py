@@ -10,7 +10,7 @@ from weightscope.checkpoint.packings.packed import DequantisedTensor, parts_of
 from weightscope.checkpoint.packings.scaled import FP8, ScaledTensor
 from weightscope.core.errors import CheckpointError
 
-KEY = "quantization_config"  # of config.json, with the settings
+KEY = "quantization_config"  # key of the settings in config.json
 SETTINGS_FILE = "hf_quant_config.json"  # the file that has them otherwise
 ALGORITHMS = (
     "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "W4A16_NVFP4",

@@ -16,7 +16,7 @@ import numpy as np
 
 from weightscope.core.errors import CheckpointError, first_line
 
-SHARE_OF_FREE = 0.7  # of memory, for blocks; the rest is for libraries and fragmentation
+SHARE_OF_FREE = 0.7  # share for blocks; the rest is for libraries and fragmentation
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def eigh(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         values, vectors = np.linalg.eigh(vectors)
         return values, vectors
     n, values = len(vectors), np.empty(len(vectors))
-    size = 3 + 5 * n  # of LAPACK's integer workspace, from its manual
+    size = 3 + 5 * n  # LAPACK's integer workspace, from its manual
     _run("dsyevd", ("V", "L", n, vectors, n, values), (np.empty(size, np.int64), size))
     return values, vectors
 
@@ -146,5 +146,5 @@ def _parameters(signature: str) -> str:
     """A C signature as in SIGNATURES: "void (char *, int *)" -> "ci"; "?" for other types."""
     types = signature.removeprefix("void (").removesuffix(")").split(", ")
     letters = {"char *": "c", "int *": "i", "double *": "d"}
-    plain = ("double *" if kind.endswith("cython_lapack_d *") else kind for kind in types)
-    return "".join(letters.get(kind, "?") for kind in plain)
+    plain = ("double *" if name.endswith("cython_lapack_d *") else name for name in types)
+    return "".join(letters.get(name, "?") for name in plain)
