@@ -282,7 +282,9 @@ class _Manifest(NamedTuple):
     finished: bool = False
     fingerprint: Any = None
     files: Mapping[str, str] = MappingProxyType({})  # SHA-256 of what the run has written, by name
-    earlier: frozenset[tuple[str, str]] = frozenset()  # (name, SHA-256), perhaps left by others
+    earlier: frozenset[tuple[str, str]] = (
+        frozenset()
+    )  # (name, SHA-256), perhaps left by earlier runs
 
 
 class OutputFolder(Folder):

@@ -1,4 +1,4 @@
-"""LoRA adapters against PEFT's merge_and_unload (../golden/make_adapters.py); what cannot be read exactly is refused."""
+"""LoRA adapters against PEFT's merge_and_unload (../golden/make_adapters.py); others are refused."""
 
 import json
 import shutil
