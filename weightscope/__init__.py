@@ -1,7 +1,7 @@
 """Analyse the attention heads of a transformer checkpoint from its weights alone.
 
     >>> import weightscope as ws
-    >>> model = ws.open_model("embedded")           # a folder, a file or a Hub id; "embedded" is a small GPT-2
+    >>> model = ws.open_model("embedded")  # a folder, a file or a Hub id; a small GPT-2 is embedded
     >>> head = model.layer(0).head(6)
     >>> head.qk.shape
     (256, 256)
@@ -34,11 +34,13 @@ and where to begin.
 
     cli           one module for each group of commands; what they share
     adopting      find and verify a row for an unknown architecture (PyTorch)
-    pairs         questions about two checkpoints or more: compare, same, learned, lineage, rank, claims, atlas
-    heads         questions about one checkpoint: audit, tensors, circuits, detok, norms, outliers, sinks
+    pairs         questions about two checkpoints or more: compare, same, learned, lineage, rank,
+                  claims, atlas
+    heads         questions about one checkpoint: audit, tensors, circuits, detok, norms, outliers,
+                  sinks
     report        pages, findings, results read back
     runner        load a model, observe it, patch it (PyTorch)
-    model         tensors to heads: rows of architectures, what a config means, layers, metrics, text
+    model         tensors to heads: rows of architectures, meaning of configs, layers, metrics, text
     checkpoint    bytes to tensors: safetensors, GGUF, packings, adapters, the Hub
     core          what everything stands on: errors, files, tables, results, compute
 """
@@ -64,8 +66,9 @@ if TYPE_CHECKING:
     from weightscope.runner.runner import open_runner
 
 __all__ = [
-    "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "bigram_auroc", "circuits", "compare",
-    "first_layer", "learned", "lineage", "load", "load_counts", "neighbours", "open_model", "open_runner", "same",
+    "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "bigram_auroc",
+    "circuits", "compare", "first_layer", "learned", "lineage", "load", "load_counts",
+    "neighbours", "open_model", "open_runner", "same",
 ]  # fmt: skip
 __version__ = "0.2.0"
 

@@ -7,14 +7,11 @@ from contextlib import suppress
 with suppress(ImportError):  # Windows has no such limits
     import resource
 
-# Where it gets less, OpenBLAS waits for memory within its own code, where no signal ends it, or
-# aborts. `compare` on the embedded model takes this much address space with one thread; each
-# further one has its buffers and its stack.
-LEAST = 1_000_000_000
-A_THREAD = 100_000_000
-THREADS_OF_OPENBLAS = 64  # at most, as NumPy and SciPy bring it
-# the first that is set counts
-THREADS_CHOSEN = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+# With less memory, OpenBLAS aborts, or waits within its own code, where no signal ends it.
+LEAST = 1_000_000_000  # bytes of address space of `compare` on the embedded model with one thread
+A_THREAD = 100_000_000  # bytes of each further thread: its buffers and its stack
+THREADS_OF_OPENBLAS = 64  # the most that OpenBLAS of NumPy and SciPy starts
+THREADS_CHOSEN = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")  # first one set
 
 
 def main() -> None:
@@ -34,24 +31,25 @@ def main() -> None:
 
 
 def too_little_memory() -> str:
-    """Why NumPy and SciPy cannot be loaded within the limits of this process; empty where they
-    can.
-    """
+    """Explain why this process's limits leave no room for NumPy and SciPy; empty if they do."""
     if "resource" not in globals():
         return ""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    chosen = [
-        int(os.environ[name]) for name in THREADS_CHOSEN if os.environ.get(name, "").isdecimal()
-    ]
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    settings = [os.environ.get(name, "") for name in THREADS_CHOSEN]
+    chosen = [int(setting) for setting in settings if setting.isdecimal()]
     threads = min(next(filter(None, chosen), cores), THREADS_OF_OPENBLAS)
     needed = LEAST + A_THREAD * (threads - 1)
+    fewer = f"; OPENBLAS_NUM_THREADS=1 needs {LEAST // 1024}" if threads > 1 else ""
     for kind, option in ((resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d")):
         limit, _ = resource.getrlimit(kind)
         if limit != resource.RLIM_INFINITY and limit < needed:
-            fewer = f"; OPENBLAS_NUM_THREADS=1 needs {LEAST // 1024}" if threads > 1 else ""
-            return f"the limit `ulimit {option} {limit // 1024}` is too low; {needed // 1024} at least is needed{fewer}"
+            return (
+                f"the limit `ulimit {option} {limit // 1024}` is too low; "
+                f"{needed // 1024} at least is needed{fewer}"
+            )
     return ""
 
 

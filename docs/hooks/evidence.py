@@ -1,6 +1,4 @@
-"""Values of measures in real checkpoints, and what the heads did when the models were run, from
-figures/.
-"""
+"""Values of measures in real checkpoints, and what heads did in runs, from figures/."""
 
 import csv
 from collections.abc import Iterator
@@ -30,9 +28,7 @@ def heads_of(model: str) -> dict[str, np.ndarray]:
 
 
 def auroc_of_behaviours(model: str, measure: str) -> Iterator[tuple[str, int, float]]:
-    """For each behaviour: its name, how many heads show it, and the AUROC with which a measure
-    ranks them first.
-    """
+    """Name of each behaviour, number of its heads, and AUROC of a measure that ranks them first."""
     if not (ROOT / f"figures/circuits/{model}/measured.csv").exists():
         return
     did, values = _columns(f"circuits/{model}/measured.csv"), heads_of(model)[measure]
@@ -54,8 +50,5 @@ def _numbers(cells: list[str]) -> np.ndarray:
         values = np.array([float(cell or "nan") for cell in cells])
     except ValueError:
         return np.array(cells)
-    return (
-        values.astype(int)
-        if np.isfinite(values).all() and (values == values.round()).all()
-        else values
-    )
+    are_whole = np.isfinite(values).all() and (values == values.round()).all()
+    return values.astype(int) if are_whole else values

@@ -1,7 +1,7 @@
 """Run the examples of a page when the site is built, and put their output below them.
 
 A block of code whose first line ends in `run` is run; with `quiet` it is run and not shown. Python
-blocks of a page share one namespace. In a console block, lines that begin with `$` are commands.
+blocks of a page share one namespace. Lines of a console block that begin with `$` are commands.
 `{{ expression }}` in the text becomes the expression's value in that namespace, `{{ expression :.3f
 }}` its value in that format. A page runs in one folder, which is empty at first. If an example
 fails, the build fails.
@@ -82,13 +82,9 @@ class Examples:
             return ""
         program, *arguments = shlex.split(line[2:], comments=True)
         assert program == "weightscope", f"{self.page} runs {program}; only weightscope may run"
-        done = subprocess.run(
-            [sys.executable, "-m", program, *arguments],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=LONGEST,
-        )
+        command = [sys.executable, "-m", program, *arguments]
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": LONGEST}
+        done = subprocess.run(command, cwd=self.folder, **options)
         if done.returncode:
             raise ExampleError(f"{self.page}: {line}: status {done.returncode}: {done.stderr}")
         return f"{line}\n{done.stdout}"

@@ -58,14 +58,14 @@ def within_site(
         elif (ROOT / path).is_dir():
             return link["text"][1:-1]  # the site has no page for a folder
         elif (ROOT / path).is_file():
-            # MkDocs would make a page of .md
-            target = path + ".txt" if path.endswith(".md") else path
+            target = path + ".txt" if path.endswith(".md") else path  # MkDocs makes pages of .md
             bring(path, target)
         elif link["path"] in made:
             return link[0]
         else:
             raise DeadLinkError(f"{page}: {link[0]}")
-        return f"{link['text']}({posixpath.relpath(target, posixpath.dirname(page) or '.')}{link['anchor'] or ''})"
+        relative = posixpath.relpath(target, posixpath.dirname(page) or ".")
+        return f"{link['text']}({relative}{link['anchor'] or ''})"
 
     return outside_code(text, lambda part: LINK.sub(moved, part))
 

@@ -1,6 +1,4 @@
-"""Render formulas between dollar signs as MathML, in the notation of
-`weightscope.core.formulas`.
-"""
+"""Render formulas between dollar signs as MathML, as `weightscope.core.formulas` does."""
 
 import re
 
@@ -17,7 +15,7 @@ AFTER_CODE = 185  # Markdown gives code priority 190 and escaped characters 180
 class Formula(InlineProcessor):
     """One formula."""
 
-    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:  # noqa: N802, Markdown's name
+    def handleMatch(self, m: re.Match[str], data: str) -> tuple[str, int, int]:  # noqa: N802
         html = str(mathml(m[2], block=m[1] == "$$"))
         return self.md.htmlStash.store(html), m.start(0), m.end(0)
 

@@ -16,15 +16,6 @@ from weightscope.model.rows.stanzas import FUNCTIONS, all_cells
 from weightscope.report.findings import finding_kinds
 
 CLEAR, FAINT = 0.8, 0.65  # an AUROC to report, and the least one called high; the same below 0.5
-RESULTS = (
-    "audit.audit.Audit",
-    "compare.compare.Comparison",
-    "lineage.lineage.Lineage",
-    "circuits.circuits.Circuits",
-    "detok.heads.BigramAuroc",
-    "attention.layer.Layer",
-    "attention.head.Head",
-)
 
 
 def public_names() -> str:
@@ -32,40 +23,27 @@ def public_names() -> str:
     return "\n".join(f"::: weightscope.{name}\n" for name in weightscope.__all__)
 
 
-def results() -> str:
-    """The classes of results, for mkdocstrings."""
-    return "\n".join(f"::: weightscope.{name}\n" for name in RESULTS)
-
-
 def columns(table: Table) -> str:
     """The columns of a CSV; `_b` columns that repeat an `_a` column are left out."""
-    names = [c.name for c in table.columns if f"{c.name[:-2]}_a" not in table]
-    rows = (
-        (
-            f"`{c.name}`",
-            {"i": "whole number", "f": "number"}.get(c.values.dtype.kind, "text"),
-            prose(c.meaning),
-        )
-        for c in table.select(*names).columns
-    )
+    kinds = {"i": "whole number", "f": "number"}
+    rows = [
+        (f"`{c.name}`", kinds.get(c.values.dtype.kind, "text"), prose(c.meaning))
+        for c in table.columns
+        if f"{c.name[:-2]}_a" not in table
+    ]
     return _table(("column", "holds", "what"), rows)
 
 
 def arrays(held: Mapping[str, np.ndarray]) -> str:
     """The arrays of an NPZ."""
-    return _table(
-        ("array", "shape here", "of"),
-        ((f"`{n}`", f"{a.shape}", f"{a.dtype}") for n, a in held.items()),
-    )
+    rows = ((f"`{name}`", f"{array.shape}", f"{array.dtype}") for name, array in held.items())
+    return _table(("array", "shape here", "of"), rows)
 
 
 def measures(audit: Audit, prefix: str) -> str:
     """Every measure of one map: equation, source, meaning, and values in real checkpoints."""
-    return "\n".join(
-        _section(m)
-        for m in measures_of(audit.measured.arrays)
-        if m.name.startswith(prefix) and "route" not in m.name
-    )
+    known = [m for m in measures_of(audit.measured.arrays) if m.name.startswith(prefix)]
+    return "\n".join(_section(measure) for measure in known if "route" not in measure.name)
 
 
 def _section(measure: Measure) -> str:
@@ -74,29 +52,24 @@ def _section(measure: Measure) -> str:
     parts = [f"### `{measure.name}`", f"$${formula}$$", measure.meaning + source]
     rows = []
     for model, title in MODELS.items():
-        values = heads_of(model)[measure.name].astype(float)
+        heads = heads_of(model)
+        values = heads[measure.name].astype(float)
         if not np.isfinite(values).any():
             rows.append((title, "", "", "", ""))
             continue
         low, middle, high = (f"{value:.3g}" for value in np.nanquantile(values, (0.05, 0.5, 0.95)))
         top = int(np.nanargmax(values))
-        where = (
-            f"{values[top]:.3g} ({heads_of(model)['layer'][top]}.{heads_of(model)['head'][top]})"
-        )
-        rows.append(
-            (title, low, middle, high, where if np.nanmin(values) < values[top] else "all the same")
-        )
-    parts += [
-        _table(("checkpoint", "5 %", "median", "95 %", "highest (layer.head)"), rows),
-        *_evidence(measure.name),
-    ]
+        highest = f"{values[top]:.3g} ({heads['layer'][top]}.{heads['head'][top]})"
+        if not np.nanmin(values) < values[top]:
+            highest = "all the same"
+        rows.append((title, low, middle, high, highest))
+    header = ("checkpoint", "5 %", "median", "95 %", "highest (layer.head)")
+    parts += [_table(header, rows), *_evidence(measure.name)]
     return "\n\n".join(parts) + "\n"
 
 
 def _evidence(name: str) -> Iterator[str]:
-    """How the measure went with behaviour when the models were run, if the AUROC is clear in any
-    model.
-    """
+    """The measure's AUROC for behaviour in runs of the models, if it is clear in any model."""
     aurocs = [(model, *rest) for model in MODELS for rest in auroc_of_behaviours(model, name)]
     clear = {behaviour for _, behaviour, _, auroc in aurocs if max(auroc, 1 - auroc) >= CLEAR}
     sentences = [
@@ -109,39 +82,33 @@ def _evidence(name: str) -> Iterator[str]:
 
 
 def _level(auroc: float) -> str:
-    return "high" if auroc >= FAINT else "low" if auroc <= 1 - FAINT else "neither high nor low"
+    if auroc >= FAINT:
+        return "high"
+    return "low" if auroc <= 1 - FAINT else "neither high nor low"
 
 
 def findings() -> str:
     """Every kind of finding."""
-    rows = (
-        (f"`{name}`", kind.severity, kind.title, kind.look_next)
-        for name, kind in finding_kinds().items()
-    )
+    kinds = finding_kinds().values()
+    rows = ((f"`{kind.name}`", kind.severity, kind.title, kind.look_next) for kind in kinds)
     return _table(("kind", "severity", "what", "what to look at next"), rows)
 
 
 def roles(by_wiring: bool = False) -> str:
     """Roles with score, threshold, and how often they were right."""
-    rows = (
-        (
-            role.name or f"none ({role.role})",
-            f"`{role.score}`",
-            f"{role.sign * role.least:g} or {'more' if role.sign > 0 else 'less'}",
-            f"{role.tried.right} of {role.tried.named}" if role.tried else "",
-        )
-        for role in (ROLES_BY_WIRING if by_wiring else ROLES)
-    )
+    rows = []
+    for role in ROLES_BY_WIRING if by_wiring else ROLES:
+        threshold = f"{role.sign * role.least:g} or {'more' if role.sign > 0 else 'less'}"
+        right = f"{role.tried.right} of {role.tried.named}" if role.tried else ""
+        rows.append((role.name or f"none ({role.role})", f"`{role.score}`", threshold, right))
     return _table(("name", "score", "threshold", "right in models left out"), rows)
 
 
 def cells() -> str:
     """Every cell of a row of architectures, with the functions that it may name, and every step."""
     rows = [(f"`{name}`", meaning, _functions(name)) for name, meaning in all_cells().items()]
-    rows += [
-        (f"`steps.{name}`", " ".join((step.__doc__ or "").split()), "")
-        for name, step in step_classes().items()
-    ]
+    for name, step in step_classes().items():
+        rows.append((f"`steps.{name}`", " ".join((step.__doc__ or "").split()), ""))
     return _table(("cell", "meaning", "functions that it may name"), rows)
 
 
@@ -152,13 +119,12 @@ def _functions(cell: str) -> str:
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [header, ["---"] * len(tuple(header)), *rows]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
+    lines = []
+    for line in (header, ["---"] * len(tuple(header)), *rows):
+        escaped = [str(cell).replace("|", "\\|") for cell in line]
+        lines.append(f"| {' | '.join(escaped)} |")
+    return "\n".join(lines)
 
 
-PARTS = {
-    f.__name__: f
-    for f in (public_names, results, columns, arrays, measures, findings, roles, cells)
-}
+GENERATED = (public_names, columns, arrays, measures, findings, roles, cells)
+PARTS = {part.__name__: part for part in GENERATED}

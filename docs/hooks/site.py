@@ -11,8 +11,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from reference import PARTS
 
-# one folder per page, removed when the build ends
-MADE = TemporaryDirectory(prefix="weightscope-docs-")
+MADE = TemporaryDirectory(prefix="weightscope-docs-")  # removed when the build ends
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -37,9 +36,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     text = Examples(name, folder, PARTS).fill(markdown)
     made = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
     linked = {file for file in made if f"({file})" in text}
-    pages = {
-        Path(file).parent for file in linked if file.endswith(".html")
-    }  # an HTML page links its tables and figures
+    # An HTML page links its tables and figures.
+    pages = {Path(file).parent for file in linked if file.endswith(".html")}
     for file in sorted(file for file in made if file in linked or Path(file).parent in pages):
         files.append(File.generated(config, file, abs_src_path=str(folder / file)))
     return within_site(text, name, made, bring)

@@ -11,8 +11,8 @@ import numpy as np
 
 from tests.fuzz.checkpoints import repaired
 from tests.fuzz.mutate import mutated_bytes, mutated_value
+from weightscope.checkpoint.adapters.lora import PREFIX
 from weightscope.checkpoint.formats import ADAPTER, ADAPTER_WEIGHTS
-from weightscope.checkpoint.lora import PREFIX
 from weightscope.core.errors import CheckpointError
 from weightscope.model.model import open_model
 

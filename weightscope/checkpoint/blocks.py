@@ -13,12 +13,12 @@ from weightscope.checkpoint.gguf import GgufTensor
 from weightscope.checkpoint.packings.scaled import decode_fp8
 
 BLOCK = 1 << 20  # values of a block: 4 MB as float32, which the cores' caches hold
-SHORT = 16  # values: a last axis shorter than this is joined with the axes before it to make a row
+SHORT = 16  # values; a shorter last axis is joined with the axes before it to make a row
 AHEAD = 64 << 20  # bytes requested from a server at once
 FP8 = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
 NATIVE = {
-    "F64": "<f8", "BOOL": "u1", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
-    "U64": "<u8", "I64": "<i8",
+    "F64": "<f8", "BOOL": "u1", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4",
+    "I32": "<i4", "U64": "<u8", "I64": "<i8",
 }  # fmt: skip
 
 Item = TypeVar("Item")
@@ -26,23 +26,18 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Block:
-    """Values [start, stop) of a tensor in storage order, not yet read; whole rows where the tensor
-    has rows.
-    """
+    """Values [start, stop) of a tensor in storage order, not yet read; whole rows if possible."""
 
     tensor: Tensor
     start: int
     stop: int
 
     def values(self) -> np.ndarray:
-        """The values, finite or not: float32, float64 if stored so, integers as integers -> (stop -
-        start,).
-        """
+        """Values, finite or not, in their own type where NumPy has it -> (stop - start,)."""
         tensor, size = self.tensor.unchecked(set()), prod(self.tensor.shape)
         if isinstance(tensor, StoredTensor):
-            start, stop = (
-                index * tensor.nbytes // max(size, 1) for index in (self.start, self.stop)
-            )
+            start = self.start * tensor.nbytes // max(size, 1)
+            stop = self.stop * tensor.nbytes // max(size, 1)
             return _native(tensor, tensor.raw(start, stop))
         if not tensor.piece:
             return tensor.read().reshape(-1)[self.start : self.stop]
@@ -61,9 +56,7 @@ def _native(tensor: StoredTensor, raw: np.ndarray) -> np.ndarray:
 
 
 def streamed(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[Block]:
-    """The blocks of these tensors in order; those on a server are fetched in few, large
-    requests.
-    """
+    """The blocks of these tensors in order, fetched from a server in few, large requests."""
     for batch in batches(names, lambda name: checkpoint[name].nbytes):
         checkpoint.prefetch(batch)
         for name in batch:
@@ -71,17 +64,14 @@ def streamed(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[Block]:
 
 
 def blocks_of(tensor: Tensor) -> list[Block]:
-    """A tensor's blocks in order; a single one if its rows are not stored together (GPTQ, AWQ,
-    bitsandbytes, ...).
-    """
+    """A tensor's blocks in order; one block if its rows are not stored together (GPTQ, AWQ ...)."""
     size = prod(tensor.shape)
     if not size or not tensor.piece:
         return [Block(tensor, 0, size)]
-    width = (
-        row_width(tensor.shape)
-        if isinstance(tensor, StoredTensor)
-        else size // tensor.shape[0] * tensor.piece
-    )
+    if isinstance(tensor, StoredTensor):
+        width = row_width(tensor.shape)
+    else:
+        width = size // tensor.shape[0] * tensor.piece
     step = max(1, BLOCK // width) * width if width else BLOCK
     return [Block(tensor, start, stop) for start, stop in pairwise([*range(0, size, step), size])]
 

@@ -24,12 +24,10 @@ from weightscope.core.errors import CheckpointError, counted, printable
 
 
 class Tensor(ABC):
-    """One tensor of a checkpoint. Reading refuses NaN and infinity with the name and place of the
-    first.
-    """
+    """One tensor of a checkpoint. Reading refuses NaN and infinity, naming the first's place."""
 
     name: str
-    file: Storage  # of its first part
+    file: Storage  # the first part's
     noted: set[str] | None  # see `unchecked`; None: NaN and infinity are refused
 
     @property
@@ -55,7 +53,7 @@ class Tensor(ABC):
         """The whole tensor as float32."""
 
     def weights(self) -> Weights:
-        """As `read`, but F16 and BF16 stay at 16 bits per weight."""
+        """`read`, but F16 and BF16 stay at 16 bits per weight."""
         return self.read()
 
     @abstractmethod
@@ -70,14 +68,12 @@ class Tensor(ABC):
 
     @abstractmethod
     def unchecked(self, noted: set[str]) -> "Tensor":
-        """The same tensor, but NaN and infinity are read, and the tensor's name is added to
-        `noted`.
-        """
+        """A copy that reads NaN and infinity, and adds its name to `noted` if there is any."""
 
     def ends(self) -> "tuple[Tensor, Tensor, int | tuple[float, ...]] | None":
-        """The first and the last value that each value's stored block can hold, and the levels from
-        one to the other: how many, where they are even, else where they lie; None where no such
-        blocks are stored.
+        """The first and last value that each stored block can hold, and the levels between them.
+
+        Levels are a number where they are even, else their places; None without such blocks.
 
         Where the last axis of the first two is shorter than the tensor's, neighbours share one of
         their values.
@@ -90,7 +86,7 @@ class Tensor(ABC):
 
     @property
     def piece(self) -> int:
-        """How many rows are read together at least; 0 where all are."""
+        """Rows that are read together at least; 0 for all."""
         return 1
 
     def check_rows(self, start: int, stop: int) -> None:
@@ -101,12 +97,9 @@ class Tensor(ABC):
             raise self.refuse(f"has {self.shape[0]} rows; rows {start} to {stop} were asked for")
 
     def check_finite(self, block: np.ndarray, first_row: int = 0) -> np.ndarray:
-        """The block, unless it has NaN or infinity; the error says how many and where the first
-        is.
-        """
+        """The block, unless it has NaN or infinity; the error counts them and gives a place."""
         with np.errstate(invalid="ignore", over="ignore"):
-            # one cheap pass; the place is looked for only if needed
-            if np.isfinite(block.sum(dtype=np.float64)):
+            if np.isfinite(block.sum(dtype=np.float64)):  # one cheap pass; places only if needed
                 return block
         nonfinite = np.argwhere(~np.isfinite(block))
         if len(nonfinite) and self.noted is not None:
@@ -114,15 +107,14 @@ class Tensor(ABC):
         elif len(nonfinite):
             first = tuple(map(int, nonfinite[0]))
             index = (first[0] + first_row, *first[1:]) if first else ()
-            held = f"{counted(len(nonfinite), 'value')} that {'is' if len(nonfinite) == 1 else 'are'} not finite"
+            are = "is" if len(nonfinite) == 1 else "are"
+            held = f"{counted(len(nonfinite), 'value')} that {are} not finite"
             raise self.refuse(f"holds {held}, the first {block[first]} at {index}")
         return block
 
 
 class WholeTensor(Tensor):
-    """A tensor whose rows are not stored together, so that a few rows cost as much as all of
-    them.
-    """
+    """A tensor whose rows are not stored together: a few cost as much as all of them."""
 
     @property
     def piece(self) -> int:
@@ -141,9 +133,7 @@ class WholeTensor(Tensor):
 
 @dataclass(frozen=True, eq=False)
 class DerivedTensor(Tensor):
-    """A tensor computed from a stored one as it is read; name, file, dtype and shape are the stored
-    one's.
-    """
+    """A tensor computed from a stored one as it is read, with its name, file and shape."""
 
     stored: Tensor
 
@@ -246,7 +236,7 @@ class StoredTensor(Tensor):
 
 # A checkpoint
 
-# An optimizer's state or training's arguments are no weights of a model.
+# Names of a model's weights; an optimizer's state or training's arguments are none.
 WEIGHTS = re.compile(
     r".*\.(safetensors|gguf)|.*(model|consolidated)[^/]*\.(bin|pth?|ckpt|h5|msgpack|onnx)", re.ASCII
 )
@@ -255,13 +245,13 @@ NAMED = 4  # files in a sentence
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """Which weight files of a folder were read, and which were not."""
+    """Weight files of a folder: which were read, and which were not."""
 
     read: str = ""  # a file, or an index
     shards: tuple[str, ...] = ()  # the files of that index
-    loaded: str = ""  # what transformers loads; empty where it would find nothing
+    loaded: str = ""  # the file that transformers loads; empty where it would find nothing
     names: Collection[str] = field(default=(), repr=False)  # every file there
-    # Tensors by the file that holds them, while the index takes them from a later file
+    # Tensors by a file that holds them, while the index takes them from a later one
     stale: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -269,9 +259,11 @@ class WeightFiles:
         """Weight files that were not read: safetensors first, subfolders last."""
         files = {name for name in self.names if WEIGHTS.fullmatch(name)} | {self.loaded}
         files -= {self.read, *self.shards, ""}
-        return tuple(
-            sorted(files, key=lambda name: (name.count("/"), not name.endswith(SAFETENSORS), name))
-        )
+
+        def order(name: str) -> tuple[int, bool, str]:
+            return name.count("/"), not name.endswith(SAFETENSORS), name
+
+        return tuple(sorted(files, key=order))
 
     @property
     def added(self) -> str:
@@ -281,25 +273,25 @@ class WeightFiles:
 
     @property
     def is_other(self) -> bool:
-        """Whether transformers loads other weights than were read."""
+        """True if transformers loads other weights than were read."""
         return bool(self.added) or self.loaded not in ("", self.read)
 
     @property
     def sentence(self) -> str:
-        """What was read and what was not; empty where all was read."""
+        """Files that were read and files that were not; empty if all were read."""
         return " ".join(filter(None, (self._beside, self._stale)))
 
     @property
     def _stale(self) -> str:
-        """Which tensors of its files the index replaces; empty where it replaces none."""
-        parts = [
-            f"{counted(len(names), 'tensor')} of {printable(file)} ({printable(names[0])}{' ...' * (len(names) > 1)})"
-            for file, names in self.stale.items()
-        ]
+        """Tensors of its files that the index replaces; empty where it replaces none."""
+        if not self.stale:
+            return ""
+        parts = []
+        for file, names in self.stale.items():
+            example = printable(names[0]) + " ..." * (len(names) > 1)
+            parts.append(f"{counted(len(names), 'tensor')} of {printable(file)} ({example})")
         are = "is" if sum(map(len, self.stale.values())) == 1 else "are"
-        return (
-            f"{', '.join(parts)} {are} stale: the index has another file for each." if parts else ""
-        )
+        return f"{', '.join(parts)} {are} stale: the index has another file for each."
 
     @property
     def _beside(self) -> str:
@@ -310,31 +302,28 @@ class WeightFiles:
         loads = ", as transformers does"
         if self.added:
             loads = f"; with PEFT installed, transformers adds {self.added} to it"
+        elif not self.loaded:
+            loads = "; transformers would find no weights"
         elif self.loaded != self.read:
-            loads = f"; transformers {f'loads {printable(self.loaded)}' if self.loaded else 'would find no weights'}"
-        return f"Weights were read from {printable(self.read)}{loads}. Not read, in the same place: {names}{more}."
+            loads = f"; transformers loads {printable(self.loaded)}"
+        read = f"Weights were read from {printable(self.read)}{loads}."
+        return f"{read} Not read, in the same place: {names}{more}."
 
     @property
     def telling(self) -> tuple[str, ...]:
-        """The files that could be taken for this model's weights, and those that are stale in
-        part.
-        """
-        beside = (name for name in self.unread if name.endswith(SAFETENSORS) or name == self.loaded)
-        return (*beside, *self.stale)
+        """Files that could be taken for this model's weights, and those stale in part."""
+        rivals = (name for name in self.unread if name.endswith(SAFETENSORS) or name == self.loaded)
+        return (*rivals, *self.stale)
 
 
 class Checkpoint(Mapping[str, Tensor]):
-    """Tensors by name and a config. Quantised weights have the names they had before and read
-    dequantised.
-    """
+    """Tensors by name and a config. Quantised weights are read under their former names."""
 
-    # of an unchecked checkpoint: names of tensors with NaN or infinity read so far
-    noted: set[str] | None = None
+    noted: set[str] | None = None  # if unchecked: tensors with NaN or infinity read so far
     note: str = ""  # one sentence on how it was put together; empty where it is as stored
-    given: str = ""  # what a person called it: a path or repository as typed
+    given: str = ""  # its name as a person typed it: a path or repository
     weight_files: WeightFiles = WeightFiles()
-    # in the file, of tensors that have another name here
-    stored_names: Mapping[str, str] = MappingProxyType({})
+    stored_names: Mapping[str, str] = MappingProxyType({})  # names in the file that differ here
 
     def __init__(
         self,
@@ -369,21 +358,19 @@ class Checkpoint(Mapping[str, Tensor]):
         return sum(tensor.nbytes for tensor in self.values())
 
     def with_config(self, values: dict[str, Any]) -> "Checkpoint":
-        """The same tensors with another config."""
+        """A copy with another config."""
         same = copy(self)
         same.config = Config(values, self.config.file, stored=self.config.stored)
         return same
 
     def with_tensors(self, replaced: Mapping[str, Tensor]) -> "Checkpoint":
-        """The same with others in place of some tensors."""
+        """A copy with some tensors replaced."""
         same = copy(self)
         same._tensors = {**self._tensors, **replaced}
         return same
 
     def unchecked(self) -> "Checkpoint":
-        """The same checkpoint, but NaN and infinity are read, and names of tensors with any go to
-        `noted`.
-        """
+        """A copy that reads NaN and infinity; names of tensors with any go to `noted`."""
         same = copy(self)
         same.noted = set()
         return same
@@ -398,12 +385,11 @@ class Checkpoint(Mapping[str, Tensor]):
         return sum(part.nbytes for part in self._parts(names))
 
     def bytes_to_fetch(self, names: Iterable[str]) -> int:
-        """How many of those bytes are not on this machine yet; 0 for a local checkpoint."""
+        """The part of those bytes that is not on this machine; 0 for a local checkpoint."""
         return sum(file.bytes_to_fetch(entries) for file, entries in self._by_file(names))
 
     def prefetch(self, names: Iterable[str]) -> None:
-        """Fetch these tensors in few, large, concurrent requests; unknown names are skipped, as
-        reading reports them.
+        """Fetch these tensors in few, large, concurrent requests; skip unknown names.
 
         Reading fetches one tensor at a time; callers that know what they will read ask for all of
         it here.

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,8 @@ MAX_OBJECTS = 50_000  # a header has one per tensor
 MAX_LISTS = 100_000  # a header has two per tensor: shape and data_offsets
 MAX_ITEMS = 500_000  # commas: about five per tensor of a header, one per tensor of an index
 MAX_DEPTH = 50
-# characters of a key, such as a tensor's name: messages, tables and pages show it
-LONGEST_KEY = 1_000
-LARGEST = 10**7  # of a size in a config; no real one is near it
+LONGEST_KEY = 1_000  # characters of a key, such as a tensor's name, which messages and pages show
+LARGEST = 10**7  # largest size in a config; no real one is near it
 POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -38,7 +38,7 @@ def read_small(path: Path, limit: int) -> bytes:
     """All bytes of a regular file of at most `limit` bytes."""
     with regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        text = file.read(min(size, limit) + 1)  # that many bytes are set aside before any is read
+        text = file.read(min(size, limit) + 1)  # memory is set aside before any byte is read
     if len(text) > limit:
         raise CheckpointError(f"has more than {limit} bytes; no more are read", file=path)
     refuse_pointer(text, path)
@@ -48,20 +48,15 @@ def read_small(path: Path, limit: int) -> bytes:
 def refuse_pointer(start: bytes, file: object) -> None:
     """Refuse a Git LFS pointer, which a clone without LFS has in place of a large file."""
     if start.startswith(POINTER):
-        sizes = [
-            line[5:].decode(errors="replace")
-            for line in start.splitlines()
-            if line.startswith(b"size ")
-        ]
-        size = sizes[0] if sizes else "?"
-        problem = f"is a Git LFS pointer to a file of {size} bytes; run `git lfs pull` in its folder to fetch it"
-        raise CheckpointError(problem, file=file)
+        sizes = (line[5:] for line in start.splitlines() if line.startswith(b"size "))
+        size = next(sizes, b"?").decode(errors="replace")
+        problem = f"is a Git LFS pointer to a file of {size} bytes"
+        advice = "run `git lfs pull` in its folder to fetch it"
+        raise CheckpointError(f"{problem}; {advice}", file=file)
 
 
 def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
-    """The JSON object in `text`; duplicate keys are refused. `what` begins the problem in
-    errors.
-    """
+    """The JSON object in `text`, without duplicate keys; `what` begins the problem in errors."""
     for count, limit, unit in (
         (len(text), MAX_BYTES, "bytes"),
         (text.count(b"{"), MAX_OBJECTS, "objects"),
@@ -83,20 +78,16 @@ def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
 
     try:
         decoded = json.loads(text.decode("utf-8"), object_pairs_hook=checked)
-    # UnicodeDecodeError and JSONDecodeError are ValueErrors
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # errors of Unicode and JSON are ValueErrors
         raise CheckpointError(f"{what}is not valid JSON ({error})", file=file) from None
     if not isinstance(decoded, dict):
-        raise CheckpointError(
-            f"{what}is a JSON {type(decoded).__name__}; an object was expected", file=file
-        )
-    # code that walks the values recursively would run out of stack; this does not recurse
+        problem = f"{what}is a JSON {type(decoded).__name__}; an object was expected"
+        raise CheckpointError(problem, file=file)
+    # Code that walks the values recursively would run out of stack; this does not recurse.
     level: list[Any] = [decoded]
     for _ in range(MAX_DEPTH):
-        children = (
-            value for node in level for value in (node.values() if isinstance(node, dict) else node)
-        )
-        level = [child for child in children if isinstance(child, dict | list)]
+        children = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [child for child in chain(*children) if isinstance(child, dict | list)]
         if not level:
             return decoded
     raise CheckpointError(f"{what}nests deeper than {MAX_DEPTH} levels", file=file)
@@ -104,51 +95,37 @@ def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
 
 # Keys that say who wrote a config and how weights are stored, nothing of the architecture.
 WRITERS = {
-    "transformers_version",
-    "_name_or_path",
-    "dtype",
-    "torch_dtype",
-    "quantization_config",
+    "transformers_version", "_name_or_path", "dtype", "torch_dtype", "quantization_config",
     "quantization",
-}
-
-
+}  # fmt: skip
 # Keys by which transformers would import a module, fetch a repository's code, or read other weights
 # than these. None of them says what the model computes.
 CODE = re.compile(
-    r"_?(attn|experts)_implementation(_internal)?|auto_map|custom_pipelines|transformers_weights|distributed_config"
-    r"|use_kernels?|kernel_config|_?name_or_path|_commit_hash|use_pretrained_backbone"
+    r"_?(attn|experts)_implementation(_internal)?|auto_map|custom_pipelines|transformers_weights"
+    r"|distributed_config|use_kernels?|kernel_config|_?name_or_path|_commit_hash"
+    r"|use_pretrained_backbone"
 )
-# of quantization_config: how it is computed, and from what
-QUANTISED_BY = ("backend", "tokenizer", "dataset")
-# transformers decodes these itself if it must not fetch a kernel for them
-DEQUANTISED = ("fp8", "mxfp4")
+QUANTISED_BY = ("backend", "tokenizer", "dataset")  # keys of quantization_config without effect
+DEQUANTISED = ("fp8", "mxfp4")  # transformers decodes these itself if it may fetch no kernel
 
 
 def without_code(values: Mapping[str, Any], file: object) -> dict[str, Any]:
-    """A config for transformers, without keys by which it would run what a checkpoint names;
-    refused if one matters.
-    """
+    """A config for transformers, without keys by which it would run what a checkpoint names."""
     backbone = values.get("backbone")
-    if (
-        isinstance(backbone, str)
-        and re.search("[/:]", backbone)
-        and values.get("backbone_config") is None
-    ):
-        problem = f"names another repository, '{backbone[:100]}', as its backbone; a backbone_config was expected"
-        raise CheckpointError(problem, file=file)
-    kept: dict[str, Any] = {
-        key: _without_code_within(value, file)
-        for key, value in values.items()
-        if not CODE.fullmatch(key)
-    }
+    is_repository = isinstance(backbone, str) and re.search("[/:]", backbone)
+    if is_repository and values.get("backbone_config") is None:
+        problem = f"names another repository, '{str(backbone)[:100]}', as its backbone"
+        raise CheckpointError(f"{problem}; a backbone_config was expected", file=file)
+    kept: dict[str, Any] = {}
+    for key, value in values.items():
+        if not CODE.fullmatch(key):
+            kept[key] = _without_code_within(value, file)
     for key in ("quantization_config", "compression_config"):
         if isinstance(settings := kept.get(key), dict):
             settings = {name: value for name, value in settings.items() if name not in QUANTISED_BY}
-            dequantised = (
-                {"dequantize": True} if settings.get("quant_method") in DEQUANTISED else {}
-            )
-            kept[key] = settings | dequantised
+            if settings.get("quant_method") in DEQUANTISED:
+                settings["dequantize"] = True
+            kept[key] = settings
     return kept
 
 
@@ -178,14 +155,14 @@ class Config(Mapping[str, Any]):
     12
     >>> config.size("n_embd")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    weightscope.core.errors.CheckpointError: config.json: 'n_embd' is ?; a whole number from 1 to ...
+    weightscope.core.errors.CheckpointError: config.json: 'n_embd' is ?; a whole number from ...
     """
 
     raw: Mapping[str, Any] = field(repr=False)
     file: object  # named in errors
-    # which of several readings was taken
+    # Sentences on the reading that was taken, of several.
     notes: tuple[str, ...] = field(default=(), kw_only=True, repr=False)
-    # Name, bytes and SHA-256 of each file that it was read from
+    # Name, bytes and SHA-256 of each file that it was read from.
     stored: tuple[tuple[str, int, str], ...] = field(default=(), kw_only=True, repr=False)
 
     def __getitem__(self, key: str) -> Any:
@@ -199,18 +176,15 @@ class Config(Mapping[str, Any]):
 
     def error(self, key: str, wanted: str) -> CheckpointError:
         """The error for a value of `key` that is not what was `wanted`."""
-        return CheckpointError(
-            f"'{key}' is {str(self.get(key))[:40]}; {wanted} was expected", file=self.file
-        )
+        problem = f"'{key}' is {str(self.get(key))[:40]}; {wanted} was expected"
+        return CheckpointError(problem, file=self.file)
 
     def has(self, *keys: str) -> bool:
-        """Whether any of `keys` has a value."""
+        """True if any of `keys` has a value."""
         return any(self.get(key) is not None for key in keys)
 
     def size(self, *keys: str, default: int | None = None, largest: int = LARGEST) -> int:
-        """A positive whole number under the first of `keys` that has a value; else `default`, or an
-        error.
-        """
+        """A positive whole number: of the first of `keys` with a value, else `default` or error."""
         key = next((key for key in keys if self.get(key) is not None), keys[0] if keys else "")
         value = self.get(key)
         if default is not None and value is None:
@@ -231,13 +205,11 @@ class Config(Mapping[str, Any]):
         value = self.get(key)
         if default is not None and value is None:
             return default
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not smallest <= value <= largest
-        ):
-            # NaN fails both comparisons
-            raise self.error(key, f"a number from {smallest:g} to {largest:g}")
+        wanted = f"a number from {smallest:g} to {largest:g}"
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.error(key, wanted)
+        if not smallest <= value <= largest:  # NaN fails both comparisons
+            raise self.error(key, wanted)
         return float(value)
 
     def flag(self, key: str) -> bool:
@@ -250,13 +222,10 @@ class Config(Mapping[str, Any]):
     def strings(self, key: str, count: int) -> tuple[str, ...]:
         """The first `count` of a list of strings."""
         value = self.get(key)
-        if (
-            not isinstance(value, list)
-            or len(value) < count
-            or not all(isinstance(item, str) for item in value)
-        ):
+        names = value if isinstance(value, list) else None
+        if names is None or len(names) < count or not all(isinstance(n, str) for n in names):
             raise self.error(key, f"a list of at least {count} names")
-        return tuple(value[:count])
+        return tuple(names[:count])
 
     def layers(self, key: str) -> list[int]:
         """A list of layer indices; empty where `key` has no value."""

@@ -1,4 +1,4 @@
-"""Files and folders that are no checkpoint of ours: what they are, and how to convert them."""
+"""Files and folders that weightscope cannot open: their formats, and how to convert them."""
 
 import os
 import re
@@ -19,24 +19,26 @@ START = 512  # bytes from which the format is recognised
 # Files of other formats, recognised by their first bytes or their names
 
 PICKLE = "pickled files can run any code when they are loaded, so weightscope does not open them"
-# What `python -c` is given to convert one. It has no single quotes, so that a shell takes it
-# between them. Tensors keep their names; those in dictionaries within the file are named after
-# these too, but for the usual ones (UNNAMED) around all of a model. An optimiser's state is left
-# out. Tied tensors are stored twice, as safetensors wants it.
+# Code for `python -c` that converts one. It has no single quotes, so that a shell takes it between
+# them. Tensors keep their names; names of dictionaries within the file are prefixed, but for the
+# usual ones (UNNAMED) around all of a model. An optimiser's state is left out. Tied tensors are
+# stored twice, as safetensors wants it.
 CONVERSION = (
     "import sys, torch, safetensors.torch as st; "
     'UNNAMED = ("state_dict", "model_state_dict", "model", "module"); '
-    'named = lambda d, at="": {n: t for k, v in d.items() if not (isinstance(v, dict) and str(k).startswith("optim")) '
+    'named = lambda d, at="": {n: t for k, v in d.items() '
+    'if not (isinstance(v, dict) and str(k).startswith("optim")) '
     'for n, t in (named(v, at if k in UNNAMED and not at else f"{at}{k}.") '
     'if isinstance(v, dict) else {f"{at}{k}": v}).items()}; '
     "*files, out = sys.argv[1:]; "
     "st.save_file({n: t.detach().clone(memory_format=torch.contiguous_format) for f in files "
-    'for n, t in named(torch.load(f, map_location="cpu", weights_only=True)).items() if torch.is_tensor(t)} '
+    'for n, t in named(torch.load(f, map_location="cpu", weights_only=True)).items() '
+    "if torch.is_tensor(t)} "
     'or sys.exit("no tensor in " + files[0]), out, {"format": "pt"})'
 )
 ONNX = (
-    "is an ONNX graph, which drops tensor names; open the checkpoint that it was exported from, a folder or a Hub id: "
-    "weightscope inspect SOURCE"
+    "is an ONNX graph, which drops tensor names; open the checkpoint that it was exported from, "
+    "a folder or a Hub id: weightscope inspect SOURCE"
 )
 TENSORFLOW = (
     "holds TensorFlow weights, which are not supported; transformers 4 converts them: "
@@ -47,16 +49,18 @@ FLAX = (
     "AutoModel.from_pretrained(FOLDER, from_flax=True).save_pretrained(OTHER)"
 )
 CTRANSLATE2 = (
-    "is a model of CTranslate2 ({}), which is not supported; open the checkpoint that it was converted from: "
-    "weightscope inspect SOURCE"
+    "is a model of CTranslate2 ({}), which is not supported; "
+    "open the checkpoint that it was converted from: weightscope inspect SOURCE"
 )
 NUMPY = "is a NumPy archive; .safetensors files, shards of them and .gguf files can be read"
 LLAMA2_C = (
     "is a checkpoint of llama2.c, which is not supported; its export.py converts it (version -1)"
 )
-OLD_GGML = "is in ggml's format from before GGUF, which is not supported; convert the model again with llama.cpp"
+OLD_GGML = (
+    "is in ggml's format from before GGUF, which is not supported; "
+    "convert the model again with llama.cpp"
+)
 WEB_PAGE = "is a web page, not a checkpoint: the download was an answer meant for a browser"
-
 GZIPPED = "is compressed; unpack it first"
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -66,7 +70,10 @@ BY_SUFFIX = {
     ".h5": TENSORFLOW,
     ".msgpack": FLAX,
     ".npz": NUMPY,
-    ".ot": "holds weights of tch-rs, which are not supported; open the checkpoint that they were converted from",
+    ".ot": (
+        "holds weights of tch-rs, which are not supported; "
+        "open the checkpoint that they were converted from"
+    ),
 }
 BY_START = {
     **{bytes((0x80, protocol)): PICKLE for protocol in range(2, 6)},
@@ -78,21 +85,19 @@ BY_START = {
     **dict.fromkeys((b"<!doctype", b"<!DOCTYPE", b"<html"), WEB_PAGE),
     **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd", b"7z\xbc\xaf"), GZIPPED),
 }
-# The format's version and the length of its specification's name (model_spec.py, _serialize), and
-# that name.
+# Version of the format, length of the specification's name (model_spec.py, _serialize), and name.
 OF_CTRANSLATE2 = re.compile(rb"[\x01-\x40]\0{3}[\x05-\x60]\0(?P<name>\w{1,80}Spec)\0", re.DOTALL)
 # One of several files that make up one: X.zip.001, X.gguf.part00, part01.bin
 PART = re.compile(
-    r"(?P<whole>.+\.(?:zip|gguf))\.(?:part[-_]?)?(?P<n>\d{1,4})|(?:(?P<stem>.+)[-_.])?part[-_]?(?P<m>\d{1,4})\.bin"
+    r"(?P<whole>.+\.(?:zip|gguf))\.(?:part[-_]?)?(?P<n>\d{1,4})"
+    r"|(?:(?P<stem>.+)[-_.])?part[-_]?(?P<m>\d{1,4})\.bin"
 )
-# What trainers save next to the weights.
+# Files that trainers save next to the weights.
 NO_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state).*")
-# As transformers and PEFT name what they pickle.
-TORCH_LONE, TORCH_ADAPTER, TORCH_SHARDS = (
-    "pytorch_model.bin",
-    "adapter_model.bin",
-    "pytorch_model-*.bin",
-)
+# Names of the files that transformers and PEFT pickle.
+TORCH_LONE = "pytorch_model.bin"
+TORCH_ADAPTER = "adapter_model.bin"
+TORCH_SHARDS = "pytorch_model-*.bin"
 TORCH_SHARD = re.compile(r"pytorch_model-\d{5}-of-\d{5}\.bin")
 
 
@@ -100,27 +105,17 @@ def refuse_other_format(path: Path, start: bytes, size: int) -> None:
     """Refuse a file of a known other format, saying which and how to convert it."""
     refuse_pointer(start, path)
     if format_is := other_format(path, start, size):
-        raise CheckpointError(
-            format_is + (how_to_convert(path) if format_is == PICKLE else ""), file=path
-        )
+        advice = how_to_convert(path) if format_is == PICKLE else ""
+        raise CheckpointError(format_is + advice, file=path)
 
 
 def other_format(path: Path, start: bytes, size: int) -> str:
-    """What a file that is no checkpoint of ours is, by its first bytes before its name; empty where
-    that is unknown.
-    """
+    """A foreign file's format, by its first bytes before its name; empty if unknown."""
     if part := PART.fullmatch(path.name):
-        kind = (
-            "a GGUF file"
-            if start.startswith(b"GGUF")
-            else "a zip"
-            if start.startswith(b"PK")
-            else "a file"
-        )
-        joined = part["whole"] or "model.gguf"
-        return (
-            f"is one part of {kind} that was split; join the parts in order: cat PARTS > {joined}"
-        )
+        kinds = {b"GGUF": "a GGUF file", b"PK": "a zip", b"": "a file"}
+        kind = next(kind for magic, kind in kinds.items() if start.startswith(magic))
+        advice = f"join the parts in order: cat PARTS > {part['whole'] or 'model.gguf'}"
+        return f"is one part of {kind} that was split; {advice}"
     if start.startswith(b"PK\x03\x04"):  # a zip, whose first file is named at byte 30
         first = start[30 : 30 + int.from_bytes(start[26:28], "little")]
         if first.endswith(b".npy"):
@@ -135,35 +130,26 @@ def other_format(path: Path, start: bytes, size: int) -> str:
     if spec := OF_CTRANSLATE2.match(start):
         return CTRANSLATE2.format(spec["name"].decode())
     if path.suffix == ".bin":
-        return (
-            LLAMA2_C
-            if _is_llama2_c(start, size)
-            else f"has no format that weightscope knows; it begins with {start[:8]!r}"
-        )
+        if _is_llama2_c(start, size):
+            return LLAMA2_C
+        return f"has no format that weightscope knows; it begins with {start[:8]!r}"
     return BY_SUFFIX.get(path.suffix, "")
 
 
 def of_other_formats(folder: Path, names: Sequence[str]) -> tuple[str, str]:
-    """The weight file of a folder in a format that is not read, and that format; both empty without
-    one.
-    """
+    """The weight file of a folder in a foreign format, and that format; both empty if none."""
     weights = [
         name for name in names if name.endswith((*PICKLED, *BY_SUFFIX)) or PART.fullmatch(name)
     ]
     sizes = {name: (folder / name).stat().st_size for name in weights if (folder / name).is_file()}
-    if not (
-        models := {name: size for name, size in sizes.items() if not NO_WEIGHTS.fullmatch(name)}
-        or sizes
-    ):
+    if not sizes:
         return "", ""
-    name = max(
-        models,
-        key=lambda name: (
-            name == TORCH_LONE,
-            TORCH_SHARD.fullmatch(name) is not None,
-            models[name],
-        ),
-    )
+
+    def weight(name: str) -> tuple[bool, bool, int]:
+        return name == TORCH_LONE, TORCH_SHARD.fullmatch(name) is not None, sizes[name]
+
+    models = [name for name in sizes if not NO_WEIGHTS.fullmatch(name)]
+    name = max(models or sizes, key=weight)
     path = folder / name
     with regular_file(path) as file:
         start, size = file.read(START), os.fstat(file.fileno()).st_size
@@ -173,21 +159,14 @@ def of_other_formats(folder: Path, names: Sequence[str]) -> tuple[str, str]:
 
 
 def how_to_convert(file: Path) -> str:
-    """The command that writes the tensors of a pickled file, or of all shards, next to it, as bash
-    takes it.
-    """
+    """The command, for bash, that writes a pickled file's (or all shards') tensors next to it."""
     folder, shard = file.parent, TORCH_SHARD.fullmatch(file.name)
     given = f"{quote(str(folder))}/{TORCH_SHARDS}" if shard else quote(str(file))
-    plain = (
-        LONE
-        if shard or file.name == TORCH_LONE
-        else ADAPTER_WEIGHTS
-        if file.name == TORCH_ADAPTER
-        else ""
-    )
-    out = folder / (
-        plain if plain and not (folder / plain).exists() else f"{file.name}.safetensors"
-    )
+    names = {TORCH_LONE: LONE, TORCH_ADAPTER: ADAPTER_WEIGHTS}
+    usual = LONE if shard else names.get(file.name)
+    out = folder / f"{file.name}.safetensors"
+    if usual and not (folder / usual).exists():
+        out = folder / usual
     return (
         "; with PyTorch this writes its tensors as safetensors, and runs none of its code: "
         f"python -c '{CONVERSION}' {given} {quote(str(out))}"
@@ -195,19 +174,15 @@ def how_to_convert(file: Path) -> str:
 
 
 def _is_llama2_c(start: bytes, size: int) -> bool:
-    """Whether a file has the size that llama2.c's first format implies: seven sizes, then all
-    weights in float32.
-    """
+    """True if a file has the size of llama2.c's first format: seven sizes, float32 weights."""
     if len(start) < 28:
         return False
     d, hidden, layers, heads, kv_heads, vocabulary, positions = struct.unpack_from("<7i", start)
-    # a negative vocabulary means that the unembedding is stored too
+    # A negative vocabulary means that the unembedding is stored too.
     vocabulary, tied = abs(vocabulary), vocabulary > 0
-    if (
-        min(d, hidden, layers, heads, kv_heads, vocabulary, positions) < 1
-        or d % heads
-        or heads % kv_heads
-    ):
+    if min(d, hidden, layers, heads, kv_heads, vocabulary, positions) < 1:
+        return False
+    if d % heads or heads % kv_heads:
         return False
     kv = d // heads * kv_heads
     per_layer = 2 * d + 2 * d * d + 2 * d * kv + 3 * d * hidden
@@ -230,27 +205,21 @@ PIPELINE_ROOT = (
 
 
 def kind_of_folder(names: Sequence[str]) -> str:
-    """Why a folder or repository with these files is no checkpoint of its own; empty if it may be
-    one.
-    """
+    """Why files with these names are no checkpoint of their own; empty if they may be one."""
     if ADAPTER in names:
         return NEEDS_ITS_BASE
     return PIPELINE_ROOT if PIPELINE in names else ""
 
 
 def refuse_pipeline(folder: Path) -> None:
-    """Refuse the root of a diffusers pipeline, naming the subfolders that hold transformers'
-    models.
-    """
+    """Refuse the root of a diffusers pipeline, naming its subfolders of transformers' models."""
     if not (folder / PIPELINE).is_file():
         return
     entries = read_json(folder / PIPELINE).items()
-    models = [
-        f"{name} ({value[1]})"
-        for name, value in entries
-        if isinstance(value, list)
-        and len(value) == 2
-        and value[0] == "transformers"
-        and "Model" in str(value[1])
-    ]
-    raise CheckpointError(PIPELINE_ROOT + (f": {', '.join(models)}" if models else ""), file=folder)
+    models = []
+    for name, value in entries:
+        library, class_name = value if isinstance(value, list) and len(value) == 2 else ("", "")
+        if library == "transformers" and "Model" in str(class_name):
+            models.append(f"{name} ({class_name})")
+    listed = f": {', '.join(models)}" if models else ""
+    raise CheckpointError(PIPELINE_ROOT + listed, file=folder)

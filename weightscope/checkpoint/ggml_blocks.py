@@ -1,4 +1,4 @@
-"""ggml's blocks as float32: the layout of every type in one table, and what unpacks it with NumPy.
+"""ggml's blocks as float32: the layout of every type in one table, unpacked with NumPy.
 
 A block holds the codes of 32 to 256 weights and their scales. Most types are one line of `LAYOUTS`:
 where the codes are, and which function reads the scales. A code means code - offset or, on an
@@ -24,12 +24,11 @@ import numpy as np
 from weightscope.core.compute.fast import numba_may_run
 from weightscope.core.errors import CheckpointError
 
-# (n, G) of the groups of each block; what is subtracted, if anything
+# (n, G) scales of the groups of each block, and their minima, to subtract, if they have any
 Scales = tuple[np.ndarray, np.ndarray | None]
 NUMBA = "weightscope.checkpoint.ggml_numba"
-# weights: less takes NumPy a few milliseconds, and importing numba half a second
-WORTH_NUMBA = 1 << 23
-AT_ONCE = 1 << 18  # weights unpacked at a time: what is between stays in a cache
+WORTH_NUMBA = 1 << 23  # weights; fewer take NumPy milliseconds, importing numba half a second
+AT_ONCE = 1 << 18  # weights unpacked at a time; arrays in between stay in a cache
 
 
 class Plane(NamedTuple):
@@ -37,11 +36,11 @@ class Plane(NamedTuple):
 
     start: int  # byte in the block
     bits: int
-    run: int  # bytes whose lowest bits are of neighbours; 1: a byte holds neighbours
+    run: int  # bytes that hold neighbours in their lowest bits; 1: a byte holds neighbours
 
     @property
     def in_order(self) -> bool:
-        """Whether the codes are one after another, several in a byte."""
+        """True if the codes are one after another, several in a byte."""
         return self.run == 1
 
     def codes(self, blocks: np.ndarray, n: int) -> np.ndarray:
@@ -80,9 +79,9 @@ class Layout:
             codes |= self.high.codes(blocks, self.weights) << np.uint8(self.low.bits)
         signed = codes.view(np.int8)
         if self.levels:
-            signed = np.frombuffer(
-                codes.tobytes().translate(_as_bytes(self.levels)), np.int8
-            ).reshape(codes.shape)
+            table = np.array(self.levels, np.int8).tobytes().ljust(256, b"\0")
+            levels = codes.tobytes().translate(table)
+            signed = np.frombuffer(levels, np.int8).reshape(codes.shape)
         elif self.offset:
             signed -= np.int8(self.offset)
         self._scaled(signed, blocks, out)
@@ -97,7 +96,7 @@ class Layout:
 
 
 class Ternary(Layout):
-    """TQ1_0: five weights a byte, the digits of base 3; of the last bytes, four."""
+    """TQ1_0: five weights a byte, as digits of base 3; the last bytes have four."""
 
     PARTS = ((0, 32, 5), (32, 16, 5), (48, 4, 4))  # start, bytes, digits
 
@@ -105,30 +104,20 @@ class Ternary(Layout):
         parts = []
         for start, n, digits in self.PARTS:
             packed = np.ascontiguousarray(blocks[:, start : start + n]).tobytes()
-            kinds = [
-                np.frombuffer(packed.translate(table), np.int8)
-                for table in digits_of_bytes()[:digits]
-            ]
-            parts.append(
-                np.stack([kind.reshape(-1, n) for kind in kinds], 1).reshape(len(blocks), -1)
-            )
+            tables = digits_of_bytes()[:digits]
+            codes = [np.frombuffer(packed.translate(table), np.int8) for table in tables]
+            part = np.stack([code.reshape(-1, n) for code in codes], axis=1)  # (B, digits, n)
+            parts.append(part.reshape(len(blocks), -1))
         self._scaled(np.concatenate(parts, axis=1), blocks, out)
 
 
 @cache
 def digits_of_bytes() -> list[bytes]:
     """The ternary digits of a byte, from the first: tables of byte to -1, 0 or 1 as int8."""
-    # modulo 256
-    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None] * np.arange(256, dtype=np.uint8)
-    return [
-        row.tobytes() for row in ((powers.astype(np.uint16) * 3) >> 8).astype(np.int8) - np.int8(1)
-    ]
-
-
-@cache
-def _as_bytes(levels: tuple[int, ...]) -> bytes:
-    """A table of 256 for bytes.translate."""
-    return np.array(levels, np.int8).tobytes().ljust(256, b"\0")
+    powers = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
+    multiples = powers * np.arange(256, dtype=np.uint8)  # modulo 256
+    digits = ((multiples.astype(np.uint16) * 3) >> 8).astype(np.int8) - np.int8(1)
+    return [row.tobytes() for row in digits]
 
 
 # Scales
@@ -149,7 +138,7 @@ def one_half(start: int) -> Callable[[np.ndarray], Scales]:
 
 
 def half_and_minimum(blocks: np.ndarray) -> Scales:
-    """One scale and what is added."""
+    """One scale and a minimum, which is added."""
     return _half(blocks, 0), -_half(blocks, 2)
 
 
@@ -161,23 +150,18 @@ def one_single(blocks: np.ndarray) -> Scales:
 def nibbles_of_16(blocks: np.ndarray) -> Scales:
     """Q2_K: scale and minimum of each 16 weights, four bits each."""
     packed = blocks[:, :16]
-    return _half(blocks, 80) * (packed & 15).astype(np.float32), _half(blocks, 82) * (
-        packed >> 4
-    ).astype(np.float32)
+    low, high = (packed & 15).astype(np.float32), (packed >> 4).astype(np.float32)
+    return _half(blocks, 80) * low, _half(blocks, 82) * high
 
 
 def sixes_of_16(blocks: np.ndarray) -> Scales:
-    """Q3_K: six bits for each 16 weights, four low ones in eight bytes and two high ones in
-    four.
-    """
+    """Q3_K: six bits for each 16 weights, four low ones in 8 bytes and two high ones in 4."""
     low, high = _words(blocks, 96, 104, np.uint64), _words(blocks, 104, 108, np.uint32)
-    scales = np.concatenate(
-        [low & 0x0F0F0F0F0F0F0F0F, (low >> np.uint64(4)) & 0x0F0F0F0F0F0F0F0F], axis=1
-    )
-    above = np.concatenate(
-        [(high >> np.uint32(2 * k)) & 0x03030303 for k in range(4)], axis=1
-    ) << np.uint32(4)
-    codes = (scales.view(np.uint8) | above.view(np.uint8)).view(np.int8) - np.int8(32)
+    nibbles = [low & 0x0F0F0F0F0F0F0F0F, (low >> np.uint64(4)) & 0x0F0F0F0F0F0F0F0F]
+    pairs = [(high >> np.uint32(2 * k)) & 0x03030303 for k in range(4)]
+    below = np.concatenate(nibbles, axis=1)
+    above = np.concatenate(pairs, axis=1) << np.uint32(4)
+    codes = (below.view(np.uint8) | above.view(np.uint8)).view(np.int8) - np.int8(32)
     return _half(blocks, 108) * codes.astype(np.float32), None
 
 
@@ -185,15 +169,13 @@ def sixes_of_32(blocks: np.ndarray) -> Scales:
     """Q4_K and Q5_K: scale and minimum of each 32 weights, six bits each."""
     words = _words(blocks, 4, 16, np.uint32)
     a, b, c = words[:, :1], words[:, 1:2], words[:, 2:]
-    four = np.uint32(4)
-    scale = np.concatenate([a & 0x3F3F3F3F, (c & 0x0F0F0F0F) | ((a >> 2) & 0x30303030)], axis=1)
-    minimum = np.concatenate(
-        [b & 0x3F3F3F3F, ((c >> four) & 0x0F0F0F0F) | ((b >> 2) & 0x30303030)], axis=1
-    )
+    last_scales = (c & 0x0F0F0F0F) | ((a >> 2) & 0x30303030)
+    last_minima = ((c >> np.uint32(4)) & 0x0F0F0F0F) | ((b >> 2) & 0x30303030)
+    scale = np.concatenate([a & 0x3F3F3F3F, last_scales], axis=1)
+    minimum = np.concatenate([b & 0x3F3F3F3F, last_minima], axis=1)
     d, d_min = _half(blocks, 0), _half(blocks, 2)
-    return d * scale.view(np.uint8).astype(np.float32), d_min * minimum.view(np.uint8).astype(
-        np.float32
-    )
+    minima = minimum.view(np.uint8).astype(np.float32)
+    return d * scale.view(np.uint8).astype(np.float32), d_min * minima
 
 
 def bytes_of_16(blocks: np.ndarray) -> Scales:
@@ -202,9 +184,7 @@ def bytes_of_16(blocks: np.ndarray) -> Scales:
 
 
 def sixes_of_uneven(blocks: np.ndarray) -> Scales:
-    """IQ4_XS: six bits for each 32 weights, four low ones in four bytes and two high ones in
-    two.
-    """
+    """IQ4_XS: six bits for each 32 weights, four low ones in 4 bytes and two high ones in 2."""
     low = blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & 15  # (B, 4, 2)
     high = _words(blocks, 2, 4, np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3  # (B, 8)
     codes = (low.reshape(-1, 8) | high.astype(np.uint8) << 4).view(np.int8) - np.int8(32)
@@ -214,9 +194,8 @@ def sixes_of_uneven(blocks: np.ndarray) -> Scales:
 def powers_of_two(blocks: np.ndarray) -> Scales:
     """MXFP4: an exponent for each 32 weights, halved since the levels are doubled."""
     e = blocks[:, :1].astype(np.uint32)
-    return np.where(e < 2, np.uint32(0x00200000) << e, (e - 1) << np.uint32(23)).view(
-        np.float32
-    ), None
+    bits = np.where(e < 2, np.uint32(0x00200000) << e, (e - 1) << np.uint32(23))
+    return bits.view(np.float32), None
 
 
 def small_floats(blocks: np.ndarray) -> Scales:
@@ -228,9 +207,8 @@ def small_floats(blocks: np.ndarray) -> Scales:
 def _small_floats() -> np.ndarray:
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 15, codes & 7
-    values = (
-        np.where(exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7)) / 2
-    )
+    normal = (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+    values = np.where(exponent == 0, mantissa * 2.0**-9, normal) / 2
     values[[0, 127]] = 0  # 127 is not a number, and read as 0
     return values.astype(np.float32)
 
@@ -252,16 +230,13 @@ class Vectors(NamedTuple):
 
 @dataclass(frozen=True)
 class Codebook:
-    """A type of blocks whose vectors are entries of a codebook; the codebook is the gguf
-    package's.
-    """
+    """A type of blocks whose vectors are entries of a codebook of the gguf package."""
 
     bytes: int
     vectors: Callable[[np.ndarray], Vectors]
-    name: str  # the type that the gguf package keeps the codebook under
+    name: str  # type of the codebook in the gguf package
     weights: int = 256
-    # the codebook has its entries once for each, with this added
-    shifts: tuple[float, ...] = (0.0,)
+    shifts: tuple[float, ...] = (0.0,)  # added to the entries, which are there once for each
 
     def entries(self) -> np.ndarray:
         """(entries, v) as float32."""
@@ -271,8 +246,8 @@ class Codebook:
         """Write the weights of blocks (B, bytes) into out (B, 256)."""
         entries, signs, scale = self.vectors(blocks)
         book = self.entries()
-        # none is beyond
-        np.take(book, entries, axis=0, out=out.reshape(*entries.shape, book.shape[1]), mode="clip")
+        vectors = out.reshape(*entries.shape, book.shape[1])
+        np.take(book, entries, axis=0, out=vectors, mode="clip")  # no entry is beyond
         groups = out.reshape(len(blocks), scale.shape[1], -1)
         np.multiply(scale[:, :, None], groups, out=groups)
         if signs is not None:
@@ -285,9 +260,8 @@ def _entries(name: str, shifts: tuple[float, ...]) -> np.ndarray:
     try:
         import gguf.quants
     except ImportError:
-        raise CheckpointError(
-            "needs the gguf package, which has the codebooks of ggml's I-quants: pip install gguf"
-        ) from None
+        needed = "the gguf package, which has the codebooks of ggml's I-quants"
+        raise CheckpointError(f"needs {needed}: pip install gguf") from None
     kind = getattr(gguf.quants, name)
     kind.init_grid()
     return np.concatenate([kind.grid[0, 0] + np.float32(shift) for shift in shifts])
@@ -317,7 +291,7 @@ def _nibbles(packed: np.ndarray) -> np.ndarray:
 
 
 def _above(packed: np.ndarray, bits: int) -> np.ndarray:
-    """The bits 8 and up of entries, `bits` each, (B, n 8 / bits) as uint16."""
+    """Bits 8 and up of entries, `bits` each, (B, n 8 / bits) as uint16."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     codes = packed[:, :, None] >> shifts & np.uint8((1 << bits) - 1)
     return codes.reshape(len(packed), -1).astype(np.uint16) << np.uint16(8)
@@ -336,34 +310,26 @@ def _four_signs(words: np.ndarray) -> np.ndarray:
 def iq2_xxs(blocks: np.ndarray) -> Vectors:
     words = _words(blocks, 2, 66, np.uint32).reshape(-1, 8, 2)
     entries = np.ascontiguousarray(words[:, :, 0]).view(np.uint8)
-    return Vectors(
-        entries,
-        _four_signs(words[:, :, 1]),
-        _quarter(_half(blocks, 0), words[:, :, 1] >> np.uint32(28)),
-    )
+    scale = _quarter(_half(blocks, 0), words[:, :, 1] >> np.uint32(28))
+    return Vectors(entries, _four_signs(words[:, :, 1]), scale)
 
 
 def iq2_xs(blocks: np.ndarray) -> Vectors:
     codes = _words(blocks, 2, 66, np.uint16)
-    return Vectors(
-        codes & 511, _even_signs(codes >> 9), _quarter(_half(blocks, 0), _nibbles(blocks[:, 66:74]))
-    )
+    scale = _quarter(_half(blocks, 0), _nibbles(blocks[:, 66:74]))
+    return Vectors(codes & 511, _even_signs(codes >> 9), scale)
 
 
 def iq2_s(blocks: np.ndarray) -> Vectors:
     entries = blocks[:, 2:34] | _above(blocks[:, 66:74], 2)
-    return Vectors(
-        entries, blocks[:, 34:66], _quarter(_half(blocks, 0), _nibbles(blocks[:, 74:82]))
-    )
+    scale = _quarter(_half(blocks, 0), _nibbles(blocks[:, 74:82]))
+    return Vectors(entries, blocks[:, 34:66], scale)
 
 
 def iq3_xxs(blocks: np.ndarray) -> Vectors:
     words = _words(blocks, 66, 98, np.uint32)
-    scale = (
-        _half(blocks, 0)
-        * (np.float32(0.5) + (words >> np.uint32(28)).astype(np.float32))
-        * np.float32(0.5)
-    )
+    codes = (words >> np.uint32(28)).astype(np.float32)
+    scale = _half(blocks, 0) * (np.float32(0.5) + codes) * np.float32(0.5)
     return Vectors(blocks[:, 2:66], _four_signs(words), scale)
 
 
@@ -375,25 +341,21 @@ def iq3_s(blocks: np.ndarray) -> Vectors:
 
 def iq1_s(blocks: np.ndarray) -> Vectors:
     high = _words(blocks, 34, 50, np.uint16)  # (B, 8)
-    above = (high[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7) << 8 | (
-        high[:, :, None] >> 15
-    ) << 11
+    threes = high[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7  # (B, 8, 4)
+    above = threes << 8 | (high[:, :, None] >> 15) << 11
     scale = _half(blocks, 0) * (2 * (high >> 12 & 7) + 1).astype(np.float32)
     return Vectors(blocks[:, 2:34] | above.reshape(len(blocks), -1), None, scale)
 
 
 def iq1_m(blocks: np.ndarray) -> Vectors:
-    # (B, 4); a quarter of the float16 in the highest bits of each
-    packed = _words(blocks, 48, 56, np.uint16)
+    packed = _words(blocks, 48, 56, np.uint16)  # (B, 4); each has a quarter of the float16
     quarters = (packed & 0xF000) >> np.array([12, 8, 4, 0], np.uint16)
     d = np.bitwise_or.reduce(quarters, axis=1, keepdims=True).view(np.float16).astype(np.float32)
-    scale = d * (2 * (packed[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7) + 1).reshape(
-        -1, 16
-    )
+    codes = packed[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7  # (B, 4, 4)
+    scale = d * (2 * codes + 1).reshape(-1, 16)
     high = _nibbles(blocks[:, 32:48]).astype(np.uint16)
-    return Vectors(
-        blocks[:, :32] | (high & 7) << 8 | (high >> 3) << 11, None, scale.astype(np.float32)
-    )
+    entries = blocks[:, :32] | (high & 7) << 8 | (high >> 3) << 11
+    return Vectors(entries, None, scale.astype(np.float32))
 
 
 TWO_HALVES = Plane(16, 4, 32)
@@ -429,10 +391,11 @@ LAYOUTS: dict[str, Layout | Codebook] = {
 
 
 NUMBERS: dict[int, str] = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
-    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1",
+    10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS",
+    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0",
+    35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
 }  # fmt: skip
 PLAIN = {"F32": 4, "F16": 2, "F64": 8, "BF16": 2, "I8": 1, "I16": 2, "I32": 4, "I64": 8}  # bytes
 
@@ -444,25 +407,23 @@ def size_of(kind: str) -> tuple[int, int]:
 
 @cache
 def group_of(kind: str) -> int:
-    """How many neighbours of a block share a scale."""
+    """Neighbours of a block that share a scale."""
     layout = LAYOUTS[kind]
     assert isinstance(layout, Layout)
     return layout.weights // layout.scales(np.zeros((1, layout.bytes), np.uint8))[0].shape[1]
 
 
-Unpack = Callable[[np.ndarray, np.ndarray], None]  # of blocks (B, bytes) into weights (B, weights)
+Unpack = Callable[[np.ndarray, np.ndarray], None]  # blocks (B, bytes), out (B, weights)
 
 
 def unpack_of(layout: Layout | Codebook, fast: bool) -> Unpack:
-    """What unpacks blocks of a type: with numba if `fast`, else with NumPy."""
+    """The function that unpacks blocks of a type: with numba if `fast`, else with NumPy."""
     unpack: Unpack = import_module(NUMBA).unpack_of(layout) if fast else layout.unpack
     return unpack
 
 
 def dequantise(raw: np.ndarray, kind: str, fast: bool | None = None) -> np.ndarray:
-    """Bytes of whole blocks of a type as flat float32; `fast`: with numba, by default where that is
-    worth it.
-    """
+    """Bytes of whole blocks as flat float32; `fast`: with numba, by default where it pays."""
     layout = LAYOUTS[kind]
     blocks = np.ascontiguousarray(raw).reshape(-1, layout.bytes)
     out = np.empty((len(blocks), layout.weights), np.float32)
@@ -470,8 +431,7 @@ def dequantise(raw: np.ndarray, kind: str, fast: bool | None = None) -> np.ndarr
         fast = (out.size >= WORTH_NUMBA or NUMBA in sys.modules) and numba_may_run()
     unpack = unpack_of(layout, fast)
     step = AT_ONCE // layout.weights
-    # from hostile scales; the caller checks the result
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # hostile scales; the caller checks
         for start in range(0, len(blocks), step):
             unpack(blocks[start : start + step], out[start : start + step])
     return out.reshape(-1)

@@ -1,9 +1,7 @@
-"""ggml's blocks as float32, compiled, for those who have numba: what `ggml_blocks` does, in one
-pass over memory.
+"""ggml's blocks as float32 by numba: the same as `ggml_blocks`, in one pass over memory.
 
-The scales, a small part of a block, are read by `ggml_blocks` here too. Sixteen weights are one
-vector; their arithmetic is neither contracted nor reordered, so that values are the same to the
-bit.
+`ggml_blocks` reads the scales, a small part of a block, here too. Sixteen weights are one vector;
+their arithmetic is neither contracted nor reordered, so that values are the same to the bit.
 """
 
 from collections.abc import Callable
@@ -51,33 +49,27 @@ def _sixteen(
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bytes_, ints, floats = (
-            ir.VectorType(ir.IntType(8), LANES),
-            ir.VectorType(ir.IntType(32), LANES),
-            ir.VectorType(ir.FloatType(), LANES),
-        )
+        bytes_ = ir.VectorType(ir.IntType(8), LANES)
+        ints = ir.VectorType(ir.IntType(32), LANES)
+        floats = ir.VectorType(ir.FloatType(), LANES)
 
         def everywhere(value: Any, vector: Any) -> Any:
             """A vector of equal numbers."""
-            single = builder.insert_element(
-                ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0)
-            )
+            undefined = ir.Constant(vector, ir.Undefined)
+            single = builder.insert_element(undefined, value, ir.IntType(32)(0))
             first = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-            return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), first)
+            return builder.shuffle_vector(single, undefined, first)
 
         def integer(value: Any) -> Any:
             return everywhere(builder.trunc(value, ir.IntType(32)), ints)
 
         def address(array: int, index: Any, vector: Any) -> Any:
-            data = context.make_array(signature.args[array])(
-                context, builder, arguments[array]
-            ).data
-            return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
+            made = context.make_array(signature.args[array])(context, builder, arguments[array])
+            return builder.bitcast(builder.gep(made.data, [index]), vector.as_pointer())
 
         def codes(array: int) -> Any:
-            start, right, mask, left = (
-                builder.extract_value(arguments[array + 1], k) for k in range(4)
-            )
+            place = arguments[array + 1]
+            start, right, mask, left = (builder.extract_value(place, k) for k in range(4))
             packed = builder.load(address(array, start, bytes_), align=1)
             moved = builder.lshr(builder.zext(packed, ints), integer(right))
             return builder.shl(builder.and_(moved, integer(mask)), integer(left))
@@ -90,18 +82,8 @@ def _sixteen(
         return context.get_dummy_value()
 
     four = types.UniTuple(types.int64, 4)
-    return types.void(
-        low,
-        four,
-        high,
-        four,
-        types.int64,
-        types.int64,
-        types.float32,
-        types.float32,
-        out,
-        types.int64,
-    ), emit
+    numbers = (types.int64, types.int64, types.float32, types.float32)
+    return types.void(low, four, high, four, *numbers, out, types.int64), emit
 
 
 @compiled
@@ -116,35 +98,23 @@ def _even(
     minimum: Any,
     out: Any,
 ) -> None:
-    """Weights of an even grid. places (P, 8): of each 16 weights of a block, low_code and high_code
-    of `_sixteen`.
-    """
+    """Weights of an even grid. places (P, 8): low_code and high_code of each 16 weights."""
     in_wide_vectors()
     pieces, groups = places.shape[0], scale.shape[1]
     per_group = pieces // groups
     for b in range(scale.shape[0]):
         for g in range(groups):
             for p in range(g * per_group, (g + 1) * per_group):
-                place = places[p]
-                _sixteen(
-                    low,
-                    (b * strides[0] + place[0], place[1], place[2], place[3]),
-                    high,
-                    (b * strides[1] + place[4], place[5], place[6], place[7]),
-                    sign,
-                    offset,
-                    scale[b, g],
-                    minimum[b, g],
-                    out,
-                    (b * pieces + p) * LANES,
-                )
+                place, first = places[p], (b * pieces + p) * LANES
+                low_code = (b * strides[0] + place[0], place[1], place[2], place[3])
+                high_code = (b * strides[1] + place[4], place[5], place[6], place[7])
+                s, m = scale[b, g], minimum[b, g]
+                _sixteen(low, low_code, high, high_code, sign, offset, s, m, out, first)
 
 
 @compiled
 def _uneven(blocks: Any, places: Any, levels: Any, scale: Any, out: Any) -> None:
-    """Weights that are entries of a table. places (P, 3): of each 4 weights, start, and row of
-    levels (R, 256).
-    """
+    """Entries of a table. places (P, 2): start of each 4 weights, and row of levels (R, 256)."""
     per_group = places.shape[0] // scale.shape[1]
     for b in range(len(blocks)):
         for p in range(places.shape[0]):
@@ -170,20 +140,16 @@ def _entries(book: Any, entries: Any, signs: Any, of_byte: Any, scale: Any, out:
 
 @cache
 def unpack_of(layout: Layout | Codebook) -> Unpack:
-    """What unpacks blocks of this type: blocks (B, bytes), out (B, weights)."""
+    """The function that unpacks blocks of this type: blocks (B, bytes), out (B, weights)."""
     if isinstance(layout, Codebook):
         return _unpack_of_codebook(layout)
-    return (
-        _unpack_of_table(layout)
-        if layout.levels or isinstance(layout, Ternary)
-        else _unpack_of_even(layout)
-    )
+    if layout.levels or isinstance(layout, Ternary):
+        return _unpack_of_table(layout)
+    return _unpack_of_even(layout)
 
 
 def _places(plane: Plane, n: int, size: int) -> list[tuple[int, int]]:
-    """Of each `size` weights of a block, as `_packed` gives it: the byte of the first, and its
-    bits' shift.
-    """
+    """For each `size` weights of a block, as in `_packed`: the first's byte, its bits' shift."""
     if plane.in_order:
         return [(first, 0) for first in range(0, n, size)]
     places = []
@@ -195,9 +161,7 @@ def _places(plane: Plane, n: int, size: int) -> list[tuple[int, int]]:
 
 
 def _packed(plane: Plane, blocks: np.ndarray, n: int) -> np.ndarray:
-    """Where a plane's codes are read: the blocks or, of codes that are not in runs of bytes, the
-    codes.
-    """
+    """The array to read codes from: the blocks, or the codes if these are not in runs of bytes."""
     return plane.codes(blocks, n) if plane.in_order else blocks
 
 
@@ -207,11 +171,8 @@ def _unpack_of_even(layout: Layout) -> Unpack:
     places = np.zeros((n // LANES, 8), np.int64)
     places[:, :2], places[:, 2] = _places(low, n, LANES), (1 << low.bits) - 1
     if high:
-        places[:, 4:6], places[:, 6], places[:, 7] = (
-            _places(high, n, LANES),
-            (1 << high.bits) - 1,
-            low.bits,
-        )
+        places[:, 4:6], places[:, 6] = _places(high, n, LANES), (1 << high.bits) - 1
+        places[:, 7] = low.bits
 
     def unpack(blocks: np.ndarray, out: np.ndarray) -> None:
         scale, minimum = layout.scales(blocks)
@@ -227,22 +188,22 @@ def _unpack_of_even(layout: Layout) -> Unpack:
 def _unpack_of_table(layout: Layout) -> Unpack:
     low, n = layout.low, layout.weights
     if isinstance(layout, Ternary):
-        rows = [
-            (start + j, k)
-            for start, n_bytes, digits in layout.PARTS
-            for k in range(digits)
-            for j in range(0, n_bytes, 4)
-        ]
+        rows = []
+        for start, n_bytes, digits in layout.PARTS:
+            firsts = range(start, start + n_bytes, 4)
+            rows += [(first, digit) for digit in range(digits) for first in firsts]
         levels = np.frombuffer(b"".join(digits_of_bytes()), np.int8).reshape(-1, 256)
     else:
         rows = [(start, shift // low.bits) for start, shift in _places(low, n, 4)]
         shifts = low.bits * np.arange(8 // low.bits)[:, None]
-        # (shifts, 256)
-        levels = np.array(layout.levels, np.int8)[np.arange(256) >> shifts & (1 << low.bits) - 1]
+        codes = np.arange(256) >> shifts & (1 << low.bits) - 1  # (shifts, 256)
+        levels = np.array(layout.levels, np.int8)[codes]
     places, table = np.array(rows), levels.astype(np.float32)
-    return lambda blocks, out: _uneven(
-        _packed(low, blocks, n), places, table, layout.scales(blocks)[0], out
-    )
+
+    def unpack(blocks: np.ndarray, out: np.ndarray) -> None:
+        _uneven(_packed(low, blocks, n), places, table, layout.scales(blocks)[0], out)
+
+    return unpack
 
 
 def _unpack_of_codebook(layout: Codebook) -> Unpack:
@@ -250,14 +211,9 @@ def _unpack_of_codebook(layout: Codebook) -> Unpack:
 
     def unpack(blocks: np.ndarray, out: np.ndarray) -> None:
         entries, signs, scale = layout.vectors(blocks)
-        signs = np.zeros((len(blocks), 32), np.uint8) if signs is None else signs
-        _entries(
-            book,
-            entries.astype(np.uint16),
-            np.ascontiguousarray(signs),
-            signs_of_bytes(),
-            scale,
-            out,
-        )
+        entries = entries.astype(np.uint16)
+        if signs is None:
+            signs = np.zeros((len(blocks), 32), np.uint8)
+        _entries(book, entries, np.ascontiguousarray(signs), signs_of_bytes(), scale, out)
 
     return unpack

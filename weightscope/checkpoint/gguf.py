@@ -1,5 +1,4 @@
-"""GGUF files (ggml's format, version 2 or 3): the checked header, and tensors under ggml's names
-and in ggml's order.
+"""GGUF files (ggml's format, version 2 or 3): the checked header, and tensors as ggml has them.
 
 Layout: magic, version, counts; keys and values; tensors by name with shape, type and offset;
 padding; the data. The reader of the gguf package maps the file and trusts its counts, so the header
@@ -8,7 +7,7 @@ is read here; `ggml_blocks` dequantises.
 
 import re
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -43,48 +42,38 @@ LONGEST_LIST = 10_000  # longer lists of numbers are skipped
 MAX_DIMENSIONS = 4
 
 
-class Stored(NamedTuple):
-    """What a block of a type with a grid stores besides its codes."""
+class BlockGrid(NamedTuple):
+    """Levels and scales of a type's blocks, besides their codes."""
 
-    levels: int | tuple[int, ...]  # how many are evenly spread, or which they are
-    scales: tuple[slice, ...]  # a block's bytes that hold scales and minima; the others hold codes
+    levels: int | tuple[int, ...]  # number of even ones, or all of them
+    scales: tuple[slice, ...]  # bytes of a block for scales and minima; the others hold codes
     least: int = 0  # the first of even levels
 
 
 SIGNED4 = tuple(sorted({*FLOAT4}))
 GRIDS = {
-    "Q4_0": Stored(16, (slice(0, 2),), -8),
-    "Q4_1": Stored(16, (slice(0, 4),)),
-    "Q5_0": Stored(32, (slice(0, 2),), -16),
-    "Q5_1": Stored(32, (slice(0, 4),)),
-    "Q8_0": Stored(256, (slice(0, 2),), -128),
-    "Q2_K": Stored(4, (slice(0, 16), slice(80, 84))),
-    "Q3_K": Stored(8, (slice(96, 110),), -4),
-    "Q4_K": Stored(16, (slice(0, 16),)),
-    "Q5_K": Stored(32, (slice(0, 16),)),
-    "Q6_K": Stored(64, (slice(192, 210),), -32),
-    "IQ4_NL": Stored(UNEVEN, (slice(0, 2),)),
-    "IQ4_XS": Stored(UNEVEN, (slice(0, 8),)),
-    "MXFP4": Stored(SIGNED4, (slice(0, 1),)),
-    "NVFP4": Stored(SIGNED4, (slice(0, 4),)),
-    "TQ1_0": Stored(3, (slice(52, 54),), -1),
-    "TQ2_0": Stored(3, (slice(64, 66),), -1),
+    "Q4_0": BlockGrid(16, (slice(0, 2),), -8),
+    "Q4_1": BlockGrid(16, (slice(0, 4),)),
+    "Q5_0": BlockGrid(32, (slice(0, 2),), -16),
+    "Q5_1": BlockGrid(32, (slice(0, 4),)),
+    "Q8_0": BlockGrid(256, (slice(0, 2),), -128),
+    "Q2_K": BlockGrid(4, (slice(0, 16), slice(80, 84))),
+    "Q3_K": BlockGrid(8, (slice(96, 110),), -4),
+    "Q4_K": BlockGrid(16, (slice(0, 16),)),
+    "Q5_K": BlockGrid(32, (slice(0, 16),)),
+    "Q6_K": BlockGrid(64, (slice(192, 210),), -32),
+    "IQ4_NL": BlockGrid(UNEVEN, (slice(0, 2),)),
+    "IQ4_XS": BlockGrid(UNEVEN, (slice(0, 8),)),
+    "MXFP4": BlockGrid(SIGNED4, (slice(0, 1),)),
+    "NVFP4": BlockGrid(SIGNED4, (slice(0, 4),)),
+    "TQ1_0": BlockGrid(3, (slice(52, 54),), -1),
+    "TQ2_0": BlockGrid(3, (slice(64, 66),), -1),
 }
 
 # Value types by number, as struct codes; 8 is a string, 9 an array.
 SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
 STRING, ARRAY = 8, 9
 
 
@@ -107,7 +96,7 @@ class _Cursor:
         return CheckpointError(f"{problem} (at byte {self.position} of the header)", file=self.file)
 
     def skip(self, n: int) -> int:
-        """Skip n bytes, which must exist; their start."""
+        """Skip n bytes, which must exist, and return their start."""
         start = self.position
         if n > len(self.text) - start:
             raise self.refuse("GGUF header is cut short or longer than is read")
@@ -127,26 +116,22 @@ class _Cursor:
             raise self.refuse("GGUF header has a name that is not UTF-8") from None
 
     def name(self) -> str:
-        """A key's or a tensor's."""
+        """A key's or a tensor's name."""
         if len(name := self.string()) > LONGEST_KEY:
-            raise self.refuse(
-                f"GGUF header has a name of {len(name)} characters; at most {LONGEST_KEY} are read"
-            )
+            problem = f"GGUF header has a name of {len(name)} characters"
+            raise self.refuse(f"{problem}; at most {LONGEST_KEY} are read")
         return name
 
     def value(self, strings: bool = False) -> Any:
-        """A value. Very long lists of numbers are skipped and None, and so are lists of strings
-        unless `strings`.
-        """
+        """A value; long lists of numbers are skipped (None), lists of strings unless `strings`."""
         kind = self.number("I")
         if kind in SCALARS:
             return self.number(SCALARS[kind])
         if kind == STRING:
             return self.string()
         if kind != ARRAY:
-            raise self.refuse(
-                f"GGUF header has a value of type {kind}, which the format does not define"
-            )
+            problem = f"GGUF header has a value of type {kind}"
+            raise self.refuse(f"{problem}, which the format does not define")
         kind, length = self.number("I"), self.number("Q")
         if kind in SCALARS:
             size = struct.calcsize("<" + SCALARS[kind])
@@ -155,17 +140,15 @@ class _Cursor:
                 return None
             self.n_numbers += length
             if self.n_numbers > MAX_NUMBERS:
-                raise self.refuse(
-                    f"GGUF header has lists of {self.n_numbers} numbers; at most {MAX_NUMBERS} are read"
-                )
+                problem = f"GGUF header has lists of {self.n_numbers} numbers"
+                raise self.refuse(f"{problem}; at most {MAX_NUMBERS} are read")
             return list(struct.unpack_from(f"<{length}{SCALARS[kind]}", self.text, start))
         if kind != STRING:
             raise self.refuse(f"GGUF header has a list of type {kind}, which is not read")
         self.n_strings += length
         if self.n_strings > MAX_STRINGS:
-            raise self.refuse(
-                f"GGUF header has {self.n_strings} strings; at most {MAX_STRINGS} are read"
-            )
+            problem = f"GGUF header has {self.n_strings} strings; at most {MAX_STRINGS} are read"
+            raise self.refuse(problem)
         if strings:
             return [self.string() for _ in range(length)]
         for _ in range(length):
@@ -183,10 +166,8 @@ def parse_gguf(
     cursor.skip(4)
     version = cursor.number("I")
     if version not in {2, 3}:
-        raise CheckpointError(
-            f"is GGUF version {version}; versions 2 and 3 of little-endian files are read",
-            file=file,
-        )
+        problem = f"is GGUF version {version}; versions 2 and 3 of little-endian files are read"
+        raise CheckpointError(problem, file=file)
     n_tensors, n_keys = cursor.number("Q"), cursor.number("Q")
     if n_tensors > MAX_TENSORS or n_keys > MAX_KEYS:
         raise cursor.refuse(f"GGUF header has {n_tensors} tensors and {n_keys} keys")
@@ -203,9 +184,8 @@ def parse_gguf(
             raise cursor.refuse(f"GGUF tensor '{name[:100]}' has {n_dimensions} dimensions")
         sizes = [cursor.number("Q") for _ in range(n_dimensions)]
         if prod(size for size in sizes if size) * 8 > MAX_OFFSET:
-            raise CheckpointError(
-                f"has sizes {sizes}, more elements than any file holds", file=file, tensor=name
-            )
+            problem = f"has sizes {sizes}, more elements than any file holds"
+            raise CheckpointError(problem, file=file, tensor=name)
         if name in tensors:
             raise CheckpointError("appears twice in the GGUF header", file=file, tensor=name)
         tensors[name] = GgufEntry(cursor.number("I"), tuple(reversed(sizes)), cursor.number("Q"))
@@ -224,9 +204,7 @@ def _header_bytes(file: OpenFile) -> bytes:
 
 
 def header_of(path: Path, lists: Collection[str] = ()) -> dict[str, Any]:
-    """The keys of a GGUF file, and of its lists of strings those named; works without the gguf
-    package.
-    """
+    """The keys of a GGUF file, with the lists of strings that are named; needs no gguf package."""
     return parse_gguf(_header_bytes(OpenFile(path)), file=path, lists=lists)[0]
 
 
@@ -239,10 +217,13 @@ class GgufFile(OpenFile):
         keys, entries, data_start = parse_gguf(text, file=path)
         self.header = HeaderDigest.of(text[:data_start])
         self.config = Config(keys, path)
-        self.tensors = {
-            name: self._locate(name, entry, data_start) for name, entry in entries.items()
-        }
-        self._refuse_overlaps(self.tensors)
+        located = {name: self._locate(name, entry, data_start) for name, entry in entries.items()}
+        self.tensors = located
+        end = 0
+        for name, place in sorted(located.items(), key=lambda item: (item[1].start, item[1].stop)):
+            if place.start < end:
+                raise CheckpointError("overlaps the tensor before it", file=path, tensor=name)
+            end = max(end, place.stop)
 
     def _locate(self, name: str, entry: GgufEntry, data_start: int) -> TensorEntry:
         """A tensor's type and bytes, checked against the file's size."""
@@ -260,21 +241,12 @@ class GgufFile(OpenFile):
         n_bytes = prod(entry.shape) // per_block * block_bytes
         start = data_start + entry.offset
         if not 0 <= start <= start + n_bytes <= min(self.size, MAX_OFFSET):
-            raise refuse(
-                f"ends at byte {start + n_bytes}, but the file has {self.size}; is it cut short?"
-            )
+            problem = f"ends at byte {start + n_bytes}, but the file has {self.size}"
+            raise refuse(f"{problem}; is it cut short?")
         return TensorEntry(kind, entry.shape, start, start + n_bytes)
 
-    def _refuse_overlaps(self, located: Mapping[str, TensorEntry]) -> None:
-        end = 0
-        for name, entry in sorted(located.items(), key=lambda item: (item[1].start, item[1].stop)):
-            if entry.start < end:
-                raise CheckpointError("overlaps the tensor before it", file=self.path, tensor=name)
-            end = max(end, entry.stop)
 
-
-# Split files, as llama-gguf-split and the gguf package write them: tokenizer and architecture are
-# in the first part.
+# Split files of llama-gguf-split and the gguf package; the first has tokenizer and architecture.
 
 NAME_OF_PART = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
 NO, COUNT, ALL_TENSORS = "split.no", "split.count", "split.tensors.count"
@@ -294,33 +266,25 @@ def open_parts(path: Path) -> list[GgufFile]:
     if count <= 1:
         return [file]
     if count > MAX_PARTS:
-        raise CheckpointError(
-            f"is of a GGUF file in {count} parts; at most {MAX_PARTS} are opened", file=path
-        )
-    named, which = (
-        NAME_OF_PART.fullmatch(path.name),
-        f"part {_number(file) + 1} of {count} of a split GGUF file",
-    )
-    if named is None or int(named["count"]) != count or int(named["no"]) != _number(file) + 1:
-        problem = f"is {which}, and its name does not say so (NAME-00001-of-{count:05}.gguf): the others are not found"
+        problem = f"is of a GGUF file in {count} parts; at most {MAX_PARTS} are opened"
         raise CheckpointError(problem, file=path)
-    paths = [
-        path.with_name(f"{named['stem']}-{number + 1:05}-of-{count:05}.gguf")
-        for number in range(count)
-    ]
+    named, number = NAME_OF_PART.fullmatch(path.name), _number(file) + 1
+    which = f"part {number} of {count} of a split GGUF file"
+    if named is None or int(named["count"]) != count or int(named["no"]) != number:
+        problem = f"is {which}, and its name does not say so (NAME-00001-of-{count:05}.gguf)"
+        raise CheckpointError(f"{problem}: the others are not found", file=path)
+    names = [f"{named['stem']}-{each:05}-of-{count:05}.gguf" for each in range(1, count + 1)]
+    paths = [path.with_name(name) for name in names]
     absent = [each.name for each in paths if not each.is_file()]
     if absent:
-        what = (
-            f"{absent[0]} is" if len(absent) == 1 else f"{absent[0]} and {len(absent) - 1} more are"
-        )
-        raise CheckpointError(f"is {which}; {what} not in its folder", file=path)
+        more = f" and {len(absent) - 1} more are" if len(absent) > 1 else " is"
+        raise CheckpointError(f"is {which}; {absent[0]}{more} not in its folder", file=path)
     parts = [file if each == path else _open_part(each) for each in paths]
     seen: dict[str, Path] = {}
     for number, part in enumerate(parts):
         if part.config.get(COUNT) != count or _number(part) != number:
-            raise CheckpointError(
-                f"is not part {number + 1} of {count}, as its name says", file=part.path
-            )
+            problem = f"is not part {number + 1} of {count}, as its name says"
+            raise CheckpointError(problem, file=part.path)
         for name in part.tensors:
             if name in seen:
                 raise CheckpointError(f"is also in {seen[name].name}", file=part.path, tensor=name)
@@ -333,31 +297,30 @@ def open_parts(path: Path) -> list[GgufFile]:
 
 
 def _open_part(path: Path) -> GgufFile:
-    """One GGUF file; of an empty one its name says which part it is."""
+    """Open one GGUF file; the name of an empty one says which part it is."""
     named = NAME_OF_PART.fullmatch(path.name)
     if named and path.is_file() and path.stat().st_size == 0:
-        problem = f"is empty (0 bytes): part {int(named['no'])} of {int(named['count'])} of a split GGUF file"
-        raise CheckpointError(f"{problem}; write or download it again", file=path)
+        which = f"part {int(named['no'])} of {int(named['count'])} of a split GGUF file"
+        problem = f"is empty (0 bytes): {which}; write or download it again"
+        raise CheckpointError(problem, file=path)
     return GgufFile(path)
 
 
 def _number(file: GgufFile) -> int:
-    """Which part a file says that it is, from 0."""
+    """The number of the part, from 0, that a file says it is."""
     number = file.config.get(NO, 0)
     return number if isinstance(number, int) else -1
 
 
 def first_part(path: Path) -> Path:
-    """The first part of a split GGUF file, by the name of any; the file itself where it is
-    whole.
-    """
+    """The first part of a split GGUF file, by the name of any; else the file itself."""
     named = NAME_OF_PART.fullmatch(path.name)
     first = named and path.with_name(f"{named['stem']}-00001-of-{named['count']}.gguf")
     return first if first and first.is_file() else path
 
 
 def of_one_split(paths: Sequence[Path]) -> bool:
-    """Whether files are parts of one split GGUF file, by their names."""
+    """True if files are parts of one split GGUF file, by their names."""
     named = [NAME_OF_PART.fullmatch(path.name) for path in paths]
     return all(named) and len({(each["stem"], each["count"]) for each in named if each}) == 1
 
@@ -367,18 +330,15 @@ class GgufTensor(StoredTensor):
     """A tensor of one of ggml's types."""
 
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
-        if (stored := GRIDS.get(self.dtype)) is None:
+        if (grid := GRIDS.get(self.dtype)) is None:
             return None
-        levels = stored.levels
-        ends = (
-            (stored.least, stored.least + levels - 1)
-            if isinstance(levels, int)
-            else (levels[0], levels[-1])
-        )
-        first, last = (
-            GridEnd(self.name, self.entry, self.file, self.noted, level) for level in ends
-        )
-        return first, last, levels
+        levels = grid.levels
+        if isinstance(levels, int):
+            least, largest = grid.least, grid.least + levels - 1
+        else:
+            least, largest = levels[0], levels[-1]
+        stored = (self.name, self.entry, self.file, self.noted)
+        return GridEnd(*stored, least), GridEnd(*stored, largest), levels
 
     def check_readable(self) -> None:
         layout = LAYOUTS.get(self.dtype)

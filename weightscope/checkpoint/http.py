@@ -1,9 +1,8 @@
-"""HTTP requests to servers that may be slow, broken or lying: redirects, deadlines, and ranges of
-one file.
+"""HTTP requests to slow, broken or lying servers: redirects, deadlines, a file's ranges.
 
 An answer that does not agree with the request (status, range, length, encoding, etag) is not used:
-the request is repeated, and reported if it keeps failing. Whatever arrived complete before a
-failure is kept.
+the request is repeated, and reported if it keeps failing. Ranges that arrived complete before a
+failure are kept.
 """
 
 import random
@@ -23,21 +22,21 @@ from weightscope.core.errors import CheckpointError
 MAX_REDIRECTS = 5
 REDIRECTS = {301, 302, 303, 307, 308}
 RETRIED = {408, 425, 429, 500, 502, 503, 504}
-LEAST_RATE = 10_000  # bytes per second that a transfer must bring, ...
-PATIENCE = 60.0  # ... after this many seconds for everything before the first byte
+LEAST_RATE = 10_000  # bytes per second that a transfer must bring after PATIENCE
+PATIENCE = 60.0  # seconds for everything before the first byte
 DEADLINE = 3600.0  # seconds for a whole transfer: the largest request at the least rate
 PIECES_AHEAD = 64  # received but not consumed yet
-# seconds: pieces that arrive meanwhile are consumed at once, with fewer switches between threads
-TOGETHER = 0.005
+TOGETHER = 0.005  # seconds; pieces that arrive meanwhile need one switch between threads
 ATTEMPTS = 5  # in a row without progress
 FIRST_WAIT = 0.5  # seconds; doubles from one attempt to the next
 LONGEST_WAIT = 30.0
 LARGEST_REQUEST = 32 << 20
+CHANGED = "has changed on the server since it was opened"
 
 Range = tuple[int, int]  # [start, stop)
 Deliver = Callable[[Range, memoryview], object]
 Place = Callable[[Range], memoryview]
-Look = Callable[[Any, bool], None]  # (response, whether another server than the first one sent it)
+Look = Callable[[Any, bool], None]  # (response, True if not the first server sent it)
 
 
 # One request
@@ -46,8 +45,7 @@ Look = Callable[[Any, bool], None]  # (response, whether another server than the
 def exchange(
     method: str, url: str, look: Look, name: str, timeout: float, led_to: str = "", **headers: str
 ) -> Generator[bytes, None, None]:
-    """The body of a server's answer in pieces, not decoded; `look` sees each response first and may
-    refuse it.
+    """The body of a server's answer in pieces, not decoded; `look` may refuse any response.
 
     Redirects are followed to https, or to the same host without leaving https; the token is sent to
     `url`'s server only. A HEAD request is not redirected to another server. `led_to` is where `url`
@@ -56,9 +54,8 @@ def exchange(
     from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
     def received(url: str) -> Generator[bytes, None, None]:
-        sent = (
-            build_hf_headers(library_name="weightscope") | {"accept-encoding": "identity"} | headers
-        )
+        sent = build_hf_headers(library_name="weightscope")
+        sent |= {"accept-encoding": "identity"} | headers
         for _ in range(MAX_REDIRECTS):
             if origin(url) != first:
                 sent.pop("authorization", None)
@@ -73,8 +70,7 @@ def exchange(
                 if method == "HEAD" and origin(target) != first:
                     return
                 url = target
-                # read a short page, so that the connection can be reused
-                deque(islice(response.iter_raw(), 2), 0)
+                deque(islice(response.iter_raw(), 2), 0)  # so that the connection can be reused
         raise CheckpointError(f"the server redirects more than {MAX_REDIRECTS} times", file=name)
 
     first = origin(url)
@@ -82,7 +78,7 @@ def exchange(
 
 
 def redirects(response: Any) -> bool:
-    """Whether a response is a redirect."""
+    """True if a response is a redirect."""
     return response.status_code in REDIRECTS and "location" in response.headers
 
 
@@ -95,32 +91,25 @@ def _allowed(url: str, location: str, name: str) -> str:
         scheme, host, _ = origin(target)
         get_session().build_request("GET", target)
     except Exception:  # ValueErrors of urllib, or the client's own errors
-        raise CheckpointError(
-            f"the server redirects to an invalid address ('{location[:80]}')", file=name
-        ) from None
+        problem = f"the server redirects to an invalid address ('{location[:80]}')"
+        raise CheckpointError(problem, file=name) from None
     if scheme == "https" and host:
         return target
     if (scheme, host) != origin(url)[:2]:
-        raise CheckpointError(
-            f"the server redirects to '{location[:80]}'; only https, or the same host, is followed",
-            file=name,
-        )
+        problem = f"the server redirects to '{location[:80]}'"
+        raise CheckpointError(f"{problem}; only https, or the same host, is followed", file=name)
     return target
 
 
 def origin(url: str) -> tuple[str, str, int]:
     """Scheme, host and port, which decide who gets the token."""
     parts = urlsplit(url)
-    return (
-        parts.scheme,
-        parts.hostname or "",
-        parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0),
-    )
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    return parts.scheme, parts.hostname or "", port
 
 
 def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, None, None]:
-    """Pieces received in a thread, refused once they come too slowly; time between our requests
-    does not count.
+    """Receive pieces in a thread; refuse slow ones. Time between our requests does not count.
 
     An HTTP client limits the wait for each byte but not the total: headers, chunk sizes and bodies
     could trickle for ever.
@@ -153,17 +142,14 @@ def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, N
             begun = time.monotonic()
             if received.empty():
                 time.sleep(TOGETHER)
+            allowed = min(PATIENCE + size / LEAST_RATE, DEADLINE)
             try:
-                item = received.get(
-                    timeout=max(0.0, min(PATIENCE + size / LEAST_RATE, DEADLINE) - waited)
-                )
+                item = received.get(timeout=max(0.0, allowed - waited))
             except Empty:
-                problem = (
-                    f"the server sent {size} bytes in {waited + time.monotonic() - begun:.0f} s"
-                )
-                raise CheckpointError(
-                    f"{problem}; {LEAST_RATE} a second are expected", file=name
-                ) from None
+                spent = waited + time.monotonic() - begun
+                problem = f"the server sent {size} bytes in {spent:.0f} s"
+                wanted = f"{LEAST_RATE} a second are expected"
+                raise CheckpointError(f"{problem}; {wanted}", file=name) from None
             waited += time.monotonic() - begun
             if item is None:
                 return
@@ -179,7 +165,7 @@ def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, N
 
 
 class _BadAnswerError(Exception):
-    """An answer that may be better next time; `wait` is what the server asks for, in seconds."""
+    """An answer that may be better next time, after `wait` seconds if the server says so."""
 
     def __init__(self, problem: str, wait: float = 0.0) -> None:
         super().__init__(problem)
@@ -187,22 +173,19 @@ class _BadAnswerError(Exception):
 
 
 def new_memory(span: Range) -> memoryview:
-    """New memory for a range."""
+    """Allocate memory for a range."""
     return memoryview(bytearray(span[1] - span[0]))
 
 
 class RangedFile:
-    """A file read by HTTP ranges. `url`'s server gets the token; `etag` identifies the content;
-    `size` is in bytes.
-    """
+    """A file read by HTTP ranges: `url`'s server gets the token, `etag` tells the content."""
 
     def __init__(self, url: str, etag: str, size: int, name: str, commit: str) -> None:
         self.url, self.etag, self.size, self.name, self.commit = url, etag, size, name, commit
-        self.bytes_fetched = 0  # of all answers so far
+        self.bytes_fetched = 0  # by all answers so far
         self._lock = threading.Lock()
         self._etag_elsewhere: str | None = None
-        # the storage's address of this file, signed for a time; empty once it fails
-        self._led_to = ""
+        self._led_to = ""  # the storage's address, signed for a time; empty once it fails
 
     def fetch(self, wanted: Sequence[Range], deliver: Deliver, place: Place = new_memory) -> None:
         """One request from the first range's start to the last one's stop, resumed where it fails.
@@ -210,7 +193,10 @@ class RangedFile:
         Each range is received in the memory that `place` has for it, and delivered when it is
         complete.
         """
-        from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
+        from huggingface_hub.errors import (  # type: ignore[attr-defined]
+            HTTPError,
+            OfflineModeIsEnabled,
+        )
 
         delivered, failures = 0, 0
         while delivered < len(wanted):
@@ -227,25 +213,19 @@ class RangedFile:
                     if not isinstance(error, _BadAnswerError):
                         why = ": ".join([type(error).__name__, *problem.splitlines()[:1]])
                         problem = f"the server cannot be reached ({why})"
-                    raise CheckpointError(
-                        f"{problem}, {ATTEMPTS} times in a row; try again later", file=self.name
-                    ) from None
-                wait = min(
-                    FIRST_WAIT * 2 ** (failures - 1) * random.uniform(0.75, 1.25), LONGEST_WAIT
-                )
-                time.sleep(max(wait, min(getattr(error, "wait", 0.0), LONGEST_WAIT)))
+                    advice = f"{ATTEMPTS} times in a row; try again later"
+                    raise CheckpointError(f"{problem}, {advice}", file=self.name) from None
+                backoff = FIRST_WAIT * 2 ** (failures - 1) * random.uniform(0.75, 1.25)
+                asked = getattr(error, "wait", 0.0)
+                time.sleep(min(max(backoff, asked), LONGEST_WAIT))
             except OfflineModeIsEnabled:
-                raise CheckpointError(
-                    "is not in the cache, and HF_HUB_OFFLINE is set", file=self.name
-                ) from None
+                problem = "is not in the cache, and HF_HUB_OFFLINE is set"
+                raise CheckpointError(problem, file=self.name) from None
 
     def fetch_all(self, piece: int, take: Callable[[memoryview], object]) -> None:
-        """The whole file in order, in pieces of so many bytes, which are fetched again after a
-        failure.
-        """
-        for group in coalesce(
-            list(pairwise([*range(0, self.size, piece), self.size])), LARGEST_REQUEST
-        ):
+        """The whole file in order, in pieces of so many bytes, fetched again after a failure."""
+        pieces = list(pairwise([*range(0, self.size, piece), self.size]))
+        for group in coalesce(pieces, LARGEST_REQUEST):
             self.fetch(group, lambda _, content: take(content))
 
     def _complete(
@@ -255,7 +235,7 @@ class RangedFile:
         position, stop = wanted[0][0], wanted[-1][1]
         todo = iter(wanted)
         span, size = next(todo), 0
-        held = place(span)  # which has the span's first `size` bytes
+        held = place(span)  # has the span's first `size` bytes
         with closing(self._answer(position, stop)) as pieces:
             for piece in pieces:
                 with self._lock:
@@ -294,48 +274,39 @@ class RangedFile:
             return self._check_etag(headers.get("x-linked-etag"))
         if status in RETRIED:
             retry_after = headers.get("retry-after", "")
-            raise _BadAnswerError(
-                f"the server answered {status}",
-                float(retry_after) if retry_after.isdecimal() else 0.0,
-            )
-        # a signed address that has expired; the next attempt gets a new one
-        if elsewhere and status in {401, 403}:
+            wait = float(retry_after) if retry_after.isdecimal() else 0.0
+            raise _BadAnswerError(f"the server answered {status}", wait)
+        if elsewhere and status in {401, 403}:  # an expired address; the next attempt gets another
             raise _BadAnswerError(f"the server's storage answered {status}")
         expected = f"bytes {start}-{stop - 1}/{self.size}"
-        # 200 is as good as 206 for all bytes
-        full_file = status == 200 and (start, stop) == (0, self.size)
+        full_file = status == 200 and (start, stop) == (0, self.size)  # as good as 206
         if status == 200 and not full_file:
-            raise CheckpointError(
-                "the server ignores Range and would send the whole file; download it (hf download) and open the folder",
-                file=self.name,
-            )
+            problem = "the server ignores Range and would send the whole file"
+            advice = "download it (hf download) and open the folder"
+            raise CheckpointError(f"{problem}; {advice}", file=self.name)
         if status != 206 and not full_file:
             raise CheckpointError(f"the server answered {status}", file=self.name)
         if status == 206 and headers.get("content-range") != expected:
             sent = str(headers.get("content-range"))[:80]
-            raise _BadAnswerError(
-                f"the server sent range '{sent}' where '{expected}' was asked for"
-            )
+            problem = f"the server sent range '{sent}' where '{expected}' was asked for"
+            raise _BadAnswerError(problem)
         if headers.get("content-encoding", "identity") != "identity":
             raise _BadAnswerError("the server sent an encoded body")
         if headers.get("content-length", str(stop - start)) != str(stop - start):
             length = headers["content-length"][:30]
-            raise _BadAnswerError(
-                f"the server sent {length} bytes where {stop - start} were asked for"
-            )
+            problem = f"the server sent {length} bytes where {stop - start} were asked for"
+            raise _BadAnswerError(problem)
         if not elsewhere:
             self._check_etag(headers.get("x-linked-etag") or headers.get("etag"))
         elif "etag" in headers:  # storage has other etags, which must at least not change
             if self._etag_elsewhere not in {None, headers["etag"]}:
-                raise CheckpointError(
-                    "has changed on the server since it was opened", file=self.name
-                )
+                raise CheckpointError(CHANGED, file=self.name)
             self._etag_elsewhere = headers["etag"]
             self._led_to = str(response.url)
 
     def _check_etag(self, etag: str | None) -> None:
         if etag is not None and bare_etag(etag) != self.etag:
-            raise CheckpointError("has changed on the server since it was opened", file=self.name)
+            raise CheckpointError(CHANGED, file=self.name)
 
 
 def bare_etag(etag: str) -> str:
@@ -344,9 +315,9 @@ def bare_etag(etag: str) -> str:
 
 
 def coalesce(wanted: Sequence[Range], largest: int) -> list[list[Range]]:
-    """Ranges in groups, one request each.
+    """Group ranges, one request for each group.
 
-    Neighbours share a request if it spans at most `largest` bytes and the gaps in it at most 1% of
+    Neighbours share a request if it spans at most `largest` bytes and its gaps are at most 1% of
     the wanted bytes.
     """
     groups: list[list[Range]] = []

@@ -1,11 +1,9 @@
-"""The Hugging Face Hub: what a repository has, its small files in the Hub's cache, and its weights,
-read in pieces.
+"""The Hugging Face Hub: a repository's files, small ones in its cache, weights in pieces.
 
-Of a safetensors file only the header and the tensors that are needed are fetched, in cached blocks.
+Only the header and the needed tensors of a safetensors file are fetched, in cached blocks.
 
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HOME and HF_HUB_ETAG_TIMEOUT mean what they mean to the
-Hub's client. Answers are not trusted: whatever becomes part of a path or an address is checked
-first.
+Hub's client. Answers are not trusted: text is checked before it becomes part of a path or address.
 """
 
 import hashlib
@@ -58,19 +56,17 @@ FORMS = {"commit": COMMIT, "etag": ETAG, "size": re.compile(r"[0-9]{1,15}")}
 FILE_NAME = re.compile(r"(?!.*\.\.)(\w[\w.+=-]*/)*\w[\w.+=-]*")
 REFUSED = {
     "GatedRepo": "is gated: accept its terms on the Hub and set HF_TOKEN to a token of yours",
-    "RepoNotFound": "is neither a local path nor a repository on the Hub (a private one needs HF_TOKEN)",
+    "RepoNotFound": (
+        "is neither a local path nor a repository on the Hub (a private one needs HF_TOKEN)"
+    ),
     "RevisionNotFound": "the repository has no revision '{revision}'",
 }
 NO_SUCH_FILE = "EntryNotFound"
-# likeness of "embedded" to itself less a letter, or with one more or two exchanged; 0.71 to
-# "embedding"
-SLIP = 0.85
-# bytes cached together, and fetched again after a failure; a tensor's last block is shorter
-BLOCK = 8 << 20
+SLIP = 0.85  # likeness of "embedded" to a misspelling of one letter; 0.71 to "embedding"
+BLOCK = 8 << 20  # bytes cached together, and fetched again after a failure
 CONNECTIONS = 8
-# bytes of tensors kept in memory from fetching to reading: a layer of a 70B; others wait on disk
-AHEAD = 400 << 20
-ENTRY_BYTES = 110  # of a header per tensor, besides its name
+AHEAD = 400 << 20  # bytes of tensors that wait in memory, a layer of a 70B; others wait on disk
+ENTRY_BYTES = 110  # bytes of a header per tensor, besides its name
 UNKNOWN_HEADER = 16_384  # enough for the header of a small model in one file
 DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -91,9 +87,8 @@ class Repository:
         from huggingface_hub import try_to_load_from_cache
 
         try:
-            path = try_to_load_from_cache(
-                self.id, name, revision=self.revision, repo_type=self.kind
-            )
+            cached = {"revision": self.revision, "repo_type": self.kind}
+            path = try_to_load_from_cache(self.id, name, **cached)
         except (OSError, ValueError):
             return None
         if not isinstance(path, str) or (self._pinned and self._pinned not in Path(path).parts):
@@ -106,35 +101,29 @@ class Repository:
         headers = answer.headers
         if headers.get("x-error-code") == NO_SUCH_FILE:
             return None
-        facts = {
-            "commit": headers.get("x-repo-commit", ""),
-            "etag": bare_etag(headers.get("x-linked-etag") or headers.get("etag", "")),
-            "size": headers.get("x-linked-size")
-            or ("" if redirects(answer) else headers.get("content-length", "")),
-        }
-        for what, value in facts.items():
+        commit = headers.get("x-repo-commit", "")
+        etag = bare_etag(headers.get("x-linked-etag") or headers.get("etag", ""))
+        length = "" if redirects(answer) else headers.get("content-length", "")
+        size = headers.get("x-linked-size") or length
+        for what, value in {"commit": commit, "etag": etag, "size": size}.items():
             if not FORMS[what].fullmatch(value):
-                problem = f"the server does not answer as the Hub does for {name}: its {what} is '{value[:80]}'"
-                raise CheckpointError(problem, file=str(self))
-        self._check_commit(facts["commit"], name)
-        commit, etag, size = facts["commit"], facts["etag"], int(facts["size"])
-        return RangedFile(self._url(name, commit), etag, size, name, commit)
+                problem = f"the server does not answer as the Hub does for {name}"
+                fault = f"its {what} is '{value[:80]}'"
+                raise CheckpointError(f"{problem}: {fault}", file=str(self))
+        self._check_commit(commit, name)
+        return RangedFile(self._url(name, commit), etag, int(size), name, commit)
 
     def file(self, name: str, limit: int) -> Path | None:
-        """A file of at most `limit` bytes, downloaded into the Hub's cache; None if there is no
-        such file.
-        """
+        """Download a file of at most `limit` bytes into the Hub's cache; None if there is none."""
         if not FILE_NAME.fullmatch(name):
-            raise CheckpointError(
-                f"the server lists a file that is called '{name[:80]}'", file=str(self)
-            )
+            problem = f"the server lists a file that is called '{name[:80]}'"
+            raise CheckpointError(problem, file=str(self))
         source = self.on_server(name)
         if source is None:
             return None
         if source.size > limit:
-            raise CheckpointError(
-                f"{name} has {source.size} bytes; at most {limit} are read", file=str(self)
-            )
+            problem = f"{name} has {source.size} bytes; at most {limit} are read"
+            raise CheckpointError(problem, file=str(self))
         # The same layout as the Hub's own client writes.
         cache = Path(_constants().HF_HUB_CACHE) / "--".join([f"{self.kind}s", *self.id.split("/")])
         path = cache / "snapshots" / source.commit / name
@@ -160,20 +149,17 @@ class Repository:
         """All files of the repository."""
         listing = self._listing()
         self._check_commit(listing.get("sha"), "the list of its files")
-        files = listing.get("siblings")
-        names = (
-            [file.get("rfilename") for file in files if isinstance(file, dict)]
-            if isinstance(files, list)
-            else []
-        )
+        siblings = listing.get("siblings")
+        files = siblings if isinstance(siblings, list) else []
+        names = [file.get("rfilename") for file in files if isinstance(file, dict)]
         return sorted(name for name in names if isinstance(name, str))
 
     def _listing(self) -> dict[str, Any]:
-        """What the Hub says of the repository at this revision."""
-        url = f"{_constants().ENDPOINT}/api/{self.kind}s/{self.id}/revision/{quote(self.revision, safe='')}"
-        return parse_json(
-            self._ask("GET", url)[1], file=str(self), what="the Hub's list of its files "
-        )
+        """The Hub's description of the repository at this revision."""
+        revision = quote(self.revision, safe="")
+        url = f"{_constants().ENDPOINT}/api/{self.kind}s/{self.id}/revision/{revision}"
+        _, body = self._ask("GET", url)
+        return parse_json(body, file=str(self), what="the Hub's list of its files ")
 
     @property
     def _pinned(self) -> str:
@@ -182,17 +168,14 @@ class Repository:
 
     @property
     def _meant(self) -> str:
-        """A "did you mean" for a slip in writing "embedded", the one name that is no path and on no
-        Hub.
-        """
+        """ "Did you mean" for a slip in "embedded", the one name that is no path and on no Hub."""
         return nearest(self.id.lower(), ["embedded"], SLIP)
 
     def _check_commit(self, commit: object, what: str) -> None:
         """Refuse an answer of another commit than the one that is asked for."""
         if self._pinned and commit != self._pinned:
-            raise self._refusal(
-                f"this commit was asked for; for {what} the server answers '{str(commit)[:80]}'"
-            )
+            answer = f"for {what} the server answers '{str(commit)[:80]}'"
+            raise self._refusal(f"this commit was asked for; {answer}")
 
     def _url(self, name: str, revision: str) -> str:
         from huggingface_hub import hf_hub_url
@@ -215,36 +198,38 @@ class Repository:
             if status not in RETRIED:
                 raise self._refusal(f"the Hub answered {status}")
             time.sleep(FIRST_WAIT * 2**attempt)
-        raise self._refusal(
-            f"the Hub answered {status}, {ATTEMPTS} times in a row; try again later"
-        )
+        problem = f"the Hub answered {status}, {ATTEMPTS} times in a row; try again later"
+        raise self._refusal(problem)
 
     def _ask_once(self, method: str, url: str) -> tuple[Any, bytes]:
         """One answer, of whatever status; every error of the client becomes a CheckpointError."""
-        from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
+        from huggingface_hub.errors import (  # type: ignore[attr-defined]
+            HTTPError,
+            OfflineModeIsEnabled,
+        )
 
         answers: list[Any] = []
         body, timeout = bytearray(), _constants().HF_HUB_ETAG_TIMEOUT
+
+        def look(answer: Any, elsewhere: bool) -> None:
+            answers.append(answer)
+
         try:
-            for piece in exchange(
-                method, url, lambda *answer: answers.append(answer[0]), str(self), timeout
-            ):
+            for piece in exchange(method, url, look, str(self), timeout):
                 body += piece
                 if len(body) > MAX_BYTES:
                     raise self._refusal(f"the Hub answered more than {MAX_BYTES} bytes")
         except CheckpointError:
             raise
         except OfflineModeIsEnabled:
-            raise self._refusal(
-                f"is not in the Hub's cache, and HF_HUB_OFFLINE is set{self._meant}"
-            ) from None
+            problem = "is not in the Hub's cache, and HF_HUB_OFFLINE is set"
+            raise self._refusal(problem + self._meant) from None
         except (HTTPError, OSError) as error:
             problem = "is not a local path, not in the Hub's cache, and the Hub cannot be reached"
             raise self._refusal(f"{problem} ({first_line(error)}){self._meant}") from None
         except Exception as error:  # the client is of another version, or cannot handle the answer
-            raise self._refusal(
-                f"the Hub's client failed with {type(error).__name__} {first_line(error)}"
-            ) from None
+            failure = f"{type(error).__name__} {first_line(error)}"
+            raise self._refusal(f"the Hub's client failed with {failure}") from None
         return answers[-1], bytes(body)
 
     def _refusal(self, problem: str) -> CheckpointError:
@@ -275,7 +260,7 @@ class BlockCache:
         self._folder = Path(constants.HF_ASSETS_CACHE) / "weightscope" / "blocks" / folder
 
     def has(self, key: str, size: int) -> bool:
-        """Whether a block of this size is cached; its content is not checked."""
+        """True if a block of this size is cached; its content is not checked."""
         try:
             return (self._folder / key).stat().st_size == size + DIGEST_BYTES
         except OSError:
@@ -317,9 +302,7 @@ class Ahead:
             self._kept |= contents
 
     def take(self, key: Hashable, start: int, stop: int) -> np.ndarray | None:
-        """Bytes [start, stop) of a tensor, which is not kept after its last one; None if it is not
-        here.
-        """
+        """Bytes [start, stop) of a tensor, dropped after its last one; None if it is not here."""
         with self._lock:
             content = self._kept.get(key)
             if content is None or stop < len(content):
@@ -331,34 +314,27 @@ class Ahead:
 class RemoteFile:
     """One .safetensors file of a repository.
 
-    `ahead` is of all files of the checkpoint. `names` are the tensors that an index lists for this
+    All files of the checkpoint share `ahead`. `names` are the tensors that an index lists for this
     one: they tell the length of the header roughly, so that one request brings it.
     """
 
     samples = ""  # an etag tells the file
-    # whether blocks are cached; if not, exactly the bytes that are asked for are fetched
-    keeps = True
+    keeps = True  # False: exactly the bytes that are asked for are fetched, and none is cached
 
     def __init__(
         self, repository: str, source: RangedFile, ahead: Ahead, names: Iterable[str] = ()
     ) -> None:
         self.path, self.size = PurePosixPath(source.name), source.size
-        self.identity = file_identity(
-            repository, source.commit, source.name, source.etag, source.size
-        )
+        name, etag, size = source.name, source.etag, source.size
+        self.identity = file_identity(repository, source.commit, name, etag, size)
         self.published, self.sha256 = self.identity, etag_digest(self.identity)
         self._source, self._ahead = source, ahead
-        self._cache = BlockCache(
-            _constants().ENDPOINT, repository, source.name, source.etag, str(source.size)
-        )
-        # rows of one block may be asked for one by one
+        self._cache = BlockCache(_constants().ENDPOINT, repository, name, etag, str(size))
+        # The last block, since its rows may be asked for one by one.
         self._last: tuple[Range | None, memoryview | None] = None, None
-        guess = sum(len(name) + ENTRY_BYTES for name in names) or min(
-            UNKNOWN_HEADER, source.size // 1000
-        )
-        self.tensors, self.metadata = parse_header(
-            self._header(8 + guess), source.size, file=self.path
-        )
+        known = sum(len(name) + ENTRY_BYTES for name in names)
+        header = self._header(8 + (known or min(UNKNOWN_HEADER, size // 1000)))
+        self.tensors, self.metadata = parse_header(header, size, file=self.path)
 
     @property
     def bytes_fetched(self) -> int:
@@ -404,9 +380,8 @@ class RemoteFile:
         try:
             wanted = np.empty(stop - start, np.uint8)
         except MemoryError:
-            raise CheckpointError(
-                f"no memory for {stop - start} bytes of it", file=self.path
-            ) from None
+            problem = f"no memory for {stop - start} bytes of it"
+            raise CheckpointError(problem, file=self.path) from None
         first, last = entry.start + start, entry.start + stop
         missing = [] if self.keeps or start == stop else [(first, last)]
         for block in _blocks(entry) if self.keeps else ():
@@ -423,13 +398,11 @@ class RemoteFile:
         return wanted
 
     def bytes_to_fetch(self, entries: Iterable[TensorEntry]) -> int:
-        """How many bytes of these tensors are not cached."""
+        """Bytes of these tensors that are not cached."""
         return sum(stop - start for start, stop in self._missing(entries))
 
     def prefetch(self, entries: Iterable[TensorEntry]) -> None:
-        """Fetch the blocks of these tensors that are not cached; whole tensors stay in memory until
-        they are read.
-        """
+        """Fetch uncached blocks of these tensors; whole tensors stay in memory until read."""
         entries = list(entries)
         missing = self._missing(entries)
         kept: dict[TensorEntry, np.ndarray] = {}
@@ -439,19 +412,17 @@ class RemoteFile:
             if size <= room and absent.issuperset(_blocks(entry)):
                 with suppress(MemoryError):
                     kept[entry], room = np.empty(size, np.uint8), room - size
-        places = {
-            block: memoryview(content)[block[0] - entry.start : block[1] - entry.start]
-            for entry, content in kept.items()
-            for block in _blocks(entry)
-        }
+        places = {}
+        for entry, content in kept.items():
+            for start, stop in _blocks(entry):
+                inside = slice(start - entry.start, stop - entry.start)
+                places[start, stop] = memoryview(content)[inside]
         self._fetch(missing, lambda block, content: None, places)
         self._ahead.put({(self.path, entry): content for entry, content in kept.items()})
 
     def _missing(self, entries: Iterable[TensorEntry]) -> list[Range]:
         blocks = {block for entry in entries for block in _blocks(entry)}
-        return sorted(
-            block for block in blocks if not self._cache.has(_key(block), block[1] - block[0])
-        )
+        return sorted(b for b in blocks if not self._cache.has(_key(b), b[1] - b[0]))
 
     def _fetch(
         self,
@@ -481,9 +452,7 @@ def _blocks(entry: TensorEntry) -> list[Range]:
 
 
 def _copy(block: Range, content: bytes | memoryview, first: int, wanted: np.ndarray) -> None:
-    """Copy what a block has of the bytes that begin at `first` of the file to where they belong
-    among them.
-    """
+    """Copy a block's part of the bytes that begin at `first` to its place among them."""
     a, b = max(block[0], first), min(block[1], first + len(wanted))
     wanted[a - first : b - first] = np.frombuffer(content, np.uint8)[a - block[0] : b - block[0]]
 

@@ -1,7 +1,6 @@
 """Open what SOURCE names: a folder, a file, an installed package, or a repository on the Hub.
 
-Headers and config are read and checked; of a repository on the Hub, small files are downloaded and
-no weights.
+Headers and config are read and checked. From the Hub, small files are downloaded, and no weights.
 
 transformers 5.23 takes the first of: what config.json names as transformers_weights,
 model.safetensors, its index, pytorch_model.bin, its index (modeling_utils.py,
@@ -21,7 +20,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, WeightFiles
+from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, Tensor, WeightFiles
 from weightscope.checkpoint.config import MAX_BYTES, Config, parse_json, read_json, read_small
 from weightscope.checkpoint.formats import (
     ADAPTER,
@@ -49,8 +48,7 @@ from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
 from weightscope.core.embedded import FOLDER
 from weightscope.core.errors import CheckpointError, printable
 
-# Files that hold a tokenizer, the most informative first; the list in a GGUF file is the last
-# resort.
+# Files of a tokenizer, the most informative first; the list in a GGUF file is the last resort.
 TOKENIZERS = (
     ("tokenizer.json",),
     ("vocab.json", "merges.txt"),
@@ -58,28 +56,26 @@ TOKENIZERS = (
     ("tokenizer.model",),
 )
 TOKENIZER_FILES = (  # all that say something of one
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model",
 )  # fmt: skip
 EMBEDDED = "embedded"  # the checkpoint that comes with weightscope
-OF_MLX = "adapters.safetensors"  # an adapter's, as mlx-lm saves it
-MODULES = "modules.json"  # of sentence-transformers
-PARAMS = "params.json"  # of Meta's and Mistral's own files
+OF_MLX = "adapters.safetensors"  # an adapter's file from mlx-lm
+MODULES = "modules.json"  # sentence-transformers' file
+PARAMS = "params.json"  # Meta's and Mistral's own config
 EXPLICIT = "transformers_weights"  # the key of config.json
-# what transformers looks for, in order
-LOADED = (LONE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
-MOST_ENTRIES = 1000  # of a folder that are looked into, and of each of them
-# of all shards (empty tensors take no room in a file); the largest published have 150,000
-MAX_TENSORS = 250_000
+LOADED = (LONE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")  # transformers' order
+MOST_ENTRIES = 1000  # entries of a folder that are looked into, and of each subfolder
+MAX_TENSORS = 250_000  # tensors of all shards, empty ones too; the largest published have 150,000
 MAX_SHARDS = 1000  # each is held open; the largest published have 200
 LARGEST_SMALL_FILE = 100_000_000  # bytes; the tokenizer.json of 256,000 tokens has a third of it
 LARGEST_SHARD = 100_000_000_000  # bytes; published ones have up to 50 GB
-# branch, tag or commit, as git names them
-REVISION = re.compile(r"(?!.*(\.\.|//))[\w][\w.+/-]*[\w+-]|\w")
-# A page of the Hub, as copied from a browser. What follows the revision names a file and is
-# ignored.
+REVISION = re.compile(r"(?!.*(\.\.|//))[\w][\w.+/-]*[\w+-]|\w")  # branch, tag or commit of git
+# Addresses of the Hub, as copied from a browser. A file's name after the revision is ignored.
 HUB_URL = re.compile(
-    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)(?P<kind>(?:datasets|spaces)/)?(?P<id>[^/?#]+(?:/[^/?#]+)?)/?"
+    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)"
+    r"(?P<kind>(?:datasets|spaces)/)?(?P<id>[^/?#]+(?:/[^/?#]+)?)/?"
     r"(?:(?:tree|blob|resolve|commit)/(?P<revision>[^/?#]+)(?:/[^?#]*)?)?(?:[?#].*)?"
 )
 
@@ -98,9 +94,7 @@ def open_at(where: Path | Repository) -> Checkpoint:
 
 
 def _open_folder(folder: Path, name: str = "") -> Checkpoint:
-    """Open what transformers loads of a folder; where that is pickled, the one .safetensors or
-    .gguf file.
-    """
+    """Open what transformers loads of a folder; else its lone .safetensors or .gguf file."""
     names, config = names_in(folder), config_of(folder)
     loaded = weights_named(config, names, folder / "config.json")
     if not loaded.endswith(SAFETENSORS) and (file := lone_gguf(folder)) is not None:
@@ -109,21 +103,20 @@ def _open_folder(folder: Path, name: str = "") -> Checkpoint:
         checkpoint.weight_files = WeightFiles(file.name, parts, loaded, names)
         return checkpoint
     weight_map = _parse_index(folder / loaded) if loaded.endswith(OF_INDEX) else {}
-    if (
-        missing := next(
-            (shard for shard in sorted({*weight_map.values()}) if shard not in names), None
-        )
-    ) is not None:
-        raise CheckpointError(f"names {missing}, which is not in the folder", file=folder / loaded)
+    listed = sorted({*weight_map.values()})
+    for shard in listed:
+        if shard not in names:
+            problem = f"names {shard}, which is not in the folder"
+            raise CheckpointError(problem, file=folder / loaded)
+    read = loaded
     if not loaded.endswith((SAFETENSORS, OF_INDEX)):
         refuse_pipeline(folder)
-    read = loaded if loaded.endswith((SAFETENSORS, OF_INDEX)) else _lone_shard(names, where=folder)
-    shards = tuple(sorted({*weight_map.values()})) or (read,)
+        read = _lone_shard(names, where=folder)
+    shards = tuple(listed) or (read,)
     name = name or (shards[0] if len(shards) == 1 else folder.name)
-    files = map(LocalFile, (folder / shard for shard in shards))
-    return _of_safetensors(
-        folder, config, files, name, weight_map, WeightFiles(read, shards, loaded, names)
-    )
+    files = (LocalFile(folder / shard) for shard in shards)
+    weight_files = WeightFiles(read, shards, loaded, names)
+    return _of_safetensors(folder, config, files, name, weight_map, weight_files)
 
 
 def _open_file(path: Path) -> Checkpoint:
@@ -131,11 +124,10 @@ def _open_file(path: Path) -> Checkpoint:
         raise CheckpointError(NEEDS_ITS_BASE, file=path)
     if path.suffix == ".gguf":
         parts = open_parts(path)
-        tensors = {
-            name: GgufTensor(name, entry, part)
-            for part in parts
-            for name, entry in part.tensors.items()
-        }
+        tensors: dict[str, Tensor] = {}
+        for part in parts:
+            for name, entry in part.tensors.items():
+                tensors[name] = GgufTensor(name, entry, part)
         name = path.name if len(parts) == 1 else f"{parts[0].path.name} and {len(parts) - 1} more"
         return Checkpoint(path.parent, parts, tensors, parts[0].config, name)
     if path.suffix != SAFETENSORS:
@@ -154,7 +146,7 @@ def _of_safetensors(
     weight_files: WeightFiles | None = None,
     where: object = None,
 ) -> Checkpoint:
-    """The checkpoint of files that are opened one by one; they must agree with the index."""
+    """Put files together to a checkpoint, opened one by one; they must agree with the index."""
     stored: dict[str, StoredTensor] = {}
     files, count, stale = [], 0, dict[str, list[str]]()
     assigned = weight_map or {}
@@ -162,29 +154,27 @@ def _of_safetensors(
         files.append(file)
         count += len(file.tensors)
         if count > MAX_TENSORS:
-            raise CheckpointError(
-                f"has over {count - 1} tensors; at most {MAX_TENSORS} are read",
-                file=where or folder,
-            )
+            problem = f"has over {count - 1} tensors; at most {MAX_TENSORS} are read"
+            raise CheckpointError(problem, file=where or folder)
         for tensor, entry in file.tensors.items():
             if tensor in stored:
                 first = stored[tensor].file.path.name
-                # the last by name, which transformers takes
                 if assigned.get(tensor) != file.path.name:
-                    why = f"; the index has it there, and transformers takes {file.path.name}'s" * (
-                        tensor in assigned
-                    )
-                    raise CheckpointError(f"is also in {first}{why}", file=file.path, tensor=tensor)
+                    problem = f"is also in {first}"
+                    if tensor in assigned:  # transformers takes the last file by name
+                        taken = f"transformers takes {file.path.name}'s"
+                        problem += f"; the index has it there, and {taken}"
+                    raise CheckpointError(problem, file=file.path, tensor=tensor)
                 stale.setdefault(first, []).append(tensor)
             stored[tensor] = StoredTensor(tensor, entry, file)
-    for tensor, shard in (weight_map or {}).items():
+    for tensor, shard in assigned.items():
         if tensor not in stored or stored[tensor].file.path.name != shard:
-            raise CheckpointError(
-                f"is not in {shard}, where the index has it", file=INDEX, tensor=tensor
-            )
+            problem = f"is not in {shard}, where the index has it"
+            raise CheckpointError(problem, file=INDEX, tensor=tensor)
     text = config.get("text_config")
-    keys = {*config, *(text if isinstance(text, dict) else ())}
-    quantised = not keys.isdisjoint(SETTINGS) or any(tensor.endswith(PARTS) for tensor in stored)
+    levels = (config, text if isinstance(text, dict) else {})
+    has_settings = any(key in level for key in SETTINGS for level in levels)
+    quantised = has_settings or any(tensor.endswith(PARTS) for tensor in stored)
     tensors = dequantised(stored, config) if quantised else stored
     checkpoint = Checkpoint(folder, files, tensors, config, name)
     left = {name: tuple(names) for name, names in stale.items()}
@@ -209,13 +199,11 @@ def config_of(folder: Path) -> Config:
     return Config(values, path, stored=tuple(stored))
 
 
-# What a source names
+# From a source to a place
 
 
 def locate(source: str | Path, revision: str | None = None) -> Path | Repository:
-    """The path or repository that `source` names. An existing path wins over a repository of the
-    same name.
-    """
+    """The path or repository that `source` names; an existing path wins."""
     source = resolved(source)
     path = existing(source)
     if path is not None and (path / MODULES).is_file():
@@ -224,15 +212,13 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
         path = packaged(str(source).removeprefix(PACKAGE))
     if path is not None:
         if revision is not None:
-            raise CheckpointError(
-                f"is on this machine; a revision ({revision}) is one of the Hub's", file=path
-            )
+            problem = f"is on this machine; a revision ({revision}) is one of the Hub's"
+            raise CheckpointError(problem, file=path)
         return path
     name, _, tag = str(source).partition("@")
     if tag and revision not in (None, tag):
-        raise CheckpointError(
-            f"{printable(source)} says revision {tag}, and {revision} is asked for"
-        )
+        problem = f"{printable(source)} says revision {tag}, and {revision} is asked for"
+        raise CheckpointError(problem)
     if not _may_be_hub_id(name):
         raise CheckpointError(f"no such file or folder: {source}")
     wanted = revision or tag or "main"
@@ -242,45 +228,37 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
 
 
 def existing(source: str | Path) -> Path | None:
-    """The existing file or folder that `source` names, as an absolute path; None if there is
-    none.
-    """
+    """The existing file or folder that `source` names, as an absolute path; else None."""
     path = Path(source)
     try:
         path = path.expanduser().absolute()
         return path if str(source) and path.exists() else None
-    # too long, no permission, an unknown user, a null byte
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:  # too long, not permitted, no such user
         raise CheckpointError(f"cannot be read ({error})", file=path) from None
 
 
 def adapter_in(source: str | Path) -> Path | None:
     """The folder of the adapter that a local source names; None if it is no adapter."""
     path = existing(source)
-    if (
-        path is not None
-        and path.name in (ADAPTER_WEIGHTS, OF_MLX)
-        and (path.parent / ADAPTER).is_file()
-    ):
+    if path is None:
+        return None
+    if path.name in (ADAPTER_WEIGHTS, OF_MLX) and (path.parent / ADAPTER).is_file():
         path = path.parent
-    if path is None or not (path / ADAPTER).is_file() or any(path.glob("model*.safetensors")):
+    if not (path / ADAPTER).is_file() or any(path.glob("model*.safetensors")):
         return None
     return None if (path / INDEX).is_file() else path
 
 
 def resolved(source: str | Path) -> str | Path:
-    """`source`, but the embedded checkpoint's folder for "embedded", and `id@revision` for an
-    address on the Hub.
-    """
+    """Replace "embedded" by its folder, and an address on the Hub by `id@revision`."""
     if source == EMBEDDED and not Path(source).exists():  # a file or folder of that name wins
         return FOLDER
     if not (match := HUB_URL.fullmatch(str(source))):
         return source
     name, revision = match["id"], match["revision"]
     if match["kind"]:
-        raise CheckpointError(
-            f"{printable(source)} is among the Hub's {match['kind'][:-1]}, not its models"
-        )
+        kind = match["kind"].removesuffix("/")
+        raise CheckpointError(f"{printable(source)} is among the Hub's {kind}, not its models")
     return f"{name}@{unquote(revision)}" if revision else name
 
 
@@ -301,35 +279,28 @@ def _may_be_hub_id(text: str) -> bool:
 
 
 def _transformer_in(folder: Path) -> Path:
-    """The transformer's folder in a sentence-transformers model; `folder` itself where it has
-    weights.
-    """
+    """The transformer's folder in a sentence-transformers model; `folder` if it has weights."""
     index = folder / MODULES
     if any(folder.glob("*.safetensors")):
         return folder
     text = read_small(index, MAX_BYTES)
-    modules = parse_json(b'{"modules":' + text + b"}", file=index)["modules"]
-    modules = (
-        [module for module in modules if isinstance(module, dict)]
-        if isinstance(modules, list)
-        else []
+    listed = parse_json(b'{"modules":' + text + b"}", file=index)["modules"]
+    modules = [m for m in listed if isinstance(m, dict)] if isinstance(listed, list) else []
+    kinds = [str(module.get("type")) for module in modules]
+    transformers = (
+        module.get("path")
+        for module, kind in zip(modules, kinds, strict=True)
+        if kind.endswith(".Transformer")
     )
-    path = next(
-        (m.get("path") for m in modules if str(m.get("type")).endswith(".Transformer")), None
-    )
+    path = next(transformers, None)
     if path is None:
-        kinds = ", ".join(str(m.get("type")).rpartition(".")[2][:40] for m in modules) or "none"
-        raise CheckpointError(
-            f"names no Transformer among the modules of sentence-transformers ({kinds})", file=index
-        )
-    if (
-        not isinstance(path, str)
-        or PurePosixPath(path).is_absolute()
-        or ".." in PurePosixPath(path).parts
-    ):
-        raise CheckpointError(
-            f"has its transformer outside its folder: '{str(path)[:200]}'", file=index
-        )
+        named = ", ".join(kind.rpartition(".")[2][:40] for kind in kinds) or "none"
+        problem = f"names no Transformer among the modules of sentence-transformers ({named})"
+        raise CheckpointError(problem, file=index)
+    inside = PurePosixPath(path) if isinstance(path, str) else None
+    if inside is None or inside.is_absolute() or ".." in inside.parts:
+        problem = f"has its transformer outside its folder: '{str(path)[:200]}'"
+        raise CheckpointError(problem, file=index)
     return folder / path
 
 
@@ -337,29 +308,22 @@ def _transformer_in(folder: Path) -> Path:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names of a folder's files, and of the safetensors files in its folders, as far as a
-    person would look.
-    """
+    """The names of a folder's files, and of the safetensors files in its subfolders."""
     names, inner = [], list[str]()
     try:
         for number, path in enumerate(sorted(folder.iterdir())):
             names.append(path.name)
             if number < MOST_ENTRIES and path.is_dir() and not path.is_symlink():
                 with suppress(OSError):  # somebody else's folder
-                    files = sorted(islice(path.iterdir(), MOST_ENTRIES))
-                    inner += [
-                        f"{path.name}/{file.name}"
-                        for file in files
-                        if file.name.endswith(SAFETENSORS)
-                    ]
+                    files = sorted(file.name for file in islice(path.iterdir(), MOST_ENTRIES))
+                    inner += [f"{path.name}/{name}" for name in files if name.endswith(SAFETENSORS)]
     except OSError as error:
         raise CheckpointError(f"cannot be read ({error.strerror})", file=folder) from None
     return names + inner
 
 
 def weights_named(config: Mapping[str, Any], names: Collection[str], file: object) -> str:
-    """The file or index that transformers loads of files with these names; empty where it would
-    find none.
+    """The file or index that transformers loads of files with these names; empty if none.
 
     Raises
     ------
@@ -369,23 +333,18 @@ def weights_named(config: Mapping[str, Any], names: Collection[str], file: objec
     explicit = config.get(EXPLICIT)
     if explicit is None:
         return next((name for name in LOADED if name in names), "")
-    known = (
-        isinstance(explicit, str)
-        and explicit.endswith((SAFETENSORS, OF_INDEX))
-        and explicit.isprintable()
-    )
-    if not known or "/" in explicit or "\\" in explicit:
-        problem = f"'{EXPLICIT}' is {printable(str(explicit)[:80])}; a .safetensors file of the folder was expected"
-        raise CheckpointError(problem, file=file)
+    is_weights = isinstance(explicit, str) and explicit.endswith((SAFETENSORS, OF_INDEX))
+    if not is_weights or not explicit.isprintable() or "/" in explicit or "\\" in explicit:
+        problem = f"'{EXPLICIT}' is {printable(str(explicit)[:80])}"
+        wanted = "a .safetensors file of the folder was expected"
+        raise CheckpointError(f"{problem}; {wanted}", file=file)
     if explicit not in names:
         raise CheckpointError(f"'{EXPLICIT}' names {explicit}, which is not there", file=file)
     return str(explicit)
 
 
 def lone_gguf(folder: Path) -> Path | None:
-    """The .gguf file of a folder that has one, or its first part, and no .safetensors file; else
-    None.
-    """
+    """The .gguf file (or first part) of a folder with one and no .safetensors file; else None."""
     try:
         weights = sorted(path for path in folder.iterdir() if path.suffix in (".gguf", SAFETENSORS))
     except OSError:  # opening reports it
@@ -395,7 +354,7 @@ def lone_gguf(folder: Path) -> Path | None:
 
 
 def _parse_index(path: Path) -> dict[str, str]:
-    """Which file holds which tensor; all files must be in the index's own folder."""
+    """The file of each tensor; all files must be in the index's own folder."""
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError("weight_map is not a map from tensor names to file names", file=path)
@@ -403,16 +362,14 @@ def _parse_index(path: Path) -> dict[str, str]:
         raise CheckpointError("weight_map is empty", file=path)
     shards = sorted(set(weight_map.values()))
     if len(shards) > MAX_SHARDS:
-        raise CheckpointError(
-            f"names {len(shards)} files; at most {MAX_SHARDS} are opened", file=path
-        )
+        problem = f"names {len(shards)} files; at most {MAX_SHARDS} are opened"
+        raise CheckpointError(problem, file=path)
     for name in shards:
         if "/" in name or "\\" in name or name in {"", ".", ".."}:
             raise CheckpointError(f"points outside its folder: '{name[:200]}'", file=path)
         if not name.endswith(".safetensors") or not name.isprintable():
-            raise CheckpointError(
-                f"names '{name[:200]}', which is not a .safetensors file", file=path
-            )
+            problem = f"names '{name[:200]}', which is not a .safetensors file"
+            raise CheckpointError(problem, file=path)
     return weight_map
 
 
@@ -437,44 +394,29 @@ def _lone_shard(names: list[str], *, where: object) -> str:
         problem += ": a .gguf file must be on this machine and named itself"
     elif isinstance(where, Path):
         name, format_is = of_other_formats(where, names)
-        problem += (
-            f"; {name}: {format_is}"
-            if name and len(present) > 1
-            else f": {format_is}"
-            if name
-            else ""
-        )
+        if name:
+            problem += f"; {name}: {format_is}" if len(present) > 1 else f": {format_is}"
+    elif weights and not weights[0].endswith(PICKLED):
+        problem += f": {BY_SUFFIX[PurePath(weights[0]).suffix]}"
     elif weights:
-        problem += f": {_of_suffix(weights[0], where)}"
+        name, _, revision = str(where).partition("@")
+        wanted = f"{name} --revision {revision}" if revision else name
+        convert = f"hf download {wanted} --local-dir FOLDER && weightscope inspect FOLDER"
+        problem += f": {PICKLE}; a copy of yours can be converted: {convert}"
     raise CheckpointError(problem, file=where)
-
-
-def _of_suffix(name: str, repository: object) -> str:
-    """What a file of a repository is by its name, and how to get one that is pickled converted."""
-    if not name.endswith(PICKLED):
-        return BY_SUFFIX[PurePath(name).suffix]
-    name, _, revision = str(repository).partition("@")
-    wanted = f"{name} --revision {revision}" if revision else name
-    convert = f"hf download {wanted} --local-dir FOLDER && weightscope inspect FOLDER"
-    return f"{PICKLE}; a copy of yours can be converted: {convert}"
 
 
 # The files of a repository
 
 
 def cached_snapshot(repository: Repository) -> Path | None:
-    """The repository's folder in the Hub's cache, if the weights that transformers loads are
-    complete there.
-    """
-    paths = [
-        path for path in map(repository.cached, ("config.json", LONE, INDEX)) if path is not None
-    ]
-    if not paths:
+    """A repository's folder in the Hub's cache, if the weights to load are complete there."""
+    paths = map(repository.cached, ("config.json", LONE, INDEX))
+    folder = next((path.parent for path in paths if path is not None), None)
+    if folder is None:
         return None
-    folder = paths[0].parent
-    named = config_of(folder).get(EXPLICIT) or next(
-        (n for n in (LONE, INDEX) if (folder / n).is_file()), ""
-    )
+    present = (name for name in (LONE, INDEX) if (folder / name).is_file())
+    named = config_of(folder).get(EXPLICIT) or next(present, "")
     if not isinstance(named, str) or not (folder / named).is_file() or not named:
         return None
     shards = _parse_index(folder / named).values() if named.endswith(OF_INDEX) else (named,)
@@ -482,9 +424,7 @@ def cached_snapshot(repository: Repository) -> Path | None:
 
 
 def downloaded(repository: Repository) -> Path:
-    """The folder of a repository's weights and config in the Hub's cache; what is missing is
-    downloaded.
-    """
+    """A repository's folder with weights and config in the Hub's cache, after any download."""
     snapshot = cached_snapshot(repository)
     if snapshot is not None:
         return snapshot
@@ -504,7 +444,7 @@ def resolve_folder(source: str | Path, revision: str | None = None) -> Path:
         return where
     small_files = ("config.json", "tokenizer_config.json", *chain(*TOKENIZERS))
     cached = [where.cached(name) for name in ("config.json", *TOKENIZERS[0])]
-    folder = next((path.parent for path in cached if path), None) if all(cached) else None
+    folder = cached[0].parent if cached[0] and all(cached) else None
     try:
         folder = folder or _with_tokenizer(where, small_files[:2])
     except CheckpointError:
@@ -517,7 +457,7 @@ def resolve_folder(source: str | Path, revision: str | None = None) -> Path:
 
 
 def _with_tokenizer(repository: Repository, names: Sequence[str]) -> Path | None:
-    """As `_small_files`, with the files of the repository's most informative tokenizer."""
+    """Get `_small_files`, and those of the repository's most informative tokenizer."""
     folder = _small_files(repository, names, LARGEST_SMALL_FILE)
     for files in TOKENIZERS:
         pinned = replace(repository, revision=folder.name) if folder else repository
@@ -528,9 +468,7 @@ def _with_tokenizer(repository: Repository, names: Sequence[str]) -> Path | None
 
 
 def _small_files(repository: Repository, names: Sequence[str], limit: int) -> Path | None:
-    """The cache's folder of a repository's small files, all of the same commit; None if it has
-    none.
-    """
+    """The cache's folder of a repository's small files, of one commit; None if it has none."""
     folder = None
     for name in names:
         path = repository.file(name, limit)
@@ -543,57 +481,49 @@ def _small_files(repository: Repository, names: Sequence[str], limit: int) -> Pa
 def _remote_weights(
     repository: Repository,
 ) -> tuple[Repository, Path | None, dict[str, str], WeightFiles]:
-    """A repository at its commit, the folder of its small files, the index's map, and which weights
-    are read.
+    """A repository at its commit, the folder of its small files, and its weight files.
 
     The folder is named for the commit of the small files; everything else must be of the same
-    commit. It is None where the repository has no small files, and the map is empty where there is
-    no index.
+    commit. It is None where the repository has no small files, and the map from tensors to files
+    is empty where there is no index.
     """
     folder = _small_files(repository, (INDEX, "config.json"), MAX_BYTES)
     pinned = replace(repository, revision=folder.name) if folder else repository
     try:
         names = pinned.file_names()
-    # a mirror that has the files and no list of them, or a fault that the next request meets
-    except CheckpointError:
-        names = [
-            name for name in (LONE, INDEX, "config.json") if pinned.on_server(name) is not None
-        ]
-    if (
-        folder is None
-        and PARAMS in names
-        and (params := pinned.file(PARAMS, MAX_BYTES)) is not None
-    ):
-        folder = params.parent
-        pinned = replace(repository, revision=folder.name)
+    except CheckpointError:  # a mirror without a list of files, or a fault that will come again
+        usual = (LONE, INDEX, "config.json")
+        names = [name for name in usual if pinned.on_server(name) is not None]
+    if folder is None and PARAMS in names:
+        params = pinned.file(PARAMS, MAX_BYTES)
+        if params is not None:
+            folder = params.parent
+            pinned = replace(repository, revision=folder.name)
     config = Config({}, "config.json") if folder is None else config_of(folder)
     if SETTINGS_FILE in names and config.keys().isdisjoint(SETTINGS):
         pinned.file(SETTINGS_FILE, MAX_BYTES)
     loaded = weights_named(config, names, config.file)
     weight_map: dict[str, str] = {}
     if loaded.endswith(OF_INDEX):
-        index = (
-            folder / loaded
-            if folder and (folder / loaded).is_file()
-            else pinned.file(loaded, MAX_BYTES)
-        )
+        index = folder and folder / loaded
+        if index is None or not index.is_file():
+            index = pinned.file(loaded, MAX_BYTES)
         if index is None:
             raise CheckpointError(f"the repository has no {loaded}", file=repository)
         weight_map = _parse_index(index)
-    near = [
-        name
-        for name in names
-        if "/" not in name or (name.count("/") == 1 and name.endswith(SAFETENSORS))
-    ]
-    read = (
-        loaded if loaded.endswith((SAFETENSORS, OF_INDEX)) else _lone_shard(names, where=repository)
-    )
+
+    def is_near(name: str) -> bool:
+        return "/" not in name or (name.count("/") == 1 and name.endswith(SAFETENSORS))
+
+    read = loaded
+    if not loaded.endswith((SAFETENSORS, OF_INDEX)):
+        read = _lone_shard(names, where=repository)
     shards = tuple(sorted({*weight_map.values()})) or (read,)
-    return pinned, folder, weight_map, WeightFiles(read, shards, loaded, near)
+    return pinned, folder, weight_map, WeightFiles(read, shards, loaded, [*filter(is_near, names)])
 
 
 def _open_repository(repository: Repository) -> Checkpoint:
-    """A repository's checkpoint by the headers of its files."""
+    """Open a repository's checkpoint by the headers of its files."""
     pinned, folder, weight_map, weight_files = _remote_weights(repository)
     config = Config({}, Path(repository.id, "config.json")) if folder is None else config_of(folder)
     names: dict[str, list[str]] = {shard: [] for shard in weight_files.shards}
@@ -602,10 +532,8 @@ def _open_repository(repository: Repository) -> Checkpoint:
     ahead = Ahead()
     with ThreadPoolExecutor(min(CONNECTIONS, len(names))) as pool:
         files = pool.map(lambda shard: _open_shard(pinned, shard, names[shard], ahead), names)
-        place = folder or Path(repository.id)
-        return _of_safetensors(
-            place, config, files, str(repository), weight_map, weight_files, where=repository
-        )
+        place, name = folder or Path(repository.id), str(repository)
+        return _of_safetensors(place, config, files, name, weight_map, weight_files, repository)
 
 
 def _open_shard(

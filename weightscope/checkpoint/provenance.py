@@ -1,4 +1,4 @@
-"""Where a result comes from: the command, the version, the time, and digests of what was read.
+"""Origin of a result: the command, the version, the time, and digests of what was read.
 
 The SHA-256 of a file's header costs nothing, since the header is read anyway. Weights are read in
 pieces, by several threads, and some of them twice: a digest that others can check needs a file's
@@ -22,12 +22,11 @@ if TYPE_CHECKING:  # commands import this module before they know what to do
     from weightscope.checkpoint.storage import Storage
 
 COMMAND: ContextVar[str | None] = ContextVar("the command as it was typed", default=None)
-# seconds since 1970 in place of the time, for results that can be made again
-EPOCH = "SOURCE_DATE_EPOCH"
+EPOCH = "SOURCE_DATE_EPOCH"  # seconds since 1970, so that results can be made again
 
 
 def now() -> str:
-    """The time in UTC, or what SOURCE_DATE_EPOCH says that it is."""
+    """The time in UTC, or SOURCE_DATE_EPOCH's."""
     seconds = os.environ.get(EPOCH)
     try:
         time = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(int(seconds), UTC)
@@ -39,12 +38,11 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a result comes from; a result made in Python has no command."""
+    """Origin of a result; a result made in Python has no command."""
 
-    sources: tuple[dict[str, Any], ...] = ()  # what was read, one per checkpoint; see `source_of`
+    sources: tuple[dict[str, Any], ...] = ()  # one for each checkpoint read; see `source_of`
     command: str | None = field(default_factory=COMMAND.get)  # as it was typed, quoted for a shell
-    # date, version: when the result was made (UTC), and by which version of weightscope
-    date: str = field(default_factory=now)
+    date: str = field(default_factory=now)  # when the result was made (UTC)
     version: str = weightscope.__version__
 
     @classmethod
@@ -53,7 +51,7 @@ class Provenance:
         return cls().of_all(map(source_of, checkpoints))
 
     def of_all(self, sources: Iterable[dict[str, Any]]) -> Self:
-        """The same with these sources, each once."""
+        """A copy with these sources, each once."""
         unique: list[dict[str, Any]] = []
         for source in sources:
             if source and source not in unique:
@@ -61,13 +59,13 @@ class Provenance:
         return replace(self, sources=tuple(unique))
 
     def envelope(self, lead: str) -> dict[str, Any]:
-        """What every result in JSON begins with, and what the end of every page shows."""
+        """Start of every result in JSON, and end of every page."""
         about = {"lead": lead, "version": self.version, "command": self.command, "date": self.date}
         return about | {"sources": list(self.sources)}
 
 
 def source_of(checkpoint: "Checkpoint") -> dict[str, Any]:
-    """The name that a checkpoint was opened under, and the digests of its files that are known."""
+    """A checkpoint's name as it was opened, and the known digests of its files."""
     files = [file_record(file) for file in checkpoint.files]
     for name, size, digest in checkpoint.config.stored:
         files.append({"name": printable(name), "size": size, "sha256": digest})
@@ -75,7 +73,7 @@ def source_of(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 
 def is_source(value: Any) -> bool:
-    """Whether something read is like what `source_of` returns: pages show it."""
+    """Detect what `source_of` returns, in a file that was read: pages show it."""
 
     def is_file(file: Any) -> bool:
         if not isinstance(file, dict) or {*map(type, file.values())} - {str, int}:
@@ -87,22 +85,17 @@ def is_source(value: Any) -> bool:
 
 
 def file_record(file: "Storage") -> dict[str, Any]:
-    """A file of weights: name and size, commit and etag on the Hub, digests of its header and, if
-    known, of it all.
-    """
+    """A weight file's name, size, commit and etag on the Hub, and digests that are known."""
     record: dict[str, Any] = {"name": printable(file.path.name), "size": file.size}
-    record |= {
-        key: value for key, value in (file.published or {}).items() if key in ("commit", "etag")
-    }
+    published = file.published or {}
+    record |= {key: published[key] for key in published if key in ("commit", "etag")}
     record |= {"header_bytes": file.header.size, "header_sha256": file.header.sha256}
     known = {"samples_sha256": file.samples, "sha256": file.sha256}
     return record | {key: digest for key, digest in known.items() if digest}
 
 
 def read_digests(checkpoint: "Checkpoint") -> None:
-    """Make the digests of all files of a checkpoint known; those that the Hub does not tell are
-    read whole.
-    """
+    """Make the digests of a checkpoint's files known; read whole what the Hub does not tell."""
     total = sum(file.size for file in checkpoint.files)
     with bar(what="digests", unit="B", total=total, unit_scale=True) as shown:
         for file in checkpoint.files:

@@ -26,17 +26,14 @@ from weightscope.checkpoint.packings import (
 from weightscope.checkpoint.packings.packed import Find
 from weightscope.core.errors import CheckpointError
 
-# keys of config.json, or of its text_config
+# Keys of config.json, or of its text_config.
 SETTINGS = (mlx.KEY, "quantization_config", "compression_config")
 # Ends of names that only quantised weights have.
 PARTS = (".qweight", "_scale_inv", "_scale", ".absmax", ".SCB", ".weight_packed", ".scales", ".W_q")
 MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
-SELF_EVIDENT: tuple[Find, ...] = (
-    scaled.find,
-    bitsandbytes.find,
-    hqq.find,
-)  # their tensors say it; config.json need not
-# quant_method of config.json -> how its weights are found, besides these
+# Formats whose tensors say it; config.json need not.
+SELF_EVIDENT: tuple[Find, ...] = (scaled.find, bitsandbytes.find, hqq.find)
+# Finders of each quant_method of config.json, besides these.
 METHODS: dict[str, tuple[Find, ...]] = {
     "fp8": (),
     "fbgemm_fp8": (),
@@ -52,7 +49,7 @@ METHODS: dict[str, tuple[Find, ...]] = {
     "bitnet": (bitnet.find,),
     "torchao": (torchao.find,),
 }
-CHECKS: dict[str, Callable[[Config], None]] = {  # what a method refuses of its settings
+CHECKS: dict[str, Callable[[Config], None]] = {  # settings that a method refuses
     "compressed-tensors": compressed.check,
     **dict.fromkeys(MODELOPT, modelopt.check),
     "mlx": mlx.check,
@@ -62,19 +59,15 @@ CHECKS: dict[str, Callable[[Config], None]] = {  # what a method refuses of its 
 
 
 def dequantised(stored: Mapping[str, StoredTensor], config: Config) -> dict[str, Tensor]:
-    """All tensors by name: quantised weights under the names they had before, the rest as
-    stored.
-    """
+    """All tensors: quantised weights under the names they had before, the rest as stored."""
     method, settings = _settings(config)
     if method == "mlx":
         mlx.check_modules(stored, settings)
     finders = (*METHODS.get(method, ()), *SELF_EVIDENT, _refuse_packed)
     tensors: dict[str, Tensor] = dict(stored)
     for tensor in stored.values():
-        weight = next(
-            (weight for find in finders if (weight := find(tensor, stored, settings)) is not None),
-            None,
-        )
+        weights = (find(tensor, stored, settings) for find in finders)
+        weight = next((weight for weight in weights if weight is not None), None)
         if weight is not None:
             for part in weight.parts:
                 tensors.pop(part.name, None)
@@ -87,16 +80,15 @@ def _settings(config: Config) -> tuple[str, Config]:
     text = config.get("text_config")
     levels: tuple[Mapping[str, Any], ...] = (config, text if isinstance(text, dict) else {})
     described = [(key, level.get(key)) for key in SETTINGS for level in levels]
-    stated = [
-        (key, settings) for key, settings in described if isinstance(settings, dict) and settings
-    ]
+    stated: list[tuple[str, dict[str, Any]]]
+    stated = [(key, level) for key, level in described if isinstance(level, dict) and level]
     if not stated:
         return "", Config({}, config.file)
     key, settings = stated[0]
     method = "mlx" if key == mlx.KEY else settings.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
-        problem = f"says quantised with '{str(method)[:40]}', which is not read; read are {', '.join(METHODS)}"
-        raise CheckpointError(problem, file=config.file)
+        problem = f"says quantised with '{str(method)[:40]}', which is not read"
+        raise CheckpointError(f"{problem}; read are {', '.join(METHODS)}", file=config.file)
     checked = Config(settings, config.file)
     if method in CHECKS:
         CHECKS[method](checked)
@@ -105,13 +97,10 @@ def _settings(config: Config) -> tuple[str, Config]:
 
 def _refuse_packed(tensor: StoredTensor, stored: Mapping[str, StoredTensor], _: Config) -> None:
     """Refuse packed integers that nothing else reads."""
+    unsaid = "and config.json does not say"
     if tensor.name.endswith(".qweight"):
-        raise tensor.refuse("is packed, and config.json does not say whether by gptq or awq")
+        raise tensor.refuse(f"is packed, {unsaid} whether by gptq or awq")
     if tensor.name.endswith(".weight_packed"):
-        raise tensor.refuse(
-            "is packed, and config.json does not say that compressed-tensors packed it"
-        )
+        raise tensor.refuse(f"is packed, {unsaid} that compressed-tensors packed it")
     if tensor.dtype == "U32" and f"{tensor.name.removesuffix('.weight')}.scales" in stored:
-        raise tensor.refuse(
-            "is packed as MLX does, and config.json does not say how: it has no 'quantization'"
-        )
+        raise tensor.refuse(f"is packed as MLX does, {unsaid} how: it has no 'quantization'")

@@ -28,13 +28,12 @@ from weightscope.core.compute.half import Half
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import open_regular
 
-# bytes of a file that is known by all of its content; of a larger one by samples and its inode
-WHOLE = 64 << 20
-READ, SAMPLE = 1 << 20, 4096  # bytes read at a time for that, and of a sample
-LARGEST_READ = 1 << 30  # systems return less than 2 GB at a time
-# bytes: of a longer range Linux reads only as much as its read-ahead, often this
-ADVICE = 128 << 10
-ADVISED = 512 << 20  # bytes: what is asked for too early would push other things out of memory
+WHOLE = 64 << 20  # bytes; a larger file is known by samples and its inode, not by all its content
+READ = 1 << 20  # bytes read at a time for a digest
+SAMPLE = 4096  # bytes
+LARGEST_READ = 1 << 30  # bytes; systems return less than 2 GB at a time
+ADVICE = 128 << 10  # bytes, often Linux's read-ahead: it reads no more of a longer range
+ADVISED = 512 << 20  # bytes; data that is asked for too early pushes others out of memory
 MAX_OFFSET = 2**63 - 1
 SIZES = range(MAX_OFFSET + 1)
 MAX_DIMENSIONS = 32
@@ -47,7 +46,8 @@ BITS = {
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 HALVES = ("F16", "BF16")
-SHA256, COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 ETAG = re.compile(r"[0-9A-Za-z_=+-]{1,128}")
 _STORED_AS = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "BF16": "<u2"}
 
@@ -63,21 +63,19 @@ class TensorEntry:
 
 
 class HeaderDigest(NamedTuple):
-    """What a file begins with, up to its data: how many bytes, and their SHA-256."""
+    """A file's bytes before its data: how many, and their SHA-256."""
 
     size: int
     sha256: str
 
     @classmethod
     def of(cls, start: bytes) -> "HeaderDigest":
-        """Of these bytes."""
+        """The digest of these bytes."""
         return cls(len(start), hashlib.sha256(start).hexdigest())
 
 
 class Storage(Protocol):
-    """A file, local or remote, whose header has been read and checked and whose data can be read in
-    pieces.
-    """
+    """A local or remote file whose header has been checked, and whose data is read in pieces."""
 
     @property
     def path(self) -> PurePath: ...  # named in errors
@@ -89,16 +87,13 @@ class Storage(Protocol):
     def header(self) -> HeaderDigest: ...
 
     @property
-    # commit and etag on the Hub; None of any other file
-    def published(self) -> Mapping[str, Any] | None: ...
+    def published(self) -> Mapping[str, Any] | None: ...  # commit and etag, if on the Hub
 
     @property
-    # of the whole file: where it was read whole, or is the etag; else empty
-    def sha256(self) -> str: ...
+    def sha256(self) -> str: ...  # digest of the whole file, if it was read whole or is the etag
 
     @property
-    # of its header and two blocks of each tensor, where these were read; else empty
-    def samples(self) -> str: ...
+    def samples(self) -> str: ...  # digest of header and samples of tensors, if these were read
 
     def read_digest(self, step: Callable[[int], object] = ...) -> None:
         """Make `sha256` known, reading the whole file if need be; `step` gets the bytes read."""
@@ -108,35 +103,31 @@ class Storage(Protocol):
     def tensors(self) -> Mapping[str, TensorEntry]: ...  # in file order
 
     @property
-    def metadata(self) -> Mapping[str, str]: ...  # of a safetensors file's header
+    def metadata(self) -> Mapping[str, str]: ...  # from a safetensors file's header
 
     @property
-    # over a network so far, header included; 0 for a local file
-    def bytes_fetched(self) -> int: ...
+    def bytes_fetched(self) -> int: ...  # over a network so far, header included
 
     @property
-    # JSON values that tell its content from another's, read in part
-    def identity(self) -> Mapping[str, Any]: ...
+    def identity(self) -> Mapping[str, Any]: ...  # JSON values that tell its content from another's
 
-    keeps: bool  # whether what is fetched over a network is cached on disk
+    keeps: bool  # True if bytes from a network are cached on disk
 
     def bytes_of(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
         """Bytes [start, stop) of one tensor, as a new uint8 array (stop - start,)."""
         ...
 
     def bytes_to_fetch(self, entries: Iterable[TensorEntry]) -> int:
-        """How many bytes of these tensors are not on this machine yet."""
+        """Bytes of these tensors that are not on this machine yet."""
         ...
 
     def prefetch(self, entries: Iterable[TensorEntry]) -> None:
-        """Fetch what is missing of these tensors, several ranges at a time."""
+        """Fetch the missing bytes of these tensors, several ranges at a time."""
         ...
 
 
 def is_same_file(x: Storage, y: Storage) -> bool:
-    """Whether two are one file, by path or inode, or have the same digest where it is known;
-    nothing is read.
-    """
+    """True if two are one file by path, inode or a known digest; nothing is read."""
     if x.sha256 and y.sha256:
         return x.sha256 == y.sha256
     if x.published is not None or y.published is not None:
@@ -147,30 +138,21 @@ def is_same_file(x: Storage, y: Storage) -> bool:
 
 
 def etag_digest(published: Mapping[str, Any] | None) -> str:
-    """The etag of a file on the Hub where it is the file's SHA-256, as for LFS files; else
-    empty.
-    """
+    """The etag of a file on the Hub if it is the file's SHA-256, as for LFS; else empty."""
     etag = str((published or {}).get("etag", ""))
     return etag if SHA256.fullmatch(etag) else ""
 
 
 def file_identity(repository: str, commit: str, name: str, etag: str, size: int) -> dict[str, Any]:
-    """What tells one file on the Hub from another, the same wherever it is read."""
+    """Values that tell one file on the Hub from another, wherever it is read."""
     from huggingface_hub import constants
 
-    return {
-        "endpoint": constants.ENDPOINT,
-        "repository": repository,
-        "commit": commit,
-        "name": name,
-        "etag": etag,
-        "size": size,
-    }
+    place = {"endpoint": constants.ENDPOINT, "repository": repository, "commit": commit}
+    return place | {"name": name, "etag": etag, "size": size}
 
 
 def cached_identity(path: Path, size: int) -> dict[str, Any] | None:
-    """The `file_identity` of a file in the Hub's cache, from its folders' names; None for any other
-    file.
+    """The `file_identity` of a file in the Hub's cache, by its folders' names; else None.
 
     In the cache a file is a link to a blob named by its etag. A regular file there, or a folder of
     such a name in another place, says nothing of its content.
@@ -182,10 +164,8 @@ def cached_identity(path: Path, size: int) -> dict[str, Any] | None:
             folder.startswith("models--") and path.is_symlink()
         ):
             blob, root = path.resolve(), Path(constants.HF_HUB_CACHE).resolve() / folder
-            is_cached = (
-                path.parents[2].resolve() == root.resolve()
-                and blob.parent == (root / "blobs").resolve()
-            )
+            in_cache = path.parents[2].resolve() == root.resolve()
+            is_cached = in_cache and blob.parent == (root / "blobs").resolve()
             if is_cached and COMMIT.fullmatch(commit) and ETAG.fullmatch(blob.name):
                 repository = folder.removeprefix("models--").replace("--", "/")
                 return file_identity(repository, commit, name, blob.name, size)
@@ -196,9 +176,7 @@ def cached_identity(path: Path, size: int) -> dict[str, Any] | None:
 
 
 def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Little-endian bytes as float32, copied only where necessary: raw (n_bytes,) ->
-    (n_elements,).
-    """
+    """Little-endian bytes (n_bytes,) as float32 (n_elements,), copied only where necessary."""
     check_readable(dtype)
     stored = raw.view(_STORED_AS[dtype])
     if dtype in HALVES:
@@ -226,26 +204,21 @@ def check_readable(dtype: str) -> None:
 def header_length(prefix: bytes, file_size: int, *, file: object) -> int:
     """The header's length in bytes, from the first eight bytes of the file."""
     if len(prefix) < 8:
-        raise CheckpointError(
-            f"has {file_size} bytes; a safetensors file has at least 8", file=file
-        )
+        problem = f"has {file_size} bytes; a safetensors file has at least 8"
+        raise CheckpointError(problem, file=file)
     length = int.from_bytes(prefix[:8], "little")
     if length > MAX_BYTES:
         raise CheckpointError(f"header of {length} bytes; at most {MAX_BYTES} are read", file=file)
     if 8 + length > file_size:
-        raise CheckpointError(
-            f"header of {length} bytes, but the file has only {file_size}; is it cut short?",
-            file=file,
-        )
+        problem = f"header of {length} bytes, but the file has only {file_size}; is it cut short?"
+        raise CheckpointError(problem, file=file)
     return length
 
 
 def parse_header(
     text: bytes, file_size: int, *, file: object
 ) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """Tensors (in file order) and metadata of a header: the safetensors library's checks, with
-    clearer messages.
-    """
+    """Tensors, in file order, and metadata of a header, checked as the safetensors library does."""
     entries = parse_json(text, file=file, what="header ")
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -257,21 +230,17 @@ def parse_header(
     expected = data_start
     for name, tensor in tensors.items():
         if tensor.start != expected:
-            kind = (
-                "overlaps the tensor before it"
-                if tensor.start < expected
-                else "leaves a gap before it"
-            )
+            fault = "leaves a gap before it"
+            if tensor.start < expected:
+                fault = "overlaps the tensor before it"
             offset, due = tensor.start - data_start, expected - data_start
-            raise CheckpointError(
-                f"starts at offset {offset} and {kind}; {due} was due", file=file, tensor=name
-            )
+            problem = f"starts at offset {offset} and {fault}; {due} was due"
+            raise CheckpointError(problem, file=file, tensor=name)
         expected = tensor.stop
     if expected != file_size:
         problem = f"tensors end at byte {expected}, but the file has {file_size}"
-        raise CheckpointError(
-            problem + ("; is it cut short?" if expected > file_size else ""), file=file
-        )
+        problem += "; is it cut short?" if expected > file_size else ""
+        raise CheckpointError(problem, file=file)
     _compare_with_library(text, file_size, tensors, file)
     return tensors, metadata
 
@@ -287,39 +256,31 @@ def _entry(name: str, entry: Any, data_start: int, file: object) -> TensorEntry:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
         raise bad(f"has dtype {str(dtype)[:40]}, which safetensors does not define")
-    if (
-        not isinstance(shape, list)
-        or len(shape) > MAX_DIMENSIONS
-        or not all(type(n) is int and n in SIZES for n in shape)
-    ):
-        raise bad(
-            f"has shape {str(shape)[:80]}; a list of at most {MAX_DIMENSIONS} sizes was expected"
-        )
-    if (
-        not isinstance(offsets, list)
-        or len(offsets) != 2
-        or not all(type(n) is int and n in SIZES for n in offsets)
-    ):
+    are_sizes = isinstance(shape, list) and all(type(n) is int and n in SIZES for n in shape)
+    if not are_sizes or len(shape) > MAX_DIMENSIONS:
+        wanted = f"a list of at most {MAX_DIMENSIONS} sizes"
+        raise bad(f"has shape {str(shape)[:80]}; {wanted} was expected")
+    are_offsets = isinstance(offsets, list) and all(type(n) is int and n in SIZES for n in offsets)
+    if not are_offsets or len(offsets) != 2:
         raise bad(f"has data_offsets {str(offsets)[:80]}; two byte offsets were expected")
     # One size of 0 makes the product 0; the rest must still give an array that NumPy can address.
     if prod(size for size in shape if size) * 8 > MAX_OFFSET:
         raise bad(f"has shape {str(tuple(shape))[:80]}, more elements than any file holds")
     bits, (start, stop) = prod(shape) * BITS[dtype], offsets
     if bits % 8 or stop - start != bits // 8:
-        raise bad(
-            f"has {stop - start} bytes; {dtype} of shape {tuple(shape)} needs {bits / 8:.15g}"
-        )
+        needed = f"{dtype} of shape {tuple(shape)} needs {bits / 8:.15g}"
+        raise bad(f"has {stop - start} bytes; {needed}")
     return TensorEntry(dtype, tuple(shape), data_start + start, data_start + stop)
 
 
 def _compare_with_library(
     text: bytes, file_size: int, tensors: Mapping[str, TensorEntry], file: object
 ) -> None:
-    """Refuse a header that the safetensors library reads differently: one file must not have two
-    contents.
+    """Refuse a header that the safetensors library reads differently.
 
-    The library maps the file that it opens, and a process that reads a map is killed when another
-    cuts the file short. So it gets a sparse file in memory: this header, and a hole for the data.
+    One file must not have two contents. The library maps the file that it opens, and a process that
+    reads a map is killed when another cuts the file short. So it gets a sparse file in memory: this
+    header, and a hole for the data.
     """
     try:
         memory = os.memfd_create("header") if hasattr(os, "memfd_create") else None
@@ -327,28 +288,23 @@ def _compare_with_library(
             copy.write(len(text).to_bytes(8, "little") + text)
             copy.truncate(file_size)
             with safe_open(f"/dev/fd/{copy.fileno()}", "np") as library:
-                slices = {name: library.get_slice(name) for name in library.offset_keys()}
-                theirs = {
-                    name: (piece.get_dtype(), tuple(piece.get_shape()))
-                    for name, piece in slices.items()
-                }
+                theirs = {}
+                for name in library.offset_keys():
+                    piece = library.get_slice(name)
+                    theirs[name] = piece.get_dtype(), tuple(piece.get_shape())
     except SafetensorError as error:
-        raise CheckpointError(
-            f"the safetensors library refuses the header ({error})", file=file
-        ) from None
+        problem = f"the safetensors library refuses the header ({error})"
+        raise CheckpointError(problem, file=file) from None
     except OSError as error:
-        raise CheckpointError(
-            f"its header cannot be checked ({error.strerror})", file=file
-        ) from None
+        problem = f"its header cannot be checked ({error.strerror})"
+        raise CheckpointError(problem, file=file) from None
     ours = {name: (entry.dtype, entry.shape) for name, entry in tensors.items()}
     # Tensors without elements may lie anywhere.
-    orders = [
-        [name for name, (_, shape) in each.items() if 0 not in shape] for each in (theirs, ours)
-    ]
-    if theirs != ours or orders[0] != orders[1]:
-        raise CheckpointError(
-            "the safetensors library finds other tensors in the header", file=file
-        )
+    our_order = [name for name, (_, shape) in ours.items() if 0 not in shape]
+    their_order = [name for name, (_, shape) in theirs.items() if 0 not in shape]
+    if theirs != ours or their_order != our_order:
+        problem = "the safetensors library finds other tensors in the header"
+        raise CheckpointError(problem, file=file)
 
 
 # Files on this machine
@@ -374,28 +330,21 @@ class OpenFile:
         weakref.finalize(self, os.close, self._descriptor)
         status = os.fstat(self._descriptor)
         self.size, self._modified = status.st_size, status.st_mtime_ns  # bytes, nanoseconds
-        self._whole = ""  # its SHA-256, once it was read for that
+        self._whole = ""  # SHA-256 of all of it, once it was read for that
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Of a file in the Hub's cache, the repository's file; of any other, name, size, time and
-        content.
-        """
+        """The repository's file, if in the Hub's cache; else name, size, time and content."""
         if self.published is not None:
             return self.published
-        # An archive with normalised times, or cp -p, gives other weights the same name, size and
-        # time.
+        # An archive with normalised times, or cp -p, gives other weights the same name and time.
         place = {} if self.size <= WHOLE else {"inode": os.fstat(self._descriptor).st_ino}
-        return {
-            "name": self.path.name,
-            "size": self.size,
-            "modified": self._modified,
-            "sha256": self._digest,
-        } | place
+        stored = {"name": self.path.name, "size": self.size, "modified": self._modified}
+        return stored | {"sha256": self._digest} | place
 
     @cached_property
     def published(self) -> dict[str, Any] | None:
-        """Of a file in the Hub's cache, the repository's file; None of any other."""
+        """The repository's file, for a file in the Hub's cache; None for any other."""
         return cached_identity(self.path, self.size) if self.path.is_symlink() else None
 
     @property
@@ -406,15 +355,11 @@ class OpenFile:
 
     @property
     def samples(self) -> str:
-        """SHA-256 of a large file's header and samples, where it was read to know the file again;
-        else empty.
-        """
+        """SHA-256 of a large file's header and samples, if it was read to know it again."""
         return self._digest if self.size > WHOLE and "_digest" in vars(self) else ""
 
     def read_digest(self, step: Callable[[int], object] = lambda count: None) -> None:
-        """Read the whole file, once, for its SHA-256; refused where the Hub says that it is
-        another.
-        """
+        """Read the whole file once for its SHA-256; refused where the Hub has another."""
         if self._whole:
             return
         digest = hashlib.sha256()
@@ -423,14 +368,13 @@ class OpenFile:
             step(min(READ, self.size - start))
         self._whole, etag = digest.hexdigest(), etag_digest(self.published)
         if etag and etag != self._whole:
-            problem = f"its SHA-256 is {self._whole}, on the Hub it is {etag}: the copy in the Hub's cache is damaged"
-            raise CheckpointError(problem, file=self.path)
+            problem = f"its SHA-256 is {self._whole}, on the Hub it is {etag}"
+            cause = "the copy in the Hub's cache is damaged"
+            raise CheckpointError(f"{problem}: {cause}", file=self.path)
 
     @cached_property
     def _digest(self) -> str:
-        """SHA-256 of a small file; of a large one, of all before its first tensor and two blocks of
-        each tensor.
-        """
+        """SHA-256 of a small file; of a large one's header and two blocks of each tensor."""
         spans = [(start, min(start + READ, self.size)) for start in range(0, self.size, READ)]
         if self.size > WHOLE:
             entries = sorted((entry.start, entry.stop) for entry in self.tensors.values())
@@ -444,33 +388,27 @@ class OpenFile:
         return digest.hexdigest()
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Bytes [start, stop) of the file, as a new uint8 array; refused once the file has
-        changed.
-        """
+        """Bytes [start, stop) as a new uint8 array; refused once the file has changed."""
         try:
             buffer = np.empty(stop - start, np.uint8)
             view, done = memoryview(buffer), 0
             while done < len(view):
-                count = os.preadv(
-                    self._descriptor, [view[done : done + LARGEST_READ]], start + done
-                )
+                piece = view[done : done + LARGEST_READ]
+                count = os.preadv(self._descriptor, [piece], start + done)
                 if count == 0:
                     break
                 done += count
         except OSError as error:
             raise CheckpointError(f"cannot be read ({error.strerror})", file=self.path) from None
         except MemoryError:
-            raise CheckpointError(
-                f"no memory for {stop - start} bytes of it", file=self.path
-            ) from None
+            problem = f"no memory for {stop - start} bytes of it"
+            raise CheckpointError(problem, file=self.path) from None
         status = os.fstat(self._descriptor)
         if done < len(view) or (status.st_size, status.st_mtime_ns) != (self.size, self._modified):
-            shrunk = (
-                f": it had {self.size} bytes and has {status.st_size}"
-                if status.st_size != self.size
-                else ""
-            )
-            raise CheckpointError(f"has changed since it was opened{shrunk}", file=self.path)
+            problem = "has changed since it was opened"
+            if status.st_size != self.size:
+                problem += f": it had {self.size} bytes and has {status.st_size}"
+            raise CheckpointError(problem, file=self.path)
         return buffer
 
     def bytes_of(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
@@ -478,7 +416,7 @@ class OpenFile:
         return self.read(entry.start + start, entry.start + stop)
 
     def bytes_to_fetch(self, entries: Iterable[TensorEntry]) -> int:
-        """None: the file is local."""
+        """0: the file is local."""
         return 0
 
     def prefetch(self, entries: Iterable[TensorEntry]) -> None:

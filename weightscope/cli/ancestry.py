@@ -99,15 +99,13 @@ def lineage_command(
     def opened(source: str, base: str | None = None) -> Any:
         if is_fingerprint(source) or prints_in(source):
             return source
-        return options.opened_model(
-            Source.named(source, tower=tower, families=families, digest=digest, base=base)
-        )
+        how = {"tower": tower, "families": families, "digest": digest}
+        return options.opened_model(Source.named(source, base=base, **how))
 
-    # a wrong key ends the command before anything is read
+    # A wrong key, folder or name ends the command before anything is read.
     key = sign_key and signatures().signing_key(sign_key)
     folder = OutputFolder(out, names=(*RESULTS, *([FILES[sbom]] if sbom else [])))
     folder.refuse_foreign()
-    # fail on a wrong name before anything is read
     models = [opened(suspect, adapted), *map(opened, bases)]
     if attest is not None or sbom is not None:
         for model in models:
@@ -120,21 +118,19 @@ def lineage_command(
             folder.json(FILES[sbom], sbom_of(result, sbom))
     if attest is not None:
         claim = statement(result, Options(tower, file_digest(families)))
-        write_text(
-            json.dumps(claim if key is None else signatures().signed(claim, key), indent=1) + "\n",
-            attest,
-        )
+        signed = claim if key is None else signatures().signed(claim, key)
+        write_text(json.dumps(signed, indent=1) + "\n", attest)
     end_with(result, out, as_json)
 
 
 def _refuse_prints(suspect: str, bases: Sequence[str]) -> None:
-    """Refuse what a claim or an SBOM cannot be about."""
+    """Refuse fingerprints and nameless sources, which a claim or an SBOM cannot be about."""
     from weightscope.pairs.claims.digests import refuse_nameless
     from weightscope.pairs.lineage.sketches import is_fingerprint
 
     if is_fingerprint(suspect):
-        problem = "is a fingerprint; --attest and --sbom are about files, so the suspect's weights are needed"
-        raise CheckpointError(problem, file=suspect)
+        needed = "--attest and --sbom are about files, so the suspect's weights are needed"
+        raise CheckpointError(f"is a fingerprint; {needed}", file=suspect)
     refuse_nameless((suspect, *bases))
 
 
@@ -151,7 +147,8 @@ def _refuse_prints(suspect: str, bases: Sequence[str]) -> None:
     type=click.Path(path_type=Path),
     required=True,
     callback=options.writable,
-    help="Fingerprint file to write (.wsf); for a list of sources, the folder for their fingerprints.",
+    help="Fingerprint file to write (.wsf); for a list of sources, the folder for their "
+    "fingerprints.",
 )
 @PROBE_KEY
 @options.with_engine
@@ -173,29 +170,25 @@ def fingerprint_command(
     probes = keyed_probes(probe_key) if probe_key else PUBLIC
     if not is_list(source):
         if out.suffix != SUFFIX:
-            raise click.BadParameter(
-                f"{out} does not end in {SUFFIX}, the suffix of fingerprint files",
-                param_hint="--out",
-            )
+            problem = f"{out} does not end in {SUFFIX}, the suffix of fingerprint files"
+            raise click.BadParameter(problem, param_hint="--out")
         sketches = fingerprint(named(source).open(), probes)
         sketches.save(out)
         options.say_digests(sketches.read)
-        headline(
-            f"{sketches.name}: {counted(len(sketches.layer), 'head')}, {out.stat().st_size / 1e3:,.0f} kB"
-        )
+        size = f"{out.stat().st_size / 1e3:,.0f} kB"
+        headline(f"{sketches.name}: {counted(len(sketches.layer), 'head')}, {size}")
         click.echo(out)
         return
     sources = read_list(Path(source))
     failed = 0
-    for name, problem, read in make_prints(
-        [named(each) for each in sources], folder_names(sources), out, engine, probes
-    ):
-        failed += bool(problem)
+    opened = [named(each) for each in sources]
+    for name, problem, read in make_prints(opened, folder_names(sources), out, engine, probes):
         options.say_digests(read)
-        click.echo(
-            f"weightscope: {name}: {problem}" if problem else out / f"{name}{SUFFIX}",
-            err=bool(problem),
-        )
+        if problem:
+            failed += 1
+            click.echo(f"weightscope: {name}: {problem}", err=True)
+        else:
+            click.echo(out / f"{name}{SUFFIX}")
     if failed:
         raise CheckpointError(f"{counted(failed, 'source')} of {len(sources)} could not be read")
 
@@ -247,17 +240,12 @@ def verify_command(
     def opened(source: str) -> Any:
         if is_fingerprint(source):
             return source
+        tower = made_with.tower
         try:
-            return options.opened_model(
-                Source.named(source, tower=made_with.tower, families=families)
-            )
+            return options.opened_model(Source.named(source, tower=tower, families=families))
         except CheckpointError as error:
-            by_claim = (
-                f" (opened with --tower {made_with.tower}, as the claim says)"
-                if made_with.tower
-                else ""
-            )
-            raise CheckpointError(f"{error}{by_claim}") from None
+            note = f" (opened with --tower {tower}, as the claim says)" if tower else ""
+            raise CheckpointError(f"{error}{note}") from None
 
     models = [opened(source) for source in (suspect, *bases)]
     given = made_with._replace(families=file_digest(families))

@@ -42,8 +42,9 @@ fail_on_option = click.option(
     callback=_checked,
     metavar="error|warning|note|KIND",
     shell_complete=options.complete_limit,
-    help="Exit with status 3 if there is a finding of this severity or worse, or of this kind; may be repeated. "
-    "Findings are about attention, norms, biases and embeddings; with --all about every tensor.",
+    help="Exit with status 3 if there is a finding of this severity or worse, or of this kind; "
+    "may be repeated. Findings are about attention, norms, biases and embeddings; with --all about "
+    "every tensor.",
 )
 ALL = "all"  # --tower all: every stack
 
@@ -82,23 +83,26 @@ ALL = "all"  # --tower all: every stack
 @click.option(
     "--exact",
     is_flag=True,
-    help="With --all: all singular values of matrices whose smaller side is above 2048 too; default: a sketch.",
+    help="With --all: all singular values of matrices whose smaller side is above 2048 too; "
+    "default: a sketch.",
 )
 @options.file_to_read(
     "--reference",
-    "Reference to compare with (see `weightscope reference`); default: the one that ships with weightscope.",
+    "Reference to compare with (see `weightscope reference`); default: the one that ships with "
+    "weightscope.",
 )
 @click.option(
     "--sinks",
     is_flag=True,
     default=None,
-    help="Measure attention to the first token, however large the feed-forward networks on the way are; default: where "
-    "they are local and at most 2 GB.",
+    help="Measure attention to the first token, however large the feed-forward networks on the way "
+    "are; default: where they are local and at most 2 GB.",
 )
 @click.option(
     "--clip",
     type=click.FloatRange(0, min_open=True),
-    help="Largest logit that QK-Clip allows, such as 100: heads.csv gets the smallest factor of each head's scores.",
+    help="Largest logit that QK-Clip allows, such as 100: heads.csv gets the smallest factor of "
+    "each head's scores.",
 )
 @click.option("--resume", is_flag=True, help="Continue an interrupted audit; keep a finished one.")
 @fail_on_option
@@ -109,7 +113,8 @@ ALL = "all"  # --tower all: every stack
 )
 @options.file_to_read(
     "--accept",
-    "File of findings that were judged, which do not fail: rows copied from findings.csv, or findings.json.",
+    "File of findings that were judged, which do not fail: rows copied from findings.csv, or "
+    "findings.json.",
 )
 @options.sarif
 @options.json
@@ -146,9 +151,8 @@ def audit_command(
     from weightscope.model.sources import is_list, read_list
 
     if baseline is not None and baseline.resolve() == out.resolve():
-        raise click.UsageError(
-            "--baseline and --out are one folder; the audit would overwrite its own baseline"
-        )
+        problem = "the audit would overwrite its own baseline"
+        raise click.UsageError(f"--baseline and --out are one folder; {problem}")
     files = {"reference": reference, "baseline": baseline, "accept": accept}
     more |= {name: None if path is None else path.absolute() for name, path in files.items()}
     measured = AuditOptions(
@@ -156,17 +160,14 @@ def audit_command(
         deltas=options.whole_numbers(deltas, "--deltas"),
         **more,
     )
-    named_sources = (
-        [named(line) for line in read_list(Path(source))] if is_list(source) else [named(source)]
-    )
-    if is_list(source) or named_sources[0].tower == ALL:
-        _audit_list(
-            *_by_stack(named_sources), out, measured, engine, resume, fail_on, sarif, as_json
-        )
+    lines = read_list(Path(source)) if is_list(source) else [source]
+    sources = [named(line) for line in lines]
+    if is_list(source) or sources[0].tower == ALL:
+        named_stacks = _by_stack(sources)
+        _audit_list(*named_stacks, out, measured, engine, resume, fail_on, sarif, as_json)
         return
-    (outcome,) = audit_all(
-        [Job(named_sources[0], out)], measured, engine, resume, lambda job, line: _say(line)
-    )
+    job = Job(sources[0], out)
+    (outcome,) = audit_all([job], measured, engine, resume, lambda job, line: _say(line))
     if outcome.error is not None:
         raise outcome.error
     if sarif is not None:
@@ -175,10 +176,8 @@ def audit_command(
         print_json(outcome.result)
     else:
         page = out / "report.html"
-        headline(
-            outcome.text
-            or f"{page} is up to date: an earlier run wrote it with the same weights and options"
-        )
+        kept = f"{page} is up to date: an earlier run wrote it with the same weights and options"
+        headline(outcome.text or kept)
         click.echo(page)
     _gate(_failures(outcome.findings_that_fail(fail_on), fail_on))
 
@@ -216,18 +215,15 @@ def _by_stack(sources: Sequence[Any]) -> tuple[list[Any], list[str]]:
     from weightscope.model.sources import folder_names
 
     named_stacks: list[tuple[Any, str]] = []
-    for source, name in zip(
-        sources, folder_names([source.source for source in sources]), strict=True
-    ):
+    names = folder_names([source.source for source in sources])
+    for source, name in zip(sources, names, strict=True):
         try:
             stacks = source.of_stacks() if source.tower == ALL else {"": source}
         except CheckpointError:  # the summary reports it when it is opened again
             stacks = {"": source}
         before = name if len(sources) > 1 else ""
-        named_stacks += [
-            (opened, "-".join(filter(None, (before, stack))) or name)
-            for stack, opened in stacks.items()
-        ]
+        for stack, opened in stacks.items():
+            named_stacks.append((opened, "-".join(filter(None, (before, stack))) or name))
     return [source for source, _ in named_stacks], [name for _, name in named_stacks]
 
 
@@ -259,19 +255,12 @@ def _audit_list(
         if as_json or sarif:
             result = outcome.result or Provenance().envelope(outcome.problem)
             summary = {key: value for key, value in result.items() if key != "heads"}
-            about = {
-                "name": name,
-                "source": outcome.job.source.given,
-                "error": outcome.problem or None,
-            }
+            about: dict[str, Any] = {"name": name, "source": outcome.job.source.given}
+            about["error"] = outcome.problem or None
             results.append({**about, **summary, "folder": name})
         if row is None:
             failed += 1
-            _say(
-                outcome.problem
-                if outcome.problem.startswith(f"{name}: ")
-                else f"{name}: {outcome.problem}"
-            )
+            _say(f"{name}: {outcome.problem.removeprefix(f'{name}: ')}")
         elif not as_json:
             sizes = f"{counted(row['layers'], 'layer')} of {counted(row['heads'], 'head')}"
             with tqdm.external_write_mode():
@@ -286,12 +275,8 @@ def _audit_list(
     if failed:
         sys.exit(2)
     if stopped:
-        more = (
-            f"; and {len(stopped) - 1} more of {len(sources)} checkpoints"
-            if len(stopped) > 1
-            else ""
-        )
-        _gate(f"{stopped[0]}{more}")
+        more = f"; and {len(stopped) - 1} more of {len(sources)} checkpoints"
+        _gate(stopped[0] + (more if len(stopped) > 1 else ""))
 
 
 @command(
@@ -322,8 +307,9 @@ def _audit_list(
 @click.option(
     "--max-change",
     type=click.FloatRange(0),
-    help="Exit with status 3 if W_QK, W_VO, a bias, a norm, an embedding or the unembedding changed by more than this "
-    "fraction of its norm, or if the config decides another computation; with --all, any tensor.",
+    help="Exit with status 3 if W_QK, W_VO, a bias, a norm, an embedding or the unembedding "
+    "changed by more than this fraction of its norm, or if the config decides another computation; "
+    "with --all, any tensor.",
 )
 @fail_on_option
 @options.sarif
@@ -345,7 +331,7 @@ def compare_command(
     With --max-change or --fail-on, the exit status is 3 if a limit is exceeded; the results are
     still written.
     """
-    from weightscope.checkpoint.adapters import is_adapter
+    from weightscope.checkpoint.adapters.diffusion import is_adapter
     from weightscope.core.errors import printable
     from weightscope.core.files import OutputFolder
     from weightscope.model.sources import Source
@@ -365,17 +351,13 @@ def compare_command(
     try:
         models = [options.opened_model(source) for source in named]
     except CheckpointError:
-        if (
-            all_tensors
-            and not (as_json or sarif or fail_on or max_change is not None)
-            and _tensors_alone(named, folder)
-        ):
+        needs_heads = as_json or sarif or fail_on or max_change is not None
+        if all_tensors and not needs_heads and _tensors_alone(named, folder):
             return
         raise
+    choices: dict[str, Any] = {"across_families": across_families, "all_tensors": all_tensors}
     with folder:
-        comparison = compare(
-            *models, labels=sources, across_families=across_families, all_tensors=all_tensors
-        )
+        comparison = compare(*models, labels=sources, **choices)
         comparison.write_files(folder)
     if sarif is not None:
         write_sarif(sarif, comparison.as_json())
@@ -383,8 +365,9 @@ def compare_command(
     what, farthest = comparison.farthest
     moved = ""
     if max_change is not None and not farthest <= max_change:  # also True for NaN
-        moved = f"the largest change, of {printable(what)}, is {farthest:.3g}, over --max-change {max_change:g}"
-        if farthest != farthest:
+        largest = f"the largest change, of {printable(what)}, is {farthest:.3g}"
+        moved = f"{largest}, over --max-change {max_change:g}"
+        if farthest != farthest:  # NaN
             moved = f"{printable(what)} contains NaN or infinity; --max-change {max_change:g} fails"
     config = first_sentence(comparison.settings).removesuffix(".") if max_change is not None else ""
     config = f"{config}; --max-change {max_change:g} fails" if config else ""
@@ -393,10 +376,10 @@ def compare_command(
 
 
 def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder") -> bool:
-    """Compare the tensors of the first and the last checkpoint, if the heads of one are not read;
-    whether that is so.
+    """Compare the tensors of the first and the last checkpoint if heads of one are not read.
 
-    Gates, --sarif and --json are of heads: with them such checkpoints are refused.
+    Return True if that is so. Gates, --sarif and --json are about heads: with them such checkpoints
+    are refused.
     """
     from weightscope.core.errors import printable
     from weightscope.model.model import Model
@@ -409,11 +392,8 @@ def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder") -> bool:
     with folder:
         changes = compare_tensors(a, b)
         changes.write(folder)
-    show(
-        changes.lead,
-        *(printable(f"Heads are not compared: {refusal}") for refusal in refusals),
-        changes.moved_most(10),
-    )
+    reasons = [printable(f"Heads are not compared: {refusal}") for refusal in refusals]
+    show(changes.lead, *reasons, changes.moved_most(10))
     return True
 
 

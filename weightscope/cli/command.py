@@ -1,4 +1,4 @@
-"""What all commands share: a line in the list, examples, signals, and errors in one line."""
+"""The commands' common ground: a line in the list, examples, signals, errors in one line."""
 
 import errno
 import logging
@@ -25,7 +25,7 @@ from weightscope.core.errors import CheckpointError, one_line, printable
 from weightscope.core.files import remove_unfinished
 from weightscope.core.progress import progress_shown
 
-# Signals: Ctrl-C, SIGTERM, or a closed terminal.
+# Signals: Ctrl-C, SIGTERM, or a closed terminal
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 NUMBERS = [int(getattr(signal, name)) for name in NAMES if hasattr(signal, name)]
@@ -33,9 +33,7 @@ GRACE = 0.7  # seconds for cleaning up, after which the process exits wherever i
 
 
 class Ended(KeyboardInterrupt):
-    """A signal asked the process to end; raised in the main thread, as Ctrl-C raises
-    KeyboardInterrupt.
-    """
+    """A signal asks the process to end; raised in the main thread, as Ctrl-C's is."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -78,9 +76,8 @@ def _signals_raise(say: Callable[[int], None]) -> Iterator[None]:
             signal.signal(ignored, signal.SIG_IGN)
         raise Ended(number)
 
-    handled = [
-        number for number in NUMBERS if signal.getsignal(number) not in (signal.SIG_IGN, None)
-    ]
+    not_ours = (signal.SIG_IGN, None)
+    handled = [number for number in NUMBERS if signal.getsignal(number) not in not_ours]
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
     Thread(target=_end_after_grace, args=(receiver, say), name="signals", daemon=True).start()
@@ -97,16 +94,13 @@ def _signals_raise(say: Callable[[int], None]) -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignore signals from now on: a command has ended and said how, and only the interpreter has
-    yet to exit.
-    """
+    """Ignore signals from now on: a command has ended, and only the interpreter has to exit."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _end_after_grace(receiver: socket.socket, say: Callable[[int], None]) -> None:
-    """Wait for a signal, which the wake-up socket reports whatever the main thread does; exit after
-    `GRACE` seconds.
+    """Wait for a signal, which the wake-up socket reports; exit after `GRACE` seconds.
 
     Child processes end with this one; see `end_with_parent`.
     """
@@ -128,15 +122,18 @@ RENAMED = {
     "--sentences": "--inputs",
     "--sampled": "--sample",
 }
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of files that are open
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of writing open files
 ARGUMENT = re.compile(r"`(\w+)(?:='([^'`]+)')?`")
 
 
 def in_options(message: str) -> str:
     """Rewrite arguments in a message as options: `tower='text'` becomes --tower text."""
-    return ARGUMENT.sub(
-        lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] else ""), message
-    )
+
+    def option(match: re.Match[str]) -> str:
+        value = f" {match[2]}" if match[2] else ""
+        return f"--{match[1].replace('_', '-')}{value}"
+
+    return ARGUMENT.sub(option, message)
 
 
 @contextmanager
@@ -157,12 +154,10 @@ def libraries_silent() -> Iterator[None]:
 
 
 def refusal(error: OSError) -> str:
-    """Describe an OSError; if the disk behind stdout is full, drop what is still buffered for
-    it.
-    """
+    """Describe an OSError; drop what is still buffered for stdout if its disk is full."""
     if error.filename is not None or error.errno not in FULL:
         return one_line(error)
-    # else Python would try to flush the buffer again at exit
+    # Otherwise Python would try to flush the buffer again at exit.
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return f"cannot write to standard output ({error.strerror})"
@@ -176,9 +171,7 @@ def spell_out_unprintable() -> None:
 
 
 def mixed_installation() -> str:
-    """What to do if PyPI's other project of this name was installed into our folder; empty where it
-    was not.
-    """
+    """Advice if PyPI's other project of this name was installed into our folder; else empty."""
     packages = Path(__file__).parents[2]
     if next(packages.glob("weightscope-[0-9]*.dist-info"), None) is None:
         return ""
@@ -202,7 +195,8 @@ class EndsInOneLine(click.Command):
         except CheckpointError as error:
             problem = in_options(str(error))
         except MemoryError as error:  # messages of NumPy and CuPy say how much was asked for
-            problem = f"not enough memory: {(str(error).strip() or 'the system refused an allocation').splitlines()[0]}"
+            reason = str(error).strip() or "the system refused an allocation"
+            problem = f"not enough memory: {reason.splitlines()[0]}"
         except OSError as error:
             problem = refusal(error)
         finally:
@@ -249,9 +243,10 @@ FIRST: list[str] = []  # examples that end the help of `weightscope` itself
 def command(
     summary: str, examples: Sequence[str], *, first: bool = False
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a function a command of `weightscope`, called as the function is without `_command`,
-    with its line in the list of commands and the examples that end its help. The first example of a
-    `first` command also ends the help of `weightscope` itself.
+    """Make a function a command of `weightscope`, called as the function is without `_command`.
+
+    It gets its line in the list of commands and the examples that end its help. The first example
+    of a `first` command also ends the help of `weightscope` itself.
     """
 
     def register(function: Callable[..., Any]) -> click.Command:

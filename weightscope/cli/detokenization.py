@@ -14,7 +14,7 @@ from weightscope.cli.command import command
 from weightscope.cli.terminal import end_with, headline, is_quiet, show, write_text
 from weightscope.core.errors import CheckpointError, counted
 
-LONG = 600  # seconds; a run that will take longer says so first
+LONG = 600  # seconds; a longer run is announced
 
 
 @command(
@@ -29,7 +29,8 @@ LONG = 600  # seconds; a run that will take longer says so first
 @click.option(
     "--counts",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Bigram counts (see `weightscope bigrams`); by default of the public-domain works that come with weightscope.",
+    help="Bigram counts (see `weightscope bigrams`); by default of the public-domain works that "
+    "come with weightscope.",
 )
 @options.out
 @options.layer
@@ -78,19 +79,22 @@ def detok(
     model.embeddings  # noqa: B018  refuse a checkpoint without tokens before counting
     first = FirstLayer(model, layer, delta, device)
     bigrams = counts_for(model, counts)
-    chosen = dict(zip(*_tokens(model, tokens, token_ids)[:2], strict=True))
+    names, ids, _ = _tokens(model, tokens, token_ids)
+    chosen = dict(zip(names, ids, strict=True))
     _say_bare(first)
     first.attention  # noqa: B018  refuse a missing layer before a folder is made
     drawn = None if sample is None else draw_tokens(first, bigrams, sample)
     if drawn is None and device == "cpu" and not engine.elsewhere:
-        _say_long(seconds_of_all(first, bigrams))
+        seconds = seconds_of_all(first, bigrams)
+        if seconds > LONG:
+            took = f"the full vocabulary takes about {seconds / 60:.0f} minutes on this machine"
+            advice = "--sample 2000 estimates each AUROC to +-0.01 sooner"
+            click.echo(f"weightscope: {took}; {advice}", err=True)
     curves = roc_curves(first, bigrams, chosen)
     with OutputFolder(out) as files:
-        auroc = measure_heads(
-            first, bigrams, engine, ScorerOnWorker.of(opened, first, counts), drawn
-        )
-        # figures first: finished tables then imply finished figures
-        auroc.write_report(files, curves)
+        on_worker = ScorerOnWorker.of(opened, first, counts)
+        auroc = measure_heads(first, bigrams, engine, on_worker, drawn)
+        auroc.write_report(files, curves)  # before tables, which then imply finished figures
         auroc.write_tables(files)
     end_with(auroc, out)
 
@@ -130,7 +134,7 @@ def neighbours(
     if token is None and not token_ids:
         raise click.UsageError("give a TOKEN or --token-id")
     first = FirstLayer(model, layer, delta)
-    model.embeddings  # noqa: B018  refuse a checkpoint without tokens before looking for a tokenizer
+    model.embeddings  # noqa: B018  refuse a checkpoint without tokens before its tokenizer
     _, ids, tokenizer = _tokens(model, () if token is None else (token,), token_ids)
     for head in heads:
         first.attention.head(head)
@@ -138,16 +142,12 @@ def neighbours(
     table = ranked(first, tokenizer, ids, top, heads or None)
     if csv_file is not None:
         write_text(table.csv(), csv_file)
-    columns = table.select("head", "rank", "score", "token", "joined").columns
-    quoted = [
-        replace(c, values=[*map(repr, c.values)]) if c.name == "token" else c for c in columns
-    ]
+    columns = {name: table.column(name) for name in ("head", "rank", "score", "token", "joined")}
+    quoted = [*map(repr, columns["token"].values)]  # quotes show a leading space
+    columns["token"] = replace(columns["token"], values=quoted)
     if first.bare:
-        quoted = [
-            replace(c, symbol="score of bare embeddings") if c.name == "score" else c
-            for c in quoted
-        ]
-    show(Table(quoted))  # quotes show a leading space
+        columns["score"] = replace(columns["score"], symbol="score of bare embeddings")
+    show(Table([*columns.values()]))
     options.say_digests(source_of(model.checkpoint))
     options.say_caveats(first.attention.caveats)
 
@@ -177,7 +177,8 @@ def neighbours(
     "--spread",
     type=click.FloatRange(0, min_open=True),
     metavar="S",
-    help="With --unscaled: standard deviation of a token's embedding over its dimensions; default 0.14.",
+    help="With --unscaled: standard deviation of a token's embedding over its dimensions; "
+    "default 0.14.",
 )
 @click.option(
     "--layer", type=int, help="Draw this layer's scores by distance (no position embeddings)."
@@ -192,7 +193,8 @@ def neighbours(
 @click.option(
     "--counts",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Bigram counts: how often tokens occur, where scores are averaged over tokens (no position embeddings).",
+    help="Bigram counts: how often tokens occur, where scores are averaged over tokens "
+    "(no position embeddings).",
 )
 @options.tokenizer
 @click.option(
@@ -238,17 +240,15 @@ def positions(
             "--query": query is not None,
             "--unscaled": unscaled,
             "--on-text": on_text or bool(text),
+            "--device": device != "cpu",
         }
-        given["--device"] = device != "cpu"
-        _kernels(
-            model, out, layer, heads, counts, [option for option, there in given.items() if there]
-        )
+        misplaced = [option for option, is_given in given.items() if is_given]
+        _kernels(model, out, layer, heads, counts, misplaced)
         return
     if counts is not None or layer is not None:
         option = "--layer" if counts is None else "--counts"
-        raise click.UsageError(
-            f"{option} is for models without position embeddings; {model.family.name} has them"
-        )
+        problem = f"{option} is for models without position embeddings"
+        raise click.UsageError(f"{problem}; {model.family.name} has them")
     first = FirstLayer(model, device=device)
     for head in heads:
         first.attention.head(head)
@@ -256,9 +256,8 @@ def positions(
         try:
             model.embeddings  # noqa: B018  sigma needs token embeddings
         except CheckpointError as error:
-            raise CheckpointError(
-                f"{error}; sigma needs one. `weightscope positions --unscaled` works without"
-            ) from None
+            advice = "sigma needs one. `weightscope positions --unscaled` works without"
+            raise CheckpointError(f"{error}; {advice}") from None
     terms = position_terms(first, query, unscaled, SPREAD if spread is None else spread)
     check = run_on_texts(first, read_texts(text), terms.query) if on_text or text else None
     with OutputFolder(out) as files:
@@ -268,15 +267,8 @@ def positions(
             check.write_tables(files)
             sections.append(text_section(files, check, terms))
         title = f"Position terms of layer 0 of {model.title}"
-        write_page(
-            files,
-            "report.html",
-            title,
-            terms.lead,
-            sections,
-            model=model.title,
-            provenance=terms.provenance,
-        )
+        about = {"model": model.title, "provenance": terms.provenance}
+        write_page(files, "report.html", title, terms.lead, sections, **about)
     for caution in terms.cautions:
         click.echo(f"weightscope: {caution}", err=True)
     headline(terms.headline)
@@ -293,7 +285,7 @@ def _kernels(
     counts: Path | None,
     misplaced: Sequence[str],
 ) -> None:
-    """Scores by distance, of a model without position embeddings."""
+    """Write the scores by distance of a model without position embeddings."""
     import numpy as np
 
     from weightscope.core.files import OutputFolder
@@ -301,8 +293,9 @@ def _kernels(
     from weightscope.heads.detok.kernels import position_kernels
 
     if misplaced:
-        problem = f"{model.family.name} has no position embedding, and scores by distance need no {misplaced[0]}"
-        raise CheckpointError(f"{problem}; leave it out", file=model.checkpoint.name)
+        why = f"scores by distance need no {misplaced[0]}"
+        problem = f"{model.family.name} has no position embedding, and {why}; leave it out"
+        raise CheckpointError(problem, file=model.checkpoint.name)
     drawn: list[int] = []
     if layer is not None or heads:
         chosen = model.layer(layer or 0)
@@ -312,11 +305,10 @@ def _kernels(
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # seen below
                 inputs = {stream.layer.index: stream.x[FREQUENT, 1:] for stream in streams(model)}
-        # a later layer cannot be followed: embeddings are used instead, as the page says
-        except CheckpointError:
+        except CheckpointError:  # a later layer cannot be followed
             inputs = {}
-        if not all(np.isfinite(x).all() for x in inputs.values()):  # likewise
-            inputs = {}
+        if not all(np.isfinite(x).all() for x in inputs.values()):
+            inputs = {}  # embeddings are used instead, as the page says
     kernels = position_kernels(model, counts, inputs)
     rows = [kernels.row(layer or 0, head) for head in drawn]
     with OutputFolder(out) as files:
@@ -330,9 +322,7 @@ def _kernels(
 def _tokens(
     model: Any, texts: Sequence[str], ids: Sequence[int]
 ) -> tuple[list[str], list[int], Any]:
-    """Names and ids of tokens given as text or as ids, and the tokenizer; ids alone do not need
-    one.
-    """
+    """Names and ids of tokens given as text or ids, and the tokenizer, which ids do not need."""
     from weightscope.model.text.tokenizer import Tokenizer, token_names
 
     tokenizer: Any = None
@@ -345,15 +335,6 @@ def _tokens(
     if known:
         model.embeddings.rows(known)  # raises if one is out of range
     return [*texts, *map(token_names(tokenizer), ids)], known, tokenizer
-
-
-def _say_long(seconds: float) -> None:
-    if seconds > LONG:
-        estimate = f"the full vocabulary takes about {seconds / 60:.0f} minutes on this machine"
-        click.echo(
-            f"weightscope: {estimate}; --sample 2000 estimates each AUROC to +-0.01 sooner",
-            err=True,
-        )
 
 
 def _say_bare(first: Any) -> None:

@@ -1,10 +1,9 @@
-"""The commands inspect, families and adopt: what a checkpoint is, and which architectures can be
-read.
-"""
+"""The commands inspect, families, adopt and draft: what a checkpoint is, and how to read it."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -26,16 +25,14 @@ if TYPE_CHECKING:
 
 @command(
     "List the supported architectures. Reads no weights.",
-    [
-        "weightscope families",
-        "weightscope families --csv rows.csv",
-    ],
+    ["weightscope families", "weightscope families --csv rows.csv"],
 )
 @options.csv
 @click.option(
     "--new",
     is_flag=True,
-    help="Try the architectures of the installed transformers that the census does not cover (PyTorch).",
+    help="Try the architectures of the installed transformers that the census does not cover "
+    "(PyTorch).",
 )
 @options.families
 def families_command(csv_file: Path | None, new: bool, families: str | None) -> None:
@@ -118,19 +115,16 @@ def adopt_command(
     opened = named(source)
     checkpoint = opened.checkpoint()
     if code is not None:
-        answer = adopted_with(
-            replace(opened, digest=False), code, attention or "", shows=not is_quiet()
-        )
+        unread = replace(opened, digest=False)
+        answer = adopted_with(unread, code, attention or "", shows=not is_quiet())
     else:
         answer = answer_of(adopt(checkpoint), checkpoint)
     options.say_digests(source_of(checkpoint))
     rows, proof = answer["stanzas"], answer["proof"]
     these = f"these {len(rows)} rows" if len(rows) > 1 else "this row"
-    which = (
-        f"unproved at its own size (tiny models of {proof})"
-        if answer["unproved"]
-        else f"proved against {proof}"
-    )
+    which = f"proved against {proof}"
+    if answer["unproved"]:
+        which = f"unproved at its own size (tiny models of {proof})"
     click.echo(f"{printable(answer['name'])} is read by {these}, {which}:")
     for row in rows:
         click.echo(printable_lines(row.removesuffix("\n")))
@@ -159,10 +153,7 @@ def _save(answer: Mapping[str, Any]) -> None:
 
 @command(
     "Draft a row for an unknown architecture from its tensors' names.",
-    [
-        "weightscope draft model/",
-        "weightscope draft model/ --out row.toml",
-    ],
+    ["weightscope draft model/", "weightscope draft model/ --out row.toml"],
 )
 @options.with_source
 @options.file_to_write("--out", help="Write the draft to this file; --families FILE reads it.")
@@ -225,19 +216,15 @@ def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) 
 
 
 def _list_tensors(source: "Source", as_json: bool) -> None:
-    """Print every tensor under its role, as far as a row knows it; the first line says why heads
-    are not read.
-    """
+    """Print every tensor under its role, as far as known; say first why heads are not read."""
     from weightscope.checkpoint.provenance import Provenance
 
     opened = source.open_tensors()
     tensors = opened.tensors
     lead = f"{tensors.lead} {getattr(opened, 'refusal', '')}".rstrip()
     if as_json:
-        print_json(
-            Provenance.of(tensors.checkpoint).envelope(printable(lead))
-            | {"tensors": tensors.as_json()}
-        )
+        envelope = Provenance.of(tensors.checkpoint).envelope(printable(lead))
+        print_json(envelope | {"tensors": tensors.as_json()})
         return
     options.say_digests(source_of(tensors.checkpoint))
     headline(printable(lead))
@@ -245,7 +232,7 @@ def _list_tensors(source: "Source", as_json: bool) -> None:
 
 
 def checked(source: "Source") -> Iterator["str | Table"]:
-    """What is in the file by role, and what stands out; needs no known family."""
+    """Yield the contents of the file by role, and its findings; needs no known family."""
     from weightscope.heads.tensors.findings import tensor_findings
     from weightscope.heads.tensors.measure import read_everything
     from weightscope.report.findings import Findings
@@ -257,7 +244,8 @@ def checked(source: "Source") -> Iterator["str | Table"]:
     everything = read_everything(checkpoint, roles)
     seconds = perf_counter() - began
     findings = Findings(tensor_findings(everything, padding=checkpoint.config.get("pad_token_id")))
-    rate = f"{sized(everything.nbytes)} in {seconds:.2f} s, {sized(int(everything.nbytes / seconds))}/s"
+    n_bytes = everything.nbytes
+    rate = f"{sized(n_bytes)} in {seconds:.2f} s, {sized(int(n_bytes / seconds))}/s"
     yield f"{everything.lead} {findings.headline} ({rate})"
     yield everything.roles
     yield from map(str, findings)
@@ -267,10 +255,12 @@ def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
     from weightscope.model.model import empty_tensors
 
     dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
-    yield f"checkpoint  {printable(checkpoint.name)}: {len(checkpoint)} tensors, {sized(checkpoint.nbytes)}"
+    stored = f"{len(checkpoint)} tensors, {sized(checkpoint.nbytes)}"
+    yield f"checkpoint  {printable(checkpoint.name)}: {stored}"
     yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
     if empty := empty_tensors(checkpoint):
-        yield f"empty       {counted(len(empty), 'tensor')} without elements, the first {printable(empty[0])}"
+        count = counted(len(empty), "tensor")
+        yield f"empty       {count} without elements, the first {printable(empty[0])}"
     for number, line in enumerate(options.digest_lines(source_of(checkpoint))):
         yield f"{'' if number else 'SHA-256':<11} {line}"
     if checkpoint.weight_files.sentence:
@@ -289,24 +279,23 @@ def describe(model: "Model") -> Iterator[str | Listed]:
     yield f"layers      {config.n_layers}, width {config.d_model}"
     borrowing = model.borrowing_layers
     if borrowing:
-        yield f"            reusing keys and values of an earlier layer: {', '.join(map(str, borrowing))}"
+        layers = ", ".join(map(str, borrowing))
+        yield f"            reusing keys and values of an earlier layer: {layers}"
     without = [i for i in range(config.n_layers) if i not in (*model.attention_layers, *borrowing)]
     if without:
         yield f"            without attention: {', '.join(map(str, without))}"
-    yield f"heads       {config.n_heads} heads x {config.head_dim} dims, {config.n_kv_heads} KV heads"
+    heads = f"{config.n_heads} heads x {config.head_dim} dims"
+    yield f"heads       {heads}, {config.n_kv_heads} KV heads"
     yield f"tokens      {_embedding(model, family.inputs.tokens)}"
-    positions = (
-        _embedding(model, family.inputs.positions)
-        if family.inputs.positions
-        else _without_embedding(model)
-    )
-    yield f"positions   {positions}"
-    if [stack for stack in model.stacks.values() if not model.is_read(stack)]:
+    if family.inputs.positions:
+        yield f"positions   {_embedding(model, family.inputs.positions)}"
+    else:
+        yield f"positions   {_without_embedding(model)}"
+    if not all(map(model.is_read, model.stacks.values())):
         yield from _stacks(model)
-    notes = [note for note in (*model.notes, overwritten_head(model, first_look=True)) if note]
-    yield from (
-        f"{'' if number else 'note':<11} {printable(note)}" for number, note in enumerate(notes)
-    )
+    notes = filter(None, (*model.notes, overwritten_head(model, first_look=True)))
+    for number, note in enumerate(notes):
+        yield f"{'' if number else 'note':<11} {printable(note)}"
     if model.attention_layers:
         yield from _budget(model)
         yield _first_tensors(model)
@@ -315,50 +304,39 @@ def describe(model: "Model") -> Iterator[str | Listed]:
 def _stacks(model: "Model") -> Iterator[str]:
     """One line for every attention stack in the file."""
     for number, stack in enumerate(model.stacks.values()):
-        sizes = (
-            f"{stack.n_layers} layers x {stack.n_heads} heads, {stack.family and stack.family.name}"
-        )
-        state = (
-            f"read as {model.family.name}"
-            if model.is_read(stack)
-            else f"not read: {printable(stack.refusal)}"
-        )
-        what = state if stack.refusal else f"{sizes} ({printable(stack.model_type)})"
-        what += ", unproved" if stack.family and stack.family.origin.startswith("unproved") else ""
+        family = stack.family
+        if not stack.refusal:
+            sizes = f"{stack.n_layers} layers x {stack.n_heads} heads, {family and family.name}"
+            what = f"{sizes} ({printable(stack.model_type)})"
+        elif model.is_read(stack):
+            what = f"read as {model.family.name}"
+        else:
+            what = f"not read: {printable(stack.refusal)}"
+        what += ", unproved" if family and family.origin.startswith("unproved") else ""
         where = ", ".join(filter(None, (printable(stack.prefix) + "*", printable(stack.part))))
         yield f"{'' if number else 'stacks':<11} {printable(stack.name)}: {what}; {where}"
 
 
 def _budget(model: "Model") -> Iterator[str]:
-    """The bytes that an audit reads, of all layers and embeddings and of the first layer, and what
-    is to be fetched.
-    """
+    """Bytes that an audit reads, in all and of the first layer, and bytes to be fetched."""
     checkpoint, layers = model.checkpoint, model.attention_layers
     names = {i: [tensor.name for tensor in model.attention_tensors(i)] for i in layers}
-    # a set: ALBERT's layers share tensors
-    everything = {name for of_layer in names.values() for name in of_layer}
+    everything = set(chain(*names.values()))  # ALBERT's layers share tensors
     everything |= {tensor.name for tensor in model.embedding_tensors}
-    for label, chosen in (
-        ("audit reads", everything),
-        (f"layer {layers[0]:<5}", set(names[layers[0]])),
-    ):
-        ends = [
-            end
-            for m in model.family.heads.projections[:2]
-            for end in (f".{m}.", f".{m}_weight", f".{m}_bias")
-        ]
+    modules = model.family.heads.projections[:2]
+    ends = [f".{module}{end}" for module in modules for end in (".", "_weight", "_bias")]
+    first_layer = set(names[layers[0]])
+    for label, chosen in (("audit reads", everything), (f"layer {layers[0]:<5}", first_layer)):
         of_qk = {name for name in chosen if any(end in f".{name}" for end in ends)}
-        total, qk = (checkpoint.bytes_to_read(group) for group in (chosen, of_qk))
+        total, qk = checkpoint.bytes_to_read(chosen), checkpoint.bytes_to_read(of_qk)
         if not qk:
-            model.layer(layers[0])  # which says what of it is missing
+            model.layer(layers[0])  # says what of it is missing
         share = f", {sized(qk)} of it queries and keys" if qk else ""
         yield f"{label} {sized(total)} of {sized(checkpoint.nbytes)}{share}"
     if checkpoint.bytes_fetched or checkpoint.bytes_to_fetch(everything):
-        headers, rest = (
-            sized(checkpoint.bytes_fetched),
-            sized(checkpoint.bytes_to_fetch(everything)),
-        )
-        yield f"network     {headers} fetched for the headers; an audit fetches {rest}"
+        headers, rest = checkpoint.bytes_fetched, checkpoint.bytes_to_fetch(everything)
+        audit = f"an audit fetches {sized(rest)}"
+        yield f"network     {sized(headers)} fetched for the headers; {audit}"
 
 
 def _first_tensors(model: "Model") -> Listed:
@@ -367,18 +345,16 @@ def _first_tensors(model: "Model") -> Listed:
 
     tensors = model.attention_tensors(model.attention_layers[0])
     stored = model.checkpoint.stored_names
-    names = [printable(stored.get(tensor.name, tensor.name)) for tensor in tensors]
-    rows = [
-        (name, tensor.dtype, str(tensor.shape)) for name, tensor in zip(names, tensors, strict=True)
-    ]
-    return Listed(
-        Table.of_rows(["tensor", "dtype", "shape"], rows),
-        "\n".join(f"  {'  '.join(row)}" for row in rows),
-    )
+    rows = []
+    for tensor in tensors:
+        name = printable(stored.get(tensor.name, tensor.name))
+        rows.append((name, tensor.dtype, str(tensor.shape)))
+    lines = "\n".join(f"  {'  '.join(row)}" for row in rows)
+    return Listed(Table.of_rows(["tensor", "dtype", "shape"], rows), lines)
 
 
 def _without_embedding(model: "Model") -> str:
-    """How a model without position embeddings tells positions apart."""
+    """Means by which a model without position embeddings tells positions apart."""
     if model.config.rope:
         return "rotary: queries and keys turn by position, and nothing is stored"
     return "a bias on scores" if model.family.positions.bias else _embedding(model, "")
@@ -390,5 +366,5 @@ def _embedding(model: "Model", name: str) -> str:
     full = model.prefix + name
     if full not in model.checkpoint:
         return f"not in this checkpoint (looked for {full})"
-    tensor = model.checkpoint[full]
-    return f"{printable(model.checkpoint.stored_names.get(full, full))}  {tensor.dtype}  {tensor.shape}"
+    tensor, name = model.checkpoint[full], model.checkpoint.stored_names.get(full, full)
+    return f"{printable(name)}  {tensor.dtype}  {tensor.shape}"

@@ -1,6 +1,4 @@
-"""Options that several commands share: SOURCE and how to read it, --out, --device, the engine;
-shell completion.
-"""
+"""Options of several commands: SOURCE and how to read it, --out, --device, the engine."""
 
 import os
 import re
@@ -55,11 +53,8 @@ def complete_family(
     """Complete the name of a family."""
     from weightscope.model.rows.table import known_rows
 
-    return [
-        CompletionItem(name)
-        for name in sorted({row.name for row in known_rows()})
-        if name.startswith(typed)
-    ]
+    names = sorted({row.name for row in known_rows()})
+    return [CompletionItem(name) for name in names if name.startswith(typed)]
 
 
 def complete_tower(
@@ -76,27 +71,21 @@ def complete_limit(
     """Complete a severity or a kind of finding."""
     from weightscope.report.findings import SEVERITIES, finding_kinds
 
-    return [
-        CompletionItem(name) for name in (*SEVERITIES, *finding_kinds()) if name.startswith(typed)
-    ]
+    names = (*SEVERITIES, *finding_kinds())
+    return [CompletionItem(name) for name in names if name.startswith(typed)]
 
 
 def writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     """Check that results can be written and figures drawn before anything is computed."""
     if path is not None:
         check_settings_of_figures()
-        check_writable(
-            path.parent
-            if isinstance(parameter.type, click.Path) and parameter.type.file_okay
-            else path
-        )
+        is_file = isinstance(parameter.type, click.Path) and parameter.type.file_okay
+        check_writable(path.parent if is_file else path)
     return path
 
 
 def check_settings_of_figures() -> None:
-    """Refuse a matplotlibrc that Matplotlib cannot read; it takes the first, and the working
-    directory's before all.
-    """
+    """Refuse a matplotlibrc that Matplotlib cannot read; the working directory's comes first."""
     from weightscope.checkpoint.config import MAX_BYTES, read_small
     from weightscope.core.errors import CheckpointError
 
@@ -116,17 +105,14 @@ def number(
     name: str, help: str, default: int | None = None, least: int = 1, **more: Any
 ) -> Callable[[Any], Any]:
     """An option that is a whole number."""
-    limits = click.IntRange(least)
-    return click.option(
-        name, type=limits, default=default, show_default=default is not None, help=help, **more
-    )
+    more |= {"type": click.IntRange(least), "default": default, "help": help}
+    return click.option(name, show_default=default is not None, **more)
 
 
 def file_to_read(name: str, help: str, **more: Any) -> Callable[[Any], Any]:
     """An option that names a file that is there."""
-    return click.option(
-        name, type=click.Path(exists=True, dir_okay=False, path_type=Path), help=help, **more
-    )
+    kind = click.Path(exists=True, dir_okay=False, path_type=Path)
+    return click.option(name, type=kind, help=help, **more)
 
 
 def file_to_write(*names: str, help: str, **more: Any) -> Callable[[Any], Any]:
@@ -154,10 +140,8 @@ def _reachable(context: click.Context, parameter: click.Parameter, device: str) 
 
 def device_option(check: Callable[..., str], use: str) -> Callable[[Any], Any]:
     """--device, checked before anything is read."""
-    kinds = click.Choice(["cpu", "cuda"])
-    return click.option(
-        "--device", type=kinds, default="cpu", show_default=True, callback=check, help=use
-    )
+    settings: dict[str, Any] = {"type": click.Choice(["cpu", "cuda"]), "default": "cpu"}
+    return click.option("--device", show_default=True, callback=check, help=use, **settings)
 
 
 device = device_option(_usable, "Device for the large matrix products.")
@@ -187,7 +171,8 @@ text = click.option(
     "--text",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Text, folder of texts, JSON lines or Parquet; may be repeated. Default: the public-domain texts included.",
+    help="Text, folder of texts, JSON lines or Parquet; may be repeated. "
+    "Default: the public-domain texts included.",
 )
 tokenizer = click.option(
     "--tokenizer", help="SOURCE of the tokenizer, if it is not in the checkpoint's folder."
@@ -228,41 +213,34 @@ digest = click.option(
 
 
 def digest_lines(source: Mapping[str, Any]) -> list[str]:
-    """With --digest, the digests of what was read, as sha256sum writes them; see `source_of`."""
+    """Digests of what was read, with --digest, as sha256sum writes them; see `source_of`."""
     context = click.get_current_context(silent=True)
     asked = context is not None and context.params.get("digest")
     return [f"{file['sha256']}  {file['name']}" for file in source["files"]] if asked else []
 
 
 def say_digests(source: Mapping[str, Any]) -> None:
-    """Print them to stderr: for commands that write neither a page nor JSON."""
+    """Print digests to stderr: for commands that write neither a page nor JSON."""
     for line in digest_lines(source):
         click.echo(line, err=True)
 
 
 def opened_model(source: Any, *, tensors_suffice: bool = False) -> Any:
-    """Open a Source; say so if the row that reads it was adopted or never verified, or if no row
-    reads its heads.
-    """
+    """Open a Source; say if its row was adopted or never verified, or if none reads its heads."""
     model = source.open_tensors() if tensors_suffice else source.open()
     family = getattr(model, "family", None)
     if family is None:
         why = model.refusal.partition(";")[0]
-        click.echo(
-            printable(f"weightscope: only the tensors of {model.name} are compared: {why}"),
-            err=True,
-        )
+        note = f"weightscope: only the tensors of {model.name} are compared: {why}"
+        click.echo(printable(note), err=True)
     elif family.origin:
-        click.echo(
-            printable(f"weightscope: {model.name} is read as family {family.called}"), err=True
-        )
+        note = f"weightscope: {model.name} is read as family {family.called}"
+        click.echo(printable(note), err=True)
     return model
 
 
 def with_source(command: Callable[..., None]) -> Callable[..., None]:
-    """Add SOURCE and the options that say how to read it; the command gets a function from text to
-    Source.
-    """
+    """Add SOURCE and the options on how to read it; the command gets a function text -> Source."""
 
     @click.argument("source", shell_complete=complete_source)
     @click.option("--revision", help="Branch, tag or commit on the Hub.")
@@ -318,13 +296,11 @@ def with_engine(command: Callable[..., None]) -> Callable[..., None]:
         from weightscope.core.engine import open_engine
 
         if engine == "dask" and jobs is not None:
-            raise click.UsageError(
-                "--jobs applies to the local engine; on a cluster, set the number of workers and threads there"
-            )
+            advice = "on a cluster, set the number of workers and threads there"
+            raise click.UsageError(f"--jobs applies to the local engine; {advice}")
         if jobs is not None and options.get("device", "cpu") != "cpu":
-            raise click.UsageError(
-                "--jobs cannot be used with --device cuda: a GPU is used by one process"
-            )
+            why = "a GPU is used by one process"
+            raise click.UsageError(f"--jobs cannot be used with --device cuda: {why}")
         if engine == "local" and scheduler is not None:
             raise click.UsageError("--scheduler needs --engine dask")
         with open_engine(engine, scheduler, jobs) as opened:
@@ -339,15 +315,12 @@ def whole_numbers(text: str, option: str) -> tuple[int, ...]:
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(-?\d{1,7})(?:\s*-\s*(\d{1,7}))?\s*", part)
         if ends is None:
-            raise click.BadParameter(
-                f"{printable(part)!r} is neither a whole number nor a range such as 0-3",
-                param_hint=option,
-            )
+            problem = f"{printable(part)!r} is neither a whole number nor a range such as 0-3"
+            raise click.BadParameter(problem, param_hint=option)
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if not 0 <= last - first < 10**5:
-            raise click.BadParameter(
-                f"the range {printable(part)} runs backwards or is too long", param_hint=option
-            )
+            problem = f"the range {printable(part)} runs backwards or is too long"
+            raise click.BadParameter(problem, param_hint=option)
         numbers += range(first, last + 1)
     return tuple(dict.fromkeys(numbers))
 

@@ -13,7 +13,8 @@ from weightscope.pairs.same import UP_TO
 
 
 @command(
-    "Is this still the same model? Compares every tensor, the config and the tokenizer of two checkpoints.",
+    "Is this still the same model? "
+    "Compares every tensor, the config and the tokenizer of two checkpoints.",
     [
         "weightscope same original/ converted.gguf",
         "weightscope same original/ exported/ --up-to rounding --out same/",
@@ -66,7 +67,7 @@ def same_command(
     different; undecided. Exit status 0 up to --up-to, 3 beyond it, 2 if a checkpoint cannot be
     read.
     """
-    from weightscope.checkpoint.adapters import is_adapter
+    from weightscope.checkpoint.adapters.diffusion import is_adapter
     from weightscope.model.sources import Source
     from weightscope.pairs.same.same import Same, same
 
@@ -119,15 +120,13 @@ def learned_command(
     TUNED is a checkpoint of BASE's shapes, or a LoRA adapter for it. Of several, the page also says
     which collide.
     """
-    from weightscope.checkpoint.adapters import is_adapter
+    from weightscope.checkpoint.adapters.diffusion import is_adapter
     from weightscope.model.sources import Source
     from weightscope.pairs.learned.learned import Learned, learned
 
     folder = folder_for(Learned, out)
     tunes = [Source.named(each, base=a if is_adapter(each) else None, **how) for each in tuned]
-    models = [
-        options.opened_model(source, tensors_suffice=True)
-        for source in (Source.named(a, **how), *tunes)
-    ]
+    sources = [Source.named(a, **how), *tunes]
+    models = [options.opened_model(source, tensors_suffice=True) for source in sources]
     result = learned(*models, exact=exact, progress=True)
     hand_over(result, folder, as_json)

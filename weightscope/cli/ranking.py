@@ -79,9 +79,8 @@ def rank_command(
     from weightscope.pairs.rank.rank import rank
 
     if tool == "mergekit" and base is None:
-        raise click.UsageError(
-            "--for mergekit needs --base: everything that is not chosen is taken from it"
-        )
+        why = "everything that is not chosen is taken from it"
+        raise click.UsageError(f"--for mergekit needs --base: {why}")
     if by == "change" and base is None:
         raise click.UsageError("--by change needs --base, the model that SOURCE was tuned from")
     names = (source, base) if base is not None else (source,)

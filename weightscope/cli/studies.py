@@ -28,12 +28,14 @@ from weightscope.cli.terminal import headline, is_quiet, show
 @click.option(
     "--counts",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Bigram counts (see `weightscope bigrams`), to find detokenization heads in the first layer.",
+    help="Bigram counts (see `weightscope bigrams`), to find detokenization heads in the first "
+    "layer.",
 )
 @click.option(
     "--reader",
     metavar="HEAD",
-    help="A head such as 9.9: also write which singular component of every earlier head it reads most.",
+    help="A head such as 9.9: also write which singular component of every earlier head it reads "
+    "most.",
 )
 @options.file_to_read(
     "--pairs", "CSV file of pairs, such as France,Paris: also write which heads map them."
@@ -235,13 +237,10 @@ def sinks(model: Any, question: str, out: Path, **options: Any) -> None:
 
     Writes tables, figures and report.html to --out.
     """
-    for name in (
-        name for key, names in QUESTION_OPTIONS.items() if key != question for name in names
-    ):
+    for name in QUESTION_OPTIONS["kind" if question == "bias" else "bias"]:
         if options.pop(name) not in (None, False):
-            raise click.UsageError(
-                f"--{name.replace('_', '-')} cannot be used with --question {question}"
-            )
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} cannot be used with --question {question}")
     finish(_bias(model, **options) if question == "bias" else _kind(model, **options), out)
 
 
@@ -262,13 +261,8 @@ def _bias(
 
     usual = sizes_of(thorough=thorough, paper=paper)
     sizes = Sizes(inputs or usual.texts, length or usual.tokens, evaluated or usual.evaluated)
-    return sink_bias(
-        model,
-        read_texts(text, characters=sizes.characters),
-        sizes,
-        first=not own_first,
-        device=device,
-    )
+    texts = read_texts(text, characters=sizes.characters)
+    return sink_bias(model, texts, sizes, first=not own_first, device=device)
 
 
 def _kind(
@@ -286,10 +280,9 @@ def _kind(
     from weightscope.heads.sinks.mechanisms import read_inputs, sink_mechanisms
     from weightscope.runner import open_runner
 
-    length, seed = length or 256, seed or 0
-    chosen = read_inputs(
-        model, text, images, n=inputs or 64, length=length, seed=seed, own_first=own_first
-    )
+    length = length or 256
+    how: dict[str, Any] = {"length": length, "seed": seed or 0, "own_first": own_first}
+    chosen = read_inputs(model, text, images, n=inputs or 64, **how)
     if causal is None:
         return sink_mechanisms(open_runner(model, device=device), chosen)
     from weightscope.heads.sinks.causal import sinks_and_changes
@@ -299,6 +292,4 @@ def _kind(
     framing_of(model)  # refuses models of images
     texts = read_texts(text, characters=2 * CHARACTERS_A_TOKEN * causal * length)
     runner = open_runner(model, language=True, device=device)
-    return sinks_and_changes(
-        runner, chosen, texts, n=causal, length=length, seed=seed, own_first=own_first
-    )
+    return sinks_and_changes(runner, chosen, texts, n=causal, **how)

@@ -1,6 +1,4 @@
-"""What a command prints: its result, headlines that --quiet hides, tables fitted to the
-terminal.
-"""
+"""Output of commands: results, headlines that --quiet hides, tables fitted to the terminal."""
 
 import json
 import sys
@@ -36,7 +34,7 @@ quiet_option: Callable[[Any], Any] = click.option(
 
 
 def is_quiet() -> bool:
-    """Whether the running command was given --quiet."""
+    """True if the running command was given --quiet."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(QUIET))
 
@@ -78,9 +76,7 @@ def end_with(result: Any, out: Path, as_json: bool = False, page: str = "report.
 
 
 def folder_for(result: Any, out: Path | None) -> "OutputFolder | None":
-    """The folder for the files of a kind of result, if one is asked for; refused before any work if
-    it is another's.
-    """
+    """The folder for a kind of result, if asked for; another's is refused before any work."""
     from weightscope.core.files import OutputFolder
 
     if out is None:
@@ -91,9 +87,7 @@ def folder_for(result: Any, out: Path | None) -> "OutputFolder | None":
 
 
 def hand_over(result: Any, folder: "OutputFolder | None", as_json: bool) -> None:
-    """Write a result into its folder, if it has one, and print all of it: an answer, which --quiet
-    does not hide.
-    """
+    """Write a result into its folder, if any, and print all of it, even with --quiet."""
     if folder is not None:
         with folder:
             result.write_files(folder)
@@ -144,16 +138,13 @@ def _ruled(table: "Table", width: int) -> Any:
     ruled, needed = Ruled(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0)), 2
     for column in table.columns:
         heading = column.heading.replace(" ", "\n") if column.is_numeric else column.heading
-        longest = max(
-            len(cell) for cell in (*heading.split("\n"), *map(column.shown, column.values))
-        )
+        cells = (*heading.split("\n"), *map(column.shown, column.values))
+        longest = max(map(len, cells))
         needed += 2 + (longest if column.is_numeric else min(longest, TEXT))
         side: Any = "right" if column.is_numeric else "left"
         ruled.add_column(Text(heading), justify=side, overflow="fold", no_wrap=column.is_numeric)
     for row in table.rows():
-        ruled.add_row(
-            *(Text(column.shown(cell)) for column, cell in zip(table.columns, row, strict=True))
-        )
-    return (
-        ruled if needed <= width or not any(column.is_numeric for column in table.columns) else None
-    )
+        pairs = zip(table.columns, row, strict=True)
+        ruled.add_row(*(Text(column.shown(cell)) for column, cell in pairs))
+    has_numbers = any(column.is_numeric for column in table.columns)
+    return None if has_numbers and needed > width else ruled

@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, in several on this machine, or on a Dask cluster.
+"""Engines that run tasks: this process, several on this machine, or a Dask cluster.
 
 A task is a pure function and its arguments. For another process both are pickled, the function by
 name: it must be importable there, and its arguments should say where to read data rather than carry
@@ -37,29 +37,23 @@ from weightscope.core.errors import CheckpointError, first_line, printable
 from weightscope.core.files import regular_file
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-# The parent process reports problems; the working directory, which may be a checkpoint's, is no
-# place of modules.
+# The parent process reports problems. The working directory may be a checkpoint's, so nothing is
+# imported from it.
 CHILDREN = {"PYTHONWARNINGS": "ignore", "PYTHONSAFEPATH": "1"}
 
 
 def array_of(answer: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
-    """A task's answer, if it is real numbers of the expected shape; a worker may run another
-    version, or be hostile.
-    """
-    if not (
-        isinstance(answer, np.ndarray) and answer.dtype.kind in "biuf" and answer.shape == shape
-    ):
-        given = (
-            f"{answer.dtype} {answer.shape}"
-            if isinstance(answer, np.ndarray)
-            else type(answer).__name__
-        )
-        raise unexpected(what, given, f"numbers of the shape {shape}")
-    return answer
+    """Check that a task's answer has real numbers of this shape; a worker may be hostile or old."""
+    given = type(answer).__name__
+    if isinstance(answer, np.ndarray):
+        if answer.dtype.kind in "biuf" and answer.shape == shape:
+            return answer
+        given = f"{answer.dtype} {answer.shape}"
+    raise unexpected(what, given, f"numbers of the shape {shape}")
 
 
 def unexpected(what: str, given: str, expected: str) -> CheckpointError:
-    """The error that a worker answers with something else."""
+    """The error for a worker's answer of the wrong kind."""
     problem = f"a worker answers for {what} with {given}; {expected} were expected"
     return CheckpointError(f"{problem}. Does it run the same version of weightscope?")
 
@@ -69,7 +63,7 @@ class Finished(NamedTuple):
 
     key: Any  # as submitted
     value: Any  # None if the task raised
-    error: Exception | None  # what the task raised
+    error: Exception | None  # raised by the task
 
 
 class Engine:
@@ -102,12 +96,12 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a task is running or queued."""
+        """True if a task is running or queued."""
         return bool(self._under_way)
 
     @property
     def hungry(self) -> bool:
-        """Whether workers would be idle without more tasks."""
+        """True if workers would be idle without more tasks."""
         return len(self._under_way) < self._ahead
 
     def submit(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
@@ -119,9 +113,7 @@ class Engine:
     def each(
         self, tasks: Iterable[tuple[Hashable, Callable[..., Any], tuple[Any, ...]]]
     ) -> Iterator["Finished"]:
-        """The results of tasks (key, function, arguments) as they end; so many are submitted as
-        keep workers busy.
-        """
+        """Run tasks (key, function, arguments), enough at a time; yield results as they end."""
         waiting = iter(tasks)
         task = next(waiting, None)
         while task is not None or self.busy:
@@ -165,7 +157,7 @@ class Engine:
         self._executor.shutdown(wait=False)
 
     def is_own(self, error: Exception) -> bool:
-        """Whether an error comes from the engine rather than the task."""
+        """True if an error comes from the engine rather than the task."""
         return False
 
     def failure(self, error: Exception | None) -> CheckpointError:
@@ -191,9 +183,7 @@ class ThisProcess(Engine):
 
 
 class Processes(Engine):
-    """Runs tasks in several processes on this machine, through joblib's loky; each has its share of
-    the cores.
-    """
+    """Runs tasks in processes on this machine, through joblib's loky; each gets some cores."""
 
     def __init__(self, jobs: int) -> None:
         from joblib.externals.loky import ProcessPoolExecutor
@@ -225,22 +215,19 @@ class Processes(Engine):
 
     def failure(self, error: Exception | None) -> CheckpointError:
         return CheckpointError(
-            "one of the processes of `jobs` was killed, perhaps out of memory; fewer processes need less "
-            "(`resume` continues an audit)"
+            "one of the processes of `jobs` was killed, perhaps out of memory; "
+            "fewer processes need less (`resume` continues an audit)"
         )
 
 
 def _begin(parent: int) -> None:
     """Initialise a worker process."""
     end_with_parent(parent)
-    # without a handler, logging prints warnings itself
-    logging.getLogger().addHandler(logging.NullHandler())
+    logging.getLogger().addHandler(logging.NullHandler())  # without one, logging prints warnings
 
 
 def beside_others(cores: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a task on some of the cores with one BLAS thread; the limit stays, since other threads
-    rely on it.
-    """
+    """Run a task on some cores with one BLAS thread; the limit stays, as others rely on it."""
     keep_to(cores)
     one_blas_thread()
     return function(*arguments)
@@ -252,14 +239,9 @@ CLOSING = 10  # seconds to disconnect
 HURRY = 0.3  # seconds to disconnect after an interruption
 ADDRESS = re.compile(r"((tcp|tls|ws|wss|ucx)://)?(\[[0-9a-fA-F:.%]+\]|[\w.-]+):\d{1,5}/?")
 NOISY = (
-    "distributed",
-    "distributed.client",
-    "distributed.core",
-    "distributed.utils",
-    "tornado",
-    "tornado.application",
-    "asyncio",
-)
+    "distributed", "distributed.client", "distributed.core", "distributed.utils", "tornado",
+    "tornado.application", "asyncio",
+)  # fmt: skip
 FEWEST_AHEAD = 256  # tasks submitted at a time, so that new workers find some
 
 
@@ -273,12 +255,10 @@ class Cluster(Engine):
     def __init__(self, client: Any, address: str) -> None:
         threads = sum(client.nthreads().values())
         if not threads:
-            print(
-                f"weightscope: no worker has joined {address} yet; waiting for one", file=sys.stderr
-            )
-        super().__init__(
-            client.get_executor(pure=False), max(FEWEST_AHEAD, 2 * threads), elsewhere=True
-        )
+            notice = f"weightscope: no worker has joined {address} yet; waiting for one"
+            print(notice, file=sys.stderr)
+        ahead = max(FEWEST_AHEAD, 2 * threads)
+        super().__init__(client.get_executor(pure=False), ahead, elsewhere=True)
         self._client, self._address = client, address
 
     def submit(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
@@ -303,10 +283,9 @@ class Cluster(Engine):
         from distributed import KilledWorker
 
         if isinstance(error, KilledWorker):
-            return CheckpointError(
-                f"{error.allowed_failures + 1} workers died running one task, perhaps out of memory; "
-                "`dask worker --nthreads 1` holds one layer at a time"
-            )
+            problem = f"{error.allowed_failures + 1} workers died running one task"
+            advice = "`dask worker --nthreads 1` holds one layer at a time"
+            return CheckpointError(f"{problem}, perhaps out of memory; {advice}")
         if isinstance(error, ImportError) or "deserializ" in str(error):
             return CheckpointError(
                 f"the scheduler or a worker at {self._address} cannot load weightscope ({error}); "
@@ -320,9 +299,7 @@ class Cluster(Engine):
 
 
 def connect(scheduler: str | None) -> Engine:
-    """Connect to a scheduler, by default the one in Dask's configuration, with the timeout
-    configured there.
-    """
+    """Connect to a scheduler, by default the one in Dask's configuration, with its timeout."""
     try:
         import dask
         from dask.utils import parse_timedelta
@@ -331,9 +308,8 @@ def connect(scheduler: str | None) -> Engine:
         raise CheckpointError("`engine='dask'` needs Dask: pip install distributed") from None
     address = scheduler or dask.config.get("scheduler-address", None)
     if not address:
-        raise CheckpointError(
-            "`engine='dask'` needs `scheduler`, the tcp:// address that `dask scheduler` prints"
-        )
+        needed = "`scheduler`, the tcp:// address that `dask scheduler` prints"
+        raise CheckpointError(f"`engine='dask'` needs {needed}")
     address = _address(address)
     for name in NOISY:  # errors are reported in one line below
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -342,9 +318,8 @@ def connect(scheduler: str | None) -> Engine:
     try:
         client = _within(timeout + 1, call)
     except Exception as error:  # Dask raises many kinds
-        raise CheckpointError(
-            f"no Dask scheduler answers at {address} ({first_line(error)})"
-        ) from None
+        problem = f"no Dask scheduler answers at {address} ({first_line(error)})"
+        raise CheckpointError(problem) from None
     return Cluster(client, address)
 
 
@@ -364,9 +339,7 @@ def _address(scheduler: str) -> str:
 
 
 def _within(seconds: float, connect: Callable[[], Any]) -> Any:
-    """Call `connect` with a timeout: a server that accepts and stays silent would block the client
-    forever.
-    """
+    """Call `connect` with a timeout: a silent server would block the client forever."""
     answer: Future[Any] = Future()
 
     def call() -> None:

@@ -9,8 +9,7 @@ LONGEST_PROBLEM = 2000
 
 
 class CheckpointError(Exception):
-    """Bad input: a checkpoint, counts file, corpus or token that is missing, broken, hostile or not
-    supported.
+    """Missing, broken, hostile or unsupported input: a checkpoint, counts, corpus or token.
 
     The message is one line: which file and tensor, what was found and what was expected. Arguments
     appear by name in backquotes, `tower` or `tower='text'`; a command shows its option instead.
@@ -41,9 +40,7 @@ class CheckpointError(Exception):
 
 
 class TooLargeError(CheckpointError):
-    """A result is too large for its floating-point type; callers that know the weights name the
-    largest.
-    """
+    """A result too large for its floating-point type; who knows the weights names the largest."""
 
 
 def whole(value: Any, what: str) -> int:
@@ -65,15 +62,12 @@ def wholes(values: Any, what: str) -> tuple[int, ...]:
 
 def expected(value: object, what: str, instead: str) -> TypeError:
     """The error about an argument of the wrong type."""
-    return TypeError(
-        f"{what} is {shortened(repr(value), 40)}, of type {type(value).__name__}; expected {instead}"
-    )
+    given = f"{shortened(repr(value), 40)}, of type {type(value).__name__}"
+    return TypeError(f"{what} is {given}; expected {instead}")
 
 
 def nearest(name: str, known: Iterable[str], least: float = 0.6) -> str:
-    """A "did you mean" to end a message with; empty where no known name is similar, by difflib's
-    ratio.
-    """
+    """End a message with "did you mean"; empty if no known name has difflib's ratio `least`."""
     from difflib import get_close_matches  # imported only once something is wrong
 
     near = get_close_matches(name, list(known), 1, least)
@@ -88,14 +82,14 @@ def shortened(text: str, longest: int = LONGEST_NAME) -> str:
 
 
 def printable(text: object) -> str:
-    """`text` with everything a terminal might obey (escapes, control and bidirectional characters)
-    spelled out.
+    """Spell out what a terminal might obey: escapes, control and bidirectional characters.
 
     Use it for names and tokens, which come from untrusted files.
     """
-    return "".join(
+    characters = (
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text)
     )
+    return "".join(characters)
 
 
 def first_line(error: BaseException) -> str:
@@ -104,12 +98,12 @@ def first_line(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one `printable` line."""
+    """An error's message in one `printable` line."""
     return printable(" ".join(str(error).split()))
 
 
 def printable_lines(text: str) -> str:
-    """Lines of text, each `printable`: no character but a newline ends one."""
+    """Make each line `printable`: no character but a newline ends one."""
     return "\n".join(map(printable, text.split("\n")))
 
 

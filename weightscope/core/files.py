@@ -1,5 +1,4 @@
-"""Safe files: reading without waiting for a pipe, writing whole or not at all, and the folder that
-a run writes into.
+"""Safe files: read without waiting for a pipe, write whole or not at all; a run's folder.
 
 Commands import this module before they know what to do, so it imports nothing that takes time.
 """
@@ -25,8 +24,10 @@ REPORT = ("report.html", "report.json")  # a page, and the numbers on it
 HIDDEN = ".weightscope"  # folder within OUT for the lock, the manifest and what a resumed run needs
 LARGEST_MANIFEST = 16_000_000  # bytes; what is cut there is not JSON
 PIECES = 1000  # pieces of JSON text (numbers, brackets) joined into one write
-# answers of network file systems without locks
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # network file systems without locks
+BROKEN = (
+    OSError, CheckpointError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
+)  # fmt: skip
 
 _unfinished: set[Path] = set()  # partial files of this process
 
@@ -35,9 +36,7 @@ _unfinished: set[Path] = set()  # partial files of this process
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor of a regular file. Devices and files of /proc are refused, and a pipe is not
-    waited for.
-    """
+    """Open a regular file, as a descriptor; refuse devices and /proc, wait for no pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -56,11 +55,9 @@ def open_regular(path: Path) -> int:
 
 
 class _Readable(io.FileIO):
-    """A regular file; a failed read is a CheckpointError."""
+    """A regular file, open for reading; a failed read is a CheckpointError."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(open_regular(path))
-        self._path = path
+    path: Path  # named in errors
 
     def readinto(self, buffer: Any) -> int:
         return self._checked(super().readinto, buffer)
@@ -75,12 +72,14 @@ class _Readable(io.FileIO):
             problem = os.strerror(errno.EAGAIN)  # as of /proc/kmsg, which counts as a regular file
         except OSError as error:
             problem = str(error.strerror)
-        raise CheckpointError(f"cannot be read ({problem})", file=self._path)
+        raise CheckpointError(f"cannot be read ({problem})", file=self.path)
 
 
 def regular_file(path: Path) -> BufferedReader:
     """A regular file, open for reading; errors as for `open_regular`, also of reading it."""
-    return BufferedReader(_Readable(path))
+    file = _Readable(open_regular(path))
+    file.path = path
+    return BufferedReader(file)
 
 
 # Writing
@@ -88,8 +87,7 @@ def regular_file(path: Path) -> BufferedReader:
 
 @contextmanager
 def new_file(path: Path, staging: Path | None = None, synced: bool = True) -> Iterator[BinaryIO]:
-    """A file to write; it gets its name when the block ends without an error, and is on the disk by
-    then if `synced`.
+    """A file to write; it gets its name when the block ends well, on the disk if `synced`.
 
     A file whose content is checked when it is read need not be: after a power failure it is made
     again.
@@ -97,16 +95,19 @@ def new_file(path: Path, staging: Path | None = None, synced: bool = True) -> It
     Until then it is a partial file in `staging` (the file's own folder by default), with an
     unguessable name that is opened only if nothing has it, not even a link.
     """
+
+    def open_no_link(path: str, flags: int) -> int:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
     partial = (staging or path.parent) / f".{os.urandom(8).hex()}.partial"
     if path.exists() and not (path.is_file() or path.is_dir()):
-        # renaming would replace a pipe or device
-        raise CheckpointError("is not a regular file", file=path)
+        raise CheckpointError("is not a regular file", file=path)  # renaming would replace it
     _unfinished.add(partial)
     try:
         with writing(path):
             for folder in (path.parent, partial.parent):
                 folder.mkdir(parents=True, exist_ok=True)
-            with open(partial, "x+b", opener=_open_no_link) as file:
+            with open(partial, "x+b", opener=open_no_link) as file:
                 yield file
                 file.flush()
                 if synced:
@@ -116,10 +117,6 @@ def new_file(path: Path, staging: Path | None = None, synced: bool = True) -> It
         with suppress(OSError):  # the folder could not be made, or the file has its name by now
             partial.unlink()
         _unfinished.discard(partial)
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def remove_unfinished() -> None:
@@ -148,9 +145,7 @@ def writing(path: Path, done: str = "written") -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that results cannot be written to, before they are computed; the folder is
-    not made yet.
-    """
+    """Refuse a folder that cannot be written to, before results are computed; make none."""
     try:
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
     except OSError as error:  # the name is too long, or a folder above may not be searched
@@ -210,8 +205,7 @@ class Files:
     """Result files in memory, by name: what a worker makes and sends back."""
 
     def __init__(self) -> None:
-        # empty in subclasses that write to disk; "subfolder/name" is allowed
-        self.contents: dict[str, bytes] = {}
+        self.contents: dict[str, bytes] = {}  # by name or "subfolder/name"; empty for a folder
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
@@ -254,7 +248,7 @@ class Files:
             self.bytes(name, content)
 
     def within(self, subfolder: str) -> "Files":
-        """The same files, with `subfolder/` before each name."""
+        """A view of these files, with `subfolder/` before each name."""
         return _Within(self, subfolder)
 
 
@@ -270,9 +264,7 @@ class _Within(Files):
 
 
 class Folder(Files):
-    """Result files in a folder, each written whole or not at all. Other files in the folder
-    stay.
-    """
+    """Result files in a folder, each written whole or not at all. Other files there stay."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -285,18 +277,18 @@ class Folder(Files):
 
 
 class _Manifest(NamedTuple):
-    """What manifest.json records about a run's files."""
+    """A run's files, as manifest.json records them."""
 
     finished: bool = False
     fingerprint: Any = None
     files: Mapping[str, str] = MappingProxyType({})  # SHA-256 of what the run has written, by name
-    # (name, SHA-256) of files that runs before it may have left
-    earlier: frozenset[tuple[str, str]] = frozenset()
+    earlier: frozenset[tuple[str, str]] = (
+        frozenset()
+    )  # (name, SHA-256), perhaps left by earlier runs
 
 
 class OutputFolder(Folder):
-    """The folder of one run's results, to be used in a `with` statement; a lock keeps other runs
-    out until it ends.
+    """The folder of one run's results, for a `with` statement; locked until the run ends.
 
     When the run ends well, files of earlier runs that it did not write again are removed, since
     they do not belong to its results: only files listed in the manifest and unchanged since. A
@@ -314,10 +306,8 @@ class OutputFolder(Folder):
         super().__init__(path)
         self.hidden = path / HIDDEN
         self._staging = self.hidden / "unfinished"
-        # all that the results depend on, as JSON values
-        self._fingerprint = dict(fingerprint or {})
-        # results known in advance: if one is there and not ours, the run does not begin
-        self._names = names
+        self._fingerprint = dict(fingerprint or {})  # all the results depend on, as JSON values
+        self._names = names  # known in advance; the run does not begin over another's file
         self._written: dict[str, str] = {}  # as in `_Manifest.files` and `.earlier`
         self._earlier: frozenset[tuple[str, str]] = frozenset()
         self._lock: Any = None
@@ -389,8 +379,9 @@ class OutputFolder(Folder):
     def _refuse_foreign(self, name: str, listed: Collection[str]) -> None:
         path = self.path / name
         if name not in listed and HIDDEN not in path.parts and os.path.lexists(path):
-            problem = "is there already, and no run of weightscope wrote it: move it away, or choose another folder"
-            raise CheckpointError(problem, file=path)
+            problem = "is there already, and no run of weightscope wrote it"
+            advice = "move it away, or choose another folder"
+            raise CheckpointError(f"{problem}: {advice}", file=path)
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
@@ -398,15 +389,13 @@ class OutputFolder(Folder):
         with self._inside(name) as file:
             yield file
             self._written[name] = _sha256(file)
-            # before the file gets its name: every file of a killed run is listed
-            self._record(finished=False)
+            self._record(finished=False)  # before the file gets its name: a killed run lists all
 
     def _inside(self, name: str) -> AbstractContextManager[BinaryIO]:
         """A new file within the folder."""
         if not (self.path / name).parent.resolve().is_relative_to(self.path.resolve()):
-            raise CheckpointError(
-                "leads out of the folder of results by a symbolic link", file=self.path / name
-            )
+            problem = "leads out of the folder of results by a symbolic link"
+            raise CheckpointError(problem, file=self.path / name)
         return new_file(self.path / name, self._staging)
 
     def add(self, contents: Mapping[str, Bytes]) -> None:
@@ -416,18 +405,15 @@ class OutputFolder(Folder):
         listed = {*self._written, *(earlier for earlier, _ in self._earlier)}
         for name in contents:
             self._refuse_foreign(name, listed)
-        self._written |= {
-            name: hashlib.sha256(content).hexdigest() for name, content in contents.items()
-        }
+        for name, content in contents.items():
+            self._written[name] = hashlib.sha256(content).hexdigest()
         self._record(finished=False)
         for name, content in contents.items():
             with self._inside(name) as file:
                 file.write(content)
 
     def is_finished(self, *names: str) -> bool:
-        """Whether a run with this fingerprint has ended well, has written `names`, and its files
-        are unchanged.
-        """
+        """True if a run with this fingerprint ended well with `names`, unchanged since."""
         manifest = self._manifest()
         return (
             manifest.finished
@@ -443,7 +429,7 @@ class OutputFolder(Folder):
         return tuple(manifest.files) if manifest.finished else ()
 
     def recorded(self, name: str) -> bool:
-        """Whether the last run has written a file, and it is unchanged."""
+        """True if the last run has written a file, and it is unchanged."""
         digest = self._manifest().files.get(name)
         return digest is not None and self._holds(name, digest)
 
@@ -456,16 +442,11 @@ class OutputFolder(Folder):
                 content = file.read()
         except CheckpointError:
             return None
-        return (
-            content
-            if hashlib.sha256(content).hexdigest() == self._manifest().files.get(name)
-            else None
-        )
+        digest = hashlib.sha256(content).hexdigest()
+        return content if digest == self._manifest().files.get(name) else None
 
     def _holds(self, name: str, digest: str) -> bool:
-        """Whether a file is really in this folder and unchanged; the manifest is not trusted about
-        either.
-        """
+        """True if a file is in this folder and unchanged; the manifest may lie about either."""
         try:
             path = self.path / name
             inside = path.parent.resolve().is_relative_to(self.path.resolve())
@@ -475,21 +456,15 @@ class OutputFolder(Folder):
             return False
 
     def _refuse_links(self) -> None:
-        """Refuse a link in place of the hidden folder, the lock or a folder of layers: it leads to
-        another's files.
-        """
+        """Refuse links in place of the hidden folder or within: they lead to another's files."""
         link = None
         with suppress(OSError):  # not there, or not a folder: the first write reports it
-            link = (
-                self.hidden
-                if self.hidden.is_symlink()
-                else next(filter(Path.is_symlink, self.hidden.iterdir()), None)
-            )
+            inside = () if self.hidden.is_symlink() else self.hidden.iterdir()
+            link = next(filter(Path.is_symlink, (self.hidden, *inside)), None)
         if link is not None:
-            problem = (
-                "is a symbolic link, which no run has made: remove it, or choose another folder"
-            )
-            raise CheckpointError(problem, file=link)
+            problem = "is a symbolic link, which no run has made"
+            advice = "remove it, or choose another folder"
+            raise CheckpointError(f"{problem}: {advice}", file=link)
 
     def _manifest(self) -> _Manifest:
         """The last run's manifest; an empty one if there is none or it is broken."""
@@ -497,27 +472,15 @@ class OutputFolder(Folder):
         try:
             with regular_file(self.hidden / "manifest.json") as file:
                 record = json.loads(file.read(LARGEST_MANIFEST))
-            return _Manifest(
-                record["finished"] is True,
-                record["fingerprint"],
-                {str(name): str(digest) for name, digest in record["files"].items()},
-                frozenset((str(name), str(digest)) for name, digest in record["earlier"]),
-            )
-        except (
-            OSError,
-            CheckpointError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ):
+            files = {str(name): str(digest) for name, digest in record["files"].items()}
+            earlier = frozenset((str(name), str(digest)) for name, digest in record["earlier"])
+            return _Manifest(record["finished"] is True, record["fingerprint"], files, earlier)
+        except BROKEN:
             return _Manifest()
 
     def _record(self, *, finished: bool) -> None:
-        manifest = _Manifest(finished, self._fingerprint, self._written)._asdict() | {
-            "earlier": sorted(self._earlier)
-        }
+        manifest = _Manifest(finished, self._fingerprint, self._written)._asdict()
+        manifest["earlier"] = sorted(self._earlier)
         with new_file(self.hidden / "manifest.json", self._staging) as file:
             file.write((json.dumps(manifest, indent=1) + "\n").encode())
 
@@ -530,17 +493,16 @@ def _sha256(file: Any) -> str:
 
 
 def _locked(lock: Path, folder: Path) -> Any:
-    """A held lock, which the system releases however this process ends; None where the file system
-    has no locks.
-    """
+    """Hold a lock that the system releases however this process ends; None without locks."""
     from filelock import FileLock, Timeout
 
     held = FileLock(lock, blocking=False, thread_local=False)
     try:
         held.acquire()
     except Timeout:
-        problem = "another run is writing into this folder; wait until it has ended, or choose another folder"
-        raise CheckpointError(problem, file=folder) from None
+        problem = "another run is writing into this folder"
+        advice = "wait until it has ended, or choose another folder"
+        raise CheckpointError(f"{problem}; {advice}", file=folder) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise CheckpointError(f"cannot be locked ({error.strerror})", file=folder) from None

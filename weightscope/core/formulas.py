@@ -1,5 +1,4 @@
-r"""Formulas on pages: plain notation such as `sum_j alpha_(i j) f(x_j)` becomes MathML, which every
-browser draws.
+r"""Formulas on pages: plain notation such as `sum_j alpha_(i j) f(x_j)` becomes MathML.
 
 Formulas are between dollar signs, or between `$$` for a line of their own; `\$` is a dollar sign. A
 letter is a variable, a longer word a name, a Greek letter can be spelled out. `_` and `^` take the
@@ -14,34 +13,16 @@ from markupsafe import Markup, escape
 
 from weightscope.core.errors import printable
 
-GREEK = dict(
-    zip(
-        [
-            "alpha",
-            "beta",
-            "gamma",
-            "delta",
-            "epsilon",
-            "kappa",
-            "lambda",
-            "mu",
-            "rho",
-            "sigma",
-            "tau",
-            "Delta",
-        ],
-        "αβγδεκλμρστΔ",
-        strict=True,
-    )
-)
+GREEK = {
+    "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "kappa": "κ",
+    "lambda": "λ", "mu": "μ", "rho": "ρ", "sigma": "σ", "tau": "τ", "Delta": "Δ",
+}  # fmt: skip
 LARGE = {"sum": "∑", "Σ": "∑", "max": "max", "min": "min"}  # their subscript goes below
 SIGNS = {"-": "−", "'": "′", "*": "·", "<=": "≤", ">=": "≥", "!=": "≠"}
 SMALL = {
-    **dict(zip("₀₁₂₃", "0123", strict=True)),
-    **dict(zip("⁰¹²³⁴", "01234", strict=True)),
-    "⁺": "+",
-    "ᵢ": "i",
-}
+    "₀": "0", "₁": "1", "₂": "2", "₃": "3", "ᵢ": "i",
+    "⁰": "0", "¹": "1", "²": "2", "³": "3", "⁴": "4", "⁺": "+",
+}  # fmt: skip
 BELOW, ABOVE = "₀₁₂₃ᵢ", "⁰¹²³⁴⁺'"
 FENCES = {"(": ")", "[": "]", "{": "}"}
 FORMULA = re.compile(r"(?<!\\)(\$\$?)(.{1,200}?)(?<!\\)\1")
@@ -145,14 +126,18 @@ def _scripted(token: str, tokens: _Tokens) -> str:
             below += _word(SMALL[sign])
         else:
             above += _word(SMALL.get(sign, sign))
+    if not (below or above):
+        return base
     below, above = (
         f"<mrow>{part}</mrow>" if part.count("</m") > 1 else part for part in (below, above)
     )
     if below and above:
         name = "munderover" if large else "msubsup"
+    elif below:
+        name = "munder" if large else "msub"
     else:
-        name = ("munder" if below else "mover") if large else ("msub" if below else "msup")
-    return f"<{name}>{base}{below}{above}</{name}>" if below or above else base
+        name = "mover" if large else "msup"
+    return f"<{name}>{base}{below}{above}</{name}>"
 
 
 def _script(tokens: _Tokens) -> str:

@@ -1,5 +1,4 @@
-"""Progress bars that appear only after two seconds: commands show them, a call from Python only on
-request.
+"""Progress bars after two seconds: commands show them, calls from Python on request.
 
 They are drawn on a terminal or in a notebook only: a log gets neither bars nor control characters.
 
@@ -15,8 +14,7 @@ from threading import Timer
 from typing import Any
 
 DELAY = 2  # seconds before a bar appears
-# seconds left after the first part: work that takes longer is announced in a line that stays
-LONG = 60
+LONG = 60  # seconds left after the first part; longer work is announced in a line that stays
 
 _is_shown: ContextVar[bool] = ContextVar("progress is shown", default=False)
 
@@ -42,9 +40,7 @@ def progress_hidden() -> Iterator[None]:
 
 
 def _is_seen() -> bool:
-    """Whether stderr is a terminal or a notebook's cell; it is None where the shell has closed
-    it.
-    """
+    """True if stderr is a terminal or a notebook's cell; the shell may have closed it (None)."""
     return sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
 
 
@@ -56,23 +52,15 @@ def bar(
     total: int | None = None,
     **options: Any,
 ) -> Any:
-    """A progress bar over items, or one moved by its `update`; it draws nothing if there is no
-    terminal or notebook.
-    """
-    options |= {
-        "desc": what,
-        "unit": unit,
-        "total": total,
-        "disable": not (_is_shown.get() and _is_seen()),
-    }
+    """A progress bar over items, or moved by its `update`; drawn on a terminal or notebook only."""
+    hidden = not (_is_shown.get() and _is_seen())
+    options |= {"desc": what, "unit": unit, "total": total, "disable": hidden}
     return bar_class()(items, delay=DELAY, leave=False, dynamic_ncols=True, **options)
 
 
 @cache
 def bar_class() -> Any:
-    """tqdm's bar with three changes: it appears after its delay, is always cleared, and announces
-    long work.
-    """
+    """tqdm's bar, but it waits for its delay, is always cleared, and announces long work."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -84,12 +72,9 @@ def bar_class() -> Any:
                 self._timed = True
                 left = (self._time() - self.start_t) * ((self.total or 0) - self.n) / self.n
                 if left > LONG:
+                    line = f"{self.desc.removesuffix(': ')}: about {_minutes(left)} to go"
                     with tqdm.external_write_mode(self.fp):
-                        print(
-                            f"{self.desc.removesuffix(': ')}: about {_minutes(left)} to go",
-                            file=self.fp,
-                            flush=True,
-                        )
+                        print(line, file=self.fp, flush=True)
             return drawn
 
         # To print a line, tqdm clears all bars and refreshes them, those before their delay too;
@@ -104,8 +89,7 @@ def bar_class() -> Any:
             if not self.disable and hasattr(self, "start_t"):
                 if self._time() < self._due:
                     return None
-                # tells tqdm that the bar was drawn
-                self.last_print_t: float = max(self.last_print_t, self._due)
+                self.last_print_t: float = max(self.last_print_t, self._due)  # "was drawn" to tqdm
             drawn: bool | None = super().refresh(*arguments, **options)
             return drawn
 
@@ -122,9 +106,7 @@ def _minutes(seconds: float) -> str:
 
 @contextmanager
 def phase(what: str) -> Iterator[None]:
-    """Say on a terminal what is being done, once it has taken two seconds; for work without parts
-    to count.
-    """
+    """Name work without countable parts on a terminal, once it has taken two seconds."""
     if not _is_shown.get() or not _is_seen():
         yield
         return

@@ -1,6 +1,4 @@
-"""Results: what each one says, shows, draws and writes, and how objects with arrays show
-themselves.
-"""
+"""Base of results, which say, draw and write themselves; reprs of objects with arrays."""
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +17,7 @@ SPECTRA = "model.layers.figures:spectrum_figure"  # draws singular values of map
 
 
 def function_at(place: str) -> Callable[..., Any]:
-    """The function at "module:function" of weightscope: figures and pages are imported when they
-    are needed.
-    """
+    """Import the function at "module:function" of weightscope, such as a figure or a page."""
     module, _, name = place.partition(":")
     function: Callable[..., Any] = getattr(import_module(f"weightscope.{module}"), name)
     return function
@@ -42,15 +38,12 @@ class ShowsShapes:
     """
 
     def __repr__(self: Any) -> str:
-        values = (
-            f"{field.name}={SHAPES.repr(getattr(self, field.name))}"
-            for field in fields(self)
-            if field.repr
-        )
+        names = [field.name for field in fields(self) if field.repr]
+        values = (f"{name}={SHAPES.repr(getattr(self, name))}" for name in names)
         return f"{type(self).__name__}({', '.join(values)})"
 
 
-class _Shapes(Repr):
+class _ShapeRepr(Repr):
     """Short reprs; the shape of whatever has one."""
 
     def repr1(self, x: Any, level: int) -> str:
@@ -58,21 +51,17 @@ class _Shapes(Repr):
         return str(tuple(shape)) if shape else super().repr1(x, level)
 
 
-SHAPES = _Shapes()
+SHAPES = _ShapeRepr()
 
 
 class Result:
-    """Base of results. They are data: what draws them and writes their page is imported when it is
-    needed.
-    """
+    """Base of results. They are data: figures and pages are imported when they are needed."""
 
-    # the function that draws the result, as "module:function" of weightscope
-    FIGURE: ClassVar[str] = ""
+    FIGURE: ClassVar[str] = ""  # "module:function" of weightscope that draws the result
     PAGE: ClassVar[str] = ""  # the function that draws all figures and writes report.html
-    # Files, and what gives the table, the arrays by name or the JSON that each holds; None is left
-    # out.
+    # Function for each file: its table, arrays by name or JSON; None leaves the file out.
     TABLES: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
-    FILES: ClassVar[tuple[str, ...]] = REPORT  # by which a folder is known to hold such a result
+    FILES: ClassVar[tuple[str, ...]] = REPORT  # mark a folder as holding such a result
 
     @property
     def lead(self) -> str:
@@ -91,11 +80,11 @@ class Result:
         return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
 
     def printed(self) -> Sequence[Any]:
-        """What a terminal shows, from top to bottom: lines and tables."""
+        """Lines and tables for a terminal, from top to bottom."""
         return [self.lead]
 
     def shown(self) -> Sequence[Any]:
-        """The tables that a notebook shows."""
+        """Tables for a notebook."""
         return ()
 
     def _repr_html_(self) -> str:

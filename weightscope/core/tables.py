@@ -1,6 +1,4 @@
-"""A table of results: named columns with symbol, unit and meaning, as CSV, HTML, text, JSON, Arrow
-or pandas.
-"""
+"""A table of results: named columns with symbol, unit and meaning, in many formats."""
 
 import csv
 import io
@@ -18,8 +16,7 @@ from weightscope.core.errors import expected, nearest, printable
 from weightscope.core.formulas import coded, plain, prose, spoken
 
 SHOWN = 12  # rows that a notebook shows of each end of a long table
-# spreadsheets obey the full-width forms too
-FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # full-width forms count too
 NUMBERS = (int, float, np.integer, np.floating)
 
 
@@ -40,11 +37,10 @@ class Column:
 
     name: str  # key of the column, and its header in a CSV
     values: Any = field(default=(), repr=False)  # (n,) numbers as computed; text as objects
-    # heading on pages and terminals, formulas between dollar signs; by default the name
-    symbol: str = ""
+    symbol: str = ""  # heading for readers, formulas between dollar signs; by default the name
     unit: str = ""
     meaning: str = ""  # for the reader
-    format: str = ".4g"  # of floats on a page or terminal; a CSV has six significant digits
+    format: str = ".4g"  # for floats on a page or terminal; a CSV has six significant digits
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", _array(self.values))
@@ -56,16 +52,15 @@ class Column:
 
     def html(self) -> str:
         """Symbol and unit as HTML, formulas as MathML; a name may break at its underscores."""
-        return self._with_unit(
-            prose(self.symbol) or prose(plain(self.name)).replace("_", Markup("_<wbr>"))
-        )
+        breakable_name = prose(plain(self.name)).replace("_", Markup("_<wbr>"))
+        return self._with_unit(prose(self.symbol) or breakable_name)
 
     def _with_unit(self, heading: str) -> str:
         return heading + f" ({self.unit})" if self.unit else heading
 
     @property
     def is_numeric(self) -> bool:
-        """Whether its cells are aligned to the right."""
+        """True if its cells are aligned to the right."""
         return self.values.dtype.kind in "iuf"
 
     def shown(self, value: Any) -> str:
@@ -90,7 +85,8 @@ class Table:
 
     Examples
     --------
-    >>> table = Table([Column("head", [0, 1, 2]), Column("auroc", [0.61, 0.805, float("nan")], symbol="AUROC")])
+    >>> auroc = Column("auroc", [0.61, 0.805, float("nan")], symbol="AUROC")
+    >>> table = Table([Column("head", [0, 1, 2]), auroc])
     >>> table["auroc"][1], len(table)
     (np.float64(0.805), 3)
     >>> print(table.csv(), end="")
@@ -108,9 +104,8 @@ class Table:
         lengths = {len(column.values) for column in columns}
         names = [column.name for column in columns]
         if len(lengths) > 1 or len(set(names)) < len(names):
-            raise ValueError(
-                f"columns of lengths {sorted(lengths)} named {', '.join(names)} make no table"
-            )
+            problem = f"columns of lengths {sorted(lengths)} named {', '.join(names)} make no table"
+            raise ValueError(problem)
         self.columns, self.caption = tuple(columns), caption
 
     @classmethod
@@ -119,11 +114,9 @@ class Table:
     ) -> "Table":
         """A table from its rows; a Column in the header gives everything but its values."""
         heads = [Column(head) if isinstance(head, str) else head for head in header]
-        columns = list(zip(*rows, strict=True)) or [()] * len(heads)
-        return cls(
-            [replace(head, values=cells) for head, cells in zip(heads, columns, strict=True)],
-            caption,
-        )
+        cells = list(zip(*rows, strict=True)) or [()] * len(heads)
+        columns = [replace(head, values=values) for head, values in zip(heads, cells, strict=True)]
+        return cls(columns, caption)
 
     @property
     def names(self) -> list[str]:
@@ -141,17 +134,13 @@ class Table:
             The name is not text.
         """
         if not isinstance(name, str):
-            raise expected(
-                name,
-                "column",
-                "a name, as in table['layer']; `take` gives rows, `select` several columns",
-            )
+            instead = "a name, as in table['layer']; `take` gives rows, `select` several columns"
+            raise expected(name, "column", instead)
         for column in self.columns:
             if column.name == name:
                 return column
-        raise KeyError(
-            f"no column {name!r}; there are {', '.join(self.names)}{nearest(name, self.names)}"
-        )
+        known = ", ".join(self.names)
+        raise KeyError(f"no column {name!r}; there are {known}{nearest(name, self.names)}")
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.column(name).values
@@ -169,10 +158,8 @@ class Table:
     def take(self, order: Any) -> "Table":
         """The rows at these indices, in this order."""
         indices = np.asarray(order, dtype=int)
-        return Table(
-            [replace(column, values=column.values[indices]) for column in self.columns],
-            self.caption,
-        )
+        columns = [replace(column, values=column.values[indices]) for column in self.columns]
+        return Table(columns, self.caption)
 
     def where(self, mask: Any) -> "Table":
         """The rows for which the mask is true."""
@@ -203,33 +190,28 @@ class Table:
         Parameters
         ----------
         on_page : bool
-            Whether it is for a page, which styles it, sorts it on a click and offers it as a CSV,
-            or for a notebook.
+            For a page, which styles it, sorts it on a click and offers it as a CSV; otherwise for
+            a notebook.
         file : str
             The CSV in the page's folder to link to; by default the link contains the CSV.
         changed : int, optional
             From this row on nothing changed: a switch, on at first, hides these rows.
         """
         few = len(self) if changed is None else changed
-        return (
-            templates()
-            .get_template("table.html")
-            .render(table=self, on_page=on_page, file=file, changed=few)
-        )
+        template = templates().get_template("table.html")
+        html: str = template.render(table=self, on_page=on_page, file=file, changed=few)
+        return html
 
     def text(self) -> str:
         """The table for a terminal: numbers aligned right, text left."""
         cells = [[column.heading, *map(column.shown, column.values)] for column in self.columns]
         widths = [max(map(len, column)) for column in cells]
         right = [column.is_numeric for column in self.columns]
-        lines = (
-            "  ".join(
-                cell.rjust(w) if r else cell.ljust(w)
-                for cell, w, r in zip(row, widths, right, strict=True)
-            )
-            for row in zip(*cells, strict=True)
-        )
-        return "\n".join(line.rstrip() for line in lines)
+        aligned = [
+            [cell.rjust(width) if is_number else cell.ljust(width) for cell in column]
+            for column, width, is_number in zip(cells, widths, right, strict=True)
+        ]
+        return "\n".join("  ".join(row).rstrip() for row in zip(*aligned, strict=True))
 
     def records(self) -> list[dict[str, Any]]:
         """The rows as JSON objects, keyed by column name."""
@@ -237,10 +219,8 @@ class Table:
 
     def as_json(self) -> dict[str, Any]:
         """Caption, columns and rows, for the JSON of a page."""
-        columns = [
-            {key: getattr(column, key) for key in ("name", "symbol", "unit", "meaning")}
-            for column in self.columns
-        ]
+        keys = ("name", "symbol", "unit", "meaning")
+        columns = [{key: getattr(column, key) for key in keys} for column in self.columns]
         return {"caption": self.caption, "columns": columns, "rows": self.records()}
 
     def to_pandas(self) -> Any:
@@ -258,8 +238,7 @@ class Table:
         return pd.DataFrame({column.name: column.values for column in self.columns})
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """The table for what reads the Arrow PyCapsule interface: `polars.DataFrame(table)`,
-        `pyarrow.table(table)`.
+        """Stream for readers of Arrow's PyCapsule interface: polars.DataFrame, pyarrow.table.
 
         A number is null where it was not measured. Fields have symbol, unit and meaning as
         metadata.
@@ -273,19 +252,13 @@ class Table:
             import pyarrow as pa
         except ImportError:
             raise ImportError("a table becomes Arrow with pyarrow: pip install pyarrow") from None
-        arrays, fields = (
-            [pa.array(*_arrow_cells(column.values), from_pandas=True) for column in self.columns],
-            [],
-        )
-        for column, array in zip(self.columns, arrays, strict=True):
+        arrays, fields = [], []
+        for column in self.columns:
+            array = pa.array(*_arrow_cells(column.values), from_pandas=True)
             about = {"symbol": column.symbol, "unit": column.unit, "meaning": column.meaning}
-            fields.append(
-                pa.field(
-                    column.name,
-                    array.type,
-                    metadata={key: text for key, text in about.items() if text},
-                )
-            )
+            filled = {key: text for key, text in about.items() if text}
+            arrays.append(array)
+            fields.append(pa.field(column.name, array.type, metadata=filled))
         schema = pa.schema(fields, {"caption": self.caption} if self.caption else None)
         return pa.Table.from_arrays(arrays, schema=schema).__arrow_c_stream__(requested_schema)
 
@@ -297,18 +270,17 @@ class Table:
         if len(self) <= 2 * SHOWN:
             return self.html(on_page=False)
         ends = self.take([*range(SHOWN), *range(len(self) - SHOWN, len(self))])
-        return (
-            f"{ends.html(on_page=False)}<p>the first and the last {SHOWN} of {len(self):,} rows</p>"
-        )
+        note = f"<p>the first and the last {SHOWN} of {len(self):,} rows</p>"
+        return ends.html(on_page=False) + note
 
 
 def crossed(**labels: Any) -> list[Column]:
-    """Label columns of a table with one row per combination of labels, the last label changing
-    fastest.
+    """Label columns: one row per combination of labels, the last label changing fastest.
 
     Examples
     --------
-    >>> print(Table([*crossed(layer=[0, 3], head=[0, 1]), Column("sigma", [0.5, 1.0, 2.0, 1.5])]).csv(), end="")
+    >>> sigma = Column("sigma", [0.5, 1.0, 2.0, 1.5])
+    >>> print(Table([*crossed(layer=[0, 3], head=[0, 1]), sigma]).csv(), end="")
     layer,head,sigma
     0,0,0.5
     0,1,1
@@ -317,24 +289,19 @@ def crossed(**labels: Any) -> list[Column]:
     """
     columns = [Column(name, values) for name, values in labels.items()]
     grids = np.indices([len(column.values) for column in columns])
-    return [
-        replace(column, values=column.values[grid.ravel()])
-        for column, grid in zip(columns, grids, strict=True)
-    ]
+    pairs = zip(columns, grids, strict=True)
+    return [replace(column, values=column.values[grid.ravel()]) for column, grid in pairs]
 
 
 def _array(values: Any) -> np.ndarray:
-    """Numbers of one kind as an array of that kind, anything else as objects, so that no cell
-    changes its type.
-    """
+    """Numbers of one kind as an array of that kind; others as objects, so no cell changes type."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "biufO":
         return values
     cells = list(values)
+    has_bools = any(isinstance(cell, bool) for cell in cells)  # a bool is an int to Python
     for kinds in ((bool, np.bool_), (int, np.integer), (float, np.floating)):
-        if cells and all(
-            isinstance(cell, kinds) and not (kinds[0] is int and isinstance(cell, bool))
-            for cell in cells
-        ):
+        of_kind = all(isinstance(cell, kinds) for cell in cells)
+        if cells and of_kind and not (kinds[0] is int and has_bools):
             return np.asarray(cells)
     array = np.empty(len(cells), object)
     array[:] = cells
@@ -352,9 +319,7 @@ def csv_safe(text: object) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """A value for JSON: NaN as null, infinities as text, arrays and tuples as lists, other objects
-    as text.
-    """
+    """A value for JSON: NaN as null, infinity as text, arrays as lists, other objects as text."""
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
@@ -367,9 +332,7 @@ def as_json(value: Any) -> Any:
 
 
 def _arrow_cells(values: np.ndarray) -> tuple[Any, str | None]:
-    """Cells and type of an Arrow array: numbers, with None for empty cells among them; anything
-    else as text.
-    """
+    """Cells and type of an Arrow array: numbers, with None for empty cells, or else text."""
     if values.dtype != object:
         return values, None
     cells = [None if isinstance(cell, str) and not cell else cell for cell in values]
@@ -399,8 +362,8 @@ def templates() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # for the filter tojson
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    as_tojson = {"separators": (",", ":"), "allow_nan": False}
+    environment.policies["json.dumps_kwargs"] = as_tojson
     environment.tests |= {
         "link": lambda x: isinstance(x, Link),
         "numeric": lambda x: isinstance(x, NUMBERS),

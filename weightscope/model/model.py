@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.config import read_json
-from weightscope.checkpoint.formats import ADAPTER, NEEDS_ITS_BASE
-from weightscope.checkpoint.hub import Repository
-from weightscope.checkpoint.lora import (
+from weightscope.checkpoint.adapters.lora import (
     Adapter,
     AnyAdapter,
     adapter_from,
@@ -23,6 +19,10 @@ from weightscope.checkpoint.lora import (
     open_adapter,
     with_adapter,
 )
+from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint.config import read_json
+from weightscope.checkpoint.formats import ADAPTER, NEEDS_ITS_BASE
+from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.opening import (
     adapter_in,
     at_revision,
@@ -59,7 +59,7 @@ from weightscope.model.rows.family import Family
 from weightscope.model.rows.own_names import names_sentence, unloaded_names
 
 if TYPE_CHECKING:
-    from weightscope.checkpoint.mlx_adapters import AdapterOfMlx
+    from weightscope.checkpoint.adapters.mlx_lm import AdapterOfMlx
     from weightscope.model.rows.names import Tensors
 
 __all__ = ["Embeddings", "Head", "Layer", "Model", "as_model", "open_model"]
@@ -190,14 +190,14 @@ def open_source(
 
 def _adapter_of(folder: Path) -> "Adapter | AdapterOfMlx":
     """The adapter in a folder, of PEFT or mlx-lm."""
-    from weightscope.checkpoint.mlx_adapters import AdapterOfMlx, is_of_mlx
+    from weightscope.checkpoint.adapters.mlx_lm import AdapterOfMlx, is_of_mlx
 
     return AdapterOfMlx.open(folder) if is_of_mlx(folder) else open_adapter(folder)
 
 
 def _adapted_by_a_file(source: str | Path, base: str | Path) -> Opened | None:
     """The base with an adapter of kohya, LyCORIS or diffusers; None where the source is none."""
-    from weightscope.checkpoint.adapters import AdapterOfFile, adapter_file
+    from weightscope.checkpoint.adapters.diffusion import AdapterOfFile, adapter_file
 
     file = adapter_file(source)
     if file is None:

@@ -1,6 +1,4 @@
-"""What stands out in a checkpoint: the kinds of findings with their severity, one `Finding`, and a
-list of findings.
-"""
+"""Findings: their kinds with a severity, one `Finding`, and a list of findings."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -20,19 +18,15 @@ MOST_OPEN = 12  # findings of a kind that a page shows without a click
 
 
 class Tried(NamedTuple):
-    """How often a kind of finding was right: in real checkpoints, the fault planted in each, and as
-    they are.
-    """
+    """Record of a kind of finding: in real checkpoints, with the fault planted and as they are."""
 
     planted: int  # checkpoints
-    found: int  # of the planted ones
-    healthy: int  # checkpoints without the fault; it was found in none
+    found: int  # checkpoints among these
+    healthy: int  # checkpoints without the fault, in none of which it was found
 
     def __str__(self) -> str:
-        return (
-            f"Planted in {self.planted} real checkpoints it was found in {self.found}; in {self.healthy} healthy "
-            "ones never."
-        )
+        planted = f"Planted in {self.planted} real checkpoints it was found in {self.found}"
+        return f"{planted}; in {self.healthy} healthy ones never."
 
 
 Reporter = TypeVar("Reporter", bound=Callable[..., Any])
@@ -50,7 +44,7 @@ class FindingKind:
 
     @property
     def place(self) -> tuple[int, int, str]:
-        """What kinds are sorted by, the most severe first."""
+        """Sort key of kinds, the most severe first."""
         return SEVERITIES.index(self.severity), self.rank, self.name
 
     @overload
@@ -68,7 +62,7 @@ class FindingKind:
         return of_head(layer, head, number=number, kind=self.name, **about)
 
 
-# They import every module that reports findings.
+# Modules that import every module that reports findings.
 ROOMS = ("weightscope.heads.audit.audit", "weightscope.pairs.compare.compare")
 LAST = 1000  # rank of a kind that has none of its own
 _registered: dict[str, FindingKind] = {}
@@ -88,11 +82,11 @@ def finding(
     Parameters
     ----------
     name : str
-        As in findings.csv.
+        Its name in findings.csv.
     title : str
-        As a person calls it.
+        Its name for people.
     look_next : str
-        What to look at next.
+        Advice on what to look at next.
     severity : {"note", "warning", "error"}
         An error is broken, a warning is rarely intended, a note is worth knowing and common in
         trained models.
@@ -118,7 +112,7 @@ def finding(
 
 
 def finding_kinds() -> dict[str, FindingKind]:
-    """Every kind of finding by its name, the most severe first."""
+    """Import and return every kind of finding by its name, the most severe first."""
     for room in ROOMS:
         import_module(room)
     return {kind.name: kind for kind in sorted(_registered.values(), key=lambda kind: kind.place)}
@@ -134,9 +128,9 @@ class Member:
     """One of the heads, layers, rows, dimensions or tensors that a finding is about."""
 
     what: str  # "head", "layer", "dimension", "token", "position", "row", "tensor"
-    index: int | None  # of the head, layer, dimension or row; None for a tensor
+    index: int | None  # index of the head, layer, dimension or row; None for a tensor
     layer: int | None = None  # where it differs from the finding's
-    name: str = ""  # what people call it: a token's text, a head's role, a tensor's name
+    name: str = ""  # a token's text, a head's role, a tensor's name
     number: float | None = None  # its own value of the finding's measure
 
 
@@ -148,7 +142,7 @@ class Finding:
     layer: int | None = None  # None where it concerns several layers or the whole model
     head: int | None = None  # None where it concerns several heads or a whole layer
     map: str | None = None  # "qk" or "vo"
-    measure: str  # what `number` is
+    measure: str  # the measure that `number` is of
     number: float  # the value that made it a finding; of several members, the most extreme
     usual: float | None = None  # the same measure in the rest of the checkpoint
     text: str  # the finding in a sentence
@@ -162,12 +156,12 @@ class Finding:
 
     @property
     def look_next(self) -> str:
-        """What to look at next."""
+        """Advice on what to look at next."""
         return kind_of(self.kind).look_next
 
     @property
     def severity(self) -> str:
-        """How severe its kind is, one of `SEVERITIES`."""
+        """Severity of its kind, one of `SEVERITIES`."""
         return kind_of(self.kind).severity
 
     @property
@@ -177,14 +171,9 @@ class Finding:
 
     @property
     def heads(self) -> list[int]:
-        """The heads of its layer that it is about; empty for findings about a whole layer or
-        something else.
-        """
-        return [
-            m.index
-            for m in self.members
-            if m.what == "head" and m.index is not None and m.layer is None
-        ]
+        """Heads of its layer that it is about; empty for a whole layer or something else."""
+        of_layer = [m for m in self.members if m.what == "head" and m.layer is None]
+        return [member.index for member in of_layer if member.index is not None]
 
     @property
     def where(self) -> str:
@@ -192,29 +181,24 @@ class Finding:
         parts = [] if self.layer is None else [f"layer {self.layer}"]
         heads = self.heads if self.head is None else [self.head]
         if heads:
-            listed = [
-                member for member in self.members if member.what == "head" and member.layer is None
-            ]
-            named = [member for member in listed if member.name and member.index in heads]
-            roles = [
-                member.name if len(heads) == 1 else f"{member.index}: {member.name}"
-                for member in named
-            ]
+            of_layer = [m for m in self.members if m.what == "head" and m.layer is None]
+            named = [member for member in of_layer if member.name and member.index in heads]
+            roles = [f"{member.index}: {member.name}" for member in named]
+            if len(heads) == 1:
+                roles = [member.name for member in named]
             parts.append(indexed("head", heads) + (f" ({', '.join(roles)})" if roles else ""))
-        return " ".join([*parts, *([self.map] if self.map else [])]) or "model"
+        return " ".join(filter(None, [*parts, self.map])) or "model"
 
     def __str__(self) -> str:
         known = f" [{self.known}]" if self.known else ""
-        return printable(
-            f"{self.severity:7s}  {self.title:30s} {self.where:22s} {self.text}{known}"
-        )
+        place = f"{self.severity:7s}  {self.title:30s} {self.where:22s}"
+        return printable(f"{place} {self.text}{known}")
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in findings.json; NaN as null, infinities as text."""
         derived = ("severity", "title", "look_next", "items")
-        plain: dict[str, Any] = as_json(
-            asdict(self) | {name: getattr(self, name) for name in derived}
-        )
+        about = asdict(self) | {name: getattr(self, name) for name in derived}
+        plain: dict[str, Any] = as_json(about)
         return plain
 
 
@@ -229,9 +213,8 @@ class Findings(list[Finding]):
 
     def __init__(self, findings: Iterable[Finding] = ()) -> None:
         def place(finding: Finding) -> tuple[Any, ...]:
-            layer, head = (
-                inf if index is None else index for index in (finding.layer, finding.head)
-            )
+            layer = inf if finding.layer is None else finding.layer
+            head = inf if finding.head is None else finding.head
             return kind_of(finding.kind).place, layer, head
 
         super().__init__(sorted(findings, key=place))
@@ -249,29 +232,26 @@ class Findings(list[Finding]):
     def html(
         self, buttons: bool = False, percentile: Callable[[Finding], str] = lambda finding: ""
     ) -> str:
-        """The findings by kind, for a page; `buttons` where it has a panel for heads, `percentile`
-        of their numbers.
-        """
+        """Findings by kind, for a page; `buttons` if it has a panel for heads."""
         kinds = [list(findings) for _, findings in groupby(self, key=lambda finding: finding.kind)]
         template = templates().get_template("findings.html")
-        return template.render(
-            kinds=kinds, most_open=MOST_OPEN, buttons=buttons, percentile=percentile
-        )
+        options = {"most_open": MOST_OPEN, "buttons": buttons, "percentile": percentile}
+        return template.render(kinds=kinds, **options)
 
     @property
     def kinds(self) -> Counter[str]:
-        """How many findings there are of each kind."""
+        """Number of findings of each kind."""
         return Counter(finding.kind for finding in self)
 
     @property
     def severities(self) -> dict[str, int]:
-        """How many findings there are of each severity, zeros included."""
+        """Number of findings of each severity, zeros included."""
         counts = Counter(finding.severity for finding in self)
         return {severity: counts[severity] for severity in SEVERITIES}
 
     @property
     def headline(self) -> str:
-        """How many there are of each severity and kind, in a sentence."""
+        """Number of findings of each severity and kind, in a sentence."""
         if not self:
             return "No findings."
         parts = []
@@ -292,8 +272,9 @@ class Findings(list[Finding]):
                 layer = f.layer if member.layer is None else member.layer
                 head = member.index if member.what == "head" else f.head
                 value = f.number if member.number is None else member.number
-                cells = (number, f.severity, f.kind, layer, head, f.map, member.what, member.index, member.name,
-                         f.measure, value, f.usual, f.text, f.known)  # fmt: skip
+                place = (layer, head, f.map, member.what, member.index, member.name)
+                numbers = (f.measure, value, f.usual)
+                cells = (number, f.severity, f.kind, *place, *numbers, f.text, f.known)
                 rows.append(["" if cell is None else cell for cell in cells])
         return Table.of_rows(COLUMNS, rows)
 
@@ -302,12 +283,9 @@ class Findings(list[Finding]):
         return [finding.as_json() for finding in self]
 
     def that_fail(self, limits: Collection[str]) -> "Findings":
-        """The findings of a kind in `limits`, or at least as severe as a severity in it; known ones
-        do not count.
-        """
-        return Findings(
-            finding for finding in self if not finding.known and fails(finding.kind, limits)
-        )
+        """Unknown findings of a kind in `limits`, or as severe as a severity in it."""
+        new = (finding for finding in self if not finding.known)
+        return Findings(finding for finding in new if fails(finding.kind, limits))
 
 
 COLUMNS = (
@@ -335,13 +313,9 @@ COLUMNS = (
 
 
 def fails(kind: str, limits: Collection[str]) -> bool:
-    """Whether `limits` name this kind, its severity or a milder one: a limit of warning includes
-    errors.
-    """
-    severity = kind_of(kind).severity
-    return kind in limits or any(
-        limit in SEVERITIES[SEVERITIES.index(severity) :] for limit in limits
-    )
+    """True if `limits` name this kind, its severity or a milder one: warning includes errors."""
+    milder = SEVERITIES[SEVERITIES.index(kind_of(kind).severity) :]
+    return kind in limits or any(limit in milder for limit in limits)
 
 
 def checked_limits(limits: Iterable[str]) -> tuple[str, ...]:
@@ -357,49 +331,37 @@ def checked_limits(limits: Iterable[str]) -> tuple[str, ...]:
 
 def of_head(layer: int, head: int, *, number: float, **about: Any) -> Finding:
     """A finding about one head of a layer."""
-    return Finding(
-        layer=layer,
-        head=head,
-        number=number,
-        members=(Member("head", head, number=number),),
-        **about,
-    )
+    members = (Member("head", head, number=number),)
+    return Finding(layer=layer, head=head, number=number, members=members, **about)
 
 
 def heads_and_tensors(heads: Collection[int], tensors: Iterable[str] = ()) -> dict[str, Any]:
     """The `head` and `members` of a finding about some heads of its layer and some tensors."""
-    members = (
-        *(Member("head", head) for head in heads),
-        *(Member("tensor", None, name=name) for name in tensors),
-    )
-    return {"head": next(iter(heads)) if len(heads) == 1 else None, "members": members}
+    members = [Member("head", head) for head in heads]
+    members += [Member("tensor", None, name=name) for name in tensors]
+    only_head = next(iter(heads)) if len(heads) == 1 else None
+    return {"head": only_head, "members": tuple(members)}
 
 
 def aggregated(findings: Iterable[Finding], n_heads: int) -> Iterator[Finding]:
-    """Findings of single heads; heads of one layer with the same fault become one finding that
-    lists them.
-    """
+    """Findings of single heads, joined where heads of one layer have the same fault."""
     faults: dict[tuple[Any, ...], list[Finding]] = {}
     for finding in findings:
-        faults.setdefault((finding.kind, finding.layer, finding.map, finding.measure), []).append(
-            finding
-        )
+        fault = (finding.kind, finding.layer, finding.map, finding.measure)
+        faults.setdefault(fault, []).append(finding)
     for same_fault in faults.values():
         farthest = max(same_fault, key=lambda finding: (_distance(finding), finding.number))
         if len(same_fault) > 1:
             members = tuple(member for finding in same_fault for member in finding.members)
             heads = spans(member.index for member in members if member.index is not None)
-            which = (
-                f"{len(same_fault)} of {n_heads} heads ({heads}), the farthest head {farthest.head}"
-            )
-            farthest = replace(
-                farthest, head=None, text=f"{which}: {farthest.text}", members=members
-            )
+            which = f"{len(same_fault)} of {n_heads} heads ({heads})"
+            text = f"{which}, the farthest head {farthest.head}: {farthest.text}"
+            farthest = replace(farthest, head=None, text=text, members=members)
         yield farthest
 
 
 def _distance(finding: Finding) -> float:
-    """How far a number is from what is usual, as a factor."""
+    """Ratio of a number to the usual one, or of that to it, as a logarithm."""
     ratio = finding.number / finding.usual if finding.usual else 0.0
     return abs(log(ratio)) if ratio > 0 else inf  # NaN is farthest too
 

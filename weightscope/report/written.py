@@ -20,7 +20,7 @@ from weightscope.core.results import notebook
 from weightscope.core.tables import FORMULA_STARTS, Column, Table
 from weightscope.report.findings import Finding, Findings, Member, finding_kinds
 
-SIGNS = {  # a file that tells what wrote a folder; the first that is there decides
+SIGNS = {  # command that wrote a folder, by a file; the first that is there decides
     "norms.npz": "norms",
     "outliers.npz": "outliers",
     "sinks.npz": "sinks",
@@ -36,15 +36,17 @@ SIGNS = {  # a file that tells what wrote a folder; the first that is there deci
     "positions.npz": "positions",
     "kernel.npz": "positions",
     "spectra.npz": "audit",
-    "tensors.csv": "compare",  # of checkpoints whose heads are not read
+    "tensors.csv": "compare",  # two checkpoints whose heads are not read
 }
 HEADS = ("heads.csv", "roles.csv", "trends.csv")  # tables with one row per head
 LARGEST = 1 << 30  # bytes of a table or a JSON
 LARGEST_ARRAYS = 16 << 30  # bytes of arrays, unpacked
 SPELT = {"inf": np.inf, "-inf": -np.inf, None: np.nan}  # numbers that JSON has no numerals for
-WHOLE, NUMBER = re.compile(r"-?\d{1,18}"), re.compile(r"-?(\d+(\.\d+)?(e[-+]\d+)?|inf)")
+WHOLE = re.compile(r"-?\d{1,18}")
+NUMBER = re.compile(r"-?(\d+(\.\d+)?(e[-+]\d+)?|inf)")
 UNREADABLE = (
-    OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError, MemoryError, zipfile.BadZipFile, csv.Error,
+    OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError, MemoryError,
+    zipfile.BadZipFile, csv.Error,
 )  # fmt: skip
 
 
@@ -56,7 +58,7 @@ def load(folder: str | Path) -> "Written":
     Parameters
     ----------
     folder : str or Path
-        What was given as --out, with its hidden files.
+        The folder that was given as --out, with its hidden files.
 
     Returns
     -------
@@ -74,29 +76,26 @@ def load(folder: str | Path) -> "Written":
     >>> with scratch_folder() as out:
     ...     ws.audit("embedded", layers=[0]).write(out)
     ...     audit = ws.load(out)
-    ...     audit.kind, audit.heads["qk_sigma1"].shape, audit.arrays("spectra.npz")["qk_singular_values"].shape
+    ...     spectra = audit.arrays("spectra.npz")["qk_singular_values"]
+    ...     audit.kind, audit.heads["qk_sigma1"].shape, spectra.shape
     ('audit', (8,), (1, 8, 32))
     """
     files = tuple(name for name in OutputFolder(Path(folder)).listed if not name.startswith(HIDDEN))
     kind = next((kind for name, kind in SIGNS.items() if name in files), None)
     if kind is None:
         problem = f"holds no results: {HIDDEN}/manifest.json lists none of a command that has ended"
-        raise CheckpointError(
-            f"{problem}; copy the whole folder, hidden files included, or run the command again",
-            file=folder,
-        )
+        advice = "copy the whole folder, hidden files included, or run the command again"
+        raise CheckpointError(f"{problem}; {advice}", file=folder)
     return Written(Path(folder), kind, files)
 
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """A result in its folder. Tables have the six significant digits of CSV files, arrays are as
-    they were computed.
-    """
+    """A result in its folder: tables with six significant digits, arrays as computed."""
 
     folder: Path
     kind: str  # the command: "audit", "compare" ...; "audits" for a list
-    files: tuple[str, ...] = field(repr=False)  # that the command wrote
+    files: tuple[str, ...] = field(repr=False)  # names of those that the command wrote
 
     @property
     def tables(self) -> Mapping[str, Table]:
@@ -108,15 +107,13 @@ class Written:
         """The table with one row per head."""
         name = next((name for name in HEADS if name in self.files), None)
         if name is None:
-            raise CheckpointError(
-                f"`{self.kind}` wrote no table of heads; it wrote {', '.join(self.tables)}",
-                file=self.folder,
-            )
+            problem = f"`{self.kind}` wrote no table of heads; it wrote {', '.join(self.tables)}"
+            raise CheckpointError(problem, file=self.folder)
         return self.tables[name]
 
     @cached_property
     def findings(self) -> Findings:
-        """What a person should look at; of an audit or a comparison."""
+        """Findings for a person to look at, from an audit or a comparison."""
         name, entries, kinds = "findings.json", self.json("findings.json"), finding_kinds()
         try:
             findings = [_finding(entry) for entry in entries]
@@ -124,17 +121,16 @@ class Written:
             raise self._damaged(name, error) from None
         for finding in findings:
             if finding.kind not in kinds:
-                problem = f"has a finding of kind '{printable(finding.kind)[:60]}', which this version does not know"
-                raise CheckpointError(problem, file=self.folder / name)
+                problem = f"has a finding of kind '{printable(finding.kind)[:60]}'"
+                why = "which this version does not know"
+                raise CheckpointError(f"{problem}, {why}", file=self.folder / name)
         return Findings(findings)
 
     @cached_property
     def page(self) -> Mapping[str, Any]:
         """Every number of the page, as in report.json; empty of 0.1.0, which wrote none."""
-        name = next(
-            (name for name in ("report.json", "summary.json", "index.json") if name in self.files),
-            None,
-        )
+        pages = ("report.json", "summary.json", "index.json")
+        name = next((name for name in pages if name in self.files), None)
         page = {} if name is None else self.json(name)
         if not isinstance(page, dict):
             raise self._damaged(str(name), TypeError("not an object"))
@@ -147,7 +143,7 @@ class Written:
 
     @property
     def provenance(self) -> Provenance | None:
-        """Where the result comes from; None of 0.1.0."""
+        """Origin of the result; None for results of 0.1.0."""
         if not self.page:
             return None
         try:
@@ -170,9 +166,8 @@ class Written:
             with regular_file(path) as file, zipfile.ZipFile(file) as archive:
                 unpacked = sum(member.file_size for member in archive.infolist())
             if unpacked > LARGEST_ARRAYS:
-                raise CheckpointError(
-                    f"has {unpacked} bytes of arrays; at most {LARGEST_ARRAYS} are read", file=path
-                )
+                problem = f"has {unpacked} bytes of arrays; at most {LARGEST_ARRAYS} are read"
+                raise CheckpointError(problem, file=path)
             with regular_file(path) as file, np.load(file, allow_pickle=False) as stored:
                 return dict(stored)
         except UNREADABLE as error:
@@ -190,12 +185,12 @@ class Written:
     def _checked(self, name: str) -> Path:
         """The path of a file that is as the command left it."""
         if name not in self.files:
-            problem = f"no such file was written by `{self.kind}`; it wrote {', '.join(map(printable, self.files))}"
+            written = ", ".join(map(printable, self.files))
+            problem = f"no such file was written by `{self.kind}`; it wrote {written}"
             raise CheckpointError(problem, file=self.folder / name)
         if not OutputFolder(self.folder).recorded(name):
-            raise CheckpointError(
-                "is missing, or was changed since the command wrote it", file=self.folder / name
-            )
+            problem = "is missing, or was changed since the command wrote it"
+            raise CheckpointError(problem, file=self.folder / name)
         return self.folder / name
 
     def _content(self, name: str) -> bytes:
@@ -207,9 +202,8 @@ class Written:
         return content
 
     def _damaged(self, name: str, error: BaseException) -> CheckpointError:
-        problem = (
-            f"is not as weightscope writes it ({type(error).__name__}: {printable(error)[:100]})"
-        )
+        why = f"{type(error).__name__}: {printable(error)[:100]}"
+        problem = f"is not as weightscope writes it ({why})"
         return CheckpointError(problem, file=self.folder / name)
 
     def __str__(self) -> str:
@@ -248,13 +242,8 @@ def _column(name: str, cells: Sequence[str]) -> Column:
         return Column(name, np.array([float(cell or "nan") for cell in cells]))
     if filled and set(cells) <= {"True", "False"}:
         return Column(name, [cell == "True" for cell in cells])
-    return Column(
-        name,
-        [
-            cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA_STARTS) else cell
-            for cell in cells
-        ],
-    )
+    made_safe = tuple("'" + start for start in FORMULA_STARTS)  # by `csv_safe`
+    return Column(name, [cell[1:] if cell.startswith(made_safe) else cell for cell in cells])
 
 
 def _number(value: Any) -> float:
@@ -266,14 +255,11 @@ def _index(value: Any) -> int | None:
 
 
 def _finding(entry: Any) -> Finding:
-    """A finding of findings.json; 0.1.0 had `items`, indices of heads, dimensions or rows, in place
-    of members.
-    """
-    members = (
-        entry["members"]
-        if "members" in entry
-        else [{"what": "", "index": index} for index in entry["items"]]
-    )
+    """A finding of findings.json; 0.1.0 had `items` (indices) in place of members."""
+    if "members" in entry:
+        members = tuple(_member(member) for member in entry["members"])
+    else:
+        members = tuple(Member("", _index(index)) for index in entry["items"])
     return Finding(
         **{name: str(entry[name]) for name in ("kind", "measure", "text")},
         layer=_index(entry["layer"]),
@@ -282,14 +268,12 @@ def _finding(entry: Any) -> Finding:
         number=_number(entry["number"]),
         usual=None if entry["usual"] is None else _number(entry["usual"]),
         known=str(entry.get("known", "")),
-        members=tuple(
-            Member(
-                str(member["what"]),
-                _index(member["index"]),
-                _index(member.get("layer")),
-                str(member.get("name", "")),
-                None if member.get("number") is None else _number(member["number"]),
-            )
-            for member in members
-        ),
+        members=members,
     )
+
+
+def _member(entry: Any) -> Member:
+    """A member of a finding in findings.json."""
+    number, layer = entry.get("number"), _index(entry.get("layer"))
+    what, index, name = str(entry["what"]), _index(entry["index"]), str(entry.get("name", ""))
+    return Member(what, index, layer, name, None if number is None else _number(number))

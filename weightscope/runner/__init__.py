@@ -1,5 +1,4 @@
-"""Runs a checkpoint's model once with PyTorch and hands on each layer's activations as plain
-arrays.
+"""A checkpoint's model, run once with PyTorch: each layer's activations as plain arrays.
 
 Only this package imports PyTorch and transformers, and only when a model is loaded.
 """

@@ -1,5 +1,6 @@
 """The tokenizer of a model that is run, GGUF included, and the special tokens around its texts."""
 
+from itertools import chain
 from pathlib import Path
 
 from weightscope.core.errors import CheckpointError, first_line
@@ -11,13 +12,10 @@ from weightscope.runner.loading import NO_CODE, check_gguf, import_torch
 
 
 def tokenizer_of(model: Model) -> Tokenizer:
-    """A model's tokenizer: from its folder or the Hub, or out of a GGUF file, which carries its
-    own.
-    """
+    """A model's tokenizer, from its folder or the Hub; a GGUF file carries its own."""
     if not model.family.inputs.tokens:
-        problem = (
-            f"a model of the family {model.family.name} sees images; this needs one that reads text"
-        )
+        sees = f"a model of the family {model.family.name} sees images"
+        problem = f"{sees}; this needs one that reads text"
         raise CheckpointError(problem, file=model.config.file)
     if (file := gguf_file(model)) is None or model.tokenizer != model.source:
         return Tokenizer.load(model.tokenizer)
@@ -25,9 +23,10 @@ def tokenizer_of(model: Model) -> Tokenizer:
 
 
 def framing_of(model: Model, *, own_first: bool = False) -> Framing:
-    """A model's tokenizer and the special tokens around its texts: those that it adds, else
-    `first_token` before them. With own_first there are none: each text begins with its own first
-    token.
+    """A model's tokenizer and the special tokens around its texts.
+
+    These are the tokenizer's own, else `first_token`. With own_first there are none: each text
+    begins with its own first token.
     """
     tokenizer = tokenizer_of(model)
     if own_first:
@@ -37,8 +36,7 @@ def framing_of(model: Model, *, own_first: bool = False) -> Framing:
 
 
 def first_token(model: Model) -> int:
-    """The token that a text begins with: what the config names as beginning of sequence, or else as
-    its end.
+    """The first token of a text: the config's beginning of sequence, or else its end.
 
     Most tokenizers of the Qwen and GPT-NeoX families name one but never put it there themselves.
     """
@@ -46,21 +44,17 @@ def first_token(model: Model) -> int:
         named = [model.config.get(key) for key in ("bos_token_id", "eos_token_id")]
     else:
         named = _of_gguf(file).facts["first"]
-    tokens = [
-        token
-        for each in named
-        for token in (each if isinstance(each, list) else [each])
-        if type(token) is int
-    ]
-    if not tokens:
-        problem = (
-            "neither 'bos_token_id' nor 'eos_token_id' is there, and a text needs a first token"
-        )
+    listed = [each if isinstance(each, list) else [each] for each in named]
+    token = next((token for token in chain(*listed) if type(token) is int), None)
+    if token is None:
+        problem = "neither 'bos_token_id' nor 'eos_token_id' is there"
+        why = "a text needs a first token"
+        raise CheckpointError(f"{problem}, and {why}", file=model.config.file)
+    n_tokens = model.embeddings.n_tokens
+    if not 0 <= token < n_tokens:
+        problem = f"the first token of texts is {token}; the embedding has {n_tokens} rows"
         raise CheckpointError(problem, file=model.config.file)
-    if not 0 <= tokens[0] < model.embeddings.n_tokens:
-        problem = f"the first token of texts is {tokens[0]}; the embedding has {model.embeddings.n_tokens} rows"
-        raise CheckpointError(problem, file=model.config.file)
-    return tokens[0]
+    return token
 
 
 def gguf_file(model: Model) -> Path | None:
@@ -75,20 +69,16 @@ def _of_gguf(file: Path) -> Tokenizer:
 
 
 def gguf_tokenizer(file: str, written: tuple[int, int]) -> Loaded:
-    """What transformers makes of the vocabulary in a GGUF file: called in a child process, once for
-    each `written`.
-    """
+    """transformers' reading of a GGUF file's vocabulary, in a child, once for each `written`."""
     import_torch()
     from transformers import AutoTokenizer
 
     path = Path(file)
     check_gguf(path)
     try:
-        made = AutoTokenizer.from_pretrained(
-            str(path.parent), gguf_file=path.name, local_files_only=True, **NO_CODE
-        )
-    except Exception as error:  # of whatever class: transformers has none of its own
-        raise CheckpointError(
-            f"transformers cannot read its tokenizer: {first_line(error)}"
-        ) from None
+        options = {"gguf_file": path.name, "local_files_only": True} | NO_CODE
+        made = AutoTokenizer.from_pretrained(str(path.parent), **options)
+    except Exception as error:  # any class: transformers has none of its own
+        problem = f"transformers cannot read its tokenizer: {first_line(error)}"
+        raise CheckpointError(problem) from None
     return made.backend_tokenizer, {"first": [made.bos_token_id, made.eos_token_id]}

@@ -1,6 +1,4 @@
-"""Where transformers' models compute attention: the blocks of each family, and the hooks that
-collect activations.
-"""
+"""Blocks of transformers' models, and the hooks that collect their activations."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -13,47 +11,41 @@ from weightscope.model.rows.family import Family
 
 OTHER_TOWER = re.compile(r"vision")  # in module names of towers next to the language model
 
-# Is called with a layer's index, what enters it, its attention's weights and what attention adds to
-# the stream; a tensor that it returns replaces the last.
+# Function of a layer's index, its input, its attention's weights and the output that attention adds
+# to the stream; a tensor that it returns replaces the output.
 Show = Callable[[int, Any, Any, Any], Any]
 
 
 def blocks_of(network: Any, model: Model) -> list[Any]:
-    """transformers' module of every layer; a module that several layers share (ALBERT) is repeated
-    for each.
-    """
-    seen = model.family.tower == "vision"
-    modules = [
-        (f".{name}.", m)
-        for name, m in network.named_modules()
-        if seen or not OTHER_TOWER.search(name)
-    ]
+    """transformers' module of every layer; one that layers share (ALBERT) is repeated."""
+    modules = {f".{name}.": module for name, module in network.named_modules()}
+    if model.family.tower != "vision":
+        modules = {name: modules[name] for name in modules if not OTHER_TOWER.search(name)}
+    layers = range(model.config.n_layers)
+
+    def block_at(place: str) -> Any:
+        return next((modules[name] for name in modules if name.endswith(place)), None)
+
     for row in _rows(model.family):
-        names = [
-            f".{row.stored_name(model.config, index)}" for index in range(model.config.n_layers)
-        ]
-        blocks = [next((m for name, m in modules if name.endswith(layer)), None) for layer in names]
+        blocks = [block_at(f".{row.stored_name(model.config, index)}") for index in layers]
         if None not in blocks:
             return blocks
-    raise CheckpointError(
-        f"transformers' {type(network).__name__} has no list of {model.config.n_layers} layers"
-    )
+    problem = f"transformers' {type(network).__name__} has no list of {len(layers)} layers"
+    raise CheckpointError(problem)
 
 
 def tower_of(network: Any, model: Model) -> Any:
     """The tower that the family names, or all of the network."""
     tower = getattr(network, f"{model.family.tower}_model", None) if model.family.tower else network
     if tower is None:
-        raise CheckpointError(
-            f"transformers' {type(network).__name__} has no {model.family.tower} tower to run alone"
-        )
+        name = type(network).__name__
+        problem = f"transformers' {name} has no {model.family.tower} tower to run alone"
+        raise CheckpointError(problem)
     return tower
 
 
 def _rows(family: Family) -> tuple[Family, ...]:
-    """The family's row as checkpoints have it, and as transformers' modules are called where that
-    is another name.
-    """
+    """The family's row as checkpoints have it and, if it differs, with transformers' names."""
     return (family, family.but(**family.in_transformers)) if family.in_transformers else (family,)
 
 
@@ -78,11 +70,13 @@ def watched(
 
 
 class _Watch:
-    """What the hooks of one block have collected since it was called."""
+    """Hooks of one block, and the tensors that they have collected since it was called."""
 
-    def __init__(self, model: Model, own: list[int], wanted: Collection[int], show: Show) -> None:
+    def __init__(
+        self, model: Model, layers: list[int], wanted: Collection[int], show: Show
+    ) -> None:
         self.model, self.wanted, self.show = model, wanted, show
-        self.calls = iter(own)  # layer by layer where several share the block
+        self.calls = iter(layers)  # layer by layer where several share the block
         self.layer = -1
         self.x: Any = None
         self.attention: Any = None
@@ -102,14 +96,11 @@ class _Watch:
 
     def enter(self, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.layer, self.shown = next(self.calls, -1), False
-        self.x, self.attention, self.output = (
-            args[0] if args else kwargs["hidden_states"],
-            None,
-            None,
-        )
+        self.x = args[0] if args else kwargs["hidden_states"]
+        self.attention = self.output = None
 
     def written(self, module: Any, args: Any, output: Any) -> Any:
-        """What attention adds to the stream."""
+        """Keep what attention adds to the stream."""
         self.output = output
         return None if self.attention is None else self._show()
 
@@ -120,17 +111,16 @@ class _Watch:
             return None
         self.attention = weights
         new = None if self.output is None else self._show()
-        # What the module returns may already hold the residual (BLOOM), so the difference is added
-        # to it.
-        return (
-            None
-            if new is None
-            else (returned[0] + (new - self.output).reshape(returned[0].shape), *returned[1:])
-        )
+        if new is None:
+            return None
+        # The module may return the sum with the residual (BLOOM), so the difference is added to it.
+        change = (new - self.output).reshape(returned[0].shape)
+        return (returned[0] + change, *returned[1:])
 
     def leave(self, block: Any, args: Any, returned: Any) -> None:
         if not self.shown and self.layer in self.wanted:
-            problem = f"layer {self.layer}: transformers' {type(block).__name__} does not show its attention"
+            name = type(block).__name__
+            problem = f"layer {self.layer}: transformers' {name} does not show its attention"
             raise CheckpointError(problem, file=self.model.name)
 
     def _show(self) -> Any:

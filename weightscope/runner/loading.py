@@ -23,40 +23,33 @@ AFTERWARDS = ("pooler.", "classifier.", "score.", "qa_outputs.")
 
 
 def import_torch() -> Any:
-    """The torch module."""
+    """Import PyTorch, with transformers silenced."""
     try:
         with phase("loading PyTorch"):
             import torch
             import transformers
     except ImportError as error:
-        raise CheckpointError(
-            f"running a model needs PyTorch and transformers: {INSTALL}"
-        ) from error
+        problem = f"running a model needs PyTorch and transformers: {INSTALL}"
+        raise CheckpointError(problem) from error
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return torch
 
 
 def torch_device(device: Device) -> str:
-    """PyTorch's name for the place of a device's arrays: `cuda` for a GPU, otherwise this machine's
-    memory.
-    """
+    """PyTorch's name for the place of a device's arrays: `cuda`, or `cpu` for this machine."""
     if device.name != "cuda":
         return "cpu"
     torch = import_torch()
     if not torch.cuda.is_available():
-        raise CheckpointError(
-            f"device cuda: PyTorch {torch.__version__} sees no CUDA device; install a build for CUDA"
-        )
-    # products in full float32, as on this machine; elsewhere that is default
-    torch.backends.cudnn.allow_tf32 = False
+        problem = f"device cuda: PyTorch {torch.__version__} sees no CUDA device"
+        raise CheckpointError(f"{problem}; install a build for CUDA")
+    torch.backends.cudnn.allow_tf32 = False  # products in full float32, as the CPU has them
     return "cuda"
 
 
 def check_device(name: str) -> None:
-    """Make sure, before anything is read, that PyTorch is installed, that a device is there and
-    PyTorch reaches it.
-    """
+    """Make sure, before anything is read, that PyTorch is installed and reaches a device."""
     device = open_device(name)
     import_torch()
     torch_device(device)
@@ -81,25 +74,20 @@ def load_eager(model: Model, *, language: bool) -> Any:
         options |= NO_CODE | {"attn_implementation": "eager", "dtype": torch.float32}
         try:
             loaded, report = auto.from_pretrained(str(folder), **options, output_loading_info=True)
-        except Exception as error:  # of whatever class: transformers has none of its own
-            raise CheckpointError(
-                f"transformers cannot load it: {first_line(error)}", file=model.name
-            ) from error
-    missing = sorted(
-        key
-        for key in report["missing_keys"]
-        if not key.removeprefix("model.").startswith(AFTERWARDS)
-    )
+        except Exception as error:  # any class: transformers has none of its own
+            problem = f"transformers cannot load it: {first_line(error)}"
+            raise CheckpointError(problem, file=model.name) from error
+    absent = sorted(report["missing_keys"])
+    missing = [key for key in absent if not key.removeprefix("model.").startswith(AFTERWARDS)]
     if missing:
-        problem = f"lacks {len(missing)} parameters, '{missing[0]}' the first; a model with made-up ones is not run"
-        raise CheckpointError(problem, file=model.name)
+        problem = f"lacks {len(missing)} parameters, '{missing[0]}' the first"
+        why = "a model with made-up ones is not run"
+        raise CheckpointError(f"{problem}; {why}", file=model.name)
     return loaded.eval()
 
 
 def check_gguf(path: Path) -> None:
-    """Refuse a GGUF file that is broken, which the gguf package's reader may never come back from,
-    or in parts.
-    """
+    """Refuse a GGUF file in parts, or a broken one: the gguf package's reader may hang."""
     parts = open_parts(path)
     if len(parts) > 1:
         problem = f"is one of {len(parts)} parts; transformers reads a GGUF file that is whole"
@@ -108,19 +96,18 @@ def check_gguf(path: Path) -> None:
 
 @contextmanager
 def _data(model: Model) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """A folder with links to the checkpoint's weights and its config without code, and how to load
-    from it.
+    """A folder with the checkpoint's weights and its config without code; how to load from it.
 
     transformers does not see anything else in the checkpoint's folder (adapters, code, kernels).
     """
     if model.checkpoint.note:
-        problem = "is a LoRA adapter on a base; transformers runs what peft's merge_and_unload makes of the two"
-        raise CheckpointError(problem, file=model.name)
+        problem = "is a LoRA adapter on a base"
+        advice = "transformers runs what peft's merge_and_unload makes of the two"
+        raise CheckpointError(f"{problem}; {advice}", file=model.name)
     where = model.where
     if not isinstance(where, Path):
         where = downloaded(where)
-    # the one of a folder, or its parts
-    if where.is_dir() and isinstance(model.checkpoint.files[0], GgufFile):
+    if where.is_dir() and isinstance(model.checkpoint.files[0], GgufFile):  # its one, or parts
         where = Path(model.checkpoint.files[0].path)
     folder = where if where.is_dir() else where.parent
     with scratch_folder() as clean:

@@ -1,6 +1,4 @@
-"""Runs a model on sequences, shows each attention layer as arrays while it runs, and edits its
-output.
-"""
+"""Runs a model on sequences, shows each attention layer as arrays, and edits its output."""
 
 import inspect
 from collections import defaultdict
@@ -25,9 +23,8 @@ from weightscope.runner.hooks import blocks_of, tower_of, watched
 from weightscope.runner.loading import import_torch, load_eager, room_for, torch_device
 
 TOKENS_A_BATCH = 2048
-PROOF = 8  # tokens of a text on which it is tried whether a model can begin above its first layer
-# relative, of sum_j alpha f(x_j) + b_O against what the model's own module returned
-LARGEST_ERROR = 1e-4
+PROOF = 8  # tokens of a text that show if a model can begin above its first layer
+LARGEST_ERROR = 1e-4  # relative, of sum_j alpha f(x_j) + b_O against the model's own module
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,13 +32,13 @@ class Activations(ShowsShapes):
     """One attention layer at work on a batch of sequences of one length; nothing is padded."""
 
     layer: Layer  # weightscope's view of it
-    inputs: np.ndarray  # (b,) which of the sequences these are
+    inputs: np.ndarray  # (b,) indices of these sequences among all
     tokens: np.ndarray | None  # (b, n); None for images
     x: np.ndarray  # (b, n, d) float32: the residual stream that enters the layer
     # (b, n_heads, n, n) float32: alpha; rows sum to less than 1 where the layer has learned sinks,
     # and to no fixed sum where it has no softmax.
     attention: np.ndarray
-    # (b, n, d) float32: what attention adds, the sum over heads and j of alpha f(x_j), plus b_O
+    # (b, n, d) float32: attention's output, the sum over heads and j of alpha f(x_j), plus b_O.
     output: np.ndarray
 
     def each(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -49,7 +46,7 @@ class Activations(ShowsShapes):
         return zip(self.x, self.attention, strict=True)
 
 
-# Is shown a layer at work; an array that it returns replaces `output` in the model.
+# Function of a layer at work; an array that it returns replaces `output` in the model.
 Observer = Callable[[Activations], np.ndarray | None]
 
 
@@ -57,7 +54,7 @@ Observer = Callable[[Activations], np.ndarray | None]
 class Batch(ShowsShapes):
     """Sequences of one length, or images of one size."""
 
-    inputs: np.ndarray  # (b,): Which of the sequences given these are
+    inputs: np.ndarray  # (b,) indices of these sequences among those given
     arrays: np.ndarray  # (b, n)
 
     @property
@@ -71,9 +68,7 @@ class Batch(ShowsShapes):
 
 
 def batches(sequences: Sequence[np.ndarray], tokens_a_batch: int = TOKENS_A_BATCH) -> list[Batch]:
-    """Sequences of equal shape together, short ones first, so that no batch needs padding:
-    sequences (n,).
-    """
+    """Sequences of equal shape together, short ones first, so that no batch needs padding."""
     by_shape: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, sequence in enumerate(sequences):
         by_shape[np.shape(sequence)].append(index)
@@ -82,9 +77,8 @@ def batches(sequences: Sequence[np.ndarray], tokens_a_batch: int = TOKENS_A_BATC
         at_once = 8 if len(shape) == 3 else max(1, tokens_a_batch // max(1, shape[0]))
         for start in range(0, len(indices), at_once):
             chosen = indices[start : start + at_once]
-            batches.append(
-                Batch(np.array(chosen), np.stack([sequences[index] for index in chosen]))
-            )
+            arrays = np.stack([sequences[index] for index in chosen])
+            batches.append(Batch(np.array(chosen), arrays))
     return batches
 
 
@@ -96,12 +90,11 @@ def open_runner(
     Parameters
     ----------
     model : Model, str or Path
-        A model, or what `open_model` opens.
+        A model, or a source that `open_model` opens.
     language : bool
         With the head that predicts the next token, for `Runner.losses`.
     device : str
-        Where the model runs, and what is computed of its activations as far as it can be there; see
-        `open_device`.
+        Place of the model, and of work on its activations as far as possible; see `open_device`.
 
     Raises
     ------
@@ -114,7 +107,9 @@ def open_runner(
     >>> import numpy as np
     >>> import weightscope as ws
     >>> runner = ws.open_runner(ws.open_model("embedded"))
-    >>> runner.observe([np.array([11, 12, 13])], lambda layer: print(layer.layer, layer.attention.shape))
+    >>> def show(seen):
+    ...     print(seen.layer, seen.attention.shape)
+    >>> runner.observe([np.array([11, 12, 13])], show)
     Layer(0: 8 heads of 32, width 256) (1, 8, 3, 3)
     Layer(1: 8 heads of 32, width 256) (1, 8, 3, 3)
     """
@@ -122,15 +117,17 @@ def open_runner(
     where = torch_device(opened)
     with phase("loading the model into PyTorch"), room_for("the model", model):
         network = load_eager(model, language=language)
-        return Runner(model, (network if language else tower_of(network, model)).to(where), opened)
+        if not language:
+            network = tower_of(network, model)
+        return Runner(model, network.to(where), opened)
 
 
 class Runner:
     """transformers' eager model and weightscope's layers of the same checkpoint.
 
     Both are kept in float32: a model's parameters once, and its attention's parameters a second
-    time. Beyond them a run holds the activations of one layer for one batch. On a device the model
-    is there, the second copy here, and what an observer computes with there as well.
+    time. Beyond them a run holds the activations of one layer for one batch. A device has the model
+    and the arrays that an observer computes with; the second copy stays on this machine.
 
     Parameters
     ----------
@@ -138,7 +135,7 @@ class Runner:
     network : torch.nn.Module
         The eager model, in evaluation mode.
     device : Device
-        Where it lies.
+        Place of the network.
     """
 
     def __init__(self, model: Model, network: Any, device: Device = CPU) -> None:
@@ -154,8 +151,7 @@ class Runner:
         layers: Sequence[int] | None = None,
         tokens_a_batch: int = TOKENS_A_BATCH,
     ) -> None:
-        """Show an observer every attention layer on every batch; the first batch is checked against
-        the weights.
+        """Show an observer every attention layer on every batch; the first batch is checked.
 
         Parameters
         ----------
@@ -171,8 +167,8 @@ class Runner:
         Raises
         ------
         CheckpointError
-            A layer's output is not what its weights give: the layer is named. A text is empty or
-            has a token that the model does not know; or the model cannot take inputs of this size.
+            A layer's output differs from the output by its weights: the layer is named. A text is
+            empty or has an unknown token; or the model cannot take inputs of this size.
         """
         self._check_texts(sequences)
         wanted = set(self.layers if layers is None else layers)
@@ -196,7 +192,7 @@ class Runner:
         observer : callable, optional
             May replace attention outputs on the way.
         layers : collection of int, optional
-            It is shown only these.
+            Only these are shown to it.
         tokens_a_batch : int
 
         Returns
@@ -218,27 +214,23 @@ class Runner:
                 # (b, n - 1, vocab)
                 logits = self._forward(batch, observer, wanted, stop=False).logits[:, :-1]
                 following = torch.from_numpy(batch.arrays[:, 1:]).to(logits.device)
+                flat = (logits.flatten(0, 1), following.flatten())
                 with room_for(f"the losses of {batch}", self.model):
-                    each = cross_entropy(
-                        logits.flatten(0, 1), following.flatten(), reduction="none"
-                    )
+                    each = cross_entropy(*flat, reduction="none")
                 losses[batch.inputs] = each.view(following.shape).double().sum(dim=1).cpu().numpy()
                 bar.update(len(batch.inputs))
         return losses
 
     def _check_texts(self, sequences: Sequence[np.ndarray]) -> None:
-        """Check that each text has tokens, all in the vocabulary; a GPU would fail on others
-        without a message.
-        """
+        """Check that texts have tokens, all in the vocabulary; a GPU fails on others silently."""
         vocab = self.model.config.vocab_size
         for index, each in enumerate(map(np.asarray, sequences)):
             if each.ndim == 3:
                 continue
             problem = None
             if each.ndim != 1 or each.dtype.kind not in "iu" or not len(each):
-                problem = (
-                    f"{each.dtype} of shape {each.shape}; texts are whole numbers of shape (n,)"
-                )
+                given = f"{each.dtype} of shape {each.shape}"
+                problem = f"{given}; texts are whole numbers of shape (n,)"
             elif (token := outside(each, vocab or None)) is not None:
                 problem = f"token {token}; the vocabulary has {vocab}"
             if problem:
@@ -247,15 +239,14 @@ class Runner:
     def _forward(
         self, batch: Batch, observer: Observer | None, layers: Collection[int], *, stop: bool
     ) -> Any:
-        """What the model returns; None if it is stopped after the last of `layers`."""
+        """Run the model: its return value, or None if it is stopped after the last of `layers`."""
         torch = import_torch()
         arrays = torch.from_numpy(np.ascontiguousarray(batch.arrays)).to(torch_device(self.device))
         given = {"pixel_values": arrays} if batch.tokens is None else {"input_ids": arrays}
         accepted = inspect.signature(self.network.forward).parameters
         if "use_cache" in accepted:
             given["use_cache"] = False
-        # some modules (DeBERTa's, MPNet's) return weights only when told to
-        if "output_attentions" in accepted:
+        if "output_attentions" in accepted:  # DeBERTa's and MPNet's modules ask for it
             given["output_attentions"] = True
         last = max(layers, default=None) if stop else None
         see = observer or (lambda seen: None)
@@ -284,16 +275,13 @@ class Runner:
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
                 if error in ours:
                     raise
-                shape = batch.arrays.shape[1:]
-                problem = (
-                    f"transformers cannot run it on an input of shape {shape}: {first_line(error)}"
-                )
+                given_shape = f"an input of shape {batch.arrays.shape[1:]}"
+                problem = f"transformers cannot run it on {given_shape}: {first_line(error)}"
                 raise CheckpointError(problem, file=self.model.name) from error
-        # SqueezeBERT's encoder calls its layers' forward past their hooks
+        # SqueezeBERT's encoder calls its layers' forward past their hooks.
         if layers and observer and not seen_any:
-            raise CheckpointError(
-                "transformers runs its layers where they cannot be watched", file=self.model.name
-            )
+            problem = "transformers runs its layers where they cannot be watched"
+            raise CheckpointError(problem, file=self.model.name)
         return returned
 
     def _shown(
@@ -302,16 +290,15 @@ class Runner:
         """Check and show one layer; the tensor that replaces the output, or None."""
         x = x.cpu().numpy()
         output = output.cpu().numpy().reshape(x.shape)
-        seen = Activations(
-            self.layers[index], batch.inputs, batch.tokens, x, attention.cpu().numpy(), output
-        )
+        alpha = attention.cpu().numpy()
+        layer = self.layers[index]
+        seen = Activations(layer, batch.inputs, batch.tokens, x, alpha, output)
         self.check(seen)
         new = observer(seen)
         return None if new is None else import_torch().from_numpy(np.asarray(new, np.float32))
 
     def check(self, seen: Activations) -> None:
-        """Compare the output of the model's own module with the output of weightscope's folded
-        weights, once per layer.
+        """Compare the model's own output with weightscope's, from its folded weights, once a layer.
 
         Raises
         ------
@@ -321,29 +308,24 @@ class Runner:
         index = seen.layer.index
         if index in self._checked:
             return
-        expected = seen.layer.output(
-            seen.attention[0].astype(np.float64), seen.x[0].astype(np.float64)
-        )
-        error = np.linalg.norm(seen.output[0] - expected) / max(
-            float(np.linalg.norm(expected)), 1e-30
-        )
+        alpha, x = seen.attention[0].astype(np.float64), seen.x[0].astype(np.float64)
+        expected = seen.layer.output(alpha, x)
+        size = max(float(np.linalg.norm(expected)), 1e-30)
+        error = np.linalg.norm(seen.output[0] - expected) / size
         if not np.isfinite(error):
             raise overflow(self.model, f"attention's output in layer {index}", anywhere=True)
         if not error < LARGEST_ERROR:
-            mismatch = f"layer {index}: attention's output differs from what its weights give by {error:.1e} of its size"
-            raise CheckpointError(
-                f"{mismatch}; rounding explains no more than {LARGEST_ERROR:g}",
-                file=self.model.name,
-            )
+            difference = f"differs from what its weights give by {error:.1e} of its size"
+            problem = f"layer {index}: attention's output {difference}"
+            limit = f"rounding explains no more than {LARGEST_ERROR:g}"
+            raise CheckpointError(f"{problem}; {limit}", file=self.model.name)
         if seen.attention.shape[-1] > 1:  # with a single token, alpha is 1 in every head
             self._checked.add(index)
 
 
 @contextmanager
 def _passes(n: int) -> Iterator[Any]:
-    """A progress bar, and one BLAS thread for NumPy: more would compete with PyTorch's threads for
-    the cores.
-    """
+    """A progress bar, and one BLAS thread for NumPy: more would compete with PyTorch's."""
     with one_blas_thread(), bar(what="forward passes", unit="sequence", total=n) as done:
         yield done
 
@@ -358,8 +340,8 @@ class _LastLayerSeen(Exception):  # noqa: N818  no error: it ends a forward pass
 class Intervention(NamedTuple):
     """A change to a model as it runs."""
 
-    layers: Collection[int]  # One or more layers
-    observer: Observer  # Shown these layers; an array that it returns replaces attention's output
+    layers: Collection[int]  # one or more layers
+    observer: Observer  # shown these layers; an array that it returns replaces attention's output
 
 
 def losses_under(
@@ -372,9 +354,10 @@ def losses_under(
     """
     losses = np.zeros((1 + len(interventions), len(texts)))
     firsts = {min(each.layers) for each in interventions}
-    begins = {
-        first: first if _can_begin_at(runner, first, texts[0][:PROOF]) else 0 for first in firsts
-    }
+    begins = dict.fromkeys(firsts, 0)
+    for first in firsts:
+        if _can_begin_at(runner, first, texts[0][:PROOF]):
+            begins[first] = first
     with bar(what="interventions", unit="run", total=losses.size) as done:
         for place, text in enumerate(texts):
             with _kept(runner, firsts) as entering:
@@ -388,9 +371,7 @@ def losses_under(
 
 
 def _can_begin_at(runner: Runner, layer: int, text: np.ndarray) -> bool:
-    """Whether a run that begins at a layer gives the same result as a full run; not if blocks are
-    shared across it.
-    """
+    """True if a run from a layer equals a full run; not if blocks are shared across it."""
     if layer == 0:
         return True  # a full run
     if not set(runner.blocks[:layer]).isdisjoint(runner.blocks[layer:]):
@@ -406,13 +387,14 @@ def _can_begin_at(runner: Runner, layer: int, text: np.ndarray) -> bool:
 
 @contextmanager
 def _kept(runner: Runner, layers: Collection[int]) -> Iterator[dict[int, Any]]:
-    """Within the block, keep the input of each of these layers: what the layer below returned."""
+    """Keep the input of each of these layers within the block: the output of the layer below."""
     entering: dict[int, Any] = {}
 
     def keep(layer: int) -> Any:
-        return runner.blocks[layer - 1].register_forward_hook(
-            lambda block, args, made: entering.update({layer: made})
-        )
+        def hook(block: Any, args: Any, made: Any) -> None:
+            entering[layer] = made
+
+        return runner.blocks[layer - 1].register_forward_hook(hook)
 
     handles = [keep(layer) for layer in layers if layer]
     try:
@@ -424,9 +406,7 @@ def _kept(runner: Runner, layers: Collection[int]) -> Iterator[dict[int, Any]]:
 
 @contextmanager
 def _begun_at(runner: Runner, layer: int, entering: dict[int, Any]) -> Iterator[None]:
-    """Within the block, layers below this one compute nothing and return what the last of them
-    returned before.
-    """
+    """Skip the layers below this one within the block: they return the last one's output."""
     skipped = set(runner.blocks[:layer])
     for block in skipped:
         block.forward = lambda *args, **kwargs: entering[layer]
@@ -439,10 +419,10 @@ def _begun_at(runner: Runner, layer: int, entering: dict[int, Any]) -> Iterator[
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Study(Result):
-    """What a run of a model has shown."""
+    """Result of running a model."""
 
     model: str  # its name
-    source: str = ""  # where the inputs come from
+    source: str = ""  # origin of the inputs
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @classmethod

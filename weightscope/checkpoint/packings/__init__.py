@@ -1,1 +1,1 @@
-"""How quantised weights are packed: one module for each format or family of formats."""
+"""Packings of quantised weights: one module for each format or family of formats."""

@@ -1,6 +1,4 @@
-"""AutoRound: GPTQ's or AWQ's order, codes of 2 to 8 bits in one stream, and no g_idx where the
-groups are in order.
-"""
+"""AutoRound: GPTQ's or AWQ's order, codes of 2 to 8 bits in one stream, g_idx if needed."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -13,7 +11,7 @@ from weightscope.checkpoint.packings.gptq import AWQ_ORDER, GroupedTensor
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of, unpacked
 from weightscope.core.errors import CheckpointError
 
-# How much the stored zero is below the one that is meant, by packing_format; None: AWQ's order.
+# Difference of the zero that is meant to the stored one, by packing_format; None: AWQ's order.
 ZERO_OFFSETS = {
     "auto_round:auto_gptq": 1,
     "auto_round": 0,
@@ -41,21 +39,16 @@ def find(
     module = tensor.name.removesuffix(".qweight")
     layers = settings.get("extra_config")
     layer = layers.get(module) if isinstance(layers, dict) else None
-    size = (layer if isinstance(layer, dict) else {}).get("group_size") or settings.get(
-        "group_size"
-    )
+    own_size = layer.get("group_size") if isinstance(layer, dict) else None
     offset = ZERO_OFFSETS[settings["packing_format"]]
+    known = {"group_size": own_size or settings.get("group_size"), "offset": offset}
     by_key = {"qweight": tensor, **parts_of(module, stored, "qzeros", "scales", "g_idx")}
     kind = AutoRoundAwqTensor if offset is None else AutoRoundTensor
-    return kind(
-        f"{module}.weight", by_key, Config({"group_size": size, "offset": offset}, settings.file)
-    )
+    return kind(f"{module}.weight", by_key, Config(known, settings.file))
 
 
 def _codes(words: np.ndarray, bits: int) -> np.ndarray:
-    """A row's codes, lowest bits first: (rows, words) of 32 bits -> (rows, words * 32 / bits), as
-    float32.
-    """
+    """A row's codes, lowest bits first: words (rows, n) -> float32 (rows, n * 32 / bits)."""
     packed = np.ascontiguousarray(words).view(np.uint8).reshape(-1)
     return unpacked(packed, np.arange(1 << bits, dtype=np.float32)).reshape(len(words), -1)
 
@@ -71,9 +64,8 @@ class AutoRoundTensor(GroupedTensor):
 
     @property
     def dtype(self) -> str:
-        return (
-            f"AutoRound int{self.bits}" if {"qzeros", "scales"} <= {*self.by_key} else "AutoRound"
-        )
+        has_bits = {"qzeros", "scales"} <= {*self.by_key}
+        return f"AutoRound int{self.bits}" if has_bits else "AutoRound"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -94,10 +86,8 @@ class AutoRoundTensor(GroupedTensor):
 
     def check(self) -> None:
         outputs, inputs, n_groups = self.sizes()
-        words = self.by_key["qweight"].shape
-        if (words[0] * 32, words[1]) != (inputs * self.bits, outputs) or self.by_key[
-            "qzeros"
-        ].shape[0] != n_groups:
+        words, zeros = self.by_key["qweight"].shape, self.by_key["qzeros"].shape
+        if (words[0] * 32, words[1]) != (inputs * self.bits, outputs) or zeros[0] != n_groups:
             self.misshapen()
         if inputs % 32:
             raise self.refuse(f"has {inputs} inputs; AutoRound packs 32 of them at a time")
@@ -110,9 +100,8 @@ class AutoRoundTensor(GroupedTensor):
         w = np.empty(self.shape, np.float32)
         for start in range(0, len(w), ROWS):
             rows = slice(start, start + ROWS)
-            w[rows] = (_codes(words[:, rows].T, self.bits) - zeros[rows][:, groups]) * scales[rows][
-                :, groups
-            ]
+            codes = _codes(words[:, rows].T, self.bits)
+            w[rows] = (codes - zeros[rows][:, groups]) * scales[rows][:, groups]
         return w
 
 
@@ -126,11 +115,8 @@ class AutoRoundAwqTensor(AutoRoundTensor):
 
     def check(self) -> None:
         outputs, _, n_groups = self.sizes()
-        if (
-            self.by_key["scales"].shape[1] != outputs
-            or self.by_key["qzeros"].shape[0] != n_groups
-            or outputs % 8
-        ):
+        scales, zeros = self.by_key["scales"].shape, self.by_key["qzeros"].shape
+        if scales[1] != outputs or zeros[0] != n_groups or outputs % 8:
             self.misshapen()
         self.check_groups()
 

@@ -10,19 +10,16 @@ from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of
 from weightscope.core.errors import CheckpointError
 
-DIVIDES, MULTIPLIES = "bitlinear", "autobitlinear"  # linear_class: what each does with the scale
+DIVIDES, MULTIPLIES = "bitlinear", "autobitlinear"  # linear_class, by its use of the scale
 
 
 def check(settings: Config) -> None:
-    """Refuse weights that are made ternary as the model runs, and so are not those that are
-    stored.
-    """
+    """Refuse weights that are made ternary as the model runs: those stored differ."""
     kind, mode = _kind(settings), settings.get("quantization_mode") or "offline"
     if kind not in (DIVIDES, MULTIPLIES) or (kind == MULTIPLIES and mode != "offline"):
         problem = f"says BitNet of class '{str(kind)[:40]}' and mode '{str(mode)[:40]}'"
-        raise CheckpointError(
-            f"{problem}; read are packed weights, of mode 'offline'", file=settings.file
-        )
+        known = "packed weights, of mode 'offline'"
+        raise CheckpointError(f"{problem}; read are {known}", file=settings.file)
 
 
 def _kind(settings: Config) -> str:
@@ -35,11 +32,8 @@ def find(
     """The weight of this tensor, if it is packed."""
     if tensor.dtype != "U8" or not tensor.name.endswith(".weight"):
         return None
-    return BitNetTensor(
-        tensor.name,
-        {"weight": tensor, **parts_of(tensor.name, stored, "scale", joint="_")},
-        settings,
-    )
+    by_key = {"weight": tensor, **parts_of(tensor.name, stored, "scale", joint="_")}
+    return BitNetTensor(tensor.name, by_key, settings)
 
 
 class BitNetTensor(DequantisedTensor):
@@ -65,15 +59,10 @@ class BitNetTensor(DequantisedTensor):
         packed, scale = self.by_key["weight"].raw(), self.by_key["scale"].read().reshape(())
         if (packed & packed >> 1 & 0b01010101).any():
             raise self.refuse("holds codes of 3; BitNet's are 0, 1 and 2")
-        w = (
-            np.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)])
-            .astype(np.float32)
-            .reshape(self.shape)
-        )
+        codes = np.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)])
+        w = codes.astype(np.float32).reshape(self.shape)
         w -= 1
+        apply: np.ufunc = np.multiply if _kind(self.settings) == MULTIPLIES else np.divide
         with np.errstate(divide="ignore"):  # by a hostile scale of 0; the caller checks the result
-            return (
-                np.multiply(w, scale, out=w)
-                if _kind(self.settings) == MULTIPLIES
-                else np.divide(w, scale, out=w)
-            )
+            apply(w, scale, out=w)
+        return w

@@ -25,18 +25,15 @@ def find(
         return Bnb4Tensor(name, {"weight": tensor, **parts_of(name, stored, *keys)}, settings)
     module = name.removesuffix(".weight")
     if tensor.dtype == "I8" and module != name and f"{module}.SCB" in stored:
-        return Bnb8Tensor(
-            name, {"weight": tensor, **parts_of(module, stored, "SCB", "weight_format")}, settings
-        )
+        parts = parts_of(module, stored, "SCB", "weight_format")
+        return Bnb8Tensor(name, {"weight": tensor, **parts}, settings)
     return None
 
 
 def blockwise(codes: np.ndarray, table: np.ndarray, absmax: np.ndarray, block: int) -> np.ndarray:
-    """bitsandbytes: table[code] * absmax of its block of the flattened tensor: codes (n,), table
-    (16,) -> (n,).
-    """
+    """table[code] * absmax of its block of the flat tensor: codes (n,), table (16,) -> (n,)."""
     values = table[codes]
-    end = len(values) // block * block  # of the last full block; `block` may exceed the tensor
+    end = len(values) // block * block  # end of the full blocks; `block` may exceed the tensor
     values[:end].reshape(end // block, block)[:] *= absmax[: end // block, None]
     values[end:] *= absmax[-1:]
     return values
@@ -48,9 +45,7 @@ def high_nibble_first(packed: np.ndarray) -> np.ndarray:
 
 
 class Bnb4Tensor(DequantisedTensor):
-    """bitsandbytes nf4 or fp4: codes into a table of 16, a scale per block; the scales may be
-    quantised too.
-    """
+    """bitsandbytes nf4 or fp4: codes into a table of 16, a (quantised) scale per block."""
 
     @property
     def dtype(self) -> str:
@@ -62,13 +57,10 @@ class Bnb4Tensor(DequantisedTensor):
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """Shape and block sizes, which the format stores as JSON in a tensor; read when first
-        needed.
-        """
+        """Shape and block sizes, stored as JSON in a tensor; read when first needed."""
         part = self.by_key[next(key for key in BNB_STATES if key in self.by_key)]
-        state = parse_json(
-            part.raw().tobytes(), file=part.file.path, what=f"quant_state of {self.name} "
-        )
+        text, what = part.raw().tobytes(), f"quant_state of {self.name} "
+        state = parse_json(text, file=part.file.path, what=what)
 
         def is_size(number: Any) -> bool:
             return type(number) is int and 0 < number < 2**40
@@ -78,14 +70,11 @@ class Bnb4Tensor(DequantisedTensor):
             blocks.append(state.get("nested_blocksize"))
             if type(state.get("nested_offset")) not in {int, float}:
                 raise self.refuse("has a quant_state without a number for nested_offset")
-        if (
-            not isinstance(shape, list)
-            or len(shape) > MAX_DIMENSIONS
-            or not all(map(is_size, [*shape, *blocks]))
-        ):
-            raise self.refuse(
-                f"has a quant_state of shape {str(shape)[:80]} and block sizes {str(blocks)[:80]}"
-            )
+        stated = f"shape {str(shape)[:80]} and block sizes {str(blocks)[:80]}"
+        if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
+            raise self.refuse(f"has a quant_state of {stated}")
+        if not all(map(is_size, [*shape, *blocks])):
+            raise self.refuse(f"has a quant_state of {stated}")
         n, block = prod(shape), state["blocksize"]
         packed, absmax = self.by_key["weight"].nbytes, prod(self.by_key["absmax"].shape)
         if packed != -(-n // 2) or absmax != -(-n // block):
@@ -98,9 +87,8 @@ class Bnb4Tensor(DequantisedTensor):
             raise self.refuse(f"has no {' or '.join(BNB_STATES)}")
         self.part(state, ("U8",), 1)
         if self.by_key["weight"].dtype != "U8":
-            raise self.refuse(
-                f"has dtype {self.by_key['weight'].dtype}; {self.dtype} is only read from U8"
-            )
+            problem = f"has dtype {self.by_key['weight'].dtype}"
+            raise self.refuse(f"{problem}; {self.dtype} is only read from U8")
         if self.part("quant_map", ("F32",), 1).shape != (16,):
             self.misshapen()
         nested = "nested_absmax" in self.by_key
@@ -113,10 +101,8 @@ class Bnb4Tensor(DequantisedTensor):
     def dequantise(self) -> np.ndarray:
         state = self.state
         codes = high_nibble_first(self.by_key["weight"].raw())[: prod(self.shape)]
-        values = blockwise(
-            codes, self.by_key["quant_map"].read(), self.absmax(), state["blocksize"]
-        )
-        return values.reshape(self.shape)
+        table = self.by_key["quant_map"].read()
+        return blockwise(codes, table, self.absmax(), state["blocksize"]).reshape(self.shape)
 
     def absmax(self) -> np.ndarray:
         """The blocks' scales."""
@@ -142,11 +128,10 @@ class Bnb8Tensor(DequantisedTensor):
             self.misshapen()
 
     def dequantise(self) -> np.ndarray:
-        # 0: row by row
-        if "weight_format" in self.by_key and self.by_key["weight_format"].raw().any():
-            raise self.refuse(
-                "is int8 in a GPU's layout, not row by row; save it again with a newer bitsandbytes"
-            )
+        layout = self.by_key.get("weight_format")
+        if layout is not None and layout.raw().any():  # 0: row by row
+            problem = "is int8 in a GPU's layout, not row by row"
+            raise self.refuse(f"{problem}; save it again with a newer bitsandbytes")
         w = self.by_key["weight"].raw().view(np.int8).reshape(self.shape).astype(np.float32)
         w *= (self.by_key["SCB"].read() / 127)[:, None]
         return w

@@ -9,12 +9,11 @@ from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.checkpoint.packings.scaled import decode_exponents, decode_fp8
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-E2M3 = np.array(
-    [k / 8 for k in range(8)] + [(1 + k / 8) * 2**e for e in range(3) for k in range(8)], np.float32
-)
+EIGHTHS = np.arange(8, dtype=np.float32) / 8
+E2M3 = np.concatenate([EIGHTHS, 1 + EIGHTHS, (1 + EIGHTHS) * 2, (1 + EIGHTHS) * 4])
 MX_BLOCK, NV_BLOCK = 32, 16  # values that share a scale (OCP Microscaling; NVIDIA's NVFP4)
 SIGNED = tuple(sorted({*map(float, E2M1), *map(float, -E2M1)}))
-FP4_GRID = (0xFF, 0x77, SIGNED)  # of -6 and 6, two in a byte
+FP4_GRID = (0xFF, 0x77, SIGNED)  # bytes of -6 and 6, two in each
 ROWS = 4096  # decoded at a time, so that only the result has the result's size
 
 
@@ -32,9 +31,7 @@ def decode_fp4(packed: np.ndarray) -> np.ndarray:
 
 
 def decode_fp6(packed: np.ndarray) -> np.ndarray:
-    """Three bytes of four E2M3 values, the first in the lowest bits, as float32: packed (rows, 3 n)
-    -> (rows, 4 n).
-    """
+    """Three bytes of four E2M3 values, lowest bits first: (rows, 3 n) -> float32 (rows, 4 n)."""
     low, middle, high = (packed[:, i::3].astype(np.uint32) for i in range(3))
     words = low | middle << 8 | high << 16
     codes = words[:, :, None] >> np.array([0, 6, 12, 18], np.uint32) & 63  # (rows, n, 4)
@@ -42,13 +39,11 @@ def decode_fp6(packed: np.ndarray) -> np.ndarray:
 
 
 class Fp4Tensor(DequantisedTensor):
-    """NVFP4: code * (scale / weight_global_scale), or ModelOpt's code * (scale * weight_scale_2);
-    MX: powers of two.
-    """
+    """NVFP4: code * scale / weight_global_scale, ModelOpt's * weight_scale_2; MX: powers of two."""
 
     @property
     def is_mx(self) -> bool:
-        """Whether the scales are exponents."""
+        """True if the scales are exponents."""
         return self.by_key["scale"].dtype in ("U8", "F8_E8M0")
 
     @property
@@ -57,9 +52,7 @@ class Fp4Tensor(DequantisedTensor):
 
     @property
     def bits(self) -> int:
-        """Four, or six where the packed row has three bytes for each four values of the scales'
-        blocks.
-        """
+        """Four, or six if a row has three bytes for each four values of the scales' blocks."""
         packed, scale = self.by_key["weight"].shape[-1:], self.by_key["scale"].shape[-1:]
         return 6 if packed and scale and packed[0] == scale[0] * MX_BLOCK * 6 // 8 else 4
 
@@ -73,9 +66,8 @@ class Fp4Tensor(DequantisedTensor):
 
     def check(self) -> None:
         if "scale" not in self.by_key:
-            raise self.refuse(
-                "is packed in bytes and has no weight_scale; NVFP4 and MXFP4 need one"
-            )
+            problem = "is packed in bytes and has no weight_scale"
+            raise self.refuse(f"{problem}; NVFP4 and MXFP4 need one")
         self.part("weight", ("U8",), 2)
         scale = self.part("scale", ("U8", "F8_E8M0", "F8_E4M3"), 2)
         outputs, inputs = self.shape

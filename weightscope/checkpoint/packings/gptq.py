@@ -57,15 +57,13 @@ def gptq(
     bits: int,
     zero_offset: int,
 ) -> np.ndarray:
-    """GPTQ: scale[g(k)] * (q[k] - zero[g(k)]), words of q along k (AutoGPTQ, qlinear_cuda_old.py)
-    -> (out, in).
+    """GPTQ: scale[g(k)] * (q[k] - zero[g(k)]), words of q along k -> (out, in).
 
     qweight (in * bits / 32, out), qzeros (n_groups, out * bits / 32), scales (n_groups, out),
-    groups (in,).
+    groups (in,); AutoGPTQ, qlinear_cuda_old.py.
     """
-    zeros = (unpack_columns(qzeros, bits) + np.uint8(zero_offset) & np.uint8(2**bits - 1)).astype(
-        np.float32
-    )
+    zero_codes = unpack_columns(qzeros, bits) + np.uint8(zero_offset) & np.uint8(2**bits - 1)
+    zeros = zero_codes.astype(np.float32)
     w = np.empty((len(groups), scales.shape[1]), np.float32)  # (in, out)
     per_word = 32 // bits
     for start in range(0, len(qweight), CHUNK // per_word):
@@ -77,19 +75,15 @@ def gptq(
 
 
 def awq(qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """AWQ, "gemm": scale[g(k)] * (q[k] - zero[g(k)]), four bits, words of q along the outputs ->
-    (out, in).
+    """AWQ, "gemm", 4 bits: scale[g(k)] * (q[k] - zero[g(k)]), words of q along out -> (out, in).
 
     qweight (in, out / 8), qzeros (n_groups, out / 8), scales (n_groups, out).
     """
     in_order = np.argsort(AWQ_ORDER)
 
     def unpack(packed: np.ndarray) -> np.ndarray:
-        return (
-            unpack_columns(packed, 4)
-            .reshape(len(packed), -1, 8)[:, :, in_order]
-            .reshape(len(packed), -1)
-        )
+        codes = unpack_columns(packed, 4)
+        return codes.reshape(len(packed), -1, 8)[:, :, in_order].reshape(codes.shape)
 
     zeros = unpack(qzeros).astype(np.float32)
     size = len(qweight) // len(scales)
@@ -101,9 +95,7 @@ def awq(qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray) -> np.ndarr
 
 
 class GroupedTensor(DequantisedTensor):
-    """Integers with a scale and a zero per group of inputs, which g_idx names or which follow each
-    other.
-    """
+    """Integers with a scale and a zero per group of inputs, named by g_idx or in order."""
 
     def check_groups(self) -> None:
         """Refuse inputs whose groups are not known."""
@@ -112,20 +104,17 @@ class GroupedTensor(DequantisedTensor):
             if self.part("g_idx", ("I32",), 1).shape != (inputs,):
                 self.misshapen()
         elif not n_groups or -(-inputs // self.group_size) != n_groups:
-            counts, stated = (
-                f"has {n_groups} groups for {inputs} inputs",
-                str(self.settings.get("group_size")),
-            )
-            raise self.refuse(f"{counts}, and config.json says {stated[:40]} inputs in a group")
+            stated = str(self.settings.get("group_size"))[:40]
+            counts = f"has {n_groups} groups for {inputs} inputs"
+            raise self.refuse(f"{counts}, and config.json says {stated} inputs in a group")
 
     @property
     def group_size(self) -> int:
         """Inputs that share a scale."""
         inputs, size = max(self.shape[1], 1), self.settings.get("group_size")
         if type(size) is not int or not (size == -1 or size > 0):
-            raise self.refuse(
-                f"is in groups of {str(size)[:40]}, says config.json; a whole number was expected"
-            )
+            problem = f"is in groups of {str(size)[:40]}, says config.json"
+            raise self.refuse(f"{problem}; a whole number was expected")
         return size if 0 < size < inputs else inputs
 
     def groups(self) -> np.ndarray:
@@ -135,15 +124,14 @@ class GroupedTensor(DequantisedTensor):
             return np.arange(inputs) // self.group_size
         groups = self.by_key["g_idx"].raw().view("<i4")
         if inputs and not 0 <= groups.min() <= groups.max() < n_groups:
-            raise self.refuse(
-                f"has a g_idx from {groups.min()} to {groups.max()}; there are {n_groups} groups"
-            )
+            problem = f"has a g_idx from {groups.min()} to {groups.max()}"
+            raise self.refuse(f"{problem}; there are {n_groups} groups")
         return groups
 
     @property
     @abstractmethod
     def bits(self) -> int:
-        """Of a code."""
+        """Bits of a code."""
 
     def codes(self) -> tuple[int, int, int]:
         return 0, 0xFF, 1 << self.bits
@@ -180,24 +168,21 @@ class GptqTensor(GroupedTensor):
         zeros, scales = self.part("qzeros", ("I32",), 2).shape, self.part("scales", FLOATS, 2).shape
         outputs, inputs = self.shape
         n_groups = scales[0]
-        if (
-            zeros != (n_groups, outputs * self.bits // 32)
-            or scales[1] != outputs
-            or words[1] * self.bits % 32
-        ):
+        if zeros != (n_groups, outputs * self.bits // 32) or scales[1] != outputs:
+            self.misshapen()
+        if words[1] * self.bits % 32:
             self.misshapen()
         if not 0 < n_groups <= max(inputs, 1):
             self.misshapen()
         if "g_idx" not in self.by_key and self.settings.get("desc_act"):
-            raise self.refuse(
-                "has no g_idx, and config.json says desc_act: the groups of its inputs are unknown"
-            )
+            problem = "has no g_idx, and config.json says desc_act"
+            raise self.refuse(f"{problem}: the groups of its inputs are unknown")
         if inputs or "g_idx" in self.by_key:
             self.check_groups()
 
     @property
     def group_size(self) -> int:
-        """Inputs that share a scale: of a file that leaves it out, as many as its scales need."""
+        """Inputs that share a scale: if a file leaves it out, as many as its scales need."""
         if self.settings.get("group_size") is None:
             return -(-max(self.shape[1], 1) // self.by_key["scales"].shape[0])
         return super().group_size
@@ -209,9 +194,7 @@ class GptqTensor(GroupedTensor):
 
 
 class AwqTensor(DequantisedTensor):
-    """AWQ: integers packed along the outputs in AWQ_ORDER; a scale and a zero per group and
-    output.
-    """
+    """AWQ: integers packed along the outputs in AWQ_ORDER; a scale and a zero per group."""
 
     dtype = "AWQ int4"  # type: ignore[assignment]
 
@@ -223,20 +206,14 @@ class AwqTensor(DequantisedTensor):
     def check(self) -> None:
         bits, version = self.settings.get("bits", 4), self.settings.get("version", "gemm")
         if bits != 4 or str(version).lower() != "gemm":
-            raise self.refuse(
-                f"is AWQ of {str(bits)[:20]} bits in version '{str(version)[:40]}'; read is gemm of 4"
-            )
-        words, zeros = (
-            self.part("qweight", ("I32",), 2).shape,
-            self.part("qzeros", ("I32",), 2).shape,
-        )
+            problem = f"is AWQ of {str(bits)[:20]} bits in version '{str(version)[:40]}'"
+            raise self.refuse(f"{problem}; read is gemm of 4")
+        words = self.part("qweight", ("I32",), 2).shape
+        zeros = self.part("qzeros", ("I32",), 2).shape
         n_groups, outputs = self.part("scales", FLOATS, 2).shape
-        if (
-            zeros != (n_groups, words[1])
-            or outputs != words[1] * 8
-            or not n_groups
-            or words[0] % n_groups
-        ):
+        if zeros != (n_groups, words[1]) or outputs != words[1] * 8:
+            self.misshapen()
+        if not n_groups or words[0] % n_groups:
             self.misshapen()
 
     def codes(self) -> tuple[int, int, int]:

@@ -1,9 +1,8 @@
-"""Weights that MLX quantised: `weight` of packed 32-bit words, `scales`, and `biases` or
-`global_scale`.
+"""MLX's quantised weights: `weight` of packed words, `scales`, and `biases` or `global_scale`.
 
 A row is a stream of codes of equal width, lowest bits first; `group_size` codes share a scale.
-config.json has the settings under `quantization`: of all modules, and by a module's name of those
-that differ.
+config.json has the settings under `quantization`: for all modules, and by name for those that
+differ.
 
 | mode | a weight is | scales |
 | --- | --- | --- |
@@ -27,14 +26,14 @@ from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, pa
 from weightscope.checkpoint.packings.scaled import decode_fp8, fp8_grid
 from weightscope.core.errors import CheckpointError
 
-KEY = "quantization"  # of config.json
+KEY = "quantization"  # the key in config.json
 PARTS = ("scales", "biases", "global_scale")
 LARGEST_NVFP4 = np.float32(448 * 6)  # the largest scale times the largest value
 CHUNK = 1 << 16  # weights unpacked at a time, which stay in the cache while they are scaled
 
 
 class Mode(NamedTuple):
-    """The bits that a mode allows, how many codes may share a scale, and the dtype of scales."""
+    """Bits that a mode allows, sizes of a group that shares a scale, and the dtype of scales."""
 
     bits: tuple[int, ...]
     group_sizes: tuple[int, ...]
@@ -50,12 +49,12 @@ MODES = {
 
 
 class Packing(NamedTuple):
-    """How the weights of a module are packed."""
+    """Packing of a module's weights."""
 
     bits: int
     group_size: int
     mode: str
-    global_scale: bool  # whether all groups of a matrix share one more scale
+    global_scale: bool  # True if all groups of a matrix share one more scale
 
 
 def check(settings: Config) -> None:
@@ -70,30 +69,26 @@ def check_modules(stored: Mapping[str, StoredTensor], settings: Config) -> None:
     """Refuse settings of a module that no file has: the bits of another may be wrong."""
     for module in settings:
         if isinstance(settings[module], dict) and f"{module}.weight" not in stored:
-            problem = (
-                f"'{KEY}' has settings of {module[:100]}, and no file has {module[:100]}.weight"
-            )
+            name = module[:100]
+            problem = f"'{KEY}' has settings of {name}, and no file has {name}.weight"
             raise CheckpointError(problem, file=settings.file)
 
 
 def packing_of(given: Config, what: str) -> Packing:
-    """How weights are packed, by settings of all modules or of one."""
-    bits, group_size, name = given.get("bits"), given.get("group_size"), given.get("mode", "affine")
+    """Packing of weights by the settings of all modules or of one."""
+    name = given.get("mode", "affine")
     mode = MODES.get(name) if isinstance(name, str) else None
     if mode is None:
-        raise CheckpointError(
-            f"{what} has mode '{str(name)[:40]}'; read are {', '.join(MODES)}", file=given.file
-        )
-    for key, value, known in (
-        ("bits", bits, mode.bits),
-        ("group_size", group_size, mode.group_sizes),
-    ):
+        problem = f"{what} has mode '{str(name)[:40]}'; read are {', '.join(MODES)}"
+        raise CheckpointError(problem, file=given.file)
+    for key, known in (("bits", mode.bits), ("group_size", mode.group_sizes)):
+        value = given.get(key)
         if type(value) is not int or value not in known:
             numbers = ", ".join(map(str, known))
-            raise CheckpointError(
-                f"{what} has {key} {str(value)[:40]}; {name} has {numbers}", file=given.file
-            )
-    return Packing(bits, group_size, str(name), bool(given.get("global_scale")))  # type: ignore[arg-type]
+            problem = f"{what} has {key} {str(value)[:40]}; {name} has {numbers}"
+            raise CheckpointError(problem, file=given.file)
+    has_global_scale = bool(given.get("global_scale"))
+    return Packing(given["bits"], given["group_size"], str(name), has_global_scale)
 
 
 def find(
@@ -109,9 +104,8 @@ def find(
         raise tensor.refuse(f"has dtype {tensor.dtype}, and config.json says that it is {stated}")
     if not is_packed:
         return None
-    packing = packing_of(
-        settings.inside(module) if isinstance(given, dict) else settings, f"'{KEY}'"
-    )
+    of_module = settings.inside(module) if isinstance(given, dict) else settings
+    packing = packing_of(of_module, f"'{KEY}'")
     by_key = {"weight": tensor, **parts_of(module, stored, *PARTS)}
     return MlxTensor(tensor.name, by_key, Config(packing._asdict(), settings.file))
 
@@ -119,9 +113,7 @@ def find(
 def scaled(
     packed: np.ndarray, values: np.ndarray, scales: np.ndarray, biases: np.ndarray | None, size: int
 ) -> np.ndarray:
-    """values[code] * scale + bias: packed bytes (n_bytes,), scales and biases, one for `size` codes
-    -> (n,).
-    """
+    """values[code] * scale + bias: bytes (n_bytes,), a scale and bias per `size` codes -> (n,)."""
     bits = len(values).bit_length() - 1
     w = np.empty((len(scales), size), np.float32)
     step = CHUNK // size
@@ -135,7 +127,7 @@ def scaled(
 
 
 class MlxTensor(DequantisedTensor):
-    """A weight that MLX quantised; of a mixture all experts (n_experts, out, in)."""
+    """A weight that MLX quantised; a mixture's has all experts (n_experts, out, in)."""
 
     @property
     def packing(self) -> Packing:
@@ -185,15 +177,11 @@ class MlxTensor(DequantisedTensor):
         if "global_scale" in self.by_key:
             factors = self.by_key["global_scale"].read().reshape(-1) / LARGEST_NVFP4  # (n_experts,)
             scales *= np.repeat(factors, scales.size // max(factors.size, 1))
-        return scaled(
-            self.by_key["weight"].raw(), _values(mode, bits), scales, biases, size
-        ).reshape(self.shape)
-
-
-def _values(mode: str, bits: int) -> np.ndarray:
-    """The value of each code, before scales."""
-    if mode == "affine":
-        return np.arange(1 << bits, dtype=np.float32)
-    return (
-        np.concatenate([E2M1, -E2M1]) if bits == 4 else decode_fp8(np.arange(1 << bits), "F8_E4M3")
-    )
+        if mode == "affine":
+            values = np.arange(1 << bits, dtype=np.float32)
+        elif bits == 4:
+            values = np.concatenate([E2M1, -E2M1])
+        else:
+            values = decode_fp8(np.arange(1 << bits), "F8_E4M3")
+        w = scaled(self.by_key["weight"].raw(), values, scales, biases, size)
+        return w.reshape(self.shape)

@@ -1,6 +1,4 @@
-"""NVIDIA's ModelOpt: NVFP4 with a scale of scales, FP8 with one scale, one per row, or one per
-block.
-"""
+"""NVIDIA's ModelOpt: NVFP4 with a scale of scales; FP8 with one scale, or per row or block."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,15 +10,14 @@ from weightscope.checkpoint.packings.packed import DequantisedTensor, parts_of
 from weightscope.checkpoint.packings.scaled import FP8, ScaledTensor
 from weightscope.core.errors import CheckpointError
 
-# the settings: a key of config.json, or a file
-KEY, SETTINGS_FILE = "quantization_config", "hf_quant_config.json"
+KEY = "quantization_config"  # key of the settings in config.json
+SETTINGS_FILE = "hf_quant_config.json"  # the file that has them otherwise
 ALGORITHMS = (
-    "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8", "MXFP4",
-    "W4A8_MXFP4_FP8",
+    "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "W4A16_NVFP4",
+    "W4A8_NVFP4_FP8", "MXFP4", "W4A8_MXFP4_FP8",
 )  # fmt: skip
 MIXED = "MIXED_PRECISION"
-# What an export does not state, by what tells the kind of a weight: the dtype and the number of
-# axes of its scales.
+# Settings that an export leaves out, by the dtype and number of axes of a weight's scales.
 UNSTATED: dict[tuple[str, int], dict[str, Any]] = {
     ("U8", 2): {"weight_block_size": [1, 32], "scale_fmt": "ue8m0"},  # MXFP8
     # FP8_PB_WO (vLLM's reader takes no other size, either)
@@ -35,21 +32,16 @@ def settings_of(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(settings: Config) -> None:
-    """Refuse algorithms that are not read: they scale activations, or pack integers, in other
-    ways.
-    """
+    """Refuse other algorithms, which scale activations or pack integers in other ways."""
     algorithm, layers = settings.get("quant_algo"), settings.inside("quantized_layers")
-    each = (
-        [layers.inside(name).get("quant_algo") for name in layers]
-        if algorithm == MIXED
-        else [algorithm]
-    )
-    for name in each:
+    named = [algorithm]
+    if algorithm == MIXED:
+        named = [layers.inside(name).get("quant_algo") for name in layers]
+    for name in named:
         if name is not None and str(name).upper() not in ALGORITHMS:
             problem = f"says quantised by ModelOpt with '{str(name)[:40]}', which is not read"
-            raise CheckpointError(
-                f"{problem}; read are {', '.join((*ALGORITHMS, MIXED))}", file=settings.file
-            )
+            known = ", ".join((*ALGORITHMS, MIXED))
+            raise CheckpointError(f"{problem}; read are {known}", file=settings.file)
 
 
 def find(
@@ -60,9 +52,8 @@ def find(
     if last != "weight" or tensor.dtype not in ("U8", *FP8):
         return None
     if f"{module}.pre_quant_scale" in stored:
-        raise tensor.refuse(
-            "has a pre_quant_scale: its inputs are scaled before it; that is not read"
-        )
+        problem = "has a pre_quant_scale: its inputs are scaled before it; that is not read"
+        raise tensor.refuse(problem)
     named = parts_of(tensor.name, stored, "scale", "scale_2", joint="_")
     if tensor.dtype == "U8":
         by_key = {{"scale_2": "factor"}.get(key, key): part for key, part in named.items()}

@@ -1,6 +1,4 @@
-"""gpt-oss: stacked experts in MXFP4, two values in a byte and a power of two for each 32, stored
-transposed.
-"""
+"""gpt-oss: stacked experts in MXFP4, two values in a byte, a scale for each 32, transposed."""
 
 from collections.abc import Mapping
 

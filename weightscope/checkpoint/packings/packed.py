@@ -1,4 +1,4 @@
-"""A weight made of several stored tensors, and what its packings share."""
+"""A weight made of several stored tensors, as all packings make it."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -12,12 +12,11 @@ from weightscope.checkpoint.checkpoint import StoredTensor, Tensor, WholeTensor
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.storage import Storage
 
-# Bits of the fields whose codes are looked up together, by bits of a code. A field ends in the byte
+# Bits of fields whose codes are looked up together, by bits of a code. A field ends in the byte
 # where it begins or in the next. Wider ones were slower: their tables leave the cache.
 FIELD = {1: 8, 2: 8, 3: 12, 4: 8, 5: 10, 6: 12, 7: 7, 8: 8}
 FLOATS = ("F16", "BF16", "F32", "F64")
-# Suffixes of tensors stored with a packed weight that scale its inputs or outputs; reading the
-# weight needs none.
+# Suffixes of tensors that scale a packed weight's inputs or outputs; reading the weight needs none.
 OF_ACTIVATIONS = ("input_scale", "input_global_scale", "output_scale", "activation_scale")
 
 
@@ -25,28 +24,20 @@ def parts_of(
     prefix: str, stored: Mapping[str, StoredTensor], *keys: str, joint: str = "."
 ) -> dict[str, StoredTensor]:
     """The parts of a weight that are there, by the ends of their names."""
-    return {
-        key: stored[f"{prefix}{joint}{key}"] for key in keys if f"{prefix}{joint}{key}" in stored
-    }
+    names = {key: f"{prefix}{joint}{key}" for key in keys}
+    return {key: stored[name] for key, name in names.items() if name in stored}
 
 
 def stated_weights(settings: Config) -> list[Mapping[str, Any]]:
-    """What compressed-tensors' config_groups (ModelOpt writes them too) say of weights, group by
-    group.
-    """
+    """Settings of weights in config_groups, of compressed-tensors or ModelOpt, by group."""
     groups = settings.get("config_groups")
-    groups = (
-        [group for group in groups.values() if isinstance(group, dict)]
-        if isinstance(groups, dict)
-        else []
-    )
-    return [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
+    listed = groups.values() if isinstance(groups, dict) else ()
+    weights = [group.get("weights") for group in listed if isinstance(group, dict)]
+    return [stated for stated in weights if isinstance(stated, dict)]
 
 
 def unpack_columns(packed: np.ndarray, bits: int) -> np.ndarray:
-    """Integers of 32-bit words, the first in the lowest bits: packed (rows, words) -> (rows, words
-    * 32 / bits).
-    """
+    """Integers of 32-bit words, lowest bits first: (rows, words) -> (rows, words * 32 / bits)."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     return (packed[:, :, None] >> shifts & (2**bits - 1)).astype(np.uint8).reshape(len(packed), -1)
 
@@ -83,7 +74,7 @@ def _fields(packed: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FilledTensor(StoredTensor):
-    """Codes of the same shape as those that are stored, all of one byte."""
+    """Codes of the stored ones' shape, all of one byte."""
 
     fill: int = 0
 
@@ -116,7 +107,7 @@ class DequantisedTensor(WholeTensor):
         return tuple(self.by_key.values())
 
     def unchecked(self, noted: set[str]) -> Tensor:
-        # NaN and infinity are noted of the weight, not of its parts.
+        # The weight's NaN and infinity are noted, not its parts'.
         by_key = {key: replace(part, noted=set()) for key, part in self.by_key.items()}
         return replace(self, by_key=by_key, noted=noted)
 
@@ -131,8 +122,8 @@ class DequantisedTensor(WholeTensor):
     def read(self) -> np.ndarray:
         for file in {id(part.file): part.file for part in self.parts}.values():
             file.prefetch([part.entry for part in self.parts if part.file is file])
-        # from hostile scales; checked below
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        hostile_scales = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+        with hostile_scales:
             weight = self.dequantise()
         return self.check_finite(weight)
 
@@ -143,9 +134,8 @@ class DequantisedTensor(WholeTensor):
             raise self.refuse(f"has no {key}; {self.dtype} needs one")
         if part.dtype not in dtypes or len(part.shape) != n_dimensions:
             problem = f"has {key} of dtype {part.dtype} and shape {part.shape}"
-            raise self.refuse(
-                f"{problem}; {self.dtype} needs {' or '.join(dtypes)} of {n_dimensions} dimensions"
-            )
+            needed = f"{' or '.join(dtypes)} of {n_dimensions} dimensions"
+            raise self.refuse(f"{problem}; {self.dtype} needs {needed}")
         return part
 
     def misshapen(self) -> NoReturn:
@@ -154,20 +144,20 @@ class DequantisedTensor(WholeTensor):
         raise self.refuse(f"is in parts that do not fit together: {shapes}")
 
     def codes(self) -> tuple[int, int, int | tuple[float, ...]] | None:
-        """The bytes that hold the code or codes of the first and the last level, and the levels as
-        in `ends`.
-        """
+        """Bytes that hold the codes of the first and last level, and levels as in `ends`."""
         return None
 
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
         if (codes := self.codes()) is None:
             return None
         key, packed = next(iter(self.by_key.items()))  # the main part
-        filled = [
-            FilledTensor(packed.name, packed.entry, packed.file, None, fill) for fill in codes[:2]
-        ]
-        first, last = (replace(self, by_key={**self.by_key, key: each}) for each in filled)
-        return first, last, codes[2]
+
+        def filled(byte: int) -> Tensor:
+            codes = FilledTensor(packed.name, packed.entry, packed.file, None, byte)
+            return replace(self, by_key={**self.by_key, key: codes})
+
+        first, last, levels = codes
+        return filled(first), filled(last), levels
 
     def words(self, key: str) -> np.ndarray:
         """A part of 32-bit words."""
@@ -176,11 +166,10 @@ class DequantisedTensor(WholeTensor):
 
 
 def scales_activations(name: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether this is the scale of a packed weight's activations."""
+    """True if this is the scale of a packed weight's activations."""
     module, _, last = name.rpartition(".")
     return last in OF_ACTIVATIONS and isinstance(tensors.get(f"{module}.weight"), DequantisedTensor)
 
 
-# From a stored tensor, all tensors by name and the settings: the weight whose main part it is; None
-# of any other.
+# Finder of the weight whose main part a stored tensor is, by all tensors and settings; else None.
 Find = Callable[[StoredTensor, Mapping[str, StoredTensor], Config], DequantisedTensor | None]

@@ -1,6 +1,4 @@
-"""FP8 or INT8 values times scales: of DeepSeek and transformers, FBGEMM, compressed-tensors,
-ModelOpt.
-"""
+"""FP8 or INT8 values times scales: DeepSeek, transformers, FBGEMM, compressed-tensors, ModelOpt."""
 
 from collections.abc import Callable, Mapping
 from math import prod
@@ -30,13 +28,10 @@ def find(
 
 
 def _e4m3(bits: np.ndarray) -> np.ndarray:
-    """Four bits of exponent, bias 7, three of fraction; no infinities, all ones is NaN (OCP
-    FP8).
-    """
+    """Four bits of exponent, bias 7, three of fraction; no infinity, all ones is NaN (OCP FP8)."""
     exponent, fraction = bits >> 3 & 15, bits & 7
-    magnitude = np.where(
-        exponent > 0, np.ldexp(1 + fraction / 8, exponent - 7), np.ldexp(fraction / 8, -6)
-    )
+    normal, subnormal = np.ldexp(1 + fraction / 8, exponent - 7), np.ldexp(fraction / 8, -6)
+    magnitude = np.where(exponent > 0, normal, subnormal)
     magnitude[(bits & 127) == 127] = np.nan
     return np.where(bits & 128, -magnitude, magnitude)
 
@@ -73,9 +68,7 @@ def decode_exponents(raw: np.ndarray) -> np.ndarray:
 def by_blocks(
     w: np.ndarray, scale: np.ndarray, block: tuple[int, int], zero: np.ndarray | None = None
 ) -> np.ndarray:
-    """(W[i, j] - zero[i // block[0], j // block[1]]) * scale[...], in place: w (out, in), block
-    (int, int).
-    """
+    """(W[i, j] - zero[b]) * scale[b] in place, w (out, in); b = i // block[0], j // block[1]."""
     for index, row in enumerate(scale):
         rows = w[index * block[0] : (index + 1) * block[0]]
         if zero is not None:
@@ -84,7 +77,7 @@ def by_blocks(
     return w
 
 
-# The bytes of the least and the largest number that is finite.
+# Bytes of the least and the largest finite number.
 EXTREMES = {"F8_E4M3": (0xFE, 0x7E), "F8_E5M2": (0xFB, 0x7B)}
 
 
@@ -95,9 +88,7 @@ def fp8_grid(kind: str = "F8_E4M3") -> tuple[int, int, tuple[float, ...]]:
 
 
 class ScaledTensor(DequantisedTensor):
-    """FP8 or INT8 times a scale: one for all, per row, per group of a row, or per block;
-    weight_scale_inv too.
-    """
+    """FP8 or INT8 times a scale: one for all, per row, per group of a row, or per block."""
 
     @property
     def dtype(self) -> str:
@@ -105,31 +96,27 @@ class ScaledTensor(DequantisedTensor):
 
     def codes(self) -> tuple[int, int, int | tuple[float, ...]] | None:
         kind = self.by_key["weight"].dtype
-        return (0x80, 0x7F, 256) if kind == "I8" else fp8_grid(kind) if kind in EXTREMES else None
+        if kind == "I8":
+            return 0x80, 0x7F, 256
+        return fp8_grid(kind) if kind in EXTREMES else None
 
     def check(self) -> None:
         weight, scale = self.by_key["weight"], self.by_key["scale"]
-        exponents = ("F8_E8M0", "U8") if self._is_mx() else ("F8_E8M0",)
+        stated = [str(weights.get("scale_dtype")) for weights in stated_weights(self.settings)]
+        is_mx = self.settings.get("scale_fmt") == "ue8m0" or any("uint8" in text for text in stated)
+        exponents = ("F8_E8M0", "U8") if is_mx else ("F8_E8M0",)
         if scale.dtype not in (*FLOATS, *exponents):
             raise self.refuse(f"has a scale of dtype {scale.dtype}")
         zero = self.by_key.get("zero_point")
         if zero is not None and zero.dtype not in (weight.dtype, *FLOATS):
-            raise self.refuse(
-                f"has a zero_point of dtype {zero.dtype}; {self.dtype} needs {weight.dtype}"
-            )
+            problem = f"has a zero_point of dtype {zero.dtype}"
+            raise self.refuse(f"{problem}; {self.dtype} needs {weight.dtype}")
         if zero is not None and prod(zero.shape) != prod(scale.shape):
             self.misshapen()
         self.block()
 
-    def _is_mx(self) -> bool:
-        """Whether scales are said to be exponents."""
-        stated = [str(weights.get("scale_dtype")) for weights in stated_weights(self.settings)]
-        return self.settings.get("scale_fmt") == "ue8m0" or any(
-            "uint8" in dtype for dtype in stated
-        )
-
     def grid(self) -> tuple[int, int]:
-        """How many scales there are along the rows and the columns."""
+        """Number of scales along the rows and the columns."""
         scale = self.by_key["scale"].shape
         if len(scale) == 4 and scale[1] == scale[3] == 1:  # as ModelOpt keeps blocks
             scale = scale[::2]
@@ -138,8 +125,7 @@ class ScaledTensor(DequantisedTensor):
         return scale[0], scale[1] if len(scale) == 2 else 1
 
     def block(self) -> tuple[int, int]:
-        """Rows and columns that share a scale: as config.json says, or for one scale in all or one
-        per row the shape.
+        """Rows and columns that share a scale: as config.json says, or as a lone scale per row.
 
         Scales in blocks do not tell their blocks' size: 2 x 4 of them fit a weight (24, 64) in
         blocks of 12 x 16 and of 16 x 16.
@@ -152,28 +138,22 @@ class ScaledTensor(DequantisedTensor):
         grid = self.grid()
         if all(n in (1, size) for size, n in zip(weight.shape, grid, strict=True)):
             return weight.shape[0] // grid[0], weight.shape[1] // grid[1]
-        counts = f"has {grid[0]} x {grid[1]} scales for a weight of {weight.shape[0]} x {weight.shape[1]}"
+        shape = f"{weight.shape[0]} x {weight.shape[1]}"
+        counts = f"has {grid[0]} x {grid[1]} scales for a weight of {shape}"
         blocks = self._stated_blocks()
         for block in blocks:
-            if not (
-                isinstance(block, list)
-                and len(block) == 2
-                and all(type(n) is int and n > 0 for n in block)
-            ):
+            is_pair = isinstance(block, list) and len(block) == 2
+            if not is_pair or not all(type(n) is int and n > 0 for n in block):
                 raise self.refuse(f"is in blocks of {str(block)[:40]}, says config.json")
-        needed = [
-            tuple(-(-n // side) for n, side in zip(weight.shape, block, strict=True))
-            for block in blocks
-        ]
+        needed = [(-(-weight.shape[0] // rows), -(-weight.shape[1] // n)) for rows, n in blocks]
         fitting = [block for block, count in zip(blocks, needed, strict=True) if count == grid]
         if len(blocks) == 1 and not fitting:
             stated = f"config.json says blocks of {blocks[0][0]} x {blocks[0][1]}"
             raise self.refuse(f"{counts}; {stated}, which need {needed[0][0]} x {needed[0][1]}")
         if len(fitting) != 1:
             problem = f"{counts}, and config.json does not give the block size"
-            raise self.refuse(
-                f"{problem}: quantization_config needs weight_block_size, as its quantiser was given"
-            )
+            advice = "quantization_config needs weight_block_size, as its quantiser was given"
+            raise self.refuse(f"{problem}: {advice}")
         return min(fitting[0][0], weight.shape[0]), min(fitting[0][1], weight.shape[1])
 
     def _stated_blocks(self) -> list[Any]:

@@ -1,6 +1,4 @@
-"""torchao: (q - zero_point) * scale of its block; each file's metadata names the class of a
-weight.
-"""
+"""torchao: (q - zero_point) * scale of its block; metadata name the class of a weight."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +10,7 @@ from weightscope.checkpoint.config import Config, parse_json
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of
 from weightscope.checkpoint.packings.scaled import FP8, decode_fp8
 
-# class: dtypes of qdata
+# Dtypes of qdata by class.
 KINDS = {"Float8Tensor": FP8, "Int8Tensor": ("I8",), "IntxUnpackedToInt8Tensor": ("I8",)}
 KEYS = ("qdata", "scale", "zero_point")
 PART = re.compile(
@@ -29,21 +27,18 @@ def find(
     if not match or name not in tensor.file.metadata:
         return None
     text = tensor.file.metadata[name].encode()
-    described = Config(
-        parse_json(text, file=tensor.file.path, what=f"metadata of {name[:100]} "), tensor.file.path
-    )
+    metadata = parse_json(text, file=tensor.file.path, what=f"metadata of {name[:100]} ")
+    described = Config(metadata, tensor.file.path)
     kind, joint = described.get("_type"), f"._{match[2]}_"
     if not isinstance(kind, str) or kind not in KINDS:
-        problem = f"is packed as torchao's '{str(kind)[:40]}', which is not read; read are {', '.join(KINDS)}"
-        raise tensor.refuse(problem)
+        problem = f"is packed as torchao's '{str(kind)[:40]}', which is not read"
+        raise tensor.refuse(f"{problem}; read are {', '.join(KINDS)}")
     if match[3] == "qdata":
         by_key = parts_of(match[1], stored, *KEYS, joint=joint)
         stated = described.get("_tensor_data_names")
-        missing = (
-            [key for key in stated if key in KEYS and key not in by_key]
-            if isinstance(stated, list)
-            else ["scale"]
-        )
+        missing = ["scale"]
+        if isinstance(stated, list):
+            missing = [key for key in stated if key in KEYS and key not in by_key]
         if missing:
             raise tensor.refuse(f"has no {missing[0]}, which the metadata of {name} list")
         settings = {"kind": kind, "block_size": described.inside("_data").get("block_size")}
@@ -54,13 +49,12 @@ def find(
 
 
 class TorchAoTensor(DequantisedTensor):
-    """Integers or FP8 in blocks that share a scale and, of integers, a zero."""
+    """Integers or FP8 in blocks that share a scale and, if integers, a zero."""
 
     @property
     def dtype(self) -> str:
-        return (
-            f"torchao {self.settings['kind'].removesuffix('Tensor')} {self.by_key['qdata'].dtype}"
-        )
+        kind = self.settings["kind"].removesuffix("Tensor")
+        return f"torchao {kind} {self.by_key['qdata'].dtype}"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,20 +64,16 @@ class TorchAoTensor(DequantisedTensor):
         block, shape = self.settings["block_size"], self.shape
         if self.by_key["qdata"].dtype not in KINDS[self.settings["kind"]]:
             raise self.refuse(f"has qdata of dtype {self.by_key['qdata'].dtype}")
-        if (
-            not isinstance(block, list)
-            or len(block) != len(shape)
-            or not all(type(n) is int and n > 0 for n in block)
-        ):
-            raise self.refuse(
-                f"is in blocks of {str(block)[:80]}, says its metadata, and has shape {shape}"
-            )
+        fits = isinstance(block, list) and len(block) == len(shape)
+        if not fits or not all(type(n) is int and n > 0 for n in block):
+            problem = f"is in blocks of {str(block)[:80]}, says its metadata"
+            raise self.refuse(f"{problem}, and has shape {shape}")
         scale = self.part("scale", FLOATS, len(shape))
         grid = tuple(size // side for size, side in zip(shape, block, strict=True))
-        if scale.shape != grid or any(size % side for size, side in zip(shape, block, strict=True)):
-            raise self.refuse(
-                f"has scales of shape {scale.shape}; blocks of {block} of {shape} were expected"
-            )
+        is_whole = shape == tuple(n * side for n, side in zip(grid, block, strict=True))
+        if scale.shape != grid or not is_whole:
+            problem = f"has scales of shape {scale.shape}"
+            raise self.refuse(f"{problem}; blocks of {block} of {shape} were expected")
         zero = self.by_key.get("zero_point")
         if zero is not None and (zero.dtype not in ("I8", *FLOATS) or zero.shape != grid):
             self.misshapen()
@@ -95,9 +85,10 @@ class TorchAoTensor(DequantisedTensor):
         else:
             w = qdata.raw().view(np.int8).reshape(self.shape).astype(np.float32)
         if zero is not None:
-            zeros = (
-                zero.raw().view(np.int8).astype(np.float32) if zero.dtype == "I8" else zero.read()
-            )
+            if zero.dtype == "I8":
+                zeros = zero.raw().view(np.int8).astype(np.float32)
+            else:
+                zeros = zero.read()
             w -= self.spread(zeros.reshape(zero.shape))
         w *= self.spread(self.by_key["scale"].read())
         return w

@@ -1,4 +1,4 @@
-"""How functions are compiled with numba, the extra `fast`."""
+"""Compilation with numba, the extra `fast`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,9 +8,7 @@ from numba.extending import intrinsic
 
 
 def compiled(function: Any, **options: Any) -> Any:
-    """Compile a function; cache the result next to its file or in the user's cache, if one is
-    writable.
-    """
+    """Compile a function; cache the result next to its file or in the user's cache, if it can."""
     try:
         return njit(function, nogil=True, cache=True, **options)
     except RuntimeError:
@@ -19,12 +17,10 @@ def compiled(function: Any, **options: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def in_wide_vectors(typing_context: Any) -> tuple[Any, Callable[..., Any]]:
-    """Let the function that calls this use vectors of 512 bits where there are any: LLVM halves
-    them by default.
-    """
+    """Let the calling function use vectors of 512 bits, which LLVM halves by default."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # llvmlite's own `add` knows no such names
+        # bypasses llvmlite's own `add`, which knows no such names
         set.add(builder.function.attributes, '"prefer-vector-width"="512"')
         return context.get_dummy_value()
 

@@ -1,6 +1,4 @@
-"""How many cores this process may use, how work is spread over threads and cleaned up, and how
-child processes end.
-"""
+"""Cores that this process may use, work spread over threads, and the end of child processes."""
 
 import ctypes
 import os
@@ -31,9 +29,10 @@ _share: int | None = None
 
 def usable_cores() -> int:
     """Cores this process may run on, at most the share that `keep_to` has set."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     return cores if _share is None else min(_share, cores)
 
 
@@ -44,9 +43,7 @@ def keep_to(share: int) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process when its parent ends, in whatever way; otherwise it would stay and hold its
-    pipes open.
-    """
+    """End this process with its parent, however that ends; it would hold its pipes open."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         _end_without(parent)  # the parent may have ended before the call
@@ -55,8 +52,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def watch_parent(parent: int) -> None:
-    """As `end_with_parent`, by polling: for a child that outlives the thread that started it, its
-    parent to Linux.
+    """Poll as `end_with_parent`: a child may outlive the thread that is its parent to Linux.
 
     It does not poll while a library holds the interpreter lock.
     """
@@ -76,9 +72,7 @@ def _end_without(parent: int) -> None:
 
 @contextmanager
 def deaf_children() -> Iterator[None]:
-    """Processes started within the block ignore a terminal's Ctrl-C and hang-up; their parent
-    handles them.
-    """
+    """Start processes that ignore a terminal's Ctrl-C and hang-up; their parent handles them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
@@ -88,9 +82,7 @@ def deaf_children() -> Iterator[None]:
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables within the block, for libraries and for processes that are started
-    there.
-    """
+    """Set environment variables within the block, for libraries and for processes begun there."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -110,10 +102,8 @@ def one_blas_thread() -> Any:
 
 @cache
 def _loaded_blas(with_torch: bool) -> ThreadpoolController:
-    """The BLAS libraries of this process: finding them takes milliseconds, and PyTorch may bring
-    another later.
-    """
-    import scipy.linalg  # noqa: F401 - SciPy has a second BLAS, which can be limited only once it is loaded
+    """Find the BLAS libraries of this process, which takes milliseconds; PyTorch adds another."""
+    import scipy.linalg  # noqa: F401 - has a BLAS of its own, limited only once loaded
 
     return ThreadpoolController()
 
@@ -124,8 +114,7 @@ def in_threads(
     threads: int | None = None,
     ahead: int | None = None,
 ) -> Iterator[Result]:
-    """The results of `function` for each item, in order, computed in threads with one BLAS thread
-    each.
+    """Compute `function` of each item in threads with one BLAS thread each; results in order.
 
     Results are the same bits on any number of cores. Each call has the caller's context, such as
     `numpy.errstate`. Only a few items are taken `ahead` (two for each thread), as they may be
@@ -147,11 +136,10 @@ def in_threads(
 
 
 def keep_freed() -> None:
-    """Let the C library, where it can, keep freed blocks for later instead of handing each back to
-    the system.
+    """Let the C library keep freed blocks for later instead of returning each to the system.
 
-    It does so of small ones only: a process that works in blocks of megabytes spends most of its
-    time on new pages.
+    By default it keeps small ones only: a process that works in blocks of megabytes spends most of
+    its time on new pages.
     """
     with suppress(OSError, AttributeError, TypeError):
         for parameter in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
@@ -159,8 +147,6 @@ def keep_freed() -> None:
 
 
 def hand_back() -> None:
-    """Return freed memory to the system, where the C library can: each thread's is kept for later
-    otherwise.
-    """
+    """Return the memory that each thread has freed to the system, where the C library can."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

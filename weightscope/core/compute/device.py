@@ -1,5 +1,4 @@
-"""Where kernels run: NumPy on the CPU by default, CuPy on a GPU. CuPy is imported here and nowhere
-else.
+"""Devices that run kernels: NumPy on the CPU by default, CuPy on a GPU; only this imports CuPy.
 
 A kernel for any device takes a `Device` and is written for the Python array API standard (2023.12).
 What the standard leaves open (copies between memories, bit patterns, free memory) are methods of
@@ -17,8 +16,7 @@ import numpy as np
 
 from weightscope.core.errors import CheckpointError, first_line
 
-# of a GPU's free memory for blocks; the rest is for libraries and fragmentation
-SHARE_OF_FREE = 0.7
+SHARE_OF_FREE = 0.7  # share for blocks; the rest is for libraries and fragmentation
 
 
 @dataclass(frozen=True)
@@ -46,18 +44,14 @@ class Device:
         return self.memory
 
     def put_ahead(self, blocks: Iterable[tuple[np.ndarray, ...]]) -> Iterator[tuple[Any, ...]]:
-        """Each block's arrays in this namespace; the next block is copied while one is worked
-        on.
-        """
+        """Each block's arrays in this namespace; the next is copied while one is worked on."""
         for block in blocks:
             yield tuple(self.put(array) for array in block)
 
 
 @dataclass(frozen=True)
 class Cuda(Device):
-    """CuPy on the first visible CUDA device. The device reports its memory; `memory` is not
-    used.
-    """
+    """CuPy on the first visible CUDA device, which reports its memory; `memory` is not used."""
 
     def get(self, array: Any) -> np.ndarray:
         return self.xp.asnumpy(array)
@@ -70,9 +64,7 @@ class Cuda(Device):
         return int(free) + int(self.xp.get_default_memory_pool().free_bytes())
 
     def put_ahead(self, blocks: Iterable[tuple[np.ndarray, ...]]) -> Iterator[tuple[Any, ...]]:
-        """As for `Device`; copies from page-locked memory in a second stream run in parallel with
-        kernels.
-        """
+        """Copy blocks from page-locked memory in a second stream, in parallel with kernels."""
         copying = self.xp.cuda.Stream(non_blocking=True)
         sent: deque[tuple[Any, ...]] = deque()
         for block in blocks:
@@ -83,9 +75,7 @@ class Cuda(Device):
             yield self._received(*sent.popleft())
 
     def _send(self, block: tuple[np.ndarray, ...], copying: Any) -> tuple[Any, ...]:
-        """Begin copying a block: its arrays, their page-locked originals, and the event that ends
-        the copy.
-        """
+        """Begin copying a block: its arrays, their page-locked originals, the final event."""
         from cupyx import empty_like_pinned
 
         pinned = tuple(empty_like_pinned(array, order="C") for array in block)
@@ -130,31 +120,25 @@ def _cuda() -> Cuda:
     try:
         import cupy
     except ImportError as error:
-        why = (
-            ""
-            if isinstance(error, ModuleNotFoundError) and error.name == "cupy"
-            else f" ({first_line(error)})"
-        )
-        raise CheckpointError(
-            f"device cuda needs CuPy: pip install 'cupy-cuda12x[ctk]'{why}"
-        ) from None
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name == "cupy"
+        why = "" if is_absent else f" ({first_line(error)})"
+        problem = f"device cuda needs CuPy: pip install 'cupy-cuda12x[ctk]'{why}"
+        raise CheckpointError(problem) from None
     try:
         if not cupy.cuda.runtime.getDeviceCount():
             raise RuntimeError("none found")
-        trial = cupy.ones((2, 2), cupy.float32)
-        # a product and a compiled kernel: a broken installation fails here, in one line
-        (trial @ trial + 1).get()
+        # A product and a compiled kernel: a broken installation fails here, in one line.
+        ones = cupy.ones((2, 2), cupy.float32)
+        (ones @ ones + 1).get()
     except (RuntimeError, ImportError, OSError, MemoryError) as error:
         raise CheckpointError(f"device cuda: no usable CUDA device: {first_line(error)}") from None
     return Cuda("cuda", cupy)
 
 
 def namespace(array: Any) -> Any:
-    """The array library of an array: as the standard defines it, or CuPy, which does not follow the
-    standard here.
-    """
-    of_standard = getattr(array, "__array_namespace__", None)
-    return of_standard() if of_standard else import_module("cupy")
+    """The array library of an array: by the standard, or CuPy, which does not follow it here."""
+    standard = getattr(array, "__array_namespace__", None)
+    return standard() if standard else import_module("cupy")
 
 
 def vecdot(a: Any, b: Any) -> Any:
@@ -164,13 +148,10 @@ def vecdot(a: Any, b: Any) -> Any:
 
 
 def rows_that_fit(free: int, fixed: int, per_row: int, most: int) -> int:
-    """Rows of a block that fit into `free` bytes, where each takes `per_row` and the rest `fixed`;
-    at most `most`.
-    """
+    """Rows that fit into `free` bytes at `per_row` each after `fixed`; at most `most`."""
     fit = (int(SHARE_OF_FREE * free) - fixed) // max(per_row, 1)
     if fit < 1:
-        needed = (fixed + per_row) / SHARE_OF_FREE
-        raise CheckpointError(
-            f"the device has {free / 1e6:,.0f} MB free; this needs {needed / 1e6:,.0f} MB at least"
-        )
+        needed = f"{(fixed + per_row) / SHARE_OF_FREE / 1e6:,.0f} MB"
+        problem = f"the device has {free / 1e6:,.0f} MB free; this needs {needed} at least"
+        raise CheckpointError(problem)
     return max(1, min(fit, most))

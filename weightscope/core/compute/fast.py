@@ -1,4 +1,4 @@
-"""Whether numba, the extra `fast`, may be used; code that it compiles needs `compute.compiled`."""
+"""A test for numba, the extra `fast`; code that it compiles needs `compute.compiled`."""
 
 import os
 from functools import cache
@@ -7,7 +7,7 @@ NUMBA_SETTINGS = ".numba_config.yaml"
 
 
 def numba_may_run() -> bool:
-    """numba is installed, and the working directory has no settings for it.
+    """True if numba is installed, and the working directory has no settings for it.
 
     numba reads them when it is imported and whenever it compiles. They may say where its cache is,
     which it unpickles, and the working directory may be a checkpoint's.
@@ -17,7 +17,7 @@ def numba_may_run() -> bool:
 
 @cache
 def _numba_is_there() -> bool:
-    """numba is installed and works with this NumPy."""
+    """True if numba is installed and works with this NumPy."""
     try:
         import weightscope.core.compute.compiled  # noqa: F401
     except ImportError:

@@ -5,16 +5,14 @@ from typing import Any
 
 import numpy as np
 
-# Exponent bits, all set in infinity and NaN only.
+# Masks of the exponent's bits, all set in infinity and NaN only.
 EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}
 CHECKED_AT_ONCE = 1 << 18  # weights checked together, so that temporary arrays stay in the cache
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Half:
-    """16-bit weights that can be sliced, reshaped and transposed without a copy; `np.asarray` makes
-    them float32.
-    """
+    """16-bit weights, sliced, reshaped and transposed without a copy; `np.asarray` widens them."""
 
     stored: np.ndarray  # float16, or the bit patterns of bfloat16 as uint16
 
@@ -56,13 +54,13 @@ class Half:
         return Half(self.stored.transpose(*axes))
 
     def is_finite(self) -> bool:
-        """Whether no weight is NaN or infinite."""
-        # a view if contiguous
-        exponent, bits = EXPONENT[self.precision], self.stored.view("<u2").ravel()
-        cuts = range(0, bits.size, CHECKED_AT_ONCE)
-        return all(
-            (bits[start : start + CHECKED_AT_ONCE] & exponent).max() < exponent for start in cuts
-        )
+        """True if no weight is NaN or infinite."""
+        exponent = EXPONENT[self.precision]
+        bits = self.stored.view("<u2").ravel()  # a view if contiguous
+        for start in range(0, bits.size, CHECKED_AT_ONCE):
+            if (bits[start : start + CHECKED_AT_ONCE] & exponent).max() >= exponent:
+                return False
+        return True
 
 
 Weights = np.ndarray | Half

@@ -1,8 +1,7 @@
-"""Decompositions of small float64 matrices by LAPACK, without the interpreter lock, so that threads
-run in parallel.
+"""Decompositions of small float64 matrices by LAPACK, in threads that run in parallel.
 
 NumPy's `linalg` holds the lock while LAPACK works on a matrix of up to 500 rows (numpy/numpy#7179),
-and SciPy's functions always do. Here LAPACK is called through ctypes, which releases it;
+and SciPy's functions always do. Here ctypes calls LAPACK, and releases the lock;
 `scipy.linalg.cython_lapack` publishes the addresses of the routines and their signatures. Where a
 signature is not the expected one, NumPy does the work.
 
@@ -19,7 +18,7 @@ import numpy as np
 
 # Parameters of each routine, all pointers: c(haracter), i(nteger), d(ouble).
 SIGNATURES = {"dgesdd": "ciididdididiii", "dgeev": "ccididddididii", "dsyevd": "ccididdiiii"}
-MATRIX = 2**31 // 5  # numbers of a matrix; of workspace there are about four times as many
+MATRIX = 2**31 // 5  # numbers of a matrix; its workspace has about four times as many
 
 
 def singular_values(a: np.ndarray) -> np.ndarray:
@@ -73,40 +72,30 @@ def symmetric_eigenvalues(a: np.ndarray) -> np.ndarray:
 
 
 def eigh(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues of a symmetric matrix, ascending, and eigenvectors as columns: a (n, n) -> (n,),
-    (n, n).
-    """
+    """Symmetric a (n, n) -> ascending eigenvalues (n,), eigenvectors as columns (n, n)."""
     vectors = _checked(a, square=True)
     if _routine("dsyevd") is None:
         values, vectors = np.linalg.eigh(vectors)
         return values, vectors
     n, values = len(vectors), np.empty(len(vectors))
-    size = 3 + 5 * n  # of LAPACK's integer workspace, from its manual
+    size = 3 + 5 * n  # LAPACK's integer workspace, from its manual
     _run("dsyevd", ("V", "L", n, vectors, n, values), (np.empty(size, np.int64), size))
     return values, vectors
 
 
 def _checked(a: np.ndarray, *, square: bool = False) -> np.ndarray:
-    """A float64 copy in column-major order, which LAPACK overwrites; refused where LAPACK would
-    write beyond it.
+    """A float64 copy in column-major order, which LAPACK overwrites and must not exceed.
 
     A ValueError for what is no matrix of real numbers, a LinAlgError where one is not finite.
     """
     a = np.asarray(a)
-    if (
-        a.ndim != 2
-        or a.dtype.kind not in "fiub"
-        or not a.size
-        or (square and a.shape[0] != a.shape[1])
-    ):
-        wanted = "a square matrix" if square else "a matrix"
-        raise ValueError(
-            f"an array of {a.dtype} {a.shape}; {wanted} of at least one real number was expected"
-        )
+    is_matrix = a.ndim == 2 and a.size > 0 and a.dtype.kind in "fiub"
+    if not is_matrix or (square and a.shape[0] != a.shape[1]):
+        wanted = f"a {'square ' * square}matrix of at least one real number"
+        raise ValueError(f"an array of {a.dtype} {a.shape}; {wanted} was expected")
     if a.size > MATRIX:
-        raise ValueError(
-            f"a matrix of {a.shape[0]} x {a.shape[1]}; LAPACK's 32 bits count at most {MATRIX} numbers"
-        )
+        limit = f"LAPACK's 32 bits count at most {MATRIX} numbers"
+        raise ValueError(f"a matrix of {a.shape[0]} x {a.shape[1]}; {limit}")
     copied = np.array(a, np.float64, order="F")
     if not np.isfinite(copied).all():
         raise np.linalg.LinAlgError("a value of the matrix is not finite")
@@ -114,9 +103,7 @@ def _checked(a: np.ndarray, *, square: bool = False) -> np.ndarray:
 
 
 def _run(name: str, first: Sequence[Any], last: Sequence[Any] = ()) -> None:
-    """Call a routine with its arguments before and after its workspace, after asking it for the
-    workspace's size.
-    """
+    """Call a routine with the arguments around its workspace, whose size it is asked for first."""
     routine, info = _routine(name), ctypes.c_int64()
     assert routine is not None
 
@@ -131,28 +118,22 @@ def _run(name: str, first: Sequence[Any], last: Sequence[Any] = ()) -> None:
 
 
 def _pointer(argument: Any) -> Any:
-    """Fortran takes every argument by its address."""
+    """An argument's address, as Fortran takes every one."""
     if isinstance(argument, np.ndarray):
         return ctypes.c_void_p(argument.ctypes.data)
-    return (
-        ctypes.c_char_p(argument.encode())
-        if isinstance(argument, str)
-        else ctypes.byref(ctypes.c_int64(argument))
-    )
+    if isinstance(argument, str):
+        return ctypes.c_char_p(argument.encode())
+    return ctypes.byref(ctypes.c_int64(argument))
 
 
 @cache
 def _routine(name: str) -> Callable[..., None] | None:
-    """A routine of the LAPACK that SciPy is linked to; None where its signature is not the expected
-    one.
-    """
+    """A routine of the LAPACK that SciPy is linked to; None if its signature is unexpected."""
     from scipy.linalg import cython_lapack  # SciPy takes a while to import
 
     capsule, api = cython_lapack.__pyx_capi__[name], ctypes.pythonapi
-    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = (
-        ctypes.c_char_p,
-        [ctypes.py_object],
-    )
+    api.PyCapsule_GetName.restype = ctypes.c_char_p
+    api.PyCapsule_GetName.argtypes = [ctypes.py_object]
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     signature = api.PyCapsule_GetName(capsule)
@@ -162,11 +143,8 @@ def _routine(name: str) -> Callable[..., None] | None:
 
 
 def _parameters(signature: str) -> str:
-    """The parameters of a C signature as in SIGNATURES: "void (char *, int *)" -> "ci"; "?" for
-    other types.
-    """
+    """A C signature as in SIGNATURES: "void (char *, int *)" -> "ci"; "?" for other types."""
     types = signature.removeprefix("void (").removesuffix(")").split(", ")
     letters = {"char *": "c", "int *": "i", "double *": "d"}
-    return "".join(
-        "d" if kind.endswith("cython_lapack_d *") else letters.get(kind, "?") for kind in types
-    )
+    plain = ("double *" if name.endswith("cython_lapack_d *") else name for name in types)
+    return "".join(letters.get(name, "?") for name in plain)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.checkpoint.adapters.lora import ChangeTensor, MergedTensor
 from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.lora import ChangeTensor, MergedTensor
 from weightscope.core.compute.cores import in_threads, one_blas_thread
 from weightscope.core.results import ShowsShapes
 from weightscope.heads.audit.measure import MAPS, Arrays

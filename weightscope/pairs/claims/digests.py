@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path, PurePath
 from typing import Any
 
-from weightscope.checkpoint.adapters import is_adapter
+from weightscope.checkpoint.adapters.diffusion import is_adapter
 from weightscope.checkpoint.provenance import read_digests, source_of
 from weightscope.core.errors import CheckpointError
 from weightscope.model.model import Model

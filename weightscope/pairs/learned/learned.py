@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from weightscope.checkpoint.adapters import is_adapter
+from weightscope.checkpoint.adapters.diffusion import is_adapter
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.files import REPORT

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.checkpoint.adapters.lora import LowRank, MergedTensor
 from weightscope.checkpoint.blocks import Block
 from weightscope.checkpoint.checkpoint import DerivedTensor, Tensor
-from weightscope.checkpoint.lora import LowRank, MergedTensor
 from weightscope.core.errors import counted
 from weightscope.heads.tensors.measure import BITS
 from weightscope.model.rows.gguf import RestoredTensor, logarithm

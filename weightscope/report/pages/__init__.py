@@ -1,1 +1,1 @@
-"""What all pages and figures share."""
+"""Templates, style and parts that all pages and figures share."""

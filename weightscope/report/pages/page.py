@@ -1,5 +1,4 @@
-"""One self-contained HTML page: text, figures and tables, no network, light and dark, wide and
-narrow.
+"""One self-contained HTML page: text, figures and tables, no network, light and dark.
 
 Next to each page lies its JSON, with every number that the page shows: report.json of report.html.
 """
@@ -28,13 +27,10 @@ class Figure:
 
     def html(self) -> str:
         """The SVG unescaped, since it was made here, and the caption."""
-        # HTML does not allow the XML prologue
-        svg = Markup(self.drawing.svg[self.drawing.svg.index("<svg") :])
-        return (
-            templates()
-            .get_template("figure.html")
-            .render(svg=svg, drawing=self.drawing, figure=self)
-        )
+        source = self.drawing.svg
+        svg = Markup(source[source.index("<svg") :])  # HTML does not allow the XML prologue
+        template = templates().get_template("figure.html")
+        return template.render(svg=svg, drawing=self.drawing, figure=self)
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in the page's JSON; the files have the numbers that are drawn."""
@@ -48,7 +44,7 @@ class Filed:
 
     table: Table
     file: str
-    changed: int | None = None  # rows of what changed, which come first; a switch shows the others
+    changed: int | None = None  # rows that changed, which come first; a switch shows the others
 
     def html(self) -> str:
         """The table, with a link to the file."""
@@ -60,8 +56,8 @@ class Filed:
         return {**self.table.as_json(), "file": self.file, **changed}
 
 
-class Part(Protocol):
-    """What a section can show: a table, a figure, a list of findings."""
+class Shown(Protocol):
+    """A part of a section: a table, a figure, a list of findings."""
 
     def html(self) -> str:
         """Its markup; text from a checkpoint is escaped."""
@@ -72,40 +68,30 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, an optional paragraph, then figures, tables and findings;
-    `weightscope.core.formulas` has formulas.
-    """
+    """A heading, an optional paragraph (formulas as in `core.formulas`), then its parts."""
 
     title: str
     text: str = ""
-    parts: Sequence[Part] = ()
+    parts: Sequence[Shown] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in the page's JSON."""
-        return {
-            "title": self.title,
-            "text": self.text,
-            "parts": [part.as_json() for part in self.parts],
-        }
+        parts = [part.as_json() for part in self.parts]
+        return {"title": self.title, "text": self.text, "parts": parts}
 
 
-def report(
-    title: str,
-) -> Callable[[Callable[[Files, Any], Iterable[Section]]], Callable[[Files, Any], None]]:
-    """Make a function that draws a result's figures and gives its sections write report.html;
-    `title` is a format.
-    """
+Draw = Callable[[Files, Any], Iterable[Section]]  # draws a result's figures, yields its sections
 
-    def decorate(
-        sections_of: Callable[[Files, Any], Iterable[Section]],
-    ) -> Callable[[Files, Any], None]:
+
+def report(title: str) -> Callable[[Draw], Callable[[Files, Any], None]]:
+    """Make a function that draws a result write its report.html; `title` is a format."""
+
+    def decorate(sections_of: Draw) -> Callable[[Files, Any], None]:
         @wraps(sections_of)
         @phase("drawing figures")
         def write(files: Files, result: Any) -> None:
-            sections, about = (
-                sections_of(files, result),
-                {"model": result.model, "provenance": result.provenance},
-            )
+            sections = sections_of(files, result)
+            about = {"model": result.model, "provenance": result.provenance}
             write_page(files, "report.html", title.format(result), result.lead, sections, **about)
 
         return write
@@ -124,13 +110,12 @@ def write_page(
     provenance: Provenance | None = None,
     numbers: Mapping[str, float] | None = None,
 ) -> None:
-    """Write a page about a model, whose name every figure's caption has; its JSON has `numbers`
-    beside the sections.
-    """
-    sections = [
-        replace(section, parts=[_captioned(part, model) for part in section.parts])
-        for section in sections
-    ]
+    """Write a page about a model, named in each figure's caption; its JSON has `numbers` too."""
+
+    def captioned(part: Shown) -> Shown:
+        return replace(part, model=part.model or model) if isinstance(part, Figure) else part
+
+    sections = [replace(each, parts=[*map(captioned, each.parts)]) for each in sections]
     in_json = {"sections": [section.as_json() for section in sections], **(numbers or {})}
     write_template(
         files,
@@ -143,10 +128,6 @@ def write_page(
         sections=sections,
         numbers=in_json,
     )
-
-
-def _captioned(part: Part, model: str) -> Part:
-    return replace(part, model=part.model or model) if isinstance(part, Figure) else part
 
 
 def write_template(
@@ -162,21 +143,14 @@ def write_template(
     numbers: Mapping[str, Any] | None = None,
     **values: Any,
 ) -> None:
-    """Render a template of this folder and write it with its JSON, which has the sections, or
-    `numbers` instead.
+    """Render a template of this folder; write it with its JSON (sections, or `numbers`).
 
-    The end of the page shows where the result comes from.
+    The end of the page shows the result's origin.
     """
     if numbers is None:
         numbers = {"sections": [section.as_json() for section in sections]}
-    made, about = (
-        (provenance or Provenance()).envelope(lead),
-        {"title": title, "caveats": list(caveats)},
-    )
+    made = (provenance or Provenance()).envelope(lead)
+    about = {"title": title, "caveats": list(caveats)}
     files.json(name.replace(".html", ".json"), {**made, **about, **numbers}, indent=None)
-    files.text(
-        name,
-        templates()
-        .get_template(template)
-        .render(values, **about, lead=lead, made=made, sections=sections),
-    )
+    page = templates().get_template(template)
+    files.text(name, page.render(values, **about, lead=lead, made=made, sections=sections))

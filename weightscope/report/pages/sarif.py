@@ -1,6 +1,4 @@
-"""Findings as SARIF 2.1.0, which code scanning reads (OASIS, Static Analysis Results Interchange
-Format).
-"""
+"""Findings as SARIF 2.1.0 (OASIS), which code scanning reads."""
 
 import hashlib
 import json
@@ -17,12 +15,12 @@ TOOL = {"name": "weightscope", "informationUri": "https://pypi.org/project/weigh
 
 
 def sarif_log(results: Iterable[Mapping[str, Any]]) -> Json:
-    """One run per result, which is what `--json` prints of an audit or a comparison.
+    """One run per result, as `--json` prints an audit or a comparison.
 
     Parameters
     ----------
     results : iterable of mapping
-        With the keys of every result, `findings`, and `error` where a checkpoint of a list could
+        Keys of every result, `findings`, and `error` where a checkpoint of a list could
         not be read.
 
     Returns
@@ -45,20 +43,14 @@ def _run(result: Mapping[str, Any]) -> Json:
         invocation["commandLine"] = result["command"]
     if error:
         invocation["toolExecutionNotifications"] = [{"level": "error", "message": {"text": error}}]
-    driver = {
-        **TOOL,
-        "version": result["version"],
-        "rules": [_rule(finding) for finding in kinds.values()],
-    }
-    places = [*kinds]
+    rules = [_rule(finding) for finding in kinds.values()]
+    file, places = weights[-1] if weights else "", [*kinds]
+    shown = [_result(finding, places.index(finding["kind"]), file) for finding in findings]
     return {
-        "tool": {"driver": driver},
+        "tool": {"driver": {**TOOL, "version": result["version"], "rules": rules}},
         "invocations": [invocation],
         "artifacts": artifacts,
-        "results": [
-            _result(finding, places.index(finding["kind"]), weights[-1] if weights else "")
-            for finding in findings
-        ],
+        "results": shown,
         "properties": {"lead": result["lead"]},
     }
 
@@ -86,30 +78,25 @@ def _rule(finding: Mapping[str, Any]) -> Json:
 
 
 def _result(finding: Mapping[str, Any], rule: int, weights: str) -> Json:
-    """A finding: its file (the last checkpoint's), its places, and an identity that does not change
-    with its number.
-    """
+    """A finding: the last checkpoint's file, places, and an identity regardless of its number."""
     members = finding["members"]
     places = [_place(finding, member) for member in members[:MOST_PLACED]] or [_place(finding, {})]
     location: Json = {"logicalLocations": places}
     if weights:  # code scanning shows a result in a file, and asks for a line
-        location["physicalLocation"] = {
-            "artifactLocation": {"uri": weights},
-            "region": {"startLine": 1},
-        }
-    same = [finding[key] for key in ("kind", "layer", "head", "map", "measure")]
-    same += [[member[key] for key in ("what", "index", "layer", "name")] for member in members]
+        place = {"artifactLocation": {"uri": weights}, "region": {"startLine": 1}}
+        location["physicalLocation"] = place
+    identity = [finding[key] for key in ("kind", "layer", "head", "map", "measure")]
+    identity += [[member[key] for key in ("what", "index", "layer", "name")] for member in members]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    numbers = {key: finding[key] for key in ("measure", "number", "usual")}
     result: Json = {
         "ruleId": finding["kind"],
         "ruleIndex": rule,
         "level": finding["severity"],
         "message": {"text": finding["text"]},
         "locations": [location],
-        "partialFingerprints": {
-            "finding/v1": hashlib.sha256(json.dumps(same).encode()).hexdigest()
-        },
-        "properties": {key: finding[key] for key in ("measure", "number", "usual")}
-        | {"members": len(members)},
+        "partialFingerprints": {"finding/v1": digest},
+        "properties": {**numbers, "members": len(members)},
     }
     if finding["known"]:
         result["suppressions"] = [{"kind": "external", "justification": finding["known"]}]
@@ -117,9 +104,7 @@ def _result(finding: Mapping[str, Any], rule: int, weights: str) -> Json:
 
 
 def _place(finding: Mapping[str, Any], member: Mapping[str, Any]) -> Json:
-    """A tensor by its name; else layer, head and map, and what the member is: `layer 3/head
-    7/qk`.
-    """
+    """A tensor by name; else layer, head and map, and the member's kind: `layer 3/head 7/qk`."""
     if member.get("what") == "tensor":
         return {"fullyQualifiedName": member["name"], "kind": "tensor"}
     layer = finding["layer"] if member.get("layer") is None else member["layer"]
@@ -128,12 +113,9 @@ def _place(finding: Mapping[str, Any], member: Mapping[str, Any]) -> Json:
         steps.append((member["what"], member["index"]))
     elif not member and finding["head"] is not None:
         steps.append(("head", finding["head"]))
-    names = [
-        *(f"{what} {index}" for what, index in steps),
-        *([finding["map"]] if finding["map"] else []),
-    ]
-    place = {
-        "fullyQualifiedName": "/".join(names) or "model",
-        "kind": steps[-1][0] if steps else "model",
-    }
+    names = [f"{what} {index}" for what, index in steps]
+    if finding["map"]:
+        names.append(finding["map"])
+    kind = steps[-1][0] if steps else "model"
+    place = {"fullyQualifiedName": "/".join(names) or "model", "kind": kind}
     return place | ({"name": member["name"]} if member.get("name") else {})

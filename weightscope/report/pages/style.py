@@ -1,4 +1,4 @@
-"""How figures look, and how they are saved with their numbers and a description.
+"""Style of figures, and how they are saved with their numbers and a description.
 
 The caller's matplotlib style, backend and pyplot stay as they are. A drawing function is decorated
 with `@in_our_style()` and starts with `subplots`, which does not use pyplot: no figure is
@@ -59,17 +59,13 @@ _one_at_a_time = RLock()  # matplotlib's settings belong to the process, not to 
 
 @contextmanager
 def in_our_style(**more: float) -> Iterator[None]:
-    """Use matplotlib's defaults and our style within a block or function; restore the caller's
-    settings afterwards.
-    """
+    """Use our style within a block or function; restore the caller's settings afterwards."""
     with _one_at_a_time, matplotlib.style.context(["default", STYLE | more]):
         yield
 
 
 class StyledFigure(ShownFigure):
-    """A figure in our style wherever it is shown; matplotlib would read the caller's settings when
-    it draws.
-    """
+    """A figure in our style; matplotlib would read the caller's settings when it draws."""
 
     @in_our_style()
     def draw(self, renderer: Any) -> None:
@@ -84,9 +80,8 @@ class PlainPowers(LogFormatterSciNotation):
     def __call__(self, x: float, pos: int | None = None) -> str:
         """The label at x."""
         label = str(super().__call__(x, pos)).removeprefix(r"$\mathdefault{").removesuffix("}$")
-        return re.sub(r"\^{(.*)}", lambda power: power[1].translate(RAISED), label).replace(
-            r"\times", " × "
-        )
+        raised = re.sub(r"\^{(.*)}", lambda power: power[1].translate(RAISED), label)
+        return raised.replace(r"\times", " × ")
 
 
 def plain_powers(figure: Figure) -> None:
@@ -109,22 +104,15 @@ def subplots(
 
 def head_style(head: int) -> dict[str, str]:
     """Colour and dash of a head, the same in every figure."""
-    return {
-        "color": COLOURS[head % len(COLOURS)],
-        "linestyle": DASHES[head // len(COLOURS) % len(DASHES)],
-    }
+    dash = DASHES[head // len(COLOURS) % len(DASHES)]
+    return {"color": COLOURS[head % len(COLOURS)], "linestyle": dash}
 
 
 def kind_styles(n_kinds: int) -> list[dict[str, Any]]:
-    """Colour and marker of every kind of token: special ones in order, punctuation in green, all
-    others in grey.
-    """
+    """Colour and marker of every kind of token; punctuation is green, other text grey."""
     special = (*COLOURS[:2], *COLOURS[3:7])
-    colours = [
-        *(special[kind % len(special)] for kind in range(n_kinds - 2)),
-        COLOURS[2],
-        COLOURS[7],
-    ]
+    colours = [special[kind % len(special)] for kind in range(n_kinds - 2)]
+    colours += [COLOURS[2], COLOURS[7]]
     return [
         {"color": colour, "marker": MARKERS[kind % len(MARKERS)], "markersize": 3}
         for kind, colour in enumerate(colours)
@@ -144,9 +132,7 @@ def layer_bar(figure: Figure, axis: Axes, layers: np.ndarray, label: str = "laye
 
 
 def whole_numbers(most: int = 6) -> MaxNLocator:
-    """Ticks of an axis of layers, heads or dimensions: about `most`, and never at a half, even if
-    one fits.
-    """
+    """Ticks of an axis of layers, heads or dimensions: about `most`, never at a half."""
     return MaxNLocator(most, integer=True, min_n_ticks=1)
 
 
@@ -179,9 +165,7 @@ class Drawing:
 
 @in_our_style()
 def save(figure: Figure, files: Files, name: str, numbers_in: str = "") -> Drawing:
-    """Save NAME.png, NAME.svg, and NAME.figure.csv with the numbers drawn (unless `numbers_in`
-    names their file).
-    """
+    """Save NAME.png, NAME.svg and, unless `numbers_in` names a file, NAME.figure.csv."""
     drawing = io.BytesIO()
     figure.set_dpi(mpl.rcParams["savefig.dpi"])
     plain_powers(figure)
@@ -200,7 +184,7 @@ def save(figure: Figure, files: Files, name: str, numbers_in: str = "") -> Drawi
     return Drawing(drawing.getvalue().decode(), description(figure), saved)
 
 
-# What a figure shows, read from the figure itself: its numbers as a table, and a text description.
+# Numbers and a text description, read from the figure itself.
 
 UNNAMED = "_"  # prefix of the labels that matplotlib makes up
 MOST_DESCRIBED = 6  # panels
@@ -219,25 +203,20 @@ def numbers(figure: Figure) -> Table:
     for number, axis in enumerate(_panels(figure), 1):
         names = [_names(side) for side in (axis.xaxis, axis.yaxis)]
         for place, (_, label, x, y, value) in enumerate(_series(axis), 1):
-            ticks = [
-                [named.get(float(c), "") for c in side]
-                for named, side in zip(names, (x, y), strict=True)
-            ]
+            ticks = []
+            for named, side in zip(names, (x, y), strict=True):
+                ticks.append([named.get(float(place_on), "") for place_on in side])
             repeated = ([_called(axis, number)] * len(x), [label or str(place)] * len(x))
             points: tuple[Iterable[Any], ...] = (*repeated, x, y, value, *ticks)
             for column, values in zip(columns, points, strict=True):
                 column.extend(values)  # `+=` would add to an array
-    table = [
-        Column(name, values)
-        for name, values in zip((*HEADER, "x name", "y name"), columns, strict=True)
-    ]
+    header = (*HEADER, "x name", "y name")
+    table = [Column(name, values) for name, values in zip(header, columns, strict=True)]
     return Table([column for column in table if column.name in HEADER[:4] or _tells(column.values)])
 
 
 def description(figure: Figure) -> str:
-    """Describe each panel: its axes, how many lines, points or cells, and their ranges; formulas
-    without TeX signs.
-    """
+    """Describe each panel without TeX: axes, number of lines, points or cells, and ranges."""
     sentences = []
     panels = list(_panels(figure))
     for number, axis in enumerate(panels[:MOST_DESCRIBED], 1):
@@ -246,20 +225,17 @@ def description(figure: Figure) -> str:
             kinds.setdefault(series[0], []).append(series)
         drawn = [_summary(axis, kind, members) for kind, members in kinds.items()]
         sentences.append(f"{_called(axis, number)}: {'; '.join(drawn) or 'nothing'}.")
-    more = len(panels) - len(sentences)
-    return " ".join(
-        [*sentences, *([f"And {counted(more, 'panel')} more of the same kind."] if more else [])]
-    )
+    if more := len(panels) - len(sentences):
+        sentences.append(f"And {counted(more, 'panel')} more of the same kind.")
+    return " ".join(sentences)
 
 
 def _summary(axis: Axes, kind: str, series: list[Series]) -> str:
     x, y, value = (np.concatenate([member[k] for member in series]) for k in (2, 3, 4))
     if kind == "cell":
         return f"map of {counted(len(value), 'cell')}, {_range('values', value)}"
-    across, up = (
-        _untexed(label) or name
-        for label, name in ((axis.get_xlabel(), "x"), (axis.get_ylabel(), "y"))
-    )
+    across = _untexed(axis.get_xlabel()) or "x"
+    up = _untexed(axis.get_ylabel()) or "y"
     logarithmic = " on a logarithmic scale" if axis.get_yscale() == "log" else ""
     count = counted(len(x), kind) if kind in {"point", "bar"} else counted(len(series), kind)
     return f"{count}, {_range(across, x)}, {_range(up, y)}{logarithmic}"
@@ -267,9 +243,9 @@ def _summary(axis: Axes, kind: str, series: list[Series]) -> str:
 
 def _range(name: str, values: np.ndarray) -> str:
     known = values[np.isfinite(values)]
-    return (
-        f"{name} from {known.min():.3g} to {known.max():.3g}" if len(known) else f"{name} unknown"
-    )
+    if not len(known):
+        return f"{name} unknown"
+    return f"{name} from {known.min():.3g} to {known.max():.3g}"
 
 
 def _panels(figure: Figure) -> Iterator[Axes]:
@@ -281,9 +257,8 @@ def _panels(figure: Figure) -> Iterator[Axes]:
 
 def _called(axis: Axes, number: int) -> str:
     titles = (_untexed(axis.get_title(loc)) for loc in ("center", "left", "right"))
-    inside = (
-        _untexed(text.get_text()) for text in axis.texts if text.get_transform() is axis.transAxes
-    )
+    fixed = (text for text in axis.texts if text.get_transform() is axis.transAxes)
+    inside = (_untexed(text.get_text()) for text in fixed)
     return next(filter(None, (*titles, *inside, _untexed(axis.get_ylabel()))), f"panel {number}")
 
 
@@ -292,13 +267,8 @@ def _series(axis: Axes) -> Iterator[Series]:
     for image in axis.images:
         cells: np.ndarray = np.ma.filled(np.ma.asarray(image.get_array(), float), np.nan)
         rows, columns = np.indices(cells.shape[:2])
-        yield (
-            "cell",
-            _named(image),
-            columns.ravel(),
-            rows.ravel(),
-            cells.reshape(rows.size, -1)[:, 0],
-        )
+        value = cells.reshape(rows.size, -1)[:, 0]
+        yield "cell", _named(image), columns.ravel(), rows.ravel(), value
     for line in axis.lines:
         x, y = (np.ravel(np.asarray(side, float)) for side in line.get_data(orig=False))
         if line.get_transform() == axis.transData and len(x):
@@ -310,9 +280,8 @@ def _series(axis: Axes) -> Iterator[Series]:
             colours = drawn.get_array()
             value = np.full(len(offsets), np.nan) if colours is None else np.asarray(colours, float)
             yield "point", _named(drawn), offsets[:, 0], offsets[:, 1], value
-        elif (
-            isinstance(drawn, PolyCollection | LineCollection) and drawn.get_zorder() > 0
-        ):  # others shade the background
+        # Bands below the axes shade the background.
+        elif isinstance(drawn, PolyCollection | LineCollection) and drawn.get_zorder() > 0:
             kind = "interval" if isinstance(drawn, LineCollection) else "band"
             for path in drawn.get_paths():
                 x, y = np.asarray(path.vertices, float).T
@@ -320,13 +289,9 @@ def _series(axis: Axes) -> Iterator[Series]:
     for bars in axis.containers:
         boxes = list(getattr(bars, "patches", ()))
         if boxes:
-            x, y = (
-                np.array([getattr(box, f"get_{side}")() for box in boxes]) for side in ("x", "y")
-            )
-            wide, high = (
-                np.array([getattr(box, f"get_{side}")() for box in boxes])
-                for side in ("width", "height")
-            )
+            x, y = (np.array(side) for side in zip(*(box.get_xy() for box in boxes), strict=True))
+            wide = np.array([box.get_width() for box in boxes])
+            high = np.array([box.get_height() for box in boxes])
             lying = getattr(bars, "orientation", "vertical") == "horizontal"
             ends = (x + wide, y + high / 2) if lying else (x + wide / 2, y + high)
             yield "bar", _named(bars), *ends, wide if lying else high
@@ -334,13 +299,11 @@ def _series(axis: Axes) -> Iterator[Series]:
 
 def _names(axis: Any) -> dict[float, str]:
     """Named ticks of an axis by position; empty for a numeric axis."""
-    ticks, labels = (
-        axis.get_majorticklocs(),
-        [label.get_text() for label in axis.get_majorticklabels()],
-    )
-    named = {float(tick): _untexed(text) for tick, text in zip(ticks, labels, strict=False)}
-    is_named = type(axis.get_major_formatter()).__name__ in {"FixedFormatter", "FuncFormatter"}
-    return {tick: text for tick, text in named.items() if text} if is_named else {}
+    if type(axis.get_major_formatter()).__name__ not in {"FixedFormatter", "FuncFormatter"}:
+        return {}
+    labels = [_untexed(label.get_text()) for label in axis.get_majorticklabels()]
+    places = zip(axis.get_majorticklocs(), labels, strict=False)
+    return {float(tick): text for tick, text in places if text}
 
 
 def _named(artist: Any) -> str:
@@ -355,9 +318,6 @@ def _tells(values: np.ndarray) -> bool:
 def _untexed(text: str) -> str:
     """A label without TeX signs: `$\\sigma_i(W_{QK})$` becomes sigma_i(W_QK)."""
     kept = text.replace(r"\$", "\0")
-    bare = (
-        re.sub(r"\\(?:tilde|mathrm|text|hat|bar)\b|\\[,;! ]|[{}$]", "", kept)
-        .replace(r"\|", "|")
-        .replace("\\", "")
-    )
+    plain = re.sub(r"\\(?:tilde|mathrm|text|hat|bar)\b|\\[,;! ]|[{}$]", "", kept)
+    bare = plain.replace(r"\|", "|").replace("\\", "")
     return " ".join(bare.replace("\0", "$").split())

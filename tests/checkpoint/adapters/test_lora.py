@@ -1,4 +1,4 @@
-"""LoRA adapters against PEFT's merge_and_unload (golden/make_adapters.py); what cannot be read exactly is refused."""
+"""LoRA adapters against PEFT's merge_and_unload (../golden/make_adapters.py); others are refused."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from tests.support.hub_server import Hub
 from weightscope.model.run_identity import RunIdentity
 from weightscope.pairs.changes.all_tensors import compare_tensors
 
-GOLDEN = Path(__file__).parent / "golden" / "adapters"
+GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 NAMES = sorted(path.name for path in GOLDEN.iterdir())
 Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 

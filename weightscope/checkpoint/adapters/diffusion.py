@@ -1,15 +1,14 @@
-"""Adapters of other tools than PEFT: one .safetensors file without settings, as kohya, LyCORIS and
-diffusers write it.
+"""Adapters of kohya, LyCORIS and diffusers: one .safetensors file without settings.
 
 | tool | module | parts |
 | --- | --- | --- |
-| kohya | `lora_te_`, `lora_te1_`, `lora_te2_`, `lora_unet_`, dots written as underscores | lora_down, lora_up, alpha |
+| kohya | `lora_te_`, `lora_te1_`, `lora_te2_`, `lora_unet_` | lora_down, lora_up, alpha |
 | LyCORIS | the same, or `lycoris_` | lora_down, lora_up, lokr_w1 ..., dora_scale, alpha |
-| diffusers | `text_encoder.`, `text_encoder_2.`, `unet.`, `transformer.` | lora_A, lora_B, lora_magnitude_vector |
+| diffusers | `text_encoder[_2].`, `unet.`, `transformer.` | lora_A, lora_B, lora_magnitude_vector |
 
-The scale is alpha / r, and 1 without an alpha. One file may change several models: what belongs to
-the base is read, and what belongs to others is said. Every part of other adapters (LoHa, OFT,
-convolutions ...) is refused by its name.
+kohya and LyCORIS write dots as underscores. The scale is alpha / r, and 1 without an alpha. One
+file may change several models: the base's changes are read, the others' are named. Every part of
+other adapters (LoHa, OFT, convolutions ...) is refused by its name.
 """
 
 import json
@@ -20,9 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weightscope.checkpoint.checkpoint import StoredTensor
-from weightscope.checkpoint.formats import SAFETENSORS
-from weightscope.checkpoint.lora import (
+from weightscope.checkpoint.adapters.lora import (
     LONGEST_MODULE,
     LowRank,
     Magnitude,
@@ -30,33 +27,38 @@ from weightscope.checkpoint.lora import (
     factor_pair,
     kronecker,
 )
+from weightscope.checkpoint.checkpoint import StoredTensor
+from weightscope.checkpoint.formats import SAFETENSORS
 from weightscope.checkpoint.opening import adapter_in, existing
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError
 
 OF_DIFFUSERS = "pytorch_lora_weights.safetensors"
-# dtypes of an alpha that is no float: diffusers writes whole numbers
-WHOLE = {"I64": "<i8", "I32": "<i4"}
-SETTINGS = "lora_adapter_metadata"  # the key of diffusers' header under which PEFT's settings are
+WHOLE = {"I64": "<i8", "I32": "<i4"}  # alphas that are no floats, which diffusers writes
+SETTINGS = "lora_adapter_metadata"  # the key of PEFT's settings in diffusers' header
 FLAT = re.compile(
     r"(?P<model>lora_te[12]?|lora_unet|lora_transformer|lycoris)_(?P<module>[^.]+)\.(?P<part>.+)"
 )
 DOTTED = re.compile(
-    r"(?P<model>text_encoder(?:_[23])?|unet|transformer)\.(?P<module>.+?)\.(?P<part>lora_.+|lora\..+|lokr_.+|alpha)"
+    r"(?P<model>text_encoder(?:_[23])?|unet|transformer)\."
+    r"(?P<module>.+?)\.(?P<part>lora_.+|lora\..+|lokr_.+|alpha)"
 )
-PARTS = {  # what each tool calls the parts
-    "lora_down.weight": "A", "lora_up.weight": "B", "lora_A.weight": "A", "lora_B.weight": "B", "alpha": "alpha",
-    "lora.down.weight": "A", "lora.up.weight": "B", "lora_linear_layer.down.weight": "A",
-    "lora_linear_layer.up.weight": "B", "lora_magnitude_vector": "lengths", "lora_magnitude_vector.weight": "lengths",
-    "dora_scale": "lengths", **{f"lokr_{part}": part for part in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t2")},
+LOKR = ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t2")
+PARTS = {  # names of the parts in all tools
+    "lora_down.weight": "A", "lora_up.weight": "B", "lora_A.weight": "A", "lora_B.weight": "B",
+    "alpha": "alpha", "lora.down.weight": "A", "lora.up.weight": "B",
+    "lora_linear_layer.down.weight": "A", "lora_linear_layer.up.weight": "B",
+    "lora_magnitude_vector": "lengths", "lora_magnitude_vector.weight": "lengths",
+    "dora_scale": "lengths", **{f"lokr_{part}": part for part in LOKR},
 }  # fmt: skip
-KNOWN = "lora_down, lora_up, lora_A, lora_B, lokr_w1, lokr_w2, dora_scale, lora_magnitude_vector and alpha"
+KNOWN = (
+    "lora_down, lora_up, lora_A, lora_B, lokr_w1, lokr_w2, dora_scale, lora_magnitude_vector "
+    "and alpha"
+)
 
 
 def adapter_file(source: str | Path) -> Path | None:
-    """The file of an adapter of kohya, LyCORIS or diffusers that a local source names; None if it
-    is none.
-    """
+    """The file of a kohya, LyCORIS or diffusers adapter that a local source names; else None."""
     path = existing(source)
     if path is not None and path.is_dir():
         path = path / OF_DIFFUSERS
@@ -66,12 +68,12 @@ def adapter_file(source: str | Path) -> Path | None:
 
 
 def is_adapter(source: str | Path) -> bool:
-    """Whether a local source is an adapter, of whatever tool."""
+    """True if a local source is an adapter, of whatever tool."""
     return adapter_in(source) is not None or adapter_file(source) is not None
 
 
 def _named(name: str) -> re.Match[str] | None:
-    """Model, module and part of a tensor of such an adapter."""
+    """Model, module and part that a tensor's name in such an adapter gives."""
     return (FLAT.fullmatch(name) or DOTTED.fullmatch(name)) if len(name) <= LONGEST_MODULE else None
 
 
@@ -84,12 +86,11 @@ class AdapterOfFile:
 
     @property
     def folder(self) -> Path:
-        """Where it is; it is called by its file's name."""
+        """Place of the adapter, which is called by its file's name."""
         return self.path if self.path.name != OF_DIFFUSERS else self.path.parent
 
     @cached_property
     def file(self) -> LocalFile:
-        """The file."""
         return LocalFile(self.path)
 
     @cached_property
@@ -122,29 +123,26 @@ class AdapterOfFile:
             raise CheckpointError(problem, file=self.path)
         modules = next(iter(self.models.values()), {})
         missing = next((module for module in modules if module not in self.names), "nothing")
-        problem = f"changes {', '.join(self.models)}, and '{missing}' is not in the base; is it the model it was made for?"
-        raise CheckpointError(problem, file=self.path)
+        problem = f"changes {', '.join(self.models)}, and '{missing}' is not in the base"
+        raise CheckpointError(f"{problem}; is it the model it was made for?", file=self.path)
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """Modules of the base by what such a file calls them; what would be ambiguous is left
-        out.
-        """
+        """The base's modules by their names in such a file; ambiguous ones are left out."""
         modules: dict[str, str] = {}
-        taken: set[str] = set()
+        ambiguous: set[str] = set()
         for name in self.base:
             module = name.removesuffix(".weight")
             if module == name:
                 continue
-            # the base's prefixes left out
-            ends = (module.split(".", cut)[-1] for cut in range(module.count(".") + 1))
-            # which a base may lack
+            # Names without some of the base's prefixes, and with those that a base may lack.
+            shorter = (module.split(".", cut)[-1] for cut in range(module.count(".") + 1))
             longer = (prefix + module for prefix in ("text_model.", "model.", "transformer."))
-            for form in (*ends, *longer):
+            for form in (*shorter, *longer):
                 for called in (form, form.replace(".", "_")):
                     if modules.setdefault(called, module) != module:
-                        taken.add(called)
-        return {called: module for called, module in modules.items() if called not in taken}
+                        ambiguous.add(called)
+        return {called: module for called, module in modules.items() if called not in ambiguous}
 
     @property
     def others(self) -> list[str]:
@@ -159,59 +157,47 @@ class AdapterOfFile:
     @cached_property
     def magnitudes(self) -> dict[str, Magnitude]:
         """The lengths that DoRA gives the outputs of a module, or LyCORIS its inputs."""
-        given = {
-            module: parts["lengths"]
-            for module, parts in self.models[self.model].items()
-            if "lengths" in parts
-        }
-        return {
-            module: Magnitude(lengths, of_inputs=lengths.shape[:1] == (1,))
-            for module, lengths in given.items()
-        }
+        magnitudes = {}
+        for module, parts in self.models[self.model].items():
+            if lengths := parts.get("lengths"):
+                magnitudes[module] = Magnitude(lengths, of_inputs=lengths.shape[:1] == (1,))
+        return magnitudes
 
     def renamed(self, base: Iterable[str]) -> Callable[[str], str]:
-        """Turns the file's names into the base's."""
+        """Map the file's names to the base's."""
         return lambda name: f"{self.names[name.removesuffix('.weight')]}.weight"
 
     def _change(self, parts: Mapping[str, StoredTensor]) -> WeightChange:
-        factors = {
-            part: tensor for part, tensor in parts.items() if part not in ("alpha", "lengths")
-        }
+        factors = {part: parts[part] for part in parts if part not in ("alpha", "lengths")}
         if not factors:
-            raise next(iter(parts.values())).refuse(
-                "belongs to no lora_down and lora_up, and to no lokr_w1"
-            )
+            lone = next(iter(parts.values()))
+            raise lone.refuse("belongs to no lora_down and lora_up, and to no lokr_w1")
         if "A" in factors or "B" in factors:
             a, b = factor_pair(factors)
             if a.shape[0] != b.shape[1]:
                 raise a.refuse(f"has shape {a.shape}, its counterpart {b.shape}")
             return LowRank(a, b, self._alpha(parts, a.shape[0]) / a.shape[0])
         rank = next((factors[part].shape[-1] for part in ("w1_a", "w2_a") if part in factors), None)
-        # Of two whole factors LyCORIS takes no scale.
+        # LyCORIS does not scale two whole factors.
         return kronecker(factors, 1.0 if not rank else self._alpha(parts, rank) / rank)
 
     def _alpha(self, parts: Mapping[str, StoredTensor], rank: int) -> float:
         """The alpha of a module; its rank where none is said."""
         if "alpha" in parts:
             tensor = parts["alpha"]
-            value = (
-                tensor.raw().view(WHOLE[tensor.dtype])
-                if tensor.dtype in WHOLE
-                else tensor.read().reshape(-1)
-            )
+            if tensor.dtype in WHOLE:
+                value = tensor.raw().view(WHOLE[tensor.dtype])
+            else:
+                value = tensor.read().reshape(-1)
             if len(value) != 1 or not 1e-9 <= float(value[0]) <= 1e6:
                 raise parts["alpha"].refuse("is no alpha: a single positive number was expected")
             return float(value[0])
         settings = self._settings
         given = settings.get(f"{self.model}.lora_alpha", rank)
-        if any(
-            settings.get(f"{self.model}.{key}")
-            for key in ("alpha_pattern", "rank_pattern", "use_rslora")
-        ):
-            raise CheckpointError(
-                f"has settings in {SETTINGS} that are not read: patterns or use_rslora",
-                file=self.path,
-            )
+        unread = ("alpha_pattern", "rank_pattern", "use_rslora")
+        if any(settings.get(f"{self.model}.{key}") for key in unread):
+            problem = f"has settings in {SETTINGS} that are not read: patterns or use_rslora"
+            raise CheckpointError(problem, file=self.path)
         if not isinstance(given, int | float) or not 1e-9 <= given <= 1e6:
             raise CheckpointError(f"{SETTINGS} says lora_alpha {str(given)[:40]}", file=self.path)
         return float(given)

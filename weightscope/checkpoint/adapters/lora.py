@@ -3,7 +3,7 @@
 A LoRA's dW is s B A, s = alpha / r, or alpha / sqrt(r) with use_rslora (PEFT 0.21,
 tuners/lora/layer.py, get_delta_weight); a LoKr's is a Kronecker product. DoRA gives each output of
 W + dW a length of its own. Every tensor of an adapter is used exactly or refused, and so is every
-setting whose effect on the weights is not known. The files of other tools are read by `adapters`.
+setting whose effect on the weights is not known. `mlx_lm` and `diffusion` read other tools' files.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod, sqrt
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,36 +38,35 @@ from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError, counted
 
-PREFIX = "base_model.model."  # of every name that PEFT saves
+PREFIX = "base_model.model."  # start of every name that PEFT saves
 PART = re.compile(
-    r"(?P<module>.+)\.(?:lora_(?:embedding_)?|lokr_)(?P<part>[AB]|magnitude_vector|w[12](?:_[ab])?|t2)(?:\.weight)?"
+    r"(?P<module>.+)\.(?:lora_(?:embedding_)?|lokr_)"
+    r"(?P<part>[AB]|magnitude_vector|w[12](?:_[ab])?|t2)(?:\.weight)?"
 )
 MAGNITUDE = "magnitude_vector"  # the part that DoRA adds
 # Settings that are read, and settings without effect on trained tensors.
 READ = {
-    "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "modules_to_save",
-    "base_model_name_or_path", "revision", "fan_in_fan_out", "init_lora_weights", "use_dora", "alpha",
+    "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias",
+    "modules_to_save", "base_model_name_or_path", "revision", "fan_in_fan_out",
+    "init_lora_weights", "use_dora", "alpha",
 }  # fmt: skip
 IDLE = {
-    "task_type", "auto_mapping", "peft_version", "inference_mode", "target_modules", "exclude_modules", "lora_dropout",
-    "layers_to_transform", "layers_pattern", "megatron_core", "eva_config", "runtime_config", "qalora_group_size",
-    "rank_dropout", "module_dropout", "rank_dropout_scale", "decompose_both", "decompose_factor", "init_weights",
+    "task_type", "auto_mapping", "peft_version", "inference_mode", "target_modules",
+    "exclude_modules", "lora_dropout", "layers_to_transform", "layers_pattern", "megatron_core",
+    "eva_config", "runtime_config", "qalora_group_size", "rank_dropout", "module_dropout",
+    "rank_dropout_scale", "decompose_both", "decompose_factor", "init_weights",
     "use_effective_conv2d",
 }  # fmt: skip
-# others change the base's own weights too
-INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
+INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the base's weights
 EMBEDDINGS = ("embed_tokens", "lm_head")  # PEFT saves them whole where the vocabulary has grown
 LARGEST_ADAPTER = 8 << 30  # bytes downloaded; rank 64 on every matrix of a 70B model has 3.3 GB
 LONGEST_MODULE = 300  # characters of a module's name, or of a pattern for names
 QUANTIFIER = re.compile(r"[*+?{]")
 NESTED = re.compile(r"[*+?}]\s*\)*\s*[*+{]|\)[*+{]|\\\d")  # nested quantifiers, and back-references
-# to match all patterns with all names, a name's length per quantifier: a few seconds
-STEPS = 10**10
-ROWS = 1024  # of a product computed at a time
+STEPS = 10**10  # matching all patterns with all names: a few seconds
+ROWS = 1024  # rows of a product computed at a time
 
-
-# float64 rows [start, stop) of a change, as the weight is stored
-Rows = Callable[[int, int], np.ndarray]
+Rows = Callable[[int, int], np.ndarray]  # float64 rows [start, stop) of a change, as stored
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class LowRank:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it is read from."""
+        """Tensors that it is read from."""
         return self.a, self.b
 
     @property
@@ -106,13 +105,13 @@ class LowRank:
         return lambda start, stop: left[start:stop] @ right
 
     def unchecked(self) -> "LowRank":
-        """The same, but NaN and infinity are read."""
+        """A copy that reads NaN and infinity."""
         return replace(self, a=self.a.unchecked(set()), b=self.b.unchecked(set()))
 
 
 @dataclass(frozen=True)
 class Kronecker:
-    """The change s W1 x W2 to a weight, where each factor may itself be a product of two (LoKr)."""
+    """The change s W1 x W2 to a weight; each factor may itself be a product of two (LoKr)."""
 
     w1: tuple[Tensor, ...]  # one matrix, or two whose product it is
     w2: tuple[Tensor, ...]
@@ -122,54 +121,50 @@ class Kronecker:
     @property
     def rank(self) -> int:
         """The largest rank that it can have."""
-        ranks = [min(min(tensor.shape) for tensor in factor) for factor in (self.w1, self.w2)]
-        return ranks[0] * ranks[1]
+
+        def rank_of(factor: tuple[Tensor, ...]) -> int:
+            return min(min(tensor.shape) for tensor in factor)
+
+        return rank_of(self.w1) * rank_of(self.w2)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it is read from."""
+        """Tensors that it is read from."""
         return self.w1 + self.w2
 
     @property
     def shape(self) -> tuple[int, int]:
         """Shape of the weight as stored."""
-        out, columns = (
-            self.w1[0].shape[0] * self.w2[0].shape[0],
-            self.w1[-1].shape[1] * self.w2[-1].shape[1],
-        )
+        out = self.w1[0].shape[0] * self.w2[0].shape[0]
+        columns = self.w1[-1].shape[1] * self.w2[-1].shape[1]
         return (columns, out) if self.transposed else (out, columns)
 
     def open(self) -> Rows:
         """Its rows; the factors are read once."""
-        w1, w2 = (
-            _product([tensor.read().astype(np.float64) for tensor in factor])
-            for factor in (self.w1, self.w2)
-        )
-        w1, w2 = (self.scale * w1.T, w2.T) if self.transposed else (self.scale * w1, w2)
+
+        def matrix(factor: tuple[Tensor, ...]) -> np.ndarray:
+            first, *second = (tensor.read().astype(np.float64) for tensor in factor)
+            product = first @ second[0] if second else first
+            return product.T if self.transposed else product
+
+        w1, w2 = self.scale * matrix(self.w1), matrix(self.w2)
 
         def rows(start: int, stop: int) -> np.ndarray:
-            one, two = np.divmod(np.arange(start, min(stop, len(w1) * len(w2))), len(w2))
-            return (w1[one][:, :, None] * w2[two][:, None, :]).reshape(len(one), -1)
+            rows_1, rows_2 = np.divmod(np.arange(start, min(stop, len(w1) * len(w2))), len(w2))
+            return (w1[rows_1][:, :, None] * w2[rows_2][:, None, :]).reshape(len(rows_1), -1)
 
         return rows
 
     def unchecked(self) -> "Kronecker":
-        """The same, but NaN and infinity are read."""
-        w1, w2 = (
-            tuple(tensor.unchecked(set()) for tensor in factor) for factor in (self.w1, self.w2)
-        )
+        """A copy that reads NaN and infinity."""
+        w1 = tuple(tensor.unchecked(set()) for tensor in self.w1)
+        w2 = tuple(tensor.unchecked(set()) for tensor in self.w2)
         return replace(self, w1=w1, w2=w2)
-
-
-def _product(factors: list[np.ndarray]) -> np.ndarray:
-    return factors[0] @ factors[1] if len(factors) > 1 else factors[0]
 
 
 @dataclass(frozen=True)
 class Magnitude:
-    """The lengths that DoRA gives the outputs of W + dW; LyCORIS may give them to inputs
-    instead.
-    """
+    """The lengths that DoRA gives the outputs of W + dW; LyCORIS may give them to inputs."""
 
     lengths: Tensor
     of_inputs: bool = False
@@ -182,42 +177,39 @@ WeightChange = LowRank | Kronecker
 class MergedTensor(DerivedTensor):
     """A base weight plus its change, summed in float64 and read as float32."""
 
-    stored: Tensor  # of the base
+    stored: Tensor  # the base's
     change: WeightChange
     noted: set[str] | None = field(default=None, compare=False)
     magnitude: Magnitude | None = None
 
     def __post_init__(self) -> None:
         if self.stored.shape != self.change.shape:
-            problem = f"is for a weight of shape {self.change.shape}; '{self.stored.name}' has {self.stored.shape}"
-            raise self.change.tensors[0].refuse(problem)
+            fault = f"is for a weight of shape {self.change.shape}"
+            given = f"'{self.stored.name}' has {self.stored.shape}"
+            raise self.change.tensors[0].refuse(f"{fault}; {given}")
         if self.magnitude and prod(self.magnitude.lengths.shape) != self.shape[self._axis]:
-            problem = (
-                f"has shape {self.magnitude.lengths.shape}; '{self.stored.name}' has {self.shape}"
-            )
-            raise self.magnitude.lengths.refuse(problem)
+            lengths = self.magnitude.lengths
+            given = f"'{self.stored.name}' has {self.shape}"
+            raise lengths.refuse(f"has shape {lengths.shape}; {given}")
 
     @property
     def _axis(self) -> int:
-        """Along which the lengths lie, as the weight is stored."""
+        """The axis of the weight, as stored, along which the lengths lie."""
         assert self.magnitude is not None
         return int(self.magnitude.of_inputs != self.change.transposed)
 
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
-        tensors = (
-            self.stored,
-            *self.change.tensors,
-            *((self.magnitude.lengths,) if self.magnitude else ()),
-        )
+        lengths = (self.magnitude.lengths,) if self.magnitude else ()
+        tensors = (self.stored, *self.change.tensors, *lengths)
         return tuple(part for tensor in tensors for part in tensor.parts)
 
     def unchecked(self, noted: set[str]) -> Tensor:
-        lengths = self.magnitude and replace(
-            self.magnitude, lengths=self.magnitude.lengths.unchecked(set())
-        )
+        magnitude = self.magnitude
+        if magnitude:
+            magnitude = replace(magnitude, lengths=magnitude.lengths.unchecked(set()))
         change, stored = self.change.unchecked(), self.stored.unchecked(set())
-        return replace(self, stored=stored, change=change, noted=noted, magnitude=lengths)
+        return replace(self, stored=stored, change=change, noted=noted, magnitude=magnitude)
 
     def read(self) -> np.ndarray:
         return self._added(self.stored.read(), 0)
@@ -249,24 +241,20 @@ class MergedTensor(DerivedTensor):
         """Rows of W + dW with the lengths that DoRA gives them."""
         if self.magnitude is None or self._axis == 1:
             return rows * factors if factors.size else rows
-        lengths = (
-            self.magnitude.lengths.read().reshape(-1)[first : first + len(rows)].astype(np.float64)
-        )
-        return np.asarray(rows * (lengths / np.linalg.norm(rows, axis=1))[:, None])
+        lengths = self.magnitude.lengths.read().reshape(-1)[first : first + len(rows)]
+        factor = lengths.astype(np.float64) / np.linalg.norm(rows, axis=1)
+        return np.asarray(rows * factor[:, None])
 
     def _of_columns(self) -> np.ndarray:
-        """What DoRA multiplies each column of W + dW with, where lengths belong to columns; else
-        nothing.
-        """
+        """DoRA's factor of each column of W + dW, if lengths belong to columns; else empty."""
         if self.magnitude is None or self._axis == 0:
             return np.zeros(0)
         squares = np.zeros(self.shape[1])
         for start, block in self.stored.blocks(ROWS):
             for _, rows in self._sums(block, start):
                 squares += np.square(rows).sum(axis=0)
-        return np.asarray(
-            self.magnitude.lengths.read().reshape(-1).astype(np.float64) / np.sqrt(squares)
-        )
+        lengths = self.magnitude.lengths.read().reshape(-1).astype(np.float64)
+        return np.asarray(lengths / np.sqrt(squares))
 
     def delta(self) -> np.ndarray:
         """The change alone, in float64."""
@@ -281,7 +269,7 @@ class MergedTensor(DerivedTensor):
 class ChangeTensor(DerivedTensor, WholeTensor):
     """The change to a weight alone, in float64; zeros for a weight without one."""
 
-    stored: Tensor  # of the checkpoint with the adapter
+    stored: Tensor  # the checkpoint's with the adapter
     noted: set[str] | None = field(default=None, compare=False)
 
     @property
@@ -301,9 +289,7 @@ class ChangeTensor(DerivedTensor, WholeTensor):
 
 
 def adapter_from(repository: Repository) -> Path | None:
-    """The folder of the adapter in a repository on the Hub, downloaded; None if it is no
-    adapter.
-    """
+    """Download a Hub repository's adapter; its folder, or None if it is no adapter."""
     settings = repository.file(ADAPTER, MAX_BYTES)
     if settings is not None:
         replace(repository, revision=settings.parent.name).file(ADAPTER_WEIGHTS, LARGEST_ADAPTER)
@@ -311,15 +297,12 @@ def adapter_from(repository: Repository) -> Path | None:
 
 
 class AdapterFile(LocalFile):
-    """The tensors of an adapter. Its identity includes the settings, which change what the tensors
-    mean.
-    """
+    """The tensors of an adapter. Its identity includes the settings, which change meanings."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         super().__init__(path)
-        self._settings = hashlib.sha256(
-            json.dumps(dict(settings), sort_keys=True).encode()
-        ).hexdigest()
+        text = json.dumps(dict(settings), sort_keys=True)
+        self._settings = hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -350,10 +333,8 @@ class Adapter:
     @cached_property
     def magnitudes(self) -> dict[str, Magnitude]:
         """The lengths that DoRA gives the outputs of a module, by its name."""
-        given = {module: factors.get(MAGNITUDE) for module, factors in self._factors.items()}
-        return {
-            module: Magnitude(lengths) for module, lengths in given.items() if lengths is not None
-        }
+        with_lengths = {m: parts for m, parts in self._factors.items() if MAGNITUDE in parts}
+        return {module: Magnitude(parts[MAGNITUDE]) for module, parts in with_lengths.items()}
 
     @cached_property
     def _factors(self) -> dict[str, dict[str, StoredTensor]]:
@@ -366,11 +347,11 @@ class Adapter:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """None: PEFT's adapters change one model."""
+        """Nothing: PEFT's adapters change one model."""
         return ()
 
     def renamed(self, base: Iterable[str]) -> Callable[[str], str]:
-        """Turns the adapter's names into the base's."""
+        """Map the adapter's names to the base's."""
         return naming(self.changes, base, self.file.path)
 
     @cached_property
@@ -384,25 +365,21 @@ class Adapter:
             module, _, kind = plain.rpartition(".")
             if not self._may_replace(module, kind):
                 known = "lora_A, lora_B, modules of modules_to_save and trained biases"
-                raise tensor.refuse(
-                    f"is not a supported part of a LoRA adapter; supported are {known}"
-                )
+                problem = "is not a supported part of a LoRA adapter"
+                raise tensor.refuse(f"{problem}; supported are {known}")
             replaced[plain] = tensor
         return replaced
 
     def _may_replace(self, module: str, kind: str) -> bool:
+        if "lora_" in module + kind:
+            return False
         listed = self.config.get("modules_to_save") or []
-        saved = (
-            [*EMBEDDINGS, *(name for name in listed if isinstance(name, str))]
-            if isinstance(listed, list)
-            else []
-        )
-        is_saved = any(f".{name}." in f".{module}." for name in saved)
-        return "lora_" not in module + kind and (
-            is_saved
-            or module in self.changes
-            or (kind == "bias" and self.config.get("bias") in ("all", "lora_only"))
-        )
+        saved = []
+        if isinstance(listed, list):
+            saved = [*EMBEDDINGS, *(name for name in listed if isinstance(name, str))]
+        if any(f".{name}." in f".{module}." for name in saved) or module in self.changes:
+            return True
+        return kind == "bias" and self.config.get("bias") in ("all", "lora_only")
 
     @cached_property
     def _tensors(self) -> dict[str, StoredTensor]:
@@ -417,34 +394,28 @@ class Adapter:
     def _change(self, module: str, parts: Mapping[str, StoredTensor]) -> WeightChange:
         """The factors of one module, checked against the settings."""
         factors = {part: tensor for part, tensor in parts.items() if part != MAGNITUDE}
-        if MAGNITUDE in parts and not self.config.get("use_dora"):
-            raise parts[MAGNITUDE].refuse(
-                f"is not a supported part of a LoRA adapter: {ADAPTER} says nothing of DoRA"
-            )
-        if self.config.get("use_dora") and (
-            MAGNITUDE not in parts or "lora_embedding_" in parts[MAGNITUDE].name
-        ):
+        magnitude, uses_dora = parts.get(MAGNITUDE), self.config.get("use_dora")
+        if magnitude and not uses_dora:
+            problem = "is not a supported part of a LoRA adapter"
+            raise magnitude.refuse(f"{problem}: {ADAPTER} says nothing of DoRA")
+        if uses_dora and (magnitude is None or "lora_embedding_" in magnitude.name):
+            problem = "has no lora_magnitude_vector that is read"
             lone = next(iter(parts.values()))
-            raise lone.refuse(
-                f"has no lora_magnitude_vector that is read, though {ADAPTER} says use_dora"
-            )
+            raise lone.refuse(f"{problem}, though {ADAPTER} says use_dora")
         if self.config.get("peft_type") == "LOKR":
             rank = self._of_module("rank_pattern", "r", module)
             return kronecker(factors, self._of_module("alpha_pattern", "alpha", module) / rank)
         a, b = factor_pair(factors)
         rank = self._of_module("rank_pattern", "r", module)
         if a.shape[0] != b.shape[1] or a.shape[0] != rank:
-            raise a.refuse(
-                f"has shape {a.shape}, its lora_B {b.shape}; {ADAPTER} says rank {rank:g}"
-            )
+            shapes = f"has shape {a.shape}, its lora_B {b.shape}"
+            raise a.refuse(f"{shapes}; {ADAPTER} says rank {rank:g}")
         alpha = self._of_module("alpha_pattern", "lora_alpha", module)
         scale = alpha / (sqrt(rank) if self.config.get("use_rslora") else rank)
         return LowRank(a, b, scale, transposed="lora_embedding_" in a.name)
 
     def _of_module(self, patterns: str, default: str, module: str) -> float:
-        """A module's setting: by the first pattern that matches the end of its name, else the
-        default setting.
-        """
+        """A module's setting: by the first pattern for the end of its name, else the default."""
         for pattern, value in self._patterns[patterns]:
             if pattern.fullmatch(module):
                 return value
@@ -452,9 +423,7 @@ class Adapter:
 
     @cached_property
     def _patterns(self) -> dict[str, list[tuple[re.Pattern[str], float]]]:
-        """The compiled patterns of each setting with their values; patterns that could take long
-        are refused.
-        """
+        """Compiled patterns of each setting with their values; slow patterns are refused."""
         longest, n_names = max(map(len, self._tensors), default=0), len(self._tensors)
         steps = 0
         patterns: dict[str, list[tuple[re.Pattern[str], float]]] = {}
@@ -482,20 +451,19 @@ def factor_pair(parts: Mapping[str, StoredTensor]) -> tuple[StoredTensor, Stored
 
 
 def kronecker(parts: Mapping[str, StoredTensor], scale: float) -> Kronecker:
-    """The change of a LoKr from lokr_w1, or lokr_w1_a and lokr_w1_b, and the same of w2."""
+    """The change of a LoKr from lokr_w1, or lokr_w1_a and lokr_w1_b, and so for w2."""
     factors = []
     for name in ("w1", "w2"):
         tensors = tuple(parts[part] for part in (name, f"{name}_a", f"{name}_b") if part in parts)
-        fits = all(len(tensor.shape) == 2 for tensor in tensors) and len(tensors) == 1 + (
-            name not in parts
-        )
-        if (
-            not fits
-            or (len(tensors) == 2 and tensors[0].shape[1] != tensors[1].shape[0])
-            or "t2" in parts
-        ):
+        expected = 1 if name in parts else 2
+        are_matrices = all(len(tensor.shape) == 2 for tensor in tensors)
+        fits = are_matrices and len(tensors) == expected and "t2" not in parts
+        if fits and expected == 2:
+            fits = tensors[0].shape[1] == tensors[1].shape[0]
+        if not fits:
             lone = next(iter(parts.values()))
-            problem = f"belongs to a LoKr whose {name} is not one matrix, or {name}_a and {name}_b that fit"
+            wanted = f"one matrix, or {name}_a and {name}_b that fit"
+            problem = f"belongs to a LoKr whose {name} is not {wanted}"
             raise lone.refuse(f"{problem}; convolutions (t2) are not read")
         factors.append(tensors)
     return Kronecker(factors[0], factors[1], scale)
@@ -521,21 +489,17 @@ def open_adapter(folder: Path) -> Adapter:
     config = Config(read_json(path), path)
     kind = config.get("peft_type")
     if kind not in ("LORA", "LOKR"):
-        raise CheckpointError(
-            f"is an adapter of peft_type '{str(kind)[:40]}'; read are LORA and LOKR", file=path
-        )
+        problem = f"is an adapter of peft_type '{str(kind)[:40]}'; read are LORA and LOKR"
+        raise CheckpointError(problem, file=path)
     if config.get("init_lora_weights") not in INITIAL:
         value = str(config.get("init_lora_weights"))[:40]
-        problem = (
-            f"init_lora_weights is '{value}', which changes the base's weights too; it is not read"
-        )
-        raise CheckpointError(
-            f"{problem}: convert it to a plain LoRA with PEFT, or merge it", file=path
-        )
+        problem = f"init_lora_weights is '{value}', which changes the base's weights too"
+        advice = "convert it to a plain LoRA with PEFT, or merge it"
+        raise CheckpointError(f"{problem}; it is not read: {advice}", file=path)
     for name, value in config.items():
         if value and name not in READ | IDLE:
-            problem = f"{name} is set, which is not read; merge the adapter with PEFT and open the merged model"
-            raise CheckpointError(problem, file=path)
+            advice = "merge the adapter with PEFT and open the merged model"
+            raise CheckpointError(f"{name} is set, which is not read; {advice}", file=path)
     if config.get("bias") not in (None, "none", "all", "lora_only"):
         raise config.error("bias", "none, all or lora_only")
     if not (folder / ADAPTER_WEIGHTS).is_file():
@@ -548,29 +512,30 @@ def open_adapter(folder: Path) -> Adapter:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has a tokenizer's files."""
+    """True if a folder has a tokenizer's files."""
     return any(next(folder.glob(pattern), None) for pattern in ("tokenizer*", "vocab*"))
 
 
+def _moved(name: str, cut: int, start: str) -> str:
+    return start + name.split(".", cut)[-1]
+
+
 def naming(modules: Iterable[str], names: Iterable[str], file: object) -> Callable[[str], str]:
-    """Turns an adapter's names into the base's, which may have a shorter or longer prefix."""
+    """Map an adapter's names to the base's, which may have a shorter or longer prefix."""
     wanted, in_base = [f"{module}.weight" for module in modules], set(names)
     for cut in range(min(name.count(".") for name in wanted)):
         short = [name.split(".", cut)[-1] for name in wanted]
-        starts = [
-            name.removesuffix(short[0]) for name in in_base if f".{name}".endswith(f".{short[0]}")
-        ]
+        ending = [name for name in in_base if f".{name}".endswith(f".{short[0]}")]
+        starts = [name.removesuffix(short[0]) for name in ending]
         fitting = [start for start in starts if all(start + name in in_base for name in short)]
         if "" in fitting or len(fitting) == 1:
             start = "" if "" in fitting else fitting[0]
-            return lambda name, cut=cut, start=start: start + name.split(".", cut)[-1]  # type: ignore[misc]
+            return partial(_moved, cut=cut, start=start)
         if fitting:
             break
     missing = next((name for name in wanted if name not in in_base), wanted[0])
-    problem = (
-        f"changes '{missing}', which the base does not have; is `base` the model it was made for?"
-    )
-    raise CheckpointError(problem, file=file)
+    problem = f"changes '{missing}', which the base does not have"
+    raise CheckpointError(f"{problem}; is `base` the model it was made for?", file=file)
 
 
 class AnyAdapter(Protocol):
@@ -598,40 +563,32 @@ def with_adapter(base: Checkpoint, adapter: AnyAdapter, transposed: Collection[s
     for name, tensor in adapter.replaced.items():
         full = rename(name)
         before = tensors.get(full)
-        resized = (
-            before is not None and len(tensor.shape) == 2 and tensor.shape[1:] == before.shape[1:]
-        )
-        if before is not None and tensor.shape != before.shape and not resized:
-            raise tensor.refuse(f"has shape {tensor.shape}, in the base {before.shape}")
+        if before is not None and tensor.shape != before.shape:
+            is_resized = len(tensor.shape) == 2 and tensor.shape[1:] == before.shape[1:]
+            if not is_resized:
+                raise tensor.refuse(f"has shape {tensor.shape}, in the base {before.shape}")
         tensors[full] = replace(tensor, name=full)
     for module, change in changes.items():
         full = rename(f"{module}.weight")
         in_out = change.transposed or full.rpartition(".")[0].rpartition(".")[2] in transposed
         changed = replace(change, transposed=in_out)
-        tensors[full] = MergedTensor(
-            tensors[full], changed, magnitude=adapter.magnitudes.get(module)
-        )
+        magnitude = adapter.magnitudes.get(module)
+        tensors[full] = MergedTensor(tensors[full], changed, magnitude=magnitude)
     folder = adapter.folder if has_tokenizer(adapter.folder) else base.folder
     base_name = base.folder.name if base.name == LONE else base.name
-    files = [*base.files, adapter.file]
-    merged = Checkpoint(
-        folder, files, tensors, base.config, f"{adapter.folder.name} on {base_name}"
-    )
+    files, name = [*base.files, adapter.file], f"{adapter.folder.name} on {base_name}"
+    merged = Checkpoint(folder, files, tensors, base.config, name)
+    merged.weight_files, merged.given = base.weight_files, base.given
+    merged.stored_names = base.stored_names
     ranks = ", ".join(map(str, sorted({change.rank for change in changes.values()})))
-    kinds = {type(change) for change in changes.values()}
-    kind = "LoRA" if kinds == {LowRank} else "LoKr" if kinds == {Kronecker} else "LoRA and LoKr"
+    types = {type(change) for change in changes.values()}
+    kinds = {LowRank: "LoRA", Kronecker: "LoKr"}
+    kind = " and ".join(name for type_, name in kinds.items() if type_ in types)
     kind += " with DoRA's lengths" if adapter.magnitudes else ""
-    replaced = (
-        f" and {counted(len(adapter.replaced), 'tensor')} of its own" if adapter.replaced else ""
-    )
-    merged.weight_files, merged.given, merged.stored_names = (
-        base.weight_files,
-        base.given,
-        base.stored_names,
-    )
-    merged.note = (
-        f"A {kind} of rank {ranks} on {counted(len(changes), 'weight')}{replaced} over {base_name}."
-    )
+    weights = counted(len(changes), "weight")
+    if adapter.replaced:
+        weights += f" and {counted(len(adapter.replaced), 'tensor')} of its own"
+    merged.note = f"A {kind} of rank {ranks} on {weights} over {base_name}."
     if adapter.others:
         merged.note += f" Its file also changes {', '.join(adapter.others)}, which the base is not."
     return merged

@@ -1,5 +1,4 @@
-"""Adapters as mlx-lm saves them: adapters.safetensors with lora_a (in, r), lora_b (r, out) and, of
-DoRA, m (out,).
+"""Adapters of mlx-lm: adapters.safetensors with lora_a (in, r), lora_b (r, out), DoRA's m (out,).
 
 W is read as W + scale (lora_a lora_b)', the scale as it stands (mlx_lm 0.32, tuner/lora.py,
 LoRALinear.fuse).
@@ -12,10 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
+from weightscope.checkpoint.adapters.lora import (
+    LONGEST_MODULE,
+    AdapterFile,
+    LowRank,
+    Magnitude,
+    naming,
+)
 from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor, Tensor, WholeTensor
 from weightscope.checkpoint.config import Config, read_json
 from weightscope.checkpoint.formats import ADAPTER
-from weightscope.checkpoint.lora import LONGEST_MODULE, AdapterFile, LowRank, Magnitude, naming
 from weightscope.core.errors import CheckpointError
 
 WEIGHTS = "adapters.safetensors"
@@ -24,7 +29,7 @@ PARTS = ("lora_a", "lora_b", "m")
 
 
 def is_of_mlx(folder: Path) -> bool:
-    """Whether a folder is an adapter of mlx-lm."""
+    """True if a folder is an adapter of mlx-lm."""
     return (folder / WEIGHTS).is_file() and "peft_type" not in read_json(folder / ADAPTER)
 
 
@@ -60,10 +65,9 @@ class AdapterOfMlx:
         config = Config(read_json(folder / ADAPTER), folder / ADAPTER)
         kind = config.get(KIND, "lora")
         if kind not in ("lora", "dora"):
-            problem = (
-                f"is an adapter of mlx-lm with {KIND} '{str(kind)[:40]}'; lora and dora are read"
-            )
-            raise CheckpointError(f"{problem}: merge it with `mlx_lm.fuse`", file=config.file)
+            problem = f"is an adapter of mlx-lm with {KIND} '{str(kind)[:40]}'"
+            advice = "lora and dora are read: merge it with `mlx_lm.fuse`"
+            raise CheckpointError(f"{problem}; {advice}", file=config.file)
         adapter = cls(folder, config, AdapterFile(folder / WEIGHTS, config))
         adapter.changes  # noqa: B018 - checks every tensor
         return adapter
@@ -81,9 +85,8 @@ class AdapterOfMlx:
         for name, entry in self.file.tensors.items():
             tensor, (module, _, part) = StoredTensor(name, entry, self.file), name.rpartition(".")
             if part not in PARTS or not module or len(name) > LONGEST_MODULE:
-                raise tensor.refuse(
-                    f"is not a supported part of an adapter of mlx-lm; supported are {', '.join(PARTS)}"
-                )
+                problem = "is not a supported part of an adapter of mlx-lm"
+                raise tensor.refuse(f"{problem}; supported are {', '.join(PARTS)}")
             modules.setdefault(module, {})[part] = tensor
         if not modules:
             raise CheckpointError("holds no lora_a and lora_b", file=self.file.path)
@@ -97,31 +100,30 @@ class AdapterOfMlx:
     @cached_property
     def magnitudes(self) -> dict[str, Magnitude]:
         """The lengths that DoRA gives the outputs of a module."""
-        return {
-            module: Magnitude(parts["m"]) for module, parts in self.modules.items() if "m" in parts
-        }
+        with_lengths = {m: parts for m, parts in self.modules.items() if "m" in parts}
+        return {module: Magnitude(parts["m"]) for module, parts in with_lengths.items()}
 
     replaced: dict[str, StoredTensor] = field(default_factory=dict)  # no tensor of the base
     others: tuple[str, ...] = ()  # it changes one model
 
     def renamed(self, base: Iterable[str]) -> Callable[[str], str]:
-        """Turns the adapter's names into the base's."""
+        """Map the adapter's names to the base's."""
         return naming(self.changes, base, self.file.path)
 
     def _change(self, parts: dict[str, StoredTensor]) -> LowRank:
         first = next(iter(parts.values()))
         if not {"lora_a", "lora_b"} <= {*parts}:
-            raise first.refuse(
-                "has no counterpart; an adapter has lora_a and lora_b of each module"
-            )
-        if ("m" in parts) != (self.config.get(KIND) == "dora"):
-            raise first.refuse(
-                f"and its module {'have' if 'm' in parts else 'lack'} an m of DoRA, against {KIND}"
-            )
+            needed = "an adapter has lora_a and lora_b of each module"
+            raise first.refuse(f"has no counterpart; {needed}")
+        has_lengths = "m" in parts
+        if has_lengths != (self.config.get(KIND) == "dora"):
+            have = "have" if has_lengths else "lack"
+            raise first.refuse(f"and its module {have} an m of DoRA, against {KIND}")
         a, b = parts["lora_a"], parts["lora_b"]
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
             raise a.refuse(
-                f"has shape {a.shape}, its lora_b {b.shape}: a LoRA of experts, or of no Linear, is not read"
+                f"has shape {a.shape}, its lora_b {b.shape}: "
+                "a LoRA of experts, or of no Linear, is not read"
             )
         scale = self.config.inside("lora_parameters").number("scale", smallest=1e-9, largest=1e6)
         return LowRank(Turned(a), Turned(b), scale)

@@ -1,6 +1,6 @@
 """Adapters of PEFT's DoRA and LoKr, LyCORIS, diffusers and kohya against what each tool merges; the rest is refused.
 
-golden/make_other_adapters.py wrote them with the tools themselves.
+../golden/make_other_adapters.py wrote them with the tools themselves.
 """
 
 import json
@@ -14,11 +14,11 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.commands import is_one_line, run
 from tests.support.figures import undrawn
-from weightscope.checkpoint.adapters import adapter_file, is_adapter
+from weightscope.checkpoint.adapters.diffusion import adapter_file, is_adapter
 from weightscope.pairs.changes.counterparts import counterparts
 from weightscope.pairs.learned.changed_matrices import intruders_of
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 OTHERS = GOLDEN / "other_adapters"
 NAMES = sorted(path.name for path in OTHERS.iterdir() if (path / "merged.safetensors").exists())
 WEIGHTS = "adapter.safetensors"
