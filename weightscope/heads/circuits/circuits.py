@@ -106,21 +106,23 @@ def edges_table(model: Model, wired: Wiring, roles: HeadRoles, top: int) -> Tabl
                 [channel.rank for channel in through],
                 symbol="rank of channel",
                 format=".1f",
-                meaning="participation ratio of the singular values of W_VO(a) W(b): how many directions carry it",
+                meaning="participation ratio of the singular values of W_VO(a) W(b): how many "
+                "directions carry it",
             ),
             Column(
                 "channel_share",
                 [channel.share for channel in through],
                 symbol="first direction",
                 format=".2f",
-                meaning="share in the sum of their squares of the first, or of the first few that are near-equal",
+                meaning="share in the sum of their squares of the first, or of the first few that "
+                "are near-equal",
             ),
             Column(
                 "channel_tokens",
                 list(map(printable, tokens)),
                 symbol="tokens of the first direction",
-                meaning="tokens whose logits it raises most | lowers most, its sign being arbitrary; of near-equal "
-                "directions those that lie most in their space",
+                meaning="tokens whose logits it raises most | lowers most, its sign being "
+                "arbitrary; of near-equal directions those that lie most in their space",
             ),
             Column("from_role", of(lambda e: roles.names[e.i, e.a])),
             Column("to_role", of(lambda e: roles.names[e.j, e.b])),
@@ -218,16 +220,17 @@ def channel_tokens(model: Model, spaces: Sequence[np.ndarray]) -> list[str]:
 TOP = 20
 READS = {"q": "queries", "k": "keys", "v": "values"}
 POST_NORM = (
-    "the norms between two layers: what a head writes is centred and scaled by them on its way; spaces are compared as "
-    "they are"
+    "the norms between two layers: what a head writes is centred and scaled by them on its way; "
+    "spaces are compared as they are"
 )
 PARALLEL = (
-    "attention and feed-forward network of a layer read the same stream: what a head writes passes no network before "
-    "the next layer's heads"
+    "attention and feed-forward network of a layer read the same stream: what a head writes passes "
+    "no network before the next layer's heads"
 )
 ESTIMATED = (
-    "exact values of pairs that cannot be among the strongest: in a model of this size theirs are estimates from "
-    "sketches, off by some 10 %, and so are the roles that rest on wiring (exact_o* in wiring.npz says which)"
+    "exact values of pairs that cannot be among the strongest: in a model of this size theirs are "
+    "estimates from sketches, off by some 10 %, and so are the roles that rest on wiring (exact_o* "
+    "in wiring.npz says which)"
 )
 
 
@@ -362,8 +365,8 @@ class Circuits(Result):
         pk, r = self.wiring.pk["k"][edge.pair], self.wiring.rank["o"][edge.i, edge.a]
         random = self.wiring.random_pk("k").mean[edge.pair]
         return (
-            f"{sentence} Strongest link by keys: those of {b} overlap {pk:.1f} of the {r} dimensions that {a} writes "
-            f"(random spaces: {random:.1f})."
+            f"{sentence} Strongest link by keys: those of {b} overlap {pk:.1f} of the {r} "
+            f"dimensions that {a} writes (random spaces: {random:.1f})."
         )
 
     @property
@@ -449,7 +452,8 @@ def circuits(
         caveats.append(ESTIMATED)
     if wired.left:
         caveats.append(
-            f"exact values of {wired.left:,} more pairs that may be among the strongest: too many are alike"
+            f"exact values of {wired.left:,} more pairs that may be among the strongest: too many "
+            "are alike"
         )
     return Circuits(
         model.title,

@@ -63,7 +63,10 @@ def measured(
             *(Column(name, values.ravel(), format=".2f") for name, values in did.items()),
         ]
     )
-    source = f"{read.source}, {N_TEXTS} passages of {TEXT_LENGTH} tokens, and on {N_REPEATED} sequences of "
+    source = (
+        f"{read.source}, {N_TEXTS} passages of {TEXT_LENGTH} tokens, and on {N_REPEATED} "
+        "sequences of "
+    )
     source += f"{REPEATED_LENGTH} random tokens said twice"
     return replace(circuits, accuracy=Accuracy(heads, table, source))
 

@@ -200,7 +200,8 @@ NAME = "the best name; empty where no score reaches its threshold"
 SURE = {
     "sure": (
         "share of such names that were right",
-        "share of heads so named that did it when run, in models that had no part in setting the threshold",
+        "share of heads so named that did it when run, in models that had no part in setting the "
+        "threshold",
     ),
     "sure_low": (
         "share that were right, low",
@@ -215,7 +216,8 @@ SAMPLED = ("previous_token", "duplicate_token", "induction", "copying")
 COLUMNS = {
     "previous_token": (
         "previous token",
-        "share of attention that tokens, drawn as often as they occur in text, give to the token before",
+        "share of attention that tokens, drawn as often as they occur in text, give to the token "
+        "before",
     ),
     "distance": ("distance", "positions back that get most of it"),
     "duplicate_token": (
@@ -225,7 +227,8 @@ COLUMNS = {
     "induction": ("induction", "share that goes to the token after that"),
     "detokenization": (
         "detokenization",
-        "bigram AUROC of a first-layer head, less what is the same for all current tokens, where counts are given",
+        "bigram AUROC of a first-layer head, less what is the same for all current tokens, where "
+        "counts are given",
     ),
     "copying": (
         "copying",
@@ -242,7 +245,8 @@ COLUMNS = {
     ),
     "read_by_keys": (
         "read by keys",
-        "the largest share of what the head writes that a later head's keys read, beyond chance and beyond its queries",
+        "the largest share of what the head writes that a later head's keys read, beyond chance "
+        "and beyond its queries",
     ),
 }
 

@@ -149,7 +149,8 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
     for axis in (axis_sum, axis_softmax):
         axis.set_xlabel(PREVIOUS)
     figure.suptitle(
-        f"head {head}: {near_mass(terms.attention()[head]):.0%} of its attention to the nearest tenth",
+        f"head {head}: {near_mass(terms.attention()[head]):.0%} of its attention to the nearest "
+        "tenth",
         fontsize=8,
     )
     return figure

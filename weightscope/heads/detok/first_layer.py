@@ -206,7 +206,10 @@ class FirstLayer:
         """
         embeddings, positions = self.model.embeddings, self.model.positions
         if positions is None:
-            problem = f"a {self.model.family.name} has no position embedding, hence no sigma of tokens at positions"
+            problem = (
+                f"a {self.model.family.name} has no position embedding, hence no sigma of "
+                "tokens at positions"
+            )
             raise CheckpointError(problem, file=self.model.checkpoint.name)
         if embeddings.first_norm is None:
             return SigmaStatistics.of_no_norm(embeddings.n_tokens, len(positions))
@@ -476,7 +479,8 @@ class FirstLayer:
         tokens, positions = ids_of(tokens, "tokens"), ids_of(positions, "positions")
         if tokens.shape != positions.shape or tokens.ndim != 1:
             raise ValueError(
-                f"tokens of shape {tokens.shape} at positions of shape {positions.shape}; both are (n,)"
+                f"tokens of shape {tokens.shape} at positions of shape {positions.shape}; both are "
+                "(n,)"
             )
         sigma = embeddings.sigma(tokens, positions)[:, None]  # (n, 1)
         e = embeddings.tokens[tokens] / sigma  # (n, d)
@@ -509,7 +513,8 @@ def bare_embeddings(layer: int) -> str:
         return ""
     return (
         f"These are scores of bare token embeddings, which are not what reaches layer {layer}: "
-        f"{'the layer before it adds' if layer == 1 else f'the {layer} layers before it add'} to them."
+        f"{'the layer before it adds' if layer == 1 else f'the {layer} layers before it add'} to "
+        "them."
     )
 
 
@@ -575,12 +580,18 @@ def position_terms(
     # in mid-context.
     query = min(QUERY, max((len(positions) - 1) // 2, FEWEST - 1)) if query is None else query
     if not FEWEST - 1 <= query < len(positions):
-        problem = f"query position {query} is outside {FEWEST - 1} .. {len(positions) - 1}, the model's positions"
+        problem = (
+            f"query position {query} is outside {FEWEST - 1} .. {len(positions) - 1}, the "
+            "model's positions"
+        )
         raise CheckpointError(problem, file=model.checkpoint.name)
     undertrained = undertrained_rows(positions, model.config.initial_std)
     trained = np.setdiff1d(np.arange(query + 1), undertrained)
     if len(trained) < FEWEST:
-        problem = f"only {len(trained)} of the positions up to {query} look trained, and a trend needs {FEWEST}"
+        problem = (
+            f"only {len(trained)} of the positions up to {query} look trained, and a trend "
+            f"needs {FEWEST}"
+        )
         raise CheckpointError(
             f"{problem}; untrained are {in_runs(undertrained)}", file=model.checkpoint.name
         )

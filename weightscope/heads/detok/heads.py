@@ -289,11 +289,12 @@ class BigramAuroc(Result):
             ),
         ]
         caption = (
-            "Table 2. The paper's mean counts a token that follows no token as 0. By frequency, a frequent token "
-            "counts for more: that is the mean over the places of the text that was counted. T^ee is the sum of its "
-            "mean over current tokens, a score of the previous token alone (constant), and of a score of both tokens "
-            "(specific). Without a head, the previous token's frequency (the current token's counts left out) has "
-            f"AUROC {self.auroc_baseline:.3f}."
+            "Table 2. The paper's mean counts a token that follows no token as 0. By frequency, a "
+            "frequent token counts for more: that is the mean over the places of the text that was "
+            "counted. T^ee is the sum of its mean over current tokens, a score of the previous "
+            "token alone (constant), and of a score of both tokens (specific). Without a head, the "
+            "previous token's frequency (the current token's counts left out) has AUROC "
+            f"{self.auroc_baseline:.3f}."
         )
         return Table(
             columns, " ".join(filter(None, (caption, self.drawn, bare_embeddings(self.layer))))
@@ -331,8 +332,9 @@ class BigramAuroc(Result):
         if self.sample is None:
             return ""
         return (
-            f"Means are estimates from {len(self.sample.items):,} current tokens of the {self.sample.sizes.sum():,} "
-            "that follow some token, drawn at random from groups of similar frequency."
+            f"Means are estimates from {len(self.sample.items):,} current tokens of the "
+            f"{self.sample.sizes.sum():,} that follow some token, drawn at random from groups of "
+            "similar frequency."
         )
 
     @property
@@ -341,8 +343,9 @@ class BigramAuroc(Result):
         if set(self.counts.corpus_files) != {file.name for file in works()}:
             return ""
         return (
-            f"Bigrams of {self.counts.tokens:,} tokens were counted, in the {self.counts.documents} works in the "
-            "public domain that come with weightscope; a larger corpus says more (`weightscope bigrams`)."
+            f"Bigrams of {self.counts.tokens:,} tokens were counted, in the "
+            f"{self.counts.documents} works in the public domain that come with weightscope; a "
+            "larger corpus says more (`weightscope bigrams`)."
         )
 
     @property
@@ -355,14 +358,14 @@ class BigramAuroc(Result):
         """The result in a sentence."""
         head, auroc = self.ranked["head"], self.ranked["auroc"]
         result = (
-            f"Head {head[0]} ranks previous tokens that occur in text above those that do not with AUROC "
-            f"{auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is chance. The previous token's "
-            f"frequency alone has {self.auroc_baseline:.2f}."
+            f"Head {head[0]} ranks previous tokens that occur in text above those that do not with "
+            f"AUROC {auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is "
+            f"chance. The previous token's frequency alone has {self.auroc_baseline:.2f}."
         )
         specific = self.heads.sorted_by("auroc_specific", descending=True)
         result += (
-            f" Of scores less what is the same for all current tokens, head {specific['head'][0]} has the highest "
-            f"AUROC, {specific['auroc_specific'][0]:.2f}."
+            f" Of scores less what is the same for all current tokens, head {specific['head'][0]} "
+            f"has the highest AUROC, {specific['auroc_specific'][0]:.2f}."
         )
         return " ".join(
             filter(None, (result, self.drawn, self.counted, bare_embeddings(self.layer)))

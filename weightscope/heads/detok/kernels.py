@@ -282,15 +282,17 @@ class PositionKernels(ShowsShapes, Result):
             int(np.count_nonzero(moved & of)) for of in (heads["recency"] > 0, heads["peak"] == 1)
         )
         result = (
-            f"Distance moves the mean scores of {np.count_nonzero(moved)} of {len(self.head)} heads by {LEAST_SPAN} "
-            f"nats or more: {near} prefer near tokens, and {previous} have their peak at distance 1."
+            f"Distance moves the mean scores of {np.count_nonzero(moved)} of {len(self.head)} "
+            f"heads by {LEAST_SPAN} nats or more: {near} prefer near tokens, and {previous} have "
+            "their peak at distance 1."
         )
         if not self.tokens:
             return result
         row = next(row for row in self.most_positional(len(moved)) if moved[row])
         return (
-            f"{result} Distance matters most in head {self.name(row)}: it is {heads['position_share'][row]:.0%} of the "
-            f"variance of the head's scores and moves their mean by {heads['span'][row]:.1f} nats, highest at distance "
+            f"{result} Distance matters most in head {self.name(row)}: it is "
+            f"{heads['position_share'][row]:.0%} of the variance of the head's scores and moves "
+            f"their mean by {heads['span'][row]:.1f} nats, highest at distance "
             f"{heads['peak'][row]}."
         )
 
@@ -306,12 +308,13 @@ class PositionKernels(ShowsShapes, Result):
         """What the curves leave out, in sentences."""
         later = self.layer[self.layer > self.layer.min()]
         stand_in = (
-            f"Layers after the first read what layers before them wrote: their curves are means over {self.followed} "
-            "random tokens, mostly frequent ones, that passed through the model approximately (attention to far tokens "
-            "is averaged)."
+            "Layers after the first read what layers before them wrote: their curves are means "
+            f"over {self.followed} random tokens, mostly frequent ones, that passed through the "
+            "model approximately (attention to far tokens is averaged)."
             if self.followed
             else "In layers after the first, bare token embeddings behind the layer's own norm stand in for the "
-            "residual stream, without what the layers before wrote: in the model their curves may be quite different."
+            "residual stream, without what the layers before wrote: in the model their curves may "
+            "be quite different."
         )
         skipped = [f"Layer {layer} {why}: no curve." for layer, why in self.refused.items()]
         random = []
@@ -351,12 +354,14 @@ class PositionKernels(ShowsShapes, Result):
 TRENDS = (
     (
         "slope",
-        "of the line fitted to the mean score, per position: positive where near tokens are preferred, as ALiBi's",
+        "of the line fitted to the mean score, per position: positive where near tokens are "
+        "preferred, as ALiBi's",
     ),
     ("linear_share", "share of the curve's variance that the line explains"),
     (
         "period",
-        "of the strongest sinusoid beside the line, in tokens; as long as the curve, it is a lower bound",
+        "of the strongest sinusoid beside the line, in tokens; as long as the curve, it is a lower "
+        "bound",
     ),
     ("sinusoid_share", "share of the curve's variance that it explains beyond the line"),
 )
@@ -544,13 +549,16 @@ def _left_out(layer: Layer, kind: str) -> list[str]:
     """What the model does to scores that the curves do not have, in sentences."""
     rotation = layer.rotation
     texts = {
-        f"Scores are bounded by {layer.softcap:g} tanh(s / {layer.softcap:g}) after the curves' sum."
+        f"Scores are bounded by {layer.softcap:g} tanh(s / {layer.softcap:g}) after the curves' "
+        "sum."
         if layer.softcap is not None
         else "",
-        f"Queries are multiplied by {layer.temperature} at position p: the curves are those of a factor of 1."
+        f"Queries are multiplied by {layer.temperature} at position p: the curves are those of a "
+        "factor of 1."
         if layer.temperature is not None
         else "",
-        f"Sequences over {rotation.longest:,} positions turn otherwise: the curves are those of shorter ones."
+        f"Sequences over {rotation.longest:,} positions turn otherwise: the curves are those of "
+        "shorter ones."
         if rotation is not None and rotation.stretched is not None
         else "",
         "Positions have several axes: the curves are of text, whose tokens are equally far on each."

@@ -89,7 +89,8 @@ def run_on_texts(first: FirstLayer, texts: Texts, query: int) -> TextCheck:
     passages = token_windows(framing_of(model), texts.texts, PASSAGES, n_positions)
     if not passages:
         raise CheckpointError(
-            f"no text in {texts.source} has {n_positions} tokens, as many as the model has positions"
+            f"no text in {texts.source} has {n_positions} tokens, as many as the model has "
+            "positions"
         )
     return check_on_text(first, runner, passages, query, texts.source)
 
@@ -121,7 +122,10 @@ def check_on_text(
                 largest = max(largest, float(np.abs(moved.attention - alpha[head]).max()))
                 if not largest < MOST_DIFFERENCE:
                     caveats = "; ".join(first.attention.caveats)
-                    problem = f"head {head}'s attention differs from its six terms' by {largest:.1e} ({caveats})"
+                    problem = (
+                        f"head {head}'s attention differs from its six terms' by "
+                        f"{largest:.1e} ({caveats})"
+                    )
                     raise CheckpointError(problem, file=first.model.name)
                 for name in TERMS:
                     contributions[name][head] += moved.contributions[name]

@@ -35,14 +35,14 @@ AUROC_BY_FREQUENCY = {
 
 # Eq. 14: the terms of a score that depend on positions.
 EQUATIONS = (
-    "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$ "
-    "Means over the tokens at $i$ and $j$ take $1/σ$ at its mean, in figures and tables alike; the paper's Fig. 3 "
-    "takes $σ_i$ at its mean."
+    "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$ Means over "
+    "the tokens at $i$ and $j$ take $1/σ$ at its mean, in figures and tables alike; the paper's "
+    "Fig. 3 takes $σ_i$ at its mean."
 )
 SPREAD_EQUATIONS = (
-    "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$ $$σ_j^2 = s^2 + Var p_j$$ "
-    "$s$ stands in for token embeddings: the standard deviation of a token over its dimensions, all the same and "
-    "uncorrelated with $p_j$. positions.npz has the numerators."
+    "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$ $$σ_j^2 = "
+    "s^2 + Var p_j$$ $s$ stands in for token embeddings: the standard deviation of a token over "
+    "its dimensions, all the same and uncorrelated with $p_j$. positions.npz has the numerators."
 )
 
 
@@ -107,11 +107,14 @@ def auroc_sections(
     which = "were drawn" if auroc.sample else "follow some token"
     text = f"{plain(counts.origin)}. {scored} tokens {which}."
     if of_paper:
-        text += " Table 2 counts OpenWebText; other counts, as of a few shards, are one reason for `auroc_paper_differs`."
+        text += (
+            " Table 2 counts OpenWebText; other counts, as of a few shards, are one reason for "
+            "`auroc_paper_differs`."
+        )
     caption = (
-        "Bigram AUROC of $T^ee$ by head, best first. "
-        "Dot: mean over tokens; bars: the middle half and the middle 90 % of tokens. Diamond: mean of $T^ee$ less its "
-        "mean over current tokens, which scores the previous token alone. Dashed: how often the previous token occurs, "
+        "Bigram AUROC of $T^ee$ by head, best first. Dot: mean over tokens; bars: the middle half "
+        "and the middle 90 % of tokens. Diamond: mean of $T^ee$ less its mean over current tokens, "
+        "which scores the previous token alone. Dashed: how often the previous token occurs, "
         "without a head and without the current token's counts."
     )
     drawn = Figure(save(figures.auroc_figure(auroc), files, "auroc"), caption)
@@ -143,10 +146,11 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
             for part in ("t_p", "t_pp")
         )
         caption = (
-            f"Fig. 3 for head {head} at query position {terms.query} (dotted); the model's last position is "
-            f"{terms.t_p.shape[1] - 1}. A line of slope {t_p['slope']:.3g} a position "
+            f"Fig. 3 for head {head} at query position {terms.query} (dotted); the model's last "
+            f"position is {terms.t_p.shape[1] - 1}. A line of slope {t_p['slope']:.3g} a position "
             f"is {t_p['linear_share']:.0%} of the variance of $T^p$; a sinusoid of period "
-            f"{longest(t_pp['period'], terms)} is {t_pp['sinusoid_share']:.0%} of that of $T^pp${at}."
+            f"{longest(t_pp['period'], terms)} is {t_pp['sinusoid_share']:.0%} of that of "
+            f"$T^pp${at}."
         )
         parts.append(
             Figure(
@@ -154,8 +158,8 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
             )
         )
     caption = (
-        f"$T^p + T^pp$ of every head at query position {terms.query}, each with its mean taken out, and how much "
-        f"attention its softmax gives to the nearest tenth of the positions{at}."
+        f"$T^p + T^pp$ of every head at query position {terms.query}, each with its mean taken "
+        f"out, and how much attention its softmax gives to the nearest tenth of the positions{at}."
     )
     parts.append(
         Figure(save(figures.all_heads_figure(terms), files, "positions-all-heads"), caption)
@@ -182,17 +186,19 @@ def text_section(
     head = shown[0]
     strongest = max(TERMS, key=lambda name: check.heads[name][head])
     text = (
-        f"Attention of layer 0 on {check.n_texts} passages of {plain(check.source)}. Leaving out $T^{strongest}$ moves "
-        f"head {head}'s attention most, by {check.heads[strongest][head]:.2f} nats. The six terms add up to the "
-        f"model's attention: no weight differs by more than {check.difference:.0e}."
+        f"Attention of layer 0 on {check.n_texts} passages of {plain(check.source)}. Leaving out "
+        f"$T^{strongest}$ moves head {head}'s attention most, by "
+        f"{check.heads[strongest][head]:.2f} nats. The six terms add up to the model's attention: "
+        f"no weight differs by more than {check.difference:.0e}."
     )
     fig_4 = [
         Figure(
             save(figures.text_figure(check, terms, head), files, f"empirical-head-{head}"),
-            f"Fig. 4. Left: head {head}'s attention from position {check.query} with the band of 95 % of the texts, "
-            "and what position alone predicts with $1/σ_i$ at its mean, as in Fig. 3. Middle: how far it moves "
-            "without each term, by position (eq. 18: $D_KL(P ∥ Q)$, scores divided by $√(d')$). Right: the same as the "
-            "authors' script draws the paper's figure, $D_KL(Q ∥ P)/(i + 1)$ of undivided scores, averaged over heads; "
+            f"Fig. 4. Left: head {head}'s attention from position {check.query} with the band of "
+            "95 % of the texts, and what position alone predicts with $1/σ_i$ at its mean, as in "
+            "Fig. 3. Middle: how far it moves without each term, by position (eq. 18: $D_KL(P ∥ "
+            "Q)$, scores divided by $√(d')$). Right: the same as the authors' script draws the "
+            "paper's figure, $D_KL(Q ∥ P)/(i + 1)$ of undivided scores, averaged over heads; "
             "c_paper in contributions.csv.",
         )
         for head in shown
@@ -251,19 +257,24 @@ def write_kernel_page(files: Files, kernels: PositionKernels, heads: Sequence[in
     parts = [
         Figure(
             save(figures.kernel_figure(kernels, heads), files, "kernels"),
-            f"{which}: the mean score at each distance (kernel.csv).{of_tokens} Dot: the highest of those "
-            "drawn; kernel.csv goes on to the whole context, 16 distances to each doubling.",
+            f"{which}: the mean score at each distance (kernel.csv).{of_tokens} Dot: the highest "
+            "of those drawn; kernel.csv goes on to the whole context, 16 distances to each "
+            "doubling.",
         ),
     ]
     if kernels.tokens:
-        caption = "Every head: share of distance in the variance of scores over distances below 128, and its peak."
+        caption = (
+            "Every head: share of distance in the variance of scores over distances below "
+            "128, and its peak."
+        )
         parts.append(Figure(save(figures.peaks_figure(kernels), files, "peaks"), caption))
     if kernels.windows is not None:
         caption = "Biases by rows and columns. The curves above are those of patches in one row."
         parts.append(Figure(save(figures.window_figure(kernels, heads), files, "windows"), caption))
     text = (
-        f"{KERNEL} $q$ and $k$ are queries and keys before rotation, $R(δ)$ turns them by distance, $s$ is the model's "
-        "scale, usually $1/√(d')$, and $b(δ)$ is the bias by distance (ALiBi, T5, windows), where there is one."
+        f"{KERNEL} $q$ and $k$ are queries and keys before rotation, $R(δ)$ turns them by "
+        "distance, $s$ is the model's scale, usually $1/√(d')$, and $b(δ)$ is the bias by distance "
+        "(ALiBi, T5, windows), where there is one."
     )
     sections = [Section("Scores by distance", text, [*parts, table])]
     if kernels.rotates:
@@ -280,15 +291,17 @@ def _wavelength_section(files: Files, kernels: PositionKernels) -> Section:
     table = kernels.heads
     fast, beyond = (float(np.mean(table[name])) for name in ("fast_share", "beyond_share"))
     text = (
-        f"Each pair of dimensions turns at a frequency of its own. Pairs that turn once within {FAST} tokens hold "
-        f"{fast:.0%} of $|q||k|$ in the mean head, pairs that turn less than once in the {kernels.context:,} tokens of "
-        f"the context {beyond:.0%}. Barbero et al. (arXiv 2410.06205) find the highest frequencies in heads that look "
-        "at positions, and the lowest in heads that look at content."
+        "Each pair of dimensions turns at a frequency of its own. Pairs that turn once within "
+        f"{FAST} tokens hold {fast:.0%} of $|q||k|$ in the mean head, pairs that turn less than "
+        f"once in the {kernels.context:,} tokens of the context {beyond:.0%}. Barbero et al. "
+        "(arXiv 2410.06205) find the highest frequencies in heads that look at positions, and the "
+        "lowest in heads that look at content."
     )
     caption = (
-        "By layer and wavelength, mean over heads. Left: how large queries and keys are in these pairs. Middle: the "
-        "wave that they add to the mean score, whatever the tokens. Right: how far tokens spread what they add. "
-        f"Dashed: {FAST} tokens (white) and the trained context (orange), where they lie within the panel."
+        "By layer and wavelength, mean over heads. Left: how large queries and keys are in these "
+        "pairs. Middle: the wave that they add to the mean score, whatever the tokens. Right: how "
+        f"far tokens spread what they add. Dashed: {FAST} tokens (white) and the trained context "
+        "(orange), where they lie within the panel."
     )
     drawn = Figure(save(figures.wavelengths_figure(kernels), files, "wavelengths"), caption)
     names = (

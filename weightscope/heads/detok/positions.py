@@ -136,8 +136,9 @@ class PositionTerms(ShowsShapes, Result):
             f"{each.spread.s:g}" for each in self.over_spreads if each.spread is not None
         )
         return (
-            f"sigma_j^2 = s^2 + Var p_j with s = {self.spread.s:g} ({low} and {high} shown beside it) stands in for "
-            "token embeddings: it holds where these are uncorrelated with position embeddings.",
+            f"sigma_j^2 = s^2 + Var p_j with s = {self.spread.s:g} ({low} and {high} shown beside "
+            "it) stands in for token embeddings: it holds where these are uncorrelated with "
+            "position embeddings.",
         )
 
     @property
@@ -152,8 +153,8 @@ class PositionTerms(ShowsShapes, Result):
                 * self.causal
             )
             return (
-                f"T^p of the last position, {last}, is {self.cliff:.2f} times that of position {last - 1} in the "
-                f"median head{why}.",
+                f"T^p of the last position, {last}, is {self.cliff:.2f} times that of position "
+                f"{last - 1} in the median head{why}.",
             )
         count, listed = len(self.undertrained), in_runs(self.undertrained)
         left_out = (
@@ -163,8 +164,8 @@ class PositionTerms(ShowsShapes, Result):
             return (left_out,)
         trained = np.setdiff1d(np.arange(self.t_p.shape[1]), self.undertrained)
         return (
-            f"Query position {self.query} was hardly ever trained: T^pp and attention are those of a row near its "
-            f"random start; the last trained position is {trained[-1]}.",
+            f"Query position {self.query} was hardly ever trained: T^pp and attention are those of "
+            f"a row near its random start; the last trained position is {trained[-1]}.",
             left_out,
         )
 
@@ -235,16 +236,17 @@ class PositionTerms(ShowsShapes, Result):
         mass = self.heads["near_mass"][most]
         if not near:
             return (
-                f"Position alone makes no head favour near tokens: none gives more than {mass:.1%} of its attention to "
-                f"the nearest tenth of them (chance: {even:.1%})."
+                f"Position alone makes no head favour near tokens: none gives more than {mass:.1%} "
+                f"of its attention to the nearest tenth of them (chance: {even:.1%})."
             )
         by_spread = ""
         if self.spread is not None:
             low, high = (self.heads[f"near_mass_{end}"][most] for end in ("low", "high"))
             by_spread = f", {low:.0%} to {high:.0%} by spread"
         return (
-            f"Position alone makes {near} of {len(self.heads)} heads favour near tokens; head {most} gives {mass:.0%} "
-            f"of its attention to the nearest tenth of them (chance: {even:.0%}{by_spread})."
+            f"Position alone makes {near} of {len(self.heads)} heads favour near tokens; head "
+            f"{most} gives {mass:.0%} of its attention to the nearest tenth of them (chance: "
+            f"{even:.0%}{by_spread})."
         )
 
     @property
@@ -287,7 +289,10 @@ class PositionTerms(ShowsShapes, Result):
 
 def _trend_columns(part: str, symbol: str, curves: np.ndarray) -> list[Column]:
     slope, linear, period, sinusoid = trends(curves)
-    period_is = f"of its strongest sinusoid, in positions; {curves.shape[1]}, the window's own length, is a lower bound"
+    period_is = (
+        f"of its strongest sinusoid, in positions; {curves.shape[1]}, the window's own "
+        "length, is a lower bound"
+    )
     return [
         Column(
             f"{part}_slope",

@@ -376,11 +376,12 @@ class SinkBias(Study):
             for changes in map(self.changes, STARTS)
         )
         return (
-            f"{self.model}, {self.sizes}: in the median layer one direction holds {spectral:.0%} of what token 0 "
-            f"writes; a constant from other texts is off by {variance:.0%} of its squared length, and its own mean by "
-            f"{own_mean:.0%} (R of eq. 6). Put in its place in all layers, the constant moves perplexity from "
-            f"{self.baseline:.2f} by {ssp:+.2f}, and nothing in its place by {ablated:+.2f}; with position 0 left as "
-            f"it is, by {ssp_from_1:+.2f} and {ablated_from_1:+.2f}."
+            f"{self.model}, {self.sizes}: in the median layer one direction holds {spectral:.0%} "
+            f"of what token 0 writes; a constant from other texts is off by {variance:.0%} of its "
+            f"squared length, and its own mean by {own_mean:.0%} (R of eq. 6). Put in its place in "
+            f"all layers, the constant moves perplexity from {self.baseline:.2f} by {ssp:+.2f}, "
+            f"and nothing in its place by {ablated:+.2f}; with position 0 left as it is, by "
+            f"{ssp_from_1:+.2f} and {ablated_from_1:+.2f}."
         )
 
     def changes(self, start: int) -> dict[tuple[str, str], float]:
@@ -521,7 +522,10 @@ def sink_bias(
         np.array(framing.begun(passage))[: model.config.n_positions] for passage in passages
     ]
     if not measured or not evaluated:
-        problem = f"windows of {longest} tokens in every other document and texts of {CHARACTERS[0]} characters or more"
+        problem = (
+            f"windows of {longest} tokens in every other document and texts of "
+            f"{CHARACTERS[0]} characters or more"
+        )
         raise CheckpointError(f"too little text: {problem} in those between are needed")
 
     runner = open_runner(model, language=True, device=device)

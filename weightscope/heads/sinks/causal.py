@@ -223,7 +223,10 @@ def sinks_and_changes(
     """
     for index, layer in runner.layers.items():
         if layer.modulated:
-            problem = f"layer {index} has a gate, a norm or the like behind its values, so that updates do not add up"
+            problem = (
+                f"layer {index} has a gate, a norm or the like behind its values, so that "
+                "updates do not add up"
+            )
             raise CheckpointError(problem, file=runner.model.name)
     framing = framing_of(runner.model, own_first=own_first)
     length = min(length, runner.model.config.n_positions or length)
@@ -248,8 +251,8 @@ def sinks_and_changes(
     losses = losses_under(runner, tried, interventions)  # (1 + groups x changes, T)
     tokens = np.array([len(text) - 1 for text in tried])
     note = (
-        f"Changed on {counted(len(tried), 'text')} of {length} tokens; means and ordinary updates are of "
-        f"{len(others)} others, from {texts.source}."
+        f"Changed on {counted(len(tried), 'text')} of {length} tokens; means and ordinary updates "
+        f"are of {len(others)} others, from {texts.source}."
     )
     return replace(sinks, causal=causal_table(changed, losses, tokens, note))
 

@@ -181,7 +181,8 @@ MEASURES = (
     Measure(
         "cancelled",
         "$-2⟨S, R⟩/(|S|^2 + |R|^2)$",
-        "of the sink's part $S = a_s u_s^⊤$ and the rest $R = Y - S$: 1 where they cancel (Lemma 1)",
+        "of the sink's part $S = a_s u_s^⊤$ and the rest $R = Y - S$: 1 where they cancel (Lemma "
+        "1)",
     ),
     Measure(
         "against_stream",
@@ -234,12 +235,14 @@ MEASURES = (
     Measure(
         "logit_margin",
         "$s_(i s)$ - mean $s_(i j)$",
-        "the sink's logit above those of the other keys that the query sees, mean over queries, from the attention",
+        "the sink's logit above those of the other keys that the query sees, mean over queries, "
+        "from the attention",
     ),
     Measure(
         "first_margin",
         "$σ₁ (q·u₁)(v₁·x_s)$ - mean $σ₁ (q·u₁)(v₁·x_j)$",
-        "what the largest singular value of $W_QK$ makes of it before queries and keys are rotated (eqs 5, 6)",
+        "what the largest singular value of $W_QK$ makes of it before queries and keys are rotated "
+        "(eqs 5, 6)",
     ),
 )
 
@@ -316,11 +319,12 @@ class SinkMechanisms(Study):
         for name, kind in (("first", self.kind[:, :third]), ("last", self.kind[:, -third:])):
             share = np.bincount(kind.ravel(), minlength=len(self.kinds)) / kind.size
             most.append(
-                f"{self.kinds[share.argmax()]!r} in the {name} third of the layers ({share.max():.0%})"
+                f"{self.kinds[share.argmax()]!r} in the {name} third of the layers "
+                f"({share.max():.0%})"
             )
         return [
-            f"{counted(n_inputs, 'input')}, {counted(n_layers, 'layer')} of {counted(n_heads, 'head')}: "
-            f"{counted(events, 'sink event')} in {self.event.size:,} "
+            f"{counted(n_inputs, 'input')}, {counted(n_layers, 'layer')} of "
+            f"{counted(n_heads, 'head')}: {counted(events, 'sink event')} in {self.event.size:,} "
             f"({self.event.mean():.2%}){f'; {did}' if events else ''}.",
             f"{self.sink_heads.sum()} of {n_layers * n_heads} heads are sink heads "
             f"(an event on {SINK_HEAD:.0%} of the inputs or more).",
@@ -436,7 +440,8 @@ class SinkMechanisms(Study):
                 Column(
                     "event_share",
                     self.share.mean(axis=0).ravel(),
-                    meaning="mean share of the queries that give the sink half of their attention or more",
+                    meaning="mean share of the queries that give the sink half of their attention "
+                    "or more",
                 ),
                 Column(
                     "events",
@@ -534,7 +539,10 @@ class SinkMechanisms(Study):
         """Share of these axes (inputs, or inputs and heads) whose strongest key is an epsilon-sink
         (Definition 1).
         """
-        meaning = "share in which every query gives the strongest key 1 - {:g} of its attention or more (Definition 1)"
+        meaning = (
+            "share in which every query gives the strongest key 1 - {:g} of its attention or "
+            "more (Definition 1)"
+        )
         return [
             Column(
                 f"sink_at_{e:g}",
