@@ -42,7 +42,7 @@ PRODUCT_BYTES = 16 << 20  # bytes of one product: small enough to be summed whil
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Written(ShowsShapes):
-    """Rows that stand for what a layer's heads write, to multiply with what other heads read."""
+    """Rows that represent a layer's writing heads, to multiply with what other heads read."""
 
     rows: Any  # (H, n, d)
     weights: np.ndarray  # (H, 2, n), of the rows' squared products in PK and in CS^2

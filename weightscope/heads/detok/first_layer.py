@@ -1,4 +1,4 @@
-"""The first layer as a function of tokens and positions: six terms (detokenization paper, eq. 14)."""
+"""The first layer by tokens and positions: the six terms of the detokenization paper, eq. 14."""
 
 from __future__ import annotations
 
@@ -525,7 +525,7 @@ def position_terms(
 ) -> PositionTerms:
     """Compute the position terms of every head of the first layer.
 
-    With `unscaled` no token embedding is read: sigma is that of tokens of standard deviation
+    With `unscaled` no token embedding is read: sigma is for tokens of standard deviation
     `spread` over their dimensions, uncorrelated with the positions.
     """
     if not 0 < spread < np.inf:

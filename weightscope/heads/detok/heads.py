@@ -559,7 +559,7 @@ class Scorer:
 
 @dataclass(frozen=True)
 class ScorerOnWorker:
-    """A recipe for a worker's Scorer: it reads the checkpoint and the counts once and keeps them."""
+    """A recipe for a worker's Scorer, which reads the checkpoint and the counts once."""
 
     source: Source
     layer: int  # as in `FirstLayer`
