@@ -64,9 +64,8 @@ def read_pairs(path: Path, tokenizer: Tokenizer) -> Pairs:
     rows = [[cell.strip() for cell in line] for line in lines if line]
     for number, row in enumerate(rows, start=1):
         if len(row) != 2 or not all(row):
-            raise CheckpointError(
-                f"row {number} has {counted(len(row), 'cell')}; two texts are expected", file=path
-            )
+            cells = counted(len(row), "cell")
+            raise CheckpointError(f"row {number} has {cells}; two texts are expected", file=path)
     if len(rows) > MOST_PAIRS:
         raise CheckpointError(
             f"has {len(rows):,} pairs; at most {MOST_PAIRS:,} are read", file=path

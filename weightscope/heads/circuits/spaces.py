@@ -158,14 +158,14 @@ def _factor(w: np.ndarray) -> _Factor:
 
 
 def _put(
-    spaces: Spaces, at: int, s: int, factor: _Factor, turn: np.ndarray, singular_values: np.ndarray
+    spaces: Spaces, a: int, s: int, factor: _Factor, turn: np.ndarray, singular_values: np.ndarray
 ) -> None:
     """Write one head's space into its place: the directions along `turn`, and the share of each."""
     squares = singular_values**2
     share = squares / squares.sum() if squares.any() else squares
-    spaces.rank[at], spaces.use[at, s] = factor.rank, share
+    spaces.rank[a], spaces.use[a, s] = factor.rank, share
     if spaces.form is not None:
-        spaces.form[at, s] = (turn * share) @ turn.T
+        spaces.form[a, s] = (turn * share) @ turn.T
     if s == 0:
         inside = factor.inverse if spaces.form is not None else factor.inverse @ turn
-        spaces.directions[at] = inside.T.astype(factor.columns.dtype) @ factor.columns.T
+        spaces.directions[a] = inside.T.astype(factor.columns.dtype) @ factor.columns.T

@@ -114,7 +114,7 @@ class Wiring(ShowsShapes):
             **{f"cs_o{kind}": self.cs[kind] for kind in PROJECTIONS},
             **{f"exact_o{kind}": self.exact[kind] for kind in PROJECTIONS},
             **{f"rank_{kind}": rank for kind, rank in self.rank.items()},
-            **{f"concentration_{kind}": each for kind, each in self.concentration.items()},
+            **{f"concentration_{kind}": values for kind, values in self.concentration.items()},
         )
 
 

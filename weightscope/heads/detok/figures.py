@@ -46,10 +46,10 @@ def auroc_figure(auroc: BigramAuroc) -> Figure:
     means = zip(table["head"], table["auroc"], table["auroc_specific"], strict=True)
     for place, (head, mean, specific) in enumerate(means):
         low, quarter, three_quarters, high = np.nanpercentile(auroc.auroc[head], [5, 25, 75, 95])
-        at = [place, place]
-        axis.plot([low, high], at, color="0.75", linewidth=1)
+        level = [place, place]
+        axis.plot([low, high], level, color="0.75", linewidth=1)
         box = [quarter, three_quarters]
-        axis.plot(box, at, color="0.55", linewidth=4, solid_capstyle="butt")
+        axis.plot(box, level, color="0.55", linewidth=4, solid_capstyle="butt")
         axis.plot(mean, place, "o", color=head_style(head)["color"], markersize=5)
         label = "less what all current tokens share" if not place else "_nolegend_"
         axis.plot(specific, place, "D", color="black", fillstyle="none", markersize=4, label=label)

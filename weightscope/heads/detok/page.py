@@ -122,7 +122,7 @@ def auroc_sections(
 def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = ()) -> Section:
     """Fig. 3 for the selected heads, or the one that looks nearest, and the trends of all."""
     table, parts = terms.heads, []
-    at = "" if terms.spread is None else f" (with $s$ = {terms.spread.s:g})"
+    with_spread = "" if terms.spread is None else f" (with $s$ = {terms.spread.s:g})"
     for head in heads or (terms.nearest_head(),):
         t_p = {name: table[f"t_p_{name}"][head] for name in Trends._fields}
         t_pp = {name: table[f"t_pp_{name}"][head] for name in Trends._fields}
@@ -131,13 +131,13 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
             f"position is {terms.t_p.shape[1] - 1}. A line of slope {t_p['slope']:.3g} a position "
             f"is {t_p['linear_share']:.0%} of the variance of $T^p$; a sinusoid of period "
             f"{longest(t_pp['period'], terms)} is {t_pp['sinusoid_share']:.0%} of that of "
-            f"$T^pp${at}."
+            f"$T^pp${with_spread}."
         )
         figure = figures.position_figure(terms, head)
         parts.append(Figure(save(figure, files, f"positions-head-{head}"), caption))
     caption = (
         f"$T^p + T^pp$ of every head at query position {terms.query}, each with its mean taken "
-        f"out, and how much attention its softmax gives to the nearest tenth of the positions{at}."
+        f"out, and how much attention its softmax gives to the nearest tenth of the positions{with_spread}."
     )
     figure = figures.all_heads_figure(terms)
     parts.append(Figure(save(figure, files, "positions-all-heads"), caption))
