@@ -137,7 +137,8 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
         parts.append(Figure(save(figure, files, f"positions-head-{head}"), caption))
     caption = (
         f"$T^p + T^pp$ of every head at query position {terms.query}, each with its mean taken "
-        f"out, and how much attention its softmax gives to the nearest tenth of the positions{with_spread}."
+        "out, and how much attention its softmax gives to the nearest tenth of the "
+        f"positions{with_spread}."
     )
     figure = figures.all_heads_figure(terms)
     parts.append(Figure(save(figure, files, "positions-all-heads"), caption))
