@@ -1,1 +1,1 @@
-"""What each head is, and which heads read what others write, from the weights alone."""
+"""Roles of heads and the wiring between them, from the weights alone."""

@@ -26,14 +26,13 @@ from weightscope.heads.circuits.names import GIVEN, HeadRoles, head_roles, roles
 from weightscope.heads.circuits.passes import GetModel, wiring
 from weightscope.heads.circuits.wiring import Edge, Wiring, all_strongest, strongest
 from weightscope.model.layers.factored import Factored
-from weightscope.model.layers.layer import Layer
 from weightscope.model.metrics.spaces import Nearest, leading_blocks, nearest_rows, shown
 from weightscope.model.metrics.spectra import participation_ratio
 from weightscope.model.model import Model, as_model
 from weightscope.model.text.tokenizer import Tokenizer, token_names
 
 TOKENS = 5  # tokens named at each end of a channel's first direction
-AFFORDABLE = 4e11  # multiply-adds of reading the directions through the tokens: a few seconds
+AFFORDABLE = 4e11  # multiply-adds to find the tokens of all directions: a few seconds
 
 
 def edges_table(model: Model, wired: Wiring, roles: HeadRoles, top: int) -> Table:
@@ -42,62 +41,62 @@ def edges_table(model: Model, wired: Wiring, roles: HeadRoles, top: int) -> Tabl
     through = channels(model, wired, edges)
     tokens = channel_tokens(model, [channel.space for channel in through])
 
-    def of(values: Callable[[Edge], Any]) -> list[Any]:
-        return [values(edge) for edge in edges]
+    component_of = [channel.component for channel in through]
 
-    def writer(edge: Edge) -> slice:
-        return slice(edge.i, edge.i + 1)
+    def each(value: Callable[[Edge], Any]) -> list[Any]:
+        return [value(edge) for edge in edges]
 
-    def z(measure: str) -> list[float]:
-        return of(lambda e: float(wired.z_of(measure, e.kind, writer(e))[(0, *e.pair[1:])]))
+    def at_pair(of_writers: np.ndarray, edge: Edge) -> float:
+        """The pair's value in an array of its writer's layer alone, (1, H, L, H)."""
+        return float(of_writers[(0, *edge.pair[1:])])
+
+    def z(edge: Edge, measure: str) -> float:
+        return at_pair(wired.z_of(measure, edge.kind, slice(edge.i, edge.i + 1)), edge)
+
+    def pk_random(edge: Edge) -> float:
+        return at_pair(wired.random_pk(edge.kind, slice(edge.i, edge.i + 1)).mean, edge)
+
+    def cs(edge: Edge) -> float:
+        return float(wired.cs[edge.kind][edge.pair])
 
     return Table(
         [
-            Column("kind", of(lambda e: e.kind), meaning="what reads: q, k or v"),
-            Column("ranked_by", of(lambda e: e.ranked_by), symbol="by"),
-            Column("rank", of(lambda e: e.rank)),
-            Column("from_layer", of(lambda e: int(wired.layers[e.i]))),
-            Column("from_head", of(lambda e: e.a)),
-            Column("to_layer", of(lambda e: int(wired.layers[e.j]))),
-            Column("to_head", of(lambda e: e.b)),
+            Column("kind", each(lambda e: e.kind), meaning="what reads: q, k or v"),
+            Column("ranked_by", each(lambda e: e.ranked_by), symbol="by"),
+            Column("rank", each(lambda e: e.rank)),
+            Column("from_layer", each(lambda e: int(wired.layers[e.i]))),
+            Column("from_head", each(lambda e: e.a)),
+            Column("to_layer", each(lambda e: int(wired.layers[e.j]))),
+            Column("to_head", each(lambda e: e.b)),
             Column(
                 "shared_by",
-                of(lambda e: 1 if e.kind == "q" else wired.shared),
+                each(lambda e: 1 if e.kind == "q" else wired.shared),
                 meaning="query heads that share the reading key-value head, and so this PK",
             ),
             Column(
                 "pk",
-                of(lambda e: float(wired.pk[e.kind][e.pair])),
+                each(lambda e: float(wired.pk[e.kind][e.pair])),
                 symbol="PK",
                 meaning="projection kernel",
             ),
-            Column(
-                "pk_random",
-                of(lambda e: float(wired.random_pk(e.kind, writer(e)).mean[(0, *e.pair[1:])])),
-                meaning="of two random spaces",
-            ),
-            Column("pk_z", z("pk"), symbol="z of PK"),
-            Column(
-                "cs",
-                of(lambda e: float(wired.cs[e.kind][e.pair])),
-                symbol="CS",
-                meaning="composition score",
-            ),
+            Column("pk_random", each(pk_random), meaning="of two random spaces"),
+            Column("pk_z", each(lambda e: z(e, "pk")), symbol="z of PK"),
+            Column("cs", each(cs), symbol="CS", meaning="composition score"),
             Column(
                 "cs_above_random",
-                of(lambda e: float(wired.cs[e.kind][e.pair]) - wired.random_cs),
+                each(lambda e: cs(e) - wired.random_cs),
                 meaning="CS minus 1/√d, the root mean square for randomly rotated matrices",
             ),
-            Column("cs_z", z("cs"), symbol="z of $CS²$"),
+            Column("cs_z", each(lambda e: z(e, "cs")), symbol="z of $CS²$"),
             Column(
                 "component",
-                [channel.component.named if channel.component else "" for channel in through],
+                [component.named if component else "" for component in component_of],
                 symbol="component",
                 meaning="the one of W_VO(a) that is read most; near-equal ones are one space",
             ),
             Column(
                 "component_cs",
-                [channel.component.cs if channel.component else np.nan for channel in through],
+                [component.cs if component else np.nan for component in component_of],
                 symbol="CS of it",
                 meaning="composition score of that component alone",
             ),
@@ -106,77 +105,69 @@ def edges_table(model: Model, wired: Wiring, roles: HeadRoles, top: int) -> Tabl
                 [channel.rank for channel in through],
                 symbol="rank of channel",
                 format=".1f",
-                meaning="participation ratio of the singular values of W_VO(a) W(b): how many directions carry it",
+                meaning="participation ratio of the singular values of W_VO(a) W(b): how many "
+                "directions carry it",
             ),
             Column(
                 "channel_share",
                 [channel.share for channel in through],
                 symbol="first direction",
                 format=".2f",
-                meaning="share in the sum of their squares of the first, or of the first few that are near-equal",
+                meaning="share in the sum of their squares of the first, or of the first few that "
+                "are near-equal",
             ),
             Column(
                 "channel_tokens",
                 list(map(printable, tokens)),
                 symbol="tokens of the first direction",
-                meaning="tokens whose logits it raises most | lowers most, its sign being arbitrary; of near-equal "
-                "directions those that lie most in their space",
+                meaning="tokens whose logits it raises most | lowers most, its sign being "
+                "arbitrary; of near-equal directions those that lie most in their space",
             ),
-            Column("from_role", of(lambda e: roles.names[e.i, e.a])),
-            Column("to_role", of(lambda e: roles.names[e.j, e.b])),
+            Column("from_role", each(lambda e: roles.names[e.i, e.a])),
+            Column("to_role", each(lambda e: roles.names[e.j, e.b])),
         ]
     )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Channel(ShowsShapes):
-    """What carries an edge: the singular directions of W_VO(a) W(b)."""
+    """The singular directions of W_VO(a) W(b), which carry an edge."""
 
-    rank: float  # Participation ratio of the singular values: how many directions carry it
-    # Share of the first direction, or of all that are near-equal with it, in the sum of their
-    # squares
+    rank: float  # participation ratio of the singular values
+    # Energy of the first direction, or of all that are near-equal with it, as a share of all energy
     share: float
-    # (d, k): What a writes along the first direction, or an orthonormal basis of what it writes
-    # along all that are near-equal with it; k = 0 where these are too many to name tokens, or
-    # nothing passes.
+    # (d, k) orthonormal basis of what a writes along the first direction, or along all that are
+    # near-equal with it; k = 0 if these are too many to name tokens, or nothing passes.
     space: np.ndarray
-    component: Component | None  # of W_VO(a), the one that b reads most
+    component: Component | None  # the component of W_VO(a) that b reads most
 
 
 def channels(model: Model, wired: Wiring, edges: Sequence[Edge]) -> list[Channel]:
-    """The channel of every edge; each layer is read once, and the writing heads of earlier layers
-    are kept.
-    """
+    """The channel of every edge; reads each layer once and keeps the heads that later ones read."""
     written: dict[tuple[int, int], Factored] = {}
     channels: dict[int, Channel] = {}
-    for m in bar(
-        sorted({place for edge in edges for place in (edge.i, edge.j)}), "channels", "layer"
-    ):
+    places = sorted({place for edge in edges for place in (edge.i, edge.j)})
+    for m in bar(places, "channels", "layer"):
         layer = model.layer(int(wired.layers[m]))
         reading = [index for index, edge in enumerate(edges) if edge.j == m]
-        pairs = [
-            (written[edge.i, edge.a], _read(layer, edge))
-            for edge in map(edges.__getitem__, reading)
-        ]
+        pairs = []
+        for index in reading:
+            edge = edges[index]
+            pairs.append((written[edge.i, edge.a], read_maps(layer, edge.b)[edge.kind]))
         channels |= zip(reading, in_threads(lambda pair: _channel(*pair), pairs), strict=True)
         for a in {edge.a for edge in edges if edge.i == m}:
             vo = layer.head(a).vo
-            # views would hold the whole layer
+            # Copies, because views would hold the whole layer
             written[m, a] = Factored(vo.left.copy(), vo.right.copy())
     return [channels[index] for index in range(len(edges))]
-
-
-def _read(layer: Layer, edge: Edge) -> Factored:
-    return read_maps(layer, edge.b)[edge.kind]
 
 
 def _channel(vo: Factored, read: Factored) -> Channel:
     middle = vo.right.T @ read.left
     channel = Factored(vo.left @ middle, read.right)
     if not np.isfinite(channel.left).all():  # it overflows float32
-        channel = Factored(
-            vo.left.astype(np.float64) @ (vo.right.T.astype(np.float64) @ read.left), read.right
-        )
+        middle = vo.right.T.astype(np.float64) @ read.left
+        channel = Factored(vo.left.astype(np.float64) @ middle, read.right)
     d = vo.shape[0]
     left, s, _ = channel.leading(lambda s: shown(leading_blocks(s, d, 1)))  # (d, k), (r,)
     space = np.linalg.qr(vo.right @ (vo.left.T @ left))[0]  # (d, k)
@@ -189,8 +180,7 @@ def _channel(vo: Factored, read: Factored) -> Channel:
 
 
 def channel_tokens(model: Model, spaces: Sequence[np.ndarray]) -> list[str]:
-    """The tokens whose logits a single direction raises, and those it lowers, or that lie in a
-    space; (d, k) each.
+    """Tokens that each space (d, k) raises | lowers most, or that lie in it if k > 1, as text.
 
     Empty where a space is, and without an unembedding.
     """
@@ -199,18 +189,15 @@ def channel_tokens(model: Model, spaces: Sequence[np.ndarray]) -> list[str]:
     except CheckpointError:
         return [""] * len(spaces)
     given = [space for space in spaces if space.shape[1]]
-    if (
-        not given
-        or unembedding.n_tokens * model.config.d_model * sum(x.shape[1] for x in given) > AFFORDABLE
-    ):
+    directions = sum(space.shape[1] for space in given)
+    if not given or unembedding.n_tokens * model.config.d_model * directions > AFFORDABLE:
         return [""] * len(spaces)
     nearest = iter(nearest_rows(unembedding.blocks(), given, TOKENS, by_cosine=False))
     name = token_names(Tokenizer.at_hand(model))
 
     def text(sides: Iterable[Nearest]) -> str:
-        return " | ".join(
-            " ".join(repr(name(int(row))) for row in side.rows) for side in sides if len(side.rows)
-        )
+        named = [[repr(name(int(row))) for row in side.rows] for side in sides]
+        return " | ".join(" ".join(names) for names in named if names)
 
     return [text(next(nearest)) if space.shape[1] else "" for space in spaces]
 
@@ -218,26 +205,27 @@ def channel_tokens(model: Model, spaces: Sequence[np.ndarray]) -> list[str]:
 TOP = 20
 READS = {"q": "queries", "k": "keys", "v": "values"}
 POST_NORM = (
-    "the norms between two layers: what a head writes is centred and scaled by them on its way; spaces are compared as "
-    "they are"
+    "the norms between two layers: what a head writes is centred and scaled by them on its way; "
+    "spaces are compared as they are"
 )
 PARALLEL = (
-    "attention and feed-forward network of a layer read the same stream: what a head writes passes no network before "
-    "the next layer's heads"
+    "attention and feed-forward network of a layer read the same stream: what a head writes passes "
+    "no network before the next layer's heads"
 )
 ESTIMATED = (
-    "exact values of pairs that cannot be among the strongest: in a model of this size theirs are estimates from "
-    "sketches, off by some 10 %, and so are the roles that rest on wiring (exact_o* in wiring.npz says which)"
+    "exact values of pairs that cannot be among the strongest: in a model of this size theirs are "
+    "estimates from sketches, off by some 10 %, and so are the roles that rest on wiring (exact_o* "
+    "in wiring.npz says which)"
 )
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What the heads did in a run, and how well the names agree."""
+    """Behaviour of the heads in a run, and how well the names agree with it."""
 
     heads: Table  # measured.csv: one row per head, its behaviour
     table: Table  # accuracy.csv: one row per score
-    text: str  # What it was measured on
+    text: str  # the text and the tokens it was measured on
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -247,7 +235,7 @@ class Circuits(Result):
     Attributes
     ----------
     name : str
-        Of the checkpoint.
+        The checkpoint's.
     wiring : Wiring
     roles : HeadRoles
     heads : Table
@@ -273,9 +261,7 @@ class Circuits(Result):
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     def write_tables(self, files: Files) -> None:
-        """Write wiring.npz, edges.csv and roles.csv; measured.csv and accuracy.csv if the model was
-        run.
-        """
+        """Write wiring.npz, edges.csv, roles.csv; measured.csv and accuracy.csv after a run."""
         self.wiring.write(files)
         files.table("edges.csv", self.edges)
         files.table("roles.csv", self.heads)
@@ -287,16 +273,15 @@ class Circuits(Result):
     def named(self) -> dict[str, list[str]]:
         """Heads as layer.head under each name."""
         heads_by_role: dict[str, list[str]] = {}
-        for layer, head, role in zip(
-            self.heads["layer"], self.heads["head"], self.heads["role"], strict=True
-        ):
+        columns = (self.heads[name] for name in ("layer", "head", "role"))
+        for layer, head, role in zip(*columns, strict=True):
             if role:
                 heads_by_role.setdefault(role, []).append(f"{layer}.{head}")
         return heads_by_role
 
     @property
     def n_named(self) -> int:
-        """How many heads have a name."""
+        """Number of heads with a name."""
         return sum(map(len, self.named.values()))
 
     def scores_of(self, role: str) -> list[str]:
@@ -306,51 +291,43 @@ class Circuits(Result):
 
     @property
     def named_heads(self) -> Table:
-        """The named heads, with the scores that this checkpoint allows; `heads` has their intervals
-        too.
-        """
-        kept = [
-            column
-            for column in self.heads.columns
-            if column.values.dtype.kind != "f" or np.isfinite(column.values).any()
-            if not column.name.endswith(("_low", "_high"))
-            if column.name != "kv_head" or self.wiring.shared > 1
-        ]
-        return Table(kept).where(self.heads["role"] != "")
+        """The named heads and every score they have; `heads` has the intervals too."""
+
+        def is_shown(column: Column) -> bool:
+            if column.name.endswith(("_low", "_high")):
+                return False
+            if column.name == "kv_head" and self.wiring.shared == 1:
+                return False
+            return column.values.dtype.kind != "f" or bool(np.isfinite(column.values).any())
+
+        shown = [column for column in self.heads.columns if is_shown(column)]
+        return Table(shown).where(self.heads["role"] != "")
 
     @property
     def strongest_edges(self) -> Table:
-        """The strongest pairs of all kinds by PK, in the columns to read first; `edges` has the
-        rest.
-        """
+        """The strongest pairs of all kinds by PK, in the main columns; `edges` has the rest."""
         edges = self.edges.where(self.edges["ranked_by"] == "pk").sorted_by("pk_z", descending=True)
         edges = edges.take(range(min(len(edges), TOP)))
         place = {int(layer): i for i, layer in enumerate(self.wiring.layers)}
-        writers = zip(edges["from_layer"], edges["from_head"], strict=True)
+        writers = [place[int(layer)] for layer in edges["from_layer"]]
+        written = self.wiring.rank["o"][writers, edges["from_head"].astype(int)]
         readers = zip(edges["kind"], _called(edges, "to"), strict=True)
-        written = [
-            int(self.wiring.rank["o"][place[int(layer)], int(head)]) for layer, head in writers
-        ]
+        reading = [f"{READS[kind]} of {head}" for kind, head in readers]
+        above_random = "standard deviations above them"
         return Table(
             [
                 Column("from", _called(edges, "from"), symbol="what this head writes"),
-                Column(
-                    "to",
-                    [f"{READS[kind]} of {head}" for kind, head in readers],
-                    symbol="is read by",
-                ),
+                Column("to", reading, symbol="is read by"),
                 replace(edges.column("pk"), symbol="dimensions shared", format=".1f"),
-                Column("of", written, symbol="of"),
+                Column("of", written.tolist(), symbol="of"),
                 replace(edges.column("pk_random"), symbol="random spaces share", format=".1f"),
-                replace(
-                    edges.column("pk_z"), symbol="standard deviations above them", format=".1f"
-                ),
+                replace(edges.column("pk_z"), symbol=above_random, format=".1f"),
             ]
         )
 
     @property
     def lead(self) -> str:
-        """How many heads have a name, and the strongest link by keys, in a sentence or two."""
+        """The number of named heads and the strongest link by keys, in a sentence or two."""
         layers = self.wiring.layers
         counts = f"{counted(len(self.heads), 'head')} in {counted(len(layers), 'layer')}"
         sentence = f"{counts}, {self.n_named} of them named from the weights alone."
@@ -362,8 +339,8 @@ class Circuits(Result):
         pk, r = self.wiring.pk["k"][edge.pair], self.wiring.rank["o"][edge.i, edge.a]
         random = self.wiring.random_pk("k").mean[edge.pair]
         return (
-            f"{sentence} Strongest link by keys: those of {b} overlap {pk:.1f} of the {r} dimensions that {a} writes "
-            f"(random spaces: {random:.1f})."
+            f"{sentence} Strongest link by keys: those of {b} overlap {pk:.1f} of the {r} "
+            f"dimensions that {a} writes (random spaces: {random:.1f})."
         )
 
     @property
@@ -380,11 +357,9 @@ class Circuits(Result):
 
 def _called(edges: Table, side: str) -> list[str]:
     """Layer, head and name of the heads on one side of the edges, "from" or "to"."""
-    parts = (edges[f"{side}_{part}"] for part in ("layer", "head", "role"))
-    return [
-        f"{layer}.{head}" + f", {role}" * bool(role)
-        for layer, head, role in zip(*parts, strict=True)
-    ]
+    columns = (edges[f"{side}_{part}"] for part in ("layer", "head", "role"))
+    heads = zip(*columns, strict=True)
+    return [f"{layer}.{head}, {role}" if role else f"{layer}.{head}" for layer, head, role in heads]
 
 
 def circuits(
@@ -396,7 +371,7 @@ def circuits(
     engine: Engine | None = None,
     on_worker: GetModel | None = None,
 ) -> Circuits:
-    """Name every head and find which heads talk to each other, from the weights alone.
+    """Name every head and find which heads read what others write, from the weights alone.
 
     Parameters
     ----------
@@ -440,16 +415,18 @@ def circuits(
     caveats = list(model.layer(model.attention_layers[-1]).caveats)
     if model.sharing:
         caveats.append(f"links between places of one layer ({model.sharing[:-1].lower()})")
-    caveats += [POST_NORM] * (model.family.norms.after is not None) + [
-        PARALLEL
-    ] * model.family.parallel
+    if model.family.norms.after is not None:
+        caveats.append(POST_NORM)
+    if model.family.parallel:
+        caveats.append(PARALLEL)
     if roles.lacking:
         caveats.append(f"scores by tokens ({roles.lacking}); heads are named by their wiring alone")
     if not all(wired.exact[kind][np.isfinite(wired.pk[kind])].all() for kind in wired.pk):
         caveats.append(ESTIMATED)
     if wired.left:
         caveats.append(
-            f"exact values of {wired.left:,} more pairs that may be among the strongest: too many are alike"
+            f"exact values of {wired.left:,} more pairs that may be among the strongest: too many "
+            "are alike"
         )
     return Circuits(
         model.title,

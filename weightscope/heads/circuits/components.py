@@ -9,6 +9,7 @@ any rotation of them serves the matrix as well.
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -35,43 +36,42 @@ class Component(NamedTuple):
 
     @property
     def named(self) -> str:
-        """`2`, or `3-4` of near-equal ones."""
+        """`2`, or `3-4` for near-equal ones."""
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
 def components(vo: Factored, read: Factored) -> list[Component]:
-    """Every component of W_VO (d, d) with its composition score with W (d, d), in the order of
-    singular values.
-    """
+    """Components of W_VO (d, d) with their composition score with W (d, d), largest sigma first."""
     _, s, vt = vo.svd()
     passed = vt @ read.left  # (r, r')
     # |v_i W|^2
     squares = np.einsum("ir,rs,is->i", passed, inner(read.right), passed, optimize=True)
-    size, parts = read.frobenius() ** 2, []
+    size = read.frobenius() ** 2
+    parts = []
     for block in leading_blocks(s, vo.shape[0], len(s)):
         within = slice(block.start, block.stop)
-        passing, energy = float((s**2 * squares)[within].sum()), float((s[within] ** 2).sum())
+        passing = float((s**2 * squares)[within].sum())
+        energy = float((s[within] ** 2).sum())
         score = (max(passing, 0.0) / (energy * size)) ** 0.5 if size > 0 else float("nan")
         parts.append(Component(block.start + 1, block.stop, score, energy))
     return parts
 
 
 def strongest_component(parts: Sequence[Component]) -> Component | None:
-    """The one that is read most; None of a head that writes nothing."""
+    """The component that is read most; None if the head writes nothing."""
     return max(parts, key=lambda part: part.cs, default=None)
 
 
 def read_maps(layer: Layer, head: int) -> dict[str, Factored]:
-    """What a head reads by: W_QK of its queries, W_QK' of its keys, W_VO of its values."""
+    """The maps a head reads by: W_QK for its queries, W_QK' for its keys, W_VO for its values."""
     qk, vo = layer.head(head).qk, layer.head(head).vo
     return {"q": qk, "k": qk.T, "v": vo}
 
 
 def read_by(model: Model, reader: str) -> Table:
-    """The strongest component of every earlier head for what one head (`9.9`) reads, by queries,
-    keys and values.
+    """Strongest component of every earlier head for one head's (`9.9`) queries, keys and values.
 
-    The strongest first. Norms are folded into what reads.
+    The strongest comes first. Norms are folded into what reads.
 
     Raises
     ------
@@ -90,10 +90,9 @@ def read_by(model: Model, reader: str) -> Table:
     index, number = map(int, place.groups())
     head = model.layer(index).head(number)
     d = model.config.d_model
-    maps = {
-        kind: Factored(w.left.copy(), w.right.copy())
-        for kind, w in read_maps(head.layer, number).items()
-    }
+    maps = {}
+    for kind, w in read_maps(head.layer, number).items():
+        maps[kind] = Factored(w.left.copy(), w.right.copy())
     rows = []
     for earlier in bar([i for i in model.own_layers if i < index], "components", "layer"):
         layer = model.layer(earlier)
@@ -101,15 +100,15 @@ def read_by(model: Model, reader: str) -> Table:
         def of_head(a: int, layer: Layer = layer) -> list[tuple[str, int, list[Component]]]:
             return [(kind, a, components(layer.head(a).vo, w)) for kind, w in maps.items()]
 
-        for kind, a, parts in (
-            part for found in in_threads(of_head, range(layer.n_heads)) for part in found
-        ):
-            if (best := strongest_component(parts)) is not None:
-                passing = [part.cs**2 * part.energy for part in parts]
-                whole = (sum(passing) / sum(part.energy for part in parts)) ** 0.5
-                share = best.cs**2 * best.energy / sum(passing) if sum(passing) else float("nan")
-                usual = float(np.median([part.cs for part in parts]))
-                rows.append((kind, earlier, a, best.named, best.cs, usual, share, whole))
+        for kind, a, parts in chain.from_iterable(in_threads(of_head, range(layer.n_heads))):
+            best = strongest_component(parts)
+            if best is None:
+                continue
+            passing = [part.cs**2 * part.energy for part in parts]
+            cs = (sum(passing) / sum(part.energy for part in parts)) ** 0.5
+            share = best.cs**2 * best.energy / sum(passing) if sum(passing) else float("nan")
+            usual = float(np.median([part.cs for part in parts]))
+            rows.append((kind, earlier, a, best.named, best.cs, usual, share, cs))
     table = Table.of_rows(
         [
             Column("kind", meaning="what reads: q, k or v"),

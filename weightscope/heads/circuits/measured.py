@@ -1,10 +1,9 @@
-"""How well the names hold: what every head does when the model runs, compared with its weights
-(PyTorch).
-"""
+"""Accuracy of the names: every head's behaviour in a run against its weights (PyTorch)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +21,10 @@ N_TEXTS, TEXT_LENGTH = 10, 128
 N_REPEATED, REPEATED_LENGTH = 12, 50
 RESAMPLES = 200
 
-# Where a role is judged: induction and duplicate tokens as published, where nothing but repetition
-# can guide a head.
+# Input on which a role is judged; induction and duplicate tokens as published, where nothing but
+# repetition can guide a head.
 JUDGED_ON = {"previous_token": "text", "induction": "repeated", "duplicate_token": "repeated"}
-# What a head must have done when run to count as having the role: a share of its attention, or
-# standard deviations.
+# Least that a head with the role does in a run: a share of its attention, or standard deviations.
 HAD = {
     "previous_token": 0.25,
     "induction": 0.25,
@@ -42,11 +40,10 @@ def measured(
     """Run the model and add how well the names hold."""
     read = read_texts(texts, characters=20_000)
     framing = framing_of(model)
-    did = behaviour(
-        model, token_windows(framing, read.texts, N_TEXTS, TEXT_LENGTH), framing, device
-    )
-    kept = {int(layer): i for i, layer in enumerate(model.attention_layers)}
-    rows = [kept[int(layer)] for layer in circuits.wiring.layers]
+    windows = token_windows(framing, read.texts, N_TEXTS, TEXT_LENGTH)
+    did = behaviour(model, windows, framing, device)
+    place = {int(layer): i for i, layer in enumerate(model.attention_layers)}
+    rows = [place[int(layer)] for layer in circuits.wiring.layers]
     did = {name: values[rows] for name, values in did.items()}
     trivial = trivial_guesses(model, circuits.wiring.layers)
     compared = [
@@ -63,11 +60,14 @@ def measured(
             *(Column(name, values.ravel(), format=".2f") for name, values in did.items()),
         ]
     )
-    source = f"{read.source}, {N_TEXTS} passages of {TEXT_LENGTH} tokens, and on {N_REPEATED} sequences of "
-    source += f"{REPEATED_LENGTH} random tokens said twice"
+    source = (
+        f"{read.source}, {N_TEXTS} passages of {TEXT_LENGTH} tokens, and on {N_REPEATED} "
+        f"sequences of {REPEATED_LENGTH} random tokens said twice"
+    )
     return replace(circuits, accuracy=Accuracy(heads, table, source))
 
 
+# Behaviour that each score should predict
 SCORED_BY = {
     "previous_token": "previous_token",
     "induction": "induction",
@@ -76,13 +76,13 @@ SCORED_BY = {
     "copying": "copying",
     "reads_by_keys": "induction",
     "read_by_keys": "previous_token",
-}  # what is measured for each score
+}
 
 
 def behaviour(
     model: Model, windows: Sequence[np.ndarray], framing: Framing, device: str = "cpu"
 ) -> dict[str, np.ndarray]:
-    """What every head does on text and on random tokens said twice: (L, H) arrays by name.
+    """Every head's behaviour on text and on random tokens said twice: (L, H) arrays by name.
 
     Shares of attention: previous_token goes to the token before, duplicate_token to an earlier
     place of the same token, induction to the place after it (prefix matching; Olsson et al. 2022),
@@ -114,33 +114,27 @@ def behaviour(
             written = joining(model, seen.layer, seen.layer.values(seen.x[number]))[:, 1:]
             random_logits = written @ sampled.T
             logit = np.einsum("hnd,nd->hn", written, unembedding(model, seen.tokens[number, 1:]))
-            did["copying"][i] = (
-                (logit - random_logits.mean(axis=-1)) / random_logits.std(axis=-1)
-            ).mean(axis=-1)
+            z = (logit - random_logits.mean(axis=-1)) / random_logits.std(axis=-1)  # (H, n - 1)
+            did["copying"][i] = z.mean(axis=-1)
 
     def on_repeated(seen: Activations) -> None:
         i, again = place[seen.layer.index], np.arange(n + 1, 2 * n + 1)
         share = len(seen.x) / N_REPEATED
         for name, back in looks_back(n).items():
-            on_each["repeated"][name][i] += share * seen.attention[:, :, again, again - back].mean(
-                axis=(0, 2)
-            )
+            attention = seen.attention[:, :, again, again - back]  # (S, H, n)
+            on_each["repeated"][name][i] += share * attention.mean(axis=(0, 2))
 
     runner = open_runner(model, device=device)
     runner.observe(windows, on_text)
     runner.observe(repeated(model, framing), on_repeated)
     for name, deciding in JUDGED_ON.items():
-        did |= {
-            name if on == deciding else f"{name}_{on}": shares[name]
-            for on, shares in on_each.items()
-        }
+        for on, shares in on_each.items():
+            did[name if on == deciding else f"{name}_{on}"] = shares[name]
     return did
 
 
 def marks(tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Where the queries of a text look in each role, never at the first token: tokens (n,) -> (n,
-    n) masks by role.
-    """
+    """Masks (n, n) of what a text's queries look at in each role, never the first token."""
     earlier = np.tri(len(tokens), k=-1, dtype=bool)
     earlier[:, 0] = False
     same = (tokens[:, None] == tokens) & earlier
@@ -182,9 +176,9 @@ def accuracy(
     compared: Sequence[tuple[str, str, np.ndarray]],
     trivial: Mapping[str, np.ndarray],
 ) -> Table:
-    """How well scores separate heads with a role from heads without it: scores (L, H), compared
-    (score, role, had),
-    trivial (L, H).
+    """Measure how well scores (L, H) separate heads that had a role from the others.
+
+    `compared` holds score, role and `had`, (L, H) bool; `trivial` holds baselines, (L, H).
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -194,47 +188,34 @@ def accuracy(
         values, truth = np.nan_to_num(scores[score].ravel(), nan=-1e9), had.ravel()
         if truth.all() or not truth.any():
             continue
-        of_score = [
-            (measure(truth, values), *_interval(measure, truth, values))
-            for measure in measures.values()
-        ]
-        guesses = {
-            name: [
-                max(measure(truth, sign * guess.ravel()) for sign in (1, -1))
-                for measure in measures.values()
-            ]
-            for name, guess in trivial.items()
+        row: dict[str, Any] = {
+            "score": score,
+            "role": role,
+            "heads_with": int(truth.sum()),
+            "heads": len(truth),
         }
-        beats = all(
-            score[0] > guess
-            for score, *rest in zip(of_score, *guesses.values(), strict=True)
-            for guess in rest
-        )
-        flat = [number for name in guesses for number in guesses[name]]
-        rows.append(
-            [
-                score,
-                role,
-                int(truth.sum()),
-                len(truth),
-                *of_score[0],
-                *of_score[1],
-                *flat,
-                "yes" if beats else "no",
-            ]
-        )
-    header = ["score", "role", "heads_with", "heads", "roc_auc", "roc_auc_low", "roc_auc_high",
-              "average_precision", "average_precision_low", "average_precision_high",
-              *(f"{name}_{measure}" for name in trivial for measure in measures), "beats_guesses"]  # fmt: skip
+        for name, measure in measures.items():
+            row[name] = measure(truth, values)
+            row[f"{name}_low"], row[f"{name}_high"] = _interval(measure, truth, values)
+        beats = True
+        for guess, guessed in trivial.items():
+            for name, measure in measures.items():
+                best = max(measure(truth, sign * guessed.ravel()) for sign in (1, -1))
+                row[f"{guess}_{name}"] = best
+                beats = beats and row[name] > best
+        row["beats_guesses"] = "yes" if beats else "no"
+        rows.append(list(row.values()))
+    header = ["score", "role", "heads_with", "heads"]
+    header += [f"{name}{end}" for name in measures for end in ("", "_low", "_high")]
+    header += [f"{guess}_{name}" for guess in trivial for name in measures]
+    header.append("beats_guesses")
     return Table.of_rows([Column(name, format=".3f") for name in header], rows)
 
 
 def _interval(
     measure: Callable[[np.ndarray, np.ndarray], float], truth: np.ndarray, values: np.ndarray
 ) -> tuple[float, float]:
-    """A 95 % interval by resampling the heads that have the role, and those that do not,
-    separately.
-    """
+    """A 95 % interval, by resampling heads with the role and heads without it separately."""
     rng = np.random.default_rng(0)
     groups = np.flatnonzero(truth), np.flatnonzero(~truth)
     drawn = []

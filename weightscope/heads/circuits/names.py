@@ -1,6 +1,4 @@
-"""What a head does, judged by its weights: where it looks among random tokens that are followed
-upwards (`stream`).
-"""
+"""Roles of heads, judged by where they look among random tokens followed upwards (`stream`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -42,17 +40,12 @@ from weightscope.model.metrics.sinks import (
 from weightscope.model.model import Model
 
 RESAMPLES = 400
-# multiplications, seconds; `weightscope circuits` names the heads of larger models
-AFFORDABLE = 2 * 10**11
-# A name is given only if at least this share of the heads so named had the role in models left out.
-RIGHT_ENOUGH = 2 / 3
+AFFORDABLE = 2 * 10**11  # multiplications, seconds; `weightscope circuits` takes larger models
+RIGHT_ENOUGH = 2 / 3  # share of heads so named that had the role in models left out
 
 
 def shares_by_distance(attention: np.ndarray, *, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Mean attention to the key at each distance i - j, over queries that have keys at all of them:
-    attention (H, P, P)
-    -> (D,), (H, D).
-    """
+    """Mean attention (H, P, P) by distance i - j, over queries with keys at all: (D,), (H, D)."""
     n = attention.shape[-1]
     queries = np.arange(2 * n // 3, n) if causal else np.arange(n // 3, 2 * n // 3)
     distances = np.arange(0, 2 * n // 3) if causal else np.arange(-(n // 3), n // 3)
@@ -61,23 +54,17 @@ def shares_by_distance(attention: np.ndarray, *, causal: bool) -> tuple[np.ndarr
 
 
 def interval(of_tokens: np.ndarray, n_tokens: int) -> np.ndarray:
-    """A 95 % bootstrap interval for the mean over all tokens, from the tokens drawn: of_tokens (H,
-    T) ->
-    (2, H).
-    """
+    """A 95 % bootstrap interval, (2, H), of the mean over all tokens from those drawn, (H, T)."""
     n = of_tokens.shape[1]
     if n >= n_tokens:
         return np.repeat(of_tokens.mean(axis=1)[None], 2, axis=0)
-    # how often each is drawn
+    # (RESAMPLES, T) weight of each token in each resample
     drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n
     return np.quantile(of_tokens @ drawn.T, (0.025, 0.975), axis=1)
 
 
 def own_match(scores: np.ndarray) -> np.ndarray:
-    """How far a token's score with itself stands out among its scores with all tokens, in standard
-    deviations: scores
-    (H, T, T) -> (H, T).
-    """
+    """Standard deviations, (H, T), of a token's score with itself above its scores with all."""
     diagonal = np.diagonal(scores, axis1=-2, axis2=-1)  # (H, T)
     spread = scores.std(axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -85,77 +72,69 @@ def own_match(scores: np.ndarray) -> np.ndarray:
 
 
 def identity(layer: Layer) -> np.ndarray:
-    """Cosine of W_VO with the identity on r dimensions, tr(W_VO) / (sqrt(r) |W_VO|_F), from -1 to
-    1: (H,).
-    """
+    """Cosine of W_VO with the identity on r dimensions, tr(W_VO) / (sqrt(r) |W_VO|_F): (H,)."""
 
     def of_head(head: Head) -> float:
         w = head.vo
         size = w.frobenius() * np.sqrt(w.rank_bound)
-        return (
-            float(np.einsum("dr,dr->", w.left, w.right, dtype=np.float64)) / size if size else 0.0
-        )
+        if not size:
+            return 0.0
+        return float(np.einsum("dr,dr->", w.left, w.right, dtype=np.float64)) / size
 
     return np.array(list(in_threads(of_head, layer.heads)))
 
 
-# The names of heads: every role's score, its threshold, and how often heads above it had the role
-# when run.
+# Names of heads: every role's score, its threshold, and its hits when models were run
 
 
 class Tried(NamedTuple):
-    """Of the heads named so in models that had no part in setting the threshold, how many had the
-    role when the models
-    were run (figures/head-roles/roles.csv).
-    """
+    """Hits of a role in models that had no part in its threshold (figures/head-roles/roles.csv)."""
 
-    right: int
+    right: int  # heads that had the role when run
     named: int
-    models: int  # in which a head is named so
+    models: int  # models in which a head is named so
     low: float  # 95 % interval of the share: models are drawn again, then the heads of each
     high: float
-    lowest: float  # the share's range where any one model is not counted
+    lowest: float  # range of the share with any one model left out
     highest: float
 
     @property
     def share(self) -> float:
-        """Of the names, those that were right."""
+        """Share of names that were right."""
         return self.right / self.named
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a head can be called, and by which column."""
+    """A role, the score that decides it, and how well it was tried."""
 
     role: str
-    score: str  # The column of roles.csv that decides it
-    least: float  # Threshold for the name. No head of a randomly initialised model comes near it
+    score: str  # the column of roles.csv that decides it
+    least: float  # threshold for the name; no head of a randomly initialised model comes near it
     tried: Tried | None = None  # None where attention cannot show the role
     sign: int = 1  # -1 if the score is at most minus the threshold
-    otherwise: str = ""  # What such a head is called if the name is not right often enough
+    otherwise: str = ""  # name for such a head if the role's is not right often enough
 
     @property
     def is_given(self) -> bool:
-        """Whether heads get this name."""
+        """True if the role's name is right often enough."""
         return self.tried is None or self.tried.share >= RIGHT_ENOUGH
 
     @property
     def name(self) -> str:
-        """What such a head is called."""
+        """Name for such a head; may be empty."""
         return self.role if self.is_given else self.otherwise
 
     @property
     def sure(self) -> tuple[float, float, float]:
         """Share of names that were right, and its interval."""
-        return (
-            (np.nan,) * 3
-            if self.tried is None or not self.is_given
-            else (self.tried.share, *self.tried[3:5])
-        )
+        if self.tried is None or not self.is_given:
+            return np.nan, np.nan, np.nan
+        return self.tried.share, self.tried.low, self.tried.high
 
     @property
     def often(self) -> str:
-        """How often such a name is right, in words; nothing where it was not tried."""
+        """Share of names that were right, in words; empty where it was not tried."""
         if np.isnan(self.sure[0]):
             return ""
         share, low, high = (f"{number:.0%}".replace("%", " %") for number in self.sure)
@@ -163,7 +142,7 @@ class Role:
         return f"{share} of heads so named did it when run ({low} to {high} over {models} models)"
 
     def reached(self, scores: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Which heads have the score: of arrays of any shape."""
+        """Mask of the heads whose score reaches the threshold; arrays of any shape."""
         values = scores[self.score]
         values = np.abs(values) if self.role == "identity" else self.sign * values
         return np.asarray(np.nan_to_num(values, nan=-np.inf) >= self.least)
@@ -176,7 +155,7 @@ ROLES = (
     Role("previous token", "previous_token", 0.26, Tried(56, 73, 5, 0.51, 0.96, 0.66, 0.83)),
     Role("induction", "induction", 0.15, Tried(25, 27, 3, 0.50, 1.00, 0.82, 1.00)),
     Role("duplicate token", "duplicate_token", 0.22, Tried(21, 24, 4, 0.67, 1.00, 0.81, 0.93)),
-    # of 17 first-layer heads, one joins words: 0.74, others under 0.56
+    # One of 17 first-layer heads joins words: it has 0.74, the rest under 0.56
     Role("detokenization", "detokenization", 0.65),
     Role("identity", "identity", 0.8),
     Role("copying", "copying", 1.35, Tried(48, 82, 6, 0.37, 0.77, 0.51, 0.67)),
@@ -200,7 +179,8 @@ NAME = "the best name; empty where no score reaches its threshold"
 SURE = {
     "sure": (
         "share of such names that were right",
-        "share of heads so named that did it when run, in models that had no part in setting the threshold",
+        "share of heads so named that did it when run, in models that had no part in setting the "
+        "threshold",
     ),
     "sure_low": (
         "share that were right, low",
@@ -208,14 +188,14 @@ SURE = {
     ),
     "sure_high": ("share that were right, high", "high end of it"),
 }
-# standard deviations; shares of spaces that random ones could have in common do not count
-LEAST_Z = 20.0
-# means over a sample of the vocabulary
+LEAST_Z = 20.0  # standard deviations above random spaces, for a shared space to count
+# Scores that are means over a sample of the vocabulary
 SAMPLED = ("previous_token", "duplicate_token", "induction", "copying")
 COLUMNS = {
     "previous_token": (
         "previous token",
-        "share of attention that tokens, drawn as often as they occur in text, give to the token before",
+        "share of attention that tokens, drawn as often as they occur in text, give to the token "
+        "before",
     ),
     "distance": ("distance", "positions back that get most of it"),
     "duplicate_token": (
@@ -225,7 +205,8 @@ COLUMNS = {
     "induction": ("induction", "share that goes to the token after that"),
     "detokenization": (
         "detokenization",
-        "bigram AUROC of a first-layer head, less what is the same for all current tokens, where counts are given",
+        "bigram AUROC of a first-layer head, less what is the same for all current tokens, where "
+        "counts are given",
     ),
     "copying": (
         "copying",
@@ -242,7 +223,8 @@ COLUMNS = {
     ),
     "read_by_keys": (
         "read by keys",
-        "the largest share of what the head writes that a later head's keys read, beyond chance and beyond its queries",
+        "the largest share of what the head writes that a later head's keys read, beyond chance "
+        "and beyond its queries",
     ),
 }
 
@@ -251,34 +233,29 @@ COLUMNS = {
 class HeadRoles(ShowsShapes):
     """Scores of every head and the names they give."""
 
-    # (L, H): NaN where a score is unavailable. Scores in `SAMPLED` also have a 95 % interval, _low
-    # and _high.
+    # (L, H) each, NaN where unavailable; those in `SAMPLED` have a 95 % interval, _low and _high
     scores: dict[str, np.ndarray]
-    names: np.ndarray  # (L, H): Empty for a head without one
-    sure: np.ndarray  # (3, L, H): How often such a name is right, and its interval
-    lacking: str | None  # Why scores that need tokens and feed-forward networks are missing
+    names: np.ndarray  # (L, H), empty for a head without one
+    sure: np.ndarray  # (3, L, H) share of such names that are right, and its interval
+    lacking: str | None  # reason why scores by tokens and feed-forward networks are missing
 
 
 def head_roles(model: Model, wired: Wiring, counts: str | Path | None = None) -> HeadRoles:
     """Every score that the checkpoint allows, and the names."""
     scores, lacking = _without_wiring(model, wired.layers, wired.n_heads, counts)
     scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wired)
-    return HeadRoles(
-        scores, *assign_names(scores, ROLES if lacking is None else ROLES_BY_WIRING), lacking
-    )
+    names, sure = assign_names(scores, ROLES if lacking is None else ROLES_BY_WIRING)
+    return HeadRoles(scores, names, sure, lacking)
 
 
 def head_names(model: Model) -> np.ndarray:
-    """The names alone, (L, H); the wiring, most of the work, is looked at only where tokens give
-    none, and in part.
-    """
+    """The names alone, (L, H); computes the wiring, in part, only where tokens give no names."""
     scores, lacking = _without_wiring(model, np.array(model.own_layers), model.config.n_heads)
     if lacking is None:
         return assign_names(scores, ROLES)[0]
     if len(model.own_layers) > 1:  # else no head reads what another has written
-        scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(
-            wiring_by_keys(model, _may_feed_keys)
-        )
+        wired = wiring_by_keys(model, _may_feed_keys)
+        scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wired)
     return assign_names(scores, ROLES_BY_WIRING)[0]
 
 
@@ -290,20 +267,17 @@ def affordable_names(model: Model) -> Roles:
     if model.family.memory is not None or not _is_affordable(model):
         return {}
     try:
-        with np.errstate(over="ignore", invalid="ignore"):  # of broken scales, which are findings
+        # Broken scales overflow, and are findings
+        with np.errstate(over="ignore", invalid="ignore"):
             names = head_names(copy(model))  # a copy, because a model caches its last layer
     except CheckpointError:
         return {}
-    return {
-        (model.own_layers[i], int(head)): str(names[i, head])
-        for i, head in np.argwhere(names != NO_NAME)
-    }
+    places = np.argwhere(names != NO_NAME)
+    return {(model.own_layers[i], int(head)): str(names[i, head]) for i, head in places}
 
 
 def affordable_wiring(model: Model) -> tuple[Wiring, np.ndarray] | None:
-    """The wiring and the names (L, H); None of a large model, or where a tensor is missing or
-    broken.
-    """
+    """The wiring and the names (L, H); None if the model is large or a tensor missing or broken."""
     if not _is_affordable(model):
         return None
     model = copy(model)
@@ -329,9 +303,8 @@ def _without_wiring(
     lacking = why_no_stream(model)
     if lacking is None:
         try:
-            by_layer = list(
-                bar(token_scores(model), "roles", "layer", total=len(model.attention_layers))
-            )
+            n_layers = len(model.attention_layers)
+            by_layer = list(bar(token_scores(model), "roles", "layer", total=n_layers))
         except CheckpointError as error:  # a later layer lacks what the first has
             lacking, by_layer = str(error), []
         for layer, layer_scores in by_layer:
@@ -341,7 +314,7 @@ def _without_wiring(
     for layer, i in place.items():
         scores["identity"][i] = identity(model.layer(layer))
     if counts is not None and 0 in place:
-        # an audit, which has no counts, never needs it
+        # Imported here because an audit, which has no counts, never needs it
         from weightscope.heads.detok.heads import bigram_auroc
 
         scores["detokenization"][place[0]] = bigram_auroc(model, counts).heads["auroc_specific"]
@@ -349,9 +322,7 @@ def _without_wiring(
 
 
 def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """The scores from following random tokens upwards, layer by layer: index, and (H,) arrays by
-    name.
-    """
+    """Scores from following random tokens upwards, by layer: its index, and (H,) arrays by name."""
     causal = model.family.mlp is None or model.family.mlp.causal  # `why_no_stream` has asked
     directions = unembedding(model, said_once(model)[FREQUENT])
     n = len(directions)
@@ -359,16 +330,13 @@ def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     for stream in streams(model):
         layer = stream.layer
         distances, shares = shares_by_distance(stream.attention[FREQUENT], causal=causal)
-        # What each token writes where it is said first, as logits of all of them: (H, N, N)
+        # (H, N, N) logits of all tokens from what each writes where it is said first
         outputs = joining(model, layer, layer.values(stream.first_time)) @ directions.T
-        sampled = {
-            # (H, N)
-            name: stream.attention[FREQUENT if name == "previous_token" else ANY][
-                :, again, again - back
-            ]
-            for name, back in looks_back(n).items()
-            if causal or name != "induction"
-        }
+        sampled = {}  # (H, N) each
+        for name, back in looks_back(n).items():
+            if causal or name != "induction":
+                sequence = FREQUENT if name == "previous_token" else ANY
+                sampled[name] = stream.attention[sequence][:, again, again - back]
         sampled["copying"] = own_match(outputs - outputs.mean(axis=1, keepdims=True))
         scores = {
             "distance": distances[shares.argmax(axis=1)].astype(float),
@@ -376,34 +344,32 @@ def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         }
         for name, of_tokens in sampled.items():
             scores[name] = of_tokens.mean(axis=1)
-            scores[f"{name}_low"], scores[f"{name}_high"] = interval(
-                of_tokens, model.embeddings.n_tokens
-            )
+            low, high = interval(of_tokens, model.embeddings.n_tokens)
+            scores[f"{name}_low"], scores[f"{name}_high"] = low, high
         if not all(np.isfinite(values).all() for values in scores.values()):
             raise TooLargeError(f"following tokens up to layer {layer.index} overflows")
         yield layer.index, scores
 
 
 def looks_back(n: int) -> dict[str, int]:
-    """How far back a head of each role looks where `n` tokens are said again."""
+    """Distance back to the key that each role looks at where `n` tokens are said again."""
     return {"previous_token": 1, "duplicate_token": n, "induction": n - 1}
 
 
 class SuperWeight(NamedTuple):
     """The entry of a down-projection that writes most of a massive activation."""
 
-    layer: int  # of the network
+    layer: int  # the network's layer
     unit: int  # the hidden unit that it reads
     dimension: int  # the dimension of the stream that it writes
     weight: float
-    share: float  # of what the network writes there for the first token
+    share: float  # share of what the network writes there for the first token
 
 
 # Sinks at the first token, which depends on nothing but itself in a causal model.
 
 SHORT = 5  # tokens in a sequence: the last one chooses between the first, three others and itself
-# sequences that begin with the token that the config names, and as many that begin with any
-DRAWS = 24
+DRAWS = 24  # sequences that begin with the config's first token, and as many that begin with any
 # Qwen2.5 makes its sink of a text's own first token, not of the one that its config names: that one
 # gets half as much attention there as any token in its place, in SmolLM2 nine tenths, in Gemma 3
 # four times as much.
@@ -413,7 +379,7 @@ UNASKED = 2 * 10**9  # stored bytes of feed-forward networks that an audit reads
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FirstTokenSinks(ShowsShapes):
-    """What heads do with the first token of short random texts; NaN where `note` says why."""
+    """Sinks at the first token of short random texts; NaN where `note` says why."""
 
     share: np.ndarray  # (L, H) mean attention that the last token gives the first
     kind: np.ndarray  # (L, H) objects: nop, broadcast, neither; none below half of the attention
@@ -421,30 +387,28 @@ class FirstTokenSinks(ShowsShapes):
     fast: np.ndarray  # (L, H) share of |q||k| in pairs of dimensions that turn fast
     note: str = ""
     massive: Massive | None = None  # the largest coordinate of the first token, if it is massive
-    super_weight: "SuperWeight | None" = None  # the weight that wrote most of it
+    super_weight: SuperWeight | None = None  # the weight that wrote most of it
 
 
 def first_token_sinks(
     model: Model, layers: Sequence[int], asked: bool | None = None
 ) -> FirstTokenSinks:
-    """Attention to the first token, followed exactly; where it was not `asked` for, of local models
-    of bounded size.
+    """Follow short texts exactly to find sinks; unless `asked`, only small models on this machine.
+
+    `asked` is True or False if the user said so, and None if not.
     """
     unknown = np.full((len(layers), model.config.n_heads), np.nan)
-    # non-finite weights are a finding; they show here where tokens reach them
-    model = model.unchecked()
+    model = model.unchecked()  # non-finite weights are a finding, and show where tokens reach them
     try:
-        # of broken scales, which are findings
+        # Broken scales overflow, and are findings
         with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):
             problem = _why_no_sinks(model, max(layers), asked)
             if not problem:
                 return _sinks(model, layers)
     except CheckpointError as error:
         problem = str(error)
-    kinds = unknown.astype(object)
-    return FirstTokenSinks(
-        unknown, kinds, unknown, unknown, f"Sinks at the first token are not known: {problem}."
-    )
+    note = f"Sinks at the first token are not known: {problem}."
+    return FirstTokenSinks(unknown, unknown.astype(object), unknown, unknown, note)
 
 
 def _why_no_sinks(model: Model, last: int, asked: bool | None) -> str | None:
@@ -455,13 +419,10 @@ def _why_no_sinks(model: Model, last: int, asked: bool | None) -> str | None:
     row = model.family.mlp
     if row is not None and not asked:
         modules = [module for module in dict.fromkeys((row.up, row.gate, row.down)) if module]
-        names = [
-            f"{model.stem(index)}{module}.weight" for index in range(last + 1) for module in modules
-        ]
-        stored, remote = (
-            model.checkpoint.bytes_to_read(names),
-            model.checkpoint.bytes_to_fetch(names),
-        )
+        stems = map(model.stem, range(last + 1))
+        names = [f"{stem}{module}.weight" for stem in stems for module in modules]
+        stored = model.checkpoint.bytes_to_read(names)
+        remote = model.checkpoint.bytes_to_fetch(names)
         if remote or stored > UNASKED:
             where = "not on this machine" if remote else "read only if asked for"
             how = "`weightscope audit --sinks` follows tokens through them"
@@ -470,39 +431,35 @@ def _why_no_sinks(model: Model, last: int, asked: bool | None) -> str | None:
 
 
 def _sinks(model: Model, layers: Sequence[int]) -> FirstTokenSinks:
-    """The measures of both ways to begin a text; the named token counts unless others get far
-    more.
-    """
+    """Measure both ways to begin a text; the named token's counts unless others get far more."""
     tokens = short_sequences(model, SHORT, DRAWS)
     starts = [slice(start, start + DRAWS) for start in range(0, len(tokens), DRAWS)]
-    shares, kinds, near = [], [], []  # by layer: (S, H); of near, (2, H)
     distances = min(NEAR, model.config.n_positions or NEAR)
-    first, medians, hidden = [], [], []  # of the first token by layer: (S, d), (S,), (S, width)
-    for short in bar(
-        follow_exactly(model, tokens, max(layers)), "sinks", "layer", total=max(layers) + 1
-    ):
-        shares.append([first_token_share(short.attention[start]) for start in starts])
-        if not np.isfinite(shares[-1]).all():
-            raise CheckpointError(
-                f"what random tokens become up to layer {short.layer.index} is not finite"
-            )
+    # By layer, for S ways to begin
+    shares: list[list[np.ndarray]] = []  # (S, H)
+    kinds: list[list[np.ndarray]] = []  # (S, H)
+    near = []  # (2, H) peak and fast share
+    first, medians, hidden = [], [], []  # first token's (S, d), (S,), (S, width)
+    followed = follow_exactly(model, tokens, max(layers))
+    for short in bar(followed, "sinks", "layer", total=max(layers) + 1):
+        share_of = [first_token_share(short.attention[start]) for start in starts]
+        if not np.isfinite(share_of).all():
+            index = short.layer.index
+            raise CheckpointError(f"what random tokens become up to layer {index} is not finite")
+        shares.append(share_of)
         kinds.append(
-            [_kinds(short, start, share) for start, share in zip(starts, shares[-1], strict=True)]
+            [_kinds(short, start, share) for start, share in zip(starts, share_of, strict=True)]
         )
         following = short.x[:, 1:].reshape(-1, short.x.shape[-1])  # the first is like no other
         near.append(peak_and_fast_share(short.layer, following, distances))
         first.append([short.x[start, 0].mean(axis=0) for start in starts])
         medians.append([np.median(np.abs(short.x[start])) for start in starts])
-        hidden.append(
-            []
-            if short.hidden is None
-            else [short.hidden[start, 0].mean(axis=0) for start in starts]
-        )
+        units = short.hidden
+        hidden.append([] if units is None else [units[start, 0].mean(axis=0) for start in starts])
     share, kind = np.stack(shares, axis=1), np.stack(kinds, axis=1)  # (S, layers, H)
     chosen = 0 if share[0].mean() >= NAMED_AT_LEAST * share[-1].mean() else len(starts) - 1
-    massive = massive_activation(
-        np.stack([row[chosen] for row in first]), np.array(medians)[:, chosen]
-    )
+    first_tokens = np.stack([tokens_of[chosen] for tokens_of in first])
+    massive = massive_activation(first_tokens, np.array(medians)[:, chosen])
     written_by = None
     if massive is not None and massive.layer > 0:
         written_by = _super_weight(model, massive, hidden[massive.layer][chosen])
@@ -514,24 +471,19 @@ def _sinks(model: Model, layers: Sequence[int]) -> FirstTokenSinks:
 
 
 def _super_weight(model: Model, massive: Massive, hidden: np.ndarray) -> SuperWeight | None:
-    """The weight of the network before that writes most of the activation, given the hidden units
-    (width,).
-    """
+    """Find the weight below that writes most of the activation, given the hidden units (width,)."""
     layer, dimension = massive.layer - 1, massive.dimension
     weights = down_column(model, layer, dimension).astype(np.float64)
     written = hidden * weights  # (width,)
     unit = int(np.abs(written).argmax())
-    if not written[unit] / written.sum() > 0:
+    share = float(written[unit] / written.sum())
+    if not share > 0:
         return None  # it writes the opposite, or nothing is written
-    return SuperWeight(
-        layer, unit, dimension, float(weights[unit]), float(written[unit] / written.sum())
-    )
+    return SuperWeight(layer, unit, dimension, float(weights[unit]), share)
 
 
 def _kinds(short: ShortTexts, start: slice, share: np.ndarray) -> np.ndarray:
-    """What every head does with the first token, (H,); NaN where values are not finite or not added
-    up as they are.
-    """
+    """Kind of every head's sink, (H,); NaN where values are not finite or not simply added up."""
     layer, kinds = short.layer, np.full(len(share), np.nan, object)
     if layer.modulated:
         return kinds
@@ -566,19 +518,15 @@ def _shares(wiring: Wiring, kind: str, layers: slice) -> np.ndarray:
     random = wiring.random_pk(kind, layers).mean
     most = np.minimum(wiring.rank["o"][layers, :, None, None], wiring.rank[kind])
     with np.errstate(divide="ignore", invalid="ignore"):
-        shares = np.where(
-            most > random, (wiring.pk[kind][layers] - random) / (most - random), np.nan
-        )
+        beyond = (wiring.pk[kind][layers] - random) / (most - random)
+    shares = np.where(most > random, beyond, np.nan)
     # Narrow models have large shares by chance: only shares that stand out count.
-    return np.where(
-        wiring.z_of("pk", kind, layers) > LEAST_Z, shares, np.where(np.isnan(shares), np.nan, 0.0)
-    )
+    not_counted = np.where(np.isnan(shares), np.nan, 0.0)
+    return np.where(wiring.z_of("pk", kind, layers) > LEAST_Z, shares, not_counted)
 
 
 def _may_feed_keys(wiring: Wiring, layers: slice) -> np.ndarray:
-    """Pairs whose queries decide whether the writer feeds keys: to subtract their share makes no
-    other reach that.
-    """
+    """Pairs whose queries matter: without their share subtracted, the writer feeds keys."""
     return _shares(wiring, "k", layers) >= FEEDS_KEYS.least
 
 
@@ -591,7 +539,7 @@ def _largest(values: np.ndarray, axes: tuple[int, int]) -> np.ndarray:
 def assign_names(
     scores: dict[str, np.ndarray], roles: Sequence[Role]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Names of heads, (L, H), and how sure they are, (3, L, H): scores (L, H)."""
+    """Names of heads, (L, H), and how sure they are, (3, L, H), from scores (L, H)."""
     shape = next(iter(scores.values())).shape
     names, sure = np.full(shape, NO_NAME, object), np.full((3, *shape), np.nan)
     for role in (role for role in reversed(roles) if role.name):
@@ -633,9 +581,7 @@ def _columns(name: str, roles: HeadRoles) -> Iterator[Column]:
 
 
 def unembedding(model: Model, tokens: np.ndarray) -> np.ndarray:
-    """Directions of some tokens' logits in the stream, (T, d); rows of the embedding where there is
-    no unembedding.
-    """
+    """Directions of some tokens' logits, (T, d); embedding rows where there is no unembedding."""
     try:
         return model.unembedding.rows(tokens)
     except CheckpointError:

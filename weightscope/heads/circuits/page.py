@@ -1,6 +1,4 @@
-"""The page of a checkpoint's circuits: an interactive diagram, names, edges, and how well the names
-hold.
-"""
+"""The page of circuits: an interactive diagram, names, edges, and the names' accuracy."""
 
 from typing import Any
 
@@ -21,12 +19,15 @@ OF_A_HEAD = 2  # edges of each kind and direction that a chosen head always show
 
 MEANINGS = {
     "previous token": "attends to the token before",
-    "feeds keys": "writes what keys of later heads read, as previous-token heads do for induction heads",
+    "feeds keys": "writes what keys of later heads read, "
+    "as previous-token heads do for induction heads",
     "induction": "finds where its own token stood before and looks at what came after it",
     "duplicate token": "attends to earlier places of its own token",
-    "detokenization": "puts the tokens of a split word together: it looks for what comes before its token in text",
+    "detokenization": "puts the tokens of a split word together: "
+    "it looks for what comes before its token in text",
     "identity": "passes on what it reads, multiplied by one number",
-    "keys read a head": "its keys read much of what one earlier head writes, as the keys of induction heads do",
+    "keys read a head": "its keys read much of what one earlier head writes, "
+    "as the keys of induction heads do",
     "anti-copying": "lowers the logit of the token it attends to",
 }
 
@@ -37,25 +38,21 @@ def write_report(files: Files, circuits: Circuits) -> None:
     named = circuits.named_heads
     drawn = save(diagram(circuits), files, "circuits", "edges.csv")
     shown, edges, accuracy = facts(circuits), circuits.strongest_edges, circuits.accuracy
-    roles = [
-        (
-            role,
-            colour,
-            "; ".join(filter(None, (MEANINGS[role], GIVEN[role].often))),
-            list(zip(circuits.named[role], circuits.scores_of(role), strict=True)),
-        )
-        for role, colour in ROLE_COLOURS.items()
-        if role in circuits.named
-    ]
+    roles = []
+    roles_as_json = []
+    for role, colour in ROLE_COLOURS.items():
+        if role in circuits.named:
+            meaning = "; ".join(filter(None, (MEANINGS[role], GIVEN[role].often)))
+            heads = list(zip(circuits.named[role], circuits.scores_of(role), strict=True))
+            roles.append((role, colour, meaning, heads))
+            roles_as_json.append({"role": role, "meaning": meaning, "heads": dict(heads)})
+    measured = None
+    if accuracy is not None:
+        measured = {"text": accuracy.text, "interval": 0.95, **accuracy.table.as_json()}
     numbers = {
-        "roles": [
-            {"role": role, "meaning": meaning, "heads": dict(heads)}
-            for role, _, meaning, heads in roles
-        ],
+        "roles": roles_as_json,
         "wiring": shown,
-        "accuracy": None
-        if accuracy is None
-        else {"text": accuracy.text, "interval": 0.95, **accuracy.table.as_json()},
+        "accuracy": measured,
         "edges": edges.as_json(),
         "named": named.as_json(),
         "columns": COLUMNS,
@@ -85,7 +82,12 @@ def write_report(files: Files, circuits: Circuits) -> None:
 
 def facts(circuits: Circuits) -> dict[str, Any]:
     """The data that the page's script draws, as JSON."""
-    roles, scores = list(ROLE_COLOURS), circuits.roles.scores
+    roles = list(ROLE_COLOURS)
+    scores = {}
+    for name, (symbol, _) in COLUMNS.items():
+        values = circuits.roles.scores[name]
+        if np.isfinite(values).any():
+            scores[symbol] = _json(values)
     return {
         "layers": circuits.wiring.layers.tolist(),
         "heads": circuits.wiring.n_heads,
@@ -96,19 +98,16 @@ def facts(circuits: Circuits) -> dict[str, Any]:
             [roles.index(name) if name else -1 for name in row] for row in circuits.roles.names
         ],
         "often": [GIVEN[role].often for role in roles],
-        "scores": {
-            COLUMNS[name][0]: _json(scores[name])
-            for name in COLUMNS
-            if np.isfinite(scores[name]).any()
-        },
+        "scores": scores,
         "edges": page_edges(circuits.wiring),
         "top": int(circuits.edges["rank"].max(initial=0)),
     }
 
 
 def page_edges(wired: Wiring) -> list[list[Any]]:
-    """Edges for the page, strongest first within a kind: kind, i, a, j, b, PK, z of PK, CS, whether
-    among ON_PAGE.
+    """Edges of the page, strongest first within a kind.
+
+    An edge is kind, i, a, j, b, PK, z of PK, CS, and 1 if it is among the ON_PAGE strongest.
     """
     rows = []
     n, h = wired.rank["o"].shape
@@ -121,9 +120,10 @@ def page_edges(wired: Wiring) -> list[list[Any]]:
             for head, distances in enumerate(by_head):
                 for neighbour in np.argpartition(-distances, min(OF_A_HEAD, n * h - 1))[:OF_A_HEAD]:
                     if np.isfinite(distances[neighbour]):
-                        place, its = divmod(head, h), divmod(int(neighbour), h)
-                        of_heads.add((*place, *its) if writers else (*its, *place))
-        for pair in sorted(among | of_heads, key=lambda at: -z[at]):
+                        ends = divmod(head, h), divmod(int(neighbour), h)
+                        writer, reader = ends if writers else reversed(ends)
+                        of_heads.add((*writer, *reader))
+        for pair in sorted(among | of_heads, key=lambda pair: -z[pair]):
             pk, cs = wired.pk[kind][pair], wired.cs[kind][pair]
             numbers = (round(float(pk), 2), round(float(z[pair]), 1), round(float(cs), 4))
             rows.append([number, *map(int, pair), *numbers, int(pair in among)])

@@ -3,11 +3,10 @@
 With orthonormal directions U of what head a writes and V of what head b reads, chosen along the
 singular directions of W_VO(a) and of the matrix that V belongs to, and N = U'V, which is r x r:
 
-    PK = sum_ij N_ij^2                  the sum of the squared cosines of the angles between the two spaces, from 0 to r
-    CS^2 = sum_ij p_i N_ij^2 q_j        with p and q the shares of each direction in |W_VO(a)|_F^2 and in |W(b)|_F^2
+    PK = sum_ij N_ij^2              squared cosines of the angles between the spaces, from 0 to r
+    CS^2 = sum_ij p_i N_ij^2 q_j    p, q: each direction's share in |W_VO(a)|_F^2, |W(b)|_F^2
 
-Where query heads share what they read, q is a quadratic form Q on it, and CS^2 = tr(N' diag(p) N
-Q).
+Where query heads share what they read, q is a quadratic form Q, and CS^2 = tr(N' diag(p) N Q).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,11 +42,10 @@ PRODUCT_BYTES = 16 << 20  # bytes of one product: small enough to be summed whil
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Written(ShowsShapes):
-    """What the heads of a layer write, as rows to multiply with what other heads read."""
+    """Rows that represent a layer's writing heads, to multiply with what other heads read."""
 
     rows: Any  # (H, n, d)
-    # (H, 2, n): PK and CS^2 are the sums of the rows' squared products with these weights
-    weights: np.ndarray
+    weights: np.ndarray  # (H, 2, n), of the rows' squared products in PK and in CS^2
 
     @classmethod
     def whole(cls, spaces: Spaces, device: Device = CPU) -> "Written":
@@ -59,43 +57,36 @@ class Written(ShowsShapes):
 def pair_scores(
     written: Written, read: Spaces, device: Device = CPU, columns: Any = None
 ) -> np.ndarray:
-    """PK and CS^2 of all heads a of one layer with all heads b of a later one: -> (2, H, H)."""
+    """PK and CS^2 of all heads a of one layer with all heads b of a later one: (2, H, H)."""
     xp = device.xp
     (h, r_a, d), (g, r_b, _) = written.rows.shape, read.directions.shape
-    columns = xp.reshape(device.put(read.directions) if columns is None else columns, (g * r_b, d))
-    use = device.put(
-        (read.use[:, 0] if read.form is None else read.form.reshape(g, -1, r_b * r_b)).astype(
-            np.float32
-        )
-    )
+    if columns is None:
+        columns = device.put(read.directions)
+    columns = xp.reshape(columns, (g * r_b, d))
+    use = read.use[:, 0] if read.form is None else read.form.reshape(g, -1, r_b * r_b)
+    use = device.put(use.astype(np.float32))
     tables = []
     at_once = max(1, PRODUCT_BYTES // (4 * r_a * g * r_b))
     for start in range(0, h, at_once):
         n = min(at_once, h - start)
         weights = device.put(written.weights[start : start + n])
-        product = _product(
-            xp.reshape(written.rows[start : start + n, ...], (n * r_a, d)), columns, device
-        )
-        composed = (
-            None
-            if read.form is None
-            else _by_form(xp.reshape(product, (n, r_a, g, r_b)), weights, use, xp)
-        )
+        rows = xp.reshape(written.rows[start : start + n, ...], (n * r_a, d))
+        product = _product(rows, columns, device)
+        composed = None
+        if read.form is not None:
+            composed = _by_form(xp.reshape(product, (n, r_a, g, r_b)), weights, use, xp)
         product *= product
         sums = xp.reshape(weights @ xp.reshape(product, (n, r_a, g * r_b)), (n, 2, g, r_b))
         pk = xp.sum(sums[:, 0, ...], axis=-1)  # (n, G)
         if composed is None:
             composed = xp.sum(sums[:, 1, ...] * use, axis=-1)
-        tables.append(
-            np.stack([np.repeat(device.get(pk), read.use.shape[1], axis=1), device.get(composed)])
-        )
+        pk_of_heads = np.repeat(device.get(pk), read.use.shape[1], axis=1)
+        tables.append(np.stack([pk_of_heads, device.get(composed)]))
     return np.concatenate(tables, axis=1)
 
 
 def _by_form(product: Any, weights: Any, forms: Any, xp: Any) -> Any:
-    """tr(N' diag(p) N Q) for every query head of a group: (n, r_a, G, r_b) and (G, S, r_b^2) -> (n,
-    G S).
-    """
+    """tr(N' diag(p) N Q) for every query head, (n, G S): (n, r_a, G, r_b) and (G, S, r_b^2)."""
     n, _, g, r_b = product.shape
     scaled = product * xp.sqrt(weights[:, 1, :, None, None])
     # (G, n, r_b, r_b)
@@ -109,11 +100,10 @@ _scratch = local()
 
 
 def _product(rows: Any, columns: Any, device: Device) -> Any:
-    """rows @ columns.T; on this machine into memory that the thread keeps, since fresh pages cost a
-    third as much.
-    """
+    """rows @ columns.T, on this machine into memory that the thread keeps."""
     if device is not CPU:
         return rows @ columns.T
+    # Fresh pages would cost a third as much as the product
     size = len(rows) * len(columns)
     if getattr(_scratch, "kept", np.empty(0)).size < size:
         _scratch.kept = np.empty(size, np.float32)
@@ -122,7 +112,7 @@ def _product(rows: Any, columns: Any, device: Device) -> Any:
 
 # Estimates of both measures from a few rows a head, and how far they can be off.
 #
-# Of what a head writes the LEADING directions are kept, and PROBES random combinations of the
+# A sketch keeps the LEADING directions that a head writes, and PROBES random combinations of the
 # others, once with equal weights and once weighted by the directions' use. Their products with what
 # another head reads give estimates of PK and of CS^2 without bias, at a cost of (LEADING + 2
 # PROBES) / r of the exact one.
@@ -156,19 +146,16 @@ def sketched(spaces: Spaces, layer: int) -> Written:
         drawn = np.random.default_rng([layer, head]).standard_normal((2, PROBES, r - LEADING))
         drawn[1] *= np.sqrt(use[head, LEADING:])
         directions = spaces.directions[head]
+        combined = drawn.reshape(-1, r - LEADING).astype(np.float32)
         rows[head, :LEADING] = directions[:LEADING]
-        rows[head, LEADING:] = (
-            drawn.reshape(-1, r - LEADING).astype(np.float32) @ directions[LEADING:]
-        )
+        rows[head, LEADING:] = combined @ directions[LEADING:]
     weights[:, 0, :LEADING], weights[:, 1, :LEADING] = 1, use[:, :LEADING]
     weights[:, 0, LEADING : LEADING + PROBES] = weights[:, 1, LEADING + PROBES :] = 1 / PROBES
     return Written(CPU.put(rows), weights)
 
 
 def doubt(estimate: np.ndarray, value: np.ndarray, scale: np.ndarray | float) -> np.ndarray:
-    """How unlikely such a low estimate is for a true value of at least `value`: probability at most
-    exp(-doubt).
-    """
+    """Doubt that the true value is at least `value`, which has probability at most exp(-doubt)."""
     low = np.clip(estimate, 0, value)
     with np.errstate(divide="ignore", invalid="ignore"):
         exponent = PROBES / (2 * np.asarray(scale)) * (low - value + value * np.log(value / low))
@@ -178,12 +165,11 @@ def doubt(estimate: np.ndarray, value: np.ndarray, scale: np.ndarray | float) ->
 # Passes over the layers, as tasks for an engine: hold what some layers write, read these and all
 # later layers one at a time.
 
-WRITTEN_BYTES = 224 << 20  # of what is written, held at a time
-# of the product of two layers; smaller ones are made of several layers at once
-SMALL_BYTES = 1 << 20
-TASKS_ELSEWHERE = 8  # at least, where other processes share the work
+WRITTEN_BYTES = 224 << 20  # bytes of written spaces, held at a time
+SMALL_BYTES = 1 << 20  # bytes of a product; smaller ones are made of several layers at once
+TASKS_ELSEWHERE = 8  # tasks at least, where other processes share the work
 EXACT_UP_TO = 10**13  # multiplications; a 7B model's 10^14 would take two cores half an hour
-MOST_PAIRS = 20_000  # that are computed one by one
+MOST_PAIRS = 20_000  # pairs computed one by one
 GetModel = Callable[[], Model]
 
 
@@ -213,8 +199,9 @@ def wiring(
 
 
 def wiring_by_keys(model: Model, doubtful: Callable[[Wiring, slice], np.ndarray]) -> Wiring:
-    """The exact wiring by keys; by queries only of pairs that are `doubtful`, (1, H, L, H) for a
-    layer of writers.
+    """The exact wiring by keys; by queries only of pairs that `doubtful` marks.
+
+    `doubtful` gets the wiring and a layer of writers, and returns (1, H, L, H) bool.
     """
     with ThisProcess() as engine:
         get_model = partial(_itself, model)
@@ -225,9 +212,8 @@ def wiring_by_keys(model: Model, doubtful: Callable[[Wiring, slice], np.ndarray]
         ]
         i, a, j, b = np.concatenate(pairs).T
         queries = np.full_like(i, PROJECTIONS.index("q"))
-        _compute(
-            model, wired, np.stack([queries, i, a, j, b // wired.shared], axis=1), engine, get_model
-        )
+        by_queries = np.stack([queries, i, a, j, b // wired.shared], axis=1)
+        _compute(model, wired, by_queries, engine, get_model)
     return wired
 
 
@@ -238,22 +224,14 @@ def _itself(model: Model) -> Model:
 def multiplications(model: Model, n_layers: int) -> int:
     """Multiplications needed for all pairs of this many layers."""
     config = model.config
-    return (
-        n_layers
-        * (n_layers - 1)
-        // 2
-        * config.n_heads
-        * config.head_dim**2
-        * config.d_model
-        * (config.n_heads + 2 * config.n_kv_heads)
-    )
+    pairs = n_layers * (n_layers - 1) // 2
+    read = config.n_heads + 2 * config.n_kv_heads  # spaces that a layer's heads read
+    return pairs * config.n_heads * read * config.head_dim**2 * config.d_model
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Pass(ShowsShapes):
-    """The result of a pass: the wiring, and the largest shares of directions that bound its
-    estimates.
-    """
+    """The wiring, and the largest shares of directions that bound its estimates."""
 
     wiring: Wiring
     largest: dict[str, np.ndarray]
@@ -269,14 +247,12 @@ def _all_pairs(
     kinds: Sequence[str] = PROJECTIONS,
 ) -> _Pass:
     n, h, config = len(layers), model.config.n_heads, model.config
-    pk, cs = (
-        {kind: np.full((n, h, n, h), np.nan, np.float32) for kind in PROJECTIONS} for _ in range(2)
-    )
-    facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *PROJECTIONS)} for fact in FACTS}
+    pk = {kind: np.full((n, h, n, h), np.nan, np.float32) for kind in PROJECTIONS}
+    cs = {kind: values.copy() for kind, values in pk.items()}
+    facts = _no_facts(n, h)
     rows = config.head_dim if exact else LEADING + 2 * PROBES
-    bytes_a_layer = (
-        4 * h * (rows * config.d_model + 2 * len(PROJECTIONS) * n * h)
-    )  # what is written, and all its scores
+    # A layer's written rows, and all their scores
+    bytes_a_layer = 4 * h * (rows * config.d_model + 2 * len(PROJECTIONS) * n * h)
     for group in _groups(n, bytes_a_layer, TASKS_ELSEWHERE if engine.elsewhere else 1):
         engine.submit(group, pass_task, get_model, layers, group, exact, device, kinds)
     shown = bar(what="wiring", unit="pair of layers", total=n * (n - 1) // 2)
@@ -284,15 +260,16 @@ def _all_pairs(
         scores, measured = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
         rest = n - group.start
         scores = array_of(scores, (2, len(kinds), len(group), h, rest, h), "pairs of layers")
+        place = slice(group.start, group.stop), slice(None), slice(group.start, None)
         for number, kind in enumerate(kinds):
-            pk[kind][group.start : group.stop, :, group.start :] = scores[0, number]
-            cs[kind][group.start : group.stop, :, group.start :] = np.sqrt(
-                np.maximum(scores[1, number], 0)
-            )
-        for fact, kind in ((fact, kind) for fact in FACTS for kind in ("o", *PROJECTIONS)):
+            pk[kind][place] = scores[0, number]
+            cs[kind][place] = np.sqrt(np.maximum(scores[1, number], 0))
+        # A worker elsewhere may have sent anything
+        for fact, by_kind in facts.items():
             known = measured.get(fact) if isinstance(measured, dict) else None
-            number_of = known.get(kind) if isinstance(known, dict) else None
-            facts[fact][kind][group.start :] = array_of(number_of, (rest, h), fact)
+            for kind, values in by_kind.items():
+                sent = known.get(kind) if isinstance(known, dict) else None
+                values[group.start :] = array_of(sent, (rest, h), fact)
         shown.update(sum(n - 1 - i for i in group))
     shown.close()
     wired = Wiring(
@@ -331,19 +308,24 @@ def _centred(model: Model) -> bool:
 
 def _spaces_of(model: Model, layer: Layer, groups: Sequence[int] | None = None) -> LayerSpaces:
     norm = attention_norm(model, layer.index)
+    gain = None if norm is None else norm.gamma
     try:
-        return layer_spaces(
-            layer, centred=_centred(model), gain=None if norm is None else norm.gamma, groups=groups
-        )
+        return layer_spaces(layer, centred=_centred(model), gain=gain, groups=groups)
     except TooLargeError as error:
         raise overflow(model, f"{error} of layer {layer.index}", layer.index) from None
 
 
+# Measures of the heads' spaces, (H,) each
 FACTS: dict[str, Callable[[Spaces], np.ndarray]] = {
     "rank": lambda spaces: spaces.of_heads(spaces.rank),
     "concentration": lambda spaces: (spaces.use**2).sum(axis=-1).ravel(),
     "largest": lambda spaces: spaces.use.max(axis=-1).ravel(),
-}  # of a head's spaces, (H,) each
+}
+
+
+def _no_facts(n: int, h: int) -> dict[str, dict[str, np.ndarray]]:
+    """Zeros for every fact of what n layers of h heads write ("o") and read, (n, h) each."""
+    return {fact: {kind: np.zeros((n, h)) for kind in ("o", *PROJECTIONS)} for fact in FACTS}
 
 
 def pass_task(
@@ -354,22 +336,20 @@ def pass_task(
     device_name: str,
     kinds: Sequence[str],
 ) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
-    """The task of a pass: the layers of a group write; these and all later layers read -> (2, K, G,
-    H, L,
-    H), (L, H).
+    """Score what a group of layers writes with what these and all later layers read.
+
+    Returns scores (2, K, G, H, L, H) and `FACTS` of the reading layers, (L, H) each.
     """
     model, device = get_model(), open_device(device_name)
     h, n = model.config.n_heads, len(layers) - group.start
     scores = np.full((2, len(kinds), len(group), h, n, h), np.nan, np.float32)
-    facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *PROJECTIONS)} for fact in FACTS}
-    written: list[Written] = []  # each of one layer, or of some that are small
-    # rows of heads
+    facts = _no_facts(n, h)
+    written: list[Written] = []  # one layer's each, or several small ones'
+    # rows of heads that one product takes
     together = SMALL_BYTES // (4 * model.config.head_dim * h) if device is CPU else 0
 
+    # A function, so that one layer's spaces are freed before the next layer's are computed
     def read_by(m: int, layer: Layer) -> None:
-        """A separate function, so that one layer's spaces are freed before the next layer's are
-        computed.
-        """
         spaces = _spaces_of(model, layer)
         for kind, head_spaces in {"o": spaces.written, **spaces.read}.items():
             for fact, measure in FACTS.items():
@@ -380,11 +360,9 @@ def pass_task(
             _meet(written, spaces.read, kinds, device, scores[..., m, :])
         if m < len(group):
             rows = Written.whole(spaces.written, device)
-            _keep(
-                written,
-                rows if exact else sketched(spaces.written, layers[group.start + m]),
-                together,
-            )
+            if not exact:
+                rows = sketched(spaces.written, layers[group.start + m])
+            _keep(written, rows, together)
 
     for m, layer in enumerate(_one_ahead(model.layer, layers[group.start :])):
         read_by(m, layer)
@@ -402,15 +380,12 @@ def _one_ahead(read: Callable[[int], Layer], indices: Sequence[int]) -> Iterator
 
 
 def _keep(written: list[Written], more: Written, together: int) -> None:
-    """Add what a layer writes: to what the last ones write where all have so few rows, else by
-    itself.
-    """
+    """Add what a layer writes, joined to the last ones' while both have few rows `together`."""
     alike = written and written[-1].rows.shape[1:] == more.rows.shape[1:]
     if alike and (len(written[-1].weights) + len(more.weights)) * more.rows.shape[1] <= together:
         last = written.pop()
-        more = Written(
-            np.concatenate([last.rows, more.rows]), np.concatenate([last.weights, more.weights])
-        )
+        rows = np.concatenate([last.rows, more.rows])
+        more = Written(rows, np.concatenate([last.weights, more.weights]))
     written.append(more)
 
 
@@ -421,9 +396,7 @@ def _meet(
     device: Device,
     scores: np.ndarray,
 ) -> None:
-    """Write the scores of all that was written with what one layer reads into their place, (2, K,
-    G, H, H).
-    """
+    """Fill in the scores, (2, K, G, H, H), of all that was written with what one layer reads."""
     columns = {kind: device.put(read[kind].directions) for kind in kinds}
     tasks = [(i, number) for i in range(len(written)) for number in range(len(kinds))]
 
@@ -441,18 +414,13 @@ def _meet(
 def _with_the_strongest(
     model: Model, estimate: _Pass, top: int, engine: Engine, get_model: GetModel
 ) -> Wiring:
-    """The wiring with exact values for all pairs that can be among the `top` of a kind by a
-    measure.
-    """
+    """Compute exact values for all pairs that can be among the `top` of a kind by a measure."""
     wired = estimate.wiring
-    chosen = all_strongest(wired, top)
-    first = np.array(
-        [
-            (PROJECTIONS.index(edge.kind), edge.i, edge.a, edge.j, edge.b // wired.shared)
-            for edge in chosen
-        ]
-    )
-    _compute(model, wired, first, engine, get_model)
+    first = []
+    for edge in all_strongest(wired, top):
+        kind, kv_head = PROJECTIONS.index(edge.kind), edge.b // wired.shared
+        first.append((kind, edge.i, edge.a, edge.j, kv_head))
+    _compute(model, wired, np.array(first), engine, get_model)
     doubts = np.stack([_doubts(estimate, kind, top) for kind in PROJECTIONS])  # (3, L, H, L, G)
     pairs = np.argwhere(np.isfinite(doubts))
     order = np.argsort(doubts[tuple(pairs.T)], kind="stable")
@@ -461,18 +429,15 @@ def _with_the_strongest(
 
 
 def _doubts(estimate: _Pass, kind: str, top: int) -> np.ndarray:
-    """How doubtful it is that an estimated pair is among the `top` by a measure, (L, H, L, G); NaN
-    if ruled out.
+    """Doubt that an estimated pair is among the `top` by a measure, (L, H, L, G); NaN if ruled out.
 
     Pairs are compared with the last of the `top` exact ones: at least that many pairs stand out as
     much.
     """
     wired = estimate.wiring
     shape = wired.pk[kind].shape
-    scales = {
-        "pk": np.ones(()),
-        "cs": estimate.largest["o"][:, :, None, None] * estimate.largest[kind],
-    }
+    largest = estimate.largest["o"][:, :, None, None] * estimate.largest[kind]
+    scales = {"pk": np.ones(()), "cs": largest}
     estimates = {"pk": wired.pk[kind], "cs": wired.cs[kind] ** 2}
     random = {"pk": wired.random_pk(kind), "cs": wired.random_cs_squared(kind)}
     limit = np.log(len(PROJECTIONS) * len(MEASURES) * top / FAILURE)
@@ -482,25 +447,19 @@ def _doubts(estimate: _Pass, kind: str, top: int) -> np.ndarray:
         z = wired.z(measure, kind)
         reached = z[edges[-1].pair] if len(edges) == top else -np.inf
         needed = np.maximum(random[measure].mean + reached * random[measure].spread, 0)
+        scale = np.maximum(scales[measure], 1e-30)
         with np.errstate(invalid="ignore"):
-            least = np.fmin(
-                least, doubt(estimates[measure], needed, np.maximum(scales[measure], 1e-30))
-            )
-    open_question = (least <= limit) & np.isfinite(wired.pk[kind]) & ~wired.exact[kind]
-    least = (
-        np.where(open_question, least, np.inf)
-        .reshape(*shape[:3], wired.n_kv_heads, -1)
-        .min(axis=-1)
-    )
+            least = np.fmin(least, doubt(estimates[measure], needed, scale))
+    is_open = (least <= limit) & np.isfinite(wired.pk[kind]) & ~wired.exact[kind]
+    by_kv_head = np.where(is_open, least, np.inf).reshape(*shape[:3], wired.n_kv_heads, -1)
+    least = by_kv_head.min(axis=-1)
     return np.where(np.isfinite(least), least, np.nan)
 
 
 def _compute(
     model: Model, wired: Wiring, pairs: np.ndarray, engine: Engine, get_model: GetModel
 ) -> None:
-    """Put exact values into the wiring for pairs (kind, i, a, j, key-value head), for all query
-    heads that share it.
-    """
+    """Put exact values into the wiring for pairs (kind, i, a, j, key-value head)."""
     pairs = np.unique(pairs.reshape(-1, 5), axis=0)
     heads, of_pair = np.unique(pairs[:, 1:3], axis=0, return_inverse=True)
     size = max(1, WRITTEN_BYTES // (4 * model.config.head_dim * model.config.d_model))
@@ -523,9 +482,7 @@ def _compute(
 
 
 def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) -> np.ndarray:
-    """The task that computes single pairs exactly: PK and CS^2, (n, 2, S), of what S query heads
-    read together.
-    """
+    """Compute single pairs exactly: PK and CS^2, (n, 2, S), for the S query heads that share."""
     model = get_model()
     shared = model.config.n_heads // model.config.n_kv_heads
     values = np.full((len(pairs), 2, shared), np.nan)
@@ -534,10 +491,8 @@ def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) ->
     def read_by(m: int) -> None:
         writers = sorted({int(a) for i, a in pairs[:, 1:3] if i == m})
         reading = pairs[:, 3] == m
-        groups = sorted(
-            {a // shared for a in writers} | {int(group) for group in pairs[reading, 4]}
-        )
-        spaces = _spaces_of(model, model.layer(layers[m]), groups)
+        groups = {a // shared for a in writers} | set(pairs[reading, 4].tolist())
+        spaces = _spaces_of(model, model.layer(layers[m]), sorted(groups))
         spots = sorted({(int(kind), int(group)) for kind, group in pairs[reading][:, [0, 4]]})
 
         def meet(spot: tuple[int, int]) -> None:
@@ -545,14 +500,11 @@ def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) ->
             positions = np.flatnonzero(reading & (pairs[:, 0] == number) & (pairs[:, 4] == group))
             heads = [held[int(i), int(a)] for i, a in pairs[positions, 1:3]]
             together = Written(*(np.concatenate(parts) for parts in zip(*heads, strict=True)))
-            readers = (
-                range(group * shared, (group + 1) * shared)
-                if PROJECTIONS[number] == "q"
-                else [group]
-            )
-            values[positions] = pair_scores(
-                together, spaces.read[PROJECTIONS[number]].only(readers)
-            ).transpose(1, 0, 2)
+            readers: Sequence[int] = [group]
+            if PROJECTIONS[number] == "q":
+                readers = range(group * shared, (group + 1) * shared)
+            read = spaces.read[PROJECTIONS[number]].only(readers)
+            values[positions] = pair_scores(together, read).transpose(1, 0, 2)
 
         list(in_threads(meet, spots))
         for a in writers:

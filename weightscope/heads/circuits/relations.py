@@ -1,5 +1,4 @@
-"""Which heads map the first token of a pair to the second: MAPS scores of a relation, against
-permuted pairs.
+"""Heads that map the first token of a pair to the second: MAPS scores against permuted pairs.
 
 A head maps s to t if t is among the `top` tokens of e_s W_VO U', e_s the token's embedding and U
 the unembedding; the share of the pairs that it maps is its score, and of those that it maps with
@@ -25,13 +24,12 @@ from weightscope.model.text.tokenizer import Tokenizer
 
 TOP = 10  # tokens, as the paper counts for models of this size
 PERMUTATIONS = 1000
-LEVEL, NAMED = 0.05, 8  # of the permutations, and heads that a sentence names
+LEVEL = 0.05  # share of permutations that any head may do as well in
+NAMED = 8  # heads that a sentence names
 FEWEST_PAIRS = 5
-# every head keeps which pairs of first and second tokens it maps: a square of them
-MOST_PAIRS = 1_000
-MAX_BYTES = 1 << 20  # of a file of pairs
-# of what heads write for the first tokens; the unembedding is streamed once for so many
-GROUP_BYTES = 64 << 20
+MOST_PAIRS = 1_000  # pairs; every head keeps a square of them, first by second tokens
+MAX_BYTES = 1 << 20  # bytes of a file of pairs
+GROUP_BYTES = 64 << 20  # bytes that heads write for the first tokens, per pass of the unembedding
 
 
 class Pairs(NamedTuple):
@@ -43,13 +41,14 @@ class Pairs(NamedTuple):
 
     @property
     def told(self) -> str:
-        """How many pairs count, in words."""
+        """The number of pairs that count, in words."""
         return f"{len(self.sources)} of {counted(self.given, 'pair')} are of single tokens"
 
 
 def read_pairs(path: Path, tokenizer: Tokenizer) -> Pairs:
-    """The pairs of a CSV file with two columns, France,Paris; each text with a space before it if
-    that is one token.
+    """Read a CSV file with two columns, France,Paris, as pairs of tokens.
+
+    A text is taken with a space before it if that is one token.
 
     Raises
     ------
@@ -58,32 +57,27 @@ def read_pairs(path: Path, tokenizer: Tokenizer) -> Pairs:
         tokens.
     """
     try:
-        lines = list(
-            csv.reader(io.StringIO(read_small(path, MAX_BYTES).decode("utf-8-sig")), strict=True)
-        )
+        text = read_small(path, MAX_BYTES).decode("utf-8-sig")
+        lines = list(csv.reader(io.StringIO(text), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:
         raise CheckpointError(f"cannot be read as CSV ({error})", file=path) from None
     rows = [[cell.strip() for cell in line] for line in lines if line]
     for number, row in enumerate(rows, start=1):
         if len(row) != 2 or not all(row):
-            raise CheckpointError(
-                f"row {number} has {counted(len(row), 'cell')}; two texts are expected", file=path
-            )
+            cells = counted(len(row), "cell")
+            raise CheckpointError(f"row {number} has {cells}; two texts are expected", file=path)
     if len(rows) > MOST_PAIRS:
         raise CheckpointError(
             f"has {len(rows):,} pairs; at most {MOST_PAIRS:,} are read", file=path
         )
     texts = list(dict.fromkeys(text for row in rows for text in row))
-    spaced, plain = (
-        tokenizer.single_tokens([before + text for text in texts]) for before in (" ", "")
-    )
-    tokens = {
-        text: after if with_space is None else with_space
-        for text, with_space, after in zip(texts, spaced, plain, strict=True)
-    }
-    single = [
-        (tokens[a], tokens[b]) for a, b in rows if tokens[a] is not None and tokens[b] is not None
-    ]
+    spaced = tokenizer.single_tokens([" " + text for text in texts])
+    plain = tokenizer.single_tokens(texts)
+    tokens = {}
+    for text, with_space, without in zip(texts, spaced, plain, strict=True):
+        tokens[text] = without if with_space is None else with_space
+    single = [(tokens[a], tokens[b]) for a, b in rows]
+    single = [pair for pair in single if None not in pair]
     if len(single) < FEWEST_PAIRS:
         count = f"{counted(len(single), 'pair')} of single tokens, of {len(rows)}"
         raise CheckpointError(f"has {count}; at least {FEWEST_PAIRS} are needed", file=path)
@@ -103,7 +97,7 @@ def relation_scores(
     top : int
         Tokens among which the second of a pair has to be.
     permutations : int
-        Of the second tokens: how often chance does as well.
+        Permutations of the second tokens, to find how often chance does as well.
 
     Raises
     ------
@@ -117,21 +111,20 @@ def relation_scores(
         )
     unembedding = model.unembedding
     rows = model.into_stream(model.embeddings.rows(pairs.sources))  # (n, d)
-    # (2, n, n) of each head: whether it maps, and suppresses, source i to target j
-    hits: list[np.ndarray] = []
-    written: list[np.ndarray] = []  # (n, d) of each head of a group of layers
+    hits: list[np.ndarray] = []  # (2, n, n) by head, True if it maps, suppresses source i to j
+    written: list[np.ndarray] = []  # (n, d) by head of a group of layers
 
     def look_up() -> None:
-        columns = [each[:, None] for of_head in written for each in of_head]
+        columns = [vector[:, None] for of_head in written for vector in of_head]
         nearest = nearest_rows(unembedding.blocks(), columns, top, by_cosine=False)
-        # (h n, 2, n)
-        hit = np.array([[np.isin(pairs.targets, side.rows) for side in sides] for sides in nearest])
+        sides = [side for both in nearest for side in both]
+        hit = np.array([np.isin(pairs.targets, side.rows) for side in sides])  # (h n 2, n)
         hits.extend(hit.reshape(len(written), len(rows), 2, -1).swapaxes(1, 2))
         written.clear()
 
     for index in bar(list(model.own_layers), "relation", "layer"):
         written += [np.asarray(rows @ head.vo, np.float32) for head in model.layer(index).heads]
-        if sum(each.nbytes for each in written) >= GROUP_BYTES:
+        if sum(of_head.nbytes for of_head in written) >= GROUP_BYTES:
             look_up()
     if written:
         look_up()
@@ -139,22 +132,17 @@ def relation_scores(
 
 
 def score_alone(model: Model, pairs: Pairs, top: int = TOP) -> float:
-    """The share of pairs whose second token is among the nearest of the first token's embedding,
-    without any head.
-    """
+    """Share of pairs whose second token is near the first one's embedding, without any head."""
     rows = model.into_stream(model.embeddings.rows(pairs.sources))  # (n, d)
-    nearest = nearest_rows(
-        model.unembedding.blocks(), [row[:, None] for row in rows], top, by_cosine=False
-    )
-    return float(
-        np.mean(
-            [target in most.rows for target, (most, _) in zip(pairs.targets, nearest, strict=True)]
-        )
-    )
+    columns = [row[:, None] for row in rows]
+    nearest = nearest_rows(model.unembedding.blocks(), columns, top, by_cosine=False)
+    most = [sides[0].rows for sides in nearest]
+    hits = [target in tokens for target, tokens in zip(pairs.targets, most, strict=True)]
+    return float(np.mean(hits))
 
 
 def _table(model: Model, hits: np.ndarray, permutations: int) -> Table:
-    """The scores of heads and what permuted pairs get: hits (heads, 2, n, n)."""
+    """The scores of heads, and of permuted pairs, from hits (heads, 2, n, n)."""
     n = hits.shape[-1]
     places, rng = np.arange(n), np.random.default_rng(0)
     score = hits[:, :, places, places].mean(axis=-1)  # (heads, 2)
@@ -169,37 +157,28 @@ def _table(model: Model, hits: np.ndarray, permutations: int) -> Table:
     columns = [
         Column("layer", layers),
         Column("head", np.tile(np.arange(per_layer), len(layers) // per_layer)),
-        *(
-            Column(name + ending, values[:, side], symbol, format=".3g", meaning=f"{meaning}{of}")
-            for side, (ending, of) in enumerate((("", "mapped"), ("_suppressed", "suppressed")))
-            for name, values, symbol, meaning in (
-                ("score", score, "score", "share of the pairs that are "),
-                (
-                    "random",
-                    hits.mean(axis=(-2, -1)),
-                    "random",
-                    "mean over permuted pairs, of those ",
-                ),
-                ("p", p, "p", "share of permutations with as many "),
-                (
-                    "p_model",
-                    p_model,
-                    "p in the model",
-                    "share in which any head of the model has as many ",
-                ),
-            )
-        ),
     ]
+    any_head = "share in which any head of the model has as many"
+    measures = (
+        ("score", score, "score", "share of the pairs that are"),
+        ("random", hits.mean(axis=(-2, -1)), "random", "mean over permuted pairs, of those"),
+        ("p", p, "p", "share of permutations with as many"),
+        ("p_model", p_model, "p in the model", any_head),
+    )
+    for side, (ending, verb) in enumerate((("", "mapped"), ("_suppressed", "suppressed"))):
+        for name, values, symbol, meaning in measures:
+            meaning = f"{meaning} {verb}"
+            column = Column(name + ending, values[:, side], symbol, format=".3g", meaning=meaning)
+            columns.append(column)
     return Table(columns).sorted_by("score", descending=True)
 
 
 class Relation(NamedTuple):
-    """Which heads of a model map the first of each pair to the second."""
+    """Scores of a model's heads for a relation: mapping the first of each pair to the second."""
 
     pairs: Pairs
     table: Table  # relations.csv: one row per head, the highest score first
-    # score of the embeddings themselves, without a head: near words of a tied embedding
-    alone: float
+    alone: float  # score of the embeddings without a head: near words of a tied embedding
 
     @property
     def lead(self) -> str:
@@ -212,9 +191,8 @@ class Relation(NamedTuple):
             named = [f"{layer}.{head} ({score:.0%})" for layer, head, score in places][:NAMED]
             sentences.append(f"beyond chance, {verb} them: {', '.join(named) or 'no head'}")
         alone = f"Embeddings alone map {self.alone:.0%} of them."
-        return f"Relation: {self.pairs.told}. {alone} Heads that, {'; that, '.join(sentences)}.".replace(
-            "%", " %"
-        )
+        heads = f"Heads that, {'; that, '.join(sentences)}."
+        return f"Relation: {self.pairs.told}. {alone} {heads}".replace("%", " %")
 
 
 def relation(model: Model, path: Path) -> Relation:

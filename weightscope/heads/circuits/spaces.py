@@ -1,5 +1,4 @@
-"""The space a head writes into the residual stream, and the spaces its queries, keys and values
-read.
+"""The space a head writes into the stream, and the spaces its queries, keys and values read.
 
 A space is kept as orthonormal directions, together with how strongly each of them is used. Both
 measures of how two heads fit (`products`) are then sums over the squared entries of one small
@@ -18,29 +17,26 @@ from weightscope.core.results import ShowsShapes
 from weightscope.model.layers.factored import triangle
 from weightscope.model.layers.layer import Layer
 
-# A direction counts if it is used this much of the strongest, times sqrt(d). Rounding a factor of
-# low rank to float32 leaves singular values of about a thirtieth of that.
+# Least use of a direction that counts, times sqrt(d), as a share of the strongest's. Rounding a
+# factor of low rank to float32 leaves singular values of about a thirtieth of that.
 LEAST_USED = float(np.finfo(np.float32).eps)
-# |R| |R^-1|, at least r, above which a factor is made orthonormal in float64; below, rounding is a few millionths.
+# |R| |R^-1|, at least r, above which a factor is made orthonormal in float64; below, rounding is a
+# few millionths.
 WELL_CONDITIONED = 1e3
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spaces(ShowsShapes):
-    """Spaces of A heads, or of A key-value heads that S query heads share, in a stream of width
-    d.
-    """
+    """Spaces of A heads, or of A key-value heads that S query heads share, in a stream of d."""
 
-    # (A, r, d): B', with B B' the projection onto the space: orthonormal rows, or as many zero ones
-    # as the space has fewer than r dimensions.
+    # (A, r, d): B', with B B' the projection onto the space: orthonormal rows, then zero ones if
+    # the space has fewer than r dimensions.
     directions: np.ndarray
     rank: np.ndarray  # (A,)
-    # (A, S, r): Share of each direction in |W|_F^2 of the matrix that the space belongs to,
-    # falling; the shares add up to 1.
+    # (A, S, r): share of each direction in |W|_F^2 of the space's matrix, falling, 1 in all
     use: np.ndarray
-    # (A, S, r, r): The directions that `use` speaks of belong to a query head, not to the space it
-    # shares with others: here are its shares as a quadratic form on the space's directions. None
-    # where the directions are the head's own.
+    # (A, S, r, r): `use` as a quadratic form on the space's directions, where query heads share the
+    # space and each has directions of its own in it; None where the space is one head's.
     form: np.ndarray | None = None
 
     @classmethod
@@ -71,7 +67,7 @@ class Spaces(ShowsShapes):
 
 @dataclass(frozen=True)
 class LayerSpaces:
-    """What the heads of one layer write, and what they read by queries, keys and values."""
+    """Spaces that the heads of one layer write, and read by queries, keys and values."""
 
     written: Spaces
     queries: Spaces
@@ -80,7 +76,7 @@ class LayerSpaces:
 
     @property
     def read(self) -> dict[str, Spaces]:
-        """By the letter of the projection."""
+        """The spaces read, by the letter of the projection."""
         return {"q": self.queries, "k": self.keys, "v": self.values}
 
 
@@ -113,12 +109,10 @@ def layer_spaces(
         key, value = _factor(layer.k.of(kv)[0]), _factor(layer.v.of(kv)[0])
         for s in range(shared):
             head = kv * shared + s
-            # (d, r_v)
-            w_o = np.asarray(layer.w_o[head] if gain is None else layer.w_o[head] * gain).T
-            query, output = (
-                _factor(layer.q.of(head)[0]),
-                _factor(w_o - w_o.mean(axis=0) if centred else w_o),
-            )
+            w_o = layer.w_o[head] if gain is None else layer.w_o[head] * gain
+            w_o = np.asarray(w_o).T  # (d, r_v)
+            output = _factor(w_o - w_o.mean(axis=0) if centred else w_o)
+            query = _factor(layer.q.of(head)[0])
             turned = query.r if layer.rotation is None else layer.rotation.rotate_at(query.r, 0)
             # W_QK = Q_q (turned key.r') Q_k' and W_VO = Q_v (value.r output.r') Q_o'
             q, qk, k = lapack.svd(turned @ key.r.T)
@@ -134,9 +128,7 @@ def layer_spaces(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Factor(ShowsShapes):
-    """A (d, r) matrix as Q R: Q = columns @ inverse has orthonormal columns, or zeros beyond the
-    rank.
-    """
+    """A (d, r) matrix as Q R: Q = columns @ inverse has orthonormal columns up to the rank."""
 
     columns: np.ndarray
     inverse: np.ndarray
@@ -166,14 +158,14 @@ def _factor(w: np.ndarray) -> _Factor:
 
 
 def _put(
-    spaces: Spaces, at: int, s: int, factor: _Factor, turn: np.ndarray, singular_values: np.ndarray
+    spaces: Spaces, a: int, s: int, factor: _Factor, turn: np.ndarray, singular_values: np.ndarray
 ) -> None:
     """Write one head's space into its place: the directions along `turn`, and the share of each."""
     squares = singular_values**2
     share = squares / squares.sum() if squares.any() else squares
-    spaces.rank[at], spaces.use[at, s] = factor.rank, share
+    spaces.rank[a], spaces.use[a, s] = factor.rank, share
     if spaces.form is not None:
-        spaces.form[at, s] = (turn * share) @ turn.T
+        spaces.form[a, s] = (turn * share) @ turn.T
     if s == 0:
         inside = factor.inverse if spaces.form is not None else factor.inverse @ turn
-        spaces.directions[at] = inside.T.astype(factor.columns.dtype) @ factor.columns.T
+        spaces.directions[a] = inside.T.astype(factor.columns.dtype) @ factor.columns.T

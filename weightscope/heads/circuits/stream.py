@@ -21,7 +21,7 @@ from weightscope.core.results import ShowsShapes
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.norms import Norm
 from weightscope.model.model import Model
-from weightscope.model.rows.cells import FeedForward
+from weightscope.model.rows.cells import FeedForward, StoredNorm
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
@@ -51,11 +51,11 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-FREQUENT, ANY = 0, 1  # the two sequences, by their place
-N_TOKENS = 48  # of the vocabulary in each, drawn at random, and said twice
+FREQUENT, ANY = 0, 1  # places of the two sequences
+N_TOKENS = 48  # tokens in each sequence, drawn at random, and said twice
 # Vocabularies are roughly in the order of frequency: by Zipf's law with Mandelbrot's shift, a token
-# occurs in text in proportion to 1 / (its id + the shift). Of 3, 30, 100, 200, 300, 500 ... 5000,
-# this shift fits the tokenizers of six models best together, on the works in the public domain that
+# occurs in text in proportion to 1 / (its id + the shift). Among 3, 30, 100, 200, 300, 500 ...
+# 5000, this shift fits the tokenizers of six models best together, on the public-domain works that
 # come with weightscope, by 0.8 to 2.5 nats per token better than equal frequencies. It was not
 # chosen by how well heads are named.
 ZIPF_SHIFT = 200
@@ -64,13 +64,10 @@ FEWEST_TOKENS = 4
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stream(ShowsShapes):
-    """What enters one layer, and where its heads look: 2 sequences of the first token and N others,
-    said twice.
-    """
+    """Input of one layer and its attention, for 2 sequences of a first token and N others twice."""
 
     layer: Layer
-    # (2, n, d), n = 1 + 2 N. In a causal model the first token sees itself alone, and it is exact.
-    x: np.ndarray
+    x: np.ndarray  # (2, n, d), n = 1 + 2 N; the first token is exact in a causal model
     attention: np.ndarray  # (2, H, n, n)
 
     @property
@@ -80,12 +77,11 @@ class Stream(ShowsShapes):
 
 
 def why_no_stream(model: Model) -> str | None:
-    """What a checkpoint lacks for streams, or None."""
+    """Reason why a checkpoint has no streams, or None."""
     row = model.family.mlp
     if row is None or not row.known:
-        return (
-            f"the place of the feed-forward network in {model.family.name} models is not known here"
-        )
+        name = model.family.name
+        return f"the place of the feed-forward network in {name} models is not known here"
     try:
         _ = model.embeddings, model.positions
     except CheckpointError as error:
@@ -104,14 +100,13 @@ def sample_tokens(model: Model, n: int, p: np.ndarray | None = None) -> np.ndarr
 
 
 def frequencies(n_tokens: int) -> np.ndarray:
-    """How often tokens occur in text, by their ids alone: (V,)."""
+    """Estimated frequency of each token in text, by its id alone: (V,)."""
     p = 1 / (np.arange(n_tokens) + ZIPF_SHIFT)
     return np.asarray(p / p.sum())
 
 
 def said_once(model: Model) -> np.ndarray:
-    """The tokens of both sequences, each once, (2, N); fewer where the model has few tokens or
-    positions.
+    """The tokens of both sequences, (2, N); N is less if the model has few tokens or positions.
 
     Raises
     ------
@@ -122,9 +117,8 @@ def said_once(model: Model) -> np.ndarray:
     most = N_TOKENS if positions is None else min(N_TOKENS, (len(positions) - 1) // 2)
     if min(most, model.embeddings.n_tokens) < FEWEST_TOKENS:
         raise CheckpointError("has too few tokens or positions to follow", file=model.config.file)
-    return np.stack(
-        [sample_tokens(model, most, p) for p in (frequencies(model.embeddings.n_tokens), None)]
-    )
+    frequent = sample_tokens(model, most, frequencies(model.embeddings.n_tokens))
+    return np.stack([frequent, sample_tokens(model, most)])
 
 
 def streams(model: Model) -> Iterator[Stream]:
@@ -137,11 +131,10 @@ def streams(model: Model) -> Iterator[Stream]:
         attended = np.zeros_like(x)
         if index in model.attention_layers:
             layer = model.layer(index)
-            attention = np.stack([attend(layer, each, causal=row.causal) for each in x])
+            attention = np.stack([attend(layer, sequence, causal=row.causal) for sequence in x])
             yield Stream(layer, x, attention)
-            attended = np.stack(
-                [layer.output(averaged(a), each) for a, each in zip(attention, x, strict=True)]
-            )
+            pairs = zip(attention, x, strict=True)
+            attended = np.stack([layer.output(averaged(a), sequence) for a, sequence in pairs])
         if index < last:
             x = rest_of_layer(model, row, index, x, attended)
 
@@ -154,9 +147,7 @@ def attend(
     seen: np.ndarray | None = None,
     positions: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Attention of every head, learned sinks included: x (n, d) -> (H, n, n); to what is `seen` (n,
-    n), if given.
-    """
+    """Attention of every head (H, n, n) for x (n, d), learned sinks included; `seen` is a mask."""
     from scipy.special import softmax  # SciPy takes a while to import
 
     scores = layer.scores(x, positions)
@@ -171,9 +162,9 @@ def attend(
 
 
 def averaged(attention: np.ndarray) -> np.ndarray:
-    """Attention to a token itself, its neighbours and the first token; the rest is spread as by the
-    average token:
-    (H, n, n) -> (H, n, n).
+    """Attention (H, n, n) that spreads what goes to far tokens as the average token does.
+
+    Attention to the token itself, its neighbours and the first token stays.
     """
     place = np.arange(attention.shape[-1])
     known = (np.abs(place[:, None] - place) <= 1) | (place == 0)
@@ -191,7 +182,7 @@ def sequences(model: Model) -> np.ndarray:
 
 
 def _inputs(model: Model, tokens: np.ndarray) -> np.ndarray:
-    """What enters the first layer: sequences of tokens (..., n) -> (..., n, d)."""
+    """Input of the first layer, (..., n, d), for sequences of tokens (..., n)."""
     embeddings = model.embeddings
     x = embeddings.rows(tokens)
     if embeddings.positions is not None:
@@ -215,17 +206,12 @@ def named_first_token(model: Model) -> int | None:
 
 
 def lacking_first_token(model: Model) -> str:
-    """That the vocabulary lacks the token that texts begin with, in words; empty where it has it or
-    none is named.
-    """
+    """Complain, in words, if the vocabulary lacks the token that texts begin with; else empty."""
     key, token = _first_named(model)
     n_tokens = model.embeddings.n_tokens
-    exists = token is None or token < n_tokens
-    return (
-        ""
-        if exists
-        else f"{key} of config.json is {token:,}, and the vocabulary has {n_tokens:,} tokens"
-    )
+    if token is None or token < n_tokens:
+        return ""
+    return f"{key} of config.json is {token:,}, and the vocabulary has {n_tokens:,} tokens"
 
 
 def _first_named(model: Model) -> tuple[str, int | None]:
@@ -242,19 +228,16 @@ def _first_named(model: Model) -> tuple[str, int | None]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShortTexts(ShowsShapes):
-    """What enters one layer in D sequences of n random tokens, and where its heads look: as in the
-    model itself.
-    """
+    """Input of one layer and its attention, exact, for D sequences of n random tokens."""
 
     layer: Layer
     x: np.ndarray  # (D, n, d)
     attention: np.ndarray  # (D, H, n, n)
-    # (D, n, width) what the `down` of the layer before has read; None in the first layer
-    hidden: np.ndarray | None
+    hidden: np.ndarray | None  # (D, n, width) input of `down` in the layer before, if any
 
 
 def why_not_exact(model: Model, last: int) -> str | None:
-    """Why random tokens cannot be followed exactly up to a layer, or None."""
+    """Reason why random tokens cannot be followed exactly up to a layer, or None."""
     if (lacking := why_no_stream(model)) is not None:
         return lacking
     row, inputs = model.family.mlp, model.family.inputs
@@ -268,9 +251,10 @@ def why_not_exact(model: Model, last: int) -> str | None:
 
 
 def short_sequences(model: Model, n: int, draws: int) -> np.ndarray:
-    """Sequences of random tokens, always the same, (2 draws, n): as many that begin with the token
-    that the config
-    names as a text's first as begin with any; only the latter, (draws, n), where it names none.
+    """Sequences of random tokens, always the same, (2 draws, n).
+
+    The first half begin with the token that the config names as a text's first; where it names
+    none, only the other half, (draws, n).
     """
     any_first = np.random.default_rng(0).integers(model.embeddings.n_tokens, size=(draws, n))
     if (first := named_first_token(model)) is None:
@@ -281,11 +265,9 @@ def short_sequences(model: Model, n: int, draws: int) -> np.ndarray:
 
 
 def follow_exactly(model: Model, tokens: np.ndarray, last: int) -> Iterator[ShortTexts]:
-    """The stream that enters each layer up to the last asked for: tokens (D, n). `why_not_exact`
-    has said nothing.
-    """
+    """The stream that enters each layer up to `last`, for tokens (D, n)."""
     row = model.family.mlp
-    assert row is not None
+    assert row is not None  # `why_not_exact` has said so
     draws, n = tokens.shape
     positions, text = np.tile(np.arange(n), draws), np.repeat(np.arange(draws), n)
     seen = (text[:, None] == text) & (positions[:, None] >= positions)  # (D n, D n)
@@ -306,22 +288,16 @@ def follow_exactly(model: Model, tokens: np.ndarray, last: int) -> Iterator[Shor
 
 
 def attention_norm(model: Model, index: int) -> Norm | None:
-    """The norm that a layer's attention output passes before it joins the stream, where the
-    checkpoint has one.
-    """
+    """The norm between a layer's attention and the stream, if the checkpoint has one."""
     row, tensors = model.family.mlp, model.under(_layer_name(model, index))
     stored = None if row is None else row.attention_norm
-    return (
-        None
-        if stored is None or f"{stored.module}.{stored.gain}" not in tensors
-        else stored.read(tensors, model.config)
-    )
+    if stored is None or f"{stored.module}.{stored.gain}" not in tensors:
+        return None
+    return stored.read(tensors, model.config)
 
 
 def joining(model: Model, layer: Layer, written: np.ndarray) -> np.ndarray:
-    """What heads write, (..., d), along the directions in which it joins the stream; its length
-    there is not known.
-    """
+    """Direction, not length, in which what heads write, (..., d), joins the stream."""
     norm = attention_norm(model, layer.index)
     return written if norm is None else written * norm.gamma
 
@@ -334,13 +310,9 @@ def rest_of_layer(
 
 
 def activation_of(model: Model, row: FeedForward) -> str:
-    """What the config calls the activation of a feed-forward network."""
-    return str(
-        next(
-            (value for key in row.activation_keys if (value := model.config.get(key))),
-            row.activation,
-        )
-    )
+    """The config's name for the activation of a feed-forward network."""
+    named = map(model.config.get, row.activation_keys)
+    return str(next(filter(None, named), row.activation))
 
 
 def _rest_and_hidden(
@@ -348,11 +320,11 @@ def _rest_and_hidden(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`rest_of_layer`, and the hidden units (..., width) that the network's `down` reads."""
     tensors, d = model.under(_layer_name(model, index)), model.config.d_model
-    x = before + (
-        attended
-        if row.attention_norm is None
-        else row.attention_norm.read(tensors, model.config)(attended)
-    )
+
+    def normed(norm: StoredNorm | None, x: np.ndarray) -> np.ndarray:
+        return x if norm is None else norm.read(tensors, model.config)(x)
+
+    x = before + normed(row.attention_norm, attended)
     act = ACTIVATIONS.get(activation_of(model, row))
     if act is None:
         raise CheckpointError("has an activation that is not known here", file=model.config.file)
@@ -365,10 +337,8 @@ def _rest_and_hidden(
         y = x @ (w if row.transposed else w.T)
         return y + tensors.read(module + ".bias", (n_out,)) if biased else y
 
-    if row.after_attention is not None:
-        x = row.after_attention.read(tensors, model.config)(x)
-    read = before if model.family.parallel else x
-    z = read if row.norm is None else row.norm.read(tensors, model.config)(read)
+    x = normed(row.after_attention, x)
+    z = normed(row.norm, before if model.family.parallel else x)
     down = tensors.tensor(row.down + ".weight", (None, d) if row.transposed else (d, None))
     width = down.shape[0 if row.transposed else 1]
     if row.gate == row.up:
@@ -378,23 +348,16 @@ def _rest_and_hidden(
         up = mapped(row.up, z, d, width)
         inner = act(mapped(row.gate, z, d, width)) * up if row.gate else act(up)
     added = mapped(row.down, inner, width, d)
-    x = x + (
-        added if row.output_norm is None else row.output_norm.read(tensors, model.config)(added)
-    )
-    if model.family.norms.after is not None:
-        x = model.family.norms.after.read(tensors, model.config)(x)
+    x = normed(model.family.norms.after, x + normed(row.output_norm, added))
     return x.astype(before.dtype), inner
 
 
 def down_column(model: Model, index: int, dimension: int) -> np.ndarray:
-    """The weights with which the hidden units of a layer's network write into one dimension,
-    (width,).
-    """
+    """Weights, (width,), by which hidden units of a layer's network write into one dimension."""
     row, d = model.family.mlp, model.config.d_model
     assert row is not None
-    w = model.under(_layer_name(model, index)).read(
-        row.down + ".weight", (None, d) if row.transposed else (d, None)
-    )
+    shape = (None, d) if row.transposed else (d, None)
+    w = model.under(_layer_name(model, index)).read(row.down + ".weight", shape)
     return np.array(w[:, dimension] if row.transposed else w[dimension])
 
 

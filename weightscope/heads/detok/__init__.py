@@ -1,1 +1,1 @@
-"""Which heads of the first layer put split words together, by tokens and by position."""
+"""Heads of the first layer that put split words together, by tokens and by position."""

@@ -1,6 +1,4 @@
-"""Figures of the detokenization analysis: AUROC by head, ROC curves, position terms, attention on
-text.
-"""
+"""Figures for detokenization: AUROC by head, ROC curves, position terms, attention on text."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,7 +26,7 @@ from weightscope.report.pages.style import (
     subplots,
 )
 
-# the paper's blue, green, orange
+# Statistics of sigma_i, in the paper's blue, green, orange
 SIGMA_I = (("mean", "#0072B2"), ("minimum", "#009E73"), ("maximum", "#E69F00"))
 BY_SPREAD = ("#009E73", "#0072B2", "#E69F00")  # half the spread, the spread, twice the spread
 LAST = 30  # positions before the query that an inset shows, as the authors draw
@@ -38,8 +36,7 @@ PREVIOUS = "previous position $j$ (tokens)"
 
 @in_our_style()
 def auroc_figure(auroc: BigramAuroc) -> Figure:
-    """Table 2 drawn, best head first: the mean as a dot over the spread of the single tokens, and
-    its controls.
+    """Draw Table 2, best head first: the mean as a dot over the spread of the single tokens.
 
     A diamond is the mean of the specific part; the dashed line is the AUROC of the previous token's
     frequency.
@@ -49,30 +46,19 @@ def auroc_figure(auroc: BigramAuroc) -> Figure:
     means = zip(table["head"], table["auroc"], table["auroc_specific"], strict=True)
     for place, (head, mean, specific) in enumerate(means):
         low, quarter, three_quarters, high = np.nanpercentile(auroc.auroc[head], [5, 25, 75, 95])
-        axis.plot([low, high], [place, place], color="0.75", linewidth=1)
-        axis.plot(
-            [quarter, three_quarters],
-            [place, place],
-            color="0.55",
-            linewidth=4,
-            solid_capstyle="butt",
-        )
+        level = [place, place]
+        axis.plot([low, high], level, color="0.75", linewidth=1)
+        box = [quarter, three_quarters]
+        axis.plot(box, level, color="0.55", linewidth=4, solid_capstyle="butt")
         axis.plot(mean, place, "o", color=head_style(head)["color"], markersize=5)
         label = "less what all current tokens share" if not place else "_nolegend_"
         axis.plot(specific, place, "D", color="black", fillstyle="none", markersize=4, label=label)
-        axis.annotate(
-            f"{mean:.2f}",
-            (mean, place),
-            (0, 5),
-            textcoords="offset points",
-            ha="center",
-            fontsize=6,
-        )
+        above = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center"}
+        axis.annotate(f"{mean:.2f}", (mean, place), fontsize=6, **above)
     axis.axvline(0.5, color="black", linewidth=0.6, linestyle=":")
-    frequency = f"previous token's frequency: {auroc.auroc_baseline:.2f}"
-    axis.axvline(
-        auroc.auroc_baseline, color="#D55E00", linewidth=1, linestyle="--", label=frequency
-    )
+    baseline = auroc.auroc_baseline
+    frequency = f"previous token's frequency: {baseline:.2f}"
+    axis.axvline(baseline, color="#D55E00", linewidth=1, linestyle="--", label=frequency)
     axis.set_yticks(range(len(table)), [f"head {head}" for head in table["head"]])
     axis.set_ylim(len(table) - 0.5, -0.8)
     axis.set_xlim(0, 1)
@@ -83,9 +69,7 @@ def auroc_figure(auroc: BigramAuroc) -> Figure:
 
 @in_our_style()
 def roc_figure(tokens: Sequence[TokenRoc], coloured: Collection[int]) -> Figure:
-    """Fig. 2: ROC curves of some heads in colour with their areas, of the others in grey; one panel
-    per token.
-    """
+    """Fig. 2, one panel per token: ROC curves of some heads in colour, of the others in grey."""
     width = min(2 * COLUMN, COLUMN * len(tokens))
     size = (width, width / len(tokens) + 0.5)
     figure, axes = subplots(1, len(tokens), figsize=size, sharey=True, squeeze=False)
@@ -98,7 +82,8 @@ def roc_figure(tokens: Sequence[TokenRoc], coloured: Collection[int]) -> Figure:
             else:
                 style = {"color": "0.82", "linewidth": 0.7, "zorder": 1}
             axis.step(false_rate, true_rate, where="post", **style)
-        axis.set_title(f"“{token.text.replace('$', chr(92) + '$')}”")
+        escaped = token.text.replace("$", r"\$")
+        axis.set_title(f"“{escaped}”")
         axis.set_xlabel("false positive rate (1)")
         axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
     axes[0][0].set_ylabel("true positive rate (1)")
@@ -110,26 +95,21 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
     """Fig. 3 for one head: T^p, T^pp at the query position, their sum, and the softmax of the sum.
 
     The band is the central 95 % over the tokens at j; the three lines take 1/sigma_i at its mean,
-    and sigma_i at its minimum and maximum. Where a spread stands in for tokens, the lines are of
-    half of it, of it, and of twice it.
+    and sigma_i at its minimum and maximum. With a spread instead of tokens, the lines are for half
+    of it, all of it, and twice as much.
     """
     query, sigma = terms.query, terms.sigma
     figure, axes = subplots(2, 2, figsize=(2 * COLUMN, 4.2), sharex="col")
     (axis_p, axis_pp), (axis_sum, axis_softmax) = axes
 
     if terms.spread is None:
-        everywhere = spread_over_tokens(terms.p_numerator[head], sigma)
-        _draw_t_p(axis_p, {"black": everywhere.mean}, terms)
-        axis_p.fill_between(
-            np.arange(len(everywhere.mean)),
-            everywhere.low,
-            everywhere.high,
-            color="0.8",
-            linewidth=0,
-        )
+        t_p = spread_over_tokens(terms.p_numerator[head], sigma)
+        _draw_t_p(axis_p, {"black": t_p.mean}, terms)
+        axis_p.fill_between(np.arange(len(t_p.mean)), t_p.low, t_p.high, color="0.8", linewidth=0)
     else:
-        of_spreads = zip(BY_SPREAD, terms.over_spreads, strict=True)
-        _draw_t_p(axis_p, {colour: each.t_p[head] for colour, each in of_spreads}, terms)
+        coloured = zip(BY_SPREAD, terms.over_spreads, strict=True)
+        curves = {colour: of_spread.t_p[head] for colour, of_spread in coloured}
+        _draw_t_p(axis_p, curves, terms)
 
     j = np.arange(query + 1)
     last = axis_softmax.inset_axes((0.12, 0.35, 0.5, 0.55))
@@ -148,34 +128,28 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
     axis_softmax.set_ylabel(r"softmax$_j$ of the sum $/\sqrt{d'}$")
     for axis in (axis_sum, axis_softmax):
         axis.set_xlabel(PREVIOUS)
-    figure.suptitle(
-        f"head {head}: {near_mass(terms.attention()[head]):.0%} of its attention to the nearest tenth",
-        fontsize=8,
-    )
+    near = near_mass(terms.attention()[head])
+    figure.suptitle(f"head {head}: {near:.0%} of its attention to the nearest tenth", fontsize=8)
     return figure
 
 
 def _lines(terms: PositionTerms, head: int) -> Iterator[tuple[str, str, AtSigma]]:
-    """Label, colour and terms of the lines of Fig. 3: by the query's sigma, or by the spread that
-    stands in for it.
-    """
+    """Label, colour and terms of the lines of Fig. 3, by the query's sigma or by the spread."""
     if terms.spread is None:
         for which, colour in SIGMA_I:
             symbol = r"$1/\sigma_i$" if which == "mean" else r"$\sigma_i$"
             yield f"{symbol} {which}", colour, terms.at_sigma(head, which)
         return
-    for each, colour in zip(terms.over_spreads, BY_SPREAD, strict=True):
-        assert each.spread is not None
-        yield f"$s$ = {each.spread.s:g}", colour, each.at_sigma(head, "mean")
+    for of_spread, colour in zip(terms.over_spreads, BY_SPREAD, strict=True):
+        assert of_spread.spread is not None
+        yield f"$s$ = {of_spread.spread.s:g}", colour, of_spread.at_sigma(head, "mean")
 
 
 def _draw_t_p(axis: Axes, curves: Mapping[str, np.ndarray], terms: PositionTerms) -> None:
-    """T^p at every position, by colour, with the query position and the undertrained ones
-    marked.
-    """
+    """Draw T^p by colour, with the query position and the undertrained ones marked."""
     axis.axvline(terms.query, color="0.6", linewidth=0.6, linestyle=":")
-    n = terms.t_p.shape[1]
-    marks = np.unique([*terms.undertrained, *([n - 1] if terms.cliff else [])]).astype(int)
+    cliff = [terms.t_p.shape[1] - 1] if terms.cliff else []
+    marks = np.unique([*terms.undertrained, *cliff]).astype(int)
     label = "undertrained"
     for colour, curve in curves.items():
         axis.plot(curve, color=colour)
@@ -188,9 +162,7 @@ def _draw_t_p(axis: Axes, curves: Mapping[str, np.ndarray], terms: PositionTerms
 
 @in_our_style()
 def all_heads_figure(terms: PositionTerms) -> Figure:
-    """T^p + T^pp of every head over j = 0 .. i, one small panel per head, each with its mean taken
-    out.
-    """
+    """T^p + T^pp of every head over j = 0 .. i, one small panel per head, centred."""
     curves = (terms.t_p + terms.t_pp)[:, : terms.query + 1] * terms.scale
     near = near_mass(terms.attention())
     rows = -(-len(curves) // 4)
@@ -202,14 +174,8 @@ def all_heads_figure(terms: PositionTerms) -> Figure:
             continue
         axis.axhline(0, color="0.8", linewidth=0.5)
         axis.plot(curves[head] - curves[head].mean(), **head_style(head))
-        axis.text(
-            0.04,
-            0.92,
-            f"head {head}: {near[head]:.0%}",
-            transform=axis.transAxes,
-            va="top",
-            fontsize=7,
-        )
+        label, top_left = f"head {head}: {near[head]:.0%}", (0.04, 0.92)
+        axis.text(*top_left, label, transform=axis.transAxes, va="top", fontsize=7)
     figure.supxlabel(PREVIOUS, fontsize=8)
     figure.supylabel(r"$(T^p + T^{pp})/\sqrt{d'}$, centred", fontsize=8)
     return figure
@@ -217,33 +183,21 @@ def all_heads_figure(terms: PositionTerms) -> Figure:
 
 @in_our_style()
 def text_figure(check: TextCheck, terms: PositionTerms, head: int) -> Figure:
-    """Fig. 4: attention from one position and what position alone predicts; c of each term by
-    position, and c_paper.
-    """
+    """Fig. 4: attention from one position and by position alone; c by position, and c_paper."""
     figure, (left, middle, right) = subplots(1, 3, figsize=(3 * COLUMN, 2.4))
     j = np.arange(check.query + 1)
     left.fill_between(j, *check.spread[:, head], color=COLOURS[0], alpha=0.2, linewidth=0)
     left.plot(check.attention[head], color=COLOURS[0], label="on text")
-    left.plot(
-        terms.at_sigma(head, "mean").attention,
-        color=COLOURS[1],
-        linestyle="--",
-        label="from position alone",
-    )
+    alone = terms.at_sigma(head, "mean").attention
+    left.plot(alone, color=COLOURS[1], linestyle="--", label="from position alone")
     left.legend()
     left.set_xlabel(PREVIOUS)
     left.set_ylabel(rf"attention $\alpha_{{{check.query},j}}$")
+    of_head = {name: c[head] for name, c in check.contributions.items()}
+    over_heads = {name: c.mean(axis=0) for name, c in check.drawn.items()}
     panels = (
-        (
-            middle,
-            {name: c[head] for name, c in check.contributions.items()},
-            r"$D_{KL}(P_i\,\|\,Q_i)$ (nats)",
-        ),
-        (
-            right,
-            {name: c.mean(axis=0) for name, c in check.drawn.items()},
-            r"$D_{KL}(Q_i\,\|\,P_i)\,/\,(i+1)$",
-        ),
+        (middle, of_head, r"$D_{KL}(P_i\,\|\,Q_i)$ (nats)"),
+        (right, over_heads, r"$D_{KL}(Q_i\,\|\,P_i)\,/\,(i+1)$"),
     )
     for axis, by_term, label in panels:
         for k, name in enumerate(TERMS):
@@ -280,9 +234,7 @@ def contributions_figure(check: TextCheck) -> Figure:
 
 @in_our_style()
 def kernel_figure(kernels: PositionKernels, rows: Sequence[int] = ()) -> Figure:
-    """The mean score by distance of some heads, by default those that owe most to it, with the band
-    over tokens.
-    """
+    """Mean score and band by distance, of some heads or those that owe most to it."""
     chosen = list(rows) or kernels.most_positional()
     columns = min(3, len(chosen))
     lines = -(-len(chosen) // columns)
@@ -292,9 +244,8 @@ def kernel_figure(kernels: PositionKernels, rows: Sequence[int] = ()) -> Figure:
     distances = kernels.distances[near]
     for axis, row in zip(axes.flat, chosen, strict=False):
         mean, band = kernels.mean[row, near], kernels.band[row, near]
-        axis.fill_between(
-            distances, mean - band, mean + band, color=COLOURS[0], alpha=0.18, linewidth=0
-        )
+        shade: dict[str, Any] = {"color": COLOURS[0], "alpha": 0.18, "linewidth": 0}
+        axis.fill_between(distances, mean - band, mean + band, **shade)
         axis.plot(distances, mean, color=COLOURS[0])
         peak = int(mean.argmax())
         axis.plot(distances[peak], mean[peak], "o", color=COLOURS[1], markersize=3)
@@ -308,27 +259,17 @@ def kernel_figure(kernels: PositionKernels, rows: Sequence[int] = ()) -> Figure:
 
 @in_our_style()
 def peaks_figure(kernels: PositionKernels) -> Figure:
-    """Share of distance in the variance of scores, and the distance of the peak, as maps of layers
-    by heads.
-    """
+    """Share of distance in the variance of scores, and the peak's distance, layers by heads."""
     layers = np.unique(kernels.layer)
     shape = len(layers), int(kernels.head.max()) + 1
-    figure, axes = subplots(
-        1, 2, figsize=(2 * COLUMN, min(4.5, 0.14 * shape[0] + 1.2)), sharey=True
-    )
+    size = 2 * COLUMN, min(4.5, 0.14 * shape[0] + 1.2)
+    figure, axes = subplots(1, 2, figsize=size, sharey=True)
     place = np.searchsorted(layers, kernels.layer), kernels.head
-    peak = np.abs(kernels.heads["peak"])
+    share, peak = kernels.heads["position_share"], np.abs(kernels.heads["peak"])
+    logarithmic = LogNorm(0.5, max(1, peak.max()))
     panels = (
-        (
-            kernels.heads["position_share"],
-            "share of distance in the variance of scores (1)",
-            Normalize(0, 1),
-        ),
-        (
-            np.maximum(peak, 0.5),
-            "distance of the peak (tokens; 0 drawn as ½)",
-            LogNorm(0.5, max(1, peak.max())),
-        ),
+        (share, "share of distance in the variance of scores (1)", Normalize(0, 1)),
+        (np.maximum(peak, 0.5), "distance of the peak (tokens; 0 drawn as ½)", logarithmic),
     )
     for axis, (values, label, norm) in zip(axes, panels, strict=True):
         grid = np.full(shape, np.nan)
@@ -343,12 +284,10 @@ def peaks_figure(kernels: PositionKernels) -> Figure:
 
 @in_our_style()
 def wavelengths_figure(kernels: PositionKernels) -> Figure:
-    """What pairs of dimensions do, by layer and octave of wavelength: their size, mean wave, and
-    spread over tokens.
-    """
+    """Size, mean wave and spread of pairs of dimensions, by layer and octave of wavelength."""
     pairs, layers = kernels.pairs, np.unique(kernels.layer)
-    # (h, P)
-    octave = np.floor(np.log2(np.where(np.isfinite(pairs.wavelengths), pairs.wavelengths, np.nan)))
+    turning = np.where(np.isfinite(pairs.wavelengths), pairs.wavelengths, np.nan)
+    octave = np.floor(np.log2(turning))  # (h, P)
     octaves = np.arange(np.nanmin(octave), np.nanmax(octave) + 1)
     size = (2 * COLUMN, min(4.5, 0.09 * len(layers) + 1.5))
     figure, axes = subplots(1, 3, figsize=size, sharey=True)
@@ -363,14 +302,12 @@ def wavelengths_figure(kernels: PositionKernels) -> Figure:
     seen = np.concatenate([grid[np.isfinite(grid) & (grid > 0)] for grid in drawn])
     norm = LogNorm(*np.quantile(seen, (0.01, 1.0))) if np.ptp(seen) > 0 else None
     for axis, grid, (_, label) in zip(axes, drawn, panels, strict=True):
-        shown: Any = axis.imshow(
-            grid, cmap=BY_LAYER, aspect="auto", norm=norm, interpolation="nearest"
-        )
+        look: dict[str, Any] = {"cmap": BY_LAYER, "aspect": "auto", "interpolation": "nearest"}
+        shown: Any = axis.imshow(grid, norm=norm, **look)
         for limit, colour in ((FAST, "white"), (kernels.context, "#D55E00")):
             if octaves[0] <= np.log2(limit) <= octaves[-1] + 1:
-                axis.axvline(
-                    np.log2(limit) - octaves[0] - 0.5, color=colour, linewidth=1, linestyle="--"
-                )
+                place = np.log2(limit) - octaves[0] - 0.5
+                axis.axvline(place, color=colour, linewidth=1, linestyle="--")
         ticks = range(0, len(octaves), max(1, -(-len(octaves) // 5)))
         axis.set_xticks(ticks, [f"$2^{{{octaves[tick]:.0f}}}$" for tick in ticks])
         axis.set_title(label)
@@ -388,16 +325,13 @@ def _mean_over_heads(
     layer: np.ndarray,
     layers: np.ndarray,
 ) -> np.ndarray:
-    """Root of the sum of squares over the pairs (h, P) of each octave, averaged over a layer's
-    heads: (L, octaves).
-    """
-    summed = (
-        np.stack([np.where(octave == each, values**2, 0).sum(axis=1) for each in octaves], axis=1)
-        ** 0.5
-    )
-    there = np.stack([(octave == each).any(axis=1) for each in octaves], axis=1)
-    summed[~there] = np.nan
-    return np.stack([summed[layer == each].mean(axis=0) for each in layers])
+    """Root of the sum of squares over each octave's pairs, averaged over heads: (L, octaves)."""
+    in_octave = [octave == number for number in octaves]  # (h, P) each
+    summed = [np.where(pairs, values**2, 0).sum(axis=1) for pairs in in_octave]
+    sizes = np.stack(summed, axis=1) ** 0.5  # (h, octaves)
+    has_pairs = np.stack([pairs.any(axis=1) for pairs in in_octave], axis=1)
+    sizes[~has_pairs] = np.nan
+    return np.stack([sizes[layer == index].mean(axis=0) for index in layers])
 
 
 @in_our_style()
@@ -407,16 +341,14 @@ def window_figure(kernels: PositionKernels, rows: Sequence[int] = ()) -> Figure:
     chosen = list(rows) or list(range(min(8, len(kernels.head))))
     columns = min(4, len(chosen))
     lines = -(-len(chosen) // columns)
-    figure, axes = subplots(
-        lines, columns, figsize=(1.7 * columns + 0.6, 1.7 * lines + 0.5), squeeze=False
-    )
+    size = 1.7 * columns + 0.6, 1.7 * lines + 0.5
+    figure, axes = subplots(lines, columns, figsize=size, squeeze=False)
     most = float(np.abs(kernels.windows[chosen]).max()) or 1.0
     height, width = ((side - 1) // 2 for side in kernels.windows.shape[1:])
     for axis, row in zip(axes.flat, chosen, strict=False):
         extent = (-width - 0.5, width + 0.5, height + 0.5, -height - 0.5)
-        shown: Any = axis.imshow(
-            kernels.windows[row], cmap="RdBu", vmin=-most, vmax=most, extent=extent
-        )
+        biases = kernels.windows[row]
+        shown: Any = axis.imshow(biases, cmap="RdBu", vmin=-most, vmax=most, extent=extent)
         axis.set_title(kernels.name(row))
     for axis in axes.flat[len(chosen) :]:
         axis.set_axis_off()

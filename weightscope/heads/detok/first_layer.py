@@ -1,6 +1,4 @@
-"""The first attention layer as a function of tokens and positions: six terms (detokenization paper,
-eq. 14).
-"""
+"""The first layer by tokens and positions: the six terms of the detokenization paper, eq. 14."""
 
 from __future__ import annotations
 
@@ -42,13 +40,11 @@ TERMS = ("ee", "pp", "pe", "ep", "e", "p")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Parts(ShowsShapes):
-    """What queries or keys are the sum of: a token's part, its position's part, and the bias."""
+    """Summands of queries or keys, (n, r) for a sequence, rotated if its layer rotates."""
 
-    # e, p, b: (n, r): e W / sigma, p W / sigma and b for each place of a sequence, turned by its
-    # rotation where there is one.
-    e: np.ndarray
-    p: np.ndarray
-    b: np.ndarray
+    e: np.ndarray  # e W / sigma, the token's
+    p: np.ndarray  # p W / sigma, the position's
+    b: np.ndarray  # the bias
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,8 +60,8 @@ class SixTerms(ShowsShapes):
     ep: np.ndarray  # token i with position j
     e: np.ndarray  # token j by itself: the same in every row unless rotation turns the bias
     p: np.ndarray  # position j by itself
-    # What eq. 14 has no term for: the keys' bias, constant in j without rotation, and terms by
-    # distance as ALiBi's.
+    # the keys' bias, constant in j without rotation, and terms by distance as ALiBi's; not in
+    # eq. 14
     rest: np.ndarray
 
     def total(self) -> np.ndarray:
@@ -86,13 +82,11 @@ def six_terms(query: Parts, key: Parts) -> SixTerms:
     )
 
 
-ROWS = 64  # of the scores taken apart at a time: what is made of them stays in a core's cache
+ROWS = 64  # rows of scores taken apart at a time, few enough for a core's cache
 
 
 class Moved(NamedTuple):
-    """How far attention from each position moves without each term, and the attention by all
-    terms.
-    """
+    """Distance that attention from each position moves without each term, and the attention."""
 
     contributions: dict[str, np.ndarray]  # (n,): c_i of every term, in nats (eqs 15-18)
     drawn: dict[str, np.ndarray]  # (n,): c_i as the authors' script draws it in Fig. 4
@@ -100,14 +94,15 @@ class Moved(NamedTuple):
 
 
 def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> Moved:
-    """How far attention from position i moves when a term is left out (section 5); visible (n, n).
+    """Measure how far attention from position i moves without a term (section 5); visible (n, n).
 
     P_i is the attention without the term, Q_i with it. Eq. 18 is D_KL(P_i || Q_i) of scores divided
-    by sqrt(d'). What the paper's Fig. 4 shows, by its authors' script, is D_KL(Q_i || P_i) / (i +
-    1) of scores as they are.
+    by sqrt(d'). The paper's Fig. 4 shows, by its authors' script, D_KL(Q_i || P_i) / (i + 1) of
+    undivided scores.
     """
     n, total = len(visible), terms.total()
-    contributions, drawn = ({name: np.zeros(n) for name in TERMS} for _ in range(2))
+    contributions = {name: np.zeros(n) for name in TERMS}
+    drawn = {name: np.zeros(n) for name in TERMS}
     attention = np.zeros((n, n))
     for start in range(0, n, ROWS):
         rows = slice(start, start + ROWS)
@@ -120,18 +115,17 @@ def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> Mo
             term = np.where(seen, getattr(terms, name)[rows, keys], 0.0)
             without, log_sum_without = _softmax(scale * (scores - term))
             # log P - log Q = log_sum - log_sum_without - term
-            contributions[name][rows] = (
-                log_sum - log_sum_without - scale * (without * term).sum(axis=1)
-            )
-            drawn[name][rows] = (
-                _softmax(scores - term)[1] - undivided_log_sum + (undivided * term).sum(axis=1)
-            )
+            mean_term = scale * (without * term).sum(axis=1)
+            contributions[name][rows] = log_sum - log_sum_without - mean_term
+            _, undivided_without = _softmax(scores - term)
+            undivided_mean = (undivided * term).sum(axis=1)
+            drawn[name][rows] = undivided_without - undivided_log_sum + undivided_mean
     keys_seen = np.arange(1, n + 1)
     return Moved(contributions, {name: c / keys_seen for name, c in drawn.items()}, attention)
 
 
 def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The softmax over the last axis, and the logarithm of what it divides by."""
+    """The softmax over the last axis, and the logarithm of its denominator."""
     highest = scores.max(axis=-1, keepdims=True)
     exponentials = np.exp(scores - highest)
     sums = exponentials.sum(axis=-1, keepdims=True)
@@ -140,7 +134,7 @@ def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 PIECE = 512  # rows of the embedding that a thread projects at a time
-SHARE_KEPT = 0.3  # of a device's free memory that token rows may take from one head to the next
+SHARE_KEPT = 0.3  # share of a device's free memory for token rows kept from head to head
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,12 +145,12 @@ class FirstLayer:
     ----------
     model : Model
     layer : int
-        0, unless somebody asks how another layer's heads would see the bare embeddings.
+        0, or another layer to ask how its heads would see the bare embeddings.
     delta : int
         Distance i - j at which token types are compared under rotation; 1 is the token before.
         Without rotation it makes no difference.
     device : str
-        Where sigma, the factors of T^ee and what is made of them are computed; see `open_device`.
+        Device that computes sigma, the factors of T^ee and their products; see `open_device`.
 
     Examples
     --------
@@ -173,10 +167,8 @@ class FirstLayer:
 
     @cached_property
     def attention(self) -> Layer:
-        """The layer on embeddings divided by their sigma, whatever norms and projections stand
-        between.
-        """
-        if self.layer == 0 or self.model.family.memory is not None:  # which is refused there
+        """The layer on embeddings divided by sigma, norms and projections before it folded in."""
+        if self.layer == 0 or self.model.family.memory is not None:  # it refuses the latter
             return self.model.first_layer
         return self.model.layer(self.layer)
 
@@ -190,9 +182,7 @@ class FirstLayer:
         return list(self.attention.heads)
 
     def head(self, index: int) -> Head:
-        """One of `heads`, with its cached products; a CheckpointError where there is none of this
-        index.
-        """
+        """One of `heads`, with its cached products; raises CheckpointError for a wrong index."""
         return self.heads[self.attention.head(index).index]
 
     @cached_property
@@ -206,7 +196,10 @@ class FirstLayer:
         """
         embeddings, positions = self.model.embeddings, self.model.positions
         if positions is None:
-            problem = f"a {self.model.family.name} has no position embedding, hence no sigma of tokens at positions"
+            problem = (
+                f"a {self.model.family.name} has no position embedding, hence no sigma of "
+                "tokens at positions"
+            )
             raise CheckpointError(problem, file=self.model.checkpoint.name)
         if embeddings.first_norm is None:
             return SigmaStatistics.of_no_norm(embeddings.n_tokens, len(positions))
@@ -224,8 +217,7 @@ class FirstLayer:
 
     @cached_property
     def divisor(self) -> np.ndarray:
-        """c_t, what each token's embedding is divided by, float32 (vocab,): its sigma, averaged
-        over learned positions.
+        """c_t, each token's sigma averaged over learned positions, float32 (vocab,).
 
         This is the paper's code's choice for comparing token types with no position in view.
         """
@@ -234,9 +226,8 @@ class FirstLayer:
             return self.sigma.token_mean.astype(np.float32)
         if embeddings.first_norm is None:
             return np.ones(embeddings.n_tokens, np.float32)
-        sigma = np.concatenate(
-            [embeddings.first_norm.sigma(block) for _, block in embeddings.blocks()]
-        )
+        norm = embeddings.first_norm
+        sigma = np.concatenate([norm.sigma(block) for _, block in embeddings.blocks()])
         self.check_finite("sigma of tokens", sigma)
         return sigma
 
@@ -254,14 +245,12 @@ class FirstLayer:
         return factor
 
     def query_rows(self, head: int, tokens: np.ndarray) -> np.ndarray:
-        """Rows of `query_factor` for some tokens, (n,) ids -> float32 (n, r); no other rows are
-        read.
-        """
+        """Rows of `query_factor`, float32 (n, r), for token ids (n,); reads no other rows."""
         w, norm = self.head(head).query_at(self.delta)[0], self.attention.q_norm
         if np.ndim(tokens) != 1:
             raise ValueError(f"tokens have shape {np.shape(tokens)}; expected (n,)")
-        # (n, d)
-        scaled = self.model.embeddings.rows(tokens) / self.divisor[np.asarray(tokens), None]
+        divisor = self.divisor[np.asarray(tokens), None]
+        scaled = self.model.embeddings.rows(tokens) / divisor  # (n, d)
         factor = scaled @ w  # (n, r)
         if norm is not None:
             factor[:, : norm.dims] *= self._scalars(norm.of(head), scaled)[0][:, None]
@@ -269,9 +258,7 @@ class FirstLayer:
         return factor
 
     def mean_row(self, tokens: np.ndarray) -> np.ndarray:
-        """The mean over some tokens of their rows divided by `divisor`, 0 of none: (V,) booleans ->
-        float64 (d,).
-        """
+        """Mean row divided by `divisor`, float64 (d,), over a mask of tokens (V,); 0 for none."""
         total: Any = 0.0
         for first, block in self.model.embeddings.blocks():
             rows = slice(first, first + len(block))
@@ -279,8 +266,7 @@ class FirstLayer:
         return np.asarray(total / max(1, np.count_nonzero(tokens)))
 
     def mean_query(self, head: int, tokens: np.ndarray, mean_row: np.ndarray) -> np.ndarray:
-        """The mean over some tokens of the rows of `query_factor`: (V,) booleans, their `mean_row`
-        -> float64 (r,).
+        """Mean row of `query_factor`, float64 (r,), over a mask of tokens (V,).
 
         Without a norm of queries it is the mean row's query; with one, every query has to be made.
         """
@@ -290,13 +276,10 @@ class FirstLayer:
         return np.asarray(total / max(1, np.count_nonzero(tokens)))
 
     def key_factor(self, kv_head: int) -> np.ndarray:
-        """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads
-        of its group.
-        """
-        if not 0 <= kv_head < self.attention.n_kv_heads:
-            raise CheckpointError(
-                f"no key-value head {kv_head}: a layer has {self.attention.n_kv_heads}"
-            )
+        """E~ W_K of a key-value head, float32 (vocab, r): the right factor for all its heads."""
+        n_kv_heads = self.attention.n_kv_heads
+        if not 0 <= kv_head < n_kv_heads:
+            raise CheckpointError(f"no key-value head {kv_head}: a layer has {n_kv_heads}")
         w, norm = self.attention.k.of(kv_head)[0], self.attention.k_norm
         factor = self._projected(w, norm and norm.of(kv_head))
         self.check_finite(f"the key side of T^ee of key-value head {kv_head}", factor, self.layer)
@@ -310,21 +293,20 @@ class FirstLayer:
     def _scalars(self, norm: InnerNorm, x: np.ndarray) -> np.ndarray:
         """The factor by which a norm multiplies the queries or keys of x (n, d), (heads, n)."""
         scalars = norm.scalars(x)
-        # of squares that are infinite, which leave nothing
+        # An infinite sum of squares makes a scalar 0
         self.check_finite("a q/k-norm", 1 / scalars, self.layer)
         return scalars
 
     def _projected(
         self, w: np.ndarray, norm: InnerNorm | None, start: int = 0, stop: int | None = None
     ) -> np.ndarray:
-        """Scaled token rows times w (d, r), and times the scalars of a norm of them: (stop - start,
-        r).
+        """Scaled token rows times w (d, r), and a norm's scalars if given: (stop - start, r).
 
         Pieces of fixed size, spread over threads with one BLAS thread each: the same bits on any
         number of cores.
         """
         if self.device != "cpu" and norm is None:
-            return self._projected_there(w, start, stop)
+            return self._projected_on_device(w, start, stop)
         embeddings = self.model.embeddings
         divisor = self.divisor
         factor = np.empty(((stop or embeddings.n_tokens) - start, w.shape[1]), np.float32)
@@ -345,64 +327,55 @@ class FirstLayer:
         deque(in_threads(project, pieces), maxlen=0)
         return factor
 
-    def _projected_there(self, w: np.ndarray, start: int, stop: int | None) -> np.ndarray:
+    def _projected_on_device(self, w: np.ndarray, start: int, stop: int | None) -> np.ndarray:
         """Scaled token rows times w on the device."""
         device, stop = open_device(self.device), stop or self.model.embeddings.n_tokens
-        there = device.put(w)
+        w = device.put(w)
         if self._rows_kept is None:
-            return np.concatenate(
-                [device.get(rows @ there) for rows in self._rows_there(start, stop)]
-            )
+            blocks = self._rows_on_device(start, stop)
+            return np.concatenate([device.get(rows @ w) for rows in blocks])
         first, parts = 0, []
         for rows in self._rows_kept:
             end = first + rows.shape[0]
             if first < stop and start < end:
-                parts.append(
-                    device.get(rows[max(start, first) - first : min(stop, end) - first, :] @ there)
-                )
+                part = rows[max(start, first) - first : min(stop, end) - first, :]
+                parts.append(device.get(part @ w))
             first = end
         return np.concatenate(parts)
 
-    def _rows_there(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+    def _rows_on_device(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         """Scaled token rows on the device, in blocks of (b, d)."""
         blocks = self.model.embeddings.blocks(start, stop)
-        scaled = (
-            (block / self.divisor[first : first + len(block), None],) for first, block in blocks
-        )
+        divisor = self.divisor
+        scaled = ((block / divisor[first : first + len(block), None],) for first, block in blocks)
         return (rows for (rows,) in open_device(self.device).put_ahead(scaled))
 
     @cached_property
     def _rows_kept(self) -> list[Any] | None:
         """All rows, if they are small enough to keep for the next head."""
         size = 4 * self.model.embeddings.n_tokens * self.model.config.d_model
-        return (
-            list(self._rows_there())
-            if size < SHARE_KEPT * open_device(self.device).free_bytes()
-            else None
-        )
+        if size < SHARE_KEPT * open_device(self.device).free_bytes():
+            return list(self._rows_on_device())
+        return None
 
     def token_scores(self, token: int) -> np.ndarray:
-        """T^ee of one current token with every previous token type, for every head: float32
-        (n_heads, vocab).
-        """
+        """T^ee of a current token with all previous ones, every head: float32 (n_heads, vocab)."""
         layer = self.attention
         current = self.model.embeddings.rows(np.array([token]))[0] / self.divisor[token]  # (d,)
-        # (H, r)
-        queries = np.stack([current @ head.query_at(self.delta)[0] for head in self.heads])
+        by_head = [current @ head.query_at(self.delta)[0] for head in self.heads]
+        queries = np.stack(by_head)  # (H, r)
         if layer.q_norm is not None:
             queries[:, : layer.q_norm.dims] *= self._scalars(layer.q_norm, current[None])
-        # a scalar a key: keys have to be made before they are compared
-        if layer.k_norm is not None:
-            keys = [self.key_factor(kv_head) for kv_head in range(layer.n_kv_heads)]
-            # (H, V)
-            scores = np.stack([keys[head.kv_head] @ queries[head.index] for head in self.heads])
-        else:
+        if layer.k_norm is None:
             scores = self._scores_of_queries(queries)
+        else:  # the norm scales each key, so keys are made before they are compared
+            keys = [self.key_factor(kv_head) for kv_head in range(layer.n_kv_heads)]
+            scores = np.stack([keys[head.kv_head] @ queries[head.index] for head in self.heads])
         self.check_finite("T^ee", scores, self.layer)
         return scores
 
     def _scores_of_queries(self, queries: np.ndarray) -> np.ndarray:
-        """T^ee of a query a head, (H, r), with every token as a key: (H, vocab)."""
+        """T^ee of one query per head, (H, r), with every token as a key: (H, vocab)."""
         embeddings = self.model.embeddings
         maps = np.stack([head.w_k @ queries[head.index] for head in self.heads], axis=1)  # (d, H)
         scores = np.empty((embeddings.n_tokens, len(self.heads)), np.float32)  # (V, H)
@@ -414,15 +387,14 @@ class FirstLayer:
     def neighbours(
         self, *tokens: str | int, top: int = 10, heads: Sequence[int] | None = None
     ) -> Table:
-        """The previous tokens that heads score highest for some current tokens, by T^ee (the
-        paper's Tables 1 and 3).
+        """Previous tokens that heads score highest for current tokens, by T^ee (Tables 1 and 3).
 
         Parameters
         ----------
         *tokens : str or int
             Each spelled as in a document (" Jackson") or as in the vocabulary, or its id.
         top : int
-            How many previous tokens a head and current token.
+            Number of previous tokens per head and current token.
         heads : sequence of int, optional
             All by default.
 
@@ -438,20 +410,18 @@ class FirstLayer:
         >>> first.neighbours("ibility", top=2, heads=[6])["joined"].tolist()
         [' responsibility', ' insensibility']
         """
-
-        named = any(isinstance(token, str) for token in tokens)
-        tokenizer: Any = (
-            Tokenizer.load(self.model.tokenizer) if named else Tokenizer.at_hand(self.model)
-        )
+        tokenizer: Any
+        if any(isinstance(token, str) for token in tokens):
+            tokenizer = Tokenizer.load(self.model.tokenizer)
+        else:
+            tokenizer = Tokenizer.at_hand(self.model)
         ids = [tokenizer.id_of(token) if isinstance(token, str) else token for token in tokens]
         return ranked(self, tokenizer, ids, top, heads)
 
     def positions(
         self, query: int | None = None, unscaled: bool = False, spread: float = SPREAD
     ) -> PositionTerms:
-        """T^p and T^pp of every head at a query position, as `position_terms` computes them
-        (section 4, Fig. 3).
-        """
+        """T^p and T^pp of every head at a query position (section 4, Fig. 3); `position_terms`."""
         return position_terms(self, query, unscaled, spread)
 
     def terms(self, head: int, tokens: np.ndarray, positions: np.ndarray) -> SixTerms:
@@ -476,7 +446,8 @@ class FirstLayer:
         tokens, positions = ids_of(tokens, "tokens"), ids_of(positions, "positions")
         if tokens.shape != positions.shape or tokens.ndim != 1:
             raise ValueError(
-                f"tokens of shape {tokens.shape} at positions of shape {positions.shape}; both are (n,)"
+                f"tokens of shape {tokens.shape} at positions of shape {positions.shape}; both are "
+                "(n,)"
             )
         sigma = embeddings.sigma(tokens, positions)[:, None]  # (n, 1)
         e = embeddings.tokens[tokens] / sigma  # (n, d)
@@ -484,32 +455,27 @@ class FirstLayer:
 
         def parts(w: np.ndarray, b: np.ndarray) -> Parts:
             stacked = np.stack([e @ w, p @ w, np.broadcast_to(b, (len(e), len(b)))])  # (3, n, r)
-            return Parts(
-                *(stacked if layer.rotation is None else layer.rotation.rotate(stacked, positions))
-            )
+            if layer.rotation is not None:
+                stacked = layer.rotation.rotate(stacked, positions)
+            return Parts(*stacked)
 
         kv_head = layer.head(head).kv_head
         terms = six_terms(parts(*layer.q.of(head)), parts(*layer.k.of(kv_head)))
         self.check_finite(f"a term of head {head}", terms.total(), self.layer)
         if layer.additive is None:
             return terms
-        by_distance = (
-            layer.position_bias(positions[:, None] - positions)[head]
-            * layer.additive.times
-            / layer.scale
-        )
-        return replace(terms, rest=terms.rest + by_distance)
+        bias = layer.position_bias(positions[:, None] - positions)[head]  # (n, n)
+        return replace(terms, rest=terms.rest + bias * layer.additive.times / layer.scale)
 
 
 def bare_embeddings(layer: int) -> str:
-    """A caveat on a layer's scores of token embeddings; empty for the first layer, which does read
-    them.
-    """
+    """A caveat on a layer's scores of token embeddings; empty for the first, which reads them."""
     if not layer:
         return ""
+    before = "the layer before it adds" if layer == 1 else f"the {layer} layers before it add"
     return (
         f"These are scores of bare token embeddings, which are not what reaches layer {layer}: "
-        f"{'the layer before it adds' if layer == 1 else f'the {layer} layers before it add'} to them."
+        f"{before} to them."
     )
 
 
@@ -543,8 +509,7 @@ def neighbours(
     layer: int = 0,
     delta: int = 1,
 ) -> Table:
-    """The previous tokens that heads score highest for some current tokens; see
-    `FirstLayer.neighbours`.
+    """Previous tokens that heads score highest for current tokens; see `FirstLayer.neighbours`.
 
     Examples
     --------
@@ -560,7 +525,7 @@ def position_terms(
 ) -> PositionTerms:
     """Compute the position terms of every head of the first layer.
 
-    With `unscaled` no token embedding is read: sigma is that of tokens of standard deviation
+    With `unscaled` no token embedding is read: sigma is for tokens of standard deviation
     `spread` over their dimensions, uncorrelated with the positions.
     """
     if not 0 < spread < np.inf:
@@ -568,25 +533,29 @@ def position_terms(
     model, positions = first.model, first.model.positions
     if positions is None:
         problem = f"a {model.family.name} has no position embedding, hence no T^p and T^pp"
-        raise CheckpointError(
-            f"{problem}; {_instead(first.heads[0].layer)}", file=model.checkpoint.name
-        )
-    # At the last trained position T^p has a cliff of its own, so that a shorter model is looked at
-    # in mid-context.
+        hint = _instead(first.heads[0].layer)
+        raise CheckpointError(f"{problem}; {hint}", file=model.checkpoint.name)
+    # T^p has a cliff at the last trained position, so a shorter model is read in mid-context.
     query = min(QUERY, max((len(positions) - 1) // 2, FEWEST - 1)) if query is None else query
     if not FEWEST - 1 <= query < len(positions):
-        problem = f"query position {query} is outside {FEWEST - 1} .. {len(positions) - 1}, the model's positions"
+        problem = (
+            f"query position {query} is outside {FEWEST - 1} .. {len(positions) - 1}, the "
+            "model's positions"
+        )
         raise CheckpointError(problem, file=model.checkpoint.name)
     undertrained = undertrained_rows(positions, model.config.initial_std)
     trained = np.setdiff1d(np.arange(query + 1), undertrained)
     if len(trained) < FEWEST:
-        problem = f"only {len(trained)} of the positions up to {query} look trained, and a trend needs {FEWEST}"
-        raise CheckpointError(
-            f"{problem}; untrained are {in_runs(undertrained)}", file=model.checkpoint.name
+        problem = (
+            f"only {len(trained)} of the positions up to {query} look trained, and a trend "
+            f"needs {FEWEST}"
         )
-    sigma, stand_in = (
-        _sigma_without_tokens(model, positions, spread) if unscaled else (first.sigma, None)
-    )
+        untrained = f"untrained are {in_runs(undertrained)}"
+        raise CheckpointError(f"{problem}; {untrained}", file=model.checkpoint.name)
+    if unscaled:
+        sigma, stand_in = _sigma_without_tokens(model, positions, spread)
+    else:
+        sigma, stand_in = first.sigma, None
     with np.errstate(over="ignore", invalid="ignore"):  # found and named below
         numerators = [
             position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads
@@ -606,9 +575,7 @@ def position_terms(
 def _sigma_without_tokens(
     model: Model, positions: np.ndarray, spread: float
 ) -> tuple[SigmaStatistics, Spread | None]:
-    """sigma where a spread stands in for tokens, positions (n, d); 1, with nothing standing in,
-    without a norm.
-    """
+    """sigma if tokens have this spread, and the spread; 1 and None without a norm."""
     if model.first_norm is None:
         return SigmaStatistics.of_no_norm(0, len(positions)), None
     with np.errstate(over="ignore", invalid="ignore"):  # found and named with the terms
@@ -617,18 +584,15 @@ def _sigma_without_tokens(
 
 
 def _instead(layer: Layer) -> str:
-    """How to see what positions do in a layer that gets none from embeddings."""
+    """Advice on seeing what positions do in a layer that gets none from embeddings."""
+    command = "`weightscope positions SOURCE`"
     if layer.rotation is not None:
-        return (
-            "it rotates queries and keys: `weightscope positions SOURCE` has its scores by distance"
-        )
+        return f"it rotates queries and keys: {command} has its scores by distance"
     if layer.additive is not None:
-        return "it adds biases by distance to the scores: `weightscope positions SOURCE` has them"
-    return (
-        f"layer {layer.index} sees no positions"
-        if not layer.relative
-        else "it has terms of a token and a distance"
-    )
+        return f"it adds biases by distance to the scores: {command} has them"
+    if layer.relative:
+        return "it has terms of a token and a distance"
+    return f"layer {layer.index} sees no positions"
 
 
 # The previous tokens that each head scores highest (Tables 1 and 3)
@@ -656,11 +620,12 @@ def ranked(
     rows, name = [], token_names(tokenizer)
     for token in tokens:
         scores = first.token_scores(token)  # (H, V)
-        for head in (
-            range(len(scores)) if heads is None else [first.head(each).index for each in heads]
-        ):
+        all_heads = range(len(scores))
+        chosen = all_heads if heads is None else [first.head(head).index for head in heads]
+        for head in chosen:
             best = np.argsort(-scores[head], kind="stable")[:top]
             for rank, previous in enumerate(best.tolist(), start=1):
                 score = float(scores[head, previous])
                 rows.append((head, rank, previous, name(previous), score, name(previous, token)))
-    return Table.of_rows(HEADER, rows, " ".join(filter(None, ("Tables 1 and 3.", first.bare))))
+    caption = f"Tables 1 and 3. {first.bare}".rstrip()
+    return Table.of_rows(HEADER, rows, caption)

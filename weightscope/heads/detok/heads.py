@@ -1,5 +1,4 @@
-"""Which heads put split words together: T^ee against bigram counts (detokenization paper, section
-3).
+"""Heads that put split words together: T^ee against bigram counts (detokenization paper, sec. 3).
 
 Where scoring every token takes too long, a stratified sample of tokens gives the mean with a
 confidence interval.
@@ -48,34 +47,27 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stratified(ShowsShapes):
-    """Items drawn at random, without replacement, from strata of a population (Cochran 1977,
-    chapter 5).
-    """
+    """Items drawn without replacement from strata of a population (Cochran 1977, chapter 5)."""
 
-    items: np.ndarray  # (n,): Ascending
+    items: np.ndarray  # (n,), ascending
     stratum: np.ndarray  # (n,) stratum of each item
-    sizes: np.ndarray  # (S,): How many items each stratum has in the population
+    sizes: np.ndarray  # (S,) size of each stratum in the population
 
     @classmethod
     def draw(cls, items: np.ndarray, by: np.ndarray, how_many: int, seed: int = 0) -> "Stratified":
-        """A sample of `items`, stratified in groups that are near each other in `by`: items (N,),
-        by (N,).
-        """
+        """Draw a sample of `items` (N,), stratified in groups of similar `by` (N,)."""
         if how_many < FEWEST:
             raise CheckpointError(
                 f"a sample of {how_many} is too small for an interval that holds; {FEWEST} will do"
             )
         rng, how_many = np.random.default_rng(seed), min(how_many, len(items))
-        strata = np.array_split(
-            items[np.argsort(by, kind="stable")], max(1, how_many // STRATUM_SIZE)
-        )
+        ordered = items[np.argsort(by, kind="stable")]
+        strata = np.array_split(ordered, max(1, how_many // STRATUM_SIZE))
         sizes = np.array([len(members) for members in strata])
-        # as large a part of each
+        # The same share of each stratum
         ends = np.round(np.cumsum(sizes) / max(len(items), 1) * how_many).astype(int)
-        drawn = [
-            rng.choice(members, n, replace=False)
-            for members, n in zip(strata, np.diff(ends, prepend=0), strict=True)
-        ]
+        parts = zip(strata, np.diff(ends, prepend=0), strict=True)
+        drawn = [rng.choice(members, n, replace=False) for members, n in parts]
         chosen = np.concatenate(drawn)
         order = np.argsort(chosen)
         stratum = np.repeat(np.arange(len(strata)), [len(members) for members in drawn])
@@ -83,12 +75,11 @@ class Stratified(ShowsShapes):
 
     @property
     def weights(self) -> np.ndarray:
-        """How many items of the population each drawn one represents, (n,)."""
+        """Number of items of the population that each drawn one represents, (n,)."""
         return (self.sizes / np.bincount(self.stratum, minlength=len(self.sizes)))[self.stratum]
 
     def mean(self, values: np.ndarray) -> tuple[float, float, float]:
-        """An estimate of the population's mean and the ends of its 95 % interval, from the (n,)
-        values of the sample.
+        """Estimate the population's mean and its 95 % interval from the sample's values, (n,).
 
         If all items were drawn, the interval has no width; NaN among the values makes all three
         NaN.
@@ -109,7 +100,7 @@ class Stratified(ShowsShapes):
 # Sampled tokens
 
 SURELY_SHORT = 1e13  # multiply-adds: minutes on one slow core, so that nothing has to be timed
-BESIDE_PRODUCTS = 1.5  # times the products alone: what ranking the scores adds
+BESIDE_PRODUCTS = 1.5  # times the products alone, with the ranking of scores
 
 
 def draw_tokens(first: FirstLayer, counts: Counts, how_many: int) -> Stratified:
@@ -122,7 +113,7 @@ def draw_tokens(first: FirstLayer, counts: Counts, how_many: int) -> Stratified:
 
 
 def seconds_of_all(first: FirstLayer, counts: Counts) -> float:
-    """Roughly how long scoring every token takes here; 0 if it is surely a few minutes at most."""
+    """Estimated seconds to score every token here; 0 if it is surely a few minutes at most."""
     n_tokens = first.model.embeddings.n_tokens
     scored = np.count_nonzero(np.diff(counts.matrix(n_tokens).indptr))
     products = float(len(first.heads)) * scored * n_tokens * first.model.config.head_dim
@@ -132,7 +123,7 @@ def seconds_of_all(first: FirstLayer, counts: Counts) -> float:
 
 
 def products_a_second(r: int) -> float:
-    """Multiply-adds of float32 products of inner size r that all cores together do in a second."""
+    """Multiply-adds per second of float32 products of inner size r on all cores together."""
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((512, r), np.float32), rng.standard_normal((r, 4096), np.float32)
     pieces = 4 * usable_cores()
@@ -148,7 +139,7 @@ def products_a_second(r: int) -> float:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenRoc(ShowsShapes):
-    """ROC curves of one current token (Fig. 2), a pair of arrays a head."""
+    """ROC curves of one current token (Fig. 2), a pair of arrays per head."""
 
     text: str
     curves: list[tuple[np.ndarray, np.ndarray]]  # (false positive rate, true positive rate)
@@ -171,10 +162,8 @@ def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> 
 
 # AUROC of all heads (Table 2)
 
-# multiply-adds of a block of rows: half a second to a second of work
-PRODUCTS_A_TASK = 50_000_000_000
-# rows of a block, so that laying out the keys for it stays below a hundredth of the work
-FEWEST_ROWS = 8192
+PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows, up to a second of work
+FEWEST_ROWS = 8192  # rows of a block; laying out the keys stays below a hundredth of the work
 
 
 TABLES: dict[str, Callable[["BigramAuroc"], Any]] = {
@@ -185,7 +174,7 @@ TABLES: dict[str, Callable[["BigramAuroc"], Any]] = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BigramAuroc(Result):
-    """How well each head's T^ee ranks the previous tokens that occur, for every current token.
+    """AUROC with which each head's T^ee ranks the previous tokens that occur, by current token.
 
     Attributes
     ----------
@@ -193,17 +182,17 @@ class BigramAuroc(Result):
         Its name.
     layer : int
     counts : Counts
-        The bigrams that the ranking is held to.
+        The bigrams that the ranking is compared with.
     auroc : (n_heads, vocab) float64 array
         NaN where a token follows no token in the counts, and where one was not drawn.
     specific : (n_heads, vocab) float64 array
-        The same of T^ee less its mean over the current tokens that follow some token: a score of
-        both tokens.
+        AUROC of T^ee less its mean over the current tokens that follow some token: a score of both
+        tokens.
     constant : (n_heads, vocab) float64 array
-        The same of that mean, a score of the previous token alone.
+        AUROC of that mean, a score of the previous token alone.
     baseline : (vocab,) float64 array
-        The same of how often the previous token occurs before other tokens than the current one: no
-        head is in it.
+        AUROC of the previous token's frequency before other tokens than the current one, without
+        any head.
     caveats : tuple of str
         What T^ee leaves out of the heads' scores.
     sample : Stratified, optional
@@ -289,65 +278,63 @@ class BigramAuroc(Result):
             ),
         ]
         caption = (
-            "Table 2. The paper's mean counts a token that follows no token as 0. By frequency, a frequent token "
-            "counts for more: that is the mean over the places of the text that was counted. T^ee is the sum of its "
-            "mean over current tokens, a score of the previous token alone (constant), and of a score of both tokens "
-            "(specific). Without a head, the previous token's frequency (the current token's counts left out) has "
-            f"AUROC {self.auroc_baseline:.3f}."
+            "Table 2. The paper's mean counts a token that follows no token as 0. By frequency, a "
+            "frequent token counts for more: that is the mean over the places of the text that was "
+            "counted. T^ee is the sum of its mean over current tokens, a score of the previous "
+            "token alone (constant), and of a score of both tokens (specific). Without a head, the "
+            "previous token's frequency (the current token's counts left out) has AUROC "
+            f"{self.auroc_baseline:.3f}."
         )
-        return Table(
-            columns, " ".join(filter(None, (caption, self.drawn, bare_embeddings(self.layer))))
-        )
+        notes = (caption, self.drawn, bare_embeddings(self.layer))
+        return Table(columns, " ".join(filter(None, notes)))
 
     def _means(self, aurocs: np.ndarray) -> list[float]:
-        """Mean over the tokens scored of each head, estimated from a sample where one was drawn:
-        (n_heads, vocab).
-        """
+        """Mean over the tokens scored of each head, (n_heads, vocab); a sample gives estimates."""
         if self.sample is None:
             return [mean_auroc(scores).auroc for scores in aurocs]
         return [self.sample.mean(scores[self.sample.items])[0] for scores in aurocs]
 
     @property
     def auroc_baseline(self) -> float:
-        """Mean AUROC of the previous token's frequency, over every token that follows some
-        token.
-        """
+        """Mean AUROC of the previous token's frequency, over tokens that follow some token."""
         return mean_auroc(self.baseline).auroc
 
     @property
     def controls(self) -> dict[str, float]:
-        """What report.json has beside its sections."""
+        """Further numbers for report.json."""
         return {"auroc_baseline": self.auroc_baseline}
 
     @property
     def by_token(self) -> dict[str, np.ndarray]:
-        """What tokens.npz holds."""
+        """Arrays of tokens.npz."""
         names = ("specific", "constant", "baseline")
         return {"auroc": self.auroc} | {f"auroc_{name}": getattr(self, name) for name in names}
 
     @property
     def drawn(self) -> str:
-        """How many tokens were drawn, in a sentence; empty if all are scored."""
+        """The number of tokens drawn, in a sentence; empty if all are scored."""
         if self.sample is None:
             return ""
         return (
-            f"Means are estimates from {len(self.sample.items):,} current tokens of the {self.sample.sizes.sum():,} "
-            "that follow some token, drawn at random from groups of similar frequency."
+            f"Means are estimates from {len(self.sample.items):,} current tokens of the "
+            f"{self.sample.sizes.sum():,} that follow some token, drawn at random from groups of "
+            "similar frequency."
         )
 
     @property
     def counted(self) -> str:
-        """What was counted where no counts were given, in a sentence; empty where some were."""
+        """The texts counted if no counts were given, in a sentence; empty otherwise."""
         if set(self.counts.corpus_files) != {file.name for file in works()}:
             return ""
         return (
-            f"Bigrams of {self.counts.tokens:,} tokens were counted, in the {self.counts.documents} works in the "
-            "public domain that come with weightscope; a larger corpus says more (`weightscope bigrams`)."
+            f"Bigrams of {self.counts.tokens:,} tokens were counted, in the "
+            f"{self.counts.documents} works in the public domain that come with weightscope; a "
+            "larger corpus says more (`weightscope bigrams`)."
         )
 
     @property
     def ranked(self) -> Table:
-        """The same, best head first."""
+        """`heads`, best head first."""
         return self.heads.sorted_by("auroc", descending=True)
 
     @property
@@ -355,18 +342,17 @@ class BigramAuroc(Result):
         """The result in a sentence."""
         head, auroc = self.ranked["head"], self.ranked["auroc"]
         result = (
-            f"Head {head[0]} ranks previous tokens that occur in text above those that do not with AUROC "
-            f"{auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is chance. The previous token's "
-            f"frequency alone has {self.auroc_baseline:.2f}."
+            f"Head {head[0]} ranks previous tokens that occur in text above those that do not with "
+            f"AUROC {auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is "
+            f"chance. The previous token's frequency alone has {self.auroc_baseline:.2f}."
         )
         specific = self.heads.sorted_by("auroc_specific", descending=True)
         result += (
-            f" Of scores less what is the same for all current tokens, head {specific['head'][0]} has the highest "
-            f"AUROC, {specific['auroc_specific'][0]:.2f}."
+            f" Of scores less what is the same for all current tokens, head {specific['head'][0]} "
+            f"has the highest AUROC, {specific['auroc_specific'][0]:.2f}."
         )
-        return " ".join(
-            filter(None, (result, self.drawn, self.counted, bare_embeddings(self.layer)))
-        )
+        notes = (result, self.drawn, self.counted, bare_embeddings(self.layer))
+        return " ".join(filter(None, notes))
 
     def shown(self) -> list[Table]:
         """Heads, the best first."""
@@ -379,12 +365,9 @@ class BigramAuroc(Result):
         return f"{sizes}, the best is head {best} with {auroc:.2f}"
 
     def printed(self) -> list[str | Table]:
-        """What a terminal shows, from above to below."""
-        return [
-            self.ranked,
-            *filter(None, [self.counted]),
-            *(f"not in these numbers: {caveat}" for caveat in self.caveats),
-        ]
+        """Lines and tables for a terminal, in order."""
+        caveats = [f"not in these numbers: {caveat}" for caveat in self.caveats]
+        return [self.ranked, *filter(None, [self.counted]), *caveats]
 
 
 def bigram_auroc(
@@ -396,8 +379,7 @@ def bigram_auroc(
     progress: bool = False,
     sample: int | None = None,
 ) -> BigramAuroc:
-    """AUROC of every head over the full vocabulary: does T^ee rank the tokens that come before a
-    token above others?
+    """AUROC with which every head's T^ee ranks previous tokens that occur, over the vocabulary.
 
     Parameters
     ----------
@@ -432,16 +414,15 @@ def bigram_auroc(
     model = as_model(model)
     with progress_shown(progress):
         first, counts = FirstLayer(model, layer, delta, device), counts_for(model, counts)
-        return measure_heads(
-            first, counts, sample=None if sample is None else draw_tokens(first, counts, sample)
-        )
+        drawn = None if sample is None else draw_tokens(first, counts, sample)
+        return measure_heads(first, counts, sample=drawn)
 
 
 def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
     """The bigram counts, after checking that they are for this model's tokens."""
     n_tokens = model.embeddings.n_tokens
     if counts is None:
-        counts = _of_works(model)
+        counts = _count_works(model)
     elif not isinstance(counts, Counts):
         counts = load_counts(counts)
     try:
@@ -453,8 +434,8 @@ def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
     return counts
 
 
-def _of_works(model: Model) -> Counts:
-    """The bigrams, by the model's own tokenizer, of the texts that come with weightscope."""
+def _count_works(model: Model) -> Counts:
+    """Count the bigrams of the texts that come with weightscope, by the model's tokenizer."""
     try:
         return count_bigrams(works(), Tokenizer.load(model.tokenizer))
     except CheckpointError as error:
@@ -469,7 +450,7 @@ def measure_heads(
     on_worker: "Callable[[], Scorer] | None" = None,
     sample: Stratified | None = None,
 ) -> BigramAuroc:
-    """As `bigram_auroc`, in blocks of rows wherever an engine computes."""
+    """Compute `bigram_auroc` in blocks of rows, wherever an engine computes."""
     if engine is None:
         with ThisProcess() as local_engine:
             return measure_heads(first, counts, local_engine, sample=sample)
@@ -510,9 +491,7 @@ def measure_heads(
 
 
 def auroc_of_previous_frequency(counts: Any) -> np.ndarray:
-    """AUROC of how often the previous token occurs before other tokens than the current one: counts
-    (V, V) -> (V,).
-    """
+    """AUROC of the previous token's frequency before other tokens, (V,), from counts (V, V)."""
     frequency = np.bincount(counts.indices, counts.data, counts.shape[1])
     return auroc_of_own_scores(frequency, frequency[counts.indices] - counts.data, counts)
 
@@ -520,9 +499,7 @@ def auroc_of_previous_frequency(counts: Any) -> np.ndarray:
 def auroc_of_rows(
     get_scorer: "Callable[[], Scorer]", head: int, tokens: range | np.ndarray
 ) -> np.ndarray:
-    """The task that Table 2 consists of: one head and a block of rows, whose size depends on sizes
-    alone; (3, n).
-    """
+    """Compute `Scorer.aurocs`, (3, n), as a task: one head and a block of rows."""
     with one_blas_thread():
         return get_scorer().aurocs(head, tokens)
 
@@ -537,12 +514,14 @@ class Scorer:
         self._keys: tuple[int, np.ndarray] | None = None
         self._mean_row: np.ndarray | None = None
         self._mean: tuple[int, np.ndarray] | None = None
-        # a worker may have several threads, and all need the same layer and keys
+        # A worker may have several threads, and all need the same layer and keys
         self._making = Lock()
 
     def aurocs(self, head: int, tokens: range | np.ndarray) -> np.ndarray:
-        """AUROC of one head for a run of current tokens, or for some of them: of T^ee, of T^ee less
-        its mean over the current tokens that follow some token, and of that mean; float64 (3, n).
+        """AUROC of one head for n current tokens, float64 (3, n).
+
+        The rows are the AUROC of T^ee, of T^ee less its mean over the current tokens that follow
+        some token, and of that mean.
         """
         with self._making:
             keys, mean = self._key_factor(self._first.heads[head].kv_head), self._mean_query(head)
@@ -560,54 +539,41 @@ class Scorer:
             raise overflow(self._first.model, f"T^ee of head {head}", self._first.layer) from None
 
     def _key_factor(self, kv_head: int) -> np.ndarray:
-        """Of the key-value head asked for last, which is kept: rows and heads that share it come
-        one after another.
-        """
+        """The key factor; the last one is kept, since heads that share it follow each other."""
         if self._keys is None or self._keys[0] != kv_head:
             self._keys = None
             self._keys = kv_head, self._first.key_factor(kv_head)
         return self._keys[1]
 
     def _mean_query(self, head: int) -> np.ndarray:
-        """Of the head asked for last, which is kept: the mean query of the current tokens, float32
-        (r,).
-        """
+        """The mean query of the scored tokens, float32 (r,); the last head's is kept."""
         if self._mean is None or self._mean[0] != head:
             if self._mean_row is None:
                 self._mean_row = self._first.mean_row(self._scored)
             mean = self._first.mean_query(head, self._scored, self._mean_row)
-            self._first.check_finite(
-                f"the query side of T^ee of head {head}", mean, self._first.layer
-            )
+            what = f"the query side of T^ee of head {head}"
+            self._first.check_finite(what, mean, self._first.layer)
             self._mean = head, mean.astype(np.float32)
         return self._mean[1]
 
 
 @dataclass(frozen=True)
 class ScorerOnWorker:
-    """How a worker gets a Scorer: it reads the checkpoint and the counts itself, once, and keeps
-    them.
-    """
+    """A recipe for a worker's Scorer, which reads the checkpoint and the counts once."""
 
     source: Source
-    layer: int  # As in `FirstLayer`
+    layer: int  # as in `FirstLayer`
     delta: int
     counts: Path | None  # COUNTS.npz on a file system that workers share; None as in `bigram_auroc`
-    seen: RunIdentity  # Of that file where the task comes from
-    device: str = "cpu"  # As in `FirstLayer`, on the worker
+    seen: RunIdentity  # identity of that file where the task comes from
+    device: str = "cpu"  # as in `FirstLayer`, on the worker
 
     @classmethod
     def of(cls, source: Source, first: FirstLayer, counts: Path | None) -> "ScorerOnWorker":
-        """What `first` is of `source`, and the counts as this machine has them."""
+        """Describe `first` by its source, and the counts as this machine has them."""
         path = None if counts is None else counts.absolute()
-        return cls(
-            source.as_seen(first.model),
-            first.layer,
-            first.delta,
-            path,
-            _identity(path),
-            first.device,
-        )
+        seen = source.as_seen(first.model)
+        return cls(seen, first.layer, first.delta, path, _identity(path), first.device)
 
     def __call__(self) -> Scorer:
         with _opening:

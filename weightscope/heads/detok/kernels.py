@@ -1,13 +1,12 @@
-"""Position curves of heads whose positions are in the scores: rotary embeddings, ALiBi, biases by
-distance.
+"""Position curves of heads with positions in the scores: rotation, ALiBi, biases by distance.
 
-Such heads have no T^p and T^pp. What position does shows in the mean score of two tokens by their
-distance, K(delta) = scale E[q] R(delta) E[k]' + bias(delta), and in how far the scores of single
-pairs of tokens are from it (the band).
+Such heads have no T^p and T^pp. Position shows in the mean score of two tokens by their distance,
+K(delta) = scale E[q] R(delta) E[k]' + bias(delta), and in how far the scores of single pairs of
+tokens are from it (the band).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -40,17 +39,13 @@ from weightscope.model.rows.table import RECORD, lines, title
 from weightscope.model.text.counts import Counts
 from weightscope.report.findings import indexed
 
-# of the first layer: the most frequent ones, or drawn where no counts are at hand
-MOST_TOKENS = 16_384
-MOST_VALUES = 1 << 25  # of their embeddings: 128 MiB
-# of later layers, drawn by the same weights, where the stream is approximated by embeddings
-FEWER_TOKENS = 1024
+MOST_TOKENS = 16_384  # tokens of the first layer, the most frequent ones, or drawn without counts
+MOST_VALUES = 1 << 25  # values of their embeddings: 128 MiB
+FEWER_TOKENS = 1024  # tokens of later layers, drawn by the same weights, where inputs are not known
 AN_OCTAVE = 16  # further distances between one and its double
 UNSTATED = 2048  # positions, where the config says none
-# nats of a mean score over near distances: below it distance hardly moves attention
-LEAST_SPAN = 0.5
-# error of a random factor's spread, above which narrow heads cannot be told from trained ones
-WIDE_ENOUGH = 0.5
+LEAST_SPAN = 0.5  # nats of a mean score over near distances; less hardly moves attention
+WIDE_ENOUGH = 0.5  # most error of a random spread with which trained heads can be told
 PRINTED = 10  # heads on a terminal
 SHOWN = (
     "layer",
@@ -71,16 +66,16 @@ class Tokens(NamedTuple):
 
     ids: np.ndarray
     weights: np.ndarray
-    origin: str  # which ones, in words
+    origin: str  # description, in words
 
 
 class ByPair(NamedTuple):
-    """What the pairs of dimensions of some heads (h) do; NaN beyond the pairs that a head has."""
+    """Pairs of dimensions of some heads, (h, P) each; NaN beyond the pairs that a head has."""
 
-    wavelengths: np.ndarray  # (h, P): tokens a turn; infinite where a dimension does not turn
-    usage: np.ndarray  # (h, P): product of the root mean squares of a pair's queries and keys
-    by_position: np.ndarray  # (h, P): amplitude of the pair's wave in the mean score
-    by_content: np.ndarray  # (h, P): standard deviation over tokens of what the pair adds
+    wavelengths: np.ndarray  # tokens per turn; infinite where a dimension does not turn
+    usage: np.ndarray  # product of the root mean squares of a pair's queries and keys
+    by_position: np.ndarray  # amplitude of the pair's wave in the mean score
+    by_content: np.ndarray  # standard deviation over tokens of what the pair adds
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,19 +91,16 @@ class PositionKernels(ShowsShapes, Result):
     }
 
     model: str
-    layer: np.ndarray  # (h,): each head's layer, and its place there
-    head: np.ndarray  # (h,)
-    distances: np.ndarray  # (D,): i - j, ascending; negative where tokens see what comes after them
-    mean: np.ndarray  # (h, D): scores before the softmax, scale and bias included
-    # (h, D): standard deviation over pairs of tokens; NaN where there are no tokens
-    band: np.ndarray
+    layer: np.ndarray  # (h,), each head's layer
+    head: np.ndarray  # (h,), its place there
+    distances: np.ndarray  # (D,), i - j, ascending; negative where tokens see later ones
+    mean: np.ndarray  # (h, D) scores before the softmax, scale and bias included
+    band: np.ndarray  # (h, D) standard deviation over pairs of tokens; NaN without tokens
     pairs: ByPair
     context: int  # positions that the model was trained on
-    windows: np.ndarray | None  # (h, 2 height - 1, 2 width - 1): biases by rows and columns
-    tokens: str  # over which tokens the first layer's mean is, in words; empty where there are none
-    # tokens whose pass through the model gives later layers' inputs; 0 where bare embeddings are
-    # used
-    followed: int
+    windows: np.ndarray | None  # (h, 2 height - 1, 2 width - 1) biases by rows and columns
+    tokens: str  # tokens that the first layer's mean is over, in words; empty if there are none
+    followed: int  # tokens followed to later layers; 0 where bare embeddings are used
     refused: Mapping[int, str]  # layers without a kernel, and why
     left_out: tuple[str, ...]
     provenance: Provenance = field(default_factory=Provenance, repr=False)
@@ -121,15 +113,14 @@ class PositionKernels(ShowsShapes, Result):
 
     @property
     def rotates(self) -> bool:
-        """Whether any pair turns."""
+        """True if any pair of dimensions turns."""
         return bool(np.isfinite(self.pairs.wavelengths).any())
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """What kernel.npz holds."""
-        curves = {
-            name: getattr(self, name) for name in ("layer", "head", "distances", "mean", "band")
-        }
+        """Arrays of kernel.npz."""
+        names = ("layer", "head", "distances", "mean", "band")
+        curves = {name: getattr(self, name) for name in names}
         windows = {} if self.windows is None else {"windows": self.windows}
         return curves | self.pairs._asdict() | {"context": np.array(self.context)} | windows
 
@@ -137,117 +128,83 @@ class PositionKernels(ShowsShapes, Result):
     def curves(self) -> Table:
         """One row per head and distance."""
         n = len(self.distances)
+        deviation = "standard deviation over pairs of tokens"
         return Table(
             [
                 Column("layer", np.repeat(self.layer, n)),
                 Column("head", np.repeat(self.head, n)),
                 Column("distance", np.tile(self.distances, len(self.head)), unit="tokens"),
                 Column("mean", self.mean.ravel(), meaning="mean score over pairs of tokens"),
-                Column(
-                    "band", self.band.ravel(), meaning="standard deviation over pairs of tokens"
-                ),
+                Column("band", self.band.ravel(), meaning=deviation),
             ],
             "Mean score by distance $i - j$.",
         )
 
     @cached_property
     def near(self) -> np.ndarray:
-        """Where distances are 0, 1, 2 ... without a gap, up to `NEAR`."""
+        """Places of the distances 0, 1, 2 ... without a gap, up to `NEAR`."""
         start = int(np.searchsorted(self.distances, 0))
         return start + np.flatnonzero(self.distances[start:][:NEAR] < NEAR)
 
     @cached_property
     def heads(self) -> Table:
-        """One row per head: what its kernel looks like, and which wavelengths its queries and keys
-        use.
-        """
+        """One row per head: the form of its kernel, and the wavelengths that it uses."""
         near = self.mean[:, self.near]  # (h, n)
         n, over_j = near.shape[1], near[:, ::-1]  # the nearest last
-        peak, attention = self.mean.argmax(axis=1), softmax(over_j, axis=1)
+        attention = softmax(over_j, axis=1)
+        peak = self.distances[self.mean.argmax(axis=1)]
         height = self.mean.max(axis=1) - np.median(near, axis=1)
         by_distance, by_tokens = near.var(axis=1), (self.band[:, self.near] ** 2).mean(axis=1)
         share = by_distance / np.maximum(by_distance + by_tokens, np.finfo(float).tiny)
-        lines_of = trends(over_j) if n >= FEWEST else [np.full(len(near), np.nan)] * len(TRENDS)
+        fitted = trends(over_j) if n >= FEWEST else [np.full(len(near), np.nan)] * len(TRENDS)
+        over = f"over distances 0 to {n - 1}"
+        previous, by_mean = attention[:, max(0, n - 2)], "by the mean score"
+        of_j = "Spearman correlation of the mean score with j"
         columns = [
             Column("layer", self.layer),
             Column("head", self.head),
-            Column(
-                "peak",
-                self.distances[peak],
-                unit="tokens",
-                meaning="distance with the highest mean score",
-            ),
-            Column(
-                "peak_height",
-                height,
-                meaning=f"mean score there less the median over distances 0 to {n - 1}",
-            ),
-            Column(
-                "span",
-                np.ptp(near, axis=1),
-                unit="nats",
-                meaning=f"of the mean score over distances 0 to {n - 1}",
-            ),
-            Column(
-                "previous",
-                attention[:, max(0, n - 2)],
-                meaning="attention to distance 1 by the mean score alone",
-            ),
+            Column("peak", peak, unit="tokens", meaning="distance with the highest mean score"),
+            Column("peak_height", height, meaning=f"mean score there less the median {over}"),
+            Column("span", np.ptp(near, axis=1), unit="nats", meaning=f"of the mean score {over}"),
+            Column("previous", previous, meaning=f"attention to distance 1 {by_mean} alone"),
             Column("position_share", share, meaning="share of distance in the variance of scores"),
-            *(
-                Column(name, values, meaning=text)
-                for (name, text), values in zip(TRENDS, lines_of, strict=True)
-            ),
-            Column(
-                "recency",
-                [*map(recency, over_j)],
-                meaning="Spearman correlation of the mean score with j",
-            ),
+        ]
+        for (name, meaning), values in zip(TRENDS, fitted, strict=True):
+            columns.append(Column(name, values, meaning=meaning))
+        columns += [
+            Column("recency", [*map(recency, over_j)], meaning=of_j),
             Column(
                 "near_mass",
                 near_mass(attention),
-                meaning="attention by the mean score to the nearest tenth",
+                meaning=f"attention {by_mean} to the nearest tenth",
             ),
             *self._bands(),
         ]
-        return Table(columns, f"Curves over distances 0 to {n - 1}, all pairs of tokens at each.")
+        return Table(columns, f"Curves {over}, all pairs of tokens at each.")
 
     def _bands(self) -> list[Column]:
-        """Shares of wavelengths in what queries and keys have."""
+        """Columns for the shares of wavelengths in |q||k|, and for the strongest pair's."""
         if not self.rotates:
             return []
         waves, usage = self.pairs.wavelengths, np.nan_to_num(self.pairs.usage)  # (h, P)
-        turns = np.isfinite(waves)
+        turns, context = np.isfinite(waves), self.context
+        middle = (waves > FAST) & (waves <= context)
+        beyond = (waves > context) & turns
         bands = {
             "fast_share": (waves <= FAST, f"pairs that turn once within {FAST} tokens"),
-            "middle_share": (
-                (waves > FAST) & (waves <= self.context),
-                f"slower pairs, up to {self.context:,} tokens",
-            ),
-            "beyond_share": (
-                (waves > self.context) & turns,
-                f"pairs that turn less than once in {self.context:,}",
-            ),
+            "middle_share": (middle, f"slower pairs, up to {context:,} tokens"),
+            "beyond_share": (beyond, f"pairs that turn less than once in {context:,}"),
             "still_share": (np.isinf(waves), "dimensions that do not turn"),
         }
         total = np.maximum(usage.sum(axis=1), np.finfo(float).tiny)
+        columns = []
+        for name, (in_band, dimensions) in bands.items():
+            share = np.where(in_band, usage, 0).sum(axis=1) / total
+            columns.append(Column(name, share, meaning=f"share of $|q||k|$ in {dimensions}"))
         strongest = np.where(turns, usage, -1.0).argmax(axis=1)
-        return [
-            *(
-                Column(
-                    name,
-                    np.where(there, usage, 0).sum(axis=1) / total,
-                    meaning=f"share of $|q||k|$ in {which}",
-                )
-                for name, (there, which) in bands.items()
-            ),
-            Column(
-                "wavelength",
-                waves[np.arange(len(waves)), strongest],
-                unit="tokens",
-                meaning="of the turning pair with the largest $|q||k|$",
-            ),
-        ]
+        wavelength = waves[np.arange(len(waves)), strongest]
+        largest = "of the turning pair with the largest $|q||k|$"
+        return [*columns, Column("wavelength", wavelength, unit="tokens", meaning=largest)]
 
     def most_positional(self, count: int = 6) -> list[int]:
         """Rows of the heads whose scores owe most to distance, most first."""
@@ -255,16 +212,13 @@ class PositionKernels(ShowsShapes, Result):
         return order
 
     def row(self, layer: int, head: int) -> int:
-        """The row of a head; a CheckpointError where it has none."""
+        """The row of a head; raises CheckpointError where it has none."""
         rows = np.flatnonzero((self.layer == layer) & (self.head == head))
-        if not len(rows):
-            why = self.refused.get(layer)
-            raise CheckpointError(
-                f"layer {layer} {why}"
-                if why
-                else f"no head {layer}.{head} with a curve over distance"
-            )
-        return int(rows[0])
+        if len(rows):
+            return int(rows[0])
+        if why := self.refused.get(layer):
+            raise CheckpointError(f"layer {layer} {why}")
+        raise CheckpointError(f"no head {layer}.{head} with a curve over distance")
 
     def name(self, row: int) -> str:
         """LAYER.HEAD."""
@@ -272,78 +226,73 @@ class PositionKernels(ShowsShapes, Result):
 
     @property
     def headline(self) -> str:
-        """What distance alone does, in a sentence."""
+        """The effect of distance alone, in a sentence or two."""
         heads, moved = self.heads, self.moved
         if not moved.any():
             which = "layer that looks trained" if self.untrained else "layer"
             far = f"by {LEAST_SPAN} nats over distances 0 to {len(self.near) - 1}"
             return f"In no {which} does distance move a head's mean score {far}."
-        near, previous = (
-            int(np.count_nonzero(moved & of)) for of in (heads["recency"] > 0, heads["peak"] == 1)
-        )
+        near = np.count_nonzero(moved & (heads["recency"] > 0))
+        previous = np.count_nonzero(moved & (heads["peak"] == 1))
         result = (
-            f"Distance moves the mean scores of {np.count_nonzero(moved)} of {len(self.head)} heads by {LEAST_SPAN} "
-            f"nats or more: {near} prefer near tokens, and {previous} have their peak at distance 1."
+            f"Distance moves the mean scores of {np.count_nonzero(moved)} of {len(self.head)} "
+            f"heads by {LEAST_SPAN} nats or more: {near} prefer near tokens, and {previous} have "
+            "their peak at distance 1."
         )
         if not self.tokens:
             return result
         row = next(row for row in self.most_positional(len(moved)) if moved[row])
         return (
-            f"{result} Distance matters most in head {self.name(row)}: it is {heads['position_share'][row]:.0%} of the "
-            f"variance of the head's scores and moves their mean by {heads['span'][row]:.1f} nats, highest at distance "
+            f"{result} Distance matters most in head {self.name(row)}: it is "
+            f"{heads['position_share'][row]:.0%} of the variance of the head's scores and moves "
+            f"their mean by {heads['span'][row]:.1f} nats, highest at distance "
             f"{heads['peak'][row]}."
         )
 
     @property
     def moved(self) -> np.ndarray:
-        """Which heads, of layers that look trained, have mean scores that distance moves: (h,)
-        booleans.
-        """
+        """Mask of heads, (h,), in trained layers, whose mean scores distance moves."""
         return (self.heads["span"] >= LEAST_SPAN) & ~np.isin(self.layer, self.untrained)
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What the curves leave out, in sentences."""
-        later = self.layer[self.layer > self.layer.min()]
-        stand_in = (
-            f"Layers after the first read what layers before them wrote: their curves are means over {self.followed} "
-            "random tokens, mostly frequent ones, that passed through the model approximately (attention to far tokens "
-            "is averaged)."
-            if self.followed
-            else "In layers after the first, bare token embeddings behind the layer's own norm stand in for the "
-            "residual stream, without what the layers before wrote: in the model their curves may be quite different."
-        )
-        skipped = [f"Layer {layer} {why}: no curve." for layer, why in self.refused.items()]
-        random = []
+        """Caveats: untrained layers, approximate inputs, and parts of scores left out."""
+        cautions = []
         if self.untrained:
             where = indexed("layer", self.untrained)
-            random = [
+            cautions.append(
                 f"The factors of {where} have the spectra of random matrices, as before training."
-            ]
-        return (
-            *random,
-            *([stand_in] if self.tokens and len(later) else []),
-            *skipped,
-            *self.left_out,
-        )
+            )
+        if self.tokens and (self.layer > self.layer.min()).any():
+            if self.followed:
+                cautions.append(
+                    "Layers after the first read what layers before them wrote: their curves are "
+                    f"means over {self.followed} random tokens, mostly frequent ones, that passed "
+                    "through the model approximately (attention to far tokens is averaged)."
+                )
+            else:
+                cautions.append(
+                    "In layers after the first, bare token embeddings behind the layer's own norm "
+                    "stand in for the residual stream, without what the layers before wrote: in "
+                    "the model their curves may be quite different."
+                )
+        cautions += [f"Layer {layer} {why}: no curve." for layer, why in self.refused.items()]
+        return (*cautions, *self.left_out)
 
     @property
     def lead(self) -> str:
-        """The same, over which tokens, and the caveats."""
+        """The headline, the tokens that means are over, and the caveats."""
         which = "Tokens of the first layer" if self.followed else "Tokens"
         over = f"{which}: {self.tokens}." if self.tokens else "The curves are the bias alone."
         return " ".join([self.headline, over, *self.cautions])
 
     def printed(self) -> list[str | Table]:
-        """What a terminal shows: the heads whose scores owe most to distance."""
-        table, most = self.shown()[0], self.most_positional(PRINTED)
-        return [
-            self.headline,
-            Table([replace(column, values=column.values[most]) for column in table.columns]),
-        ]
+        """The headline, and the heads whose scores owe most to distance."""
+        heads = self.shown()[0].take(self.most_positional(PRINTED))
+        return [self.headline, Table(heads.columns)]
 
     def shown(self) -> list[Table]:
-        """What each head does with distance."""
+        """The main columns, one row per head."""
         names = {column.name for column in self.heads.columns}
         return [self.heads.select(*(name for name in SHOWN if name in names))]
 
@@ -351,12 +300,14 @@ class PositionKernels(ShowsShapes, Result):
 TRENDS = (
     (
         "slope",
-        "of the line fitted to the mean score, per position: positive where near tokens are preferred, as ALiBi's",
+        "of the line fitted to the mean score, per position: positive where near tokens are "
+        "preferred, as ALiBi's",
     ),
     ("linear_share", "share of the curve's variance that the line explains"),
     (
         "period",
-        "of the strongest sinusoid beside the line, in tokens; as long as the curve, it is a lower bound",
+        "of the strongest sinusoid beside the line, in tokens; as long as the curve, it is a lower "
+        "bound",
     ),
     ("sinusoid_share", "share of the curve's variance that it explains beyond the line"),
 )
@@ -376,8 +327,8 @@ def position_kernels(
         Bigram counts; by default from the texts that come with weightscope. Where the tokenizer is
         not at hand, all tokens weigh the same.
     inputs : mapping of int to (n, d) array, optional
-        What enters layers after the first, as `circuits.stream` follows tokens; a layer that is not
-        given gets bare token embeddings.
+        Inputs of layers after the first, as `circuits.stream` follows tokens; a layer without gets
+        bare token embeddings.
 
     Raises
     ------
@@ -395,31 +346,33 @@ def position_kernels(
     distances = distances_up_to(context - 1) if window is None else np.arange(window.sides[1])
     if window is not None or both_ways(model):
         distances = np.concatenate((-distances[:0:-1], distances))
-    refused, by_layer, left_out, places, untrained = {}, [], dict[str, None](), False, []
+    refused: dict[int, str] = {}
+    by_layer: list[tuple[_Curves, ByPair]] = []
+    left_out: dict[str, None] = {}  # in order, each once
+    untrained: list[int] = []
+    has_distances = False
     with bar(what="kernels", unit="layer", total=len(indices)) as done:
         for index in indices:
             layer = model.layer(index)
             if why := why_no_kernel(layer):
                 refused[index] = why
             else:
-                # a tower whose layers are all refused may have none
+                # Read here, because a tower whose layers are all refused may have no tokens
                 if window is None and tokens is None:
                     tokens = tokens_of(model, counts)
-                x = None if tokens is None else _standing_in(model, index, tokens, inputs)
+                x = None if tokens is None else _inputs_of(model, index, tokens, inputs)
                 by_layer.append(_of_layer(model, layer, distances, x))
-                untrained += [index] if as_initialised(layer) else []
+                if as_initialised(layer):
+                    untrained.append(index)
                 left_out |= dict.fromkeys(_left_out(layer, model.config.layer_types[index]))
-                places |= layer.rotation is not None or layer.additive is not None
+                has_distances |= layer.rotation is not None or layer.additive is not None
             done.update(1)
-    if not places:
-        which, why = next(iter(refused.items()), (0, "sees no positions"))
-        raise CheckpointError(
-            f"no curve over distance: layer {which} {why}", file=model.checkpoint.name
-        )
-    curves = (
-        np.concatenate(parts) for parts in zip(*(of_layer for of_layer, _ in by_layer), strict=True)
-    )
-    layers, heads, mean, band, windows = curves
+    if not has_distances:
+        first, why = next(iter(refused.items()), (0, "sees no positions"))
+        problem = f"no curve over distance: layer {first} {why}"
+        raise CheckpointError(problem, file=model.checkpoint.name)
+    fields = zip(*(curves for curves, _ in by_layer), strict=True)
+    layers, heads, mean, band, windows = map(np.concatenate, fields)
     return PositionKernels(
         model.title,
         layers,
@@ -427,7 +380,7 @@ def position_kernels(
         distances,
         mean,
         band,
-        _together([pairs for _, pairs in by_layer]),
+        _concatenated([pairs for _, pairs in by_layer]),
         context,
         windows if windows.size else None,
         "" if tokens is None else tokens.origin,
@@ -440,10 +393,10 @@ def position_kernels(
 
 
 def as_initialised(layer: Layer) -> bool:
-    """Whether all factors of a layer's heads have the second moments of Gaussian matrices, as
-    before training.
+    """True if all factors of a layer's heads have the second moments of Gaussian matrices.
 
-    Where a norm's gain is folded into W_Q and W_K, W_V and W_O decide. Narrow heads cannot be told.
+    They have before training. Where a norm's gain is folded into W_Q and W_K, W_V and W_O decide.
+    False for heads too narrow to be told.
     """
     factors = [(layer.v, layer.n_kv_heads)]
     if layer.q_norm is None and layer.k_norm is None:
@@ -451,33 +404,29 @@ def as_initialised(layer: Layer) -> bool:
     gain = np.ones(layer.d_model) if layer.norm is None else layer.norm.gamma.astype(np.float64)
     filled = (gain**2).sum() ** 2 / (gain**4).sum()  # dimensions that a random factor would fill
     spreads = [
-        (_random_spread([maps.of(head)[0] for head in range(n)], filled), n) for maps, n in factors
+        _random_spread([maps.of(head)[0] for head in range(n)], filled) for maps, n in factors
     ]
-    spreads.append(
-        (_random_spread([w.T for w in np.asarray(layer.w_o)], layer.d_model), layer.n_heads)
-    )
+    spreads.append(_random_spread([w.T for w in np.asarray(layer.w_o)], layer.d_model))
+    counts = [*(n for _, n in factors), layer.n_heads]
     width = layer.w_o.shape[1]
-    errors = [spread_error(width * np.sqrt(n)) for _, n in spreads]
+    errors = [spread_error(width * np.sqrt(n)) for n in counts]
     if max(errors) > WIDE_ENOUGH:
         return False
-    return all(abs(spread - 1) < error for (spread, _), error in zip(spreads, errors, strict=True))
+    return all(abs(spread - 1) < error for spread, error in zip(spreads, errors, strict=True))
 
 
 def _random_spread(heads: Sequence[np.ndarray], width: float) -> float:
-    """width (tr(G^2) / (tr G)^2 - 1/r), mean over factors (d, r): 1 where they are random and fill
-    `width` rows.
-    """
+    """width (tr(G^2) / (tr G)^2 - 1/r), mean over factors (d, r); 1 if random on `width` rows."""
     spreads = []
     for w in heads:
         gram = (w.T @ w).astype(np.float64)
-        spreads.append(
-            (gram**2).sum() / max(gram.trace(), np.finfo(float).tiny) ** 2 - 1 / len(gram)
-        )
+        trace = max(gram.trace(), np.finfo(float).tiny)
+        spreads.append((gram**2).sum() / trace**2 - 1 / len(gram))
     return float(width * np.mean(spreads))
 
 
 class _Curves(NamedTuple):
-    """Fields of `PositionKernels`, of one layer."""
+    """Fields of `PositionKernels` for one layer."""
 
     layer: np.ndarray
     head: np.ndarray
@@ -486,7 +435,7 @@ class _Curves(NamedTuple):
     windows: np.ndarray
 
 
-def _standing_in(
+def _inputs_of(
     model: Model, index: int, tokens: Tokens, inputs: Mapping[int, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """A layer's inputs or their substitute, (n, d), and weights (n,)."""
@@ -505,16 +454,15 @@ def _of_layer(
     distances: np.ndarray,
     weighted: tuple[np.ndarray, np.ndarray] | None,
 ) -> tuple[_Curves, ByPair]:
-    """The curves of a layer's heads, and what their pairs do."""
+    """The curves of a layer's heads, and their pairs of dimensions."""
     n_heads, window = layer.n_heads, window_of(layer)
     empty = np.empty((n_heads, 0))
     labels = np.full(n_heads, layer.index), np.arange(n_heads)
     if weighted is None:
         table = np.moveaxis(window.table * window.times, -1, 0) if window is not None else empty
         mean = biases(layer)(distances)
-        return _Curves(*labels, mean, np.full_like(mean, np.nan), table), ByPair(
-            empty, empty, empty, empty
-        )
+        curves = _Curves(*labels, mean, np.full_like(mean, np.nan), table)
+        return curves, ByPair(empty, empty, empty, empty)
     with np.errstate(over="ignore", invalid="ignore"):  # found and named below
         kernel = mean_scores(layer, *weighted)
         mean, band = kernel.mean(distances), kernel.band(distances)
@@ -522,71 +470,62 @@ def _of_layer(
         raise overflow(model, "the mean score by distance", layer.index)
     with np.errstate(divide="ignore"):
         waves = np.broadcast_to(2 * np.pi / np.abs(kernel.frequencies), kernel.usage.shape)
-    return _Curves(*labels, mean, band, empty), ByPair(
-        waves, kernel.usage, kernel.by_position, kernel.by_content
-    )
+    pairs = ByPair(waves, kernel.usage, kernel.by_position, kernel.by_content)
+    return _Curves(*labels, mean, band, empty), pairs
 
 
-def _together(layers: list[ByPair]) -> ByPair:
+def _concatenated(layers: list[ByPair]) -> ByPair:
     """The pairs of all layers' heads, padded with NaN to the widest layer."""
     width = max(pairs.usage.shape[1] for pairs in layers)
-    padded = [
-        [
-            np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=np.nan)
-            for values in pairs
-        ]
-        for pairs in layers
-    ]
-    return ByPair(*(np.concatenate(parts) for parts in zip(*padded, strict=True)))
+
+    def padded(values: np.ndarray) -> np.ndarray:
+        missing = width - values.shape[1]
+        return np.pad(values, ((0, 0), (0, missing)), constant_values=np.nan)
+
+    return ByPair(*(np.concatenate([*map(padded, field)]) for field in zip(*layers, strict=True)))
 
 
-def _left_out(layer: Layer, kind: str) -> list[str]:
-    """What the model does to scores that the curves do not have, in sentences."""
-    rotation = layer.rotation
-    texts = {
-        f"Scores are bounded by {layer.softcap:g} tanh(s / {layer.softcap:g}) after the curves' sum."
-        if layer.softcap is not None
-        else "",
-        f"Queries are multiplied by {layer.temperature} at position p: the curves are those of a factor of 1."
-        if layer.temperature is not None
-        else "",
-        f"Sequences over {rotation.longest:,} positions turn otherwise: the curves are those of shorter ones."
-        if rotation is not None and rotation.stretched is not None
-        else "",
-        "Positions have several axes: the curves are of text, whose tokens are equally far on each."
-        if rotation is not None and rotation.axes is not None
-        else "",
-        "Layers of sliding windows do not see as far as their curves go."
-        if kind.startswith("sliding")
-        else "",
-        "A class token has biases of its own, which are not in the curves."
-        if (window := window_of(layer)) is not None and window.of_class is not None
-        else "",
-    }
-    return sorted(filter(None, texts))
+def _left_out(layer: Layer, layer_type: str) -> list[str]:
+    """Effects on the model's scores that the curves do not have, in sentences."""
+    rotation, window, cap = layer.rotation, window_of(layer), layer.softcap
+    texts = []
+    if cap is not None:
+        texts.append(f"Scores are bounded by {cap:g} tanh(s / {cap:g}) after the curves' sum.")
+    if layer.temperature is not None:
+        texts.append(
+            f"Queries are multiplied by {layer.temperature} at position p: the curves are those of "
+            "a factor of 1."
+        )
+    if rotation is not None and rotation.stretched is not None:
+        texts.append(
+            f"Sequences over {rotation.longest:,} positions turn otherwise: the curves are those "
+            "of shorter ones."
+        )
+    if rotation is not None and rotation.axes is not None:
+        texts.append(
+            "Positions have several axes: the curves are of text, whose tokens are equally far on "
+            "each."
+        )
+    if layer_type.startswith("sliding"):
+        texts.append("Layers of sliding windows do not see as far as their curves go.")
+    if window is not None and window.of_class is not None:
+        texts.append("A class token has biases of its own, which are not in the curves.")
+    return sorted(texts)
 
 
 def tokens_of(model: Model, counts: Counts | str | Path | None = None) -> Tokens:
-    """The tokens that means are over: by how often they occur where counts are at hand, else all
-    the same.
-    """
-    n_tokens, most = (
-        model.embeddings.n_tokens,
-        min(MOST_TOKENS, MOST_VALUES // model.config.d_model),
-    )
+    """The tokens that means are over, by frequency if counts are at hand, else all alike."""
+    n_tokens = model.embeddings.n_tokens
+    most = min(MOST_TOKENS, MOST_VALUES // model.config.d_model)
     try:
         bigrams = counts_for(model, counts)
     except CheckpointError:
         if counts is not None:
             raise
-        ids = np.arange(n_tokens)
+        ids, which = np.arange(n_tokens), f"all {n_tokens:,}"
         if n_tokens > most:
             ids = np.sort(np.random.default_rng(0).choice(n_tokens, most, replace=False))
-        which = (
-            f"{len(ids):,} drawn from the {n_tokens:,}"
-            if len(ids) < n_tokens
-            else f"all {n_tokens:,}"
-        )
+            which = f"{most:,} drawn from the {n_tokens:,}"
         origin = f"{which} of the vocabulary, all weighted alike, because no counts were at hand"
         return Tokens(ids, np.full(len(ids), 1 / len(ids)), origin)
     occurrences = bigrams.occurrences
@@ -600,8 +539,7 @@ def tokens_of(model: Model, counts: Counts | str | Path | None = None) -> Tokens
 
 
 def entering(model: Model, index: int, rows: np.ndarray) -> np.ndarray:
-    """Token rows (n, e) as a layer would read them if nothing before it had written anything, (n,
-    d).
+    """Token rows (n, e) as a layer would read them if no layer before it wrote anything, (n, d).
 
     Where the stream has passed a norm when it enters the layer (post-norm models), they pass it
     too.
@@ -617,31 +555,27 @@ def entering(model: Model, index: int, rows: np.ndarray) -> np.ndarray:
 def context_of(model: Model) -> int:
     """Positions that the model was first trained on, as far as its config says."""
     config: ModelConfig = model.config
+    key = "original_max_position_embeddings"
     lengths = [
-        given.size("original_max_position_embeddings")
-        for given in config.rope.values()
-        if isinstance(given, Config) and given.has("original_max_position_embeddings")
+        rope.size(key)
+        for rope in config.rope.values()
+        if isinstance(rope, Config) and rope.has(key)
     ]
     return min([*lengths, config.n_positions or UNSTATED])
 
 
 def both_ways(model: Model) -> bool:
-    """Whether tokens see those that come after them, as the census of transformers' attention
-    saw.
-    """
+    """True if tokens see later ones, by the census of transformers' attention."""
     additive = model.layer(model.attention_layers[0]).additive
     if isinstance(additive, Buckets):
         return not additive.causal
     row = title(model.family)
-    return {line["kind"] for line in lines(RECORD) if row in (line["row"] or "").split()} == {
-        "self"
-    }
+    kinds = {line["kind"] for line in lines(RECORD) if row in (line["row"] or "").split()}
+    return kinds == {"self"}
 
 
 def distances_up_to(last: int) -> np.ndarray:
     """0, 1, 2 ... at first, then `AN_OCTAVE` to each doubling, up to the last: (D,) ints."""
-    octaves: Callable[[np.ndarray], np.ndarray] = lambda steps: NEAR * 2.0 ** (steps / AN_OCTAVE)  # noqa: E731
-    far = np.rint(
-        octaves(np.arange(max(0, int(AN_OCTAVE * np.log2(max(last, NEAR) / NEAR))) + 1))
-    ).astype(int)
+    steps = np.arange(max(0, int(AN_OCTAVE * np.log2(max(last, NEAR) / NEAR))) + 1)
+    far = np.rint(NEAR * 2.0 ** (steps / AN_OCTAVE)).astype(int)
     return np.unique(np.concatenate((np.arange(min(NEAR, last + 1)), far[far <= last], [last])))

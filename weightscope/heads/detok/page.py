@@ -25,48 +25,46 @@ HEADS_OF_FIG_2 = (7, 1)
 # Table 2, mean AUROC by head, and the same by frequency, to the three decimals of the authors'
 # notes (gokamoda/lm-detokenization, notes/gpt2.md).
 AUROC = {
-    7: 0.876, 11: 0.806, 6: 0.793, 0: 0.732, 4: 0.694, 3: 0.634, 10: 0.615, 2: 0.549, 8: 0.445, 1: 0.404, 9: 0.401,
-    5: 0.286,
+    7: 0.876, 11: 0.806, 6: 0.793, 0: 0.732, 4: 0.694, 3: 0.634,
+    10: 0.615, 2: 0.549, 8: 0.445, 1: 0.404, 9: 0.401, 5: 0.286,
 }  # fmt: skip
 AUROC_BY_FREQUENCY = {
-    7: 0.865, 3: 0.846, 4: 0.830, 11: 0.788, 10: 0.733, 8: 0.687, 1: 0.620, 9: 0.616, 5: 0.613, 0: 0.591, 2: 0.591,
-    6: 0.568,
+    7: 0.865, 3: 0.846, 4: 0.830, 11: 0.788, 10: 0.733, 8: 0.687,
+    1: 0.620, 9: 0.616, 5: 0.613, 0: 0.591, 2: 0.591, 6: 0.568,
 }  # fmt: skip
 
 # Eq. 14: the terms of a score that depend on positions.
 EQUATIONS = (
-    "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$ "
-    "Means over the tokens at $i$ and $j$ take $1/σ$ at its mean, in figures and tables alike; the paper's Fig. 3 "
-    "takes $σ_i$ at its mean."
+    "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$ Means over "
+    "the tokens at $i$ and $j$ take $1/σ$ at its mean, in figures and tables alike; the paper's "
+    "Fig. 3 takes $σ_i$ at its mean."
 )
 SPREAD_EQUATIONS = (
-    "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$ $$σ_j^2 = s^2 + Var p_j$$ "
-    "$s$ stands in for token embeddings: the standard deviation of a token over its dimensions, all the same and "
-    "uncorrelated with $p_j$. positions.npz has the numerators."
+    "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$ $$σ_j^2 = "
+    "s^2 + Var p_j$$ $s$ stands in for token embeddings: the standard deviation of a token over "
+    "its dimensions, all the same and uncorrelated with $p_j$. positions.npz has the numerators."
 )
 
 
 def is_of_paper(model: str) -> bool:
-    """Whether this is the paper's model, by its name on the Hub."""
+    """True if this is the paper's model, by its name on the Hub."""
     return model.partition("@")[0] in MODELS
 
 
 def present(heads: Iterable[int], n_heads: int) -> list[int]:
-    """Those of some heads that a layer has, each once."""
+    """Heads that a layer of `n_heads` has, each once."""
     return [head for head in dict.fromkeys(heads) if head < n_heads]
 
 
 @phase("drawing figures")
 def write_auroc_page(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()) -> None:
     """Write report.html and its figures."""
-    title = f"Detokenization in layer {auroc.layer} of {auroc.model}"
-    sections = auroc_sections(files, auroc, curves)
     write_page(
         files,
         "report.html",
-        title,
+        f"Detokenization in layer {auroc.layer} of {auroc.model}",
         auroc.lead,
-        sections,
+        auroc_sections(files, auroc, curves),
         model=auroc.model,
         provenance=auroc.provenance,
         numbers=auroc.controls,
@@ -76,54 +74,42 @@ def write_auroc_page(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc
 def auroc_sections(
     files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()
 ) -> list[Section]:
-    """Table 2, with the paper's numbers if the model is the paper's, and the ROC curves of Fig. 2,
-    if any.
-    """
+    """Table 2, with the paper's numbers for the paper's model, and any ROC curves (Fig. 2)."""
     table, counts = auroc.ranked, auroc.counts
     of_paper = is_of_paper(auroc.model) and auroc.layer == 0
     if of_paper:
-        printed, by_frequency = (
-            np.array([means.get(head, np.nan) for head in table["head"]])
-            for means in (AUROC, AUROC_BY_FREQUENCY)
-        )
-        differs = Column(
-            "auroc_paper_differs",
-            table["auroc_paper"] - printed,
-            "auroc_paper less Table 2",
-            format="+.3f",
-        )
+        printed = np.array([AUROC.get(head, np.nan) for head in table["head"]])
+        noted = np.array([AUROC_BY_FREQUENCY.get(head, np.nan) for head in table["head"]])
+        differs, less = table["auroc_paper"] - printed, "auroc_paper less Table 2"
+        by_frequency = "by frequency, authors' notes"
         compared = (
             Column("auroc_printed", printed, "Table 2's AUROC", format=".3f"),
-            differs,
-            Column(
-                "auroc_by_frequency_noted",
-                by_frequency,
-                "by frequency, authors' notes",
-                format=".3f",
-            ),
+            Column("auroc_paper_differs", differs, less, format="+.3f"),
+            Column("auroc_by_frequency_noted", noted, by_frequency, format=".3f"),
         )
         table = Table([*table.columns, *compared], table.caption)
     scored = f"{table['tokens_scored'][0]:,} of {auroc.auroc.shape[1]:,}"
     which = "were drawn" if auroc.sample else "follow some token"
     text = f"{plain(counts.origin)}. {scored} tokens {which}."
     if of_paper:
-        text += " Table 2 counts OpenWebText; other counts, as of a few shards, are one reason for `auroc_paper_differs`."
+        text += (
+            " Table 2 counts OpenWebText; other counts, as of a few shards, are one reason for "
+            "`auroc_paper_differs`."
+        )
     caption = (
-        "Bigram AUROC of $T^ee$ by head, best first. "
-        "Dot: mean over tokens; bars: the middle half and the middle 90 % of tokens. Diamond: mean of $T^ee$ less its "
-        "mean over current tokens, which scores the previous token alone. Dashed: how often the previous token occurs, "
+        "Bigram AUROC of $T^ee$ by head, best first. Dot: mean over tokens; bars: the middle half "
+        "and the middle 90 % of tokens. Diamond: mean of $T^ee$ less its mean over current tokens, "
+        "which scores the previous token alone. Dashed: how often the previous token occurs, "
         "without a head and without the current token's counts."
     )
     drawn = Figure(save(figures.auroc_figure(auroc), files, "auroc"), caption)
     measured = table if of_paper else Filed(table, "heads.csv")
     sections = [Section("Which heads put words together", text, [drawn, measured])]
     if curves:
-        coloured = (
-            present(HEADS_OF_FIG_2, len(auroc.auroc))
-            if of_paper
-            else table["head"][[0, -1]].tolist()
-        )
-        which = "the paper's heads" if of_paper else "the best and the worst head"
+        if of_paper:
+            coloured, which = present(HEADS_OF_FIG_2, len(auroc.auroc)), "the paper's heads"
+        else:
+            coloured, which = table["head"][[0, -1]].tolist(), "the best and the worst head"
         caption = (
             f"ROC curves for single current tokens (Fig. 2): {which} in colour, the others in grey."
         )
@@ -136,33 +122,29 @@ def auroc_sections(
 def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = ()) -> Section:
     """Fig. 3 for the selected heads, or the one that looks nearest, and the trends of all."""
     table, parts = terms.heads, []
-    at = "" if terms.spread is None else f" (with $s$ = {terms.spread.s:g})"
+    with_spread = "" if terms.spread is None else f" (with $s$ = {terms.spread.s:g})"
     for head in heads or (terms.nearest_head(),):
-        t_p, t_pp = (
-            {name: table[f"{part}_{name}"][head] for name in Trends._fields}
-            for part in ("t_p", "t_pp")
-        )
+        t_p = {name: table[f"t_p_{name}"][head] for name in Trends._fields}
+        t_pp = {name: table[f"t_pp_{name}"][head] for name in Trends._fields}
         caption = (
-            f"Fig. 3 for head {head} at query position {terms.query} (dotted); the model's last position is "
-            f"{terms.t_p.shape[1] - 1}. A line of slope {t_p['slope']:.3g} a position "
+            f"Fig. 3 for head {head} at query position {terms.query} (dotted); the model's last "
+            f"position is {terms.t_p.shape[1] - 1}. A line of slope {t_p['slope']:.3g} a position "
             f"is {t_p['linear_share']:.0%} of the variance of $T^p$; a sinusoid of period "
-            f"{longest(t_pp['period'], terms)} is {t_pp['sinusoid_share']:.0%} of that of $T^pp${at}."
+            f"{longest(t_pp['period'], terms)} is {t_pp['sinusoid_share']:.0%} of that of "
+            f"$T^pp${with_spread}."
         )
-        parts.append(
-            Figure(
-                save(figures.position_figure(terms, head), files, f"positions-head-{head}"), caption
-            )
-        )
+        figure = figures.position_figure(terms, head)
+        parts.append(Figure(save(figure, files, f"positions-head-{head}"), caption))
     caption = (
-        f"$T^p + T^pp$ of every head at query position {terms.query}, each with its mean taken out, and how much "
-        f"attention its softmax gives to the nearest tenth of the positions{at}."
+        f"$T^p + T^pp$ of every head at query position {terms.query}, each with its mean taken "
+        "out, and how much attention its softmax gives to the nearest tenth of the "
+        f"positions{with_spread}."
     )
-    parts.append(
-        Figure(save(figures.all_heads_figure(terms), files, "positions-all-heads"), caption)
-    )
-    what = EQUATIONS if terms.spread is None else SPREAD_EQUATIONS
+    figure = figures.all_heads_figure(terms)
+    parts.append(Figure(save(figure, files, "positions-all-heads"), caption))
+    text = EQUATIONS if terms.spread is None else SPREAD_EQUATIONS
     trends = Filed(table.select(*terms.columns_shown), "trends.csv")
-    return Section("What heads owe to position", what, [*parts, trends])
+    return Section("What heads owe to position", text, [*parts, trends])
 
 
 def longest(period: float, terms: PositionTerms) -> str:
@@ -175,65 +157,52 @@ def longest(period: float, terms: PositionTerms) -> str:
 def text_section(
     files: Files, check: TextCheck, terms: PositionTerms, heads: Sequence[int] = ()
 ) -> Section:
-    """Fig. 4 for the selected heads, or the one that looks nearest, and every head's
-    contributions.
-    """
+    """Fig. 4 for some heads, or the one that looks nearest, and every head's contributions."""
     shown = tuple(heads) or (terms.nearest_head(),)
     head = shown[0]
     strongest = max(TERMS, key=lambda name: check.heads[name][head])
     text = (
-        f"Attention of layer 0 on {check.n_texts} passages of {plain(check.source)}. Leaving out $T^{strongest}$ moves "
-        f"head {head}'s attention most, by {check.heads[strongest][head]:.2f} nats. The six terms add up to the "
-        f"model's attention: no weight differs by more than {check.difference:.0e}."
+        f"Attention of layer 0 on {check.n_texts} passages of {plain(check.source)}. Leaving out "
+        f"$T^{strongest}$ moves head {head}'s attention most, by "
+        f"{check.heads[strongest][head]:.2f} nats. The six terms add up to the model's attention: "
+        f"no weight differs by more than {check.difference:.0e}."
     )
-    fig_4 = [
-        Figure(
-            save(figures.text_figure(check, terms, head), files, f"empirical-head-{head}"),
-            f"Fig. 4. Left: head {head}'s attention from position {check.query} with the band of 95 % of the texts, "
-            "and what position alone predicts with $1/σ_i$ at its mean, as in Fig. 3. Middle: how far it moves "
-            "without each term, by position (eq. 18: $D_KL(P ∥ Q)$, scores divided by $√(d')$). Right: the same as the "
-            "authors' script draws the paper's figure, $D_KL(Q ∥ P)/(i + 1)$ of undivided scores, averaged over heads; "
-            "c_paper in contributions.csv.",
+    fig_4 = []
+    for head in shown:
+        caption = (
+            f"Fig. 4. Left: head {head}'s attention from position {check.query} with the band of "
+            "95 % of the texts, and what position alone predicts with $1/σ_i$ at its mean, as in "
+            "Fig. 3. Middle: how far it moves without each term, by position (eq. 18: $D_KL(P ∥ "
+            "Q)$, scores divided by $√(d')$). Right: the same as the authors' script draws the "
+            "paper's figure, $D_KL(Q ∥ P)/(i + 1)$ of undivided scores, averaged over heads; "
+            "c_paper in contributions.csv."
         )
-        for head in shown
-    ]
+        figure = figures.text_figure(check, terms, head)
+        fig_4.append(Figure(save(figure, files, f"empirical-head-{head}"), caption))
     every = Figure(
         save(figures.contributions_figure(check), files, "contributions"),
         "Mean of each term's contribution over positions, in nats, by head.",
     )
-    beside = beside_position(check, terms)
-    files.table("attention.csv", beside)
-    return Section(
-        "What happens on text", text, [*fig_4, every, check.heads, Filed(beside, "attention.csv")]
-    )
+    attention = attention_table(check, terms)
+    files.table("attention.csv", attention)
+    table = Filed(attention, "attention.csv")
+    return Section("What happens on text", text, [*fig_4, every, check.heads, table])
 
 
-def beside_position(check: TextCheck, terms: PositionTerms) -> Table:
-    """Every head's attention on text and by position alone: to the token before, to the nearest
-    tenth.
-    """
+def attention_table(check: TextCheck, terms: PositionTerms) -> Table:
+    """Attention on text and by position alone, to the token before and to the nearest tenth."""
     predicted = terms.attention()  # (n_heads, query + 1)
+    attention, near = check.attention, near_mass(check.attention)
+    to_previous = "attention to the token before, mean over texts"
+    to_near = "attention to the nearest tenth, mean over texts"
+    alone = "what position alone gives it"
     return Table(
         [
             Column("head", np.arange(len(predicted))),
-            Column(
-                "previous",
-                check.attention[:, -2],
-                meaning="attention to the token before, mean over texts",
-            ),
-            Column(
-                "previous_by_position", predicted[:, -2], meaning="what position alone gives it"
-            ),
-            Column(
-                "near_mass",
-                near_mass(check.attention),
-                meaning="attention to the nearest tenth, mean over texts",
-            ),
-            Column(
-                "near_mass_by_position",
-                near_mass(predicted),
-                meaning="what position alone gives it",
-            ),
+            Column("previous", attention[:, -2], meaning=to_previous),
+            Column("previous_by_position", predicted[:, -2], meaning=alone),
+            Column("near_mass", near, meaning=to_near),
+            Column("near_mass_by_position", near_mass(predicted), meaning=alone),
         ],
         f"Attention from position {check.query} on text, and by position alone (Fig. 4, left).",
     )
@@ -246,59 +215,58 @@ KERNEL = "$$K(δ) = s E[q] R(δ) E[k]^⊤ + b(δ)$$"
 def write_kernel_page(files: Files, kernels: PositionKernels, heads: Sequence[int] = ()) -> None:
     """Write report.html and its figures: mean scores by distance, and shares of wavelengths."""
     table = Filed(kernels.shown()[0], "trends.csv")
-    of_tokens = "" if not kernels.tokens else " Band: one standard deviation over pairs of tokens."
+    band = " Band: one standard deviation over pairs of tokens." if kernels.tokens else ""
     which = "The heads chosen" if heads else "The heads whose scores owe most to distance"
-    parts = [
-        Figure(
-            save(figures.kernel_figure(kernels, heads), files, "kernels"),
-            f"{which}: the mean score at each distance (kernel.csv).{of_tokens} Dot: the highest of those "
-            "drawn; kernel.csv goes on to the whole context, 16 distances to each doubling.",
-        ),
-    ]
+    caption = (
+        f"{which}: the mean score at each distance (kernel.csv).{band} Dot: the highest of those "
+        "drawn; kernel.csv goes on to the whole context, 16 distances to each doubling."
+    )
+    parts = [Figure(save(figures.kernel_figure(kernels, heads), files, "kernels"), caption)]
     if kernels.tokens:
-        caption = "Every head: share of distance in the variance of scores over distances below 128, and its peak."
+        caption = (
+            "Every head: share of distance in the variance of scores over distances below "
+            "128, and its peak."
+        )
         parts.append(Figure(save(figures.peaks_figure(kernels), files, "peaks"), caption))
     if kernels.windows is not None:
         caption = "Biases by rows and columns. The curves above are those of patches in one row."
         parts.append(Figure(save(figures.window_figure(kernels, heads), files, "windows"), caption))
     text = (
-        f"{KERNEL} $q$ and $k$ are queries and keys before rotation, $R(δ)$ turns them by distance, $s$ is the model's "
-        "scale, usually $1/√(d')$, and $b(δ)$ is the bias by distance (ALiBi, T5, windows), where there is one."
+        f"{KERNEL} $q$ and $k$ are queries and keys before rotation, $R(δ)$ turns them by "
+        "distance, $s$ is the model's scale, usually $1/√(d')$, and $b(δ)$ is the bias by distance "
+        "(ALiBi, T5, windows), where there is one."
     )
     sections = [Section("Scores by distance", text, [*parts, table])]
     if kernels.rotates:
         sections.append(_wavelength_section(files, kernels))
-    title = f"Scores by distance in {kernels.model}"
-    lead, provenance = kernels.lead, kernels.provenance
     write_page(
-        files, "report.html", title, lead, sections, model=kernels.model, provenance=provenance
+        files,
+        "report.html",
+        f"Scores by distance in {kernels.model}",
+        kernels.lead,
+        sections,
+        model=kernels.model,
+        provenance=kernels.provenance,
     )
 
 
 def _wavelength_section(files: Files, kernels: PositionKernels) -> Section:
-    """Which wavelengths heads use."""
     table = kernels.heads
     fast, beyond = (float(np.mean(table[name])) for name in ("fast_share", "beyond_share"))
     text = (
-        f"Each pair of dimensions turns at a frequency of its own. Pairs that turn once within {FAST} tokens hold "
-        f"{fast:.0%} of $|q||k|$ in the mean head, pairs that turn less than once in the {kernels.context:,} tokens of "
-        f"the context {beyond:.0%}. Barbero et al. (arXiv 2410.06205) find the highest frequencies in heads that look "
-        "at positions, and the lowest in heads that look at content."
+        "Each pair of dimensions turns at a frequency of its own. Pairs that turn once within "
+        f"{FAST} tokens hold {fast:.0%} of $|q||k|$ in the mean head, pairs that turn less than "
+        f"once in the {kernels.context:,} tokens of the context {beyond:.0%}. Barbero et al. "
+        "(arXiv 2410.06205) find the highest frequencies in heads that look at positions, and the "
+        "lowest in heads that look at content."
     )
     caption = (
-        "By layer and wavelength, mean over heads. Left: how large queries and keys are in these pairs. Middle: the "
-        "wave that they add to the mean score, whatever the tokens. Right: how far tokens spread what they add. "
-        f"Dashed: {FAST} tokens (white) and the trained context (orange), where they lie within the panel."
+        "By layer and wavelength, mean over heads. Left: how large queries and keys are in these "
+        "pairs. Middle: the wave that they add to the mean score, whatever the tokens. Right: how "
+        f"far tokens spread what they add. Dashed: {FAST} tokens (white) and the trained context "
+        "(orange), where they lie within the panel."
     )
     drawn = Figure(save(figures.wavelengths_figure(kernels), files, "wavelengths"), caption)
-    names = (
-        "layer",
-        "head",
-        "fast_share",
-        "middle_share",
-        "beyond_share",
-        "still_share",
-        "wavelength",
-    )
-    shown = Filed(table.select(*names), "trends.csv")
+    shares = [f"{band}_share" for band in ("fast", "middle", "beyond", "still")]
+    shown = Filed(table.select("layer", "head", *shares, "wavelength"), "trends.csv")
     return Section("Which wavelengths heads use", text, [drawn, shown])

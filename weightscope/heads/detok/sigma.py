@@ -1,6 +1,4 @@
-"""sigma, the part of a LayerNorm that cannot be folded, over the whole vocabulary and every
-position.
-"""
+"""sigma, the part of a LayerNorm that cannot be folded, over all tokens and positions."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,8 +11,8 @@ from weightscope.core.compute.device import CPU, Device, rows_that_fit
 from weightscope.core.results import ShowsShapes
 
 POSITIONS_A_BLOCK = 64  # a block of sigma is (64, vocab): 13 MB for GPT-2
-BYTES_A_SIGMA = 48  # on a device, where nothing is computed in place and rows are sorted whole
-TOKENS_ON_THEIR_WAY = 100_000_000  # bytes of the blocks of tokens that lie there meanwhile
+BYTES_A_SIGMA = 48  # bytes on a device, where nothing is in place and whole rows are sorted
+TOKENS_ON_THEIR_WAY = 100_000_000  # bytes of the blocks of tokens on the device meanwhile
 BAND = (2.5, 97.5)  # percentiles of the spread shown over tokens: the central 95 %
 
 TokenBlocks = Callable[[], Iterable[tuple[int, np.ndarray]]]
@@ -25,15 +23,12 @@ BlockOfSigma = tuple[np.ndarray, list[np.ndarray]]
 class SigmaStatistics(ShowsShapes):
     """sigma(e_t + p_j) summarised over every token t and position j, all float64."""
 
-    # (vocab,): Mean over positions: c_t, which the paper's code divides e_t by
-    token_mean: np.ndarray
-    mean: np.ndarray  # (n_positions,): Over tokens, at each position
+    token_mean: np.ndarray  # (vocab,), mean over positions: c_t, the paper's divisor of e_t
+    mean: np.ndarray  # (n_positions,), over tokens
     minimum: np.ndarray
     maximum: np.ndarray
-    # (n_positions,): Mean of 1/sigma over tokens: what scales a position's bare term to its mean
-    # over tokens.
-    inverse_mean: np.ndarray
-    inverse_low: np.ndarray  # (n_positions,): 2.5th and 97.5th percentile of 1/sigma over tokens
+    inverse_mean: np.ndarray  # (n_positions,), 1/sigma: scales a position's term to its mean
+    inverse_low: np.ndarray  # (n_positions,), 2.5th and 97.5th percentile of 1/sigma
     inverse_high: np.ndarray
 
     @classmethod
@@ -59,11 +54,8 @@ def sigma_statistics(
     core's thread works on its own block; peak memory is one (64, vocab) float32 block a thread, 13
     MB for GPT-2, plus what `token_blocks` holds.
     """
-    # (V,)
-    token_variance = np.concatenate(
-        [block.var(axis=1, dtype=np.float64) for _, block in token_blocks()]
-    )
-    token_variance = (token_variance + eps).astype(np.float32)
+    variances = [block.var(axis=1, dtype=np.float64) for _, block in token_blocks()]
+    token_variance = (np.concatenate(variances) + eps).astype(np.float32)  # (V,)
     if device is CPU:
         blocks = _on_cores(token_blocks, token_variance, positions, eps)
     else:
@@ -74,9 +66,8 @@ def sigma_statistics(
         token_sum += block_sum
         sums.append(statistics)
         progress(len(statistics[0]))
-    return SigmaStatistics(
-        token_sum / len(positions), *(np.concatenate(column) for column in zip(*sums, strict=True))
-    )
+    of_positions = map(np.concatenate, zip(*sums, strict=True))
+    return SigmaStatistics(token_sum / len(positions), *of_positions)
 
 
 def _on_cores(
@@ -88,14 +79,12 @@ def _on_cores(
         table = _sigma_table(block, token_blocks(), token_variance, eps)  # (b, V)
         return table.sum(axis=0, dtype=np.float64), _over_tokens(table)
 
-    blocks = [
-        positions[s : s + POSITIONS_A_BLOCK] for s in range(0, len(positions), POSITIONS_A_BLOCK)
-    ]
-    return in_threads(of_block, blocks)
+    starts = range(0, len(positions), POSITIONS_A_BLOCK)
+    return in_threads(of_block, [positions[start:][:POSITIONS_A_BLOCK] for start in starts])
 
 
 def _of_positions(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What times a token's row is 2 Cov(e, p), (b, d), and Var(p), (b, 1)."""
+    """Rows whose product with a token's is 2 Cov(e, p), (b, d), and Var(p), (b, 1)."""
     centred = positions - positions.mean(axis=1, keepdims=True)  # (b, d)
     variance = (centred**2).mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
     return centred * np.float32(2 / positions.shape[1]), variance
@@ -107,8 +96,9 @@ def _sigma_table(
     token_variance: np.ndarray,
     eps: float,
 ) -> np.ndarray:
-    """sigma(e_t + p_j) for a few positions and all tokens, float32 (b, V); `token_variance` holds
-    eps already.
+    """sigma(e_t + p_j) for a few positions and all tokens, float32 (b, V).
+
+    `token_variance` includes eps.
     """
     scaled, position_variance = _of_positions(positions)
     table = np.empty((len(positions), len(token_variance)), np.float32)
@@ -122,20 +112,20 @@ def _sigma_table(
 
 def _over_tokens(table: np.ndarray) -> list[np.ndarray]:
     """The statistics of each row of a sigma table in SigmaStatistics' order; `table` is used up."""
-    mean, minimum, maximum = (
-        table.mean(axis=1, dtype=np.float64),
-        table.min(axis=1),
-        table.max(axis=1),
-    )
+    mean = table.mean(axis=1, dtype=np.float64)
+    minimum, maximum = table.min(axis=1), table.max(axis=1)
     inverse = np.reciprocal(table, out=table)
     inverse_mean = inverse.mean(axis=1, dtype=np.float64)
-    # the nearest ranks
-    low, high = (round(percent / 100 * (table.shape[1] - 1)) for percent in BAND)
+    low, high = _ends_of_band(table.shape[1])
     inverse.partition((low, high), axis=1)
-    return [
-        np.asarray(s, np.float64)
-        for s in (mean, minimum, maximum, inverse_mean, inverse[:, low], inverse[:, high])
-    ]
+    statistics = (mean, minimum, maximum, inverse_mean, inverse[:, low], inverse[:, high])
+    return [np.asarray(values, np.float64) for values in statistics]
+
+
+def _ends_of_band(n: int) -> tuple[int, int]:
+    """Nearest ranks of the ends of `BAND` among n sorted values."""
+    low, high = (round(percent / 100 * (n - 1)) for percent in BAND)
+    return low, high
 
 
 def _on_device(
@@ -145,24 +135,20 @@ def _on_device(
     positions: np.ndarray,
     eps: float,
 ) -> Iterator[BlockOfSigma]:
-    """As `_on_cores`, by the array API standard, with as many positions a block as have room."""
+    """Compute `_on_cores` by the array API standard, with as many positions a block as fit."""
     xp, n = device.xp, len(token_variance)
-    low, high = (round(percent / 100 * (n - 1)) for percent in BAND)
+    low, high = _ends_of_band(n)
     variance, least = device.put(token_variance), device.put(np.array(eps, np.float32))
-    a_block = rows_that_fit(
-        device.free_bytes(), TOKENS_ON_THEIR_WAY, BYTES_A_SIGMA * n, len(positions)
-    )
+    free, a_row = device.free_bytes(), BYTES_A_SIGMA * n
+    a_block = rows_that_fit(free, TOKENS_ON_THEIR_WAY, a_row, len(positions))
 
     def mean(x: Any) -> Any:
         return xp.sum(x, axis=1, dtype=xp.float64) / n
 
     for start in range(0, len(positions), a_block):
-        scaled, position_variance = (
-            device.put(x) for x in _of_positions(positions[start : start + a_block])
-        )
-        products = [
-            scaled @ rows.T for (rows,) in device.put_ahead((block,) for _, block in token_blocks())
-        ]
+        scaled, position_variance = map(device.put, _of_positions(positions[start:][:a_block]))
+        blocks = device.put_ahead((block,) for _, block in token_blocks())
+        products = [scaled @ rows.T for (rows,) in blocks]
         squared = xp.concat(products, axis=1) + variance + position_variance  # (b, V)
         table = xp.sqrt(xp.maximum(squared, least))
         inverse = xp.sort(1 / table, axis=1)

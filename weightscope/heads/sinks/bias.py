@@ -1,6 +1,4 @@
-"""Is an attention sink a bias? Predict which heads sink, measure their updates, patch them
-(sink-as-bias paper).
-"""
+"""Sinks as biases: predict which heads sink, measure their updates, patch (sink-as-bias paper)."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -52,15 +50,14 @@ from weightscope.runner.runner import (
 )
 
 SAMPLE = 255  # tokens after the first
-# attention that the average query gives token 0; Gu et al. 2024 draw the line there
-SINKS_ABOVE = 0.3
+SINKS_ABOVE = 0.3  # attention that the average query gives token 0, as in Gu et al. 2024
 
 
 class Predictor(NamedTuple):
     """One number per head that may predict whether it sinks."""
 
     name: str
-    meaning: str  # What it is, for a reader
+    meaning: str  # explanation for a reader
     sign: int = 1  # 1 where large numbers should mean a sink, -1 where small ones should
 
 
@@ -85,19 +82,12 @@ def predict_sinks(model: Model, first: int, seed: int = 0) -> Table:
     heads = [
         (index, head) for index, values in layers.items() for head in range(len(values["qk_gap"]))
     ]
-    keys = [
-        Column(name, values)
-        for name, values in zip(("layer", "head"), zip(*heads, strict=True), strict=True)
-    ]
-    readings = [
-        Column(
-            each.name,
-            np.concatenate([values[each.name] for values in layers.values()]),
-            meaning=each.meaning,
-        )
-        for each in READINGS
-    ]
-    return Table([*keys, *readings])
+    layer_of, head_of = zip(*heads, strict=True)
+    columns = [Column("layer", layer_of), Column("head", head_of)]
+    for name, meaning, _ in READINGS:
+        values = np.concatenate([by_name[name] for by_name in layers.values()])
+        columns.append(Column(name, values, meaning=meaning))
+    return Table(columns)
 
 
 def predict_layer(layer: Layer, x: np.ndarray) -> dict[str, np.ndarray]:
@@ -113,11 +103,10 @@ def predict_layer(layer: Layer, x: np.ndarray) -> dict[str, np.ndarray]:
         more = np.broadcast_to(layer.sinks[:, None, None], (*masked.shape[:2], 1))
         masked = np.concatenate((masked, more), axis=-1)
     norms = np.linalg.norm(layer.values(x), axis=-1)  # (H, n)
+    first = z[0] - z[1:].mean(axis=0)  # (d,)
     return {
         "qk_gap": np.array([float(spectral_gap(head.qk.svdvals())) for head in heads]),
-        "key_bias": np.array(
-            [head.scale * float(head.qk_bias @ (z[0] - z[1:].mean(axis=0))) for head in heads]
-        ),
+        "key_bias": np.array([head.scale * float(head.qk_bias @ first) for head in heads]),
         "score_margin": (scores[:, :, 0] - of_others).mean(axis=-1),
         "embedding_strength": sink_strength(softmax(masked, axis=-1))[:, 0],
         "value_ratio": norms[:, 0] / norms[:, 1:].mean(axis=-1),
@@ -125,17 +114,14 @@ def predict_layer(layer: Layer, x: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def prediction_aurocs(predicted: Mapping[str, np.ndarray] | Table, strength: np.ndarray) -> Table:
-    """How well each predictor ranks the heads that sink above those that do not: predicted (n,),
-    strength (n,).
-    """
+    """AUROC of each predictor, (n,), for heads that sink, by their measured strength, (n,)."""
     sinks = np.flatnonzero(strength > SINKS_ABOVE)
     aurocs = []
-    for each in PREDICTORS:
-        values = each.sign * np.asarray(predicted[each.name], float)
-        same = np.ptp(values) == 0
-        aurocs.append(
-            np.nan if same else weighted_auroc(values, sinks, np.ones(len(sinks), np.int64))
-        )
+    for name, _, sign in PREDICTORS:
+        values, auroc = sign * np.asarray(predicted[name], float), np.nan
+        if np.ptp(values) != 0:
+            auroc = weighted_auroc(values, sinks, np.ones(len(sinks), np.int64))
+        aurocs.append(auroc)
     names, meanings, _ = zip(*PREDICTORS, strict=True)
     return Table(
         [
@@ -156,7 +142,8 @@ def _embeddings(model: Model, first: int, seed: int) -> np.ndarray:
 
 # Static Sink Patching: replace the sink's update by a constant while a model runs (section 4).
 
-EARLY, LATE = 0.3, 0.3  # of the layers; the middle ones are the rest
+EARLY = 0.3  # share of the layers; the middle ones are the rest
+LATE = 0.3  # share of the layers
 PATCHED, ABLATED, NONE = "SSP", "ablation", "none"
 STARTS = (0, 1)  # eq. 7 as written, and with token 0's own update kept
 RESAMPLES = 1000
@@ -196,9 +183,7 @@ def nothing(layer: int, update: np.ndarray) -> np.ndarray:
 
 
 def layer_ranges(layers: Sequence[int]) -> dict[str, list[int]]:
-    """Early (30 %), middle (40 %) and late (30 %) layers, and all; a range that would be empty is
-    left out.
-    """
+    """Early (30 %), middle (40 %) and late (30 %) layers, and all, without empty ranges."""
     early, late = round(EARLY * len(layers)), round(LATE * len(layers))
     ranges = {
         "early": list(layers[:early]),
@@ -210,19 +195,14 @@ def layer_ranges(layers: Sequence[int]) -> dict[str, list[int]]:
 
 
 def perplexity(losses: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """exp of the mean negative log-likelihood per token, all texts pooled: losses (..., n), tokens
-    (..., n).
-    """
+    """exp of the mean loss per token, all texts pooled: losses (..., n), tokens (..., n)."""
     return np.exp(losses.sum(axis=-1) / tokens.sum(axis=-1))
 
 
 def change_interval(
     losses: np.ndarray, baseline: np.ndarray, tokens: np.ndarray, seed: int = 0
 ) -> tuple[float, float]:
-    """95 % bootstrap interval of a change in perplexity: the texts drawn anew with replacement
-    1,000 times; losses,
-    baseline (n,), tokens (n,).
-    """
+    """95 % bootstrap interval over texts of a change in perplexity, from (n,) of each."""
     drawn = np.random.default_rng(seed).integers(len(tokens), size=(RESAMPLES, len(tokens)))
     changes = perplexity(losses[drawn], tokens[drawn]) - perplexity(baseline[drawn], tokens[drawn])
     low, high = np.percentile(changes, INTERVAL)
@@ -235,9 +215,10 @@ def text_losses(
     texts: Sequence[np.ndarray],
     kept: "Kept | None" = None,
 ) -> Table:
-    """Loss of each text in nats, as it is and with the sink's update replaced by mu_sink or taken
-    away in each range of
-    layers: mu (d,), texts (n,). With `kept`, the texts that an earlier run has finished are not run again.
+    """Loss of each text in nats, plain and under every intervention in each range of layers.
+
+    The sink's update is replaced by mu_sink, `mu` (d,) of each layer, or by nothing. With `kept`,
+    texts that an earlier run has finished are not run again.
     """
     means = {layer: mean.astype(np.float32) for layer, mean in mu.items()}
     replacements = {PATCHED: constant(means), ABLATED: nothing}
@@ -251,72 +232,58 @@ def text_losses(
     def losses_of(text: np.ndarray) -> dict[str, np.ndarray]:
         return {"losses": losses_under(runner, [text], interventions)}
 
-    by_text = [
-        kept.get({"text": text, "mu": mus}, partial(losses_of, text))["losses"]
-        for text in bar(texts, "evaluated", "text")
-    ]
+    by_text = []
+    for text in bar(texts, "evaluated", "text"):
+        arrays = kept.get({"text": text, "mu": mus}, partial(losses_of, text))
+        by_text.append(arrays["losses"])
     names = [NONE, *(f"{name}_{how}_{start}" for start, (name, _), how in work)]
-    counted = [
+    columns = [
         Column("text", np.arange(len(texts))),
         Column("tokens", [len(text) - 1 for text in texts]),
+        *map(Column, names, np.concatenate(by_text, axis=1)),
     ]
-    return Table([*counted, *map(Column, names, np.concatenate(by_text, axis=1))])
+    return Table(columns)
 
 
 def patching_table(losses: Table) -> Table:
-    """Perplexity with the sink's update replaced by mu_sink, and with it taken away, in each range
-    of layers (Table 1);
-    `losses` as of `text_losses`.
-    """
+    """Perplexity in each range of layers under every intervention of `text_losses` (Table 1)."""
     plain, tokens = losses[NONE], losses["tokens"]
     baseline = float(perplexity(plain, tokens))
     rows: list[tuple[object, ...]] = [(NONE, NONE, 0, baseline, 0.0, np.nan, np.nan)]
     for column in losses.columns[3:]:
         name, how, start = column.name.split("_")
         changed = float(perplexity(column.values, tokens))
-        rows.append(
-            (
-                name,
-                how,
-                int(start),
-                changed,
-                changed - baseline,
-                *change_interval(column.values, plain, tokens),
-            )
-        )
-    names = (
-        "layers",
-        "intervention",
-        "first_position",
-        "perplexity",
-        "change",
-        "change_low",
-        "change_high",
-    )
-    symbols = ("", "", "first position", "", "change in perplexity", "from", "to")
-    header = [Column(name, symbol=symbol) for name, symbol in zip(names, symbols, strict=True)]
+        low, high = change_interval(column.values, plain, tokens)
+        rows.append((name, how, int(start), changed, changed - baseline, low, high))
+    header = [
+        Column("layers"),
+        Column("intervention"),
+        Column("first_position", symbol="first position"),
+        Column("perplexity"),
+        Column("change", symbol="change in perplexity"),
+        Column("change_low", symbol="from"),
+        Column("change_high", symbol="to"),
+    ]
     return Table.of_rows(header, rows)
 
 
 # The experiments on one model
 
-CHARACTERS = (1500, 2000)  # of a text that perplexity is measured on (section 4.1)
-TOKENS_SHOWN = 256  # of the picture (Fig. 5)
+CHARACTERS = (1500, 2000)  # characters of a text that perplexity is measured on (section 4.1)
+TOKENS_SHOWN = 256  # tokens in the picture (Fig. 5)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much text to use."""
+    """Amounts of text to use."""
 
-    texts: int  # For measuring updates and averaging mu_sink
+    texts: int  # texts to measure updates and average mu_sink
     tokens: int
-    evaluated: int  # Texts of 1,500 to 2,000 characters that perplexity is measured on
+    evaluated: int  # texts of 1,500 to 2,000 characters that perplexity is measured on
 
     @property
     def characters(self) -> int:
-        """Roughly how many characters that takes: mu_sink and perplexity use alternate
-        documents.
-        """
+        """Rough number of characters needed: mu_sink and perplexity use alternate documents."""
         return 2 * (CHARACTERS_A_TOKEN * self.texts * self.tokens + CHARACTERS[1] * self.evaluated)
 
     def __str__(self) -> str:
@@ -331,8 +298,10 @@ SIZE_NAMES = {DEFAULT: "the default", THOROUGH: "the thorough size", PAPER: "the
 
 
 def sizes_of(*, thorough: bool, paper: bool) -> Sizes:
-    """What an option asks for; the larger of two."""
-    return PAPER if paper else THOROUGH if thorough else DEFAULT
+    """The sizes that options ask for; the larger of two."""
+    if paper:
+        return PAPER
+    return THOROUGH if thorough else DEFAULT
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -348,16 +317,16 @@ class SinkBias(Study):
         },
     }
 
-    stored: str  # Dtype of the attention matrices in the file, such as "Q4_1" or "F16"
-    biased: bool  # Whether attention has biases: b_Q, b_K, b_V or b_O
-    first: str  # The token that every text begins with; empty where each begins with its own
-    sizes: Sizes  # What was available: windows may be cut to the model's context, texts may run out
-    updates: UpdateMeasures  # Eqs 2-6
-    losses: Table  # One row per text: its loss in nats as it is and under every intervention
-    predicted: Table  # What each predictor says of every head, from the weights alone
-    aurocs: Table  # How well each predictor ranks the heads by whether they sink
-    pictured: Decomposition  # One layer's updates on one text (Fig. 5)
-    layer_shown: int  # The one whose heads sink most
+    stored: str  # dtype of the attention matrices in the file, such as "Q4_1" or "F16"
+    biased: bool  # True if attention has b_Q, b_K, b_V or b_O
+    first: str  # the token that every text begins with; empty where each begins with its own
+    sizes: Sizes  # sizes used: windows may be cut to the model's context, texts may run out
+    updates: UpdateMeasures  # eqs 2-6
+    losses: Table  # one row per text: its loss in nats as it is and under every intervention
+    predicted: Table  # one row per head: its predictors, from the weights alone
+    aurocs: Table  # one row per predictor: its AUROC for heads that sink
+    pictured: Decomposition  # one layer's updates on one text (Fig. 5)
+    layer_shown: int  # the layer pictured, whose heads sink most
 
     @property
     def lead(self) -> str:
@@ -367,34 +336,26 @@ class SinkBias(Study):
     @property
     def sentences(self) -> str:
         """One model's result in two sentences."""
-        spectral, variance, own_mean = (
-            np.median(self.layers[name])
-            for name in ("spectral_sink", "variance_sink_mu", "variance_sink")
-        )
-        (ssp, ablated), (ssp_from_1, ablated_from_1) = (
-            (changes["all", PATCHED], changes["all", ABLATED])
-            for changes in map(self.changes, STARTS)
-        )
+        spectral = np.median(self.layers["spectral_sink"])
+        variance = np.median(self.layers["variance_sink_mu"])
+        own_mean = np.median(self.layers["variance_sink"])
+        everywhere, from_1 = map(self.changes, STARTS)
+        ssp, ablated = everywhere["all", PATCHED], everywhere["all", ABLATED]
+        ssp_from_1, ablated_from_1 = from_1["all", PATCHED], from_1["all", ABLATED]
         return (
-            f"{self.model}, {self.sizes}: in the median layer one direction holds {spectral:.0%} of what token 0 "
-            f"writes; a constant from other texts is off by {variance:.0%} of its squared length, and its own mean by "
-            f"{own_mean:.0%} (R of eq. 6). Put in its place in all layers, the constant moves perplexity from "
-            f"{self.baseline:.2f} by {ssp:+.2f}, and nothing in its place by {ablated:+.2f}; with position 0 left as "
-            f"it is, by {ssp_from_1:+.2f} and {ablated_from_1:+.2f}."
+            f"{self.model}, {self.sizes}: in the median layer one direction holds {spectral:.0%} "
+            f"of what token 0 writes; a constant from other texts is off by {variance:.0%} of its "
+            f"squared length, and its own mean by {own_mean:.0%} (R of eq. 6). Put in its place in "
+            f"all layers, the constant moves perplexity from {self.baseline:.2f} by {ssp:+.2f}, "
+            f"and nothing in its place by {ablated:+.2f}; with position 0 left as it is, by "
+            f"{ssp_from_1:+.2f} and {ablated_from_1:+.2f}."
         )
 
     def changes(self, start: int) -> dict[tuple[str, str], float]:
-        """Changes in perplexity by range of layers and intervention, patched from position `start`
-        on.
-        """
+        """Changes in perplexity by range of layers and intervention, from position `start` on."""
         table = self.patching.where(self.patching["first_position"] == start)
-        return dict(
-            zip(
-                zip(table["layers"], table["intervention"], strict=True),
-                table["change"].tolist(),
-                strict=True,
-            )
-        )
+        keys = zip(table["layers"], table["intervention"], strict=True)
+        return dict(zip(keys, table["change"].tolist(), strict=True))
 
     @property
     def about(self) -> str:
@@ -419,14 +380,8 @@ class SinkBias(Study):
         """One row per head: how strongly it sinks, and every predictor."""
         layer, head, *readings = self.predicted.columns
         meaning = "attention that the average query from position 1 on gives token 0"
-        return Table(
-            [
-                layer,
-                head,
-                Column("strength", self.updates.strength.ravel(), meaning=meaning),
-                *readings,
-            ]
-        )
+        strength = Column("strength", self.updates.strength.ravel(), meaning=meaning)
+        return Table([layer, head, strength, *readings])
 
     @cached_property
     def patching(self) -> Table:
@@ -435,7 +390,7 @@ class SinkBias(Study):
 
     @property
     def predicted_tokens(self) -> int:
-        """How many tokens the perplexities average over."""
+        """Number of tokens that the perplexities average over."""
         return int(self.losses["tokens"].sum())
 
     @property
@@ -451,7 +406,7 @@ class SinkBias(Study):
 
 
 class Kept:
-    """What runs on one model have finished, in a folder: arrays, named for all that they depend on.
+    """Finished results of runs on one model, in a folder, named for all that they depend on.
 
     A file appears complete under its name or not at all; one that cannot be read is computed anew.
     Without a folder nothing is kept.
@@ -464,13 +419,12 @@ class Kept:
     def get(
         self, given: Mapping[str, np.ndarray], compute: Callable[[], dict[str, np.ndarray]]
     ) -> dict[str, Any]:
-        """What `compute` returns for these arrays, from an earlier run if one has finished it."""
+        """Get the result of `compute` for these arrays, from an earlier run if one finished it."""
         if self.folder is None or self._of is None:
             return compute()
-        digests = {
-            name: sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-            for name, array in given.items()
-        }
+        digests = {}
+        for name, array in given.items():
+            digests[name] = sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
         path = self.folder / f"{self._of.also(**digests).digest}.npz"
         try:
             with regular_file(path) as file:
@@ -483,7 +437,7 @@ class Kept:
 
 
 def _updates(runner: Runner, measured: Sequence[np.ndarray], kept: Kept) -> UpdateMeasures:
-    """`measure_updates`, unless an earlier run has finished it."""
+    """Run `measure_updates`, unless an earlier run has finished it."""
 
     def measure() -> dict[str, np.ndarray]:
         updates = measure_updates(runner, measured)
@@ -516,12 +470,13 @@ def sink_bias(
         framing = Framing(framing.tokenizer)
     longest = min(sizes.tokens, model.config.n_positions or sizes.tokens)
     measured = token_windows(framing, texts.texts[::2], sizes.texts, longest)
-    passages = excerpts(texts.texts[1::2], sizes.evaluated, CHARACTERS)
-    evaluated = [
-        np.array(framing.begun(passage))[: model.config.n_positions] for passage in passages
-    ]
+    passages = map(framing.begun, excerpts(texts.texts[1::2], sizes.evaluated, CHARACTERS))
+    evaluated = [np.array(tokens)[: model.config.n_positions] for tokens in passages]
     if not measured or not evaluated:
-        problem = f"windows of {longest} tokens in every other document and texts of {CHARACTERS[0]} characters or more"
+        problem = (
+            f"windows of {longest} tokens in every other document and texts of "
+            f"{CHARACTERS[0]} characters or more"
+        )
         raise CheckpointError(f"too little text: {problem} in those between are needed")
 
     runner = open_runner(model, language=True, device=device)
@@ -555,18 +510,12 @@ def name_of(model: Model) -> str:
 
 
 def stored_in(model: Model, layer: int) -> str:
-    """The dtypes of the attention matrices in the file; a quantised model differs from the
-    original.
-    """
-    return " and ".join(
-        sorted({tensor.dtype for tensor in model.attention_tensors(layer) if len(tensor.shape) > 1})
-    )
+    """The dtypes of the attention matrices in the file; quantised models have their own."""
+    matrices = [tensor for tensor in model.attention_tensors(layer) if len(tensor.shape) > 1]
+    return " and ".join(sorted({tensor.dtype for tensor in matrices}))
 
 
 def has_biases(model: Model, layer: int) -> bool:
-    """Whether attention's projections have biases; the beta of a norm before them does not
-    count.
-    """
-    family = model.family
-    modules = tuple(f"{name}.bias" for name in family.heads.projections if name)
-    return any(tensor.name.endswith(modules) for tensor in model.attention_tensors(layer))
+    """True if attention's projections have biases; the beta of a norm before does not count."""
+    names = tuple(f"{name}.bias" for name in model.family.heads.projections if name)
+    return any(tensor.name.endswith(names) for tensor in model.attention_tensors(layer))

@@ -1,12 +1,11 @@
-"""Whether a model needs what its sinks write, or that they draw attention: each is changed while
-the model runs.
+"""A model's need of its sinks, of their value or their attention: each is changed in a run.
 
 Head by head, at every query i but the sink s itself, where A is the head's attention and u_j what
 key j writes:
 
 zero        A_is u_s is taken away: the sink writes nothing
 mean        u_s becomes its mean over other texts: the sink writes a constant
-ordinary    u_s becomes the update of a token drawn from another text: the sink writes what any token does
+ordinary    u_s becomes the update of a token drawn from another text: an ordinary one's
 redirected  A_is goes to the other keys, in proportion to what they get: there is no sink
 
 A no-op needs its attention and no value: the first two cost nothing, the last two something. A
@@ -38,10 +37,10 @@ from weightscope.runner.runner import Activations, Intervention, Observer, Runne
 
 
 class Replacements(NamedTuple):
-    """What other texts give to put in the place of a head's sink update."""
+    """Updates from T other texts to put in the place of a head's sink update."""
 
-    mean: np.ndarray  # (d,) of the sink's update over T texts
-    ordinary: np.ndarray  # (T, d) the update of another token of each
+    mean: np.ndarray  # (d,) mean of the sink's update
+    ordinary: np.ndarray  # (T, d) the update of another token of each text
 
 
 class Sink(NamedTuple):
@@ -53,21 +52,19 @@ class Sink(NamedTuple):
 
     @property
     def to_sink(self) -> np.ndarray:
-        """What the other tokens give it, (n, 1): 0 for itself."""
+        """Attention that the other tokens give it, (n, 1): 0 for itself."""
         column = self.attention[:, self.position, None].copy()
         column[self.position] = 0
         return column
 
 
-# A sink, its replacements, and a number that differs from text to text -> what is added to the
+# A sink, its replacements, and a number that differs from text to text -> an addition to the
 # output, (n, d).
 Change = Callable[[Sink, Replacements, int], np.ndarray]
 
 
 def _redirection(sink: Sink) -> np.ndarray:
-    """The change if the attention to the sink goes to other keys; queries that see no other keep
-    theirs.
-    """
+    """Move attention from the sink to other keys; queries that see no other keep theirs."""
     rest = sink.attention.copy()
     rest[:, sink.position] = 0
     total = rest.sum(axis=1, keepdims=True)  # (n, 1)
@@ -114,9 +111,7 @@ def sinks_of(
 def replacements(
     runner: Runner, heads: Heads, texts: Sequence[np.ndarray], seed: int = 0
 ) -> dict[tuple[int, int], Replacements]:
-    """Means and ordinary updates of heads, from texts that are not changed: texts (n,) of two
-    tokens or more.
-    """
+    """Means and ordinary updates of heads, from unchanged texts (n,) of two tokens or more."""
     rng = np.random.default_rng(seed)
     of_sinks, ordinary = defaultdict(list), defaultdict(list)
     by_layer = _by_layer(heads)
@@ -167,14 +162,14 @@ class Group(NamedTuple):
     """Heads that are changed together."""
 
     name: str
-    mechanism: str  # of all of them; empty where they differ
+    mechanism: str  # common to all of them; empty where they differ
     heads: Heads
 
 
 def groups(sinks: SinkMechanisms) -> list[Group]:
-    """Every sink head, each mechanism's together, all together; and as many heads of the same
-    layers whose
-    strongest keys get the least attention.
+    """Every sink head, each mechanism's together, all together, and as many weak heads.
+
+    The weak ones are heads of the same layers whose strongest keys get the least attention.
     """
     table = sinks.heads
     layer, head, mechanism = table["layer"], table["head"], table["mechanism"]
@@ -183,26 +178,22 @@ def groups(sinks: SinkMechanisms) -> list[Group]:
         return list(zip(layer[rows].tolist(), head[rows].tolist(), strict=True))
 
     sinking = np.flatnonzero(mechanism != "")
-    single = [
-        Group(f"{layer[row]}.{head[row]}", str(mechanism[row]), chosen(np.array([row])))
-        for row in sinking
-    ]
-    same = {name: np.flatnonzero(mechanism == name) for name in MECHANISMS}
-    of_layers = [
-        rest[np.argsort(table["strength"][rest], kind="stable")][: (layer[sinking] == index).sum()]
-        for index in dict.fromkeys(layer[sinking].tolist())
-        if len(rest := np.flatnonzero((layer == index) & (mechanism == "")))
-    ]
-    weakest = np.concatenate(of_layers) if of_layers else np.zeros(0, int)
-    together = [
-        *(
-            Group(f"every {MECHANISM_NAMES[name]}", name, chosen(rows))
-            for name, rows in same.items()
-        ),
-        Group("every sink head", "", chosen(sinking)),
-        Group("weakest heads beside them", "", chosen(weakest)),
-    ]
-    return [*single, *(group for group in together if group.heads)]
+    all_groups = []
+    for row in sinking:
+        name = f"{layer[row]}.{head[row]}"
+        all_groups.append(Group(name, str(mechanism[row]), chosen(np.array([row]))))
+    for name in MECHANISMS:
+        rows = np.flatnonzero(mechanism == name)
+        all_groups.append(Group(f"every {MECHANISM_NAMES[name]}", name, chosen(rows)))
+    all_groups.append(Group("every sink head", "", chosen(sinking)))
+    weakest = [np.zeros(0, int)]
+    for index in dict.fromkeys(layer[sinking].tolist()):
+        rest = np.flatnonzero((layer == index) & (mechanism == ""))
+        by_strength = rest[np.argsort(table["strength"][rest], kind="stable")]
+        weakest.append(by_strength[: (layer[sinking] == index).sum()])
+    weak_heads = chosen(np.concatenate(weakest))
+    all_groups.append(Group("weakest heads beside them", "", weak_heads))
+    return [group for group in all_groups if group.heads]
 
 
 def sinks_and_changes(
@@ -215,41 +206,43 @@ def sinks_and_changes(
     seed: int = 0,
     own_first: bool = False,
 ) -> SinkMechanisms:
-    """`sink_mechanisms` with the table `causal`: perplexity of n texts under every change of every
-    sink head; without it where no head is one.
+    """Run `sink_mechanisms`, and add the table `causal` if there are sink heads.
 
-    Means and ordinary updates come from every other document, perplexity from those between: they
-    share none.
+    It has the perplexity of n texts under every change of every sink head. Means and ordinary
+    updates come from every other document, perplexity from those between: they share none.
     """
     for index, layer in runner.layers.items():
         if layer.modulated:
-            problem = f"layer {index} has a gate, a norm or the like behind its values, so that updates do not add up"
+            problem = (
+                f"layer {index} has a gate, a norm or the like behind its values, so that "
+                "updates do not add up"
+            )
             raise CheckpointError(problem, file=runner.model.name)
     framing = framing_of(runner.model, own_first=own_first)
     length = min(length, runner.model.config.n_positions or length)
-    others, tried = (
-        token_windows(framing, texts.texts[start::2], n, length, seed) for start in (0, 1)
-    )
-    if not others or not tried:
+    sources = token_windows(framing, texts.texts[::2], n, length, seed)
+    tried = token_windows(framing, texts.texts[1::2], n, length, seed)
+    if not sources or not tried:
         problem = (
             f"windows of {length} tokens in every other document, and in those between, are needed"
         )
         raise CheckpointError(f"too little text: {problem}")
     sinks = sink_mechanisms(runner, inputs)
-    if not (changed := groups(sinks)):
+    changed = groups(sinks)
+    if not changed:
         return sinks
     heads = sorted({head for group in changed for head in group.heads})
-    given = replacements(runner, heads, others, seed)
-    interventions = [
-        Intervention(list(_by_layer(group.heads)), changing(change, group.heads, given))
-        for group in changed
-        for change, _ in CHANGES.values()
-    ]
+    given = replacements(runner, heads, sources, seed)
+    interventions = []
+    for group in changed:
+        layers = list(_by_layer(group.heads))
+        for change, _ in CHANGES.values():
+            interventions.append(Intervention(layers, changing(change, group.heads, given)))
     losses = losses_under(runner, tried, interventions)  # (1 + groups x changes, T)
     tokens = np.array([len(text) - 1 for text in tried])
     note = (
-        f"Changed on {counted(len(tried), 'text')} of {length} tokens; means and ordinary updates are of "
-        f"{len(others)} others, from {texts.source}."
+        f"Changed on {counted(len(tried), 'text')} of {length} tokens; means and ordinary updates "
+        f"are of {len(sources)} others, from {texts.source}."
     )
     return replace(sinks, causal=causal_table(changed, losses, tokens, note))
 
@@ -269,16 +262,10 @@ def causal_table(
     ]
     for place, (name, (_, meaning)) in enumerate(CHANGES.items()):
         under = by_group[:, place]  # (groups, T)
-        ends = np.array([change_interval(each, plain, tokens) for each in under]).T
+        intervals = np.array([change_interval(of_group, plain, tokens) for of_group in under])
         change = perplexity(under, tokens) - before
         columns.append(Column(name, change, meaning=f"change in perplexity where {meaning}"))
-        columns += [
-            Column(
-                f"{name}_{end}",
-                values,
-                f"{name}, {end}",
-                meaning=f"{end} end of its 95 % interval over texts",
-            )
-            for end, values in zip(("low", "high"), ends, strict=True)
-        ]
+        for side, end in enumerate(("low", "high")):
+            values, interval = intervals[:, side], f"{end} end of its 95 % interval over texts"
+            columns.append(Column(f"{name}_{end}", values, f"{name}, {end}", meaning=interval))
     return Table(columns, caption)

@@ -1,6 +1,7 @@
-"""Figures of attention sinks: Figs 2 to 5 and Table 1 of the sink-as-bias paper, and its
-predictions; then Figs 2B,
-4, 5, 6, 8 and 14 of the two-sink-mechanisms paper, and its lemmas.
+"""Figures of attention sinks.
+
+First Figs 2 to 5 and Table 1 of the sink-as-bias paper, and its predictions; then Figs 2B, 4, 5, 6,
+8 and 14 of the two-sink-mechanisms paper, and its lemmas.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,12 +45,13 @@ from weightscope.report.pages.style import (
 
 # Sinks as biases
 
-MEASURES = ("ratio", "spectral_sink", "variance_sink_mu")  # of u_sink, eqs 3, 5 and 6
+MEASURES = ("ratio", "spectral_sink", "variance_sink_mu")  # columns for u_sink, eqs 3, 5 and 6
 DIMENSIONS_SHOWN = 128  # more than a column's pixels can tell apart
 BOUND = 95  # the percentile of |u_others| at which colours end
-LARGE_CHANGE = 20  # in perplexity: an axis that goes beyond it is logarithmic
+LARGE_CHANGE = 20  # change in perplexity beyond which an axis is logarithmic
 SINK, CONTEXT, OTHERS = COLOURS[0], COLOURS[1], COLOURS[7]
-# Of each predictor: what its axis says, and its bar where that is shorter.
+IMAGE: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
+# Labels of each predictor's axis and of its bar
 SHORT = {
     "qk_gap": (r"$\sigma_1\,/\,\sigma_2$ of $W_{QK}$",) * 2,
     "key_bias": (r"$b_{QK}$ of token 0, less others'", r"$b_{QK}$ of token 0"),
@@ -68,19 +70,11 @@ def updates_figure(bias: SinkBias) -> Figure:
     marker = "o" if len(layers) < 6 else None
 
     def line(axis: Axes, name: str, colour: str, dash: str, label: str | None = None) -> None:
-        axis.plot(
-            layers["layer"],
-            layers[name],
-            dash,
-            color=colour,
-            label=label,
-            marker=marker,
-            markersize=3,
-        )
+        style: dict[str, Any] = {"color": colour, "label": label, "marker": marker}
+        axis.plot(layers["layer"], layers[name], dash, markersize=3, **style)
 
-    for axis, measure, of_sink in zip(
-        axes, ("ratio", "spectral", "variance"), MEASURES, strict=True
-    ):
+    panels = zip(axes, ("ratio", "spectral", "variance"), MEASURES, strict=True)
+    for axis, measure, of_sink in panels:
         band = (layers[f"{of_sink}_low"], layers[f"{of_sink}_high"])
         axis.fill_between(layers["layer"], *band, color=SINK, alpha=0.2, linewidth=0)
         line(axis, of_sink, SINK, "-", r"$u_{sink}$")
@@ -95,7 +89,7 @@ def updates_figure(bias: SinkBias) -> Figure:
 
 
 def measures_along(axes: Sequence[Axes]) -> None:
-    """Axes of Ratio, SpectralRatio and R by layer."""
+    """Label the axes of Ratio, SpectralRatio and R by layer."""
     axes[0].set_ylabel(r"E$\|u_{sink}\|$ / E$\|u_{others}\|$")
     axes[0].set_ylim(bottom=0)
     axes[1].set_ylabel(r"SpectralRatio $\sigma_1^2\,/\,\Sigma\,\sigma_k^2$")
@@ -108,9 +102,7 @@ def measures_along(axes: Sequence[Axes]) -> None:
 
 @in_our_style()
 def picture_figure(bias: SinkBias) -> Figure:
-    """One layer's updates by position and dimension: the sink's, the others', and all of the output
-    (Fig. 5).
-    """
+    """One layer's updates by position and dimension: the sink's, the others', and all (Fig. 5)."""
     sink, rest = bias.pictured.sink.rows(), bias.pictured.others
     parts = {
         r"from the sink, $u_{sink,i}$": sink,
@@ -118,18 +110,12 @@ def picture_figure(bias: SinkBias) -> Figure:
         r"attention's output, $y_i$": sink + rest + bias.pictured.bias,
     }
     bound = float(np.percentile(np.abs(rest[1:]), BOUND))
-    # few, so that a picture of noise takes kilobytes and not megabytes
+    # Few shades, so that a picture of noise takes kilobytes and not megabytes
     shades = colormaps["RdBu_r"].resampled(15)
     figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.6), sharey=True)
     for axis, (title, rows) in zip(axes, parts.items(), strict=True):
-        image = axis.imshow(
-            rows[:, :DIMENSIONS_SHOWN],
-            aspect="auto",
-            cmap=shades,
-            vmin=-bound,
-            vmax=bound,
-            interpolation="nearest",
-        )
+        shown = rows[:, :DIMENSIONS_SHOWN]
+        image = axis.imshow(shown, cmap=shades, vmin=-bound, vmax=bound, **IMAGE)
         axis.set_title(title)
         axis.set_xlabel("dimension of the stream")
     axes[0].set_ylabel("position $i$ (tokens)")
@@ -144,9 +130,8 @@ def patching_figure(bias: SinkBias) -> Figure:
     table = bias.patching.where(bias.patching["intervention"] != NONE)
     ranges = list(dict.fromkeys(table["layers"]))
     series = list(product(STARTS, ((PATCHED, SINK, "o"), (ABLATED, CONTEXT, "s"))))
-    for shift, (start, (how, colour, marker)) in zip(
-        np.linspace(-0.24, 0.24, len(series)), series, strict=True
-    ):
+    shifts = np.linspace(-0.24, 0.24, len(series))
+    for shift, (start, (how, colour, marker)) in zip(shifts, series, strict=True):
         rows = table.where((table["intervention"] == how) & (table["first_position"] == start))
         x = [ranges.index(layers) + shift for layers in rows["layers"]]
         lengths = np.abs(np.stack([rows["change_low"], rows["change_high"]]) - rows["change"])
@@ -174,14 +159,11 @@ def patching_figure(bias: SinkBias) -> Figure:
 
 @in_our_style()
 def prediction_figure(bias: SinkBias) -> Figure:
-    """Where the sinks are, and how well each reading of the weights foretold them."""
-    figure, (measured, best, aurocs) = subplots(
-        1, 3, figsize=(2 * COLUMN, 2.6), width_ratios=(1, 1, 0.8)
-    )
+    """Strength of every head's sink, and the AUROC of each reading of the weights for it."""
+    size, ratios = (2 * COLUMN, 2.6), (1, 1, 0.8)
+    figure, (measured, best, aurocs) = subplots(1, 3, figsize=size, width_ratios=ratios)
     layers, strength = bias.layers["layer"], bias.updates.strength
-    image = measured.imshow(
-        strength, aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest"
-    )
+    image = measured.imshow(strength, cmap="cividis", vmin=0, vmax=1, **IMAGE)
     layer_rows(measured, layers)
     measured.set_xlabel("head")
     measured.xaxis.set_major_locator(whole_numbers())
@@ -189,9 +171,8 @@ def prediction_figure(bias: SinkBias) -> Figure:
     figure.colorbar(image, ax=measured, pad=0.02)
 
     auroc = dict(zip(bias.aurocs["name"], bias.aurocs["auroc"], strict=True))
-    name = max(
-        (each.name for each in READINGS), key=lambda name: np.nan_to_num(auroc[name], nan=-1.0)
-    )
+    readings = [reading.name for reading in READINGS]
+    name = max(readings, key=lambda name: np.nan_to_num(auroc[name], nan=-1.0))
     values = bias.heads[name]
     best.scatter(values, strength.ravel(), c=bias.heads["layer"], cmap=BY_LAYER, s=8, linewidths=0)
     if values.min() > 0 and values.max() > 20 * values.min():
@@ -205,9 +186,8 @@ def prediction_figure(bias: SinkBias) -> Figure:
     colours = [OTHERS if name == "layer" else SINK for name in auroc]
     aurocs.barh(y, np.nan_to_num(areas - 0.5), left=0.5, color=colours, height=0.6)
     for height, value in zip(y, areas, strict=True):
-        aurocs.text(
-            1.02, height, "none" if np.isnan(value) else f"{value:.2f}", va="center", fontsize=7
-        )
+        label = "none" if np.isnan(value) else f"{value:.2f}"
+        aurocs.text(1.02, height, label, va="center", fontsize=7)
     aurocs.set_yticks(y, [SHORT[name][1] for name in auroc])
     aurocs.axvline(0.5, color="black", linewidth=0.6)
     aurocs.set_xlim(0, 1)
@@ -215,12 +195,11 @@ def prediction_figure(bias: SinkBias) -> Figure:
     return figure
 
 
-# What sinks do
+# Mechanisms of sinks
 
 MECHANISM_COLOURS = dict(zip(MECHANISMS, (COLOURS[0], COLOURS[1], COLOURS[4]), strict=True))
 NO_SINK = "0.9"
-# bounds further than this below the largest are left out, since they say nothing
-BOUNDS_SHOWN = 1e4
+BOUNDS_SHOWN = 1e4  # ratio of the largest bound to the least one drawn; lesser ones say nothing
 # The same colour for tokens of the same role in images and texts.
 KIND_COLOURS = {
     "CLS": COLOURS[0],
@@ -239,12 +218,10 @@ DOT: dict[str, Any] = {"s": 5, "linewidths": 0, "alpha": 0.6, "rasterized": True
 
 @in_our_style()
 def sink_token_figure(sinks: SinkMechanisms) -> Figure:
-    """Fig. 4: which tokens receive attention, which are the strongest sinks, and which make sink
-    events, by layer.
-    """
+    """Fig. 4: kinds of tokens by attention received, strongest sinks, and sink events, by layer."""
     figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.1), sharey=True, sharex=True)
-    # (I, L, H, K)
-    strongest = np.stack([sinks.kind == kind for kind in range(len(sinks.kinds))], axis=-1)
+    is_kind = [sinks.kind == kind for kind in range(len(sinks.kinds))]
+    strongest = np.stack(is_kind, axis=-1)  # (I, L, H, K)
     panels = (
         ("attention inflow", sinks.inflow),
         ("strongest key of a head", strongest),
@@ -257,13 +234,8 @@ def sink_token_figure(sinks: SinkMechanisms) -> Figure:
                 "linestyle": DASHES[kind % len(DASHES)],
                 "marker": KIND_MARKERS[kind],
             }
-            axis.plot(
-                sinks.layer_indices,
-                shares[..., kind].mean(axis=(0, 2)),
-                markersize=2.5,
-                label=name,
-                **style,
-            )
+            share = shares[..., kind].mean(axis=(0, 2))  # (L,)
+            axis.plot(sinks.layer_indices, share, markersize=2.5, label=name, **style)
         axis.set_title(title)
         layers_along(axis)
     axes[0].set_ylim(-0.03, 1.03)
@@ -274,7 +246,7 @@ def sink_token_figure(sinks: SinkMechanisms) -> Figure:
 
 @in_our_style()
 def head_map_figure(sinks: SinkMechanisms) -> Figure:
-    """Fig. 5: on how many inputs each head has a sink event, and what sink heads mostly do."""
+    """Fig. 5: each head's sink strength and sink events, and the mechanism of sink heads."""
     n_layers, n_heads = sinks.sink_heads.shape
     height = float(np.clip(2.4 * n_layers / n_heads, 1.6, 4.0)) + 0.3
     figure, axes = subplots(1, 3, figsize=(2 * COLUMN, height), sharex=True, sharey=True)
@@ -283,9 +255,7 @@ def head_map_figure(sinks: SinkMechanisms) -> Figure:
         (axes[0], strength, r"sink strength $\alpha_s$"),
         (axes[1], events, "inputs with a sink event"),
     ):
-        image = axis.imshow(
-            values, cmap="cividis", norm=Normalize(0, 1), aspect="auto", interpolation="nearest"
-        )
+        image = axis.imshow(values, cmap="cividis", norm=Normalize(0, 1), **IMAGE)
         axis.set_title(title)
     bar = figure.colorbar(image, ax=axes[:2], pad=0.02)
     bar.set_label("mean, or share (1)")
@@ -293,29 +263,15 @@ def head_map_figure(sinks: SinkMechanisms) -> Figure:
     counts = np.stack([(sinks.mechanism == name).sum(axis=0) for name in MECHANISMS])  # (3, L, H)
     code = np.where(sinks.sink_heads, 1 + counts.argmax(axis=0), 0)
     colours = (NO_SINK, *MECHANISM_COLOURS.values())
-    axes[2].imshow(
-        code,
-        cmap=ListedColormap(colours),
-        norm=Normalize(0, 3),
-        aspect="auto",
-        interpolation="nearest",
-    )
+    axes[2].imshow(code, cmap=ListedColormap(colours), norm=Normalize(0, 3), **IMAGE)
     axes[2].set_title("mechanism of sink heads")
     if sinks.sink_heads.any():
-        names = ("no sink head", *MECHANISM_NAMES.values())
-        patches = [
-            Patch(color=colour, label=name) for colour, name in zip(colours, names, strict=True)
-        ]
+        labels = zip(colours, ("no sink head", *MECHANISM_NAMES.values()), strict=True)
+        patches = [Patch(color=colour, label=name) for colour, name in labels]
         axes[2].legend(handles=patches, loc="center left", bbox_to_anchor=(1.02, 0.5))
     else:
-        axes[2].text(
-            0.5,
-            0.5,
-            "no head is a sink head",
-            transform=axes[2].transAxes,
-            ha="center",
-            va="center",
-        )
+        centre = {"transform": axes[2].transAxes, "ha": "center", "va": "center"}
+        axes[2].text(0.5, 0.5, "no head is a sink head", **centre)
     layer_rows(axes[0], sinks.layer_indices)
     for axis in axes:
         index_along(axis, "head")
@@ -324,26 +280,20 @@ def head_map_figure(sinks: SinkMechanisms) -> Figure:
 
 @in_our_style()
 def plane_figure(sinks: SinkMechanisms) -> Figure:
-    """Fig. 6: value-norm ratio and stable rank of every head's sink on every input, by mechanism
-    and by depth.
-    """
+    """Fig. 6: value-norm ratio and stable rank of every sink, by mechanism and by depth."""
     figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.6), sharex=True, sharey=True)
     ratio, rank, event, mechanism = sinks.ratio, sinks.rank, sinks.event, sinks.mechanism
+    none: dict[str, Any] = {"color": "0.85", "zorder": 1, "label": "no sink event", **DOT}
     for axis in axes:
-        axis.scatter(
-            ratio[~event], rank[~event], color="0.85", zorder=1, label="no sink event", **DOT
-        )
+        axis.scatter(ratio[~event], rank[~event], **none)
         _rule(axis)
     for name in MECHANISMS:
-        chosen = mechanism == name
+        chosen, colour = mechanism == name, MECHANISM_COLOURS[name]
         label = f"{MECHANISM_NAMES[name]} ({chosen.sum():,})"
-        axes[0].scatter(
-            ratio[chosen], rank[chosen], color=MECHANISM_COLOURS[name], zorder=2, label=label, **DOT
-        )
+        axes[0].scatter(ratio[chosen], rank[chosen], color=colour, zorder=2, label=label, **DOT)
     depth = np.broadcast_to(sinks.layer_indices[:, None], event.shape)
-    norm = Normalize(
-        sinks.layer_indices[0], max(sinks.layer_indices[-1], sinks.layer_indices[0] + 1)
-    )
+    first, last = sinks.layer_indices[[0, -1]]
+    norm = Normalize(first, max(last, first + 1))
     for kind, name in enumerate(sinks.kinds):
         chosen = event & (sinks.kind == kind)
         style = {
@@ -365,15 +315,8 @@ def plane_figure(sinks: SinkMechanisms) -> Figure:
         if axis is axes[1]:
             handles, labels = handles[1:], labels[1:]
         if handles:
-            legend = figure.legend(
-                handles,
-                labels,
-                loc=place,
-                ncols=len(handles),
-                markerscale=2,
-                handletextpad=0.2,
-                columnspacing=1.0,
-            )
+            spacing = {"markerscale": 2, "handletextpad": 0.2, "columnspacing": 1.0}
+            legend = figure.legend(handles, labels, loc=place, ncols=len(handles), **spacing)
             for handle in filter(None, legend.legend_handles):
                 handle.set_alpha(1)
     layer_bar(figure, axes[1], sinks.layer_indices)
@@ -381,7 +324,7 @@ def plane_figure(sinks: SinkMechanisms) -> Figure:
 
 
 def _rule(axis: Axes) -> None:
-    """The bounds between the mechanisms on the plane of ratio and rank."""
+    """Draw the bounds between the mechanisms on the plane of ratio and rank."""
     style: dict[str, Any] = {"color": "black", "linewidth": 0.6, "linestyle": ":"}
     axis.axvline(NOP_RATIO, **style)
     corner = [BROADCAST_RATIO, BROADCAST_RATIO, 1e9], [1e-9, BROADCAST_RANK, BROADCAST_RANK]
@@ -390,14 +333,12 @@ def _rule(axis: Axes) -> None:
 
 
 def _fit(axis: Axes, ratio: np.ndarray, rank: np.ndarray) -> None:
-    """Logarithmic axes over the points and the rule's lines."""
+    """Fit logarithmic axes to the points and the rule's lines."""
     axis.set_xscale("log")
     axis.set_yscale("log")
     known = np.isfinite(ratio) & np.isfinite(rank) & (ratio > 0)
-    x, y = (
-        np.append(ratio[known], (NOP_RATIO, BROADCAST_RATIO)),
-        np.append(rank[known], (1.0, BROADCAST_RANK)),
-    )
+    x = np.append(ratio[known], (NOP_RATIO, BROADCAST_RATIO))
+    y = np.append(rank[known], (1.0, BROADCAST_RANK))
     axis.set_xlim(x.min() / 1.2, x.max() * 1.2)
     axis.set_ylim(0.95, y.max() * 1.1)
     for side in (axis.xaxis, axis.yaxis):
@@ -406,11 +347,10 @@ def _fit(axis: Axes, ratio: np.ndarray, rank: np.ndarray) -> None:
 
 @in_our_style()
 def spectrum_figure(sinks: SinkMechanisms) -> Figure:
-    """Fig. 2B on a real model: spectra of W_QK of sink heads and of the others, and Lemma 2's two
-    ways to a gate.
+    """Fig. 2B on a real model: spectra of W_QK by group of heads, and Lemma 2's two gates.
 
-    One is a spike, sigma_1 far above sigma_2; the other is a sink of large norm, if no norm comes
-    before W_QK.
+    One gate is a spike, sigma_1 far above sigma_2; the other is a sink of large norm, if no norm
+    comes before W_QK.
     """
     figure, (axis, spike, norm) = subplots(1, 3, figsize=(2 * COLUMN, 2.1))
     largest = sinks.qk_singular_values[..., :1]
@@ -440,20 +380,17 @@ def spectrum_figure(sinks: SinkMechanisms) -> Figure:
 
 @in_our_style()
 def similarity_figure(sinks: SinkMechanisms) -> Figure:
-    """Lemma 4: how alike tokens are before and after each layer's attention, by cosine and by
-    variance (eq. 17).
+    """Lemma 4: likeness of tokens around each layer's attention, by cosine and variance (eq. 17).
 
     The third panel shows how much attention turns each token.
     """
     figure, (between, variance, through) = subplots(1, 3, figsize=(2 * COLUMN, 2.1), sharex=True)
-    for axis, name in ((between, "between"), (variance, "variance")):
-        for when, colour, dash, label in (
-            ("before", "0.4", "--", "entering the layer"),
-            ("after", COLOURS[1], "-", "attention's output added"),
-        ):
-            _spread(
-                axis, sinks.layer_indices, getattr(sinks, f"{name}_{when}"), colour, dash, label
-            )
+    for axis, before, after in (
+        (between, sinks.between_before, sinks.between_after),
+        (variance, sinks.variance_before, sinks.variance_after),
+    ):
+        _spread(axis, sinks.layer_indices, before, "0.4", "--", "entering the layer")
+        _spread(axis, sinks.layer_indices, after, COLOURS[1], "-", "attention's output added")
     _spread(through, sinks.layer_indices, sinks.through, COLOURS[0], "-", None)
     between.set_ylabel("cosine of two tokens (1)")
     variance.set_ylabel(r"variance of tokens $V$")
@@ -468,24 +405,16 @@ def similarity_figure(sinks: SinkMechanisms) -> Figure:
 
 @in_our_style()
 def norms_figure(sinks: SinkMechanisms) -> Figure:
-    """Fig. 14: norms of CLS, registers and patches, or of a text's kinds of token, as they enter
-    each layer.
-    """
+    """Fig. 14: norms of each kind of token as they enter each layer."""
     figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.1), sharex=True, sharey=True)
     for axis, values, title in (
         (axes[0], sinks.norm_mean, "mean of a kind"),
         (axes[1], sinks.norm_largest, "largest of a kind"),
     ):
         for kind, name in _kinds(sinks):
-            some = ~np.isnan(values[:, 0, kind])
-            _spread(
-                axis,
-                sinks.layer_indices,
-                values[some][..., kind],
-                KIND_COLOURS[name],
-                DASHES[kind % 4],
-                name,
-            )
+            of_kind = values[~np.isnan(values[:, 0, kind])][..., kind]  # (inputs, L)
+            colour, dash = KIND_COLOURS[name], DASHES[kind % 4]
+            _spread(axis, sinks.layer_indices, of_kind, colour, dash, name)
         axis.set_title(title)
         layers_along(axis)
     axes[0].set_yscale("log")
@@ -496,24 +425,17 @@ def norms_figure(sinks: SinkMechanisms) -> Figure:
 
 @in_our_style()
 def register_figure(sinks: SinkMechanisms) -> Figure:
-    """Fig. 8, of a model with registers: what attention they take over the layers, and what the
-    sinks on them do.
+    """Fig. 8, for a model with registers: their attention by layer, and the sinks on them.
 
     Without a sink event on a register there is no second panel.
     """
     on_register = sinks.kind == sinks.kinds.index("register")
     panels = 2 if (on_register & sinks.event).any() else 1
-    figure, ((inflow, *planes),) = subplots(
-        1, panels, figsize=(panels * COLUMN, 2.5), squeeze=False
-    )
+    size = panels * COLUMN, 2.5
+    figure, ((inflow, *planes),) = subplots(1, panels, figsize=size, squeeze=False)
     shares = sinks.inflow.mean(axis=(0, 2)).T  # (K, L)
-    inflow.stackplot(
-        sinks.layer_indices,
-        shares,
-        labels=sinks.kinds,
-        colors=[KIND_COLOURS[name] for name in sinks.kinds],
-        alpha=0.8,
-    )
+    style: dict[str, Any] = {"colors": [KIND_COLOURS[name] for name in sinks.kinds], "alpha": 0.8}
+    inflow.stackplot(sinks.layer_indices, shares, labels=sinks.kinds, **style)
     inflow.set_ylim(0, 1)
     inflow.margins(x=0)
     inflow.set_ylabel("share of attention (1)")
@@ -531,17 +453,10 @@ def register_figure(sinks: SinkMechanisms) -> Figure:
         _fit(plane, sinks.ratio[on_register], sinks.rank[on_register])
         plane.set_ylabel("stable rank of $Au$ (1)")
         plane.set_title("sinks on registers")
-    for place, axis in zip(
-        ("outside lower left", "outside lower right"), (inflow, *planes), strict=False
-    ):
-        figure.legend(
-            *axis.get_legend_handles_labels(),
-            loc=place,
-            ncols=4,
-            markerscale=2,
-            handletextpad=0.2,
-            columnspacing=0.8,
-        )
+    spacing = {"markerscale": 2, "handletextpad": 0.2, "columnspacing": 0.8}
+    legends = zip(("outside lower left", "outside lower right"), (inflow, *planes), strict=False)
+    for place, axis in legends:
+        figure.legend(*axis.get_legend_handles_labels(), loc=place, ncols=4, **spacing)
     return figure
 
 
@@ -553,54 +468,31 @@ def lemma_figure(sinks: SinkMechanisms) -> Figure:
     for kind, name in _kinds(sinks):
         sorted_epsilons = np.sort(sinks.epsilon[sinks.kind == kind])
         share = np.searchsorted(sorted_epsilons, epsilons, side="right") / sinks.epsilon.size
-        axes[0, 0].plot(
-            epsilons, share, color=KIND_COLOURS[name], linestyle=DASHES[kind % 4], label=name
-        )
+        colour, dash = KIND_COLOURS[name], DASHES[kind % 4]
+        axes[0, 0].plot(epsilons, share, color=colour, linestyle=dash, label=name)
     axes[0, 0].set_xlabel(r"$\epsilon$ (1)")
     axes[0, 0].set_ylabel(r"share that are $\epsilon$-sinks (1)")
     axes[0, 0].set_title("Definition 1")
     axes[0, 0].legend()
-    measures = sinks.measures
-    for axis, title, x, y, bound, names in (
-        (
-            axes[0, 1],
-            "Lemma 3",
-            "bound",
-            "distance",
-            "above",
-            (
-                r"bound $\sqrt{m}\,\epsilon\,\max|u_j-u_s|\,/\,|Y|$ (1)",
-                r"$|Y-\mathbf{1}u_s^\top|\,/\,|Y|$ (1)",
-            ),
-        ),
-        (
-            axes[1, 0],
-            "eq. 12",
-            "leading_bound",
-            "leading",
-            "below",
-            (
-                r"bound $(1-\epsilon)\sqrt{m}\,|u_s|\,/\,\sigma_1(Y)$ (1)",
-                r"$|a_s||u_s|\,/\,\sigma_1(Y)$ (1)",
-            ),
-        ),
-        (
-            axes[1, 1],
-            "Lemma 4",
-            "variance_bound",
-            "variance_change",
-            "above",
-            (r"bound on $|V'-V|\,/\,V$ (1)", r"$|V'-V|\,/\,V$ (1)"),
-        ),
-    ):
-        _against_bound(axis, sinks, measures[x], np.abs(measures[y]), bound)
-        axis.set_title(title)
-        axis.set_xlabel(names[0])
-        axis.set_ylabel(names[1])
+
+    def panel(axis: Axes, x: str, y: str, forbidden: str) -> None:
+        _against_bound(axis, sinks, sinks.measures[x], np.abs(sinks.measures[y]), forbidden)
+
+    panel(axes[0, 1], "bound", "distance", "above")
+    axes[0, 1].set_title("Lemma 3")
+    axes[0, 1].set_xlabel(r"bound $\sqrt{m}\,\epsilon\,\max|u_j-u_s|\,/\,|Y|$ (1)")
+    axes[0, 1].set_ylabel(r"$|Y-\mathbf{1}u_s^\top|\,/\,|Y|$ (1)")
+    panel(axes[1, 0], "leading_bound", "leading", "below")
+    axes[1, 0].set_title("eq. 12")
+    axes[1, 0].set_xlabel(r"bound $(1-\epsilon)\sqrt{m}\,|u_s|\,/\,\sigma_1(Y)$ (1)")
+    axes[1, 0].set_ylabel(r"$|a_s||u_s|\,/\,\sigma_1(Y)$ (1)")
+    panel(axes[1, 1], "variance_bound", "variance_change", "above")
+    axes[1, 1].set_title("Lemma 4")
+    axes[1, 1].set_xlabel(r"bound on $|V'-V|\,/\,V$ (1)")
+    axes[1, 1].set_ylabel(r"$|V'-V|\,/\,V$ (1)")
     handles, labels = axes[0, 1].get_legend_handles_labels()
-    legend = figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(handles), markerscale=2
-    )
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": len(handles)}
+    legend = figure.legend(handles, labels, markerscale=2, **place)
     for handle in filter(None, legend.legend_handles):
         handle.set_alpha(1)
     return figure
@@ -609,15 +501,11 @@ def lemma_figure(sinks: SinkMechanisms) -> Figure:
 def _against_bound(
     axis: Axes, sinks: SinkMechanisms, bound: np.ndarray, value: np.ndarray, forbidden: str
 ) -> None:
-    """Values against a lemma's bound on logarithmic axes; the side that the lemma rules out is
-    shaded.
-    """
+    """Draw values against a lemma's bound, both logarithmic; shade the side it rules out."""
     for name, label in (("", "no sink event"), *MECHANISM_NAMES.items()):
         chosen = (sinks.mechanism == name) & (bound > 0) & (value > 0)
-        colour = MECHANISM_COLOURS.get(name, "0.85")
-        axis.scatter(
-            bound[chosen], value[chosen], color=colour, label=label, zorder=2 if name else 1, **DOT
-        )
+        colour, order = MECHANISM_COLOURS.get(name, "0.85"), 2 if name else 1
+        axis.scatter(bound[chosen], value[chosen], color=colour, label=label, zorder=order, **DOT)
     axis.set_xscale("log")
     axis.set_yscale("log")
     low, high = axis.get_xlim()
@@ -626,18 +514,15 @@ def _against_bound(
     bottom, top = axis.get_ylim()
     line = np.geomspace(low, high)
     axis.plot(line, line, color="black", linewidth=0.6)
-    axis.fill_between(
-        line, line, 1e30 if forbidden == "above" else 1e-30, color="0.93", linewidth=0, zorder=0
-    )
+    end = 1e30 if forbidden == "above" else 1e-30
+    axis.fill_between(line, line, end, color="0.93", linewidth=0, zorder=0)
     axis.set_xlim(low, high)
     axis.set_ylim(bottom, top)
 
 
 @in_our_style()
 def routing_figure(sinks: SinkMechanisms) -> Figure:
-    """How queries find a sink, by its strength, one dot per head: Lemma 2's alignment and appendix
-    A.2's measures.
-    """
+    """Lemma 2's alignment and appendix A.2's measures by sink strength, one dot per head."""
     figure, axes = subplots(1, 4, figsize=(2.2 * COLUMN, 2.1), sharex=True)
     strength = sinks.strength.mean(axis=0)
     for axis, name, label in (
@@ -649,24 +534,11 @@ def routing_figure(sinks: SinkMechanisms) -> Figure:
         values = np.median(sinks.measures[name], axis=0)
         if name == "alignment":
             rest = np.median(sinks.measures["alignment_others"], axis=0)
-            axis.plot(
-                strength.ravel(),
-                rest.ravel(),
-                "x",
-                color="0.75",
-                markersize=2,
-                label="other tokens",
-            )
+            crosses: dict[str, Any] = {"color": "0.75", "markersize": 2, "label": "other tokens"}
+            axis.plot(strength.ravel(), rest.ravel(), "x", **crosses)
         for group, chosen, colour, _ in _head_groups(sinks):
-            axis.plot(
-                strength[chosen],
-                values[chosen],
-                ".",
-                color=colour,
-                markersize=4,
-                alpha=0.8,
-                label=group,
-            )
+            dots: dict[str, Any] = {"color": colour, "markersize": 4, "alpha": 0.8, "label": group}
+            axis.plot(strength[chosen], values[chosen], ".", **dots)
         if name in ("key_ratio", "update_spread") and np.nanmax(values) > WIDE * np.nanmin(values):
             axis.set_yscale("log")
             if np.nanmax(values) < VAST * np.nanmin(values):
@@ -678,7 +550,7 @@ def routing_figure(sinks: SinkMechanisms) -> Figure:
 
 
 def _head_groups(sinks: SinkMechanisms) -> Iterator[tuple[str, np.ndarray, str, str]]:
-    """Other heads and sink heads, those that there are: name, (L, H) bool, colour, dash."""
+    """Name, mask (L, H), colour and dash of other heads and of sink heads, if there are any."""
     for name, chosen, colour, dash in (
         ("other heads", ~sinks.sink_heads, "0.5", "--"),
         ("sink heads", sinks.sink_heads, COLOURS[1], "-"),
@@ -703,7 +575,9 @@ def _spread(
 
 def _plain_numbers(side: Axis) -> None:
     """Label a logarithmic axis 1, 2, 5, 10 ..."""
+
+    def between_tens(value: float, _: int) -> str:
+        return f"{value:g}" if f"{value:.0e}"[0] in "25" else ""
+
     side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    side.set_minor_formatter(
-        FuncFormatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
-    )
+    side.set_minor_formatter(FuncFormatter(between_tens))

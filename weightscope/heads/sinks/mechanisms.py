@@ -1,5 +1,4 @@
-"""What a model's attention sinks do, head by head and input by input (two-sink-mechanisms paper,
-section 4).
+"""Mechanisms of attention sinks, by head and input (two-sink-mechanisms paper, section 4).
 
 A head's updates u_j are looked at in the r coordinates of the space that its W_O spans, where norms
 and ranks are those in the d of the residual stream. LayerScale is part of W_O; in a layer with a
@@ -64,9 +63,9 @@ from weightscope.runner.runner import Activations, Runner, Study
 class Inputs(NamedTuple):
     """Images or texts."""
 
-    sequences: dict[str, np.ndarray]  # (channels, height, width): By name
-    tokens: Tokens  # The kinds of the tokens made from them
-    note: str  # What they are and where they come from, in a sentence
+    sequences: dict[str, np.ndarray]  # (channels, height, width) or (n,), by name
+    tokens: Tokens  # the kinds of the tokens made from them
+    note: str  # number, form and origin, in a sentence
 
 
 def read_inputs(
@@ -79,9 +78,7 @@ def read_inputs(
     seed: int = 0,
     own_first: bool = False,
 ) -> Inputs:
-    """Texts for a language model, images for a vision model: those given, or those that come with
-    the package.
-    """
+    """Read texts for a language model, images for a vision model; by default the package's."""
     if not model.family.inputs.tokens:
         if text or own_first:
             raise CheckpointError(f"{model.name} sees images, not texts")
@@ -97,45 +94,35 @@ def _image_inputs(model: Model, path: Path | None, n: int, seed: int) -> Inputs:
     from weightscope.runner.images import image_processor, photographs, read_images
 
     process = image_processor(model)
-    images = photographs(n, seed) if path is None else read_images(path, n)
-    source = (
-        "scikit-learn's two photographs and crops of them"
-        if path is None
-        else f"images from {path}"
-    )
+    if path is None:
+        images, source = photographs(n, seed), "scikit-learn's two photographs and crops of them"
+    else:
+        images, source = read_images(path, n), f"images from {path}"
     note = f"Run on {len(images)} images: {source}; {process}."
-    return Inputs(
-        {name: process(image) for name, image in images.items()}, image_tokens(model), note
-    )
+    sequences = {name: process(image) for name, image in images.items()}
+    return Inputs(sequences, image_tokens(model), note)
 
 
 def _text_inputs(
     model: Model, texts: Texts, n: int, length: int, seed: int, own_first: bool
 ) -> Inputs:
-    """Pairs of paragraphs where the model's tokenizer frames them with special tokens, else windows
-    of one length.
-    """
+    """Pairs of paragraphs if the tokenizer frames them so, else windows of one length."""
     framing = framing_of(model, own_first=own_first)
     length = min(length, model.config.n_positions or length)
-    sequences = (paragraph_pairs if framing.takes_pairs else token_windows)(
-        framing, texts.texts, n, length, seed
-    )
+    if framing.takes_pairs:
+        sequences = paragraph_pairs(framing, texts.texts, n, length, seed)
+        shape = f"at most {length} tokens each, pairs of paragraphs"
+    else:
+        sequences = token_windows(framing, texts.texts, n, length, seed)
+        shape = f"{length} tokens each"
     if not sequences:
         raise CheckpointError(f"the texts are too short for inputs of {length} tokens")
     first = "their own first token"
     if not own_first:
         first = shortened(str(framing.tokenizer.tokens.get(int(sequences[0][0]))))
-    shape = (
-        f"at most {length} tokens each, pairs of paragraphs"
-        if framing.takes_pairs
-        else f"{length} tokens each"
-    )
     note = f"Run on {len(sequences)} texts, {shape}, beginning with {first}, from {texts.source}."
-    return Inputs(
-        {f"text {index}": each for index, each in enumerate(sequences)},
-        text_tokens(framing.tokenizer),
-        note,
-    )
+    named = {f"text {index}": sequence for index, sequence in enumerate(sequences)}
+    return Inputs(named, text_tokens(framing.tokenizer), note)
 
 
 EPSILONS = (0.01, 0.1, 0.5)  # thresholds at which epsilon-sinks are counted (Definition 1)
@@ -181,7 +168,8 @@ MEASURES = (
     Measure(
         "cancelled",
         "$-2⟨S, R⟩/(|S|^2 + |R|^2)$",
-        "of the sink's part $S = a_s u_s^⊤$ and the rest $R = Y - S$: 1 where they cancel (Lemma 1)",
+        "of the sink's part $S = a_s u_s^⊤$ and the rest $R = Y - S$: 1 where they cancel (Lemma "
+        "1)",
     ),
     Measure(
         "against_stream",
@@ -234,12 +222,14 @@ MEASURES = (
     Measure(
         "logit_margin",
         "$s_(i s)$ - mean $s_(i j)$",
-        "the sink's logit above those of the other keys that the query sees, mean over queries, from the attention",
+        "the sink's logit above those of the other keys that the query sees, mean over queries, "
+        "from the attention",
     ),
     Measure(
         "first_margin",
         "$σ₁ (q·u₁)(v₁·x_s)$ - mean $σ₁ (q·u₁)(v₁·x_j)$",
-        "what the largest singular value of $W_QK$ makes of it before queries and keys are rotated (eqs 5, 6)",
+        "what the largest singular value of $W_QK$ makes of it before queries and keys are rotated "
+        "(eqs 5, 6)",
     ),
 )
 
@@ -251,9 +241,7 @@ SINK_HEAD = 0.5  # a sink head has a sink event on at least this share of the in
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SinkMechanisms(Study):
-    """The strongest sink of every head on every input: I inputs, L attention layers of H heads, K
-    kinds of token.
-    """
+    """The strongest sink of every head (L, H) on every input (I), for K kinds of token."""
 
     FIGURE, PAGE = "heads.sinks.figures:sink_token_figure", "heads.sinks.page:write_mechanisms_page"
     TABLES: ClassVar = {
@@ -264,64 +252,59 @@ class SinkMechanisms(Study):
 
     inputs: Inputs
     layer_indices: np.ndarray  # (L,)
-    position: np.ndarray  # (I, L, H): The sink's place among the tokens
-    kind: np.ndarray  # (I, L, H): Its kind, an index into `kinds`
-    # (I, L, H): alpha_s, its share of the attention of the average query (eq. 2)
-    strength: np.ndarray
-    # (I, L, H): The smallest epsilon for which it is an epsilon-sink (Definition 1)
-    epsilon: np.ndarray
-    # (I, L, H): Share of the queries that give it half of their attention or more
-    share: np.ndarray
-    ratio: np.ndarray  # (I, L, H): Its value norm over the mean of the others'
-    rank: np.ndarray  # (I, L, H): Stable rank of the head's update A u
-    # (I, L, H): The sink's norm in the residual stream that enters the layer over the mean of the
-    # others': a massive activation where it is large. A norm before W_QK keeps it from the scores.
+    # (I, L, H) each, of the sink
+    position: np.ndarray  # place among the tokens
+    kind: np.ndarray  # index into `kinds`
+    strength: np.ndarray  # alpha_s, share of the attention of the average query (eq. 2)
+    epsilon: np.ndarray  # least epsilon for which it is an epsilon-sink (Definition 1)
+    share: np.ndarray  # share of the queries that give it half of their attention or more
+    ratio: np.ndarray  # value norm over the mean of the others'
+    rank: np.ndarray  # stable rank of the head's update A u
+    # norm in the stream that enters the layer over the mean of the others': a massive activation
+    # where it is large; a norm before W_QK keeps it from the scores
     norm_ratio: np.ndarray
-    inflow: np.ndarray  # (I, L, H, K): Share of the attention that each kind of token gets
-    # between_before, between_after: (I, L): Mean cosine of two tokens as they enter the layer, and
-    # with the layer's attention output added.
-    between_before: np.ndarray
+    inflow: np.ndarray  # (I, L, H, K) share of the attention that each kind of token gets
+    # (I, L) each, before and after the layer's attention output is added
+    between_before: np.ndarray  # mean cosine of two tokens
     between_after: np.ndarray
-    through: np.ndarray  # (I, L): Mean cosine of a token with itself across that addition
-    # variance_before, variance_after: (I, L): Mean squared distance of the tokens from their mean,
-    # before and after it (Lemma 4, eq. 17).
-    variance_before: np.ndarray
+    through: np.ndarray  # mean cosine of a token with itself across the addition
+    variance_before: np.ndarray  # mean squared distance from the mean token (Lemma 4, eq. 17)
     variance_after: np.ndarray
-    # norm_mean, norm_largest: (I, L, K): Of the norms that tokens of each kind have as they enter
-    # the layer; NaN where there are none.
+    # (I, L, K) each, over tokens of a kind as they enter the layer; NaN where there are none
     norm_mean: np.ndarray
     norm_largest: np.ndarray
-    # (L, H, r): Of W_QK, at distance 0 under rotation; r is the largest rank, shorter spectra are
-    # padded with zeros.
+    # (L, H, r), at distance 0 under rotation; zeros beyond shorter spectra
     qk_singular_values: np.ndarray
-    measures: Mapping[str, np.ndarray]  # (I, L, H): by the names of `MEASURES`
-    # Perplexity where sink heads are changed; None where nothing was (`sinks.causal`)
-    causal: Table | None = None
+    measures: Mapping[str, np.ndarray]  # (I, L, H) by the names of `MEASURES`
+    causal: Table | None = None  # perplexity with sink heads changed, if it was measured
 
     @property
     def lead(self) -> str:
-        """What sinks do, in a few sentences."""
+        """The result in a few sentences, and the inputs."""
         return " ".join([*self.sentences, self.inputs.note])
 
     @property
     def sentences(self) -> list[str]:
-        """How many sink events and sink heads there are, and which tokens are sinks."""
+        """Sentences on the numbers of sink events and sink heads, and on the sinks' tokens."""
         n_inputs, n_layers, n_heads = self.event.shape
         events = int(self.event.sum())
-        did = ", ".join(
-            f"{(self.mechanism == name).sum():,} {label}" for name, label in MECHANISM_NAMES.items()
-        )
+        did = ""
+        if events:
+            counts = {name: (self.mechanism == name).sum() for name in MECHANISMS}
+            by_mechanism = [f"{n:,} {MECHANISM_NAMES[name]}" for name, n in counts.items()]
+            did = f"; {', '.join(by_mechanism)}"
         third = max(1, n_layers // 3)
         most = []
         for name, kind in (("first", self.kind[:, :third]), ("last", self.kind[:, -third:])):
             share = np.bincount(kind.ravel(), minlength=len(self.kinds)) / kind.size
             most.append(
-                f"{self.kinds[share.argmax()]!r} in the {name} third of the layers ({share.max():.0%})"
+                f"{self.kinds[share.argmax()]!r} in the {name} third of the layers "
+                f"({share.max():.0%})"
             )
         return [
-            f"{counted(n_inputs, 'input')}, {counted(n_layers, 'layer')} of {counted(n_heads, 'head')}: "
-            f"{counted(events, 'sink event')} in {self.event.size:,} "
-            f"({self.event.mean():.2%}){f'; {did}' if events else ''}.",
+            f"{counted(n_inputs, 'input')}, {counted(n_layers, 'layer')} of "
+            f"{counted(n_heads, 'head')}: {counted(events, 'sink event')} in {self.event.size:,} "
+            f"({self.event.mean():.2%}){did}.",
             f"{self.sink_heads.sum()} of {n_layers * n_heads} heads are sink heads "
             f"(an event on {SINK_HEAD:.0%} of the inputs or more).",
             f"The strongest key of a head is most often of the kind {', and '.join(most)}.",
@@ -333,13 +316,11 @@ class SinkMechanisms(Study):
         return f"{self.model}: {layers} layers of {heads} heads, {inputs} inputs"
 
     def printed(self) -> list[str]:
-        """The inputs, then what sinks do on them."""
+        """The inputs, then the result in sentences."""
         return [self.inputs.note, *self.sentences]
 
     def shown(self) -> list[Table]:
-        """Which tokens are sinks, by layer; and what sink heads are needed for, where that was
-        tried.
-        """
+        """Sinks by layer, and the changes of sink heads if they were made."""
         return [self.layers] if self.causal is None else [self.layers, self.causal]
 
     @property
@@ -349,14 +330,12 @@ class SinkMechanisms(Study):
 
     @cached_property
     def event(self) -> np.ndarray:
-        """Whether there is a sink event, (I, L, H) bool: 90 % of the queries give the sink half of
-        their attention.
-        """
+        """Mask of sink events, (I, L, H): 90 % of queries give the sink half of their attention."""
         return self.share >= EVENT_SHARE
 
     @cached_property
     def mechanism(self) -> np.ndarray:
-        """What the sink of each event does, (I, L, H) str; empty where there is no event."""
+        """Mechanism of the sink of each event, (I, L, H) str; empty where there is no event."""
         return np.where(self.event, mechanism(self.ratio, self.rank), "")
 
     @cached_property
@@ -370,9 +349,8 @@ class SinkMechanisms(Study):
         labels = np.empty(self.position.shape, object)
         for index, sequence in enumerate(self.inputs.sequences.values()):
             for place in np.ndindex(labels.shape[1:]):
-                labels[index, *place] = self.inputs.tokens.label(
-                    sequence, int(self.position[index, *place])
-                )
+                position = int(self.position[index, *place])
+                labels[index, *place] = self.inputs.tokens.label(sequence, position)
         return labels
 
     @cached_property
@@ -394,24 +372,24 @@ class SinkMechanisms(Study):
                 Column("stable_rank", self.rank.ravel()),
                 Column("norm_ratio", self.norm_ratio.ravel()),
                 Column("mechanism", self.mechanism.ravel()),
-                *(
-                    Column(name, self.measures[name].ravel(), symbol, meaning=meaning)
-                    for name, symbol, meaning in MEASURES
-                ),
+                *_measure_columns({name: array.ravel() for name, array in self.measures.items()}),
             ]
         )
 
     @cached_property
     def heads(self) -> Table:
-        """One row per head over all inputs. Medians are over the inputs with an event, or over all
-        if there is none.
-        """
+        """One row per head; medians over the inputs with an event, or over all if there is none."""
         layer, head = (index.ravel() for index in np.indices(self.sink_heads.shape))
-        # (K, L, H)
-        of_kind = np.stack([self.kind == kind for kind in range(len(self.kinds))]).mean(axis=1)
+        is_kind = np.stack([self.kind == kind for kind in range(len(self.kinds))])
+        kind_shares = is_kind.mean(axis=1)  # (K, L, H)
+        mostly_at = np.array(self.kinds)[kind_shares.argmax(axis=0).ravel()]
         does = np.stack([self.mechanism == name for name in MECHANISMS]).mean(axis=1)  # (3, L, H)
         mostly = np.where(self.sink_heads, np.array(MECHANISMS)[does.argmax(axis=0)], "")
         chosen = self.event | ~self.event.any(axis=0)  # (I, L, H)
+        half = "mean share of the queries that give the sink half of their attention or more"
+        frequent = "the sink head's most frequent mechanism; empty for other heads"
+        of_mechanism = "share of the inputs with an event of this mechanism"
+        qk_rank = stable_rank(self.qk_singular_values).ravel()
 
         def median(values: np.ndarray) -> list[float]:
             return [
@@ -433,11 +411,7 @@ class SinkMechanisms(Study):
                     np.median(self.epsilon, axis=0).ravel(),
                     meaning="median of the smallest epsilon",
                 ),
-                Column(
-                    "event_share",
-                    self.share.mean(axis=0).ravel(),
-                    meaning="mean share of the queries that give the sink half of their attention or more",
-                ),
+                Column("event_share", self.share.mean(axis=0).ravel(), meaning=half),
                 Column(
                     "events",
                     self.event.mean(axis=0).ravel(),
@@ -445,159 +419,115 @@ class SinkMechanisms(Study):
                 ),
                 Column(
                     "kind",
-                    np.array(self.kinds)[of_kind.argmax(axis=0).ravel()],
+                    mostly_at,
                     "sink",
                     meaning="the kind of token that is most often its sink",
                 ),
                 Column(
                     "kind_share",
-                    of_kind.max(axis=0).ravel(),
+                    kind_shares.max(axis=0).ravel(),
                     meaning="share of the inputs with a sink of that kind",
                 ),
                 Column("ratio_out", median(self.ratio), "ratio", meaning="$|u_s|$ / mean $|u_j|$"),
                 Column("stable_rank", median(self.rank), "stable rank", meaning="of $A u$"),
                 Column("norm_ratio", median(self.norm_ratio), meaning="$|x_s|$ / mean $|x_j|$"),
                 *(
-                    Column(
-                        name,
-                        values.ravel(),
-                        meaning="share of the inputs with an event of this mechanism",
-                    )
+                    Column(name, values.ravel(), meaning=of_mechanism)
                     for name, values in zip(MECHANISMS, does, strict=True)
                 ),
-                Column(
-                    "mechanism",
-                    mostly.ravel(),
-                    meaning="the sink head's most frequent mechanism; empty for other heads",
-                ),
+                Column("mechanism", mostly.ravel(), meaning=frequent),
                 Column(
                     "qk_gap", spectral_gap(self.qk_singular_values).ravel(), "$σ₁/σ₂$ of $W_QK$"
                 ),
-                Column(
-                    "qk_stable_rank",
-                    stable_rank(self.qk_singular_values).ravel(),
-                    "stable rank of $W_QK$",
-                ),
+                Column("qk_stable_rank", qk_rank, "stable rank of $W_QK$"),
                 *self._epsilon_sinks(inputs=0),
-                *(
-                    Column(name, median(self.measures[name]), symbol, meaning=meaning)
-                    for name, symbol, meaning in MEASURES
-                ),
+                *_measure_columns({name: median(array) for name, array in self.measures.items()}),
             ]
         )
 
     @cached_property
     def layers(self) -> Table:
-        """One row per layer over all inputs and heads; similarities, variances and norms are
-        medians over inputs.
-        """
-        n_layers = len(self.layer_indices)
-        kinds = [Counter(self.kind[:, layer].ravel().tolist()) for layer in range(n_layers)]
-        tokens = [
-            Counter(self.labels[:, layer].ravel().tolist()).most_common(1)[0]
-            for layer in range(n_layers)
-        ]
-        kind = [max(range(len(self.kinds)), key=counts.__getitem__) for counts in kinds]
+        """One row per layer; similarities, variances and norms are medians over inputs."""
+        kinds, kind_shares, tokens, token_shares = [], [], [], []
         total = self.kind[:, 0].size
+        for layer in range(len(self.layer_indices)):
+            counts = np.bincount(self.kind[:, layer].ravel(), minlength=len(self.kinds))
+            kinds.append(self.kinds[counts.argmax()])
+            kind_shares.append(counts.max() / total)
+            labels = Counter(self.labels[:, layer].ravel().tolist())
+            token, count = labels.most_common(1)[0]
+            tokens.append(token)
+            token_shares.append(count / total)
+        around = ("between_before", "between_after", "through", "variance_before", "variance_after")
         return Table(
             [
                 Column("layer", self.layer_indices),
-                Column("kind", [self.kinds[k] for k in kind], "sink"),
-                Column(
-                    "kind_share",
-                    [counts[k] / total for counts, k in zip(kinds, kind, strict=True)],
-                    "its share",
-                ),
-                Column("token", [token for token, _ in tokens]),
-                Column("token_share", [count / total for _, count in tokens], "the token's share"),
+                Column("kind", kinds, "sink"),
+                Column("kind_share", kind_shares, "its share"),
+                Column("token", tokens),
+                Column("token_share", token_shares, "the token's share"),
                 Column(
                     "events",
                     self.event.mean(axis=(0, 2)),
                     meaning="share of inputs and heads with a sink event",
                 ),
-                *(
-                    Column(name, np.median(getattr(self, name), axis=0))
-                    for name in (
-                        "between_before",
-                        "between_after",
-                        "through",
-                        "variance_before",
-                        "variance_after",
-                    )
-                ),
+                *(Column(name, np.median(getattr(self, name), axis=0)) for name in around),
                 *self._epsilon_sinks(inputs=(0, 2)),
                 *self._norms_of_kinds(),
             ]
         )
 
     def _epsilon_sinks(self, inputs: int | tuple[int, ...]) -> list[Column]:
-        """Share of these axes (inputs, or inputs and heads) whose strongest key is an epsilon-sink
-        (Definition 1).
-        """
-        meaning = "share in which every query gives the strongest key 1 - {:g} of its attention or more (Definition 1)"
-        return [
-            Column(
-                f"sink_at_{e:g}",
-                (self.epsilon <= e).mean(axis=inputs).ravel(),
-                f"{e:g}-sinks",
-                meaning=meaning.format(e),
+        """Share along axes `inputs` whose strongest key is an epsilon-sink (Definition 1)."""
+        columns = []
+        for e in EPSILONS:
+            share = (self.epsilon <= e).mean(axis=inputs).ravel()
+            meaning = (
+                f"share in which every query gives the strongest key 1 - {e:g} of its attention or "
+                "more (Definition 1)"
             )
-            for e in EPSILONS
-        ]
+            columns.append(Column(f"sink_at_{e:g}", share, f"{e:g}-sinks", meaning=meaning))
+        return columns
 
     def _norms_of_kinds(self) -> list[Column]:
-        """Norms of every kind of token entering the layers, medians over inputs (Fig. 14); NaN
-        where there are none.
-        """
+        """Median norms of every kind of token entering the layers (Fig. 14); NaN without any."""
         columns = []
         for kind, name in enumerate(self.kinds):
-            some = ~np.isnan(self.norm_mean[:, 0, kind])
+            some = ~np.isnan(self.norm_mean[:, 0, kind])  # inputs with tokens of this kind
             for statistic in ("mean", "largest"):
-                # (inputs that have any, L)
-                norms = getattr(self, f"norm_{statistic}")[some][..., kind]
-                values = (
-                    np.median(norms, axis=0)
-                    if some.any()
-                    else np.full(len(self.layer_indices), np.nan)
-                )
+                values = np.full(len(self.layer_indices), np.nan)
+                if some.any():
+                    norms = getattr(self, f"norm_{statistic}")[some][..., kind]  # (inputs, L)
+                    values = np.median(norms, axis=0)
                 symbol = f"{statistic} $|x|$, {plain(name)}"
-                columns.append(
-                    Column(
-                        f"norm_{statistic}_{name}", values, symbol, meaning="of an input's tokens"
-                    )
-                )
+                column = f"norm_{statistic}_{name}"
+                columns.append(Column(column, values, symbol, meaning="of an input's tokens"))
         return columns
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The content of sinks.npz."""
-        left_out = (
-            "model",
-            "source",
-            "inputs",
-            "layer_indices",
-            "measures",
-            "provenance",
-            "causal",
-        )
-        named = {
-            each.name: getattr(self, each.name)
-            for each in fields(self)
-            if each.name not in left_out
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        arrays = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, np.ndarray) and name != "layer_indices"
         }
-        return {
-            "layers": self.layer_indices,
-            "kinds": np.array(self.kinds),
-            **named,
-            **self.measures,
-        }
+        about = {"layers": self.layer_indices, "kinds": np.array(self.kinds)}
+        return about | arrays | dict(self.measures)
+
+
+def _measure_columns(values: Mapping[str, Any]) -> list[Column]:
+    """A column for each of `MEASURES`."""
+    return [
+        Column(name, values[name], symbol, meaning=meaning) for name, symbol, meaning in MEASURES
+    ]
 
 
 # Measured while the model runs
 
 
 def own_coordinates(layer: Layer) -> Layer:
-    """A layer whose values are u_j in the coordinates of an orthonormal basis of each head's output
-    space.
+    """A layer whose values are u_j in an orthonormal basis of each head's output space.
 
     W_O' = Q R, so u = v W_O = v R' Q', and v R' has the lengths and angles of u: r numbers in place
     of d.
@@ -610,9 +540,8 @@ def sink_mechanisms(runner: Runner, inputs: Inputs) -> SinkMechanisms:
     """Run a model and measure what the strongest sink of each head does on each input."""
     for name, sequence in inputs.sequences.items():
         if sequence.ndim == 1 and len(sequence) < 2:
-            raise CheckpointError(
-                f"{name} has one token; sinks need several", file=runner.model.name
-            )
+            problem = f"{name} has one token; sinks need several"
+            raise CheckpointError(problem, file=runner.model.name)
     layers = list(runner.layers.values())
     observer = SinkObserver(layers, inputs)
     runner.observe(list(inputs.sequences.values()), observer)
@@ -625,47 +554,42 @@ def sink_mechanisms(runner: Runner, inputs: Inputs) -> SinkMechanisms:
 
 
 class SinkObserver:
-    """An observer that keeps a few numbers per head and input.
-    layers: the layers it will be shown.
-    """
+    """An observer that keeps a few numbers per head and input, for the layers given."""
 
     def __init__(self, layers: Sequence[Layer], inputs: Inputs) -> None:
         self.inputs, self.sequences = inputs, list(inputs.sequences.values())
-        self.at = {layer.index: place for place, layer in enumerate(layers)}
-        self.reduced = {
-            layer.index: own_coordinates(layer)
-            for layer in bar(layers, "lengths after W_O", "layer")
-        }
-        self.pairs = {
-            layer.index: first_pairs(layer) for layer in bar(layers, "first directions", "layer")
-        }
-        # by the names of `SinkMechanisms` and of its measures
+        self.place = {layer.index: place for place, layer in enumerate(layers)}
+        self.reduced = {}
+        for layer in bar(layers, "lengths after W_O", "layer"):
+            self.reduced[layer.index] = own_coordinates(layer)
+        self.pairs = {}
+        for layer in bar(layers, "first directions", "layer"):
+            self.pairs[layer.index] = first_pairs(layer)
+        # By the names of `SinkMechanisms` and of its measures
         self.arrays: dict[str, np.ndarray] = {}
 
     def __call__(self, seen: Activations) -> None:
-        where = (seen.inputs, self.at[seen.layer.index])
+        where = (seen.inputs, self.place[seen.layer.index])
         b, n, d = seen.x.shape
         updates = self.reduced[seen.layer.index].values(seen.x.reshape(b * n, d))  # (H, b n, r)
         updates = updates.reshape(len(updates), b, n, -1).swapaxes(0, 1)  # (b, H, n, r)
         attention = seen.attention  # (b, H, n, n)
         strength = sink_strength(attention)  # (b, H, n)
         position = strength.argmax(axis=-1)  # (b, H)
-        # (b, n)
-        kinds = np.stack(
-            [self.inputs.tokens.kinds(self.sequences[index], n) for index in seen.inputs]
-        )
+        by_input = [self.inputs.tokens.kinds(self.sequences[index], n) for index in seen.inputs]
+        kinds = np.stack(by_input)  # (b, n)
         of_kind = np.eye(len(self.inputs.tokens.names), dtype=bool)[kinds]  # (b, n, K)
         after = seen.x + seen.output
         before = token_variance(seen.x)  # (b,)
-        shape, sums = rank_measures(attention, updates, position)
-        for name, values in {
+        rank, lemma_3 = rank_measures(attention, updates, position)
+        measured = {
             "position": position,
             "kind": np.take_along_axis(kinds, position, axis=-1),
             "strength": strength.max(axis=-1),
             "epsilon": least_epsilon(attention, position),
             "share": event_share(attention, position),
             "ratio": value_norm_ratio(updates, position),
-            "rank": shape,
+            "rank": rank,
             "norm_ratio": value_norm_ratio(seen.x[:, None], position),  # the norms of (b, 1, n, d)
             "inflow": strength @ of_kind.astype(float),  # (b, H, n) @ (b, n, K)
             "between_before": similarity_between_tokens(seen.x),
@@ -674,12 +598,13 @@ class SinkObserver:
             "variance_before": before,
             "variance_after": token_variance(after),
             **norms_by_kind(seen.x, of_kind),
-            **sums,
+            **lemma_3,
             **variance_measures(seen, updates, position, before),
             **routing_measures(seen, self.pairs[seen.layer.index], position),
-        }.items():
+        }
+        for name, values in measured.items():
             kind = np.int32 if values.dtype.kind == "i" else np.float64
-            size = (len(self.sequences), len(self.at), *values.shape[1:])
+            size = (len(self.sequences), len(self.place), *values.shape[1:])
             self.arrays.setdefault(name, np.zeros(size, kind))[where] = values
 
     def measured(self) -> dict[str, Any]:
@@ -688,34 +613,29 @@ class SinkObserver:
         arrays = {name: array for name, array in self.arrays.items() if name not in measures}
         return {
             "inputs": self.inputs,
-            "layer_indices": np.array(list(self.at)),
+            "layer_indices": np.array(list(self.place)),
             **arrays,
             "measures": measures,
         }
 
 
 class FirstPair(NamedTuple):
-    """The largest singular value of each head's W_QK = sum_k sigma_k u_k v_k', and its singular
-    vectors.
-    """
+    """The largest singular value of each head's W_QK = sum_k sigma_k u_k v_k', and its vectors."""
 
     sigma: np.ndarray  # (H,)
-    query: np.ndarray  # (H, d): u_1, the direction of queries
-    key: np.ndarray  # (H, d): v_1, the direction of keys
+    query: np.ndarray  # (H, d) u_1, the direction of queries
+    key: np.ndarray  # (H, d) v_1, the direction of keys
 
 
 def first_pairs(layer: Layer) -> FirstPair:
     """sigma_1, u_1 and v_1 of every head."""
     left, sigmas, right = zip(*(head.qk.leading(1) for head in layer.heads), strict=True)
-    return FirstPair(
-        np.array([s[0] for s in sigmas]), np.stack(left)[..., 0], np.stack(right)[..., 0]
-    )
+    largest = np.array([s[0] for s in sigmas])
+    return FirstPair(largest, np.stack(left)[..., 0], np.stack(right)[..., 0])
 
 
 def norms_by_kind(x: np.ndarray, of_kind: np.ndarray) -> dict[str, np.ndarray]:
-    """Mean and largest norm of each kind of token, NaN where there is none: (b, n, d), (b, n, K) ->
-    (b, K) twice.
-    """
+    """Mean and largest norm of each kind of token, (b, K); NaN where there is none."""
     length = np.where(of_kind, norms(x)[..., None], 0.0)  # (b, n, K)
     count = of_kind.sum(axis=1)  # (b, K)
     return {
@@ -727,9 +647,7 @@ def norms_by_kind(x: np.ndarray, of_kind: np.ndarray) -> dict[str, np.ndarray]:
 def rank_measures(
     attention: np.ndarray, updates: np.ndarray, sink: np.ndarray
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Stable rank of Y = A u, and Lemma 3 of it: lengths over |Y|, singular values over sigma_1(Y);
-    (b, H) each.
-    """
+    """Stable rank of Y = A u, and Lemma 3, (b, H) each: over |Y|, or over sigma_1(Y)."""
     singular, first = first_direction(attention @ updates)
     written = np.sqrt(np.square(singular).sum(axis=-1))
     fit = rank_one(attention, updates, sink)
@@ -751,29 +669,28 @@ def rank_measures(
 def variance_measures(
     seen: Activations, updates: np.ndarray, sink: np.ndarray, before: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Lemma 4 for each head alone, in units of the variance V of the tokens before attention, and
-    the sink's update against the stream: (b, H) each.
+    """Lemma 4 for each head alone over V, and the sink's update against the stream: (b, H) each.
 
-    V' = V + Var(Y) + 2 Cov(x, Y), and with y = o W_O the covariance equals Cov(x W_O', o): r
-    coordinates a head.
+    V is the variance of the tokens before attention. V' = V + Var(Y) + 2 Cov(x, Y), and with
+    y = o W_O the covariance equals Cov(x W_O', o): r coordinates a head.
     """
     layer, (b, n, d) = seen.layer, seen.x.shape
     v = layer.inner_values(seen.x.reshape(b * n, d))  # (G, b n, r_v)
-    # (b, H, n, r_v)
-    v = np.repeat(v.reshape(len(v), b, n, -1), layer.n_heads // len(v), axis=0).swapaxes(0, 1)
-    gathered = seen.attention @ v
-    # as gathered
-    along = centred(seen.x).astype(seen.x.dtype)[:, None] @ np.asarray(layer.w_o).swapaxes(1, 2)
+    v = np.repeat(v.reshape(len(v), b, n, -1), layer.n_heads // len(v), axis=0)
+    v = v.swapaxes(0, 1)  # (b, H, n, r_v)
+    gathered = seen.attention @ v  # (b, H, n, r_v)
+    w_o = np.asarray(layer.w_o)
+    along = centred(seen.x).astype(seen.x.dtype)[:, None] @ w_o.swapaxes(1, 2)  # (b, H, n, r_v)
     covariance = (along * centred(gathered)).sum(axis=-1).mean(axis=-1)
-    written_by_sink = (sink_row(v, sink)[:, :, None] @ np.asarray(layer.w_o))[:, :, 0]  # (b, H, d)
+    written_by_sink = (sink_row(v, sink)[:, :, None] @ w_o)[:, :, 0]  # (b, H, d)
     of_written = token_variance(seen.attention @ updates)
-    self_attention = before[:, None]
+    variance = before[:, None]
+    bound = variance_bound(variance, seen.attention, updates, sink)
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
-            "variance_change": (of_written + 2 * covariance) / self_attention,
-            "variance_sink": variance_of_weights(seen.attention, updates, sink) / self_attention,
-            "variance_bound": variance_bound(self_attention, seen.attention, updates, sink)
-            / self_attention,
+            "variance_change": (of_written + 2 * covariance) / variance,
+            "variance_sink": variance_of_weights(seen.attention, updates, sink) / variance,
+            "variance_bound": bound / variance,
             "against_stream": against_stream(seen.x[:, None], written_by_sink),
             "update_spread": relative_spread(gathered),
         }
@@ -782,9 +699,7 @@ def variance_measures(
 def routing_measures(
     seen: Activations, first: FirstPair, sink: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """How queries find the sink: lengths and angles of keys and queries, and what Lemma 2's first
-    way makes of it.
-    """
+    """Lengths and angles by which queries find the sink, and Lemma 2's first way, (b, H) each."""
     layer, (b, n, d) = seen.layer, seen.x.shape
     x = seen.x.reshape(b * n, d)
 
@@ -800,14 +715,13 @@ def routing_measures(
     q, k = layer.queries(x), layer.keys(x)
     placed = (q, k) if seen.tokens is None else layer.placed(q, k, np.tile(np.arange(n), b))
     visible = seen.attention > 0
-    # (b, H, n, n)
-    cosines = unit_vectors(by_head(placed[0])) @ unit_vectors(by_head(placed[1])).swapaxes(-1, -2)
-    of_queries, of_keys = map(by_head, layer.scalars(x))  # (b, H, n): norms inside attention
-    from_queries = (tokens @ first.query.T).swapaxes(-1, -2) * of_queries  # (b, H, n): q u_1
+    unit_q, unit_k = (unit_vectors(by_head(vectors)) for vectors in placed)
+    cosines = unit_q @ unit_k.swapaxes(-1, -2)  # (b, H, n, n)
+    of_queries, of_keys = map(by_head, layer.scalars(x))  # (b, H, n) norms inside attention
+    from_queries = (tokens @ first.query.T).swapaxes(-1, -2) * of_queries  # (b, H, n) q u_1
     to_keys = (tokens @ first.key.T).swapaxes(-1, -2) * of_keys
-    product = (
-        (layer.scale * first.sigma)[:, None, None] * from_queries[..., None] * to_keys[..., None, :]
-    )
+    scaled = (layer.scale * first.sigma)[:, None, None]
+    product = scaled * from_queries[..., None] * to_keys[..., None, :]  # (b, H, n, n)
     with np.errstate(divide="ignore"):
         logits = np.where(visible, np.log(seen.attention), 0.0)  # up to a constant of the query
     to_sink, to_others = of_sink_and_others(cosines, visible, sink)

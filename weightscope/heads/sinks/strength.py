@@ -1,5 +1,4 @@
-"""Attention sinks: their strength, what a head does with them, and Lemmas 2 to 4 of the
-two-sink-mechanisms paper.
+"""Attention sinks: their strength, their effect, and Lemmas 2-4 (two-sink-mechanisms paper).
 
 attention is (..., m, n): A_ij is what query i gives to key j, leading axes are images, layers or
 heads. A set of queries is the rows that are handed in. updates is (..., n, d): u_j, what key j
@@ -22,32 +21,22 @@ from weightscope.model.metrics.sinks import EVENT_WEIGHT
 
 
 def sink_strength(attention: np.ndarray) -> np.ndarray:
-    """alpha_j = mean_i A_ij (eq. 2), for every key: (..., m, n) -> (..., n). Attention spread
-    evenly gives 1/n.
-    """
+    """alpha_j = mean_i A_ij (eq. 2), for every key: (..., m, n) -> (..., n); 1/n if even."""
     return attention.mean(axis=-2, dtype=np.float64)
 
 
 def least_epsilon(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """1 - min_i A_is, the smallest epsilon for which a key is an epsilon-sink (Definition 1):
-    attention (..., m, n) ->
-    (...).
-    """
+    """1 - min_i A_is, the least epsilon of an epsilon-sink (Definition 1): (..., m, n) -> (...)."""
     return 1 - sink_column(attention, sink).min(axis=-1)
 
 
 def event_share(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """Share of the queries that give the sink half of their attention or more: attention (..., m,
-    n) -> (...).
-    """
+    """Share of queries that give the sink half of their attention or more: (..., m, n) -> (...)."""
     return (sink_column(attention, sink) >= EVENT_WEIGHT).mean(axis=-1)
 
 
 def value_norm_ratio(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """ratio_out = |u_s| / mean |u_j|, the mean over all keys j but s, as in the paper's code:
-    updates (..., n,
-    d).
-    """
+    """ratio_out = |u_s| / mean |u_j| over all other keys, as in the paper's code: (..., n, d)."""
     length = norms(updates)  # (..., n)
     sink_length = at_sink(length, sink)
     mean_rest = (length.sum(axis=-1) - sink_length) / (length.shape[-1] - 1)
@@ -56,10 +45,9 @@ def value_norm_ratio(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
 
 
 def similarity_between_tokens(x: np.ndarray) -> np.ndarray:
-    """Mean cosine over all pairs of different tokens, (..., n, d) -> (...): a broadcast raises it
-    (Lemma 4).
+    """Mean cosine over all pairs of different tokens, (..., n, d) -> (...).
 
-    A zero vector counts as orthogonal to all.
+    A broadcast raises it (Lemma 4). A zero vector counts as orthogonal to all.
     """
     unit = unit_vectors(x)  # (..., n, d)
     n = x.shape[-2]
@@ -68,9 +56,7 @@ def similarity_between_tokens(x: np.ndarray) -> np.ndarray:
 
 
 def similarity_through(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Mean cosine between each token and itself after a block, (..., n, d) twice -> (...): a no-op
-    leaves it at 1.
-    """
+    """Mean cosine of tokens with themselves after a block, (..., n, d) -> (...); 1 for a no-op."""
     return (unit_vectors(before) * unit_vectors(after)).sum(axis=-1).mean(axis=-1)
 
 
@@ -104,26 +90,21 @@ def sink_row(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
 
 
 class RankOne(NamedTuple):
-    """How near Y is to its sink's update written everywhere; arrays of shape (...)."""
+    """Distance of Y from its sink's update written everywhere; arrays of shape (...).
 
-    distance: np.ndarray
-    """|Y - 1 u_s'|_F: Lemma 3 as it is stated."""
-    bound: np.ndarray
-    """sqrt(m) epsilon max_j |u_j - u_s|, which `distance` stays below."""
-    residual: np.ndarray
-    """|Y - a_s u_s'|_F, a_s being the sink's column of A (eqs 8 and 9)."""
-    residual_bound: np.ndarray
-    """sqrt(m) epsilon max_{j != s} |u_j|, which `residual` stays below (eqs 10 and 11)."""
-    leading: np.ndarray
-    """|a_s| |u_s|, the singular value of the rank-one part: within `residual` of sigma_1(Y) (eq. 12)."""
-    leading_bound: np.ndarray
-    """(1 - epsilon) sqrt(m) |u_s|, which `leading` stays above (eq. 12)."""
-    cancelled: np.ndarray
-    """-2 <S, R> / (|S|^2 + |R|^2) of the sink's part S = a_s u_s' and the rest R = Y - S, in [-1, 1].
-
-    1 where the sink cancels what the other keys write, the second way to do nothing (Lemma 1, proof of Lemma 5); 0
-    where S or R is zero or the two are orthogonal; NaN where both are zero.
+    a_s is the sink's column of A. `cancelled` is -2 <S, R> / (|S|^2 + |R|^2) of the sink's part
+    S = a_s u_s' and the rest R = Y - S, in [-1, 1]: 1 where the sink cancels what the other keys
+    write, the second way to do nothing (Lemma 1, proof of Lemma 5); 0 where S or R is zero or the
+    two are orthogonal; NaN where both are zero.
     """
+
+    distance: np.ndarray  # |Y - 1 u_s'|_F: Lemma 3 as it is stated
+    bound: np.ndarray  # sqrt(m) epsilon max_j |u_j - u_s|, never less than `distance`
+    residual: np.ndarray  # |Y - a_s u_s'|_F (eqs 8 and 9)
+    residual_bound: np.ndarray  # sqrt(m) epsilon max_{j != s} |u_j|, at least `residual` (10, 11)
+    leading: np.ndarray  # |a_s| |u_s|, within `residual` of sigma_1(Y) (eq. 12)
+    leading_bound: np.ndarray  # (1 - epsilon) sqrt(m) |u_s|, at most `leading` (eq. 12)
+    cancelled: np.ndarray
 
 
 def rank_one(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> RankOne:
@@ -134,10 +115,8 @@ def rank_one(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> Ra
     have such rows.
     """
     written = (attention @ updates).astype(np.float64)  # (..., m, d)
-    column, row = (
-        sink_column(attention, sink).astype(np.float64),
-        sink_row(updates, sink).astype(np.float64),
-    )
+    column = sink_column(attention, sink).astype(np.float64)  # (..., m)
+    row = sink_row(updates, sink).astype(np.float64)  # (..., d)
     root, epsilon = np.sqrt(attention.shape[-2]), spill(attention, sink)
     unheld = np.abs(1 - attention.sum(axis=-1, dtype=np.float64)).max(axis=-1)  # (...)
     length = norms(row)
@@ -158,9 +137,9 @@ def rank_one(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> Ra
 
 
 def against_stream(x: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """-cos(x_i, u_s), mean over queries: 1 where the sink's update removes what the tokens hold. x
-    (..., m, d), row u_s
-    (..., d) -> (...); NaN where u_s or a token is zero.
+    """-cos(x_i, u_s), mean over queries: x (..., m, d), row u_s (..., d) -> (...).
+
+    1 where the sink's update removes what the tokens hold; NaN where u_s or a token is zero.
     """
     x, row = x.astype(np.float64), row.astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -183,9 +162,9 @@ def largest_other(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
 
 
 def first_direction(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Singular values of Y, descending, and its first right singular vector, along which eq. 12
-    expects u_s: written
-    (..., m, d) -> (..., k), (..., d).
+    """Singular values of Y (..., m, d), descending, and its first right singular vector.
+
+    (..., k) and (..., d). Eq. 12 expects u_s along that vector.
     """
     largest = np.abs(written).max(axis=(-2, -1), keepdims=True).astype(np.float64)
     unit = written / np.where(largest > 0, largest, 1.0)  # no square over- or underflows
@@ -217,9 +196,7 @@ def centred(x: np.ndarray) -> np.ndarray:
 
 
 def variance_of_weights(attention: np.ndarray, updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
-    """Var_i(A_is) |u_s|^2, the spread that uneven attention to the sink causes (second term of eq.
-    18): (...).
-    """
+    """Var_i(A_is) |u_s|^2, (...), the spread from uneven attention to the sink (eq. 18, term 2)."""
     weights = sink_column(attention, sink).astype(np.float64)  # (..., m)
     return weights.var(axis=-1) * np.square(norms(sink_row(updates, sink)))
 
@@ -227,10 +204,9 @@ def variance_of_weights(attention: np.ndarray, updates: np.ndarray, sink: np.nda
 def variance_bound(
     before: np.ndarray, attention: np.ndarray, updates: np.ndarray, sink: np.ndarray
 ) -> np.ndarray:
-    """(2 sqrt(V) + c) c with c = sd_i(A_is) |u_s| + epsilon max_{j != s} |u_j|: |V' - V| stays
-    below it (Lemma 4).
+    """Bound of |V' - V|: (2 sqrt(V) + c) c, c = sd_i(A_is) |u_s| + epsilon max_{j != s} |u_j|.
 
-    attention (..., n, n), updates (..., n, d).
+    Lemma 4, for attention (..., n, n), updates (..., n, d).
 
     V' is the variance of x_i + Y_i. This is eq. 20 with O(epsilon) written out: centred, Y_i is
     A_is u_s minus its mean, plus a rest of length at most epsilon max |u_j| (eqs 13-16), so
@@ -243,9 +219,7 @@ def variance_bound(
 
 
 def relative_spread(x: np.ndarray) -> np.ndarray:
-    """Standard deviation over mean of the lengths |x_i| (appendix A.2), (..., n, d) -> (...): 0
-    where all are alike.
-    """
+    """Standard deviation over mean of the lengths |x_i| (appendix A.2), (..., n, d) -> (...)."""
     length = norms(x)
     with np.errstate(divide="ignore", invalid="ignore"):
         return length.std(axis=-1) / length.mean(axis=-1)
@@ -254,8 +228,7 @@ def relative_spread(x: np.ndarray) -> np.ndarray:
 def of_sink_and_others(
     pairs: np.ndarray, visible: np.ndarray, sink: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The sink's number and the mean of the other keys', each the mean over queries that see both:
-    (...), (...).
+    """The sink's number and the other keys' mean, (...) each, over queries that see both.
 
     pairs (..., m, n): a number for every query and key; visible (..., m, n): whether the query may
     attend to the key. NaN where no query sees the sink and another key.
@@ -273,8 +246,7 @@ def of_sink_and_others(
 def alignment(
     tokens: np.ndarray, direction: np.ndarray, sink: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """|cos| of the sink token and of the others' mean with the direction that scores read best
-    (Lemma 2, eqs 4 and 5).
+    """|cos| of the sink token, and of the others, with a direction of keys (Lemma 2, eqs 4, 5).
 
     tokens (..., n, d), direction (H, d), sink (..., H) -> (..., H), (..., H).
 

@@ -1,4 +1,4 @@
-"""What token 0 writes through attention, and how like a bias it is (sink-as-bias paper, eqs 1-6).
+"""Updates by token 0 through attention, and their likeness to a bias (sink-as-bias, eqs 1-6).
 
 Attention writes y_i = u_sink,i + u_others,i + b (eq. 1) at position i: what token 0 sends there,
 what tokens 1..i send together, and the output bias. If the sink were a bias, u_sink,i would be the
@@ -33,9 +33,9 @@ SPREAD = (10, 90)  # percentiles over texts, each measured alone
 class SinkUpdate(NamedTuple):
     """u_sink of one text in one layer."""
 
-    # (n, m): Each head's attention to token 0, m = H; under an output gate u_sink itself, m = d.
+    # (n, m) each head's attention to token 0, m = H; under an output gate u_sink itself, m = d
     coefficients: np.ndarray
-    # (m, d): f_h(x_0) of each head; None under an output gate, which depends on the query.
+    # (m, d) f_h(x_0) of each head; None under an output gate, which depends on the query
     directions: np.ndarray | None
 
     def rows(self) -> np.ndarray:
@@ -48,8 +48,7 @@ class Decomposition(NamedTuple):
 
     sink: SinkUpdate
     others: np.ndarray  # (n, d)
-    # (d,): b_O. The values' bias is part of f(x), weighted by the attention as in the model.
-    bias: np.ndarray
+    bias: np.ndarray  # (d,) b_O; the values' bias is part of f(x), as in the model
 
 
 def sink_update(layer: Layer, attention: np.ndarray, x: np.ndarray) -> SinkUpdate:
@@ -57,7 +56,7 @@ def sink_update(layer: Layer, attention: np.ndarray, x: np.ndarray) -> SinkUpdat
     if not layer.modulated:
         return SinkUpdate(attention[:, :, 0].T, layer.values(x[:1])[:, 0])
     to_sink = np.zeros_like(attention)
-    # gates and norms multiply sums over tokens, so token 0's part stays additive
+    # Gates and norms multiply sums over tokens, so token 0's part stays additive
     to_sink[:, :, 0] = attention[:, :, 0]
     return SinkUpdate(layer.output(attention, x, to_sink) - layer.output_bias, None)
 
@@ -71,18 +70,13 @@ def decompose(seen: Activations) -> Iterator[Decomposition]:
 
 
 def mean_of_context(others: np.ndarray) -> np.ndarray:
-    """u_ctx,i = u_others,i / i for i = 1 ..., (n, d) -> (n - 1, d): the mean over tokens 1..i of
-    what each sends to i;
-    others (n, d).
-    """
+    """u_ctx,i = u_others,i / i, the mean over tokens 1..i: (n, d) -> (n - 1, d)."""
     return others[1:] / np.arange(1, len(others), dtype=others.dtype)[:, None]
 
 
 @dataclass(eq=False, repr=False)
 class _Part(ShowsShapes):
-    """Sums over rows of coefficients on the same directions: float64 sums of blocks in the rows'
-    own precision.
-    """
+    """Sums over rows of coefficients on the same directions, in float64."""
 
     directions: np.ndarray | None  # (m, d); None where coefficients are the vectors themselves
     total: np.ndarray  # (m,)
@@ -104,11 +98,9 @@ class _Part(ShowsShapes):
 
 @dataclass
 class Stack:
-    """The matrix C of eq. 4, update vectors of positions and texts as its rows, kept as sums of any
-    number of rows.
-    """
+    """The matrix C of eq. 4, whose rows are updates of positions and texts, kept as sums."""
 
-    count: int = 0  # Rows
+    count: int = 0  # rows
     _norms: float = 0.0
     _parts: dict[Hashable, _Part] = field(default_factory=dict)
 
@@ -125,17 +117,14 @@ class Stack:
         part.total += coefficients.sum(axis=0, dtype=np.float64)
         part.second += coefficients.T @ coefficients
         self.count += len(coefficients)
-        self._norms += float(
-            np.linalg.norm(part.on_directions(coefficients), axis=1).sum(dtype=np.float64)
-        )
+        lengths = np.linalg.norm(part.on_directions(coefficients), axis=1)
+        self._norms += float(lengths.sum(dtype=np.float64))
 
     @property
     def mean(self) -> np.ndarray:
         """E[u], (d,)."""
-        return (
-            np.sum([part.on_directions(part.total) for part in self._parts.values()], axis=0)
-            / self.count
-        )
+        totals = [part.on_directions(part.total) for part in self._parts.values()]
+        return np.sum(totals, axis=0) / self.count
 
     @property
     def mean_norm(self) -> float:
@@ -158,16 +147,12 @@ class Stack:
 
 
 def influence(sink: Stack, others: Stack) -> float:
-    """Ratio = E|u_sink| / E|u_others| (eq. 3): 1 where one token writes as much as all others
-    together.
-    """
+    """Ratio = E|u_sink| / E|u_others| (eq. 3): 1 if token 0 writes as much as all others."""
     return sink.mean_norm / others.mean_norm
 
 
 def spectral_ratio(updates: Stack) -> float:
-    """SpectralRatio = sigma_1^2 / sum_k sigma_k^2 (eq. 5): 1 where all updates are multiples of one
-    vector.
-    """
+    """SpectralRatio = sigma_1^2 / sum_k sigma_k^2 (eq. 5): 1 if updates have one direction."""
     squares = updates.squared_singular_values()
     return float(squares[0] / squares.sum())
 
@@ -175,9 +160,7 @@ def spectral_ratio(updates: Stack) -> float:
 def normalised_variance(
     mean: np.ndarray, mean_square: float, mu: np.ndarray | None = None
 ) -> float:
-    """R = E|u - mu|^2 / E|u|^2 (eq. 6): 0 where every update is mu, 1 where mu is 0; mean (d,), mu
-    (d,).
-    """
+    """R = E|u - mu|^2 / E|u|^2 (eq. 6): 0 if every update is mu, 1 if mu is 0; mean, mu (d,)."""
     # E|u - mu|^2 = E|u|^2 - |E u|^2 + |E u - mu|^2
     off = 0.0 if mu is None else np.square(mean - mu).sum()
     return float(1 + (off - mean @ mean) / mean_square)
@@ -186,9 +169,9 @@ def normalised_variance(
 class OneText(NamedTuple):
     """One layer's updates on one text, positions from 1 on."""
 
-    ratio: float  # Ratio and SpectralRatio of u_sink (eqs 3 and 5)
-    spectral: float
-    mean: np.ndarray  # (d,): E[u_sink]
+    ratio: float  # Ratio of u_sink (eq. 3)
+    spectral: float  # SpectralRatio of u_sink (eq. 5)
+    mean: np.ndarray  # (d,) E[u_sink]
     mean_square: float  # E[|u_sink|^2]
 
 
@@ -196,66 +179,58 @@ class OneText(NamedTuple):
 class LayerUpdates(ShowsShapes):
     """One layer's updates over all texts, as sums."""
 
-    bias: np.ndarray  # (d,): b
-    own: np.ndarray  # (d,): Sum over texts of u_sink,0, what token 0 sends itself
-    # sink, context, others: u_sink, u_ctx (the mean over context tokens) and u_others (their sum)
-    # of positions from 1 on.
-    sink: Stack = field(default_factory=Stack)
-    context: Stack = field(default_factory=Stack)
-    others: Stack = field(default_factory=Stack)
-    # (H,): Of each text, the attention that the average query from 1 on gives token 0.
+    bias: np.ndarray  # (d,) b
+    own: np.ndarray  # (d,) sum over texts of u_sink,0, what token 0 sends itself
+    # Positions from 1 on
+    sink: Stack = field(default_factory=Stack)  # u_sink
+    context: Stack = field(default_factory=Stack)  # u_ctx, the mean over context tokens
+    others: Stack = field(default_factory=Stack)  # u_others, their sum
+    # (H,) by text, the attention that the average query from 1 on gives token 0
     strengths: list[np.ndarray] = field(default_factory=list)
     texts: list[OneText] = field(default_factory=list)
 
     def add(self, seen: Activations, first_tokens: Sequence[int]) -> None:
         """Add a batch of texts, each with its first token."""
-        for parts, attention, first in zip(
-            decompose(seen), seen.attention, first_tokens, strict=True
-        ):
+        texts = zip(decompose(seen), seen.attention, first_tokens, strict=True)
+        for parts, attention, first in texts:
             coefficients, directions = parts.sink
             self.own += SinkUpdate(coefficients[:1], directions).rows()[0]
             self.sink.add(coefficients[1:], directions, first)
             self.others.add(parts.others[1:])
             self.context.add(mean_of_context(parts.others))
             self.strengths.append(sink_strength(attention[:, 1:, :1])[:, 0])
-            alone, mean_rest = (
-                Stack(),
-                np.linalg.norm(parts.others[1:], axis=1).mean(dtype=np.float64),
-            )
+            mean_rest = np.linalg.norm(parts.others[1:], axis=1).mean(dtype=np.float64)
+            alone = Stack()
             alone.add(coefficients[1:], directions)
             ratio = alone.mean_norm / float(mean_rest)
             self.texts.append(OneText(ratio, spectral_ratio(alone), alone.mean, alone.mean_square))
 
     def mu(self) -> np.ndarray:
         """mu_sink, the mean of u_sink over all positions, 0 included (eq. 2), (d,)."""
-        return (self.sink.mean * self.sink.count + self.own) / (
-            self.sink.count + len(self.strengths)
-        )
+        count = self.sink.count + len(self.strengths)
+        return (self.sink.mean * self.sink.count + self.own) / count
 
     def spread(self) -> np.ndarray:
-        """Ratio, SpectralRatio and R against mu_sink of a low and a high text, (2, 3): see
-        `SPREAD`.
-        """
+        """Ratio, SpectralRatio and R against mu_sink at the percentiles `SPREAD`, (2, 3)."""
         mu = self.mu()
-        each = [
-            (t.ratio, t.spectral, normalised_variance(t.mean, t.mean_square, mu))
-            for t in self.texts
+        by_text = [
+            (text.ratio, text.spectral, normalised_variance(text.mean, text.mean_square, mu))
+            for text in self.texts
         ]
-        return np.percentile(each, SPREAD, axis=0)
+        return np.percentile(by_text, SPREAD, axis=0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UpdateMeasures(ShowsShapes):
     """Eqs 2-6 for L attention layers."""
 
-    layers: Table  # One row per layer: eqs 3, 5 and 6, and mean norms
-    mu: np.ndarray  # (L, d): mu_sink (eq. 2)
-    # (L, H): Attention that the average query from position 1 on gives token 0
-    strength: np.ndarray
+    layers: Table  # one row per layer: eqs 3, 5 and 6, and mean norms
+    mu: np.ndarray  # (L, d) mu_sink (eq. 2)
+    strength: np.ndarray  # (L, H) attention that the average query from 1 on gives token 0
 
 
 def measure_updates(runner: Runner, texts: Sequence[np.ndarray]) -> UpdateMeasures:
-    """Eqs 2-6 of every attention layer over texts: texts (n,).
+    """Eqs 2-6 of every attention layer over texts, (n,) each.
 
     Beyond the model this holds two d x d float64 matrices a layer, the second moments of u_ctx and
     u_others.
@@ -268,7 +243,7 @@ def measure_updates(runner: Runner, texts: Sequence[np.ndarray]) -> UpdateMeasur
     }
 
     def observer(seen: Activations) -> None:
-        if seen.attention[:, :, 0, 1:].any():  # what token 0 sends depends on the text
+        if seen.attention[:, :, 0, 1:].any():  # token 0's updates depend on the text
             problem = "attention is not causal: token 0 depends on the rest of the text"
             raise CheckpointError(f"layer {seen.layer.index}: {problem}", file=runner.model.name)
         layers[seen.layer.index].add(seen, [int(texts[index][0]) for index in seen.inputs])
@@ -305,15 +280,12 @@ HEADINGS: dict[str, tuple[str, str]] = {
 
 
 def layers_table(values: Mapping[str, np.ndarray]) -> Table:
-    """One row per layer of the measures of eqs 3, 5 and 6: values (L,) by the names of
-    `HEADINGS`.
-    """
-    return Table(
-        [
-            Column(name, values[name], symbol, meaning=meaning)
-            for name, (symbol, meaning) in HEADINGS.items()
-        ]
-    )
+    """One row per layer of the measures of eqs 3, 5 and 6, from (L,) values by name."""
+    columns = [
+        Column(name, values[name], symbol, meaning=meaning)
+        for name, (symbol, meaning) in HEADINGS.items()
+    ]
+    return Table(columns)
 
 
 def _measured(layers: Sequence[int], updates: Sequence[LayerUpdates]) -> Table:
@@ -327,8 +299,11 @@ def _measured(layers: Sequence[int], updates: Sequence[LayerUpdates]) -> Table:
         "ratio": [influence(layer.sink, layer.others) for layer in updates],
     }
     for part, _ in PARTS:
-        values[f"spectral_{part}"] = [spectral_ratio(getattr(layer, part)) for layer in updates]
-        values[f"variance_{part}"] = [_own_variance(getattr(layer, part)) for layer in updates]
+        stacks = [getattr(layer, part) for layer in updates]
+        values[f"spectral_{part}"] = [spectral_ratio(stack) for stack in stacks]
+        values[f"variance_{part}"] = [
+            normalised_variance(stack.mean, stack.mean_square) for stack in stacks
+        ]
     values["variance_sink_mu"] = [
         normalised_variance(layer.sink.mean, layer.sink.mean_square, layer.mu())
         for layer in updates
@@ -340,10 +315,6 @@ def _measured(layers: Sequence[int], updates: Sequence[LayerUpdates]) -> Table:
     for which, name in enumerate(SPREAD_OVER_TEXTS):
         values[f"{name}_low"], values[f"{name}_high"] = spread[:, :, which].T
     return layers_table(values)
-
-
-def _own_variance(updates: Stack) -> float:
-    return normalised_variance(updates.mean, updates.mean_square)
 
 
 def updates_of(runner: Runner, text: np.ndarray, layer: int) -> Decomposition:
