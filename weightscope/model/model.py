@@ -86,7 +86,7 @@ def open_model(
     family : str, optional
         Read the checkpoint as this family, whatever its config says.
     tower : str, optional
-        Which of `Model.stacks`: "text", "vision", "encoder", "decoder", "cross" ...; by default the
+        One of `Model.stacks`: "text", "vision", "encoder", "decoder", "cross" ...; by default the
         one that is language.
     tokenizer : str, optional
         Where the tokenizer is, if not with the checkpoint; see `Tokenizer.find`.
@@ -133,20 +133,23 @@ def empty_tensors(checkpoint: Checkpoint) -> list[str]:
 
 
 def _empty(checkpoint: Checkpoint, names: list[str]) -> CheckpointError:
-    """What to say of tensors without elements that a model needs."""
+    """The error about tensors without elements that a model needs."""
     shape = checkpoint[names[0]].shape
-    are = f"{counted(len(names), 'tensor')} {'is' if len(names) == 1 else 'are'} empty (shape {shape})"
-    advice = "gather the state when it is saved (zero_to_fp32.py, stage3_gather_16bit_weights_on_model_save)"
-    problem = f"{are}, as of a sharded (ZeRO-3) state that was not gathered; the first is {printable(names[0])}; {advice}"
+    are = "is" if len(names) == 1 else "are"
+    problem = (
+        f"{counted(len(names), 'tensor')} {are} empty (shape {shape}), as of a sharded (ZeRO-3) "
+        f"state that was not gathered; the first is {printable(names[0])}; gather the state when "
+        "it is saved (zero_to_fp32.py, stage3_gather_16bit_weights_on_model_save)"
+    )
     return CheckpointError(problem, file=checkpoint.name)
 
 
 class Opened(NamedTuple):
-    """What a source names, opened; of an adapter that is its base."""
+    """An opened source; of an adapter, the base that it changes."""
 
     checkpoint: Checkpoint
     source: str = ""  # an absolute path, or a Hub id with its revision
-    tokenizer: str = ""  # where it is, if not there
+    tokenizer: str = ""  # its place, if not `source`
     where: Path | Repository | None = None  # the file, folder or repository that `source` names
     adapter: AnyAdapter | None = None
 
@@ -167,21 +170,21 @@ def open_source(
         if base is None:
             checkpoint = as_published(open_at(where))
             checkpoint.given = at_revision(source, revision)
-            return Opened(
-                checkpoint, at_revision(existing(named) or named, revision), tokenizer or "", where
-            )
+            place = at_revision(existing(named) or named, revision)
+            return Opened(checkpoint, place, tokenizer or "", where)
         folder = adapter_from(where) if isinstance(where, Repository) else None
         base_revision = None  # the revision was the adapter's; a base's is in its own name
         if folder is None:
             raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=named)
     stated = read_json(folder / ADAPTER)
-    # PEFT's, or mlx-lm's
-    if base is None and not (stated.get("base_model_name_or_path") or stated.get("model")):
+    names_base = stated.get("base_model_name_or_path") or stated.get("model")  # PEFT's, mlx-lm's
+    if base is None and not names_base:
         raise CheckpointError(NEEDS_ITS_BASE, file=folder)
     adapter = _adapter_of(folder)
-    checkpoint = (
-        _base_of(adapter, base_revision) if base is None else _published(base, base_revision)
-    )
+    if base is None:
+        checkpoint = _base_of(adapter, base_revision)
+    else:
+        checkpoint = _published(base, base_revision)
     checkpoint.given = at_revision(source, revision)
     has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
     elsewhere = "" if has_its_own else str(base or adapter.base)
@@ -213,12 +216,14 @@ def _published(source: str | Path, revision: str | None) -> Checkpoint:
 
 def _base_of(adapter: "Adapter | AdapterOfMlx", revision: str | None) -> Checkpoint:
     """The checkpoint that an adapter names as its base."""
-    named = adapter.config.get("revision")
+    stated = adapter.config.get("revision")
     try:
-        return _published(adapter.base, revision or (named if isinstance(named, str) else None))
+        return _published(adapter.base, revision or (stated if isinstance(stated, str) else None))
     except CheckpointError as error:
-        problem = f"is a LoRA adapter, and its base cannot be opened ({error}); say where it is with `base`"
-        raise CheckpointError(problem, file=adapter.folder) from None
+        problem = f"is a LoRA adapter, and its base cannot be opened ({error})"
+        raise CheckpointError(
+            f"{problem}; say where it is with `base`", file=adapter.folder
+        ) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,24 +245,22 @@ class TensorsOnly:
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """The name that the user gave, else the checkpoint's."""
         return self.checkpoint.given or str(self.checkpoint.name)
 
     @property
     def unloaded(self) -> tuple[str, ...]:
-        """The names in the file that the class of its config would not load: those that a wrapper
-        left.
-        """
+        """Names in the file that the class of its config would not load: a wrapper's."""
         return unloaded_names(self.checkpoint, ())
 
     @cached_property
     def prefix(self) -> str:
-        """What stands before every tensor's name, as far as the row knows."""
-        row = self.reading.row if self.reading else None
-        first = row.layer.split("{i}")[0] if row else ""
-        return next(
-            (p for p in (row.prefixes if row else ()) if self.checkpoint.names_under(p + first)), ""
-        )
+        """The prefix of all tensor names, as far as the row knows it."""
+        if self.reading is None:
+            return ""
+        row, names_under = self.reading.row, self.checkpoint.names_under
+        first = row.layer.split("{i}")[0]
+        return next((prefix for prefix in row.prefixes if names_under(prefix + first)), "")
 
     @cached_property
     def tensors(self) -> "Tensors":
@@ -275,7 +278,7 @@ class TensorsOnly:
         return tensors
 
     def unchecked(self) -> "TensorsOnly":
-        """The same, but NaN and infinity are read."""
+        """A copy that reads NaN and infinity too."""
         return replace(self, checkpoint=self.checkpoint.unchecked())
 
 
@@ -288,7 +291,7 @@ def open_tensors(
     base: str | Path | None = None,
     families: str | Path | None = None,
 ) -> "Model | TensorsOnly":
-    """Open a checkpoint for its tensors, whether or not its heads can be read; arguments as of
+    """Open a checkpoint for its tensors, even if its heads cannot be read; arguments of
     `open_model`.
     """
     try:
@@ -318,13 +321,12 @@ def as_model(model: "Model | str | Path") -> "Model":
     return model
 
 
-MOST_ROWS = 2**21  # of an embedding: twice the largest published vocabulary, as for ids of tokens
+MOST_ROWS = 2**21  # rows of an embedding: twice the largest published vocabulary
 PACKED = 8  # weights in one stored number, at most
 
 
 def refuse_incomplete(model: "Model") -> None:
-    """Refuse a checkpoint that lacks layers of its config, or whose embeddings have more rows than
-    any vocabulary.
+    """Refuse missing layers, and embeddings with more rows than any vocabulary.
 
     A file of holes has rows by the thousand million for nothing; norms are kept of every row.
 
@@ -339,7 +341,7 @@ def refuse_incomplete(model: "Model") -> None:
     )
     is_huge = max(sizes, default=0) * PACKED > MOST_ROWS
     try:
-        # of a stage without attention
+        # "none" is a stage without attention
         storing = [i for i, kind in enumerate(config.layer_types) if kind != "none"]
         absent = [i for i in storing if not checkpoint.names_under(model.stem(i))]
         embeddings = [*model.embedding_tensors, *model.output_tensors.values()] if is_huge else []
@@ -348,10 +350,11 @@ def refuse_incomplete(model: "Model") -> None:
     if absent and len(absent) < len(storing):
         has = config.n_layers - len(absent)
         layers = f"{absent[0]} to {absent[-1]}" if len(absent) > 1 else str(absent[0])
-        problem = f"has tensors of {has} layers, and config.json says {config.n_layers}: none of layer {layers}"
-        raise CheckpointError(
-            f"{problem}; complete the file, or correct the number of layers", file=checkpoint.name
+        problem = (
+            f"has tensors of {has} layers, and config.json says {config.n_layers}: none of layer "
+            f"{layers}; complete the file, or correct the number of layers"
         )
+        raise CheckpointError(problem, file=checkpoint.name)
     for tensor in embeddings:
         if (rows := max(tensor.shape[:-1], default=0)) > MOST_ROWS:
             raise tensor.refuse(f"has {rows} rows; no vocabulary has more than {MOST_ROWS}")
@@ -377,21 +380,17 @@ class Model:
         if opened.adapter is not None:
             checkpoint = with_adapter(checkpoint, opened.adapter, row.heads.transposed)
         self.checkpoint, self.config = checkpoint, reading.config
-        self.reading = reading  # which row, which part of config.json and which prefix
-        # an absolute path, or a Hub id with its revision
-        self.source = opened.source or str(checkpoint.folder)
-        # the file, folder or repository that `source` names
-        self.where = opened.where or checkpoint.folder
+        self.reading = reading  # row, part of config.json and prefix
+        self.source = opened.source or str(checkpoint.folder)  # absolute path, or Hub id @ revision
+        self.where = opened.where or checkpoint.folder  # file, folder or repository of `source`
         self.tokenizer = opened.tokenizer or self.source  # where its tokenizer is looked for
-        if reading.configured.refused:
-            raise CheckpointError(
-                f"{row.name} with {reading.configured.refused}", file=checkpoint.name
-            )
+        if refused := reading.configured.refused:
+            raise CheckpointError(f"{row.name} with {refused}", file=checkpoint.name)
         self._last: Layer | None = None
 
     @classmethod
     def of_row(cls, checkpoint: Checkpoint, row: Family) -> "Model":
-        """The model that a row on trial reads, wherever its tensors are."""
+        """The checkpoint as a row on trial reads it, wherever its tensors are."""
         return cls(Opened(checkpoint), read_as(checkpoint, row))
 
     @property
@@ -411,7 +410,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """What to call it in a title: `called`, else the Hub id, or the folder's or file's name."""
+        """Its name in titles: `called`, else the Hub id, or the folder's or file's name."""
         if self.called:
             return self.called
         path = Path(self.source).expanduser()
@@ -419,35 +418,30 @@ class Model:
 
     @property
     def title(self) -> str:
-        """Its name on a page, and what a reader should know of the row that it is read by."""
+        """Its name on a page, with the origin of a row that is not built in."""
         return f"{self.name} ({self.family.origin})" if self.family.origin else self.name
 
     def unchecked(self) -> "Model":
-        """The same model, nothing of it read yet; values that are not finite are handed over, not
-        refused.
-        """
+        """A fresh model of the same checkpoint that reads NaN and infinity too."""
         opened = Opened(self.checkpoint.unchecked(), self.source, self.tokenizer, self.where)
         return Model(opened, replace(self.reading, prefix=self.prefix))
 
     @cached_property
     def stacks(self) -> dict[str, Stack]:
-        """The attention models in this checkpoint by name, this one among them; `tower` opens
-        another.
-        """
+        """The checkpoint's attention models by name, this one included; `tower` opens another."""
         return stacks_of(self.checkpoint, self.reading)
 
     def is_read(self, stack: Stack) -> bool:
-        """Whether a stack is the one that this model reads, by whatever row."""
+        """True if this model reads that stack, by whatever row."""
         if stack.row is not None:
             row, read = stack.row, self.family
             return stack.prefix + row.layer + row.heads.q == self.prefix + read.layer + read.heads.q
-        return stack.prefix.startswith(
-            (self.prefix + self.family.layer).partition("{i}")[0] or "\0"
-        )
+        before_layers = (self.prefix + self.family.layer).partition("{i}")[0]
+        return bool(before_layers) and stack.prefix.startswith(before_layers)
 
     @cached_property
     def prefix(self) -> str:
-        """What stands before every tensor's name in this checkpoint."""
+        """The prefix of all tensor names in this checkpoint."""
         known = self.reading.prefix
         return prefix_of(self.checkpoint, self.reading.configured) if known is None else known
 
@@ -459,8 +453,7 @@ class Model:
 
     @cached_property
     def tensors(self) -> "Tensors":
-        """Every tensor of the checkpoint under its role, other stacks included; nothing is read
-        before `array()`.
+        """Every tensor under its role, of all stacks; nothing is read before `array()`.
 
         Examples
         --------
@@ -486,27 +479,26 @@ class Model:
 
     @cached_property
     def own_layers(self) -> tuple[int, ...]:
-        """The same without those that share their weights with an earlier one, as all of an ALBERT
-        do.
-        """
+        """Attention layers that do not share an earlier one's weights; in ALBERT there is one."""
         return distinct(self.attention_layers, self)
 
     @cached_property
     def sharing(self) -> str:
-        """Which layers share one set of weights, in a sentence; empty where each has its own."""
+        """A sentence on layers that share one set of weights; empty if each has its own."""
         sets: dict[tuple[str, str], list[int]] = {}
         for index in self.attention_layers:
             sets.setdefault(self.weights_of(index), []).append(index)
         shared = [
-            f"layers {', '.join(map(str, same))} share one set of weights, which is read once, as layer {same[0]}"
-            for same in sets.values()
-            if len(same) > 1
+            f"layers {', '.join(map(str, layers))} share one set of weights, which is read once, "
+            f"as layer {layers[0]}"
+            for layers in sets.values()
+            if len(layers) > 1
         ]
         return f"{'; '.join(shared).capitalize()}." if shared else ""
 
     @cached_property
     def borrowing_layers(self) -> tuple[int, ...]:
-        """Indices of further layers, which attend to keys and values of one before
+        """Indices of further layers, which attend to an earlier one's keys and values
         (`Layer.keys_of`).
         """
         return tuple(i for i in range(self.config.n_layers) if borrows(self.config, self.family, i))
@@ -520,22 +512,15 @@ class Model:
             No such layer, or it is not attention, or its tensors are missing, misshapen or not
             finite.
         """
-        index = whole(index, "layer")
-        if not 0 <= index < self.config.n_layers:
-            raise CheckpointError(
-                f"no layer {index}: the model has {self.config.n_layers}", file=self.checkpoint.name
-            )
-        if not (
-            attends(self.config, self.family, index) or borrows(self.config, self.family, index)
-        ):
-            kind, attending = (
-                kind_of(self.config, self.family, index),
-                ", ".join(map(str, self.attention_layers)),
-            )
-            raise CheckpointError(
-                f"layer {index} is {kind}, not attention; {attending} are",
-                file=self.checkpoint.name,
-            )
+        index, family, config = whole(index, "layer"), self.family, self.config
+        if not 0 <= index < config.n_layers:
+            problem = f"no layer {index}: the model has {config.n_layers}"
+            raise CheckpointError(problem, file=self.checkpoint.name)
+        if not (attends(config, family, index) or borrows(config, family, index)):
+            attending = ", ".join(map(str, self.attention_layers))
+            kind = kind_of(config, family, index)
+            problem = f"layer {index} is {kind}, not attention; {attending} are"
+            raise CheckpointError(problem, file=self.checkpoint.name)
         if self._last is None or self._last.index != index:
             self.checkpoint.prefetch(tensor.name for tensor in self.attention_tensors(index))
             self._last = read_layer(self.under(), self.family, self.config, index)
@@ -543,60 +528,39 @@ class Model:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Which of several readings of the config was taken, and what of attention the file has and
-        is not read.
-        """
+        """Sentences on how the config was read, and on parts of attention that are not read."""
         names = []
         for i in self.attention_layers:
-            row, stem = (
-                self.family.in_layer(self.config.layer_types[i]),
-                self.family.stored_name(self.config, i),
-            )
+            row = self.family.in_layer(self.config.layer_types[i])
+            stem = self.family.stored_name(self.config, i)
             names += denied(self.checkpoint, self.prefix + stem, row, self.config)
-        return tuple(
-            filter(
-                None,
-                (
-                    *self.config.notes,
-                    self.names_note,
-                    denied_words(names),
-                    self.unread,
-                    self.sharing,
-                ),
-            )
-        )
+        notes = *self.config.notes, self.names_note, denied_words(names), self.unread, self.sharing
+        return tuple(note for note in notes if note)
 
     @cached_property
     def unloaded(self) -> tuple[str, ...]:
-        """The names in the file that the class of its config would not load: wrappers' or under
-        another prefix.
-        """
+        """Names in the file that the class of its config would not load: wrappers' or misplaced."""
         stacks = [stack for stack in self.stacks.values() if stack.reading is not None]
         places = [(stack.row, stack.prefix) for stack in stacks if stack.row is not None]
         return unloaded_names(self.checkpoint, places or [(self.family, self.prefix)])
 
     @property
     def names_note(self) -> str:
-        """A sentence on those names; empty where there are none."""
+        """A sentence on `unloaded` names; empty if there are none."""
         return names_sentence(self.unloaded, len(self.checkpoint))
 
     @cached_property
     def unread(self) -> str:
-        """Of a row that is not proved the keys of config.json that it does not read and that may
-        matter, in words.
-        """
+        """A sentence on config keys that a row without proof does not read and that may matter."""
         keys = unread_keys(self) if self.family.origin.startswith("unproved") else []
-        listed = ", ".join(map(printable, keys))
-        return (
-            f"{self.family.name} does not read these keys of config.json, which may matter: {listed}"
-            if keys
-            else ""
-        )
+        if not keys:
+            return ""
+        name, listed = self.family.name, ", ".join(map(printable, keys))
+        return f"{name} does not read these keys of config.json, which may matter: {listed}"
 
     @property
     def layers(self) -> OnDemand[Layer]:
-        """The attention layers, a sequence; each is read when it is asked for, and only the last
-        one asked for is kept.
+        """The attention layers as a sequence; each is read on demand, and only the last is kept.
 
         Examples
         --------
@@ -611,26 +575,23 @@ class Model:
 
     @cached_property
     def rotations(self) -> dict[int, Rotation | None]:
-        """How each attention layer rotates queries and keys, from the config alone; None where one
-        does not.
+        """Each attention layer's rotation of queries and keys, by the config alone; None without
+        one.
         """
         return {i: rotation_of(self.config, self.family, i) for i in self.attention_layers}
 
     def stem(self, index: int) -> str:
-        """What stands before the names of a layer's tensors."""
+        """The prefix of a layer's tensor names."""
         return self.prefix + self.reading.configured.stored_name(self.config, index)
 
     def weights_of(self, index: int) -> tuple[str, str]:
-        """What tells a layer's weights from those of another layer: their place in the file, and
-        the layer's kind.
-        """
+        """A layer's place in the file and its kind: equal for layers that share their weights."""
         if not 0 <= index < self.config.n_layers:
-            return str(index), ""  # what reads it says that there is no such layer
+            return str(index), ""  # reading it reports that there is no such layer
         return self.stem(index), self.config.layer_types[index]
 
     def attention_tensors(self, index: int) -> list[Tensor]:
-        """What `layer` reads of the checkpoint for one layer: projections, the norms around them,
-        sinks; unread.
+        """The tensors of `layer(index)`, unread: projections, the norms around them, sinks.
 
         Raises
         ------
@@ -642,40 +603,34 @@ class Model:
 
     @property
     def embedding_tensors(self) -> list[Tensor]:
-        """What `embeddings` and `positions` are read from: rows, and the norm and projection after
-        them; unread.
-        """
+        """The tensors of `embeddings` and `positions`, unread: rows, then norm and projections."""
         inputs, checkpoint = self.family.inputs, self.checkpoint
-        rows = [
-            self._token_name,
-            *(self.prefix + name for name in (inputs.positions, inputs.types) if name),
-        ]
-        modules = filter(None, (inputs.norm and inputs.norm.module, inputs.before, inputs.after))
-        after = (
-            name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}.")
-        )
-        return [checkpoint[name] for name in (*rows, *after) if name in checkpoint]
+        names = [self._token_name]
+        names += [self.prefix + name for name in (inputs.positions, inputs.types) if name]
+        for module in (inputs.norm and inputs.norm.module, inputs.before, inputs.after):
+            if module:
+                names += checkpoint.names_under(f"{self.prefix}{module}.")
+        return [checkpoint[name] for name in names if name in checkpoint]
 
     @property
     def output_tensors(self) -> dict[str, Tensor]:
-        """What `unembedding` is read from: its rows as "unembedding", and the norm and projection
-        by name; unread.
-        """
+        """The tensors of `unembedding`, unread: rows as "unembedding", others by name."""
         inputs, outputs, checkpoint = self.family.inputs, self.family.outputs, self.checkpoint
         if outputs is None:
             return {}
-        modules = filter(None, (outputs.norm and outputs.norm.module, outputs.after))
-        names = (
-            name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}.")
-        )
-        tensors = {name: checkpoint[name] for name in names}
+        tensors = {}
+        for module in (outputs.norm and outputs.norm.module, outputs.after):
+            if module:
+                names = checkpoint.names_under(f"{self.prefix}{module}.")
+                tensors |= {name: checkpoint[name] for name in names}
         rows = self.head_name or self.prefix + inputs.tokens
-        return tensors | ({"unembedding": checkpoint[rows]} if rows in checkpoint else {})
+        if rows in checkpoint:
+            tensors["unembedding"] = checkpoint[rows]
+        return tensors
 
     @cached_property
     def first_layer(self) -> Layer:
-        """The first attention layer as a function of the embeddings: its heads act on (e_t + p_p) /
-        sigma(e_t + p_p).
+        """The first attention layer as a function of e_t + p_p, divided by their sigma.
 
         For a pre-norm model that is layer 0. A norm between the embeddings and layer 0 (BERT), and
         a projection after it (ELECTRA, ALBERT), are folded into the layer's maps. If a pre-norm
@@ -690,24 +645,22 @@ class Model:
         """
         layer, norm, inputs = self.layer(0), self._folded_norm, self.family.inputs
         if inputs.more:
-            raise CheckpointError(
-                f"layer 0 sees more than tokens and positions: {inputs.more}",
-                file=self.checkpoint.name,
-            )
-        if inputs.norm is not None and norm is None and self.positions is not None:
-            problem = "has two norms between its embeddings and layer 0; its first layer has no bilinear form"
+            problem = f"layer 0 sees more than tokens and positions: {inputs.more}"
             raise CheckpointError(problem, file=self.checkpoint.name)
+        if inputs.norm is not None and norm is None and self.positions is not None:
+            problem = "has two norms between its embeddings and layer 0"
+            raise CheckpointError(
+                f"{problem}; its first layer has no bilinear form", file=self.checkpoint.name
+            )
         if self._after is not None:
             layer = layer.after(*self._after)
         if norm is None:
             return layer
-        return layer.after_norm(
-            norm.read(self.under(), self.config, self.embedding_width if inputs.after else None)
-        )
+        width = self.embedding_width if inputs.after else None
+        return layer.after_norm(norm.read(self.under(), self.config, width))
 
     def into_stream(self, rows: np.ndarray) -> np.ndarray:
-        """Rows of the token embedding (n, e) as they enter the residual stream without a position,
-        (n, d).
+        """Token embedding rows (n, e) as they enter the residual stream without a position, (n, d).
 
         They are the rows themselves, except where a norm and a projection stand between the
         embeddings and layer 0 (ELECTRA, ALBERT).
@@ -715,15 +668,13 @@ class Model:
         if self._after is None:
             return rows
         w, b = self._after
-        norm = self._folded_norm
-        return (
-            rows
-            if norm is None
-            else norm.read(self.under(), self.config, self.embedding_width)(rows)
-        ) @ w + b
+        if self._folded_norm is not None:
+            norm = self._folded_norm.read(self.under(), self.config, self.embedding_width)
+            rows = norm(rows)
+        return rows @ w + b
 
     def stream_norm(self, index: int) -> Norm | None:
-        """The norm that the residual stream has just come out of when it enters a layer.
+        """The norm whose output enters a layer as the residual stream.
 
         In post-norm models the one that ends the layer before, and anywhere the one of the
         embeddings; None where the stream is not normalised, as in pre-norm models.
@@ -735,8 +686,8 @@ class Model:
         return None if norm is None else norm.read(self.under(inner), self.config)
 
     def normed_layer(self, index: int) -> Layer:
-        """A layer on normalised inputs: where it has no norm, the one that its stream has passed is
-        folded in.
+        """A layer on normalised inputs: without a norm of its own, the stream's last norm is folded
+        in.
 
         The layer itself where there is neither, in cross-attention, or where the file lacks that
         norm.
@@ -768,17 +719,15 @@ class Model:
         """
         family, config, inputs = self.family, self.config, self.family.inputs
         if not inputs.tokens:
-            raise CheckpointError(
-                f"{family.name} has no token embedding: it sees images", file=self.checkpoint.name
-            )
+            problem = f"{family.name} has no token embedding: it sees images"
+            raise CheckpointError(problem, file=self.checkpoint.name)
         tensors, e = self.under(), self.embedding_width
         stored = self._token_name
         if stored not in self.checkpoint:
-            names = ", ".join(
-                prefix + inputs.tokens for prefix in dict.fromkeys((self.prefix, *family.prefixes))
-            )
-            looked = f"no token embedding in this checkpoint (looked for {names})"
-            raise CheckpointError(looked, file=self.checkpoint.name)
+            prefixes = dict.fromkeys((self.prefix, *family.prefixes))
+            names = ", ".join(prefix + inputs.tokens for prefix in prefixes)
+            problem = f"no token embedding in this checkpoint (looked for {names})"
+            raise CheckpointError(problem, file=self.checkpoint.name)
         before = self._before
         shift = tensors.read(inputs.types, (None, e))[0] if inputs.types else None
         row_norm = inputs.norm if self._folded_norm is None else None
@@ -799,16 +748,15 @@ class Model:
 
     @property
     def first_norm(self) -> Norm | None:
-        """The norm whose sigma divides the sum of a token's and a position's row, its gains unread;
-        None without.
+        """The norm whose sigma divides the sum of token and position rows, gains unread; None
+        without.
         """
         first = self._folded_norm or self.family.norm_of(0)
         return None if first is None else first.unread(self.config)
 
     @cached_property
     def positions(self) -> np.ndarray | None:
-        """Position embeddings, learned or by a formula, as they enter the model, row p for position
-        p; or None.
+        """Position embeddings as they enter the model, learned or by a formula; None without.
 
         Returns
         -------
@@ -820,32 +768,25 @@ class Model:
         stored = self.checkpoint.get(self.prefix + inputs.positions)
         if stored is not None and len(stored.shape) == 3:  # with a leading axis of one, as in ViT
             return self.under().read(inputs.positions, (1, None, self.config.d_model))[0]
-        # A projection before the norm takes the sum where the norm folds, the token rows alone
-        # where there is no norm.
-        summed = self._before is not None and inputs.norm is not None
-        width = self.embedding_width if inputs.norm is not None else self.config.d_model
-        rows = self.under().read(inputs.positions, (None, width))
-        offset = (
-            inputs.offset
-            if isinstance(inputs.offset, int)
-            else self.config.count(inputs.offset) + 1
-        )
-        return (
-            rows[offset:] @ self._before if summed and self._before is not None else rows[offset:]
-        )
+        offset = inputs.offset
+        if not isinstance(offset, int):  # the id of a token that the first positions follow
+            offset = self.config.count(offset) + 1
+        if inputs.norm is None:  # a projection takes token rows alone
+            return self.under().read(inputs.positions, (None, self.config.d_model))[offset:]
+        rows = self.under().read(inputs.positions, (None, self.embedding_width))[offset:]
+        return rows if self._before is None else rows @ self._before
 
     @property
     def tied(self) -> bool:
-        """The unembedding is the token embedding, as far as the config says; a file that has both
-        has the last word.
+        """True if the config says that the unembedding is the token embedding; a file with both
+        decides.
         """
-        return (
-            self.family.outputs is not None and self.config.get("tie_word_embeddings", True) is True
-        )
+        stated = self.config.get("tie_word_embeddings", True)
+        return self.family.outputs is not None and stated is True
 
     @cached_property
     def unembedding(self) -> Unembedding:
-        """What makes logits of the residual stream.
+        """The directions of the residual stream that make logits.
 
         Raises
         ------
@@ -859,52 +800,47 @@ class Model:
             raise CheckpointError(problem, file=self.checkpoint.name)
         name = self.head_name
         if not name and not self.tied:
-            problem = (
-                f"no unembedding in this checkpoint (looked for {' and '.join(outputs.tokens)})"
-            )
+            looked_for = " and ".join(outputs.tokens)
+            problem = f"no unembedding in this checkpoint (looked for {looked_for})"
             raise CheckpointError(problem, file=self.checkpoint.name)
-        stored, e = outputs.norm, self.embedding_width
-        lacking = (
-            stored is not None
-            and stored.module != ""
-            and f"{stored.module}.{stored.gain}" not in tensors
-        )
-        lacks = f"{self.prefix}{stored.module}.{stored.gain}" if stored and lacking else ""
-        norm = stored.read(tensors, config) if stored and not lacking else None
-        after = None
+        e, norm, lacks, after = self.embedding_width, None, "", None
+        if (stored := outputs.norm) is not None:
+            gain = f"{stored.module}.{stored.gain}"
+            if stored.module and gain not in tensors:
+                lacks = self.prefix + gain
+            else:
+                norm = stored.read(tensors, config)
         if outputs.after and e != config.d_model:
             after = tensors.read(outputs.after + ".weight", (e, config.d_model)).T
-        rows = (
-            replace(tensors, prefix="").tensor(name, (None, e))
-            if name
-            else self.embeddings.token_tensor
-        )
+        if name:
+            rows = replace(tensors, prefix="").tensor(name, (None, e))
+        else:
+            rows = self.embeddings.token_tensor
         return Unembedding(rows, norm, after, not name, lacks)
 
     @cached_property
     def head_name(self) -> str:
-        """The unembedding's name in the file, under as much of the prefix as it has; empty where
-        there is none.
+        """The unembedding's name in the file, under as much of the prefix as it has; "" without
+        one.
         """
-        ends = [i + 1 for i, c in enumerate(self.prefix) if c == "."]
         outputs, also = self.family.outputs, self.family.also
         tokens = outputs.tokens if outputs else also.get("unembedding", ())
-        names = [self.prefix[:end] + name for end in (*reversed(ends), 0) for name in tokens]
-        return next((name for name in names if name in self.checkpoint), "")
+        ends = [i + 1 for i, character in enumerate(self.prefix) if character == "."]
+        for end in (*reversed(ends), 0):
+            for name in tokens:
+                if self.prefix[:end] + name in self.checkpoint:
+                    return self.prefix[:end] + name
+        return ""
 
     @property
     def _token_name(self) -> str:
-        """The token embedding's name in the file; where it is tied and stored once, that may be the
-        unembedding's.
-        """
+        """The token embedding's name in the file; the unembedding's if only that is stored."""
         name = self.prefix + self.family.inputs.tokens
         return self.head_name if self.tied and name not in self.checkpoint else name
 
     @property
     def _folded_norm(self) -> StoredNorm | None:
-        """The embeddings' norm where layer 0 has none of its own, so that it can be folded into
-        layer 0.
-        """
+        """The embeddings' norm if layer 0 has none of its own and can absorb it."""
         return self.family.inputs.norm if self.family.norm_of(0) is None else None
 
     @cached_property
@@ -922,9 +858,8 @@ class Model:
         if not inputs.after or (e == d and not inputs.always_projected):
             return None
         tensors = self.under()
-        return tensors.read(inputs.after + ".weight", (d, e)).T, tensors.read(
-            inputs.after + ".bias", (d,)
-        )
+        weight = tensors.read(inputs.after + ".weight", (d, e)).T
+        return weight, tensors.read(inputs.after + ".bias", (d,))
 
     @property
     def _scale(self) -> float:
@@ -934,7 +869,7 @@ class Model:
         return 1.0 if given is None else given
 
 
-# Keys that may say something of attention, and those that do not.
+# Config keys that may concern attention, and keys that cannot.
 MATTERS = re.compile(
     r"rope|rotary|attn|attention|scal(e|ing)|norm|bias|multiplier|softcap|clip|window|alibi|sink",
     re.ASCII,
@@ -946,30 +881,27 @@ HARMLESS = re.compile(
 
 
 def unread_keys(model: Model) -> list[str]:
-    """The keys of its config that may matter to attention, and whose values change nothing of what
-    the row reads.
-    """
+    """Config keys that may matter to attention and change nothing of what the row reads."""
     part, before = model.reading.part, str(numbers_read(model))
     named = [key for key in part if MATTERS.search(key) and not HARMLESS.fullmatch(key)]
-    keys = [key for key in named if part[key] not in (None, False)]
-    return [
-        key
-        for key in keys
-        if all(_reads_as(before, model, key, value) for value in _others(part[key]))
-    ]
+
+    def is_unread(key: str) -> bool:
+        return all(_reads_as(before, model, key, value) for value in _other_values(part[key]))
+
+    return [key for key in named if part[key] not in (None, False) and is_unread(key)]
 
 
-def _others(value: object) -> tuple[object, ...]:
+def _other_values(value: object) -> tuple[object, ...]:
     """Other values that a key might have."""
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, Mapping):
-        return ({key: _others(inner)[0] for key, inner in value.items()}, None)
+        return ({key: _other_values(inner)[0] for key, inner in value.items()}, None)
     return (2 * value, None) if isinstance(value, int | float) else (None,)
 
 
 def _reads_as(before: str, model: Model, key: str, value: object) -> bool:
-    """Whether the row reads the same numbers of a config with this value."""
+    """True if the row reads the same numbers from a config with this value."""
     checkpoint = model.checkpoint
     changed = inner = dict(checkpoint.config.raw)
     if model.reading.part.raw is not checkpoint.config.raw:
@@ -985,18 +917,16 @@ def _reads_as(before: str, model: Model, key: str, value: object) -> bool:
 def numbers_read(model: Model) -> dict[str, Any]:
     """Every number that a row reads from a config."""
     config, family, layers = model.config, model.family, model.attention_layers
+    head_dims = [in_layer(config, family, i)[0].head_dim for i in layers]
+    flags = astuple(family.heads.bias)
     return {
-        "sizes": [in_layer(config, family, i)[0].head_dim for i in layers]
-        + [config.n_heads, config.n_kv_heads],
+        "sizes": [*head_dims, config.n_heads, config.n_kv_heads],
         "the layers": (config.n_layers, config.layer_types, layers),
         "the norm's eps": config.norm_eps,
         "the scale": [family.scores.scale(config, i) for i in layers],
         "the rotation": [_turns(model.rotations[i]) for i in layers],
         **{f"the {step.name}": [step.takes(config, i) for i in layers] for step in family.steps},
-        "biases": [
-            config.get(flag) if isinstance(flag, str) else flag
-            for flag in astuple(family.heads.bias)
-        ],
+        "biases": [config.get(flag) if isinstance(flag, str) else flag for flag in flags],
         "norms": (family.norms.before, family.scores.qk_norm),
     }
 
@@ -1005,11 +935,11 @@ def _turns(rotation: Any) -> Any:
     """Every field of a rotation, arrays as lists."""
     if rotation is None:
         return None
-    values = {cell.name: getattr(rotation, cell.name) for cell in fields(rotation)}
-    return {
-        name: value.tolist() if isinstance(value, np.ndarray) else value
-        for name, value in values.items()
-    }
+    turns = {}
+    for field in fields(rotation):
+        value = getattr(rotation, field.name)
+        turns[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
+    return turns
 
 
 def distinct(layers: Iterable[int], *models: Model) -> tuple[int, ...]:
@@ -1026,21 +956,18 @@ BLOCK_VALUES = 4 << 20  # values of a tensor read at a time
 def overflow(
     model: Model, what: str, layer: int | None = None, *, anywhere: bool = False
 ) -> CheckpointError:
-    """The error that `what` overflows, with the largest weight of the layer and embeddings, or of
-    all tensors.
-    """
+    """The error that `what` overflows, with the largest weight near it or anywhere."""
     near = model.embedding_tensors + (model.attention_tensors(layer) if layer is not None else [])
     value, name = largest_weight(model.checkpoint.values() if anywhere else near)
-    problem = f"{what} overflows: its largest weight is {value:.3g}, in {name}"
-    return CheckpointError(
-        f"{problem}; read that tensor again from its source", file=model.checkpoint.name
+    problem = (
+        f"{what} overflows: its largest weight is {value:.3g}, in {name}; read that tensor again "
+        "from its source"
     )
+    return CheckpointError(problem, file=model.checkpoint.name)
 
 
 def largest_weight(tensors: Iterable[Tensor]) -> tuple[float, str]:
-    """The largest finite magnitude in these tensors, and the tensor's name; (0, "") if none holds
-    weights.
-    """
+    """The largest finite magnitude in these tensors and its tensor; (0, "") without weights."""
     largest = (0.0, "")
     for tensor in tensors:
         with suppress(CheckpointError):  # not weights
