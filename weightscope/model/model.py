@@ -618,7 +618,7 @@ class Model:
         inputs, outputs, checkpoint = self.family.inputs, self.family.outputs, self.checkpoint
         if outputs is None:
             return {}
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for module in (outputs.norm and outputs.norm.module, outputs.after):
             if module:
                 names = checkpoint.names_under(f"{self.prefix}{module}.")
