@@ -54,9 +54,10 @@ from weightscope.model.layers.read_layer import (
     rotation_of,
 )
 from weightscope.model.layers.rotation import Rotation
-from weightscope.model.rows.cells import LayerTensors, StoredNorm
+from weightscope.model.rows.cells import LayerTensors
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.own_names import names_sentence, unloaded_names
+from weightscope.model.stored_embeddings import StoredEmbeddings, embedding_width, is_tied
 
 if TYPE_CHECKING:
     from weightscope.checkpoint.mlx_adapters import AdapterOfMlx
@@ -118,7 +119,7 @@ def open_model(
     empty = empty_tensors(opened.checkpoint)
     try:
         reading = decide(opened.checkpoint, family, tower, families)
-    except CheckpointError as error:  # the names or shapes of what is empty may be what it lacks
+    except CheckpointError as error:  # it may lack the names or shapes of empty tensors
         raise (_empty(opened.checkpoint, empty) if empty else error) from None
     model = Model(opened, reading)
     if empty and any(tensor.has_role for tensor in model.tensors if tensor.name in empty):
@@ -498,9 +499,7 @@ class Model:
 
     @cached_property
     def borrowing_layers(self) -> tuple[int, ...]:
-        """Indices of further layers, which attend to an earlier one's keys and values
-        (`Layer.keys_of`).
-        """
+        """Indices of further layers, which attend to an earlier layer's keys (`Layer.keys_of`)."""
         return tuple(i for i in range(self.config.n_layers) if borrows(self.config, self.family, i))
 
     def layer(self, index: int) -> Layer:
@@ -575,9 +574,7 @@ class Model:
 
     @cached_property
     def rotations(self) -> dict[int, Rotation | None]:
-        """Each attention layer's rotation of queries and keys, by the config alone; None without
-        one.
-        """
+        """The rotation of each attention layer, by the config alone; None without one."""
         return {i: rotation_of(self.config, self.family, i) for i in self.attention_layers}
 
     def stem(self, index: int) -> str:
@@ -604,29 +601,12 @@ class Model:
     @property
     def embedding_tensors(self) -> list[Tensor]:
         """The tensors of `embeddings` and `positions`, unread: rows, then norm and projections."""
-        inputs, checkpoint = self.family.inputs, self.checkpoint
-        names = [self._token_name]
-        names += [self.prefix + name for name in (inputs.positions, inputs.types) if name]
-        for module in (inputs.norm and inputs.norm.module, inputs.before, inputs.after):
-            if module:
-                names += checkpoint.names_under(f"{self.prefix}{module}.")
-        return [checkpoint[name] for name in names if name in checkpoint]
+        return self._stored.input_tensors
 
     @property
     def output_tensors(self) -> dict[str, Tensor]:
         """The tensors of `unembedding`, unread: rows as "unembedding", others by name."""
-        inputs, outputs, checkpoint = self.family.inputs, self.family.outputs, self.checkpoint
-        if outputs is None:
-            return {}
-        tensors: dict[str, Tensor] = {}
-        for module in (outputs.norm and outputs.norm.module, outputs.after):
-            if module:
-                names = checkpoint.names_under(f"{self.prefix}{module}.")
-                tensors |= {name: checkpoint[name] for name in names}
-        rows = self.head_name or self.prefix + inputs.tokens
-        if rows in checkpoint:
-            tensors["unembedding"] = checkpoint[rows]
-        return tensors
+        return self._stored.output_tensors
 
     @cached_property
     def first_layer(self) -> Layer:
@@ -643,21 +623,7 @@ class Model:
             Layer 0 is not attention, or sees more than tokens and positions, as cross-attention
             does; or position embeddings stand inside one of two norms, which does not fold.
         """
-        layer, norm, inputs = self.layer(0), self._folded_norm, self.family.inputs
-        if inputs.more:
-            problem = f"layer 0 sees more than tokens and positions: {inputs.more}"
-            raise CheckpointError(problem, file=self.checkpoint.name)
-        if inputs.norm is not None and norm is None and self.positions is not None:
-            problem = "has two norms between its embeddings and layer 0"
-            raise CheckpointError(
-                f"{problem}; its first layer has no bilinear form", file=self.checkpoint.name
-            )
-        if self._after is not None:
-            layer = layer.after(*self._after)
-        if norm is None:
-            return layer
-        width = self.embedding_width if inputs.after else None
-        return layer.after_norm(norm.read(self.under(), self.config, width))
+        return self._stored.first_layer(self.layer(0))
 
     def into_stream(self, rows: np.ndarray) -> np.ndarray:
         """Token embedding rows (n, e) as they enter the residual stream without a position, (n, d).
@@ -665,13 +631,7 @@ class Model:
         They are the rows themselves, except where a norm and a projection stand between the
         embeddings and layer 0 (ELECTRA, ALBERT).
         """
-        if self._after is None:
-            return rows
-        w, b = self._after
-        if self._folded_norm is not None:
-            norm = self._folded_norm.read(self.under(), self.config, self.embedding_width)
-            rows = norm(rows)
-        return rows @ w + b
+        return self._stored.into_stream(rows)
 
     def stream_norm(self, index: int) -> Norm | None:
         """The norm whose output enters a layer as the residual stream.
@@ -680,9 +640,8 @@ class Model:
         embeddings; None where the stream is not normalised, as in pre-norm models.
         """
         if index == 0:
-            norm, inner = self.family.inputs.norm if self._after is None else None, ""
-        else:
-            norm, inner = self.family.norms.after, self.family.stored_name(self.config, index - 1)
+            return self._stored.stream_norm
+        norm, inner = self.family.norms.after, self.family.stored_name(self.config, index - 1)
         return None if norm is None else norm.read(self.under(inner), self.config)
 
     def normed_layer(self, index: int) -> Layer:
@@ -697,16 +656,16 @@ class Model:
             return layer
         # broken weights are a finding
         with suppress(CheckpointError), np.errstate(invalid="ignore", over="ignore"):
-            if index == 0 and self._after is not None:
+            if index == 0 and self._stored.after is not None:
                 return self.first_layer
             norm = self.stream_norm(index)
             return layer if norm is None else layer.after_norm(norm)
         return layer
 
-    @cached_property
+    @property
     def embedding_width(self) -> int:
         """Columns of the token embedding: the model's width, unless a projection follows."""
-        return self.config.size(self.family.inputs.width, default=self.config.d_model)
+        return embedding_width(self.family, self.config)
 
     @cached_property
     def embeddings(self) -> Embeddings:
@@ -717,42 +676,12 @@ class Model:
         CheckpointError
             The checkpoint has no token embedding.
         """
-        family, config, inputs = self.family, self.config, self.family.inputs
-        if not inputs.tokens:
-            problem = f"{family.name} has no token embedding: it sees images"
-            raise CheckpointError(problem, file=self.checkpoint.name)
-        tensors, e = self.under(), self.embedding_width
-        stored = self._token_name
-        if stored not in self.checkpoint:
-            prefixes = dict.fromkeys((self.prefix, *family.prefixes))
-            names = ", ".join(prefix + inputs.tokens for prefix in prefixes)
-            problem = f"no token embedding in this checkpoint (looked for {names})"
-            raise CheckpointError(problem, file=self.checkpoint.name)
-        before = self._before
-        shift = tensors.read(inputs.types, (None, e))[0] if inputs.types else None
-        row_norm = inputs.norm if self._folded_norm is None else None
-        try:
-            positions, lacks = self.positions, ""
-        except CheckpointError as error:  # tokens can be read without them
-            positions, lacks = None, str(error)
-        return Embeddings(
-            replace(tensors, prefix="").tensor(stored, (None, e)),
-            positions,
-            self.first_norm,
-            scale=self._scale,
-            projection=before,
-            shift=shift if before is None or shift is None else shift @ before,
-            norm=None if row_norm is None else row_norm.read(tensors, config),
-            lacks=lacks,
-        )
+        return self._stored.embeddings
 
     @property
     def first_norm(self) -> Norm | None:
-        """The norm whose sigma divides the sum of token and position rows, gains unread; None
-        without.
-        """
-        first = self._folded_norm or self.family.norm_of(0)
-        return None if first is None else first.unread(self.config)
+        """The norm whose sigma divides the sum of token and position rows, its gains unread."""
+        return self._stored.first_norm
 
     @cached_property
     def positions(self) -> np.ndarray | None:
@@ -762,27 +691,15 @@ class Model:
         -------
         float32 array of shape (n_positions, d), or None
         """
-        inputs = self.family.inputs
-        if not inputs.positions:
-            return inputs.formula and inputs.formula(self.config)
-        stored = self.checkpoint.get(self.prefix + inputs.positions)
-        if stored is not None and len(stored.shape) == 3:  # with a leading axis of one, as in ViT
-            return self.under().read(inputs.positions, (1, None, self.config.d_model))[0]
-        offset = inputs.offset
-        if not isinstance(offset, int):  # the id of a token that the first positions follow
-            offset = self.config.count(offset) + 1
-        if inputs.norm is None:  # a projection takes token rows alone
-            return self.under().read(inputs.positions, (None, self.config.d_model))[offset:]
-        rows = self.under().read(inputs.positions, (None, self.embedding_width))[offset:]
-        return rows if self._before is None else rows @ self._before
+        return self._stored.positions
 
     @property
     def tied(self) -> bool:
-        """True if the config says that the unembedding is the token embedding; a file with both
-        decides.
+        """True if the config says that the unembedding is the token embedding.
+
+        A file that has both has the last word.
         """
-        stated = self.config.get("tie_word_embeddings", True)
-        return self.family.outputs is not None and stated is True
+        return is_tied(self.family, self.config)
 
     @cached_property
     def unembedding(self) -> Unembedding:
@@ -794,79 +711,16 @@ class Model:
             The family has no logits of tokens or makes them in another way, or the checkpoint has
             no unembedding.
         """
-        outputs, tensors, config = self.family.outputs, self.under(), self.config
-        if outputs is None:
-            problem = f"{self.family.name} has no unembedding that is one matrix"
-            raise CheckpointError(problem, file=self.checkpoint.name)
-        name = self.head_name
-        if not name and not self.tied:
-            looked_for = " and ".join(outputs.tokens)
-            problem = f"no unembedding in this checkpoint (looked for {looked_for})"
-            raise CheckpointError(problem, file=self.checkpoint.name)
-        e, norm, lacks, after = self.embedding_width, None, "", None
-        if (stored := outputs.norm) is not None:
-            gain = f"{stored.module}.{stored.gain}"
-            if stored.module and gain not in tensors:
-                lacks = self.prefix + gain
-            else:
-                norm = stored.read(tensors, config)
-        if outputs.after and e != config.d_model:
-            after = tensors.read(outputs.after + ".weight", (e, config.d_model)).T
-        if name:
-            rows = replace(tensors, prefix="").tensor(name, (None, e))
-        else:
-            rows = self.embeddings.token_tensor
-        return Unembedding(rows, norm, after, not name, lacks)
+        return self._stored.unembedding
 
-    @cached_property
+    @property
     def head_name(self) -> str:
-        """The unembedding's name in the file, under as much of the prefix as it has; "" without
-        one.
-        """
-        outputs, also = self.family.outputs, self.family.also
-        tokens = outputs.tokens if outputs else also.get("unembedding", ())
-        ends = [i + 1 for i, character in enumerate(self.prefix) if character == "."]
-        for end in (*reversed(ends), 0):
-            for name in tokens:
-                if self.prefix[:end] + name in self.checkpoint:
-                    return self.prefix[:end] + name
-        return ""
-
-    @property
-    def _token_name(self) -> str:
-        """The token embedding's name in the file; the unembedding's if only that is stored."""
-        name = self.prefix + self.family.inputs.tokens
-        return self.head_name if self.tied and name not in self.checkpoint else name
-
-    @property
-    def _folded_norm(self) -> StoredNorm | None:
-        """The embeddings' norm if layer 0 has none of its own and can absorb it."""
-        return self.family.inputs.norm if self.family.norm_of(0) is None else None
+        """The unembedding's name in the file, under as much of the prefix as it has, or ""."""
+        return self._stored.head_name
 
     @cached_property
-    def _before(self) -> np.ndarray | None:
-        """(e, d) projection of embeddings to the model's width, before their norm."""
-        name, width = self.family.inputs.before, self.embedding_width
-        if not name or width == self.config.d_model:
-            return None
-        return self.under().read(name + ".weight", (self.config.d_model, width)).T
-
-    @cached_property
-    def _after(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """(e, d) projection and (d,) bias after the embeddings' norm."""
-        inputs, d, e = self.family.inputs, self.config.d_model, self.embedding_width
-        if not inputs.after or (e == d and not inputs.always_projected):
-            return None
-        tensors = self.under()
-        weight = tensors.read(inputs.after + ".weight", (d, e)).T
-        return weight, tensors.read(inputs.after + ".bias", (d,))
-
-    @property
-    def _scale(self) -> float:
-        given = self.family.inputs.scale
-        if isinstance(given, str):
-            return self.config.d_model**0.5 if given == "sqrt" else self.config.number(given)
-        return 1.0 if given is None else given
+    def _stored(self) -> StoredEmbeddings:
+        return StoredEmbeddings(self.under(), self.family, self.config)
 
 
 # Config keys that may concern attention, and keys that cannot.
@@ -875,7 +729,8 @@ MATTERS = re.compile(
     re.ASCII,
 )
 HARMLESS = re.compile(
-    r".*(dropout|_implementation|init).*|output_attentions|norm_topk_prob|.*(router|expert|logits?_scal).*",
+    r".*(dropout|_implementation|init).*|output_attentions|norm_topk_prob"
+    r"|.*(router|expert|logits?_scal).*",
     re.ASCII,
 )
 
