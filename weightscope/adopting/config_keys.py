@@ -367,7 +367,8 @@ def sections_of(kind: Any) -> dict[str, list[int]]:
         return {}
     name = CONFIG_MAPPING[kind].__module__.replace(".configuration_", ".modeling_")
     spec = find_spec(name)
-    source = spec.loader.get_source(name) if spec and spec.loader else ""  # type: ignore[attr-defined]
+    loader: Any = spec.loader if spec else None
+    source = loader.get_source(name) if loader else ""
     return {"mrope_section": [16, 24, 24]} if '"mrope_section"' in source else {}
 
 

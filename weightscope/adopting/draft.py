@@ -30,7 +30,7 @@ ROLES = {
         r"w?_?(o|out|output)(_?(proj|lin|linear))?|to_out|linear_out|c_proj|dense|proj", re.ASCII
     ),
 }
-# Parts of norms' names: other norms', and those of the norm before attention.
+# Parts of names of other norms, and of the norm before attention.
 OTHERS = re.compile(
     r"post|after|out|output|ffn|ff|mlp|feedforward|final|last|[2-9]|q|k|qnorm|knorm", re.ASCII
 )

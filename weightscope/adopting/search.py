@@ -173,7 +173,8 @@ class Search:
             for per_layer, causal in product((False, True), (False, True)):
                 shared = {"heads__shared": (f"{row.layer.format(i=0)}{table}.weight",)}
                 where = {"heads__others": (table,)} if per_layer else shared
-                placed: Any = replace(term, layer=row.layer, causal=causal, own=per_layer)  # type: ignore[type-var]
+                cells = {"layer": row.layer, "causal": causal, "own": per_layer}
+                placed: Any = replace(term, **cells)  # type: ignore[type-var]
                 choices.append({"positions__bias": placed, **where})
         return choices
 
@@ -349,7 +350,7 @@ def _portable(row: Family) -> tuple[Step, ...]:
 
 
 def _kind(step: Step) -> type[Step]:
-    """The kind of a step, of which a layer has one: a temperature, say, or this mechanism."""
+    """The kind of a step, of which a layer has one: a temperature, or this mechanism alone."""
     base = type(step).__bases__[0]
     return type(step) if base is Step else base
 
@@ -369,6 +370,7 @@ def _placed(source: Family, row: Family) -> dict[str, Any]:
             after + name.removeprefix(before) if name.startswith(before) else name
             for name in source.heads.shared
         )
-        if hasattr(source.positions.bias, "layer"):
-            changes["positions__bias"] = replace(source.positions.bias, layer=row.layer)  # type: ignore[type-var]
+        bias: Any = source.positions.bias
+        if hasattr(bias, "layer"):
+            changes["positions__bias"] = replace(bias, layer=row.layer)
     return changes

@@ -149,7 +149,7 @@ def auroc_on_device(
 def _wins(
     device: Device, scores: Any, through: Any, row: Any, place: Any, weight: Any
 ) -> tuple[Any, Any]:
-    """Twice the wins of each row's elements, (n,), and those of its positives, (m,); both int64.
+    """Twice the wins of each row's elements, (n,), and of its positives, (m,); both int64.
 
     scores (n, V), through (n,), row, place, weight (m,).
     """
@@ -314,7 +314,7 @@ def auroc_with_specific(
 
     With `mean` the mean of the current tokens' rows, left_i . right_j is a part of j alone, mean .
     right_j, and a part of both tokens, (left_i - mean) . right_j; the second row is the AUROC of
-    the latter, that of the former is `auroc_of_one_order`. Scores are made once and ranked twice.
+    the latter, and `auroc_of_one_order` gives the former's. Scores are made once and ranked twice.
     """
     return _aurocs(left, right, counts, mean, progress, threads, compiled, device)
 

@@ -55,7 +55,7 @@ def row_arrays(
     (d,).
     """
     floors, widths = [], []  # a width: the dimensions that a random factor would fill
-    widest = max(map(len, squares))  # of cross-attention the memory may have another width
+    widest = max(map(len, squares))  # in cross-attention the memory may have another width
     energies = np.full((len(squares), widest), np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         for energy, of_dimensions, gain in zip(energies, squares, gains, strict=True):

@@ -35,7 +35,7 @@ SHUFFLES = 3
 
 
 def beyond_shuffled(w: np.ndarray) -> float:
-    """Relative excess of sigma_1 over that of the shuffled entries, rows and columns at one norm.
+    """Relative excess of sigma_1 over the shuffled entries', rows and columns at one norm.
 
     One norm, so that gains before or after the matrix do not count. Independent entries of any law
     give 0 within `shuffled_error`, orthogonal matrices less; a trained layer gave 0.1 or more in

@@ -42,7 +42,9 @@ class Moved(ShowsShapes):
 
     @classmethod
     def of(cls, a: np.ndarray, b: np.ndarray) -> "Moved":
-        """From the factors, in any precision; a resized head's missing columns are zeros."""
+        """The move between two factors of any precision; a resized head's missing columns are
+        zeros.
+        """
         r = max(a.shape[1], b.shape[1])
         a, b = (w if w.shape[1] == r else np.pad(w, ((0, 0), (0, r - w.shape[1]))) for w in (a, b))
         total = np.zeros((2 * r, 2 * r))

@@ -542,7 +542,7 @@ def safe_split(tokenizer: Tokenizer) -> Callable[[str], list[str]] | None:
 def _pattern(tokenizer: Tokenizer) -> str:
     """The pattern that alone decides where words end; empty where more than it decides."""
     normalizers = {step["type"] for step in tokenizer.steps("normalizer")}
-    if normalizers - {"NFC"}:  # which joins nothing to a space
+    if normalizers - {"NFC"}:  # NFC joins nothing to a space
         return ""
     for added in tokenizer.added.values():  # they are found in the text before words are
         if added.rstrip or re.search(r"\S\s", added.content):
