@@ -1,5 +1,5 @@
-"""Reads an architecture that the table does not list, and verifies the row against transformers'
-eager attention.
+"""Read an architecture that the table lacks, and verify the row against transformers' eager
+attention.
 
 `adopt` is the entrance. `tiny_models`, `inputs` and `hooks` build tiny random models and record
 their attention, `comparison` and `trial` compare it with what weightscope reads, and `shapes` and

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -36,22 +37,23 @@ PROOF = f"transformers {transformers.__version__}"
 BOUND = 1.5  # tried as a bound of scores, queries, keys or values
 MOST = 16  # switches tried
 NO_ATTENTION = re.compile(
-    r"use_cache|tie_.*|return_dict|output_.*|torchscript|use_bfloat16|is_decoder|is_encoder_decoder|.*dropout.*"
-    r"|add_cross_attention|gradient_checkpointing|.*(router|aux_loss|cls|mask_token|pooling|spec_augment).*",
+    r"use_cache|tie_.*|return_dict|output_.*|torchscript|use_bfloat16|is_decoder"
+    r"|is_encoder_decoder|.*dropout.*|add_cross_attention|gradient_checkpointing"
+    r"|.*(router|aux_loss|cls|mask_token|pooling|spec_augment).*",
     re.ASCII,
 )
-# Words of a config that are not options, and numbers that are eps; the second tiny model has
-# others.
+# Words of a config that are no options, and eps, which differ in the second tiny model.
 NO_OPTION = re.compile(
-    r"model_type|.*dtype|.*_implementation|_?name_or_path|transformers_version|problem_type|tokenizer_class"
-    r"|.*init.*|.*(eps|epsilon)|.*(path|repo|language|loss|pooling|summary).*|.*_coef",
+    r"model_type|.*dtype|.*_implementation|_?name_or_path|transformers_version|problem_type"
+    r"|tokenizer_class|.*init.*|.*(eps|epsilon)"
+    r"|.*(path|repo|language|loss|pooling|summary).*|.*_coef",
     re.ASCII,
 )
 ACTIVATION = re.compile(r"act(_|$)|activation|nonlinearity", re.ASCII)
 
 
 def _proposals(search: Search, usual: Mapping[str, Any]) -> list[Family]:
-    """Rows of the table whose modules the stack's layers have, those with the fewest cells first.
+    """Rows of the table whose modules the stack's layers have, fewest cells first.
 
     Only the layers count: cells for what comes before the first layer or after the last are
     dropped.
@@ -63,18 +65,16 @@ def _proposals(search: Search, usual: Mapping[str, Any]) -> list[Family]:
         if _foreign(row, settings):
             continue
         for prefix in prefixes_of(checkpoint, row):
-            if any(prefix + row.layer.format(i=i) in stems for i in range(8)):
-                defaults = {
-                    key: value
-                    for key in row.config.defaults
-                    if (value := derived.left_out(key)) is not None
-                }
-                # rows of the token table and nothing else
-                plain = row.inputs == Inputs(tokens=row.inputs.tokens)
-                same = row.but(prefixes=(prefix,), gguf=None, **derived.identity).without_network()
-                same = same.but(outputs=None, inputs=row.inputs if plain else Inputs())
-                bare = _with_defaults(same, {}).but(prefixes=("",))
-                fitting.setdefault(str(written(row_changes(bare))), _with_defaults(same, defaults))
+            if not any(prefix + row.layer.format(i=i) in stems for i in range(8)):
+                continue
+            left_out = {key: derived.left_out(key) for key in row.config.defaults}
+            defaults = {key: value for key, value in left_out.items() if value is not None}
+            has_tokens_alone = row.inputs == Inputs(tokens=row.inputs.tokens)
+            inputs = row.inputs if has_tokens_alone else Inputs()
+            layers = row.but(prefixes=(prefix,), gguf=None, **derived.identity).without_network()
+            layers = layers.but(outputs=None, inputs=inputs)
+            bare = _with_defaults(layers, {}).but(prefixes=("",))
+            fitting.setdefault(str(written(row_changes(bare))), _with_defaults(layers, defaults))
     return sorted(fitting.values(), key=lambda row: len(stanza_of(row)))
 
 
@@ -84,9 +84,7 @@ def _with_defaults(row: Family, defaults: Mapping[str, Any]) -> Family:
 
 
 def _foreign(row: Family, usual: dict[str, Any]) -> bool:
-    """Whether a row reads a setting that the architecture lacks, so that no tiny model can test
-    it.
-    """
+    """True if a row reads a setting that the architecture lacks: no tiny model can test it."""
     tried = (*KEYS.values(), row.heads.kv_heads, row.heads.head_dim)
     common = {key for keys in tried if not isinstance(keys, int) for key in keys}
     settings = {key for key, value in row.config.defaults.items() if value not in (False, None)}
@@ -103,40 +101,36 @@ def guarded(row: Family, derived: Derived, understood: Mapping[str, Any]) -> Fam
     for key in _open(derived):
         if _matters(row, derived, key, BOUND):
             capped = (row.but(steps__softcap=Softcap(key)), row.but(steps__clip=Clip((key,))))
-            row = next(
-                (candidate for candidate in capped if not _matters(candidate, derived, key, BOUND)),
-                row,
-            )
+            right = (each for each in capped if not _matters(each, derived, key, BOUND))
+            row = next(right, row)
     for key, value in _switches(row, derived):
         if _matters(row, derived, key, not value):
-            row = _refusing(
-                row,
-                derived,
-                When(key, not value, refused=_unproved(f"{key} {str(not value).lower()}")),
-            )
+            refused = _unproved(f"{key} {str(not value).lower()}")
+            row = _refusing(row, derived, When(key, not value, refused=refused))
     for key, values in _options(row, derived):
-        if key in understood and (
-            not values or any(_matters(row, derived, key, value) for value in values)
-        ):
-            value = understood[key]
-            tried = (derived.first.config[key], *values)
-            read = (each for each in _reading(row, derived, key) if values)
-            right = (
-                each
-                for each in read
-                if not any(_matters(each, derived, key, number) for number in tried)
-            )
-            pinned = _refusing(
-                row, derived, Unless(key, value, refused=_unproved(f"a {key} other than {value}"))
-            )
-            row = next(right, pinned)
+        if key not in understood:
+            continue
+        if values and not any(_matters(row, derived, key, value) for value in values):
+            continue
+        value = understood[key]
+        refused = _unproved(f"a {key} other than {value}")
+        pinned = _refusing(row, derived, Unless(key, value, refused=refused))
+        row = _first_right(row, derived, key, values) or pinned
     return row
 
 
+def _first_right(row: Family, derived: Derived, key: str, values: Sequence[Any]) -> Family | None:
+    """The first variant that reads this key and is exact with every value of it."""
+    if values:
+        tried = derived.first.config[key], *values
+        for variant in _reading(row, derived, key):
+            if not any(_matters(variant, derived, key, value) for value in tried):
+                return variant
+    return None
+
+
 def _reading(row: Family, derived: Derived, key: str) -> Iterator[Family]:
-    """The row with a constant read of a config key instead: eps, the base of its rotation, a
-    size.
-    """
+    """Variants that read a constant from a config key: eps, the rotation's base, a size."""
     value, config = derived.first.config[key], derived.first.config
     usual = derived.left_out(key)
     row = row if usual is None else row.but(config__defaults={key: usual})
@@ -161,9 +155,7 @@ def _unproved(what: str) -> str:
 
 
 def _refusing(row: Family, derived: Derived, condition: When) -> Family:
-    """The row with a condition under which it refuses, and what the architecture takes where the
-    config lacks it.
-    """
+    """The row with a condition that makes it refuse, and the architecture's default for its key."""
     usual = derived.left_out(condition.key)
     row = row.but(when=(*row.when, condition))
     return row if usual is None else row.but(config__defaults={condition.key: usual})
@@ -171,29 +163,24 @@ def _refusing(row: Family, derived: Derived, condition: When) -> Family:
 
 def _open(derived: Derived) -> list[str]:
     """Bounds of scores, queries, keys and values that the config leaves open."""
-    return [
-        key
-        for key, value in derived.first.config.items()
-        if value is None and re.search("clip|cap", key)
-    ]
+    config = derived.first.config
+    return [key for key in config if config[key] is None and re.search("clip|cap", key)]
 
 
 def _switches(row: Family, derived: Derived) -> Iterator[tuple[str, bool]]:
     """Boolean config values that the row does not read and that may concern attention."""
     read = {row.heads.bias.q, row.heads.bias.k, row.heads.bias.v, row.heads.bias.out}
-    switches = [
-        (key, value) for key, value in derived.first.config.items() if isinstance(value, bool)
-    ]
-    yield from [
-        switch
-        for switch in switches
-        if switch[0] not in read and not NO_ATTENTION.fullmatch(switch[0])
-    ][:MOST]
+    switches = (item for item in derived.first.config.items() if isinstance(item[1], bool))
+    unread = (
+        (key, value)
+        for key, value in switches
+        if key not in read and not NO_ATTENTION.fullmatch(key)
+    )
+    yield from islice(unread, MOST)
 
 
 def _options(row: Family, derived: Derived) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Words and numbers of the config, each with the values to try in its place; none for a word of
-    unknown meaning.
+    """Words and numbers of the config, each with values to try; none for a word of unknown meaning.
 
     Sizes are left out, and what the second tiny model had otherwise: the row reads those, or is not
     exact.
@@ -202,25 +189,18 @@ def _options(row: Family, derived: Derived) -> Iterator[tuple[str, tuple[Any, ..
     config = {
         key: value
         for key, value in derived.first.config.items()
-        if key not in settled
-        and not any(pattern.fullmatch(key) for pattern in (NO_ATTENTION, NO_OPTION))
+        if key not in settled and not NO_ATTENTION.fullmatch(key) and not NO_OPTION.fullmatch(key)
     }
     for key, value in config.items():
         if isinstance(value, str):
-            yield (
-                key,
-                tuple(name for name in ("relu", "tanh") if name != value)
-                if ACTIVATION.search(key)
-                else (),
-            )
+            names = ("relu", "tanh") if ACTIVATION.search(key) else ()
+            yield key, tuple(name for name in names if name != value)
     for key, value in [*unnamed(config, VARIED).items()][:MOST]:
         yield key, (2 * value or 1, value + 1 if type(value) is int else value / 2)
 
 
 def _matters(row: Family, derived: Derived, key: str, value: object) -> bool:
-    """Whether the row fails on a tiny model with this config value; False if that model cannot be
-    built.
-    """
+    """True if the row fails on a tiny model with this config value, if it can be built."""
     config = derived.first.tiny.model.config
     values = config.to_dict()
     inside(values, derived.first.part)[key] = value
@@ -231,27 +211,21 @@ def _matters(row: Family, derived: Derived, key: str, value: object) -> bool:
     with scratch_folder() as folder:
         model.save_pretrained(folder)
         tiny = Tiny(model, open_checkpoint(folder), Stored(model, folder), stacks(observed))
-        there: Any = tiny.stacks.get(derived.stack)
-        return there is not None and bool(nearness(row, tiny, derived.stack).problem)
+        return derived.stack in tiny.stacks and bool(nearness(row, tiny, derived.stack).problem)
 
 
 @dataclass(frozen=True)
 class Adopted:
     """The result of `adopt`."""
 
-    rows: tuple[Family, ...]  # One row per verified stack
-    # By stack why its row is not proved at the checkpoint's own size, where it is not
-    unproved: Mapping[str, str]
-    # For every other stack, by the path of its attention modules: what is wrong with the nearest
-    # row.
-    refused: Mapping[str, str]
-    # The rows are proved up to these positions and lengths, and unproved beyond
-    beyond: tuple[str, ...] = ()
+    rows: tuple[Family, ...]  # one row per verified stack
+    unproved: Mapping[str, str]  # reasons, by stack, for no proof at the checkpoint's own size
+    refused: Mapping[str, str]  # the nearest row's problem, by any other stack's attention modules
+    beyond: tuple[str, ...] = ()  # positions and lengths up to which the rows are proved
 
 
 def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
-    """Find one row per stack that is exact on two tiny random models, and on the checkpoint's own
-    layers if they run.
+    """Find one row per stack that is exact on two tiny models, and on the checkpoint's own layers.
 
     The tiny models differ in sizes, seeds and positions; `full_size` says how the checkpoint's
     layers are compared.
@@ -259,19 +233,20 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
     rows = tuple(rows)
     kind = checkpoint.config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        problem = f"{PROOF} has no architecture '{str(kind)[:40]}', and code that comes with a checkpoint is not run"
-        raise CheckpointError(f"{problem}; {WAYS}", file=checkpoint.name)
+        problem = f"{PROOF} has no architecture '{str(kind)[:40]}'"
+        raise CheckpointError(
+            f"{problem}, and code that comes with a checkpoint is not run; {WAYS}",
+            file=checkpoint.name,
+        )
     values = without_code(checkpoint.config, checkpoint.config.file)
     try:
         made = CONFIG_MAPPING[kind]
         config, usual = made.from_dict(values), made().to_dict()
-        # a class of the user's own may have no defaults
-        if not made.__module__.startswith("transformers."):
+        if not made.__module__.startswith("transformers."):  # a user's class may have no defaults
             usual |= config.to_dict()
     except Exception as error:  # whatever transformers raises of a config
-        raise CheckpointError(
-            f"transformers cannot read it: {first_line(error)}", file=checkpoint.config.file
-        ) from None
+        problem = f"transformers cannot read it: {first_line(error)}"
+        raise CheckpointError(problem, file=checkpoint.config.file) from None
     rows_of: dict[str, Family] = {}
     refused: dict[str, str] = {}
     with tiny_models(config, checkpoint.name) as tinies:
@@ -290,9 +265,9 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
     refused |= {stack: outcome.problem for stack, outcome in outcomes.items() if outcome.problem}
     rows_left = tuple(row for stack, row in rows_of.items() if stack not in refused)
     if not rows_left:
-        reasons = "; ".join(
-            f"{stack}: {why}" if len(refused) > 1 else why for stack, why in refused.items()
-        )
+        reasons = "; ".join(f"{stack}: {why}" for stack, why in refused.items())
+        if len(refused) == 1:
+            (reasons,) = refused.values()
         raise CheckpointError(f"no row reads it exactly; nearest: {reasons}", file=checkpoint.name)
     unproved = {stack: outcome.unproved for stack, outcome in outcomes.items() if outcome.unproved}
     left = [outcome for stack, outcome in outcomes.items() if stack not in refused]
@@ -307,7 +282,7 @@ def as_stanza(row: Family) -> str:
 
 
 def answer_of(adopted: Adopted, checkpoint: Checkpoint, proof: str = PROOF) -> dict[str, Any]:
-    """What the command prints, and the file of rows that it saves, as text."""
+    """The command's answer: stanzas, problems and the file of rows that it saves, as text."""
     digest = digest_of(checkpoint.config)
     proof += f"; unproved beyond {_listed(adopted.beyond)}" if adopted.beyond else ""
     return {
@@ -347,53 +322,46 @@ def _kept(
             wrong = misfit(older, checkpoint) or misread(older, checkpoint, understood)
             if not wrong and not proved(older, search.tinies, search.stack):
                 return older, ""
-    return (
-        None,
-        f"the row that is exact of tiny models does not fit this file: {problem or 'no such layers'}",
-    )
+    problem = problem or "no such layers"
+    return None, f"the row that is exact of tiny models does not fit this file: {problem}"
 
 
 def _tidy(row: Family, search: Search) -> Family:
-    """The row with flags for its biases where there are any, and without defaults of keys that it
-    does not read.
-    """
+    """The row with flags for its biases, and without defaults that change nothing."""
     tiny = search.tinies[0]
     for flagged in search.flagged(row):
         row = row if search.tried(flagged).problem else flagged
-    defaults = row.config.defaults.items()
-    return _with_defaults(
-        row, {k: v for k, v in defaults if not _read_without(k, row, tiny, search.stack)}
-    )
+    defaults = row.config.defaults
+    needed = [key for key in defaults if not _read_without(key, row, tiny, search.stack)]
+    return _with_defaults(row, {key: defaults[key] for key in needed})
 
 
 def _read_without(key: str, row: Family, tiny: Tiny, stack: str) -> bool:
-    """Whether a row stays exact when neither the config nor its own defaults have this key."""
+    """True if a row stays exact when neither the config nor its own defaults have this key."""
 
     def without(values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
         return {name: without(value) for name, value in values.items() if name != key}
 
-    bare = replace(
-        tiny, checkpoint=tiny.checkpoint.with_config(without(tiny.checkpoint.config.raw))
-    )
+    checkpoint = tiny.checkpoint.with_config(without(tiny.checkpoint.config.raw))
+    bare = replace(tiny, checkpoint=checkpoint)
     return not nearness(_with_defaults(row, without(row.config.defaults)), bare, stack).problem
 
 
 def _placements(row: Family, checkpoint: Checkpoint) -> Iterable[Family]:
-    """The row with each prefix that its layers have in the checkpoint itself, those like the tiny
-    model's first.
-    """
+    """The row under each prefix of its layers in the checkpoint, the tiny model's prefix first."""
     (tiny_prefix,) = row.prefixes
-    prefixes = prefixes_of(checkpoint, row)
-    for prefix in sorted(
-        prefixes, key=lambda prefix: (not prefix.endswith(tiny_prefix), len(prefix))
-    ):
+
+    def unlike(prefix: str) -> tuple[bool, int]:
+        return not prefix.endswith(tiny_prefix), len(prefix)
+
+    for prefix in sorted(prefixes_of(checkpoint, row), key=unlike):
         yield row.but(prefixes=tuple(dict.fromkeys((prefix, tiny_prefix))))
 
 
 class _Shapes(LayerTensors):
-    """Checks the shapes of tensors and returns zeros, without reading the values."""
+    """Tensors as zeros, after a check of their shapes."""
 
     def read(self, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
         return np.zeros(self.tensor(name, shape).shape, np.float32)
@@ -402,47 +370,35 @@ class _Shapes(LayerTensors):
 
 
 def misfit(row: Family, checkpoint: Checkpoint) -> str:
-    """Why a row does not fit a checkpoint (missing, misshapen or unread attention tensors); empty
-    if it fits.
-    """
+    """The reason that a row does not fit a checkpoint's attention tensors; empty if it fits."""
     try:
         model = Model.of_row(checkpoint, row.but(origin=f"adopted, proved against {PROOF}"))
-        types = {
-            model.config.layer_types[index]: index for index in reversed(model.attention_layers)
-        }
+        layers, types = reversed(model.attention_layers), model.config.layer_types
+        first_of_type = {types[index]: index for index in layers}
         tensors = model.under()
-        shapes = _Shapes(tensors.checkpoint, tensors.prefix, tensors.needed_by)
+        if not any(step.compares for step in row.steps):
+            tensors = _Shapes(tensors.checkpoint, tensors.prefix, tensors.needed_by)
         for index in model.attention_layers:
             if not model.attention_tensors(index):
                 return f"layer {index} is not there"
-        for index in types.values():
-            read_layer(
-                tensors if any(step.compares for step in row.steps) else shapes,
-                model.family,
-                model.config,
-                index,
-            )
+        for index in first_of_type.values():
+            read_layer(tensors, model.family, model.config, index)
     except CheckpointError as error:
         return str(error).splitlines()[0]
     return "" if model.attention_layers else "it has no layer of attention"
 
 
 def misread(row: Family, checkpoint: Checkpoint, understood: dict[str, Any]) -> str:
-    """What a row takes from a checkpoint's own config otherwise than from that config as
-    transformers has it.
+    """The first number that a row reads otherwise from the file's config than from `understood`.
 
     Older files have other keys (`rope_theta` for `rope_parameters`), which tiny models never show.
     """
     try:
-        stored_numbers, understood_numbers = (
-            numbers_read(Model.of_row(source, row))
-            for source in (checkpoint, checkpoint.with_config(understood))
-        )
+        stored_numbers = numbers_read(Model.of_row(checkpoint, row))
+        understood_numbers = numbers_read(Model.of_row(checkpoint.with_config(understood), row))
     except CheckpointError as error:
         return str(error).splitlines()[0]
-    differs = [
-        what
-        for what in stored_numbers
-        if str(stored_numbers[what]) != str(understood_numbers[what])
-    ]
-    return f"transformers reads {differs[0]} of its config.json otherwise" if differs else ""
+    for what, number in stored_numbers.items():
+        if str(number) != str(understood_numbers[what]):
+            return f"transformers reads {what} of its config.json otherwise"
+    return ""

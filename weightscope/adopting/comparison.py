@@ -17,42 +17,36 @@ from weightscope.core.errors import CheckpointError
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.maps import Affine
 
-TOLERANCE = 1e-4  # of probabilities, and of outputs relative to the largest
+TOLERANCE = 1e-4  # error of probabilities, and of outputs relative to the largest
 REFUSED = "refused: "  # begins a problem that weightscope names itself
-# of float32 scores relative to the largest, and so of probabilities where scores are hundreds
-ROUNDING = 2.0**-21
+ROUNDING = 2.0**-21  # float32's error of scores relative to the largest, and so of probabilities
 
 
 @dataclass(frozen=True)
 class Errors:
     """Differences between a layer and the recorded attention."""
 
-    attention: float  # The largest error of a probability
-    # Of what the model's own attention makes of the values, relative to the largest number
-    output: float
-    # Of the scores of a token with itself, relative to the largest: what no rotation changes
-    here: float
-    rounding: float = 0.0  # What float32 leaves open of a probability, where scores are hundreds
-    where: str = ""  # In how many heads attention is off, in words, where it is not in all
+    attention: float  # the largest error of a probability
+    output: float  # error of the output by the model's own attention, relative to the largest
+    here: float  # relative error of tokens' scores with themselves, which no rotation changes
+    rounding: float = 0.0  # error of a probability by float32, where scores are hundreds
+    where: str = ""  # heads in which attention is off, in words, if not in all
 
     def words(self, tolerance: float) -> str:
-        """What is wrong; nothing where nothing is."""
-        right = self.attention <= max(tolerance, self.rounding), self.output <= tolerance
-        if right == (True, True):
-            return ""
-        if right == (True, False):
-            return f"attention is right, the output is off by {self.output:.2g} of its largest"
-        values = "values are right" if right[1] else "the output is wrong too"
-        near = (
-            "; scores are right at distance 0 only: what is wrong is position"
-            if self.here <= tolerance
-            else ""
-        )
-        return f"{values}; attention is off by {self.attention:.2g}{self.where}{near}"
+        """The problem; empty if there is none."""
+        output_is_right = self.output <= tolerance
+        if self.attention <= max(tolerance, self.rounding):
+            problem = f"attention is right, the output is off by {self.output:.2g} of its largest"
+            return "" if output_is_right else problem
+        values = "values are right" if output_is_right else "the output is wrong too"
+        problem = f"{values}; attention is off by {self.attention:.2g}{self.where}"
+        if self.here <= tolerance:
+            problem += "; scores are right at distance 0 only: what is wrong is position"
+        return problem
 
 
 def compare(layer: Layer, call: Observed, tolerance: float = TOLERANCE) -> str:
-    """What is wrong with a layer, in words; empty if it matches the recorded call."""
+    """The problem of a layer, in words; empty if it matches the recorded call."""
     problems = []
     for errors in measured(layer, call):
         problem = errors if isinstance(errors, str) else errors.words(tolerance)
@@ -63,7 +57,7 @@ def compare(layer: Layer, call: Observed, tolerance: float = TOLERANCE) -> str:
 
 
 def measured(layer: Layer, call: Observed) -> Iterator[Errors | str]:
-    """The errors for each candidate input of the layer, or why they cannot be computed."""
+    """The errors for each candidate input of the layer, or the reason that there are none."""
     for given in _given(layer, call):
         try:
             yield _measure(layer, call, *given)
@@ -77,18 +71,16 @@ Given = tuple[np.ndarray, np.ndarray | None, dict[str, np.ndarray]]
 
 
 def _given(layer: Layer, call: Observed) -> Iterator[Given]:
-    """What may have entered: streams, positions, and by name what else the layer takes.
+    """Candidates for the layer's input: stream, positions, and by name the others that it takes.
 
     Some models count the tokens of a run, whatever the positions that they are given.
     """
     positions = (None,) if call.positions is None else (call.positions, None)
     takes = [name for name, taken in layer.added.taken(cross=layer.cross).items() if taken]
     n, m = call.attention.shape[1:]
-    streams = (
-        (*call.streams, *_of(call, n, layer.d_model))
-        if takes or (layer.cross and n == m)
-        else call.streams
-    )
+    streams = call.streams
+    if takes or (layer.cross and n == m):
+        streams = (*streams, *_of(call, n, layer.d_model))
     inputs: Iterable[tuple[np.ndarray, dict[str, np.ndarray]]] = ((x, {}) for x in streams)
     if layer.cross:
         memories = call.memories if call.memories and not takes else _of(call, m, layer.k.shape[1])
@@ -107,19 +99,13 @@ def _of(call: Observed, rows: int, width: int) -> list[np.ndarray]:
 def _with_positions(
     layer: Layer, call: Observed, x: np.ndarray, more: dict[str, np.ndarray]
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """The same, and what may have been added before queries and keys: it was given, or it is a
-    difference.
-    """
+    """The input, and again with candidates for positions added before queries and keys."""
     taken, memory = layer.added.taken(cross=layer.cross), more.get("memory")
     choices: list[list[dict[str, np.ndarray]]] = [[more]]
     if taken["added"]:
         z = x if layer.norm is None else layer.norm(x)
-        choices.append(
-            [
-                {"added": p}
-                for p in _positions(call, z, layer.added.of_queries or layer.added.of_keys)
-            ]
-        )
+        of = layer.added.of_queries or layer.added.of_keys
+        choices.append([{"added": p} for p in _positions(call, z, of)])
     if taken["added_to_memory"] and memory is not None:
         y = memory if layer.memory_norm is None else layer.memory_norm(memory)
         choices.append([{"added_to_memory": p} for p in _positions(call, y, layer.added.of_keys)])
@@ -128,34 +114,27 @@ def _with_positions(
 
 
 def _positions(call: Observed, z: np.ndarray, of: Affine | None) -> list[np.ndarray]:
-    """What may have been added to z: all that entered, side by side where that is as wide; or what
-    is more than z.
-    """
+    """Candidates for positions added to z: arrays that entered, alone or as pairs, or minus z."""
     width = z.shape[1] if of is None else of.shape[1]
     given = [array for array in call.entered if len(array) == len(z)]
     candidates = [array for array in given if array.shape[1] == width]
-    candidates += [
-        np.hstack(pair)
-        for pair in permutations(given, 2)
-        if sum(array.shape[1] for array in pair) == width
-    ]
-    return candidates + [
-        array - z for array in given if array.shape == z.shape and z.shape[1] == width
-    ]
+    for left, right in permutations(given, 2):
+        if left.shape[1] + right.shape[1] == width:
+            candidates.append(np.hstack((left, right)))
+    if z.shape[1] == width:
+        candidates += [array - z for array in given if array.shape == z.shape]
+    return candidates
 
 
 def _output_off(
     layer: Layer, call: Observed, x: np.ndarray, more: Mapping[str, np.ndarray]
 ) -> float:
-    """How far the layer's output is off, by the attention that was seen: values know of no added
-    positions.
-    """
+    """The error of the layer's output under the recorded attention (values have no positions)."""
     if x.shape[-1] != layer.d_model or len(more.get("memory", x)) != call.attention.shape[2]:
         return np.inf
     gathered = layer.output(np.nan_to_num(call.attention), x, **more)
-    return min(
-        (_off(gathered, out) for out in call.outputs if out.shape == gathered.shape), default=np.inf
-    )
+    outputs = [out for out in call.outputs if out.shape == gathered.shape]
+    return min((_off(gathered, out) for out in outputs), default=np.inf)
 
 
 def _measure(
@@ -175,8 +154,7 @@ def _measure(
     if expected.shape != scores.shape:
         return f"scores are {scores.shape}, attention {expected.shape}"
     seen = expected > NO_SCORE
-    # a query that sees nothing has no attention that means anything
-    rows = call.scores.max(-1) > -1e4
+    rows = call.scores.max(-1) > -1e4  # the attention of a query that sees nothing has no meaning
     read = rows.all(axis=0)
     if not read.any():
         return f"{REFUSED}no query sees anything, so that nothing is compared"
@@ -193,42 +171,39 @@ def _measure(
 
 
 def compared_scores(call: Observed) -> bool:
-    """Whether a query saw two keys: the attention on a single key is 1, whatever the score."""
+    """True if a query saw two keys: the attention on a single key is 1, whatever the score."""
     return bool(((np.nan_to_num(call.attention) > NO_SCORE).sum(-1) > 1).any())
 
 
 def _here(scores: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> float:
-    """The largest error of a token's scores with itself, relative to the largest; infinite in
-    cross-attention.
-    """
+    """The largest relative error of tokens' scores with themselves; infinite in cross-attention."""
     if scores.shape[1] != scores.shape[2]:
         return np.inf
-    diagonals = (
-        np.diagonal(each[..., : scores.shape[1]], axis1=1, axis2=2)
-        for each in (scores, expected, seen)
-    )
-    a, b, both = diagonals
-    return _off(a[both], b[both]) if both.any() else np.inf
+
+    def diagonal(array: np.ndarray) -> np.ndarray:
+        return np.diagonal(array[..., : scores.shape[1]], axis1=1, axis2=2)
+
+    here = diagonal(seen)
+    if not here.any():
+        return np.inf
+    return _off(diagonal(scores)[here], diagonal(expected)[here])
 
 
 def _off(computed: np.ndarray, expected: np.ndarray) -> float:
     """The largest error, relative to the largest number expected."""
-    return float(
-        np.abs(computed - expected).max(initial=0.0) / max(1.0, np.abs(expected).max(initial=0.0))
-    )
+    largest = max(1.0, np.abs(expected).max(initial=0.0))
+    return float(np.abs(computed - expected).max(initial=0.0) / largest)
 
 
 def _where(attention: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> str:
-    """In how many heads the attention is off, where it is not in all."""
+    """The number of heads whose attention is off, in words; empty if it is all of them."""
     wrong = (np.abs(attention - expected) > TOLERANCE) & seen
     heads = wrong.any(axis=(1, 2))
     return "" if heads.all() else f" in {heads.sum()} of {len(heads)} heads"
 
 
 def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
-    """Probabilities of scores (H, n, m), with a learned sink (H,) as one more key that takes mass
-    and gives nothing.
-    """
+    """Probabilities of scores (H, n, m), with a sink (H,) as one more key that gives nothing."""
     if sinks is not None:
         more = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
         return softmax(np.concatenate((scores, more), axis=-1), None)[..., :-1]
@@ -251,14 +226,12 @@ def stacks(observed: Sequence[Observed]) -> dict[str, list[Observed]]:
 
 
 def line_of(error: Exception, folder: Path) -> str:
-    """An error in its first line, without where the checkpoint lies."""
+    """An error's first line, without the checkpoint's folder."""
     return str(error).splitlines()[0].replace(str(folder), folder.name)
 
 
 class Stored:
-    """Which stored tensors hold a module's parameters, matched by value because saving may rename
-    them.
-    """
+    """Stored tensors of each module's parameters, matched by value: saving may rename them."""
 
     def __init__(self, model: Any, folder: Path) -> None:
         checkpoint = open_checkpoint(folder)
@@ -275,21 +248,16 @@ class Stored:
         }
 
     def under(self, module: str) -> set[str]:
-        """The stored names of a module's parameters; their names in memory where the file holds
-        them otherwise.
-        """
-        stored_names = {
-            name: stored for name, stored in self.names.items() if name.startswith(module + ".")
-        }
-        return {
-            stored_name
-            for name, stored in stored_names.items()
-            for stored_name in stored or (name,)
-        }
+        """The stored names of a module's parameters; names in memory if stored in another form."""
+        names: set[str] = set()
+        for name, stored_names in self.names.items():
+            if name.startswith(module + "."):
+                names.update(stored_names or (name,))
+        return names
 
 
 def _print_of(values: np.ndarray) -> tuple[str, ...]:
-    """The same for a tensor, its transpose and its reshapes: its numbers sorted."""
+    """A key of a tensor's numbers that its transpose and reshapes share."""
     flat = np.sort(values.ravel())
     return str(values.size), flat[:64].tobytes().hex(), flat[-64:].tobytes().hex()
 
@@ -307,9 +275,7 @@ def names_at_work(observed: Sequence[Observed], stored: Stored) -> dict[str, set
 def matched(
     models: Sequence[ws.Model], names: Mapping[str, set[str]]
 ) -> Mapping[str, list[Reading]]:
-    """Of every module, whose stored names are given, the layers of models that read it; by layers,
-    in their order.
-    """
+    """Layers of models that read each module, whose stored names are given, in their order."""
     by_module: dict[str, list[Reading]] = defaultdict(list)
     for model in models:
         for index in (*model.attention_layers, *model.borrowing_layers):
@@ -324,32 +290,24 @@ def matched(
 def _projections(model: ws.Model, index: int) -> set[str]:
     """The names of the tensors that make a layer's queries, keys, values and output."""
     row, stem = model.family.in_layer(model.config.layer_types[index]), model.stem(index)
-    modules = {
-        row.heads.q,
-        row.heads.k,
-        row.heads.v,
-        row.heads.out,
-        *row.heads.others,
-        *row.reads.modules,
-    }
-    return {
-        name
-        for module in modules
-        if module
-        for name in model.checkpoint.names_under(f"{stem}{module}.")
-    } | {stem + name for name in row.lone}
+    heads = row.heads
+    names = {stem + name for name in row.lone}
+    for module in (heads.q, heads.k, heads.v, heads.out, *heads.others, *row.reads.modules):
+        if module:
+            names.update(model.checkpoint.names_under(f"{stem}{module}."))
+    return names
 
 
 def _disordered(readings: Sequence[Sequence[Reading]]) -> bool:
-    """Whether a model has layers in another order than that in which their modules are at work."""
+    """True if a model has layers in another order than their modules run in."""
     orders: dict[int, list[int]] = defaultdict(list)
     for module_readings in readings:
-        for model in {id(reading_model) for reading_model, _ in module_readings}:
-            indices = [
-                index for reading_model, index in module_readings if id(reading_model) == model
-            ]
+        by_model: dict[int, list[int]] = defaultdict(list)
+        for model, index in module_readings:
+            by_model[id(model)].append(index)
+        for model_id, indices in by_model.items():
             if len(indices) == 1:  # a module that several layers share has no place of its own
-                orders[model] += indices
+                orders[model_id] += indices
     return any(order != sorted(order) for order in orders.values())
 
 
@@ -373,8 +331,7 @@ def problem_of_stack(
     all_calls: Sequence[Observed],
     tolerance: float,
 ) -> tuple[str, int]:
-    """What is wrong with what is read of one stack, the gravest first; and how many of its modules
-    are read.
+    """The gravest problem of one stack as it is read, and the number of its read modules.
 
     A problem that weightscope names itself begins with `REFUSED`. `all_calls` includes other
     stacks.
@@ -392,9 +349,9 @@ def problem_of_stack(
         problems.append(problem)
     if _disordered([by_module[module] for module in modules]):
         problems.append("its layers are read in another order")
-    return min(
-        filter(None, problems), key=lambda problem: problem.startswith(REFUSED), default=""
-    ), len(modules)
+    problems = [problem for problem in problems if problem]
+    gravest = min(problems, key=lambda problem: problem.startswith(REFUSED), default="")
+    return gravest, len(modules)
 
 
 def _problem_of_module(
@@ -403,7 +360,7 @@ def _problem_of_module(
     calls_of_layers: CallsOfLayers,
     tolerance: float,
 ) -> str:
-    """What is wrong with what is read of one module, empty if nothing is.
+    """The problem of one module as it is read; empty if there is none.
 
     A module that several layers share is called once by each, in their order. Where more than one
     model reads it (the whole and a tower), each must. Models that make other values of it read
@@ -418,9 +375,8 @@ def _problem_of_module(
         except CheckpointError as error:
             first_problem = first_problem or REFUSED + line_of(error, model.checkpoint.folder)
             continue
-        problem = compare(
-            layer, _with_memories(layer, model, which, call, calls_of_layers), tolerance
-        )
+        call = _with_memories(layer, model, which, call, calls_of_layers)
+        problem = compare(layer, call, tolerance)
         if problem and not problem.startswith(REFUSED):
             return f"{model.family.name}, layer {index}: {problem}"
         first_problem = first_problem or problem
@@ -430,7 +386,7 @@ def _problem_of_module(
 def _problem_of_softmaxes(
     readings: Sequence[Reading], calls: Sequence[Observed], tolerance: float
 ) -> str:
-    """What is wrong with what models read of a module, each a softmax of its own."""
+    """The problem of a module that models read as several softmaxes, one each."""
     try:
         layers = [(model.family.name, index, model.layer(index)) for model, index in readings]
     except CheckpointError as error:
@@ -445,9 +401,7 @@ def _problem_of_softmaxes(
 def _in_turn(
     readings: Sequence[Reading], calls: Sequence[Observed]
 ) -> Iterator[tuple[ws.Model, int, int, Observed]]:
-    """Every call of one module, with the model and layer index that read it and the number of the
-    call.
-    """
+    """Every call of one module, with the model and layer that read it and the call's number."""
     by_model: dict[int, list[Reading]] = defaultdict(list)
     for reading in readings:
         by_model[id(reading[0])].append(reading)
@@ -461,9 +415,7 @@ def _in_turn(
 def _with_memories(
     layer: Layer, model: ws.Model, which: int, call: Observed, calls_of_layers: CallsOfLayers
 ) -> Observed:
-    """The call with the memory of a layer that borrows its keys: the stream of the layer that makes
-    them.
-    """
+    """The call, for a layer that borrows keys with their layer's stream as memory."""
     if layer.keys_of is None:
         return call
     return replace(call, memories=calls_of_layers[id(model), layer.keys_of][which].streams)
@@ -476,8 +428,7 @@ def pairs(
     by_module = matched([model], names_at_work(observed, stored))
     calls_of_layers = _calls_of_layers(by_module, observed)
     for module, readings in by_module.items():
-        for _, index, which, call in _in_turn(
-            readings, [call for call in observed if call.module == module]
-        ):
+        calls = [call for call in observed if call.module == module]
+        for _, index, which, call in _in_turn(readings, calls):
             layer = model.layer(index)
             yield layer, _with_memories(layer, model, which, call, calls_of_layers)

@@ -109,11 +109,12 @@ class Part:
         return int((self.size.rope if self.latent else self.head_dim * share) // 2)
 
 
-# Meaning by name: the first pattern that fits a key wins. What fits none stays as it is.
+# Meanings by name: the first pattern that fits a key wins. A key that fits none stays as it is.
 INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
     (
-        r"chunk_size_feed_forward|.*dropout.*|num_channels|in_channels|.*_token_ids?|.*_token_index|type_vocab_size"
-        r"|.*conv_kernel.*|.*kernel_size|.*stride.*|num_labels|.*num_conv_pos_embedding_groups",
+        r"chunk_size_feed_forward|.*dropout.*|num_channels|in_channels|.*_token_ids?"
+        r"|.*_token_index|type_vocab_size|.*conv_kernel.*|.*kernel_size|.*stride.*|num_labels"
+        r"|.*num_conv_pos_embedding_groups",
         lambda p, v: v,
     ),
     (r"qk_rope_head_dim", lambda p, v: p.size.rope if v else 0),
@@ -149,8 +150,9 @@ INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
     ),
     (r".*(attention_heads|n_heads?|num_heads|nheads?|encoder_heads)", lambda p, v: p.size.heads),
     (
-        r".*(num_layers|hidden_layers|n_layers?|depth|num_blocks)|(encoder|decoder|text|vision|speech_encoder)_layers"
-        r"|.*_layers_(count|num)|t2u_(en|de)coder_layers|num_(en|de)coder_layers|(en|de)coder_num_hidden_layers",
+        r".*(num_layers|hidden_layers|n_layers?|depth|num_blocks)"
+        r"|(encoder|decoder|text|vision|speech_encoder)_layers|.*_layers_(count|num)"
+        r"|t2u_(en|de)coder_layers|num_(en|de)coder_layers|(en|de)coder_num_hidden_layers",
         lambda p, v: layers_of(p.values) if v > 1 else v,
     ),
     (r"num_kv_shared_layers", lambda p, v: min(v, layers_of(p.values) // 2)),
@@ -165,31 +167,35 @@ INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
     ),
     (r".*(period_offset|layer_offset)", lambda p, v: min(v, 1)),
     (
-        r"(moe|expert|shared_expert|moe_shared_expert)_?(intermediate|ffn|hidden)_(size|dim)|expert_dim",
+        r"(moe|expert|shared_expert|moe_shared_expert)_?(intermediate|ffn|hidden)_(size|dim)"
+        r"|expert_dim",
         lambda p, v: p.size.ffn // 2,
     ),
     (
-        r".*(intermediate_size|ffn_dim|ffn_hidden_size|mlp_dim|d_ff|d_inner|n_inner|ffn_size|intermediate_dim|ff_dim"
-        r"|feedforward_dim|dim_feedforward|intermediate_size_mlp|encoder_ffn_embed_dim|linear_units)",
+        r".*(intermediate_size|ffn_dim|ffn_hidden_size|mlp_dim|d_ff|d_inner|n_inner|ffn_size"
+        r"|intermediate_dim|ff_dim|feedforward_dim|dim_feedforward|intermediate_size_mlp"
+        r"|encoder_ffn_embed_dim|linear_units)",
         lambda p, v: p.size.ffn,
     ),
     (
-        r"(num_|n_)?(routed_|local_)?experts|.*num_(local_|routed_)?experts|n_routed_experts|moe_num_experts",
+        r"(num_|n_)?(routed_|local_)?experts|.*num_(local_|routed_)?experts|n_routed_experts"
+        r"|moe_num_experts",
         lambda p, v: min(v, 4),
     ),
     (
-        r".*(experts_per_tok(en)?|experts_top_k|moe_topk?|moe_top_?k|top_k_experts|num_selected_experts|moe_k)",
+        r".*(experts_per_tok(en)?|experts_top_k|moe_topk?|moe_top_?k|top_k_experts"
+        r"|num_selected_experts|moe_k)",
         lambda p, v: min(v, 2),
     ),
     (r"n_groups?|num_expert_group", lambda p, v: min(v, 2)),
     (r"topk_group", lambda p, v: 1),
     (r"original_max_position_embeddings", lambda p, v: 8),
-    # of LayoutLMv3: four of one, two of the other
-    (r"coordinate_size|shape_size", lambda p, v: p.width // 6),
+    (r"coordinate_size|shape_size", lambda p, v: p.width // 6),  # LayoutLMv3 has four and two
     (r"context_size", lambda p, v: p.size.length),
     (r"floor_scale|log_scaling_n_floor", lambda p, v: 4),
     (
-        r"sliding_window.*|attention_chunk_size|local_attention|local_window|attention_window.*|local_window_size",
+        r"sliding_window.*|attention_chunk_size|local_attention|local_window|attention_window.*"
+        r"|local_window_size",
         lambda p, v: p.size.window,
     ),
     (r"relative_attention_num_buckets|num_buckets", lambda p, v: 8),
@@ -201,8 +207,8 @@ INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
     (r"position_buckets", lambda p, v: min(v, 8)),
     (r"max_source_positions", lambda p, v: 2 * p.size.length),
     (
-        r".*(max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|max_target_positions|max_seq_length"
-        r"|context_length|max_context_length)",
+        r".*(max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length"
+        r"|max_target_positions|max_seq_length|context_length|max_context_length)",
         lambda p, v: 64 if v >= 16 else v,
     ),
     (
@@ -224,8 +230,9 @@ INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
     (r"mm_tokens_per_image|image_seq_len(gth)?", lambda p, v: 4),
     (r"num_mel_bins|n_mels|num_queries|num_query_tokens", lambda p, v: min(v, 16)),
     (
-        r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|dim|model_dim|hidden_dim|hidden|embedding_size|proj_dim|projection_dim"
-        r"|output_dim|embd?_size|projection_size|proj_size|channels|hidden_channels|input_dim|projector_dim)",
+        r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|dim|model_dim|hidden_dim|hidden"
+        r"|embedding_size|proj_dim|projection_dim|output_dim|embd?_size|projection_size|proj_size"
+        r"|channels|hidden_channels|input_dim|projector_dim)",
         lambda p, v: p.width if v >= 32 else v,
     ),
 )
@@ -247,45 +254,37 @@ def _patch_within(values: Mapping[str, Any]) -> Any:
     return patch or next(filter(None, inner), None)
 
 
+LAYER_COUNTS = (
+    "num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "encoder_layers",
+    "decoder_layers",
+)  # fmt: skip
+
+
 def lists_of_layers(values: Mapping[str, Any]) -> list[str]:
-    """The keys of lists that say something of every layer."""
-    counts = {
-        values.get(key)
-        for key in (
-            "num_hidden_layers",
-            "n_layer",
-            "num_layers",
-            "n_layers",
-            "depth",
-            "encoder_layers",
-            "decoder_layers",
-        )
-    }
-    return [
-        key
-        for key, value in values.items()
-        if isinstance(value, list) and len(value) > 2 and len(value) in counts
-    ]
+    """The keys of lists with an item for every layer."""
+    counts = {values.get(key) for key in LAYER_COUNTS}
+    lists = {key: value for key, value in values.items() if isinstance(value, list)}
+    return [key for key, items in lists.items() if len(items) > 2 and len(items) in counts]
 
 
 def kept_layers(values: Mapping[str, Any]) -> list[int]:
-    """Which layers stay: the first of every kind, at least two; twice as many where later layers
-    read earlier ones'.
-    """
+    """Layers that stay: the first of every kind, at least two; twice as many if kinds may share."""
     lists = [values[key] for key in lists_of_layers(values)]
     if not lists:
         return []
-    kinds = [
-        repr([items[i] if i < len(items) else None for items in lists])
-        for i in range(len(lists[0]))
-    ]
+
+    def kind(layer: int) -> str:
+        return repr([items[layer] if layer < len(items) else None for items in lists])
+
+    kinds = [kind(layer) for layer in range(len(lists[0]))]
     first = sorted({kinds.index(kind) for kind in kinds})[:MOST_LAYERS]
-    first = first if len(first) > 1 else [0, 1]
-    return first * 2 if len(first) <= MOST_LAYERS // 2 and len(set(kinds)) > 1 else first
+    if len(first) == 1:
+        return [0, 1]
+    return first * 2 if len(first) <= MOST_LAYERS // 2 else first
 
 
 def layers_of(values: Mapping[str, Any]) -> int:
-    """How many layers a part gets: one per kind, or enough to include layers at intervals."""
+    """The number of layers of a part: one per kind, or enough to include layers at intervals."""
     if kept := kept_layers(values):
         return len(kept)
     periodic = any(value and PERIODIC.fullmatch(key) for key, value in values.items())
@@ -314,8 +313,10 @@ SPECIAL = re.compile(
     r".*_token_(id|index)|(bos|eos|pad|sep|cls|mask|unk|image|video|audio)_(token|id|index)",
     re.ASCII,
 )
-DERIVED = {"out_features", "out_indices", "stage_names", "_out_features", "_out_indices", "transformers_version",
-           "architectures", "_name_or_path", "id2label", "label2id", "num_labels"}  # fmt: skip
+DERIVED = {
+    "out_features", "out_indices", "stage_names", "_out_features", "_out_indices",
+    "transformers_version", "architectures", "_name_or_path", "id2label", "label2id", "num_labels",
+}  # fmt: skip
 VARIED = re.compile(
     r".*(theta|emb_base|softcap\w*|multiplier|attn_scalar)|attention_scale", re.ASCII
 )
@@ -361,14 +362,13 @@ def _sections(values: list[int], pairs: int) -> list[int]:
 
 @cache
 def sections_of(kind: Any) -> dict[str, list[int]]:
-    """Sections of a rotation by three axes where a model's code has them as a default: every
-    checkpoint names them.
-    """
+    """Sections of a rotation by three axes that a model's code has as a default."""
     if kind not in CONFIG_MAPPING:
         return {}
     name = CONFIG_MAPPING[kind].__module__.replace(".configuration_", ".modeling_")
     spec = find_spec(name)
-    source = spec.loader.get_source(name) if spec and spec.loader else ""  # type: ignore[attr-defined]
+    loader: Any = spec.loader if spec else None
+    source = loader.get_source(name) if loader else ""
     return {"mrope_section": [16, 24, 24]} if '"mrope_section"' in source else {}
 
 
@@ -376,28 +376,18 @@ SCALED = re.compile(
     r"(.+_)?(head_dim|(num_)?(attention_)?heads|num_key_value_heads|kv_lora_rank|qk_nope_head_dim)"
 )
 BASES = (
-    "head_dim",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-)
+    "head_dim", "num_attention_heads", "num_key_value_heads", "kv_lora_rank", "qk_nope_head_dim"
+)  # fmt: skip
+OWN_SIZES = re.compile("index|linear|mamba|decoder|encoder|vision|qk_|v_", re.ASCII)
 
 
 def _by_base(key: str, value: int, part: Part) -> int | None:
-    """A size of some layers in proportion to the size of all others: heads of global layers that
-    are twice as wide.
-    """
+    """A size of some layers, such as wider global heads, in proportion to all others' size."""
     base = next((name for name in BASES if key.endswith(name.removeprefix("num_"))), "")
     usual = part.values.get(base)
-    if (
-        (key in part.values and key == base)
-        or not isinstance(usual, int)
-        or usual == value
-        or (part.latent and key in part.values)
-    ):
+    if not isinstance(usual, int) or usual == value:
         return None
-    if re.match("index|linear|mamba|decoder|encoder|vision|qk_|v_", key) and key in part.values:
+    if key in part.values and (key == base or part.latent or OWN_SIZES.match(key)):
         return None
     return max(1, _value(base, usual, part) * value // usual)
 
@@ -407,28 +397,18 @@ def _value(key: Any, value: Any, part: Part) -> Any:
         return value
     if isinstance(value, dict):
         if key in {"rope_parameters", "rope_scaling"}:
-            by_type = (
-                value.values()
-                if all(isinstance(section, dict) for section in value.values())
-                else ()
-            )
-            sections = (
-                {}
-                if not value or by_type or "mrope_section" in value
-                else sections_of(part.values.get("model_type"))
-            )
+            sections = {}
+            by_type = all(isinstance(section, dict) for section in value.values())
+            if not by_type and "mrope_section" not in value:
+                sections = sections_of(part.values.get("model_type"))
             return {k: _value(k, v, part) for k, v in {**sections, **value}.items()}
         if key == "per_layer_config":
-            kept = kept_layers(part.values)
-            layer_values = {
-                new: value.get(f"{old:02}", value.get(str(old), value.get(old)))
-                for new, old in enumerate(kept)
-            }
-            return {
-                str(new): {k: _value(k, v, part) for k, v in layer_value.items()}
-                for new, layer_value in layer_values.items()
-                if layer_value
-            }
+            layers = {}
+            for new, old in enumerate(kept_layers(part.values)):
+                of_layer = value.get(f"{old:02}", value.get(str(old), value.get(old)))
+                if of_layer:
+                    layers[str(new)] = {k: _value(k, v, part) for k, v in of_layer.items()}
+            return layers
         return _shrunk(value, part)
     if isinstance(value, list | tuple):
         return _list(key, list(value), part)
@@ -460,16 +440,15 @@ def _shrunk(values: Mapping[str, Any], outer: Part) -> dict[str, Any]:
 def _fixed(
     values: dict[str, Any], exceptions: Mapping[str, Any], part: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The values with `exceptions` in their place; text is a product of numbers and of keys of the
-    part.
+    """The values with `exceptions` in their place; text is a product of numbers and the part's
+    keys.
     """
 
     def number(product: str) -> int:
         result = 1
         for operator, factor in re.findall(r"([*/]?) ?([\w.]+)", product):
-            value: Any = (
-                int(factor) if factor.isdigit() else reduce(getitem, factor.split("."), part)
-            )
+            value: Any = factor
+            value = int(value) if value.isdigit() else reduce(getitem, value.split("."), part)
             result = result // value if operator == "/" else result * value
         return result
 
@@ -482,23 +461,21 @@ def _fixed(
 
 def _with_small_ids(values: Any, known: dict[str, int]) -> Any:
     """Ids of special tokens as small numbers, the same wherever the same key stands."""
-    if isinstance(values, dict):
-        return {
-            key: _small(key, value, known)
-            if SPECIAL.fullmatch(str(key))
-            else _with_small_ids(value, known)
-            for key, value in values.items()
-        }
-    return values
+    if not isinstance(values, dict):
+        return values
+    small = {}
+    for key, value in values.items():
+        is_id = SPECIAL.fullmatch(str(key))
+        small[key] = _small(key, value, known) if is_id else _with_small_ids(value, known)
+    return small
 
 
 def _small(key: str, value: Any, known: dict[str, int]) -> Any:
     if isinstance(value, list) and value and type(value[0]) is int:
         return [_small(key, value[0], known)]
     if type(value) is int and value >= 0:
-        return known.setdefault(
-            key, {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}.get(key, 3 + len(known))
-        )
+        usual = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        return known.setdefault(key, usual.get(key, 3 + len(known)))
     return value
 
 
@@ -507,26 +484,15 @@ def tiny_config(config: Any, size: Size, plan: Plan = PLANS[0]) -> Any:
     values = config.to_dict()
     if plan.shrunk:
         values = _with_small_ids(_shrunk(values, Part(values, size, plan)), {})
-        text: dict[str, Any] = next(
-            (
-                values[key]
-                for key in ("text_config", "llm_config", "language_config")
-                if values.get(key)
-            ),
-            {},
-        )
-        for part in values.values():
-            if (
-                isinstance(part, dict)
-                and "out_hidden_size" in part
-                and isinstance(text, dict)
-                and "hidden_size" in text
-            ):
+        texts = [values.get(key) for key in ("text_config", "llm_config", "language_config")]
+        text: Any = next(filter(None, texts), {})
+        parts = [part for part in values.values() if isinstance(part, dict)]
+        for part in parts if isinstance(text, dict) and "hidden_size" in text else ():
+            if "out_hidden_size" in part:
                 part["out_hidden_size"] = text["hidden_size"]
     else:
-        values = {
-            key: _few_layers(key, value) for key, value in values.items() if key not in DERIVED
-        }
+        kept = {key: value for key, value in values.items() if key not in DERIVED}
+        values = {key: _few_layers(key, value) for key, value in kept.items()}
     values["use_cache"] = False
     return type(config).from_dict(values)
 
@@ -534,28 +500,22 @@ def tiny_config(config: Any, size: Size, plan: Plan = PLANS[0]) -> Any:
 def _few_layers(key: Any, value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _few_layers(k, v) for k, v in value.items()}
-    return (
-        2
-        if re.fullmatch(r"num_hidden_layers|encoder_layers|decoder_layers|num_layers", str(key))
-        and type(value) is int
-        else value
-    )
+    counts = {"num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers"}
+    return 2 if str(key) in counts and type(value) is int else value
 
 
 def varied(values: Mapping[str, Any], epsilons: Iterator[int] | None = None) -> dict[str, Any]:
-    """A config's values with every base, cap and score factor times 1.5, and with large, distinct
-    epsilons.
+    """A config's values with bases, caps and score factors times 1.5, and distinct large epsilons.
 
     With these, the model's output shows which keys it reads, and from which part of the config.
     """
     epsilons = count(1) if epsilons is None else epsilons
-    return {
-        key: varied(value, epsilons)
-        if isinstance(value, Mapping)
-        else 0.02 * next(epsilons)
-        if EPSILON.fullmatch(str(key)) and type(value) is float
-        else type(value)(1.5 * value)
-        if type(value) in (int, float) and VARIED.fullmatch(str(key))
-        else value
-        for key, value in values.items()
-    }
+    other = dict(values)
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            other[key] = varied(value, epsilons)
+        elif EPSILON.fullmatch(str(key)) and type(value) is float:
+            other[key] = 0.02 * next(epsilons)
+        elif type(value) in (int, float) and VARIED.fullmatch(str(key)):
+            other[key] = type(value)(1.5 * value)
+    return other

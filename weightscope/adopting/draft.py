@@ -1,5 +1,4 @@
-"""A row's skeleton from the names and shapes of a checkpoint's tensors and the numbers of its
-config; needs no PyTorch.
+"""A row's skeleton by the names, shapes and config numbers of a checkpoint; needs no PyTorch.
 
 Names and shapes decide some cells; the others are comments that list candidates. Nothing is
 compared, so results of a draft are called unproved.
@@ -7,7 +6,6 @@ compared, so results of a draft are called unproved.
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +18,9 @@ from weightscope.model.model import Model
 from weightscope.model.rows.stanzas import read_rows
 from weightscope.model.rows.table import FAMILIES
 
-Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by name
+Shapes = Mapping[str, tuple[int, ...]]  # shapes of tensors, by name
 
-# The last part of a module's name, in lower case.
+# Patterns of the last part of a module's name, in lower case.
 ROLES = {
     "q": re.compile(r"w?_?(q|query)(_?(proj|lin|linear))?|(to|linear)_q", re.ASCII),
     "k": re.compile(r"w?_?(k|key)(_?(proj|lin|linear))?|(to|linear)_k", re.ASCII),
@@ -32,7 +30,7 @@ ROLES = {
         r"w?_?(o|out|output)(_?(proj|lin|linear))?|to_out|linear_out|c_proj|dense|proj", re.ASCII
     ),
 }
-# Parts of a norm's name: of the norm before attention, and of other norms.
+# Parts of names of other norms, and of the norm before attention.
 OTHERS = re.compile(
     r"post|after|out|output|ffn|ff|mlp|feedforward|final|last|[2-9]|q|k|qnorm|knorm", re.ASCII
 )
@@ -40,14 +38,13 @@ FEEDS = re.compile(r"in|input|pre|before|attn|attention|first|1", re.ASCII)
 ROTARY = re.compile(r"rope|rotary|theta", re.ASCII)
 POSITIONS = re.compile(r"pos|wpe", re.ASCII)
 NUMBERED = re.compile(r"(.*?)(?<![^.])(\d+)\.(.+)", re.ASCII)
-SIZES = {  # by what a key is called, where several have the right value
+SIZES = {  # patterns that choose a key where several have the right value
     "n_layers": re.compile("layer|block|depth", re.ASCII),
     "d_model": re.compile("width|dim|hidden|embd|model", re.ASCII),
     "n_heads": re.compile("head", re.ASCII),
 }
-PACKED = "in_proj_weight"  # of torch.nn.MultiheadAttention: rows [Q | K | V]
-# with that, a torch.nn.TransformerEncoderLayer
-OF_TORCH = ("linear1.weight", "norm1.weight", "norm2.weight")
+PACKED = "in_proj_weight"  # torch.nn.MultiheadAttention's rows [Q | K | V]
+OF_TORCH = ("linear1.weight", "norm1.weight", "norm2.weight")  # in a torch TransformerEncoderLayer
 MOST_NAMED = 8  # candidates in a comment
 
 
@@ -60,9 +57,9 @@ class Draft:
 
     def leave(self, cell: str, candidates: Sequence[object]) -> None:
         """Leave a cell open, with its candidates."""
-        names = ", ".join(printable(candidate) for candidate in candidates[:MOST_NAMED]) + (
-            ", ..." if len(candidates) > MOST_NAMED else ""
-        )
+        names = ", ".join(printable(candidate) for candidate in candidates[:MOST_NAMED])
+        if len(candidates) > MOST_NAMED:
+            names += ", ..."
         self.open.append(f"# {cell} = ?  # {names or 'nothing was found'}")
 
 
@@ -78,73 +75,58 @@ def drafted(checkpoint: Checkpoint) -> str:
     _positions(draft, outside, config, d)
     _sizes(draft, config, {"n_layers": len(indices), "d_model": d}, heads, layer)
     kind = config.get("model_type")
-    title = (
-        str(kind)
-        if isinstance(kind, str) and re.fullmatch(r"[\w-]{1,60}", kind, re.ASCII)
-        else "mine"
-    )
+    is_name = isinstance(kind, str) and re.fullmatch(r"[\w-]{1,60}", kind, re.ASCII)
+    title = str(kind) if is_name else "mine"
     if not config:
-        sizes = (
-            f'"num_hidden_layers": {len(indices)}, "hidden_size": {d}, "num_attention_heads": HEADS'
-        )
-        draft.open.append(f'# config.json is not there: {{"model_type": "{title}", {sizes}}}')
+        sizes = f'"num_hidden_layers": {len(indices)}, "hidden_size": {d}'
+        values = f'"model_type": "{title}", {sizes}, "num_attention_heads": HEADS'
+        draft.open.append(f"# config.json is not there: {{{values}}}")
     elif title != kind:
         draft.open.append(f'# config.json needs "model_type": "{title}", or name another here')
     stanza = "\n".join([f"[{title}]", *draft.cells])
     verdict = _opened(stanza, checkpoint)
     head = [
-        "# A draft: names and shapes were looked at, and nothing was compared with a model. Results say `unproved`.",
+        "# A draft: names and shapes were looked at, and nothing was compared with a model. "
+        "Results say `unproved`.",
         f"# {verdict}",
-        "# Cells and their meanings: docs/rows.md. Proof: weightscope adopt SOURCE --with module:Class",
+        "# Cells and their meanings: docs/rows.md. "
+        "Proof: weightscope adopt SOURCE --with module:Class",
     ]
     return printable_lines("\n".join([*head, "", stanza, *draft.open, ""]))
 
 
 def _layers(shapes: Shapes, checkpoint: Checkpoint) -> tuple[str, list[int], Shapes]:
-    """What layers' names begin with, their indices, and the tensors of the first by their names
-    within it.
-    """
-    stacks: dict[str, dict[int, dict[str, tuple[int, ...]]]] = defaultdict(
-        lambda: defaultdict(dict)
-    )
+    """The prefix of layers' names, their indices, and the first one's tensors by name within it."""
+    stacks: dict[str, dict[int, dict[str, tuple[int, ...]]]] = {}
     for name, shape in shapes.items():
         if match := NUMBERED.fullmatch(name):
-            stacks[match[1]][int(match[2])][match[3]] = shape
+            stem, index, inner = match.groups()
+            stacks.setdefault(stem, {}).setdefault(int(index), {})[inner] = shape
     if not stacks:
-        raise CheckpointError(
-            "no tensor is of a numbered layer (blocks.0.attn.q.weight)", file=checkpoint.name
-        )
+        problem = "no tensor is of a numbered layer (blocks.0.attn.q.weight)"
+        raise CheckpointError(problem, file=checkpoint.name)
     stem = max(stacks, key=lambda stem: (sum(map(len, stacks[stem].values())), stem))
     return stem, sorted(stacks[stem]), stacks[stem][min(stacks[stem])]
 
 
 def _modules(layer: Shapes) -> dict[str, tuple[int, ...]]:
     """The matrices of a layer, by module."""
-    return {
-        n.removesuffix(".weight"): s
-        for n, s in layer.items()
-        if n.endswith(".weight") and len(s) == 2
-    }
+    weights = {name: shape for name, shape in layer.items() if name.endswith(".weight")}
+    matrices = {name: shape for name, shape in weights.items() if len(shape) == 2}
+    return {name.removesuffix(".weight"): shape for name, shape in matrices.items()}
 
 
 def _threefold(modules: Shapes) -> list[str]:
-    """Matrices (3d, d) or (d, 3d) and a square one (d, d): queries, keys and values in one
-    tensor.
-    """
-    square = {
-        (name.rpartition(".")[0], shape[0])
-        for name, shape in modules.items()
-        if shape[0] == shape[1]
-    }
-    return [
-        name
-        for name, shape in modules.items()
-        if max(shape) == 3 * min(shape) and (name.rpartition(".")[0], min(shape)) in square
-    ]
+    """Matrices (3d, d) or (d, 3d) next to a square (d, d): queries, keys, values in one tensor."""
+    # (the module around a matrix, its narrower side)
+    places = {name: (name.rpartition(".")[0], min(shape)) for name, shape in modules.items()}
+    square = {places[name] for name, shape in modules.items() if shape[0] == shape[1]}
+    threefold = [name for name, shape in modules.items() if max(shape) == 3 * min(shape)]
+    return [name for name in threefold if places[name] in square]
 
 
 def _heads(draft: Draft, layer: Shapes) -> dict[str, str]:
-    """Write the projections; the modules that were found, by role."""
+    """Write the projections; return the modules by role."""
     modules, by_role = _modules(layer), dict[str, str]()
     if packed := _packed(layer):
         return _write_packed(draft, packed, layer)
@@ -162,39 +144,36 @@ def _heads(draft: Draft, layer: Shapes) -> dict[str, str]:
     fused = "qkv" in by_role and "q" not in by_role
     needed = ("qkv", "out") if fused else ("q", "k", "v", "out")
     if fused:
-        draft.leave(
-            "heads.layout", ["stacked: all queries, all keys, all values", "grouped: head by head"]
-        )
+        layouts = ["stacked: all queries, all keys, all values", "grouped: head by head"]
+        draft.leave("heads.layout", layouts)
     else:
         draft.cells.append('heads.layout = "separate"')
+    matrices = [f"{name} {shape}" for name, shape in modules.items()]
     for role in needed:
         if role in by_role:
             draft.cells.append(f"heads.{role} = {json.dumps(by_role[role])}")
         else:
-            draft.leave(
-                f"heads.{role}",
-                candidates[role] or [f"{name} {shape}" for name, shape in modules.items()],
-            )
+            draft.leave(f"heads.{role}", candidates[role] or matrices)
     biased = {role: f"{by_role[role]}.bias" in layer for role in needed if role in by_role}
-    if any(biased.values()):
-        into = [has for role, has in biased.items() if role != "out"]
-        flags = (
-            f"{{ qkv = {str(any(into)).lower()}, out = {str(biased.get('out', False)).lower()} }}"
-        )
-        draft.cells.append(f"heads.bias = {'true' if all(biased.values()) else flags}")
+    if biased and all(biased.values()):
+        draft.cells.append("heads.bias = true")
+    elif any(biased.values()):
+        qkv = any(has for role, has in biased.items() if role != "out")
+        flags = f"{{ qkv = {json.dumps(qkv)}, out = {json.dumps(biased.get('out', False))} }}"
+        draft.cells.append(f"heads.bias = {flags}")
     return by_role
 
 
 def _packed(layer: Shapes) -> str:
-    """The module that is a torch.nn.MultiheadAttention of one width; empty where none or several
-    are.
-    """
-    found = [
+    """The module that is a torch.nn.MultiheadAttention of one width; empty unless there is one."""
+    packed = {name: shape for name, shape in layer.items() if name.endswith(PACKED)}
+    modules = [
         name.removesuffix(PACKED)
-        for name, shape in layer.items()
-        if name.endswith(PACKED) and len(shape) == 2 and shape[0] == 3 * shape[1]
+        for name, shape in packed.items()
+        if len(shape) == 2 and shape[0] == 3 * shape[1]
     ]
-    return found[0] if len(found) == 1 and f"{found[0]}out_proj.weight" in layer else ""
+    is_whole = len(modules) == 1 and f"{modules[0]}out_proj.weight" in layer
+    return modules[0] if is_whole else ""
 
 
 def _write_packed(draft: Draft, module: str, layer: Shapes) -> dict[str, str]:
@@ -212,81 +191,62 @@ def _write_packed(draft: Draft, module: str, layer: Shapes) -> dict[str, str]:
 
 
 def _width(draft: Draft, outside: Shapes, layer: Shapes) -> int:
-    """Write the token table; the width of the stream."""
-    widths = {n for shape in _modules(layer).values() for n in shape}
-    tables = {
-        name: s
-        for name, s in outside.items()
-        if len(s) == 2 and s[1] in widths and not POSITIONS.search(name)
-    }
+    """Write the token table; return the width of the stream."""
+    matrices = _modules(layer).values()
+    widths = {n for shape in matrices for n in shape}
+    embeddings = {name: s for name, s in outside.items() if len(s) == 2 and s[1] in widths}
+    tables = {name: s for name, s in embeddings.items() if not POSITIONS.search(name)}
     heads = [name for name in tables if re.search(r"head|out", name)]
     tokens = [name for name in tables if name not in heads] or list(tables)
     if len(tokens) == 1:
         draft.cells.append(f"inputs.tokens = {json.dumps(tokens[0])}")
         return tables[tokens[0]][1]
     draft.leave("inputs.tokens", [f"{name} {tables[name]}" for name in tokens])
-    return max(
-        widths, key=lambda n: sum(n in shape for shape in _modules(layer).values()), default=0
-    )
+    return max(widths, key=lambda n: sum(n in shape for shape in matrices), default=0)
 
 
 def _norm(draft: Draft, layer: Shapes, d: int, says_eps: bool) -> None:
-    """Write the norm before attention; that of a torch.nn.TransformerEncoderLayer is after it by
-    default.
-    """
+    """Write the norm before attention, or after it (torch.nn.TransformerEncoderLayer's default)."""
     if _packed(layer) and all(name in layer for name in OF_TORCH):
         draft.cells.append('norms.after = { norm = "layer:norm2", eps = 1e-5 }')
-        draft.leave(
-            "norms.after",
-            ['with norm_first=True, norms.before = { norm = "layer:norm1", eps = 1e-5 } instead'],
-        )
+        first = 'with norm_first=True, norms.before = { norm = "layer:norm1", eps = 1e-5 } instead'
+        draft.leave("norms.after", [first])
         return
-    gains = [
-        name.removesuffix(".weight")
-        for name, s in layer.items()
-        if s == (d,) and name.endswith(".weight")
-    ]
+    vectors = [name for name, shape in layer.items() if shape == (d,)]
+    gains = [name.removesuffix(".weight") for name in vectors if name.endswith(".weight")]
     parts = {name: re.split(r"[._]|(?<=\D)(?=\d)", name.lower()) for name in gains}
     unrelated = [name for name in gains if any(map(OTHERS.fullmatch, parts[name]))]
     norms = [name for name in gains if name not in unrelated]
     feeding = [name for name in norms if any(map(FEEDS.fullmatch, parts[name]))]
     chosen = feeding if len(feeding) == 1 else norms
     if len(chosen) != 1:
-        draft.leave(
-            "norms.before",
-            [*(chosen or gains), "rms: or layer: before its name; false if there is none"],
-        )
+        advice = "rms: or layer: before its name; false if there is none"
+        draft.leave("norms.before", [*(chosen or gains), advice])
         return
     kind = "layer" if f"{chosen[0]}.bias" in layer else "rms"
     draft.cells.append(f"norms.before = {json.dumps(f'{kind}:{chosen[0]}')}")
-    may = (
-        ["layer: with bias = false if it centres, offset = 1 if gains count from 1"]
-        if kind == "rms"
-        else []
-    )
-    may += [] if says_eps else ["eps = 1e-5 or so: no key of config.json is one"]
+    may = []
+    if kind == "rms":
+        may.append("layer: with bias = false if it centres, offset = 1 if gains count from 1")
+    if not says_eps:
+        may.append("eps = 1e-5 or so: no key of config.json is one")
     if may:
         draft.leave("norms.before", ["{ norm = ... } and " + "; ".join(may)])
 
 
 def _positions(draft: Draft, outside: Shapes, config: Mapping[str, Any], d: int) -> None:
-    """Write what positions are."""
-    tables = [
-        name for name, shape in outside.items() if shape[-1:] == (d,) and POSITIONS.search(name)
-    ]
+    """Write the cells of positions."""
+    tables = [name for name, s in outside.items() if s[-1:] == (d,) and POSITIONS.search(name)]
     rotary = [key for key in config if ROTARY.search(key)]
     if len(tables) == 1 and not rotary:
         draft.cells.append(f"inputs.positions = {json.dumps(tables[0])}")
     elif rotary and not tables:
         draft.cells.append("positions.rope = true")
-        draft.open.append(
-            f"# positions.rope = ?  # of {', '.join(rotary)}; {{ interleaved = true }} if neighbours turn"
-        )
+        advice = "{ interleaved = true } if neighbours turn"
+        draft.open.append(f"# positions.rope = ?  # of {', '.join(rotary)}; {advice}")
     else:
-        draft.leave(
-            "positions.rope",
-            [*tables, *rotary, "positions.bias for ALiBi or buckets; nothing if there are none"],
-        )
+        advice = "positions.bias for ALiBi or buckets; nothing if there are none"
+        draft.leave("positions.rope", [*tables, *rotary, advice])
 
 
 def _sizes(
@@ -296,7 +256,7 @@ def _sizes(
     heads: Mapping[str, str],
     layer: Shapes,
 ) -> None:
-    """Write which keys of the config hold the sizes, where they are not the usual ones."""
+    """Write the config keys that hold the sizes, where they are not the usual ones."""
     integers = {key: value for key, value in config.items() if type(value) is int}
     matches = {
         size: [key for key, value in integers.items() if value == numbers[size]] for size in numbers
@@ -319,25 +279,19 @@ def _sizes(
     if eps and not any(key in config for key in KEYS["norm_eps"]):
         keys["norm_eps"] = eps[0]
     if keys:
-        draft.cells.append(
-            "config.keys = { "
-            + ", ".join(f"{size} = {json.dumps(key)}" for size, key in keys.items())
-            + " }"
-        )
+        pairs = ", ".join(f"{size} = {json.dumps(key)}" for size, key in keys.items())
+        draft.cells.append(f"config.keys = {{ {pairs} }}")
+    if "q" not in heads:
+        return
     modules = _modules(layer)
-    n_heads = next(
-        (integers[key] for key in (keys.get("n_heads", ""), *KEYS["n_heads"]) if integers.get(key)),
-        0,
-    )
-    widths = [
-        key for key in integers if re.search("head", key) and re.search("dim|size|width", key)
-    ]
-    fitting = [
-        key for key in widths if "q" in heads and integers[key] * n_heads == modules[heads["q"]][0]
-    ]
+    known = (integers.get(key) for key in (keys.get("n_heads", ""), *KEYS["n_heads"]))
+    n_heads = next(filter(None, known), 0)
+    of_heads = [key for key in integers if re.search("head", key)]
+    widths = [key for key in of_heads if re.search("dim|size|width", key)]
+    fitting = [key for key in widths if integers[key] * n_heads == modules[heads["q"]][0]]
     if len(fitting) == 1:
         draft.cells.append(f"heads.head_dim = {json.dumps(fitting[0])}")
-    if "q" in heads and "k" in heads and modules[heads["q"]] != modules[heads["k"]]:
+    if "k" in heads and modules[heads["q"]] != modules[heads["k"]]:
         shared = [key for key in headed if re.search("kv|key|group", key)]
         if len(shared) == 1:
             draft.cells.append(f"heads.kv_heads = {json.dumps(shared[0])}")
@@ -346,7 +300,7 @@ def _sizes(
 
 
 def _opened(stanza: str, checkpoint: Checkpoint) -> str:
-    """What comes of opening the checkpoint with the cells that were decided, in a sentence."""
+    """A sentence on opening the checkpoint with the decided cells."""
     try:
         with scratch_folder() as folder:
             with new_file(folder / "draft.toml") as file:

@@ -1,5 +1,4 @@
-"""Compare rows with the checkpoint that they were found for: every layer, at its own sizes and with
-its own weights.
+"""Comparison of rows with the checkpoint they were found for: every layer, at its own sizes.
 
 transformers' class is built without memory for its weights. One layer at a time is loaded as
 `from_pretrained` loads it, runs on what the layer before gave, is compared with what weightscope
@@ -19,7 +18,14 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from weightscope.adopting.comparison import TOLERANCE, compare, compared_scores, matched, stack_of
+from weightscope.adopting.comparison import (
+    REFUSED,
+    TOLERANCE,
+    compare,
+    compared_scores,
+    matched,
+    stack_of,
+)
 from weightscope.adopting.config_keys import SPECIAL, unnamed
 from weightscope.adopting.hooks import Observed, watch_layers
 from weightscope.adopting.inputs import Inputs
@@ -32,43 +38,41 @@ from weightscope.model.layers.layer import Layer
 from weightscope.model.model import Model
 from weightscope.model.rows.family import Family
 
-TOKENS = 1152  # of a run
-MOST_SCORES = 1 << 26  # of one layer; there are some 26 arrays of them at once, 7 GB of float32
-# the same of a text longer than the window where positions as far were run: 1.7 GB
-MOST_BEYOND = 1 << 24
+TOKENS = 1152  # tokens of a run
+MOST_SCORES = 1 << 26  # scores of one layer; some 26 arrays of them at once take 7 GB
+MOST_BEYOND = 1 << 24  # scores of a text beyond the window where such positions were run: 1.7 GB
 PAIR = 67  # tokens of each of two sequences in one batch
 MOST_WORK = 3e14  # multiplications: an hour or two on two cores
 PASSES = 7  # runs of each layer
-# How large scores are made, by larger weights, so that bounds of them and of queries, keys and
-# values are met: near, where the largest is 30 and where it is 300; far, where float32 leaves less
-# of the angles, 8 at least.
-NEAR, FAR = (0.0, 30.0, 300.0), (8.0,)
-# What float32 leaves open of a score, relative to the largest: of its sum, and of an angle for each
-# position.
-OF_SUM, OF_ANGLE = 2.0**-17, 2.0**-25
-ENDS = 10  # positions that special tokens may take of those that a model has
+# Largest scores that weights are multiplied for, so that bounds of scores, queries, keys and values
+# are met. 0: as they are.
+NEAR = (0.0, 30.0, 300.0)
+FAR = (8.0,)  # far positions, where float32's angles are less exact
+# Float32's errors of a score, relative to the largest.
+OF_SUM = 2.0**-17
+OF_ANGLE = 2.0**-25  # for each position
+ENDS = 10  # positions of a model that special tokens may take
 LIMITS = re.compile(r"positions?(_|$)|n_ctx|seq_len|sequence_length|context_length", re.ASCII)
-# in names of limits that are no window
-NO_WINDOW = re.compile(r"original|relative|bucket", re.ASCII)
-LONGEST = 1 << 20  # positions that a number of the config may mean whose key does not say so
+NO_WINDOW = re.compile(r"original|relative|bucket", re.ASCII)  # words of limits that are no window
+LONGEST = 1 << 20  # most positions that a number under an unclear key may mean
 EDGE = 60  # ids at either end of a vocabulary: special tokens', as a rule
-# in keys of ids that no text has
+# Words in keys of ids that no text has.
 UNWRITTEN = re.compile(r"image|video|audio|vision|speech|boi|eoi|boa|eoa", re.ASCII)
-FIXED = ("pixel_values", "input_features")  # inputs whose length the config says
+FIXED = ("pixel_values", "input_features")  # inputs whose length the config sets
 
 
 @dataclass
 class Outcome:
-    """What comes of one row on the checkpoint itself."""
+    """The outcome of one row on the checkpoint itself."""
 
-    problem: str = ""  # what is wrong with it
-    unproved: str = ""  # why it was not compared as far as a proof asks for
-    beyond: tuple[str, ...] = ()  # what is proved up to these, and unknown beyond
+    problem: str = ""
+    unproved: str = ""  # the reason that it was not compared as far as a proof needs
+    beyond: tuple[str, ...] = ()  # limits up to which it is proved
 
 
 @dataclass
 class _Reach:
-    """How far runs of one stack went."""
+    """The extent of one stack's runs."""
 
     layers: set[int] = field(default_factory=set)
     in_pairs: set[int] = field(default_factory=set)  # layers that ran on two sequences at once
@@ -77,7 +81,7 @@ class _Reach:
     placed: bool = False  # the positions that it was given matter
     tokens: int = 0
     position: int = -1
-    fixed: bool = False  # its length is the config's
+    fixed: bool = False  # the config sets its length
     small: bool = False  # it was not compared with larger scores
 
 
@@ -94,28 +98,23 @@ class _Multiplied(DerivedTensor, WholeTensor):
 def at_full_size(
     rows: Mapping[str, Family], config: Any, checkpoint: Checkpoint, tiny: Tiny
 ) -> Mapping[str, Outcome]:
-    """Of each stack's row what comes of it on the checkpoint that it was found for.
+    """The outcome of each stack's row on the checkpoint that it was found for.
 
-    config: The checkpoint's, as transformers has it.
-    tiny: Of the same class; its layers say which modules of the large model are layers.
+    `config` is the checkpoint's, as transformers has it; `tiny` has the same class, and its layers
+    tell the large model's.
     """
     try:
         trial = _Trial(rows, config, checkpoint, tiny)
         trial.run()
-    # whatever transformers raises of sizes, names or weights that it cannot load
-    except Exception as error:
-        return {
-            stack: Outcome(unproved=f"transformers does not run it: {first_line(error)}")
-            for stack in rows
-        }
+    except Exception as error:  # whatever transformers raises of sizes, names or weights
+        problem = f"transformers does not run it: {first_line(error)}"
+        return {stack: Outcome(unproved=problem) for stack in rows}
     return {stack: trial.outcome(stack) for stack in rows}
 
 
 @contextmanager
 def _without_memory() -> Iterator[None]:
-    """Parameters made within take no memory and are not initialised; buffers are as the class makes
-    them.
-    """
+    """Parameters made within take no memory and are not initialised; buffers stay as made."""
     from transformers.initialization import no_init_weights, no_tie_weights
 
     register = torch.nn.Module.register_parameter
@@ -139,20 +138,18 @@ def _nothing(parameter: torch.Tensor) -> torch.nn.Parameter:
 
 
 class _Weights:
-    """A model's parameters, loaded of a checkpoint as transformers loads them, and given back."""
+    """A model's parameters, loaded from a checkpoint as transformers loads them, and given back."""
 
     def __init__(self, model: Any, checkpoint: Checkpoint) -> None:
         from transformers import core_model_loading as loading
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         self.model, self.conversions = model, get_model_conversion_mapping(model)
-        renamings = [each for each in self.conversions if isinstance(each, loading.WeightRenaming)]
-        converters = [
-            each for each in self.conversions if isinstance(each, loading.WeightConverter)
-        ]
+        conversions = self.conversions
+        renamings = [each for each in conversions if isinstance(each, loading.WeightRenaming)]
+        converters = [each for each in conversions if isinstance(each, loading.WeightConverter)]
         known, prefix = model.state_dict(), model.base_model_prefix
-        # by its name in the file the parameter, or first of those, that it makes
-        self.stored: dict[str, str] = {}
+        self.stored: dict[str, str] = {}  # the (first) parameter of each tensor in the file
         for name in checkpoint:
             renamed = loading.rename_source_key(name, renamings, converters, prefix, known)[0]
             if renamed not in known and name in known:
@@ -179,9 +176,7 @@ class _Weights:
         convert_and_load_state_dict_in_model(self.model, tensors, how)
 
     def fill(self, names: Iterable[str]) -> None:
-        """Make random what the file lacks of these parameters, as transformers does; nothing
-        compared depends on it.
-        """
+        """Make random what the file lacks of these parameters; nothing compared depends on it."""
         for name in names:
             if (missing := self.parameter(name)).is_meta:
                 module, _, last = name.rpartition(".")
@@ -201,9 +196,7 @@ class _Weights:
 
 
 class _Texts(Inputs):
-    """Inputs as long as a run, at positions of its own if it has any; in `pairs` two sequences are
-    one batch.
-    """
+    """Inputs as long as a run, at given positions if any; with `pairs`, two in one batch."""
 
     def __init__(
         self,
@@ -222,14 +215,11 @@ class _Texts(Inputs):
         self.samples = 320 * tokens + 80  # as many tokens as a run has
 
     def ids(self, length: int) -> torch.Tensor:
-        """Random ids, and among them the special ones, the first of these first, each twice where
-        there is room.
-        """
+        """Random ids with special ones among them, the first of these first, twice if possible."""
         ids, last = super().ids(length), self.vocabulary
-        special = [each for each in self.special if each < last]
-        special = list(
-            dict.fromkeys((*special, *range(min(EDGE, last)), *range(max(0, last - EDGE), last)))
-        )
+        named = [token for token in self.special if token < last]
+        edges = *range(min(EDGE, last)), *range(max(0, last - EDGE), last)
+        special = list(dict.fromkeys((*named, *edges)))
         if self.special and length > 1:
             chosen = (special * 2)[: length // 2]
             places = 1 + torch.randperm(length - 1, generator=self.generator)[: len(chosen) - 1]
@@ -255,10 +245,10 @@ class _Texts(Inputs):
                 yield twice
             elif self.at is None:
                 yield given
-            # with a mask, as without one a gap in the positions begins another text
             elif "position_ids" in given:
-                more = {"attention_mask": torch.ones(1, len(self.at), dtype=torch.long)}
-                yield given | (more if "attention_mask" in self.parameters else {})
+                if "attention_mask" in self.parameters:  # without, a gap begins another text
+                    given["attention_mask"] = torch.ones(1, len(self.at), dtype=torch.long)
+                yield given
 
 
 def _twice(value: Any) -> Any:
@@ -278,22 +268,16 @@ class _Trial:
         self.problems = dict.fromkeys(rows, "")
         self.reached = {stack: _Reach() for stack in rows}
         self.ends = False  # it does not run on texts or positions beyond those that it has
-        # hashes of the scores of texts at positions from 0 on
-        self.near: dict[tuple[str, int], int] = {}
-        values = {
-            key: value for key, value in config.to_dict().items() if key != "quantization_config"
-        }
-        config = type(config).from_dict(values | {"use_cache": False})
+        self.near: dict[tuple[str, int], int] = {}  # hashes of scores at positions from 0 on
+        values = config.to_dict() | {"use_cache": False}
+        values.pop("quantization_config", None)
+        config = type(config).from_dict(values)
         how = attention_of(config.model_type)
         with _without_memory():
-            self.model = (
-                type(tiny.model)
-                ._from_config(config, attn_implementation=how, dtype=torch.float32)
-                .eval()
-            )
-        self.work = (
-            2.0 * sum(parameter.numel() for parameter in self.model.parameters()) * TOKENS * PASSES
-        )
+            make = type(tiny.model)._from_config
+            self.model = make(config, attn_implementation=how, dtype=torch.float32).eval()
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        self.work = 2.0 * size * TOKENS * PASSES
         self.weights = _Weights(self.model, checkpoint)
         self.parameters = [name for name, _ in self.model.named_parameters()]
         self.layers = self._layers(tiny)
@@ -304,30 +288,25 @@ class _Trial:
             value for key, value in integers if LIMITS.search(key) and not NO_WINDOW.search(key)
         }
         self.special = _special(values)
-        widths = {
-            n
-            for name, tensor in checkpoint.items()
-            if not re.search("pos|wpe", name)
-            for n in tensor.shape
-        }
-        # A number whose key says nothing may be a length of texts.
+        widths: set[int] = set()
+        for name, tensor in checkpoint.items():
+            if not re.search("pos|wpe", name):
+                widths.update(tensor.shape)
+        # A number under an unclear key may be a length of texts.
         lengths = {value for key, value in integers if unnamed({key: value})} - widths
         self.lengths = {length for length in lengths if TOKENS < length <= LONGEST}
-        tables = (model.prefix + model.family.inputs.tokens for model in self.models.values())
-        self.vocabulary = max(
-            (checkpoint[name].shape[0] for name in tables if name in checkpoint), default=0
-        )
+        names = (model.prefix + model.family.inputs.tokens for model in self.models.values())
+        tables = (checkpoint[name] for name in names if name in checkpoint)
+        self.vocabulary = max((table.shape[0] for table in tables), default=0)
 
     def _layers(self, tiny: Tiny) -> list[str]:
-        """The modules that are layers: those called as the tiny model's are, and within no other
-        one.
-        """
+        """The modules that are layers: named as the tiny model's are, and within no other one."""
         kinds = {stack_of(call.layer) for calls in tiny.stacks.values() for call in calls}
         names = [name for name, _ in self.model.named_modules() if name and stack_of(name) in kinds]
         return [name for name in names if not any(name.startswith(outer + ".") for outer in names)]
 
     def _modules(self, stack: str) -> dict[str, list[int]]:
-        """Which layers of a stack's model each of its modules of attention is."""
+        """The layers of a stack's model that each of its modules of attention is."""
         stored = {
             name: self.weights.under(name)
             for name, _ in self.model.named_modules()
@@ -337,40 +316,36 @@ class _Trial:
         return {name: [index for _, index in by_module.get(name, ())] for name in stored}
 
     def outcome(self, stack: str) -> Outcome:
-        """What came of a stack's row."""
+        """The outcome of a stack's row."""
         if self.problems[stack]:
             return Outcome(self.problems[stack])
         model, reach = self.models[stack], self.reached[stack]
         if self.work > MOST_WORK:
-            return Outcome(
-                unproved=f"running it takes {self.work:.1g} multiplications; {MOST_WORK:.0g} at most are"
-            )
+            problem = f"running it takes {self.work:.1g} multiplications"
+            return Outcome(unproved=f"{problem}; {MOST_WORK:.0g} at most are")
         if left := [*{*model.attention_layers, *model.borrowing_layers} - reach.layers]:
             return Outcome(unproved=f"layer {min(left)} and {len(left) - 1} more did not run")
         if reach.layers - reach.scored:
             return Outcome(unproved="every query saw one key only, so that no score was compared")
         if reach.small:
-            return Outcome(
-                unproved="it was not compared with larger scores: weightscope does not see what enters it"
-            )
+            problem = "it was not compared with larger scores"
+            return Outcome(unproved=f"{problem}: weightscope does not see what enters it")
         limits = [limit for limit in (*self.limits, *self.lengths) if limit > reach.position]
         window, end = self._window(model), model.config.n_positions or min(limits, default=TOKENS)
         alone = () if reach.in_pairs >= reach.layers else ("one sequence at a time",)
         if reach.fixed:
             return Outcome(beyond=alone)
         if not reach.special:
-            return Outcome(
-                unproved=f"it did not run on token ids below {EDGE} and other special tokens"
-            )
+            problem = f"it did not run on token ids below {EDGE} and other special tokens"
+            return Outcome(unproved=problem)
         texts = () if reach.tokens > window > 0 else (f"texts of {reach.tokens:,} tokens",)
         if self.ends and reach.position >= end - ENDS:
-            return Outcome(beyond=(*(() if reach.tokens >= end - ENDS else texts), *alone))
+            return Outcome(beyond=alone if reach.tokens >= end - ENDS else (*texts, *alone))
         if reach.tokens <= 1000:
             return Outcome(unproved=f"it ran on {reach.tokens} tokens only")
         if reach.position < window:
-            return Outcome(
-                unproved=f"it ran to position {reach.position} only, and was trained to {window}"
-            )
+            problem = f"it ran to position {reach.position} only, and was trained to {window}"
+            return Outcome(unproved=problem)
         far = () if window or reach.position < reach.tokens else (f"position {reach.position:,}",)
         return Outcome(beyond=(*far, *texts, *alone))
 
@@ -396,32 +371,27 @@ class _Trial:
         self._run(min(tokens, PAIR), None, NEAR[:1], pairs=True)
         if any(True for _ in _Texts(self.model, 2, torch.arange(2)).attempts()):
             usual = max(2 * window, 4 * TOKENS)
-            reaches = sorted(
-                {usual, *(2 * length for length in self.lengths if 2 * length > usual)},
-                reverse=True,
-            )
+            further = {2 * length for length in self.lengths if 2 * length > usual}
+            reaches = sorted({usual, *further}, reverse=True)
             if not any(self._run(tokens, _spread(tokens, furthest), FAR) for furthest in reaches):
                 self.ends = True
                 if window > tokens:
                     self._run(tokens, _spread(tokens, window - 1), FAR)
         placed = any(reach.placed for reach in self.reached.values())
-        if window >= TOKENS and heads * (window + 64) ** 2 <= (
-            MOST_BEYOND if placed else MOST_SCORES
-        ):
+        most_scores = MOST_BEYOND if placed else MOST_SCORES
+        if window >= TOKENS and heads * (window + 64) ** 2 <= most_scores:
             self._run(window + 64, None, FAR)
 
     def _left(self) -> bool:
-        """Whether a row is right so far, and one of its layers did not run."""
-        return any(
-            not self.problems[stack]
-            and not self.reached[stack].layers.issuperset(chain.from_iterable(layers.values()))
-            for stack, layers in self.modules.items()
-        )
+        """True if a row is right so far and one of its layers did not run."""
+        for stack, modules in self.modules.items():
+            layers = chain.from_iterable(modules.values())
+            if not self.problems[stack] and not self.reached[stack].layers.issuperset(layers):
+                return True
+        return False
 
     def _load_what_is_in_no_layer(self) -> None:
-        """Load embeddings and all else outside layers; what the file lacks is random, and nothing
-        is compared.
-        """
+        """Load all that is outside layers; what the file lacks is random."""
         within, known = tuple(f"{name}." for name in self.layers), self.model.state_dict()
         outside = {
             name
@@ -435,32 +405,25 @@ class _Trial:
     def _run(
         self, tokens: int, at: torch.Tensor | None, sizes: tuple[float, ...], pairs: bool = False
     ) -> bool:
-        """Run the model, or its parts where the whole does not run them all; whether any layer
-        ran.
-        """
+        """Run the model, or parts that it does not run itself; True if any layer ran."""
         from transformers import PreTrainedModel
 
         ran: set[str] = set()
-        parts = [
-            (name, part)
-            for name, part in self.model.named_modules()
-            if isinstance(part, PreTrainedModel)
-        ]
+        modules, vocabulary = self.model.named_modules(), self.vocabulary
+        parts = [(name, part) for name, part in modules if isinstance(part, PreTrainedModel)]
         for name, part in parts:
-            if all(self.problems.values()) or (
-                name and any(layer.startswith(name + ".") for layer in ran)
-            ):
+            has_run = name and any(layer.startswith(name + ".") for layer in ran)
+            if has_run or all(self.problems.values()):
                 continue
             for special in (self.special, ()):
-                texts = _Texts(
-                    part, tokens, at, pairs=pairs, special=special, vocabulary=self.vocabulary
-                )
+                how: dict[str, Any] = {"special": special, "vocabulary": vocabulary}
+                texts = _Texts(part, tokens, at, pairs=pairs, **how)
                 if self._any_ran(texts, part, sizes, ran):
                     break
         return bool(ran)
 
     def _any_ran(self, texts: _Texts, part: Any, sizes: tuple[float, ...], ran: set[str]) -> bool:
-        """Run a part on the first of these inputs that it takes; whether any layer ran."""
+        """Run a part on the first of these inputs that it takes; True if any layer ran."""
         for given in texts.attempts():
             count = len(ran)
             try:
@@ -484,24 +447,20 @@ class _Trial:
         ran: set[str],
         inputs: _Texts,
     ) -> None:
-        """Run one part of the model, each layer loaded when it is entered and given back when it is
-        left.
-        """
+        """Run one part of the model; each layer is loaded when entered and freed when left."""
         calls_before, streams = Counter[str](), {}
         texts = {ids.shape[1] for name, ids in given.items() if name.endswith("input_ids")}
         attention = tuple(f"{module}." for modules in self.modules.values() for module in modules)
-        progress = bar(
-            what="layers of the checkpoint itself", unit=" compared", total=len(self.layers)
-        )
+        total = len(self.layers)
+        progress = bar(what="layers of the checkpoint itself", unit=" compared", total=total)
 
         def enter(layer: str) -> None:
             self.weights.load(self.weights.under(layer), self.checkpoint)
             names = [name for name in self.parameters if name.startswith(layer + ".")]
             self.weights.fill(name for name in names if not name.startswith(attention))
-            if lacking := next(
-                (name for name in names if self.weights.parameter(name).is_meta), ""
-            ):
-                raise CheckpointError(f"lacks '{lacking}'", file=self.checkpoint.name)
+            for name in names:
+                if self.weights.parameter(name).is_meta:
+                    raise CheckpointError(f"lacks '{name}'", file=self.checkpoint.name)
 
         def leave(layer: str, calls: list[Observed], again: Callable[[], list[Observed]]) -> None:
             for stack, index, which in self._layers_of(calls, calls_before):
@@ -511,10 +470,9 @@ class _Trial:
                     reach.in_pairs.add(index)
                 else:
                     self._note(stack, index, call, inputs)
-                    tokens = call.attention.shape[1]
-                    reach.fixed = reach.fixed or (
-                        any(name in given for name in FIXED) and tokens not in texts
-                    )
+                    has_fixed = any(name in given for name in FIXED)
+                    if has_fixed and call.attention.shape[1] not in texts:
+                        reach.fixed = True
                     reach.special = reach.special and (bool(inputs.special) or not texts)
                 for size in sizes:
                     if not self.problems[stack]:
@@ -527,19 +485,13 @@ class _Trial:
             progress.update(1)
 
         with progress:
-            watch_layers(
-                part, self.model, given, self.layers, enter, leave, sequences=1 + inputs.pairs
-            )
+            layers, sequences = self.layers, 1 + inputs.pairs
+            watch_layers(part, self.model, given, layers, enter, leave, sequences)
 
     def _note(self, stack: str, index: int, call: Observed, inputs: _Texts) -> None:
-        """Note how far a call went. Scores that are the same at other positions know nothing of
-        those.
-        """
-        reach, seen, tokens = (
-            self.reached[stack],
-            hash(call.scores.tobytes()),
-            call.attention.shape[1],
-        )
+        """Note how far a call went; scores that ignore positions show nothing of them."""
+        reach, tokens = self.reached[stack], call.attention.shape[1]
+        seen = hash(call.scores.tobytes())
         moved = inputs.at is not None and self.near.get((stack, index)) != seen
         if inputs.at is None:
             self.near.setdefault((stack, index), seen)
@@ -553,19 +505,13 @@ class _Trial:
     def _layers_of(
         self, calls: list[Observed], before: Counter[str]
     ) -> Iterator[tuple[str, int, int]]:
-        """Of each call the stack and the index of the layer that it is, and its number among the
-        calls.
-        """
+        """Stack and layer index of each call, and its number among the calls."""
         counts = before.copy()
         for which, call in enumerate(calls):
             counts[call.module] += not call.sequence
-            indices = self.modules.get(stack_of(call.module), {}).get(call.module)
-            if indices:
-                yield (
-                    stack_of(call.module),
-                    indices[min(counts[call.module], len(indices)) - 1],
-                    which,
-                )
+            stack = stack_of(call.module)
+            if indices := self.modules.get(stack, {}).get(call.module):
+                yield stack, indices[min(counts[call.module], len(indices)) - 1], which
 
     def _compared(
         self,
@@ -578,9 +524,7 @@ class _Trial:
         again: Callable[[], list[Observed]],
         streams: Mapping[tuple[str, int, int], tuple[np.ndarray, ...]],
     ) -> str:
-        """What is wrong with one layer where its largest score is `size`, or as large as it is;
-        empty if nothing is.
-        """
+        """The problem of one layer with its largest score at `size` or more; empty if none."""
         model = self.models[stack]
         layer, top = model.layer(index), _top(call)
         if layer.keys_of is not None:
@@ -591,11 +535,10 @@ class _Trial:
             if not factors:
                 self.reached[stack].small = True
                 return ""
-            larger = {
-                name: _Multiplied(self.checkpoint[name], factor) for name, factor in factors.items()
-            }
-            tensors = {name: larger.get(name, self.checkpoint[name]) for name in self.checkpoint}
             stored = self.checkpoint
+            tensors = {name: stored[name] for name in stored}
+            for name, factor in factors.items():
+                tensors[name] = _Multiplied(stored[name], factor)
             changed = Checkpoint(stored.folder, stored.files, tensors, stored.config, stored.name)
             self.weights.load(self.weights.under(path), changed)
             calls = again()
@@ -606,12 +549,8 @@ class _Trial:
         elif size in NEAR[1:]:
             return ""  # its own are as large
         tolerance = max(TOLERANCE, min(0.05, top * max(OF_SUM, _furthest(call) * OF_ANGLE)))
-        problem = compare(layer, call, tolerance)
-        return (
-            f"at its own size: layer {index}{how}: {problem.removeprefix('refused: ')}"
-            if problem
-            else ""
-        )
+        problem = compare(layer, call, tolerance).removeprefix(REFUSED)
+        return f"at its own size: layer {index}{how}: {problem}" if problem else ""
 
 
 def _items(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -622,30 +561,23 @@ def _items(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _special(values: Mapping[str, Any]) -> list[int]:
-    """The ids of special tokens that a text may have, by a config and its parts: the one that
-    begins it first.
+    """The ids of special tokens in texts, by a config and its parts; the one that begins them
+    first.
 
     A config that names none leaves 1, which begins texts as a rule.
     """
-    named = [
-        (key, value)
-        for key, value in _items(values)
-        if SPECIAL.fullmatch(key) and not UNWRITTEN.search(key)
-    ]
+    items = [(key, value) for key, value in _items(values) if SPECIAL.fullmatch(key)]
+    named = [(key, value) for key, value in items if not UNWRITTEN.search(key)]
     named.sort(key=lambda item: not item[0].startswith("bos"))
     ids = chain.from_iterable(value if isinstance(value, list) else [value] for _, value in named)
     return list(dict.fromkeys(token for token in ids if type(token) is int and token >= 0)) or [1]
 
 
 def _spread(tokens: int, furthest: int) -> torch.Tensor:
-    """Positions of this many tokens: half of them from 0 on, the others spread up to the
-    furthest.
-    """
+    """Positions of this many tokens: half from 0 on, the others spread up to the furthest."""
     near = torch.arange(tokens - tokens // 2)
-    far = (
-        torch.linspace(float(len(near)), furthest, tokens // 2, dtype=torch.float64).round().long()
-    )
-    return torch.cat((near, far))
+    far = torch.linspace(float(len(near)), furthest, tokens // 2, dtype=torch.float64)
+    return torch.cat((near, far.round().long()))
 
 
 def _furthest(call: Observed) -> int:
@@ -654,11 +586,10 @@ def _furthest(call: Observed) -> int:
 
 
 def _top(call: Observed) -> float:
-    """The largest score of a token with itself, or of any in cross-attention: what no distance
-    changes.
-    """
+    """The largest score of a token with itself, which no distance changes; any score if crossed."""
     scores = call.scores
-    scores = np.diagonal(scores, axis1=1, axis2=2) if scores.shape[1] == scores.shape[2] else scores
+    if scores.shape[1] == scores.shape[2]:
+        scores = np.diagonal(scores, axis1=1, axis2=2)
     seen = np.abs(scores[np.isfinite(scores) & (np.abs(scores) < 1e4)])
     return float(seen.max(initial=0.0))
 
@@ -666,17 +597,16 @@ def _top(call: Observed) -> float:
 def _factors(
     model: Model, index: int, layer: Layer, call: Observed, growth: float
 ) -> dict[str, float]:
-    """By tensor in the file what multiplies it so that scores grow so much, and values to the size
-    of queries.
-    """
+    """Factors of tensors that make scores grow so much, and values as large as queries, by name."""
     n, m = call.attention.shape[1:]
-    x = next(
-        (rows for rows in (*call.streams, *call.entered) if rows.shape == (n, layer.d_model)), None
-    )
-    of_memory = (
-        rows for rows in (*call.memories, *call.entered) if rows.shape == (m, layer.k.shape[1])
-    )
-    memory = next(of_memory, None) if layer.cross else x
+
+    def first_of_shape(*shape: int, among: Iterable[np.ndarray]) -> np.ndarray | None:
+        return next((rows for rows in among if rows.shape == shape), None)
+
+    x = memory = first_of_shape(n, layer.d_model, among=(*call.streams, *call.entered))
+    if layer.cross:
+        memories = *call.memories, *call.entered
+        memory = first_of_shape(m, layer.k.shape[1], among=memories)
     if x is None or memory is None:
         return {}
     made = (layer.queries(x), layer.keys(memory), layer.inner_values(memory))
@@ -684,11 +614,8 @@ def _factors(
     size = sqrt(growth * largest[0] * largest[1])
     row = model.family.in_layer(model.config.layer_types[index])
     norms = row.scores.qk_norm
-    modules = (
-        (row.heads.q, norms.query if norms else ""),
-        (row.heads.k, norms.key if norms else ""),
-        (row.heads.v,),
-    )
+    query_norm, key_norm = (norms.query, norms.key) if norms else ("", "")
+    modules = (row.heads.q, query_norm), (row.heads.k, key_norm), (row.heads.v,)
     stem = model.stem(index)
     factors: dict[str, float] = {}
     for names, now in zip(modules, largest, strict=True):

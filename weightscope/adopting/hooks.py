@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -43,27 +44,21 @@ def rows_of(tensor: torch.Tensor, b: int, n: int) -> np.ndarray | None:
 def entering(
     layer: Event, attends: Event, inside: list[Event], at: int, b: int, n: int, m: int
 ) -> tuple[list[np.ndarray], list[np.ndarray], str]:
-    """Candidates for the stream of queries and for another of keys, and the norm that the queries'
-    stream enters.
+    """Candidates for the streams of queries and of keys, and the norm that the queries' stream
+    enters.
     """
     before = [event for event in inside if event.end < at]
-    projections = [
-        event
-        for event in before
-        if event.start > attends.start and isinstance(event.module, torch.nn.Linear)
-    ]
+    linear = [event for event in before if isinstance(event.module, torch.nn.Linear)]
+    projections = [event for event in linear if event.start > attends.start]
     arrive = first_of(attends.inputs, b, n)
     if arrive is None:
         return [], [], ""
     layer_input = first_of(layer.inputs, b, n)
     through, norm = _before_norm(arrive, before, attends)
-    if layer_input is not None and (
-        np.array_equal(layer_input, arrive)
-        or (through is not None and np.array_equal(layer_input, through))
-    ):
-        streams = [layer_input]
-    else:
-        streams = [stream for stream in (through, arrive, layer_input) if stream is not None]
+    streams = [stream for stream in (through, arrive) if stream is not None]
+    if layer_input is not None:
+        known = any(np.array_equal(layer_input, stream) for stream in streams)
+        streams = [layer_input] if known else [*streams, layer_input]
     read = [tensor for event in projections for tensor in event.inputs[:1]]
     second = first_of(read + attends.inputs, b, m) if m != n else _second(read, arrive, b, n)
     inner = None if second is None else _before_norm(second, before, attends)[0]
@@ -71,7 +66,7 @@ def entering(
 
 
 def _second(read: list[torch.Tensor], arrive: np.ndarray, b: int, n: int) -> np.ndarray | None:
-    """What keys and values are made of where that is not what queries are, though it is as long."""
+    """The stream of keys and values where it is not the queries', though as long."""
     rows = [tensor_rows for tensor in read if (tensor_rows := rows_of(tensor, b, n)) is not None]
     if len(rows) < 3 or len(rows) < len(read) or not np.array_equal(rows[0], arrive):
         return None
@@ -82,18 +77,14 @@ def _second(read: list[torch.Tensor], arrive: np.ndarray, b: int, n: int) -> np.
 def around(
     layer: Event, attends: Event, inside: list[Event], at: int, b: int, n: int, m: int
 ) -> list[np.ndarray]:
-    """Everything of n or m rows that entered the layer, its attention or a projection of that, or
-    left a norm; once.
+    """All arrays of n or m rows that entered the layer or its projections, or left a norm; each
+    once.
     """
     given = [*attends.inputs, *layer.inputs]
-    for event in inside:
-        if (
-            event.start > attends.start
-            and event.end < at
-            and isinstance(event.module, torch.nn.Linear)
-        ):
+    for event in (event for event in inside if event.end < at):
+        if event.start > attends.start and isinstance(event.module, torch.nn.Linear):
             given += event.inputs[:1]
-        elif event.end < at and "norm" in type(event.module).__name__.lower():
+        elif "norm" in type(event.module).__name__.lower():
             given += event.outputs[:1]
     candidates = [
         rows
@@ -111,25 +102,18 @@ def first_of(tensors: list[torch.Tensor], b: int, n: int) -> np.ndarray | None:
 def _before_norm(
     arrive: np.ndarray, before: list[Event], attends: Event
 ) -> tuple[np.ndarray | None, str]:
-    """What entered the norm that made these rows, in their order, and which; None where no norm of
-    the layer did.
-    """
+    """The input of the layer's norm that made these rows, in their order, and the norm; or None."""
     wanted = arrive.reshape(-1, arrive.shape[-1])
     for event in reversed(before):
-        if (
-            "norm" not in type(event.module).__name__.lower()
-            or not event.inputs
-            or not event.outputs
-            or event is attends
-        ):
+        if "norm" not in type(event.module).__name__.lower() or event is attends:
+            continue
+        if not event.inputs or not event.outputs:
             continue
         made, entered = event.outputs[0], event.inputs[0]
         if made.shape != entered.shape or made.shape[-1] != wanted.shape[-1]:
             continue
-        rows = {
-            row.tobytes(): i
-            for i, row in enumerate(made.reshape(-1, made.shape[-1]).float().numpy())
-        }
+        made_rows = made.reshape(-1, made.shape[-1]).float().numpy()
+        rows = {row.tobytes(): i for i, row in enumerate(made_rows)}
         places = [rows.get(row.tobytes()) for row in wanted.astype(np.float32)]
         if None not in places:
             sources = entered.reshape(-1, entered.shape[-1]).float().numpy()[np.array(places)]
@@ -145,27 +129,23 @@ BATCH = 6  # windows of an image that are looked at
 class Observed(ShowsShapes):
     """One attention layer at work on one sequence."""
 
-    layer: str  # Paths of the layer and of the module in it that attends
-    module: str
-    # (n, d): What may be called the residual stream that enters: the layer's input where attention
-    # or a norm before it takes that, or else what enters the norm and what enters attention.
+    layer: str  # path of the layer
+    module: str  # path of the module in it that attends
+    # (n, d): candidates for the residual stream: the layer's input where attention or a norm before
+    # it takes that, or else the inputs of the norm and of attention
     streams: tuple[np.ndarray, ...]
-    # (m, e): The same for keys and values where there are more or fewer of them than queries.
+    # (m, e): candidates for keys and values where there are more or fewer of them than queries
     memories: tuple[np.ndarray, ...]
-    # (n or m, e): Other inputs with this many rows to the layer, the module and its projections,
-    # and outputs of norms before it.
+    # (n or m, e): other inputs with this many rows to the layer, the module and its projections,
+    # and outputs of norms before it
     entered: tuple[np.ndarray, ...]
     positions: np.ndarray | None  # (n,)
     scores: np.ndarray  # (H, n, m)
     attention: np.ndarray  # (H, n, m)
-    # (n, d): What attention, its out projection and whatever follows within the layer gave, in that
-    # order.
+    # (n, d): outputs of attention, of its out projection and of later modules in the layer
     outputs: tuple[np.ndarray, ...]
-    # The norm that the first of the streams enters and attention reads; empty where that reads the
-    # stream itself.
-    norm: str = ""
-    # before, after: Modules with parameters of their own, and norms without, that the layer ran
-    # before its softmax and after.
+    norm: str = ""  # norm that the first stream enters and attention reads; empty without one
+    # modules with parameters of their own, and norms without, that ran before its softmax and after
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     sequence: int = 0  # its number in the batch
@@ -191,13 +171,15 @@ class _Log:
     """Every call of every module of a model, and of every softmax over scores, in order."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        # Of a class of the user's own, a pattern for the paths of modules that attend; "*" where
-        # softmaxes show them.
+        # a pattern for the attending modules of a user's class; "*" where softmaxes show them
         self.attention: str = getattr(model, "attention_modules", "")
-        self.time, self.open, self.events, self.softmaxes = 0, [], [], []  # type: int, list[Event], list[Event], list[_Softmax]
-        self.hooks = [
-            hook for name, module in model.named_modules() for hook in self._watch(name, module)
-        ]
+        self.time = 0
+        self.open: list[Event] = []
+        self.events: list[Event] = []
+        self.softmaxes: list[_Softmax] = []
+        self.hooks: list[Any] = []
+        for name, module in model.named_modules():
+            self.hooks += self._watch(name, module)
 
     def _watch(self, name: str, module: torch.nn.Module) -> Iterator[Any]:
         def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -218,9 +200,8 @@ class _Log:
     def softmax(self, scores: torch.Tensor, attention: torch.Tensor) -> None:
         self.time += 1
         if scores.ndim >= 3 and self.open and (scores.ndim > 3 or scores.shape[0] > 1):
-            self.softmaxes.append(
-                _Softmax(self.time, scores.detach().clone(), attention.detach().clone())
-            )
+            copies = scores.detach().clone(), attention.detach().clone()
+            self.softmaxes.append(_Softmax(self.time, *copies))
 
     def run(self, part: torch.nn.Module, inputs: dict[str, Any]) -> None:
         """Run one part of the model; then nothing is watched any more."""
@@ -233,7 +214,7 @@ class _Log:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    """Every floating tensor among what a module was given or gave, copied: some are written into
+    """Copies of every floating tensor in a module's arguments or output; some are overwritten
     later.
     """
     if isinstance(values, torch.Tensor):
@@ -251,7 +232,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 @contextmanager
 def _softmaxes_seen(log: _Log) -> Iterator[None]:
-    """Every way to a softmax leads through the log; fused attention is done in steps."""
+    """Lead every way to a softmax through the log; fused attention is done in steps."""
 
     def seen(
         scores: torch.Tensor, dim: int | None = None, *args: Any, **kwargs: Any
@@ -283,21 +264,16 @@ def _softmaxes_seen(log: _Log) -> Iterator[None]:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         if enable_gqa:
-            key, value = (
-                heads.repeat_interleave(query.shape[-3] // heads.shape[-3], -3)
-                for heads in (key, value)
-            )
-        scores = (
-            query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
-        )
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        scores = query @ key.transpose(-1, -2) * scale
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-        if attn_mask is not None:
-            scores = (
-                scores.masked_fill(~attn_mask, -torch.inf)
-                if attn_mask.dtype == torch.bool
-                else scores + attn_mask
-            )
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
         return seen(scores, -1) @ value
 
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -324,18 +300,13 @@ def watch(part: torch.nn.Module, model: torch.nn.Module, inputs: dict[str, Any])
 def observe(
     model: PreTrainedModel, size: Size, seed: int = 0, start: int = 0
 ) -> tuple[list[Observed], list[str]]:
-    """Every attention layer of a model at work: of the whole, or of its parts where the whole does
-    not run them all.
-    """
+    """Every attention layer of a model at work: of the whole, or of parts that it does not run."""
     observed: list[Observed] = []
     problems: list[str] = []
-    parts = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, PreTrainedModel)
-    ]
+    modules = model.named_modules()
+    parts = [(name, module) for name, module in modules if isinstance(module, PreTrainedModel)]
     for name, part in parts:
-        if name and any(seen_layer.layer.startswith(name + ".") for seen_layer in observed):
+        if name and any(call.layer.startswith(name + ".") for call in observed):
             continue
         problem, ran = "", False
         for given in Inputs(part, size, seed, start).attempts():
@@ -365,17 +336,13 @@ def _at_work(log: _Log) -> Iterator[tuple[Event, Event, _Softmax]]:
     for softmax in log.softmaxes:
         around = [event for event in log.events if event.start < softmax.time < event.end]
         around.sort(key=lambda event: event.start)
-        owners = [
-            event
-            for event in around
-            if any(parameter.ndim > 1 for parameter in event.module.parameters())
-        ]
+        owners = [event for event in around if _has_matrices(event.module)]
         layers = [event for event in owners if re.search(r"\.\d+$|^\d+$", event.name)]
         if not layers:
             continue
         attends, layer = owners[-1], layers[-1]
-        # one of a layer's two
-        if layer is attends and re.search(r"att\w*\.\d+$", attends.name) and len(layers) > 1:
+        is_one_of_two = layer is attends and re.search(r"att\w*\.\d+$", attends.name)
+        if is_one_of_two and len(layers) > 1:
             layer = layers[-2]
         if log.attention not in ("", "*"):
             matching = [event for event in owners if fnmatch(event.name, log.attention)]
@@ -400,6 +367,10 @@ def _at_work(log: _Log) -> Iterator[tuple[Event, Event, _Softmax]]:
                 yield layer, attends, softmax
 
 
+def _has_matrices(module: torch.nn.Module) -> bool:
+    return any(parameter.ndim > 1 for parameter in module.parameters())
+
+
 def _block_diagonal(blocks: list[torch.Tensor], fill: float) -> torch.Tensor:
     """Blocks (1, H, n, n) as one of (1, H, sum of n, sum of n), `fill` elsewhere."""
     n = sum(block.shape[-1] for block in blocks)
@@ -419,22 +390,24 @@ def _observed(
     given: dict[str, Any],
     sequences: int = 1,
 ) -> Iterator[Observed]:
-    """What one softmax was part of, a sequence at a time."""
+    """Each sequence of the attention that a softmax was part of."""
     b, n, m = *_batch(softmax.scores, sequences), softmax.scores.shape[-1]
-    scores, attention = (
-        tensor.reshape(b, -1, n, m).float().numpy()
-        for tensor in (softmax.scores, softmax.attention)
-    )
+    scores = softmax.scores.reshape(b, -1, n, m).float().numpy()
+    attention = softmax.attention.reshape(b, -1, n, m).float().numpy()
     if scores.shape[1] == 0:
         return
     inside = [event for event in log.events if layer.start < event.start and event.end < layer.end]
     streams, memories, norm = entering(layer, attends, inside, softmax.time, b, n, m)
     entered = around(layer, attends, inside, softmax.time, b, n, m)
     ran = [event for event in sorted(inside, key=lambda event: event.start) if _holds(event.module)]
-    outputs = [
-        out for event in (*inside, layer) if event.end > softmax.time for out in event.outputs[:1]
-    ]
+    before = tuple(event.name for event in ran if event.start < softmax.time)
+    after = tuple(event.name for event in ran if event.start > softmax.time)
+    later = [event for event in (*inside, layer) if event.end > softmax.time]
+    firsts = [event.outputs[0] for event in later if event.outputs]
+    outputs = [rows for out in firsts[:24] if (rows := rows_of(out, b, n)) is not None]
     positions = given.get("position_ids")
+    if positions is not None:
+        positions = positions[0].numpy() if positions.shape[-1] == n else None
     for which in range(min(b, BATCH)):
         yield Observed(
             layer.name,
@@ -442,31 +415,25 @@ def _observed(
             tuple(rows[which] for rows in streams),
             tuple(rows[which] for rows in memories),
             tuple(rows[which] for rows in entered),
-            None if positions is None or positions.shape[-1] != n else positions[0].numpy(),
+            positions,
             scores[which],
             attention[which],
-            tuple(
-                rows[which]
-                for rows in (rows_of(out, b, n) for out in outputs[:24])
-                if rows is not None
-            ),
+            tuple(rows[which] for rows in outputs),
             norm,
-            tuple(event.name for event in ran if event.start < softmax.time),
-            tuple(event.name for event in ran if event.start > softmax.time),
+            before,
+            after,
             which * sequences // b,
         )
 
 
 def _holds(module: torch.nn.Module) -> bool:
-    """Whether a module has parameters of its own, or is a norm."""
+    """True if a module has parameters of its own, or is a norm."""
     norm = "norm" in type(module).__name__.lower() and not list(module.children())
     return norm or next(module.parameters(recurse=False), None) is not None
 
 
 def _batch(scores: torch.Tensor, sequences: int) -> tuple[int, int]:
-    """(sequences, queries) of scores: of three axes the first counts heads, sequence by
-    sequence.
-    """
+    """(sequences, queries) of scores; with three axes the first is heads, sequence by sequence."""
     if scores.ndim == 3:
         return sequences if scores.shape[0] % sequences == 0 else 1, scores.shape[1]
     return int(np.prod(scores.shape[:-3])), scores.shape[-2]
@@ -484,8 +451,7 @@ def watch_layers(
     after: Seen,
     sequences: int = 1,
 ) -> None:
-    """Run one part of a model a layer at a time, and keep nothing of a layer once the next one
-    runs.
+    """Run one part of a model, keeping a layer's records until the next one runs.
 
     `before` takes the name of a layer; `after` takes it too, with what was recorded and a function
     that runs the layer again on the same input.
@@ -493,9 +459,9 @@ def watch_layers(
     log, busy = _Log(model), False
 
     def recorded() -> list[Observed]:
-        calls = [
-            call for work in _at_work(log) for call in _observed(log, *work, inputs, sequences)
-        ]
+        calls: list[Observed] = []
+        for work in _at_work(log):
+            calls += _observed(log, *work, inputs, sequences)
         log.events.clear()
         log.softmaxes.clear()
         return calls
@@ -504,7 +470,7 @@ def watch_layers(
         if not busy:
             before(name)
 
-    def leave(name: str, layer: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    def leave(name: str, layer: torch.nn.Module, args: Any, kwargs: Any, _: Any) -> None:
         def again() -> list[Observed]:
             layer(*args, **kwargs)
             return recorded()
@@ -516,12 +482,7 @@ def watch_layers(
             busy = False
 
     for name in layers:
-        layer = model.get_submodule(name)
+        layer, left = model.get_submodule(name), partial(leave, name)
         log.hooks.append(layer.register_forward_pre_hook(lambda *_, name=name: enter(name)))
-        log.hooks.append(
-            layer.register_forward_hook(
-                lambda layer, args, kwargs, _, name=name: leave(name, layer, args, kwargs),
-                with_kwargs=True,
-            )
-        )
+        log.hooks.append(layer.register_forward_hook(left, with_kwargs=True))
     log.run(part, inputs)

@@ -1,6 +1,4 @@
-"""Inputs that a tiny model runs on: `ATTEMPTS` lists what is tried, by the parameters of its
-forward pass.
-"""
+"""Inputs that a tiny model runs on: `ATTEMPTS`, by the parameters of its forward pass."""
 
 import inspect
 import re
@@ -12,7 +10,7 @@ import torch
 from weightscope.adopting.tiny_models import Size
 
 PHRASE = 7  # tokens of a phrase, its end with it
-FIRST_TOKEN = 60  # of a tiny model's texts; smaller ids are special tokens', which `full_size` runs
+FIRST_TOKEN = 60  # least id of tiny models' texts; smaller ones are special, for `full_size`
 TEXT = (
     "text_config",
     "llm_config",
@@ -39,12 +37,10 @@ MEL = (
     "input_dim",
     "input_feat_size",
 )
-# Features of a frame where a config does not say how many: by model_type, their number.
+# Numbers of features of a frame, by model_type, where a config has none.
 UNSAID = {"gemma4_audio": 128, "granite_speech5_encoder": 64, "granite_speech5_ctc": 64}
-# in names of modules that attend to another sequence
-CROSS = re.compile(r"cross|encoder_attn|EncDec", re.ASCII)
-# Height and width of an image where no square does: a line of text, whose height a backbone reduces
-# to one.
+CROSS = re.compile(r"cross|encoder_attn|EncDec", re.ASCII)  # words in names of cross-attention
+# Height and width of images of a line of text, whose height a backbone reduces to one.
 STRIPS = dict.fromkeys(
     ("pp_ocrv5_mobile_rec", "pp_ocrv5_server_rec", "pp_ocrv6_small_rec", "pp_ocrv6_tiny_rec"),
     (48, 160),
@@ -68,47 +64,38 @@ def _get(config: Any, names: tuple[str, ...], default: Any, inner: tuple[str, ..
 
 
 class Inputs:
-    """Inputs of one model.
-    module: Has a config of transformers.
-    start: Position of the first token.
-    """
+    """Inputs of one model, a module with a config of transformers, from position `start` on."""
 
-    samples = 8000  # of a wave
+    samples = 8000  # samples of a wave
 
     def __init__(self, module: Any, size: Size, seed: int, start: int = 0) -> None:
         self.config, self.size, self.start = module.config, size, start
         self.generator = torch.Generator().manual_seed(1000 + seed)
         self.parameters = inspect.signature(module.forward).parameters
         crosses = any(CROSS.search(name) for name, _ in module.named_modules())
-        self.facts = {
-            *self.parameters,
-            "crosses" if crosses else "stays",
-            "far" if start else "near",
-        }
-        self.facts.add(f"type:{module.config.model_type}")
+        self.facts = {*self.parameters, f"type:{module.config.model_type}"}
+        self.facts |= {"crosses" if crosses else "stays", "far" if start else "near"}
         self.lacked = OPTIONAL - self.parameters.keys()
-        # Ids that end a phrase, of a class in which tokens attend within phrases only.
         ends = [ids for name, ids in module.named_buffers() if name.endswith("special_tokens")]
+        # ids that end a phrase, in classes whose tokens attend within phrases only
         self.delimiters: list[int] = ends[0].tolist() if ends else []
 
     def attempts(self) -> Iterator[dict[str, Any]]:
-        """Inputs to try, the plainest first; far positions are in the first where the model takes
-        any.
-        """
+        """Inputs to try, the plainest first; far positions first of all, if the model takes any."""
         for needs, makes in ATTEMPTS:
-            if all(not self.facts.isdisjoint(need.split("|")) for need in needs.split()):
-                named = {
-                    next(iter(self.parameters)) if name == FIRST else name: make
-                    for name, make in makes.items()
-                }
-                made = {name: make(self) for name, make in named.items() if name not in self.lacked}
-                yield {name: value for name, value in made.items() if value is not None}
-        needed = [
-            name
+            if any(self.facts.isdisjoint(need.split("|")) for need in needs.split()):
+                continue
+            named = dict(makes)
+            if FIRST in makes:
+                named = {next(iter(self.parameters)): named.pop(FIRST)} | named
+            made = {name: make(self) for name, make in named.items() if name not in self.lacked}
+            yield {name: value for name, value in made.items() if value is not None}
+        parameters = [
+            (name, parameter)
             for name, parameter in self.parameters.items()
-            if parameter.default is parameter.empty
-            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         ]
+        needed = [name for name, parameter in parameters if parameter.default is parameter.empty]
         if needed and all(name in REQUIRED for name in needed):
             yield {name: REQUIRED[name](self) for name in needed}
 
@@ -169,25 +156,22 @@ class Inputs:
         return self.noise(1, channels if isinstance(channels, int) else 3, height, width)
 
     def frames(self) -> torch.Tensor:
-        return self.noise(
-            1, self.number(4, "num_frames", "frames_per_clip", parts=SEEN), *self.pixels().shape[1:]
-        )
+        frames = self.number(4, "num_frames", "frames_per_clip", parts=SEEN)
+        return self.noise(1, frames, *self.pixels().shape[1:])
 
     def halves(self) -> tuple[torch.Tensor, ...]:
         return self.pixels().chunk(2, dim=2)
 
     def tiles(self) -> torch.Tensor:
-        image = self.pixels()[:, None, None].repeat(
-            1, 1, self.number(4, "max_num_tiles", parts=SEEN), 1, 1, 1
-        )
+        tiles = self.number(4, "max_num_tiles", parts=SEEN)
+        image = self.pixels()[:, None, None].repeat(1, 1, tiles, 1, 1, 1)
         return image + 0.1 * self.noise(*image.shape)
 
     def patches(self) -> torch.Tensor:
         """An image as the flat patches of Qwen VL's towers."""
         pixels = self.number(1, "temporal_patch_size", "patch_temporal", parts=SEEN) * self.patch**2
-        return self.noise(
-            4 * self.size.grid**2, self.number(3, "in_channels", "in_chans", parts=SEEN) * pixels
-        )
+        channels = self.number(3, "in_channels", "in_chans", parts=SEEN)
+        return self.noise(4 * self.size.grid**2, channels * pixels)
 
     def square_patches(self) -> torch.Tensor:
         return self.patches().reshape(4 * self.size.grid**2, -1, self.patch, self.patch)
@@ -217,8 +201,8 @@ class Inputs:
         frames = 2 * self.number(2 * self.size.length, "max_source_positions", parts=HEARD)
         frames = self.number(frames, "max_length")
         window = 2 * self.number(0, "n_window", parts=HEARD)
-        # which these models have where they take whole windows
-        if window and "input_features_mask" in self.parameters:
+        takes_whole_windows = "input_features_mask" in self.parameters
+        if window and takes_whole_windows:
             frames = -(-frames // window) * window
         return self.noise(1, mel, frames)
 
@@ -241,17 +225,17 @@ class Inputs:
         return self.noise(1, self.number(4, "prediction_length") if later else past, *more)
 
     def times(self, later: bool = False) -> torch.Tensor:
-        """What is known of each of these points in time."""
+        """The known features of each of these points in time."""
         return self.series(later, lagged=True, more=(self.number(0, "num_time_features"),))
 
 
 Maker = Callable[[Inputs], torch.Tensor | None]
 FIRST = "the first parameter"
 OPTIONAL = {  # inputs that are left out where a forward pass lacks them
-    "decoder_input_ids", "position_ids", "grid_thw", "image_grid_thw", "merge_sizes", "spatial_shapes",
-    "pixel_position_ids", "pixel_attention_mask",
+    "decoder_input_ids", "position_ids", "grid_thw", "image_grid_thw", "merge_sizes",
+    "spatial_shapes", "pixel_position_ids", "pixel_attention_mask",
 }  # fmt: skip
-# not as long as images
+# Decoder texts of another length than images.
 DECODER: dict[str, Maker] = {"decoder_input_ids": lambda i: i.ids(i.size.length + 3)}
 GRID: dict[str, Maker] = dict.fromkeys(("grid_thw", "image_grid_thw"), lambda i: i.grid(2))
 SOUND: dict[str, Maker] = {"input_features": Inputs.features}
@@ -268,9 +252,9 @@ def _ones(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.long)
 
 
-# What is tried, in this order: which parameters a forward pass must have ("a|b": either), and what
-# makes each input. Other words tell a model that "crosses" to another sequence from one that
-# "stays" in its own, a first position "far" from 0, and a model_type.
+# Attempts in their order: parameters that a forward pass must have ("a|b": either), and makers of
+# inputs. Other words tell a model that "crosses" to another sequence from one that "stays" in its
+# own, a first position "far" from 0, and a model_type.
 ATTEMPTS: tuple[tuple[str, Mapping[str, Maker]], ...] = (
     ("input_ids query_embeds", _text(query_embeds=Inputs.stream, **MEMORY)),
     # early: only with it do all layers attend
@@ -403,7 +387,7 @@ ATTEMPTS: tuple[tuple[str, Mapping[str, Maker]], ...] = (
     ("hidden_states encoder_hidden_states", {"hidden_states": Inputs.stream, **MEMORY}),
     ("hidden_states", {"hidden_states": Inputs.stream}),
 )
-# By parameter what makes it for a model that takes none of these: all that it cannot do without.
+# Makers of the parameters that a model needs, for one that takes none of the attempts.
 REQUIRED: Mapping[str, Maker] = {
     **SOUND,
     **WAVE,

@@ -1,6 +1,4 @@
-"""Types of transformers that the census does not know: whether their attention stacks are read
-exactly.
-"""
+"""Types of transformers that the census does not know, and how their attention stacks are read."""
 
 import signal
 from collections.abc import Iterator
@@ -18,11 +16,11 @@ from weightscope.model.config.reading import stacks_of
 from weightscope.model.rows import table
 from weightscope.model.rows.table import FAMILIES
 
-SECONDS = 100  # of a processor, for a type
+SECONDS = 100  # processor time for a type
 
 
 class OutOfTime(BaseException):
-    """A type took longer than `SECONDS`; what catches errors of transformers lets it pass."""
+    """A type took longer than `SECONDS`; handlers of transformers' errors let it pass."""
 
 
 @contextmanager
@@ -42,14 +40,9 @@ def limited_time() -> Iterator[None]:
 
 
 def model_types() -> list[str]:
-    """Every model_type whose config some auto class builds a model of, and every other one that a
-    row reads.
-    """
-    kinds, mappings, read_types = (
-        [],
-        mappings_of_heads(),
-        {kind for row in FAMILIES for kind in row.types},
-    )
+    """Every model_type that some auto class builds a model of, or that a row reads."""
+    kinds, mappings = [], mappings_of_heads()
+    read_types = {kind for row in FAMILIES for kind in row.types}
     for kind in CONFIG_MAPPING:
         try:
             config = CONFIG_MAPPING[kind]
@@ -61,23 +54,20 @@ def model_types() -> list[str]:
 
 
 def newcomers() -> list[str]:
-    """The model_types that the installed transformers builds and the committed census does not
-    know.
-    """
+    """The model_types that the installed transformers builds and the census does not know."""
     return sorted({*model_types()} - table.census().keys())
 
 
 def verdicts(kind: str) -> Iterator[str]:
-    """One line for every attention stack of a type: how it is read on two tiny random models, and
-    what is wrong.
-    """
+    """One line for every attention stack of a type, as read on two tiny random models."""
     try:
         with limited_time(), tiny_models(CONFIG_MAPPING[kind](), kind) as tinies:
             for stack, calls in tinies[0].stacks.items():
-                kinds = {call.kind for call in calls}
-                attends = (
-                    "cross" if "cross" in kinds else "causal" if kinds == {"causal"} else "self"
-                )
+                kinds, attends = {call.kind for call in calls}, "self"
+                if "cross" in kinds:
+                    attends = "cross"
+                elif kinds == {"causal"}:
+                    attends = "causal"
                 verdict, reason = _verdict(tinies, stack)
                 yield " ".join(filter(None, (f"{kind}:", verdict, attends, stack, reason)))
     except (CheckpointError, OutOfTime) as error:
@@ -85,7 +75,7 @@ def verdicts(kind: str) -> Iterator[str]:
 
 
 def _verdict(tinies: tuple[Tiny, ...], stack: str) -> tuple[str, str]:
-    """Whether a stack is exact, refused or WRONG in both models, and why."""
+    """ "exact", "refused" or "WRONG" for a stack in both models, and the reason."""
     for tiny in tinies:
         if stack not in tiny.stacks:
             return "refused", "seen at one size only"
@@ -101,7 +91,9 @@ def _verdict(tinies: tuple[Tiny, ...], stack: str) -> tuple[str, str]:
 
 
 def _opened(tiny: Tiny) -> tuple[list[ws.Model], str]:
-    """Every model that weightscope opens in the file of a tiny one, and why it opens no more."""
+    """Every model that weightscope opens in a tiny one's file, and the reason that it opens no
+    more.
+    """
     models, refusal, folder = [], "", tiny.checkpoint.folder
     for tower in (None, *stacks_of(tiny.checkpoint)):
         try:

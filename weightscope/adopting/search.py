@@ -1,5 +1,5 @@
-"""A search for the row that reads a stack, judged by the eager model: a group of cells at a time,
-the nearest kept.
+"""A search for the row of a stack, judged by the eager model: a group of cells at a time, nearest
+kept.
 
 Values come first, which need norm and layout alone; then scores of a token with itself, which need
 scale and q/k-norms; then those at a distance, which need the rotation. What is tried are the cells
@@ -37,20 +37,20 @@ from weightscope.model.rows.cells import QkNorm
 from weightscope.model.rows.family import Family, turning
 from weightscope.model.rows.stanzas import as_toml
 
-# of one tensor
+# Layouts of queries, keys and values in one tensor.
 FUSED = (stacked, grouped, in_four_blocks, grouped_with_loose_biases, *map(StackedAs, ORDERS))
-# What is an architecture's mathematics, whatever its modules are called.
+# Cells of an architecture's mathematics, whatever its modules are called.
 MATHEMATICS = (
-    "positions__rope", "positions__bias", "scores__scale", "config__listed", "config__sizes", "config__layer_types",
-    "config__attention_types", "config__stored_layer", "config__attentions",
+    "positions__rope", "positions__bias", "scores__scale", "config__listed", "config__sizes",
+    "config__layer_types", "config__attention_types", "config__stored_layer", "config__attentions",
 )  # fmt: skip
 KEY_CELLS = {
     "theta_key": ("theta", "base"),
     "fraction_key": ("partial", "pct", "fraction", "percent"),
     "dims_key": ("rotary_dim", "rotary_emb_dim", "rope_dim"),
 }
-SMALLEST_BASE = 50  # that a number of the config whose key says nothing is tried as
-SHARES = (0.25, 0.5, 0.75, 0.9)  # of a head that turns, where the config does not say it
+SMALLEST_BASE = 50  # least number under an unclear key that is tried as a base
+SHARES = (0.25, 0.5, 0.75, 0.9)  # shares of a head that may turn, where the config has none
 LESS_USUAL = ("thetas", "dims_key", "start_key", "interleaved_key", "scaled_in")
 SOME_LAYERS = (
     rules.sliding,
@@ -83,7 +83,7 @@ class Found:
 
     @property
     def problem(self) -> str:
-        """What is wrong; nothing where nothing is."""
+        """The problem of the first model, or else of the second; empty if there is none."""
         return self.first.problem or self.second.problem
 
 
@@ -99,14 +99,11 @@ class Search:
         """A row and how near it comes; in the second model only where it is exact in the first."""
         self.progress.update(1)
         first = nearness(row, self.tinies[0], self.stack)
-        return Found(
-            row, first, NOWHERE if first.problem else nearness(row, self.tinies[1], self.stack)
-        )
+        second = NOWHERE if first.problem else nearness(row, self.tinies[1], self.stack)
+        return Found(row, first, second)
 
     def nearest(self, rows: Iterable[Family], best: Found | None = None) -> Found | None:
-        """The nearest of these, an earlier one where several are as near; the first that is exact
-        at once.
-        """
+        """The nearest row, the earlier of equals; an exact one at once."""
         for row in rows:
             if best is not None and not best.problem:
                 break
@@ -116,9 +113,7 @@ class Search:
         return best
 
     def run(self, proposals: Iterable[Family]) -> Found | None:
-        """The nearest row: of those that the model makes, of the proposals, or else with any of the
-        table's cells.
-        """
+        """The nearest row by the model's modules, the proposals, or any of the table's cells."""
         with self.progress:
             best = self.nearest(
                 row.but(**norm, **stored)
@@ -134,9 +129,7 @@ class Search:
     def refined(
         self, best: Found, groups: Sequence[Callable[[Family], Iterable[Changes]]]
     ) -> Found:
-        """The nearest that changes of cells lead to, a group after the other, until nothing comes
-        nearer.
-        """
+        """The nearest row by changes of cells, group after group, until nothing comes nearer."""
         before = None
         while best.problem and best.rank != before:
             before = best.rank
@@ -164,64 +157,48 @@ class Search:
         return [*self.derived.first.head_parameters(), *self.derived.first.tables]
 
     def stored_parts(self, row: Family) -> list[Changes]:
-        """Other tensors of attention: sinks (one number per head), or a table of biases by
-        distance.
-        """
-        first = self.derived.first
-        choices: list[Changes] = [
-            {f"steps__{step.name}": step}
-            for name in first.head_parameters()
-            for step in (
-                Sinks(name),
-                OuterSinks(name),
-                *(HeadFactors(name, factor) for factor in FACTORS),
-            )
-        ]
-        choices += [
-            {
-                "positions__bias": StoredSlopes(row.layer, name),
-                "heads__loose": (*row.heads.loose, name),
-                **turning(rope),
-            }
-            for name in first.head_parameters()
-            for rope in dict.fromkeys((None, row.rope))
-        ]
+        """Other tensors of attention: sinks (one number per head), or a table of biases."""
+        first, choices = self.derived.first, list[Changes]()
+        for name in first.head_parameters():
+            factors = [HeadFactors(name, factor) for factor in FACTORS]
+            for step in (Sinks(name), OuterSinks(name), *factors):
+                choices.append({f"steps__{step.name}": step})
+        for name, rope in product(first.head_parameters(), dict.fromkeys((None, row.rope))):
+            slopes, loose = StoredSlopes(row.layer, name), (*row.heads.loose, name)
+            change = {"positions__bias": slopes, "heads__loose": loose}
+            choices.append({**change, **turning(rope)})
         biases = [row.positions.bias for row in self.rows]
         terms = {type(bias): bias for bias in biases if hasattr(bias, "layer")}
         for table, term in product(first.tables, terms.values()):
             for per_layer, causal in product((False, True), (False, True)):
                 shared = {"heads__shared": (f"{row.layer.format(i=0)}{table}.weight",)}
                 where = {"heads__others": (table,)} if per_layer else shared
-                placed: Any = replace(term, layer=row.layer, causal=causal, own=per_layer)  # type: ignore[type-var]
+                cells = {"layer": row.layer, "causal": causal, "own": per_layer}
+                placed: Any = replace(term, **cells)  # type: ignore[type-var]
                 choices.append({"positions__bias": placed, **where})
         return choices
 
     @cached_property
     def scales(self) -> dict[Any, dict[str, Any]]:
-        """Scales of scores, the more usual first, and what the architecture takes for the keys they
-        read.
-        """
+        """Scales of scores, the more usual first, with the architecture's defaults of keys."""
         counted = Counter(row.scores.scale for row in self.rows)
         row_of_scale = {row.scores.scale: row for row in reversed(self.rows)}
         return {scale: self.defaults(row_of_scale[scale]) for scale, _ in counted.most_common()}
 
     def mathematics(self, row: Family) -> Iterator[Changes]:
-        """All that the rows of the table compute otherwise than they store, a row at a time."""
+        """All that the table's rows compute (rather than store), a row at a time."""
         seen = set()
         for table_row in self.rows:
-            if (row.memory is None and table_row.memory is not None) or not self.may_turn(
-                table_row.rope
-            ):
+            if row.memory is None and table_row.memory is not None:
                 continue
-            changes: dict[str, Any] = {
-                path: value
-                for name in MATHEMATICS
-                for path, value in _cell(table_row, name).items()
-            } | _placed(table_row, row)
-            changes["steps"] = (
-                *(step for step in row.steps if not step.portable),
-                *_portable(table_row),
-            )
+            if not self.may_turn(table_row.rope):
+                continue
+            changes: dict[str, Any] = {}
+            for name in MATHEMATICS:
+                changes |= _cell(table_row, name)
+            changes |= _placed(table_row, row)
+            kept = [step for step in row.steps if not step.portable]
+            changes["steps"] = (*kept, *_portable(table_row))
             known = str({name: as_toml(value) for name, value in changes.items()})
             if known not in seen:
                 seen.add(known)
@@ -229,51 +206,43 @@ class Search:
 
     def contents(self, row: Family) -> Iterator[Changes]:
         """Norms of queries and keys, scales, caps and temperatures, each with each."""
-        bare = [
-            QkNorm("", "", centred=centred, eps=eps)
-            for centred, eps in product((False, True), (None, 1e-5, 1e-6))
-        ]
-        norms = [
-            row.scores.qk_norm,
-            *(self.derived.qk_norms() if self.derived.first.inner_norms else bare),
-        ]
-        caps = [
-            key
-            for key, value in self.derived.first.config.items()
-            if "cap" in key and isinstance(value, float)
-        ]
-        # What cross-attention makes of its memory does not tell the norm of the stream: scores do.
+        if self.derived.first.inner_norms:
+            others = self.derived.qk_norms()
+        else:
+            kinds = product((False, True), (None, 1e-5, 1e-6))
+            others = [QkNorm("", "", centred=centred, eps=eps) for centred, eps in kinds]
+        norms = [row.scores.qk_norm, *others]
+        numbers = self.derived.first.config.items()
+        caps = [key for key, value in numbers if "cap" in key and isinstance(value, float)]
+        # Values that cross-attention makes of its memory do not tell the stream's norm: scores do.
         before = self.derived.norm(self.derived.before) if row.memory else [row.norms.before]
         for norm, stream in product(dict.fromkeys(norms), before):
             for (scale, defaults), cap in product(self.scales.items(), ("", *caps)):
                 capped = {"steps__softcap": Softcap(cap) if cap else None}
                 change = {"norms__before": stream, "scores__qk_norm": norm, "scores__scale": scale}
                 yield {**change, "config__defaults": defaults, **capped}
-        steps = [(step, table_row) for table_row in self.rows for step in table_row.steps]
         temperatures = {
-            step: self.defaults(row) for step, row in steps if isinstance(step, OfPosition)
+            step: self.defaults(table_row)
+            for table_row in self.rows
+            for step in table_row.steps
+            if isinstance(step, OfPosition)
         }
         plain = _without(row, OfPosition)
         for norm in dict.fromkeys(norms):
             yield {"scores__qk_norm": norm, "steps": plain}
             for temperature, defaults in temperatures.items():
-                yield {
-                    "scores__qk_norm": norm,
-                    "steps": (*plain, temperature),
-                    "config__defaults": defaults,
-                }
+                change = {"scores__qk_norm": norm, "steps": (*plain, temperature)}
+                yield change | {"config__defaults": defaults}
 
     def slopes(self, row: Family) -> Iterator[Changes]:
-        """A bias by distance whose slopes are a power of two of the head's number, as the scores
-        show them.
-        """
+        """A bias by distance with slopes 2^-(a h + b), fitted to the scores of both models."""
         plain = row.but(**NO_POSITIONS)
         fits = [slopes_seen(plain, tiny, self.stack) for tiny in self.tinies]
         if None not in fits:
             (heads, rise, start), (other_heads, other_rise, _) = fits  # type: ignore[misc]
-            steps = (
-                (rise - other_rise) / (1 / heads - 1 / other_heads) if heads != other_heads else 0.0
-            )
+            steps = 0.0
+            if heads != other_heads:
+                steps = (rise - other_rise) / (1 / heads - 1 / other_heads)
             slopes = (round(number, 3) + 0.0 for number in (steps, rise - steps / heads, start))
             yield NO_POSITIONS | {"positions__bias": GeometricSlopes(*slopes)}
 
@@ -282,32 +251,25 @@ class Search:
         norms: list[Any] = [row.scores.qk_norm]
         if row.scores.qk_norm is not None:
             norms.append(replace(row.scores.qk_norm, rotated=not row.scores.qk_norm.rotated))
-        usual: list[Any] = [
-            (rope, {}) for rope in (None, *self.listed_bases(), *self.own_rotations())
-        ]
-        table = [
-            (table_row.rope, self.defaults(table_row))
-            for table_row in self.rows
-            if self.may_turn(table_row.rope)
-        ]
-        for norm, (rope, defaults) in product(norms, [*usual, *table]):
+        ropes = None, *self.listed_bases(), *self.own_rotations()
+        rotations: list[Any] = [(rope, {}) for rope in ropes]
+        rows = [table_row for table_row in self.rows if self.may_turn(table_row.rope)]
+        rotations += [(table_row.rope, self.defaults(table_row)) for table_row in rows]
+        for norm, (rope, defaults) in product(norms, rotations):
             yield {**turning(rope), "scores__qk_norm": norm, "config__defaults": defaults}
 
     def listed_bases(self) -> Iterator[Rope]:
         """Rotations with a base for each layer, which the config lists."""
         layers = len(self.derived.first.indices())
         for key, bases in self.derived.first.config.items():
-            if (
-                isinstance(bases, list)
-                and len(bases) == layers
-                and all(type(base) in (int, float) for base in bases)
-            ):
-                yield from (Rope(interleaved, thetas=key) for interleaved in (False, True))
+            if not isinstance(bases, list) or len(bases) != layers:
+                continue
+            if all(type(base) in (int, float) for base in bases):
+                yield Rope(False, thetas=key)
+                yield Rope(True, thetas=key)
 
     def own_rotations(self, *more: Mapping[str, Any]) -> Iterator[Rope]:
-        """Rotations by the keys that the config, or another, has for base, share and width; of all
-        layers or some.
-        """
+        """Rotations by the config's keys for base, share and width, of all layers or some."""
         named = [key for config in (self.derived.first.config, *more) for key in config]
 
         def keys(words: Sequence[str]) -> list[str]:
@@ -322,34 +284,28 @@ class Search:
         shares += [{"fraction": share} for share in SHARES]
         for base, share, interleaved in product(bases, shares, (False, True)):
             yield Rope(interleaved, theta_key=base, **share)
-        unknown = [
-            key
-            for key in self.derived.unknown_numbers
-            if self.derived.first.config[key] >= SMALLEST_BASE
-        ]
-        yield from (
-            Rope(interleaved, theta_key=key) for key in unknown for interleaved in (False, True)
-        )
+        for key in self.derived.unknown_numbers:
+            if self.derived.first.config[key] >= SMALLEST_BASE:
+                yield Rope(False, theta_key=key)
+                yield Rope(True, theta_key=key)
         for rotates, share, interleaved in product(SOME_LAYERS, shares, (False, True)):
             yield Rope(interleaved, rotates=rotates, **share)
 
     def older(self, row: Family, config: Mapping[str, Any]) -> Iterator[Family]:
-        """The row with other keys of rotations and of layers' types, as the checkpoint's own config
-        may have.
-        """
-        rotations = dict.fromkeys(
-            (*self.own_rotations(config), *(table_row.rope for table_row in self.rows))
-        )
+        """The row with other keys of rotations and layer types, as older configs have them."""
+        rotations: dict[Any, None] = {None: None}
+        if row.rope is not None:
+            of_table = [table_row.rope for table_row in self.rows]
+            rotations = dict.fromkeys((row.rope, *self.own_rotations(config), *of_table))
         listing = {str(as_toml(each.config.layer_types)): each for each in self.rows}.values()
         listed = [(each.config.layer_types, self.defaults(each)) for each in listing]
         for layer_types, defaults in [(row.config.layer_types, {}), *listed]:
-            for rope in (row.rope, *rotations) if row.rope is not None else (None,):
-                yield row.but(
-                    **turning(rope), config__layer_types=layer_types, config__defaults=defaults
-                )
+            change = {"config__layer_types": layer_types, "config__defaults": defaults}
+            for rope in rotations:
+                yield row.but(**turning(rope), **change)
 
     def may_turn(self, rope: Any) -> bool:
-        """Whether a rotation of the table asks for no key that the config has not."""
+        """True if a rotation of the table needs no key that the config lacks."""
         asked = {getattr(rope, cell, "") for cell in ("theta_key", "fraction_key", *LESS_USUAL)}
         return asked <= {"", "rope_theta", "partial_rotary_factor", *self.derived.first.config}
 
@@ -360,30 +316,23 @@ class Search:
                 str(as_toml([*_cell(each, name).values()])): each for each in reversed(self.rows)
             }
             for table_row in by_cell.values():
-                more = _placed(table_row, row) if name == "positions__bias" else {}
-                yield {
-                    **_cell(table_row, name),
-                    "config__defaults": self.defaults(table_row),
-                    **more,
-                }
+                change = _cell(table_row, name) | {"config__defaults": self.defaults(table_row)}
+                if name == "positions__bias":
+                    change |= _placed(table_row, row)
+                yield change
         yield from ({f"steps__{step.name}": None} for step in _portable(row))
         steps = {
             step: table_row for table_row in reversed(self.rows) for step in _portable(table_row)
         }
         for step, table_row in steps.items():
-            yield {
-                "steps": (*_without(row, _kind(step)), step),
-                "config__defaults": self.defaults(table_row),
-            }
+            changed = *_without(row, _kind(step)), step
+            yield {"steps": changed, "config__defaults": self.defaults(table_row)}
 
     def defaults(self, other: Family) -> dict[str, Any]:
-        """What the architecture takes where the config lacks the keys that another row's cells may
-        read.
-        """
+        """The architecture's defaults for keys that another row's cells may read."""
         sizes = {key for keys in KEYS.values() for key in keys}
-        usual = {
-            key: self.derived.left_out(key) for key in other.config.defaults if key not in sizes
-        }
+        keys = [key for key in other.config.defaults if key not in sizes]
+        usual = {key: self.derived.left_out(key) for key in keys}
         return {key: value for key, value in usual.items() if value is not None}
 
 
@@ -401,7 +350,7 @@ def _portable(row: Family) -> tuple[Step, ...]:
 
 
 def _kind(step: Step) -> type[Step]:
-    """What a layer has one of: keys of distances, a temperature, or this mechanism."""
+    """The kind of a step, of which a layer has one: a temperature, or this mechanism alone."""
     base = type(step).__bases__[0]
     return type(step) if base is Step else base
 
@@ -415,12 +364,13 @@ def _placed(source: Family, row: Family) -> dict[str, Any]:
     """Cells of position terms that name tensors, with the other row's layer for this one's."""
     changes: dict[str, Any] = {}
     if source.positions.bias is not None:
-        before = source.layer.format(i=0)
+        before, after = source.layer.format(i=0), row.layer.format(i=0)
         changes["heads__others"], changes["heads__loose"] = source.heads.others, source.heads.loose
         changes["heads__shared"] = tuple(
-            row.layer.format(i=0) + name.removeprefix(before) if name.startswith(before) else name
+            after + name.removeprefix(before) if name.startswith(before) else name
             for name in source.heads.shared
         )
-        if hasattr(source.positions.bias, "layer"):
-            changes["positions__bias"] = replace(source.positions.bias, layer=row.layer)  # type: ignore[type-var]
+        bias: Any = source.positions.bias
+        if hasattr(bias, "layer"):
+            changes["positions__bias"] = replace(bias, layer=row.layer)
     return changes

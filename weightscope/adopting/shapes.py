@@ -1,4 +1,4 @@
-"""What the names, shapes and order of a tiny model's modules say about its attention.
+"""Facts about a tiny model's attention from the names, shapes and order of its modules.
 
 `Derived.rows` makes the rows that these allow. Names and shapes do not tell the kind of norm,
 rotation or scale: the plainest is taken, and `search` finds the right one.
@@ -53,8 +53,8 @@ NAMED = {
     "value": r"(?:^|[._])(?:w?v|to_v|v_\w+|value\w*)$",
 }
 SHIFT = re.compile(r"bias|beta|shift|offset|^b$", re.ASCII)  # in names of what a norm adds
-LEGACY_NAMES = {"gamma": "weight", "beta": "bias"}  # which are read under either name
-# Of a norm that does not show its own: the config's, or what code sets as a rule.
+LEGACY_NAMES = {"gamma": "weight", "beta": "bias"}  # either name is read
+# Candidates for a norm that does not show its eps: the config's, or a usual one.
 HIDDEN_EPS = (None, 1e-5, 1e-6, 1e-8, 1e-12, float(torch.finfo(torch.float32).eps))
 EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps")
 JOINT = (keys_with_values, keys_beside_values)  # layouts of one tensor of keys and values
@@ -84,38 +84,29 @@ class Anatomy:
     def stems(self) -> dict[str, str]:
         """The prefix of the tensor names of every recorded layer."""
         keys = {}
+        stored = [(name, names[0]) for name, names in self.tiny.stored.names.items() if names]
         for layer in dict.fromkeys(call.layer for call in self.calls):
-            tensor_names = [
-                names[0]
-                for name, names in self.tiny.stored.names.items()
-                if name.startswith(layer + ".") and names
-            ]
+            tensor_names = [first for name, first in stored if name.startswith(layer + ".")]
             if match := re.match(r"(.*\.)?\d+\.", common_start(tensor_names)):
                 keys[layer] = match[0]
         return keys
 
     @cached_property
     def template(self) -> tuple[str, ...]:
-        """The parts of a layer's name, "{i}" for its index: the number in which layers differ, or
-        the last.
-        """
+        """The parts of a layer's name, "{i}" for its index: the number in which layers differ."""
         split = [stem.rstrip(".").split(".") for stem in self.stems.values()]
         numbers = [position for position, part in enumerate(split[0]) if part.isdigit()]
-        varying = [
-            position
-            for position in numbers
-            if len({parts[position] for parts in split if len(parts) > position}) > 1
-        ]
-        index = (varying or numbers)[0 if varying else -1]
-        return tuple("{i}" if position == index else part for position, part in enumerate(split[0]))
+
+        def varies(position: int) -> bool:
+            return len({parts[position] for parts in split if len(parts) > position}) > 1
+
+        index = next(filter(varies, numbers), numbers[-1])
+        return *split[0][:index], "{i}", *split[0][index + 1 :]
 
     def relative(self, path: str) -> str:
-        """A module's name within its layer, as the file has it; empty where none of its tensors is
-        there.
-        """
-        stem = next(
-            (stem for layer, stem in self.stems.items() if path.startswith(layer + ".")), ""
-        )
+        """A module's name within its layer, as the file has it; empty if it has no tensor there."""
+        stems = (stem for layer, stem in self.stems.items() if path.startswith(layer + "."))
+        stem = next(stems, "")
         for name, _ in self.module(path).named_parameters(recurse=False):
             stored = self.stored(f"{path}.{name}")
             if stem and stored.startswith(stem):
@@ -135,40 +126,33 @@ class Anatomy:
         """(out, in) of a module that is a matrix; None of any other."""
         module = self.module(path)
         weight = getattr(module, "weight", None)
-        if (
-            isinstance(module, torch.nn.Embedding)
-            or weight is None
-            or weight.ndim != 2
-            or self.is_norm(path)
-        ):
+        if isinstance(module, torch.nn.Embedding) or self.is_norm(path):
+            return None
+        if weight is None or weight.ndim != 2:
             return None
         return tuple(reversed(weight.shape)) if isinstance(module, Conv1D) else tuple(weight.shape)
 
     def head_dim(self, roles: Roles) -> int | None:
-        """A head's width: of the query matrix's output, or of the output matrix's input if one
-        tensor holds all.
-        """
-        shape = self.shape(roles[0]) if roles[0] != roles[1] else self.shape(self.output)
-        return None if shape is None else shape[0 if roles[0] != roles[1] else 1] // self.n_heads
+        """A head's width, by the query matrix's output, or the output matrix's input if fused."""
+        is_fused = roles[0] == roles[1]
+        shape = self.shape(self.output if is_fused else roles[0])
+        return None if shape is None else shape[1 if is_fused else 0] // self.n_heads
 
     def value_dim(self, roles: Roles) -> int | None:
         """The width of a head's values where its queries have another."""
         taken = self.shape(self.output)
-        return (
-            None
-            if taken is None or (r_v := taken[1] // self.n_heads) == self.head_dim(roles)
-            else r_v
-        )
+        if taken is None:
+            return None
+        r_v = taken[1] // self.n_heads
+        return None if r_v == self.head_dim(roles) else r_v
 
     def is_norm(self, path: str) -> bool:
-        """Whether a module is a norm: by its class's name."""
+        """True if a module's class is called a norm."""
         return "norm" in type(self.module(path)).__name__.lower()
 
     @cached_property
     def matrices(self) -> list[str]:
-        """What makes queries, keys, values and whatever else attention makes of its input, in the
-        order they run.
-        """
+        """Modules that make queries, keys, values and more of attention's input, as they run."""
         before = [path for path in dict.fromkeys(self.call.before) if self.shape(path)]
         inside = [path for path in before if path.startswith(self.call.module + ".")]
         return inside or before
@@ -176,14 +160,12 @@ class Anatomy:
     @cached_property
     def tables(self) -> list[str]:
         """Embeddings within attention, by their names within the layer: of distances, as a rule."""
-        inside = [
-            path
-            for call in self.calls
-            for path in call.before
-            if path.startswith(call.module + ".")
-        ]
-        embeddings = [path for path in inside if isinstance(self.module(path), torch.nn.Embedding)]
-        return list(dict.fromkeys(self.relative(path) for path in embeddings))
+        names: list[str] = []
+        for call in self.calls:
+            inside = [path for path in call.before if path.startswith(call.module + ".")]
+            tables = [path for path in inside if isinstance(self.module(path), torch.nn.Embedding)]
+            names += map(self.relative, tables)
+        return list(dict.fromkeys(names))
 
     @cached_property
     def late(self) -> list[str]:
@@ -193,32 +175,31 @@ class Anatomy:
 
     @cached_property
     def output(self) -> str:
-        """Path of the last of these, which those before it gate."""
+        """Path of the last of `late`; those before it gate it."""
         return next(reversed(self.late), "")
 
     @property
     def packed(self) -> bool:
-        """Whether attention is torch's own, of one tensor without a module."""
+        """True if attention is torch's own, of one tensor without a module."""
         return getattr(self.module(self.call.module), "in_proj_weight", None) is not None
 
     @property
     def transposed(self) -> bool:
-        """Whether matrices are stored as (in, out)."""
+        """True if matrices are stored as (in, out)."""
         return isinstance(self.module(self.output), Conv1D)
 
     def roles(self) -> Iterator[Roles]:
-        """Which matrices may make queries, keys and values: as they are named, or else in any
-        order.
-        """
-        named = {
-            role: [path for path in self.matrices if re.search(names, path)]
-            for role, names in NAMED.items()
-        }
-        sure = {role: paths[0] for role, paths in named.items() if len(paths) == 1}
-        if len(self.matrices) == 1 or len(sure) == len(NAMED):
-            yield (self.matrices * 3)[:3] if len(self.matrices) == 1 else tuple(sure.values())  # type: ignore[misc]
-        # values are keys before their norm, or keys and values are one tensor
-        elif len(self.matrices) == 2:
+        """Matrices that may make queries, keys and values, by name or else in any order."""
+        sure = {}
+        for role, names in NAMED.items():
+            paths = [path for path in self.matrices if re.search(names, path)]
+            if len(paths) == 1:
+                sure[role] = paths[0]
+        if len(self.matrices) == 1:
+            yield self.matrices[0], self.matrices[0], self.matrices[0]
+        elif len(sure) == len(NAMED):
+            yield sure["query"], sure["key"], sure["value"]
+        elif len(self.matrices) == 2:  # values are keys before their norm, or share their tensor
             for query, key in permutations(self.matrices):
                 if sure.get("query", query) == query and sure.get("key", key) == key:
                     yield query, key, key
@@ -231,16 +212,13 @@ class Anatomy:
     @cached_property
     def inner_norms(self) -> list[str]:
         """Norms within attention, before its softmax, in the order they run."""
-        inside = [
-            path
-            for path in dict.fromkeys(self.call.before)
-            if path.startswith(self.call.module + ".")
-        ]
-        return [path for path in inside if self.is_norm(path) and path != self.call.norm]
+        norms = [path for path in dict.fromkeys(self.call.before) if path != self.call.norm]
+        inside = [path for path in norms if path.startswith(self.call.module + ".")]
+        return [path for path in inside if self.is_norm(path)]
 
     @property
     def first_inner_norm(self) -> str:
-        """The first of them; empty where there is none."""
+        """The first of `inner_norms`; empty if there are none."""
         return next(iter(self.inner_norms), "")
 
     @cached_property
@@ -261,22 +239,19 @@ class Anatomy:
         return [name.removeprefix(stem) for name in names if stem and name.startswith(stem)]
 
     def norm_parameters(self, path: str) -> dict[str, str]:
-        """What the parameters of a norm are called in the file, as parts of a norm's cell: gain,
-        and shift if any.
-        """
+        """Stored names of a norm's parameters, as parts of its cell: gain, and shift if any."""
         names = [name for name, _ in self.module(path).named_parameters(recurse=False)]
         names.sort(key=lambda name: bool(SHIFT.search(name)))
         stored = (self.stored(f"{path}.{name}").rpartition(".")[2] for name in names[:2])
-        return dict(
-            zip(("gain", "shift"), (LEGACY_NAMES.get(name, name) for name in stored), strict=False)
-        )
+        known = (LEGACY_NAMES.get(name, name) for name in stored)
+        return dict(zip(("gain", "shift"), known, strict=False))
 
     def has_bias(self, path: str) -> bool:
-        """Whether a module has a bias."""
+        """True if a module has a bias."""
         return getattr(self.module(path), "bias", None) is not None
 
     def eps(self, path: str) -> float | None:
-        """What a norm adds under the root, where it says so."""
+        """The number that a norm adds under the root, if it shows it."""
         module = self.module(path)
         if isinstance(module, torch.nn.RMSNorm) and module.eps is None:
             return float(torch.finfo(torch.float32).eps)
@@ -294,9 +269,7 @@ class Anatomy:
 
     @cached_property
     def part(self) -> str:
-        """The keys that lead to its part of the config, with dots between; empty where that is all
-        of it.
-        """
+        """The dotted keys of its part of the config; empty if it is the whole."""
         config_of_part = self.owner.config
 
         def search(config: Any, path: str) -> str | None:
@@ -309,15 +282,12 @@ class Anatomy:
                         return inner
             return None
 
-        return (
-            ""
-            if config_of_part is self.tiny.model.config
-            else search(self.tiny.model.config, "") or ""
-        )
+        config = self.tiny.model.config
+        return "" if config_of_part is config else search(config, "") or ""
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """That part, as the file has it."""
+        """Its part of the config, as the file has it."""
         return dict(inside(self.tiny.checkpoint.config.raw, self.part))
 
     def tokens(self) -> str:
@@ -331,7 +301,7 @@ class Anatomy:
         return ""
 
 
-MOST_FLAGS = 6  # of a config that are turned over
+MOST_FLAGS = 6  # flags of a config that are turned over
 WORDS = {
     "n_layers": "layer|block|depth",
     "d_model": "hidden|emb|model|dim|width|channel|units",
@@ -344,23 +314,22 @@ WORDS = {
 
 
 class Derived:
-    """What the two tiny models of a stack have in common, as cells of a row."""
+    """Facts that the two tiny models of a stack have in common, as cells of a row."""
 
     def __init__(self, tinies: Sequence[Tiny], stack: str) -> None:
         self.each = [Anatomy(tiny, stack) for tiny in tinies]
         self.first, self.stack = self.each[0], stack
         self.flags = _flags(self.first)
         self._left_out: dict[str, Any] = {}
-        # In a post-norm layer what enters cross-attention has come out of a norm, and is the
-        # stream.
+        # In a post-norm layer cross-attention takes a norm's output, which is the stream.
         ahead = bool(self.first.call.before) and self.first.is_norm(self.first.call.before[0])
         self.before = self.first.call.norm if ahead else ""
 
     def key(
         self, meaning: str, number: Callable[[Anatomy], float | None], known: Sequence[str] = ()
     ) -> str:
-        """The config's key of a number: it has the number's value in both models, and a name that
-        fits, or one that says nothing; or none.
+        """The config key with a number's value in both models and a fitting (or unclear) name; or
+        "".
         """
         parts = [each.config for each in self.each]
         numbers = [number(each) for each in self.each]
@@ -372,9 +341,9 @@ class Derived:
             pairs = [(part.get(key), number) for part, number in zip(parts, numbers, strict=True)]
             return all(type(value) is type(number) and value == number for value, number in pairs)
 
-        fitting = [*filter(right, named)] or [
-            key for key in self.unknown_numbers if right(key) and 1 not in numbers
-        ]
+        fitting = [*filter(right, named)]
+        if not fitting and 1 not in numbers:
+            fitting = [*filter(right, self.unknown_numbers)]
         fitting.sort(key=lambda key: (-len(self.here & {*key.split("_")}), key not in known))
         return fitting[0] if fitting else ""
 
@@ -386,52 +355,52 @@ class Derived:
 
     def size_keys(self) -> Mapping[str, tuple[str, ...]]:
         """Config keys of sizes that the usual keys do not give."""
+
+        def eps(each: Anatomy) -> float | None:
+            path = self.before or each.first_inner_norm
+            return each.eps(path) if path else None
+
         wanted: dict[str, Callable[[Anatomy], float | None]] = {
             "n_layers": lambda each: max(each.indices(), default=0) + 1,
             "d_model": lambda each: each.d_model,
             "n_heads": lambda each: each.n_heads,
-            "norm_eps": lambda each: (
-                each.eps(path) if (path := self.before or each.first_inner_norm) else None
-            ),
+            "norm_eps": eps,
         }
         keys = {}
         for meaning, number in wanted.items():
-            usual = next(
-                (key for key in KEYS[meaning] if self.first.config.get(key) is not None), ""
-            )
+            usual = self._usual_key(meaning)
             right = all(each.config.get(usual) == number(each) for each in self.each)
             fitting = self.key(meaning, number, KEYS[meaning])
             if fitting and fitting != usual and (not right or self.here & {*fitting.split("_")}):
                 keys[meaning] = (fitting,)
         return keys
 
+    def _usual_key(self, meaning: str) -> str:
+        """The first usual key of a meaning that the config has; empty if it has none."""
+        known = (key for key in KEYS[meaning] if self.first.config.get(key) is not None)
+        return next(known, "")
+
     @property
     def here(self) -> set[str]:
-        """What the stack is called that keys may be called too."""
+        """Words of the stack's name that keys may also have."""
         return {*re.split(r"[._]", self.stack)} & {"encoder", "decoder", "text", "vision", "audio"}
 
     def norm(self, path: str) -> list[StoredNorm | None]:
-        """What a norm may be: one that centres, one that does not, one whose gains count from 1."""
+        """Norms that a module may be: centring or not, gains that count from 0 or from 1."""
         if not path:
             return [None]
-        usual = next(
-            (key for key in KEYS["norm_eps"] if self.first.config.get(key) is not None), ""
-        )
+        usual = self._usual_key("norm_eps")
         eps = self.first.eps(path)
         drives = all(each.config.get(usual) == each.eps(path) for each in self.each)
         fixed = None if eps is None or drives or "norm_eps" in self.size_keys() else eps
         names, module = self.first.norm_parameters(path), self.first.relative(path)
         bias = "shift" in names
-        without = tuple(
-            i
-            for i, call in sorted(self.first.indices().items())
-            if not call.norm and path == self.before
-        )
-        kinds = (
-            ((True, 0.0), (True, 1.0))
-            if bias
-            else ((True, 0.0), (False, 0.0), (False, 1.0), (True, 1.0))
-        )
+        without: tuple[int, ...] = ()
+        if path == self.before:
+            without = tuple(sorted(i for i, call in self.first.indices().items() if not call.norm))
+        kinds = [(True, 0.0), (False, 0.0), (False, 1.0), (True, 1.0)]  # (centred, offset)
+        if bias:
+            kinds = [(True, 0.0), (True, 1.0)]
         kinds = kinds if module else kinds[:2]
         several = HIDDEN_EPS[1:] if eps is None else (fixed,)
         return [
@@ -441,39 +410,39 @@ class Derived:
         ]
 
     def qk_norms(self) -> list[QkNorm | None]:
-        """What norms of queries and keys may be."""
+        """Norms of queries and keys that modules in attention may be."""
         paths = self.first.inner_norms
-        named = [
-            [
-                path
-                for path in paths
-                if re.search(rf"(^|[._]){letter}", path.removeprefix(self.first.call.module))
-            ]
-            for letter in "qk"
-        ]
         if not paths:
             return [None]
-        if all(named):
-            return self._qk_norms([candidates[0] for candidates in named])
+
+        def named(letter: str) -> str:
+            module, pattern = self.first.call.module, rf"(^|[._]){letter}"
+            fitting = (path for path in paths if re.search(pattern, path.removeprefix(module)))
+            return next(fitting, "")
+
+        if named("q") and named("k"):
+            return self._qk_norms([named("q"), named("k")])
         pairs = dict.fromkeys(permutations((paths * 2)[:2]))
         return [norm for pair in pairs for norm in self._qk_norms(pair)]
 
     def _qk_norms(self, chosen: Sequence[str]) -> list[QkNorm | None]:
-        """The same of two modules, the queries' and the keys'."""
+        """Norms that two modules may be, the queries' and the keys'."""
         query, key = (self.first.relative(path) for path in chosen)
         listed = ".norms." in query
         if listed:
             query, key = (module.rpartition(".norms.")[0] for module in (query, key))
         names, eps = self.first.norm_parameters(chosen[0]), self.first.eps(chosen[0])
         keys = self.size_keys().get("norm_eps", KEYS["norm_eps"])
-        drives = any(
-            all(each.config.get(key) == each.eps(each.first_inner_norm) for each in self.each)
-            for key in keys
-        )
-        epsilons = HIDDEN_EPS if eps is None else (None if drives else eps,)
+
+        def drives(name: str) -> bool:
+            pairs = ((each.config.get(name), each.eps(each.first_inner_norm)) for each in self.each)
+            return all(value == eps_of_norm for value, eps_of_norm in pairs)
+
+        epsilons = HIDDEN_EPS if eps is None else (None if any(map(drives, keys)) else eps,)
         scopes = ("listed",) if listed else self._scopes(chosen[0])
+        bias = "shift" in names
         return [
-            QkNorm(query, key, scope, centred, "shift" in names, offset, known, rotated, **names)  # type: ignore[arg-type]
+            QkNorm(query, key, scope, centred, bias, offset, known, rotated, **names)  # type: ignore[arg-type]
             for rotated in (False, True)
             for scope in scopes
             for known in epsilons
@@ -481,15 +450,15 @@ class Derived:
         ]
 
     def _scopes(self, path: str) -> tuple[str, ...]:
-        """What a norm of queries is shared by, as the shape of its gains says."""
-        weight = next(
-            (value for _, value in self.first.module(path).named_parameters(recurse=False)), None
-        )
+        """Scopes of a norm of queries, by the shape of its gains."""
+        weight = next(self.first.module(path).parameters(recurse=False), None)
         if weight is None:
             return ("shared", "joint")
         matrices = (each for path in self.first.matrices[:1] if (each := self.first.shape(path)))
         joint = any(weight.numel() in (out, out // 3) for out, _ in matrices)
-        return ("own",) if weight.ndim > 1 else ("joint",) if joint else ("shared",)
+        if weight.ndim > 1:
+            return ("own",)
+        return ("joint",) if joint else ("shared",)
 
     def gates(self, roles: Roles) -> list[Gate | None]:
         """Gates that a fourth matrix may be."""
@@ -502,18 +471,14 @@ class Derived:
         ]
 
     def bias(self, path: str) -> bool | str:
-        """Whether a module has a bias, or the flag that says so."""
+        """True if a module has a bias, or the flag that sets it."""
         return self.flags.get(path) or self.first.has_bias(path)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What the row is called, which model_type it is of, and where its part of the config
-        is.
-        """
-        part, model = (
-            config.get("model_type")
-            for config in (self.first.config, self.first.tiny.checkpoint.config)
-        )
+        """The row's name, its model_type, its part of the config and its tower."""
+        part = self.first.config.get("model_type")
+        model = self.first.tiny.checkpoint.config.get("model_type")
         has_own_type = isinstance(part, str) and part != model
         kind = str(part if has_own_type else model)
         nested = "" if has_own_type else self.first.part
@@ -525,11 +490,10 @@ class Derived:
         if not first.output or not (first.matrices or first.packed) or not first.stems:
             return
         for roles in first.roles() if not first.packed else [("", "", "")]:
-            modules = (
-                [first.relative(path) for path in roles]
-                if not first.packed
-                else [self._packed()] * 3
-            )
+            if first.packed:
+                modules = [self._packed()] * 3
+            else:
+                modules = [first.relative(path) for path in roles]
             if not all(modules):
                 continue
             if first.packed:
@@ -554,64 +518,58 @@ class Derived:
         last = self.bias(first.output)
         query, key, value = (self.bias(path) if has_modules else True for path in roles)
         sub_norm = self.norm(first.gathered_norm)[0] if first.gathered_norm else None
+        out = first.relative(first.output)
+        matrices = {name.rpartition(".")[2] for name in (*modules, out)}
+        kv_heads: int | tuple[str, ...] = ()
+        head_dim: tuple[str, ...] = ()
+        value_dim: tuple[str, ...] = ()
+        if has_modules:
+            kv_heads = self._kv_heads(roles, 2 if layout in JOINT else 1)
+            head_dim = self._wide("head_dim", lambda each: each.head_dim(roles))
+        if may_differ:
+            value_dim = self._wide("value_dim", lambda each: each.value_dim(roles))
+        heads = Heads(
+            layout,
+            q=modules[0],
+            k=modules[1],
+            v=modules[2],
+            out=out,
+            ignored=self._ignored(),
+            transposed=tuple(matrices) if first.transposed else (),
+            bias=Biases(query, key, value, last),
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+        )
+        turns = any(re.search("rope|rotary", name) for name in first.config)
         row = Family(
             **self.identity,
-            heads=Heads(
-                layout,
-                q=modules[0],
-                k=modules[1],
-                v=modules[2],
-                out=first.relative(first.output),
-                ignored=self._ignored(),
-                transposed=tuple(
-                    {name.rpartition(".")[2] for name in (*modules, first.relative(first.output))}
-                )
-                if first.transposed
-                else (),
-                bias=Biases(query, key, value, last),
-                kv_heads=self._kv_heads(roles, 2 if layout in JOINT else 1) if has_modules else (),
-                head_dim=self._wide("head_dim", lambda each: each.head_dim(roles))
-                if has_modules
-                else (),
-                value_dim=self._wide("value_dim", lambda each: each.value_dim(roles))
-                if may_differ
-                else (),
-            ),
+            heads=heads,
             norms=Norms(before=self.norm(self.before)[0]),
             memory=Memory() if first.cross else None,
-            positions=Positions(
-                Rope() if any(re.search("rope|rotary", key) for key in first.config) else None
-            ),
+            positions=Positions(Rope() if turns else None),
             scores=Scores(qk_norm=self.qk_norms()[0]),
             config=FromConfig(keys),
             steps=(*([gate] if gate else []), *([SubNorm(sub_norm)] if sub_norm else [])),
         )
         row = self._placed(row)
-        named = {key for meaning in ("norm_eps", "n_positions") for key in row.size_keys[meaning]}
-        named |= {
-            key
-            for cell in (row.heads.kv_heads, row.heads.head_dim, row.heads.value_dim)
-            if isinstance(cell, tuple)
-            for key in cell
-        }
+        named = {*row.size_keys["norm_eps"], *row.size_keys["n_positions"]}
+        for cell in (kv_heads, head_dim, value_dim):
+            named.update(cell if isinstance(cell, tuple) else ())
         named |= {flag for flag in (query, key, value, last) if isinstance(flag, str)}
-        known = {key: self.left_out(key) for key in sorted(named) if key in first.config}
-        return row.but(
-            config__defaults={key: value for key, value in known.items() if value is not None}
-        )
+        known = {name: self.left_out(name) for name in sorted(named) if name in first.config}
+        defaults = {name: default for name, default in known.items() if default is not None}
+        return row.but(config__defaults=defaults)
 
     def left_out(self, key: str) -> Any:
-        """What the architecture takes where the config lacks a key; None where that depends on
-        others.
-        """
+        """The architecture's default for a config key; None if that depends on other keys."""
         if key not in self._left_out:
             self._left_out[key] = self._without(key)
         return self._left_out[key]
 
     def _without(self, key: str) -> Any:
         kind = type(self.first.owner.config)
-        # of its own sizes, as d / H need not be the same in all three
-        values_without = [kind().to_dict().get(key)]
+        values_without = [kind().to_dict().get(key)]  # at its own sizes, as d / H may differ
         for each in self.each:
             config = each.owner.config
             values = {name: value for name, value in config.to_dict().items() if name != key}
@@ -619,79 +577,66 @@ class Derived:
                 values_without.append(kind.from_dict(values).to_dict().get(key))
             except Exception:  # whatever transformers raises of what is missing
                 return None
-        plain = isinstance(
-            values_without[0], bool | int | float | str
-        )  # dialects write objects, and one hides another's keys
         first, second, third = values_without
+        # dialects write objects, and one hides another's keys
+        plain = isinstance(first, bool | int | float | str)
         return first if plain and first == second == third else None
 
     def _placed(self, row: Family) -> Family:
-        """The row with its layer's name: as short as it is without being another stack's too."""
+        """The row with its layer's name, as short as it can be and no other stack's."""
         template = self.first.template
         layer_part = template.index("{i}")
+        tokens = self.first.tokens()
         for start in range(max(0, layer_part - 1), -1, -1):
-            prefix, layer = (
-                ".".join(parts) + "." * bool(parts)
-                for parts in (template[:start], template[start:])
-            )
-            tokens = self.first.tokens()
-            inputs = (
-                Inputs(tokens=tokens.removeprefix(prefix))
-                if tokens.startswith(prefix)
-                else Inputs()
-            )
+            prefix = "".join(f"{part}." for part in template[:start])
+            layer = "".join(f"{part}." for part in template[start:])
+            inputs = Inputs()
+            if tokens.startswith(prefix):
+                inputs = Inputs(tokens=tokens.removeprefix(prefix))
             row = row.but(prefixes=(prefix,), layer=layer, inputs=inputs)
             if prefixes_of(self.first.tiny.checkpoint, row) == [prefix]:
                 break
         return row
 
     def _tower(self) -> str:
-        """What the stack is called where the model has others."""
+        """The stack's name where the model has others."""
         if len(self.first.tiny.stacks) == 1:
             return ""
         if self.first.cross:
             return "cross"
         words = re.split(r"[._]", self.stack)
-        known = (
-            word for word in ("vision", "audio", "text", "encoder", "decoder") if word in words
-        )
-        return next(known, "decoder" if self.first.call.kind == "causal" else "encoder")
+        for tower in ("vision", "audio", "text", "encoder", "decoder"):
+            if tower in words:
+                return tower
+        return "decoder" if self.first.call.kind == "causal" else "encoder"
 
     def _ignored(self) -> tuple[str, ...]:
         """Norms of what attention gives: modules after its output."""
-        after = self.first.call.after
-        norms = [
-            path for path in after[after.index(self.first.output) + 1 :] if self.first.is_norm(path)
-        ]
+        after, output = self.first.call.after, self.first.output
         inside = self.first.call.module.rpartition(".")[0] + "."
-        ignored = [
-            path
-            for path in norms
-            if path.startswith(inside) and self.first.output.startswith(inside)
-        ]
-        outer = {name for path in ignored if (name := self.first.relative(path)).count(".")}
-        return tuple(sorted(outer))
+        if not output.startswith(inside):
+            return ()
+        later = [path for path in after[after.index(output) + 1 :] if path.startswith(inside)]
+        names = {self.first.relative(path) for path in later if self.first.is_norm(path)}
+        return tuple(sorted(name for name in names if "." in name))
 
     def _kv_heads(self, roles: Roles, made: int) -> int | tuple[str, ...]:
-        """Key-value heads: as many as heads, one, or as many as a key says; `made` of each by the
-        keys' tensor.
-        """
+        """Key-value heads: all heads, one, or a key's number; `made` tensors share the matrix."""
 
         def count(each: Anatomy) -> int | None:
             shape, r = each.shape(roles[1]) if roles[1] else None, each.head_dim(roles)
             if shape is None or not r:
                 return None
-            return (
-                shape[0] // (made * r)
-                if roles[0] != roles[1]
-                else (shape[0] // r - each.n_heads) // 2
-            )
+            if roles[0] != roles[1]:
+                return shape[0] // (made * r)
+            return (shape[0] // r - each.n_heads) // 2
 
         counts = [count(each) for each in self.each]
         if counts == [each.n_heads for each in self.each]:
             return ()
-        key = self.key("kv_heads", count, ("num_key_value_heads",))
-        return (key,) if key else 1 if counts == [1, 1] else ()
+        if key := self.key("kv_heads", count, ("num_key_value_heads",)):
+            return (key,)
+        return 1 if counts == [1, 1] else ()
 
     def _wide(self, meaning: str, number: Callable[[Anatomy], int | None]) -> tuple[str, ...]:
         """The key of a width that is not the usual one."""
@@ -699,19 +644,16 @@ class Derived:
             return ()
         plain = [each.d_model / each.n_heads for each in self.each]
         if meaning == "head_dim" and [number(each) for each in self.each] == plain:
-            return tuple(key for key in ("head_dim",) if key in self.first.config)
+            return ("head_dim",) if "head_dim" in self.first.config else ()
         key = self.key(meaning, number, ("head_dim",) if meaning == "head_dim" else ("v_head_dim",))
         return (key,) if key else ()
 
 
 def _flags(anatomy: Anatomy) -> dict[str, str]:
-    """Modules that have a bias if a flag of the config says so, and that flag: each is turned over
-    and looked at.
-    """
+    """Flags that give modules a bias, by module: each is turned over, parameters compared."""
     config, part = anatomy.tiny.model.config, anatomy.part
-    flags = [
-        key for key, value in anatomy.config.items() if isinstance(value, bool) and "bias" in key
-    ][:MOST_FLAGS]
+    switches = [key for key, value in anatomy.config.items() if isinstance(value, bool)]
+    flags = [key for key in switches if "bias" in key][:MOST_FLAGS]
     usual = parameters_of(config)
     flag_of: dict[str, str] = {}
     for flag in flags:

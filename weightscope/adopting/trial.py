@@ -1,6 +1,4 @@
-"""A row on trial: tiny models of one architecture at work, and how near a row comes to what they
-were seen to do.
-"""
+"""Rows on trial: tiny models of one architecture at work, and a row's nearness to them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,12 +29,11 @@ from weightscope.core.files import scratch_folder
 from weightscope.model.model import Model
 from weightscope.model.rows.family import Family
 
-EXACT = 1e-5  # of probabilities, and of outputs relative to the largest
+EXACT = 1e-5  # error of probabilities, and of outputs relative to the largest
 MOST_CLASSES = 3  # built in the search for one that attends
 MOST_PLANS = 3  # tried after one that runs, for the sake of parts that do not
 FAR = 37  # where the second text begins
-# Sizes, seed and first position of the two models of a type, and whether its config has other
-# numbers.
+# Sizes, seed and first position of the two models of a type; True for other numbers in its config.
 TRIALS = ((SIZES[:1], 1, 0, False), (SIZES[1:], 2, FAR, True))
 
 
@@ -52,30 +49,29 @@ class Tiny:
 
 @dataclass(frozen=True, order=True)
 class Nearness:
-    """How close a row is to a tiny model; larger is closer, earlier fields count first."""
+    """The nearness of a row to a tiny model; larger is nearer, earlier fields count first."""
 
-    opened: bool  # It opens the model, and reads all that attention stores
-    # Numbers of layers: exact; with the right output given the model's own attention; with the
-    # right score of a token with itself.
-    exact: int
-    values: int
-    here: int
-    problem: str = ""  # What is wrong with the first layer that is not exact; empty if all are
+    opened: bool  # it opens the model, and reads all that attention stores
+    exact: int  # exact layers
+    values: int  # layers whose output is right by the model's own attention
+    here: int  # layers whose scores of a token with itself are right
+    problem: str = ""  # the problem of the first layer that is not exact; empty if all are
 
     @property
     def rank(self) -> tuple[bool, int, int, int]:
-        """What is compared: all but the words."""
+        """The numbers that are compared."""
         return self.opened, self.exact, self.values, self.here
 
 
 NOWHERE = Nearness(False, 0, 0, 0)
+# errors of cells that do not go together
+UNFIT = (CheckpointError, ValueError, TypeError, IndexError, StopIteration)
 
 
 def at_work(
     config: Any, sizes: Sequence[Size], seed: int, start: int, other: bool = False
 ) -> tuple[Any, list[Observed]]:
-    """A tiny model of a config and its attention layers at work: with the first and boldest sizes
-    that it runs with.
+    """A tiny model of a config at work, with the first and boldest sizes that it runs with.
 
     With `other` numbers in its config, if it runs with them.
     """
@@ -100,18 +96,15 @@ def at_work(
             break
         problems += unseen
     if best is None:
-        raise ValueError(
-            problems[0].removeprefix("ValueError: ") if problems else "no attention is computed"
-        )
+        problem = problems[0] if problems else "no attention is computed"
+        raise ValueError(problem.removeprefix("ValueError: "))
     return best
 
 
 def _attending(
     config: Any, size: Size, seed: int, start: int
 ) -> tuple[Any, list[Observed], list[str]]:
-    """A model of the first class that attends, its layers at work and what did not run; else of the
-    first class.
-    """
+    """A model of the first class that attends (else the first), its layers and what did not run."""
     first: tuple[Any, list[Observed], list[str]] | None = None
     for kind in classes_of(config)[:MOST_CLASSES]:
         with suppress(ValueError):  # this class cannot be built
@@ -128,9 +121,7 @@ def _attending(
 
 @contextmanager
 def tiny_models(config: Any, name: object) -> Iterator[tuple[Tiny, ...]]:
-    """Two tiny models of a config, of two sizes and seeds, near and far; they are gone after the
-    block.
-    """
+    """Two tiny models of a config, of two sizes and seeds, near and far; gone after the block."""
     with ExitStack() as folders:
         made: list[Tiny] = []
         for trial in TRIALS:
@@ -138,18 +129,16 @@ def tiny_models(config: Any, name: object) -> Iterator[tuple[Tiny, ...]]:
             try:
                 model, observed = at_work(config, *trial)
                 model.save_pretrained(folder)
-            # whatever transformers raises of a config that does not fit together
-            except Exception as error:
+            except Exception as error:  # whatever transformers raises of an inconsistent config
                 problem = f"transformers builds no tiny model of it: {first_line(error)}"
                 raise CheckpointError(problem, file=name) from None
-            made.append(
-                Tiny(model, open_checkpoint(folder), Stored(model, folder), stacks(observed))
-            )
+            checkpoint, stored = open_checkpoint(folder), Stored(model, folder)
+            made.append(Tiny(model, checkpoint, stored, stacks(observed)))
         yield tuple(made)
 
 
 def nearness(row: Family, tiny: Tiny, stack: str) -> Nearness:
-    """How near a row comes to one stack of a tiny model."""
+    """The nearness of a row to one stack of a tiny model."""
     members = tiny.stacks[stack]
     try:
         model = Model.of_row(tiny.checkpoint, row)
@@ -174,27 +163,23 @@ def nearness(row: Family, tiny: Tiny, stack: str) -> Nearness:
 
 
 def slopes_seen(row: Family, tiny: Tiny, stack: str) -> tuple[int, float, float] | None:
-    """Number of heads, and rise and start of -log2 of their slopes; None where what the row lacks
-    is no such bias.
+    """Number of heads, and rise and start of -log2 of their slopes; None if scores lack no such
+    bias.
 
     The bias is what the first layer's scores have that the row's lack: linear in the key's position
     in every head.
     """
     try:
-        layer, call = next(
-            pairs(Model.of_row(tiny.checkpoint, row), tiny.stacks[stack], tiny.stored)
-        )
+        model = Model.of_row(tiny.checkpoint, row)
+        layer, call = next(pairs(model, tiny.stacks[stack], tiny.stored))
         x = next(stream for stream in call.streams if stream.shape[1] == layer.d_model)
         lacking = call.scores.astype(np.float64) - layer.scores(x)
-    # cells that do not go together
-    except (CheckpointError, ValueError, TypeError, IndexError, StopIteration):
+    except UNFIT:
         return None
-    last = lacking[:, -1]  # (H, n): of the last query, which sees every key as a rule
+    last = lacking[:, -1]  # (H, n): the last query, which sees every key as a rule
     slopes = (last[:, -1] - last[:, -2]).clip(1e-9)
-    if (
-        np.abs(np.diff(last[:, last.shape[1] // 2 :]) - slopes[:, None]).max() > 1e-3
-        or len(slopes) < 3
-    ):
+    unevenness = np.abs(np.diff(last[:, last.shape[1] // 2 :]) - slopes[:, None]).max()
+    if unevenness > 1e-3 or len(slopes) < 3:
         return None
     heads = np.arange(1, len(slopes) + 1)
     rise, start = np.polyfit(heads, -np.log2(slopes), 1)
@@ -202,25 +187,20 @@ def slopes_seen(row: Family, tiny: Tiny, stack: str) -> tuple[int, float, float]
 
 
 def _best(layer: Any, call: Observed) -> Errors | str:
-    """The errors under whichever of the streams that may have entered gives the smallest."""
+    """The errors under the stream that gives the smallest, of those that may have entered."""
     tried = list(measured(layer, call))
     numbers = [errors for errors in tried if isinstance(errors, Errors)]
+
+    def size(errors: Errors) -> tuple[bool, float, float]:
+        return errors.output > EXACT, errors.attention, float(np.nan_to_num(errors.output))
+
     if numbers:
-        return min(
-            numbers,
-            key=lambda errors: (
-                errors.output > EXACT,
-                errors.attention,
-                np.nan_to_num(errors.output),
-            ),
-        )
+        return min(numbers, key=size)
     return next(iter(tried), "nothing was seen to enter it")
 
 
 def proved(row: Family, tinies: Sequence[Tiny], stack: str) -> str:
-    """What is wrong with a row of one stack in any of the models; nothing where it is exact in
-    all.
-    """
+    """The problem of a row of one stack in any of the models; empty if it is exact in all."""
     for tiny in tinies:
         try:
             problem, unread = problem_of(Model.of_row(tiny.checkpoint, row), tiny, stack, EXACT)
@@ -232,18 +212,11 @@ def proved(row: Family, tinies: Sequence[Tiny], stack: str) -> str:
 
 
 def problem_of(model: Model, tiny: Tiny, stack: str, tolerance: float) -> tuple[str, str]:
-    """What is wrong with what a model reads of one stack, and what stays unread; both empty where
-    it is exact.
-    """
+    """The problem of one stack as a model reads it, and its unread part; both empty if exact."""
     calls = tiny.stacks[stack]
     by_module = matched([model], names_at_work(calls, tiny.stored))
     problem, read = problem_of_stack(by_module, calls, calls, tolerance)
     layers = len({call.module for call in calls})
-    unread = (
-        ""
-        if read == layers
-        else f"{read} of {layers} layers are read"
-        if read
-        else "no row reads this stack"
-    )
-    return problem, unread
+    if read == layers:
+        return problem, ""
+    return problem, f"{read} of {layers} layers are read" if read else "no row reads this stack"

@@ -1,11 +1,11 @@
-"""A class of the user's own in the place of one of transformers': `weightscope adopt SOURCE --with
+"""A user's class in the place of one of transformers': `weightscope adopt SOURCE --with
 module:Class`.
 
 The class is imported on the user's word, in a child process, and never from the checkpoint's
 folder. It is built from config.json, becomes a class of transformers by inheritance, and is then
 adopted like any other.
 
-    python -m weightscope.adopting.user_class < pickled Order    # what `adopted_with` starts
+    python -m weightscope.adopting.user_class < pickled Order    # started by `adopted_with`
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ ANSWER = "answer.json"
 
 @dataclass(frozen=True)
 class Order:
-    """What the child process is to adopt, with which class, and where it writes its answer."""
+    """An order to the child process: a checkpoint, a class, and a place for the answer."""
 
     source: Source
     code: str  # module:Class
@@ -53,8 +53,9 @@ def adopted_with(source: Source, code: str, attention: str, shows: bool) -> Mapp
     """The answer of a child process that imports the class: `answer_of` what was adopted."""
     module, colon, name = code.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        example = "training.model:Zephyrine"
         raise CheckpointError(
-            f"`with` is '{code}'; it is module:Class, as Python imports it: training.model:Zephyrine"
+            f"`with` is '{code}'; it is module:Class, as Python imports it: {example}"
         )
     with scratch_folder() as folder:
         order = Order(source, code, attention, folder / ANSWER, shows, os.getpid())
@@ -89,11 +90,9 @@ def _carried_out(order: Order) -> dict[str, Any]:
     user_class = imported(order.code, checkpoint.folder)
     try:
         registered(user_class, checkpoint.config.raw, order.attention or "*")
-    # torch.nn.Module itself, or a class with a metaclass of its own
-    except (TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"`with` {order.code} is no class that can be run: {first_line(error)}"
-        ) from None
+    except (TypeError, AttributeError) as error:  # torch.nn.Module itself, or another metaclass
+        problem = f"`with` {order.code} is no class that can be run: {first_line(error)}"
+        raise CheckpointError(problem) from None
     return answer_of(adopt(checkpoint), checkpoint, f"{order.code} (PyTorch {torch.__version__})")
 
 
@@ -102,14 +101,12 @@ def imported(code: str, checkpoint_folder: Path) -> type:
     module_name, _, name = code.partition(":")
     sys.path.append(str(Path.cwd()))
     top = importlib.util.find_spec(module_name.partition(".")[0])
-    places = (
-        [place for place in (top.origin, *(top.submodule_search_locations or ())) if place]
-        if top
-        else []
-    )
-    if any(Path(place).resolve().is_relative_to(checkpoint_folder.resolve()) for place in places):
-        problem = f"{module_name} lies in the checkpoint's folder, whose code is not run; copy what you wrote elsewhere"
-        raise CheckpointError(problem, file=checkpoint_folder)
+    places = (top.origin, *(top.submodule_search_locations or ())) if top else ()
+    for place in filter(None, places):
+        if Path(place).resolve().is_relative_to(checkpoint_folder.resolve()):
+            problem = f"{module_name} lies in the checkpoint's folder, whose code is not run"
+            advice = "copy what you wrote elsewhere"
+            raise CheckpointError(f"{problem}; {advice}", file=checkpoint_folder)
     try:
         target = importlib.import_module(module_name)
         for part in name.split("."):
@@ -117,16 +114,13 @@ def imported(code: str, checkpoint_folder: Path) -> type:
     except Exception as error:  # whatever the user's code raises
         raise CheckpointError(f"`with` {code} cannot be imported: {first_line(error)}") from None
     if not (isinstance(target, type) and issubclass(target, torch.nn.Module)):
-        raise CheckpointError(
-            f"{code} is not a torch.nn.Module; the class of the whole model was expected"
-        )
+        problem = f"{code} is not a torch.nn.Module"
+        raise CheckpointError(f"{problem}; the class of the whole model was expected")
     return target
 
 
 def registered(user_class: Any, values: Mapping[str, Any], attention: str) -> None:
-    """Make the class one of transformers', which builds it for the checkpoint's model_type from now
-    on.
-    """
+    """Make the class one of transformers', which then builds it for the checkpoint's model_type."""
     kind = values.get("model_type")
     if not isinstance(kind, str):
         raise CheckpointError(
@@ -156,9 +150,7 @@ def _all_keys(self: Any, **values: Any) -> None:
 
 
 def _as_transformers(user_class: Any, config_class: type, attention: str) -> type:
-    """A class that is the user's and transformers' both: its parameters keep their names, and its
-    input is tokens.
-    """
+    """A class that is the user's and transformers' both, with its own names, run on tokens."""
 
     class Base(PreTrainedModel):  # type: ignore[misc]
         """Comes between the user's class and torch's Module in the order of construction."""
@@ -170,9 +162,7 @@ def _as_transformers(user_class: Any, config_class: type, attention: str) -> typ
             super().__init__(type(self).given)
 
         def _init_weights(self, module: Any) -> None:
-            """Leave weights to the user's class: a tiny model's are random, and large ones are
-            loaded.
-            """
+            """Leave weights to the user's class."""
 
     names = list(inspect.signature(user_class.forward).parameters)[1:]
     if not names:
@@ -198,18 +188,13 @@ def _as_transformers(user_class: Any, config_class: type, attention: str) -> typ
         """config.json and every tensor once, under the names that the class gives them."""
         # save_pretrained refuses keys of generation
         self.config.to_json_file(Path(folder) / "config.json")
-        parameters = {name: tensor.detach().clone() for name, tensor in self.named_parameters()}
-        buffers = {
-            name: t.clone() for name, t in self.state_dict().items() if name not in parameters
-        }
-        tied = {
-            name for name, _ in self.named_parameters(remove_duplicate=False)
-        } - parameters.keys()
-        kept = parameters | {name: tensor for name, tensor in buffers.items() if name not in tied}
-        save_file(
-            {name: tensor.contiguous() for name, tensor in kept.items()},
-            Path(folder) / "model.safetensors",
-        )
+        tensors = {name: tensor.detach().clone() for name, tensor in self.named_parameters()}
+        every_name = {name for name, _ in self.named_parameters(remove_duplicate=False)}
+        for name, tensor in self.state_dict().items():
+            if name not in every_name:  # a buffer, and no tied parameter
+                tensors[name] = tensor.clone()
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, Path(folder) / "model.safetensors")
 
     made: Any = type(
         user_class.__name__,
@@ -228,9 +213,7 @@ def _as_transformers(user_class: Any, config_class: type, attention: str) -> typ
 
 
 def _arguments(user_class: Any, config: Any) -> inspect.BoundArguments:
-    """What the user's class is built with: keys of config.json by name, or the config as its one
-    argument.
-    """
+    """The arguments of the user's class: keys of config.json by name, or the config alone."""
     signature, values = inspect.signature(user_class), config.to_dict()
     named = {name: values[name] for name in signature.parameters if name in values}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -248,9 +231,8 @@ def _arguments(user_class: Any, config: Any) -> inspect.BoundArguments:
     kind = _annotation(user_class, parameter)
     argument: Any = values if kind is dict else config
     if is_dataclass(kind) and isinstance(kind, type):
-        argument = kind(
-            **{cell.name: values[cell.name] for cell in fields(kind) if cell.name in values}
-        )
+        known = [cell.name for cell in fields(kind) if cell.name in values]
+        argument = kind(**{name: values[name] for name in known})
         for cell in fields(kind):
             if not hasattr(config, cell.name):
                 object.__setattr__(config, cell.name, getattr(argument, cell.name))

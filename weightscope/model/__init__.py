@@ -1,7 +1,8 @@
 """Tensors to heads: which row reads a checkpoint, what its config means, and its layers as arrays.
 
-Read `layers` (arrays alone), then `config` (what a config.json means), `rows` (an architecture a
-stanza) and `model`, which brings them together. `metrics` and `text` are what several questions
-compute with: functions of arrays; corpora, tokenizers and counts. `sources` and `run_identity` say
-what a command was given and what a resumed run depends on.
+Read `layers` (arrays alone), then `config` (what a config.json means), `rows` (one stanza per
+architecture), `stored_embeddings` (what lies before and after the layers) and `model`, which brings
+them together. Several questions compute with `metrics` (functions of arrays) and `text` (corpora,
+tokenizers and counts). `sources` and `run_identity` say what a command was given and what a resumed
+run depends on.
 """

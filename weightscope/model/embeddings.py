@@ -1,6 +1,4 @@
-"""What enters a model's first layer and what turns its output into logits: embeddings and
-unembedding.
-"""
+"""Embeddings into a model's first layer, and the unembedding that turns its output into logits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,16 +27,13 @@ class Embeddings(ShowsShapes):
     """
 
     token_tensor: Tensor  # (vocab, e): as stored, unread
-    # (n_positions, d): row p belongs to position p, whatever rows the file has before it
-    positions: np.ndarray | None
-    # the norm whose sigma divides the sum of the rows; None where there is none
-    first_norm: Norm | None
+    positions: np.ndarray | None  # (n_positions, d): row p belongs to position p
+    first_norm: Norm | None  # its sigma divides the sum of the rows
     scale: float = 1.0  # multiplies stored rows
     projection: np.ndarray | None = None  # (e, d): brings them to the model's width
     shift: np.ndarray | None = None  # (d,): added to every row
     norm: Norm | None = None  # a norm of the rows themselves
-    # why there are no positions in a model that has them; empty where nothing is missing
-    lacks: str = ""
+    lacks: str = ""  # why a model's positions are missing here; empty if none are
 
     @property
     def n_tokens(self) -> int:
@@ -48,9 +43,8 @@ class Embeddings(ShowsShapes):
     @property
     def as_stored(self) -> bool:
         """Rows enter the model as the file holds them."""
-        return (
-            self.scale == 1 and self.projection is None and self.shift is None and self.norm is None
-        )
+        nothing_added = self.projection is None and self.shift is None and self.norm is None
+        return self.scale == 1 and nothing_added
 
     def entering(self, rows: np.ndarray) -> np.ndarray:
         """Stored rows (..., e) as they enter the model, (..., d)."""
@@ -65,14 +59,12 @@ class Embeddings(ShowsShapes):
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """Token rows, float32 (vocab, d): a read-only view of the file where it holds them so, else
-        computed.
-        """
+        """Token rows, float32 (vocab, d); a read-only view of the file where it holds them so."""
         return self.entering(self.token_tensor.read())
 
     def rows(self, tokens: np.ndarray) -> np.ndarray:
-        """The rows of some tokens, (...) ids -> float32 (..., d); no others are read unless all
-        have been.
+        """Some tokens' rows, (...) ids -> float32 (..., d); no others are read unless all have
+        been.
 
         Raises
         ------
@@ -82,10 +74,8 @@ class Embeddings(ShowsShapes):
         tokens = ids_of(tokens, "tokens")
         ids, where = np.unique(tokens, return_inverse=True)
         if (wrong := outside(ids, self.n_tokens)) is not None:
-            file = self.token_tensor.file.path
-            raise CheckpointError(
-                f"no token {wrong}: the vocabulary has {self.n_tokens}", file=file
-            )
+            problem = f"no token {wrong}: the vocabulary has {self.n_tokens}"
+            raise CheckpointError(problem, file=self.token_tensor.file.path)
         if "tokens" in self.__dict__:
             return self.tokens[tokens]
         runs = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1) if ids.size else []
@@ -94,21 +84,20 @@ class Embeddings(ShowsShapes):
         return self.entering(np.concatenate([empty, *stored]))[where.reshape(tokens.shape)]
 
     def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
-        """Token rows, or rows [start, stop) of them, in blocks of about 16 MB, each with the index
-        of its first row.
-        """
+        """Token rows [start, stop) in blocks of about 16 MB, each with its first row's index."""
+        stop = stop or self.n_tokens
         n_rows = max(1, BLOCK_BYTES // (4 * self.token_tensor.shape[1]))
-        if (start, stop or self.n_tokens) == (0, self.n_tokens):
+        if (start, stop) == (0, self.n_tokens):
             for first, rows in self.token_tensor.blocks(n_rows):
                 yield first, self.entering(rows)
             return
-        for first in range(start, stop or self.n_tokens, n_rows):
-            rows = self.token_tensor.rows(first, min(first + n_rows, stop or self.n_tokens))
+        for first in range(start, stop, n_rows):
+            rows = self.token_tensor.rows(first, min(first + n_rows, stop))
             yield first, self.entering(rows)
 
     def sigma(self, tokens: np.ndarray, positions: np.ndarray | None = None) -> np.ndarray:
-        """sigma(e_t + p_p), the first norm's divisor (detokenization paper, eq. 3); ones where
-        there is no norm.
+        """sigma(e_t + p_p), the first norm's divisor (detokenization paper, eq. 3); 1 without a
+        norm.
 
         Parameters
         ----------
@@ -130,19 +119,16 @@ class Embeddings(ShowsShapes):
         if positions is not None and self.positions is not None:
             positions, known = ids_of(positions, "positions"), len(self.positions)
             if (wrong := outside(positions, known)) is not None:
-                raise CheckpointError(
-                    f"no position {wrong}: the model has {known}", file=self.token_tensor.file.path
-                )
+                problem = f"no position {wrong}: the model has {known}"
+                raise CheckpointError(problem, file=self.token_tensor.file.path)
             rows = rows + self.positions[positions]
-        return (
-            np.ones(rows.shape[:-1], rows.dtype)
-            if self.first_norm is None
-            else self.first_norm.sigma(rows)
-        )
+        if self.first_norm is None:
+            return np.ones(rows.shape[:-1], rows.dtype)
+        return self.first_norm.sigma(rows)
 
 
 def ids_of(given: ArrayLike, what: str) -> np.ndarray:
-    """Token ids or positions as an array of whole numbers; none at all is such an array too."""
+    """Token ids or positions as an array of whole numbers, int64 if empty."""
     ids = np.asarray(given)
     if ids.size and ids.dtype.kind not in "iu":
         raise ValueError(f"{what} have dtype {ids.dtype}; expected whole numbers")
@@ -150,9 +136,7 @@ def ids_of(given: ArrayLike, what: str) -> np.ndarray:
 
 
 def outside(ids: np.ndarray, count: int | None) -> int | None:
-    """One of `ids` that is below 0, else one that is not below `count` (None: there is no bound),
-    else None.
-    """
+    """An id below 0, else one not below `count` (None: no bound), else None."""
     if not ids.size:
         return None
     lowest, highest = int(ids.min()), int(ids.max())
@@ -174,9 +158,7 @@ class Unembedding(ShowsShapes):
     norm: Norm | None  # the final norm; None where the family has none, or the checkpoint lacks it
     projection: np.ndarray | None = None  # (d, e): between the norm and the rows
     tied: bool = False  # the rows are the token embedding's
-    # tensor of the final norm that the checkpoint should have and has not; empty where nothing is
-    # missing
-    lacks: str = ""
+    lacks: str = ""  # tensor of the final norm that the checkpoint should have; empty if it has it
 
     @property
     def n_tokens(self) -> int:
@@ -186,7 +168,8 @@ class Unembedding(ShowsShapes):
     @property
     def described(self) -> str:
         """The rows and the norm, in words."""
-        rows = f"the unembedding ({self.tensor.name}{', the input embedding too' if self.tied else ''})"
+        also = ", the input embedding too" if self.tied else ""
+        rows = f"the unembedding ({self.tensor.name}{also})"
         if self.lacks:
             return f"{rows} without the final norm, which is not in this checkpoint ({self.lacks})"
         return rows if self.norm is None else f"{rows}, the final norm folded in"
@@ -205,18 +188,17 @@ class Unembedding(ShowsShapes):
         return self.folded(np.concatenate([self.tensor.rows(int(t), int(t) + 1) for t in tokens]))
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """All of them in blocks of about 16 MB, each with the index of its first token."""
+        """All u_t in blocks of about 16 MB, each with the index of its first token."""
         for first, rows in self.stored_blocks():
             yield first, self.folded(rows)
 
     def stored_blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """The same as they are stored, (n, e)."""
+        """Rows as stored, (n, e), in blocks of about 16 MB."""
         return self.tensor.blocks(max(1, BLOCK_BYTES // (4 * self.tensor.shape[1])))
 
     def shifts(self, rows: np.ndarray) -> np.ndarray:
-        """What the bias of the final norm adds to the logits of stored rows, (n, e) -> (n,)."""
+        """Logits that the bias of the final norm adds, by stored row: (n, e) -> (n,)."""
         if self.norm is None:
             return np.zeros(len(rows), rows.dtype)
-        return rows @ (
-            self.norm.beta if self.projection is None else self.norm.beta @ self.projection
-        )
+        beta = self.norm.beta
+        return rows @ (beta if self.projection is None else beta @ self.projection)

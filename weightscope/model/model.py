@@ -54,9 +54,10 @@ from weightscope.model.layers.read_layer import (
     rotation_of,
 )
 from weightscope.model.layers.rotation import Rotation
-from weightscope.model.rows.cells import LayerTensors, StoredNorm
+from weightscope.model.rows.cells import LayerTensors
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.own_names import names_sentence, unloaded_names
+from weightscope.model.stored_embeddings import StoredEmbeddings, embedding_width, is_tied
 
 if TYPE_CHECKING:
     from weightscope.checkpoint.adapters.mlx_lm import AdapterOfMlx
@@ -86,7 +87,7 @@ def open_model(
     family : str, optional
         Read the checkpoint as this family, whatever its config says.
     tower : str, optional
-        Which of `Model.stacks`: "text", "vision", "encoder", "decoder", "cross" ...; by default the
+        One of `Model.stacks`: "text", "vision", "encoder", "decoder", "cross" ...; by default the
         one that is language.
     tokenizer : str, optional
         Where the tokenizer is, if not with the checkpoint; see `Tokenizer.find`.
@@ -118,7 +119,7 @@ def open_model(
     empty = empty_tensors(opened.checkpoint)
     try:
         reading = decide(opened.checkpoint, family, tower, families)
-    except CheckpointError as error:  # the names or shapes of what is empty may be what it lacks
+    except CheckpointError as error:  # it may lack the names or shapes of empty tensors
         raise (_empty(opened.checkpoint, empty) if empty else error) from None
     model = Model(opened, reading)
     if empty and any(tensor.has_role for tensor in model.tensors if tensor.name in empty):
@@ -133,20 +134,23 @@ def empty_tensors(checkpoint: Checkpoint) -> list[str]:
 
 
 def _empty(checkpoint: Checkpoint, names: list[str]) -> CheckpointError:
-    """What to say of tensors without elements that a model needs."""
+    """The error about tensors without elements that a model needs."""
     shape = checkpoint[names[0]].shape
-    are = f"{counted(len(names), 'tensor')} {'is' if len(names) == 1 else 'are'} empty (shape {shape})"
-    advice = "gather the state when it is saved (zero_to_fp32.py, stage3_gather_16bit_weights_on_model_save)"
-    problem = f"{are}, as of a sharded (ZeRO-3) state that was not gathered; the first is {printable(names[0])}; {advice}"
+    are = "is" if len(names) == 1 else "are"
+    problem = (
+        f"{counted(len(names), 'tensor')} {are} empty (shape {shape}), as of a sharded (ZeRO-3) "
+        f"state that was not gathered; the first is {printable(names[0])}; gather the state when "
+        "it is saved (zero_to_fp32.py, stage3_gather_16bit_weights_on_model_save)"
+    )
     return CheckpointError(problem, file=checkpoint.name)
 
 
 class Opened(NamedTuple):
-    """What a source names, opened; of an adapter that is its base."""
+    """An opened source; of an adapter, the base that it changes."""
 
     checkpoint: Checkpoint
     source: str = ""  # an absolute path, or a Hub id with its revision
-    tokenizer: str = ""  # where it is, if not there
+    tokenizer: str = ""  # its place, if not `source`
     where: Path | Repository | None = None  # the file, folder or repository that `source` names
     adapter: AnyAdapter | None = None
 
@@ -167,21 +171,21 @@ def open_source(
         if base is None:
             checkpoint = as_published(open_at(where))
             checkpoint.given = at_revision(source, revision)
-            return Opened(
-                checkpoint, at_revision(existing(named) or named, revision), tokenizer or "", where
-            )
+            place = at_revision(existing(named) or named, revision)
+            return Opened(checkpoint, place, tokenizer or "", where)
         folder = adapter_from(where) if isinstance(where, Repository) else None
         base_revision = None  # the revision was the adapter's; a base's is in its own name
         if folder is None:
             raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=named)
     stated = read_json(folder / ADAPTER)
-    # PEFT's, or mlx-lm's
-    if base is None and not (stated.get("base_model_name_or_path") or stated.get("model")):
+    names_base = stated.get("base_model_name_or_path") or stated.get("model")  # PEFT's, mlx-lm's
+    if base is None and not names_base:
         raise CheckpointError(NEEDS_ITS_BASE, file=folder)
     adapter = _adapter_of(folder)
-    checkpoint = (
-        _base_of(adapter, base_revision) if base is None else _published(base, base_revision)
-    )
+    if base is None:
+        checkpoint = _base_of(adapter, base_revision)
+    else:
+        checkpoint = _published(base, base_revision)
     checkpoint.given = at_revision(source, revision)
     has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
     elsewhere = "" if has_its_own else str(base or adapter.base)
@@ -213,12 +217,14 @@ def _published(source: str | Path, revision: str | None) -> Checkpoint:
 
 def _base_of(adapter: "Adapter | AdapterOfMlx", revision: str | None) -> Checkpoint:
     """The checkpoint that an adapter names as its base."""
-    named = adapter.config.get("revision")
+    stated = adapter.config.get("revision")
     try:
-        return _published(adapter.base, revision or (named if isinstance(named, str) else None))
+        return _published(adapter.base, revision or (stated if isinstance(stated, str) else None))
     except CheckpointError as error:
-        problem = f"is a LoRA adapter, and its base cannot be opened ({error}); say where it is with `base`"
-        raise CheckpointError(problem, file=adapter.folder) from None
+        problem = f"is a LoRA adapter, and its base cannot be opened ({error})"
+        raise CheckpointError(
+            f"{problem}; say where it is with `base`", file=adapter.folder
+        ) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,24 +246,22 @@ class TensorsOnly:
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """The name that the user gave, else the checkpoint's."""
         return self.checkpoint.given or str(self.checkpoint.name)
 
     @property
     def unloaded(self) -> tuple[str, ...]:
-        """The names in the file that the class of its config would not load: those that a wrapper
-        left.
-        """
+        """Names in the file that the class of its config would not load: a wrapper's."""
         return unloaded_names(self.checkpoint, ())
 
     @cached_property
     def prefix(self) -> str:
-        """What stands before every tensor's name, as far as the row knows."""
-        row = self.reading.row if self.reading else None
-        first = row.layer.split("{i}")[0] if row else ""
-        return next(
-            (p for p in (row.prefixes if row else ()) if self.checkpoint.names_under(p + first)), ""
-        )
+        """The prefix of all tensor names, as far as the row knows it."""
+        if self.reading is None:
+            return ""
+        row, names_under = self.reading.row, self.checkpoint.names_under
+        first = row.layer.split("{i}")[0]
+        return next((prefix for prefix in row.prefixes if names_under(prefix + first)), "")
 
     @cached_property
     def tensors(self) -> "Tensors":
@@ -275,7 +279,7 @@ class TensorsOnly:
         return tensors
 
     def unchecked(self) -> "TensorsOnly":
-        """The same, but NaN and infinity are read."""
+        """A copy that reads NaN and infinity too."""
         return replace(self, checkpoint=self.checkpoint.unchecked())
 
 
@@ -288,7 +292,7 @@ def open_tensors(
     base: str | Path | None = None,
     families: str | Path | None = None,
 ) -> "Model | TensorsOnly":
-    """Open a checkpoint for its tensors, whether or not its heads can be read; arguments as of
+    """Open a checkpoint for its tensors, even if its heads cannot be read; arguments of
     `open_model`.
     """
     try:
@@ -318,13 +322,12 @@ def as_model(model: "Model | str | Path") -> "Model":
     return model
 
 
-MOST_ROWS = 2**21  # of an embedding: twice the largest published vocabulary, as for ids of tokens
+MOST_ROWS = 2**21  # rows of an embedding: twice the largest published vocabulary
 PACKED = 8  # weights in one stored number, at most
 
 
 def refuse_incomplete(model: "Model") -> None:
-    """Refuse a checkpoint that lacks layers of its config, or whose embeddings have more rows than
-    any vocabulary.
+    """Refuse missing layers, and embeddings with more rows than any vocabulary.
 
     A file of holes has rows by the thousand million for nothing; norms are kept of every row.
 
@@ -339,7 +342,7 @@ def refuse_incomplete(model: "Model") -> None:
     )
     is_huge = max(sizes, default=0) * PACKED > MOST_ROWS
     try:
-        # of a stage without attention
+        # "none" is a stage without attention
         storing = [i for i, kind in enumerate(config.layer_types) if kind != "none"]
         absent = [i for i in storing if not checkpoint.names_under(model.stem(i))]
         embeddings = [*model.embedding_tensors, *model.output_tensors.values()] if is_huge else []
@@ -348,10 +351,11 @@ def refuse_incomplete(model: "Model") -> None:
     if absent and len(absent) < len(storing):
         has = config.n_layers - len(absent)
         layers = f"{absent[0]} to {absent[-1]}" if len(absent) > 1 else str(absent[0])
-        problem = f"has tensors of {has} layers, and config.json says {config.n_layers}: none of layer {layers}"
-        raise CheckpointError(
-            f"{problem}; complete the file, or correct the number of layers", file=checkpoint.name
+        problem = (
+            f"has tensors of {has} layers, and config.json says {config.n_layers}: none of layer "
+            f"{layers}; complete the file, or correct the number of layers"
         )
+        raise CheckpointError(problem, file=checkpoint.name)
     for tensor in embeddings:
         if (rows := max(tensor.shape[:-1], default=0)) > MOST_ROWS:
             raise tensor.refuse(f"has {rows} rows; no vocabulary has more than {MOST_ROWS}")
@@ -377,21 +381,17 @@ class Model:
         if opened.adapter is not None:
             checkpoint = with_adapter(checkpoint, opened.adapter, row.heads.transposed)
         self.checkpoint, self.config = checkpoint, reading.config
-        self.reading = reading  # which row, which part of config.json and which prefix
-        # an absolute path, or a Hub id with its revision
-        self.source = opened.source or str(checkpoint.folder)
-        # the file, folder or repository that `source` names
-        self.where = opened.where or checkpoint.folder
+        self.reading = reading  # row, part of config.json and prefix
+        self.source = opened.source or str(checkpoint.folder)  # absolute path, or Hub id @ revision
+        self.where = opened.where or checkpoint.folder  # file, folder or repository of `source`
         self.tokenizer = opened.tokenizer or self.source  # where its tokenizer is looked for
-        if reading.configured.refused:
-            raise CheckpointError(
-                f"{row.name} with {reading.configured.refused}", file=checkpoint.name
-            )
+        if refused := reading.configured.refused:
+            raise CheckpointError(f"{row.name} with {refused}", file=checkpoint.name)
         self._last: Layer | None = None
 
     @classmethod
     def of_row(cls, checkpoint: Checkpoint, row: Family) -> "Model":
-        """The model that a row on trial reads, wherever its tensors are."""
+        """The checkpoint as a row on trial reads it, wherever its tensors are."""
         return cls(Opened(checkpoint), read_as(checkpoint, row))
 
     @property
@@ -411,7 +411,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """What to call it in a title: `called`, else the Hub id, or the folder's or file's name."""
+        """Its name in titles: `called`, else the Hub id, or the folder's or file's name."""
         if self.called:
             return self.called
         path = Path(self.source).expanduser()
@@ -419,35 +419,30 @@ class Model:
 
     @property
     def title(self) -> str:
-        """Its name on a page, and what a reader should know of the row that it is read by."""
+        """Its name on a page, with the origin of a row that is not built in."""
         return f"{self.name} ({self.family.origin})" if self.family.origin else self.name
 
     def unchecked(self) -> "Model":
-        """The same model, nothing of it read yet; values that are not finite are handed over, not
-        refused.
-        """
+        """A fresh model of the same checkpoint that reads NaN and infinity too."""
         opened = Opened(self.checkpoint.unchecked(), self.source, self.tokenizer, self.where)
         return Model(opened, replace(self.reading, prefix=self.prefix))
 
     @cached_property
     def stacks(self) -> dict[str, Stack]:
-        """The attention models in this checkpoint by name, this one among them; `tower` opens
-        another.
-        """
+        """The checkpoint's attention models by name, this one included; `tower` opens another."""
         return stacks_of(self.checkpoint, self.reading)
 
     def is_read(self, stack: Stack) -> bool:
-        """Whether a stack is the one that this model reads, by whatever row."""
+        """True if this model reads that stack, by whatever row."""
         if stack.row is not None:
             row, read = stack.row, self.family
             return stack.prefix + row.layer + row.heads.q == self.prefix + read.layer + read.heads.q
-        return stack.prefix.startswith(
-            (self.prefix + self.family.layer).partition("{i}")[0] or "\0"
-        )
+        before_layers = (self.prefix + self.family.layer).partition("{i}")[0]
+        return bool(before_layers) and stack.prefix.startswith(before_layers)
 
     @cached_property
     def prefix(self) -> str:
-        """What stands before every tensor's name in this checkpoint."""
+        """The prefix of all tensor names in this checkpoint."""
         known = self.reading.prefix
         return prefix_of(self.checkpoint, self.reading.configured) if known is None else known
 
@@ -459,8 +454,7 @@ class Model:
 
     @cached_property
     def tensors(self) -> "Tensors":
-        """Every tensor of the checkpoint under its role, other stacks included; nothing is read
-        before `array()`.
+        """Every tensor under its role, of all stacks; nothing is read before `array()`.
 
         Examples
         --------
@@ -486,29 +480,26 @@ class Model:
 
     @cached_property
     def own_layers(self) -> tuple[int, ...]:
-        """The same without those that share their weights with an earlier one, as all of an ALBERT
-        do.
-        """
+        """Attention layers that do not share an earlier one's weights; in ALBERT there is one."""
         return distinct(self.attention_layers, self)
 
     @cached_property
     def sharing(self) -> str:
-        """Which layers share one set of weights, in a sentence; empty where each has its own."""
+        """A sentence on layers that share one set of weights; empty if each has its own."""
         sets: dict[tuple[str, str], list[int]] = {}
         for index in self.attention_layers:
             sets.setdefault(self.weights_of(index), []).append(index)
         shared = [
-            f"layers {', '.join(map(str, same))} share one set of weights, which is read once, as layer {same[0]}"
-            for same in sets.values()
-            if len(same) > 1
+            f"layers {', '.join(map(str, layers))} share one set of weights, which is read once, "
+            f"as layer {layers[0]}"
+            for layers in sets.values()
+            if len(layers) > 1
         ]
         return f"{'; '.join(shared).capitalize()}." if shared else ""
 
     @cached_property
     def borrowing_layers(self) -> tuple[int, ...]:
-        """Indices of further layers, which attend to keys and values of one before
-        (`Layer.keys_of`).
-        """
+        """Indices of further layers, which attend to an earlier layer's keys (`Layer.keys_of`)."""
         return tuple(i for i in range(self.config.n_layers) if borrows(self.config, self.family, i))
 
     def layer(self, index: int) -> Layer:
@@ -520,22 +511,15 @@ class Model:
             No such layer, or it is not attention, or its tensors are missing, misshapen or not
             finite.
         """
-        index = whole(index, "layer")
-        if not 0 <= index < self.config.n_layers:
-            raise CheckpointError(
-                f"no layer {index}: the model has {self.config.n_layers}", file=self.checkpoint.name
-            )
-        if not (
-            attends(self.config, self.family, index) or borrows(self.config, self.family, index)
-        ):
-            kind, attending = (
-                kind_of(self.config, self.family, index),
-                ", ".join(map(str, self.attention_layers)),
-            )
-            raise CheckpointError(
-                f"layer {index} is {kind}, not attention; {attending} are",
-                file=self.checkpoint.name,
-            )
+        index, family, config = whole(index, "layer"), self.family, self.config
+        if not 0 <= index < config.n_layers:
+            problem = f"no layer {index}: the model has {config.n_layers}"
+            raise CheckpointError(problem, file=self.checkpoint.name)
+        if not (attends(config, family, index) or borrows(config, family, index)):
+            attending = ", ".join(map(str, self.attention_layers))
+            kind = kind_of(config, family, index)
+            problem = f"layer {index} is {kind}, not attention; {attending} are"
+            raise CheckpointError(problem, file=self.checkpoint.name)
         if self._last is None or self._last.index != index:
             self.checkpoint.prefetch(tensor.name for tensor in self.attention_tensors(index))
             self._last = read_layer(self.under(), self.family, self.config, index)
@@ -543,60 +527,39 @@ class Model:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Which of several readings of the config was taken, and what of attention the file has and
-        is not read.
-        """
+        """Sentences on how the config was read, and on parts of attention that are not read."""
         names = []
         for i in self.attention_layers:
-            row, stem = (
-                self.family.in_layer(self.config.layer_types[i]),
-                self.family.stored_name(self.config, i),
-            )
+            row = self.family.in_layer(self.config.layer_types[i])
+            stem = self.family.stored_name(self.config, i)
             names += denied(self.checkpoint, self.prefix + stem, row, self.config)
-        return tuple(
-            filter(
-                None,
-                (
-                    *self.config.notes,
-                    self.names_note,
-                    denied_words(names),
-                    self.unread,
-                    self.sharing,
-                ),
-            )
-        )
+        notes = *self.config.notes, self.names_note, denied_words(names), self.unread, self.sharing
+        return tuple(note for note in notes if note)
 
     @cached_property
     def unloaded(self) -> tuple[str, ...]:
-        """The names in the file that the class of its config would not load: wrappers' or under
-        another prefix.
-        """
+        """Names in the file that the class of its config would not load: wrappers' or misplaced."""
         stacks = [stack for stack in self.stacks.values() if stack.reading is not None]
         places = [(stack.row, stack.prefix) for stack in stacks if stack.row is not None]
         return unloaded_names(self.checkpoint, places or [(self.family, self.prefix)])
 
     @property
     def names_note(self) -> str:
-        """A sentence on those names; empty where there are none."""
+        """A sentence on `unloaded` names; empty if there are none."""
         return names_sentence(self.unloaded, len(self.checkpoint))
 
     @cached_property
     def unread(self) -> str:
-        """Of a row that is not proved the keys of config.json that it does not read and that may
-        matter, in words.
-        """
+        """A sentence on config keys that a row without proof does not read and that may matter."""
         keys = unread_keys(self) if self.family.origin.startswith("unproved") else []
-        listed = ", ".join(map(printable, keys))
-        return (
-            f"{self.family.name} does not read these keys of config.json, which may matter: {listed}"
-            if keys
-            else ""
-        )
+        if not keys:
+            return ""
+        name, listed = self.family.name, ", ".join(map(printable, keys))
+        return f"{name} does not read these keys of config.json, which may matter: {listed}"
 
     @property
     def layers(self) -> OnDemand[Layer]:
-        """The attention layers, a sequence; each is read when it is asked for, and only the last
-        one asked for is kept.
+        """The attention layers as a sequence; each is read on demand, and only the last is kept.
 
         Examples
         --------
@@ -611,26 +574,21 @@ class Model:
 
     @cached_property
     def rotations(self) -> dict[int, Rotation | None]:
-        """How each attention layer rotates queries and keys, from the config alone; None where one
-        does not.
-        """
+        """The rotation of each attention layer, by the config alone; None without one."""
         return {i: rotation_of(self.config, self.family, i) for i in self.attention_layers}
 
     def stem(self, index: int) -> str:
-        """What stands before the names of a layer's tensors."""
+        """The prefix of a layer's tensor names."""
         return self.prefix + self.reading.configured.stored_name(self.config, index)
 
     def weights_of(self, index: int) -> tuple[str, str]:
-        """What tells a layer's weights from those of another layer: their place in the file, and
-        the layer's kind.
-        """
+        """A layer's place in the file and its kind: equal for layers that share their weights."""
         if not 0 <= index < self.config.n_layers:
-            return str(index), ""  # what reads it says that there is no such layer
+            return str(index), ""  # reading it reports that there is no such layer
         return self.stem(index), self.config.layer_types[index]
 
     def attention_tensors(self, index: int) -> list[Tensor]:
-        """What `layer` reads of the checkpoint for one layer: projections, the norms around them,
-        sinks; unread.
+        """The tensors of `layer(index)`, unread: projections, the norms around them, sinks.
 
         Raises
         ------
@@ -642,40 +600,17 @@ class Model:
 
     @property
     def embedding_tensors(self) -> list[Tensor]:
-        """What `embeddings` and `positions` are read from: rows, and the norm and projection after
-        them; unread.
-        """
-        inputs, checkpoint = self.family.inputs, self.checkpoint
-        rows = [
-            self._token_name,
-            *(self.prefix + name for name in (inputs.positions, inputs.types) if name),
-        ]
-        modules = filter(None, (inputs.norm and inputs.norm.module, inputs.before, inputs.after))
-        after = (
-            name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}.")
-        )
-        return [checkpoint[name] for name in (*rows, *after) if name in checkpoint]
+        """The tensors of `embeddings` and `positions`, unread: rows, then norm and projections."""
+        return self._stored.input_tensors
 
     @property
     def output_tensors(self) -> dict[str, Tensor]:
-        """What `unembedding` is read from: its rows as "unembedding", and the norm and projection
-        by name; unread.
-        """
-        inputs, outputs, checkpoint = self.family.inputs, self.family.outputs, self.checkpoint
-        if outputs is None:
-            return {}
-        modules = filter(None, (outputs.norm and outputs.norm.module, outputs.after))
-        names = (
-            name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}.")
-        )
-        tensors = {name: checkpoint[name] for name in names}
-        rows = self.head_name or self.prefix + inputs.tokens
-        return tensors | ({"unembedding": checkpoint[rows]} if rows in checkpoint else {})
+        """The tensors of `unembedding`, unread: rows as "unembedding", others by name."""
+        return self._stored.output_tensors
 
     @cached_property
     def first_layer(self) -> Layer:
-        """The first attention layer as a function of the embeddings: its heads act on (e_t + p_p) /
-        sigma(e_t + p_p).
+        """The first attention layer as a function of e_t + p_p, divided by their sigma.
 
         For a pre-norm model that is layer 0. A norm between the embeddings and layer 0 (BERT), and
         a projection after it (ELECTRA, ALBERT), are folded into the layer's maps. If a pre-norm
@@ -688,55 +623,30 @@ class Model:
             Layer 0 is not attention, or sees more than tokens and positions, as cross-attention
             does; or position embeddings stand inside one of two norms, which does not fold.
         """
-        layer, norm, inputs = self.layer(0), self._folded_norm, self.family.inputs
-        if inputs.more:
-            raise CheckpointError(
-                f"layer 0 sees more than tokens and positions: {inputs.more}",
-                file=self.checkpoint.name,
-            )
-        if inputs.norm is not None and norm is None and self.positions is not None:
-            problem = "has two norms between its embeddings and layer 0; its first layer has no bilinear form"
-            raise CheckpointError(problem, file=self.checkpoint.name)
-        if self._after is not None:
-            layer = layer.after(*self._after)
-        if norm is None:
-            return layer
-        return layer.after_norm(
-            norm.read(self.under(), self.config, self.embedding_width if inputs.after else None)
-        )
+        return self._stored.first_layer(self.layer(0))
 
     def into_stream(self, rows: np.ndarray) -> np.ndarray:
-        """Rows of the token embedding (n, e) as they enter the residual stream without a position,
-        (n, d).
+        """Token embedding rows (n, e) as they enter the residual stream without a position, (n, d).
 
         They are the rows themselves, except where a norm and a projection stand between the
         embeddings and layer 0 (ELECTRA, ALBERT).
         """
-        if self._after is None:
-            return rows
-        w, b = self._after
-        norm = self._folded_norm
-        return (
-            rows
-            if norm is None
-            else norm.read(self.under(), self.config, self.embedding_width)(rows)
-        ) @ w + b
+        return self._stored.into_stream(rows)
 
     def stream_norm(self, index: int) -> Norm | None:
-        """The norm that the residual stream has just come out of when it enters a layer.
+        """The norm whose output enters a layer as the residual stream.
 
         In post-norm models the one that ends the layer before, and anywhere the one of the
         embeddings; None where the stream is not normalised, as in pre-norm models.
         """
         if index == 0:
-            norm, inner = self.family.inputs.norm if self._after is None else None, ""
-        else:
-            norm, inner = self.family.norms.after, self.family.stored_name(self.config, index - 1)
+            return self._stored.stream_norm
+        norm, inner = self.family.norms.after, self.family.stored_name(self.config, index - 1)
         return None if norm is None else norm.read(self.under(inner), self.config)
 
     def normed_layer(self, index: int) -> Layer:
-        """A layer on normalised inputs: where it has no norm, the one that its stream has passed is
-        folded in.
+        """A layer on normalised inputs: without a norm of its own, the stream's last norm is folded
+        in.
 
         The layer itself where there is neither, in cross-attention, or where the file lacks that
         norm.
@@ -746,16 +656,16 @@ class Model:
             return layer
         # broken weights are a finding
         with suppress(CheckpointError), np.errstate(invalid="ignore", over="ignore"):
-            if index == 0 and self._after is not None:
+            if index == 0 and self._stored.after is not None:
                 return self.first_layer
             norm = self.stream_norm(index)
             return layer if norm is None else layer.after_norm(norm)
         return layer
 
-    @cached_property
+    @property
     def embedding_width(self) -> int:
         """Columns of the token embedding: the model's width, unless a projection follows."""
-        return self.config.size(self.family.inputs.width, default=self.config.d_model)
+        return embedding_width(self.family, self.config)
 
     @cached_property
     def embeddings(self) -> Embeddings:
@@ -766,86 +676,34 @@ class Model:
         CheckpointError
             The checkpoint has no token embedding.
         """
-        family, config, inputs = self.family, self.config, self.family.inputs
-        if not inputs.tokens:
-            raise CheckpointError(
-                f"{family.name} has no token embedding: it sees images", file=self.checkpoint.name
-            )
-        tensors, e = self.under(), self.embedding_width
-        stored = self._token_name
-        if stored not in self.checkpoint:
-            names = ", ".join(
-                prefix + inputs.tokens for prefix in dict.fromkeys((self.prefix, *family.prefixes))
-            )
-            looked = f"no token embedding in this checkpoint (looked for {names})"
-            raise CheckpointError(looked, file=self.checkpoint.name)
-        before = self._before
-        shift = tensors.read(inputs.types, (None, e))[0] if inputs.types else None
-        row_norm = inputs.norm if self._folded_norm is None else None
-        try:
-            positions, lacks = self.positions, ""
-        except CheckpointError as error:  # tokens can be read without them
-            positions, lacks = None, str(error)
-        return Embeddings(
-            replace(tensors, prefix="").tensor(stored, (None, e)),
-            positions,
-            self.first_norm,
-            scale=self._scale,
-            projection=before,
-            shift=shift if before is None or shift is None else shift @ before,
-            norm=None if row_norm is None else row_norm.read(tensors, config),
-            lacks=lacks,
-        )
+        return self._stored.embeddings
 
     @property
     def first_norm(self) -> Norm | None:
-        """The norm whose sigma divides the sum of a token's and a position's row, its gains unread;
-        None without.
-        """
-        first = self._folded_norm or self.family.norm_of(0)
-        return None if first is None else first.unread(self.config)
+        """The norm whose sigma divides the sum of token and position rows, its gains unread."""
+        return self._stored.first_norm
 
     @cached_property
     def positions(self) -> np.ndarray | None:
-        """Position embeddings, learned or by a formula, as they enter the model, row p for position
-        p; or None.
+        """Position embeddings as they enter the model, learned or by a formula; None without.
 
         Returns
         -------
         float32 array of shape (n_positions, d), or None
         """
-        inputs = self.family.inputs
-        if not inputs.positions:
-            return inputs.formula and inputs.formula(self.config)
-        stored = self.checkpoint.get(self.prefix + inputs.positions)
-        if stored is not None and len(stored.shape) == 3:  # with a leading axis of one, as in ViT
-            return self.under().read(inputs.positions, (1, None, self.config.d_model))[0]
-        # A projection before the norm takes the sum where the norm folds, the token rows alone
-        # where there is no norm.
-        summed = self._before is not None and inputs.norm is not None
-        width = self.embedding_width if inputs.norm is not None else self.config.d_model
-        rows = self.under().read(inputs.positions, (None, width))
-        offset = (
-            inputs.offset
-            if isinstance(inputs.offset, int)
-            else self.config.count(inputs.offset) + 1
-        )
-        return (
-            rows[offset:] @ self._before if summed and self._before is not None else rows[offset:]
-        )
+        return self._stored.positions
 
     @property
     def tied(self) -> bool:
-        """The unembedding is the token embedding, as far as the config says; a file that has both
-        has the last word.
+        """True if the config says that the unembedding is the token embedding.
+
+        A file that has both has the last word.
         """
-        return (
-            self.family.outputs is not None and self.config.get("tie_word_embeddings", True) is True
-        )
+        return is_tied(self.family, self.config)
 
     @cached_property
     def unembedding(self) -> Unembedding:
-        """What makes logits of the residual stream.
+        """The directions of the residual stream that make logits.
 
         Raises
         ------
@@ -853,123 +711,52 @@ class Model:
             The family has no logits of tokens or makes them in another way, or the checkpoint has
             no unembedding.
         """
-        outputs, tensors, config = self.family.outputs, self.under(), self.config
-        if outputs is None:
-            problem = f"{self.family.name} has no unembedding that is one matrix"
-            raise CheckpointError(problem, file=self.checkpoint.name)
-        name = self.head_name
-        if not name and not self.tied:
-            problem = (
-                f"no unembedding in this checkpoint (looked for {' and '.join(outputs.tokens)})"
-            )
-            raise CheckpointError(problem, file=self.checkpoint.name)
-        stored, e = outputs.norm, self.embedding_width
-        lacking = (
-            stored is not None
-            and stored.module != ""
-            and f"{stored.module}.{stored.gain}" not in tensors
-        )
-        lacks = f"{self.prefix}{stored.module}.{stored.gain}" if stored and lacking else ""
-        norm = stored.read(tensors, config) if stored and not lacking else None
-        after = None
-        if outputs.after and e != config.d_model:
-            after = tensors.read(outputs.after + ".weight", (e, config.d_model)).T
-        rows = (
-            replace(tensors, prefix="").tensor(name, (None, e))
-            if name
-            else self.embeddings.token_tensor
-        )
-        return Unembedding(rows, norm, after, not name, lacks)
+        return self._stored.unembedding
 
-    @cached_property
+    @property
     def head_name(self) -> str:
-        """The unembedding's name in the file, under as much of the prefix as it has; empty where
-        there is none.
-        """
-        ends = [i + 1 for i, c in enumerate(self.prefix) if c == "."]
-        outputs, also = self.family.outputs, self.family.also
-        tokens = outputs.tokens if outputs else also.get("unembedding", ())
-        names = [self.prefix[:end] + name for end in (*reversed(ends), 0) for name in tokens]
-        return next((name for name in names if name in self.checkpoint), "")
-
-    @property
-    def _token_name(self) -> str:
-        """The token embedding's name in the file; where it is tied and stored once, that may be the
-        unembedding's.
-        """
-        name = self.prefix + self.family.inputs.tokens
-        return self.head_name if self.tied and name not in self.checkpoint else name
-
-    @property
-    def _folded_norm(self) -> StoredNorm | None:
-        """The embeddings' norm where layer 0 has none of its own, so that it can be folded into
-        layer 0.
-        """
-        return self.family.inputs.norm if self.family.norm_of(0) is None else None
+        """The unembedding's name in the file, under as much of the prefix as it has, or ""."""
+        return self._stored.head_name
 
     @cached_property
-    def _before(self) -> np.ndarray | None:
-        """(e, d) projection of embeddings to the model's width, before their norm."""
-        name, width = self.family.inputs.before, self.embedding_width
-        if not name or width == self.config.d_model:
-            return None
-        return self.under().read(name + ".weight", (self.config.d_model, width)).T
-
-    @cached_property
-    def _after(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """(e, d) projection and (d,) bias after the embeddings' norm."""
-        inputs, d, e = self.family.inputs, self.config.d_model, self.embedding_width
-        if not inputs.after or (e == d and not inputs.always_projected):
-            return None
-        tensors = self.under()
-        return tensors.read(inputs.after + ".weight", (d, e)).T, tensors.read(
-            inputs.after + ".bias", (d,)
-        )
-
-    @property
-    def _scale(self) -> float:
-        given = self.family.inputs.scale
-        if isinstance(given, str):
-            return self.config.d_model**0.5 if given == "sqrt" else self.config.number(given)
-        return 1.0 if given is None else given
+    def _stored(self) -> StoredEmbeddings:
+        return StoredEmbeddings(self.under(), self.family, self.config)
 
 
-# Keys that may say something of attention, and those that do not.
+# Config keys that may concern attention, and keys that cannot.
 MATTERS = re.compile(
     r"rope|rotary|attn|attention|scal(e|ing)|norm|bias|multiplier|softcap|clip|window|alibi|sink",
     re.ASCII,
 )
 HARMLESS = re.compile(
-    r".*(dropout|_implementation|init).*|output_attentions|norm_topk_prob|.*(router|expert|logits?_scal).*",
+    r".*(dropout|_implementation|init).*|output_attentions|norm_topk_prob"
+    r"|.*(router|expert|logits?_scal).*",
     re.ASCII,
 )
 
 
 def unread_keys(model: Model) -> list[str]:
-    """The keys of its config that may matter to attention, and whose values change nothing of what
-    the row reads.
-    """
+    """Config keys that may matter to attention and change nothing of what the row reads."""
     part, before = model.reading.part, str(numbers_read(model))
     named = [key for key in part if MATTERS.search(key) and not HARMLESS.fullmatch(key)]
-    keys = [key for key in named if part[key] not in (None, False)]
-    return [
-        key
-        for key in keys
-        if all(_reads_as(before, model, key, value) for value in _others(part[key]))
-    ]
+
+    def is_unread(key: str) -> bool:
+        return all(_reads_as(before, model, key, value) for value in _other_values(part[key]))
+
+    return [key for key in named if part[key] not in (None, False) and is_unread(key)]
 
 
-def _others(value: object) -> tuple[object, ...]:
+def _other_values(value: object) -> tuple[object, ...]:
     """Other values that a key might have."""
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, Mapping):
-        return ({key: _others(inner)[0] for key, inner in value.items()}, None)
+        return ({key: _other_values(inner)[0] for key, inner in value.items()}, None)
     return (2 * value, None) if isinstance(value, int | float) else (None,)
 
 
 def _reads_as(before: str, model: Model, key: str, value: object) -> bool:
-    """Whether the row reads the same numbers of a config with this value."""
+    """True if the row reads the same numbers from a config with this value."""
     checkpoint = model.checkpoint
     changed = inner = dict(checkpoint.config.raw)
     if model.reading.part.raw is not checkpoint.config.raw:
@@ -985,18 +772,16 @@ def _reads_as(before: str, model: Model, key: str, value: object) -> bool:
 def numbers_read(model: Model) -> dict[str, Any]:
     """Every number that a row reads from a config."""
     config, family, layers = model.config, model.family, model.attention_layers
+    head_dims = [in_layer(config, family, i)[0].head_dim for i in layers]
+    flags = astuple(family.heads.bias)
     return {
-        "sizes": [in_layer(config, family, i)[0].head_dim for i in layers]
-        + [config.n_heads, config.n_kv_heads],
+        "sizes": [*head_dims, config.n_heads, config.n_kv_heads],
         "the layers": (config.n_layers, config.layer_types, layers),
         "the norm's eps": config.norm_eps,
         "the scale": [family.scores.scale(config, i) for i in layers],
         "the rotation": [_turns(model.rotations[i]) for i in layers],
         **{f"the {step.name}": [step.takes(config, i) for i in layers] for step in family.steps},
-        "biases": [
-            config.get(flag) if isinstance(flag, str) else flag
-            for flag in astuple(family.heads.bias)
-        ],
+        "biases": [config.get(flag) if isinstance(flag, str) else flag for flag in flags],
         "norms": (family.norms.before, family.scores.qk_norm),
     }
 
@@ -1005,11 +790,11 @@ def _turns(rotation: Any) -> Any:
     """Every field of a rotation, arrays as lists."""
     if rotation is None:
         return None
-    values = {cell.name: getattr(rotation, cell.name) for cell in fields(rotation)}
-    return {
-        name: value.tolist() if isinstance(value, np.ndarray) else value
-        for name, value in values.items()
-    }
+    turns = {}
+    for field in fields(rotation):
+        value = getattr(rotation, field.name)
+        turns[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
+    return turns
 
 
 def distinct(layers: Iterable[int], *models: Model) -> tuple[int, ...]:
@@ -1026,21 +811,18 @@ BLOCK_VALUES = 4 << 20  # values of a tensor read at a time
 def overflow(
     model: Model, what: str, layer: int | None = None, *, anywhere: bool = False
 ) -> CheckpointError:
-    """The error that `what` overflows, with the largest weight of the layer and embeddings, or of
-    all tensors.
-    """
+    """The error that `what` overflows, with the largest weight near it or anywhere."""
     near = model.embedding_tensors + (model.attention_tensors(layer) if layer is not None else [])
     value, name = largest_weight(model.checkpoint.values() if anywhere else near)
-    problem = f"{what} overflows: its largest weight is {value:.3g}, in {name}"
-    return CheckpointError(
-        f"{problem}; read that tensor again from its source", file=model.checkpoint.name
+    problem = (
+        f"{what} overflows: its largest weight is {value:.3g}, in {name}; read that tensor again "
+        "from its source"
     )
+    return CheckpointError(problem, file=model.checkpoint.name)
 
 
 def largest_weight(tensors: Iterable[Tensor]) -> tuple[float, str]:
-    """The largest finite magnitude in these tensors, and the tensor's name; (0, "") if none holds
-    weights.
-    """
+    """The largest finite magnitude in these tensors and its tensor; (0, "") without weights."""
     largest = (0.0, "")
     for tensor in tensors:
         with suppress(CheckpointError):  # not weights

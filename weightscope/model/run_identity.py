@@ -1,6 +1,4 @@
-"""What results depend on: tells a later run, or another machine, whether it would get the same
-results.
-"""
+"""Identities of runs: equal if a later run, or another machine, would get the same results."""
 
 import hashlib
 import io
@@ -28,8 +26,7 @@ from weightscope.model.model import Model
 from weightscope.model.rows.stanzas import stanza_of
 
 LIBRARIES = ("numpy", "scipy")  # another version changes last digits
-# another version changes pages; tokenizers may be missing
-DRAWN_WITH = ("matplotlib", "jinja2", "tokenizers")
+DRAWN_WITH = ("matplotlib", "jinja2", "tokenizers")  # another version changes pages
 PACKAGES = ("site-packages", "dist-packages", JOINED)
 FEW = 3  # files named in a message
 
@@ -47,21 +44,19 @@ class RunIdentity:
 
     @classmethod
     def of_model(cls, model: Model, **facts: Any) -> "RunIdentity":
-        """The identity of a run by all that numbers from a checkpoint depend on, and of a
-        computation's own options.
+        """The identity of a run on one checkpoint with a computation's own options.
 
         A local file is identified by name, size, time and content (of a large file samples, and its
         inode), a file on the Hub by commit and etag.
         """
         checkpoint, family = model.checkpoint, model.family
+        libraries = {name: version(name) for name in LIBRARIES}
+        config = json.dumps(dict(checkpoint.config), sort_keys=True, default=str)
         return cls.of(
-            versions={"weightscope": weightscope.__version__}
-            | {name: version(name) for name in LIBRARIES},
+            versions={"weightscope": weightscope.__version__} | libraries,
             family=[family.name, family.tower, model.prefix + family.layer],
             row=row_identity(model),
-            config=_digest(
-                json.dumps(dict(checkpoint.config), sort_keys=True, default=str).encode()
-            ),
+            config=_digest(config.encode()),
             files=[_identity(file, checkpoint.folder) for file in checkpoint.files],
             **facts,
         )
@@ -77,22 +72,17 @@ class RunIdentity:
         return _digest(self.text.encode())
 
     def also(self, **facts: Any) -> "RunIdentity":
-        """The same with more facts."""
+        """This identity with more facts."""
         return RunIdentity.of(**self.facts, **facts)
 
     def of_pages(self, model: Model, tokenizer_at: Path, **facts: Any) -> "RunIdentity":
-        """The same with what pages also depend on: name, tokenizer (a folder or file) and drawing
+        """This identity with all that pages depend on: name, tokenizer file or folder, drawing
         libraries.
         """
-        elsewhere = {"tokenizer_at": model.tokenizer} if model.tokenizer != model.source else {}
-        tokenizer = tokenizer_identity(tokenizer_at)
-        return self.also(
-            name=model.name,
-            tokenizer=tokenizer,
-            drawn_with=_versions(DRAWN_WITH),
-            **elsewhere,
-            **facts,
-        )
+        if model.tokenizer != model.source:
+            facts["tokenizer_at"] = model.tokenizer
+        tokenizer, drawn_with = tokenizer_identity(tokenizer_at), _versions(DRAWN_WITH)
+        return self.also(name=model.name, tokenizer=tokenizer, drawn_with=drawn_with, **facts)
 
     def refuse_other(self, on_this_worker: "RunIdentity", name: str) -> None:
         """Refuse, on a worker, a source that differs from the main machine's."""
@@ -106,33 +96,24 @@ class RunIdentity:
                     f"a worker has {package} {installed}, the machine it works for has {wanted}"
                 )
         differing = [key for key in machine if worker[key] != machine[key]]
-        on_worker, on_machine = (
-            ", ".join(_in_words(facts[key]) for key in differing) for facts in (worker, machine)
-        )
+        on_worker = ", ".join(_in_words(worker[key]) for key in differing)
+        on_machine = ", ".join(_in_words(machine[key]) for key in differing)
         raise CheckpointError(
-            f"is not the same on a worker ({on_worker}) as on the machine it works for ({on_machine}); "
-            "workers read a shared file system, or one commit of the Hub (SOURCE@COMMIT)",
+            f"is not the same on a worker ({on_worker}) as on the machine it works for "
+            f"({on_machine}); workers read a shared file system, or one commit of the Hub "
+            "(SOURCE@COMMIT)",
             file=name,
         )
 
 
 PLAIN = "biufcU"  # kinds of NumPy array: numbers and text, no objects
-DIGEST_BYTES = 32  # of SHA-256
-UNREADABLE = (
-    CheckpointError,
-    OSError,
-    EOFError,
-    ValueError,
-    KeyError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+DIGEST_BYTES = 32  # length of SHA-256
+DAMAGED = (EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (CheckpointError, OSError, MemoryError, *DAMAGED)
 
 
 def keep_arrays(path: Path, arrays: Mapping[str, np.ndarray], identity: bytes) -> None:
-    """Write an .npz followed by SHA-256 of the identity and it, which detects a flipped bit or a
-    file of another run.
+    """Write an .npz and SHA-256 of identity and content, to detect damage and files of other runs.
 
     The file appears complete under its name or not at all.
     """
@@ -143,7 +124,7 @@ def keep_arrays(path: Path, arrays: Mapping[str, np.ndarray], identity: bytes) -
 
 
 def kept_arrays(path: Path, identity: bytes) -> dict[str, np.ndarray] | None:
-    """What `keep_arrays` wrote; None if it is not there, of another identity or changed since."""
+    """Read the arrays of `keep_arrays`; None if missing, changed or of another identity."""
     try:
         with regular_file(path) as file:
             content = file.read()
@@ -162,11 +143,9 @@ def arrays_of(answer: Any, what: str) -> dict[str, np.ndarray]:
         is_name = isinstance(name, str) and name.isidentifier()
         return is_name and isinstance(array, np.ndarray) and array.dtype.kind in PLAIN
 
-    if not (
-        isinstance(answer, dict) and answer and all(is_plain(*item) for item in answer.items())
-    ):
-        raise unexpected(what, type(answer).__name__, "arrays by name")
-    return answer
+    if isinstance(answer, dict) and answer and all(is_plain(*item) for item in answer.items()):
+        return answer
+    raise unexpected(what, type(answer).__name__, "arrays by name")
 
 
 def row_identity(model: Model) -> list[str] | None:
@@ -195,9 +174,7 @@ def file_identity(path: Path) -> dict[str, Any] | None:
 
 
 def weights_digest(model: Model) -> str:
-    """SHA-256 of a checkpoint's file, or of the lines of the files' digests. The Hub's etag may be
-    a file's digest.
-    """
+    """SHA-256 of a checkpoint's file, or of the lines of the files' digests."""
     digests = [_digest_of(file) for file in model.checkpoint.files]
     return digests[0] if len(digests) == 1 else _digest("\n".join(digests).encode())
 
@@ -214,24 +191,20 @@ def tokenizer_identity(folder: Path) -> list[dict[str, Any]]:
 
 
 def _small_identity(path: Path) -> dict[str, Any]:
-    """Identity by content, or by size and time of a file too large for that, such as GGUF with its
-    weights.
-    """
+    """Identity by content, or by size and time if too large (GGUF with its weights)."""
     large = path.stat().st_size > LARGEST_SMALL_FILE
     return (file_identity(path) if large else None) or content_identity(path)
 
 
 def _identity(file: Storage, folder: Path) -> dict[str, Any]:
-    """A file of an installed package is identified by content, since installation times differ
-    between machines.
-    """
+    """Identity of a weight file; by content in an installed package, as install times differ."""
     if folder == FOLDER or any(part in PACKAGES for part in folder.parts):
         return {"name": file.path.name, "size": file.size, "sha256": _digest_of(file)}
     return dict(file.identity)
 
 
 def _digest_of(file: Storage) -> str:
-    """SHA-256 of a file of weights; it is read whole unless that is known."""
+    """SHA-256 of a weight file, which is read whole unless its digest is known."""
     if not file.sha256:
         file.read_digest()
     return file.sha256
@@ -252,7 +225,7 @@ def _digest(content: bytes) -> str:
 
 
 def _when(nanoseconds: int) -> str:
-    """A time in words; a file may have one that no calendar of Python has."""
+    """A time in words; a file's may be outside Python's calendar."""
     try:
         return f"{datetime.fromtimestamp(nanoseconds / 1e9, UTC):%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError):

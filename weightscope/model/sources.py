@@ -34,7 +34,7 @@ RESERVED = ("summary.csv", "summary.html")
 
 @dataclass(frozen=True)
 class Source:
-    """How to open a checkpoint, here or on another machine."""
+    """A source with the options to open it, here or on another machine."""
 
     source: str  # as the user wrote it, but a local path is absolute
     _: KW_ONLY
@@ -45,9 +45,8 @@ class Source:
     base: str | None = None
     families: str | None = None
     given: str = ""  # as the user wrote it
-    digest: bool = False  # whether to read its files whole for their SHA-256
-    # of the checkpoint when it was first opened; None before `as_seen`
-    seen: RunIdentity | None = None
+    digest: bool = False  # True reads its files whole for their SHA-256
+    seen: RunIdentity | None = None  # the checkpoint's when first opened; None before `as_seen`
 
     @classmethod
     def named(cls, source: str, **options: Any) -> "Source":
@@ -69,15 +68,13 @@ class Source:
         return model
 
     def open_tensors(self) -> Model | TensorsOnly:
-        """The model, or its tensors alone where its heads are not read; see
-        `model.open_tensors`.
-        """
+        """The model, or its tensors alone where its heads are not read."""
         opened = open_tensors(self.source, **{name: getattr(self, name) for name in HOW})
         self._as_asked(opened.checkpoint)
         return opened
 
     def of_stacks(self) -> dict[str, "Source"]:
-        """How to open each of its attention stacks, by name; unsupported ones are left out."""
+        """One source for each attention stack that is supported, by name."""
         stacks = stacks_of(open_source(self.source, self.revision, self.base).checkpoint)
         names = [name for name, stack in stacks.items() if not stack.refusal]
         if not names:
@@ -85,9 +82,7 @@ class Source:
         return {name: replace(self, tower=name) for name in names}
 
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint as stored, whatever its family, without wrappers' segments; see
-        `open_checkpoint`.
-        """
+        """The checkpoint as stored, whatever its family, without wrappers' segments."""
         checkpoint = unwrapped(open_checkpoint(self.source, self.revision))
         self._as_asked(checkpoint)
         return checkpoint
@@ -99,7 +94,7 @@ class Source:
             read_digests(checkpoint)
 
     def as_seen(self, model: Model) -> "Source":
-        """The same source, which another machine opens only if it has the same checkpoint."""
+        """Bind the source to this checkpoint: a machine with another one refuses to open it."""
         return replace(self, seen=RunIdentity.of_model(model), digest=False)
 
     def elsewhere(self) -> Model:
@@ -120,7 +115,7 @@ def _kept(source: Source) -> Model:
 
 
 def is_list(source: str) -> bool:
-    """Whether a SOURCE names a list of sources: it ends in .txt and is no folder."""
+    """True if a SOURCE names a list of sources: it ends in .txt and is no folder."""
     try:
         return source.lower().endswith(".txt") and not Path(source).is_dir()
     except OSError:  # reading reports it
@@ -139,11 +134,9 @@ def read_list(path: Path) -> list[str]:
 def lines_of(path: Path) -> list[str]:
     """The lines of a list that are not empty, without comments."""
     if not os.path.lexists(path):
-        raise CheckpointError(
-            "there is no such list; a SOURCE in .txt is a file with one source per line", file=path
-        )
-    try:
-        # editors on Windows write a mark first
+        problem = "there is no such list; a SOURCE in .txt is a file with one source per line"
+        raise CheckpointError(problem, file=path)
+    try:  # utf-8-sig, since editors on Windows write a mark first
         lines = read_small(path, MAX_BYTES).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise CheckpointError(f"cannot be read as a list of sources ({error})", file=path) from None
@@ -154,20 +147,20 @@ def lines_of(path: Path) -> list[str]:
 
 
 def folder_names(sources: Sequence[str]) -> list[str]:
-    """A folder name per source: the last part of its path, with as many parts before it as make it
-    unique.
-    """
-    parts = [
-        [part for part in re.split(r"[/\\]", source) if part not in ("", ".")] or ["root"]
-        for source in sources
-    ]
+    """A folder name per source: as many last parts of its path as make it unique."""
+
+    def split(source: str) -> list[str]:
+        return [part for part in re.split(r"[/\\]", source) if part not in ("", ".")] or ["root"]
+
+    parts = [split(source) for source in sources]
     lengths = [1] * len(sources)
     while True:
         names = [as_file_name("--".join(path[-n:])) for path, n in zip(parts, lengths, strict=True)]
         times = Counter(name.casefold() for name in names)  # some file systems ignore case
         clash = [times[name.casefold()] > 1 for name in names]
         grown = [
-            n + (c and n < len(path)) for c, path, n in zip(clash, parts, lengths, strict=True)
+            n + 1 if clashes and n < len(path) else n
+            for clashes, path, n in zip(clash, parts, lengths, strict=True)
         ]
         if grown == lengths:
             break
@@ -179,8 +172,6 @@ def folder_names(sources: Sequence[str]) -> list[str]:
 
 
 def as_file_name(text: str) -> str:
-    """A name that is not hidden, not too long, and has no special characters of a shell or file
-    system.
-    """
+    """A short, visible name without a shell's or file system's special characters."""
     name = re.sub(r"[^\w.@+=,-]", "_", text)[-150:].lstrip(".-") or "_"
     return f"{name}_" if name in RESERVED else name

@@ -22,23 +22,20 @@ from weightscope.core.errors import CheckpointError, TooLargeError
 # Scores of a few rows with all columns, by products small enough for BLAS and the caches.
 TILE_BYTES = 26_000_000  # scores a thread holds at a time: 128 rows of GPT-2's vocabulary
 ALL_TILES_BYTES = 320_000_000  # and all threads together, while the rows allow it
-FEWEST_ROWS = 16  # of a tile, and what more rows are a multiple of
-# of one product, and at most rows x r x columns: BLAS then skips its packing
-PANEL_COLUMNS, PRODUCT_SIZE = 64, 2**19
+FEWEST_ROWS = 16  # rows of a tile; more are a multiple of it
+PANEL_COLUMNS = 64  # columns in one product
+PRODUCT_SIZE = 2**19  # rows x r x columns of one product; up to here BLAS skips its packing
 CACHE_LINE = 64  # bytes
 
 
 def tile_rows(width: int, threads: int, most: int) -> int:
-    """How many rows of scores, `most` or less, each thread holds at a time for a vocabulary of
-    `width`.
-    """
+    """Rows of scores, at most `most`, that each thread holds at a time for `width` tokens."""
     tile = min(TILE_BYTES, ALL_TILES_BYTES // threads)
     return min(max(tile // (4 * max(width, 1)) // FEWEST_ROWS, 1) * FEWEST_ROWS, most)
 
 
 def cut_into_panels(right: np.ndarray, height: int, strip: int) -> np.ndarray:
-    """`right` transposed and cut into strips of at least `strip` columns, the last filled up with
-    zeros, and those into panels.
+    """`right` transposed, in strips of at least `strip` columns (zeros fill the last), in panels.
 
     -> (S, P, r, w).
 
@@ -64,8 +61,7 @@ def empty_tile(panels: np.ndarray, height: int) -> np.ndarray:
 
 
 def fill_tile(tile: np.ndarray, left: np.ndarray, panels: np.ndarray) -> np.ndarray:
-    """Write the scores of rows `left`, (n, r), into the first n rows of a tile: -> (S, n, columns
-    of a strip).
+    """Write the scores of rows `left`, (n, r), into a tile's first n rows: -> (S, n, columns).
 
     In a strip the rows lie one after another, so that a product is written to places near one
     another: that is a tenth faster than to rows as far apart as they are long, and more rows can
@@ -81,9 +77,7 @@ def fill_tile(tile: np.ndarray, left: np.ndarray, panels: np.ndarray) -> np.ndar
 
 
 def aligned(*shape: int) -> np.ndarray:
-    """An empty float32 array that begins on a cache line: products with it and into it are a tenth
-    faster.
-    """
+    """An empty float32 array that begins on a cache line: products with it are a tenth faster."""
     size, line = math.prod(shape), CACHE_LINE // 4
     room = np.empty(size + line, np.float32)
     start = -room.ctypes.data % CACHE_LINE // 4
@@ -93,16 +87,15 @@ def aligned(*shape: int) -> np.ndarray:
 # AUROC of blocks of score rows on a device, by the array API standard alone.
 #
 # As in `auroc_numba` the wins of a row are summed over its elements instead of its positives: an
-# element of score s wins, twice over, 2 sum of c_p over s_p > s plus the c_p of those with s_p = s;
-# what the positives win over one another is taken off afterwards. One binary search places every
+# element of score s wins, twice over, 2 sum of c_p over s_p > s plus the c_p with s_p = s;
+# the positives' wins over one another are taken off afterwards. One binary search places every
 # element of a block among the positives of its row: row and score become one integer, the score in
 # its lower half as an integer of the same order, so that the positives of all rows are one sorted
 # list. Neighbouring elements search the same few entries, which a card does in its caches; sorting
 # whole rows it does not.
 
-MOST_SCORES = 2**26  # of a block: enough to keep a card busy
-# a score, its key, its place, its wins, and the wins once more while they are computed
-BYTES_A_SCORE = 48
+MOST_SCORES = 2**26  # scores of a block: enough to keep a card busy
+BYTES_A_SCORE = 48  # a score, its key, its place, its wins twice while they are computed
 BYTES_A_POSITIVE = 192  # its row, place and weight, its two edges, and sorting them
 BETWEEN_ROWS = 2**32  # in keys
 
@@ -115,8 +108,7 @@ def auroc_on_device(
     less: np.ndarray | None,
     progress: Callable[[int], object],
 ) -> np.ndarray:
-    """AUROC of each row of `counts` that has a positive, and of what `less` leaves of its scores:
-    float64 (1 or 2, n).
+    """AUROC (1 or 2, n) of the rows of `counts` with a positive, and of scores without `less`.
 
     left (n_rows, r), right (V, r), counts (n_rows, V), less (V,); see `auroc_by_token` and
     `auroc_with_specific`.
@@ -144,7 +136,8 @@ def auroc_on_device(
         pairs = 2 * _row_sums(_stored(counts, rows)[1], each[rows]) * (width - each[rows])
         scores, of_block = block @ columns, []
         for subtracted in (None,) if shared is None else (None, shared):
-            scores = scores if subtracted is None else scores - subtracted
+            if subtracted is not None:
+                scores = scores - subtracted
             wins, tied = (device.get(array) for array in _wins(device, scores, *positives))
             with np.errstate(invalid="ignore"):  # 0 / 0 where all are positives
                 of_block.append((wins - _row_sums(tied, each[rows])) / pairs)
@@ -156,8 +149,7 @@ def auroc_on_device(
 def _wins(
     device: Device, scores: Any, through: Any, row: Any, place: Any, weight: Any
 ) -> tuple[Any, Any]:
-    """What all elements of each row win, twice over, (n,), and what each positive has of that,
-    (m,); both int64.
+    """Twice the wins of each row's elements, (n,), and of its positives, (m,); both int64.
 
     scores (n, V), through (n,), row, place, weight (m,).
     """
@@ -171,17 +163,15 @@ def _wins(
     # seen it once, a tie.
     edge, weight = xp.concat((step, step + 1)), xp.concat((weight, weight))  # (2m,)
     order = xp.argsort(edge)
-    # (2m + 1,), earlier rows' included
-    seen = xp.cumulative_sum(xp.take(weight, order), include_initial=True)
+    rising = xp.take(weight, order)  # (2m,)
+    seen = xp.cumulative_sum(rising, include_initial=True)  # (2m + 1,), earlier rows' included
     reached = xp.searchsorted(xp.take(edge, order), key, side="right")  # (n V,)
     beaten = through[:, None] - xp.reshape(xp.take(seen, reached), (n, width))  # (n, V)
     return xp.sum(beaten, axis=1), xp.take(xp.reshape(beaten, (-1,)), place)
 
 
 def _stored(counts: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Columns and weights of the positives of some rows, rising; rows left out in between are
-    empty.
-    """
+    """Columns and weights of the positives of rising rows; any rows between them are empty."""
     span = slice(counts.indptr[rows[0]], counts.indptr[rows[-1] + 1])
     return counts.indices[span], counts.data[span]
 
@@ -191,19 +181,16 @@ def _row_sums(values: np.ndarray, each: np.ndarray) -> np.ndarray:
     return np.add.reduceat(values, np.cumsum(each) - each)
 
 
-# of a tile for numba, at most, and columns of it that lie together for each row
-COUNTED_ROWS, STRIP = 128, 256
-# of a tile for NumPy, at most: its rows lie whole, and more of them are slow to write
-SORTED_ROWS = 64
-BUCKETS = 2**15  # of a row's scores
-# of the counts of a token, times the vocabulary: twice that many wins stay in int64
-LARGEST_TOTAL = 2.0**62
+COUNTED_ROWS = 128  # most rows of a tile for numba
+STRIP = 256  # columns of that tile that lie together for each row
+SORTED_ROWS = 64  # most rows of a tile for NumPy: they lie whole, and more are slow to write
+BUCKETS = 2**15  # buckets of a row's scores
+LARGEST_TOTAL = 2.0**62  # a token's counts, times the vocabulary: twice as many wins fit int64
 LARGEST_SCORE = 2.0**125  # beyond it sums and differences of scores leave float32
 
 
 def weighted_auroc(scores: np.ndarray, positives: np.ndarray, weights: np.ndarray) -> float:
-    """AUROC of one row of scores, each positive counting `weight` times: scores (n,), positives
-    (k,), weights (k,).
+    """AUROC of one row of scores (n,), where positives (k,) count by their weights (k,).
 
     AUROC = sum_p c_p (#negatives below s_p + 1/2 #negatives equal to s_p) / (sum_p c_p *
     #negatives), the area under the curve of Fig. 2 of the detokenization paper; its code gets the
@@ -215,10 +202,8 @@ def weighted_auroc(scores: np.ndarray, positives: np.ndarray, weights: np.ndarra
         return np.nan
     ranked, score = np.sort(scores), scores[positives]
     among = np.sort(score)
-    # (k,) negatives below each positive
-    below = ranked.searchsorted(score) - among.searchsorted(score)
-    # and at most as high
-    up_to = ranked.searchsorted(score, "right") - among.searchsorted(score, "right")
+    below = ranked.searchsorted(score) - among.searchsorted(score)  # (k,) negatives
+    up_to = ranked.searchsorted(score, "right") - among.searchsorted(score, "right")  # or equal
     return float(weights @ (below + up_to)) / float(2 * weights.sum() * negatives)
 
 
@@ -234,9 +219,8 @@ def roc_curve(
 
     scores, positives, weights = _row(scores, positives, weights)
     if len(positives) in (0, len(scores)):
-        raise CheckpointError(
-            "a ROC curve needs a positive and a negative; this row has only one of them"
-        )
+        problem = "a ROC curve needs a positive and a negative; this row has only one of them"
+        raise CheckpointError(problem)
     positive, each = np.zeros(len(scores), bool), np.ones(len(scores))
     positive[positives], each[positives] = True, weights
     fpr, tpr, _ = curve(positive, scores, sample_weight=each)
@@ -254,9 +238,8 @@ def _row(
     if len(np.unique(positives)) < len(positives):
         raise ValueError("a positive is given twice; add its weights up")
     if len(positives) and not 0 <= positives.min() <= positives.max() < len(scores):
-        raise ValueError(
-            f"positives index {len(scores)} scores; found {positives.min()} to {positives.max()}"
-        )
+        actual = f"{positives.min()} to {positives.max()}"
+        raise ValueError(f"positives index {len(scores)} scores; found {actual}")
     _check_total(weights.sum(dtype=np.float64), len(scores))
     return scores, positives, weights
 
@@ -264,26 +247,24 @@ def _row(
 class MeanAuroc(NamedTuple):
     """One head's row of Table 2."""
 
-    auroc: float  # Mean over the tokens that have an AUROC; NaN if none has
-    # Mean over all tokens, those without entering as 0: what the paper's code reports
-    auroc_paper: float
-    tokens_scored: int  # How many tokens `auroc` is a mean of
+    auroc: float  # mean over the tokens that have an AUROC; NaN if none has
+    auroc_paper: float  # mean over all tokens, 0 for the others, as the paper's code reports it
+    tokens_scored: int  # tokens that have an AUROC
 
 
 def mean_auroc(auroc: np.ndarray) -> MeanAuroc:
-    """A head's mean AUROC, over the tokens scored and as the paper's code has it (detokenization
-    paper, Table 2).
+    """A head's mean AUROC, over the tokens scored and as the paper's code reports it (Table 2).
 
     auroc (V,).
     """
     scored = auroc[~np.isnan(auroc)]
     mean = float(scored.mean()) if len(scored) else np.nan
-    return MeanAuroc(mean, float(scored.sum() / len(auroc)) if len(auroc) else np.nan, len(scored))
+    of_paper = float(scored.sum() / len(auroc)) if len(auroc) else np.nan
+    return MeanAuroc(mean, of_paper, len(scored))
 
 
 def mean_by_frequency(auroc: np.ndarray, occurrences: np.ndarray) -> float:
-    """A head's mean AUROC over the places in text, not over the vocabulary: each token as often as
-    it occurs.
+    """A head's mean AUROC over places in text: each token counts as often as it occurs.
 
     auroc (V,), occurrences (V,). NaN where nothing was scored.
     """
@@ -327,14 +308,13 @@ def auroc_with_specific(
     compiled: bool | None = None,
     device: Device = CPU,
 ) -> np.ndarray:
-    """`auroc_by_token`, and the same of scores without what is the same for all current tokens, in
-    one sweep.
+    """`auroc_by_token`, and the same for the part of the scores that depends on both tokens.
 
     left (n, r), right (V, r), mean (r,), counts (n, V) -> (2, n).
 
     With `mean` the mean of the current tokens' rows, left_i . right_j is a part of j alone, mean .
     right_j, and a part of both tokens, (left_i - mean) . right_j; the second row is the AUROC of
-    the latter, that of the former is `auroc_of_one_order`. Scores are made once and ranked twice.
+    the latter, and `auroc_of_one_order` gives the former's. Scores are made once and ranked twice.
     """
     return _aurocs(left, right, counts, mean, progress, threads, compiled, device)
 
@@ -349,9 +329,7 @@ def _aurocs(
     compiled: bool | None,
     device: Device,
 ) -> np.ndarray:
-    """AUROC of each row of scores, and with a mean (r,) of the row without the mean's scores: (1 or
-    2, n).
-    """
+    """AUROC of each row of scores, and with a mean (r,) also without its scores: (1 or 2, n)."""
     left, right = np.asarray(left, np.float32), np.asarray(right, np.float32)
     bound = _score_bound(left, right)  # (n,)
     less, bounds = None, [bound]
@@ -374,11 +352,9 @@ def _aurocs(
     height = tile_rows(width, threads, most)
     panels = cut_into_panels(right, height, strip)  # (S, P, r, w)
     strips, cuts, _, columns = panels.shape
-    shared = (
-        None
-        if less is None
-        else np.pad(less, (0, strips * cuts * columns - width)).reshape(strips, 1, -1)
-    )
+    shared = None
+    if less is not None:
+        shared = np.pad(less, (0, strips * cuts * columns - width)).reshape(strips, 1, -1)
     tiles: SimpleQueue[np.ndarray] = SimpleQueue()
     for _ in range(threads):
         tiles.put(empty_tile(panels, height))
@@ -406,12 +382,11 @@ def _aurocs(
     return aurocs
 
 
-PAIRS_A_BLOCK = 1 << 21  # positives that the two functions below hold at a time: some 200 MB
+PAIRS_A_BLOCK = 1 << 21  # positives that the next two functions hold at a time: some 200 MB
 
 
 def auroc_of_one_order(scores: np.ndarray, counts: Any) -> np.ndarray:
-    """AUROC of each row of counts where all rows score the columns alike: scores (V,), counts (n,
-    V) -> (n,).
+    """AUROC where all rows score the columns alike: scores (V,), counts (n, V) -> (n,).
 
     The scores are sorted once; the positives of all rows are brought into their order in linear
     time, by way of the columns. NaN for a row without a positive or without a negative.
@@ -422,55 +397,46 @@ def auroc_of_one_order(scores: np.ndarray, counts: Any) -> np.ndarray:
     place = np.empty(len(order), counts.indices.dtype)
     place[order] = np.arange(len(order))
     ranked = scores[order]
-    # scores below, and up to, each place's
-    twice = ranked.searchsorted(ranked) + ranked.searchsorted(ranked, "right")
+    below_and_up_to = ranked.searchsorted(ranked) + ranked.searchsorted(ranked, "right")  # (V,)
     auroc = np.full(counts.shape[0], np.nan)
     for rows in _row_blocks(np.asarray(counts.indptr, np.int64)):
         block = counts[rows]
-        block = (
-            type(counts)((block.data, place[block.indices], block.indptr), shape=block.shape)
-            .tocsc()
-            .tocsr()
-        )
-        indptr, found = block.indptr.astype(np.int64), ranked[block.indices]
+        csr = block.data, place[block.indices], block.indptr
+        block = type(counts)(csr, shape=block.shape).tocsc().tocsr()  # scores rise in each row
+        indptr, weights = block.indptr.astype(np.int64), block.data
         row = np.repeat(np.arange(block.shape[0]), np.diff(indptr))  # (m,)
-        new = (
-            np.append(True, (found[1:] != found[:-1]) | (row[1:] != row[:-1]))
-            if len(row)
-            else np.empty(0, bool)
-        )
-        start = np.flatnonzero(new)  # of runs of equal scores in a row
-        among = (start + np.append(start[1:], len(row)))[np.cumsum(new) - 1] - 2 * indptr[row]
-        auroc[rows] = _from_wins(
-            block.data * (twice[block.indices] - among), block.data, row, indptr, len(scores)
-        )
+        among = _wins_among(row, ranked[block.indices], indptr)
+        wins = weights * (below_and_up_to[block.indices] - among)
+        auroc[rows] = _from_wins(wins, weights, row, indptr, len(scores))
     return auroc
 
 
+def _wins_among(row: np.ndarray, score: np.ndarray, indptr: np.ndarray) -> np.ndarray:
+    """Twice the wins (m,) of positives over those in their row; score (m,) rises in each row."""
+    if not len(row):
+        return np.empty(0, np.int64)
+    new = np.append(True, (score[1:] != score[:-1]) | (row[1:] != row[:-1]))
+    start = np.flatnonzero(new)  # runs of equal scores in a row
+    below_and_up_to = start + np.append(start[1:], len(row))
+    return np.asarray(below_and_up_to[np.cumsum(new) - 1] - 2 * indptr[row])
+
+
 def auroc_of_own_scores(scores: np.ndarray, own: np.ndarray, counts: Any) -> np.ndarray:
-    """AUROC of each row of counts whose negatives have the shared scores, and its positives scores
-    of their own.
+    """AUROC where negatives have shared scores, and each row's positives their own.
 
     scores (V,), own (m,) as `counts.data`, counts (n, V) -> (n,); NaN as in `auroc_of_one_order`.
     """
     pointers, ranked, width = np.asarray(counts.indptr, np.int64), np.sort(scores), len(scores)
     auroc = np.full(counts.shape[0], np.nan)
     for rows in _row_blocks(pointers):
-        pairs, indptr = (
-            slice(pointers[rows.start], pointers[rows.stop]),
-            pointers[rows.start : rows.stop + 1],
-        )
-        indptr = indptr - indptr[0]
+        pairs = slice(pointers[rows.start], pointers[rows.stop])
+        indptr = pointers[rows.start : rows.stop + 1] - pointers[rows.start]
         row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))  # (m,)
         below, up_to = ranked.searchsorted(own[pairs]), ranked.searchsorted(own[pairs], "right")
         of_row = row * (width + 1)
-        # the row's own columns
-        shared = np.sort(of_row + ranked.searchsorted(scores[counts.indices[pairs]]))
-        among = (
-            shared.searchsorted(of_row + below)
-            + shared.searchsorted(of_row + up_to)
-            - 2 * indptr[row]
-        )
+        in_row = np.sort(of_row + ranked.searchsorted(scores[counts.indices[pairs]]))  # its columns
+        among = in_row.searchsorted(of_row + below) + in_row.searchsorted(of_row + up_to)
+        among = among - 2 * indptr[row]
         weights = counts.data[pairs]
         auroc[rows] = _from_wins(weights * (below + up_to - among), weights, row, indptr, width)
     return auroc
@@ -488,14 +454,11 @@ def _row_blocks(indptr: np.ndarray) -> Iterator[slice]:
 def _from_wins(
     wins: np.ndarray, weights: np.ndarray, row: np.ndarray, indptr: np.ndarray, width: int
 ) -> np.ndarray:
-    """AUROC of rows from twice what each positive wins, (m,); NaN without a positive, or where all
-    are positives.
-    """
+    """AUROC of rows from twice each positive's wins, (m,); NaN without positives or negatives."""
     each = np.diff(indptr)
+    pairs = 2 * np.bincount(row, weights, len(each)) * (width - each)
     with np.errstate(invalid="ignore"):
-        return np.bincount(row, wins, len(each)) / (
-            2 * np.bincount(row, weights, len(each)) * (width - each)
-        )
+        return np.bincount(row, wins, len(each)) / pairs
 
 
 def _tile_auroc(
@@ -508,8 +471,8 @@ def _tile_auroc(
 ) -> np.ndarray:
     """AUROC of each row of a tile of one strip, (n,); arguments as in `auroc_numba.tile_auroc`.
 
-    `weighted_auroc` for many rows: whatever can be is done for all of them at once, as the threads
-    take turns at it. No row is sorted, which takes ten times as long as the products where NumPy's
+    `weighted_auroc` for many rows: most is done for all of them at once, as the threads take turns
+    at it. No row is sorted, which takes ten times as long as the products where NumPy's
     sort is not vectorised.
     """
     scores, each = tile[0, :, :width], np.diff(indptr)
@@ -518,14 +481,9 @@ def _tile_auroc(
     rising = _rising_within_rows(row, score)
     score, weights = score[rising], weights[rising]
 
-    # runs of equal scores in a row
-    new = np.append(True, (score[1:] != score[:-1]) | (row[1:] != row[:-1]))
-    start = np.flatnonzero(new)
-    # below plus up to
-    among = (start + np.append(start[1:], len(row)))[np.cumsum(new) - 1] - 2 * indptr[row]
-
-    # (m, 2) below the next: up to this
-    edges = np.stack((score, np.nextafter(score, np.float32(np.inf))), axis=1)
+    among = _wins_among(row, score, indptr)
+    next_higher = np.nextafter(score, np.float32(np.inf))  # scores below it are up to this one
+    edges = np.stack((score, next_higher), axis=1)  # (m, 2)
     ranks, far = [], []
     for scored, begin, end in zip(scores, indptr[:-1].tolist(), indptr[1:].tolist(), strict=True):
         ranked, won = _near_and_far(scored, score[begin:end], weights[begin:end])
@@ -540,8 +498,7 @@ def _tile_auroc(
 def _near_and_far(
     scores: np.ndarray, score: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, int]:
-    """The scores of a row that share a bucket with a positive, rising, and twice what positives win
-    over all others.
+    """Scores that share a bucket with a positive, rising, and twice the wins over all others.
 
     Buckets are in the order of the scores, so that the others need no comparison. scores (V,),
     score, weights (k,) of the positives, rising.
@@ -559,9 +516,7 @@ def _near_and_far(
 
 
 def _rising_within_rows(row: np.ndarray, score: np.ndarray) -> np.ndarray:
-    """The order by row, then by score: one sort of 64-bit integers, several times as fast as a
-    lexsort.
-    """
+    """The order by row, then score: one sort of integers, which is faster than a lexsort."""
     bits = score.view(np.int32)
     rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
     return np.argsort((row << 32) + rank)
@@ -575,7 +530,7 @@ def _tile_auroc_compiled(
     weights: np.ndarray,
     bound: np.ndarray,
 ) -> np.ndarray:
-    """The same of any tile, left as it is."""
+    """AUROC of each row of a tile by `auroc_numba`; the tile is left as it is."""
     from weightscope.model.metrics import auroc_numba
 
     heaviest = np.add.reduceat(weights, indptr[:-1]).max()
@@ -586,34 +541,28 @@ def _tile_auroc_compiled(
 
 
 def _score_bound(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """sum_k |left_ik| max_j |right_jk|, (V,): what no score of row i exceeds, nor any partial sum
-    of one.
-    """
+    """(V,) bounds on row i's scores and their partial sums: sum_k |left_ik| max_j |right_jk|."""
     for name, factor in (("left", left), ("right", right)):
         if not np.isfinite(factor).all():
             bad = np.flatnonzero(~np.isfinite(factor).all(axis=1))
             raise CheckpointError(
-                f"the {name} factor of the scores has NaN or infinite values in {len(bad)} of {len(factor)} rows, "
-                f"the first of them row {bad[0]}"
+                f"the {name} factor of the scores has NaN or infinite values in "
+                f"{len(bad)} of {len(factor)} rows, the first of them row {bad[0]}"
             )
     with np.errstate(over="ignore"):
-        # rounding included
-        bound = np.abs(left) @ np.abs(right).max(axis=0, initial=0) * np.float32(1.0001)
+        bound = np.abs(left) @ np.abs(right).max(axis=0, initial=0)
+        bound = bound * np.float32(1.0001)  # for rounding
     if bound.max(initial=0) > LARGEST_SCORE:
-        raise TooLargeError(
-            f"scores may be as large as {bound.max():.1e}, more than float32 carries through"
-        )
+        problem = f"scores may be as large as {bound.max():.1e}"
+        raise TooLargeError(f"{problem}, more than float32 carries through")
     return bound.astype(np.float64)
 
 
 def _canonical(counts: Any, shape: tuple[int, int]) -> Any:
-    """`counts` as CSR in int64, indices sorted, none twice, no zeros stored; copied only if it has
-    to be.
-    """
+    """`counts` as canonical CSR in int64 without zeros; copied only if need be."""
     if counts.shape != shape:
-        raise CheckpointError(
-            f"counts have shape {counts.shape}; the vocabulary of this checkpoint needs {shape}"
-        )
+        problem = f"counts have shape {counts.shape}"
+        raise CheckpointError(f"{problem}; the vocabulary of this checkpoint needs {shape}")
     counts = counts.tocsr()
     data = _whole(counts.data)
     counts = type(counts)((data, counts.indices, counts.indptr), shape=shape)
@@ -623,8 +572,8 @@ def _canonical(counts: Any, shape: tuple[int, int]) -> Any:
     if not counts.data.all():
         counts = counts.copy()
         counts.eliminate_zeros()
-    # else no row can be too large
-    if counts.data.max(initial=0) * float(shape[1]) ** 2 >= LARGEST_TOTAL:
+    may_be_too_large = counts.data.max(initial=0) * float(shape[1]) ** 2 >= LARGEST_TOTAL
+    if may_be_too_large:
         for start, end in pairwise(counts.indptr.tolist()):
             _check_total(counts.data[start:end].sum(dtype=np.float64), shape[1])
     return counts
@@ -641,8 +590,7 @@ def _whole(weights: np.ndarray) -> np.ndarray:
 
 
 def _check_total(total: float, width: int) -> None:
-    """Twice the wins of a row stay in int64."""
+    """Refuse counts whose wins, twice over, would leave int64."""
     if total * width >= LARGEST_TOTAL:
-        raise CheckpointError(
-            f"the counts of one token add up to {total:.1e}, more than can be summed exactly"
-        )
+        problem = f"the counts of one token add up to {total:.1e}"
+        raise CheckpointError(f"{problem}, more than can be summed exactly")

@@ -28,16 +28,13 @@ from numba.extending import intrinsic
 
 from weightscope.core.compute.compiled import compiled, in_wide_vectors
 
-# a table of 8 to 64 kB, or twice that in int64, stays in cache
-FEWEST_BUCKETS, MOST_BUCKETS = 2**11, 2**14
+FEWEST_BUCKETS, MOST_BUCKETS = 2**11, 2**14  # 8 to 64 kB, or twice that in int64: stays in cache
 BUCKETS_PER_POSITIVE = 256  # then about one element in two hundred meets a step
-# buckets between 0 and the bound on a row's scores, where float32 still tells neighbours apart
-FINEST = 2.0**20
+FINEST = 2.0**20  # buckets from 0 to the bound on scores; float32 still tells neighbours apart
 BLOCK = 32  # elements a block: one bit each in the mask of those that meet a step
-AHEAD = 4  # strips: what the processor would not fetch of itself before the loop comes to it
+AHEAD = 4  # strips that are fetched before the loop comes to them
 CACHE_LINE = 16  # elements
-# Ciura's for Shell sort, and on by 2.25
-GAPS = (40412, 17961, 7983, 3548, 1577, 701, 301, 132, 57, 23, 10, 4, 1)
+GAPS = (40412, 17961, 7983, 3548, 1577, 701, 301, 132, 57, 23, 10, 4, 1)  # Ciura's, on by 2.25
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -50,9 +47,7 @@ def _trailing_zeros(typing_context: Any, bits: Any) -> tuple[Any, Callable[..., 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _prefetch(typing_context: Any, strip: Any, index: Any) -> tuple[Any, Callable[..., Any]]:
-    """Have the cache line of strip[index] fetched from memory; past the end of the strip is
-    fine.
-    """
+    """Fetch the cache line of strip[index] from memory; past the end of the strip is fine."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         start = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -107,9 +102,7 @@ def _fill(table: Any, n: Any, step: Any, above: Any, low: Any, scale: Any, top: 
 
 @compiled
 def _search(s: Any, value: Any, n: Any, step: Any, above: Any) -> Any:
-    """2 W(s) of an element whose bucket holds steps: the first step not below s, in strides that
-    double, then halve.
-    """
+    """2 W(s) of an element whose bucket holds steps: the first step not below s, by galloping."""
     t = np.uint64(-1 - value)
     # no branch for the first: mostly it is the only one; +inf follows the last
     t += np.uint64(step[t] < s)
@@ -182,11 +175,8 @@ def tile_auroc(
         span = max(np.float64(step[n - 1]) - np.float64(step[0]), 1e-300)
         wide = min((buckets - 3) / span, FINEST / max(bound[i], 1e-30))
         # the steps go to buckets 1 to buckets - 2, so that what lies beyond them meets none
-        low, scale, top = (
-            np.float32(step[0] - 1.5 / wide),
-            np.float32(wide),
-            np.float32(buckets - 1),
-        )
+        low, scale = np.float32(step[0] - 1.5 / wide), np.float32(wide)
+        top = np.float32(buckets - 1)
         _fill(table, n, step, above, low, scale, top)
 
         wins = -among

@@ -6,45 +6,34 @@ import numpy as np
 
 from weightscope.core.compute import lapack
 
-ROUNDING = 1e-6  # what float32 leaves of a singular value that is zero
-# factors that are trained together, then those that are not
-PAIRS = ((0, 1), (2, 3), (0, 2), (1, 3))
+ROUNDING = 1e-6  # relative size that float32 gives a zero singular value
+PAIRS = ((0, 1), (2, 3), (0, 2), (1, 3))  # factors that are trained together, then others
 
 Factors = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def factor_arrays(grams: Factors, biases: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """What is kept of one head's factors: Gram matrices (r, r) of W_Q, W_K, W_V and W_O', biases
-    (r,) of the first three.
-    """
+    """Summaries of one head's factors, from Gram matrices (r, r) of W_Q, W_K, W_V and W_O'."""
     norms = np.sqrt([gram.trace() for gram in grams])
     with np.errstate(divide="ignore", invalid="ignore"):
+        spreads = [(gram**2).sum() - gram.trace() ** 2 / len(gram) for gram in grams]
         return {
             "factor_norm": norms,
             "factor_bias": np.array([np.linalg.norm(bias.astype(np.float64)) for bias in biases]),
             "factor_floor": np.array([_floor(gram) for gram in grams]),
-            "factor_spread": np.array(
-                [(gram**2).sum() - gram.trace() ** 2 / len(gram) for gram in grams]
-            )
-            / norms**4,
+            "factor_spread": np.array(spreads) / norms**4,
             "factor_likeness": np.array([_likeness(grams[a], grams[b]) for a, b in PAIRS]),
         }
 
 
 def column_energies(grams: Factors) -> dict[str, np.ndarray]:
-    """Sums of squares (2, r) along each of the head's own dimensions: of W_Q and W_K, of W_V and
-    W_O'.
-    """
-    return {
-        f"{name}_column_energies": np.stack([a.diagonal(), b.diagonal()])
-        for name, (a, b) in {"qk": grams[:2], "vo": grams[2:]}.items()
-    }
+    """Sums of squares (2, r) along the head's own dimensions: of W_Q and W_K, W_V and W_O'."""
+    q, k, v, o = (gram.diagonal() for gram in grams)
+    return {"qk_column_energies": np.stack([q, k]), "vo_column_energies": np.stack([v, o])}
 
 
 def _floor(gram: np.ndarray) -> float:
-    """The smallest singular value of a factor, relative to their root mean square; at least
-    float32's rounding.
-    """
+    """A factor's smallest singular value over their root mean square, at least `ROUNDING`."""
     if not np.isfinite(gram).all() or gram.trace() <= 0:
         return np.nan
     smallest = float(lapack.symmetric_eigenvalues(gram).min()) * len(gram) / float(gram.trace())
@@ -62,18 +51,17 @@ def _likeness(a: np.ndarray, b: np.ndarray) -> float:
 def row_arrays(
     squares: Sequence[np.ndarray], gains: Sequence[np.ndarray], bias: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What is kept of a layer's factors: sums of squares (d,) of each dimension over heads, the
-    norm's gain (d,) of each.
+    """Summaries of a layer's factors, from sums of squares (d,) over heads and the norm's gains
+    (d,).
     """
-    floors, widths = [], []
-    # memory may have another width
-    energies = np.full((len(squares), max(map(len, squares))), np.nan)
+    floors, widths = [], []  # a width: the dimensions that a random factor would fill
+    widest = max(map(len, squares))  # in cross-attention the memory may have another width
+    energies = np.full((len(squares), widest), np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         for energy, of_dimensions, gain in zip(energies, squares, gains, strict=True):
             plain = of_dimensions[gain != 0] / gain[gain != 0] ** 2
             energy[: len(gain)][gain != 0] = plain
             floors.append(np.sqrt(plain.min(initial=np.inf) * np.divide(len(plain), plain.sum())))
-            # dimensions that a random factor would fill
             widths.append((gain**2).sum() ** 2 / (gain**4).sum())
     return {
         "row_floor": np.array(floors),
@@ -83,24 +71,22 @@ def row_arrays(
     }
 
 
-# Which dimensions a layer's factor uses most, and what the layers of a model have in common in
-# that. All layers read from and write into one stream, so the energies of W_Q in its dimensions are
-# alike from layer to layer; the same holds for the other factors. Along heads' dimensions layers
-# have nothing in common.
-LEAST = 1e-6  # of the median energy: what is below it counts as this much
+# The dimensions that a layer's factor uses most, and how alike they are in all layers of a model.
+# All layers read from and write into one stream, so the energies of W_Q in its dimensions are alike
+# from layer to layer; the same holds for the other factors. Along heads' dimensions layers have
+# nothing in common.
+LEAST = 1e-6  # times the median energy: the least that an energy counts as
 FEWEST = 4  # layers that have something in common
 
 
 def profiles(energies: np.ndarray, heads: int) -> np.ndarray:
-    """Logs of energies (L, n) in the form (L, heads, n / heads) without the means of heads and of
-    their dimensions.
+    """Logs of energies (L, n) as unit vectors, without the means of heads and of their dimensions.
 
-    Of length one; NaN for a layer whose energies are not known. The means are the sizes of heads,
-    and what rotary positions do to a dimension of every head.
+    Energies are seen as (L, heads, n / heads); NaN for a layer whose energies are not known. The
+    means are the sizes of heads, and the effect of rotary positions on a dimension of every head.
     """
-    usual = np.nanmedian(
-        np.where(np.isfinite(energies).any(axis=1, keepdims=True), energies, 0.0), axis=1
-    )
+    has_energies = np.isfinite(energies).any(axis=1, keepdims=True)
+    usual = np.nanmedian(np.where(has_energies, energies, 0.0), axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(np.maximum(energies, LEAST * usual[:, None]))
     logs = np.where(np.isfinite(energies), logs, np.nan).reshape(len(energies), heads, -1)
@@ -108,28 +94,24 @@ def profiles(energies: np.ndarray, heads: int) -> np.ndarray:
     result = np.full(energies.shape, np.nan)
     for i in np.flatnonzero(known & (usual > 0)):
         profile = np.where(np.isfinite(logs[i]), logs[i], np.log(usual[i]))
-        profile = (
-            profile - profile.mean(axis=0) - profile.mean(axis=1, keepdims=True) + profile.mean()
-        ).ravel()
-        length = np.linalg.norm(profile)
+        of_dimensions, of_heads = profile.mean(axis=0), profile.mean(axis=1, keepdims=True)
+        centred = (profile - of_dimensions - of_heads + profile.mean()).ravel()
+        length = np.linalg.norm(centred)
         if length > 0:
-            result[i] = profile / length
+            result[i] = centred / length
     return result
 
 
 def share(rows: np.ndarray) -> float:
-    """The share of profiles (L, n) along what they have in common: 1 where they are equal, 1 / L
-    where unrelated.
-    """
+    """The share of profiles (L, n) along their common direction: 1 if equal, 1 / L if unrelated."""
     known = rows[np.isfinite(rows).all(axis=1)]
     return float(np.linalg.eigvalsh(known @ known.T)[-1]) / len(known) if len(known) else np.nan
 
 
 def cosines(rows: np.ndarray, *more: np.ndarray) -> np.ndarray:
-    """Cosines of each layer's profile, and of `more` rows, with what the other layers' `rows` (L,
-    n) have in common.
+    """Cosines of layers' profiles, and of `more` rows, with the other layers' common direction.
 
-    (1 + more, L); NaN where too few layers are known.
+    rows (L, n) -> (1 + more, L); NaN where too few layers are known.
     """
     result = np.full((1 + len(more), len(rows)), np.nan)
     known = np.flatnonzero(np.isfinite(rows).all(axis=1))
@@ -139,8 +121,7 @@ def cosines(rows: np.ndarray, *more: np.ndarray) -> np.ndarray:
         if len(rest) < FEWEST - 1:
             continue
         values, vectors = np.linalg.eigh(gram[np.ix_(rest, rest)])
-        # of the layers in the direction of length one
-        weights = vectors[:, -1] / np.sqrt(values[-1])
+        weights = vectors[:, -1] / np.sqrt(values[-1])  # layers' weights in the common unit vector
         weights *= 1.0 if weights.sum() >= 0 else -1.0
         result[:, i] = [of_layers[i, rest] @ weights for of_layers in products]
     return result

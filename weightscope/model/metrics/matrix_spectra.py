@@ -1,5 +1,4 @@
-"""A matrix next to a random one: functions of its singular values s (r,), descending, and of its
-shape (m, n).
+"""A matrix next to a random one, by its singular values s (r,), descending, and shape (m, n).
 
 The zero matrix, and one that is not finite, give NaN.
 """
@@ -14,13 +13,11 @@ from weightscope.core.compute import lapack
 from weightscope.model.metrics.spectra import evenly_spread
 
 FEWEST_VALUES = 20  # positive ones; a power law of fewer says nothing
-# the interquartile range of a normal distribution, in standard deviations
-QUARTILES_OF_NORMAL = 1.349
+QUARTILES_OF_NORMAL = 1.349  # interquartile range of a normal distribution, in standard deviations
 
 
 def random_edge(s: np.ndarray, shape: tuple[int, int]) -> float:
-    """The largest singular value of a large matrix of independent entries with the same mean
-    square.
+    """The largest singular value of a large matrix of independent entries (same mean square).
 
     rms (sqrt(m) + sqrt(n)): Marchenko and Pastur 1967. Permuting the entries of a matrix makes it
     such a one.
@@ -29,7 +26,7 @@ def random_edge(s: np.ndarray, shape: tuple[int, int]) -> float:
 
 
 def beyond_edge(s: np.ndarray, shape: tuple[int, int]) -> float:
-    """How many singular values are above `random_edge`."""
+    """The number of singular values above `random_edge`."""
     return _of_nonzero(s, int(np.count_nonzero(s > random_edge(s, shape))))
 
 
@@ -38,11 +35,11 @@ SHUFFLES = 3
 
 
 def beyond_shuffled(w: np.ndarray) -> float:
-    """How far sigma_1 of a matrix is above that of its entries shuffled, relative to it; rows and
-    columns are brought to one norm first, so that gains before or after a matrix do not count.
+    """Relative excess of sigma_1 over the shuffled entries', rows and columns at one norm.
 
-    Independent entries of any law give 0 within `shuffled_error`, orthogonal matrices less; a
-    trained layer gave 0.1 or more in one of its matrices at least.
+    One norm, so that gains before or after the matrix do not count. Independent entries of any law
+    give 0 within `shuffled_error`, orthogonal matrices less; a trained layer gave 0.1 or more in
+    one of its matrices at least.
     """
     rows, columns = (evenly_spread(side, SHUFFLED_SIDE) for side in w.shape)
     w = w[np.ix_(rows, columns)].astype(np.float64)
@@ -50,9 +47,11 @@ def beyond_shuffled(w: np.ndarray) -> float:
         return float("nan")
     for axis in (0, 1):
         w = w / np.maximum(np.linalg.norm(w, axis=axis, keepdims=True), np.finfo(float).tiny)
-    rng = np.random.default_rng(0)
-    largest = [np.linalg.norm(rng.permuted(w.ravel()).reshape(w.shape), 2) for _ in range(SHUFFLES)]
-    return float(np.linalg.norm(w, 2) / max(largest) - 1) if max(largest) > 0 else float("nan")
+    rng, largest = np.random.default_rng(0), 0.0
+    for _ in range(SHUFFLES):
+        shuffled = rng.permuted(w.ravel()).reshape(w.shape)
+        largest = max(largest, float(np.linalg.norm(shuffled, 2)))
+    return float(np.linalg.norm(w, 2) / largest - 1) if largest > 0 else float("nan")
 
 
 def shuffled_error(w: np.ndarray) -> float:
@@ -61,8 +60,7 @@ def shuffled_error(w: np.ndarray) -> float:
 
 
 def signal_to_noise(s: np.ndarray, shape: tuple[int, int]) -> float:
-    """Spectrum's ratio (Hartford et al. 2024, arXiv 2406.06623), by which it chooses the matrices
-    to train.
+    """Spectrum's ratio, by which it chooses matrices to train (Hartford et al. 2024, 2406.06623).
 
     The sum of the singular values above t over the sum of the others, over sigma_1; t is e (1 +
     sqrt(beta)) with beta the ratio of the sides and e the interquartile range of the singular
@@ -71,7 +69,9 @@ def signal_to_noise(s: np.ndarray, shape: tuple[int, int]) -> float:
     low, high = np.quantile(s, (0.25, 0.75))
     above = s > (high - low) / QUARTILES_OF_NORMAL * (1 + sqrt(min(shape) / max(shape)))
     signal, noise = float(s[above].sum()), float(s[~above].sum())
-    return _of_nonzero(s, (signal / noise if noise > 0 else np.inf) / s[0] if s[0] > 0 else np.nan)
+    if not s[0] > 0:
+        return float("nan")
+    return float((signal / noise if noise > 0 else np.inf) / s[0])
 
 
 def condition(s: np.ndarray, shape: tuple[int, int]) -> float:
@@ -84,17 +84,17 @@ def _of_nonzero(s: np.ndarray, value: float) -> float:
 
 
 def power_law(values: np.ndarray) -> tuple[float, float]:
-    """The exponent alpha of a tail with the density x^-alpha, and the tail's Kolmogorov distance
-    from it.
+    """The exponent alpha of a tail with density x^-alpha, and its Kolmogorov distance from it.
 
     Clauset, Shalizi and Newman 2009: each value may be the least of the tail; the exponent of
-    maximum likelihood follows, and the tail that is nearest to its law is taken. The distance is
-    that of their own code: at the lower step of the empirical distribution at each value. Values
-    that are not positive are left out.
+    maximum likelihood follows, and the tail that is nearest to its law is taken. As in their code,
+    the distance is taken at the lower step of the empirical distribution at each value. Values that
+    are not positive are left out.
 
     Examples
     --------
-    >>> alpha, distance = power_law(np.random.default_rng(0).pareto(1.5, 4000) + 1)  # density x^-2.5
+    >>> values = np.random.default_rng(0).pareto(1.5, 4000) + 1  # density x^-2.5
+    >>> alpha, distance = power_law(values)
     >>> round(alpha, 1), distance < 0.02
     (2.5, True)
     """
@@ -120,8 +120,7 @@ GRAM_ROWS = 1024  # rows of a block, or columns
 
 
 def singular_values(chunks: Iterable[np.ndarray], shape: tuple[int, int]) -> np.ndarray:
-    """Singular values, descending, from the values in storage order: chunks (any,), shape (m, n) ->
-    (min(m, n),).
+    """Singular values, descending, from values in storage order: (any,), shape (m, n) -> (r,).
 
     Those below sqrt(r eps) sigma_1, which a Gram matrix cannot tell from zero, are zero; where a
     value is not finite all are NaN.
@@ -130,9 +129,8 @@ def singular_values(chunks: Iterable[np.ndarray], shape: tuple[int, int]) -> np.
     if not np.isfinite(gram).all():
         return np.full(len(gram), np.nan)
     values = lapack.symmetric_eigenvalues(gram)[::-1]
-    return np.sqrt(
-        np.where(values > len(values) * np.finfo(np.float64).eps * values[0], values, 0.0)
-    )
+    rounding = len(values) * np.finfo(np.float64).eps * values[0]
+    return np.sqrt(np.where(values > rounding, values, 0.0))
 
 
 def gram_matrix(chunks: Iterable[np.ndarray], shape: tuple[int, int]) -> np.ndarray:
@@ -176,33 +174,29 @@ def _in_rows(
 # with random weights of mean 1 / r; k products with the matrix give the k nodes and weights of a
 # Gauss quadrature of that distribution.
 PROBES, STEPS = 4, 48
-SKETCH_VALUES = 1 << 20  # of a block of rows: both products with it find it in the cache
+SKETCH_VALUES = 1 << 20  # values of a block of rows: it stays in the cache for both products
 CONVERGED = 1e-3  # residual of an eigenvalue, relative to it
-NO_WEIGHT = 1e-14  # of a node past the last that the matrix has
-STANDARD_ERRORS = 3  # of the probes, in the estimate of the error
+NO_WEIGHT = 1e-14  # weight of a node past the matrix's last
+STANDARD_ERRORS = 3  # standard errors of the probes in the estimated error
 
 Chunks = Callable[[], Iterable[np.ndarray]]
 
 
 class Sketch(NamedTuple):
-    """Singular values (r,), descending: the largest by themselves, the others at evenly spaced
-    ranks.
-    """
+    """Singular values (r,), descending: the largest exactly, others at evenly spaced ranks."""
 
     s: np.ndarray
-    # an estimate of the largest error of the share of singular values below a value; no bound
-    rank_error: float
+    rank_error: float  # estimated largest error of the share of values below a value; no bound
 
 
 def sketched_singular_values(chunks: Chunks, shape: tuple[int, int], squares: float) -> Sketch:
-    """A sketch of the singular values: `chunks` gives the values in storage order each time,
-    `squares` their sum.
+    """A sketch of the singular values of a matrix with this sum of `squares`.
 
-    Of a probe's quadrature, the share of eigenvalues below a node is right up to the node's weight
-    (Chebyshev, Markov and Stieltjes), and between two nodes up to half as much again; a probe's
-    share p of r has the variance 2 p (1 - p) / (r + 2). Eigenvalues that have converged are taken
-    by themselves, and the others are scaled to the exact Frobenius norm. Memory is a block of rows
-    and the probes.
+    `chunks` gives the values in storage order each time. In a probe's quadrature, the share of
+    eigenvalues below a node is right up to the node's weight (Chebyshev, Markov and Stieltjes), and
+    between two nodes up to half as much again; a probe's share p of r has the variance
+    2 p (1 - p) / (r + 2). Eigenvalues that have converged are taken by themselves, and the others
+    are scaled to the exact Frobenius norm. Memory is a block of rows and the probes.
     """
     r = min(shape)
     if not 0 < squares < np.inf:
@@ -211,19 +205,17 @@ def sketched_singular_values(chunks: Chunks, shape: tuple[int, int], squares: fl
     probes = [Probe.of(*tridiagonal) for tridiagonal in zip(diagonals, betas, strict=True)]
     top = max((probe.converged for probe in probes), key=len)[: r - 1]  # (c,)
     inner = [probe.below(top[-1] * (1 - CONVERGED)) if len(top) else probe for probe in probes]
-    # how many the converged ones are
-    seen = float(np.mean([1 - probe.weights.sum() for probe in inner])) * r
-    # some are there more than once
-    if seen > len(top) + STANDARD_ERRORS * sqrt(2 * len(top) / PROBES):
+    seen = float(np.mean([1 - probe.weights.sum() for probe in inner])) * r  # converged, by weight
+    has_repeated = seen > len(top) + STANDARD_ERRORS * sqrt(2 * len(top) / PROBES)
+    if has_repeated:
         top, inner = top[:0], probes
     rest = _at_even_ranks(inner, r - len(top))
     left = max(1 - float(top.sum()), 0.0)  # in units of the Frobenius norm
     rest *= sqrt(left / float((rest**2).sum())) if rest.any() else 0.0
     error = 1.5 * np.mean([probe.weights.max(initial=0.0) for probe in inner])
+    sampling_error = STANDARD_ERRORS * sqrt(0.5 / (PROBES * (r + 2)))
     s = np.sort(np.concatenate([np.sqrt(top), rest]))[::-1]
-    return Sketch(
-        s * sqrt(squares), min(1.0, float(error) + STANDARD_ERRORS * sqrt(0.5 / (PROBES * (r + 2))))
-    )
+    return Sketch(s * sqrt(squares), min(1.0, float(error) + sampling_error))
 
 
 class Probe(NamedTuple):
@@ -236,15 +228,14 @@ class Probe(NamedTuple):
     @classmethod
     def of(cls, diagonal: np.ndarray, beta: np.ndarray) -> "Probe":
         """The quadrature of a tridiagonal matrix: diagonal, beta (k,)."""
-        nodes, vectors = np.linalg.eigh(
-            np.diag(diagonal) + np.diag(beta[:-1], 1) + np.diag(beta[:-1], -1)
-        )
-        settled = (beta[-1] * np.abs(vectors[-1]) <= CONVERGED * nodes) & (
-            nodes > CONVERGED * nodes[-1]
-        )
+        tridiagonal = np.diag(diagonal) + np.diag(beta[:-1], 1) + np.diag(beta[:-1], -1)
+        nodes, vectors = np.linalg.eigh(tridiagonal)
+        residuals = beta[-1] * np.abs(vectors[-1])
+        settled = (residuals <= CONVERGED * nodes) & (nodes > CONVERGED * nodes[-1])
         count = len(nodes) if settled.all() else int(np.argmin(settled[::-1]))
         weights = vectors[0] ** 2
-        return cls(nodes[weights > NO_WEIGHT], weights[weights > NO_WEIGHT], nodes[::-1][:count])
+        kept = weights > NO_WEIGHT
+        return cls(nodes[kept], weights[kept], nodes[::-1][:count])
 
     def below(self, limit: float) -> "Probe":
         """The nodes below a limit."""
@@ -253,9 +244,7 @@ class Probe(NamedTuple):
 
 
 def _times_gram(chunks: Chunks, shape: tuple[int, int], x: np.ndarray, scale: float) -> np.ndarray:
-    """W'W x / scale^2, or WW' x / scale^2 where W has fewer rows than columns: x (r, p) -> (r,
-    p).
-    """
+    """W'W x / scale^2, or WW' x / scale^2 where W is wide: x (r, p) -> (r, p)."""
     m, n = shape
     n_rows = max(1, SKETCH_VALUES // n)
     unit = (x / scale).astype(np.float32)
@@ -265,9 +254,8 @@ def _times_gram(chunks: Chunks, shape: tuple[int, int], x: np.ndarray, scale: fl
             product += rows.T @ (rows @ unit)
         return product / scale
     inner, parts = np.zeros((n, x.shape[1]), np.float32), []
-    for start, rows in zip(
-        range(0, m, n_rows), _in_rows(chunks(), n, n_rows, np.float32), strict=True
-    ):
+    blocks = _in_rows(chunks(), n, n_rows, np.float32)
+    for start, rows in zip(range(0, m, n_rows), blocks, strict=True):
         inner += rows.T @ unit[start : start + n_rows]
     for rows in _in_rows(chunks(), n, n_rows, np.float32):
         parts.append(rows @ inner)
@@ -275,9 +263,7 @@ def _times_gram(chunks: Chunks, shape: tuple[int, int], x: np.ndarray, scale: fl
 
 
 def _lanczos(times: Callable[[np.ndarray], np.ndarray], r: int) -> tuple[np.ndarray, np.ndarray]:
-    """Diagonals and off-diagonals of the tridiagonal matrices of a few random vectors: (p, k), (p,
-    k).
-    """
+    """Diagonals and off-diagonals, (p, k) each, of tridiagonal matrices of random vectors."""
     steps = min(STEPS, r)
     basis = np.zeros((PROBES, steps, r))
     diagonals, betas = np.zeros((PROBES, steps)), np.zeros((PROBES, steps))
@@ -287,36 +273,28 @@ def _lanczos(times: Callable[[np.ndarray], np.ndarray], r: int) -> tuple[np.ndar
         basis[:, step] = q
         following = times(q.T).T.astype(np.float64)  # (p, r)
         diagonals[:, step] = (q * following).sum(axis=1)
-        for _ in range(2):  # against all before, twice: what float32 leaves would bring values back
+        for _ in range(2):  # against all before, twice: float32's residue would bring values back
             overlaps = basis[:, : step + 1] @ following[:, :, None]  # (p, step + 1, 1)
             following -= (overlaps.swapaxes(1, 2) @ basis[:, : step + 1])[:, 0]
         beta = np.linalg.norm(following, axis=1)
         beta[beta < 1e-6 * diagonals.max(axis=1)] = 0.0  # nothing is left but rounding
         betas[:, step] = beta
-        q = np.divide(
-            following, beta[:, None], out=np.zeros_like(following), where=beta[:, None] > 0
-        )
+        has_more, nothing = beta[:, None] > 0, np.zeros_like(following)
+        q = np.divide(following, beta[:, None], out=nothing, where=has_more)
     return diagonals, betas
 
 
 def _at_even_ranks(probes: Iterable[Probe], count: int) -> np.ndarray:
-    """Roots of the nodes at evenly spaced ranks of the probes' mean distribution, ascending:
-    (count,).
-    """
+    """(count,) roots of nodes at evenly spaced ranks of the probes' mean distribution."""
     probes = [probe for probe in probes if probe.weights.sum() > 0]
     if not probes:
         return np.zeros(count)
     roots = [np.sqrt(np.maximum(probe.nodes, 0.0)) for probe in probes]
     every = np.unique(np.concatenate(roots))
-    middles = [
-        (np.cumsum(probe.weights) - probe.weights / 2) / probe.weights.sum() for probe in probes
-    ]
-    shares = np.mean(
-        [np.interp(every, *curve) for curve in zip(roots, middles, strict=True)], axis=0
-    )
-    ranks = (np.arange(count) + 0.5) / count
-    return np.interp(
-        ranks,
-        np.concatenate([[0.0], shares, [1.0]]),
-        np.concatenate([every[:1], every, every[-1:]]),
-    )
+    distributions = []
+    for root, (_, weights, _) in zip(roots, probes, strict=True):
+        middles = (np.cumsum(weights) - weights / 2) / weights.sum()
+        distributions.append(np.interp(every, root, middles))
+    shares = np.concatenate([[0.0], np.mean(distributions, axis=0), [1.0]])
+    values = np.concatenate([every[:1], every, every[-1:]])
+    return np.interp((np.arange(count) + 0.5) / count, shares, values)

@@ -1,4 +1,4 @@
-"""How far a factor, a map and the spaces they act on have moved between two checkpoints."""
+"""Changes of a factor, a map and the spaces they act on between two checkpoints."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,7 @@ from weightscope.model.layers.factored import Factored, coordinates, orthonormal
 
 
 def principal_angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Principal angles between two column spaces in radians, ascending (Golub and Van Loan, section
-    6.4.3).
+    """Principal angles of two column spaces in radians, ascending (Golub and Van Loan, 6.4.3).
 
     a (d, r), b (d, s) -> (r, s).
     """
@@ -20,33 +19,31 @@ def principal_angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     inside = q_a.T @ q_b
     cosines = lapack.singular_values(inside)
     # arccos loses small angles: cos 1e-8 is 1 in float64. Their sines are the singular values of
-    # what b has outside a, read off along its own right singular vectors so that they are not
-    # squared.
+    # b's part outside a, read off along its right singular vectors so that they are not squared.
     outside = q_b - q_a @ inside  # (d, s)
     vectors = lapack.eigh(outside.T @ outside)[1]
     sines = np.sort(np.linalg.norm(outside @ vectors, axis=0))[: len(cosines)]
     return np.arctan2(sines, cosines)
 
 
-ROWS_OF_BOTH = 2048  # of a factor in two checkpoints that are brought to float64 at a time
-SURE = 1e-8  # of the square of the largest sine: what rounding may have added to squares of sines
+ROWS_OF_BOTH = 2048  # rows of a factor in two checkpoints that are float64 at a time
+SURE = 1e-8  # largest rounding error of squared sines, as a share of the largest
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Moved(ShowsShapes):
-    """A factor in two checkpoints, A and B = A + D, (d, r) each: all that its heads' changes follow
-    from.
+    """A factor in two checkpoints, A and B = A + D, (d, r) each, as the Gram matrix of [A D].
 
-    Where D is small, what follows is as small: D itself is multiplied, not the difference of two
-    products.
+    All changes of its heads follow from that. Where D is small, they are as small: D itself is
+    multiplied, not the difference of two products.
     """
 
-    gram: np.ndarray  # (2r, 2r): of [A D], float64
+    gram: np.ndarray  # (2r, 2r), float64
 
     @classmethod
     def of(cls, a: np.ndarray, b: np.ndarray) -> "Moved":
-        """From the factors, of any precision; one with fewer columns, as of a head that was
-        resized, gets zeros.
+        """The move between two factors of any precision; a resized head's missing columns are
+        zeros.
         """
         r = max(a.shape[1], b.shape[1])
         a, b = (w if w.shape[1] == r else np.pad(w, ((0, 0), (0, r - w.shape[1]))) for w in (a, b))
@@ -71,7 +68,7 @@ class Moved(ShowsShapes):
         return before + cross + cross.T + change
 
     def times(self, before: np.ndarray, after: np.ndarray) -> "Moved":
-        """The same of A T and B U, for (r, r) matrices T and U."""
+        """The move from A T to B U, for (r, r) matrices T and U."""
         # [A T, B U - A T] = [A D] [[T, U - T], [0, U]]
         combined = np.block([[before, after - before], [np.zeros_like(before), after]])
         return Moved(combined.T @ self.gram @ combined)
@@ -90,10 +87,9 @@ def norms_of_product(left: Moved, right: Moved) -> tuple[float, float]:
 
 
 def relative_change(a: Factored, b: Factored) -> float:
-    """|B - A|_F / |A|_F; infinite where A is zero and B is not, 0 where both are, NaN where one is
-    not finite.
+    """|B - A|_F / |A|_F; infinite if only A is zero, 0 if both are, NaN if not finite.
 
-    Unlike the change of W_Q and W_K apart, it is blind to a change of basis within the head, which
+    Unlike the changes of W_Q and of W_K, it does not see a change of basis within the head, which
     changes no score.
     """
     size, moved = norms_of_product(Moved.of(a.left, b.left), Moved.of(a.right, b.right))
@@ -101,26 +97,21 @@ def relative_change(a: Factored, b: Factored) -> float:
 
 
 def relative_size(change: Factored, a: Factored) -> float:
-    """|change|_F / |A|_F; infinite where A is zero and the change is not, 0 where both are, NaN
-    where unknown.
-    """
+    """|change|_F / |A|_F; infinite if only A is zero, 0 if both are, NaN if unknown."""
     return relative(change.frobenius(), a.frobenius())
 
 
 def relative(moved: float, before: float) -> float:
-    """Their ratio; infinite where there was nothing before and something moved, 0 where nothing
-    did.
-    """
+    """The ratio; infinite if there was nothing before and something moved, 0 if nothing did."""
     if before == 0:
         return float("inf") if moved > 0 else float(moved)  # 0 or NaN
     return float(moved / before)
 
 
 def moved_angles(moved: Moved, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Principal angles (r,) between the column spaces of a factor in two checkpoints, a and b (d,
-    r), ascending.
+    """Principal angles (r,), ascending, between a factor's column spaces in two checkpoints.
 
-    From products alone, where rounding leaves the sines; where it does not, as within one space,
+    a, b (d, r). From products alone where rounding leaves the sines, else (as within one space)
     from the factors.
     """
     before, cross, change = moved.blocks
@@ -132,8 +123,8 @@ def moved_angles(moved: Moved, a: np.ndarray, b: np.ndarray) -> np.ndarray:
             return np.zeros(len(before))
         inverse = coordinates(roots[1], np.eye(len(before)))
         inside = solve_triangular(roots[0].r, cross, trans="T")  # Q_A'D
-        # B outside of A's space is D outside of it.
-        squares = lapack.symmetric_eigenvalues(inverse.T @ (change - inside.T @ inside) @ inverse)
+        outside = change - inside.T @ inside  # B outside of A's space is D outside of it
+        squares = lapack.symmetric_eigenvalues(inverse.T @ outside @ inverse)
         rounding = np.finfo(np.float64).eps * (inverse**2).sum() * change.trace()
         if rounding <= SURE * squares[-1]:
             cosines = lapack.singular_values((roots[0].r + inside) @ inverse)

@@ -7,13 +7,11 @@ around some points are taken out first, until what is left has no large group.
 import numpy as np
 
 CENTRES = 64  # points whose balls are taken out at once
-STILL_LARGE = 1 / 8  # of the points: balls that hold more of them are followed by other balls
+STILL_LARGE = 1 / 8  # share of the points in balls above which other balls are taken out
 
 
 def copies_within(points: np.ndarray, limit: float) -> np.ndarray:
-    """Ascending indices of the points (n, p) that lie within `limit` of an earlier one, which is no
-    copy itself or is near a third.
-    """
+    """Ascending indices of points (n, p) within `limit` of an earlier point that is no copy."""
     from scipy.spatial import cKDTree  # takes a while to import
 
     rng, left, copies = np.random.default_rng(0), np.arange(len(points)), [np.empty(0, int)]
@@ -21,16 +19,14 @@ def copies_within(points: np.ndarray, limit: float) -> np.ndarray:
     while taken_out and len(left) > CENTRES:
         centres = points[rng.choice(left, CENTRES, replace=False)]
         near = _distances(points[left], centres) < limit  # (left, centres)
-        # the first of each ball is a copy of none in it
-        near[near.argmax(axis=0), np.arange(CENTRES)] = False
+        near[near.argmax(axis=0), np.arange(CENTRES)] = False  # the first of each ball is no copy
         in_a_ball = near.any(axis=1)
         taken_out = in_a_ball.mean() >= STILL_LARGE
         copies.append(left[in_a_ball])
         left = left[~in_a_ball]
     if len(left) > 1:
-        distances, nearest = cKDTree(points[left]).query(
-            points[left], k=2, distance_upper_bound=limit
-        )
+        tree = cKDTree(points[left])
+        distances, nearest = tree.query(points[left], k=2, distance_upper_bound=limit)
         near_another = np.flatnonzero(distances[:, 1] < limit)
         copies.append(left[[max(i, *nearest[i]) for i in near_another]])
     return np.unique(np.concatenate(copies)).astype(int)

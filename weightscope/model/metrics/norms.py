@@ -1,5 +1,4 @@
-"""How long the vectors f(x) = v(x) W_O are that a head adds up (norm-based-attention, section 4),
-and means by kind.
+"""Lengths of the vectors f(x) = v(x) W_O that a head adds up (norm-based-attention, section 4).
 
 The vectors, d numbers a token, are never formed: their lengths come from r-dimensional ones. Sums
 and means over tokens are of one kind: special ones, punctuation, any other (section 5).
@@ -21,11 +20,9 @@ def output_triangles(w_o: np.ndarray) -> np.ndarray:
     From a QR: a root of the Gram matrix W_O W_O' = R'R would lose lengths below 1e-8 of the
     longest.
     """
-    # several would wait for each other longer than they work on matrices as small
-    with one_blas_thread():
-        return np.asarray(
-            np.linalg.qr(w_o.astype(np.float64).transpose(0, 2, 1), mode="r")
-        ).transpose(0, 2, 1)
+    with one_blas_thread():  # on such small matrices several would mostly wait for each other
+        r = np.linalg.qr(w_o.astype(np.float64).transpose(0, 2, 1), mode="r")
+        return np.asarray(r).transpose(0, 2, 1)
 
 
 def value_norms(v: Any, triangles: Any) -> Any:
@@ -40,7 +37,7 @@ def value_norms(v: Any, triangles: Any) -> Any:
 
 
 def counts_by_kind(kinds: np.ndarray, n_kinds: int) -> np.ndarray:
-    """How many tokens of each kind a sequence has: kinds (..., n) -> (..., n_kinds)."""
+    """The number of tokens of each kind in a sequence: kinds (..., n) -> (..., n_kinds)."""
     return (kinds[..., None] == np.arange(n_kinds)).sum(axis=-2)
 
 
@@ -55,19 +52,14 @@ def sums_by_kind(values: np.ndarray, kinds: np.ndarray, n_kinds: int) -> np.ndar
 
 
 class MeanByKind:
-    """A running mean of something that every token has, by its kind, over any number of batches.
-    totals: (..., n_kinds)
-    counts: (n_kinds,): Tokens seen.
-    """
+    """A running mean over the tokens of each kind, for any number of batches."""
 
     def __init__(self, shape: tuple[int, ...], n_kinds: int) -> None:
         self.totals = np.zeros((*shape, n_kinds))
-        self.counts = np.zeros(n_kinds, np.int64)
+        self.counts = np.zeros(n_kinds, np.int64)  # tokens seen
 
     def add(self, values: np.ndarray, kinds: np.ndarray) -> None:
-        """Take in b sequences: values (b, ..., n) and kinds (b, n), the middle axes as given to the
-        constructor.
-        """
+        """Take in b sequences: values (b, ..., n), middle axes as in `shape`, and kinds (b, n)."""
         n_kinds = len(self.counts)
         self.totals += sums_by_kind(values, kinds, n_kinds).sum(axis=0, dtype=np.float64)
         self.counts += counts_by_kind(kinds, n_kinds).sum(axis=0)

@@ -1,5 +1,4 @@
-"""Outliers of a distribution, judged by medians so that the outliers do not set the standard
-themselves.
+"""Outliers of a distribution, judged by medians, which outliers do not move.
 
 Measures of heads are compared on a logarithmic scale, as value = median of the layer + difference
 of the head: scaling a whole layer shows in the first part alone, an odd head in the second.
@@ -12,12 +11,9 @@ import numpy as np
 
 from weightscope.model.metrics.spectra import evenly_spread
 
-# layers a layer is compared with: as many at the ends, so that one odd layer among them does no
-# harm
-NEIGHBOURS = 4
-# robust z-score of an embedding row's log norm, beyond which training hardly met it or swelled it
-ROW_Z = 8.0
-LEAST_SPREAD = 0.02  # of a log: values that agree to 2 % have no outliers, whatever their z-scores
+NEIGHBOURS = 4  # layers that a layer is compared with, also at the ends; one of them may be odd
+ROW_Z = 8.0  # robust z-score of a row's log norm beyond which training hardly met or swelled it
+LEAST_SPREAD = 0.02  # spread of logs: values that agree to 2 % have no outliers
 
 
 def known_median(values: np.ndarray) -> float:
@@ -43,15 +39,12 @@ def log_measure(values: np.ndarray) -> np.ndarray:
 
 def layer_medians(logs: np.ndarray) -> np.ndarray:
     """Median over the heads of each layer, NaN for layers without a finite one: (L, H) -> (L,)."""
-    return np.array(
-        [np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in logs]
-    )
+    finite = [row[np.isfinite(row)] for row in logs]
+    return np.array([np.median(values) if len(values) else np.nan for values in finite])
 
 
 def off_trend(medians: np.ndarray) -> np.ndarray:
-    """Each layer's distance from the median of its nearest finite neighbours (a Hampel filter):
-    medians (L,) -> (L,).
-    """
+    """Each layer's distance (L,) from its nearest finite neighbours' median (a Hampel filter)."""
     finite = np.flatnonzero(np.isfinite(medians))
     differences = np.full(len(medians), np.nan)
     for i, median in enumerate(medians):
@@ -83,29 +76,23 @@ def norm_outliers(norms: np.ndarray, z: float) -> tuple[np.ndarray, np.ndarray]:
 # share directions, so theirs are larger.
 SAMPLING = 5.0  # standard deviations within which a norm may belong to a random row
 TAIL = 8.0  # t of a probability exp(-t): a random row's cosines are larger in fewer cases
-# times the spread of log norms that sampling makes, 1 / sqrt(2 d), from which on rows differ in
-# length
-UNEVEN = 2.0
+UNEVEN = 2.0  # times the spread of log norms by sampling, 1 / sqrt(2 d): rows differ in length
 COMPARED = 512  # rows that others are compared with
-# mean squared cosine between the rows of a group, times d: 1 where they are random, 30 in GPT-2
-ISOTROPIC = 1.2
-FEWEST, LEAST_SHARE = 8, 0.01  # of the rows of a group, and of the trained rows it is compared with
-# nats a row by which two Gaussians fit log norms better than one; 0 for a uniform distribution
-BIMODAL = 0.5
+ISOTROPIC = 1.2  # mean squared cosine in a group, times d: 1 for random rows, 30 in GPT-2
+FEWEST = 8  # least rows of a group, and of the trained rows it is compared with
+LEAST_SHARE = 0.01  # least share of all rows in either
+BIMODAL = 0.5  # nats a row by which two Gaussians fit log norms better; 0 for a uniform law
 
-# all rows in order, (k, d) each with its first row's index
-Blocks = Callable[[], Iterable[tuple[int, np.ndarray]]]
+Blocks = Callable[[], Iterable[tuple[int, np.ndarray]]]  # rows (k, d), each with its first's index
 
 
 class JudgedRows(NamedTuple):
-    """What the norms of an embedding's rows say of its training."""
+    """Rows of an embedding that training hardly met or swelled, judged by their norms."""
 
-    undertrained: np.ndarray  # The shortest come first, and the longest
-    oversized: np.ndarray
-    usual: float  # Median norm of the rows that are not undertrained
-    # Median norm of the rows that are as initialisation left them; None where there are no such
-    # rows.
-    initial: float | None
+    undertrained: np.ndarray  # the shortest come first
+    oversized: np.ndarray  # the longest come first
+    usual: float  # median norm of the rows that are not undertrained
+    initial: float | None  # median norm of the rows as initialisation left them; None without any
 
 
 def judge_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = None) -> JudgedRows:
@@ -120,12 +107,9 @@ def judge_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = No
         return JudgedRows(np.empty(0, int), np.empty(0, int), float("nan"), None)
     low, high = norm_outliers(trained, ROW_Z)
     undertrained = np.concatenate([np.flatnonzero(untrained | (norms == 0)), low])
-    return JudgedRows(
-        undertrained[np.argsort(norms[undertrained], kind="stable")],
-        high,
-        known_median(trained),
-        float(np.median(norms[untrained])) if untrained.any() else None,
-    )
+    undertrained = undertrained[np.argsort(norms[undertrained], kind="stable")]
+    initial = float(np.median(norms[untrained])) if untrained.any() else None
+    return JudgedRows(undertrained, high, known_median(trained), initial)
 
 
 def undertrained_rows(embedding: np.ndarray, initial_std: float | None = None) -> np.ndarray:
@@ -141,7 +125,7 @@ def undertrained_rows(embedding: np.ndarray, initial_std: float | None = None) -
 def untrained_rows(
     norms: np.ndarray, blocks: Blocks, initial_std: float | None = None
 ) -> np.ndarray:
-    """Which rows are as initialisation left them, if others are not: (n,) bool.
+    """(n,) bool of rows that are as initialisation left them; none if all or no rows are.
 
     Judged against the norm that `initial_std` gives; where that is unknown or finds none, against
     the two groups that log norms fall into, if they clearly do. Where all rows look untrained
@@ -154,31 +138,26 @@ def untrained_rows(
     d = next(iter(blocks()))[1].shape[1]
     if initial_std is not None and (near := _as_long_as_drawn(norms, d, initial_std)).any():
         random = _random_among(near, usable, blocks)
-        if (
-            random.any()
-            and np.count_nonzero(usable & ~random) >= few
-            and _is_isotropic(random, blocks)
-        ):
+        has_others = np.count_nonzero(usable & ~random) >= few
+        if random.any() and has_others and _is_isotropic(random, blocks):
             return random
     boundary = two_groups(np.log(norms[usable]))
     if boundary is not None:
         shorter = usable & (np.log(np.where(usable, norms, 1)) <= boundary)
         longer = usable & ~shorter
         for group, rest in ((shorter, longer), (longer, shorter)):
-            if np.log(norms[group]).std() * np.sqrt(2 * d) > UNEVEN or not _is_isotropic(
-                group, blocks
-            ):
+            if np.log(norms[group]).std() * np.sqrt(2 * d) > UNEVEN:
                 continue
-            # of two groups alike, training made one longer
+            if not _is_isotropic(group, blocks):
+                continue
+            # training made the longer of two isotropic groups longer
             if group is shorter or not _is_isotropic(rest, blocks):
                 return _random_among(group, usable, blocks)
     return np.zeros(len(norms), bool)
 
 
 def _as_long_as_drawn(norms: np.ndarray, d: int, initial_std: float) -> np.ndarray:
-    """Rows with the norms of normal(0, std) rows, (n,) bool; none where these are but the edge of
-    another group.
-    """
+    """(n,) bool of rows with norms of normal(0, std) rows; none at another group's edge."""
     with np.errstate(invalid="ignore"):
         z = (norms / (initial_std * np.sqrt(d)) - 1) * np.sqrt(2 * d)
         near = np.abs(z) < SAMPLING
@@ -188,22 +167,22 @@ def _as_long_as_drawn(norms: np.ndarray, d: int, initial_std: float) -> np.ndarr
 
 
 def two_groups(values: np.ndarray) -> float | None:
-    """Where values fall into two groups, each about a Gaussian; None unless they clearly do: values
-    (n,).
+    """The boundary of two Gaussian groups of values (n,); None if they are not clear.
 
     Of all splits the likeliest, by the sum of w log(sigma / w) over both groups, w a group's share;
     it counts if it is likelier than one group by `BIMODAL` nats a value.
     """
     ordered = np.sort(values.astype(np.float64)) - np.mean(values)
-    n, fewest = len(ordered), max(FEWEST, int(np.ceil(LEAST_SHARE * len(values))))
+    n = len(ordered)
+    fewest = max(FEWEST, int(np.ceil(LEAST_SHARE * n)))
     if n < 2 * fewest:
         return None
     below = np.arange(fewest, n - fewest + 1)  # sizes of the lower group
-    sums, squares = (np.concatenate([[0.0], np.cumsum(ordered**power)]) for power in (1, 2))
+    sums = np.concatenate([[0.0], np.cumsum(ordered)])
+    squares = np.concatenate([[0.0], np.cumsum(ordered**2)])
 
     def cost(count: np.ndarray, total: np.ndarray, squared: np.ndarray) -> np.ndarray:
-        # values that agree to 0.1 % are equal
-        variance = np.maximum(squared / count - (total / count) ** 2, 1e-6)
+        variance = np.maximum(squared / count - (total / count) ** 2, 1e-6)  # 0.1 % is no spread
         share = count / n
         return share * (np.log(variance) / 2 - np.log(share))
 
@@ -211,13 +190,13 @@ def two_groups(values: np.ndarray) -> float | None:
     split = split + cost(n - below, sums[-1] - sums[below], squares[-1] - squares[below])
     best = int(np.argmin(split))
     together = float(cost(np.array(n), sums[-1], squares[-1]))
-    return float(np.sort(values)[below[best] - 1]) if together - split[best] > BIMODAL else None
+    if not together - split[best] > BIMODAL:
+        return None
+    return float(np.sort(values)[below[best] - 1])
 
 
 def _random_among(near: np.ndarray, usable: np.ndarray, blocks: Blocks) -> np.ndarray:
-    """Which of some rows have no larger cosines with the usable ones than a random row has, (n,)
-    bool.
-    """
+    """(n,) bool of rows whose cosines with the usable ones are no larger than a random row's."""
     among = _spread_out(usable)
     sample = _directions(blocks, among)  # (m, d)
     random, limit = np.zeros(len(near), bool), _most_of_a_random_row(sample)
@@ -231,10 +210,9 @@ def _random_among(near: np.ndarray, usable: np.ndarray, blocks: Blocks) -> np.nd
 
 
 def _most_of_a_random_row(sample: np.ndarray) -> float:
-    """What d times a random direction's mean squared cosine with a sample (m, d) hardly ever
-    exceeds.
+    """A bound on d times a random direction's mean squared cosine with a sample (m, d).
 
-    It is d u S u', S the sample's second moment: sum of lambda_k chi^2_k with eigenvalues of sum 1,
+    That is d u S u', S the sample's second moment: sum of lambda_k chi^2_k, eigenvalues of sum 1,
     whose tail Laurent and Massart (2000, lemma 1) bound: 1 + 2 |lambda| sqrt(t) + 2 max(lambda) t
     with probability exp(-t) at most.
     """
@@ -243,26 +221,26 @@ def _most_of_a_random_row(sample: np.ndarray) -> float:
 
 
 def _is_isotropic(group: np.ndarray, blocks: Blocks) -> bool:
-    """The rows of a mask share no directions with each other."""
+    """True if the rows of a mask share no directions with each other."""
     directions = _directions(blocks, _spread_out(group))
     k, d = directions.shape
-    squared = ((directions @ directions.T) ** 2).sum() - k  # of different rows
+    squared = ((directions @ directions.T) ** 2).sum() - k  # without each row with itself
     return k < 2 or d * squared / (k * (k - 1)) < ISOTROPIC + 2 * SAMPLING / k
 
 
 def _spread_out(mask: np.ndarray) -> np.ndarray:
-    """Indices of as many of the rows of a mask as rows are compared with, evenly spread."""
+    """At most `COMPARED` indices of a mask's rows, evenly spread."""
     indices = np.flatnonzero(mask)
     return indices[evenly_spread(len(indices), COMPARED)]
 
 
 def _directions(blocks: Blocks, indices: np.ndarray) -> np.ndarray:
     """Rows as unit vectors, (k, d), by indices in order."""
-    within = (
-        (indices[(indices >= first) & (indices < first + len(block))] - first, block)
-        for first, block in blocks()
-    )
-    return np.concatenate([_unit(block[rows]) for rows, block in within])
+    directions = []
+    for first, block in blocks():
+        within = indices[(indices >= first) & (indices < first + len(block))]
+        directions.append(_unit(block[within - first]))
+    return np.concatenate(directions)
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

@@ -1,5 +1,4 @@
-"""Spearman's rank correlation over more pairs than fit in memory: from exact counts of pairs in
-narrow bins.
+"""Spearman's rank correlation over more pairs than fit in memory, from exact counts in narrow bins.
 
 Bins are the leading bits of a float32, whose order is the numbers' own: 32 a doubling for the first
 quantity, 256 for the second. A pair gets the mean ranks of its bins, so all that is lost is the
@@ -18,10 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FIRST_BITS, SECOND_BITS = 5, 8  # of the mantissa
-# what lies outside shares a bin at the end, which the bound counts
-FIRST_OCTAVES, SECOND_OCTAVES = (-40, 1), (-12, 12)
-BIAS, MANTISSA = 127, 23  # of float32
+FIRST_BITS, SECOND_BITS = 5, 8  # bits of the mantissa
+FIRST_OCTAVES, SECOND_OCTAVES = (-40, 1), (-12, 12)  # numbers outside share a bin at the end
+BIAS, MANTISSA = 127, 23  # float32's exponent bias and bits of its mantissa
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Spearman:
 
     pairs: int
     rho: float  # NaN where all pairs lie in one bin
-    error: float  # The exact rho is within this
+    error: float  # largest distance of the exact rho
 
 
 class RankCorrelation:
@@ -49,13 +47,13 @@ class RankCorrelation:
 
         first (..., m, n), second (..., n), groups (..., n).
         """
-        # (..., n)
-        row = groups.astype(np.int64) * self._rows + _bin(second, SECOND_OCTAVES, SECOND_BITS)
+        row = _bin(second, SECOND_OCTAVES, SECOND_BITS)  # (..., n)
+        row = groups.astype(np.int64) * self._rows + row
         column = (1 + _bin(first, FIRST_OCTAVES, FIRST_BITS)) * (first > 0)  # (..., m, n)
         np.add.at(self._counts, (row * self._columns)[..., None, :] + column, 1)
 
     def results(self) -> list[Spearman]:
-        """Of every group."""
+        """The correlation of every group."""
         tables = self._counts.reshape(-1, self._rows, self._columns)[:, :, 1:]
         return [_spearman(table) for table in tables]
 
@@ -65,22 +63,19 @@ def _bins(octaves: tuple[int, int], bits: int) -> int:
 
 
 def _bin(values: np.ndarray, octaves: tuple[int, int], bits: int) -> np.ndarray:
-    """Bins of non-negative float32 numbers: their exponent and the first `bits` of their
-    mantissa.
-    """
+    """Bins of non-negative float32 numbers: exponent and first `bits` of the mantissa."""
     leading = np.asarray(values, np.float32).view(np.int32) >> (MANTISSA - bits)
     leading -= (BIAS + octaves[0]) << bits
     return np.clip(leading, 0, _bins(octaves, bits) - 1, out=leading)
 
 
 def _spearman(table: np.ndarray) -> Spearman:
-    """Of a (second, first) table of counts."""
+    """The correlation of a (second, first) table of counts."""
     n = int(table.sum())
     if not n:
         return Spearman(n, np.nan, np.nan)
-    (first, first_variance, first_angle), (second, second_variance, second_angle) = (
-        _ranks(table.sum(axis=axis) / n, n) for axis in (0, 1)
-    )
+    first, first_variance, first_angle = _ranks(table.sum(axis=0) / n, n)
+    second, second_variance, second_angle = _ranks(table.sum(axis=1) / n, n)
     if not first_variance * second_variance:
         return Spearman(n, np.nan, np.nan)
     rho = float(second @ (table @ first) / n / np.sqrt(first_variance * second_variance))
@@ -90,9 +85,7 @@ def _spearman(table: np.ndarray) -> Spearman:
 
 
 def _ranks(share: np.ndarray, n: int) -> tuple[np.ndarray, float, float]:
-    """Mean ranks of bins, centred and over n; their variance over pairs; the angle to any ranks
-    within the bins.
-    """
+    """Bins' mean ranks, centred, over n; their variance over pairs; the angle to ranks in bins."""
     ranks = share.cumsum() - share / 2 - 0.5
     between = float(share @ ranks**2)
     within = float(share @ (share**2 - 1 / n**2).clip(0)) / 12

@@ -1,6 +1,4 @@
-"""What a head does with a sink, the token that gets most of its attention: nothing, or the same to
-all others.
-"""
+"""A head's use of a sink, the token with most of its attention: nothing, or one update for all."""
 
 from typing import NamedTuple
 
@@ -8,12 +6,10 @@ import numpy as np
 
 from weightscope.model.metrics.spectra import stable_rank
 
-# A sink event: at least this share of queries gives the strongest sink at least this much
-# attention.
-EVENT_SHARE = 0.9
-EVENT_WEIGHT = 0.5
-# The rule of the paper's code for the sink of such an event.
-NOP_RATIO = 0.2  # at most: the sink writes a fifth of what another token does on average
+# A sink event, and the rule of the paper's code for its sink.
+EVENT_SHARE = 0.9  # least share of queries that give the strongest sink `EVENT_WEIGHT`
+EVENT_WEIGHT = 0.5  # least attention that they give it
+NOP_RATIO = 0.2  # at most: the sink writes a fifth of another token's average
 BROADCAST_RATIO = 0.5  # at least ...
 BROADCAST_RANK = 1.5  # ... and at most: the update is one vector for all
 
@@ -23,7 +19,7 @@ NO_SINK = "none"  # the first token gets less than `EVENT_WEIGHT`
 
 
 def mechanism(ratio: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """What a sink does, by the rule of the paper's code; it applies only to a sink event.
+    """A sink's mechanism by the rule of the paper's code; it applies only to a sink event.
 
     `NOP` at a value-norm ratio of at most 0.2; `BROADCAST` at one of at least 0.5 if the update's
     stable rank is at most 1.5; otherwise `NEITHER`.
@@ -33,15 +29,13 @@ def mechanism(ratio: np.ndarray, rank: np.ndarray) -> np.ndarray:
 
 
 def first_token_share(attention: np.ndarray) -> np.ndarray:
-    """Mean attention that the last token of a sequence gives the first: attention (D, H, n, n) ->
-    (H,).
-    """
+    """Mean attention from a sequence's last token to its first: (D, H, n, n) -> (H,)."""
     return np.asarray(attention[:, :, -1, 0].mean(axis=0, dtype=np.float64))
 
 
 def first_token_kind(share: float, attention: np.ndarray, updates: np.ndarray) -> str:
-    """What a head does with the first of n tokens: attention (D, n, n), updates (D, n, d) of D
-    sequences.
+    """A head's use of the first of n tokens, by D sequences: attention (D, n, n), updates (D, n,
+    d).
 
     Its value-norm ratio is the paper's, averaged over the sequences; the stable rank is taken over
     the updates of the last tokens, (D, d).
@@ -56,9 +50,9 @@ def first_token_kind(share: float, attention: np.ndarray, updates: np.ndarray) -
     return str(mechanism(ratio, stable_rank(np.sqrt(squares))))
 
 
-# Massive activations (Sun et al. 2024): larger than 100, and than 1000 times the median magnitude
-# of the stream.
-MASSIVE, TIMES_MEDIAN = 100, 1000
+# Massive activations (Sun et al. 2024) exceed both.
+MASSIVE = 100
+TIMES_MEDIAN = 1000  # times the stream's median magnitude
 
 
 class Massive(NamedTuple):
@@ -71,10 +65,7 @@ class Massive(NamedTuple):
 
 
 def massive_activation(first: np.ndarray, medians: np.ndarray) -> Massive | None:
-    """The massive activation of the first token, if it has one: what enters each of L layers, first
-    (L, d), and the
-    median magnitude of all tokens' coordinates there, medians (L,).
-    """
+    """The massive activation of the first token, or None without one."""
     largest = np.abs(first).max(axis=1)  # (L,)
     with np.errstate(divide="ignore", invalid="ignore"):
         times = np.where(largest > MASSIVE, largest / medians, 0)

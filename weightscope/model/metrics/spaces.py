@@ -1,4 +1,4 @@
-"""The spaces that heads read and write: how alike two are, and which tokens lie along one."""
+"""The spaces that heads read and write: their likeness, and the tokens that lie along one."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,7 @@ from weightscope.model.layers.factored import Factored, combined, signs_of
 from weightscope.model.metrics.spectra import near_equal_blocks, null_tolerance
 
 ROWS_AT_ONCE = 256  # heads compared with all others at a time
-# a sketch is 24 * 25 / 2 = 300 numbers: unrelated spaces correlate by 0.06 or so, equal ones by 1
-PROBES = 24
+PROBES = 24  # sketches of 24 * 25 / 2 = 300 numbers: unrelated spaces correlate by about 0.06
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,7 +26,7 @@ class Probes(ShowsShapes):
 
 
 def probes(d: int) -> Probes:
-    """Those for spaces of width d."""
+    """The fixed directions for spaces of width d."""
     omega = (np.random.default_rng(d).standard_normal((PROBES, d)) / np.sqrt(d)).astype(np.float32)
     return Probes(omega, omega @ omega.T)
 
@@ -55,9 +54,7 @@ def space_sketch(factor: np.ndarray, r: np.ndarray, against: Probes) -> np.ndarr
 
 @lru_cache(maxsize=2)
 def _upper(m: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Indices of the upper half of a symmetric (m, m) matrix, and weights that keep the Frobenius
-    inner product.
-    """
+    """Indices of a symmetric (m, m) matrix's upper half, and weights that keep inner products."""
     upper = np.triu_indices(m)
     return upper, np.where(upper[0] == upper[1], 1.0, np.sqrt(2.0))
 
@@ -65,8 +62,8 @@ def _upper(m: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
 def alike(
     first: np.ndarray, second: np.ndarray, least: float
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """For each row the later rows that correlate with it by at least `least` in both of two
-    sketches.
+    """Later rows that correlate with a row by at least `least` in both of two sketches, for each
+    row.
 
     first, second (n, s) -> (k,), (k,).
     """
@@ -81,15 +78,14 @@ def alike(
 
 
 STRIP = 384  # columns of a product that a thread makes
-# directions: a longer block of near-equal singular values is named, its tokens are not looked for
-WIDEST = 16
+WIDEST = 16  # directions in a block of near-equal singular values whose tokens are looked for
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Block(ShowsShapes):
     """A singular value of a matrix, or a block of them that are nearly equal."""
 
-    start: int  # Which singular values, [start, stop)
+    start: int  # its singular values are [start, stop)
     stop: int
     values: np.ndarray  # (stop - start,)
 
@@ -99,7 +95,7 @@ class Block(ShowsShapes):
 
     @property
     def wide(self) -> bool:
-        """Whether it is too wide for tokens along it to be named."""
+        """True if it is too wide for tokens along it to be named."""
         return self.stop - self.start > WIDEST
 
 
@@ -111,29 +107,29 @@ class Directions(ShowsShapes):
     """
 
     block: Block
-    # (d, block.stop - block.start): Orthonormal columns; x @ left is how far x lies along them
-    left: np.ndarray
+    left: np.ndarray  # (d, block.stop - block.start), orthonormal; x @ left: x along them
     right: np.ndarray
 
 
 def leading_directions(w: Factored, how_many: int) -> list[Directions]:
-    """The first `how_many` directions of a matrix, near-equal ones as one; none where it is not
-    finite.
+    """The first directions of a matrix, near-equal ones as one; none if it is not finite.
 
-    Vectors are float32 and their own arrays: nothing else that was worked out of the matrix is kept
-    with them.
+    Vectors are float32 arrays of their own, so that they keep nothing else of the matrix alive.
     """
     if not (np.isfinite(w.left).all() and np.isfinite(w.right).all()):
         return []
-    left, s, right = w.leading(lambda s: shown(leading_blocks(s, w.shape[0], how_many)))
-    return _cut(leading_blocks(s, w.shape[0], how_many), left, right)
+
+    def blocks(s: np.ndarray) -> list[Block]:
+        return leading_blocks(s, w.shape[0], how_many)
+
+    left, s, right = w.leading(lambda s: shown(blocks(s)))
+    return _cut(blocks(s), left, right)
 
 
 def directions_from(
     w: Factored, s: np.ndarray, left: np.ndarray, right: np.ndarray, how_many: int
 ) -> list[Directions]:
-    """The same, where the singular values are known, and what combines the factors' columns to
-    singular vectors.
+    """`leading_directions` from known singular values and combinations of the factors' columns.
 
     s (r,), left, right (r, k).
     """
@@ -148,15 +144,13 @@ def directions_from(
 
 
 def leading_blocks(s: np.ndarray, d: int, how_many: int) -> list[Block]:
-    """The first blocks of near-equal singular values of a matrix that acts on d dimensions, its
-    null space left out.
-    """
+    """The first blocks of near-equal singular values of a matrix on d dimensions, non-null."""
     cuts = near_equal_blocks(s[s > null_tolerance(s, d)])[:how_many]
     return [Block(start, stop, s[start:stop].copy()) for start, stop in cuts]
 
 
 def shown(blocks: Sequence[Block]) -> int:
-    """How many singular vectors it takes to show the blocks that are not too wide."""
+    """The number of singular vectors that show all blocks that are not too wide."""
     return max((block.stop for block in blocks if not block.wide), default=0)
 
 
@@ -164,12 +158,10 @@ def _cut(blocks: Sequence[Block], left: np.ndarray, right: np.ndarray) -> list[D
     """The blocks with their columns of the singular vectors."""
     directions = []
     for block in blocks:
-        columns = slice(block.start, block.start if block.wide else block.stop)
-        directions.append(
-            Directions(
-                block, left[:, columns].astype(np.float32), right[:, columns].astype(np.float32)
-            )
-        )
+        stop = block.start if block.wide else block.stop
+        ours = left[:, block.start : stop].astype(np.float32)
+        theirs = right[:, block.start : stop].astype(np.float32)
+        directions.append(Directions(block, ours, theirs))
     return directions
 
 
@@ -177,10 +169,8 @@ def _cut(blocks: Sequence[Block], left: np.ndarray, right: np.ndarray) -> list[D
 class Nearest(ShowsShapes):
     """Rows of an embedding along one direction or in one space."""
 
-    rows: np.ndarray  # (n,): The nearest first
-    # (n,): Cosines, or products of whole rows; signed for a single direction, the length of the
-    # projection for a block.
-    scores: np.ndarray
+    rows: np.ndarray  # (n,): the nearest first
+    scores: np.ndarray  # (n,): cosines or products; a projection's length for a block
 
 
 class Hits(NamedTuple):
@@ -199,15 +189,14 @@ class Hits(NamedTuple):
         """The highest of each line in order; ties go to the lower row."""
         order = np.lexsort((self.rows, -self.scores, self.lines))
         counts = np.bincount(self.lines)
-        # in its own line
-        places = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = np.repeat(np.cumsum(counts) - counts, counts)
+        places = np.arange(len(order)) - starts  # within each line
         order = order[places < how_many]
         return Hits(self.lines[order], self.rows[order], self.scores[order])
 
 
 class _Strip:
-    """Some spaces, side by side, and the rows that are known to lie most along each, or against a
-    single direction.
+    """Spaces side by side, and the rows that lie most along each, or against a single direction.
 
     A line is a space, then each that is single once more, the other way.
     """
@@ -219,15 +208,12 @@ class _Strip:
         self.single = widths == 1
         self.how_many = how_many
         self.known = Hits(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
-        # a further row has to score more
-        self.low = np.full(len(spaces) + int(self.single.sum()), -np.inf, np.float32)
+        n_lines = len(spaces) + int(self.single.sum())
+        self.low = np.full(n_lines, -np.inf, np.float32)  # a further row has to score more
 
     def hits(self, rows: np.ndarray, divisors: np.ndarray | None) -> Hits:
-        """Those of some rows (n, d) that may be among the highest; products are divided by
-        `divisors` (n,).
-        """
-        # an infinity in a row; some kernels report it, others do not
-        with np.errstate(invalid="ignore"):
+        """Rows (n, d) that may be among the highest; products are divided by `divisors` (n,)."""
+        with np.errstate(invalid="ignore"):  # some kernels report an infinity in a row
             scores = self.columns @ rows.T  # (sum of k, n)
             if divisors is not None:
                 scores /= divisors
@@ -235,26 +221,22 @@ class _Strip:
                 sizes = np.sqrt(np.add.reduceat(scores**2, self.starts))  # (spaces, n)
                 scores = np.where(self.single[:, None], scores[self.starts], sizes)
             along = _above(scores, self.low[: len(scores)], self.how_many)
-            lines, rows, opposite = _above(
-                -scores[self.single], self.low[len(scores) :], self.how_many
-            )
-        return Hits.joined(along, Hits(lines + len(scores), rows, opposite))
+            against = _above(-scores[self.single], self.low[len(scores) :], self.how_many)
+        return Hits.joined(along, against._replace(lines=against.lines + len(scores)))
 
     def add(self, first: int, hits: Hits) -> None:
-        """Keep the highest of what is known and of hits among rows numbered from `first`."""
-        self.known = Hits.joined(self.known, hits._replace(rows=hits.rows + first)).highest(
-            self.how_many
-        )
+        """Keep the highest of the known rows and of hits among rows numbered from `first`."""
+        numbered = hits._replace(rows=hits.rows + first)
+        self.known = Hits.joined(self.known, numbered).highest(self.how_many)
         counts = np.bincount(self.known.lines, minlength=len(self.low))
         full = counts == self.how_many
         self.low[full] = self.known.scores[np.cumsum(counts)[full] - 1]
 
     def nearest(self) -> Iterator[tuple[Nearest, Nearest]]:
-        """What lies along each space, and against it where it is a single direction."""
+        """The rows along each space, and against it if it is a single direction."""
         cuts = np.searchsorted(self.known.lines, np.arange(1, len(self.low)))
-        by_line = [
-            *zip(np.split(self.known.rows, cuts), np.split(self.known.scores, cuts), strict=True)
-        ]
+        rows_by_line = np.split(self.known.rows, cuts)
+        by_line = [*zip(rows_by_line, np.split(self.known.scores, cuts), strict=True)]
         opposite = iter(by_line[len(self.single) :])
         for (rows, scores), single in zip(by_line, self.single, strict=False):
             against, lengths = next(opposite) if single else (rows[:0], scores[:0])
@@ -262,18 +244,15 @@ class _Strip:
 
 
 def _above(scores: np.ndarray, low: np.ndarray, how_many: int) -> Hits:
-    """Finite scores (m, n) above `low` (m,), or among the highest of their line where nothing is
-    known of it yet.
-    """
+    """Finite scores (m, n) above `low` (m,), or the highest of a line that has none yet."""
     new = np.flatnonzero(np.isneginf(low))
     if len(new):
         finite = np.where(np.isfinite(scores[new]), scores[new], -np.inf)
         kept = min(how_many, finite.shape[1])
         low = low.copy()
         low[new] = np.nextafter(np.partition(finite, -kept, axis=1)[:, -kept], np.float32(-np.inf))
-    lines, rows = np.divmod(
-        np.flatnonzero((scores > low[:, None]) & (scores < np.inf)), scores.shape[1]
-    )
+    hits = np.flatnonzero((scores > low[:, None]) & (scores < np.inf))
+    lines, rows = np.divmod(hits, scores.shape[1])
     return Hits(lines, rows, scores[lines, rows])
 
 
@@ -284,8 +263,7 @@ def nearest_rows(
     centred: bool = False,
     by_cosine: bool = True,
 ) -> list[tuple[Nearest, Nearest]]:
-    """For every space, the rows of an embedding that lie most along it, and for single directions
-    most against it.
+    """For every space the rows of an embedding most along it, and most against a single direction.
 
     blocks (n, d), spaces (d, k) -> (Nearest, Nearest).
 
@@ -311,9 +289,7 @@ def nearest_rows(
 
 
 def _strips(spaces: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """The spaces (d, k) in lists of about `STRIP` columns, the same however many cores there
-    are.
-    """
+    """Spaces (d, k) in lists of about `STRIP` columns, whatever the number of cores."""
     strip: list[np.ndarray] = []
     for space in spaces:
         strip.append(space)

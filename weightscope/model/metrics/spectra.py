@@ -1,11 +1,11 @@
-"""What a head's matrix is, by numbers: of its singular values, its eigenvalues, its symmetric part,
-and of f on [x 1].
+"""Numbers of a head's matrix: of its singular values, eigenvalues, symmetric part and f on [x 1].
 
 Functions of a spectrum take singular values (..., r), descending, and give an array of shape (...).
 The zero matrix and spectra that are not finite give NaN.
 """
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from math import sqrt
 
 import numpy as np
@@ -13,9 +13,9 @@ import numpy as np
 from weightscope.core.compute import lapack
 from weightscope.model.layers.factored import Triangle, core_singular_values
 
-# Singular values nearer than this, relative to the larger, share a block of directions: a
-# perturbation of that size turns the vectors within it at will. Stored weights carry about as much:
-# bfloat16 rounds by up to 0.4 %.
+# Relative distance below which singular values share a block of directions: a perturbation of that
+# size turns the vectors within it at will. Stored weights carry about as much: bfloat16 rounds by
+# up to 0.4 %.
 NEAR_EQUAL = 0.01
 
 
@@ -39,9 +39,7 @@ def stable_rank(s: np.ndarray) -> np.ndarray:
 
 
 def effective_rank(s: np.ndarray) -> np.ndarray:
-    """exp(-sum_i p_i ln p_i) with p_i = sigma_i / sum_j sigma_j, from 1 to r (Roy and Vetterli
-    2007).
-    """
+    """exp(-sum_i p_i ln p_i), p_i = sigma_i / sum_j sigma_j, 1 to r (Roy and Vetterli 2007)."""
     shares = _divided(s, s.sum(axis=-1, keepdims=True))  # (..., r)
     logs = np.log(np.where(shares > 0, shares, 1.0))  # 0 ln 0 = 0
     return np.exp(-(shares * logs).sum(axis=-1))
@@ -54,31 +52,26 @@ def participation_ratio(s: np.ndarray) -> np.ndarray:
 
 
 def null_tolerance(s: np.ndarray, d: int) -> np.ndarray:
-    """The largest singular value that rounding alone could have left: d eps sigma_1 with float64's
-    eps.
-    """
+    """The largest singular value that rounding can leave: d eps sigma_1, eps of float64."""
     return d * np.finfo(np.float64).eps * s[..., 0]
 
 
 def numerical_rank(s: np.ndarray, d: int) -> np.ndarray:
-    """How many singular values lie above `null_tolerance`; 0 for the zero matrix, -1 where they are
-    not finite.
-    """
+    """The number of singular values above `null_tolerance`; -1 if they are not finite."""
     above = (s > null_tolerance(s, d)[..., None]).sum(axis=-1)
     return np.where(np.isfinite(s).all(axis=-1), above, -1)
 
 
 def condition_number(s: np.ndarray, d: int) -> np.ndarray:
-    """sigma_1 over the smallest singular value above `null_tolerance`: the ratio of
-    norm-based-attention's Fig. 2.
+    """sigma_1 over the smallest singular value above `null_tolerance` (norm-based-attention, Fig.
+    2).
     """
     smallest = np.where(s > null_tolerance(s, d)[..., None], s, np.inf).min(axis=-1)
     return np.where(np.isfinite(smallest), _divided(s[..., 0], smallest), np.nan)
 
 
 def near_equal_blocks(s: np.ndarray) -> list[tuple[int, int]]:
-    """Runs [start, stop) of singular values that are too near each other for a direction of one
-    alone to mean anything.
+    """Runs [start, stop) of singular values so close that only their joint space has meaning.
 
     s (r,) -> (int, int).
 
@@ -86,10 +79,10 @@ def near_equal_blocks(s: np.ndarray) -> list[tuple[int, int]]:
     space is left out.
     """
     kept = int(np.count_nonzero(s > 0))
+    if not kept:
+        return []
     cuts = [i for i in range(1, kept) if s[i - 1] - s[i] >= NEAR_EQUAL * s[i - 1]]
-    return [
-        (start, stop) for start, stop in zip([0, *cuts], [*cuts, kept], strict=True) if start < stop
-    ]
+    return list(pairwise([0, *cuts, kept]))
 
 
 def _unit(s: np.ndarray) -> np.ndarray:
@@ -98,24 +91,22 @@ def _unit(s: np.ndarray) -> np.ndarray:
 
 
 def _divided(numerator: np.ndarray, denominator: np.ndarray | float) -> np.ndarray:
+    denominator = np.asarray(denominator)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(
-            np.where(np.asarray(denominator) > 0, numerator / np.asarray(denominator), np.nan)
-        )
+        return np.asarray(np.where(denominator > 0, numerator / denominator, np.nan))
 
 
 # Symmetric and antisymmetric parts need r x r products alone. For W = L R' with A = L'L, B = R'R
 # and C = R'L:
 # |W|_F^2 = <A, B> and tr W^2 = tr C^2.
 STANDS_OUT = 2.0  # standard deviations above the mean, as in the paper
-# of the mean diagonal: keeps a Cholesky alive, moves a leading eigenvalue by no more than about
-# itself
-JITTER = 1e-13
+JITTER = (
+    1e-13  # times the mean diagonal: keeps a Cholesky alive, moves eigenvalues by about as much
+)
 
 
 def symmetric_share(gram_left: np.ndarray, gram_right: np.ndarray, cross: np.ndarray) -> float:
-    """|(W + W')/2|_F^2 / |W|_F^2 = (1 + tr W^2 / |W|_F^2) / 2, from 0 (antisymmetric) to 1
-    (symmetric); NaN for zero.
+    """|(W + W')/2|_F^2 / |W|_F^2 = (1 + tr W^2 / |W|_F^2) / 2, from 0 (antisymmetric) to 1.
 
     gram_left, gram_right (r, r), cross (r, r).
 
@@ -128,23 +119,24 @@ def symmetric_share(gram_left: np.ndarray, gram_right: np.ndarray, cross: np.nda
 
 
 def directionality(rows: np.ndarray, columns: np.ndarray) -> float:
-    """(r - c) / (r + c) of norms (d,) of a matrix's rows and columns; -1 where only columns stand
-    out (Saponati et al.)
+    """(r - c) / (r + c) of norms (d,) of rows and columns (Saponati et al.).
 
-    r is by how much norms of rows exceed their mean by more than `STANDS_OUT` standard deviations,
-    in all; c of columns likewise. 0 where neither stands out.
+    r is the sum of the parts of rows' norms above their mean and `STANDS_OUT` standard deviations;
+    c the same of columns. -1 where only columns stand out, 0 where neither does.
     """
-    rows, columns = (
-        np.maximum(n - n.mean() - STANDS_OUT * n.std(ddof=1), 0.0).sum() for n in (rows, columns)
-    )
-    total = float(rows + columns)
-    return float(rows - columns) / total if total != 0 else 0.0
+
+    def beyond(norms: np.ndarray) -> float:
+        return np.maximum(norms - norms.mean() - STANDS_OUT * norms.std(ddof=1), 0.0).sum()
+
+    r, c = beyond(rows), beyond(columns)
+    total = float(r + c)
+    return float(r - c) / total if total != 0 else 0.0
 
 
 def symmetric_eigenvalues(
     gram_left: np.ndarray, gram_right: np.ndarray, cross: np.ndarray
 ) -> np.ndarray:
-    """Eigenvalues of (W + W')/2 that can be non-zero, largest magnitude first, shape (2r,).
+    """Eigenvalues (2r,) of (W + W')/2 that can be non-zero, largest magnitude first.
 
     gram_left, gram_right, cross (r, r).
 
@@ -171,8 +163,7 @@ def symmetric_eigenvalues(
 def affine_singular_values(
     value: Triangle, b_v: np.ndarray, output: Triangle, linear: np.ndarray | None = None
 ) -> np.ndarray:
-    """Singular values of f as the linear map f~ on [x 1] (norm-based-attention paper, eqs 9-11 and
-    Fig. 2).
+    """Singular values of f as a linear map f~ on [x 1] (norm-based-attention, eqs 9-11, Fig. 2).
 
     b_v (r,), linear (r,) -> (r + 1,).
 
@@ -184,9 +175,8 @@ def affine_singular_values(
     if "none" in (value.route, output.route) or not np.isfinite(b_v).all():
         return np.full(r + 1, np.nan)
     if not b_v.any():
-        return np.sort(
-            np.append(core_singular_values(value, output) if linear is None else linear, 1.0)
-        )[::-1]
+        linear = core_singular_values(value, output) if linear is None else linear
+        return np.sort(np.append(linear, 1.0))[::-1]
     core = np.zeros((r + 1, r + 1))
     core[:r, :r] = value.r @ output.r.T
     core[r, :r] = b_v.astype(np.float64) @ output.r.T
@@ -195,8 +185,7 @@ def affine_singular_values(
 
 
 def eigenvalues(cross: np.ndarray) -> np.ndarray:
-    """The eigenvalues of W_V W_O that can be non-zero, from the (r, r) product W_O W_V; largest
-    magnitude first.
+    """The eigenvalues (r,) of W_V W_O that can be non-zero, largest magnitude first.
 
     cross (r, r) -> (r,).
     """
@@ -207,8 +196,7 @@ def eigenvalues(cross: np.ndarray) -> np.ndarray:
 
 
 def copying_score(values: np.ndarray) -> np.ndarray:
-    """Share of positive eigenvalue mass: sum of Re lambda over Re lambda > 0, divided by sum
-    |lambda|.
+    """Share of positive eigenvalue mass: sum of positive Re lambda over sum of |lambda|.
 
     values (..., r).
 
@@ -219,8 +207,7 @@ def copying_score(values: np.ndarray) -> np.ndarray:
 
 
 def eigenvalue_balance(values: np.ndarray) -> np.ndarray:
-    """sum Re lambda / sum |lambda|, from -1 to 1: Elhage et al. 2021's summary of how far a head
-    copies.
+    """sum Re lambda / sum |lambda|, from -1 to 1: Elhage et al. 2021's measure of copying.
 
     values (..., r).
     """
@@ -237,10 +224,10 @@ RANDOM_SHARE, RANDOM_Z = 0.05, 5.0
 
 
 def spread_error(width: float) -> float:
-    """How far d (tr(G^2) / (tr G)^2 - 1/r) of a random (d, r) matrix may be from 1: five times its
-    error, 2 / width.
+    """Largest distance from 1 of d (tr(G^2) / (tr G)^2 - 1/r) for a random (d, r) matrix.
 
-    G is the Gram matrix, (r, r); the width is r, times the root of how many matrices a mean is of.
+    Five times its error, 2 / width. G is the Gram matrix, (r, r); the width is r, times the root of
+    the number of matrices in a mean.
     """
     return RANDOM_SHARE + RANDOM_Z * 2 / width
 
@@ -255,8 +242,7 @@ Blocks = Callable[[], Iterable[np.ndarray]]
 
 
 def low_rank(blocks: Blocks, shape: tuple[int, int], noise: float) -> int | None:
-    """The rank of a matrix up to noise, or None where it is not low: blocks (rows, n), shape (m,
-    n).
+    """The rank of a matrix up to noise, or None if not low: blocks (rows, n), shape (m, n).
 
     A matrix of independent errors of standard deviation e has a spectral norm of about e (sqrt(m) +
     sqrt(n)): singular values above that, with a margin, are counted. What the counted ones leave
@@ -275,9 +261,8 @@ def low_rank(blocks: Blocks, shape: tuple[int, int], noise: float) -> int | None
     m, n = shape
     most = min(MOST_RANK, min(m, n) // 2)
     first = _first_rows(blocks(), CORNER)
-    part = first[np.ix_(evenly_spread(len(first), CORNER), evenly_spread(n, CORNER))].T.astype(
-        np.float64
-    )
+    rows, columns = evenly_spread(len(first), CORNER), evenly_spread(n, CORNER)
+    part = first[np.ix_(rows, columns)].T.astype(np.float64)
     if _counted(np.linalg.svd(part, compute_uv=False), part.shape, noise) > most:
         return None
     rng = np.random.default_rng(n)
@@ -303,9 +288,7 @@ def _counted(values: np.ndarray, shape: tuple[int, ...], noise: float) -> int:
 
 
 def _first_rows(blocks: Iterable[np.ndarray], least: int) -> np.ndarray:
-    """The first blocks that together have this many rows: fewer could not distinguish a high rank
-    from a low one.
-    """
+    """The first blocks that have this many rows: fewer could not show a high rank."""
     rows = []
     for block in blocks:
         rows.append(block)

@@ -31,8 +31,8 @@ from weightscope.model.text.counts import Counts, Int64s
 from weightscope.model.text.sequences import openwebtext
 from weightscope.model.text.tokenizer import Tokenizer, safe_cut, safe_split
 
-# bytes that a word takes, about: two objects, its place among the numbers, its token ids
-A_WORD, A_CHARACTER = 200, 4
+A_WORD = 200  # bytes for a word, roughly: two objects, its number, its token ids
+A_CHARACTER = 4  # bytes more for each of its characters
 
 
 def encodings(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -59,22 +59,21 @@ class _Numbers(dict[str, int]):
 class Numbered(ShowsShapes):
     """Texts as the numbers of their words."""
 
-    among: Words  # That numbered them
+    among: Words  # the numbering
     numbers: Int64s  # (words,)
-    counts: Int64s  # (texts,): How many words each text has
-    new: list[str]  # Those not met before, in the order of their numbers
+    counts: Int64s  # (texts,): words of each text
+    new: list[str]  # words not met before, in the order of their numbers
 
 
 class Words:
-    """The words met so far and their token ids. split: gives the words of a text, with unchanged
-    tokens, as `safe_split` does; nbytes: memory used, roughly.
-    """
+    """The words met so far and their token ids."""
 
     def __init__(self, split: Callable[[str], list[str]]) -> None:
-        self._split = split
+        self._split = split  # as `safe_split`: the words of a text, with unchanged tokens
         self._numbers = _Numbers()
-        self._ids, self._ends = array("q"), array("q", [0])  # of all words, one after the other
-        self.nbytes = 0
+        self._ids = array("q")  # token ids of all words, one after the other
+        self._ends = array("q", [0])  # each word's end in them
+        self.nbytes = 0  # memory used, roughly
 
     def number(self, texts: list[str]) -> Numbered:
         """Number the words of texts; new words must be learned before `ids` is called."""
@@ -92,9 +91,7 @@ class Words:
             self._ends.append(len(self._ids))
 
     def ids(self, numbered: Numbered) -> tuple[Int64s, Int64s]:
-        """The token ids of all texts, one after the other, (ids,), and where each text's begin,
-        (texts,).
-        """
+        """The token ids of all texts, (ids,), and each text's first place in them, (texts,)."""
         ids, ends = np.frombuffer(self._ids, np.int64), np.frombuffer(self._ends, np.int64)
         starts = ends[numbered.numbers]  # (words,)
         lengths = ends[numbered.numbers + 1] - starts
@@ -104,17 +101,14 @@ class Words:
 
 
 PIECE = 4 << 10  # characters: short enough for an encoding to stay in the cache
-# characters without a place to cut; encoding one takes fifty to two hundred bytes
-LONGEST_PIECE = 1 << 25
+LONGEST_PIECE = 1 << 25  # characters without a place to cut; each takes 50 to 200 bytes to encode
 BATCH = 256 << 10  # characters
 BATCH_PIECES = 2 << 10
 REMEMBERED = 64 << 20  # bytes of words, about; then they are forgotten
 BUFFER = 4 << 20  # pairs
-# cores; Python finds the words, one after the other, and more cores encode all of the text sooner
-WORDS_UP_TO = 4
-# of the library, for a call: every thread has one of its own
-ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
-BORDER = -1  # stands before each document in a stream of token ids
+WORDS_UP_TO = 4  # cores; more encode the whole text sooner than Python finds its words
+ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}  # for a call of the library, made in each thread
+BORDER = -1  # marks the start of each document in a stream of token ids
 
 
 class Piece(NamedTuple):
@@ -166,9 +160,7 @@ def count_bigrams(
 
 
 def openwebtext_counts(tokenizer: Tokenizer, shards: int, folder: str | Path = "counts") -> Path:
-    """The file with this tokenizer's bigram counts of OpenWebText's first shards, counted once and
-    kept in a folder.
-    """
+    """The file of a tokenizer's bigram counts in OpenWebText's first shards, counted only once."""
     file = Path(folder, f"openwebtext-{shards}-{tokenizer.hash[:12]}.npz")
     if not file.exists():
         try:
@@ -180,9 +172,7 @@ def openwebtext_counts(tokenizer: Tokenizer, shards: int, folder: str | Path = "
 
 
 def pieces(document: Document, cut: re.Pattern[str] | None) -> Iterator[str]:
-    """A document in pieces of about `PIECE` characters that start where `cut` matches; whole when
-    it is None.
-    """
+    """A document in pieces of about `PIECE` characters that start where `cut` matches."""
     text = ""
     for part in document:
         searched = len(text)  # no cut before it but one that is too close to the piece's start
@@ -197,17 +187,17 @@ def pieces(document: Document, cut: re.Pattern[str] | None) -> Iterator[str]:
 
 
 def _checked(text: str) -> str:
-    """A text that is encoded at once, if it is not too long for that."""
+    """Refuse a text that is too long to be encoded at once."""
     if len(text) > LONGEST_PIECE:
-        problem = f"a text of more than {LONGEST_PIECE} characters without a place where this tokenizer is certain to"
-        raise CheckpointError(f"{problem} cut it; split it into documents, a line of JSON each")
+        raise CheckpointError(
+            f"a text of more than {LONGEST_PIECE} characters without a place where this tokenizer "
+            "is certain to cut it; split it into documents, a line of JSON each"
+        )
     return text
 
 
 def batched(documents: Iterable[Document], cut: re.Pattern[str] | None) -> Iterator[list[Piece]]:
-    """The pieces of all documents in batches of about `BATCH` characters. A document without text
-    has no pieces.
-    """
+    """The pieces of all documents in batches of about `BATCH` characters."""
     batch: list[Piece] = []
     size = 0
     for document in documents:
@@ -222,13 +212,10 @@ def batched(documents: Iterable[Document], cut: re.Pattern[str] | None) -> Itera
 
 
 def encode(tokenizer: Tokenizer, batch: list[Piece]) -> Int64s:
-    """The token ids of a batch, one after the other, with a `BORDER` before each document; (ids,)
-    int64.
-    """
+    """The token ids of a batch, (ids,) int64, with a `BORDER` before each document."""
     ids = array("q")  # takes a list of integers in half the time np.array does
-    for piece, tokens in zip(
-        batch, encodings(tokenizer, [piece.text for piece in batch]), strict=True
-    ):
+    encoded = encodings(tokenizer, [piece.text for piece in batch])
+    for piece, tokens in zip(batch, encoded, strict=True):
         if piece.opens:
             ids.append(BORDER)
         ids.fromlist(tokens)
@@ -241,15 +228,13 @@ def encoded_by_words(
     batches: Iterable[list[Piece]],
     jobs: int | None,
 ) -> Iterator[Int64s]:
-    """What `encode` gives of each batch: threads encode the words that are new, this one finds and
-    looks up all.
-    """
+    """`encode` each batch by its words: threads encode new ones, this one looks all up."""
 
     def numbered() -> Iterator[tuple[list[Piece], Numbered]]:
         words = Words(split)
         for batch in batches:
             if words.nbytes > REMEMBERED:
-                words = Words(split)  # those that are common soon come back
+                words = Words(split)  # common words soon come back
             yield batch, words.number([piece.text for piece in batch])
 
     def learned(
@@ -308,20 +293,14 @@ class PairSums:
         return self._sums[0]
 
     def _empty_buffer(self) -> None:
-        keys, counts = np.unique(
-            np.concatenate([np.empty(0, self._key_type), *self._buffer]), return_counts=True
-        )
+        buffered = np.concatenate([np.empty(0, self._key_type), *self._buffer])
         self._buffer, self._buffered = [], 0
+        keys, counts = np.unique(buffered, return_counts=True)
         rows, columns = np.divmod(keys, self._key_type.type(self.vocab_size))
-        indptr = np.concatenate(
-            [[0], np.cumsum(np.bincount(rows.astype(np.int64), minlength=self.vocab_size))]
-        )
-        shape = (self.vocab_size, self.vocab_size)
-        self._sums.append(
-            sparse.csr_array(
-                (counts, columns.astype(np.int32), indptr.astype(np.int32)), shape=shape
-            )
-        )
+        pairs_in_row = np.bincount(rows.astype(np.int64), minlength=self.vocab_size)
+        indptr = np.append(0, np.cumsum(pairs_in_row))
+        csr = counts, columns.astype(np.int32), indptr.astype(np.int32)
+        self._sums.append(sparse.csr_array(csr, shape=(self.vocab_size, self.vocab_size)))
         while len(self._sums) > 1 and self._sums[-2].nnz < 2 * self._sums[-1].nnz:
             self._add_last_two()
 

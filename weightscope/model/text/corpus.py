@@ -43,16 +43,15 @@ COMPRESSED = (*OPENERS, ".zst")
 BLOCK = 1 << 20
 ZSTD_BLOCK = 4 << 10  # compressed bytes per read: a few can expand to megabytes
 ROWS = 256
-# bytes of a line or a row, which is in memory whole; the longest books have 5 MB
-LONGEST_DOCUMENT = 32 << 20
-MOST_CHARACTERS = 1 << 28  # of documents that are read to run a model on: all of them are in memory
+LONGEST_DOCUMENT = 32 << 20  # bytes of a line or row, all in memory; the longest books have 5 MB
+MOST_CHARACTERS = 1 << 28  # in all documents that a model is run on; they are in memory together
 LARGEST_EXPANSION = 200  # times what is on disk; compressed text unpacks to ten times that
 ALWAYS_UNPACKED = 64 << 20  # bytes, whatever the expansion
 
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """A file to read: where it is, what to call it, and how many bytes it has on disk."""
+    """A file to read, its name in messages, and its bytes on disk."""
 
     path: Path
     name: str
@@ -67,18 +66,16 @@ def corpus_files(paths: Iterable[str | Path]) -> list[CorpusFile]:
             folder = path.resolve()
             files = [(file, file.relative_to(folder.parent).as_posix()) for file in _walk(folder)]
             if not files:
-                endings, packed = (
-                    ", ".join(names) for names in (TEXT + JSON_LINES + PARQUET, COMPRESSED)
-                )
+                endings = ", ".join(TEXT + JSON_LINES + PARQUET)
+                looked_for = f"{endings}; {', '.join(COMPRESSED)} of them"
                 raise CheckpointError(
-                    f"no text in this folder (looked for {endings}; {packed} of them)", file=folder
+                    f"no text in this folder (looked for {looked_for})", file=folder
                 )
         elif path.is_file():
             files = [(path, path.name)]
         else:
-            raise CheckpointError(
-                f"{path}: {'not a' if path.exists() else 'no such'} file or folder"
-            )
+            problem = "not a" if path.exists() else "no such"
+            raise CheckpointError(f"{path}: {problem} file or folder")
         for file, name in files:
             once.setdefault(file.resolve(), CorpusFile(file, name, file.stat().st_size))
     return list(once.values())
@@ -126,15 +123,12 @@ def _walk(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise CheckpointError(f"cannot be read: {error.strerror}", file=error.filename) from error
 
-    files = [
-        Path(parent, name) for parent, _, names in os.walk(folder, onerror=refuse) for name in names
-    ]
-    known = TEXT + JSON_LINES + PARQUET
-    return sorted(
-        file
-        for file in files
-        if _ending(file) in known and not file.name.startswith(".") and file.is_file()
-    )
+    known, files = TEXT + JSON_LINES + PARQUET, []
+    for parent, _, names in os.walk(folder, onerror=refuse):
+        for file in (Path(parent, name) for name in names if not name.startswith(".")):
+            if _ending(file) in known and file.is_file():
+                files.append(file)
+    return sorted(files)
 
 
 def _decoded(path: Path, advance: Advance) -> Iterator[str]:
@@ -142,14 +136,12 @@ def _decoded(path: Path, advance: Advance) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset = 0
     for block in chain(_blocks(path, advance), [b""]):
-        # the start of a character that the last block cut in two
-        undecoded = len(decoder.getstate()[0])
+        undecoded = len(decoder.getstate()[0])  # bytes of a character that the last block cut
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            raise CheckpointError(
-                f"invalid UTF-8 at byte {offset - undecoded + error.start}", file=path
-            ) from error
+            place = offset - undecoded + error.start
+            raise CheckpointError(f"invalid UTF-8 at byte {place}", file=path) from error
         yield text.removeprefix("\ufeff") if offset == 0 else text  # a byte-order mark is not text
         offset += len(block)
 
@@ -162,27 +154,20 @@ def _json_lines(path: Path, advance: Advance) -> Iterator[Document]:
         try:
             record = json.loads(line.decode("utf-8-sig"))
         except UnicodeDecodeError as error:
-            raise CheckpointError(
-                f"invalid UTF-8 at byte {error.start} of the line", file=where
-            ) from error
+            problem = f"invalid UTF-8 at byte {error.start} of the line"
+            raise CheckpointError(problem, file=where) from error
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"not JSON ({error}); expected one object a line", file=where
-            ) from error
-        text = record.get(FIELD) if isinstance(record, dict) else None
+            problem = f"not JSON ({error}); expected one object a line"
+            raise CheckpointError(problem, file=where) from error
+        text, actual = None, "no object"
+        if isinstance(record, dict):
+            text, actual = record.get(FIELD), f"an object with {', '.join(record) or 'nothing'}"
         if not isinstance(text, str):
-            actual = (
-                f"an object with {', '.join(record) or 'nothing'}"
-                if isinstance(record, dict)
-                else "no object"
-            )
-            raise CheckpointError(
-                f"{actual}; expected an object whose '{FIELD}' is a string", file=where
-            )
+            problem = f"{actual}; expected an object whose '{FIELD}' is a string"
+            raise CheckpointError(problem, file=where)
         if b"\\u" in line and any("\ud800" <= character <= "\udfff" for character in text):
-            raise CheckpointError(
-                f"'{FIELD}' has half a surrogate pair, which is not text", file=where
-            )
+            problem = f"'{FIELD}' has half a surrogate pair, which is not text"
+            raise CheckpointError(problem, file=where)
         yield (text,)
 
 
@@ -194,9 +179,8 @@ def _lines(path: Path, blocks: Iterable[bytes]) -> Iterator[bytes]:
         rest.append(first)
         size += len(first)
         if size > LONGEST_DOCUMENT:
-            raise CheckpointError(
-                f"has more than {LONGEST_DOCUMENT} bytes in a line", file=f"{path}:{number}"
-            )
+            problem = f"has more than {LONGEST_DOCUMENT} bytes in a line"
+            raise CheckpointError(problem, file=f"{path}:{number}")
         if later:
             yield b"".join(rest)
             yield from later[:-1]
@@ -210,18 +194,15 @@ def _parquet_rows(file: CorpusFile, advance: Advance) -> Iterator[Document]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise CheckpointError(
-            "Parquet needs the pyarrow library: pip install pyarrow", file=file.path
-        ) from error
+        problem = "Parquet needs the pyarrow library: pip install pyarrow"
+        raise CheckpointError(problem, file=file.path) from error
 
     row = unpacked = 0
     try:
         _check_column(parquet.read_schema(file.path), file.path)
-        # buffered: a page at a time, not a row group; as a dictionary, so that equal rows are in
-        # memory once
-        with parquet.ParquetFile(
-            file.path, buffer_size=BLOCK, pre_buffer=False, read_dictionary=[FIELD]
-        ) as source:
+        # a page at a time, not a row group; equal rows are in memory once
+        buffered = {"buffer_size": BLOCK, "pre_buffer": False, "read_dictionary": [FIELD]}
+        with parquet.ParquetFile(file.path, **buffered) as source:
             _check_expansion(_declared(source.metadata), file.size, file.path)
             rows = max(source.metadata.num_rows, 1)
             for batch in source.iter_batches(batch_size=ROWS, columns=[FIELD], use_threads=False):
@@ -239,26 +220,24 @@ def _parquet_rows(file: CorpusFile, advance: Advance) -> Iterator[Document]:
                     yield (text,)
                 advance(file.size * row // rows - file.size * (row - len(batch)) // rows)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise CheckpointError(
-            f"unreadable Parquet after row {row}: {error}", file=file.path
-        ) from error
+        problem = f"unreadable Parquet after row {row}: {error}"
+        raise CheckpointError(problem, file=file.path) from error
 
 
 def _declared(metadata: Any) -> int:
-    """Bytes that the column's pages have when they are unpacked, as the file says."""
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    columns = (group.column(number) for group in groups for number in range(group.num_columns))
-    return sum(
-        column.total_uncompressed_size for column in columns if column.path_in_schema == FIELD
-    )
+    """Unpacked bytes of the column's pages, as the file says."""
+    unpacked = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema == FIELD:
+                unpacked += column.total_uncompressed_size
+    return unpacked
 
 
 def _check_expansion(unpacked: int, packed: int, path: Path) -> None:
     if unpacked > ALWAYS_UNPACKED + LARGEST_EXPANSION * packed:
-        raise CheckpointError(
-            f"unpacks to more than {LARGEST_EXPANSION} times its size, which text never does",
-            file=path,
-        )
+        problem = f"unpacks to more than {LARGEST_EXPANSION} times its size, which text never does"
+        raise CheckpointError(problem, file=path)
 
 
 def _check_column(schema: Any, path: Path) -> None:
@@ -294,18 +273,16 @@ def _blocks(path: Path, advance: Advance) -> Iterator[bytes]:
                 read = raw.tell()
                 _check_expansion(unpacked, read, path)
     except tuple(broken) as error:
-        raise CheckpointError(
-            f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot be read: {reason}", file=path) from error
 
 
 def _zstandard(path: Path) -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise CheckpointError(
-            ".zst needs the zstandard library: pip install zstandard", file=path
-        ) from error
+        problem = ".zst needs the zstandard library: pip install zstandard"
+        raise CheckpointError(problem, file=path) from error
     return zstandard
 
 

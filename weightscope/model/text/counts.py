@@ -19,10 +19,8 @@ from weightscope.checkpoint.packages import DAMAGE
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.files import Folder, regular_file
 
-# Counts of 40 MB of books unpack to 6.5 times their file. An archive that promises far more is
-# refused unread.
-LARGEST_EXPANSION = 50
-SMALL = 64 << 20
+LARGEST_EXPANSION = 50  # times its file; counts of 40 MB of books unpack to 6.5 times
+SMALL = 64 << 20  # bytes that any file may unpack to
 NAMED = 3  # files of a corpus that a sentence names
 ARRAYS = ("indptr", "indices", "data")
 META = {
@@ -38,7 +36,7 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Counts:
-    """How often each token follows each other token."""
+    """Bigram counts: each token's previous tokens, with the number of times they precede it."""
 
     indptr: Int64s  # (vocab_size + 1,)
     indices: Int64s  # (pairs,): previous tokens, ascending within a row
@@ -50,7 +48,8 @@ class Counts:
     file: Path | None = None  # where the counts were loaded from
 
     def __repr__(self) -> str:
-        return f"Counts({self.pairs:,} bigrams of {self.vocab_size:,} tokens, from {self.documents:,} documents)"
+        bigrams = f"{self.pairs:,} bigrams of {self.vocab_size:,} tokens"
+        return f"Counts({bigrams}, from {self.documents:,} documents)"
 
     @property
     def vocab_size(self) -> int:
@@ -59,17 +58,23 @@ class Counts:
     @property
     def caveats(self) -> tuple[str, ...]:
         """Caveats that a result made of these counts shows."""
-        caveat = "the counts do not say which tokenizer they are of: only the size of the vocabulary could be checked"
-        return () if self.tokenizer_hash else (caveat,)
+        if self.tokenizer_hash:
+            return ()
+        return (
+            "the counts do not say which tokenizer they are of: only the size of the vocabulary "
+            "could be checked",
+        )
 
     @property
     def origin(self) -> str:
-        """What was counted, as far as it is known."""
+        """The counted corpus in words, as far as it is known."""
+        bigrams = f"{self.pairs:,} distinct bigrams"
         if not self.documents:
-            return f"{self.pairs:,} distinct bigrams"
-        files, more = map(printable, self.corpus_files[:NAMED]), len(self.corpus_files) - NAMED
-        names = ", ".join(files) + (f" and {counted(more, 'file')} more" if more > 0 else "")
-        return f"{self.tokens:,} tokens in {self.documents:,} documents of {names}; {self.pairs:,} distinct bigrams"
+            return bigrams
+        names = ", ".join(map(printable, self.corpus_files[:NAMED]))
+        if (more := len(self.corpus_files) - NAMED) > 0:
+            names += f" and {counted(more, 'file')} more"
+        return f"{self.tokens:,} tokens in {self.documents:,} documents of {names}; {bigrams}"
 
     @property
     def pairs(self) -> int:
@@ -77,26 +82,22 @@ class Counts:
         return len(self.indices)
 
     def row(self, token: int) -> tuple[Int64s, Int64s]:
-        """The tokens that come before `token`, and how often."""
+        """The tokens that come before `token`, and how often each does."""
         row = slice(self.indptr[token], self.indptr[token + 1])
         return self.indices[row], self.data[row]
 
     @property
     def occurrences(self) -> Int64s:
-        """How often each token follows another, (vocab_size,)."""
+        """(vocab_size,) the times that each token follows another."""
         total = np.concatenate([[0], np.cumsum(self.data)])
         return total[self.indptr[1:]] - total[self.indptr[:-1]]
 
     def matrix(self, vocab_size: int) -> Any:
-        """The counts as a scipy.sparse.csr_array of shape (vocab_size, vocab_size); further tokens
-        occur nowhere.
-        """
+        """The counts as a csr_array of (vocab_size, vocab_size); further tokens occur nowhere."""
         from scipy.sparse import csr_array
 
-        padded = self.padded(vocab_size)
-        return csr_array(
-            (padded.data, padded.indices, padded.indptr), shape=(vocab_size, vocab_size)
-        )
+        csr = self.data, self.indices, self.padded(vocab_size).indptr
+        return csr_array(csr, shape=(vocab_size, vocab_size))
 
     def check(self, vocab_size: int, tokenizer_hash: str | None = None) -> None:
         """Refuse counts that were made for another vocabulary or tokenizer.
@@ -107,30 +108,34 @@ class Counts:
             Rows of the model's token embedding. Embeddings are often padded, so more rows than
             tokens are fine once the hash has shown that the tokens are the same.
         tokenizer_hash : str, optional
-            Of the model's tokenizer, where there is one.
+            The model's tokenizer's, where there is one.
 
         Raises
         ------
         CheckpointError
         """
-        again = "count again with the model's tokenizer (weightscope bigrams CORPUS --tokenizer MODEL --out COUNTS.npz)"
+        again = (
+            "count again with the model's tokenizer "
+            "(weightscope bigrams CORPUS --tokenizer MODEL --out COUNTS.npz)"
+        )
+        size = self.vocab_size
         tokenizer_hash = tokenizer_hash if self.tokenizer_hash else None
         if tokenizer_hash is not None and tokenizer_hash != self.tokenizer_hash:
             problem = (
-                f"counted with another tokenizer than the model's (vocabulary of {self.vocab_size}, hash "
-                f"{self.tokenizer_hash[:12]}; the model's hash is {tokenizer_hash[:12]}, with {vocab_size} embeddings)"
+                f"counted with another tokenizer than the model's (vocabulary of {size}, hash "
+                f"{self.tokenizer_hash[:12]}; the model's hash is {tokenizer_hash[:12]}, "
+                f"with {vocab_size} embeddings)"
             )
             raise CheckpointError(f"{problem}; {again}", file=self.file)
-        padded = tokenizer_hash is not None and self.vocab_size <= vocab_size
-        if self.vocab_size != vocab_size and not padded:
-            problem = f"counted over a vocabulary of {self.vocab_size} tokens; the model embeds {vocab_size}"
+        padded = tokenizer_hash is not None and size <= vocab_size
+        if size != vocab_size and not padded:
+            problem = f"counted over a vocabulary of {size} tokens; the model embeds {vocab_size}"
             raise CheckpointError(f"{problem}; {again}", file=self.file)
 
     def padded(self, vocab_size: int) -> "Counts":
-        """The same counts over a larger vocabulary, whose further tokens occur nowhere."""
-        return replace(
-            self, indptr=np.pad(self.indptr, (0, vocab_size - self.vocab_size), mode="edge")
-        )
+        """These counts over a larger vocabulary, whose further tokens occur nowhere."""
+        further = vocab_size - self.vocab_size
+        return replace(self, indptr=np.pad(self.indptr, (0, further), mode="edge"))
 
     def save(self, path: str | Path) -> None:
         """Write COUNTS.npz, whole or not at all.
@@ -140,11 +145,9 @@ class Counts:
         CheckpointError
             It cannot be written there.
         """
-        meta = {name: getattr(self, name) for name in META}
-        arrays = {name: getattr(self, name) for name in ARRAYS} | {
-            "meta": np.array(json.dumps(meta))
-        }
-        Folder(Path(path).parent).npz(Path(path).name, **arrays)
+        meta = np.array(json.dumps({name: getattr(self, name) for name in META}))
+        arrays = {name: getattr(self, name) for name in ARRAYS}
+        Folder(Path(path).parent).npz(Path(path).name, **arrays, meta=meta)
 
 
 def load_counts(path: str | Path) -> Counts:
@@ -187,15 +190,15 @@ def load_counts(path: str | Path) -> Counts:
     except _CountsError as error:
         raise CheckpointError(str(error), file=path) from None
     except DAMAGE as error:
-        problem = f"not a whole counts file, cut short or damaged ({error}); expected an .npz of bigram counts"
-        raise CheckpointError(problem, file=path) from error
+        problem = f"not a whole counts file, cut short or damaged ({error})"
+        raise CheckpointError(f"{problem}; expected an .npz of bigram counts", file=path) from error
     files = tuple(meta["corpus_files"])
     known = {name: meta[name] for name in ("tokenizer_hash", "documents", "tokens")}
     return Counts(indptr, indices, data, corpus_files=files, file=path, **known)
 
 
 class _CountsError(Exception):
-    """What was found and what was expected; `load_counts` adds the file."""
+    """A problem with found and expected values; `load_counts` adds the file."""
 
 
 def _check_expansion(archive: zipfile.ZipFile, path: Path) -> None:
@@ -203,14 +206,13 @@ def _check_expansion(archive: zipfile.ZipFile, path: Path) -> None:
     packed = path.stat().st_size
     if unpacked > SMALL + LARGEST_EXPANSION * packed:
         raise _CountsError(
-            f"{packed} bytes that unpack to {unpacked}; counts expand at most {LARGEST_EXPANSION} times"
+            f"{packed} bytes that unpack to {unpacked}; "
+            f"counts expand at most {LARGEST_EXPANSION} times"
         )
 
 
 def _open(archive: zipfile.ZipFile, name: str) -> tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]:
-    """A member's stream, and the shape and dtype its header gives, once they agree with the
-    member's length.
-    """
+    """A member's stream, shape and dtype, once its header agrees with its length."""
     if f"{name}.npy" not in archive.namelist():
         contents = ", ".join(archive.namelist()[:8]) or "nothing"
         raise _CountsError(
@@ -231,19 +233,18 @@ def _open(archive: zipfile.ZipFile, name: str) -> tuple[IO[bytes], tuple[int, ..
     for extent in shape:  # Python integers: what a header claims does not overflow
         length *= extent
     if length != size:
-        raise _CountsError(
-            f"array '{name}' is said to be {dtype} of shape {shape}, {length} bytes; there are {size}"
-        )
+        said = f"array '{name}' is said to be {dtype} of shape {shape}, {length} bytes"
+        raise _CountsError(f"{said}; there are {size}")
     return archive.open(info), shape, dtype
 
 
 def _integers(archive: zipfile.ZipFile, name: str, *, any_size: bool) -> Int64s:
-    """A list of int64; of other integers too, where SciPy chose them for their size."""
+    """A list of int64, or with `any_size` of any integers that fit (SciPy picks small ones)."""
     stream, shape, dtype = _open(archive, name)
     with stream:
-        fits = dtype == np.int64 or (
-            any_size and np.can_cast(dtype, np.int64) and dtype.kind in "iu"
-        )
+        fits = dtype == np.int64
+        if any_size:
+            fits = dtype.kind in "iu" and np.can_cast(dtype, np.int64)
         if not fits or len(shape) != 1:
             raise _CountsError(
                 f"array '{name}' is {dtype} of shape {shape}; expected one-dimensional int64"
@@ -252,21 +253,17 @@ def _integers(archive: zipfile.ZipFile, name: str, *, any_size: bool) -> Int64s:
 
 
 def _scipys_meta(archive: zipfile.ZipFile, indptr: Int64s, data: Int64s) -> dict[str, Any]:
-    """What is known of counts that SciPy's `save_npz` wrote, once they are a square CSR matrix."""
-    kind, shape = (_small(archive, name) for name in ("format", "shape"))
+    """The little that is known of counts in SciPy's `save_npz`, once they are square CSR."""
+    kind, shape = _small(archive, "format"), _small(archive, "shape")
     rows = len(indptr) - 1
     if kind != b"csr" or shape != [rows, rows]:
         raise _CountsError(
-            f"a {kind!r} matrix of shape {shape}; expected b'csr' with one row and one column per token"
+            f"a {kind!r} matrix of shape {shape}; "
+            "expected b'csr' with one row and one column per token"
         )
-    counted = int(data.sum(dtype=np.float64)) if len(data) else 0
-    return {
-        "tokenizer_hash": "",
-        "vocab_size": rows,
-        "documents": 0,
-        "tokens": counted,
-        "corpus_files": [],
-    }
+    tokens = int(data.sum(dtype=np.float64))
+    known = {"vocab_size": rows, "tokens": tokens}
+    return known | {"tokenizer_hash": "", "documents": 0, "corpus_files": []}
 
 
 def _small(archive: zipfile.ZipFile, name: str) -> Any:
@@ -293,27 +290,24 @@ def _meta(archive: zipfile.ZipFile) -> Any:
 
 
 def _check_matrix(indptr: Int64s, indices: Int64s, data: Int64s) -> None:
-    """A CSR matrix in canonical form: rows in order, columns ascending and within the vocabulary,
-    counts positive.
-    """
+    """Refuse all but a canonical CSR matrix of positive counts within the vocabulary."""
     vocab_size = len(indptr) - 1
     if vocab_size < 1:
-        raise _CountsError(
-            f"'indptr' has {len(indptr)} entries; expected one more than there are tokens"
-        )
+        problem = f"'indptr' has {len(indptr)} entries"
+        raise _CountsError(f"{problem}; expected one more than there are tokens")
     if indptr[0] != 0 or (np.diff(indptr) < 0).any():
         raise _CountsError("'indptr' does not ascend from 0")
     if not indptr[-1] == len(indices) == len(data):
-        actual = (
-            f"'indptr' ends at {indptr[-1]}, with {len(indices)} indices and {len(data)} counts"
+        indices_and_counts = f"{len(indices)} indices and {len(data)} counts"
+        raise _CountsError(
+            f"'indptr' ends at {indptr[-1]}, with {indices_and_counts}; "
+            "expected three times the same number"
         )
-        raise _CountsError(f"{actual}; expected three times the same number")
     if not len(indices):
         return
     if indices.min() < 0 or indices.max() >= vocab_size:
-        raise _CountsError(
-            f"'indices' range from {indices.min()} to {indices.max()}; expected 0 to {vocab_size - 1}"
-        )
+        problem = f"'indices' range from {indices.min()} to {indices.max()}"
+        raise _CountsError(f"{problem}; expected 0 to {vocab_size - 1}")
     ascends = np.diff(indices) > 0
     row_starts = indptr[(indptr > 0) & (indptr < len(indices))]
     ascends[row_starts - 1] = True  # a new row starts over
@@ -331,9 +325,8 @@ def _check_meta(meta: Any, vocab_size: int, data: Int64s) -> None:
         raise _CountsError(f"'meta' is a JSON {type(meta).__name__}; expected an object")
     for key, kind in META.items():
         if type(meta.get(key)) is not kind:
-            raise _CountsError(
-                f"'meta' says {key} is {str(meta.get(key))[:60]!r}; expected {kind.__name__}"
-            )
+            stated = str(meta.get(key))[:60]
+            raise _CountsError(f"'meta' says {key} is {stated!r}; expected {kind.__name__}")
     if not all(isinstance(name, str) for name in meta["corpus_files"]):
         raise _CountsError("'meta' has a corpus file without a name")
     if meta["vocab_size"] != vocab_size:
@@ -343,9 +336,7 @@ def _check_meta(meta: Any, vocab_size: int, data: Int64s) -> None:
     for key in ("documents", "tokens"):
         if abs(meta[key]) >= 2**63:
             raise _CountsError(f"'meta' says {key} is not a count that fits in 64 bits")
-    counted = data.sum(dtype=np.float64)  # exact below 2^53, and it cannot wrap around
-    if meta["documents"] < 0 or counted > meta["tokens"]:
-        actual = (
-            f"{counted:.0f} pairs among {meta['tokens']} tokens in {meta['documents']} documents"
-        )
-        raise _CountsError(f"{actual}; expected fewer pairs than tokens")
+    pairs = data.sum(dtype=np.float64)  # exact below 2^53, and it cannot wrap around
+    if meta["documents"] < 0 or pairs > meta["tokens"]:
+        tokens = f"{meta['tokens']} tokens in {meta['documents']} documents"
+        raise _CountsError(f"{pairs:.0f} pairs among {tokens}; expected fewer pairs than tokens")

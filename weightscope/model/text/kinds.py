@@ -1,6 +1,4 @@
-"""The kinds of tokens: CLS, registers and patches of an image; first, special and other tokens of a
-text.
-"""
+"""Kinds of tokens: CLS, registers and patches of an image; first and special tokens of a text."""
 
 from dataclasses import dataclass
 
@@ -18,12 +16,10 @@ TEXT_KINDS = ("first", "special", "punctuation", "other")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenKinds(ShowsShapes):
-    """Which tokens are special, which are commas and periods, and which are any other."""
+    """Kinds that papers on encoders tell apart: special tokens, commas and periods, others."""
 
-    # The special tokens around a text in their order ("[CLS]", "[SEP]"); then ". or ,"; then
-    # "other".
-    names: tuple[str, ...]
-    of_token: np.ndarray  # (vocab,): Each token's kind, an index into `names`
+    names: tuple[str, ...]  # special tokens in their order ("[CLS]", "[SEP]"), ". or ,", "other"
+    of_token: np.ndarray  # (vocab,): each token's kind, an index into `names`
 
     def __call__(self, tokens: np.ndarray | None) -> np.ndarray:
         """Kinds of tokens, in the same shape."""
@@ -48,17 +44,15 @@ def token_kinds(framing: Framing) -> TokenKinds:
 class ImageTokens:
     """Leading tokens, then patches row by row."""
 
-    leading: tuple[str, ...]  # The kind of each token before the patches
-    patch: int  # Side of a patch in pixels
+    leading: tuple[str, ...]  # the kind of each token before the patches
+    patch: int  # side of a patch in pixels
 
     @property
     def names(self) -> tuple[str, ...]:
         return (*dict.fromkeys(self.leading), "patch")
 
     def kinds(self, sequence: np.ndarray, n: int) -> np.ndarray:
-        """Each token's kind, an index into `names`: (n,) int array for the n tokens made of a
-        sequence.
-        """
+        """(n,) kind of each of a sequence's n tokens, an index into `names`."""
         before = [self.names.index(kind) for kind in self.leading]
         return np.array([*before, *[len(self.names) - 1] * (n - len(before))])
 
@@ -68,11 +62,9 @@ class ImageTokens:
             row, column = divmod(position - len(self.leading), sequence.shape[-1] // self.patch)
             return f"patch {row}, {column}"
         kind = self.leading[position]
-        return (
-            kind
-            if self.leading.count(kind) == 1
-            else f"{kind} {self.leading[: position + 1].count(kind)}"
-        )
+        if self.leading.count(kind) == 1:
+            return kind
+        return f"{kind} {self.leading[: position + 1].count(kind)}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,7 +72,7 @@ class TextTokens(ShowsShapes):
     """Tokens of a tokenizer."""
 
     tokenizer: Tokenizer
-    of_token: np.ndarray  # (vocab,): Each token's kind wherever it does not stand first
+    of_token: np.ndarray  # (vocab,): each token's kind wherever it is not first
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,29 +87,23 @@ class TextTokens(ShowsShapes):
         return self.tokenizer.text(int(sequence[position]))
 
 
-# the kinds of token in a model's inputs, and how to call a single one
-Tokens = ImageTokens | TextTokens
+Tokens = ImageTokens | TextTokens  # the kinds of token in a model's inputs
 
 
 def image_tokens(model: Model) -> ImageTokens:
     """The tokens that a vision model makes of an image."""
     if model.family.inputs.tokens:
         raise CheckpointError(f"{model.family.name} reads text and sees no images", file=model.name)
-    counts = (
-        (kind, n if isinstance(n, int) else model.config.count(n))
-        for kind, n in model.family.inputs.leading
-    )
-    leading = tuple(kind for kind, count in counts for _ in range(count))
-    return ImageTokens(leading, model.config.size("patch_size"))
+    leading: list[str] = []
+    for kind, n in model.family.inputs.leading:
+        leading += [kind] * (n if isinstance(n, int) else model.config.count(n))
+    return ImageTokens(tuple(leading), model.config.size("patch_size"))
 
 
 def text_tokens(tokenizer: Tokenizer) -> TextTokens:
-    """The tokens of a text: the first one, special ones, those without a letter or digit, all
-    others.
-    """
-    special = {token for token, added in tokenizer.added.items() if added.special} | {
-        *tokenizer.around
-    }
+    """The tokens of a text: first, special, without letter or digit, and others."""
+    special = {token for token, added in tokenizer.added.items() if added.special}
+    special.update(tokenizer.around)
     of_token = np.full(tokenizer.size, TEXT_KINDS.index("other"), np.int8)
     for token in tokenizer.ids.values():
         if token in special:

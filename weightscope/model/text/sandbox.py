@@ -1,5 +1,4 @@
-"""Runs an untrusted tokenizer in a sandboxed subprocess: load it, describe it, encode texts, within
-limits.
+"""Load, describe and run an untrusted tokenizer in a subprocess, within limits.
 
 Some tokenizer files crash the process that reads them: on loading, or only when a certain text is
 split; the library panics, aborts or exhausts memory. So it never loads a stranger's file in this
@@ -33,26 +32,21 @@ from weightscope.core.compute.cores import watch_parent
 from weightscope.core.errors import CheckpointError, first_line
 
 MEMORY = 4 << 30  # bytes that a child may take: a vocabulary of 256,000 needs a tenth of it
-SECONDS = 60  # of processor time for a request: loading the largest vocabularies takes a few
+SECONDS = 60  # processor time for a request: loading the largest vocabularies takes a few
 CHARACTERS_A_SECOND = 10_000  # more for a long text; the slowest tokenizers split ten times as many
-# ids: arrays are as long as the largest, and the largest published vocabulary has half of it
-MOST_TOKENS = 1 << 21
-# of all tokens together: the largest published vocabulary has a tenth of it
-MOST_CHARACTERS = 1 << 25
-# characters of normalizer, pre-tokenizer and decoder: XLM-R's map of characters has 316,000
-LARGEST_STEPS = 1 << 22
-# bytes: what may be read of a tokenizer.json, every character of it escaped
-LARGEST_DESCRIPTION = 400_000_000
-# the longest that a normaliser makes of one has 33 bytes, and each may be a token
-IDS_A_CHARACTER = 64
+MOST_TOKENS = 1 << 21  # ids, and arrays by id; the largest published vocabulary has half
+MOST_CHARACTERS = 1 << 25  # in all tokens together; the largest published vocabulary has a tenth
+LARGEST_STEPS = 1 << 22  # characters of all steps but the model: XLM-R's normalizer has 316,000
+LARGEST_DESCRIPTION = 400_000_000  # bytes; a tokenizer.json with every character escaped
+IDS_A_CHARACTER = 64  # a normaliser makes at most 33 bytes of one, and each may be a token
 IDS_ADDED = 4096  # special tokens around a text
 MOST_CHILDREN = 16  # each has the vocabulary in memory; more threads wait for one to be free
 PROGRAM = "from weightscope.model.text.sandbox import Limits, serve; serve({}, {})"
 LONGEST_REASON = 500  # characters of what the library says is wrong
 OF_BERT = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
-REPLY = struct.Struct("<Q?")  # before each: its length, and whether all went well
+REPLY = struct.Struct("<Q?")  # header of a reply: its length, and True if all went well
 
-Loaded = tuple[Any, dict[str, Any]]  # a tokenizer of the library, and what else its file says
+Loaded = tuple[Any, dict[str, Any]]  # a tokenizer of the library, and further facts of its file
 Request = Callable[..., bytes] | Callable[..., list[str]] | Callable[..., Loaded]
 
 
@@ -60,20 +54,16 @@ Request = Callable[..., bytes] | Callable[..., list[str]] | Callable[..., Loaded
 
 
 class Limits(NamedTuple):
-    """Bytes of memory here; what the parent takes: tokens, characters of them together, and of the
-    other steps.
-    """
+    """Limits of a child: bytes of its memory, and sizes of what the parent takes."""
 
     memory: int
     tokens: int
-    characters: int
-    steps: int
+    characters: int  # in all tokens together
+    steps: int  # characters of the description's other parts
 
 
 class Sandbox:
-    """A stranger's tokenizer in as many processes as threads ask at once; `facts` is its
-    description.
-    """
+    """A stranger's tokenizer in as many processes as threads use it at once."""
 
     def __init__(self, file: object, load: Any, *arguments: Any) -> None:
         self.file, self._load = file, (load, arguments)
@@ -83,36 +73,32 @@ class Sandbox:
         self._idle.append(child)
 
     def ask(self, function: Request, *arguments: Any, characters: int) -> bytes:
-        """Have a child that is idle, or a new one, call a function. One that fails in any way is
-        not used again.
-        """
+        """Call a function in an idle child, or a new one; a child that fails is not used again."""
         longest = 16 * (IDS_A_CHARACTER * characters + IDS_ADDED)
         with self._room:
             try:
                 child = self._idle.pop()
             except IndexError:
                 child = self._loaded()[0]
-            seconds = SECONDS + characters / CHARACTERS_A_SECOND
-            answer = child.call(
-                function, arguments, seconds, longest, self.file, "cannot encode this text: "
+            seconds, problem = (
+                SECONDS + characters / CHARACTERS_A_SECOND,
+                "cannot encode this text: ",
             )
+            answer = child.call(function, arguments, seconds, longest, self.file, problem)
             self._idle.append(child)
         return answer
 
     def _loaded(self) -> tuple["_Child", dict[str, Any]]:
-        """A new child that has loaded the tokenizer, and how it describes it."""
+        """A new child that has loaded the tokenizer, and its description."""
         child = _Child()
         return child, json.loads(child.call(*self._load, SECONDS, LARGEST_DESCRIPTION, self.file))
 
 
 @lru_cache(2)
 def parsed(file: str, parse: Request, content: bytes) -> list[str]:
-    """The list of texts that a function makes of a stranger's file in a process of its own, within
-    the same limits.
-    """
-    tokens: list[str] = json.loads(
-        _Child().call(parse, (content,), SECONDS, LARGEST_DESCRIPTION, file)
-    )
+    """The texts that a function makes of a stranger's file, in a child with the same limits."""
+    answer = _Child().call(parse, (content,), SECONDS, LARGEST_DESCRIPTION, file)
+    tokens: list[str] = json.loads(answer)
     return tokens
 
 
@@ -121,15 +107,9 @@ class _Child:
 
     def __init__(self) -> None:
         path = os.pathsep.join(folder or str(Path.cwd()) for folder in sys.path)
+        limits = Limits(MEMORY, MOST_TOKENS, MOST_CHARACTERS, LARGEST_STEPS)
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-c",
-                PROGRAM.format(
-                    Limits(MEMORY, MOST_TOKENS, MOST_CHARACTERS, LARGEST_STEPS), os.getpid()
-                ),
-            ],
+            [sys.executable, "-P", "-c", PROGRAM.format(limits, os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # panics print there
@@ -146,8 +126,7 @@ class _Child:
         file: object,
         what: str = "",
     ) -> bytes:
-        """Call a function in the child, with limits on processor time and on the bytes of the
-        answer.
+        """Call a function in the child, with limits on processor time and on the answer's bytes.
 
         A CheckpointError about `file` begins with `what`.
         """
@@ -168,12 +147,12 @@ class _Child:
         raise CheckpointError(f"{what}{reason}", file=file)
 
     def _end_of_it(self, seconds: float) -> str:
-        """Why the process is gone."""
         status = self._process.wait()
         if status == -signal.SIGPROF:
             return f"it takes the tokenizers library more than {seconds:.0f} seconds"
         name = signal.Signals(-status).name if status < 0 else f"status {status}"
-        return f"the tokenizers library does not survive it ({name}), or needs more than {MEMORY / 2**30:.3g} GB"
+        most = f"{MEMORY / 2**30:.3g} GB"
+        return f"the tokenizers library does not survive it ({name}), or needs more than {most}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -185,26 +164,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def serve(limits: Limits, parent: int) -> None:
-    """Answer requests until the parent closes its end. The first one loads, and is answered by a
-    description.
-    """
+    """Answer requests until the parent closes its end; the first one loads the tokenizer."""
     watch_parent(parent)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not reach the replies
+    os.dup2(2, 1)  # a library's prints must not reach the replies
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     for limit, most in ((resource.RLIMIT_DATA, limits.memory), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(limit)[1]
-        resource.setrlimit(
-            limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
-        )
+        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(limit, (soft, hard))
     loaded: tuple[Any, ...] = ()
     while True:
         try:
             function, arguments, seconds = pickle.load(requests)
         except EOFError:
             return
-        # of CPU time; the signal is not caught, so it kills
-        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # CPU time; its signal is uncaught and kills
         try:
             answer = function(*loaded, *arguments)
             if isinstance(answer, list):
@@ -217,15 +192,10 @@ def serve(limits: Limits, parent: int) -> None:
                 loaded, answer = (tokenizer,), json.dumps(described).encode()
             reply = True, answer
         except BaseException as error:  # the library's panics are not Exceptions
-            library = (
-                ""
-                if loaded or isinstance(error, CheckpointError)
-                else "the tokenizers library cannot read it: "
-            )
-            reply = (
-                False,
-                f"{library}{first_line(error)[:LONGEST_REASON]}".encode(errors="backslashreplace"),
-            )
+            reason = first_line(error)[:LONGEST_REASON]
+            if not loaded and not isinstance(error, CheckpointError):
+                reason = f"the tokenizers library cannot read it: {reason}"
+            reply = False, reason.encode(errors="backslashreplace")
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(REPLY.pack(len(reply[1]), reply[0]) + reply[1])
         replies.flush()
@@ -237,27 +207,21 @@ def _check(described: dict[str, Any], limits: Limits) -> None:
     _check_tokens(tokens, limits)
     largest = max(tokens, key=tokens.__getitem__, default=None)
     if largest is not None and tokens[largest] >= most:
-        raise CheckpointError(
-            f"token {largest[:40]!r} has the id {tokens[largest]}; ids below {most} are read"
-        )
-    steps = len(
-        json.dumps(
-            [described[name] for name in ("model", "normalizer", "pre_tokenizer", "decoder")]
-        )
-    )
+        problem = f"token {largest[:40]!r} has the id {tokens[largest]}"
+        raise CheckpointError(f"{problem}; ids below {most} are read")
+    names = ("model", "normalizer", "pre_tokenizer", "decoder")
+    steps = len(json.dumps([described[name] for name in names]))
     if steps > limits.steps:
-        raise CheckpointError(
-            f"its normalizer and other steps have {steps} characters; at most {limits.steps} are read"
-        )
+        problem = f"its normalizer and other steps have {steps} characters"
+        raise CheckpointError(f"{problem}; at most {limits.steps} are read")
 
 
 def _check_tokens(tokens: Collection[str], limits: Limits) -> None:
     if len(tokens) > limits.tokens:
         raise CheckpointError(f"has {len(tokens)} tokens; at most {limits.tokens} are read")
     if (characters := sum(map(len, tokens))) > limits.characters:
-        raise CheckpointError(
-            f"its tokens have {characters} characters; at most {limits.characters} are read"
-        )
+        problem = f"its tokens have {characters} characters"
+        raise CheckpointError(f"{problem}; at most {limits.characters} are read")
 
 
 def from_json(content: bytes) -> Loaded:
@@ -271,7 +235,7 @@ def from_json(content: bytes) -> Loaded:
 
 
 def pieces_of(content: bytes) -> list[str]:
-    """The pieces of a SentencePiece model: field 1 of its protocol buffer, one message a piece."""
+    """The pieces of a SentencePiece model: field 1 of its protocol buffer, one message each."""
     try:
         return [_text(value).decode() for field, value in _fields(content) if field == 1]
     except (ValueError, IndexError, StopIteration):  # the last: a piece without a text
@@ -296,9 +260,9 @@ def _fields(message: Any) -> Iterator[tuple[int, bytes | int]]:
             continue
         if wire not in (1, 2, 5) or not field:
             raise ValueError("no such wire type")
-        length, place = (
-            (8, place) if wire == 1 else (4, place) if wire == 5 else _varint(message, place)
-        )
+        length = {1: 8, 5: 4}.get(wire, 0)
+        if wire == 2:
+            length, place = _varint(message, place)
         if length > len(message) - place:
             raise ValueError("cut short")
         yield field, message[place : place + length]
@@ -321,14 +285,12 @@ def byte_level_bpe(vocab: bytes, merges: bytes, end_of_text: str) -> Loaded:
 
     try:
         lines = (line.rstrip("\r") for line in merges.decode().removesuffix("\n").split("\n"))
-        pairs: list[Any] = [
-            tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")
-        ]
+        merged = (line for line in lines if line and not line.startswith("#version"))
+        pairs: list[Any] = [tuple(line.split(" ")) for line in merged]
         tokenizer = Tokenizer(models.BPE(json.loads(vocab), pairs))
     except Exception as error:
-        raise CheckpointError(
-            f"with merges.txt, not a BPE tokenizer: {first_line(error)[:LONGEST_REASON]}"
-        ) from None
+        reason = first_line(error)[:LONGEST_REASON]
+        raise CheckpointError(f"with merges.txt, not a BPE tokenizer: {reason}") from None
     tokens = tokenizer.get_vocab()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if not tokens.keys() >= set(alphabet) or any(token.endswith("</w>") for token in tokens):
@@ -357,9 +319,8 @@ def word_piece(vocab: bytes, lowercase: bool, strip_accents: bool | None, chines
     lines = vocab.decode().removesuffix("\n").split("\n")
     ids = {line.rstrip("\r"): index for index, line in enumerate(lines)}
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True) for token in OF_BERT if token in ids]
-    )
+    special = [AddedToken(token, special=True) for token in OF_BERT if token in ids]
+    tokenizer.add_special_tokens(special)
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=chinese,
@@ -369,36 +330,30 @@ def word_piece(vocab: bytes, lowercase: bool, strip_accents: bool | None, chines
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     if {"[CLS]", "[SEP]"} <= ids.keys():
-        tokenizer.post_processor = processors.BertProcessing(
-            ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
-        )
+        sep, cls = ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
+        tokenizer.post_processor = processors.BertProcessing(sep, cls)
     return tokenizer, {}
 
 
 def description(tokenizer: Any) -> dict[str, Any]:
-    """All that is asked about a tokenizer but how it splits a text."""
-    added = tokenizer.get_added_tokens_decoder()
-    steps = ("normalizer", "pre_tokenizer", "decoder")
-    return {
+    """All facts about a tokenizer but how it splits a text."""
+    model, added = tokenizer.model, tokenizer.get_added_tokens_decoder()
+    unknown = getattr(model, "unk_token", None)
+    prefix = getattr(model, "continuing_subword_prefix", None)
+    facts = {
         "vocab": tokenizer.get_vocab(),
-        "added": [
-            [index, token.content, token.rstrip, token.special] for index, token in added.items()
-        ],
-        "model": [type(tokenizer.model).__name__]
-        + [
-            getattr(tokenizer.model, name, None)
-            for name in ("unk_token", "continuing_subword_prefix")
-        ],
-        # vocabulary, merges or scores
-        "model_sha256": hashlib.sha256(tokenizer.model.__getstate__()).hexdigest(),
-    } | {
-        name: json.loads(step.__getstate__()) if (step := getattr(tokenizer, name)) else None
-        for name in steps
+        "added": [[index, t.content, t.rstrip, t.special] for index, t in added.items()],
+        "model": [type(model).__name__, unknown, prefix],
+        "model_sha256": hashlib.sha256(model.__getstate__()).hexdigest(),  # vocabulary, merges ...
     }
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        step = getattr(tokenizer, name)
+        facts[name] = json.loads(step.__getstate__()) if step else None
+    return facts
 
 
 def encode(tokenizer: Any, texts: Sequence[str], special: bool, longest: int | None) -> bytes:
-    """The tokens of a text or a pair of texts, at most `longest`, and which of them are special."""
+    """The tokens of a text or pair, at most `longest`, and 1 for each that is special, as JSON."""
     if longest is not None:
         tokenizer.enable_truncation(longest, strategy="longest_first")
     try:
@@ -409,9 +364,7 @@ def encode(tokenizer: Any, texts: Sequence[str], special: bool, longest: int | N
 
 
 def encode_batch(tokenizer: Any, texts: Sequence[str]) -> bytes:
-    """The tokens of many texts: how many texts, how many tokens each has, and then all tokens;
-    int64.
-    """
+    """The tokens of many texts as int64: their number, each text's length, then all tokens."""
     numbers = array("q", [len(texts)])
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     numbers.extend(map(len, encodings))

@@ -14,8 +14,8 @@ from weightscope.core.errors import CheckpointError
 from weightscope.model.text.corpus import read_documents
 from weightscope.model.text.tokenizer import Tokenizer
 
-CHARACTERS_A_TOKEN = 5  # of English
-FEWEST_WORDS = 8  # of a paragraph; shorter ones are headings and captions
+CHARACTERS_A_TOKEN = 5  # in English
+FEWEST_WORDS = 8  # words in a paragraph; shorter ones are headings and captions
 FEWEST_IN_SENTENCE = 4  # words; shorter ones are headings and abbreviations
 SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["'”’)]))\s+(?=\W?[^\Wa-z_])""")
 
@@ -25,45 +25,33 @@ class Framing:
     """A tokenizer, and the special tokens around every text."""
 
     tokenizer: Tokenizer
-    # Tokens that the tokenizer itself adds, each once, in their order: [CLS] and [SEP], <s> alone,
-    # or none.
-    added: tuple[int, ...] = ()
-    # The token to put before a text, where the tokenizer adds none and the model expects one.
-    before: tuple[int, ...] = ()
-    # Tokens that the model takes at most; None where nothing sets a limit
-    n_positions: int | None = None
+    added: tuple[int, ...] = ()  # the tokenizer's own, each once: [CLS] and [SEP], <s>, or none
+    before: tuple[int, ...] = ()  # the model's first token, where the tokenizer adds none
+    n_positions: int | None = None  # most tokens that the model takes; None without a limit
 
     @property
     def special(self) -> tuple[int, ...]:
-        """All of them; the first is what a text begins with."""
+        """All special tokens; the first is what a text begins with."""
         return self.before + self.added
 
     @property
     def takes_pairs(self) -> bool:
-        """Two texts can be one input: the tokenizer puts a token before them and another one after
-        each.
-        """
+        """True if two texts can be one input: special tokens before them and after each."""
         return len(self.added) > 1
 
     def begun(self, text: str) -> list[int]:
-        """The tokens of a text after the first special token, without any other: the input of
-        language models.
-        """
+        """The first special token, then a text's tokens: the input of language models."""
         return [*self.special[:1], *self.tokenizer.encode(text, special=False)]
 
 
 def paragraphs(document: str) -> list[str]:
-    """The paragraphs of plain text or Markdown: the blocks between blank lines, in one line each,
-    without headings.
-    """
+    """The paragraphs of plain text or Markdown, each in one line, without headings."""
     texts = (block for block in _blocks(document) if block[:1] not in ("#", "-", "="))
     return [text for text in texts if text.count(" ") >= FEWEST_WORDS - 1]
 
 
 def sentences(document: str) -> list[str]:
-    """The sentences of a text: what ends with . ! or ? before a capital or a number, and with every
-    blank line.
-    """
+    """The sentences of a text, ended by . ! or ? before a capital or number, or by a blank line."""
     parts = (part for block in _blocks(document) for part in SENTENCE_END.split(block))
     return [part for part in parts if part.count(" ") >= FEWEST_IN_SENTENCE - 1]
 
@@ -76,13 +64,12 @@ def _blocks(document: str) -> Iterator[str]:
 def paragraph_pairs(
     framing: Framing, texts: Sequence[str], n: int, longest: int = 128, seed: int = 0
 ) -> list[np.ndarray]:
-    """Two consecutive paragraphs as one input, [CLS] paragraph1 [SEP] paragraph2 [SEP]
-    (norm-based-attention, 5.1).
-    """
+    """Pairs of consecutive paragraphs: [CLS] 1 [SEP] 2 [SEP] (norm-based-attention, 5.1)."""
     pairs = [pair for text in texts for pair in pairwise(paragraphs(text))]
     if not pairs:
         raise CheckpointError(
-            f"no two paragraphs of {FEWEST_WORDS} words or more, parted by a blank line, in this text"
+            f"no two paragraphs of {FEWEST_WORDS} words or more, parted by a blank line, in this "
+            "text"
         )
     return _encoded(framing, pairs, n, longest, seed)
 
@@ -100,9 +87,7 @@ def sentence_sequences(
 def _encoded(
     framing: Framing, inputs: Sequence[tuple[str, ...]], n: int, longest: int, seed: int
 ) -> list[np.ndarray]:
-    """n of the inputs, each of one text or two, drawn without replacement; those without a token
-    are left out.
-    """
+    """n of the inputs, of one text or two, drawn without replacement; empty ones are left out."""
     chosen = np.random.default_rng(seed).permutation(len(inputs))[:n]
     room = min(longest, framing.n_positions or longest) - len(framing.before)
     encoded = [framing.tokenizer.encode(*inputs[index], longest=room) for index in chosen]
@@ -110,7 +95,7 @@ def _encoded(
 
 
 def _known(framing: Framing, sequences: list[np.ndarray]) -> list[np.ndarray]:
-    """The same sequences, unless most of their tokens, special ones aside, are unknown."""
+    """Refuse sequences that are mostly unknown tokens, special ones aside."""
     ids = np.concatenate([np.empty(0, int), *sequences])
     ids = ids[~np.isin(ids, framing.special)]
     framing.tokenizer.check_known(int((ids == framing.tokenizer.unknown).sum()), len(ids))
@@ -118,22 +103,18 @@ def _known(framing: Framing, sequences: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def excerpts(texts: Sequence[str], n: int, characters: tuple[int, int], seed: int = 0) -> list[str]:
-    """Passages that begin with a paragraph and end with a word, from places drawn without
-    replacement: characters (int,
-    int).
-    """
+    """Passages of characters (min, max) from random places, from a paragraph to a word's end."""
     fewest, most = characters
     documents = [paragraphs(text) for text in texts]
-    places = [
-        (text, start) for text, blocks in enumerate(documents) for start in range(len(blocks))
-    ]
+    places = [(blocks, start) for blocks in documents for start in range(len(blocks))]
     passages = []
     for place in np.random.default_rng(seed).permutation(len(places)):
-        text, start = places[place]
-        passage, following = documents[text][start], start + 1
-        while len(passage) < most and following < len(documents[text]):
-            passage, following = f"{passage}\n\n{documents[text][following]}", following + 1
-        passage = passage if len(passage) <= most else passage[:most].rpartition(" ")[0]
+        blocks, start = places[place]
+        passage, following = blocks[start], start + 1
+        while len(passage) < most and following < len(blocks):
+            passage, following = f"{passage}\n\n{blocks[following]}", following + 1
+        if len(passage) > most:
+            passage = passage[:most].rpartition(" ")[0]
         if len(passage) >= fewest:
             passages.append(passage)
         if len(passages) == n:
@@ -158,7 +139,7 @@ def token_windows(
 WORKS = Path(__file__).parent / "public_domain"
 LARGEST_TABLE = 16_000_000  # bytes of an STS-B table; the largest has 1 MB
 OPENWEBTEXT = "Skylion007/openwebtext"
-LARGEST_SHARD = 2_000_000_000  # bytes; its shards have a sixth of them
+LARGEST_SHARD = 2_000_000_000  # bytes; OpenWebText's shards have a sixth
 
 
 def works() -> list[Path]:
@@ -170,8 +151,8 @@ def works() -> list[Path]:
 class Texts:
     """Texts and where they come from."""
 
-    texts: list[str]  # Documents, or single sentences
-    source: str  # Where they come from, in words that a page or the terminal can show
+    texts: list[str]  # documents, or single sentences
+    source: str  # their origin, in words for a page or the terminal
 
 
 def read_texts(paths: Sequence[str | Path] = (), *, characters: int = 0, most: int = 2000) -> Texts:
@@ -186,9 +167,8 @@ def read_texts(paths: Sequence[str | Path] = (), *, characters: int = 0, most: i
     if paths:
         texts = read_documents(paths, most)
         names = ", ".join(dict.fromkeys(Path(path).name or str(path) for path in paths))
-        return Texts(
-            texts, f"{len(texts)} {'document' if len(texts) == 1 else 'documents'} of {names}"
-        )
+        documents = "document" if len(texts) == 1 else "documents"
+        return Texts(texts, f"{len(texts)} {documents} of {names}")
     included = read_documents(works())
     source = f"{len(included)} works in the public domain that come with weightscope"
     if sum(map(len, included)) >= characters:
@@ -201,21 +181,15 @@ def read_texts(paths: Sequence[str | Path] = (), *, characters: int = 0, most: i
 
 
 def read_sentences(paths: Sequence[str | Path] = (), *, characters: int = 0) -> Texts:
-    """Sentences: of STS-B if its sts-*.csv are given, otherwise of the texts that `read_texts`
-    gives.
-    """
+    """STS-B's sentences if its sts-*.csv are given, else those in the texts of `read_texts`."""
     tables = [Path(path) for path in paths]
     if tables and all(table.name.startswith("sts-") and table.suffix == ".csv" for table in tables):
         firsts = [sentence for table in tables for sentence in _sts_sentences(table)]
-        return Texts(
-            firsts,
-            f"the first sentence of each pair in {', '.join(table.name for table in tables)}",
-        )
+        names = ", ".join(table.name for table in tables)
+        return Texts(firsts, f"the first sentence of each pair in {names}")
     read = read_texts(paths, characters=characters)
-    return Texts(
-        [sentence for text in read.texts for sentence in sentences(text)],
-        f"the sentences of {read.source}",
-    )
+    split = [sentence for text in read.texts for sentence in sentences(text)]
+    return Texts(split, f"the sentences of {read.source}")
 
 
 def _sts_sentences(table: Path) -> list[str]:
@@ -226,9 +200,8 @@ def _sts_sentences(table: Path) -> list[str]:
         raise CheckpointError(f"cannot be read: {error}", file=table) from None
     short = [number for number, row in enumerate(rows, 1) if len(row) < 7]
     if short:
-        raise CheckpointError(
-            f"line {short[0]} has no two sentences in columns 6 and 7", file=table
-        )
+        problem = f"line {short[0]} has no two sentences in columns 6 and 7"
+        raise CheckpointError(problem, file=table)
     return [row[5] for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: find it, load it, identify it by a hash, ask it about tokens and texts.
+"""A checkpoint's tokenizer: find it, load it, identify it by a hash; tokens of texts and back.
 
 The `tokenizers` library is an extra, imported only when a tokenizer is loaded. It reads untrusted
 files in a subprocess; see `sandbox`.
@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 from unicodedata import normalize
@@ -46,10 +46,8 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install tokenizers"
 END_OF_TEXT = "<|endoftext|>"
-# characters that are shown; a page shows thousands of tokens, and a file may have them of 20 kB
-LONGEST_TOKEN = 200
-# bytes of a SentencePiece model that take no time; published ones have a few million
-PARSED_HERE = 100_000
+LONGEST_TOKEN = 200  # characters shown; a page has thousands of tokens, and some have 20 kB
+PARSED_HERE = 100_000  # bytes of a SentencePiece model; published ones have a few million
 BEGINS_A_WORD = "▁"
 CONTINUES = "##"
 BYTE_LEVEL = {"type": "ByteLevel"}
@@ -60,7 +58,7 @@ LIKE_BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "Mobil
 
 
 class Added(NamedTuple):
-    """A token that is found in a text before anything else is done to it."""
+    """A token that is found in a text before any other step."""
 
     content: str
     rstrip: bool
@@ -75,15 +73,14 @@ class Tokenizer:
     file : path-like
         Named in errors.
     facts : dict
-        What `description` of sandbox says of it.
+        The `description` by sandbox.
     ask : callable
         Calls a function of sandbox on the library's own tokenizer, wherever that is.
     """
 
     def __init__(self, file: object, facts: dict[str, Any], ask: Callable[..., bytes]) -> None:
         self.file, self.facts, self._ask = file, facts, ask
-        self.ids: dict[str, int] = facts["vocab"]
-        # as the vocabulary spells
+        self.ids: dict[str, int] = facts["vocab"]  # by token, as the vocabulary spells it
         self.tokens: dict[int, str] = {index: token for token, index in self.ids.items()}
         self.added = {index: Added(*rest) for index, *rest in facts["added"]}
 
@@ -94,9 +91,7 @@ class Tokenizer:
 
     @staticmethod
     def find_at(path: Path, source: str | Path = "") -> Path:
-        """The file that says most of the tokenizer in a folder, or in a file or its folder;
-        `source` is for errors.
-        """
+        """The file that says most of the tokenizer at a folder or file; errors name `source`."""
         if path.is_file() and path.name != "vocab.json" and path.suffix in (".json", ".model"):
             return path
         folder = path if path.is_dir() else path.parent
@@ -126,9 +121,7 @@ class Tokenizer:
 
     @classmethod
     def place_of(cls, model: Model) -> Path:
-        """Where a model's tokenizer is or would be: a folder, or a file whose name does not say
-        that it is one.
-        """
+        """The place of a model's tokenizer: a folder, or a file with an unusual name."""
         if model.tokenizer == model.source:
             return model.checkpoint.folder
         file = cls.find(model.tokenizer)
@@ -136,9 +129,7 @@ class Tokenizer:
 
     @staticmethod
     def sandboxed(file: object, load: Any, *arguments: Any) -> Tokenizer:
-        """A stranger's tokenizer, loaded in a child process; the same file's is loaded once, and
-        refused once.
-        """
+        """A stranger's tokenizer in a child process; a file is loaded once, or refused once."""
         tokenizer = _sandboxed(str(file), load, *arguments)
         if isinstance(tokenizer, CheckpointError):
             raise tokenizer.with_traceback(None)
@@ -158,28 +149,26 @@ class Tokenizer:
 
     @cached_property
     def size(self) -> int:
-        """One more than the largest token id: the rows an embedding needs, gaps between the ids
-        included.
-        """
+        """The rows that an embedding needs: one more than the largest token id."""
         return 1 + max(self.ids.values())
 
     @property
     def unknown(self) -> int | None:
-        """The id of the token that stands for what is not in the vocabulary, where it has one."""
+        """The id of the token for text outside the vocabulary; None without one."""
         return self.ids.get(self.facts["model"][1] or "")
 
     def check_known(self, unknown: int, tokens: int) -> None:
         """Refuse a text of so many tokens if most of them are the unknown one."""
         if unknown > tokens / 2:
-            problem = f"{unknown:,} of the {tokens:,} tokens of this text are {self.text(self.unknown or 0)!r}"
-            file = str(self.file) if self.file else None
+            token, file = self.text(self.unknown or 0), str(self.file) if self.file else None
+            problem = f"{unknown:,} of the {tokens:,} tokens of this text are {token!r}"
             raise CheckpointError(
                 f"{problem}; give one in the language of the tokenizer", file=file
             )
 
     @cached_property
     def hash(self) -> str:
-        """The SHA-256 of the mapping from ids to tokens, in hexadecimal.
+        """SHA-256 of the mapping from ids to tokens, in hexadecimal.
 
         Two tokenizers with the same hash agree on every id, whatever files they came from and
         whichever version of the library wrote them.
@@ -195,18 +184,13 @@ class Tokenizer:
         special: bool = True,
         longest: int | None = None,
     ) -> list[int]:
-        """The tokens of a text, or of two; `special` ones around them; at most `longest`, the
-        longer text cut first.
-        """
+        """The tokens of a text, or of two, at most `longest` (the longer text is cut first)."""
         return self._encoding((text,) if pair is None else (text, pair), special, longest)[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of many texts, without special ones around them."""
-        numbers = (
-            memoryview(self._ask(encode_batch, texts, characters=sum(map(len, texts))))
-            .cast("q")
-            .tolist()
-        )
+        answer = self._ask(encode_batch, texts, characters=sum(map(len, texts)))
+        numbers = memoryview(answer).cast("q").tolist()
         start, batch = 1 + numbers[0], []
         for length in numbers[1:start]:
             batch.append(numbers[start : start + length])
@@ -220,58 +204,47 @@ class Tokenizer:
     @cached_property
     def around(self) -> tuple[int, ...]:
         """The special tokens that it adds to a pair of texts, each once, in their order."""
-        return tuple(
-            dict.fromkeys(
-                token for token, mark in zip(*self._encoding(("a", "a")), strict=True) if mark
-            )
-        )
+        ids, marks = self._encoding(("a", "a"))
+        special = (token for token, mark in zip(ids, marks, strict=True) if mark)
+        return tuple(dict.fromkeys(special))
 
     def _encoding(
         self, texts: tuple[str, ...], special: bool = True, longest: int | None = None
     ) -> tuple[list[int], list[int]]:
         """Ids, and 1 for each that is special."""
-        ids, marks = json.loads(
-            self._ask(encode, texts, special, longest, characters=sum(map(len, texts)))
-        )
+        characters = sum(map(len, texts))
+        ids, marks = json.loads(self._ask(encode, texts, special, longest, characters=characters))
         return ids, marks
 
     def id_of(self, text: str) -> int:
         """The id of the one token that `text` is."""
         try:
             ids = self.encode(text, special=False)
-        # an unpaired surrogate, or a vocabulary without its unknown token
-        except CheckpointError as error:
+        except CheckpointError as error:  # an unpaired surrogate, or no unknown token
             raise CheckpointError(f"the tokenizer cannot encode {text!r}: {error}") from error
         if len(ids) == 1 and (text == self.facts["model"][1] or ids[0] != self.unknown):
             return ids[0]
         if text not in self.ids:
             parts = " + ".join(repr(self.text(index)) for index in ids) or "nothing"
-            raise CheckpointError(
-                f"{text!r} is not one token of this tokenizer; it splits into {parts}"
-            )
+            problem = f"{text!r} is not one token of this tokenizer"
+            raise CheckpointError(f"{problem}; it splits into {parts}")
         return self.ids[text]
 
     def text(self, *ids: int) -> str:
-        """The text of consecutive tokens, with their spaces; a text of kilobytes ends in an
-        ellipsis.
+        """The text of consecutive tokens, with their spaces; kilobytes end in an ellipsis.
 
         Bytes that form no whole character are spelled out ("\\xe9"), and so is an id without a
         token ("<id 50300>").
         """
         tokens = [self.tokens.get(index) or f"<id {index}>" for index in ids]
         kind, _, prefix = self.facts["model"]
-        if any(
-            step["type"] == "ByteLevel"
-            for name in ("decoder", "pre_tokenizer")
-            for step in self.steps(name)
-        ):
+        steps = self.steps("decoder") + self.steps("pre_tokenizer")
+        if any(step["type"] == "ByteLevel" for step in steps):
             text = b"".join(map(bytes_of, tokens)).decode(errors="backslashreplace")
         elif kind == "WordPiece":
-            words = [
-                token.removeprefix(prefix) if token.startswith(prefix) else f" {token}"
-                for token in tokens[1:]
-            ]
-            text = "".join(tokens[:1] + words)
+            text = "".join(tokens[:1])
+            for token in tokens[1:]:
+                text += token.removeprefix(prefix) if token.startswith(prefix) else f" {token}"
         else:
             text = "".join(tokens).replace(BEGINS_A_WORD, " ")
         return shortened(text, len(ids))
@@ -285,7 +258,7 @@ class Tokenizer:
 
 
 def token_names(tokenizer: Tokenizer | None) -> Callable[..., str]:
-    """What to call tokens: their text, or their ids where no tokenizer is known."""
+    """A function that names tokens: by text, or by id without a tokenizer."""
     return tokenizer.text if tokenizer else lambda *ids: " ".join(f"#{index}" for index in ids)
 
 
@@ -329,9 +302,8 @@ class TokenList(Tokenizer):
 
     def __init__(self, file: object, tokens: Sequence[str], kind: str) -> None:
         if not tokens or len(tokens) > MOST_TOKENS:
-            raise CheckpointError(
-                f"lists {len(tokens)} tokens; from 1 to {MOST_TOKENS} are read", file=file
-            )
+            problem = f"lists {len(tokens)} tokens; from 1 to {MOST_TOKENS} are read"
+            raise CheckpointError(problem, file=file)
         facts = {
             "vocab": {token: index for index, token in reversed([*enumerate(tokens)])},
             "added": [],
@@ -353,18 +325,16 @@ class TokenList(Tokenizer):
         if kind == "bert":
             tokens = [_as_word_piece(token) for token in tokens]
         if kind not in GGUF_KINDS:
-            raise CheckpointError(
-                f"spells tokens as '{kind[:40]}' does, which is not known here", file=path
-            )
+            problem = f"spells tokens as '{kind[:40]}' does, which is not known here"
+            raise CheckpointError(problem, file=path)
         return cls(path, tokens, GGUF_KINDS[kind])
 
     @classmethod
     def of_lines(cls, content: bytes, file: object) -> TokenList:
         """The tokens of a vocab.txt, one per line, whose splitting rules are unknown."""
         if (count := content.count(b"\n")) > MOST_TOKENS:  # before there is a list of them
-            raise CheckpointError(
-                f"lists {count} tokens; from 1 to {MOST_TOKENS} are read", file=file
-            )
+            problem = f"lists {count} tokens; from 1 to {MOST_TOKENS} are read"
+            raise CheckpointError(problem, file=file)
         try:
             lines = content.decode().removesuffix("\n").split("\n")
         except UnicodeDecodeError:
@@ -373,9 +343,7 @@ class TokenList(Tokenizer):
 
     @classmethod
     def of_sentencepiece(cls, content: bytes, file: object) -> TokenList:
-        """The pieces of a SentencePiece model; a large one is parsed in a process of its own, which
-        may be ended.
-        """
+        """The pieces of a SentencePiece model; a large one is parsed in a child process."""
         if len(content) > PARSED_HERE:
             return cls(file, parsed(str(file), pieces_of, content), "Unigram")
         try:
@@ -408,17 +376,17 @@ class TokenList(Tokenizer):
         return [self.ids.get(spell(text)) for text in texts]
 
     def _refuse(self, problem: str) -> NoReturn:
-        how = "only its list of tokens is read, not its rules; a tokenizer.json has both (`tokenizer`)"
-        raise CheckpointError(f"{problem}: {how}", file=self.file)
+        reason = "only its list of tokens is read, not its rules"
+        advice = "a tokenizer.json has both (`tokenizer`)"
+        raise CheckpointError(f"{problem}: {reason}; {advice}", file=self.file)
 
 
 def _as_word_piece(token: str) -> str:
-    """BERT's own spelling: ggml marks what begins a word and not what continues one."""
+    """BERT's spelling: ggml marks the start of a word, BERT its continuation."""
     if token.startswith("[") and token.endswith("]"):
         return token
-    return (
-        token.removeprefix(BEGINS_A_WORD) if token.startswith(BEGINS_A_WORD) else CONTINUES + token
-    )
+    begins = token.startswith(BEGINS_A_WORD)
+    return token.removeprefix(BEGINS_A_WORD) if begins else CONTINUES + token
 
 
 # Reading files
@@ -452,8 +420,7 @@ def _read(file: Path) -> Tokenizer:
     return tokenizer
 
 
-# by the files' content: two tokenizers can be compared, and a list's are not all kept
-@lru_cache(2)
+@lru_cache(2)  # by the files' content; two, so that tokenizers can be compared
 def _sandboxed(file: str, load: Any, *arguments: Any) -> Tokenizer | CheckpointError:
     try:
         sandbox = Sandbox(file, load, *arguments)
@@ -463,28 +430,22 @@ def _sandboxed(file: str, load: Any, *arguments: Any) -> Tokenizer | CheckpointE
 
 
 def _word_piece_settings(folder: Path) -> tuple[bool, bool | None, bool] | None:
-    """How a vocab.txt's tokenizer treats case, accents and Chinese characters; None where it is not
-    of BERT's kind.
-    """
+    """A vocab.txt's rules for case, accents and Chinese characters; None if not of BERT's kind."""
     path = folder / "tokenizer_config.json"
     settings = read_json(path) if path.is_file() else {}
     if str(settings.get("tokenizer_class", "BertTokenizer")).removesuffix("Fast") not in LIKE_BERTS:
         return None
+    lowercase = settings.get("do_lower_case", True) is True
     accents = settings.get("strip_accents")
-    return (
-        settings.get("do_lower_case", True) is True,
-        accents if isinstance(accents, bool) else None,
-        settings.get("tokenize_chinese_chars", True) is True,
-    )
+    chinese = settings.get("tokenize_chinese_chars", True) is True
+    return lowercase, accents if isinstance(accents, bool) else None, chinese
 
 
 AT_HAND: WeakKeyDictionary[Model, tuple[Tokenizer | None, str]] = WeakKeyDictionary()
 
 
 def _at_hand(model: Model) -> tuple[Tokenizer | None, str]:
-    """A model's tokenizer, looked for once; None if none can be read, and why not if there is
-    one.
-    """
+    """A model's tokenizer, or None and the reason it cannot be read ("" without one); kept."""
     if model not in AT_HAND:
         AT_HAND[model] = _look_for(model)
     return AT_HAND[model]
@@ -527,7 +488,7 @@ SAFE_CUTS = {
     LLAMA3: re.compile(r"(?<=\S) "),
     QWEN2: re.compile(r"(?<=\S) "),
 }
-# The same patterns for a text of ASCII alone, in words that Python's expressions know.
+# Replacements that make these patterns Python's, for texts of ASCII alone.
 IN_ASCII = (
     (r"[^\s\p{L}\p{N}]", r"[^\t-\r A-Za-z0-9]"),
     (r"[^\r\n\p{L}\p{N}]", r"[^\r\nA-Za-z0-9]"),
@@ -536,7 +497,7 @@ IN_ASCII = (
     (r"\s", r"[\t-\r ]"),
     (r"\S", r"[^\t-\r ]"),
 )
-ADDED_UP_TO = 1000  # tokens found before words are: they are looked for one after the other
+ADDED_UP_TO = 1000  # added tokens, which are looked for one after the other
 
 
 def safe_cut(tokenizer: Tokenizer) -> re.Pattern[str] | None:
@@ -545,8 +506,8 @@ def safe_cut(tokenizer: Tokenizer) -> re.Pattern[str] | None:
 
 
 def safe_split(tokenizer: Tokenizer) -> Callable[[str], list[str]] | None:
-    """What splits a text into parts that have the tokens of the whole, as short as is certain; None
-    as `safe_cut`.
+    """A function that splits a text into short parts without changing its tokens; None as
+    `safe_cut`.
 
     ASCII without a special token in it is split wherever the pre-tokenizer splits it: a match of
     its pattern is matched whole when it stands alone as well, so its tokens do not depend on what
@@ -556,37 +517,34 @@ def safe_split(tokenizer: Tokenizer) -> Callable[[str], list[str]] | None:
     if (cut := safe_cut(tokenizer)) is None:
         return None
     words = re.compile(f"(?={cut.pattern})").split
-    in_ascii = reduce(
-        lambda pattern, classes: pattern.replace(*classes), IN_ASCII, _pattern(tokenizer)
-    )
+    in_ascii = _pattern(tokenizer)
+    for of_library, of_python in IN_ASCII:
+        in_ascii = in_ascii.replace(of_library, of_python)
     parts = re.compile(in_ascii).findall
     added = {token.content for token in tokenizer.added.values()}
-    # some are looked for in text that is normalised
-    added |= {normalize("NFC", content) for content in added}
+    added |= {normalize("NFC", content) for content in added}  # some are found after normalising
     if len(added) > ADDED_UP_TO:
         return words
 
     def split(text: str) -> list[str]:
-        there = [content for content in added if content in text]
-        if text.isascii() and not there:
+        present = [content for content in added if content in text]
+        if text.isascii() and not present:
             return parts(text)
-        split_up = (
-            parts(word)
-            if word.isascii() and not any(content in word for content in there)
-            else [word]
-            for word in words(text)
-        )
-        return [part for word in split_up for part in word]
+        split_up: list[str] = []
+        for word in words(text):
+            splits = word.isascii() and not any(content in word for content in present)
+            split_up += parts(word) if splits else [word]
+        return split_up
 
     return split
 
 
 def _pattern(tokenizer: Tokenizer) -> str:
-    """The pattern that alone says where words end; empty where something else has a say."""
-    # NFC joins nothing to a space
-    if {part["type"] for part in tokenizer.steps("normalizer")} - {"NFC"}:
+    """The pattern that alone decides where words end; empty where more than it decides."""
+    normalizers = {step["type"] for step in tokenizer.steps("normalizer")}
+    if normalizers - {"NFC"}:  # NFC joins nothing to a space
         return ""
-    for added in tokenizer.added.values():  # found in the text before the pattern is
+    for added in tokenizer.added.values():  # they are found in the text before words are
         if added.rstrip or re.search(r"\S\s", added.content):
             return ""
     match tokenizer.steps("pre_tokenizer"):
