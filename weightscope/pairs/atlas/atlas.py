@@ -1,5 +1,4 @@
-"""An atlas of many checkpoints: fingerprints of each, families with their trees, neighbours of
-heads, and what failed.
+"""An atlas of many checkpoints: fingerprints, families with trees, neighbours of heads, errors.
 
 An engine gets a task per checkpoint, then one per pair of relatives that are small enough to be
 read whole. What is finished is kept; nothing that is wrong with a checkpoint stops the run.
@@ -58,9 +57,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Atlas(Result):
-    """What is known of many checkpoints; `members`, `outlines` and `family_of` are in the same
-    order.
-    """
+    """An atlas of checkpoints; `members`, `outlines` and `family_of` are in one order."""
 
     PAGE = "pairs.atlas.site:write_site"
     TABLES, FILES = TABLES, RESULTS
@@ -89,7 +86,7 @@ class Atlas(Result):
 
     @property
     def lead(self) -> str:
-        """How many checkpoints, heads and families, and what failed."""
+        """Numbers of checkpoints, heads, families and failures, in one sentence."""
         several = [family for family in self.families if len(family.members) > 1]
         related = sum(len(family.members) for family in several)
         text = f"{self.about}: {related:,} are in {_families(len(several))} of relatives"
@@ -155,7 +152,7 @@ class Atlas(Result):
         return Table.of_rows(FAMILIES, rows)
 
     def later(self, first: int, second: int) -> int | None:
-        """Which of two came later, where that is proved."""
+        """The later one of two, where the weights prove it."""
         known = self.directions.get((first, second), Direction()).came_first
         return {"first": second, "second": first, "": None}[known]
 
@@ -233,7 +230,7 @@ class Atlas(Result):
             write_parquet(file, map(self.heads_of, range(len(self.members))), facts)
 
     def printed(self) -> list[str | Table]:
-        """What the terminal shows."""
+        """The first sentence, the largest families and the errors, for the terminal."""
         lines: list[str | Table] = [self.lead]
         if len(self.family_table):
             lines.append(
@@ -250,7 +247,7 @@ class Atlas(Result):
         return [self.family_table]
 
     def as_json(self) -> dict[str, Any]:
-        """What `weightscope atlas --json` prints and atlas.json holds."""
+        """The record that `weightscope atlas --json` prints and atlas.json holds."""
         return dict(
             as_json(
                 self.provenance.envelope(self.lead)
@@ -356,7 +353,7 @@ def members_of(
 
 @dataclass(frozen=True)
 class AtlasOptions:
-    """How an atlas is made."""
+    """Options of `make_atlas`."""
 
     most: int = MOST_WEIGHTS  # weights read of a checkpoint
     proved: int = PROVED_BYTES  # bytes of a checkpoint that is read whole for a direction
@@ -370,8 +367,8 @@ def make_atlas(
 ) -> Atlas:
     """Make an atlas of the checkpoints in a list and write it into a folder.
 
-    Without a list, what the last run has kept is written again, less what is withdrawn; nothing is
-    fetched.
+    Without a list, the fingerprints kept by the last run are written again, less the withdrawn
+    ones; nothing is fetched.
 
     Raises
     ------
@@ -449,9 +446,7 @@ def _withdraw(store: Store, wanted: Sequence[str], known: set[str]) -> None:
 def _prints(
     members: Sequence[Member], store: Store, engine: Engine, options: AtlasOptions
 ) -> Iterator[tuple[str, Outline | str, int]]:
-    """Each checkpoint's name, its fingerprint or what was wrong, and the bytes fetched; -1 of one
-    that was kept.
-    """
+    """Make fingerprints: each name, its outline or error, and bytes fetched (-1 if it was kept)."""
 
     def tasks() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
         for each in members:
@@ -482,7 +477,7 @@ def _prints(
 
 
 def _value_of(ended: Finished) -> Any:
-    """A task's value; any exception as one clear error."""
+    """A task's value; any exception becomes one clear error."""
     if ended.error is None:
         if (
             not isinstance(ended.value, tuple)
@@ -499,7 +494,7 @@ def _value_of(ended: Finished) -> Any:
 
 
 def _from(store: Store, members: Sequence[Member]) -> Callable[[int], Print]:
-    """What reads the fingerprint of a checkpoint from the disk; a few are kept in memory."""
+    """A function that reads fingerprints from the disk and keeps a few in memory."""
 
     @lru_cache(maxsize=LOADED)
     def load(place: int) -> Print:
@@ -541,9 +536,7 @@ def _of(
 def _directions(
     atlas: Atlas, store: Store, engine: Engine, most: int, *, anew: bool
 ) -> dict[tuple[int, int], Direction]:
-    """Which came first of each pair in the trees that is small enough; unless `anew`, where it was
-    found out before.
-    """
+    """Find which came first of each small pair in the trees; look it up unless `anew`."""
     known, left = dict[tuple[int, int], Direction](), list[tuple[int, int]]()
     for family in atlas.families:
         for edge in family.edges:
@@ -574,7 +567,7 @@ def _directions(
 
 
 def _named(atlas: Atlas, pair: tuple[int, int]) -> list[str]:
-    """What a pair is kept under: both names and states."""
+    """The key that a pair is kept under: both names and states."""
     return [
         text
         for place in pair

@@ -1,6 +1,4 @@
-"""Which of two relatives came first, from their whole weights, where both are small enough to
-read.
-"""
+"""Find which of two relatives came first, from the whole weights of small checkpoints."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,7 +17,7 @@ LONGEST = 2_000  # characters of what differs
 
 
 class Direction(NamedTuple):
-    """What the weights of a pair show."""
+    """The answer for one pair of relatives."""
 
     came_first: str = ""  # "first" or "second"; empty where it is not proved
     how: str = ""  # how the other is computed from that one
@@ -27,7 +25,7 @@ class Direction(NamedTuple):
 
 
 def find_direction(first: Source, second: Source, states: tuple[str, str]) -> tuple[str, str, str]:
-    """The task of one pair of relatives, both as they were when their fingerprints were made."""
+    """Run the task of one pair, both as they were when their fingerprints were made."""
     models = [_at(source, state) for source, state in zip((first, second), states, strict=True)]
     result = lineage(models[1], [models[0]], nonce=NONCE)
     older = {None: "", "base": "first", "suspect": "second"}[result.came_first]
@@ -40,7 +38,7 @@ def find_direction(first: Source, second: Source, states: tuple[str, str]) -> tu
 
 
 def direction_of(answer: Any) -> Direction:
-    """A worker's or a kept answer, if it is one."""
+    """Check a worker's answer, or a kept one."""
     if (
         not isinstance(answer, tuple | list)
         or len(answer) != 3
@@ -52,9 +50,7 @@ def direction_of(answer: Any) -> Direction:
 
 
 def _at(source: Source, state: str) -> Model:
-    """A checkpoint in this state, all of it fetched at once: a commit, or the digest of its
-    identity.
-    """
+    """Open a checkpoint in this state: a commit, or a digest of its identity."""
     where = locate(source.source, source.revision)
     if isinstance(where, Repository):
         model = replace(source, source=where.id, revision=state).open()

@@ -54,8 +54,9 @@ class Family(NamedTuple):
 
 
 def families_of(outlines: Sequence[Outline], load: Callable[[int], Print]) -> list[Family]:
-    """The families, the largest first; every checkpoint is in one, perhaps alone. `load` gives a
-    whole fingerprint.
+    """Find the families, the largest first; every checkpoint is in one, perhaps alone.
+
+    `load` gives a whole fingerprint.
     """
     forest = _Forest(len(outlines))
     near = sorted(_near_in_bits(outlines), key=lambda pair: (pair.bits, pair.first, pair.second))
@@ -101,8 +102,9 @@ class _Forest:
     def join_nearest(
         self, edges: Iterable[Edge], among_equals: Callable[[Edge], float] | None = None
     ) -> None:
-        """Add edges, the most alike first; equally alike ones by another likeness, if given, then
-        as listed.
+        """Add edges, the most alike first.
+
+        Equally alike ones are ordered by `among_equals`, if given, then as listed.
         """
         listed = sorted(edges, key=lambda edge: (edge.first, edge.second))
         of_level: dict[int, list[Edge]] = defaultdict(list)
@@ -119,7 +121,7 @@ class _Forest:
                 self.join(edge)
 
     def families(self) -> list[Family]:
-        """What is joined, the largest first."""
+        """The joined checkpoints and their edges, the largest family first."""
         found: dict[int, Family] = defaultdict(lambda: Family([], []))
         for place in range(len(self._above)):
             found[self.root(place)].members.append(place)
@@ -129,9 +131,7 @@ class _Forest:
 
 
 def levels(likeness: Sequence[float] | np.ndarray) -> np.ndarray:
-    """0 for the most alike, 1 for the next, and so on; what is equal up to rounding has one level:
-    (n,) -> (n,).
-    """
+    """Rank likenesses (n,) -> (n,): 0 for the highest; equal up to rounding, equal in rank."""
     alike = np.nan_to_num(np.asarray(likeness, float), nan=-np.inf)
     order = np.argsort(-alike, kind="stable")
     found = np.zeros(len(alike), np.int64)
@@ -141,7 +141,7 @@ def levels(likeness: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[Edge]:
-    """Pairs of one shape whose blocks differ in few bits."""
+    """Find pairs of one shape whose blocks differ in few bits."""
     of_shape: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, each in enumerate(outlines):
         of_shape[each.shape].append(place)
@@ -162,9 +162,7 @@ def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[Edge]:
 
 
 def _in_place(a: Print, b: Print) -> float:
-    """Mean cosine of the heads that both have been read of, each with the other's head of its
-    place.
-    """
+    """Mean cosine of the heads at the same places in both."""
     places = [
         dict(
             zip(
@@ -186,9 +184,7 @@ def _in_place(a: Print, b: Print) -> float:
 
 
 def _candidates(outlines: Sequence[Outline], forest: _Forest) -> list[tuple[int, int]]:
-    """Pairs of one width, not in one family yet, whose layers' sums are alike: the most alike of
-    each.
-    """
+    """Pairs of one width and two families with similar sums of layers: the best few of each."""
     of_width: dict[int, list[int]] = defaultdict(list)
     for place, each in enumerate(outlines):
         of_width[each.about["d_model"]].append(place)
@@ -220,9 +216,7 @@ def _by_heads(a: Print, b: Print) -> float:
 
 
 def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[Edge]:
-    """Pairs of checkpoints, not in one family yet, whose value dimensions have one order: of each
-    with each family.
-    """
+    """Join each checkpoint with the families whose value dimensions have the same order."""
     of_width: dict[int, list[int]] = defaultdict(list)
     for place, each in enumerate(outlines):
         of_width[each.values.shape[1]].append(place)

@@ -1,6 +1,4 @@
-"""For every head the most similar head of another checkpoint, and of another family, by their
-sketches.
-"""
+"""For every head, the most similar head of another checkpoint, and of another family."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -22,9 +20,7 @@ LUCK = 1.3  # times the highest cosine that chance is expected to give among so 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Neighbours(ShowsShapes):
-    """The neighbour of each of N heads: its place among all heads, or -1 where none is more alike
-    than by chance.
-    """
+    """The most similar head of each of N heads."""
 
     place: np.ndarray  # (N,)
     likeness: np.ndarray  # (N,) mean cosine of W_QK and of W_VO
@@ -33,10 +29,10 @@ class Neighbours(ShowsShapes):
 def neighbours_of(
     outlines: Sequence[Outline], load: Callable[[int], Print], *apart: Sequence[int]
 ) -> list[Neighbours]:
-    """For each list of numbers, the nearest heads of checkpoints of the same width with another
-    number.
+    """For each list of numbers, the nearest heads of checkpoints with another number.
 
-    The sketches of all heads of a width are in memory, 256 bytes each.
+    Only checkpoints of one width are compared. The sketches of all heads of a width are in memory,
+    256 bytes each.
     """
     sizes = [len(each.layer) for each in outlines]
     starts = np.cumsum([0, *sizes])
@@ -58,8 +54,9 @@ def neighbours_of(
 
 
 def _nearest(sketches: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The head of another group with the highest mean cosine, the first of equally alike ones, and
-    that: (n,), (n,).
+    """Each head's nearest head in another group and their mean cosine: (n,), (n,).
+
+    Of equally alike heads, the first one counts.
     """
     n = len(sketches)
     best, score = np.zeros(n, np.int64), np.full(n, -np.inf)

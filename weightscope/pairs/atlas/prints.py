@@ -1,10 +1,9 @@
-"""One checkpoint of an atlas: its fingerprint from a sample of its weights, as a worker makes it
-and as it is kept.
+"""One checkpoint of an atlas: its fingerprint from a sample of its weights.
 
 Besides the sketches of heads (see `lineage.sketches`) it holds a few blocks of W_K, norm folded in,
-as bfloat16: how many bits of them differ tells relatives of one shape from strangers, cheaply (bit
-distance, as in ZipLLM, arXiv 2505.06252). And of each layer the ranks of its value dimensions; see
-`values`.
+as bfloat16: the number of differing bits tells relatives of one shape from strangers, cheaply (bit
+distance, as in ZipLLM, arXiv 2505.06252). It also holds the ranks of each layer's value dimensions;
+see `values`.
 """
 
 import json
@@ -63,7 +62,7 @@ FORMS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Outline(ShowsShapes):
-    """What is kept in memory of a checkpoint's fingerprint: all but the sketches of its N heads."""
+    """The part of a fingerprint that stays in memory: all but the sketches of its N heads."""
 
     about: dict[str, Any]  # sizes, and what tells whether the checkpoint is still the same
     blocks: np.ndarray  # (B, VALUES) bits of bfloat16
@@ -76,12 +75,12 @@ class Outline(ShowsShapes):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What checkpoints have in common whose blocks can be compared."""
+        """Sizes that two checkpoints must share for their blocks to be compared."""
         return (*(self.about[name] for name in COUNTS[:5]), self.about["tower"], self.blocks.shape)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all heads were read whole."""
+        """True if all heads were read whole."""
         return bool(self.about["whole"])
 
     @property
@@ -93,7 +92,7 @@ class Outline(ShowsShapes):
 
     @property
     def is_in_part(self) -> bool:
-        """Whether of its layers some heads were read, and of these W_VO in some dimensions."""
+        """True if some heads of each layer were read, and some rows of their W_VO."""
         return len(self.layer) < self.about["heads"] * len(self.sums)
 
 
@@ -169,7 +168,7 @@ class Print(ShowsShapes):
 
 
 def _described(text: np.ndarray, name: str) -> dict[str, Any]:
-    """The description in a fingerprint; its values are shown, and sizes are computed with."""
+    """Read a fingerprint's description; its values are shown, and sizes are computed with."""
     try:
         about = json.loads(text.tobytes())
         fits = (
@@ -194,11 +193,10 @@ def _described(text: np.ndarray, name: str) -> dict[str, Any]:
 def make_print(
     source: Source, state: str = "", most: int = MOST_WEIGHTS
 ) -> tuple[dict[str, np.ndarray], int] | None:
-    """The task of one checkpoint: its fingerprint as arrays and the bytes fetched; None if it is
-    still in `state`.
+    """Run the task of one checkpoint: its fingerprint as arrays, and the bytes fetched.
 
-    A repository is read at one commit, whatever is pushed meanwhile; where that is known, nothing
-    is fetched.
+    None if it is still in `state`. A repository is read at one commit, whatever is pushed
+    meanwhile; if that commit is known, nothing is fetched.
     """
     where = locate(source.source, source.revision)
     if isinstance(where, Repository):
@@ -255,9 +253,7 @@ def _sketches_of(read: SampledLayer) -> tuple[np.ndarray, ...]:
 
 
 def bits_of(w: np.ndarray) -> np.ndarray:
-    """The first VALUES values of a head's factor (d, r), column by column, as bits of bfloat16;
-    zeros where it ends.
-    """
+    """The first VALUES values of a factor (d, r) by column, as bits of bfloat16, zero-padded."""
     columns = -(-VALUES // len(w))
     values = np.asarray(w[:VALUES, :columns], np.float32).T.ravel()[:VALUES]
     bits = np.ascontiguousarray(values).view(np.uint32)

@@ -1,5 +1,4 @@
-"""Which weights of a checkpoint an atlas reads: all of attention where that is little, else some
-heads or some layers.
+"""Choose and read an atlas's sample of a checkpoint: all of attention, or some heads or layers.
 
 A head's queries, keys and values are rows of their matrices, which lie together in the file. Its
 part of the output projection is columns, which do not: there some rows are read, with the columns
@@ -36,7 +35,7 @@ Spans = tuple[tuple[int, int], ...]  # rows [start, stop)
 
 
 class Sample(NamedTuple):
-    """What is read of a checkpoint."""
+    """The layers and heads to read of a checkpoint."""
 
     layers: Sequence[int]
     # of each layer the key-value heads, with the first query head of each; None: all
@@ -92,7 +91,7 @@ class _Columns(_Rows):
 
 
 def sample_of(model: Model, most: int = MOST_WEIGHTS) -> Sample:
-    """What to read of a checkpoint, at most so many weights; how much depends on its shapes alone.
+    """Choose what to read of a checkpoint, at most so many weights; only shapes decide.
 
     Raises
     ------
@@ -121,9 +120,7 @@ def sample_of(model: Model, most: int = MOST_WEIGHTS) -> Sample:
 
 
 def read_sample(model: Model, sample: Sample) -> Iterator[SampledLayer]:
-    """The layers of a sample in order, single heads several at a time; nothing that is fetched is
-    cached.
-    """
+    """Read a sample's layers in order; single heads several at a time, without a cache."""
     for file in model.checkpoint.files:
         file.keeps = False
     if sample.groups is None:
@@ -142,7 +139,7 @@ def read_sample(model: Model, sample: Sample) -> Iterator[SampledLayer]:
 
 
 def _heads_of(model: Model, index: int, groups: Sequence[int]) -> Layer:
-    """A layer as if it had these key-value heads alone, each with its first query head."""
+    """Read a layer as if it had only these key-value heads, each with its first query head."""
     config, family = _of_layer(model, index)
     tensors = model.checkpoint.with_tensors(_replaced(model, family, config, index, groups))
     smaller = replace(config, n_heads=len(groups), n_kv_heads=len(groups))
@@ -152,15 +149,13 @@ def _heads_of(model: Model, index: int, groups: Sequence[int]) -> Layer:
 
 
 def keys_are_values(model: Model, index: int) -> bool:
-    """Whether a layer has one matrix for both, so that positions order the dimensions of its
-    values.
-    """
+    """True if a layer has one matrix for both, so that positions order its value dimensions."""
     heads = _of_layer(model, index)[1].heads
     return heads.layout.__name__ == "separate" and heads.k == heads.v
 
 
 def _of_layer(model: Model, index: int) -> tuple[ModelConfig, Family]:
-    """The numbers and the row of one layer, which no longer depends on the layer."""
+    """One layer's numbers and row, without its dependence on the layer."""
     config, family = in_layer(model.config, model.family, index)
     return config, replace(family, in_=())
 
@@ -223,9 +218,7 @@ def _nested(count: int) -> list[int]:
 
 
 def _is_split(model: Model, index: int) -> bool:
-    """Whether the heads of a layer are rows of stored matrices, and nothing else of the layer
-    depends on the head.
-    """
+    """True if heads are rows of stored matrices and nothing else depends on the head."""
     config, family = _of_layer(model, index)
     sizes = config.n_heads, config.n_kv_heads, config.head_dim
     smaller = in_layer(replace(config, n_heads=1, n_kv_heads=1), family, index)[0]

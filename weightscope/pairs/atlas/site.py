@@ -1,6 +1,4 @@
-"""The static site of an atlas: a page of all checkpoints, and one for each, which open from the
-disk.
-"""
+"""The static site of an atlas: a page of all checkpoints, and one for each; no server needed."""
 
 from dataclasses import replace
 
@@ -63,7 +61,7 @@ def write_site(files: Files, atlas: Atlas) -> None:
 
 
 def _write_page(files: Files, atlas: Atlas, place: int) -> None:
-    """The page of one checkpoint."""
+    """Write the page of one checkpoint."""
     member, each = atlas.members[place], atlas.outlines[place]
     row = atlas.checkpoints.take([place])
     facts = [(column.heading, column.shown(column.values[0])) for column in row.columns[1:]]

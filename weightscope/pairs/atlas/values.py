@@ -1,5 +1,4 @@
-"""Relatives whose stream was rotated, permuted or cut, by what that leaves in place: the norms of
-rows of W_V.
+"""Find relatives whose stream was rotated, permuted or cut, by the norms of rows of W_V.
 
 An orthogonal change of the stream keeps the norm of every row of W_V (the layer's norm folded in),
 and a cut of the width most of it. A head's value dimensions have no order of their own: of networks
@@ -21,8 +20,7 @@ CHANCE = 1e-3
 
 
 def value_ranks(layer: Layer) -> np.ndarray:
-    """For each value dimension, twice the rank of its row's norm, summed over key-value heads:
-    (r,).
+    """Twice the rank of each value dimension's norm, summed over key-value heads: (r,).
 
     A head counts as zeros if most of its norms are equal, or if they are sorted, as a decomposition
     leaves them.
@@ -43,17 +41,13 @@ def value_ranks(layer: Layer) -> np.ndarray:
 
 
 def distinct(rows: np.ndarray) -> np.ndarray:
-    """The layers (L, V) of a checkpoint without those that nearly repeat an earlier one, as in
-    upscaled models.
-    """
+    """A checkpoint's layers (L, V) less near-repeats of earlier ones, as in upscaled models."""
     alike = np.tril(rows @ rows.T, -1) > DUPLICATE
     return rows[~alike.any(axis=1)]
 
 
 def best_of_each(mine: np.ndarray, stacked: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The highest correlation of each of a checkpoint's layers (L, V) with layers of each of n
-    others: (n, L).
-    """
+    """The highest correlation of each of L layers with each of n checkpoints' layers: (n, L)."""
     return np.maximum.reduceat(stacked @ mine.T, np.cumsum([0, *counts])[:-1], axis=0)
 
 

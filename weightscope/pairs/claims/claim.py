@@ -1,6 +1,4 @@
-"""A lineage as an in-toto statement: which files it is about, by digest, and every number that can
-be recomputed.
-"""
+"""A lineage as an in-toto statement: digests of its files, and every number to recompute."""
 
 from base64 import b64decode
 from collections.abc import Mapping
@@ -29,7 +27,7 @@ MOST_SIGNATURES = 16
 
 
 class Options(NamedTuple):
-    """How the checkpoints of a lineage were opened."""
+    """Options that the checkpoints of a lineage were opened with."""
 
     tower: str | None = None
     families: str | None = None  # SHA-256 of the file of rows
@@ -92,9 +90,7 @@ def _described(base: Sketches) -> dict[str, Any]:
 
 
 def probes_of(lineage: Lineage) -> dict[str, str] | None:
-    """The seed of the random probes, and the nonce that it follows from with the digests of heads;
-    None if they are public or a key's.
-    """
+    """The seed of the probes and its nonce; None if they are public or a key's."""
     return (
         {"seed": lineage.probes.seed, "nonce": lineage.probes.nonce}
         if lineage.probes.nonce
@@ -103,12 +99,12 @@ def probes_of(lineage: Lineage) -> dict[str, str] | None:
 
 
 def tier_of(lineage: Lineage) -> str:
-    """Whether a lineage was read from the weights of every base."""
+    """The tier of a claim: by the weights of every base, or by a fingerprint."""
     return BY_WEIGHTS if all(each.base.source is not None for each in lineage.compared) else INDEXED
 
 
 def judgement(lineage: Lineage) -> dict[str, Any]:
-    """What a lineage says, in values that a second run can be compared with."""
+    """The values of a lineage that a second run must reproduce."""
     record, proof = lineage.as_json(), lineage.proof
     layers = [{key: row[key] for key in LAYER} for row in record["alignment"]]
     for layer in layers:
@@ -135,7 +131,7 @@ FIELDS = {"version", "date", "tier", *ABOUT_FILES, *JUDGED}
 
 
 class ClaimedBase(NamedTuple):
-    """What a claim says of a base's files."""
+    """A base's files, as claimed."""
 
     files: dict[str, str]  # digests by name
     heads: str  # digest of the tensors that sketches depend on
@@ -143,7 +139,7 @@ class ClaimedBase(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a claim says, as far as it must be known before anything is recomputed."""
+    """The parts of a claim that are needed before anything is recomputed."""
 
     predicate: dict[str, Any]
     name: str  # the suspect's
@@ -154,14 +150,12 @@ class Claim(NamedTuple):
 
     @property
     def tier(self) -> str:
-        """What its bases were judged by."""
+        """The tier that follows from the bases: by weights, or by a fingerprint."""
         return INDEXED if any(base.is_print for base in self.bases.values()) else BY_WEIGHTS
 
 
 def claim_of(value: Mapping[str, Any], file: object) -> Claim:
-    """A statement as a claim; refused where it is of another type or version, or lacks what a claim
-    needs.
-    """
+    """Check a statement's type, version and fields, and return it as a claim."""
 
     def refuse(problem: str) -> CheckpointError:
         return CheckpointError(f"is not a claim that can be verified: {problem}", file=file)
@@ -269,7 +263,7 @@ def _options(value: Any) -> Options:
 
 
 class Opened(NamedTuple):
-    """A statement, and the envelope that it was in; None if it is not signed."""
+    """A statement and its envelope; None if it is not signed."""
 
     statement: dict[str, Any]
     envelope: dict[str, Any] | None = None

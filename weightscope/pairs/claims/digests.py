@@ -36,9 +36,7 @@ def digests_of(model: Model) -> dict[str, str]:
 
 
 def digests_of_print(path: Path) -> tuple[dict[str, str], str]:
-    """SHA-256 of a fingerprint's file, by its name, and the digest of heads that the fingerprint
-    records.
-    """
+    """A fingerprint file's SHA-256 by name, and the digest of heads that it records."""
     about, _, file = stored(path)
     file.read_digest()
     return {path.name: file.sha256}, str(about.get("heads_sha256", ""))
@@ -62,7 +60,7 @@ def refuse_several_folders(model: Model) -> None:
 
 
 def _in_order(name: str) -> tuple[str, ...]:
-    """What paths are sorted by."""
+    """Sort key of a path."""
     return PurePath(name).parts
 
 

@@ -1,5 +1,4 @@
-"""What a lineage says as an SBOM: CycloneDX 1.6 or SPDX 2.3, with the relation that the weights
-show and no more.
+"""A lineage as an SBOM, CycloneDX 1.6 or SPDX 2.3, with the relation that the weights show.
 
 "related" is no descent: CycloneDX has `pedigree.variants` for it, where it is unclear whether one
 is derived from the other, and SPDX has VARIANT_OF, "same lineage but not clear which came first".
@@ -34,7 +33,7 @@ def sbom_of(lineage: Lineage, form: str) -> dict[str, Any]:
 
 
 def relation(lineage: Lineage) -> tuple[str, str]:
-    """How the bases that share an origin with the suspect stand to it, in both vocabularies."""
+    """The bases' relation to the suspect, in both vocabularies."""
     return RELATION[lineage.came_first]
 
 
@@ -50,7 +49,7 @@ def _files_of(sketches: Sketches) -> dict[str, str]:
 
 
 def _identity(lineage: Lineage) -> UUID:
-    """What tells an SBOM from others: the suspect's files, and when the lineage was made."""
+    """An SBOM's UUID, from the suspect's files and the date of the lineage."""
     return uuid5(
         NAMESPACE_URL, f"{model_digest(_files_of(lineage.suspect))} {lineage.provenance.date}"
     )

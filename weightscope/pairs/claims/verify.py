@@ -1,6 +1,4 @@
-"""Whether a claim holds: its files are compared by digest, its lineage is computed again, and each
-field compared.
-"""
+"""Verify a claim: compare file digests, recompute the lineage and compare each field."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,7 +53,7 @@ NAMED, LISTED = 3, 1_000  # differences in the first sentence, and in all
 
 
 class Difference(NamedTuple):
-    """A field that a claim and its check do not agree on."""
+    """A field whose value differs between a claim and its check."""
 
     field: str  # where in the claim
     claim: Any
@@ -64,7 +62,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Verification(Result):
-    """Whether a claim holds.
+    """The result of checking a claim.
 
     `holds`; `tier` "verified by weights" or "indexed" (a base was a fingerprint, whose word was
     taken); `signature` "valid", "not valid", "not checked" or "none"; `differences`, and
@@ -81,7 +79,7 @@ class Verification(Result):
 
     @property
     def holds(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return not self.differences
 
     @property
@@ -90,7 +88,7 @@ class Verification(Result):
 
     @property
     def lead(self) -> str:
-        """Whether the claim holds, by what, and where it does not."""
+        """The outcome in words: by what the claim holds, or where it does not."""
         if self.holds and "lead" not in self.not_checked:
             return f"The claim holds ({self.tier}): {self.recomputed}"
         if self.holds:
@@ -120,7 +118,7 @@ class Verification(Result):
         return f"The claim does not hold: {'; '.join(parts)}{more}.{by}"
 
     def printed(self) -> list[str]:
-        """What the terminal shows."""
+        """The lines that the terminal shows."""
         lines = [self.lead, f"Signature: {self.signature}."]
         if self.holds and self.tier == INDEXED:
             lines.append(
@@ -137,7 +135,7 @@ class Verification(Result):
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """What `weightscope verify --json` prints."""
+        """The record that `weightscope verify --json` prints."""
         return dict(
             as_json(
                 self.provenance.envelope(self.lead)
@@ -248,9 +246,7 @@ def verify(
 def _drawn_anew(
     result: Lineage, bases: Iterable[Base], probe_key: str | Path | None
 ) -> Iterator[Difference]:
-    """Whether heads are shared by other probes too: an issuer may try many nonces, and keep the one
-    that suits.
-    """
+    """Draw other probes: an issuer may try many nonces and keep one that suits."""
     assert result.suspect.source is not None
     key = keyed_probes(probe_key) if probe_key else PUBLIC
     pairs = candidates(result.suspect.source, list(bases), key).pairs
@@ -261,7 +257,7 @@ def _drawn_anew(
 
 
 def _signature(opened: Opened, key: str | Path | None) -> str:
-    """What is known of a claim's signature."""
+    """The state of a claim's signature."""
     if opened.envelope is None:
         return "none"
     if key is None:
@@ -272,7 +268,7 @@ def _signature(opened: Opened, key: str | Path | None) -> str:
 def _judged_otherwise(
     claim: Claim, result: Lineage, mixed: bool
 ) -> tuple[list[Difference], list[str]]:
-    """Where the claim and a second run differ, and the fields that were not compared.
+    """Differences between the claim and a second run, and the fields not compared.
 
     If `mixed`, there were weights in place of a fingerprint, or the reverse.
     """
@@ -298,14 +294,14 @@ def _judged_otherwise(
 
 
 def called(model: Model, name: str) -> Model:
-    """The same model under another name."""
+    """A copy of a model under another name."""
     renamed = copy(model)
     renamed.called = name
     return renamed
 
 
 def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
-    """Where a claim contradicts itself, or was made with other options."""
+    """Find contradictions within a claim, and other options than the given ones."""
     models = {"suspect": (claim.predicate["suspect"], claim.digests)}
     for i, described in enumerate(claim.predicate["bases"]):
         models[f"bases[{i}]"] = described, claim.bases[described["name"]].files
@@ -326,7 +322,7 @@ def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
 def _matched(
     claim: Claim, suspect: Model, given: Sequence[Base]
 ) -> tuple[list[Any], list[Difference]]:
-    """The bases in the claim's order, and which files are others than the claim says."""
+    """The bases in the claim's order, and the files that differ from it."""
     differences = list(_other_files("subject", claim.digests, digests_of(suspect)))
     left, in_order = list(given), []
     for i, name in enumerate(claim.bases):
@@ -340,9 +336,7 @@ def _matched(
 
 
 def _expected(claim: Claim, name: str, base: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """The digests that a claim wants of a base, and those that it has: of the files, or of the
-    heads if one of the two is a fingerprint.
-    """
+    """A base's claimed digests and its actual ones: of files, or of heads for a fingerprint."""
     claimed = claim.bases[name]
     if not is_fingerprint(base):
         if not claimed.is_print:
@@ -369,9 +363,7 @@ def _other_files(
 def _differences(
     where: str, claim: Any, computed: Any, names: Sequence[str], loose: bool = False
 ) -> Iterator[Difference]:
-    """Where two values of JSON differ, by path: numbers within tolerance, texts but for their
-    numbers' last digits.
-    """
+    """Compare two JSON values by path: numbers within tolerance, numbers in texts by last digit."""
     if isinstance(claim, dict) and isinstance(computed, dict):
         for key in sorted(claim.keys() | computed.keys()):
             place, mine, theirs = f"{where}.{shortened(key)}", claim.get(key), computed.get(key)
@@ -389,7 +381,7 @@ def _differences(
 
 
 def _agree(where: str, claim: Any, computed: Any, names: Sequence[str]) -> bool:
-    """Whether two values are the same up to what another machine may round otherwise."""
+    """True if two values are equal up to rounding on another machine."""
     if isinstance(claim, str) and isinstance(computed, str):
         return claim == computed or _same_text(claim, computed, names)
     if isinstance(claim, bool) or isinstance(computed, bool) or not isinstance(claim, int | float):
@@ -404,9 +396,7 @@ def _agree(where: str, claim: Any, computed: Any, names: Sequence[str]) -> bool:
 
 
 def _same_text(claim: str, computed: str, names: Sequence[str]) -> bool:
-    """Whether texts are the same but for the last digit of numbers; names, and whole numbers, are
-    compared exactly.
-    """
+    """True if texts differ at most in last digits of numbers, but not in names or integers."""
     exact = [re.escape(name) for name in names]
     # a name first, so that its digits are no number
     token = re.compile(f"({'|'.join([*exact, NUMBER])})")
@@ -418,9 +408,7 @@ def _same_text(claim: str, computed: str, names: Sequence[str]) -> bool:
 
 
 def _last_digit(x: str, y: str) -> bool:
-    """Whether two printed numbers differ by at most one in the last digit; whole numbers must be
-    the same.
-    """
+    """True if two printed numbers differ by at most one in the last digit; integers, not at all."""
     if x == y or "0" in (x, y) or not ("." in x + y or "e" in x + y):
         return x == y
     numbers = [(text.replace(",", "").partition("e")) for text in (x, y)]

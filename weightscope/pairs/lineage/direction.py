@@ -1,6 +1,4 @@
-"""Which of two related checkpoints came first: one can be recomputed from the other, and
-information was lost.
-"""
+"""Find which of two related checkpoints came first: the one that the other can be computed from."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -41,9 +39,7 @@ HOW = {  # as a kind of change, and as a map
 
 @dataclass
 class Proof:
-    """How one checkpoint can be recomputed from another, which holds more and therefore came
-    first.
-    """
+    """A way to recompute one checkpoint from another, which holds more and so came first."""
 
     # tensors that follow in each way, a key of `HOW`
     ways: Counter[str] = field(default_factory=Counter)
@@ -57,12 +53,11 @@ class Proof:
 
 
 def prove(weights: WeightChanges, which: str) -> Proof | None:
-    """How one checkpoint follows from the other: the suspect from the base for `which` "B", the
-    reverse for "A".
+    """Prove that the suspect follows from the base (`which` "B"), or the base from it ("A").
 
-    None where a tensor does not follow, or where the one that would be older has tensors or rows
-    that the other lacks: then both may come from a third. Without ways if all is equal. Layers that
-    were left out are `without_layers`'.
+    None if a tensor does not follow, or if the older one would have tensors or rows that the other
+    lacks: then both may come from a third. Without ways if all is equal. `without_layers` judges
+    layers that were left out.
     """
     missing = weights.lost if which == "B" else weights.gained
     if not weights.basis.same or not weights.layers or any(map(_matters, missing)):
@@ -90,7 +85,7 @@ def prove(weights: WeightChanges, which: str) -> Proof | None:
 
 
 def _matters(tensor: Tensor) -> bool:
-    """Whether a tensor is a matrix of weights, not a mask or a counter."""
+    """True if a tensor is a matrix of weights, not a mask or a counter."""
     shape = tensor.shape
     return (
         len(shape) > 1 and shape[:2] != (1, 1) and not tensor.dtype.startswith(("I", "U", "BOOL"))
@@ -103,9 +98,7 @@ def _older_and_newer(change: Change, which: str) -> tuple[Tensor, Tensor]:
 
 
 def _way(change: Change, which: str, cells: Cells) -> str:
-    """How a tensor follows from the other, as a key of `HOW`; empty where it does not, or no map is
-    known.
-    """
+    """A key of `HOW` by which a tensor follows from the other; empty if none is known."""
     older, newer = _older_and_newer(change, which)
     if change.kind in ("reshaped", "unread", "not finite") or prod(older.shape) > prod(newer.shape):
         return ""  # where rows were cut, the older may also be the newer one, extended
@@ -135,11 +128,10 @@ def _projected(changes: Sequence[Change], which: str) -> set[str]:
 
 
 def merge_share(suspect: Model, first: Model, second: Model) -> float | None:
-    """The first base's share in a suspect that is a weighted sum of two, rounded to a coarser
-    float.
+    """The first base's share in a suspect that is a rounded weighted sum of two.
 
-    None where it is none, where one base alone gives the suspect, or where a base is such a sum of
-    the suspect and the other base: then the weights do not show which came first.
+    None if it is not one, if one base alone gives the suspect, or if a base is such a sum of the
+    suspect and the other base: then the weights do not show which came first.
     """
     models = (first, second, suspect)
     triples = []
@@ -180,9 +172,7 @@ def merge_share(suspect: Model, first: Model, second: Model) -> float | None:
 
 
 def without_layers(base: Model, gone: Sequence[int]) -> bool:
-    """Whether no layer that only the base has may have been added to it: a copy, or one that writes
-    little.
-    """
+    """True if none of the base's extra layers may have been added: no copies or near-identities."""
     layers = base.attention_layers
     wrote = {layer: _written(base, layer) for layer in layers}
     usual = float(np.median(list(wrote.values())))
@@ -202,7 +192,7 @@ def _written(model: Model, index: int) -> float:
 
 
 def _is_near_copy(model: Model, i: int, j: int) -> bool:
-    """Whether a matrix of one layer is like the other layer's."""
+    """True if a matrix of one layer resembles the other layer's."""
     stems = model.stem(i), model.stem(j)
     for name in model.checkpoint.names_under(stems[0]):
         counterpart = model.checkpoint.get(stems[1] + name.removeprefix(stems[0]))

@@ -1,6 +1,4 @@
-"""The figure of a lineage: layers of the suspect above layers of its bases, and how alike
-counterparts are.
-"""
+"""The figure of a lineage: layers of the suspect above those of its bases, and their likeness."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -31,9 +29,7 @@ LABELLED = 24  # letters of a checkpoint's name
 
 @in_our_style()
 def lineage_figure(lineage: Lineage) -> Figure:
-    """A line from each layer of the suspect to its counterpart; below, how alike these and all
-    other pairs are.
-    """
+    """Draw a line from each layer to its counterpart; below, likeness of all pairs."""
     figure, (strip, below) = subplots(2, 1, figsize=(2 * COLUMN, 3.6), height_ratios=(3, 2))
     _strip(figure, strip, lineage)
     _likeness(below, lineage)
@@ -41,9 +37,7 @@ def lineage_figure(lineage: Lineage) -> Figure:
 
 
 def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
-    """Layers of the suspect above, below the bases that they come from, or the first that was
-    compared.
-    """
+    """Draw the suspect's layers above those of its bases, or of the first that was compared."""
     suspect = lineage.suspect
     bases = list(dict.fromkeys(each.base for each in lineage.sources if each)) or [
         lineage.compared[0].base
@@ -72,9 +66,7 @@ def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
 
 
 def _row(axis: Axes, start: float, y: float, sketches: Sketches, side: str) -> None:
-    """The layers of a checkpoint as a row of dots, some of them numbered, with its name in the
-    middle.
-    """
+    """Draw a checkpoint's layers as a row of dots, some numbered, with its name in the middle."""
     layers, sign = sketches.layers, 1 if side == "bottom" else -1
     x = start + np.arange(len(layers))
     axis.plot(x, np.full(len(x), y), "o", color="0.2", markersize=2.5, label=_short(sketches))
@@ -90,9 +82,7 @@ def _short(sketches: Sketches) -> str:
 
 
 def _likeness(axis: Axes, lineage: Lineage) -> None:
-    """Likeness of each layer to its counterpart and to the base's other layers, and the range of
-    strangers.
-    """
+    """Plot each layer's likeness to its counterpart, to other layers, and strangers' range."""
     nearest = min(lineage.compared, key=lambda each: each.log_p)
     match = lineage.origin.match if lineage.origin else next(iter(nearest.matches.values()))
     layers, unpaired = np.array(lineage.suspect.layers), match.unpaired

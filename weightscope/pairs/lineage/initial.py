@@ -1,4 +1,4 @@
-"""Whether two checkpoints may share no more than the random numbers that they began with.
+"""Detect checkpoints that may share only the random numbers they were initialised with.
 
 Models that are begun with one seed are alike until training has moved them far, and neither comes
 from the other. A checkpoint before training is recognised by itself; of two trained ones the gains
@@ -35,7 +35,7 @@ MOSTLY = 0.9  # of the matrices: an embedding's row of padding is zero
 def initial_ones(
     suspect: Sketches, first: Related, parts: Mapping[str, Part], kinds: Collection[str]
 ) -> str:
-    """What speaks for a shared initialisation, as a sentence; empty where nothing does."""
+    """Evidence of a shared initialisation, as a sentence; empty without any."""
     if suspect.source is None or first.base.source is None:
         return ""
     begun = [printable(side.name) for side in (suspect, first.base) if is_initial(side.source)]
@@ -51,9 +51,7 @@ def initial_ones(
 
 
 def learnt_alike(suspect: Sketches, related: Sequence[Related]) -> tuple[str, dict[str, float]]:
-    """How alike what a suspect and other bases learnt is, where a base is as initialised: a
-    sentence, and by base.
-    """
+    """Likeness of what a suspect and others learnt from an untrained base: a sentence, numbers."""
     start = next(
         (
             each.base
@@ -79,9 +77,7 @@ def learnt_alike(suspect: Sketches, related: Sequence[Related]) -> tuple[str, di
 
 
 def _learnt_cosine(suspect: Sketches, base: Sketches, start: Sketches | None) -> float | None:
-    """The cosine of two checkpoints' changes from where they began, over the matrices of layers;
-    None if not known.
-    """
+    """Cosine of two checkpoints' changes from their start, over layers' matrices, or None."""
     models = [
         each.source
         for each in (suspect, base, start)
@@ -111,9 +107,7 @@ def _learnt_cosine(suspect: Sketches, base: Sketches, start: Sketches | None) ->
 
 
 def is_initial(model: Model | None) -> bool:
-    """Whether a checkpoint is as initialised: one value in each gain and bias, spectra of random
-    matrices.
-    """
+    """Detect an untrained checkpoint: constant gains and biases, spectra of random matrices."""
     if model is None:
         return False
     vectors, matrices = [], []

@@ -1,6 +1,4 @@
-"""Where a checkpoint comes from: the verdict, the layers that match, and what was done, as one
-result.
-"""
+"""Find where a checkpoint comes from: the verdict, matching layers and changes as one result."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -81,8 +79,7 @@ def lineage(
     nonce: str | None = None,
     progress: bool = False,
 ) -> "Lineage":
-    """Find out from weights whether a checkpoint has an origin in common with one of several
-    others, and what differs.
+    """Find out whether a checkpoint shares an origin with one of several others.
 
     Parameters
     ----------
@@ -127,7 +124,7 @@ def lineage(
 
 
 def _lineage(suspect: Base, named: Sequence[Base], key: Probes, nonce: str | None) -> "Lineage":
-    """The same without the files that were read."""
+    """Compute a lineage, without its record of files read."""
     pairs, looked_at, unread, probes = candidates(suspect, named, key, nonce)
     compared = [judge(sketches, base) for sketches, base in pairs]
     result = _judged(pairs[0][0], compared, looked_at, unread)
@@ -135,9 +132,7 @@ def _lineage(suspect: Base, named: Sequence[Base], key: Probes, nonce: str | Non
 
 
 def _by_neurons(pairs: Sequence[tuple[Sketches, Sketches]]) -> dict[str, float]:
-    """The p-value of the permutation test of neurons by base, where weights are there and shapes
-    agree.
-    """
+    """P-value of the permutation test of neurons by base, for weights of equal shapes."""
     log_p = {
         base.name: permutation_log_p(suspect.source, base.source)
         for suspect, base in pairs
@@ -147,9 +142,7 @@ def _by_neurons(pairs: Sequence[tuple[Sketches, Sketches]]) -> dict[str, float]:
 
 
 def p_value_of(log_p: Sequence[float], comparisons: int) -> float:
-    """The smallest of some probabilities, times the number of comparisons by which it may be small
-    by chance.
-    """
+    """The smallest of some probabilities times the number of comparisons; at most 1."""
     return exp(min(0.0, max(-700.0, min(log_p, default=0.0) + log(comparisons))))
 
 
@@ -203,7 +196,7 @@ def _judged(
 
 
 def _parts_without_heads(suspect: Sketches, compared: ComparedBase) -> dict[str, Part]:
-    """What each part shares with a base whose heads were not found."""
+    """Parts shared with a base whose heads were not found."""
     attention = Part("undecided", compared.doubt) if compared.doubt else Part("unrelated", NOTHING)
     return _parts(suspect, compared.base, attention)
 
@@ -211,16 +204,14 @@ def _parts_without_heads(suspect: Sketches, compared: ComparedBase) -> dict[str,
 def _parts(
     suspect: Sketches, base: Sketches, attention: Part, basis: Basis | None = None
 ) -> dict[str, Part]:
-    """What each part shares with a base, if the weights of both are there."""
+    """Compare each part with a base; undecided if the weights of one are not there."""
     if suspect.source is None or base.source is None:
         return unread_parts(attention, NOT_IN_PRINTS)
     return compare_parts(suspect.source, base.source, attention, basis)
 
 
 def _said_of(parts: Mapping[str, Part], *verdicts: str) -> list[str]:
-    """What is said of the parts with one of these verdicts; a doubt about heads is a sentence
-    already.
-    """
+    """Sentences about the parts with one of these verdicts."""
     bare = {
         part.lead
         for name, part in parts.items()
@@ -338,9 +329,7 @@ def _related(
 def _with_parts(
     kinds: Sequence[Kind], parts: Mapping[str, Part], suspect: Sketches, first: Related
 ) -> list[Kind]:
-    """Kinds with what the comparison of parts says of the vocabulary and of feed-forward
-    networks.
-    """
+    """Add what the parts show of the vocabulary and the feed-forward networks."""
     networks, tokens = parts[FEED_FORWARD], parts[TOKENS]
     kept = [
         kind for kind in kinds if not (kind.kind.startswith("vocabulary") and _other_rows(tokens))
@@ -362,12 +351,12 @@ def _with_parts(
 
 
 def _other_rows(tokens: Part) -> bool:
-    """Whether the rows of an embedding are others, or of other tokens."""
+    """True if an embedding has other rows, or rows of other tokens."""
     return tokens.verdict == "unrelated" or tokens.is_moved
 
 
 def _attention(match: Match, weights: WeightChanges | None = None) -> Part:
-    """What heads share, by their match, and whether their tensors are equal."""
+    """The part of attention: the share of layers with counterparts, and equal tensors."""
     count, total = sum(j is not None for j in match.layers), len(match.layers)
     matrices = (
         [change for _, change in weights.every if change.name_a in weights.attention]
@@ -383,9 +372,7 @@ def _attention(match: Match, weights: WeightChanges | None = None) -> Part:
 def _proved(
     suspect: Sketches, first: Related, weights: WeightChanges, structure: set[str], which: str
 ) -> Proof | None:
-    """How the suspect follows from the base, for `which` "B", or the base from the suspect, with
-    something lost.
-    """
+    """Prove that the suspect follows from the base (`which` "B") or the reverse, with a loss."""
     assert suspect.source is not None and first.base.source is not None
     smaller = SMALLER[which] & structure
     if (OTHER_SIZES & structure) or smaller - {"layers removed"}:
@@ -400,7 +387,7 @@ def _proved(
 
 
 def _as_proved(done: Sequence[Kind], proof: Proof, suspect: Sketches, smaller: str) -> list[Kind]:
-    """Kinds, where proved ones replace those that they may look like."""
+    """Replace kinds by the proved ones that they may look like."""
     mine = smaller == "suspect"
     looks = ("fine-tuned",) if proof.ways["direction removed"] else TRAINED
     kept = [
@@ -419,9 +406,7 @@ def _as_proved(done: Sequence[Kind], proof: Proof, suspect: Sketches, smaller: s
 
 
 def _summands(first: Related, compared: Sequence[ComparedBase]) -> list[Related]:
-    """Every base with the first one's sizes: products of two factors do not show a small share of a
-    merge.
-    """
+    """Bases with the first one's sizes; products of factors hide a small share of a merge."""
     sizes = [
         (each.base.about["d_model"], len(each.base.layers), len(each.base.layer))
         for each in compared
@@ -439,9 +424,7 @@ def _summands(first: Related, compared: Sequence[ComparedBase]) -> list[Related]
 def _exact_shares(
     suspect: Model, compared: Sequence[ComparedBase], names: Sequence[str]
 ) -> dict[str, float]:
-    """The shares of two bases whose rounded sum every value of the suspect is; empty where that is
-    not shown.
-    """
+    """Shares of two bases whose rounded sum is every value of the suspect; empty if not shown."""
     models = [
         (each.base.name, each.base.source)
         for each in compared
@@ -481,7 +464,7 @@ def _merge(suspect: Sketches, shares: Shares) -> Kind:
 
 
 def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind], basis: Basis) -> list[Kind]:
-    """What the match of heads shows, if no other kind says so."""
+    """The kind that the match of heads shows, if no other kind says so."""
     match, names = first.match, " ".join(kind.kind for kind in kinds)
     if match.route == "spectra":
         text = (
@@ -512,7 +495,7 @@ def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind], basis: Ba
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Lineage(Result):
-    """Where a checkpoint comes from.
+    """The origin of a checkpoint.
 
     `verdict` is "derived" where the suspect can be recomputed from the base, which holds more;
     "related" where they have an origin in common, and the weights do not show that the base came
@@ -571,9 +554,7 @@ class Lineage(Result):
 
     @property
     def came_first(self) -> str | None:
-        """Which of the two holds more, as the weights show it: "base" or "suspect"; None if they do
-        not.
-        """
+        """The one that holds more, "base" or "suspect"; None if the weights do not show it."""
         return None if self.proof is None else "base" if self.verdict == "derived" else "suspect"
 
     @property
@@ -640,7 +621,7 @@ class Lineage(Result):
 
     @property
     def _caution(self) -> str:
-        """What else fits as well, and what rests on fingerprints alone."""
+        """Other bases that fit as well, and a caution about fingerprints."""
         assert self.origin is not None
         base, text = self.origin.base, ""
         if self.ties:
@@ -654,7 +635,7 @@ class Lineage(Result):
 
     @property
     def _difference(self) -> str:
-        """How the suspect differs from the base, as a sentence without its full stop."""
+        """The difference from the base, as a sentence without its full stop."""
         assert self.origin is not None
         if len(self.kinds) == 1 and self.kinds[0].kind.startswith("same "):
             (same,) = self.kinds
@@ -668,7 +649,7 @@ class Lineage(Result):
 
     @property
     def _parts_apart(self) -> str:
-        """The parts that the match of heads says nothing of: those without an origin in common."""
+        """The parts, if one has no origin in common although heads match."""
         apart = {
             name: part
             for name, part in self.parts.items()
@@ -707,7 +688,7 @@ class Lineage(Result):
 
     @cached_property
     def background(self) -> Table:
-        """What the likeness was judged against: one row per base and route."""
+        """The reference that likeness was judged against: one row per base and route."""
         rows = []
         for compared in self.compared:
             for route, match in compared.matches.items():
@@ -737,14 +718,14 @@ class Lineage(Result):
 
     @cached_property
     def no_evidence(self) -> Table:
-        """What the suspect and the bases say about themselves; this proves nothing."""
+        """Descriptions by the checkpoints themselves, which prove nothing."""
         names = ("family", "layers", "heads", "kv_heads", "d_model", "vocabulary", "config")
         prints = [self.suspect, *(compared.base for compared in self.compared)]
         rows = [(p.name, *(str(p.about.get(name, "")) for name in names)) for p in prints]
         return Table.of_rows([Column("name"), *map(Column, names)], rows)
 
     def _judged_alone(self, compared: ComparedBase) -> dict[str, Any]:
-        """What is known of one base by itself, whatever the others show."""
+        """The record of one base, whatever the others show."""
         base, match = compared.base, compared.match
         return {
             "name": base.name,
@@ -758,7 +739,7 @@ class Lineage(Result):
         }
 
     def printed(self) -> list[str | Table]:
-        """What the terminal shows, from top to bottom."""
+        """The lines and tables of the terminal, from top to bottom."""
         lines: list[str | Table] = [printable(self.lead)]
         lines += [f"{kind.kind}: {printable(kind.evidence)}" for kind in self.kinds]
         if self.unread and self.origin:
@@ -770,7 +751,7 @@ class Lineage(Result):
         return [self.alignment]
 
     def as_json(self) -> dict[str, Any]:
-        """What `weightscope lineage --json` prints and lineage.json holds."""
+        """The record that `weightscope lineage --json` prints and lineage.json holds."""
         return dict(
             as_json(
                 self.provenance.envelope(self.lead)

@@ -1,5 +1,4 @@
-"""Match a suspect's layers and heads with a base's, by three routes, and say how sure each match
-is.
+"""Match a suspect's layers and heads with a base's, by three routes, with probabilities.
 
 A comparison of sketches uses one half of their numbers to choose heads and layers, and the other
 half to measure how alike the chosen ones are. For two checkpoints that share nothing, that likeness
@@ -88,15 +87,13 @@ class Match(ShowsShapes):
 
     @property
     def is_sure(self) -> bool:
-        """Whether strangers would not be this alike."""
+        """True if strangers would not be this alike."""
         likely = log(SURE_BY_SPECTRA) if self.route == "spectra" else log_tail(SURE)
         return self.log_p < likely and not self.is_everywhere
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether heads that are not counterparts are alike too: they have something in common that
-        others may have.
-        """
+        """True if other heads are alike too, so that likeness shows no common origin."""
         return self.elsewhere > SHARED * self.mean
 
     @property
@@ -149,9 +146,7 @@ def match_through(suspect: Sketches, base: Sketches, order: TokenOrder) -> Match
 
 
 def _dimensions(route: str, sketches: Sketches) -> int:
-    """How many dimensions of the stream a route sees; embeddings lose one when their mean is
-    subtracted.
-    """
+    """Dimensions of the stream that a route sees; centring embeddings costs one."""
     width, vocabulary = sketches.about["d_model"], sketches.about["vocabulary"]
     return min(width, vocabulary - 1) if route == "tokens" and vocabulary else width
 
@@ -164,9 +159,7 @@ def _by_sketches(
     y: np.ndarray,
     ids: Ids | None = None,
 ) -> Match:
-    """Match by cosines: heads and layers by one half of the sketches; likeness and z by weights, or
-    the other half.
-    """
+    """Match by cosines: one half of the sketches chooses, the other half or weights measure."""
     shape = len(suspect.layers), len(base.layers)
     first, second = np.zeros(shape), np.zeros(shape)
     orders: dict[tuple[int, int], np.ndarray] = {}
@@ -236,26 +229,20 @@ def _cosines(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _luck(base: Sketches) -> float:
-    """How alike the best of strangers' heads look on average, in the half of the sketch that
-    chooses them.
-    """
+    """Expected likeness of the best of strangers' heads, in the half that chooses them."""
     most = max(len(base.of_layer(layer)) for layer in base.layers)
     return sqrt(2 * log(max(2, most)) / (2 * HALF))
 
 
 class Maps(NamedTuple):
-    """Both checkpoints' weights, and what their maps are seen through: None, or a basis from tokens
-    (m, d).
-    """
+    """Both checkpoints' weights, and the token bases (m, d) that maps are seen through."""
 
     suspect: Sketches
     base: Sketches
     through: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
 
     def cosines(self, i: int, j: int, pairs: Sequence[tuple[int, int]]) -> list[float]:
-        """The mean cosine of both maps of each pair of heads, in the suspect's i-th and the base's
-        j-th layer.
-        """
+        """Mean cosine of both maps of each pair of heads, by the places of their layers."""
         assert self.suspect.source is not None and self.base.source is not None
         a, b = (
             self.suspect.source.layer(self.suspect.layers[i]),
@@ -273,7 +260,7 @@ class Maps(NamedTuple):
 
 
 def _maps_of_both(route: str, suspect: Sketches, base: Sketches, ids: Ids | None) -> Maps | None:
-    """What exact cosines need; None if the weights of one are not at hand."""
+    """The weights and bases for exact cosines; None if the weights of one are missing."""
     if suspect.source is None or base.source is None:
         return None
     if route == "direct":
@@ -289,9 +276,7 @@ def _maps_of_both(route: str, suspect: Sketches, base: Sketches, ids: Ids | None
 
 
 def _luck_of_maps(maps: Maps) -> float:
-    """How alike the best of strangers' heads are: a cosine of d x d maps has a standard deviation
-    of 1 / d.
-    """
+    """Expected best cosine of strangers' heads; of d x d maps its deviation is 1 / d."""
     most = max(len(maps.base.of_layer(layer)) for layer in maps.base.layers)
     return sqrt(log(max(2, most))) / _dimensions_of_maps(maps)
 
@@ -303,7 +288,7 @@ def _dimensions_of_maps(maps: Maps) -> int:
 
 
 def _rest_of_maps(maps: Maps, taken: np.ndarray) -> np.ndarray:
-    """Exact cosines of heads that are not counterparts, of pairs evenly spread; taken (N_s,)."""
+    """Exact cosines of some pairs of heads that are not counterparts; taken (N_s,)."""
     a, b = np.nonzero(taken[:, None] != np.arange(len(maps.base.layer)))
     step = -(-len(a) // EXAMINED) | 1  # an odd step takes heads of every index
     by_layers: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -319,8 +304,7 @@ def _rest_of_maps(maps: Maps, taken: np.ndarray) -> np.ndarray:
 
 
 def _cosine(w: Factored, other: Factored) -> float:
-    """The cosine of two maps without their traces, which heads that copy have however they were
-    initialised.
+    """Cosine of two maps without their traces, which copying heads have from the start.
 
     0 if one is zero in float32.
     """
@@ -348,8 +332,7 @@ def _examined(
     x: np.ndarray,
     y: np.ndarray,
 ) -> tuple[np.ndarray, list[int | None]]:
-    """Exact likeness of layers (L_s, L_b), NaN where sketches show too little to look, and the best
-    path.
+    """Exact likeness of layers (L_s, L_b), NaN where sketches show too little, and the path.
 
     The nearest layer by sketches is looked at for each of the suspect's, and then whatever the best
     path leads through, until nothing on it rests on an estimate. `least` is what counterparts need:
@@ -368,9 +351,7 @@ def _examined(
 def _exact_likeness(
     maps: Maps, i: int, j: int, x: np.ndarray, y: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Mean cosine of the heads of two layers, and which are counterparts: by sketches, or in place
-    if better.
-    """
+    """Mean cosine of two layers' heads and their assignment: by sketches, or in place."""
     rows, columns = (
         maps.suspect.of_layer(maps.suspect.layers[i]),
         maps.base.of_layer(maps.base.layers[j]),
@@ -393,8 +374,7 @@ def _exact_likeness(
 
 
 def assign_heads(scores: np.ndarray) -> np.ndarray:
-    """A column for each row that maximises the sum and takes no column twice; -1 if no column is
-    left.
+    """The column of each row that maximises the sum, none taken twice; -1 if none is left.
 
     scores (H_s, H_b) -> (H_s,). A score that is not finite, of weights that overflow, speaks for no
     pair.
@@ -408,8 +388,7 @@ def assign_heads(scores: np.ndarray) -> np.ndarray:
 
 
 def align_layers(likeness: np.ndarray, least: float) -> list[int | None]:
-    """The counterpart of each of the suspect's layers, or None: the most similar layers, in runs if
-    that costs little.
+    """The counterpart of each layer, or None: the most similar layers, preferably in runs.
 
     Dynamic programming (Viterbi) finds the best path: a step to the base's next layer is free, any
     other step costs JUMP, and a layer without a counterpart is worth `least`. likeness (L_s, L_b).

@@ -1,5 +1,4 @@
-"""Feed-forward networks of two checkpoints, matched neuron by neuron: in any order, in any layer,
-whatever gains.
+"""Match feed-forward networks neuron by neuron: in any order, any layer, under any gains.
 
 A neuron is assigned to one of the base's by its row of one matrix; whether the assignment is right
 is measured by its other weights, which agree with nothing where the two are strangers. Columns are
@@ -46,19 +45,19 @@ class Network(NamedTuple):
 
 
 class Likeness(NamedTuple):
-    """How alike rows are to those that they were held to."""
+    """Likeness of rows to their counterparts."""
 
     mean: float  # over rows; 1 for the same
     z: float  # standard deviations above rows held to others at random
 
     @property
     def is_sure(self) -> bool:
-        """Whether strangers' rows would not be this alike."""
+        """True if strangers' rows would not be this alike."""
         return self.z >= SURE and self.mean >= ALIKE
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether this is neither chance nor enough."""
+        """True if rows are more alike than chance, but not enough."""
         return self.z >= SURE and self.mean < ALIKE
 
 
@@ -104,9 +103,7 @@ def networks_of(model: Model) -> list[Network]:
 def counterparts_of(
     networks: Sequence[Network], of_base: Sequence[Network], basis: Basis | None = None
 ) -> dict[Place, Counterpart]:
-    """The most alike of the base's networks for each of the suspect's; the base's stream is brought
-    to `basis`.
-    """
+    """The most similar base network of each network, with the base's stream in `basis`."""
     sampled = {}
     for network in _some(networks):
         features = _features(network)
@@ -141,9 +138,7 @@ def _is_in_place(
     rows: np.ndarray,
     orders: tuple[np.ndarray, np.ndarray],
 ) -> bool:
-    """Whether neurons kept their places: most were assigned to them, or are more alike there than
-    where noise led.
-    """
+    """True if neurons kept their places: most do, or they fit there better than elsewhere."""
     places, assigned = orders
     if float((assigned == places).mean()) >= IN_PLACE:
         return True
@@ -158,9 +153,7 @@ def _some(networks: Sequence[Network]) -> Sequence[Network]:
 
 
 def _features(network: Network, basis: Basis | None = None) -> list[np.ndarray]:
-    """What each neuron reads by each of its matrices, and writes: (neurons, dimensions) each, of
-    unit length.
-    """
+    """Weights of each neuron by matrix, (neurons, dimensions) each, of unit length."""
     features = []
     for name in (name for name in MATRICES if name in network.matrices):
         w = network.matrices[name].array()  # (neurons, d), or (d, neurons) of what they write
@@ -182,9 +175,7 @@ def unit_rows(w: np.ndarray) -> np.ndarray:
 
 
 def usable(w: np.ndarray) -> np.ndarray:
-    """Weights with zeros where they are NaN, infinite or too large for sums of squares: such are
-    like no others.
-    """
+    """Replace weights that are NaN, infinite or too large to square by zeros."""
     return np.where(np.abs(w) < LARGEST, w, 0)
 
 
@@ -201,7 +192,7 @@ def _unit(w: np.ndarray) -> np.ndarray:
 def _measured(
     mine: list[np.ndarray], theirs: list[np.ndarray], rows: np.ndarray, order: np.ndarray
 ) -> Likeness:
-    """How alike neurons are to those that they were assigned to."""
+    """Likeness of neurons to those that they were assigned to."""
     rng = np.random.default_rng(0)
     at_random = [
         _likeness(_cosines(mine, theirs, rows, rng.permutation(order))) for _ in range(REDRAWN)
@@ -220,16 +211,14 @@ def _against_chance(cosines: np.ndarray, at_random: np.ndarray) -> Likeness:
 def _cosines(
     mine: list[np.ndarray], theirs: list[np.ndarray], rows: np.ndarray, order: np.ndarray
 ) -> np.ndarray:
-    """By each matrix but the first, which neurons were assigned by: (matrices - 1, neurons)."""
+    """Cosines by each matrix but the one that assigned neurons: (matrices - 1, neurons)."""
     return np.stack(
         [np.vecdot(x[rows], y[order]) for x, y in zip(mine[1:], theirs[1:], strict=True)]
     )
 
 
 def _likeness(cosines: np.ndarray) -> np.ndarray:
-    """Of each neuron, (matrices, neurons) -> (neurons,): of two, whose signs may change together,
-    the signed mean.
-    """
+    """Mean over matrices, (matrices, neurons) -> (neurons,); of two, the signed geometric mean."""
     if len(cosines) == 1:
         return cosines[0]
     product = cosines.prod(axis=0)
@@ -240,22 +229,22 @@ def _likeness(cosines: np.ndarray) -> np.ndarray:
 
 
 def alike_rows(x: np.ndarray, y: np.ndarray) -> Likeness:
-    """How alike two tables are row by row: (n, d) each."""
+    """Likeness of two tables row by row: (n, d) each."""
     return _row_by_row(unit_rows(x), unit_rows(y))
 
 
 def _row_by_row(x: np.ndarray, y: np.ndarray) -> Likeness:
-    """The same of rows of unit length."""
+    """Likeness of two tables of unit-length rows."""
     rng = np.random.default_rng(0)
     at_random = [np.vecdot(x, y[rng.permutation(len(y))]) for _ in range(REDRAWN)]
     return _against_chance(np.vecdot(x, y), np.concatenate(at_random))
 
 
 def order_of_rows(suspect: Embeddings, base: Embeddings, basis: Basis) -> Likeness:
-    """How alike some tokens' rows are to the nearest of any token: one half of the dimensions finds
-    it.
+    """Likeness of some tokens' rows to the nearest row of any token.
 
-    The other half measures, so that the choice does not bias the likeness.
+    One half of the dimensions finds that row, and the other half measures, so that the choice does
+    not bias the likeness.
     """
     mine = suspect.rows(evenly_spread(suspect.n_tokens, MOST_ROWS))
     dims = evenly_spread(mine.shape[1], DIMENSIONS)

@@ -1,6 +1,4 @@
-"""The page of a lineage: the verdict, the picture, what differs, and what the numbers were compared
-against.
-"""
+"""The page of a lineage: the verdict, the picture, what differs, and the reference."""
 
 from weightscope.core.files import Files
 from weightscope.core.formulas import plain
@@ -55,7 +53,7 @@ def write_lineage_page(files: Files, lineage: Lineage) -> None:
 
 
 def kinds_table(lineage: Lineage) -> Table:
-    """What differs, one row per kind."""
+    """Changes, one row per kind."""
     rows = [(kind.kind, spans(kind.layers), kind.evidence, kind.strength) for kind in lineage.kinds]
     strength = Column(
         "strength",

@@ -1,5 +1,4 @@
-"""What each part of a checkpoint shares with a base: attention, feed-forward networks, token
-embeddings, norms.
+"""Compare each part of two checkpoints: attention, feed-forward networks, embeddings, norms.
 
 Heads say nothing of the rest of a file, so every part has a verdict of its own. Feed-forward
 networks are compared tensor by tensor and then neuron by neuron, embeddings row by row, norms by
@@ -60,7 +59,7 @@ Both = tuple[list[Facts], list[Facts]]  # a part's tensors in the suspect, and i
 
 @dataclass(frozen=True)
 class Part:
-    """What one part shows."""
+    """The verdict on one part."""
 
     verdict: str  # "derived", "related", "unrelated", "undecided"; "absent" where not both have it
     lead: str  # in words, without a full stop
@@ -69,12 +68,12 @@ class Part:
 
     @property
     def is_shared(self) -> bool:
-        """Whether both have an origin in common."""
+        """True if both have an origin in common."""
         return self.verdict in SHARED
 
 
 class Found(NamedTuple):
-    """Where a layer's network comes from."""
+    """The origin of a layer's network."""
 
     state: str  # SAME, SIMILAR or REORDERED
     base_layer: int | None
@@ -84,11 +83,10 @@ class Found(NamedTuple):
 def compare_parts(
     suspect: Model, base: Model, attention: Part, basis: Basis | None = None
 ) -> dict[str, Part]:
-    """Every part, attention as its heads show it; the base's stream is brought to the suspect's by
-    `basis`.
+    """Compare every part, with the base's stream brought to the suspect's by `basis`.
 
-    Where heads do not match, attention's matrices are compared as they are stored: other norms make
-    other heads.
+    Attention is as its heads show it. If heads do not match, its matrices are compared as stored:
+    other norms make other heads.
     """
     basis = basis or Basis()
     here, there = facts_of_both(suspect, base, heads=not attention.is_shared)
@@ -110,7 +108,7 @@ def compare_parts(
 
 
 def unread_parts(attention: Part, why: str) -> dict[str, Part]:
-    """The parts where only heads were compared."""
+    """The parts if only heads were compared."""
     return {ATTENTION: attention} | {
         name: Part("undecided", why) for name in (FEED_FORWARD, TOKENS, NORMS)
     }
@@ -120,7 +118,7 @@ def unread_parts(attention: Part, why: str) -> dict[str, Part]:
 
 
 def _feed_forward(suspect: Model, base: Model, both: Both, basis: Basis) -> Part:
-    """Tensor by tensor, then, of layers that share none so, neuron by neuron."""
+    """Compare tensor by tensor, then neuron by neuron in the layers that share none."""
     ours, theirs = ([fact for fact in side if fact.is_matrix] for side in both)
     if not ours or not theirs:
         empty = [
@@ -180,7 +178,7 @@ def _feed_forward(suspect: Model, base: Model, both: Both, basis: Basis) -> Part
 
 
 def _layers_found(states: dict[int | None, Found], total: int) -> str:
-    """Where networks come from, in words."""
+    """Origins of networks, in words."""
     parts = []
     for state, times in Counter(each.state for each in states.values()).items():
         likeness = [each.likeness for each in states.values() if each.state == state]
@@ -222,7 +220,7 @@ def _unless_doubtful(
 
 
 def _tokens(suspect: Model, base: Model, both: Both, basis: Basis) -> Part:
-    """Equal tables, then rows of the same place, of the same token, and in any order."""
+    """Compare whole tables, then rows by place, by token, and in any order."""
     here, there = both
     digests = {fact.digest for fact in there}
     equal = [fact for fact in here if fact.digest in digests]
@@ -272,9 +270,7 @@ def _tokens(suspect: Model, base: Model, both: Both, basis: Basis) -> Part:
 def _pairings(
     suspect: Model, base: Model, n_here: int, n_there: int
 ) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
-    """Ids of rows that may be of one token: by their number, then by what two tokenizers call
-    them.
-    """
+    """Pairs of row ids that may be one token: by number, then by both tokenizers' texts."""
     ids = evenly_spread(min(n_here, n_there), ROWS)
     yield "", (ids, ids)
     tokenizers = []
@@ -300,7 +296,7 @@ def _pairings(
 
 
 def _norms(both: Both, basis: Basis) -> Part:
-    """By their gains: equal ones are not chance, and most of them have to be alike otherwise."""
+    """Compare gains: equal ones may be chance if few, and alike ones have to be most."""
     here, there = both
     if not here or not there:
         return Part("absent", "gains are constant, or not in both checkpoints")
@@ -331,9 +327,7 @@ def _equal_and_alike(
     near: Mapping[str, tuple[float, Facts]],
     least: float,
 ) -> tuple[list[Facts], list[Facts]]:
-    """The suspect's tensors that the base has too, and those that are near enough to one of the
-    base's.
-    """
+    """The suspect's tensors that the base has too, and those near one of the base's."""
     contents = {fact.content for fact in theirs}
     return (
         [fact for fact in ours if fact.content in contents],
@@ -342,7 +336,7 @@ def _equal_and_alike(
 
 
 def _stored(both: Both, basis: Basis) -> Part:
-    """Matrices by their values as stored, and their samples."""
+    """Compare matrices as stored: their values, then their samples."""
     here, there = both
     ours = [fact for fact in here if fact.is_matrix]
     equal, alike = _equal_and_alike(

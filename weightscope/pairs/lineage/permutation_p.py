@@ -28,9 +28,7 @@ Orders = tuple[np.ndarray, np.ndarray]  # what neurons are assigned to by gate, 
 
 
 def permutation_log_p(suspect: Model, base: Model) -> float | None:
-    """The logarithm of the p-value over layers of the same index, by Fisher's method; None where
-    shapes differ.
-    """
+    """Log p-value over layers of one index, by Fisher's method; None if shapes differ."""
     if suspect.config.n_layers != base.config.n_layers:
         return None
     pairs = [
@@ -56,8 +54,7 @@ def permutation_log_p(suspect: Model, base: Model) -> float | None:
 
 
 def log_p_beyond(found: Sequence[Orders], usual: Sequence[Orders]) -> float:
-    """The logarithm of the one-sided p-value that correlations are no higher than usual, by the
-    means of Fisher's z.
+    """One-sided log p-value that correlations are no higher than usual, by Fisher's z.
 
     The variance is that of Fieller, Hartley and Pearson (1957).
     """
@@ -105,9 +102,7 @@ def _rows(network: Network, side: str) -> np.ndarray:
 
 
 def assigned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The row of y (m, d) for each of some rows of x (n, d): the assignment with the largest sum of
-    cosines.
-    """
+    """Rows of y (m, d) assigned to some rows of x (n, d), with the largest sum of cosines."""
     from scipy.optimize import linear_sum_assignment
 
     chosen = x[evenly_spread(len(x), NEURONS)]
@@ -126,7 +121,7 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def spearman_log_p(x: np.ndarray, y: np.ndarray) -> float:
-    """The logarithm of the one-sided p-value of Spearman's correlation, by Student's t."""
+    """One-sided log p-value of Spearman's correlation, by Student's t."""
     from scipy.special import stdtr
 
     r, n = spearman(x, y), len(x)

@@ -1,5 +1,4 @@
-"""The random signs that sketches are made with: public, drawn from a key, or drawn once the weights
-are fixed.
+"""Random signs of sketches: public, drawn from a key, or drawn once the weights are fixed.
 
 A sketch is linear in the weights, so anyone who knows its signs can forge a checkpoint with
 another's sketches. Fingerprints that anybody may compare need public signs. Where the weights of
@@ -30,7 +29,7 @@ PIECE = 4 << 20  # bytes read at a time for a digest
 
 @dataclass(frozen=True)
 class Probes:
-    """Where signs come from."""
+    """The source of signs."""
 
     seed: str = ""  # hexadecimal; empty for the public signs
     nonce: str = ""  # that the seed was made with, and the digests; empty if it was not
@@ -38,7 +37,7 @@ class Probes:
 
     @property
     def name(self) -> str:
-        """How a fingerprint names its signs, without telling the seed; empty for public ones."""
+        """The name of these signs in a fingerprint, without the seed; empty for public ones."""
         return (
             sha256(f"weightscope probes {self.seed}".encode()).hexdigest()[:16] if self.seed else ""
         )
@@ -48,7 +47,7 @@ PUBLIC = Probes()
 
 
 def keyed_probes(key: str | Path) -> Probes:
-    """The signs of who has this key file.
+    """Signs drawn from a key file.
 
     Raises
     ------
@@ -64,11 +63,10 @@ def keyed_probes(key: str | Path) -> Probes:
 
 
 def drawn_probes(models: Sequence[Model], nonce: str | None = None) -> Probes:
-    """Signs for which these checkpoints cannot have been prepared: SHA-256 of the digests of their
-    heads, and a nonce.
+    """Signs for which these checkpoints cannot have been prepared.
 
-    Without a nonce, one is drawn. The digests are sorted, so that both directions of a comparison
-    have the same signs.
+    The seed is SHA-256 of the digests of their heads and a nonce, drawn if not given. Digests are
+    sorted, so that both directions of a comparison have the same signs.
     """
     nonce = secrets.token_hex(16) if nonce is None else nonce
     digests = tuple(sorted({digest_of_heads(model) for model in models}))
@@ -76,9 +74,7 @@ def drawn_probes(models: Sequence[Model], nonce: str | None = None) -> Probes:
 
 
 def digest_of_heads(model: Model) -> str:
-    """SHA-256 of everything that a sketch depends on: attention tensors and token embeddings, as
-    they are stored.
-    """
+    """SHA-256 of all that a sketch depends on: attention and token embeddings, as stored."""
     tensors = {
         tensor.name: tensor for i in model.attention_layers for tensor in model.attention_tensors(i)
     }
@@ -92,9 +88,7 @@ def digest_of_heads(model: Model) -> str:
 
 
 def _digest(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's bytes, or of its values where what is stored is not a tensor of its
-    own.
-    """
+    """SHA-256 of a tensor's bytes, or of its values if it is not stored as a tensor."""
     digest = sha256()
     if isinstance(tensor, StoredTensor):
         for start in range(0, tensor.nbytes, PIECE):

@@ -53,7 +53,7 @@ class Facts(NamedTuple):
 
     @property
     def content(self) -> tuple[tuple[int, ...], bytes]:
-        """What is the same of two tensors with the same values."""
+        """Shape and digest, equal for tensors with the same values."""
         return self.shape, self.digest
 
     @property
@@ -62,17 +62,16 @@ class Facts(NamedTuple):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is a matrix that is large enough to be evidence by itself."""
+        """True if it is a matrix that is large enough to be evidence by itself."""
         return len(self.shape) > 1 and self.size >= SMALLEST
 
 
 def facts_of_both(
     suspect: Model, base: Model, *, heads: bool = False
 ) -> tuple[list[Facts], list[Facts]]:
-    """Those of the suspect and of the base; where one stores in parts what the other fuses, of
-    these parts.
+    """Facts of both checkpoints, in parts where one stores in parts what the other fuses.
 
-    Of attention matrices only with `heads`.
+    Attention matrices only with `heads`.
     """
     apart = [
         (each, pair)
@@ -98,7 +97,7 @@ def facts_of_both(
 def _facts(
     model: Model, converted: Sequence[tuple[str, NamedTensor, Tensor]], *, heads: bool
 ) -> Iterator[Facts]:
-    """Every tensor that is not the same in all models; some as they were converted."""
+    """Read every tensor that is not the same in all models; some as they were converted."""
     attention = {
         tensor.name for i in model.attention_layers for tensor in model.attention_tensors(i)
     }
@@ -130,9 +129,7 @@ def _facts(
 
 
 def _part_of(named: NamedTensor, n_axes: int, *, is_inside: bool) -> str:
-    """What a tensor belongs to, by its role; a matrix in a layer that no row names counts as
-    feed-forward.
-    """
+    """The part of a tensor by its role; an unnamed matrix in a layer counts as feed-forward."""
     if named.has_role:
         return next(
             (part for part, roles in PART_OF.items() if roles.fullmatch(named.role)), OTHERS
@@ -141,7 +138,7 @@ def _part_of(named: NamedTensor, n_axes: int, *, is_inside: bool) -> str:
 
 
 def _fact(name: str, part: str, layer: int | None, tensor: Tensor) -> Facts | None:
-    """A tensor's digest, size and sample; None if it says nothing of where it comes from."""
+    """A tensor's digest, size and sample; None if it is no evidence of an origin."""
     digest, squares, largest, distinct = blake2b(digest_size=16), 0.0, 0.0, 0
     for block in blocks_of(tensor):
         values = np.ascontiguousarray(block.values(), np.float32)
@@ -186,8 +183,9 @@ def _sample(tensor: Tensor, part: str) -> np.ndarray:
 
 
 def nearest(here: Sequence[Facts], there: Sequence[Facts]) -> dict[str, tuple[float, Facts]]:
-    """For each tensor the base's of its part and width whose sample is most alike, with the
-    cosine.
+    """The base's tensor with the most similar sample for each tensor, with the cosine.
+
+    Only tensors of one part and width are compared.
     """
     by_width: dict[tuple[str, int], list[Facts]] = defaultdict(list)
     for fact in there:

@@ -35,9 +35,7 @@ class Shares:
 
 
 def shares_of(suspect: Model, related: Sequence[Related]) -> Shares:
-    """The bases whose sum a suspect is, by least squares over some rows of the attention
-    matrices.
-    """
+    """Bases that sum to a suspect, by least squares over some rows of attention matrices."""
     bases = [
         (each.base.name, each.base.source, each.match)
         for each in related
@@ -103,9 +101,7 @@ def _rows(tensor: Tensor, half: int) -> np.ndarray:
 
 
 def _selected(names: Sequence[str], fit: np.ndarray, check: np.ndarray) -> Shares:
-    """Add bases one at a time, or two if one is not enough (A + B - base), while each makes the
-    check much nearer.
-    """
+    """Add bases one or two at a time (A + B - base) while each makes the check much nearer."""
     chosen, weights, left = _nearest(fit, check, [], 1)
     alone = left
     while left > EXACT:
@@ -129,9 +125,7 @@ def _selected(names: Sequence[str], fit: np.ndarray, check: np.ndarray) -> Share
 def _nearest(
     fit: np.ndarray, check: np.ndarray, chosen: list[int], more: int
 ) -> tuple[list[int], np.ndarray, float]:
-    """The nearest sum of the chosen bases and this many more: the bases, their weights and the
-    distance.
-    """
+    """The nearest sum of the chosen bases and this many more: bases, weights and distance."""
     rest = [k for k in range(len(fit) - 1) if k not in chosen]
     sums = [
         (bases, _solved(fit, bases))

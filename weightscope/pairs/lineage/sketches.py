@@ -86,11 +86,11 @@ class Sketches(ShowsShapes):
 
     @property
     def name(self) -> str:
-        """What to call the checkpoint."""
+        """The checkpoint's name."""
         return str(self.about["name"])
 
     def called(self, name: str) -> "Sketches":
-        """The same fingerprint under another name."""
+        """A copy under another name."""
         return replace(self, about=self.about | {"name": name})
 
     @cached_property
@@ -103,9 +103,7 @@ class Sketches(ShowsShapes):
         return np.flatnonzero(self.layer == layer)
 
     def of_layers(self, name: str) -> np.ndarray:
-        """One row per layer, independent of the order of heads: sums of sketches, or mean
-        spectra.
-        """
+        """One row per layer, whatever the order of heads: summed sketches or mean spectra."""
         values = getattr(self, name)
         if name == "spectra":
             # (L, 2 S)
@@ -260,9 +258,7 @@ def load(path: str | Path, probes: Probes = PUBLIC) -> Sketches:
 
 
 def check_probes(about: dict[str, Any], probes: Probes, path: Path) -> None:
-    """Refuse a fingerprint whose sketches were made with other signs: its numbers mean nothing to
-    others.
-    """
+    """Refuse a fingerprint made with other signs: its numbers mean nothing to others."""
     if about.get("probes", "") == probes.name:
         return
     made = "with a probe key" if about.get("probes") else "without a probe key"
@@ -278,9 +274,7 @@ def check_probes(about: dict[str, Any], probes: Probes, path: Path) -> None:
 
 
 def _check_layers(sketches: Sketches, path: Path) -> None:
-    """Refuse layers' rows that are not sums over the file's heads: a registry is searched by these
-    rows.
-    """
+    """Refuse layers' rows that are not sums over the heads: registries are searched by them."""
     names = ("direct", "tokens", "spectra")
     rows = dict(zip(names, stored(path, *(f"layers_{name}" for name in names))[1], strict=True))
     for name in names:
@@ -305,10 +299,9 @@ def _check_layers(sketches: Sketches, path: Path) -> None:
 
 
 def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray], OpenFile]:
-    """The description of a fingerprint file, arrays of it, whose sizes are known before they are
-    read, and the file.
+    """Read a fingerprint file's description and some arrays; sizes are checked before reading.
 
-    They are read and not mapped: a process that reads a map is killed when another cuts the file
+    Arrays are read and not mapped: a process that reads a map is killed when another cuts the file
     short.
     """
     file = OpenFile(path)
@@ -347,7 +340,7 @@ def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray], O
 
 
 def _check_description(about: dict[str, Any], path: Path) -> None:
-    """Refuse what no fingerprint says of its checkpoint; all of it is shown."""
+    """Refuse a description that no fingerprint has; all of it is shown."""
     if not isinstance(about.get("name"), str):
         raise CheckpointError("is not a fingerprint: it does not describe a checkpoint", file=path)
     if about.pop("version", None) != VERSION:
@@ -379,7 +372,7 @@ def check_sizes(heads: int, layers: int, file: object) -> None:
 
 
 def described(model: Model) -> dict[str, Any]:
-    """What is known about a checkpoint without its weights."""
+    """Describe a checkpoint without its weights."""
     config, checkpoint = model.config, model.checkpoint
     dtypes = sorted(
         {tensor.dtype for i in model.attention_layers for tensor in model.attention_tensors(i)}
@@ -399,7 +392,7 @@ def described(model: Model) -> dict[str, Any]:
 
 
 def _tower(model: Model) -> str:
-    """Which of a checkpoint's attention stacks it is; empty if there is no other."""
+    """The name of the attention stack that is read; empty if there is no other."""
     names = [name for name, stack in model.stacks.items() if model.is_read(stack)]
     return names[0] if len(model.stacks) > 1 and names else ""
 
@@ -413,18 +406,14 @@ def _vocabulary(model: Model) -> int | None:
 
 
 def token_ids(vocabulary: int) -> np.ndarray:
-    """The tokens that W is seen through: runs of ids, evenly spread over the first ones of a
-    vocabulary.
-    """
+    """Ids of the tokens that W is seen through: runs evenly spread over the first ones."""
     starts = np.linspace(0, TOKEN_RANGE - RUN, TOKENS // RUN).astype(int)
     ids = (starts[:, None] + np.arange(RUN)).ravel()
     return np.arange(vocabulary) if vocabulary <= TOKENS else ids[ids < vocabulary]
 
 
 def _token_basis(model: Model, probes: Probes) -> np.ndarray | None:
-    """Directions of the stream defined by token embeddings alone, orthonormal up to shrinkage: (m,
-    d).
-    """
+    """Directions of the stream from the usual tokens' embeddings (m, d), or None."""
     vocabulary = _vocabulary(model)
     if not vocabulary:
         return None
@@ -434,8 +423,9 @@ def _token_basis(model: Model, probes: Probes) -> np.ndarray | None:
 def token_basis(
     model: Model, ids: np.ndarray, probes: Probes, count: int = COMBINED
 ) -> np.ndarray | None:
-    """The same of given tokens, in this order; of no more than `count` tokens, whatever the
-    signs.
+    """Directions of the stream from given tokens' embeddings, nearly orthonormal: (m, d).
+
+    At most `count` tokens are taken one by one; more are combined by random signs.
     """
     rows = model.into_stream(model.embeddings.rows(ids)).astype(np.float64)  # (n, d)
     if not np.isfinite(rows).all():
@@ -481,9 +471,7 @@ def layer_sketches(
 def _group_sketches(
     layer: Layer, group: int, shared: int, through: np.ndarray | None, probes: Probes
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Direct sketch, sketch through tokens, spectrum and norm of each head that shares a key-value
-    head: (2, ...).
-    """
+    """Sketches, spectrum and norm of each head that shares a key-value head: (2, ...)."""
     k, v = layer.k.of(group)[0], layer.v.of(group)[0]  # (d, r)
     of_k, of_v = _Side(k, "right", through, probes), _Side(v, "left", through, probes)
     for h in range(group * shared, (group + 1) * shared):
@@ -498,9 +486,7 @@ def _group_sketches(
 
 
 def maps_of(layer: Layer, head: int, through: np.ndarray | None) -> list[Factored]:
-    """W_QK and W_VO of a head, in the stream's own basis or as they are seen through tokens:
-    through (m, d).
-    """
+    """W_QK and W_VO of a head, in the stream's basis or through tokens (m, d)."""
     h = layer.head(head)
     factors = (h.query_at(0)[0], h.w_k), (h.w_v, h.w_o.T)
     return [
@@ -525,9 +511,7 @@ class _Side:
 
 
 def _sketch(left: _Side, right: _Side) -> tuple[np.ndarray, ...]:
-    """Direct sketch (K,), sketch through tokens (K,), spectrum (S,) and norm (1,) of left @
-    right'.
-    """
+    """Sketches (K,), spectrum (S,) and norm (1,) of left @ right'."""
     direct = np.vecdot(left.seen, right.seen)
     # heads that copy have a trace, however they were initialised
     if left.factor.shape == right.factor.shape:
@@ -571,5 +555,5 @@ def as_bytes(sketches: np.ndarray) -> np.ndarray:
 
 
 def is_fingerprint(source: object) -> TypeGuard[str | Path]:
-    """Whether a source names a fingerprint file."""
+    """True if a source names a fingerprint file."""
     return isinstance(source, str | Path) and str(source).endswith(SUFFIX)

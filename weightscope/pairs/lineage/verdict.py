@@ -1,5 +1,4 @@
-"""Which bases a suspect shares attention heads with, if any, and why some comparisons stay
-undecided.
+"""Judge which bases share attention heads with a suspect, and why some stay undecided.
 
 Of a folder of fingerprints only those most like the suspect, by sums over heads, are compared.
 """
@@ -48,9 +47,7 @@ OF_LAYERS = ("direct", "tokens", "spectra")
 
 
 def prints_in(source: str | Path) -> list[Path]:
-    """The fingerprint files in a folder, by name; none if it is not a folder, or holds a
-    checkpoint.
-    """
+    """Fingerprint files in a folder, by name; none if it holds a checkpoint."""
     folder = Path(source)
     is_registry = source != "" and folder.is_dir() and not (folder / "config.json").exists()
     return sorted(folder.glob(f"*{SUFFIX}")) if is_registry else []
@@ -63,9 +60,7 @@ def make_prints(
     engine: Engine,
     probes: Probes = PUBLIC,
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Write a fingerprint of every source into a folder; yield its name, its problem if it failed,
-    what was read.
-    """
+    """Write a fingerprint of every source; yield its name, its problem, and what was read."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     for ended in engine.each(
@@ -84,20 +79,20 @@ def make_prints(
 
 
 def _print_of(source: Source, probes: Probes) -> Sketches:
-    """A fingerprint as a worker returns it."""
     return replace(fingerprint(source.open(), probes), source=None)
 
 
 class Nearest(NamedTuple):
-    """What a folder of fingerprints has for a suspect."""
+    """The fingerprints in a folder that are most like a suspect."""
 
     bases: list[tuple[str, Sketches]]  # each with its file name
     unread: list[str]  # why others were skipped, beginning with their names
 
 
 def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> Nearest:
-    """The fingerprints most like a suspect, by sums of sketches and by spectra; damaged files are
-    skipped.
+    """Find the fingerprints most like a suspect, by sums of sketches and by spectra.
+
+    Damaged files are skipped.
 
     Raises
     ------
@@ -299,14 +294,12 @@ def judge(suspect: Sketches, base: Sketches) -> ComparedBase:
 
 
 def _has_tokens(sketches: Sketches) -> bool:
-    """Whether the embeddings of a checkpoint can be read."""
+    """True if the embeddings of a checkpoint can be read."""
     return sketches.source is not None and bool(sketches.about["vocabulary"])
 
 
 def _renumbered(suspect: Sketches, base: Sketches) -> Match | None:
-    """A match through tokens whose numbers differ, if their embeddings show which are
-    counterparts.
-    """
+    """Match through renumbered tokens, if their embeddings show the counterparts."""
     if (
         not (_has_tokens(suspect) and _has_tokens(base))
         or suspect.about["d_model"] != base.about["d_model"]
@@ -318,7 +311,7 @@ def _renumbered(suspect: Sketches, base: Sketches) -> Match | None:
 
 
 def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str:
-    """Why heads that both share could have been missed; empty if they would have shown."""
+    """The reason why shared heads could have been missed; empty if they would have shown."""
     zeros = [each.name for each in (suspect, base) if each.direct.any(axis=-1).mean() < SILENT]
     if zeros:
         return f"most heads of {printable(zeros[0])} are zero, so there is nothing to compare"
@@ -358,7 +351,7 @@ def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str
 
 
 def without_tokens(suspect: Sketches, base: Sketches) -> str:
-    """Which of two has no token embedding."""
+    """A sentence with those of two checkpoints that have no token embedding."""
     lacking = [printable(each.name) for each in (suspect, base) if not _has_tokens(each)]
     return f"{' and '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no token embeddings"
 

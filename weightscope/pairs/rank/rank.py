@@ -1,5 +1,4 @@
-"""Rank the matrices of a model's layers within their roles, and write the first of each role for
-another tool.
+"""Rank the matrices of a model's layers within their roles and choose the first of each.
 
 A score says something of a matrix, not that it should be trained: docs/rank.md has what is known.
 """
@@ -57,7 +56,7 @@ class Ranking:
 
     @property
     def lead(self) -> str:
-        """What the choice rests on, in one line."""
+        """The basis of the choice, in one line."""
         return printable(
             f"weightscope {weightscope.__version__}: {len(self.chosen)} of the {len(self.rows)} matrices in the layers "
             f"of {self.source}, the highest {100 * self.top:g} % of each role by {BY[self.by][1]}"
@@ -154,7 +153,7 @@ def rank(
 
 
 def _is_linear(tensor: NamedTensor, stack: str | None) -> bool:
-    """Whether a tensor is a linear map of a layer of the stack that is read, or several."""
+    """True if a tensor is one or several linear maps of a layer in the stack that is read."""
     roles = (
         tensor.role.removeprefix("shared_")
         .removeprefix("expert.")
@@ -186,9 +185,7 @@ def _for_axolotl(ranking: Ranking) -> str:
 
 
 def _for_peft(ranking: Ranking) -> str:
-    """An adapter_config.json whose `target_modules` is a regular expression, as JSON has no
-    comments and these have.
-    """
+    """An adapter_config.json; its regular expression holds the comment that JSON lacks."""
     modules = [
         re.escape(name.removesuffix(WEIGHT)) for name in ranking.chosen if name.endswith(WEIGHT)
     ]
@@ -222,9 +219,7 @@ def _for_mergekit(ranking: Ranking) -> str:
 
 
 def yaml_text(text: str) -> str:
-    """A text in YAML, in ASCII: unlike JSON it has one escape for a character beyond the first
-    65,536.
-    """
+    """Quote a text for YAML in ASCII; JSON needs two escapes beyond the first 65,536 characters."""
 
     def escaped(match: re.Match[str]) -> str:
         code = ord(match[0])
