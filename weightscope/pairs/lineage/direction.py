@@ -25,8 +25,8 @@ from weightscope.pairs.changes.thresholds import (
 )
 from weightscope.pairs.lineage.differences import WeightChanges
 
-COMPARED_ROWS = 64  # rows by which two layers' matrices are held to each other
-HOW = {  # as a kind of change, and as a map
+COMPARED_ROWS = 64  # rows of two layers' matrices that are compared
+HOW = {  # kinds of change, each as a map in words
     "cast": "rounding to a coarser float",
     "quantised": "rounding to a grid",
     "pruned": "setting values to zero",
@@ -41,10 +41,8 @@ HOW = {  # as a kind of change, and as a map
 class Proof:
     """A way to recompute one checkpoint from another, which holds more and so came first."""
 
-    # tensors that follow in each way, a key of `HOW`
-    ways: Counter[str] = field(default_factory=Counter)
-    # the suspect's layers that they are in
-    layers: dict[str, set[int]] = field(default_factory=dict)
+    ways: Counter[str] = field(default_factory=Counter)  # number of tensors by a key of `HOW`
+    layers: dict[str, set[int]] = field(default_factory=dict)  # the suspect's layers by such a key
 
     @property
     def how(self) -> str:
@@ -67,29 +65,29 @@ def prove(weights: WeightChanges, which: str) -> Proof | None:
             return None
         if not layer.in_place and not layer.drift.maps <= EXPLAINED * weights.rounding:
             return None
-    follows, cells = Proof(), Cells()
-    along = _projected([change for _, change in weights.every], which)
+    proof, cells = Proof(), Cells()
+    projected = _projected([change for _, change in weights.every], which)
     for layer_b, change in sorted(weights.every, key=lambda each: -each[1].values_changed):
-        if change.kind == "identical" or (
-            change.shapes[0] == change.shapes[1] and change.change <= CONVERTED
-        ):
+        is_converted = change.shapes[0] == change.shapes[1] and change.change <= CONVERTED
+        if change.kind == "identical" or is_converted:
             continue
-        way = "direction removed" if change.shown_name in along else _way(change, which, cells)
+        is_projected = change.shown_name in projected
+        way = "direction removed" if is_projected else _way(change, which, cells)
         if not way:
             return None
         if way != "equal":
-            follows.ways[way] += 1
-            follows.layers.setdefault(way, set()).update(() if layer_b is None else (layer_b,))
-    rounded = {"cast", "quantised"} & set(follows.ways)
-    return follows if not rounded or cells.are_filled else None
+            proof.ways[way] += 1
+            layers = proof.layers.setdefault(way, set())
+            if layer_b is not None:
+                layers.add(layer_b)
+    is_rounded = bool({"cast", "quantised"} & set(proof.ways))
+    return None if is_rounded and not cells.are_filled else proof
 
 
 def _matters(tensor: Tensor) -> bool:
     """True if a tensor is a matrix of weights, not a mask or a counter."""
-    shape = tensor.shape
-    return (
-        len(shape) > 1 and shape[:2] != (1, 1) and not tensor.dtype.startswith(("I", "U", "BOOL"))
-    )
+    is_counter = tensor.dtype.startswith(("I", "U", "BOOL"))
+    return len(tensor.shape) > 1 and tensor.shape[:2] != (1, 1) and not is_counter
 
 
 def _older_and_newer(change: Change, which: str) -> tuple[Tensor, Tensor]:
@@ -101,10 +99,9 @@ def _way(change: Change, which: str, cells: Cells) -> str:
     """A key of `HOW` by which a tensor follows from the other; empty if none is known."""
     older, newer = _older_and_newer(change, which)
     if change.kind in ("reshaped", "unread", "not finite") or prod(older.shape) > prod(newer.shape):
-        return ""  # where rows were cut, the older may also be the newer one, extended
+        return ""  # rows were cut here, or added to the other
     if not change.values_changed:
         return "equal"
-    # the older one, rounded, gives the newer
     casts = [cast for cast, rounded in change.casts if rounded != which]
     return way_from(older, newer, casts, cells)
 
@@ -113,14 +110,16 @@ def _projected(changes: Sequence[Change], which: str) -> set[str]:
     """The names of the matrices, at least two, that the same direction was projected out of."""
     removed = []
     for i, change in enumerate(changes):
-        if change.rank == 1:
-            small = max(
-                PROJECTED, 4 * 2.0 ** -BITS.get(_older_and_newer(change, which)[1].dtype, 23)
-            )
-            for along in change.along:
-                left = along.left if which == "B" else 1 / along.left if along.left else np.inf
-                if left <= small and np.abs(along.direction).max() < ONE_DIMENSION:
-                    removed.append((i, along))
+        if change.rank != 1:
+            continue
+        _, newer = _older_and_newer(change, which)
+        small = max(PROJECTED, 4 * 2.0 ** -BITS.get(newer.dtype, 23))
+        for along in change.along:
+            left = along.left
+            if which == "A":
+                left = 1 / left if left else np.inf
+            if left <= small and np.abs(along.direction).max() < ONE_DIMENSION:
+                removed.append((i, along))
     return {changes[i].shown_name for i in one_direction(removed)[0]}
 
 
@@ -136,36 +135,31 @@ def merge_share(suspect: Model, first: Model, second: Model) -> float | None:
     models = (first, second, suspect)
     triples = []
     for name in sorted({name for model in models for name in model.checkpoint}):
-        x, z, y = tensors = [model.checkpoint.get(name) for model in models]
-        if (
-            x
-            and z
-            and y
-            and x.shape == z.shape == y.shape
-            and all(tensor.dtype in BITS for tensor in (x, z, y))
-        ):
+        tensors = [model.checkpoint.get(name) for model in models]
+        present = [tensor for tensor in tensors if tensor is not None]
+        if len(present) == 3 and _can_be_summed(present):
+            x, z, y = present
             triples.append((x, z, y))
-        elif any(tensor is not None and _matters(tensor) for tensor in tensors):
+        elif any(map(_matters, present)):
             return None
     triples.sort(key=lambda each: -prod(each[2].shape))  # most sums are refused by the first block
-    if (
-        not any(y.dtype in COARSE for _, _, y in triples)
-        or (shares := shares_in_sum(triples)) is None
-    ):
+    if not any(y.dtype in COARSE for _, _, y in triples):
         return None
-    share, backwards = (
-        sum(shares) / 2,
-        ([(y, z, x) for x, z, y in triples], [(x, y, z) for x, z, y in triples]),
-    )
-    alone = any(shares[0] <= whole <= shares[1] for whole in (0, 1))
-    if (
-        alone
-        or not isfinite(share)
-        or not fills_cells(triples, share)
-        or any(map(shares_in_sum, backwards))
-    ):
+    shares = shares_in_sum(triples)
+    if shares is None:
         return None
-    return share
+    share = sum(shares) / 2
+    is_one_base = any(shares[0] <= whole <= shares[1] for whole in (0, 1))
+    if is_one_base or not isfinite(share) or not fills_cells(triples, share):
+        return None
+    backwards = [(y, z, x) for x, z, y in triples], [(x, y, z) for x, z, y in triples]
+    return None if any(map(shares_in_sum, backwards)) else share
+
+
+def _can_be_summed(tensors: Sequence[Tensor]) -> bool:
+    """True if tensors have one shape and are floats."""
+    same_shape = len({tensor.shape for tensor in tensors}) == 1
+    return same_shape and all(tensor.dtype in BITS for tensor in tensors)
 
 
 # Layers that were left out
@@ -193,16 +187,13 @@ def _written(model: Model, index: int) -> float:
 
 def _is_near_copy(model: Model, i: int, j: int) -> bool:
     """True if a matrix of one layer resembles the other layer's."""
-    stems = model.stem(i), model.stem(j)
-    for name in model.checkpoint.names_under(stems[0]):
-        counterpart = model.checkpoint.get(stems[1] + name.removeprefix(stems[0]))
+    stem, other_stem = model.stem(i), model.stem(j)
+    for name in model.checkpoint.names_under(stem):
         tensor = model.checkpoint[name]
-        if (
-            counterpart is None
-            or counterpart.shape != tensor.shape
-            or len(tensor.shape) < 2
-            or why_unread(tensor)
-        ):
+        counterpart = model.checkpoint.get(other_stem + name.removeprefix(stem))
+        if counterpart is None or counterpart.shape != tensor.shape:
+            continue
+        if len(tensor.shape) < 2 or why_unread(tensor):
             continue
         rows = [first_rows(t, COMPARED_ROWS).astype(np.float64) for t in (tensor, counterpart)]
         x, y = (each - each.mean() for each in rows)

@@ -23,7 +23,7 @@ from weightscope.report.pages.style import (
 GAP = 2  # places between two bases
 DARK_IS_ALIKE = f"{BY_LAYER}_r"
 TICKS = 8  # layers of a row that are labelled, at most
-LOWEST = -0.3  # likeness that the axis always reaches
+LOWEST = -0.3  # likeness at the bottom of the axis, or lower
 LABELLED = 24  # letters of a checkpoint's name
 
 
@@ -39,9 +39,8 @@ def lineage_figure(lineage: Lineage) -> Figure:
 def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
     """Draw the suspect's layers above those of its bases, or of the first that was compared."""
     suspect = lineage.suspect
-    bases = list(dict.fromkeys(each.base for each in lineage.sources if each)) or [
-        lineage.compared[0].base
-    ]
+    bases = list(dict.fromkeys(source.base for source in lineage.sources if source))
+    bases = bases or [lineage.compared[0].base]
     starts = np.cumsum([0, *(len(base.layers) + GAP for base in bases)])
     width = max(starts[-1] - GAP, len(suspect.layers))
     above, shift = (width - len(suspect.layers)) / 2, (width - (starts[-1] - GAP)) / 2
@@ -93,21 +92,15 @@ def _likeness(axis: Axes, lineage: Lineage) -> None:
         mean, spread = BACKGROUND[match.route]
         counts = np.array([len(lineage.suspect.of_layer(layer)) for layer in layers])
         reach = SURE * np.sqrt(1 / (SKETCH * counts) + spread**2)
-        axis.fill_between(
-            layers,
-            mean - reach,
-            mean + reach,
-            color="0.9",
-            label=f"strangers ({SURE:g} deviations)",
-        )
+        low, high = mean - reach, mean + reach
+        label = f"strangers ({SURE:g} deviations)"
+        axis.fill_between(layers, low, high, color="0.9", label=label)
         axis.set_ylim(min(LOWEST, float(np.nanmin(match.likeness))), 1.08)
-    for k, each in enumerate(dict.fromkeys(source for source in lineage.sources if source)):
-        places = [i for i, source in enumerate(lineage.sources) if source is each]
-        alike = [each.match.likeness[i, each.match.layers[i]] for i in places]
-        label = f"counterparts in {_short(each.base)}"
-        axis.plot(
-            layers[places], alike, "o", color=COLOURS[k % len(COLOURS)], markersize=3, label=label
-        )
+    for k, source in enumerate(dict.fromkeys(each for each in lineage.sources if each)):
+        places = [i for i, each in enumerate(lineage.sources) if each is source]
+        alike = [source.match.likeness[i, source.match.layers[i]] for i in places]
+        label, colour = f"counterparts in {_short(source.base)}", COLOURS[k % len(COLOURS)]
+        axis.plot(layers[places], alike, "o", color=colour, markersize=3, label=label)
     axis.set(xlabel="layer of the suspect", ylabel="likeness")
     axis.xaxis.set_major_locator(whole_numbers(9))
     axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
