@@ -34,7 +34,7 @@ COMPARED = 8  # such candidates of a checkpoint, the most alike
 ROUNDING = sqrt(2 * SKETCH) * float(np.finfo(np.float32).eps)
 
 
-class Edge(NamedTuple):
+class TreeEdge(NamedTuple):
     """Two relatives, by their places in the list."""
 
     first: int
@@ -50,7 +50,7 @@ class Family(NamedTuple):
     """Checkpoints with a common origin and the edges that join them."""
 
     members: list[int]
-    edges: list[Edge]
+    edges: list[TreeEdge]
 
 
 def families_of(outlines: Sequence[Outline], load: Callable[[int], Print]) -> list[Family]:
@@ -66,10 +66,10 @@ def families_of(outlines: Sequence[Outline], load: Callable[[int], Print]) -> li
             pair._replace(likeness=_in_place(load(pair.first), load(pair.second))) for pair in left
         )
     pairs = bar(_candidates(outlines, forest), "pairs by heads", "pair")
-    known = [Edge(i, j, "heads", likeness=_by_heads(load(i), load(j))) for i, j in pairs]
+    known = [TreeEdge(i, j, "heads", likeness=_by_heads(load(i), load(j))) for i, j in pairs]
     alike = [edge for edge in known if edge.likeness]
 
-    def nearest(edge: Edge) -> float:
+    def nearest(edge: TreeEdge) -> float:
         same_shape = outlines[edge.first].shape == outlines[edge.second].shape
         return same_shape + float(np.nan_to_num(_in_place(load(edge.first), load(edge.second))))
 
@@ -83,7 +83,7 @@ class _Forest:
 
     def __init__(self, count: int) -> None:
         self._above = list(range(count))
-        self._edges: list[Edge] = []
+        self._edges: list[TreeEdge] = []
 
     def root(self, place: int) -> int:
         """The representative of the family that a checkpoint is in so far."""
@@ -92,7 +92,7 @@ class _Forest:
             place = self._above[place]
         return place
 
-    def join(self, edge: Edge) -> None:
+    def join(self, edge: TreeEdge) -> None:
         """Add an edge, unless both are in one family already."""
         roots = sorted((self.root(edge.first), self.root(edge.second)))
         if roots[0] != roots[1]:
@@ -100,14 +100,14 @@ class _Forest:
             self._edges.append(edge)
 
     def join_nearest(
-        self, edges: Iterable[Edge], among_equals: Callable[[Edge], float] | None = None
+        self, edges: Iterable[TreeEdge], among_equals: Callable[[TreeEdge], float] | None = None
     ) -> None:
         """Add edges, the most alike first.
 
         Equally alike ones are ordered by `among_equals`, if given, then as listed.
         """
         listed = sorted(edges, key=lambda edge: (edge.first, edge.second))
-        of_level: dict[int, list[Edge]] = defaultdict(list)
+        of_level: dict[int, list[TreeEdge]] = defaultdict(list)
         for edge, level in zip(
             listed, levels([edge.likeness for edge in listed]).tolist(), strict=True
         ):
@@ -140,7 +140,7 @@ def levels(likeness: Sequence[float] | np.ndarray) -> np.ndarray:
     return found
 
 
-def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[Edge]:
+def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[TreeEdge]:
     """Find pairs of one shape whose blocks differ in few bits."""
     of_shape: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, each in enumerate(outlines):
@@ -158,7 +158,7 @@ def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[Edge]:
             with np.errstate(invalid="ignore"):
                 bits = (differ * both).sum(axis=1) / (both.sum(axis=1) * blocks.shape[2])
             for j in np.flatnonzero(bits < NEAR).tolist():
-                yield Edge(places[i], places[i + 1 + j], "bits", float(bits[j]))
+                yield TreeEdge(places[i], places[i + 1 + j], "bits", float(bits[j]))
 
 
 def _in_place(a: Print, b: Print) -> float:
@@ -215,7 +215,7 @@ def _by_heads(a: Print, b: Print) -> float:
     return match.mean if match is not None and match.is_sure else 0.0
 
 
-def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[Edge]:
+def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[TreeEdge]:
     """Join each checkpoint with the families whose value dimensions have the same order."""
     of_width: dict[int, list[int]] = defaultdict(list)
     for place, each in enumerate(outlines):
@@ -240,7 +240,7 @@ def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[Edge]:
                 j = int(theirs[levels(alike[theirs]).argmin()])
                 first, second = sorted((places[i], places[j]))
                 edges.append(
-                    Edge(
+                    TreeEdge(
                         first, second, "values", likeness=float(alike[j]), p=float(np.exp(log_p[j]))
                     )
                 )

@@ -262,14 +262,14 @@ def _options(value: Any) -> Options:
 # The file of a claim: a statement, bare, in a DSSE envelope, or in a Sigstore bundle.
 
 
-class Opened(NamedTuple):
+class OpenedClaim(NamedTuple):
     """A statement and its envelope; None if it is not signed."""
 
     statement: dict[str, Any]
     envelope: dict[str, Any] | None = None
 
 
-def opened_claim(path: Path) -> Opened:
+def opened_claim(path: Path) -> OpenedClaim:
     """The statement in a file. No signature is checked."""
     value = parse_json(read_small(path, MAX_BYTES), file=path)
     if "dsseEnvelope" in value:
@@ -277,7 +277,7 @@ def opened_claim(path: Path) -> Opened:
             value["dsseEnvelope"] if isinstance(value["dsseEnvelope"], dict) else {"payload": ""}
         )
     if "payload" not in value:
-        return Opened(value)
+        return OpenedClaim(value)
     signatures = value.get("signatures")
     try:
         if value.get("payloadType") != PAYLOAD:
@@ -291,4 +291,4 @@ def opened_claim(path: Path) -> Opened:
         payload = b64decode(value["payload"], validate=True)
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"is a damaged envelope ({one_line(error)})", file=path) from None
-    return Opened(parse_json(payload, file=path, what="its payload "), value)
+    return OpenedClaim(parse_json(payload, file=path, what="its payload "), value)

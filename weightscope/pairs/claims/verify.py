@@ -21,7 +21,7 @@ from weightscope.pairs.claims.claim import (
     NOT_SHARED,
     SHARED,
     Claim,
-    Opened,
+    OpenedClaim,
     Options,
     claim_of,
     judgement,
@@ -52,7 +52,7 @@ FINITE = 1e300  # of a number in a claim
 NAMED, LISTED = 3, 1_000  # differences in the first sentence, and in all
 
 
-class Difference(NamedTuple):
+class Mismatch(NamedTuple):
     """A field whose value differs between a claim and its check."""
 
     field: str  # where in the claim
@@ -72,7 +72,7 @@ class Verification(Result):
     claim: Claim
     tier: str | None  # None where nothing was computed
     signature: str
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[Mismatch] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     recomputed: str = ""  # the lineage's first sentence, of this run
     provenance: Provenance = field(default_factory=Provenance, repr=False)
@@ -154,7 +154,7 @@ class Verification(Result):
         )
 
 
-def read_claim(path: str | Path) -> tuple[Claim, Opened]:
+def read_claim(path: str | Path) -> tuple[Claim, OpenedClaim]:
     """A claim from a file, bare or signed, and the opened file.
 
     Raises
@@ -210,7 +210,7 @@ def verify(
     signature = _signature(opened, key)
     if key is not None and signature != "valid":
         return Verification(
-            claim, None, signature, [Difference("signature", signature, "one by the given key")]
+            claim, None, signature, [Mismatch("signature", signature, "one by the given key")]
         )
     if is_fingerprint(suspect):
         raise CheckpointError("is a fingerprint; the suspect's weights are needed", file=suspect)
@@ -245,7 +245,7 @@ def verify(
 
 def _drawn_anew(
     result: Lineage, bases: Iterable[Base], probe_key: str | Path | None
-) -> Iterator[Difference]:
+) -> Iterator[Mismatch]:
     """Draw other probes: an issuer may try many nonces and keep one that suits."""
     assert result.suspect.source is not None
     key = keyed_probes(probe_key) if probe_key else PUBLIC
@@ -253,10 +253,10 @@ def _drawn_anew(
     shared = any(judge(suspect, base).match is not None for suspect, base in pairs)
     if shared != (result.origin is not None):
         by_others = f"{SHARED if shared else NOT_SHARED}, by probes drawn anew"
-        yield Difference("attention", SHARED if result.origin else NOT_SHARED, by_others)
+        yield Mismatch("attention", SHARED if result.origin else NOT_SHARED, by_others)
 
 
-def _signature(opened: Opened, key: str | Path | None) -> str:
+def _signature(opened: OpenedClaim, key: str | Path | None) -> str:
     """The state of a claim's signature."""
     if opened.envelope is None:
         return "none"
@@ -267,7 +267,7 @@ def _signature(opened: Opened, key: str | Path | None) -> str:
 
 def _judged_otherwise(
     claim: Claim, result: Lineage, mixed: bool
-) -> tuple[list[Difference], list[str]]:
+) -> tuple[list[Mismatch], list[str]]:
     """Differences between the claim and a second run, and the fields not compared.
 
     If `mixed`, there were weights in place of a fingerprint, or the reverse.
@@ -300,7 +300,7 @@ def called(model: Model, name: str) -> Model:
     return renamed
 
 
-def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
+def _about(claim: Claim, options: Options | None) -> Iterator[Mismatch]:
     """Find contradictions within a claim, and other options than the given ones."""
     models = {"suspect": (claim.predicate["suspect"], claim.digests)}
     for i, described in enumerate(claim.predicate["bases"]):
@@ -313,7 +313,7 @@ def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
             {"files", "heads", "read_from"} if where != "suspect" else set()
         )
         for key in sorted(described.keys() - known):
-            yield Difference(f"{where}.{shortened(key)}", described[key], None)
+            yield Mismatch(f"{where}.{shortened(key)}", described[key], None)
     yield from _differences("serialization", claim.predicate["serialization"], SERIALIZATION, ())
     if options is not None:
         yield from _differences("options", claim.options._asdict(), options._asdict(), ())
@@ -321,7 +321,7 @@ def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
 
 def _matched(
     claim: Claim, suspect: Model, given: Sequence[Base]
-) -> tuple[list[Any], list[Difference]]:
+) -> tuple[list[Any], list[Mismatch]]:
     """The bases in the claim's order, and the files that differ from it."""
     differences = list(_other_files("subject", claim.digests, digests_of(suspect)))
     left, in_order = list(given), []
@@ -353,22 +353,22 @@ def _expected(claim: Claim, name: str, base: Any) -> tuple[dict[str, str], dict[
 
 def _other_files(
     where: str, claimed: dict[str, str], computed: dict[str, str]
-) -> Iterator[Difference]:
+) -> Iterator[Mismatch]:
     """Files that are missing, more, or of another content."""
     for name in sorted(claimed.keys() | computed.keys()):
         if claimed.get(name) != computed.get(name):
-            yield Difference(f"{where}[{shortened(name)}]", claimed.get(name), computed.get(name))
+            yield Mismatch(f"{where}[{shortened(name)}]", claimed.get(name), computed.get(name))
 
 
 def _differences(
     where: str, claim: Any, computed: Any, names: Sequence[str], loose: bool = False
-) -> Iterator[Difference]:
+) -> Iterator[Mismatch]:
     """Compare two JSON values by path: numbers within tolerance, numbers in texts by last digit."""
     if isinstance(claim, dict) and isinstance(computed, dict):
         for key in sorted(claim.keys() | computed.keys()):
             place, mine, theirs = f"{where}.{shortened(key)}", claim.get(key), computed.get(key)
             if mine is theirs is None and not claim.keys() & computed.keys() & {key}:
-                yield Difference(
+                yield Mismatch(
                     place, *("null" if key in each else "no such key" for each in (claim, computed))
                 )
             elif not (loose and key in ("likeness", "z")):
@@ -377,7 +377,7 @@ def _differences(
         for i, (mine, theirs) in enumerate(zip(claim, computed, strict=True)):
             yield from _differences(f"{where}[{i}]", mine, theirs, names, loose)
     elif not _agree(where, claim, computed, names):
-        yield Difference(where, claim, computed)
+        yield Mismatch(where, claim, computed)
 
 
 def _agree(where: str, claim: Any, computed: Any, names: Sequence[str]) -> bool:

@@ -18,7 +18,7 @@ from weightscope.heads.tensors.measure import why_unread
 from weightscope.heads.tensors.untrained_parts import LEAST_WIDE, off_random
 from weightscope.model.model import Model
 from weightscope.pairs.changes.pair import Pair
-from weightscope.pairs.lineage.parts import Part
+from weightscope.pairs.lineage.parts import PartVerdict
 from weightscope.pairs.lineage.shared_tensors import FEED_FORWARD, NORMS
 from weightscope.pairs.lineage.sketches import Sketches
 from weightscope.pairs.lineage.verdict import Related
@@ -37,7 +37,7 @@ MOSTLY = 0.9  # share of matrices that look random; an embedding has a row of ze
 
 
 def initial_ones(
-    suspect: Sketches, first: Related, parts: Mapping[str, Part], kinds: Collection[str]
+    suspect: Sketches, first: Related, parts: Mapping[str, PartVerdict], kinds: Collection[str]
 ) -> str:
     """Evidence of a shared initialisation, as a sentence; empty without any."""
     if suspect.source is None or first.base.source is None:

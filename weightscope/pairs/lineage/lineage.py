@@ -31,8 +31,14 @@ from weightscope.pairs.lineage.differences import (
 from weightscope.pairs.lineage.direction import HOW, Proof, merge_share, prove, without_layers
 from weightscope.pairs.lineage.initial import initial_ones, learnt_alike
 from weightscope.pairs.lineage.matching import BACKGROUND, ROUTES, Match
-from weightscope.pairs.lineage.parts import CALLED, NOTHING, Part, compare_parts, unread_parts
-from weightscope.pairs.lineage.permutation_p import permutation_log_p
+from weightscope.pairs.lineage.neurons import permutation_log_p
+from weightscope.pairs.lineage.parts import (
+    CALLED,
+    NOTHING,
+    PartVerdict,
+    compare_parts,
+    unread_parts,
+)
 from weightscope.pairs.lineage.probes import PUBLIC, Probes, keyed_probes
 from weightscope.pairs.lineage.shared_tensors import FEED_FORWARD, NORMS, TOKENS
 from weightscope.pairs.lineage.shares import Shares, shares_of
@@ -168,7 +174,9 @@ def _judged(
 # Bases without shared heads
 
 
-def _related_by_parts(unjudged: "Lineage", parts: Sequence[Mapping[str, Part]]) -> "Lineage | None":
+def _related_by_parts(
+    unjudged: "Lineage", parts: Sequence[Mapping[str, PartVerdict]]
+) -> "Lineage | None":
     """Judge by the base that shares most of the other parts; None if no base shares any."""
     sharing = [
         (compared.base, by_part)
@@ -181,7 +189,7 @@ def _related_by_parts(unjudged: "Lineage", parts: Sequence[Mapping[str, Part]]) 
     return replace(unjudged, verdict="related", parts=dict(by_part), sharing=base)
 
 
-def _unrelated(unjudged: "Lineage", parts: Sequence[Mapping[str, Part]]) -> "Lineage":
+def _unrelated(unjudged: "Lineage", parts: Sequence[Mapping[str, PartVerdict]]) -> "Lineage":
     """Judge bases that share no part: undecided if something could not be compared."""
     doubts = []
     for compared, by_part in zip(unjudged.compared, parts, strict=True):
@@ -198,22 +206,26 @@ def _unrelated(unjudged: "Lineage", parts: Sequence[Mapping[str, Part]]) -> "Lin
     return replace(unjudged, verdict=verdict, doubts=doubts, parts=least_certain)
 
 
-def _parts_without_heads(suspect: Sketches, compared: ComparedBase) -> dict[str, Part]:
+def _parts_without_heads(suspect: Sketches, compared: ComparedBase) -> dict[str, PartVerdict]:
     """Parts shared with a base whose heads were not found."""
-    attention = Part("undecided", compared.doubt) if compared.doubt else Part("unrelated", NOTHING)
+    attention = (
+        PartVerdict("undecided", compared.doubt)
+        if compared.doubt
+        else PartVerdict("unrelated", NOTHING)
+    )
     return _parts(suspect, compared.base, attention)
 
 
 def _parts(
-    suspect: Sketches, base: Sketches, attention: Part, basis: Basis | None = None
-) -> dict[str, Part]:
+    suspect: Sketches, base: Sketches, attention: PartVerdict, basis: Basis | None = None
+) -> dict[str, PartVerdict]:
     """Compare each part with a base; undecided if the weights of one are not there."""
     if suspect.source is None or base.source is None:
         return unread_parts(attention, NOT_IN_PRINTS)
     return compare_parts(suspect.source, base.source, attention, basis)
 
 
-def _said_of(parts: Mapping[str, Part], *verdicts: str) -> list[str]:
+def _said_of(parts: Mapping[str, PartVerdict], *verdicts: str) -> list[str]:
     """Sentences about the parts with one of these verdicts."""
     whole_sentences = {NOT_IN_PRINTS}
     if "attention" in parts and parts["attention"].verdict == "undecided":
@@ -296,16 +308,16 @@ def _related_by_heads(unjudged: "Lineage", related: Sequence[Related]) -> "Linea
     )
 
 
-def _attention(match: Match, weights: WeightChanges | None) -> Part:
+def _attention(match: Match, weights: WeightChanges | None) -> PartVerdict:
     """The part of attention: the share of layers with counterparts, and equal tensors."""
     count, total = sum(j is not None for j in match.layers), len(match.layers)
     matrices = []
     if weights is not None:
         matrices = [change for _, change in weights.every if change.name_a in weights.attention]
     if matrices and count == total and all(change.kind == "identical" for change in matrices):
-        return Part("related", f"same values in {count} of {counted(total, 'layer')}", 1.0)
+        return PartVerdict("related", f"same values in {count} of {counted(total, 'layer')}", 1.0)
     lead = f"{count} of {counted(total, 'layer')} have a counterpart (likeness {match.mean:.2f})"
-    return Part("related", lead, count / total)
+    return PartVerdict("related", lead, count / total)
 
 
 def _explain(
@@ -478,7 +490,9 @@ def _shown_by_heads(
         yield Kind("fine-tuned", suspect.layers, evidence)
 
 
-def _with_tokens(kinds: list[Kind], tokens: Part, suspect: Sketches, base: Sketches) -> list[Kind]:
+def _with_tokens(
+    kinds: list[Kind], tokens: PartVerdict, suspect: Sketches, base: Sketches
+) -> list[Kind]:
     """Replace what is known of the vocabulary if its rows are others, or of other tokens."""
     if not tokens.is_moved and tokens.verdict != "unrelated":
         return kinds
@@ -488,7 +502,7 @@ def _with_tokens(kinds: list[Kind], tokens: Part, suspect: Sketches, base: Sketc
     return [*_without(kinds, "vocabulary"), Kind(name, [], evidence)]
 
 
-def _with_networks(kinds: list[Kind], networks: Part, suspect: Sketches) -> list[Kind]:
+def _with_networks(kinds: list[Kind], networks: PartVerdict, suspect: Sketches) -> list[Kind]:
     """Add what neurons show, if no kind says so."""
     if networks.verdict == "unrelated":
         evidence = "Heads match, and no neuron of the feed-forward networks does."
@@ -529,7 +543,7 @@ class Lineage(Result):
     unread: list[str] = field(default_factory=list)
     proof: Proof | None = None  # recomputation of the newer from the older, if weights show one
     # "attention", "feed_forward", "tokens", "norms", perhaps "others"
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, PartVerdict] = field(default_factory=dict)
     sharing: Sketches | None = None  # a base that shares no heads but another part
     # p-value of the permutation test of neurons, by base
     by_neurons: dict[str, float] = field(default_factory=dict)

@@ -473,13 +473,16 @@ def _group_sketches(
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Sketches, spectrum and norm of each head that shares a key-value head: (2, ...)."""
     k, v = layer.k.of(group)[0], layer.v.of(group)[0]  # (d, r)
-    of_k, of_v = _Side(k, "right", through, probes), _Side(v, "left", through, probes)
+    of_k, of_v = (
+        _SketchedFactor(k, "right", through, probes),
+        _SketchedFactor(v, "left", through, probes),
+    )
     for h in range(group * shared, (group + 1) * shared):
         head = layer.head(h)
         q, o = head.query_at(0)[0], head.w_o.T
         pairs = (
-            (_Side(q, "left", through, probes), of_k),
-            (of_v, _Side(o, "right", through, probes)),
+            (_SketchedFactor(q, "left", through, probes), of_k),
+            (of_v, _SketchedFactor(o, "right", through, probes)),
         )
         parts = [_sketch(left, right) for left, right in pairs]
         yield tuple(np.stack(part) for part in zip(*parts, strict=True))
@@ -495,7 +498,7 @@ def maps_of(layer: Layer, head: int, through: np.ndarray | None) -> list[Factore
     ]
 
 
-class _Side:
+class _SketchedFactor:
     """One factor of a head's map, and what a sketch needs of it."""
 
     def __init__(
@@ -510,7 +513,7 @@ class _Side:
         self.triangle = triangle(factor, inner(factor))
 
 
-def _sketch(left: _Side, right: _Side) -> tuple[np.ndarray, ...]:
+def _sketch(left: _SketchedFactor, right: _SketchedFactor) -> tuple[np.ndarray, ...]:
     """Sketches (K,), spectrum (S,) and norm (1,) of left @ right'."""
     direct = np.vecdot(left.seen, right.seen)
     # heads that copy have a trace, however they were initialised

@@ -82,14 +82,14 @@ def _print_of(source: Source, probes: Probes) -> Sketches:
     return replace(fingerprint(source.open(), probes), source=None)
 
 
-class Nearest(NamedTuple):
+class NearestPrints(NamedTuple):
     """The fingerprints in a folder that are most like a suspect."""
 
     bases: list[tuple[str, Sketches]]  # each with its file name
     unread: list[str]  # why others were skipped, beginning with their names
 
 
-def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> Nearest:
+def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> NearestPrints:
     """Find the fingerprints most like a suspect, by sums of sketches and by spectra.
 
     Damaged files are skipped.
@@ -131,7 +131,7 @@ def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> N
     if not bases:
         raise problems[min(problems)]
     read = [(str(files[k]), sketches) for k, sketches in bases.items()]
-    return Nearest(read, [str(problems[k]) for k in sorted(problems)])
+    return NearestPrints(read, [str(problems[k]) for k in sorted(problems)])
 
 
 def _of_layers(path: Path, probes: Probes) -> dict[str, np.ndarray]:
