@@ -23,7 +23,8 @@ from weightscope.core.compute.cores import in_threads
 from weightscope.core.errors import CheckpointError
 from weightscope.model.model import Model
 
-KEY_BYTES = 16, 1 << 20  # of a key file, at least and at most: 128 bits cannot be guessed
+LEAST_KEY_BYTES = 16  # bytes of a key file; 128 bits cannot be guessed
+MOST_KEY_BYTES = 1 << 20  # bytes of a key file
 PIECE = 4 << 20  # bytes read at a time for a digest
 
 
@@ -32,15 +33,15 @@ class Probes:
     """The source of signs."""
 
     seed: str = ""  # hexadecimal; empty for the public signs
-    nonce: str = ""  # that the seed was made with, and the digests; empty if it was not
-    digests: tuple[str, ...] = ()
+    nonce: str = ""  # input of the seed besides digests; empty if it was made otherwise
+    digests: tuple[str, ...] = ()  # inputs of the seed: digests of heads
 
     @property
     def name(self) -> str:
         """The name of these signs in a fingerprint, without the seed; empty for public ones."""
-        return (
-            sha256(f"weightscope probes {self.seed}".encode()).hexdigest()[:16] if self.seed else ""
-        )
+        if not self.seed:
+            return ""
+        return sha256(f"weightscope probes {self.seed}".encode()).hexdigest()[:16]
 
 
 PUBLIC = Probes()
@@ -55,10 +56,10 @@ def keyed_probes(key: str | Path) -> Probes:
         It cannot be read, or is too short to be secret.
     """
     path = Path(key)
-    content = read_small(path, KEY_BYTES[1])
-    if len(content) < KEY_BYTES[0]:
-        problem = f"has {len(content)} bytes; a key has at least {KEY_BYTES[0]}, as `head -c 32 /dev/urandom` makes"
-        raise CheckpointError(problem, file=path)
+    content = read_small(path, MOST_KEY_BYTES)
+    if len(content) < LEAST_KEY_BYTES:
+        least = f"a key has at least {LEAST_KEY_BYTES}, as `head -c 32 /dev/urandom` makes"
+        raise CheckpointError(f"has {len(content)} bytes; {least}", file=path)
     return Probes(sha256(b"weightscope key " + content).hexdigest())
 
 
