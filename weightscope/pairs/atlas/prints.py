@@ -37,6 +37,7 @@ from weightscope.pairs.lineage.sketches import (
     MOST_LAYERS,
     POINTS,
     SKETCH,
+    HeadSketches,
     Sketches,
     as_bytes,
     described,
@@ -224,14 +225,11 @@ def make_print(
         values.append(ranks)
         if place in chosen:
             blocks.append(bits_of(read.layer.k.of(0)[0]))
-    layer, head, kv_head, direct, tokens, spectra, norms = (
-        np.concatenate(part) for part in zip(*parts, strict=True)
-    )
-    if len(broken := np.unique(layer[~np.isfinite(norms).all(axis=1)])):
-        problem = (
-            f"layer {broken[0]}: W_QK or W_VO of a head exceeds float32, and cannot be compared"
-        )
-        raise CheckpointError(problem, file=model.name)
+    heads = HeadSketches(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+    broken = np.unique(heads.layer[~np.isfinite(heads.norms).all(axis=1)])
+    if len(broken):
+        problem = "W_QK or W_VO of a head exceeds float32, and cannot be compared"
+        raise CheckpointError(f"layer {broken[0]}: {problem}", file=model.name)
     is_whole = sample.groups is None and len(sample.layers) == len(model.attention_layers)
     about = described(model) | {
         "name": source.given or source.source,
@@ -241,15 +239,15 @@ def make_print(
         "weights_read": sample.weights,
         "state": now,
     }
-    sketches = Sketches(about, layer, head, kv_head, direct, tokens, spectra, norms, probes=PUBLIC)
+    sketches = Sketches(about, *heads, probes=PUBLIC)
     made = Print(sketches, np.stack(blocks), np.stack(values), source_of(model.checkpoint))
     return made.arrays(), model.checkpoint.bytes_fetched
 
 
-def _sketches_of(read: SampledLayer) -> tuple[np.ndarray, ...]:
-    """`layer_sketches` with the heads' indices in the checkpoint."""
-    layer, _, _, *sketched = layer_sketches(read.layer, None, PUBLIC)
-    return layer, read.heads, read.kv_heads, *sketched
+def _sketches_of(read: SampledLayer) -> HeadSketches:
+    """Sketch a layer's heads, with their indices in the checkpoint."""
+    sketches = layer_sketches(read.layer, None, PUBLIC)
+    return sketches._replace(head=read.heads, kv_head=read.kv_heads)
 
 
 def bits_of(w: np.ndarray) -> np.ndarray:
