@@ -29,9 +29,8 @@ def digests_of(model: Model) -> dict[str, str]:
     """
     refuse_several_folders(model)
     read_digests(model.checkpoint)
-    digests = {
-        PurePath(file["name"]).name: file["sha256"] for file in source_of(model.checkpoint)["files"]
-    }
+    files = source_of(model.checkpoint)["files"]
+    digests = {PurePath(file["name"]).name: file["sha256"] for file in files}
     return {name: digests[name] for name in sorted(digests, key=_in_order)}
 
 
@@ -46,8 +45,8 @@ def refuse_nameless(sources: Iterable[str]) -> None:
     """Refuse local sources whose files a claim cannot name; nothing of them is read."""
     for source in sources:
         if prints_in(source):
-            problem = "is a folder of fingerprints; a claim or an SBOM names a file: give the .wsf file of each BASE"
-            raise CheckpointError(problem, file=source)
+            how = "a claim or an SBOM names a file: give the .wsf file of each BASE"
+            raise CheckpointError(f"is a folder of fingerprints; {how}", file=source)
         if is_adapter(source):
             raise CheckpointError(f"is an adapter: {MERGE}", file=source)
 
@@ -66,9 +65,8 @@ def _in_order(name: str) -> tuple[str, ...]:
 
 def model_digest(digests: Mapping[str, str]) -> str:
     """The digest of a model: SHA-256 over its files' digests in the order of their paths."""
-    return sha256(
-        b"".join(bytes.fromhex(digests[name]) for name in sorted(digests, key=_in_order))
-    ).hexdigest()
+    in_order = sorted(digests, key=_in_order)
+    return sha256(b"".join(bytes.fromhex(digests[name]) for name in in_order)).hexdigest()
 
 
 def resources(digests: Mapping[str, str]) -> list[dict[str, Any]]:

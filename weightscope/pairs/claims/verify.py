@@ -41,21 +41,26 @@ from weightscope.pairs.lineage.sketches import is_fingerprint
 from weightscope.pairs.lineage.verdict import candidates, judge
 
 INSTALL = "pip install 'weightscope-attention[attest]'"
-# two runs agree on a number up to this; other machines round in another order
-RELATIVE, ABSOLUTE = 0.01, 1e-6
-LEAST = 1e-12  # of a printed number that float32's rounding may be; less is a probability
-OF_LOGARITHM = 0.01  # the same of ln p, relative, and absolute below 1
+# tolerance of numbers of two runs, since other machines round in another order
+RELATIVE = 0.01
+ABSOLUTE = 1e-6
+OF_LOGARITHM = 0.01  # tolerance of ln p, relative, and absolute below 1
+LEAST = 1e-12  # a printed number that may be float32's rounding; less is a probability
 NUMBER = r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])"
 Base = Model | str | Path
 BY_PRINTS: tuple[str, ...] = ("attention", "layers")  # fields that fingerprints hold enough for
-FINITE = 1e300  # of a number in a claim
-NAMED, LISTED = 3, 1_000  # differences in the first sentence, and in all
+FINITE = 1e300  # largest number in a claim
+NAMED = 3  # differences in the first sentence
+LISTED = 1_000  # differences in the record
+FROM_A_PRINT = (
+    "A base was a fingerprint: that it was made from the claimed files is its maker's word."
+)
 
 
 class Mismatch(NamedTuple):
     """A field whose value differs between a claim and its check."""
 
-    field: str  # where in the claim
+    field: str  # path in the claim
     claim: Any
     found: Any
 
@@ -84,7 +89,8 @@ class Verification(Result):
 
     @property
     def about(self) -> str:
-        return f"{printable(self.claim.name)}: {f'holds, {self.tier}' if self.holds else 'does not hold'}"
+        outcome = f"holds, {self.tier}" if self.holds else "does not hold"
+        return f"{printable(self.claim.name)}: {outcome}"
 
     @property
     def lead(self) -> str:
@@ -92,66 +98,50 @@ class Verification(Result):
         if self.holds and "lead" not in self.not_checked:
             return f"The claim holds ({self.tier}): {self.recomputed}"
         if self.holds:
-            shares = self.claim.predicate["attention"] == SHARED
-            heads, as_claimed = (
-                ("heads", ", layer by layer as claimed") if shares else ("no heads", "")
-            )
-            shown = (
-                f"shares {heads} with {' or '.join(map(printable, self.claim.bases))}{as_claimed}"
-            )
-            return f"As far as fingerprints show, the claim holds ({self.tier}): {printable(self.claim.name)} {shown}."
+            bases = " or ".join(map(printable, self.claim.bases))
+            shown = f"shares no heads with {bases}"
+            if self.claim.predicate["attention"] == SHARED:
+                shown = f"shares heads with {bases}, layer by layer as claimed"
+            holds = f"As far as fingerprints show, the claim holds ({self.tier})"
+            return f"{holds}: {printable(self.claim.name)} {shown}."
         parts = [
             f"{each.field} is {_shown(each.claim)} in the claim and {_shown(each.found)} here"
             for each in self.differences[:NAMED]
         ]
-        more = (
-            f"; {len(self.differences) - NAMED} more fields differ"
-            if len(self.differences) > NAMED
-            else ""
-        )
+        lead = f"The claim does not hold: {'; '.join(parts)}"
+        if len(self.differences) > NAMED:
+            lead += f"; {len(self.differences) - NAMED} more fields differ"
         version = self.claim.predicate["version"]
-        by = (
-            f" It was made by weightscope {_shown(version)}."
-            if version != self.provenance.version
-            else ""
-        )
-        return f"The claim does not hold: {'; '.join(parts)}{more}.{by}"
+        if version != self.provenance.version:
+            return f"{lead}. It was made by weightscope {_shown(version)}."
+        return f"{lead}."
 
     def printed(self) -> list[str]:
         """The lines that the terminal shows."""
         lines = [self.lead, f"Signature: {self.signature}."]
         if self.holds and self.tier == INDEXED:
-            lines.append(
-                "A base was a fingerprint: that it was made from the claimed files is its maker's word."
-            )
+            lines.append(FROM_A_PRINT)
         if self.not_checked:
             lines.append(f"Not verified: {', '.join(self.not_checked)}.")
-        models = [
-            (self.claim.name, self.claim.digests),
-            *((name, base.files) for name, base in self.claim.bases.items()),
-        ]
-        return lines + [
-            f"SHA-256 {model_digest(files)}: {printable(name)}" for name, files in models
-        ]
+        files_of = {name: base.files for name, base in self.claim.bases.items()}
+        for name, files in [(self.claim.name, self.claim.digests), *files_of.items()]:
+            lines.append(f"SHA-256 {model_digest(files)}: {printable(name)}")
+        return lines
 
     def as_json(self) -> dict[str, Any]:
         """The record that `weightscope verify --json` prints."""
-        return dict(
-            as_json(
-                self.provenance.envelope(self.lead)
-                | {
-                    "holds": self.holds,
-                    "tier": self.tier,
-                    "signature": self.signature,
-                    "verdict": str(self.claim.predicate["verdict"]),
-                    "suspect": self.claim.name,
-                    "bases": list(self.claim.bases),
-                    "claim_version": str(self.claim.predicate["version"]),
-                    "differences": [each._asdict() for each in self.differences[:LISTED]],
-                    "not_checked": self.not_checked,
-                }
-            )
-        )
+        record = {
+            "holds": self.holds,
+            "tier": self.tier,
+            "signature": self.signature,
+            "verdict": str(self.claim.predicate["verdict"]),
+            "suspect": self.claim.name,
+            "bases": list(self.claim.bases),
+            "claim_version": str(self.claim.predicate["version"]),
+            "differences": [each._asdict() for each in self.differences[:LISTED]],
+            "not_checked": self.not_checked,
+        }
+        return dict(as_json(self.provenance.envelope(self.lead) | record))
 
 
 def read_claim(path: str | Path) -> tuple[Claim, OpenedClaim]:
@@ -209,19 +199,16 @@ def verify(
     claim, opened = read_claim(path)
     signature = _signature(opened, key)
     if key is not None and signature != "valid":
-        return Verification(
-            claim, None, signature, [Mismatch("signature", signature, "one by the given key")]
-        )
+        unsigned = Mismatch("signature", signature, "one by the given key")
+        return Verification(claim, None, signature, [unsigned])
     if is_fingerprint(suspect):
         raise CheckpointError("is a fingerprint; the suspect's weights are needed", file=suspect)
     if len(bases) != len(claim.bases):
         names = ", ".join(map(_shown, claim.bases))
         problem = f"is about {counted(len(claim.bases), 'base')} ({names}); {len(bases)} given"
         raise CheckpointError(problem, file=path)
-    model, given = (
-        as_model(suspect),
-        [base if is_fingerprint(base) else as_model(base) for base in bases],
-    )
+    model = as_model(suspect)
+    given = [base if is_fingerprint(base) else as_model(base) for base in bases]
     in_order, differences = _matched(claim, model, given)
     differences += _about(claim, options)
     if differences:
@@ -230,9 +217,8 @@ def verify(
         name: base if is_fingerprint(base) else called(base, name)
         for name, base in zip(claim.bases, in_order, strict=True)
     }
-    result = lineage(
-        called(model, claim.name), list(named.values()), probe_key=probe_key, nonce=claim.nonce
-    )
+    renamed = called(model, claim.name)
+    result = lineage(renamed, [*named.values()], probe_key=probe_key, nonce=claim.nonce)
     mixed = any(is_fingerprint(base) != claim.bases[name].is_print for name, base in named.items())
     differences, not_checked = _judged_otherwise(claim, result, mixed)
     if not differences and result.probes.nonce:
@@ -276,18 +262,16 @@ def _judged_otherwise(
     compared = BY_PRINTS if mixed else JUDGED
     if mixed:  # a fingerprint goes by its own name
         claimed = dict(zip((each.base.name for each in result.compared), claim.bases, strict=True))
-        rerun["layers"] = [
-            layer | {"base": claimed.get(layer["base"], layer["base"])} for layer in rerun["layers"]
-        ]
+        for layer in rerun["layers"]:
+            layer["base"] = claimed.get(layer["base"], layer["base"])
     names = sorted(map(printable, {claim.name, *claim.bases}), key=len, reverse=True)
     differences = list(_differences("tier", claim.predicate["tier"], claim.tier, names))
     if not mixed:
         differences += _differences("probes", claim.predicate["probes"], probes_of(result), ())
         for i, each in enumerate(result.compared):
-            heads = claim.predicate["bases"][i]["heads"]
-            differences += _differences(
-                f"bases[{i}].heads", heads, {"sha256": each.base.about.get("heads_sha256", "")}, ()
-            )
+            place, claimed_heads = f"bases[{i}].heads", claim.predicate["bases"][i]["heads"]
+            heads = {"sha256": each.base.about.get("heads_sha256", "")}
+            differences += _differences(place, claimed_heads, heads, ())
     for key in compared:
         differences += _differences(key, claim.predicate[key], rerun[key], names, mixed)
     return differences, ["version", "date", *(key for key in JUDGED if key not in compared)]
@@ -306,12 +290,11 @@ def _about(claim: Claim, options: Options | None) -> Iterator[Mismatch]:
     for i, described in enumerate(claim.predicate["bases"]):
         models[f"bases[{i}]"] = described, claim.bases[described["name"]].files
     for where, (described, files) in models.items():
-        yield from _differences(
-            f"{where}.digest", described.get("digest"), {"sha256": model_digest(files)}, ()
-        )
-        known = {"name", "digest"} | (
-            {"files", "heads", "read_from"} if where != "suspect" else set()
-        )
+        digest = {"sha256": model_digest(files)}
+        yield from _differences(f"{where}.digest", described.get("digest"), digest, ())
+        known = {"name", "digest"}
+        if where != "suspect":
+            known |= {"files", "heads", "read_from"}
         for key in sorted(described.keys() - known):
             yield Mismatch(f"{where}.{shortened(key)}", described[key], None)
     yield from _differences("serialization", claim.predicate["serialization"], SERIALIZATION, ())
@@ -326,11 +309,11 @@ def _matched(
     differences = list(_other_files("subject", claim.digests, digests_of(suspect)))
     left, in_order = list(given), []
     for i, name in enumerate(claim.bases):
-        wanted = [_expected(claim, name, base) for base in left]
-        fits = next((k for k, (want, have) in enumerate(wanted) if want == have), None)
+        digests = [_expected(claim, name, base) for base in left]
+        fits = next((k for k, (want, have) in enumerate(digests) if want == have), None)
         if fits is None:
             fits = 0
-            differences += _other_files(f"bases[{i}].files", *wanted[0])
+            differences += _other_files(f"bases[{i}].files", *digests[0])
         in_order.append(left.pop(fits))
     return in_order, differences
 
@@ -368,9 +351,8 @@ def _differences(
         for key in sorted(claim.keys() | computed.keys()):
             place, mine, theirs = f"{where}.{shortened(key)}", claim.get(key), computed.get(key)
             if mine is theirs is None and not claim.keys() & computed.keys() & {key}:
-                yield Mismatch(
-                    place, *("null" if key in each else "no such key" for each in (claim, computed))
-                )
+                shown = ["null" if key in each else "no such key" for each in (claim, computed)]
+                yield Mismatch(place, *shown)
             elif not (loose and key in ("likeness", "z")):
                 yield from _differences(place, mine, theirs, names, loose)
     elif isinstance(claim, list) and isinstance(computed, list) and len(claim) == len(computed):
@@ -411,11 +393,11 @@ def _last_digit(x: str, y: str) -> bool:
     """True if two printed numbers differ by at most one in the last digit; integers, not at all."""
     if x == y or "0" in (x, y) or not ("." in x + y or "e" in x + y):
         return x == y
-    numbers = [(text.replace(",", "").partition("e")) for text in (x, y)]
-    steps = [
-        10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
-        for mantissa, _, exponent in numbers
-    ]
+    numbers = [text.replace(",", "").partition("e") for text in (x, y)]
+    steps = []
+    for mantissa, _, exponent in numbers:
+        decimals = len(mantissa.partition(".")[2])
+        steps.append(10.0 ** (int(exponent or 0) - decimals))
     values = [float("".join(parts)) for parts in numbers]
     of_rounding = all(LEAST < abs(value) < ABSOLUTE for value in values)
     return of_rounding or isclose(*values, rel_tol=0, abs_tol=1.01 * min(steps))
@@ -424,6 +406,6 @@ def _last_digit(x: str, y: str) -> bool:
 def _shown(value: object) -> str:
     """A value in a sentence."""
     text = printable(value)
-    return (
-        f"'{text[:60]} ...'" if len(text) > 80 else f"'{text}'" if isinstance(value, str) else text
-    )
+    if len(text) > 80:
+        return f"'{text[:60]} ...'"
+    return f"'{text}'" if isinstance(value, str) else text
