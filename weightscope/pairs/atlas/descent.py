@@ -12,7 +12,7 @@ from weightscope.model.run_identity import RunIdentity
 from weightscope.model.sources import Source
 from weightscope.pairs.lineage.lineage import lineage
 
-NONCE = "atlas"  # of the probes, so that a later run computes the same
+NONCE = "atlas"  # nonce of the probes, so that a later run computes the same
 LONGEST = 2_000  # characters of what differs
 
 
@@ -20,7 +20,7 @@ class Direction(NamedTuple):
     """The answer for one pair of relatives."""
 
     came_first: str = ""  # "first" or "second"; empty where it is not proved
-    how: str = ""  # how the other is computed from that one
+    how: str = ""  # map from that one to the other
     differs: str = ""  # kinds of change
 
 
@@ -30,21 +30,15 @@ def find_direction(first: Source, second: Source, states: tuple[str, str]) -> tu
     result = lineage(models[1], [models[0]], nonce=NONCE)
     older = {None: "", "base": "first", "suspect": "second"}[result.came_first]
     how = result.proof.how if older and result.proof is not None else ""
-    return (
-        older if how else "",
-        how,
-        "; ".join(dict.fromkeys(kind.kind for kind in result.kinds))[:LONGEST],
-    )
+    kinds = "; ".join(dict.fromkeys(kind.kind for kind in result.kinds))
+    return older if how else "", how, kinds[:LONGEST]
 
 
 def direction_of(answer: Any) -> Direction:
     """Check a worker's answer, or a kept one."""
-    if (
-        not isinstance(answer, tuple | list)
-        or len(answer) != 3
-        or not all(isinstance(text, str) and len(text) <= LONGEST for text in answer)
-        or answer[0] not in ("", "first", "second")
-    ):
+    is_triple = isinstance(answer, tuple | list) and len(answer) == 3
+    fits = is_triple and all(isinstance(text, str) and len(text) <= LONGEST for text in answer)
+    if not fits or answer[0] not in ("", "first", "second"):
         raise unexpected("a pair", type(answer).__name__, "which came first, how, and what differs")
     return Direction(*answer)
 
