@@ -23,15 +23,13 @@ from weightscope.core.progress import bar
 from weightscope.pairs.atlas.prints import Outline, Print
 from weightscope.pairs.atlas.values import CHANCE, best_of_each, distinct, log_p_of
 from weightscope.pairs.lineage.matching import matches
-from weightscope.pairs.lineage.sketches import SKETCH
+from weightscope.pairs.lineage.sketches import SKETCH, Sketches
 
 NEAR = 4.0  # bits of 16; docs/atlas.md has what relatives and strangers differ in
 DISTINCT = 16  # values that a block must hold: zeros and ones are equal without any origin
-# mean cosine of layers' sums from which heads are compared; strangers' best reach 0.15
-CANDIDATE = 0.2
-COMPARED = 8  # such candidates of a checkpoint, the most alike
-# of a cosine, a float32 sum of 2 K products
-ROUNDING = sqrt(2 * SKETCH) * float(np.finfo(np.float32).eps)
+CANDIDATE = 0.2  # mean cosine of layers' sums for comparing heads; strangers' best reach 0.15
+COMPARED = 8  # candidates of a checkpoint, the most alike
+ROUNDING = sqrt(2 * SKETCH) * float(np.finfo(np.float32).eps)  # error of a sum of 2 K products
 
 
 class TreeEdge(NamedTuple):
@@ -39,8 +37,8 @@ class TreeEdge(NamedTuple):
 
     first: int
     second: int
-    by: str  # what joins them: "bits", "heads" or "values"
-    bits: float = nan  # of 16 that differ in the blocks
+    by: str  # evidence: "bits", "heads" or "values"
+    bits: float = nan  # differing bits of 16 in the blocks
     # mean cosine of counterpart heads; by values, mean correlation of counterpart layers
     likeness: float = nan
     p: float = nan  # by values, the chance that any strangers in the list are this alike
@@ -66,8 +64,8 @@ def families_of(outlines: Sequence[Outline], load: Callable[[int], Print]) -> li
             pair._replace(likeness=_in_place(load(pair.first), load(pair.second))) for pair in left
         )
     pairs = bar(_candidates(outlines, forest), "pairs by heads", "pair")
-    known = [TreeEdge(i, j, "heads", likeness=_by_heads(load(i), load(j))) for i, j in pairs]
-    alike = [edge for edge in known if edge.likeness]
+    by_heads = [TreeEdge(i, j, "heads", likeness=_by_heads(load(i), load(j))) for i, j in pairs]
+    alike = [edge for edge in by_heads if edge.likeness]
 
     def nearest(edge: TreeEdge) -> float:
         same_shape = outlines[edge.first].shape == outlines[edge.second].shape
@@ -108,9 +106,8 @@ class _Forest:
         """
         listed = sorted(edges, key=lambda edge: (edge.first, edge.second))
         of_level: dict[int, list[TreeEdge]] = defaultdict(list)
-        for edge, level in zip(
-            listed, levels([edge.likeness for edge in listed]).tolist(), strict=True
-        ):
+        ranks = levels([edge.likeness for edge in listed]).tolist()
+        for edge, level in zip(listed, ranks, strict=True):
             of_level[level].append(edge)
         for level in sorted(of_level):
             equal = of_level[level]
@@ -122,22 +119,22 @@ class _Forest:
 
     def families(self) -> list[Family]:
         """The joined checkpoints and their edges, the largest family first."""
-        found: dict[int, Family] = defaultdict(lambda: Family([], []))
+        families: dict[int, Family] = defaultdict(lambda: Family([], []))
         for place in range(len(self._above)):
-            found[self.root(place)].members.append(place)
+            families[self.root(place)].members.append(place)
         for edge in self._edges:
-            found[self.root(edge.first)].edges.append(edge)
-        return sorted(found.values(), key=lambda family: (-len(family.members), family.members[0]))
+            families[self.root(edge.first)].edges.append(edge)
+        return sorted(families.values(), key=lambda each: (-len(each.members), each.members[0]))
 
 
 def levels(likeness: Sequence[float] | np.ndarray) -> np.ndarray:
     """Rank likenesses (n,) -> (n,): 0 for the highest; equal up to rounding, equal in rank."""
     alike = np.nan_to_num(np.asarray(likeness, float), nan=-np.inf)
     order = np.argsort(-alike, kind="stable")
-    found = np.zeros(len(alike), np.int64)
+    ranks = np.zeros(len(alike), np.int64)
     with np.errstate(invalid="ignore"):  # two that have none
-        found[order[1:]] = np.cumsum(-np.diff(alike[order]) > ROUNDING)
-    return found
+        ranks[order[1:]] = np.cumsum(-np.diff(alike[order]) > ROUNDING)
+    return ranks
 
 
 def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[TreeEdge]:
@@ -145,16 +142,15 @@ def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[TreeEdge]:
     of_shape: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, each in enumerate(outlines):
         of_shape[each.shape].append(place)
-    for places in bar(
-        [each for each in of_shape.values() if len(each) > 1], "pairs by bits", "shape"
-    ):
+    shapes = [places for places in of_shape.values() if len(places) > 1]
+    for places in bar(shapes, "pairs by bits", "shape"):
         blocks = np.stack([outlines[place].blocks for place in places])  # (n, B, V)
-        # (n, B)
-        told = np.array([[len(np.unique(block)) >= DISTINCT for block in each] for each in blocks])
+        counts = [[len(np.unique(block)) for block in of_one] for of_one in blocks]
+        is_evidence = np.array(counts) >= DISTINCT  # (n, B)
         for i in range(len(places) - 1):
             # (n - i - 1, B)
             differ = np.bitwise_count(blocks[i + 1 :] ^ blocks[i]).sum(axis=2, dtype=np.int64)
-            both = told[i + 1 :] & told[i]
+            both = is_evidence[i + 1 :] & is_evidence[i]
             with np.errstate(invalid="ignore"):
                 bits = (differ * both).sum(axis=1) / (both.sum(axis=1) * blocks.shape[2])
             for j in np.flatnonzero(bits < NEAR).tolist():
@@ -163,24 +159,19 @@ def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[TreeEdge]:
 
 def _in_place(a: Print, b: Print) -> float:
     """Mean cosine of the heads at the same places in both."""
-    places = [
-        dict(
-            zip(
-                zip(s.layer.tolist(), s.head.tolist(), strict=True),
-                range(len(s.layer)),
-                strict=True,
-            )
-        )
-        for s in (a.sketches, b.sketches)
-    ]
-    common = sorted(places[0].keys() & places[1].keys())
+    rows_of_a, rows_of_b = _row_of_each(a.sketches), _row_of_each(b.sketches)
+    common = sorted(rows_of_a.keys() & rows_of_b.keys())
     if not common:
         return nan
-    x, y = (
-        each.sketches.direct[[place[key] for key in common]]
-        for each, place in zip((a, b), places, strict=True)
-    )
+    x = a.sketches.direct[[rows_of_a[place] for place in common]]
+    y = b.sketches.direct[[rows_of_b[place] for place in common]]
     return float(np.vecdot(x, y).mean())
+
+
+def _row_of_each(sketches: Sketches) -> dict[tuple[int, int], int]:
+    """Rows of heads by layer and head."""
+    places = zip(sketches.layer.tolist(), sketches.head.tolist(), strict=True)
+    return {place: row for row, place in enumerate(places)}
 
 
 def _candidates(outlines: Sequence[Outline], forest: _Forest) -> list[tuple[int, int]]:
@@ -197,12 +188,10 @@ def _candidates(outlines: Sequence[Outline], forest: _Forest) -> list[tuple[int,
         for i, mine in enumerate(rows):
             score = np.maximum.reduceat(stacked @ mine.T, starts, axis=0).mean(axis=1)  # (n,)
             score[roots == roots[i]] = -1
-            best = [
-                j
-                for j in np.argsort(levels(score), kind="stable")[:COMPARED].tolist()
-                if score[j] >= CANDIDATE
-            ]
-            pairs |= {(min(places[i], places[j]), max(places[i], places[j])) for j in best}
+            for j in np.argsort(levels(score), kind="stable")[:COMPARED].tolist():
+                if score[j] >= CANDIDATE:
+                    first, second = sorted((places[i], places[j]))
+                    pairs.add((first, second))
     return sorted(pairs)
 
 
@@ -222,13 +211,12 @@ def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[TreeEdge]:
         of_width[each.values.shape[1]].append(place)
     tests = sum(len(places) * (len(places) - 1) for places in of_width.values())
     edges = []
-    for places in bar(
-        [each for each in of_width.values() if len(each) > 1], "pairs by values", "width"
-    ):
+    widths = [places for places in of_width.values() if len(places) > 1]
+    for places in bar(widths, "pairs by values", "width"):
         roots = np.array([forest.root(place) for place in places])
         rows = [outlines[place].values for place in places]
-        # (layers of all, V)
-        stacked, counts = np.concatenate(rows), np.array([len(each) for each in rows])
+        stacked = np.concatenate(rows)  # (layers of all, V)
+        counts = np.array([len(each) for each in rows])
         for i, mine in enumerate(rows):
             best = best_of_each(distinct(mine), stacked, counts)  # (n, L)
             log_p = log_p_of(best, counts, stacked.shape[1]) + log(tests)
@@ -239,9 +227,6 @@ def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[TreeEdge]:
                 theirs = sure[roots[sure] == root]
                 j = int(theirs[levels(alike[theirs]).argmin()])
                 first, second = sorted((places[i], places[j]))
-                edges.append(
-                    TreeEdge(
-                        first, second, "values", likeness=float(alike[j]), p=float(np.exp(log_p[j]))
-                    )
-                )
+                p, likeness = float(np.exp(log_p[j])), float(alike[j])
+                edges.append(TreeEdge(first, second, "values", likeness=likeness, p=p))
     return edges

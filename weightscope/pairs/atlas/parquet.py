@@ -45,10 +45,11 @@ def write_parquet(
 def _column(pa: Any, column: str | np.ndarray | Sequence[str], length: int) -> Any:
     """A column as Arrow has it."""
     if isinstance(column, str):
-        return pa.DictionaryArray.from_arrays(
-            pa.array(np.zeros(length, np.int32)), pa.array([column])
-        )
+        places = pa.array(np.zeros(length, np.int32))
+        return pa.DictionaryArray.from_arrays(places, pa.array([column]))
     array = np.asarray(column)
-    if array.dtype.kind in "fi":
-        return pa.array(array, mask=np.isnan(array) if array.dtype.kind == "f" else array == -1)
+    if array.dtype.kind == "f":
+        return pa.array(array, mask=np.isnan(array))
+    if array.dtype.kind == "i":
+        return pa.array(array, mask=array == -1)
     return pa.array(array.tolist(), pa.string())

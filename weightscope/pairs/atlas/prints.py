@@ -45,8 +45,9 @@ from weightscope.pairs.lineage.sketches import (
     unit_length,
 )
 
-BLOCKS, VALUES = 16, 256  # blocks of W_K, of as many layers, and how many values of each
-# in every description
+BLOCKS = 16  # blocks of W_K, of as many layers
+VALUES = 256  # values of a block
+# numbers and texts in every description
 COUNTS = ("d_model", "layers", "heads", "kv_heads", "head_dim", "weights_read", "bytes")
 TEXTS = ("name", "family", "tower", "config", "state")
 # arrays of a fingerprint: dtype and shape, N heads in L layers, B blocks, V value dimensions
@@ -71,7 +72,7 @@ class Outline(ShowsShapes):
     values: np.ndarray  # (L, V) ranks of value dimensions, centred, of unit length
     layer: np.ndarray  # (N,)
     head: np.ndarray  # (N,)
-    # the files that it was made from; see `source_of`
+    # files that it was made from; see `source_of`
     read: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -87,9 +88,8 @@ class Outline(ShowsShapes):
     @property
     def commit(self) -> str:
         """The commit on the Hub; empty for another place."""
-        return str(
-            next((file["commit"] for file in self.read.get("files", ()) if "commit" in file), "")
-        )
+        commits = (file["commit"] for file in self.read.get("files", ()) if "commit" in file)
+        return str(next(commits, ""))
 
     @property
     def is_in_part(self) -> bool:
@@ -104,7 +104,7 @@ class Print(ShowsShapes):
     sketches: Sketches
     blocks: np.ndarray  # (B, VALUES) bits of bfloat16
     values: np.ndarray  # (L, V) ranks of value dimensions, summed over heads; see `value_ranks`
-    read: dict[str, Any] = field(default_factory=dict)  # as of an `Outline`
+    read: dict[str, Any] = field(default_factory=dict)  # files that it was made from
 
     def outline(self) -> Outline:
         """All but the sketches of heads."""
@@ -140,31 +140,26 @@ class Print(ShowsShapes):
         for key, (dtype, shape) in FORMS.items():
             array = arrays.get(key, np.empty(()))
             fits = array.dtype == dtype and array.ndim == len(shape)
-            fits = fits and all(
-                sizes.setdefault(n, m) == m if isinstance(n, str) else n == m
-                for n, m in zip(shape, array.shape, strict=True)
-            )
+            for axis, length in zip(shape, array.shape, strict=False):
+                needed = sizes.setdefault(axis, length) if isinstance(axis, str) else axis
+                fits = fits and length == needed
             if not fits or (array.dtype.kind == "f" and not np.isfinite(array).all()):
-                raise unexpected(
-                    name, f"other {key}", f"{np.dtype(dtype)} numbers of the shape {shape}"
-                )
+                numbers = f"{np.dtype(dtype)} numbers of the shape {shape}"
+                raise unexpected(name, f"other {key}", numbers)
         about = _described(arrays["about"], name)
         layer, head, kv_head = arrays["heads"].astype(np.int64)
-        if (
-            not 0 < len(layer) <= MOST_HEADS
-            or len(np.unique(layer)) > MOST_LAYERS
-            or arrays["heads"].min() < 0
-        ):
+        n_layers = len(np.unique(layer))
+        too_many = len(layer) > MOST_HEADS or n_layers > MOST_LAYERS
+        if not len(layer) or too_many or arrays["heads"].min() < 0:
             raise unexpected(name, f"{len(layer):,} heads", f"at most {MOST_HEADS:,}")
-        if sizes["L"] != len(np.unique(layer)) or not sizes["V"]:
+        if sizes["L"] != n_layers or not sizes["V"]:
             raise unexpected(name, f"values of {sizes['L']:,} layers", "one row per layer")
         read = about.pop("read")
         direct = unit_length(arrays["direct"].astype(np.float32))
         none = np.empty((len(layer), 2, 0), np.float32)
         spectra = arrays["spectra"].astype(np.float32)
-        sketches = Sketches(
-            about, layer, head, kv_head, direct, none, spectra, arrays["norms"], read=read
-        )
+        norms = arrays["norms"]
+        sketches = Sketches(about, layer, head, kv_head, direct, none, spectra, norms, read=read)
         return cls(sketches, arrays["blocks"], arrays["values"], read)
 
 
@@ -177,10 +172,8 @@ def _described(text: np.ndarray, name: str) -> dict[str, Any]:
             and about["vocabulary"] is None
             and is_source(about.get("read"))
             and isinstance(about.get("whole"), bool)
-            and all(type(about.get(key)) is int and 1 <= about[key] <= LARGEST**2 for key in COUNTS)
-            and all(
-                isinstance(about.get(key), str) and len(about[key]) <= LONGEST_TEXT for key in TEXTS
-            )
+            and all(_is_count(about.get(key)) for key in COUNTS)
+            and all(_is_short_text(about.get(key)) for key in TEXTS)
             and isinstance(about.get("dtypes"), list)
             and all(isinstance(dtype, str) for dtype in about["dtypes"])
         )
@@ -189,6 +182,14 @@ def _described(text: np.ndarray, name: str) -> dict[str, Any]:
     if not fits:
         raise unexpected(name, "another description", "its sizes and files")
     return dict(about)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= LARGEST**2
+
+
+def _is_short_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST_TEXT
 
 
 def make_print(
@@ -211,9 +212,8 @@ def make_print(
         if state == now:
             return None
     if not model.attention_layers:
-        raise CheckpointError(
-            "has no attention layer; a fingerprint needs attention heads", file=model.name
-        )
+        needed = "a fingerprint needs attention heads"
+        raise CheckpointError(f"has no attention layer; {needed}", file=model.name)
     sample = sample_of(model, most)
     parts, blocks, values = [], [], list[np.ndarray]()
     chosen = set(evenly_spread(len(sample.layers), BLOCKS).tolist())

@@ -22,8 +22,8 @@ from weightscope.model.run_identity import RunIdentity, content_identity, keep_a
 from weightscope.pairs.atlas.descent import Direction, direction_of
 from weightscope.pairs.atlas.prints import Print
 
-FORMAT = 2  # of what is kept
-LARGEST_KEPT = 16 * MAX_BYTES  # of a list of sources, with what was wrong with each
+FORMAT = 2  # version of the kept files
+LARGEST_KEPT = 16 * MAX_BYTES  # size of a list of sources with their errors
 LISTED, WITHDRAWN = "list.json", "withdrawn.json"
 
 
@@ -105,14 +105,10 @@ class Store:
         """The list of the last run, and its errors by source."""
         known = self._read(LISTED)
         sources, errors = known.get("sources", []), known.get("errors", {})
-        if (
-            not _is_list_of_texts(sources)
-            or not isinstance(errors, dict)
-            or not _is_list_of_texts([*errors.values()])
-        ):
-            raise self._damaged(
-                LISTED, "sources should be a list of texts, and errors texts by source"
-            )
+        are_texts = isinstance(errors, dict) and _is_list_of_texts([*errors.values()])
+        if not _is_list_of_texts(sources) or not are_texts:
+            needed = "sources should be a list of texts, and errors texts by source"
+            raise self._damaged(LISTED, needed)
         return sources, errors
 
     def _print(self, name: str) -> Path:
@@ -139,9 +135,8 @@ class Store:
 
     def _damaged(self, name: str, problem: str) -> CheckpointError:
         how = "bring it back, or make the atlas in another folder"
-        return CheckpointError(
-            f"was changed since the atlas was made ({problem}); {how}", file=self.folder / name
-        )
+        changed = f"was changed since the atlas was made ({problem})"
+        return CheckpointError(f"{changed}; {how}", file=self.folder / name)
 
     def _write(self, name: str, value: Any) -> None:
         with new_file(self.folder / name) as file:

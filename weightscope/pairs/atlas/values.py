@@ -4,7 +4,7 @@ An orthogonal change of the stream keeps the norm of every row of W_V (the layer
 and a cut of the width most of it. A head's value dimensions have no order of their own: of networks
 that were trained apart, one has them in an order that is independent of the other's, so ranks of
 norms correlate as after a random permutation, whatever the networks are like. That gives a p-value,
-as `lineage.permutation_test` does with neurons.
+as `lineage.neurons` has for neurons.
 """
 
 import numpy as np
@@ -12,11 +12,9 @@ import numpy as np
 from weightscope.model.layers.layer import Layer
 
 SORTED = 0.5  # correlation of ranks with places from which an order is not a network's own
-# correlation from which a layer counts as another of the same model again, as in upscaled ones
-DUPLICATE = 0.5
-TINY = 1e-300  # of a p-value, whose logarithm is taken
-# that strangers are joined in an atlas: p times the number of comparisons has to be less
-CHANCE = 1e-3
+DUPLICATE = 0.5  # correlation from which a layer repeats another one, as in upscaled models
+TINY = 1e-300  # smallest p-value, since its logarithm is taken
+CHANCE = 1e-3  # probability that strangers are joined: p times the number of comparisons
 
 
 def value_ranks(layer: Layer) -> np.ndarray:
@@ -30,10 +28,10 @@ def value_ranks(layer: Layer) -> np.ndarray:
     total = np.zeros(0, np.int32)
     for group in range(layer.n_kv_heads):
         norms = np.linalg.norm(layer.v.of(group)[0].astype(np.float64), axis=0)  # (d, r) -> (r,)
-        doubled, place = 2 * rankdata(norms), np.arange(len(norms)) - (len(norms) - 1) / 2
-        trend = abs(doubled @ place) / max(
-            np.linalg.norm(doubled - doubled.mean()) * np.linalg.norm(place), 1.0
-        )
+        doubled = 2 * rankdata(norms)
+        place = np.arange(len(norms)) - (len(norms) - 1) / 2
+        size = np.linalg.norm(doubled - doubled.mean()) * np.linalg.norm(place)
+        trend = abs(doubled @ place) / max(size, 1.0)
         is_free = trend < SORTED and len(np.unique(norms)) > len(norms) // 2
         ranks = (doubled * is_free).astype(np.int32)
         total = ranks if not len(total) else total + ranks
