@@ -24,7 +24,7 @@ from weightscope.core.results import Result
 from weightscope.core.tables import Column, Link, Table, as_json
 from weightscope.model.sources import Source, as_file_name, lines_of
 from weightscope.pairs.atlas.descent import Direction, direction_of, find_direction
-from weightscope.pairs.atlas.families import Family, families_of
+from weightscope.pairs.atlas.families import FamilyTree, families_of
 from weightscope.pairs.atlas.neighbours import Neighbours, neighbours_of
 from weightscope.pairs.atlas.parquet import check_parquet, write_parquet
 from weightscope.pairs.atlas.prints import Outline, Print, make_print
@@ -46,7 +46,7 @@ RESULTS = (*TABLES, HEADS, "index.html", "index.json")
 TWICE = "is in the list twice; the first line counts"
 
 
-class Member(NamedTuple):
+class ListedCheckpoint(NamedTuple):
     """A checkpoint of the list."""
 
     name: str  # its line in the list
@@ -61,10 +61,10 @@ class Atlas(Result):
     PAGE = "pairs.atlas.site:write_site"
     TABLES, FILES = TABLES, RESULTS
 
-    members: list[Member]
+    members: list[ListedCheckpoint]
     outlines: list[Outline]
     load: Callable[[int], Print] = field(repr=False)  # the whole fingerprint, from the disk
-    families: list[Family]
+    families: list[FamilyTree]
     directions: dict[tuple[int, int], Direction]
     relatives: Neighbours  # nearest heads of other checkpoints
     strangers: Neighbours  # nearest heads of other families
@@ -305,9 +305,9 @@ def _families(count: int) -> str:
 
 def members_of(
     names: Sequence[str], families: str | None = None
-) -> tuple[list[Member], dict[str, str]]:
+) -> tuple[list[ListedCheckpoint], dict[str, str]]:
     """The checkpoints of a list by its lines, and what is wrong with the other lines."""
-    members, problems = list[Member](), dict[str, str]()
+    members, problems = list[ListedCheckpoint](), dict[str, str]()
     seen, taken = set[str](), set[str]()
     for name in names:
         try:
@@ -323,7 +323,7 @@ def members_of(
         if page.casefold() in taken:
             page += f"-{sha256(name.encode()).hexdigest()[:8]}"
         taken.add(page.casefold())
-        members.append(Member(name, source, page))
+        members.append(ListedCheckpoint(name, source, page))
     return members, problems
 
 
@@ -397,7 +397,9 @@ class Fingerprints(NamedTuple):
     n_made: int = 0  # fingerprints that this run made
 
 
-def _kept(members: Sequence[Member], store: Store, errors: Mapping[str, str]) -> Fingerprints:
+def _kept(
+    members: Sequence[ListedCheckpoint], store: Store, errors: Mapping[str, str]
+) -> Fingerprints:
     """The fingerprints that an earlier run kept."""
     outlines, problems = dict[str, Outline](), dict[str, str]()
     for member in members:
@@ -410,7 +412,7 @@ def _kept(members: Sequence[Member], store: Store, errors: Mapping[str, str]) ->
 
 
 def _made(
-    members: Sequence[Member], store: Store, engine: Engine, options: AtlasOptions
+    members: Sequence[ListedCheckpoint], store: Store, engine: Engine, options: AtlasOptions
 ) -> Fingerprints:
     """Make the fingerprints that are not kept, or of checkpoints that have changed."""
     outlines, problems, sizes = dict[str, Outline](), dict[str, str](), list[int]()
@@ -435,7 +437,7 @@ def _withdraw(store: Store, wanted: Sequence[str], known: set[str]) -> None:
 
 
 def _prints(
-    members: Sequence[Member], store: Store, engine: Engine, options: AtlasOptions
+    members: Sequence[ListedCheckpoint], store: Store, engine: Engine, options: AtlasOptions
 ) -> Iterator[tuple[str, Outline | str, int | None]]:
     """Yield each name, its outline or error, and the bytes fetched; None if it was kept."""
 
@@ -475,7 +477,7 @@ def _value_of(ended: Finished) -> Any:
     raise CheckpointError(problem) from ended.error
 
 
-def _from(store: Store, members: Sequence[Member]) -> Callable[[int], Print]:
+def _from(store: Store, members: Sequence[ListedCheckpoint]) -> Callable[[int], Print]:
     """A function that reads fingerprints from the disk and keeps a few in memory."""
 
     @lru_cache(maxsize=LOADED)
@@ -490,7 +492,7 @@ def _from(store: Store, members: Sequence[Member]) -> Callable[[int], Print]:
 
 
 def _of(
-    members: list[Member],
+    members: list[ListedCheckpoint],
     outlines: list[Outline],
     load: Callable[[int], Print],
     problems: Mapping[str, str],

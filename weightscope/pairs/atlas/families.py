@@ -6,8 +6,8 @@ not join is compared by sums of sketches over layers, and the pairs most alike b
 `weightscope lineage` does with fingerprints. What is left, whose stream or width may have changed,
 by the order of value dimensions. Of each family the tree keeps the nearest pairs that join all (a
 minimum spanning tree): bits first, then heads, then values. Pairs that are equally alike up to the
-rounding of sums are taken so: those of one shape first, then by the likeness of heads in place,
-then as listed. A processor's sums do not choose a tree.
+rounding of sums count as equal: pairs of one shape come first, then the likeness of heads in place
+decides, then the order of the list. A processor's sums do not choose a tree.
 """
 
 from collections import defaultdict
@@ -44,14 +44,14 @@ class TreeEdge(NamedTuple):
     p: float = nan  # by values, the chance that any strangers in the list are this alike
 
 
-class Family(NamedTuple):
+class FamilyTree(NamedTuple):
     """Checkpoints with a common origin and the edges that join them."""
 
     members: list[int]
     edges: list[TreeEdge]
 
 
-def families_of(outlines: Sequence[Outline], load: Callable[[int], Print]) -> list[Family]:
+def families_of(outlines: Sequence[Outline], load: Callable[[int], Print]) -> list[FamilyTree]:
     """Find the families, the largest first; every checkpoint is in one, perhaps alone.
 
     `load` gives a whole fingerprint.
@@ -117,9 +117,9 @@ class _Forest:
             for edge in equal:
                 self.join(edge)
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[FamilyTree]:
         """The joined checkpoints and their edges, the largest family first."""
-        families: dict[int, Family] = defaultdict(lambda: Family([], []))
+        families: dict[int, FamilyTree] = defaultdict(lambda: FamilyTree([], []))
         for place in range(len(self._above)):
             families[self.root(place)].members.append(place)
         for edge in self._edges:

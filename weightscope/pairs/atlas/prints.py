@@ -220,8 +220,9 @@ def make_print(
     for place, read in enumerate(read_sample(model, sample)):
         parts.append(_sketches_of(read))
         ranks = value_ranks(read.layer)
-        if keys_are_values(model, read.layer.index) or (values and len(ranks) != len(values[0])):
-            ranks = np.zeros_like(values[0] if values else ranks)  # shows nothing
+        is_unlike = bool(values) and len(ranks) != len(values[0])
+        if is_unlike or keys_are_values(model, read.layer.index):
+            ranks = np.zeros_like(values[0] if values else ranks)  # evidence of nothing
         values.append(ranks)
         if place in chosen:
             blocks.append(bits_of(read.layer.k.of(0)[0]))

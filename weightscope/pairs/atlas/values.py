@@ -53,8 +53,8 @@ def log_p_of(best: np.ndarray, counts: np.ndarray, width: int) -> np.ndarray:
     """The logarithm of the p-value of such correlations (n, L): (n,).
 
     A layer's is the best one's times the number of layers that it was chosen from; Fisher's method
-    combines them. The normal tail bounds that of a correlation of permuted ranks, which cannot
-    exceed 1, from above far out.
+    combines them. Far out, the normal tail is above the tail of a correlation of permuted ranks,
+    which cannot exceed 1.
     """
     from scipy.special import gammaincc, log_ndtr
 

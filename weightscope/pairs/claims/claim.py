@@ -102,9 +102,12 @@ def tier_of(lineage: Lineage) -> str:
 def judgement(lineage: Lineage) -> dict[str, Any]:
     """The values of a lineage that a second run must reproduce."""
     record, proof = lineage.as_json(), lineage.proof
-    layers = [{key: row[key] for key in LAYER} for row in record["alignment"]]
-    for layer in layers:
-        layer["base_layer"] = None if layer["base_layer"] is None else int(layer["base_layer"])
+    layers = []
+    for row in record["alignment"]:
+        layer = {key: row[key] for key in LAYER}
+        if layer["base_layer"] is not None:
+            layer["base_layer"] = int(layer["base_layer"])
+        layers.append(layer)
     shown = {
         "lead": printable(lineage.lead),
         "layers": layers,

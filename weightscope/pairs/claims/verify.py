@@ -236,10 +236,11 @@ def _drawn_anew(
     assert result.suspect.source is not None
     key = keyed_probes(probe_key) if probe_key else PUBLIC
     pairs = candidates(result.suspect.source, list(bases), key).pairs
-    shared = any(judge(suspect, base).match is not None for suspect, base in pairs)
-    if shared != (result.origin is not None):
-        by_others = f"{SHARED if shared else NOT_SHARED}, by probes drawn anew"
-        yield Mismatch("attention", SHARED if result.origin else NOT_SHARED, by_others)
+    is_shared = any(judge(suspect, base).match is not None for suspect, base in pairs)
+    was_shared = result.origin is not None
+    if is_shared != was_shared:
+        before, anew = (SHARED, NOT_SHARED) if was_shared else (NOT_SHARED, SHARED)
+        yield Mismatch("attention", before, f"{anew}, by probes drawn anew")
 
 
 def _signature(opened: OpenedClaim, key: str | Path | None) -> str:

@@ -38,7 +38,7 @@ HOW = {  # kinds of change, each as a map in words
 
 
 @dataclass
-class Proof:
+class Derivation:
     """A way to recompute one checkpoint from another, which holds more and so came first."""
 
     ways: Counter[str] = field(default_factory=Counter)  # number of tensors by a key of `HOW`
@@ -50,7 +50,7 @@ class Proof:
         return " and ".join(HOW[way] for way in HOW if self.ways[way])
 
 
-def prove(weights: WeightChanges, which: str) -> Proof | None:
+def prove(weights: WeightChanges, which: str) -> Derivation | None:
     """Prove that the suspect follows from the base (`which` "B"), or the base from it ("A").
 
     None if a tensor does not follow, or if the older one would have tensors or rows that the other
@@ -65,7 +65,7 @@ def prove(weights: WeightChanges, which: str) -> Proof | None:
             return None
         if not layer.in_place and not layer.drift.maps <= EXPLAINED * weights.rounding:
             return None
-    proof, cells = Proof(), Cells()
+    proof, cells = Derivation(), Cells()
     projected = _projected([change for _, change in weights.every], which)
     for layer_b, change in sorted(weights.every, key=lambda each: -each[1].values_changed):
         is_converted = change.shapes[0] == change.shapes[1] and change.change <= CONVERTED

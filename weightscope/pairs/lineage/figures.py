@@ -1,4 +1,4 @@
-"""The figure of a lineage: layers of the suspect above those of its bases, and their likeness."""
+"""The figure of a lineage: layers of the suspect above layers of its bases, and likeness."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -37,7 +37,7 @@ def lineage_figure(lineage: Lineage) -> Figure:
 
 
 def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
-    """Draw the suspect's layers above those of its bases, or of the first that was compared."""
+    """Draw the suspect's layers above its bases' layers, or the first compared base's."""
     suspect = lineage.suspect
     bases = list(dict.fromkeys(source.base for source in lineage.sources if source))
     bases = bases or [lineage.compared[0].base]

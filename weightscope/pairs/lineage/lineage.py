@@ -28,7 +28,7 @@ from weightscope.pairs.lineage.differences import (
     weight_changes,
     weight_kinds,
 )
-from weightscope.pairs.lineage.direction import HOW, Proof, merge_share, prove, without_layers
+from weightscope.pairs.lineage.direction import HOW, Derivation, merge_share, prove, without_layers
 from weightscope.pairs.lineage.initial import initial_ones, learnt_alike
 from weightscope.pairs.lineage.matching import BACKGROUND, ROUTES, Match
 from weightscope.pairs.lineage.neurons import permutation_log_p
@@ -178,11 +178,11 @@ def _related_by_parts(
     unjudged: "Lineage", parts: Sequence[Mapping[str, PartVerdict]]
 ) -> "Lineage | None":
     """Judge by the base that shares most of the other parts; None if no base shares any."""
-    sharing = [
-        (compared.base, by_part)
-        for compared, by_part in zip(unjudged.compared, parts, strict=True)
-        if any(part.is_shared for name, part in by_part.items() if name != NORMS)
-    ]
+    sharing = []
+    for compared, by_part in zip(unjudged.compared, parts, strict=True):
+        shared = [name for name, part in by_part.items() if part.is_shared]
+        if set(shared) - {NORMS}:  # norms alone do not decide it
+            sharing.append((compared.base, by_part))
     if not sharing:
         return None
     base, by_part = max(sharing, key=lambda each: sum(part.share for part in each[1].values()))
@@ -193,7 +193,7 @@ def _unrelated(unjudged: "Lineage", parts: Sequence[Mapping[str, PartVerdict]]) 
     """Judge bases that share no part: undecided if something could not be compared."""
     doubts = []
     for compared, by_part in zip(unjudged.compared, parts, strict=True):
-        reasons = _said_of(by_part, "undecided", "related")  # norms alone do not decide it
+        reasons = _said_of(by_part, "undecided", "related")
         if reasons:
             doubts.append(f"{printable(compared.base.name)}: {'; '.join(dict.fromkeys(reasons))}")
     if unjudged.unread:
@@ -208,11 +208,9 @@ def _unrelated(unjudged: "Lineage", parts: Sequence[Mapping[str, PartVerdict]]) 
 
 def _parts_without_heads(suspect: Sketches, compared: ComparedBase) -> dict[str, PartVerdict]:
     """Parts shared with a base whose heads were not found."""
-    attention = (
-        PartVerdict("undecided", compared.doubt)
-        if compared.doubt
-        else PartVerdict("unrelated", NOTHING)
-    )
+    attention = PartVerdict("unrelated", NOTHING)
+    if compared.doubt:
+        attention = PartVerdict("undecided", compared.doubt)
     return _parts(suspect, compared.base, attention)
 
 
@@ -264,8 +262,8 @@ class Explanation:
     """Changes from the base, and which came first, as far as heads and weights show them."""
 
     kinds: list[Kind]
-    shares: dict[str, float] = field(default_factory=dict)  # of each base in a merge
-    proof: Proof | None = None
+    shares: dict[str, float] = field(default_factory=dict)  # share of each base in a merge
+    proof: Derivation | None = None
     is_derived: bool = False  # the proof leads from the base to the suspect
     weights: WeightChanges | None = None  # None if they were not compared
 
@@ -287,17 +285,18 @@ def _related_by_heads(unjudged: "Lineage", related: Sequence[Related]) -> "Linea
         kinds = _without(kinds, "norms folded")
 
     apart, learnt = learnt_alike(suspect, related)
-    verdict = "derived" if explanation.is_derived else "related"
-    for name, part in parts.items():
-        if part.is_shared and explanation.is_derived:
-            parts[name] = replace(part, verdict=verdict)
+    verdict = "related"
+    if explanation.is_derived:
+        verdict = "derived"
+        parts = {name: _derived(part) for name, part in parts.items()}
+    drift = {layer.layer: layer.drift.maps for layer in weights.layers} if weights else {}
     return replace(
         unjudged,
         origin=first,
         verdict=verdict,
         kinds=kinds,
         weights=explanation.shares,
-        drift={layer.layer: layer.drift.maps for layer in weights.layers} if weights else {},
+        drift=drift,
         sources=of_layers,
         proof=explanation.proof,
         parts=parts,
@@ -306,6 +305,10 @@ def _related_by_heads(unjudged: "Lineage", related: Sequence[Related]) -> "Linea
         learnt=learnt,
         along=weights.along if weights else TensorChanges([]),
     )
+
+
+def _derived(part: PartVerdict) -> PartVerdict:
+    return replace(part, verdict="derived") if part.is_shared else part
 
 
 def _attention(match: Match, weights: WeightChanges | None) -> PartVerdict:
@@ -391,7 +394,7 @@ def _merged(
         return Explanation([*explained, Kind(NOT_ALL, suspect.layers, evidence)], shares.weights)
     exact = _exact_shares(suspect, unjudged.compared, shares.weights)
     if exact:
-        return Explanation(explained, exact, Proof(Counter({"merge": 1})), is_derived=True)
+        return Explanation(explained, exact, Derivation(Counter({"merge": 1})), is_derived=True)
     return Explanation(explained, shares.weights)
 
 
@@ -426,7 +429,7 @@ def _exact_shares(
 
 def _proved(
     suspect: Sketches, first: Related, weights: WeightChanges, structure: set[str], which: str
-) -> Proof | None:
+) -> Derivation | None:
     """Prove that the suspect follows from the base (`which` "B") or the reverse, with a loss."""
     assert first.base.source is not None
     losses = SMALLER[which] & structure
@@ -443,7 +446,9 @@ def _proved(
     return proof if proof.ways else None
 
 
-def _as_proved(kinds: Sequence[Kind], proof: Proof, suspect: Sketches, which: str) -> list[Kind]:
+def _as_proved(
+    kinds: Sequence[Kind], proof: Derivation, suspect: Sketches, which: str
+) -> list[Kind]:
     """Replace kinds by the proved ones that they may look like."""
     is_suspect = which == "B"
     smaller, larger = ("suspect", "base") if is_suspect else ("base", "suspect")
@@ -541,7 +546,9 @@ class Lineage(Result):
     sources: list[Related | None] = field(default_factory=list)
     # skipped fingerprints of a folder, each with the reason
     unread: list[str] = field(default_factory=list)
-    proof: Proof | None = None  # recomputation of the newer from the older, if weights show one
+    proof: Derivation | None = (
+        None  # recomputation of the newer from the older, if weights show one
+    )
     # "attention", "feed_forward", "tokens", "norms", perhaps "others"
     parts: dict[str, PartVerdict] = field(default_factory=dict)
     sharing: Sketches | None = None  # a base that shares no heads but another part
@@ -742,9 +749,12 @@ class Lineage(Result):
     def _judged_alone(self, compared: ComparedBase) -> dict[str, Any]:
         """The record of one base, whatever the others show."""
         base, match = compared.base, compared.match
+        heads = "related" if match else "unrelated"
+        if not match and compared.doubt:
+            heads = "undecided"
         return {
             "name": base.name,
-            "heads": "related" if match else "undecided" if compared.doubt else "unrelated",
+            "heads": heads,
             "likeness": match.mean if match else None,
             "doubt": compared.doubt,
             "known_by": "weights" if base.source is not None else "fingerprint",

@@ -42,10 +42,10 @@ ROUTES = {  # in words, strongest evidence first
 BACKGROUND = {"direct": (0.0, 0.01), "tokens": (0.0, 0.01)}
 SURE = 6.0  # z from which a likeness is higher than strangers reach
 LEAST = 0.05  # likeness that two layers need to be called counterparts
-SHARED = 0.2  # of the counterparts' likeness; if all other heads are this alike, it shows nothing
+SHARED = 0.2  # share of the counterparts' likeness; other heads this alike make it no evidence
 CHI_SQUARED = 0.455  # median of a normal variable's square, over its mean
 SHOWN = 2.0  # z of a layer within a run that needs no such likeness
-DIMENSIONS = 12  # of the stream, at least: in fewer, strangers' matrices look like counterparts
+DIMENSIONS = 12  # fewest of a stream; in fewer, strangers' matrices look like counterparts
 JUMP = 0.05  # cost, in likeness, of any step but the one to the base's next layer
 # Spectra are compared by the mean distance of logarithms of singular values.
 NEAR = 0.5  # a counterpart is nearer than the next layer by this factor
@@ -150,56 +150,83 @@ def _by_sketches(
     ids: Ids | None = None,
 ) -> Match:
     """Match by cosines: one half of the sketches chooses, the other half or weights measure."""
-    shape = len(suspect.layers), len(base.layers)
-    chosen_by, measured = np.zeros(shape), np.zeros(shape)
-    orders: dict[tuple[int, int], np.ndarray] = {}
     of_suspect = [suspect.of_layer(layer) for layer in suspect.layers]
     of_base = [base.of_layer(layer) for layer in base.layers]
+    halves = _by_halves(x, y, of_suspect, of_base)
+    likeness, estimate, orders = halves.measured, halves.chosen_by, halves.orders
+    (mean, spread), least, shown = BACKGROUND[route], LEAST + _luck(base), SHOWN
+    maps = _maps_of_both(route, suspect, base, ids)
+    if maps is None:
+        layers = align_layers(estimate, least)
+    else:
+        mean, shown = _luck_of_maps(maps), np.inf
+        estimate, layers = _examined(maps, estimate, (least, LEAST + mean), orders, x, y)
+        least = LEAST + mean
+        likeness = np.where(np.isnan(estimate), likeness, estimate)
+    counts = np.array([len(heads) for heads in of_suspect])
+    alike = np.array([likeness[i, j] if j is not None else 0.0 for i, j in enumerate(layers)])
+    z = (alike - mean) / np.sqrt(1 / (2 * HALF * counts) + spread**2)
+    log_p = _log_p_of_layers(alike, counts, layers, mean, spread)
+    # Skipping a layer within a run costs a path two jumps, so it may go through an unlike one.
+    for i, place in enumerate(layers):
+        if place is not None and estimate[i, place] < least and z[i] < shown:
+            layers[i] = None
+    heads = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
+    taken = np.full(len(x), -1)  # (N_s,) each head's counterpart among all of the base's
+    for rows, place, order in zip(of_suspect, layers, heads, strict=True):
+        if place is not None:
+            kept = np.flatnonzero(order >= 0)
+            taken[rows[kept]] = of_base[place][order[kept]]
+    paired = np.array([j is not None for j in layers])
+    if maps is not None and paired.any() and len(x) * len(y) <= FEW:
+        chance = 1 / (2 * _dimensions_of_maps(maps) ** 2)
+        elsewhere = _beyond_chance(_rest_of_maps(maps, taken), chance)
+    else:
+        rest = halves.sampled_cosines[taken[:, None] != halves.sampled]
+        elsewhere = _beyond_chance(rest, 1 / (2 * HALF))
+    z = np.where(paired, z, np.nan)
+    return Match(route, likeness, layers, heads, z, min(0.0, log_p), elsewhere)
+
+
+class Halves(NamedTuple):
+    """Cosines by both halves of the sketches, and the heads that the first half assigns."""
+
+    chosen_by: np.ndarray  # (L_s, L_b) mean cosine by the half that chooses
+    measured: np.ndarray  # (L_s, L_b) mean cosine by the other half
+    orders: dict[tuple[int, int], np.ndarray]  # counterparts of heads by places of two layers
+    sampled: np.ndarray  # (n,) some of the base's heads
+    sampled_cosines: np.ndarray  # (N_s, n) cosines with them by the half that measures
+
+
+def _by_halves(
+    x: np.ndarray, y: np.ndarray, of_suspect: Sequence[np.ndarray], of_base: Sequence[np.ndarray]
+) -> Halves:
+    """Compare all pairs of layers, given by the positions of their heads."""
+    shape = len(of_suspect), len(of_base)
     # an odd step takes heads of every index
     sampled = np.arange(0, len(y), len(x) * len(y) // LOOKED_AT | 1)
     sampled_cosines = np.empty((len(x), len(sampled)), np.float32)
+    halves = Halves(np.zeros(shape), np.zeros(shape), {}, sampled, sampled_cosines)
     for i, heads in enumerate(of_suspect):
         choosing = _cosines(x[heads][..., :HALF], y[..., :HALF])
         measuring = _cosines(x[heads][..., HALF:], y[..., HALF:])
         sampled_cosines[heads] = measuring[:, sampled]
         for j, candidates in enumerate(of_base):
             order = assign_heads(choosing[:, candidates])
-            orders[i, j] = order
             kept = np.flatnonzero(order >= 0)
             assigned = candidates[order[kept]]
-            chosen_by[i, j] = choosing[kept, assigned].sum() / len(heads)
-            measured[i, j] = measuring[kept, assigned].sum() / len(heads)
-    (mean, spread), least, shown = BACKGROUND[route], LEAST + _luck(base), SHOWN
-    maps = _maps_of_both(route, suspect, base, ids)
-    if maps is None:
-        layers = align_layers(chosen_by, least)
-    else:
-        mean, shown = _luck_of_maps(maps), np.inf
-        chosen_by, layers = _examined(maps, chosen_by, (least, LEAST + mean), orders, x, y)
-        least = LEAST + mean
-        measured = np.where(np.isnan(chosen_by), measured, chosen_by)
-    counts = np.array([len(heads) for heads in of_suspect])
-    alike = np.array([measured[i, j] if j is not None else 0.0 for i, j in enumerate(layers)])
-    z = (alike - mean) / np.sqrt(1 / (2 * HALF * counts) + spread**2)
-    log_p = _log_p_of_layers(alike, counts, layers, mean, spread)
-    # Skipping a layer within a run costs a path two jumps, so it may go through an unlike one.
-    for i, place in enumerate(layers):
-        if place is not None and chosen_by[i, place] < least and z[i] < shown:
-            layers[i] = None
-    paired = np.array([j is not None for j in layers])
-    matched = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
-    taken = np.full(len(x), -1)
-    for heads, place, order in zip(of_suspect, layers, matched, strict=True):
-        if place is not None:
-            kept = np.flatnonzero(order >= 0)
-            taken[heads[kept]] = of_base[place][order[kept]]
-    rest, chance = sampled_cosines[taken[:, None] != sampled], 1 / (2 * HALF)
-    if maps is not None and paired.any() and len(x) * len(y) <= FEW:
-        rest, chance = _rest_of_maps(maps, taken), 1 / (2 * _dimensions_of_maps(maps) ** 2)
-    square = float(np.median(rest**2)) / CHI_SQUARED if len(rest) else 0.0
-    elsewhere = sqrt(max(0.0, square - chance))
-    z = np.where(paired, z, np.nan)
-    return Match(route, measured, layers, matched, z, min(0.0, log_p), elsewhere)
+            halves.orders[i, j] = order
+            halves.chosen_by[i, j] = choosing[kept, assigned].sum() / len(heads)
+            halves.measured[i, j] = measuring[kept, assigned].sum() / len(heads)
+    return halves
+
+
+def _beyond_chance(cosines: np.ndarray, chance: float) -> float:
+    """Median size of cosines beyond strangers' variance `chance`."""
+    if not len(cosines):
+        return 0.0
+    square = float(np.median(cosines**2)) / CHI_SQUARED
+    return sqrt(max(0.0, square - chance))
 
 
 def _log_p_of_layers(

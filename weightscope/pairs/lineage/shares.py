@@ -115,7 +115,9 @@ def _selected(names: Sequence[str], fit: np.ndarray, check: np.ndarray) -> Share
     shares = {
         names[k]: float(w) for k, w in zip(chosen, weights, strict=True) if abs(w) >= LEAST_SHARE
     }
-    return Shares(shares if len(shares) > 1 else {}, left, alone)
+    if len(shares) < 2:
+        shares = {}
+    return Shares(shares, left, alone)
 
 
 def _nearest(

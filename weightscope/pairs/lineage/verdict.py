@@ -245,15 +245,11 @@ def candidates(
     Where the weights of both are there, both are sketched with signs drawn for them. Fingerprints
     have public signs, or signs drawn with a key.
     """
-    folders: dict[int, list[Path]] = {}
-    models: dict[int, Model] = {}
-    for k, base in enumerate(named):
-        if isinstance(base, str | Path) and (files := prints_in(base)):
-            folders[k] = files
+    paths = {k: base for k, base in enumerate(named) if isinstance(base, str | Path)}
+    folders = {k: files for k, path in paths.items() if (files := prints_in(path))}
     mine = model_of(suspect)
-    for k, base in enumerate(named):
-        if k not in folders and (model := model_of(base)):
-            models[k] = model
+    others = {k: base for k, base in enumerate(named) if k not in folders}
+    models = {k: model for k, base in others.items() if (model := model_of(base))}
     drawn = drawn_probes([mine, *models.values()], nonce) if mine and models else key
     needs_key = not drawn.nonce or len(models) < len(named)
     by_key = print_of(suspect, key) if needs_key else None
@@ -371,7 +367,7 @@ def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str
 
 
 def without_tokens(suspect: Sketches, base: Sketches) -> str:
-    """A sentence with those of two checkpoints that have no token embedding."""
+    """A sentence that names checkpoints without token embeddings."""
     lacking = [printable(each.name) for each in (suspect, base) if not _has_tokens(each)]
     verb = "has" if len(lacking) == 1 else "have"
     return f"{' and '.join(lacking)} {verb} no token embeddings"
