@@ -140,8 +140,8 @@ class Atlas(Result):
 
     def later(self, first: int, second: int) -> int | None:
         """The later one of two, where the weights prove it."""
-        known = self.directions.get((first, second), Direction()).came_first
-        return {"first": second, "second": first, "": None}[known]
+        direction = self.directions.get((first, second), Direction())
+        return {"first": second, "second": first, "": None}[direction.came_first]
 
     @cached_property
     def tree(self) -> Table:
@@ -149,11 +149,13 @@ class Atlas(Result):
         rows = []
         for number, family in enumerate(self.families, 1):
             for edge in family.edges:
-                known = self.directions.get((edge.first, edge.second), Direction())
+                direction = self.directions.get((edge.first, edge.second), Direction())
                 ends = {"first": edge.first, "second": edge.second}
-                first = self.members[ends[known.came_first]].name if known.came_first else ""
+                first = ""
+                if direction.came_first:
+                    first = self.members[ends[direction.came_first]].name
                 names = self.link(edge.first, f"{PAGES}/"), self.link(edge.second, f"{PAGES}/")
-                rows.append((number, *names, *edge[2:], first, known.how, known.differs))
+                rows.append((number, *names, *edge[2:], first, direction.how, direction.differs))
         return Table.of_rows(TREE, rows)
 
     @cached_property
@@ -177,10 +179,10 @@ class Atlas(Result):
             "qk_sigma1": share[:, 0] * s.norms[:, 0],
             "qk_stable_rank": 1 / share[:, 0] ** 2,
         }
-        seen = np.float32(nan if each.is_in_part else 1)
-        columns["vo_frobenius"] = s.norms[:, 1] * seen
-        columns["vo_sigma1"] = share[:, 1] * s.norms[:, 1] * seen
-        columns["vo_stable_rank"] = seen / share[:, 1] ** 2
+        known = np.float32(nan if each.is_in_part else 1)  # norms of parts of W_VO say nothing
+        columns["vo_frobenius"] = s.norms[:, 1] * known
+        columns["vo_sigma1"] = share[:, 1] * s.norms[:, 1] * known
+        columns["vo_stable_rank"] = known / share[:, 1] ** 2
         for name, neighbours in (("relative", self.relatives), ("stranger", self.strangers)):
             nearest = neighbours.place[rows]
             owner = np.searchsorted(self.starts, nearest, side="right") - 1

@@ -9,6 +9,7 @@ from weightscope.core.formulas import plain
 from weightscope.core.progress import bar
 from weightscope.core.tables import Column, Link, Table
 from weightscope.pairs.atlas.atlas import LIKE, PAGES, Atlas
+from weightscope.pairs.atlas.descent import Direction
 from weightscope.report.pages.page import Section, write_template
 
 TEMPLATE = "atlas.html"
@@ -68,12 +69,12 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
         if place in (edge.first, edge.second):
             relative = edge.second if edge.first == place else edge.first
             later = atlas.later(edge.first, edge.second)
-            known = atlas.directions.get((edge.first, edge.second))
+            direction = atlas.directions.get((edge.first, edge.second), Direction())
             order = ""
             if later is not None:
                 order = "later" if later == relative else "earlier"
-            how, differs = (known.how, known.differs) if known else ("", "")
-            rows.append((atlas.link(relative), *edge[2:], order, how, differs))
+            like = edge.by, edge.bits, edge.likeness, edge.p
+            rows.append((atlas.link(relative), *like, order, direction.how, direction.differs))
     n = len(each.layer)
     of_all = "" if each.is_whole else f" of {each.about['heads'] * each.about['layers']:,}"
     lead = f"{counted(n, 'head')} read{of_all}; {counted(len(family.members) - 1, 'relative')}."

@@ -103,8 +103,8 @@ class Store:
     @property
     def listed(self) -> tuple[list[str], dict[str, str]]:
         """The list of the last run, and its errors by source."""
-        known = self._read(LISTED)
-        sources, errors = known.get("sources", []), known.get("errors", {})
+        record = self._read(LISTED)
+        sources, errors = record.get("sources", []), record.get("errors", {})
         are_texts = isinstance(errors, dict) and _is_list_of_texts([*errors.values()])
         if not _is_list_of_texts(sources) or not are_texts:
             needed = "sources should be a list of texts, and errors texts by source"

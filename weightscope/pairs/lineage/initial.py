@@ -82,12 +82,13 @@ def _learnt_cosine(suspect: Sketches, base: Sketches, start: Sketches) -> float 
     for i in range(models[0].config.n_layers):
         for name in models[0].checkpoint.names_under(models[0].stem(i)):
             tensors = [model.checkpoint.get(name) for model in models]
-            known = [each for each in tensors if each is not None and _is_readable_matrix(each)]
-            if len(known) < 3 or len({each.shape for each in known}) > 1:
+            readable = [each for each in tensors if each is not None and _is_readable_matrix(each)]
+            if len(readable) < 3 or len({each.shape for each in readable}) > 1:
                 continue
-            for _, first, stop in Pair(known[0], known[1]).blocks():
+            for _, first, stop in Pair(readable[0], readable[1]).blocks():
                 x, y, begun = (
-                    Block(each, first, stop).values().astype(np.float64).ravel() for each in known
+                    Block(each, first, stop).values().astype(np.float64).ravel()
+                    for each in readable
                 )
                 changes = np.stack([x - begun, y - begun])  # (2, n)
                 sums += changes @ changes.T

@@ -113,8 +113,8 @@ def _facts_of(facts: Sequence[Facts], part: str) -> list[Facts]:
 
 def unread_parts(attention: PartVerdict, why: str) -> dict[str, PartVerdict]:
     """The parts if only heads were compared."""
-    others = {name: PartVerdict("undecided", why) for name in (FEED_FORWARD, TOKENS, NORMS)}
-    return {ATTENTION: attention, **others}
+    unread = {name: PartVerdict("undecided", why) for name in (FEED_FORWARD, TOKENS, NORMS)}
+    return {ATTENTION: attention, **unread}
 
 
 # Feed-forward networks

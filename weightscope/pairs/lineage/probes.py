@@ -81,9 +81,9 @@ def digest_of_heads(model: Model) -> str:
     }
     with suppress(CheckpointError):  # there are no embeddings
         tensors |= {tensor.name: tensor for tensor in model.embedding_tensors}
-    named = [tensors[name] for name in sorted(tensors)]
+    in_order = [tensors[name] for name in sorted(tensors)]
     combined = sha256()
-    for tensor, digest in zip(named, in_threads(_digest, named), strict=True):
+    for tensor, digest in zip(in_order, in_threads(_digest, in_order), strict=True):
         combined.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)} {digest}\n".encode())
     return combined.hexdigest()
 

@@ -241,8 +241,8 @@ def check_probes(about: dict[str, Any], probes: Probes, path: Path) -> None:
     made, how = "without", "leave the key out, or make the fingerprint again with it"
     if about.get("probes"):
         made, how = "with", "give that key"
-    others = "this key" if probes.name else "the public probes"
-    problem = f"is a fingerprint made {made} a probe key, which cannot be read with {others}; {how}"
+    ours = "this key" if probes.name else "the public probes"
+    problem = f"is a fingerprint made {made} a probe key, which cannot be read with {ours}; {how}"
     raise CheckpointError(problem, file=path)
 
 

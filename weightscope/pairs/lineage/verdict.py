@@ -238,26 +238,28 @@ class Candidates(NamedTuple):
 
 
 def candidates(
-    suspect: Base, named: Sequence[Base], key: Probes = PUBLIC, nonce: str | None = None
+    suspect: Base, bases: Sequence[Base], key: Probes = PUBLIC, nonce: str | None = None
 ) -> Candidates:
     """The bases to compare with; from a folder of fingerprints, only the nearest.
 
     Where the weights of both are there, both are sketched with signs drawn for them. Fingerprints
     have public signs, or signs drawn with a key.
     """
-    paths = {k: base for k, base in enumerate(named) if isinstance(base, str | Path)}
+    paths = {k: base for k, base in enumerate(bases) if isinstance(base, str | Path)}
     folders = {k: files for k, path in paths.items() if (files := prints_in(path))}
     mine = model_of(suspect)
-    others = {k: base for k, base in enumerate(named) if k not in folders}
-    models = {k: model for k, base in others.items() if (model := model_of(base))}
+    single = {k: base for k, base in enumerate(bases) if k not in folders}
+    models = {k: model for k, base in single.items() if (model := model_of(base))}
     drawn = drawn_probes([mine, *models.values()], nonce) if mine and models else key
-    needs_key = not drawn.nonce or len(models) < len(named)
+    needs_key = not drawn.nonce or len(models) < len(bases)
     by_key = print_of(suspect, key) if needs_key else None
     by_drawn = print_of(suspect, drawn) if drawn.nonce else by_key
     pairs: list[tuple[str, Sketches | None, Sketches]] = []  # name in the list, suspect, base
     looked_at, unread = 0, []
-    for k, base in enumerate(bar(named, "bases", "base") if len(named) > 1 else named):
+    shown = bar(bases, "bases", "base") if len(bases) > 1 else bases
+    for k, base in enumerate(shown):
         files = folders.get(k, [])
+        looked_at += len(files) or 1
         if files and by_key is not None:
             kept = nearest(by_key, files)
             pairs += [(file, by_key, sketches) for file, sketches in kept.bases]
@@ -268,7 +270,6 @@ def candidates(
         else:
             sketches = print_of(base, key)
             pairs.append((_given_name(base, sketches), by_key, sketches))
-        looked_at += len(files) or 1
     times = Counter(base.name for _, _, base in pairs)
     called = [
         (ours, base if times[base.name] == 1 else base.called(given))
