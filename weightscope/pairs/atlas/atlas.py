@@ -417,15 +417,30 @@ def _made(
     members: Sequence[ListedCheckpoint], store: Store, engine: Engine, options: AtlasOptions
 ) -> Fingerprints:
     """Make the fingerprints that are not kept, or of checkpoints that have changed."""
-    outlines, problems, sizes = dict[str, Outline](), dict[str, str](), list[int]()
-    for name, outline, size in _prints(members, store, engine, options):
-        if isinstance(outline, Outline):
-            outlines[name] = outline
-            if size is not None and size >= 0:
-                sizes.append(size)
-        else:
-            problems[name] = outline
-    return Fingerprints(outlines, problems, sum(sizes), len(sizes))
+    outlines, problems = dict[str, Outline](), dict[str, str]()
+    fetched, n_made = 0, 0
+
+    def tasks() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+        for member in members:
+            kept = store.get(member.name)
+            state = kept.sketches.about["state"] if kept else ""
+            yield member.name, make_print, (member.source, state, options.most)
+
+    with bar(what="checkpoints", unit="checkpoint", total=len(members)) as shown:
+        for ended in engine.each(tasks()):
+            shown.update()
+            try:
+                is_kept = ended.error is None and ended.value is None
+                kept = store.get(ended.key) if is_kept else None
+                if kept is None:
+                    arrays, size = _value_of(ended)
+                    kept = Print.of_arrays(arrays, printable(ended.key))
+                    store.put(ended.key, arrays)
+                    fetched, n_made = fetched + max(0, size), n_made + 1
+                outlines[ended.key] = kept.outline()
+            except CheckpointError as error:
+                problems[ended.key] = one_line(error)
+    return Fingerprints(outlines, problems, fetched, n_made)
 
 
 def _withdraw(store: Store, wanted: Sequence[str], known: set[str]) -> None:
@@ -436,34 +451,6 @@ def _withdraw(store: Store, wanted: Sequence[str], known: set[str]) -> None:
             raise CheckpointError(f"no checkpoint '{printable(name)}' {where}, to withdraw")
     if wanted:
         store.withdraw(wanted)
-
-
-def _prints(
-    members: Sequence[ListedCheckpoint], store: Store, engine: Engine, options: AtlasOptions
-) -> Iterator[tuple[str, Outline | str, int | None]]:
-    """Yield each name, its outline or error, and the bytes fetched; None if it was kept."""
-
-    def tasks() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
-        for each in members:
-            kept = store.get(each.name)
-            state = kept.sketches.about["state"] if kept else ""
-            yield each.name, make_print, (each.source, state, options.most)
-
-    with bar(what="checkpoints", unit="checkpoint", total=len(members)) as shown:
-        for ended in engine.each(tasks()):
-            shown.update()
-            try:
-                is_kept = ended.error is None and ended.value is None
-                kept = store.get(ended.key) if is_kept else None
-                if kept is not None:
-                    yield ended.key, kept.outline(), None
-                    continue
-                arrays, size = _value_of(ended)
-                made = Print.of_arrays(arrays, printable(ended.key))
-                store.put(ended.key, arrays)
-                yield ended.key, made.outline(), size
-            except CheckpointError as error:
-                yield ended.key, one_line(error), None
 
 
 def _value_of(ended: Finished) -> Any:
