@@ -26,8 +26,15 @@ from weightscope.core.progress import bar
 from weightscope.core.tables import Table
 from weightscope.pairs.lineage.lineage import p_value_of
 from weightscope.pairs.lineage.matching import ROUTES, matches
-from weightscope.pairs.lineage.neurons import networks_of
-from weightscope.pairs.lineage.permutation_p import _rows, _sides, assigned, fisher, permutation_log_p, spearman_log_p
+from weightscope.pairs.lineage.neurons import (
+    _rows,
+    _sides,
+    assigned,
+    fisher,
+    networks_of,
+    permutation_log_p,
+    spearman_log_p,
+)
 from weightscope.pairs.lineage.probes import drawn_probes
 from weightscope.pairs.lineage.sketches import Sketches, fingerprint
 from weightscope.report.pages.style import COLOURS, in_our_style, save, subplots

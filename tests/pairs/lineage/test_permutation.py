@@ -11,7 +11,7 @@ import weightscope as ws
 from analyses.experiments.derivations import DERIVATIONS
 from analyses.experiments.lineage_attacks import random_base
 from analyses.experiments.named_parts import read_weights, write_weights
-from weightscope.pairs.lineage.permutation_p import assigned, permutation_log_p, spearman_log_p
+from weightscope.pairs.lineage.neurons import assigned, permutation_log_p, spearman_log_p
 
 
 def published(a, b):

@@ -1,3 +1,1 @@
-"""Many checkpoints at once: fingerprints from few bytes of each, families and their trees, one
-table of all heads.
-"""
+"""Atlas of many checkpoints: fingerprints, families and their trees, one table of all heads."""

@@ -1,5 +1,4 @@
-"""An atlas of many checkpoints: fingerprints of each, families with their trees, neighbours of
-heads, and what failed.
+"""An atlas of many checkpoints: fingerprints, families with trees, neighbours of heads, errors.
 
 An engine gets a task per checkpoint, then one per pair of relatives that are small enough to be
 read whole. What is finished is kept; nothing that is wrong with a checkpoint stops the run.
@@ -25,15 +24,14 @@ from weightscope.core.results import Result
 from weightscope.core.tables import Column, Link, Table, as_json
 from weightscope.model.sources import Source, as_file_name, lines_of
 from weightscope.pairs.atlas.descent import Direction, direction_of, find_direction
-from weightscope.pairs.atlas.families import Family, families_of
+from weightscope.pairs.atlas.families import FamilyTree, families_of
 from weightscope.pairs.atlas.neighbours import Neighbours, neighbours_of
 from weightscope.pairs.atlas.parquet import check_parquet, write_parquet
 from weightscope.pairs.atlas.prints import Outline, Print, make_print
 from weightscope.pairs.atlas.sampling import MOST_WEIGHTS
 from weightscope.pairs.atlas.store import Store
 
-# bytes of a checkpoint that is read whole, to find out whether it came first
-PROVED_BYTES = 100_000_000
+PROVED_BYTES = 100_000_000  # size of checkpoints that are read whole for their order
 PAGES = "checkpoints"  # folder of the pages
 LOADED = 256  # fingerprints in memory
 TABLES: dict[str, Callable[["Atlas"], Any]] = {
@@ -48,32 +46,30 @@ RESULTS = (*TABLES, HEADS, "index.html", "index.json")
 TWICE = "is in the list twice; the first line counts"
 
 
-class Member(NamedTuple):
+class ListedCheckpoint(NamedTuple):
     """A checkpoint of the list."""
 
-    name: str  # as the list has it
+    name: str  # its line in the list
     source: Source
     page: str  # name of its page, without the suffix
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Atlas(Result):
-    """What is known of many checkpoints; `members`, `outlines` and `family_of` are in the same
-    order.
-    """
+    """An atlas of checkpoints; `members`, `outlines` and `family_of` are in one order."""
 
     PAGE = "pairs.atlas.site:write_site"
     TABLES, FILES = TABLES, RESULTS
 
-    members: list[Member]
+    members: list[ListedCheckpoint]
     outlines: list[Outline]
     load: Callable[[int], Print] = field(repr=False)  # the whole fingerprint, from the disk
-    families: list[Family]
+    families: list[FamilyTree]
     directions: dict[tuple[int, int], Direction]
     relatives: Neighbours  # nearest heads of other checkpoints
-    strangers: Neighbours  # and of other families
-    problems: dict[str, str]  # what was wrong, by the names of the others
-    withdrawn: int = 0  # how many of the list are not shown
+    strangers: Neighbours  # nearest heads of other families
+    problems: dict[str, str]  # errors by the names of the others
+    withdrawn: int = 0  # number of the list that are not shown
     fetched: int = 0  # bytes that this run fetched
     made: int = 0  # fingerprints that this run made
     provenance: Provenance = field(default_factory=Provenance)
@@ -89,13 +85,14 @@ class Atlas(Result):
 
     @property
     def lead(self) -> str:
-        """How many checkpoints, heads and families, and what failed."""
+        """Numbers of checkpoints, heads, families and failures, in one sentence."""
         several = [family for family in self.families if len(family.members) > 1]
         related = sum(len(family.members) for family in several)
-        text = f"{self.about}: {related:,} are in {_families(len(several))} of relatives"
         ordered = sum(bool(each.came_first) for each in self.directions.values())
-        text += f", {counted(len(self.members) - related, 'checkpoint')} alone. "
-        text += f"Of {counted(len(self.tree), 'pair')} in their trees, {ordered:,} show which came first."
+        alone = counted(len(self.members) - related, "checkpoint")
+        pairs = counted(len(self.tree), "pair")
+        text = f"{self.about}: {related:,} are in {_families(len(several))} of relatives"
+        text += f", {alone} alone. Of {pairs} in their trees, {ordered:,} show which came first."
         return text + (f" {len(self.problems):,} could not be read." if self.problems else "")
 
     @cached_property
@@ -113,28 +110,15 @@ class Atlas(Result):
     @cached_property
     def checkpoints(self) -> Table:
         """One row per checkpoint."""
-        sizes = Counter(self.family_of)
-        rows = []
+        count_of = Counter(self.family_of)
+        rows: list[tuple[Any, ...]] = []
         for place, each in enumerate(self.outlines):
-            about = each.about
-            rows.append(
-                (
-                    self.link(place, f"{PAGES}/"),
-                    self.family_of[place],
-                    sizes[self.family_of[place]] - 1,
-                    about["family"],
-                    about["layers"],
-                    about["heads"],
-                    about["kv_heads"],
-                    about["d_model"],
-                    ", ".join(about["dtypes"]),
-                    about["bytes"],
-                    about["weights_read"],
-                    len(each.layer),
-                    "all" if each.is_whole else "some",
-                    each.commit,
-                )
-            )
+            about, family = each.about, self.family_of[place]
+            link = self.link(place, f"{PAGES}/")
+            sizes = (about[name] for name in ("family", "layers", "heads", "kv_heads", "d_model"))
+            size = ", ".join(about["dtypes"]), about["bytes"], about["weights_read"]
+            read = len(each.layer), "all" if each.is_whole else "some", each.commit
+            rows.append((link, family, count_of[family] - 1, *sizes, *size, *read))
         return Table.of_rows(CHECKPOINTS, rows)
 
     @cached_property
@@ -142,22 +126,22 @@ class Atlas(Result):
         """One row per family of several checkpoints."""
         rows = []
         for number, family in enumerate(self.families, 1):
-            if len(family.members) > 1:
-                types = dict.fromkeys(
-                    self.outlines[place].about["family"] for place in family.members
-                )
-                later = {self.later(edge.first, edge.second) for edge in family.edges} - {None}
-                first = [place for place in family.members if place not in later]
-                rooted = len(first) == 1 and len(later) == len(family.members) - 1
-                root = self.members[first[0]].name if rooted else ""
-                names = ", ".join(self.members[place].name for place in family.members)
-                rows.append((number, len(family.members), ", ".join(types), root, names))
+            places = family.members
+            if len(places) < 2:
+                continue
+            types = dict.fromkeys(self.outlines[place].about["family"] for place in places)
+            later = {self.later(edge.first, edge.second) for edge in family.edges} - {None}
+            first = [place for place in places if place not in later]
+            is_rooted = len(first) == 1 and len(later) == len(places) - 1
+            root = self.members[first[0]].name if is_rooted else ""
+            names = ", ".join(self.members[place].name for place in places)
+            rows.append((number, len(places), ", ".join(types), root, names))
         return Table.of_rows(FAMILIES, rows)
 
     def later(self, first: int, second: int) -> int | None:
-        """Which of two came later, where that is proved."""
-        known = self.directions.get((first, second), Direction()).came_first
-        return {"first": second, "second": first, "": None}[known]
+        """The later one of two, where the weights prove it."""
+        direction = self.directions.get((first, second), Direction())
+        return {"first": second, "second": first, "": None}[direction.came_first]
 
     @cached_property
     def tree(self) -> Table:
@@ -165,11 +149,13 @@ class Atlas(Result):
         rows = []
         for number, family in enumerate(self.families, 1):
             for edge in family.edges:
-                known = self.directions.get((edge.first, edge.second), Direction())
+                direction = self.directions.get((edge.first, edge.second), Direction())
                 ends = {"first": edge.first, "second": edge.second}
-                first = self.members[ends[known.came_first]].name if known.came_first else ""
+                first = ""
+                if direction.came_first:
+                    first = self.members[ends[direction.came_first]].name
                 names = self.link(edge.first, f"{PAGES}/"), self.link(edge.second, f"{PAGES}/")
-                rows.append((number, *names, *edge[2:], first, known.how, known.differs))
+                rows.append((number, *names, *edge[2:], first, direction.how, direction.differs))
         return Table.of_rows(TREE, rows)
 
     @cached_property
@@ -193,21 +179,19 @@ class Atlas(Result):
             "qk_sigma1": share[:, 0] * s.norms[:, 0],
             "qk_stable_rank": 1 / share[:, 0] ** 2,
         }
-        seen = np.float32(nan if each.is_in_part else 1)
-        columns |= {
-            "vo_frobenius": s.norms[:, 1] * seen,
-            "vo_sigma1": share[:, 1] * s.norms[:, 1] * seen,
-        }
-        columns["vo_stable_rank"] = seen / share[:, 1] ** 2
-        for name, near in (("relative", self.relatives), ("stranger", self.strangers)):
-            found = near.place[rows]
-            owner = np.searchsorted(self.starts, found, side="right") - 1
+        known = np.float32(nan if each.is_in_part else 1)  # norms of parts of W_VO say nothing
+        columns["vo_frobenius"] = s.norms[:, 1] * known
+        columns["vo_sigma1"] = share[:, 1] * s.norms[:, 1] * known
+        columns["vo_stable_rank"] = known / share[:, 1] ** 2
+        for name, neighbours in (("relative", self.relatives), ("stranger", self.strangers)):
+            nearest = neighbours.place[rows]
+            owner = np.searchsorted(self.starts, nearest, side="right") - 1
+            layer = np.where(nearest >= 0, self.all_layers[nearest], -1)
+            head = np.where(nearest >= 0, self.all_heads[nearest], -1)
             columns[name] = [self.members[k].name if k >= 0 else "" for k in owner.tolist()]
-            columns |= {
-                f"{name}_layer": np.where(found >= 0, self.all_layers[found], -1).astype(np.int32),
-                f"{name}_head": np.where(found >= 0, self.all_heads[found], -1).astype(np.int32),
-                f"{name}_likeness": near.likeness[rows].astype(np.float32),
-            }
+            columns[f"{name}_layer"] = layer.astype(np.int32)
+            columns[f"{name}_head"] = head.astype(np.int32)
+            columns[f"{name}_likeness"] = neighbours.likeness[rows].astype(np.float32)
         return columns
 
     @cached_property
@@ -233,39 +217,32 @@ class Atlas(Result):
             write_parquet(file, map(self.heads_of, range(len(self.members))), facts)
 
     def printed(self) -> list[str | Table]:
-        """What the terminal shows."""
+        """The first sentence, the largest families and the errors, for the terminal."""
         lines: list[str | Table] = [self.lead]
         if len(self.family_table):
-            lines.append(
-                self.family_table.select("family", "checkpoints", "architectures", "first").take(
-                    range(min(SHOWN, len(self.family_table)))
-                )
-            )
-        return lines + (
-            [self.errors.take(range(min(SHOWN, len(self.errors))))] if self.problems else []
-        )
+            table = self.family_table.select("family", "checkpoints", "architectures", "first")
+            lines.append(_beginning(table))
+        if self.problems:
+            lines.append(_beginning(self.errors))
+        return lines
 
     def shown(self) -> list[Table]:
         """The families."""
         return [self.family_table]
 
     def as_json(self) -> dict[str, Any]:
-        """What `weightscope atlas --json` prints and atlas.json holds."""
-        return dict(
-            as_json(
-                self.provenance.envelope(self.lead)
-                | {
-                    "checkpoints": len(self.members),
-                    "heads": self.n_heads,
-                    "withdrawn": self.withdrawn,
-                    "families": self.family_table.records(),
-                    "tree": self.tree.records(),
-                    "errors": self.errors.records(),
-                    "made": self.made,
-                    "bytes_fetched": self.fetched,
-                }
-            )
-        )
+        """The record that `weightscope atlas --json` prints and atlas.json holds."""
+        record = {
+            "checkpoints": len(self.members),
+            "heads": self.n_heads,
+            "withdrawn": self.withdrawn,
+            "families": self.family_table.records(),
+            "tree": self.tree.records(),
+            "errors": self.errors.records(),
+            "made": self.made,
+            "bytes_fetched": self.fetched,
+        }
+        return dict(as_json(self.provenance.envelope(self.lead) | record))
 
 
 SHOWN = 20  # rows that the terminal shows
@@ -285,27 +262,20 @@ CHECKPOINTS = (
     Column("read", meaning="Whether all heads were read, or some."),
     Column("commit"),
 )
+ROOT = "The one that all others are proved to come from; empty where that is not proved."
 FAMILIES = (
     Column("family"),
     Column("checkpoints"),
     Column("architectures"),
-    Column(
-        "first",
-        meaning="The one that all others are proved to come from; empty where that is not proved.",
-    ),
+    Column("first", meaning=ROOT),
     Column("names"),
 )
+BY = "What joins the pair: bits of blocks, heads, or the order of value dimensions."
+LIKENESS = "Mean cosine of the maps of counterpart heads; by values, mean correlation of ranks."
 LIKE = (
-    Column(
-        "by",
-        meaning="What joins the pair: bits of blocks, heads, or the order of value dimensions.",
-    ),
+    Column("by", meaning=BY),
     Column("bits", meaning="Bits of 16 in which blocks of W_K differ on average.", format=".2f"),
-    Column(
-        "likeness",
-        meaning="Mean cosine of the maps of counterpart heads; by values, mean correlation of ranks.",
-        format=".3f",
-    ),
+    Column("likeness", meaning=LIKENESS, format=".3f"),
     Column(
         "p",
         meaning="By values, the chance that any strangers of the list are this alike.",
@@ -324,6 +294,10 @@ TREE = (
 ERRORS = (Column("name", symbol="checkpoint"), Column("error", symbol="what was wrong"))
 
 
+def _beginning(table: Table) -> Table:
+    return table.take(range(min(SHOWN, len(table))))
+
+
 def _families(count: int) -> str:
     return f"{count:,} {'family' if count == 1 else 'families'}"
 
@@ -333,9 +307,10 @@ def _families(count: int) -> str:
 
 def members_of(
     names: Sequence[str], families: str | None = None
-) -> tuple[list[Member], dict[str, str]]:
+) -> tuple[list[ListedCheckpoint], dict[str, str]]:
     """The checkpoints of a list by its lines, and what is wrong with the other lines."""
-    members, problems, seen, taken = list[Member](), dict[str, str](), set[str](), set[str]()
+    members, problems = list[ListedCheckpoint](), dict[str, str]()
+    seen, taken = set[str](), set[str]()
     for name in names:
         try:
             source = Source.named(name, families=families)
@@ -350,13 +325,13 @@ def members_of(
         if page.casefold() in taken:
             page += f"-{sha256(name.encode()).hexdigest()[:8]}"
         taken.add(page.casefold())
-        members.append(Member(name, source, page))
+        members.append(ListedCheckpoint(name, source, page))
     return members, problems
 
 
 @dataclass(frozen=True)
 class AtlasOptions:
-    """How an atlas is made."""
+    """Options of `make_atlas`."""
 
     most: int = MOST_WEIGHTS  # weights read of a checkpoint
     proved: int = PROVED_BYTES  # bytes of a checkpoint that is read whole for a direction
@@ -370,8 +345,8 @@ def make_atlas(
 ) -> Atlas:
     """Make an atlas of the checkpoints in a list and write it into a folder.
 
-    Without a list, what the last run has kept is written again, less what is withdrawn; nothing is
-    fetched.
+    Without a list, the fingerprints kept by the last run are written again, less the withdrawn
+    ones; nothing is fetched.
 
     Raises
     ------
@@ -383,137 +358,130 @@ def make_atlas(
     store = Store(out, options.most, options.families)
     with OutputFolder(out, names=RESULTS) as folder:
         if names is not None and not options.resume and len(store):
-            problem = (
-                f"has {counted(len(store), 'fingerprint')} of an earlier run; `resume` keeps them"
-            )
-            raise CheckpointError(f"{problem}, or choose another folder", file=out)
-        earlier, before = store.listed
-        _withdraw(store, options.withdraw, {*(earlier if names is None else names), *earlier})
-        gone = store.withdrawn
-        shown = [
-            name
-            for name in (earlier if names is None else names)
-            if not store.is_withdrawn(name, gone)
-        ]
+            kept = f"has {counted(len(store), 'fingerprint')} of an earlier run"
+            how = "`resume` keeps them, or choose another folder"
+            raise CheckpointError(f"{kept}; {how}", file=out)
+        earlier, errors = store.listed
+        wanted = earlier if names is None else names
+        _withdraw(store, options.withdraw, {*wanted, *earlier})
+        withdrawn = store.withdrawn
+        shown = [name for name in wanted if not store.is_withdrawn(name, withdrawn)]
         members, problems = members_of(shown, options.families)
-        outlines = dict[str, Outline]()
-        fetched, made = 0, 0
         if names is None:
-            outlines = {
-                each.name: kept.outline()
-                for each in members
-                if (kept := store.get(each.name)) is not None
-            }
-            missing = (each.name for each in members if each.name not in outlines)
-            problems |= {name: before.get(name, "was not read") for name in missing}
+            prints = _kept(members, store, errors)
         else:
-            for name, value, size in _prints(members, store, engine, options):
-                if isinstance(value, Outline):
-                    outlines[name], fetched, made = (
-                        value,
-                        fetched + max(size, 0),
-                        made + (size >= 0),
-                    )
-                else:
-                    problems[name] = value
+            prints = _made(members, store, engine, options)
+        problems |= prints.problems
         store.remember(shown, problems)
-        members = [each for each in members if each.name in outlines]
-        atlas = _of(
-            members, [outlines[each.name] for each in members], _from(store, members), problems
-        )
-        # pages show it, and it names them
+        members = [each for each in members if each.name in prints.outlines]
+        outlines = [prints.outlines[each.name] for each in members]
+        atlas = _of(members, outlines, _from(store, members), problems)
+        # pages show the command, and it names withdrawn checkpoints
         command = None if options.withdraw else atlas.provenance.command
         atlas = replace(
             atlas,
-            fetched=fetched,
-            made=made,
+            fetched=prints.fetched,
+            made=prints.n_made,
             provenance=replace(atlas.provenance, command=command),
-            withdrawn=len(earlier if names is None else names) - len(shown),
+            withdrawn=len(wanted) - len(shown),
             directions=_directions(atlas, store, engine, options.proved, anew=names is not None),
         )
         atlas.write_files(folder)
     return atlas
 
 
-def _withdraw(store: Store, wanted: Sequence[str], known: set[str]) -> None:
-    """Withdraw checkpoints; a name that no list has is refused."""
-    for name in wanted:
-        if name not in known and not store.is_withdrawn(name, store.withdrawn):
-            raise CheckpointError(
-                f"no checkpoint '{printable(name)}' in the list or in what was kept, to withdraw"
-            )
-    if wanted:
-        store.withdraw(wanted)
+class Fingerprints(NamedTuple):
+    """Outlines of fingerprints by name, and the errors of the others."""
+
+    outlines: dict[str, Outline]
+    problems: dict[str, str]
+    fetched: int = 0  # bytes
+    n_made: int = 0  # fingerprints that this run made
 
 
-def _prints(
-    members: Sequence[Member], store: Store, engine: Engine, options: AtlasOptions
-) -> Iterator[tuple[str, Outline | str, int]]:
-    """Each checkpoint's name, its fingerprint or what was wrong, and the bytes fetched; -1 of one
-    that was kept.
-    """
+def _kept(
+    members: Sequence[ListedCheckpoint], store: Store, errors: Mapping[str, str]
+) -> Fingerprints:
+    """The fingerprints that an earlier run kept."""
+    outlines, problems = dict[str, Outline](), dict[str, str]()
+    for member in members:
+        kept = store.get(member.name)
+        if kept is None:
+            problems[member.name] = errors.get(member.name, "was not read")
+        else:
+            outlines[member.name] = kept.outline()
+    return Fingerprints(outlines, problems)
+
+
+def _made(
+    members: Sequence[ListedCheckpoint], store: Store, engine: Engine, options: AtlasOptions
+) -> Fingerprints:
+    """Make the fingerprints that are not kept, or of checkpoints that have changed."""
+    outlines, problems = dict[str, Outline](), dict[str, str]()
+    fetched, n_made = 0, 0
 
     def tasks() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
-        for each in members:
-            kept = store.get(each.name)
-            yield (
-                each.name,
-                make_print,
-                (each.source, kept.sketches.about["state"] if kept else "", options.most),
-            )
+        for member in members:
+            kept = store.get(member.name)
+            state = kept.sketches.about["state"] if kept else ""
+            yield member.name, make_print, (member.source, state, options.most)
 
     with bar(what="checkpoints", unit="checkpoint", total=len(members)) as shown:
         for ended in engine.each(tasks()):
             shown.update()
             try:
-                if (
-                    ended.error is None
-                    and ended.value is None
-                    and (kept := store.get(ended.key)) is not None
-                ):
-                    yield ended.key, kept.outline(), -1
-                    continue
-                arrays, size = _value_of(ended)
-                made = Print.of_arrays(arrays, printable(ended.key))
-                store.put(ended.key, arrays)
-                yield ended.key, made.outline(), size
+                is_kept = ended.error is None and ended.value is None
+                kept = store.get(ended.key) if is_kept else None
+                if kept is None:
+                    arrays, size = _value_of(ended)
+                    kept = Print.of_arrays(arrays, printable(ended.key))
+                    store.put(ended.key, arrays)
+                    fetched, n_made = fetched + max(0, size), n_made + 1
+                outlines[ended.key] = kept.outline()
             except CheckpointError as error:
-                yield ended.key, one_line(error), 0
+                problems[ended.key] = one_line(error)
+    return Fingerprints(outlines, problems, fetched, n_made)
+
+
+def _withdraw(store: Store, wanted: Sequence[str], known: set[str]) -> None:
+    """Withdraw checkpoints; a name that no list has is refused."""
+    for name in wanted:
+        if name not in known and not store.is_withdrawn(name, store.withdrawn):
+            where = "in the list or in what was kept"
+            raise CheckpointError(f"no checkpoint '{printable(name)}' {where}, to withdraw")
+    if wanted:
+        store.withdraw(wanted)
 
 
 def _value_of(ended: Finished) -> Any:
-    """A task's value; any exception as one clear error."""
+    """A task's value; any exception becomes one clear error."""
     if ended.error is None:
-        if (
-            not isinstance(ended.value, tuple)
-            or len(ended.value) != 2
-            or type(ended.value[1]) is not int
-        ):
+        value = ended.value
+        if not isinstance(value, tuple) or len(value) != 2 or type(value[1]) is not int:
             raise CheckpointError("a worker answers with something else than a fingerprint")
-        return ended.value
+        return value
     if isinstance(ended.error, CheckpointError):
         raise ended.error
-    raise CheckpointError(
-        f"cannot be read ({type(ended.error).__name__}: {one_line(ended.error)})"
-    ) from ended.error
+    problem = f"cannot be read ({type(ended.error).__name__}: {one_line(ended.error)})"
+    raise CheckpointError(problem) from ended.error
 
 
-def _from(store: Store, members: Sequence[Member]) -> Callable[[int], Print]:
-    """What reads the fingerprint of a checkpoint from the disk; a few are kept in memory."""
+def _from(store: Store, members: Sequence[ListedCheckpoint]) -> Callable[[int], Print]:
+    """A function that reads fingerprints from the disk and keeps a few in memory."""
 
     @lru_cache(maxsize=LOADED)
     def load(place: int) -> Print:
-        if (kept := store.get(members[place].name)) is None:
-            raise CheckpointError(
-                "a fingerprint was removed by another run; run one at a time", file=store.folder
-            )
+        kept = store.get(members[place].name)
+        if kept is None:
+            problem = "a fingerprint was removed by another run; run one at a time"
+            raise CheckpointError(problem, file=store.folder)
         return kept
 
     return load
 
 
 def _of(
-    members: list[Member],
+    members: list[ListedCheckpoint],
     outlines: list[Outline],
     load: Callable[[int], Print],
     problems: Mapping[str, str],
@@ -523,15 +491,13 @@ def _of(
         families = families_of(outlines, load)
     nothing = Neighbours(np.empty(0, int), np.empty(0))
     provenance = Provenance().of_all(each.read for each in outlines)
+    # neighbours follow from families
     atlas = Atlas(
-        members,
-        outlines,
-        load,
-        families,
-        {},
-        nothing,
-        nothing,
-        dict(problems),
+        *(members, outlines, load, families),
+        directions={},
+        relatives=nothing,
+        strangers=nothing,
+        problems=dict(problems),
         provenance=provenance,
     )
     relatives, strangers = neighbours_of(outlines, load, range(len(outlines)), atlas.family_of)
@@ -541,28 +507,21 @@ def _of(
 def _directions(
     atlas: Atlas, store: Store, engine: Engine, most: int, *, anew: bool
 ) -> dict[tuple[int, int], Direction]:
-    """Which came first of each pair in the trees that is small enough; unless `anew`, where it was
-    found out before.
-    """
+    """Find which came first of each small pair in the trees; look it up unless `anew`."""
     known, left = dict[tuple[int, int], Direction](), list[tuple[int, int]]()
-    for family in atlas.families:
-        for edge in family.edges:
-            pair = edge.first, edge.second
-            is_small = max(atlas.outlines[place].about["bytes"] for place in pair) <= most
-            kept = store.direction(*_named(atlas, pair)) if is_small or not anew else None
-            if kept is not None:
-                known[pair] = kept
-            elif is_small and anew:
-                left.append(pair)
+    for pair in [(edge.first, edge.second) for family in atlas.families for edge in family.edges]:
+        is_small = max(atlas.outlines[place].about["bytes"] for place in pair) <= most
+        kept = store.direction(*_named(atlas, pair)) if is_small or not anew else None
+        if kept is not None:
+            known[pair] = kept
+        elif is_small and anew:
+            left.append(pair)
 
     def tasks() -> Iterator[tuple[tuple[int, int], Callable[..., Any], tuple[Any, ...]]]:
         for pair in left:
-            sources = (atlas.members[place].source for place in pair)
-            yield (
-                pair,
-                find_direction,
-                (*sources, tuple(atlas.outlines[place].about["state"] for place in pair)),
-            )
+            sources = [atlas.members[place].source for place in pair]
+            states = tuple(atlas.outlines[place].about["state"] for place in pair)
+            yield pair, find_direction, (*sources, states)
 
     with bar(what="pairs", unit="pair", total=len(left)) as shown:
         for ended in engine.each(tasks()):
@@ -574,9 +533,8 @@ def _directions(
 
 
 def _named(atlas: Atlas, pair: tuple[int, int]) -> list[str]:
-    """What a pair is kept under: both names and states."""
-    return [
-        text
-        for place in pair
-        for text in (atlas.members[place].name, atlas.outlines[place].about["state"])
-    ]
+    """The key that a pair is kept under: both names and states."""
+    key = []
+    for place in pair:
+        key += [atlas.members[place].name, atlas.outlines[place].about["state"]]
+    return key

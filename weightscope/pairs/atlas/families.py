@@ -6,8 +6,8 @@ not join is compared by sums of sketches over layers, and the pairs most alike b
 `weightscope lineage` does with fingerprints. What is left, whose stream or width may have changed,
 by the order of value dimensions. Of each family the tree keeps the nearest pairs that join all (a
 minimum spanning tree): bits first, then heads, then values. Pairs that are equally alike up to the
-rounding of sums are taken so: those of one shape first, then by the likeness of heads in place,
-then as listed. A processor's sums do not choose a tree.
+rounding of sums count as equal: pairs of one shape come first, then the likeness of heads in place
+decides, then the order of the list. A processor's sums do not choose a tree.
 """
 
 from collections import defaultdict
@@ -23,39 +23,38 @@ from weightscope.core.progress import bar
 from weightscope.pairs.atlas.prints import Outline, Print
 from weightscope.pairs.atlas.values import CHANCE, best_of_each, distinct, log_p_of
 from weightscope.pairs.lineage.matching import matches
-from weightscope.pairs.lineage.sketches import SKETCH
+from weightscope.pairs.lineage.sketches import SKETCH, Sketches
 
 NEAR = 4.0  # bits of 16; docs/atlas.md has what relatives and strangers differ in
 DISTINCT = 16  # values that a block must hold: zeros and ones are equal without any origin
-# mean cosine of layers' sums from which heads are compared; strangers' best reach 0.15
-CANDIDATE = 0.2
-COMPARED = 8  # such candidates of a checkpoint, the most alike
-# of a cosine, a float32 sum of 2 K products
-ROUNDING = sqrt(2 * SKETCH) * float(np.finfo(np.float32).eps)
+CANDIDATE = 0.2  # mean cosine of layers' sums for comparing heads; strangers' best reach 0.15
+COMPARED = 8  # candidates of a checkpoint, the most alike
+ROUNDING = sqrt(2 * SKETCH) * float(np.finfo(np.float32).eps)  # error of a sum of 2 K products
 
 
-class Edge(NamedTuple):
+class TreeEdge(NamedTuple):
     """Two relatives, by their places in the list."""
 
     first: int
     second: int
-    by: str  # what joins them: "bits", "heads" or "values"
-    bits: float = nan  # of 16 that differ in the blocks
+    by: str  # evidence: "bits", "heads" or "values"
+    bits: float = nan  # differing bits of 16 in the blocks
     # mean cosine of counterpart heads; by values, mean correlation of counterpart layers
     likeness: float = nan
     p: float = nan  # by values, the chance that any strangers in the list are this alike
 
 
-class Family(NamedTuple):
+class FamilyTree(NamedTuple):
     """Checkpoints with a common origin and the edges that join them."""
 
     members: list[int]
-    edges: list[Edge]
+    edges: list[TreeEdge]
 
 
-def families_of(outlines: Sequence[Outline], load: Callable[[int], Print]) -> list[Family]:
-    """The families, the largest first; every checkpoint is in one, perhaps alone. `load` gives a
-    whole fingerprint.
+def families_of(outlines: Sequence[Outline], load: Callable[[int], Print]) -> list[FamilyTree]:
+    """Find the families, the largest first; every checkpoint is in one, perhaps alone.
+
+    `load` gives a whole fingerprint.
     """
     forest = _Forest(len(outlines))
     near = sorted(_near_in_bits(outlines), key=lambda pair: (pair.bits, pair.first, pair.second))
@@ -65,10 +64,10 @@ def families_of(outlines: Sequence[Outline], load: Callable[[int], Print]) -> li
             pair._replace(likeness=_in_place(load(pair.first), load(pair.second))) for pair in left
         )
     pairs = bar(_candidates(outlines, forest), "pairs by heads", "pair")
-    known = [Edge(i, j, "heads", likeness=_by_heads(load(i), load(j))) for i, j in pairs]
-    alike = [edge for edge in known if edge.likeness]
+    by_heads = [TreeEdge(i, j, "heads", likeness=_by_heads(load(i), load(j))) for i, j in pairs]
+    alike = [edge for edge in by_heads if edge.likeness]
 
-    def nearest(edge: Edge) -> float:
+    def nearest(edge: TreeEdge) -> float:
         same_shape = outlines[edge.first].shape == outlines[edge.second].shape
         return same_shape + float(np.nan_to_num(_in_place(load(edge.first), load(edge.second))))
 
@@ -82,7 +81,7 @@ class _Forest:
 
     def __init__(self, count: int) -> None:
         self._above = list(range(count))
-        self._edges: list[Edge] = []
+        self._edges: list[TreeEdge] = []
 
     def root(self, place: int) -> int:
         """The representative of the family that a checkpoint is in so far."""
@@ -91,7 +90,7 @@ class _Forest:
             place = self._above[place]
         return place
 
-    def join(self, edge: Edge) -> None:
+    def join(self, edge: TreeEdge) -> None:
         """Add an edge, unless both are in one family already."""
         roots = sorted((self.root(edge.first), self.root(edge.second)))
         if roots[0] != roots[1]:
@@ -99,16 +98,16 @@ class _Forest:
             self._edges.append(edge)
 
     def join_nearest(
-        self, edges: Iterable[Edge], among_equals: Callable[[Edge], float] | None = None
+        self, edges: Iterable[TreeEdge], among_equals: Callable[[TreeEdge], float] | None = None
     ) -> None:
-        """Add edges, the most alike first; equally alike ones by another likeness, if given, then
-        as listed.
+        """Add edges, the most alike first.
+
+        Equally alike ones are ordered by `among_equals`, if given, then as listed.
         """
         listed = sorted(edges, key=lambda edge: (edge.first, edge.second))
-        of_level: dict[int, list[Edge]] = defaultdict(list)
-        for edge, level in zip(
-            listed, levels([edge.likeness for edge in listed]).tolist(), strict=True
-        ):
+        of_level: dict[int, list[TreeEdge]] = defaultdict(list)
+        ranks = levels([edge.likeness for edge in listed]).tolist()
+        for edge, level in zip(listed, ranks, strict=True):
             of_level[level].append(edge)
         for level in sorted(of_level):
             equal = of_level[level]
@@ -118,77 +117,65 @@ class _Forest:
             for edge in equal:
                 self.join(edge)
 
-    def families(self) -> list[Family]:
-        """What is joined, the largest first."""
-        found: dict[int, Family] = defaultdict(lambda: Family([], []))
+    def families(self) -> list[FamilyTree]:
+        """The joined checkpoints and their edges, the largest family first."""
+        families: dict[int, FamilyTree] = defaultdict(lambda: FamilyTree([], []))
         for place in range(len(self._above)):
-            found[self.root(place)].members.append(place)
+            families[self.root(place)].members.append(place)
         for edge in self._edges:
-            found[self.root(edge.first)].edges.append(edge)
-        return sorted(found.values(), key=lambda family: (-len(family.members), family.members[0]))
+            families[self.root(edge.first)].edges.append(edge)
+        return sorted(families.values(), key=lambda each: (-len(each.members), each.members[0]))
 
 
 def levels(likeness: Sequence[float] | np.ndarray) -> np.ndarray:
-    """0 for the most alike, 1 for the next, and so on; what is equal up to rounding has one level:
-    (n,) -> (n,).
-    """
+    """Rank likenesses (n,) -> (n,): 0 for the highest; equal up to rounding, equal in rank."""
     alike = np.nan_to_num(np.asarray(likeness, float), nan=-np.inf)
     order = np.argsort(-alike, kind="stable")
-    found = np.zeros(len(alike), np.int64)
+    ranks = np.zeros(len(alike), np.int64)
     with np.errstate(invalid="ignore"):  # two that have none
-        found[order[1:]] = np.cumsum(-np.diff(alike[order]) > ROUNDING)
-    return found
+        ranks[order[1:]] = np.cumsum(-np.diff(alike[order]) > ROUNDING)
+    return ranks
 
 
-def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[Edge]:
-    """Pairs of one shape whose blocks differ in few bits."""
+def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[TreeEdge]:
+    """Find pairs of one shape whose blocks differ in few bits."""
     of_shape: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, each in enumerate(outlines):
         of_shape[each.shape].append(place)
-    for places in bar(
-        [each for each in of_shape.values() if len(each) > 1], "pairs by bits", "shape"
-    ):
+    shapes = [places for places in of_shape.values() if len(places) > 1]
+    for places in bar(shapes, "pairs by bits", "shape"):
         blocks = np.stack([outlines[place].blocks for place in places])  # (n, B, V)
-        # (n, B)
-        told = np.array([[len(np.unique(block)) >= DISTINCT for block in each] for each in blocks])
+        counts = [[len(np.unique(block)) for block in of_one] for of_one in blocks]
+        is_evidence = np.array(counts) >= DISTINCT  # (n, B)
         for i in range(len(places) - 1):
             # (n - i - 1, B)
             differ = np.bitwise_count(blocks[i + 1 :] ^ blocks[i]).sum(axis=2, dtype=np.int64)
-            both = told[i + 1 :] & told[i]
+            both = is_evidence[i + 1 :] & is_evidence[i]
             with np.errstate(invalid="ignore"):
                 bits = (differ * both).sum(axis=1) / (both.sum(axis=1) * blocks.shape[2])
             for j in np.flatnonzero(bits < NEAR).tolist():
-                yield Edge(places[i], places[i + 1 + j], "bits", float(bits[j]))
+                yield TreeEdge(places[i], places[i + 1 + j], "bits", float(bits[j]))
 
 
 def _in_place(a: Print, b: Print) -> float:
-    """Mean cosine of the heads that both have been read of, each with the other's head of its
-    place.
-    """
-    places = [
-        dict(
-            zip(
-                zip(s.layer.tolist(), s.head.tolist(), strict=True),
-                range(len(s.layer)),
-                strict=True,
-            )
-        )
-        for s in (a.sketches, b.sketches)
-    ]
-    common = sorted(places[0].keys() & places[1].keys())
+    """Mean cosine of the heads at the same places in both."""
+    rows_of_a, rows_of_b = _row_of_each(a.sketches), _row_of_each(b.sketches)
+    common = sorted(rows_of_a.keys() & rows_of_b.keys())
     if not common:
         return nan
-    x, y = (
-        each.sketches.direct[[place[key] for key in common]]
-        for each, place in zip((a, b), places, strict=True)
-    )
+    x = a.sketches.direct[[rows_of_a[place] for place in common]]
+    y = b.sketches.direct[[rows_of_b[place] for place in common]]
     return float(np.vecdot(x, y).mean())
 
 
+def _row_of_each(sketches: Sketches) -> dict[tuple[int, int], int]:
+    """Rows of heads by layer and head."""
+    places = zip(sketches.layer.tolist(), sketches.head.tolist(), strict=True)
+    return {place: row for row, place in enumerate(places)}
+
+
 def _candidates(outlines: Sequence[Outline], forest: _Forest) -> list[tuple[int, int]]:
-    """Pairs of one width, not in one family yet, whose layers' sums are alike: the most alike of
-    each.
-    """
+    """Pairs of one width and two families with similar sums of layers: the best few of each."""
     of_width: dict[int, list[int]] = defaultdict(list)
     for place, each in enumerate(outlines):
         of_width[each.about["d_model"]].append(place)
@@ -201,12 +188,10 @@ def _candidates(outlines: Sequence[Outline], forest: _Forest) -> list[tuple[int,
         for i, mine in enumerate(rows):
             score = np.maximum.reduceat(stacked @ mine.T, starts, axis=0).mean(axis=1)  # (n,)
             score[roots == roots[i]] = -1
-            best = [
-                j
-                for j in np.argsort(levels(score), kind="stable")[:COMPARED].tolist()
-                if score[j] >= CANDIDATE
-            ]
-            pairs |= {(min(places[i], places[j]), max(places[i], places[j])) for j in best}
+            for j in np.argsort(levels(score), kind="stable")[:COMPARED].tolist():
+                if score[j] >= CANDIDATE:
+                    first, second = sorted((places[i], places[j]))
+                    pairs.add((first, second))
     return sorted(pairs)
 
 
@@ -219,22 +204,19 @@ def _by_heads(a: Print, b: Print) -> float:
     return match.mean if match is not None and match.is_sure else 0.0
 
 
-def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[Edge]:
-    """Pairs of checkpoints, not in one family yet, whose value dimensions have one order: of each
-    with each family.
-    """
+def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[TreeEdge]:
+    """Join each checkpoint with the families whose value dimensions have the same order."""
     of_width: dict[int, list[int]] = defaultdict(list)
     for place, each in enumerate(outlines):
         of_width[each.values.shape[1]].append(place)
     tests = sum(len(places) * (len(places) - 1) for places in of_width.values())
     edges = []
-    for places in bar(
-        [each for each in of_width.values() if len(each) > 1], "pairs by values", "width"
-    ):
+    widths = [places for places in of_width.values() if len(places) > 1]
+    for places in bar(widths, "pairs by values", "width"):
         roots = np.array([forest.root(place) for place in places])
         rows = [outlines[place].values for place in places]
-        # (layers of all, V)
-        stacked, counts = np.concatenate(rows), np.array([len(each) for each in rows])
+        stacked = np.concatenate(rows)  # (layers of all, V)
+        counts = np.array([len(each) for each in rows])
         for i, mine in enumerate(rows):
             best = best_of_each(distinct(mine), stacked, counts)  # (n, L)
             log_p = log_p_of(best, counts, stacked.shape[1]) + log(tests)
@@ -245,9 +227,6 @@ def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[Edge]:
                 theirs = sure[roots[sure] == root]
                 j = int(theirs[levels(alike[theirs]).argmin()])
                 first, second = sorted((places[i], places[j]))
-                edges.append(
-                    Edge(
-                        first, second, "values", likeness=float(alike[j]), p=float(np.exp(log_p[j]))
-                    )
-                )
+                p, likeness = float(np.exp(log_p[j])), float(alike[j])
+                edges.append(TreeEdge(first, second, "values", likeness=likeness, p=p))
     return edges

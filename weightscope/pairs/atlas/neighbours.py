@@ -1,6 +1,4 @@
-"""For every head the most similar head of another checkpoint, and of another family, by their
-sketches.
-"""
+"""For every head, the most similar head of another checkpoint, and of another family."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -15,32 +13,32 @@ from weightscope.pairs.atlas.families import ROUNDING
 from weightscope.pairs.atlas.prints import Outline, Print
 from weightscope.pairs.lineage.sketches import SKETCH, as_bytes, unit_length
 
-ROWS, COLUMNS = 1 << 10, 1 << 14  # heads compared at once
-PLACES = 1e4  # a likeness is rounded to 1 / this
-LUCK = 1.3  # times the highest cosine that chance is expected to give among so many strangers
+ROWS = 1 << 10  # heads whose neighbours are looked for at once
+COLUMNS = 1 << 14  # heads that they are compared with at once
+PLACES = 1e4  # steps of a likeness; it is rounded to 1 / this
+LUCK = 1.3  # factor over the highest cosine expected by chance among so many strangers
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Neighbours(ShowsShapes):
-    """The neighbour of each of N heads: its place among all heads, or -1 where none is more alike
-    than by chance.
-    """
+    """The most similar head of each of N heads."""
 
-    place: np.ndarray  # (N,)
+    place: np.ndarray  # (N,) among all heads, or -1 if none is more alike than by chance
     likeness: np.ndarray  # (N,) mean cosine of W_QK and of W_VO
 
 
 def neighbours_of(
     outlines: Sequence[Outline], load: Callable[[int], Print], *apart: Sequence[int]
 ) -> list[Neighbours]:
-    """For each list of numbers, the nearest heads of checkpoints of the same width with another
-    number.
+    """For each list of numbers, the nearest heads of checkpoints with another number.
 
-    The sketches of all heads of a width are in memory, 256 bytes each.
+    Only checkpoints of one width are compared. The sketches of all heads of a width are in memory,
+    256 bytes each.
     """
     sizes = [len(each.layer) for each in outlines]
     starts = np.cumsum([0, *sizes])
-    found = [Neighbours(np.full(starts[-1], -1), np.full(starts[-1], np.nan)) for _ in apart]
+    n = starts[-1]
+    neighbours = [Neighbours(np.full(n, -1), np.full(n, np.nan)) for _ in apart]
     of_width: dict[int, list[int]] = defaultdict(list)
     for k, each in enumerate(outlines):
         of_width[each.about["d_model"]].append(k)
@@ -49,17 +47,18 @@ def neighbours_of(
         sketches = np.concatenate([as_bytes(load(k).sketches.direct) for k in chosen])  # (n, 2, K)
         # The mean of two cosines has a standard deviation of 1 / sqrt(2 K) among strangers.
         least = LUCK * sqrt(2 * log(max(2, len(sketches)))) / sqrt(2 * SKETCH)
-        for numbers, near in zip(apart, found, strict=True):
+        for numbers, near in zip(apart, neighbours, strict=True):
             groups = np.concatenate([np.full(sizes[k], numbers[k]) for k in chosen])
             best, score = _nearest(sketches, groups)
             known = score >= least
             near.place[heads[known]], near.likeness[heads[known]] = heads[best[known]], score[known]
-    return found
+    return neighbours
 
 
 def _nearest(sketches: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The head of another group with the highest mean cosine, the first of equally alike ones, and
-    that: (n,), (n,).
+    """Each head's nearest head in another group and their mean cosine: (n,), (n,).
+
+    Of equally alike heads, the first one counts.
     """
     n = len(sketches)
     best, score = np.zeros(n, np.int64), np.full(n, -np.inf)

@@ -1,6 +1,4 @@
-"""All heads as one Parquet file, a row group per checkpoint: the only module that imports pyarrow
-for it.
-"""
+"""All heads as one Parquet file, a row group per checkpoint; only this module needs pyarrow."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -23,11 +21,10 @@ def check_parquet() -> None:
 def write_parquet(
     file: BinaryIO, groups: Iterable[Mapping[str, Any]], facts: Mapping[str, str]
 ) -> int:
-    """Write row groups, each columns by name, with one of them in memory; returns the number of
-    rows.
+    """Write row groups one at a time and return the number of rows.
 
-    Columns are arrays, or one text for all rows of the group; NaN and -1 are null. `facts` go into
-    the file's metadata.
+    A group is columns by name: arrays, or one text for all its rows; NaN and -1 are null. `facts`
+    go into the file's metadata.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -48,10 +45,11 @@ def write_parquet(
 def _column(pa: Any, column: str | np.ndarray | Sequence[str], length: int) -> Any:
     """A column as Arrow has it."""
     if isinstance(column, str):
-        return pa.DictionaryArray.from_arrays(
-            pa.array(np.zeros(length, np.int32)), pa.array([column])
-        )
+        places = pa.array(np.zeros(length, np.int32))
+        return pa.DictionaryArray.from_arrays(places, pa.array([column]))
     array = np.asarray(column)
-    if array.dtype.kind in "fi":
-        return pa.array(array, mask=np.isnan(array) if array.dtype.kind == "f" else array == -1)
+    if array.dtype.kind == "f":
+        return pa.array(array, mask=np.isnan(array))
+    if array.dtype.kind == "i":
+        return pa.array(array, mask=array == -1)
     return pa.array(array.tolist(), pa.string())

@@ -1,10 +1,9 @@
-"""One checkpoint of an atlas: its fingerprint from a sample of its weights, as a worker makes it
-and as it is kept.
+"""One checkpoint of an atlas: its fingerprint from a sample of its weights.
 
 Besides the sketches of heads (see `lineage.sketches`) it holds a few blocks of W_K, norm folded in,
-as bfloat16: how many bits of them differ tells relatives of one shape from strangers, cheaply (bit
-distance, as in ZipLLM, arXiv 2505.06252). And of each layer the ranks of its value dimensions; see
-`values`.
+as bfloat16: the number of differing bits tells relatives of one shape from strangers, cheaply (bit
+distance, as in ZipLLM, arXiv 2505.06252). It also holds the ranks of each layer's value dimensions;
+see `values`.
 """
 
 import json
@@ -38,6 +37,7 @@ from weightscope.pairs.lineage.sketches import (
     MOST_LAYERS,
     POINTS,
     SKETCH,
+    HeadSketches,
     Sketches,
     as_bytes,
     described,
@@ -45,8 +45,9 @@ from weightscope.pairs.lineage.sketches import (
     unit_length,
 )
 
-BLOCKS, VALUES = 16, 256  # blocks of W_K, of as many layers, and how many values of each
-# in every description
+BLOCKS = 16  # blocks of W_K, of as many layers
+VALUES = 256  # values of a block
+# numbers and texts in every description
 COUNTS = ("d_model", "layers", "heads", "kv_heads", "head_dim", "weights_read", "bytes")
 TEXTS = ("name", "family", "tower", "config", "state")
 # arrays of a fingerprint: dtype and shape, N heads in L layers, B blocks, V value dimensions
@@ -63,7 +64,7 @@ FORMS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Outline(ShowsShapes):
-    """What is kept in memory of a checkpoint's fingerprint: all but the sketches of its N heads."""
+    """The part of a fingerprint that stays in memory: all but the sketches of its N heads."""
 
     about: dict[str, Any]  # sizes, and what tells whether the checkpoint is still the same
     blocks: np.ndarray  # (B, VALUES) bits of bfloat16
@@ -71,29 +72,28 @@ class Outline(ShowsShapes):
     values: np.ndarray  # (L, V) ranks of value dimensions, centred, of unit length
     layer: np.ndarray  # (N,)
     head: np.ndarray  # (N,)
-    # the files that it was made from; see `source_of`
+    # files that it was made from; see `source_of`
     read: dict[str, Any] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What checkpoints have in common whose blocks can be compared."""
+        """Sizes that two checkpoints must share for their blocks to be compared."""
         return (*(self.about[name] for name in COUNTS[:5]), self.about["tower"], self.blocks.shape)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all heads were read whole."""
+        """True if all heads were read whole."""
         return bool(self.about["whole"])
 
     @property
     def commit(self) -> str:
         """The commit on the Hub; empty for another place."""
-        return str(
-            next((file["commit"] for file in self.read.get("files", ()) if "commit" in file), "")
-        )
+        commits = (file["commit"] for file in self.read.get("files", ()) if "commit" in file)
+        return str(next(commits, ""))
 
     @property
     def is_in_part(self) -> bool:
-        """Whether of its layers some heads were read, and of these W_VO in some dimensions."""
+        """True if some heads of each layer were read, and some rows of their W_VO."""
         return len(self.layer) < self.about["heads"] * len(self.sums)
 
 
@@ -104,7 +104,7 @@ class Print(ShowsShapes):
     sketches: Sketches
     blocks: np.ndarray  # (B, VALUES) bits of bfloat16
     values: np.ndarray  # (L, V) ranks of value dimensions, summed over heads; see `value_ranks`
-    read: dict[str, Any] = field(default_factory=dict)  # as of an `Outline`
+    read: dict[str, Any] = field(default_factory=dict)  # files that it was made from
 
     def outline(self) -> Outline:
         """All but the sketches of heads."""
@@ -140,36 +140,31 @@ class Print(ShowsShapes):
         for key, (dtype, shape) in FORMS.items():
             array = arrays.get(key, np.empty(()))
             fits = array.dtype == dtype and array.ndim == len(shape)
-            fits = fits and all(
-                sizes.setdefault(n, m) == m if isinstance(n, str) else n == m
-                for n, m in zip(shape, array.shape, strict=True)
-            )
+            for axis, length in zip(shape, array.shape, strict=False):
+                needed = sizes.setdefault(axis, length) if isinstance(axis, str) else axis
+                fits = fits and length == needed
             if not fits or (array.dtype.kind == "f" and not np.isfinite(array).all()):
-                raise unexpected(
-                    name, f"other {key}", f"{np.dtype(dtype)} numbers of the shape {shape}"
-                )
+                numbers = f"{np.dtype(dtype)} numbers of the shape {shape}"
+                raise unexpected(name, f"other {key}", numbers)
         about = _described(arrays["about"], name)
         layer, head, kv_head = arrays["heads"].astype(np.int64)
-        if (
-            not 0 < len(layer) <= MOST_HEADS
-            or len(np.unique(layer)) > MOST_LAYERS
-            or arrays["heads"].min() < 0
-        ):
+        n_layers = len(np.unique(layer))
+        too_many = len(layer) > MOST_HEADS or n_layers > MOST_LAYERS
+        if not len(layer) or too_many or arrays["heads"].min() < 0:
             raise unexpected(name, f"{len(layer):,} heads", f"at most {MOST_HEADS:,}")
-        if sizes["L"] != len(np.unique(layer)) or not sizes["V"]:
+        if sizes["L"] != n_layers or not sizes["V"]:
             raise unexpected(name, f"values of {sizes['L']:,} layers", "one row per layer")
         read = about.pop("read")
         direct = unit_length(arrays["direct"].astype(np.float32))
         none = np.empty((len(layer), 2, 0), np.float32)
         spectra = arrays["spectra"].astype(np.float32)
-        sketches = Sketches(
-            about, layer, head, kv_head, direct, none, spectra, arrays["norms"], read=read
-        )
+        norms = arrays["norms"]
+        sketches = Sketches(about, layer, head, kv_head, direct, none, spectra, norms, read=read)
         return cls(sketches, arrays["blocks"], arrays["values"], read)
 
 
 def _described(text: np.ndarray, name: str) -> dict[str, Any]:
-    """The description in a fingerprint; its values are shown, and sizes are computed with."""
+    """Read a fingerprint's description; its values are shown, and sizes are computed with."""
     try:
         about = json.loads(text.tobytes())
         fits = (
@@ -177,10 +172,8 @@ def _described(text: np.ndarray, name: str) -> dict[str, Any]:
             and about["vocabulary"] is None
             and is_source(about.get("read"))
             and isinstance(about.get("whole"), bool)
-            and all(type(about.get(key)) is int and 1 <= about[key] <= LARGEST**2 for key in COUNTS)
-            and all(
-                isinstance(about.get(key), str) and len(about[key]) <= LONGEST_TEXT for key in TEXTS
-            )
+            and all(_is_count(about.get(key)) for key in COUNTS)
+            and all(_is_short_text(about.get(key)) for key in TEXTS)
             and isinstance(about.get("dtypes"), list)
             and all(isinstance(dtype, str) for dtype in about["dtypes"])
         )
@@ -191,14 +184,21 @@ def _described(text: np.ndarray, name: str) -> dict[str, Any]:
     return dict(about)
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= LARGEST**2
+
+
+def _is_short_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST_TEXT
+
+
 def make_print(
     source: Source, state: str = "", most: int = MOST_WEIGHTS
 ) -> tuple[dict[str, np.ndarray], int] | None:
-    """The task of one checkpoint: its fingerprint as arrays and the bytes fetched; None if it is
-    still in `state`.
+    """Run the task of one checkpoint: its fingerprint as arrays, and the bytes fetched.
 
-    A repository is read at one commit, whatever is pushed meanwhile; where that is known, nothing
-    is fetched.
+    None if it is still in `state`. A repository is read at one commit, whatever is pushed
+    meanwhile; if that commit is known, nothing is fetched.
     """
     where = locate(source.source, source.revision)
     if isinstance(where, Repository):
@@ -212,28 +212,25 @@ def make_print(
         if state == now:
             return None
     if not model.attention_layers:
-        raise CheckpointError(
-            "has no attention layer; a fingerprint needs attention heads", file=model.name
-        )
+        needed = "a fingerprint needs attention heads"
+        raise CheckpointError(f"has no attention layer; {needed}", file=model.name)
     sample = sample_of(model, most)
     parts, blocks, values = [], [], list[np.ndarray]()
     chosen = set(evenly_spread(len(sample.layers), BLOCKS).tolist())
     for place, read in enumerate(read_sample(model, sample)):
         parts.append(_sketches_of(read))
         ranks = value_ranks(read.layer)
-        if keys_are_values(model, read.layer.index) or (values and len(ranks) != len(values[0])):
-            ranks = np.zeros_like(values[0] if values else ranks)  # shows nothing
+        is_unlike = bool(values) and len(ranks) != len(values[0])
+        if is_unlike or keys_are_values(model, read.layer.index):
+            ranks = np.zeros_like(values[0] if values else ranks)  # evidence of nothing
         values.append(ranks)
         if place in chosen:
             blocks.append(bits_of(read.layer.k.of(0)[0]))
-    layer, head, kv_head, direct, tokens, spectra, norms = (
-        np.concatenate(part) for part in zip(*parts, strict=True)
-    )
-    if len(broken := np.unique(layer[~np.isfinite(norms).all(axis=1)])):
-        problem = (
-            f"layer {broken[0]}: W_QK or W_VO of a head exceeds float32, and cannot be compared"
-        )
-        raise CheckpointError(problem, file=model.name)
+    heads = HeadSketches(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+    broken = np.unique(heads.layer[~np.isfinite(heads.norms).all(axis=1)])
+    if len(broken):
+        problem = "W_QK or W_VO of a head exceeds float32, and cannot be compared"
+        raise CheckpointError(f"layer {broken[0]}: {problem}", file=model.name)
     is_whole = sample.groups is None and len(sample.layers) == len(model.attention_layers)
     about = described(model) | {
         "name": source.given or source.source,
@@ -243,21 +240,19 @@ def make_print(
         "weights_read": sample.weights,
         "state": now,
     }
-    sketches = Sketches(about, layer, head, kv_head, direct, tokens, spectra, norms, probes=PUBLIC)
+    sketches = Sketches(about, *heads, probes=PUBLIC)
     made = Print(sketches, np.stack(blocks), np.stack(values), source_of(model.checkpoint))
     return made.arrays(), model.checkpoint.bytes_fetched
 
 
-def _sketches_of(read: SampledLayer) -> tuple[np.ndarray, ...]:
-    """`layer_sketches` with the heads' indices in the checkpoint."""
-    layer, _, _, *sketched = layer_sketches(read.layer, None, PUBLIC)
-    return layer, read.heads, read.kv_heads, *sketched
+def _sketches_of(read: SampledLayer) -> HeadSketches:
+    """Sketch a layer's heads, with their indices in the checkpoint."""
+    sketches = layer_sketches(read.layer, None, PUBLIC)
+    return sketches._replace(head=read.heads, kv_head=read.kv_heads)
 
 
 def bits_of(w: np.ndarray) -> np.ndarray:
-    """The first VALUES values of a head's factor (d, r), column by column, as bits of bfloat16;
-    zeros where it ends.
-    """
+    """The first VALUES values of a factor (d, r) by column, as bits of bfloat16, zero-padded."""
     columns = -(-VALUES // len(w))
     values = np.asarray(w[:VALUES, :columns], np.float32).T.ravel()[:VALUES]
     bits = np.ascontiguousarray(values).view(np.uint32)

@@ -1,5 +1,4 @@
-"""Which weights of a checkpoint an atlas reads: all of attention where that is little, else some
-heads or some layers.
+"""Choose and read an atlas's sample of a checkpoint: all of attention, or some heads or layers.
 
 A head's queries, keys and values are rows of their matrices, which lie together in the file. Its
 part of the output projection is columns, which do not: there some rows are read, with the columns
@@ -28,20 +27,21 @@ from weightscope.model.model import Model
 from weightscope.model.rows.cells import LayerTensors
 from weightscope.model.rows.family import Family
 
-MOST_WEIGHTS = 75_000_000  # that are read of a checkpoint: 150 MB at 16 bits each
-OUTPUT_ROWS, RUN = 64, 16  # rows of an output projection that are read, and how many lie together
+MOST_WEIGHTS = 75_000_000  # weights read of a checkpoint: 150 MB at 16 bits each
+OUTPUT_ROWS = 64  # rows of an output projection that are read
+RUN = 16  # consecutive rows among them
 SPLIT = ("separate", "stacked", "grouped")  # layouts whose heads are rows
 
 Spans = tuple[tuple[int, int], ...]  # rows [start, stop)
 
 
 class Sample(NamedTuple):
-    """What is read of a checkpoint."""
+    """The layers and heads to read of a checkpoint."""
 
     layers: Sequence[int]
-    # of each layer the key-value heads, with the first query head of each; None: all
+    # key-value heads of each layer, read with the first query head of each; None for all
     groups: Sequence[int] | None
-    weights: int  # how many weights that is
+    weights: int  # number of weights in all
 
 
 class SampledLayer(NamedTuple):
@@ -85,14 +85,13 @@ class _Columns(_Rows):
         values = np.zeros(self.shape, np.float32)
         for start, stop in self.spans:
             rows = self.stored.rows(start, stop)
-            values[start:stop] = np.concatenate(
-                [rows[:, slice(*columns)] for columns in self.columns], axis=1
-            )
+            parts = [rows[:, slice(*columns)] for columns in self.columns]
+            values[start:stop] = np.concatenate(parts, axis=1)
         return values
 
 
 def sample_of(model: Model, most: int = MOST_WEIGHTS) -> Sample:
-    """What to read of a checkpoint, at most so many weights; how much depends on its shapes alone.
+    """Choose what to read of a checkpoint, at most so many weights; only shapes decide.
 
     Raises
     ------
@@ -108,22 +107,23 @@ def sample_of(model: Model, most: int = MOST_WEIGHTS) -> Sample:
         out = min(OUTPUT_ROWS, d) * config.n_heads * _value_dim(model)
         group = d * (2 * config.head_dim + _value_dim(model))
         count = max(1, min(config.n_kv_heads, (most // len(layers) - out) // group))
-        if kept := min(len(layers), most // (out + count * group)):
+        of_layer = out + count * group
+        kept = min(len(layers), most // of_layer)
+        if kept:
             chosen = [layers[k] for k in evenly_spread(len(layers), kept)]
-            return Sample(
-                chosen, _nested(config.n_kv_heads)[:count], len(chosen) * (out + count * group)
-            )
-    if kept := most // max(sizes):
+            groups = _nested(config.n_kv_heads)[:count]
+            return Sample(chosen, groups, len(chosen) * of_layer)
+    kept = most // max(sizes)
+    if kept:
         places = evenly_spread(len(layers), kept).tolist()
         return Sample([layers[k] for k in places], None, sum(sizes[k] for k in places))
-    problem = f"a layer of its attention has {max(sizes):,} weights; at most {most:,} are read of a checkpoint"
+    size = f"a layer of its attention has {max(sizes):,} weights"
+    problem = f"{size}; at most {most:,} are read of a checkpoint"
     raise CheckpointError(f"{problem}, and its heads cannot be read apart", file=model.name)
 
 
 def read_sample(model: Model, sample: Sample) -> Iterator[SampledLayer]:
-    """The layers of a sample in order, single heads several at a time; nothing that is fetched is
-    cached.
-    """
+    """Read a sample's layers in order; single heads several at a time, without a cache."""
     for file in model.checkpoint.files:
         file.keeps = False
     if sample.groups is None:
@@ -134,33 +134,32 @@ def read_sample(model: Model, sample: Sample) -> Iterator[SampledLayer]:
         return
     groups = np.asarray(sample.groups)
     heads = groups * (model.config.n_heads // model.config.n_kv_heads)
+
+    def of_layer(index: int) -> Layer:
+        return _heads_of(model, index, groups.tolist())
+
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        for layer in pool.map(
-            lambda index: _heads_of(model, index, groups.tolist()), sample.layers
-        ):
+        for layer in pool.map(of_layer, sample.layers):
             yield SampledLayer(layer, heads, groups)
 
 
 def _heads_of(model: Model, index: int, groups: Sequence[int]) -> Layer:
-    """A layer as if it had these key-value heads alone, each with its first query head."""
+    """Read a layer as if it had only these key-value heads, each with its first query head."""
     config, family = _of_layer(model, index)
-    tensors = model.checkpoint.with_tensors(_replaced(model, family, config, index, groups))
+    replaced = _replaced(model, family, config, index, groups)
+    tensors = LayerTensors(model.checkpoint.with_tensors(replaced), model.prefix, model.family.name)
     smaller = replace(config, n_heads=len(groups), n_kv_heads=len(groups))
-    return read_layer(
-        LayerTensors(tensors, model.prefix, model.family.name), family, smaller, index
-    )
+    return read_layer(tensors, family, smaller, index)
 
 
 def keys_are_values(model: Model, index: int) -> bool:
-    """Whether a layer has one matrix for both, so that positions order the dimensions of its
-    values.
-    """
+    """True if a layer has one matrix for both, so that positions order its value dimensions."""
     heads = _of_layer(model, index)[1].heads
     return heads.layout.__name__ == "separate" and heads.k == heads.v
 
 
 def _of_layer(model: Model, index: int) -> tuple[ModelConfig, Family]:
-    """The numbers and the row of one layer, which no longer depends on the layer."""
+    """One layer's numbers and row, without its dependence on the layer."""
     config, family = in_layer(model.config, model.family, index)
     return config, replace(family, in_=())
 
@@ -169,13 +168,8 @@ def _replaced(
     model: Model, family: Family, config: ModelConfig, index: int, groups: Sequence[int]
 ) -> dict[str, Tensor]:
     """The projections of a layer with the rows and columns of these heads, by name."""
-    stem, h, g, r, r_v = (
-        model.stem(index),
-        config.n_heads,
-        config.n_kv_heads,
-        config.head_dim,
-        _value_dim(model),
-    )
+    stem, h, g = model.stem(index), config.n_heads, config.n_kv_heads
+    r, r_v = config.head_dim, _value_dim(model)
     shared = h // g
 
     def rows(first: int, step: int, width: int) -> list[tuple[int, int]]:
@@ -191,23 +185,20 @@ def _replaced(
     else:
         parts = [rows(place * r, (shared + 2) * r, r) for place in (0, shared, shared + 1)]
         spans = {family.heads.q: [span for group in zip(*parts, strict=True) for span in group]}
-    names = {
-        f"{stem}{module}.{kind}": each
-        for module, each in spans.items()
-        for kind in ("weight", "bias")
-    }
-    found: dict[str, Tensor] = {
-        name: _Rows(model.checkpoint[name], tuple(each))
-        for name, each in names.items()
-        if name in model.checkpoint
-    }
+    replaced: dict[str, Tensor] = {}
+    for module, of_module in spans.items():
+        for kind in ("weight", "bias"):
+            name = f"{stem}{module}.{kind}"
+            if name in model.checkpoint:
+                replaced[name] = _Rows(model.checkpoint[name], tuple(of_module))
     out, d = f"{stem}{family.heads.out}.weight", config.d_model
-    starts = (
-        evenly_spread(max(1, d - RUN + 1), OUTPUT_ROWS // RUN).tolist() if d > OUTPUT_ROWS else [0]
-    )
-    read = tuple((start, min(d, start + (RUN if d > OUTPUT_ROWS else d))) for start in starts)
+    read: Spans = ((0, d),)
+    if d > OUTPUT_ROWS:
+        starts = evenly_spread(d - RUN + 1, OUTPUT_ROWS // RUN).tolist()
+        read = tuple((start, start + RUN) for start in starts)
     columns = tuple(rows(0, shared * r_v, r_v))
-    return found | {out: _Columns(model.checkpoint[out], read, columns=columns)}
+    replaced[out] = _Columns(model.checkpoint[out], read, columns=columns)
+    return replaced
 
 
 def _value_dim(model: Model) -> int:
@@ -223,36 +214,30 @@ def _nested(count: int) -> list[int]:
 
 
 def _is_split(model: Model, index: int) -> bool:
-    """Whether the heads of a layer are rows of stored matrices, and nothing else of the layer
-    depends on the head.
-    """
+    """True if heads are rows of stored matrices and nothing else depends on the head."""
     config, family = _of_layer(model, index)
     sizes = config.n_heads, config.n_kv_heads, config.head_dim
     smaller = in_layer(replace(config, n_heads=1, n_kv_heads=1), family, index)[0]
     heads, qk_norm = family.heads, family.scores.qk_norm
-    if (
-        heads.layout.__name__ not in SPLIT
-        or family.reads != Reads()
-        or family.memory is not None
-        or heads.transposed
-        or family.positions.bias is not None
-        or heads.others
-        or heads.loose
-        or heads.shared
-        or sizes != (model.config.n_heads, model.config.n_kv_heads, model.config.head_dim)
-        or (smaller.n_heads, smaller.head_dim) != (1, config.head_dim)
-        or (qk_norm is not None and qk_norm.scope != "shared")
-    ):
+    is_plain = (
+        heads.layout.__name__ in SPLIT
+        and family.reads == Reads()
+        and family.memory is None
+        and family.positions.bias is None
+        and not (heads.transposed or heads.others or heads.loose or heads.shared)
+        and (qk_norm is None or qk_norm.scope == "shared")
+    )
+    is_usual = sizes == (model.config.n_heads, model.config.n_kv_heads, model.config.head_dim)
+    keeps_width = (smaller.n_heads, smaller.head_dim) == (1, config.head_dim)
+    if not is_plain or not is_usual or not keeps_width:
         return False
     h, g, r, r_v, d = *sizes, _value_dim(model), config.d_model
     shapes = {heads.q: (h * r, d), heads.k: (g * r, d), heads.v: (g * r_v, d)}
     if heads.layout.__name__ != "separate":
         shapes = {heads.q: ((h + 2 * g) * r, d)}
     shapes |= {heads.out: (d, h * r_v)}
-    stored = {
-        module: model.checkpoint.get(f"{model.stem(index)}{module}.weight") for module in shapes
-    }
-    return all(
-        isinstance(tensor, StoredTensor) and tensor.shape == shapes[name]
-        for name, tensor in stored.items()
-    )
+    for module, shape in shapes.items():
+        tensor = model.checkpoint.get(f"{model.stem(index)}{module}.weight")
+        if not isinstance(tensor, StoredTensor) or tensor.shape != shape:
+            return False
+    return True

@@ -1,6 +1,4 @@
-"""The static site of an atlas: a page of all checkpoints, and one for each, which open from the
-disk.
-"""
+"""The static site of an atlas: a page of all checkpoints, and one for each; no server needed."""
 
 from dataclasses import replace
 
@@ -11,12 +9,22 @@ from weightscope.core.formulas import plain
 from weightscope.core.progress import bar
 from weightscope.core.tables import Column, Link, Table
 from weightscope.pairs.atlas.atlas import LIKE, PAGES, Atlas
+from weightscope.pairs.atlas.descent import Direction
 from weightscope.report.pages.page import Section, write_template
 
 TEMPLATE = "atlas.html"
 AT_ONCE = 256  # files written together
 SHOWN_ROWS = 2_000  # heads on a page; heads.parquet has all
 BACK = Link("../index.html", "all checkpoints")
+NOT_SHOWN = ("checkpoint", "commit", "family")  # columns of heads that are the same in all rows
+OF_TREES = (
+    "Of each family the nearest pairs that join all. A pair has an order only where the weights "
+    "prove which came first. Values join pairs whose stream was rotated, permuted or cut."
+)
+OF_HEADS = (
+    "relative: the most similar head of another checkpoint; stranger: of another family. Empty "
+    "where none is more similar than chance allows."
+)
 
 
 def write_site(files: Files, atlas: Atlas) -> None:
@@ -27,43 +35,31 @@ def write_site(files: Files, atlas: Atlas) -> None:
         if len(pages.contents) >= AT_ONCE or place == len(atlas.members) - 1:
             files.add(pages.contents)
             pages = Files()
-    sections = [
-        Section(
-            "Checkpoints", parts=[Table(atlas.checkpoints.columns, "A name leads to its page.")]
-        )
-    ]
+    checkpoints = Table(atlas.checkpoints.columns, "A name leads to its page.")
+    sections = [Section("Checkpoints", parts=[checkpoints])]
     if len(atlas.family_table):
         shown = atlas.family_table.select("family", "checkpoints", "architectures", "first")
-        members = [
-            atlas.link(atlas.families[number - 1].members[0], f"{PAGES}/")
-            for number in shown["family"]
-        ]
+        families = [atlas.families[number - 1] for number in shown["family"]]
+        members = [atlas.link(family.members[0], f"{PAGES}/") for family in families]
         columns = [*shown.columns, Column("member", meaning="One of them.", values=members)]
         sections.append(Section("Families", parts=[Table(columns)]))
-        sections.append(
-            Section(
-                "Trees",
-                "Of each family the nearest pairs that join all. A pair has an order only where the weights prove "
-                "which came first. Values join pairs whose stream was rotated, permuted or cut.",
-                [atlas.tree],
-            )
-        )
+        sections.append(Section("Trees", OF_TREES, [atlas.tree]))
     if len(atlas.errors):
         sections.append(Section("Not read", parts=[atlas.errors]))
-    own = replace(atlas.provenance, sources=())  # each page has its checkpoint's
+    provenance = replace(atlas.provenance, sources=())  # each page has its checkpoint's
     write_template(
         files,
         "index.html",
         TEMPLATE,
         title="Atlas",
         lead=plain(atlas.lead),
-        provenance=own,
+        provenance=provenance,
         sections=sections,
     )
 
 
 def _write_page(files: Files, atlas: Atlas, place: int) -> None:
-    """The page of one checkpoint."""
+    """Write the page of one checkpoint."""
     member, each = atlas.members[place], atlas.outlines[place]
     row = atlas.checkpoints.take([place])
     facts = [(column.heading, column.shown(column.values[0])) for column in row.columns[1:]]
@@ -72,33 +68,26 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
     for edge in family.edges:
         if place in (edge.first, edge.second):
             relative = edge.second if edge.first == place else edge.first
-            later, known = (
-                atlas.later(edge.first, edge.second),
-                atlas.directions.get((edge.first, edge.second)),
-            )
-            order = "" if later is None else "later" if later == relative else "earlier"
-            how, differs = (known.how, known.differs) if known else ("", "")
-            rows.append((atlas.link(relative), *edge[2:], order, how, differs))
+            later = atlas.later(edge.first, edge.second)
+            direction = atlas.directions.get((edge.first, edge.second), Direction())
+            order = ""
+            if later is not None:
+                order = "later" if later == relative else "earlier"
+            like = edge.by, edge.bits, edge.likeness, edge.p
+            rows.append((atlas.link(relative), *like, order, direction.how, direction.differs))
     n = len(each.layer)
     of_all = "" if each.is_whole else f" of {each.about['heads'] * each.about['layers']:,}"
     lead = f"{counted(n, 'head')} read{of_all}; {counted(len(family.members) - 1, 'relative')}."
     sections = [Section("Checkpoint", parts=[Table.of_rows(("what", "value"), facts)])]
     if rows:
-        sections.append(
-            Section(
-                "Nearest relatives",
-                "The neighbours in its family's tree.",
-                [Table.of_rows(RELATIVES, rows)],
-            )
-        )
+        of_relatives = "The neighbours in its family's tree."
+        table = Table.of_rows(RELATIVES, rows)
+        sections.append(Section("Nearest relatives", of_relatives, [table]))
     columns = atlas.heads_of(place)
-    shown = {
+    names = {
         name: values
         for name, values in columns.items()
-        if name not in ("checkpoint", "commit", "family")
-    }
-    names = {
-        name: values for name, values in shown.items() if not name.endswith(("_layer", "_head"))
+        if name not in NOT_SHOWN and not name.endswith(("_layer", "_head"))
     }
     for kind in ("relative", "stranger"):
         where = zip(columns[kind], columns[f"{kind}_layer"], columns[f"{kind}_head"], strict=True)
@@ -109,19 +98,13 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
             for name, values in names.items()
         ]
     )
-    text = (
-        "relative: the most similar head of another checkpoint; stranger: of another family. Empty where none is more "
-        "similar than chance allows."
-    )
+    text = OF_HEADS
     if n > SHOWN_ROWS:
-        heads, text = (
-            heads.take(range(SHOWN_ROWS)),
-            f"{text} The first {SHOWN_ROWS:,} of {n:,} heads.",
-        )
+        heads = heads.take(range(SHOWN_ROWS))
+        text = f"{text} The first {SHOWN_ROWS:,} of {n:,} heads."
     sections.append(Section("Heads", text, [heads]))
-    provenance = Provenance(
-        (each.read,), atlas.provenance.command, atlas.provenance.date, atlas.provenance.version
-    )
+    made = atlas.provenance
+    provenance = Provenance((each.read,), made.command, made.date, made.version)
     write_template(
         files,
         f"{PAGES}/{member.page}.html",

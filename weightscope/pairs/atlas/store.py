@@ -1,8 +1,7 @@
-"""What an atlas keeps between runs, in the hidden folder of its results: fingerprints, directions,
-what was withdrawn.
+"""Fingerprints, directions and withdrawn names that an atlas keeps between runs.
 
-Each file is written whole or not at all and followed by a digest of itself and of what it depends
-on.
+They lie in the hidden folder of its results. Each file is written whole or not at all, followed by
+a digest of itself and of its inputs.
 """
 
 import json
@@ -23,8 +22,8 @@ from weightscope.model.run_identity import RunIdentity, content_identity, keep_a
 from weightscope.pairs.atlas.descent import Direction, direction_of
 from weightscope.pairs.atlas.prints import Print
 
-FORMAT = 2  # of what is kept
-LARGEST_KEPT = 16 * MAX_BYTES  # of a list of sources, with what was wrong with each
+FORMAT = 2  # version of the kept files
+LARGEST_KEPT = 16 * MAX_BYTES  # size of a list of sources with their errors
 LISTED, WITHDRAWN = "list.json", "withdrawn.json"
 
 
@@ -50,9 +49,7 @@ class Store:
         return sum(1 for _ in self.folder.glob("print-*.npz"))
 
     def get(self, name: str) -> Print | None:
-        """A checkpoint's fingerprint; None if there is none of this version and these options, or
-        it was changed.
-        """
+        """A checkpoint's fingerprint; None without an intact one of this version and options."""
         arrays = kept_arrays(self._print(name), self._of(name))
         with suppress(CheckpointError):
             return None if arrays is None else Print.of_arrays(arrays, name)
@@ -63,14 +60,14 @@ class Store:
         keep_arrays(self._print(name), arrays, self._of(name))
 
     def direction(self, *pair: str) -> Direction | None:
-        """What is known of a pair, named by the states of both."""
+        """The kept direction of a pair, named by the states of both."""
         arrays = kept_arrays(self._pair(pair), self._of(*pair))
         with suppress(CheckpointError, KeyError):
             return None if arrays is None else direction_of(arrays["texts"].tolist())
         return None
 
     def put_direction(self, pair: Sequence[str], direction: Direction) -> None:
-        """Keep what is known of a pair."""
+        """Keep the direction of a pair."""
         keep_arrays(self._pair(pair), {"texts": np.array(direction)}, self._of(*pair))
 
     def forget(self, name: str) -> None:
@@ -79,9 +76,7 @@ class Store:
             self._print(name).unlink()
 
     def withdraw(self, names: Iterable[str]) -> None:
-        """Remove fingerprints, and remember, by digests of their names, that they are not to be
-        made again.
-        """
+        """Remove fingerprints, and remember digests of their names so they stay removed."""
         digests = self.withdrawn
         for name in names:
             self.forget(name)
@@ -98,7 +93,7 @@ class Store:
 
     @staticmethod
     def is_withdrawn(name: str, withdrawn: set[str]) -> bool:
-        """Whether a checkpoint is among those that were withdrawn."""
+        """True if a checkpoint was withdrawn."""
         return _key(name) in withdrawn
 
     def remember(self, sources: Sequence[str], errors: dict[str, str]) -> None:
@@ -107,17 +102,13 @@ class Store:
 
     @property
     def listed(self) -> tuple[list[str], dict[str, str]]:
-        """The same, read again."""
-        known = self._read(LISTED)
-        sources, errors = known.get("sources", []), known.get("errors", {})
-        if (
-            not _is_list_of_texts(sources)
-            or not isinstance(errors, dict)
-            or not _is_list_of_texts([*errors.values()])
-        ):
-            raise self._damaged(
-                LISTED, "sources should be a list of texts, and errors texts by source"
-            )
+        """The list of the last run, and its errors by source."""
+        record = self._read(LISTED)
+        sources, errors = record.get("sources", []), record.get("errors", {})
+        are_texts = isinstance(errors, dict) and _is_list_of_texts([*errors.values()])
+        if not _is_list_of_texts(sources) or not are_texts:
+            needed = "sources should be a list of texts, and errors texts by source"
+            raise self._damaged(LISTED, needed)
         return sources, errors
 
     def _print(self, name: str) -> Path:
@@ -127,13 +118,11 @@ class Store:
         return self.folder / f"pair-{_key(*pair)[:32]}.npz"
 
     def _of(self, *names: str) -> bytes:
-        """What the digest of a file covers besides its content."""
+        """The inputs that a file's digest covers besides its content."""
         return "\n".join([self._identity, *names]).encode("utf-8", "surrogatepass")
 
     def _read(self, name: str) -> dict[str, Any]:
-        """What `_write` wrote; nothing where there is no such file. What is damaged may hide what
-        was withdrawn.
-        """
+        """Read a file that `_write` wrote, {} without one; damage may hide withdrawn names."""
         if not os.path.lexists(self.folder / name):
             return {}
         try:
@@ -146,9 +135,8 @@ class Store:
 
     def _damaged(self, name: str, problem: str) -> CheckpointError:
         how = "bring it back, or make the atlas in another folder"
-        return CheckpointError(
-            f"was changed since the atlas was made ({problem}); {how}", file=self.folder / name
-        )
+        changed = f"was changed since the atlas was made ({problem})"
+        return CheckpointError(f"{changed}; {how}", file=self.folder / name)
 
     def _write(self, name: str, value: Any) -> None:
         with new_file(self.folder / name) as file:

@@ -1,3 +1,1 @@
-"""A lineage as a claim that others can recompute: an in-toto statement, its signature, its check,
-and SBOMs.
-"""
+"""Claims that others recompute: a lineage as an in-toto statement, its signature and SBOMs."""

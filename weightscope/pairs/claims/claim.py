@@ -1,6 +1,4 @@
-"""A lineage as an in-toto statement: which files it is about, by digest, and every number that can
-be recomputed.
-"""
+"""A lineage as an in-toto statement: digests of its files, and every number to recompute."""
 
 from base64 import b64decode
 from collections.abc import Mapping
@@ -15,21 +13,20 @@ from weightscope.pairs.lineage.lineage import Lineage
 from weightscope.pairs.lineage.sketches import LONGEST_TEXT, Sketches
 
 STATEMENT = "https://in-toto.io/Statement/v1"
-PREDICATE = "https://weightscope/lineage/v1"  # what a claim of this version is
-BY_WEIGHTS, INDEXED = "verified by weights", "indexed"  # tiers: what the bases were judged by
-WEIGHTS, PRINT = "weights", "fingerprint"  # what a base was read from
+PREDICATE = "https://weightscope/lineage/v1"  # type of claims of this version
+BY_WEIGHTS, INDEXED = "verified by weights", "indexed"  # tiers: how the bases were judged
+WEIGHTS, PRINT = "weights", "fingerprint"  # source of what is known of a base
 SHARED, NOT_SHARED = "shared", "not shared"  # attention heads
-# what a claim is about, and how it was made
-ABOUT_FILES = ("suspect", "bases", "options", "probes", "serialization")
+ABOUT_FILES = ("suspect", "bases", "options", "probes", "serialization")  # keys besides `JUDGED`
 LAYER = ("layer", "base", "base_layer", "likeness", "z")  # columns of the layer map
-MOST_BASES = 64  # of a claim
-MOST_FILES = 1_100  # of a model; an index may name 1,000
+MOST_BASES = 64  # bases of a claim
+MOST_FILES = 1_100  # files of a model; an index may name 1,000
 PAYLOAD = "application/vnd.in-toto+json"
 MOST_SIGNATURES = 16
 
 
 class Options(NamedTuple):
-    """How the checkpoints of a lineage were opened."""
+    """Options that the checkpoints of a lineage were opened with."""
 
     tower: str | None = None
     families: str | None = None  # SHA-256 of the file of rows
@@ -49,8 +46,8 @@ def statement(lineage: Lineage, options: Options = AS_IS) -> dict[str, Any]:
     """
     suspect = lineage.suspect
     if suspect.source is None:
-        problem = "is a fingerprint; a claim is about the files of a checkpoint, so the suspect's weights are needed"
-        raise CheckpointError(problem, file=suspect.name)
+        needed = "a claim is about the files of a checkpoint, so the suspect's weights are needed"
+        raise CheckpointError(f"is a fingerprint; {needed}", file=suspect.name)
     digests = digests_of(suspect.source)
     about = {
         "suspect": {"name": suspect.name, "digest": {"sha256": model_digest(digests)}},
@@ -78,10 +75,8 @@ def _described(base: Sketches) -> dict[str, Any]:
     if base.source is not None:
         digests, read_from = digests_of(base.source), WEIGHTS
     else:
-        digests, read_from = (
-            {PurePath(file["name"]).name: file["sha256"] for file in base.read["files"]},
-            PRINT,
-        )
+        files = base.read["files"]
+        digests, read_from = {PurePath(file["name"]).name: file["sha256"] for file in files}, PRINT
     return {
         "name": base.name,
         "digest": {"sha256": model_digest(digests)},
@@ -92,27 +87,27 @@ def _described(base: Sketches) -> dict[str, Any]:
 
 
 def probes_of(lineage: Lineage) -> dict[str, str] | None:
-    """The seed of the random probes, and the nonce that it follows from with the digests of heads;
-    None if they are public or a key's.
-    """
-    return (
-        {"seed": lineage.probes.seed, "nonce": lineage.probes.nonce}
-        if lineage.probes.nonce
-        else None
-    )
+    """The seed of the probes and its nonce; None if they are public or a key's."""
+    if not lineage.probes.nonce:
+        return None
+    return {"seed": lineage.probes.seed, "nonce": lineage.probes.nonce}
 
 
 def tier_of(lineage: Lineage) -> str:
-    """Whether a lineage was read from the weights of every base."""
-    return BY_WEIGHTS if all(each.base.source is not None for each in lineage.compared) else INDEXED
+    """The tier of a claim: by the weights of every base, or by a fingerprint."""
+    by_weights = all(each.base.source is not None for each in lineage.compared)
+    return BY_WEIGHTS if by_weights else INDEXED
 
 
 def judgement(lineage: Lineage) -> dict[str, Any]:
-    """What a lineage says, in values that a second run can be compared with."""
+    """The values of a lineage that a second run must reproduce."""
     record, proof = lineage.as_json(), lineage.proof
-    layers = [{key: row[key] for key in LAYER} for row in record["alignment"]]
-    for layer in layers:
-        layer["base_layer"] = None if layer["base_layer"] is None else int(layer["base_layer"])
+    layers = []
+    for row in record["alignment"]:
+        layer = {key: row[key] for key in LAYER}
+        if layer["base_layer"] is not None:
+            layer["base_layer"] = int(layer["base_layer"])
+        layers.append(layer)
     shown = {
         "lead": printable(lineage.lead),
         "layers": layers,
@@ -127,15 +122,15 @@ def judgement(lineage: Lineage) -> dict[str, Any]:
 
 
 JUDGED = (  # the keys of `judgement`
-    "lead", "verdict", "base", "direction", "parts", "attention", "p_value", "comparisons", "layers", "kinds",
-    "weights", "doubts",
-)  # fmt: skip
+    *("lead", "verdict", "base", "direction", "parts", "attention", "p_value", "comparisons"),
+    *("layers", "kinds", "weights", "doubts"),
+)
 STATED = {"_type", "subject", "predicateType", "predicate"}
 FIELDS = {"version", "date", "tier", *ABOUT_FILES, *JUDGED}
 
 
 class ClaimedBase(NamedTuple):
-    """What a claim says of a base's files."""
+    """A base's files, as claimed."""
 
     files: dict[str, str]  # digests by name
     heads: str  # digest of the tensors that sketches depend on
@@ -143,25 +138,24 @@ class ClaimedBase(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a claim says, as far as it must be known before anything is recomputed."""
+    """The parts of a claim that are needed before anything is recomputed."""
 
     predicate: dict[str, Any]
     name: str  # the suspect's
-    digests: dict[str, str]  # of the suspect's files
-    bases: dict[str, "ClaimedBase"]  # by name
+    digests: dict[str, str]  # digests of the suspect's files, by name
+    bases: dict[str, "ClaimedBase"]  # bases by name
     options: Options
-    nonce: str | None  # that probes were drawn with
+    nonce: str | None  # nonce of the probes
 
     @property
     def tier(self) -> str:
-        """What its bases were judged by."""
-        return INDEXED if any(base.is_print for base in self.bases.values()) else BY_WEIGHTS
+        """The tier that follows from the bases: by weights, or by a fingerprint."""
+        by_prints = any(base.is_print for base in self.bases.values())
+        return INDEXED if by_prints else BY_WEIGHTS
 
 
 def claim_of(value: Mapping[str, Any], file: object) -> Claim:
-    """A statement as a claim; refused where it is of another type or version, or lacks what a claim
-    needs.
-    """
+    """Check a statement's type, version and fields, and return it as a claim."""
 
     def refuse(problem: str) -> CheckpointError:
         return CheckpointError(f"is not a claim that can be verified: {problem}", file=file)
@@ -169,9 +163,8 @@ def claim_of(value: Mapping[str, Any], file: object) -> Claim:
     if value.get("_type") != STATEMENT:
         raise refuse(f"_type is {_shown(value.get('_type'))}; {STATEMENT} was expected")
     if value.get("predicateType") != PREDICATE:
-        raise refuse(
-            f"predicateType is {_shown(value.get('predicateType'))}; this version reads {PREDICATE}"
-        )
+        shown = _shown(value.get("predicateType"))
+        raise refuse(f"predicateType is {shown}; this version reads {PREDICATE}")
     predicate = value.get("predicate")
     if not isinstance(predicate, dict):
         raise refuse("it has no predicate")
@@ -180,17 +173,15 @@ def claim_of(value: Mapping[str, Any], file: object) -> Claim:
     if unknown := sorted((predicate.keys() - FIELDS) | (value.keys() - STATED)):
         raise refuse(f"it holds what nothing is known of: {', '.join(map(_shown, unknown[:4]))}")
     try:
-        bases = [
-            (_name(value), _base(value))
-            for value in _listed(predicate["bases"], "bases", MOST_BASES)
-        ]
+        listed = _listed(predicate["bases"], "bases", MOST_BASES)
+        bases = [(_name(base), _base(base)) for base in listed]
         claim = Claim(
             predicate,
-            _name(predicate["suspect"]),
-            _files(value.get("subject"), "subject"),
-            dict(bases),
-            _options(predicate["options"]),
-            _nonce(predicate["probes"]),
+            name=_name(predicate["suspect"]),
+            digests=_files(value.get("subject"), "subject"),
+            bases=dict(bases),
+            options=_options(predicate["options"]),
+            nonce=_nonce(predicate["probes"]),
         )
     except ValueError as error:
         raise refuse(str(error)) from None
@@ -223,9 +214,8 @@ def _files(value: Any, what: str) -> dict[str, str]:
         name, digest = _name(entry), entry.get("digest")
         sha256 = digest.get("sha256") if isinstance(digest, dict) else None
         if not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
-            raise ValueError(
-                f"{what} should have a SHA-256 of {_shown(name)}, as 64 hexadecimal digits"
-            )
+            digits = f"a SHA-256 of {_shown(name)}, as 64 hexadecimal digits"
+            raise ValueError(f"{what} should have {digits}")
         if name in files:
             raise ValueError(f"{what} has {_shown(name)} twice")
         files[name] = sha256
@@ -235,25 +225,21 @@ def _files(value: Any, what: str) -> dict[str, str]:
 def _base(value: Any) -> ClaimedBase:
     read_from, heads = value.get("read_from"), value.get("heads")
     if read_from not in (WEIGHTS, PRINT) or not isinstance(heads, dict):
-        raise ValueError(
-            f"a base should have the digest of its heads, and be read_from {WEIGHTS} or {PRINT}"
-        )
-    return ClaimedBase(
-        _files(value.get("files"), "files"), str(heads.get("sha256")), read_from == PRINT
-    )
+        sources = f"be read_from {WEIGHTS} or {PRINT}"
+        raise ValueError(f"a base should have the digest of its heads, and {sources}")
+    files = _files(value.get("files"), "files")
+    return ClaimedBase(files, str(heads.get("sha256")), read_from == PRINT)
 
 
 def _nonce(value: Any) -> str | None:
     """The nonce of the probes; None where they are public or a key's."""
     if value is None:
         return None
-    texts = (
-        value.values() if isinstance(value, dict) and value.keys() == {"seed", "nonce"} else [None]
-    )
+    is_pair = isinstance(value, dict) and value.keys() == {"seed", "nonce"}
+    texts = value.values() if is_pair else [None]
     if not all(isinstance(text, str) and 0 < len(text) <= LONGEST_TEXT for text in texts):
-        raise ValueError(
-            f"probes should be null, or a seed and a nonce of 1 to {LONGEST_TEXT} characters"
-        )
+        pair = f"a seed and a nonce of 1 to {LONGEST_TEXT} characters"
+        raise ValueError(f"probes should be null, or {pair}")
     return str(value["nonce"])
 
 
@@ -265,31 +251,29 @@ def _options(value: Any) -> Options:
     return Options(**value)
 
 
-# The file of a claim: a statement, bare, in a DSSE envelope, or in a Sigstore bundle.
+# Files of claims: a statement, bare, in a DSSE envelope, or in a Sigstore bundle
 
 
-class Opened(NamedTuple):
-    """A statement, and the envelope that it was in; None if it is not signed."""
+class OpenedClaim(NamedTuple):
+    """A statement and its envelope; None if it is not signed."""
 
     statement: dict[str, Any]
     envelope: dict[str, Any] | None = None
 
 
-def opened_claim(path: Path) -> Opened:
+def opened_claim(path: Path) -> OpenedClaim:
     """The statement in a file. No signature is checked."""
     value = parse_json(read_small(path, MAX_BYTES), file=path)
     if "dsseEnvelope" in value:
-        value = (
-            value["dsseEnvelope"] if isinstance(value["dsseEnvelope"], dict) else {"payload": ""}
-        )
+        bundled = value["dsseEnvelope"]
+        value = bundled if isinstance(bundled, dict) else {"payload": ""}
     if "payload" not in value:
-        return Opened(value)
+        return OpenedClaim(value)
     signatures = value.get("signatures")
     try:
         if value.get("payloadType") != PAYLOAD:
-            raise ValueError(
-                f"payloadType is '{printable(value.get('payloadType'))[:80]}'; {PAYLOAD} was expected"
-            )
+            shown = _shown(value.get("payloadType"))
+            raise ValueError(f"payloadType is {shown}; {PAYLOAD} was expected")
         if not isinstance(signatures, list) or not 0 < len(signatures) <= MOST_SIGNATURES:
             raise ValueError(f"1 to {MOST_SIGNATURES} signatures were expected")
         for signature in signatures:
@@ -297,4 +281,4 @@ def opened_claim(path: Path) -> Opened:
         payload = b64decode(value["payload"], validate=True)
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"is a damaged envelope ({one_line(error)})", file=path) from None
-    return Opened(parse_json(payload, file=path, what="its payload "), value)
+    return OpenedClaim(parse_json(payload, file=path, what="its payload "), value)

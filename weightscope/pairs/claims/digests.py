@@ -29,16 +29,13 @@ def digests_of(model: Model) -> dict[str, str]:
     """
     refuse_several_folders(model)
     read_digests(model.checkpoint)
-    digests = {
-        PurePath(file["name"]).name: file["sha256"] for file in source_of(model.checkpoint)["files"]
-    }
+    files = source_of(model.checkpoint)["files"]
+    digests = {PurePath(file["name"]).name: file["sha256"] for file in files}
     return {name: digests[name] for name in sorted(digests, key=_in_order)}
 
 
 def digests_of_print(path: Path) -> tuple[dict[str, str], str]:
-    """SHA-256 of a fingerprint's file, by its name, and the digest of heads that the fingerprint
-    records.
-    """
+    """A fingerprint file's SHA-256 by name, and the digest of heads that it records."""
     about, _, file = stored(path)
     file.read_digest()
     return {path.name: file.sha256}, str(about.get("heads_sha256", ""))
@@ -48,8 +45,8 @@ def refuse_nameless(sources: Iterable[str]) -> None:
     """Refuse local sources whose files a claim cannot name; nothing of them is read."""
     for source in sources:
         if prints_in(source):
-            problem = "is a folder of fingerprints; a claim or an SBOM names a file: give the .wsf file of each BASE"
-            raise CheckpointError(problem, file=source)
+            how = "a claim or an SBOM names a file: give the .wsf file of each BASE"
+            raise CheckpointError(f"is a folder of fingerprints; {how}", file=source)
         if is_adapter(source):
             raise CheckpointError(f"is an adapter: {MERGE}", file=source)
 
@@ -62,15 +59,14 @@ def refuse_several_folders(model: Model) -> None:
 
 
 def _in_order(name: str) -> tuple[str, ...]:
-    """What paths are sorted by."""
+    """Sort key of a path."""
     return PurePath(name).parts
 
 
 def model_digest(digests: Mapping[str, str]) -> str:
     """The digest of a model: SHA-256 over its files' digests in the order of their paths."""
-    return sha256(
-        b"".join(bytes.fromhex(digests[name]) for name in sorted(digests, key=_in_order))
-    ).hexdigest()
+    in_order = sorted(digests, key=_in_order)
+    return sha256(b"".join(bytes.fromhex(digests[name]) for name in in_order)).hexdigest()
 
 
 def resources(digests: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -1,5 +1,4 @@
-"""What a lineage says as an SBOM: CycloneDX 1.6 or SPDX 2.3, with the relation that the weights
-show and no more.
+"""A lineage as an SBOM, CycloneDX 1.6 or SPDX 2.3, with the relation that the weights show.
 
 "related" is no descent: CycloneDX has `pedigree.variants` for it, where it is unclear whether one
 is derived from the other, and SPDX has VARIANT_OF, "same lineage but not clear which came first".
@@ -17,14 +16,17 @@ from weightscope.pairs.lineage.lineage import Lineage
 from weightscope.pairs.lineage.sketches import Sketches
 
 FILES = {"cyclonedx": "sbom.cdx.json", "spdx": "sbom.spdx.json"}
-# which came first, as the weights show it: CycloneDX's field of `pedigree`, SPDX's relationship
+# field of CycloneDX's `pedigree` and SPDX's relationship, by the one that came first
 RELATION = {
     "base": ("ancestors", "DESCENDANT_OF"),
     "suspect": ("descendants", "ANCESTOR_OF"),
     None: ("variants", "VARIANT_OF"),
 }
 FROM_A_PRINT = "known by a fingerprint, whose name for it is its maker's word"
-DIGEST = "SHA-256 over the SHA-256 of each file, in the order of their paths, as OpenSSF Model Signing computes it"
+DIGEST = (
+    "SHA-256 over the SHA-256 of each file, in the order of their paths, as OpenSSF Model Signing "
+    "computes it"
+)
 
 
 def sbom_of(lineage: Lineage, form: str) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def sbom_of(lineage: Lineage, form: str) -> dict[str, Any]:
 
 
 def relation(lineage: Lineage) -> tuple[str, str]:
-    """How the bases that share an origin with the suspect stand to it, in both vocabularies."""
+    """The bases' relation to the suspect, in both vocabularies."""
     return RELATION[lineage.came_first]
 
 
@@ -50,10 +52,9 @@ def _files_of(sketches: Sketches) -> dict[str, str]:
 
 
 def _identity(lineage: Lineage) -> UUID:
-    """What tells an SBOM from others: the suspect's files, and when the lineage was made."""
-    return uuid5(
-        NAMESPACE_URL, f"{model_digest(_files_of(lineage.suspect))} {lineage.provenance.date}"
-    )
+    """An SBOM's UUID, from the suspect's files and the date of the lineage."""
+    digest = model_digest(_files_of(lineage.suspect))
+    return uuid5(NAMESPACE_URL, f"{digest} {lineage.provenance.date}")
 
 
 def _tool(lineage: Lineage) -> str:
@@ -115,9 +116,8 @@ def _component(sketches: Sketches, reference: str) -> dict[str, Any]:
             for i, (name, digest) in enumerate(digests.items())
         ]
     if sketches.source is None:
-        component["properties"].append(
-            {"name": "weightscope:tier", "value": f"{INDEXED}: {FROM_A_PRINT}"}
-        )
+        tier = {"name": "weightscope:tier", "value": f"{INDEXED}: {FROM_A_PRINT}"}
+        component["properties"].append(tier)
     return component
 
 
@@ -139,28 +139,23 @@ def _spdx(lineage: Lineage) -> dict[str, Any]:
     for reference, sketches in models.items():
         digests = _files_of(sketches)
         comment = DIGEST if digests else FROM_A_PRINT
-        packages.append(
-            _package(
-                reference, sketches.name, model_digest(digests) if digests else "", "OTHER", comment
-            )
-        )
+        whole = model_digest(digests) if digests else ""
+        packages.append(_package(reference, sketches.name, whole, "OTHER", comment))
         for i, (name, digest) in enumerate(digests.items()):
             packages.append(_package(f"{reference}-file-{i}", name, digest, "FILE"))
             related.append(_related(reference, "CONTAINS", f"{reference}-file-{i}"))
     _, kind = relation(lineage)
     lead = printable(lineage.lead)
-    related += [
-        _related("SPDXRef-suspect", kind, reference, lead) for reference in list(models)[1:]
-    ]
+    for i in range(len(bases)):
+        related.append(_related("SPDXRef-suspect", kind, f"SPDXRef-base-{i}", lead))
     created = lineage.provenance.date
-    packages[0]["annotations"] = [
-        {
-            "annotationType": "REVIEW",
-            "annotator": f"Tool: {_tool(lineage)}",
-            "annotationDate": created,
-            "comment": f"{lineage.verdict}: {lead}",
-        }
-    ]
+    annotation = {
+        "annotationType": "REVIEW",
+        "annotator": f"Tool: {_tool(lineage)}",
+        "annotationDate": created,
+        "comment": f"{lineage.verdict}: {lead}",
+    }
+    packages[0]["annotations"] = [annotation]
     return {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",

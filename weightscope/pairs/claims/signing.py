@@ -1,5 +1,4 @@
-"""Signatures of a claim by a key on this machine: a DSSE envelope in a Sigstore bundle. Nothing
-asks a network.
+"""Sign claims with a key on this machine: a DSSE envelope in a Sigstore bundle, offline.
 
 The bundle is what `model_signing sign key` writes, so its verifier accepts the signature. This
 module needs the extra `attest`; writing and reading claims does not.
@@ -37,7 +36,7 @@ def _key(path: Path, made: Callable[[bytes], Any], wanted: str) -> Any:
 
 
 def signing_key(path: Path) -> CryptoSigner:
-    """What signs by a private key."""
+    """A signer with the private key in a file."""
     return _key(path, lambda text: CryptoSigner(load_pem_private_key(text, None)), PRIVATE)
 
 
@@ -58,7 +57,7 @@ def signed(statement: dict[str, Any], key: CryptoSigner) -> dict[str, Any]:
 
 
 def is_signed_by(envelope: dict[str, Any], path: Path) -> bool:
-    """Whether one of an envelope's signatures is by the private key of this public one."""
+    """True if one of an envelope's signatures is by the private key of this public one."""
     key = _key(path, lambda text: SSlibKey.from_crypto(load_pem_public_key(text)), PUBLIC)
     content = Envelope(b64decode(envelope["payload"]), PAYLOAD, {}).pae()
     return any(_is_by(key, b64decode(each["sig"]), content) for each in envelope["signatures"])

@@ -1,6 +1,4 @@
-"""Whether a claim holds: its files are compared by digest, its lineage is computed again, and each
-field compared.
-"""
+"""Verify a claim: compare file digests, recompute the lineage and compare each field."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +21,7 @@ from weightscope.pairs.claims.claim import (
     NOT_SHARED,
     SHARED,
     Claim,
-    Opened,
+    OpenedClaim,
     Options,
     claim_of,
     judgement,
@@ -43,28 +41,33 @@ from weightscope.pairs.lineage.sketches import is_fingerprint
 from weightscope.pairs.lineage.verdict import candidates, judge
 
 INSTALL = "pip install 'weightscope-attention[attest]'"
-# two runs agree on a number up to this; other machines round in another order
-RELATIVE, ABSOLUTE = 0.01, 1e-6
-LEAST = 1e-12  # of a printed number that float32's rounding may be; less is a probability
-OF_LOGARITHM = 0.01  # the same of ln p, relative, and absolute below 1
+# tolerance of numbers of two runs, since other machines round in another order
+RELATIVE = 0.01
+ABSOLUTE = 1e-6
+OF_LOGARITHM = 0.01  # tolerance of ln p, relative, and absolute below 1
+LEAST = 1e-12  # a printed number that may be float32's rounding; less is a probability
 NUMBER = r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])"
 Base = Model | str | Path
 BY_PRINTS: tuple[str, ...] = ("attention", "layers")  # fields that fingerprints hold enough for
-FINITE = 1e300  # of a number in a claim
-NAMED, LISTED = 3, 1_000  # differences in the first sentence, and in all
+FINITE = 1e300  # largest number in a claim
+NAMED = 3  # differences in the first sentence
+LISTED = 1_000  # differences in the record
+FROM_A_PRINT = (
+    "A base was a fingerprint: that it was made from the claimed files is its maker's word."
+)
 
 
-class Difference(NamedTuple):
-    """A field that a claim and its check do not agree on."""
+class Mismatch(NamedTuple):
+    """A field whose value differs between a claim and its check."""
 
-    field: str  # where in the claim
+    field: str  # path in the claim
     claim: Any
     found: Any
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Verification(Result):
-    """Whether a claim holds.
+    """The result of checking a claim.
 
     `holds`; `tier` "verified by weights" or "indexed" (a base was a fingerprint, whose word was
     taken); `signature` "valid", "not valid", "not checked" or "none"; `differences`, and
@@ -74,89 +77,74 @@ class Verification(Result):
     claim: Claim
     tier: str | None  # None where nothing was computed
     signature: str
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[Mismatch] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     recomputed: str = ""  # the lineage's first sentence, of this run
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
     def holds(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return not self.differences
 
     @property
     def about(self) -> str:
-        return f"{printable(self.claim.name)}: {f'holds, {self.tier}' if self.holds else 'does not hold'}"
+        outcome = f"holds, {self.tier}" if self.holds else "does not hold"
+        return f"{printable(self.claim.name)}: {outcome}"
 
     @property
     def lead(self) -> str:
-        """Whether the claim holds, by what, and where it does not."""
+        """The outcome in words: by what the claim holds, or where it does not."""
         if self.holds and "lead" not in self.not_checked:
             return f"The claim holds ({self.tier}): {self.recomputed}"
         if self.holds:
-            shares = self.claim.predicate["attention"] == SHARED
-            heads, as_claimed = (
-                ("heads", ", layer by layer as claimed") if shares else ("no heads", "")
-            )
-            shown = (
-                f"shares {heads} with {' or '.join(map(printable, self.claim.bases))}{as_claimed}"
-            )
-            return f"As far as fingerprints show, the claim holds ({self.tier}): {printable(self.claim.name)} {shown}."
+            bases = " or ".join(map(printable, self.claim.bases))
+            shown = f"shares no heads with {bases}"
+            if self.claim.predicate["attention"] == SHARED:
+                shown = f"shares heads with {bases}, layer by layer as claimed"
+            holds = f"As far as fingerprints show, the claim holds ({self.tier})"
+            return f"{holds}: {printable(self.claim.name)} {shown}."
         parts = [
             f"{each.field} is {_shown(each.claim)} in the claim and {_shown(each.found)} here"
             for each in self.differences[:NAMED]
         ]
-        more = (
-            f"; {len(self.differences) - NAMED} more fields differ"
-            if len(self.differences) > NAMED
-            else ""
-        )
+        lead = f"The claim does not hold: {'; '.join(parts)}"
+        if len(self.differences) > NAMED:
+            lead += f"; {len(self.differences) - NAMED} more fields differ"
         version = self.claim.predicate["version"]
-        by = (
-            f" It was made by weightscope {_shown(version)}."
-            if version != self.provenance.version
-            else ""
-        )
-        return f"The claim does not hold: {'; '.join(parts)}{more}.{by}"
+        if version != self.provenance.version:
+            return f"{lead}. It was made by weightscope {_shown(version)}."
+        return f"{lead}."
 
     def printed(self) -> list[str]:
-        """What the terminal shows."""
+        """The lines that the terminal shows."""
         lines = [self.lead, f"Signature: {self.signature}."]
         if self.holds and self.tier == INDEXED:
-            lines.append(
-                "A base was a fingerprint: that it was made from the claimed files is its maker's word."
-            )
+            lines.append(FROM_A_PRINT)
         if self.not_checked:
             lines.append(f"Not verified: {', '.join(self.not_checked)}.")
-        models = [
-            (self.claim.name, self.claim.digests),
-            *((name, base.files) for name, base in self.claim.bases.items()),
-        ]
-        return lines + [
-            f"SHA-256 {model_digest(files)}: {printable(name)}" for name, files in models
-        ]
+        files_of = {name: base.files for name, base in self.claim.bases.items()}
+        for name, files in [(self.claim.name, self.claim.digests), *files_of.items()]:
+            lines.append(f"SHA-256 {model_digest(files)}: {printable(name)}")
+        return lines
 
     def as_json(self) -> dict[str, Any]:
-        """What `weightscope verify --json` prints."""
-        return dict(
-            as_json(
-                self.provenance.envelope(self.lead)
-                | {
-                    "holds": self.holds,
-                    "tier": self.tier,
-                    "signature": self.signature,
-                    "verdict": str(self.claim.predicate["verdict"]),
-                    "suspect": self.claim.name,
-                    "bases": list(self.claim.bases),
-                    "claim_version": str(self.claim.predicate["version"]),
-                    "differences": [each._asdict() for each in self.differences[:LISTED]],
-                    "not_checked": self.not_checked,
-                }
-            )
-        )
+        """The record that `weightscope verify --json` prints."""
+        record = {
+            "holds": self.holds,
+            "tier": self.tier,
+            "signature": self.signature,
+            "verdict": str(self.claim.predicate["verdict"]),
+            "suspect": self.claim.name,
+            "bases": list(self.claim.bases),
+            "claim_version": str(self.claim.predicate["version"]),
+            "differences": [each._asdict() for each in self.differences[:LISTED]],
+            "not_checked": self.not_checked,
+        }
+        return dict(as_json(self.provenance.envelope(self.lead) | record))
 
 
-def read_claim(path: str | Path) -> tuple[Claim, Opened]:
+def read_claim(path: str | Path) -> tuple[Claim, OpenedClaim]:
     """A claim from a file, bare or signed, and the opened file.
 
     Raises
@@ -211,19 +199,16 @@ def verify(
     claim, opened = read_claim(path)
     signature = _signature(opened, key)
     if key is not None and signature != "valid":
-        return Verification(
-            claim, None, signature, [Difference("signature", signature, "one by the given key")]
-        )
+        unsigned = Mismatch("signature", signature, "one by the given key")
+        return Verification(claim, None, signature, [unsigned])
     if is_fingerprint(suspect):
         raise CheckpointError("is a fingerprint; the suspect's weights are needed", file=suspect)
     if len(bases) != len(claim.bases):
         names = ", ".join(map(_shown, claim.bases))
         problem = f"is about {counted(len(claim.bases), 'base')} ({names}); {len(bases)} given"
         raise CheckpointError(problem, file=path)
-    model, given = (
-        as_model(suspect),
-        [base if is_fingerprint(base) else as_model(base) for base in bases],
-    )
+    model = as_model(suspect)
+    given = [base if is_fingerprint(base) else as_model(base) for base in bases]
     in_order, differences = _matched(claim, model, given)
     differences += _about(claim, options)
     if differences:
@@ -232,9 +217,8 @@ def verify(
         name: base if is_fingerprint(base) else called(base, name)
         for name, base in zip(claim.bases, in_order, strict=True)
     }
-    result = lineage(
-        called(model, claim.name), list(named.values()), probe_key=probe_key, nonce=claim.nonce
-    )
+    renamed = called(model, claim.name)
+    result = lineage(renamed, [*named.values()], probe_key=probe_key, nonce=claim.nonce)
     mixed = any(is_fingerprint(base) != claim.bases[name].is_print for name, base in named.items())
     differences, not_checked = _judged_otherwise(claim, result, mixed)
     if not differences and result.probes.nonce:
@@ -247,21 +231,20 @@ def verify(
 
 def _drawn_anew(
     result: Lineage, bases: Iterable[Base], probe_key: str | Path | None
-) -> Iterator[Difference]:
-    """Whether heads are shared by other probes too: an issuer may try many nonces, and keep the one
-    that suits.
-    """
+) -> Iterator[Mismatch]:
+    """Draw other probes: an issuer may try many nonces and keep one that suits."""
     assert result.suspect.source is not None
     key = keyed_probes(probe_key) if probe_key else PUBLIC
     pairs = candidates(result.suspect.source, list(bases), key).pairs
-    shared = any(judge(suspect, base).match is not None for suspect, base in pairs)
-    if shared != (result.origin is not None):
-        by_others = f"{SHARED if shared else NOT_SHARED}, by probes drawn anew"
-        yield Difference("attention", SHARED if result.origin else NOT_SHARED, by_others)
+    is_shared = any(judge(suspect, base).match is not None for suspect, base in pairs)
+    was_shared = result.origin is not None
+    if is_shared != was_shared:
+        before, anew = (SHARED, NOT_SHARED) if was_shared else (NOT_SHARED, SHARED)
+        yield Mismatch("attention", before, f"{anew}, by probes drawn anew")
 
 
-def _signature(opened: Opened, key: str | Path | None) -> str:
-    """What is known of a claim's signature."""
+def _signature(opened: OpenedClaim, key: str | Path | None) -> str:
+    """The state of a claim's signature."""
     if opened.envelope is None:
         return "none"
     if key is None:
@@ -271,8 +254,8 @@ def _signature(opened: Opened, key: str | Path | None) -> str:
 
 def _judged_otherwise(
     claim: Claim, result: Lineage, mixed: bool
-) -> tuple[list[Difference], list[str]]:
-    """Where the claim and a second run differ, and the fields that were not compared.
+) -> tuple[list[Mismatch], list[str]]:
+    """Differences between the claim and a second run, and the fields not compared.
 
     If `mixed`, there were weights in place of a fingerprint, or the reverse.
     """
@@ -280,44 +263,41 @@ def _judged_otherwise(
     compared = BY_PRINTS if mixed else JUDGED
     if mixed:  # a fingerprint goes by its own name
         claimed = dict(zip((each.base.name for each in result.compared), claim.bases, strict=True))
-        rerun["layers"] = [
-            layer | {"base": claimed.get(layer["base"], layer["base"])} for layer in rerun["layers"]
-        ]
+        for layer in rerun["layers"]:
+            layer["base"] = claimed.get(layer["base"], layer["base"])
     names = sorted(map(printable, {claim.name, *claim.bases}), key=len, reverse=True)
     differences = list(_differences("tier", claim.predicate["tier"], claim.tier, names))
     if not mixed:
         differences += _differences("probes", claim.predicate["probes"], probes_of(result), ())
         for i, each in enumerate(result.compared):
-            heads = claim.predicate["bases"][i]["heads"]
-            differences += _differences(
-                f"bases[{i}].heads", heads, {"sha256": each.base.about.get("heads_sha256", "")}, ()
-            )
+            place, claimed_heads = f"bases[{i}].heads", claim.predicate["bases"][i]["heads"]
+            heads = {"sha256": each.base.about.get("heads_sha256", "")}
+            differences += _differences(place, claimed_heads, heads, ())
     for key in compared:
         differences += _differences(key, claim.predicate[key], rerun[key], names, mixed)
     return differences, ["version", "date", *(key for key in JUDGED if key not in compared)]
 
 
 def called(model: Model, name: str) -> Model:
-    """The same model under another name."""
+    """A copy of a model under another name."""
     renamed = copy(model)
     renamed.called = name
     return renamed
 
 
-def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
-    """Where a claim contradicts itself, or was made with other options."""
+def _about(claim: Claim, options: Options | None) -> Iterator[Mismatch]:
+    """Find contradictions within a claim, and other options than the given ones."""
     models = {"suspect": (claim.predicate["suspect"], claim.digests)}
     for i, described in enumerate(claim.predicate["bases"]):
         models[f"bases[{i}]"] = described, claim.bases[described["name"]].files
     for where, (described, files) in models.items():
-        yield from _differences(
-            f"{where}.digest", described.get("digest"), {"sha256": model_digest(files)}, ()
-        )
-        known = {"name", "digest"} | (
-            {"files", "heads", "read_from"} if where != "suspect" else set()
-        )
+        digest = {"sha256": model_digest(files)}
+        yield from _differences(f"{where}.digest", described.get("digest"), digest, ())
+        known = {"name", "digest"}
+        if where != "suspect":
+            known |= {"files", "heads", "read_from"}
         for key in sorted(described.keys() - known):
-            yield Difference(f"{where}.{shortened(key)}", described[key], None)
+            yield Mismatch(f"{where}.{shortened(key)}", described[key], None)
     yield from _differences("serialization", claim.predicate["serialization"], SERIALIZATION, ())
     if options is not None:
         yield from _differences("options", claim.options._asdict(), options._asdict(), ())
@@ -325,24 +305,22 @@ def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
 
 def _matched(
     claim: Claim, suspect: Model, given: Sequence[Base]
-) -> tuple[list[Any], list[Difference]]:
-    """The bases in the claim's order, and which files are others than the claim says."""
+) -> tuple[list[Any], list[Mismatch]]:
+    """The bases in the claim's order, and the files that differ from it."""
     differences = list(_other_files("subject", claim.digests, digests_of(suspect)))
     left, in_order = list(given), []
     for i, name in enumerate(claim.bases):
-        wanted = [_expected(claim, name, base) for base in left]
-        fits = next((k for k, (want, have) in enumerate(wanted) if want == have), None)
+        digests = [_expected(claim, name, base) for base in left]
+        fits = next((k for k, (want, have) in enumerate(digests) if want == have), None)
         if fits is None:
             fits = 0
-            differences += _other_files(f"bases[{i}].files", *wanted[0])
+            differences += _other_files(f"bases[{i}].files", *digests[0])
         in_order.append(left.pop(fits))
     return in_order, differences
 
 
 def _expected(claim: Claim, name: str, base: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """The digests that a claim wants of a base, and those that it has: of the files, or of the
-    heads if one of the two is a fingerprint.
-    """
+    """A base's claimed digests and its actual ones: of files, or of heads for a fingerprint."""
     claimed = claim.bases[name]
     if not is_fingerprint(base):
         if not claimed.is_print:
@@ -359,37 +337,34 @@ def _expected(claim: Claim, name: str, base: Any) -> tuple[dict[str, str], dict[
 
 def _other_files(
     where: str, claimed: dict[str, str], computed: dict[str, str]
-) -> Iterator[Difference]:
+) -> Iterator[Mismatch]:
     """Files that are missing, more, or of another content."""
     for name in sorted(claimed.keys() | computed.keys()):
         if claimed.get(name) != computed.get(name):
-            yield Difference(f"{where}[{shortened(name)}]", claimed.get(name), computed.get(name))
+            yield Mismatch(f"{where}[{shortened(name)}]", claimed.get(name), computed.get(name))
 
 
 def _differences(
     where: str, claim: Any, computed: Any, names: Sequence[str], loose: bool = False
-) -> Iterator[Difference]:
-    """Where two values of JSON differ, by path: numbers within tolerance, texts but for their
-    numbers' last digits.
-    """
+) -> Iterator[Mismatch]:
+    """Compare two JSON values by path: numbers within tolerance, numbers in texts by last digit."""
     if isinstance(claim, dict) and isinstance(computed, dict):
         for key in sorted(claim.keys() | computed.keys()):
             place, mine, theirs = f"{where}.{shortened(key)}", claim.get(key), computed.get(key)
             if mine is theirs is None and not claim.keys() & computed.keys() & {key}:
-                yield Difference(
-                    place, *("null" if key in each else "no such key" for each in (claim, computed))
-                )
+                shown = ["null" if key in each else "no such key" for each in (claim, computed)]
+                yield Mismatch(place, *shown)
             elif not (loose and key in ("likeness", "z")):
                 yield from _differences(place, mine, theirs, names, loose)
     elif isinstance(claim, list) and isinstance(computed, list) and len(claim) == len(computed):
         for i, (mine, theirs) in enumerate(zip(claim, computed, strict=True)):
             yield from _differences(f"{where}[{i}]", mine, theirs, names, loose)
     elif not _agree(where, claim, computed, names):
-        yield Difference(where, claim, computed)
+        yield Mismatch(where, claim, computed)
 
 
 def _agree(where: str, claim: Any, computed: Any, names: Sequence[str]) -> bool:
-    """Whether two values are the same up to what another machine may round otherwise."""
+    """True if two values are equal up to rounding on another machine."""
     if isinstance(claim, str) and isinstance(computed, str):
         return claim == computed or _same_text(claim, computed, names)
     if isinstance(claim, bool) or isinstance(computed, bool) or not isinstance(claim, int | float):
@@ -404,9 +379,7 @@ def _agree(where: str, claim: Any, computed: Any, names: Sequence[str]) -> bool:
 
 
 def _same_text(claim: str, computed: str, names: Sequence[str]) -> bool:
-    """Whether texts are the same but for the last digit of numbers; names, and whole numbers, are
-    compared exactly.
-    """
+    """True if texts differ at most in last digits of numbers, but not in names or integers."""
     exact = [re.escape(name) for name in names]
     # a name first, so that its digits are no number
     token = re.compile(f"({'|'.join([*exact, NUMBER])})")
@@ -418,16 +391,14 @@ def _same_text(claim: str, computed: str, names: Sequence[str]) -> bool:
 
 
 def _last_digit(x: str, y: str) -> bool:
-    """Whether two printed numbers differ by at most one in the last digit; whole numbers must be
-    the same.
-    """
+    """True if two printed numbers differ by at most one in the last digit; integers, not at all."""
     if x == y or "0" in (x, y) or not ("." in x + y or "e" in x + y):
         return x == y
-    numbers = [(text.replace(",", "").partition("e")) for text in (x, y)]
-    steps = [
-        10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
-        for mantissa, _, exponent in numbers
-    ]
+    numbers = [text.replace(",", "").partition("e") for text in (x, y)]
+    steps = []
+    for mantissa, _, exponent in numbers:
+        decimals = len(mantissa.partition(".")[2])
+        steps.append(10.0 ** (int(exponent or 0) - decimals))
     values = [float("".join(parts)) for parts in numbers]
     of_rounding = all(LEAST < abs(value) < ABSOLUTE for value in values)
     return of_rounding or isclose(*values, rel_tol=0, abs_tol=1.01 * min(steps))
@@ -436,6 +407,6 @@ def _last_digit(x: str, y: str) -> bool:
 def _shown(value: object) -> str:
     """A value in a sentence."""
     text = printable(value)
-    return (
-        f"'{text[:60]} ...'" if len(text) > 80 else f"'{text}'" if isinstance(value, str) else text
-    )
+    if len(text) > 80:
+        return f"'{text[:60]} ...'"
+    return f"'{text}'" if isinstance(value, str) else text

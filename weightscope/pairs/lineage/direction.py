@@ -1,6 +1,4 @@
-"""Which of two related checkpoints came first: one can be recomputed from the other, and
-information was lost.
-"""
+"""Find which of two related checkpoints came first: the one that the other can be computed from."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,8 +25,8 @@ from weightscope.pairs.changes.thresholds import (
 )
 from weightscope.pairs.lineage.differences import WeightChanges
 
-COMPARED_ROWS = 64  # rows by which two layers' matrices are held to each other
-HOW = {  # as a kind of change, and as a map
+COMPARED_ROWS = 64  # rows of two layers' matrices that are compared
+HOW = {  # kinds of change, each as a map in words
     "cast": "rounding to a coarser float",
     "quantised": "rounding to a grid",
     "pruned": "setting values to zero",
@@ -40,15 +38,11 @@ HOW = {  # as a kind of change, and as a map
 
 
 @dataclass
-class Proof:
-    """How one checkpoint can be recomputed from another, which holds more and therefore came
-    first.
-    """
+class Derivation:
+    """A way to recompute one checkpoint from another, which holds more and so came first."""
 
-    # tensors that follow in each way, a key of `HOW`
-    ways: Counter[str] = field(default_factory=Counter)
-    # the suspect's layers that they are in
-    layers: dict[str, set[int]] = field(default_factory=dict)
+    ways: Counter[str] = field(default_factory=Counter)  # number of tensors by a key of `HOW`
+    layers: dict[str, set[int]] = field(default_factory=dict)  # the suspect's layers by such a key
 
     @property
     def how(self) -> str:
@@ -56,13 +50,12 @@ class Proof:
         return " and ".join(HOW[way] for way in HOW if self.ways[way])
 
 
-def prove(weights: WeightChanges, which: str) -> Proof | None:
-    """How one checkpoint follows from the other: the suspect from the base for `which` "B", the
-    reverse for "A".
+def prove(weights: WeightChanges, which: str) -> Derivation | None:
+    """Prove that the suspect follows from the base (`which` "B"), or the base from it ("A").
 
-    None where a tensor does not follow, or where the one that would be older has tensors or rows
-    that the other lacks: then both may come from a third. Without ways if all is equal. Layers that
-    were left out are `without_layers`'.
+    None if a tensor does not follow, or if the older one would have tensors or rows that the other
+    lacks: then both may come from a third. Without ways if all is equal. `without_layers` judges
+    layers that were left out.
     """
     missing = weights.lost if which == "B" else weights.gained
     if not weights.basis.same or not weights.layers or any(map(_matters, missing)):
@@ -72,29 +65,29 @@ def prove(weights: WeightChanges, which: str) -> Proof | None:
             return None
         if not layer.in_place and not layer.drift.maps <= EXPLAINED * weights.rounding:
             return None
-    follows, cells = Proof(), Cells()
-    along = _projected([change for _, change in weights.every], which)
+    proof, cells = Derivation(), Cells()
+    projected = _projected([change for _, change in weights.every], which)
     for layer_b, change in sorted(weights.every, key=lambda each: -each[1].values_changed):
-        if change.kind == "identical" or (
-            change.shapes[0] == change.shapes[1] and change.change <= CONVERTED
-        ):
+        is_converted = change.shapes[0] == change.shapes[1] and change.change <= CONVERTED
+        if change.kind == "identical" or is_converted:
             continue
-        way = "direction removed" if change.shown_name in along else _way(change, which, cells)
+        is_projected = change.shown_name in projected
+        way = "direction removed" if is_projected else _way(change, which, cells)
         if not way:
             return None
         if way != "equal":
-            follows.ways[way] += 1
-            follows.layers.setdefault(way, set()).update(() if layer_b is None else (layer_b,))
-    rounded = {"cast", "quantised"} & set(follows.ways)
-    return follows if not rounded or cells.are_filled else None
+            proof.ways[way] += 1
+            layers = proof.layers.setdefault(way, set())
+            if layer_b is not None:
+                layers.add(layer_b)
+    is_rounded = bool({"cast", "quantised"} & set(proof.ways))
+    return None if is_rounded and not cells.are_filled else proof
 
 
 def _matters(tensor: Tensor) -> bool:
-    """Whether a tensor is a matrix of weights, not a mask or a counter."""
-    shape = tensor.shape
-    return (
-        len(shape) > 1 and shape[:2] != (1, 1) and not tensor.dtype.startswith(("I", "U", "BOOL"))
-    )
+    """True if a tensor is a matrix of weights, not a mask or a counter."""
+    is_counter = tensor.dtype.startswith(("I", "U", "BOOL"))
+    return len(tensor.shape) > 1 and tensor.shape[:2] != (1, 1) and not is_counter
 
 
 def _older_and_newer(change: Change, which: str) -> tuple[Tensor, Tensor]:
@@ -103,15 +96,12 @@ def _older_and_newer(change: Change, which: str) -> tuple[Tensor, Tensor]:
 
 
 def _way(change: Change, which: str, cells: Cells) -> str:
-    """How a tensor follows from the other, as a key of `HOW`; empty where it does not, or no map is
-    known.
-    """
+    """A key of `HOW` by which a tensor follows from the other; empty if none is known."""
     older, newer = _older_and_newer(change, which)
     if change.kind in ("reshaped", "unread", "not finite") or prod(older.shape) > prod(newer.shape):
-        return ""  # where rows were cut, the older may also be the newer one, extended
+        return ""  # rows were cut here, or added to the other
     if not change.values_changed:
         return "equal"
-    # the older one, rounded, gives the newer
     casts = [cast for cast, rounded in change.casts if rounded != which]
     return way_from(older, newer, casts, cells)
 
@@ -120,14 +110,16 @@ def _projected(changes: Sequence[Change], which: str) -> set[str]:
     """The names of the matrices, at least two, that the same direction was projected out of."""
     removed = []
     for i, change in enumerate(changes):
-        if change.rank == 1:
-            small = max(
-                PROJECTED, 4 * 2.0 ** -BITS.get(_older_and_newer(change, which)[1].dtype, 23)
-            )
-            for along in change.along:
-                left = along.left if which == "B" else 1 / along.left if along.left else np.inf
-                if left <= small and np.abs(along.direction).max() < ONE_DIMENSION:
-                    removed.append((i, along))
+        if change.rank != 1:
+            continue
+        _, newer = _older_and_newer(change, which)
+        small = max(PROJECTED, 4 * 2.0 ** -BITS.get(newer.dtype, 23))
+        for along in change.along:
+            left = along.left
+            if which == "A":
+                left = 1 / left if left else np.inf
+            if left <= small and np.abs(along.direction).max() < ONE_DIMENSION:
+                removed.append((i, along))
     return {changes[i].shown_name for i in one_direction(removed)[0]}
 
 
@@ -135,54 +127,46 @@ def _projected(changes: Sequence[Change], which: str) -> set[str]:
 
 
 def merge_share(suspect: Model, first: Model, second: Model) -> float | None:
-    """The first base's share in a suspect that is a weighted sum of two, rounded to a coarser
-    float.
+    """The first base's share in a suspect that is a rounded weighted sum of two.
 
-    None where it is none, where one base alone gives the suspect, or where a base is such a sum of
-    the suspect and the other base: then the weights do not show which came first.
+    None if it is not one, if one base alone gives the suspect, or if a base is such a sum of the
+    suspect and the other base: then the weights do not show which came first.
     """
     models = (first, second, suspect)
     triples = []
     for name in sorted({name for model in models for name in model.checkpoint}):
-        x, z, y = tensors = [model.checkpoint.get(name) for model in models]
-        if (
-            x
-            and z
-            and y
-            and x.shape == z.shape == y.shape
-            and all(tensor.dtype in BITS for tensor in (x, z, y))
-        ):
+        tensors = [model.checkpoint.get(name) for model in models]
+        present = [tensor for tensor in tensors if tensor is not None]
+        if len(present) == 3 and _can_be_summed(present):
+            x, z, y = present
             triples.append((x, z, y))
-        elif any(tensor is not None and _matters(tensor) for tensor in tensors):
+        elif any(map(_matters, present)):
             return None
     triples.sort(key=lambda each: -prod(each[2].shape))  # most sums are refused by the first block
-    if (
-        not any(y.dtype in COARSE for _, _, y in triples)
-        or (shares := shares_in_sum(triples)) is None
-    ):
+    if not any(y.dtype in COARSE for _, _, y in triples):
         return None
-    share, backwards = (
-        sum(shares) / 2,
-        ([(y, z, x) for x, z, y in triples], [(x, y, z) for x, z, y in triples]),
-    )
-    alone = any(shares[0] <= whole <= shares[1] for whole in (0, 1))
-    if (
-        alone
-        or not isfinite(share)
-        or not fills_cells(triples, share)
-        or any(map(shares_in_sum, backwards))
-    ):
+    shares = shares_in_sum(triples)
+    if shares is None:
         return None
-    return share
+    share = sum(shares) / 2
+    is_one_base = any(shares[0] <= whole <= shares[1] for whole in (0, 1))
+    if is_one_base or not isfinite(share) or not fills_cells(triples, share):
+        return None
+    backwards = [(y, z, x) for x, z, y in triples], [(x, y, z) for x, z, y in triples]
+    return None if any(map(shares_in_sum, backwards)) else share
+
+
+def _can_be_summed(tensors: Sequence[Tensor]) -> bool:
+    """True if tensors have one shape and are floats."""
+    same_shape = len({tensor.shape for tensor in tensors}) == 1
+    return same_shape and all(tensor.dtype in BITS for tensor in tensors)
 
 
 # Layers that were left out
 
 
 def without_layers(base: Model, gone: Sequence[int]) -> bool:
-    """Whether no layer that only the base has may have been added to it: a copy, or one that writes
-    little.
-    """
+    """True if none of the base's extra layers may have been added: no copies or near-identities."""
     layers = base.attention_layers
     wrote = {layer: _written(base, layer) for layer in layers}
     usual = float(np.median(list(wrote.values())))
@@ -202,17 +186,14 @@ def _written(model: Model, index: int) -> float:
 
 
 def _is_near_copy(model: Model, i: int, j: int) -> bool:
-    """Whether a matrix of one layer is like the other layer's."""
-    stems = model.stem(i), model.stem(j)
-    for name in model.checkpoint.names_under(stems[0]):
-        counterpart = model.checkpoint.get(stems[1] + name.removeprefix(stems[0]))
+    """True if a matrix of one layer resembles the other layer's."""
+    stem, other_stem = model.stem(i), model.stem(j)
+    for name in model.checkpoint.names_under(stem):
         tensor = model.checkpoint[name]
-        if (
-            counterpart is None
-            or counterpart.shape != tensor.shape
-            or len(tensor.shape) < 2
-            or why_unread(tensor)
-        ):
+        counterpart = model.checkpoint.get(other_stem + name.removeprefix(stem))
+        if counterpart is None or counterpart.shape != tensor.shape:
+            continue
+        if len(tensor.shape) < 2 or why_unread(tensor):
             continue
         rows = [first_rows(t, COMPARED_ROWS).astype(np.float64) for t in (tensor, counterpart)]
         x, y = (each - each.mean() for each in rows)

@@ -1,6 +1,4 @@
-"""The figure of a lineage: layers of the suspect above layers of its bases, and how alike
-counterparts are.
-"""
+"""The figure of a lineage: layers of the suspect above layers of its bases, and likeness."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,15 +23,13 @@ from weightscope.report.pages.style import (
 GAP = 2  # places between two bases
 DARK_IS_ALIKE = f"{BY_LAYER}_r"
 TICKS = 8  # layers of a row that are labelled, at most
-LOWEST = -0.3  # likeness that the axis always reaches
+LOWEST = -0.3  # likeness at the bottom of the axis, or lower
 LABELLED = 24  # letters of a checkpoint's name
 
 
 @in_our_style()
 def lineage_figure(lineage: Lineage) -> Figure:
-    """A line from each layer of the suspect to its counterpart; below, how alike these and all
-    other pairs are.
-    """
+    """Draw a line from each layer to its counterpart; below, likeness of all pairs."""
     figure, (strip, below) = subplots(2, 1, figsize=(2 * COLUMN, 3.6), height_ratios=(3, 2))
     _strip(figure, strip, lineage)
     _likeness(below, lineage)
@@ -41,13 +37,10 @@ def lineage_figure(lineage: Lineage) -> Figure:
 
 
 def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
-    """Layers of the suspect above, below the bases that they come from, or the first that was
-    compared.
-    """
+    """Draw the suspect's layers above its bases' layers, or the first compared base's."""
     suspect = lineage.suspect
-    bases = list(dict.fromkeys(each.base for each in lineage.sources if each)) or [
-        lineage.compared[0].base
-    ]
+    bases = list(dict.fromkeys(source.base for source in lineage.sources if source))
+    bases = bases or [lineage.compared[0].base]
     starts = np.cumsum([0, *(len(base.layers) + GAP for base in bases)])
     width = max(starts[-1] - GAP, len(suspect.layers))
     above, shift = (width - len(suspect.layers)) / 2, (width - (starts[-1] - GAP)) / 2
@@ -72,9 +65,7 @@ def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
 
 
 def _row(axis: Axes, start: float, y: float, sketches: Sketches, side: str) -> None:
-    """The layers of a checkpoint as a row of dots, some of them numbered, with its name in the
-    middle.
-    """
+    """Draw a checkpoint's layers as a row of dots, some numbered, with its name in the middle."""
     layers, sign = sketches.layers, 1 if side == "bottom" else -1
     x = start + np.arange(len(layers))
     axis.plot(x, np.full(len(x), y), "o", color="0.2", markersize=2.5, label=_short(sketches))
@@ -90,9 +81,7 @@ def _short(sketches: Sketches) -> str:
 
 
 def _likeness(axis: Axes, lineage: Lineage) -> None:
-    """Likeness of each layer to its counterpart and to the base's other layers, and the range of
-    strangers.
-    """
+    """Plot each layer's likeness to its counterpart, to other layers, and strangers' range."""
     nearest = min(lineage.compared, key=lambda each: each.log_p)
     match = lineage.origin.match if lineage.origin else next(iter(nearest.matches.values()))
     layers, unpaired = np.array(lineage.suspect.layers), match.unpaired
@@ -103,21 +92,15 @@ def _likeness(axis: Axes, lineage: Lineage) -> None:
         mean, spread = BACKGROUND[match.route]
         counts = np.array([len(lineage.suspect.of_layer(layer)) for layer in layers])
         reach = SURE * np.sqrt(1 / (SKETCH * counts) + spread**2)
-        axis.fill_between(
-            layers,
-            mean - reach,
-            mean + reach,
-            color="0.9",
-            label=f"strangers ({SURE:g} deviations)",
-        )
+        low, high = mean - reach, mean + reach
+        label = f"strangers ({SURE:g} deviations)"
+        axis.fill_between(layers, low, high, color="0.9", label=label)
         axis.set_ylim(min(LOWEST, float(np.nanmin(match.likeness))), 1.08)
-    for k, each in enumerate(dict.fromkeys(source for source in lineage.sources if source)):
-        places = [i for i, source in enumerate(lineage.sources) if source is each]
-        alike = [each.match.likeness[i, each.match.layers[i]] for i in places]
-        label = f"counterparts in {_short(each.base)}"
-        axis.plot(
-            layers[places], alike, "o", color=COLOURS[k % len(COLOURS)], markersize=3, label=label
-        )
+    for k, source in enumerate(dict.fromkeys(each for each in lineage.sources if each)):
+        places = [i for i, each in enumerate(lineage.sources) if each is source]
+        alike = [source.match.likeness[i, source.match.layers[i]] for i in places]
+        label, colour = f"counterparts in {_short(source.base)}", COLOURS[k % len(COLOURS)]
+        axis.plot(layers[places], alike, "o", color=colour, markersize=3, label=label)
     axis.set(xlabel="layer of the suspect", ylabel="likeness")
     axis.xaxis.set_major_locator(whole_numbers(9))
     axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -1,5 +1,4 @@
-"""Match a suspect's layers and heads with a base's, by three routes, and say how sure each match
-is.
+"""Match a suspect's layers and heads with a base's, by three routes, with probabilities.
 
 A comparison of sketches uses one half of their numbers to choose heads and layers, and the other
 half to measure how alike the chosen ones are. For two checkpoints that share nothing, that likeness
@@ -10,6 +9,7 @@ is the cosine of their maps, <W, W'> = tr((A'A~)(B~'B)) for W = AB', which no dr
 see `_examined`.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log, sqrt
@@ -38,33 +38,26 @@ ROUTES = {  # in words, strongest evidence first
     "tokens": "heads seen through the token embeddings",
     "spectra": "singular values of heads",
 }
-# How alike unrelated checkpoints are beyond chance, mean and standard deviation over strangers
-# (docs/lineage.md).
+# Likeness of unrelated checkpoints beyond chance, mean and standard deviation (docs/lineage.md)
 BACKGROUND = {"direct": (0.0, 0.01), "tokens": (0.0, 0.01)}
 SURE = 6.0  # z from which a likeness is higher than strangers reach
 LEAST = 0.05  # likeness that two layers need to be called counterparts
-# of the counterparts' likeness: where all other heads are alike too, they show nothing
-SHARED = 0.2
+SHARED = 0.2  # share of the counterparts' likeness; other heads this alike make it no evidence
 CHI_SQUARED = 0.455  # median of a normal variable's square, over its mean
 SHOWN = 2.0  # z of a layer within a run that needs no such likeness
-# a route through fewer shows strangers' matrices alike, and the best of them as counterparts
-DIMENSIONS = 12
+DIMENSIONS = 12  # fewest of a stream; in fewer, strangers' matrices look like counterparts
 JUMP = 0.05  # cost, in likeness, of any step but the one to the base's next layer
-# Of spectra: mean distance of logarithms of singular values.
+# Spectra are compared by the mean distance of logarithms of singular values.
 NEAR = 0.5  # a counterpart is nearer than the next layer by this factor
 SURE_BY_SPECTRA = 1e-6  # probability below which singular values do not belong to strangers
 BY_CHANCE = 0.05  # share of layers of strangers that are (docs/lineage.md); in most pairs none is
 FEWEST = 4  # layers that spectra are judged by
 SMALLEST = 3  # points of a spectrum that one dropped singular value may change
-# Pairs of heads times the heads of a layer, which the assignments of a comparison take; of 405B
-# with 405B, 3e10.
-MOST_STEPS = 10**11
-TINY = 1e-45  # a norm that is zero in float32, which sketches are kept in
-# pairs of heads, evenly spread, that show how alike those are that are not counterparts
-LOOKED_AT = 1 << 22
-# so few pairs of heads that sketches do not tell that: then this many are examined by weights
-FEW = 1 << 12
-EXAMINED = 256
+MOST_STEPS = 10**11  # pairs of heads times heads of a layer; 405B with 405B takes 3e10
+TINY = 1e-45  # norm that is zero in float32, which sketches are kept in
+LOOKED_AT = 1 << 22  # pairs of heads, evenly spread, that show the likeness of other heads
+FEW = 1 << 12  # pairs of heads below which sketches do not show that, and weights are needed
+EXAMINED = 256  # pairs that are examined by weights then
 
 Ids = tuple[np.ndarray, np.ndarray]  # tokens of the suspect and their counterparts in the base
 
@@ -76,34 +69,29 @@ class Match(ShowsShapes):
     route: str  # a key of `ROUTES`
     # (L_s, L_b) mean cosine of matched heads; of spectra, 1 - distance / usual distance
     likeness: np.ndarray
-    # for each layer of the suspect, the place of its counterpart in the base
-    layers: list[int | None]
+    layers: list[int | None]  # place of each layer's counterpart in the base
     heads: list[np.ndarray]  # (H,) each: the counterpart of each head, or -1
     z: np.ndarray  # (L_s,) standard deviations between a layer's likeness and a stranger's
-    # natural logarithm of the probability that strangers are this alike, over all layers
-    log_p: float
+    log_p: float  # natural logarithm of strangers' chance to be this alike, over all layers
     elsewhere: float = 0.0  # median cosine of heads that are not counterparts
-    # which tokens are counterparts, if they were found by their embeddings
-    order: TokenOrder | None = None
+    order: TokenOrder | None = None  # tokens that are counterparts, if embeddings showed them
 
     @property
     def is_sure(self) -> bool:
-        """Whether strangers would not be this alike."""
+        """True if strangers would not be this alike."""
         likely = log(SURE_BY_SPECTRA) if self.route == "spectra" else log_tail(SURE)
         return self.log_p < likely and not self.is_everywhere
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether heads that are not counterparts are alike too: they have something in common that
-        others may have.
-        """
+        """True if other heads are alike too, so that likeness shows no common origin."""
         return self.elsewhere > SHARED * self.mean
 
     @property
     def unpaired(self) -> np.ndarray:
         """The likeness of all other pairs of layers, (L_s, L_b); NaN of counterparts."""
-        # None is NaN
-        counterparts = np.array(self.layers, float)[:, None] == np.arange(self.likeness.shape[1])
+        places = np.array(self.layers, float)  # NaN for None
+        counterparts = places[:, None] == np.arange(self.likeness.shape[1])
         return np.where(counterparts, np.nan, self.likeness)
 
     @property
@@ -123,12 +111,12 @@ def log_tail(z: float) -> float:
 def matches(suspect: Sketches, base: Sketches) -> dict[str, Match]:
     """A match by each route that the two checkpoints allow."""
     largest = max(int(np.unique(s.layer, return_counts=True)[1].max()) for s in (suspect, base))
-    if (steps := len(suspect.layer) * len(base.layer) * largest) > MOST_STEPS:
-        problem = f"comparing its {len(base.layer):,} heads, up to {largest:,} a layer, with the suspect's"
-        raise CheckpointError(
-            f"{problem} {len(suspect.layer):,} takes {steps:.1g} steps; at most {MOST_STEPS:.0e}",
-            file=base.name,
-        )
+    heads, of_base = len(suspect.layer), len(base.layer)
+    steps = heads * of_base * largest
+    if steps > MOST_STEPS:
+        compared = f"comparing its {of_base:,} heads, up to {largest:,} a layer"
+        problem = f"{compared}, with the suspect's {heads:,} takes {steps:.1g} steps"
+        raise CheckpointError(f"{problem}; at most {MOST_STEPS:.0e}", file=base.name)
     by_route = {}
     for route in ("direct", "tokens"):
         x, y = getattr(suspect, route), getattr(base, route)
@@ -142,16 +130,13 @@ def matches(suspect: Sketches, base: Sketches) -> dict[str, Match]:
 
 def match_through(suspect: Sketches, base: Sketches, order: TokenOrder) -> Match:
     """A match through tokens that are counterparts, whatever their numbers."""
-    x, y = (each.through(ids) for each, ids in ((suspect, order.suspect), (base, order.base)))
-    return replace(
-        _by_sketches("tokens", suspect, base, x, y, (order.suspect, order.base)), order=order
-    )
+    x, y = suspect.through(order.suspect), base.through(order.base)
+    match = _by_sketches("tokens", suspect, base, x, y, (order.suspect, order.base))
+    return replace(match, order=order)
 
 
 def _dimensions(route: str, sketches: Sketches) -> int:
-    """How many dimensions of the stream a route sees; embeddings lose one when their mean is
-    subtracted.
-    """
+    """Dimensions of the stream that a route sees; centring embeddings costs one."""
     width, vocabulary = sketches.about["d_model"], sketches.about["vocabulary"]
     return min(width, vocabulary - 1) if route == "tokens" and vocabulary else width
 
@@ -164,134 +149,153 @@ def _by_sketches(
     y: np.ndarray,
     ids: Ids | None = None,
 ) -> Match:
-    """Match by cosines: heads and layers by one half of the sketches; likeness and z by weights, or
-    the other half.
-    """
-    shape = len(suspect.layers), len(base.layers)
-    first, second = np.zeros(shape), np.zeros(shape)
-    orders: dict[tuple[int, int], np.ndarray] = {}
+    """Match by cosines: one half of the sketches chooses, the other half or weights measure."""
     of_suspect = [suspect.of_layer(layer) for layer in suspect.layers]
     of_base = [base.of_layer(layer) for layer in base.layers]
-    # an odd step takes heads of every index
-    seen = np.arange(0, len(y), len(x) * len(y) // LOOKED_AT | 1)
-    sampled_cosines = np.empty((len(x), len(seen)), np.float32)
-    for i, heads in enumerate(of_suspect):
-        chosen, judged = (
-            _cosines(x[heads][..., half], y[..., half]) for half in (slice(HALF), slice(HALF, None))
-        )
-        sampled_cosines[heads] = judged[:, seen]
-        for j, candidates in enumerate(of_base):
-            order = assign_heads(chosen[:, candidates])
-            orders[i, j] = order
-            kept = np.flatnonzero(order >= 0)
-            first[i, j] = chosen[kept, candidates[order[kept]]].sum() / len(heads)
-            second[i, j] = judged[kept, candidates[order[kept]]].sum() / len(heads)
+    halves = _by_halves(x, y, of_suspect, of_base)
+    likeness, estimate, orders = halves.measured, halves.chosen_by, halves.orders
     (mean, spread), least, shown = BACKGROUND[route], LEAST + _luck(base), SHOWN
     maps = _maps_of_both(route, suspect, base, ids)
     if maps is None:
-        layers = align_layers(first, least)
+        layers = align_layers(estimate, least)
     else:
         mean, shown = _luck_of_maps(maps), np.inf
-        first, layers = _examined(maps, first, (least, LEAST + mean), orders, x, y)
+        estimate, layers = _examined(maps, estimate, (least, LEAST + mean), orders, x, y)
         least = LEAST + mean
-        second = np.where(np.isnan(first), second, first)
-    counts = np.array([len(suspect.of_layer(layer)) for layer in suspect.layers])
-    alike = np.array([second[i, j] if j is not None else 0.0 for i, j in enumerate(layers)])
+        likeness = np.where(np.isnan(estimate), likeness, estimate)
+    counts = np.array([len(heads) for heads in of_suspect])
+    alike = np.array([likeness[i, j] if j is not None else 0.0 for i, j in enumerate(layers)])
     z = (alike - mean) / np.sqrt(1 / (2 * HALF * counts) + spread**2)
-    paired = np.array([j is not None for j in layers])
-    total = counts[paired].sum()
-    mean_alike = (alike[paired] * counts[paired]).sum() / max(1, total)
-    log_p = (
-        log_tail((mean_alike - mean) / sqrt(1 / (2 * HALF * total) + spread**2)) if total else 0.0
-    )
+    log_p = _log_p_of_layers(alike, counts, layers, mean, spread)
     # Skipping a layer within a run costs a path two jumps, so it may go through an unlike one.
-    layers = [
-        None if j is None or (first[i, j] < least and z[i] < shown) else j
-        for i, j in enumerate(layers)
-    ]
-    paired = np.array([j is not None for j in layers])
-    matched = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
-    taken = np.full(len(x), -1)
-    for heads, place, order in zip(of_suspect, layers, matched, strict=True):
+    for i, place in enumerate(layers):
+        if place is not None and estimate[i, place] < least and z[i] < shown:
+            layers[i] = None
+    heads = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
+    taken = np.full(len(x), -1)  # (N_s,) each head's counterpart among all of the base's
+    for rows, place, order in zip(of_suspect, layers, heads, strict=True):
         if place is not None:
             kept = np.flatnonzero(order >= 0)
-            taken[heads[kept]] = of_base[place][order[kept]]
-    rest, chance = sampled_cosines[taken[:, None] != seen], 1 / (2 * HALF)
+            taken[rows[kept]] = of_base[place][order[kept]]
+    paired = np.array([j is not None for j in layers])
     if maps is not None and paired.any() and len(x) * len(y) <= FEW:
-        rest, chance = _rest_of_maps(maps, taken), 1 / (2 * _dimensions_of_maps(maps) ** 2)
-    square = float(np.median(rest**2)) / CHI_SQUARED if len(rest) else 0.0
-    elsewhere = sqrt(max(0.0, square - chance))
-    return Match(
-        route, second, layers, matched, np.where(paired, z, np.nan), min(0.0, log_p), elsewhere
-    )
+        chance = 1 / (2 * _dimensions_of_maps(maps) ** 2)
+        elsewhere = _beyond_chance(_rest_of_maps(maps, taken), chance)
+    else:
+        rest = halves.sampled_cosines[taken[:, None] != halves.sampled]
+        elsewhere = _beyond_chance(rest, 1 / (2 * HALF))
+    z = np.where(paired, z, np.nan)
+    return Match(route, likeness, layers, heads, z, min(0.0, log_p), elsewhere)
+
+
+class Halves(NamedTuple):
+    """Cosines by both halves of the sketches, and the heads that the first half assigns."""
+
+    chosen_by: np.ndarray  # (L_s, L_b) mean cosine by the half that chooses
+    measured: np.ndarray  # (L_s, L_b) mean cosine by the other half
+    orders: dict[tuple[int, int], np.ndarray]  # counterparts of heads by places of two layers
+    sampled: np.ndarray  # (n,) some of the base's heads
+    sampled_cosines: np.ndarray  # (N_s, n) cosines with them by the half that measures
+
+
+def _by_halves(
+    x: np.ndarray, y: np.ndarray, of_suspect: Sequence[np.ndarray], of_base: Sequence[np.ndarray]
+) -> Halves:
+    """Compare all pairs of layers, given by the positions of their heads."""
+    shape = len(of_suspect), len(of_base)
+    # an odd step takes heads of every index
+    sampled = np.arange(0, len(y), len(x) * len(y) // LOOKED_AT | 1)
+    sampled_cosines = np.empty((len(x), len(sampled)), np.float32)
+    halves = Halves(np.zeros(shape), np.zeros(shape), {}, sampled, sampled_cosines)
+    for i, heads in enumerate(of_suspect):
+        choosing = _cosines(x[heads][..., :HALF], y[..., :HALF])
+        measuring = _cosines(x[heads][..., HALF:], y[..., HALF:])
+        sampled_cosines[heads] = measuring[:, sampled]
+        for j, candidates in enumerate(of_base):
+            order = assign_heads(choosing[:, candidates])
+            kept = np.flatnonzero(order >= 0)
+            assigned = candidates[order[kept]]
+            halves.orders[i, j] = order
+            halves.chosen_by[i, j] = choosing[kept, assigned].sum() / len(heads)
+            halves.measured[i, j] = measuring[kept, assigned].sum() / len(heads)
+    return halves
+
+
+def _beyond_chance(cosines: np.ndarray, chance: float) -> float:
+    """Median size of cosines beyond strangers' variance `chance`."""
+    if not len(cosines):
+        return 0.0
+    square = float(np.median(cosines**2)) / CHI_SQUARED
+    return sqrt(max(0.0, square - chance))
+
+
+def _log_p_of_layers(
+    alike: np.ndarray, counts: np.ndarray, layers: Sequence[int | None], mean: float, spread: float
+) -> float:
+    """Log p-value of the mean likeness of paired layers, each weighted by its heads; 0 if none."""
+    paired = np.array([j is not None for j in layers])
+    total = counts[paired].sum()
+    if not total:
+        return 0.0
+    mean_alike = (alike[paired] * counts[paired]).sum() / total
+    return log_tail((mean_alike - mean) / sqrt(1 / (2 * HALF * total) + spread**2))
 
 
 def _cosines(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Mean over both maps of the cosines of sketches: (N_s, 2, k), (N_b, 2, k) -> (N_s, N_b)."""
-    x, y = (usable(side) for side in (x, y))
+    x, y = (usable(sketches) for sketches in (x, y))
     x, y = (
-        side / np.maximum(np.linalg.norm(side, axis=-1, keepdims=True), 1e-30) for side in (x, y)
+        sketches / np.maximum(np.linalg.norm(sketches, axis=-1, keepdims=True), 1e-30)
+        for sketches in (x, y)
     )
     return np.einsum("smk,bmk->sb", x, y, optimize=True) / 2
 
 
 def _luck(base: Sketches) -> float:
-    """How alike the best of strangers' heads look on average, in the half of the sketch that
-    chooses them.
-    """
+    """Expected likeness of the best of strangers' heads, in the half that chooses them."""
     most = max(len(base.of_layer(layer)) for layer in base.layers)
     return sqrt(2 * log(max(2, most)) / (2 * HALF))
 
 
 class Maps(NamedTuple):
-    """Both checkpoints' weights, and what their maps are seen through: None, or a basis from tokens
-    (m, d).
-    """
+    """Both checkpoints' weights, and the token bases (m, d) that maps are seen through."""
 
     suspect: Sketches
     base: Sketches
     through: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
 
     def cosines(self, i: int, j: int, pairs: Sequence[tuple[int, int]]) -> list[float]:
-        """The mean cosine of both maps of each pair of heads, in the suspect's i-th and the base's
-        j-th layer.
-        """
+        """Mean cosine of both maps of each pair of heads, by the places of their layers."""
         assert self.suspect.source is not None and self.base.source is not None
-        a, b = (
-            self.suspect.source.layer(self.suspect.layers[i]),
-            self.base.source.layer(self.base.layers[j]),
-        )
+        ours = self.suspect.source.layer(self.suspect.layers[i])
+        theirs = self.base.source.layer(self.base.layers[j])
 
         def of_pair(pair: tuple[int, int]) -> float:
-            both = zip(
-                *(maps_of(*each) for each in zip((a, b), pair, self.through, strict=True)),
-                strict=True,
-            )
-            return float(np.mean([_cosine(x, y) for x, y in both]))
+            qk, vo = maps_of(ours, pair[0], self.through[0])
+            base_qk, base_vo = maps_of(theirs, pair[1], self.through[1])
+            return float(np.mean([_cosine(qk, base_qk), _cosine(vo, base_vo)]))
 
         return list(in_threads(of_pair, pairs))
 
 
 def _maps_of_both(route: str, suspect: Sketches, base: Sketches, ids: Ids | None) -> Maps | None:
-    """What exact cosines need; None if the weights of one are not at hand."""
+    """The weights and bases for exact cosines; None if the weights of one are missing."""
     if suspect.source is None or base.source is None:
         return None
     if route == "direct":
         return Maps(suspect, base)
-    ids = ids or (token_ids(min(suspect.about["vocabulary"], base.about["vocabulary"])),) * 2
+    if ids is None:
+        common = token_ids(min(suspect.about["vocabulary"], base.about["vocabulary"]))
+        ids = common, common
     of_suspect = token_basis(suspect.source, ids[0], suspect.probes, FINELY)
     of_base = token_basis(base.source, ids[1], base.probes, FINELY)
-    return (
-        None
-        if of_suspect is None or of_base is None
-        else Maps(suspect, base, (of_suspect, of_base))
-    )
+    if of_suspect is None or of_base is None:
+        return None
+    return Maps(suspect, base, (of_suspect, of_base))
 
 
 def _luck_of_maps(maps: Maps) -> float:
-    """How alike the best of strangers' heads are: a cosine of d x d maps has a standard deviation
-    of 1 / d.
-    """
+    """Expected best cosine of strangers' heads; of d x d maps its deviation is 1 / d."""
     most = max(len(maps.base.of_layer(layer)) for layer in maps.base.layers)
     return sqrt(log(max(2, most))) / _dimensions_of_maps(maps)
 
@@ -303,32 +307,28 @@ def _dimensions_of_maps(maps: Maps) -> int:
 
 
 def _rest_of_maps(maps: Maps, taken: np.ndarray) -> np.ndarray:
-    """Exact cosines of heads that are not counterparts, of pairs evenly spread; taken (N_s,)."""
-    a, b = np.nonzero(taken[:, None] != np.arange(len(maps.base.layer)))
-    step = -(-len(a) // EXAMINED) | 1  # an odd step takes heads of every index
-    by_layers: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for s, t in zip(a[::step].tolist(), b[::step].tolist(), strict=True):
-        place = (
-            maps.suspect.layers.index(maps.suspect.layer[s]),
-            maps.base.layers.index(maps.base.layer[t]),
-        )
-        by_layers.setdefault(place, []).append((int(maps.suspect.head[s]), int(maps.base.head[t])))
-    return np.array(
-        [cosine for place, pairs in by_layers.items() for cosine in maps.cosines(*place, pairs)]
-    )
+    """Exact cosines of some pairs of heads that are not counterparts; taken (N_s,)."""
+    ours, theirs = np.nonzero(taken[:, None] != np.arange(len(maps.base.layer)))
+    step = -(-len(ours) // EXAMINED) | 1  # an odd step takes heads of every index
+    by_layers: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for s, b in zip(ours[::step].tolist(), theirs[::step].tolist(), strict=True):
+        i = maps.suspect.layers.index(maps.suspect.layer[s])
+        j = maps.base.layers.index(maps.base.layer[b])
+        by_layers[i, j].append((int(maps.suspect.head[s]), int(maps.base.head[b])))
+    cosines: list[float] = []
+    for (i, j), pairs in by_layers.items():
+        cosines += maps.cosines(i, j, pairs)
+    return np.array(cosines)
 
 
 def _cosine(w: Factored, other: Factored) -> float:
-    """The cosine of two maps without their traces, which heads that copy have however they were
-    initialised.
+    """Cosine of two maps without their traces, which copying heads have from the start.
 
     0 if one is zero in float32.
     """
     # <W, W> = tr(L'L R'R), and likewise <W', W'> and <W, W'>
-    sides = inner_products(w.left, other.left), inner_products(w.right, other.right)
-    products = np.array(
-        [(of_left * of_right).sum() for of_left, of_right in zip(*sides, strict=True)]
-    )
+    left, right = inner_products(w.left, other.left), inner_products(w.right, other.right)
+    products = np.array([(x * y).sum() for x, y in zip(left, right, strict=True)])
     if w.shape[0] == w.shape[1]:
         x, y = (
             float(np.einsum("dr,dr->", each.left, each.right, dtype=np.float64))
@@ -348,8 +348,7 @@ def _examined(
     x: np.ndarray,
     y: np.ndarray,
 ) -> tuple[np.ndarray, list[int | None]]:
-    """Exact likeness of layers (L_s, L_b), NaN where sketches show too little to look, and the best
-    path.
+    """Exact likeness of layers (L_s, L_b), NaN where sketches show too little, and the path.
 
     The nearest layer by sketches is looked at for each of the suspect's, and then whatever the best
     path leads through, until nothing on it rests on an estimate. `least` is what counterparts need:
@@ -368,24 +367,17 @@ def _examined(
 def _exact_likeness(
     maps: Maps, i: int, j: int, x: np.ndarray, y: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Mean cosine of the heads of two layers, and which are counterparts: by sketches, or in place
-    if better.
-    """
-    rows, columns = (
-        maps.suspect.of_layer(maps.suspect.layers[i]),
-        maps.base.of_layer(maps.base.layers[j]),
-    )
+    """Mean cosine of two layers' heads and their assignment: by sketches, or in place."""
+    rows = maps.suspect.of_layer(maps.suspect.layers[i])
+    columns = maps.base.of_layer(maps.base.layers[j])
     tried = [assign_heads(_cosines(x[rows], y[columns]))]
     if len(rows) == len(columns):
         tried.append(np.arange(len(rows), dtype=np.int32))
-    pairs = list(
-        dict.fromkeys(
-            (h, int(order[h])) for order in tried for h in range(len(rows)) if order[h] >= 0
-        )
-    )
+    assigned = [(h, g) for order in tried for h, g in enumerate(order.tolist()) if g >= 0]
+    pairs = list(dict.fromkeys(assigned))
     cosines = dict(zip(pairs, maps.cosines(i, j, pairs), strict=True))
     likeness = [
-        sum(cosines.get((h, int(g)), 0.0) for h, g in enumerate(order)) / len(rows)
+        sum(cosines.get(pair, 0.0) for pair in enumerate(order.tolist())) / len(rows)
         for order in tried
     ]
     best = int(np.argmax(likeness))
@@ -393,8 +385,7 @@ def _exact_likeness(
 
 
 def assign_heads(scores: np.ndarray) -> np.ndarray:
-    """A column for each row that maximises the sum and takes no column twice; -1 if no column is
-    left.
+    """The column of each row that maximises the sum, none taken twice; -1 if none is left.
 
     scores (H_s, H_b) -> (H_s,). A score that is not finite, of weights that overflow, speaks for no
     pair.
@@ -408,8 +399,7 @@ def assign_heads(scores: np.ndarray) -> np.ndarray:
 
 
 def align_layers(likeness: np.ndarray, least: float) -> list[int | None]:
-    """The counterpart of each of the suspect's layers, or None: the most similar layers, in runs if
-    that costs little.
+    """The counterpart of each layer, or None: the most similar layers, preferably in runs.
 
     Dynamic programming (Viterbi) finds the best path: a step to the base's next layer is free, any
     other step costs JUMP, and a layer without a counterpart is worth `least`. likeness (L_s, L_b).
@@ -440,11 +430,11 @@ def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
     of_base = [base.of_layer(layer) for layer in base.layers]
     shape = len(suspect.layers), len(base.layers)
     distance, orders = np.zeros(shape), {}
+    theirs = base.spectra.reshape(len(base.spectra), -1)
     for i, layer in enumerate(suspect.layers):
-        x, y = (
-            s.reshape(len(s), -1) for s in (suspect.spectra[suspect.of_layer(layer)], base.spectra)
-        )
-        apart = cdist(x, y, "cityblock") / x.shape[1]  # (H_s, N_b)
+        ours = suspect.spectra[suspect.of_layer(layer)]
+        ours = ours.reshape(len(ours), -1)
+        apart = cdist(ours, theirs, "cityblock") / ours.shape[1]  # (H_s, N_b)
         for j, candidates in enumerate(of_base):
             inside = apart[:, candidates]
             orders[i, j] = order = assign_heads(-inside)
@@ -453,14 +443,8 @@ def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
     usual = np.median(distance)
     likeness = 1 - distance / (usual or 1.0)
     if shape[1] < 2 or shape[0] < FEWEST:
-        return Match(
-            "spectra",
-            likeness,
-            [None] * shape[0],
-            [np.empty(0, int)] * shape[0],
-            np.full(shape[0], np.nan),
-            0.0,
-        )
+        nothing, n = np.empty(0, int), shape[0]
+        return Match("spectra", likeness, [None] * n, [nothing] * n, np.full(n, np.nan), 0.0)
     best = distance.argmin(axis=1)
     nearest = distance[np.arange(len(best)), best]
     rest = distance.copy()
@@ -478,15 +462,14 @@ def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
 
 def without_smallest(suspect: Sketches, base: Sketches) -> Match:
     """Match by all singular values but the smallest, which differ where even one was dropped."""
-    return _by_spectra(
-        *(replace(each, spectra=each.spectra[..., :-SMALLEST]) for each in (suspect, base))
-    )
+    without = [replace(each, spectra=each.spectra[..., :-SMALLEST]) for each in (suspect, base)]
+    return _by_spectra(*without)
 
 
 def _log_binomial(successes: int, trials: int, chance: float) -> float:
     """Logarithm of the probability of at least this many successes."""
     from scipy.special import betainc
 
-    return (
-        log(max(betainc(successes, trials - successes + 1, chance), 1e-300)) if successes else 0.0
-    )
+    if not successes:
+        return 0.0
+    return log(max(betainc(successes, trials - successes + 1, chance), 1e-300))

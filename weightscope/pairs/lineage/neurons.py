@@ -1,15 +1,21 @@
-"""Feed-forward networks of two checkpoints, matched neuron by neuron: in any order, in any layer,
-whatever gains.
+"""Match feed-forward networks neuron by neuron: in any order, any layer, under any gains.
 
-A neuron is assigned to one of the base's by its row of one matrix; whether the assignment is right
-is measured by its other weights, which agree with nothing where the two are strangers. Columns are
-standardised over neurons first, so that a norm's gain that was moved into them changes nothing. The
-test of Zhu et al. (arXiv 2502.12292) for networks in any order assigns by two matrices apart, and
-compares both assignments.
+A neuron is assigned to one of the base's by its row of one matrix; its other weights, which agree
+with nothing if the two are strangers, measure whether the assignment is right. Columns are
+standardised over neurons first, so that a norm's gain that was moved into them changes nothing.
+
+The permutation test of Zhu et al. (ICML 2025, arXiv 2502.12292) assigns the neurons of two networks
+twice, by their gate and by their up projection. Of networks that were trained apart, the two
+assignments are independent if gate and up of a neuron are, so Spearman's correlation between them
+has a known distribution: its p-value is uniform. Of networks with neurons in common, in any order,
+both are the same. If gate and up are alike, or networks of one basis share directions, strangers'
+assignments are alike, too. Networks of other layers show how much, as they share all that but
+neurons, and their likeness is taken off.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import log, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -24,41 +30,46 @@ from weightscope.model.rows.names import NamedTensor
 from weightscope.pairs.changes.head import Basis
 
 SAMPLED = 128  # neurons of a network that are assigned
-DIMENSIONS = 256  # of the stream by which they are compared
-# networks of a checkpoint that are compared: of a large mixture, only some of its experts
-MOST = 256
+DIMENSIONS = 256  # sampled dimensions of the stream
+MOST = 256  # networks of a checkpoint that are compared; a large mixture has more experts
 SURE = 8.0  # standard deviations above neurons assigned at random
 ALIKE = 0.2  # mean likeness of assigned neurons
-MOST_ROWS = 4096  # of a table of embeddings, by which its columns are standardised
+MOST_ROWS = 4096  # rows by which columns of a table of embeddings are standardised
 REDRAWN = 8  # assignments at random
-LARGEST = 1e15  # weight: squares of a million such have a sum in float32
+LARGEST = 1e15  # weight; squares of a million such have a sum in float32
 IN_PLACE = 0.9  # share of the sampled neurons that kept their place
 MATRICES = ("gate", "up", "down")
+NEURONS = 256  # neurons of a network, evenly spread, in the permutation test
+LAYERS = 8  # tested layers, evenly spread
+BEYOND_CHANCE = 1.0  # standard errors of the mean correlation of networks of other layers
+NEARLY_ONE = 1 - 1e-12
+LEAST = -700.0  # logarithm of the smallest probability; exp of less is 0 in float64
+Orders = tuple[np.ndarray, np.ndarray]  # assignments of neurons by gate, and by up
 Place = tuple[int, int | None]  # a layer, and an expert
 
 
-class Network(NamedTuple):
+class FeedForward(NamedTuple):
     """A feed-forward network, or an expert of one, by its matrices."""
 
     place: Place
     matrices: dict[str, NamedTensor]  # gate if it has one, up, down
-    gain: NamedTensor | None  # of the norm that the network reads through
+    gain: NamedTensor | None  # gain of the norm before it
 
 
-class Likeness(NamedTuple):
-    """How alike rows are to those that they were held to."""
+class RowLikeness(NamedTuple):
+    """Likeness of rows to their counterparts."""
 
     mean: float  # over rows; 1 for the same
     z: float  # standard deviations above rows held to others at random
 
     @property
     def is_sure(self) -> bool:
-        """Whether strangers' rows would not be this alike."""
+        """True if strangers' rows would not be this alike."""
         return self.z >= SURE and self.mean >= ALIKE
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether this is neither chance nor enough."""
+        """True if rows are more alike than chance, but not enough."""
         return self.z >= SURE and self.mean < ALIKE
 
 
@@ -66,11 +77,11 @@ class Counterpart(NamedTuple):
     """The base's network that has a network's neurons."""
 
     place: Place  # in the base
-    likeness: Likeness  # of neurons
+    likeness: RowLikeness  # mean over neurons, and its certainty
     in_place: bool  # neurons kept their order
 
 
-def networks_of(model: Model) -> list[Network]:
+def networks_of(model: Model) -> list[FeedForward]:
     """Every feed-forward network whose matrices have roles."""
     tensors = model.unchecked().tensors
     by_place: dict[Place, dict[str, NamedTensor]] = defaultdict(dict)
@@ -78,35 +89,23 @@ def networks_of(model: Model) -> list[Network]:
         for expert in tensor.experts or (tensor,):
             for part in tensors.parts(expert) or (expert,):
                 role = part.role.removeprefix("expert.")
-                if (
-                    role in MATRICES
-                    and part.layer is not None
-                    and part.stack in (None, tensors.own)
-                ):
+                is_own = part.stack in (None, tensors.own)
+                if role in MATRICES and part.layer is not None and is_own:
                     by_place[part.layer, part.expert].setdefault(role, part)
-    gains = {
-        (tensor.layer, tensor.role): tensor
-        for tensor in tensors
-        if tensor.stack in (None, tensors.own)
-    }
-    networks = [
-        Network(place, matrices, gains.get((place[0], "norm.mlp")))
-        for place, matrices in by_place.items()
-        if {"up", "down"} <= set(matrices)
-    ]
-    return [
-        each
-        for each in networks
-        if not any(why_unread(tensor.tensor) for tensor in each.matrices.values())
-    ]
+    in_stack = [tensor for tensor in tensors if tensor.stack in (None, tensors.own)]
+    gains = {(tensor.layer, tensor.role): tensor for tensor in in_stack}
+    networks = []
+    for place, matrices in by_place.items():
+        is_readable = not any(why_unread(each.tensor) for each in matrices.values())
+        if {"up", "down"} <= set(matrices) and is_readable:
+            networks.append(FeedForward(place, matrices, gains.get((place[0], "norm.mlp"))))
+    return networks
 
 
 def counterparts_of(
-    networks: Sequence[Network], of_base: Sequence[Network], basis: Basis | None = None
+    networks: Sequence[FeedForward], of_base: Sequence[FeedForward], basis: Basis | None = None
 ) -> dict[Place, Counterpart]:
-    """The most alike of the base's networks for each of the suspect's; the base's stream is brought
-    to `basis`.
-    """
+    """The most similar base network of each network, with the base's stream in `basis`."""
     sampled = {}
     for network in _some(networks):
         features = _features(network)
@@ -120,18 +119,16 @@ def counterparts_of(
                 continue
             cosines = mine[0] @ theirs[0].T
             nearest = cosines.argmax(axis=1)
-            alike = float(
-                _likeness(_cosines(mine, theirs, np.arange(len(nearest)), nearest)).mean()
+            by_nearest = _cosines(mine, theirs, np.arange(len(nearest)), nearest)
+            alike = float(_likeness(by_nearest).mean())
+            if place in best and not alike > best[place][0]:
+                continue
+            rows, order = linear_sum_assignment(-cosines)
+            in_place = len(theirs[0]) == n_neurons and _is_in_place(
+                mine, theirs, rows, (chosen[rows], order)
             )
-            if place not in best or alike > best[place][0]:
-                rows, order = linear_sum_assignment(-cosines)
-                kept = len(theirs[0]) == n_neurons and _is_in_place(
-                    mine, theirs, rows, (chosen[rows], order)
-                )
-                best[place] = (
-                    alike,
-                    Counterpart(network.place, _measured(mine, theirs, rows, order), kept),
-                )
+            measured = _measured(mine, theirs, rows, order)
+            best[place] = alike, Counterpart(network.place, measured, in_place)
     return {place: counterpart for place, (_, counterpart) in best.items()}
 
 
@@ -141,37 +138,34 @@ def _is_in_place(
     rows: np.ndarray,
     orders: tuple[np.ndarray, np.ndarray],
 ) -> bool:
-    """Whether neurons kept their places: most were assigned to them, or are more alike there than
-    where noise led.
-    """
+    """True if neurons kept their places: most do, or they fit there better than elsewhere."""
     places, assigned = orders
     if float((assigned == places).mean()) >= IN_PLACE:
         return True
-    there, elsewhere = (
-        float(_likeness(_cosines(mine, theirs, rows, order)).mean()) for order in (places, assigned)
-    )
-    return there > elsewhere
+    there = _likeness(_cosines(mine, theirs, rows, places)).mean()
+    elsewhere = _likeness(_cosines(mine, theirs, rows, assigned)).mean()
+    return float(there) > float(elsewhere)
 
 
-def _some(networks: Sequence[Network]) -> Sequence[Network]:
+def _some(networks: Sequence[FeedForward]) -> Sequence[FeedForward]:
     return networks[:: -(-len(networks) // MOST) or 1]
 
 
-def _features(network: Network, basis: Basis | None = None) -> list[np.ndarray]:
-    """What each neuron reads by each of its matrices, and writes: (neurons, dimensions) each, of
-    unit length.
-    """
+def _features(network: FeedForward, basis: Basis | None = None) -> list[np.ndarray]:
+    """Weights of each neuron by matrix, (neurons, dimensions) each, of unit length."""
     features = []
-    for name in (name for name in MATRICES if name in network.matrices):
+    for name in MATRICES:
+        if name not in network.matrices:
+            continue
         w = network.matrices[name].array()  # (neurons, d), or (d, neurons) of what they write
         width = w.shape[0 if name == "down" else 1]
         if name == "down":
             w = w.T
         elif network.gain is not None and network.gain.shape == (width,):
             w = w * network.gain.array()
-        rotated = basis is not None and basis.rotation is not None
         dims = evenly_spread(width, DIMENSIONS)
-        w = w @ basis.rotation[:, dims] if rotated else w[:, dims]  # type: ignore[union-attr, index]
+        rotation = None if basis is None else basis.rotation
+        w = w[:, dims] if rotation is None else w @ rotation[:, dims]
         features.append(unit_rows(w))
     return features
 
@@ -182,9 +176,7 @@ def unit_rows(w: np.ndarray) -> np.ndarray:
 
 
 def usable(w: np.ndarray) -> np.ndarray:
-    """Weights with zeros where they are NaN, infinite or too large for sums of squares: such are
-    like no others.
-    """
+    """Replace weights that are NaN, infinite or too large to square by zeros."""
     return np.where(np.abs(w) < LARGEST, w, 0)
 
 
@@ -200,36 +192,33 @@ def _unit(w: np.ndarray) -> np.ndarray:
 
 def _measured(
     mine: list[np.ndarray], theirs: list[np.ndarray], rows: np.ndarray, order: np.ndarray
-) -> Likeness:
-    """How alike neurons are to those that they were assigned to."""
+) -> RowLikeness:
+    """Likeness of neurons to those that they were assigned to."""
     rng = np.random.default_rng(0)
     at_random = [
         _likeness(_cosines(mine, theirs, rows, rng.permutation(order))) for _ in range(REDRAWN)
     ]
-    return _against_chance(
-        _likeness(_cosines(mine, theirs, rows, order)), np.concatenate(at_random)
-    )
+    cosines = _likeness(_cosines(mine, theirs, rows, order))
+    return _against_chance(cosines, np.concatenate(at_random))
 
 
-def _against_chance(cosines: np.ndarray, at_random: np.ndarray) -> Likeness:
+def _against_chance(cosines: np.ndarray, at_random: np.ndarray) -> RowLikeness:
     """The mean of some cosines, and its distance from random pairs' mean in standard errors."""
     mean, spread = float(cosines.mean()), max(float(at_random.std()), 1e-3) / np.sqrt(len(cosines))
-    return Likeness(mean, float((mean - at_random.mean()) / spread))
+    return RowLikeness(mean, float((mean - at_random.mean()) / spread))
 
 
 def _cosines(
     mine: list[np.ndarray], theirs: list[np.ndarray], rows: np.ndarray, order: np.ndarray
 ) -> np.ndarray:
-    """By each matrix but the first, which neurons were assigned by: (matrices - 1, neurons)."""
+    """Cosines by each matrix but the one that assigned neurons: (matrices - 1, neurons)."""
     return np.stack(
         [np.vecdot(x[rows], y[order]) for x, y in zip(mine[1:], theirs[1:], strict=True)]
     )
 
 
 def _likeness(cosines: np.ndarray) -> np.ndarray:
-    """Of each neuron, (matrices, neurons) -> (neurons,): of two, whose signs may change together,
-    the signed mean.
-    """
+    """Mean over matrices, (matrices, neurons) -> (neurons,); of two, the signed geometric mean."""
     if len(cosines) == 1:
         return cosines[0]
     product = cosines.prod(axis=0)
@@ -239,35 +228,137 @@ def _likeness(cosines: np.ndarray) -> np.ndarray:
 # Rows of embeddings
 
 
-def alike_rows(x: np.ndarray, y: np.ndarray) -> Likeness:
-    """How alike two tables are row by row: (n, d) each."""
+def alike_rows(x: np.ndarray, y: np.ndarray) -> RowLikeness:
+    """Likeness of two tables row by row: (n, d) each."""
     return _row_by_row(unit_rows(x), unit_rows(y))
 
 
-def _row_by_row(x: np.ndarray, y: np.ndarray) -> Likeness:
-    """The same of rows of unit length."""
+def _row_by_row(x: np.ndarray, y: np.ndarray) -> RowLikeness:
+    """Likeness of two tables of unit-length rows."""
     rng = np.random.default_rng(0)
     at_random = [np.vecdot(x, y[rng.permutation(len(y))]) for _ in range(REDRAWN)]
     return _against_chance(np.vecdot(x, y), np.concatenate(at_random))
 
 
-def order_of_rows(suspect: Embeddings, base: Embeddings, basis: Basis) -> Likeness:
-    """How alike some tokens' rows are to the nearest of any token: one half of the dimensions finds
-    it.
+def order_of_rows(suspect: Embeddings, base: Embeddings, basis: Basis) -> RowLikeness:
+    """Likeness of some tokens' rows to the nearest row of any token.
 
-    The other half measures, so that the choice does not bias the likeness.
+    One half of the dimensions finds that row, and the other half measures, so that the choice does
+    not bias the likeness.
     """
     mine = suspect.rows(evenly_spread(suspect.n_tokens, MOST_ROWS))
     dims = evenly_spread(mine.shape[1], DIMENSIONS)
     turn = np.eye(mine.shape[1], dtype=np.float32) if basis.rotation is None else basis.rotation
-    theirs = np.concatenate(
-        [(rows @ turn[:, dims]).astype(np.float16) for _, rows in base.blocks()]
+    blocks = [(rows @ turn[:, dims]).astype(np.float16) for _, rows in base.blocks()]
+    mine = _standardised(mine[:, dims])[evenly_spread(len(mine), SAMPLED)]
+    theirs = _standardised(np.concatenate(blocks).astype(np.float32))
+    finding, of_base = _unit(mine[:, ::2]), _unit(theirs[:, ::2])
+    measured, measured_of_base = _unit(mine[:, 1::2]), _unit(theirs[:, 1::2])
+    return _row_by_row(measured, measured_of_base[(finding @ of_base.T).argmax(axis=1)])
+
+
+# The permutation test
+
+
+def permutation_log_p(suspect: Model, base: Model) -> float | None:
+    """Log p-value over layers of one index, by Fisher's method; None if shapes differ."""
+    if suspect.config.n_layers != base.config.n_layers:
+        return None
+    networks = zip(_dense(suspect), _dense(base), strict=False)
+    pairs = [(a, b) for a, b in networks if _can_be_tested(a, b)]
+    tested = [pairs[k] for k in evenly_spread(len(pairs), LAYERS)]
+    if not tested:
+        return None
+    orders = [_orders(a, b) for a, b in tested]
+    of_next = [b for _, b in (*tested[1:], tested[0])]
+    of_other_layers = [
+        _orders(a, b)
+        for (a, _), b in zip(tested, of_next, strict=True)
+        if a.place != b.place and _can_be_tested(a, b._replace(place=a.place))
+    ]
+    if of_other_layers:
+        usual = np.mean([spearman(*each) for each in of_other_layers])
+        n = len(orders[0][0])
+        if usual * sqrt(n * len(of_other_layers)) > BEYOND_CHANCE:
+            return log_p_beyond(orders, of_other_layers)
+    return fisher([spearman_log_p(*each) for each in orders])
+
+
+def log_p_beyond(tested: Sequence[Orders], usual: Sequence[Orders]) -> float:
+    """One-sided log p-value that correlations are no higher than usual, by Fisher's z.
+
+    Variance by Fieller, Hartley and Pearson (1957).
+    """
+    from scipy.special import log_ndtr
+
+    means = []
+    for side in (tested, usual):
+        correlations = np.minimum([spearman(*orders) for orders in side], NEARLY_ONE)
+        means.append(np.mean(np.arctanh(correlations)))
+    n = len(tested[0][0])
+    variance = 1.06 / max(n - 3, 1) * (1 / len(tested) + 1 / len(usual))
+    return max(float(log_ndtr(-(means[0] - means[1]) / sqrt(variance))), LEAST)
+
+
+def _dense(model: Model) -> list[FeedForward]:
+    """One network for each layer that is not a mixture, in order."""
+    dense = [network for network in networks_of(model) if network.place[1] is None]
+    return sorted(dense, key=lambda network: network.place[0])
+
+
+def _sides(network: FeedForward) -> list[str]:
+    """The matrices that neurons are assigned by."""
+    return ["gate", "up"] if "gate" in network.matrices else ["up", "down"]
+
+
+def _can_be_tested(a: FeedForward, b: FeedForward) -> bool:
+    if a.place != b.place or _sides(a) != _sides(b):
+        return False
+    return all(a.matrices[side].shape == b.matrices[side].shape for side in _sides(a))
+
+
+def _orders(a: FeedForward, b: FeedForward) -> Orders:
+    """The assignments by both sides of a network."""
+    first, second = (assigned(_rows(a, side), _rows(b, side)) for side in _sides(a))
+    return first, second
+
+
+def _rows(network: FeedForward, side: str) -> np.ndarray:
+    w = network.matrices[side].array()
+    rows = w.T if side == "down" else w
+    return np.asarray(usable(rows), np.float32)  # (neurons, d)
+
+
+def assigned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Rows of y (m, d) assigned to some rows of x (n, d), with the largest sum of cosines."""
+    chosen = x[evenly_spread(len(x), NEURONS)]
+    a, b = (
+        rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+        for rows in (chosen, y)
     )
-    mine, theirs = (
-        _standardised(mine[:, dims])[evenly_spread(len(mine), SAMPLED)],
-        _standardised(theirs.astype(np.float32)),
-    )
-    (found_by, measured), (of_base, measured_of_base) = (
-        (_unit(rows[:, ::2]), _unit(rows[:, 1::2])) for rows in (mine, theirs)
-    )
-    return _row_by_row(measured, measured_of_base[(found_by @ of_base.T).argmax(axis=1)])
+    return np.asarray(linear_sum_assignment(a @ b.T, maximize=True)[1])
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's correlation."""
+    from scipy.stats import rankdata
+
+    return float(np.corrcoef(rankdata(x), rankdata(y))[0, 1])
+
+
+def spearman_log_p(x: np.ndarray, y: np.ndarray) -> float:
+    """One-sided log p-value of Spearman's correlation, by Student's t."""
+    from scipy.special import stdtr
+
+    r, n = spearman(x, y), len(x)
+    if n < 4 or not np.isfinite(r):
+        return 0.0
+    t = r * np.sqrt((n - 2) / max(1 - r * r, 1e-300))
+    return log(max(float(stdtr(n - 2, -t)), np.exp(LEAST)))
+
+
+def fisher(log_p: list[float]) -> float:
+    """Fisher's combination of independent p-values, given and returned as logarithms."""
+    from scipy.special import gammaincc
+
+    return log(max(float(gammaincc(len(log_p), -sum(log_p))), np.exp(LEAST)))

@@ -1,6 +1,4 @@
-"""The page of a lineage: the verdict, the picture, what differs, and what the numbers were compared
-against.
-"""
+"""The page of a lineage: the verdict, the picture, what differs, and the reference."""
 
 from weightscope.core.files import Files
 from weightscope.core.formulas import plain
@@ -11,42 +9,37 @@ from weightscope.report.findings import spans
 from weightscope.report.pages.page import Figure, Section, write_page
 from weightscope.report.pages.style import save
 
+CAPTION = (
+    "Top: each layer of the suspect and its counterpart. Bottom: how alike these and all other "
+    "pairs are."
+)
+REFERENCE = (
+    "Likeness is the mean cosine of the maps $W_QK$ and $W_VO$ of matched heads, estimated from "
+    "random sketches. One half of a sketch chooses heads and layers and the other half measures "
+    "how alike they are, so the choice does not bias the likeness. By singular values, a "
+    "counterpart counts only if it is much nearer than any other layer."
+)
+NO_EVIDENCE = "Unrelated checkpoints of one recipe share these too."
+
 
 def write_lineage_page(files: Files, lineage: Lineage) -> None:
     """Write the picture as PNG and SVG, and report.html."""
     picture = save(lineage_figure(lineage), files, "lineage")
-    caption = "Top: each layer of the suspect and its counterpart. Bottom: how alike these and all other pairs are."
     sections = [
         Section("By part", parts=[lineage.part_table]),
-        Section("Layers", parts=[Figure(picture, caption)]),
+        Section("Layers", parts=[Figure(picture, CAPTION)]),
     ]
     if lineage.kinds:
         sections.append(Section("What differs", parts=[kinds_table(lineage)]))
     if lineage.origin is not None:
         sections.append(Section("Layer by layer", parts=[lineage.alignment]))
-    sections.append(
-        Section(
-            "What it was judged against",
-            "Likeness is the mean cosine of the maps $W_QK$ and $W_VO$ of matched heads, estimated from random sketches. "
-            "One half of a sketch chooses heads and layers and the other half measures how alike they are, so the choice "
-            "does not bias the likeness. By singular values, a counterpart counts only if it is much nearer than any other "
-            "layer.",
-            [lineage.background],
-        )
-    )
-    sections.append(
-        Section(
-            "What proves nothing",
-            "Unrelated checkpoints of one recipe share these too.",
-            [lineage.no_evidence],
-        )
-    )
-    title = f"Where {plain(lineage.suspect.name)} comes from"
+    sections.append(Section("What it was judged against", REFERENCE, [lineage.background]))
+    sections.append(Section("What proves nothing", NO_EVIDENCE, [lineage.no_evidence]))
     name = plain(lineage.suspect.name)
     write_page(
         files,
         "report.html",
-        title,
+        f"Where {name} comes from",
         plain(lineage.lead),
         sections,
         model=name,
@@ -55,11 +48,8 @@ def write_lineage_page(files: Files, lineage: Lineage) -> None:
 
 
 def kinds_table(lineage: Lineage) -> Table:
-    """What differs, one row per kind."""
+    """Changes, one row per kind."""
     rows = [(kind.kind, spans(kind.layers), kind.evidence, kind.strength) for kind in lineage.kinds]
-    strength = Column(
-        "strength",
-        meaning="Share of the compared layers, heads or tensors that show it.",
-        format=".2f",
-    )
+    meaning = "Share of the compared layers, heads or tensors that show it."
+    strength = Column("strength", meaning=meaning, format=".2f")
     return Table.of_rows([Column("kind"), Column("layers"), Column("evidence"), strength], rows)

@@ -1,5 +1,4 @@
-"""The random signs that sketches are made with: public, drawn from a key, or drawn once the weights
-are fixed.
+"""Random signs of sketches: public, drawn from a key, or drawn once the weights are fixed.
 
 A sketch is linear in the weights, so anyone who knows its signs can forge a checkpoint with
 another's sketches. Fingerprints that anybody may compare need public signs. Where the weights of
@@ -24,31 +23,32 @@ from weightscope.core.compute.cores import in_threads
 from weightscope.core.errors import CheckpointError
 from weightscope.model.model import Model
 
-KEY_BYTES = 16, 1 << 20  # of a key file, at least and at most: 128 bits cannot be guessed
+LEAST_KEY_BYTES = 16  # bytes of a key file; 128 bits cannot be guessed
+MOST_KEY_BYTES = 1 << 20  # bytes of a key file
 PIECE = 4 << 20  # bytes read at a time for a digest
 
 
 @dataclass(frozen=True)
 class Probes:
-    """Where signs come from."""
+    """The source of signs."""
 
     seed: str = ""  # hexadecimal; empty for the public signs
-    nonce: str = ""  # that the seed was made with, and the digests; empty if it was not
-    digests: tuple[str, ...] = ()
+    nonce: str = ""  # input of the seed besides digests; empty if it was made otherwise
+    digests: tuple[str, ...] = ()  # inputs of the seed: digests of heads
 
     @property
     def name(self) -> str:
-        """How a fingerprint names its signs, without telling the seed; empty for public ones."""
-        return (
-            sha256(f"weightscope probes {self.seed}".encode()).hexdigest()[:16] if self.seed else ""
-        )
+        """The name of these signs in a fingerprint, without the seed; empty for public ones."""
+        if not self.seed:
+            return ""
+        return sha256(f"weightscope probes {self.seed}".encode()).hexdigest()[:16]
 
 
 PUBLIC = Probes()
 
 
 def keyed_probes(key: str | Path) -> Probes:
-    """The signs of who has this key file.
+    """Signs drawn from a key file.
 
     Raises
     ------
@@ -56,19 +56,18 @@ def keyed_probes(key: str | Path) -> Probes:
         It cannot be read, or is too short to be secret.
     """
     path = Path(key)
-    content = read_small(path, KEY_BYTES[1])
-    if len(content) < KEY_BYTES[0]:
-        problem = f"has {len(content)} bytes; a key has at least {KEY_BYTES[0]}, as `head -c 32 /dev/urandom` makes"
-        raise CheckpointError(problem, file=path)
+    content = read_small(path, MOST_KEY_BYTES)
+    if len(content) < LEAST_KEY_BYTES:
+        least = f"a key has at least {LEAST_KEY_BYTES}, as `head -c 32 /dev/urandom` makes"
+        raise CheckpointError(f"has {len(content)} bytes; {least}", file=path)
     return Probes(sha256(b"weightscope key " + content).hexdigest())
 
 
 def drawn_probes(models: Sequence[Model], nonce: str | None = None) -> Probes:
-    """Signs for which these checkpoints cannot have been prepared: SHA-256 of the digests of their
-    heads, and a nonce.
+    """Signs for which these checkpoints cannot have been prepared.
 
-    Without a nonce, one is drawn. The digests are sorted, so that both directions of a comparison
-    have the same signs.
+    The seed is SHA-256 of the digests of their heads and a nonce, drawn if not given. Digests are
+    sorted, so that both directions of a comparison have the same signs.
     """
     nonce = secrets.token_hex(16) if nonce is None else nonce
     digests = tuple(sorted({digest_of_heads(model) for model in models}))
@@ -76,25 +75,21 @@ def drawn_probes(models: Sequence[Model], nonce: str | None = None) -> Probes:
 
 
 def digest_of_heads(model: Model) -> str:
-    """SHA-256 of everything that a sketch depends on: attention tensors and token embeddings, as
-    they are stored.
-    """
+    """SHA-256 of all that a sketch depends on: attention and token embeddings, as stored."""
     tensors = {
         tensor.name: tensor for i in model.attention_layers for tensor in model.attention_tensors(i)
     }
     with suppress(CheckpointError):  # there are no embeddings
         tensors |= {tensor.name: tensor for tensor in model.embedding_tensors}
-    named = [tensors[name] for name in sorted(tensors)]
+    in_order = [tensors[name] for name in sorted(tensors)]
     combined = sha256()
-    for tensor, digest in zip(named, in_threads(_digest, named), strict=True):
+    for tensor, digest in zip(in_order, in_threads(_digest, in_order), strict=True):
         combined.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)} {digest}\n".encode())
     return combined.hexdigest()
 
 
 def _digest(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's bytes, or of its values where what is stored is not a tensor of its
-    own.
-    """
+    """SHA-256 of a tensor's bytes, or of its values if it is not stored as a tensor."""
     digest = sha256()
     if isinstance(tensor, StoredTensor):
         for start in range(0, tensor.nbytes, PIECE):

@@ -17,23 +17,15 @@ from weightscope.model.model import Model
 from weightscope.model.rows.names import NamedTensor
 from weightscope.pairs.changes.counterparts import counterparts
 
-# values of a matrix that is compared by its cosine, and whose equality is evidence by itself
-SMALLEST = 1000
-# values of a matrix's first rows: the cosine of strangers' is 0, give or take 0.03 in the smallest
-SAMPLED = 1 << 13
-# the same of a table of tokens; a cut or extended vocabulary keeps the first rows
-SAMPLED_OF_TOKENS = 1 << 16
+SMALLEST = 1000  # values of a matrix whose cosine and equality are evidence by themselves
+SAMPLED = 1 << 13  # values of a matrix's first rows; cosines of strangers' are 0 +- 0.03 or less
+SAMPLED_OF_TOKENS = 1 << 16  # values of a table's first rows, which a cut vocabulary keeps
 DISTINCT = 16  # values that a tensor must hold: ones, zeros and masks are equal without any origin
-# mean square of a table of sines and cosines, which strangers share, and how near to it
-WAVES = 0.5, 1e-3
-ATTENTION, FEED_FORWARD, TOKENS, NORMS, OTHERS = (
-    "attention",
-    "feed_forward",
-    "tokens",
-    "norms",
-    "others",
-)
-PART_OF = {  # by role, the first that matches
+WAVES = 1 / 2  # mean square of a table of sines and cosines, which strangers share
+NEAR_WAVES = 1e-3  # distance from it
+ATTENTION, FEED_FORWARD, TOKENS = "attention", "feed_forward", "tokens"
+NORMS, OTHERS = "norms", "others"
+PART_OF = {  # parts by role; the first match counts
     FEED_FORWARD: re.compile(r"(first\.|shared_expert\.|expert\.)?(gate|up|down|router)\b.*"),
     TOKENS: re.compile("tokens|unembedding"),
     NORMS: re.compile(r"norm\..*|.*_norm(\..*)?"),
@@ -53,7 +45,7 @@ class Facts(NamedTuple):
 
     @property
     def content(self) -> tuple[tuple[int, ...], bytes]:
-        """What is the same of two tensors with the same values."""
+        """Shape and digest, equal for tensors with the same values."""
         return self.shape, self.digest
 
     @property
@@ -62,43 +54,33 @@ class Facts(NamedTuple):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is a matrix that is large enough to be evidence by itself."""
+        """True if it is a matrix that is large enough to be evidence by itself."""
         return len(self.shape) > 1 and self.size >= SMALLEST
 
 
 def facts_of_both(
     suspect: Model, base: Model, *, heads: bool = False
 ) -> tuple[list[Facts], list[Facts]]:
-    """Those of the suspect and of the base; where one stores in parts what the other fuses, of
-    these parts.
+    """Facts of both checkpoints, in parts where one stores in parts what the other fuses.
 
-    Of attention matrices only with `heads`.
+    Attention matrices only with `heads`.
     """
-    apart = [
-        (each, pair)
-        for each in counterparts(suspect, base)
-        if (pair := each.pair()) and pair.is_converted
-    ]
-    return (
-        list(
-            _facts(
-                suspect,
-                [(each.label, each.a, pair.a) for each, pair in apart if each.a],
-                heads=heads,
-            )
-        ),
-        list(
-            _facts(
-                base, [(each.label, each.b, pair.b) for each, pair in apart if each.b], heads=heads
-            )
-        ),
-    )
+    of_suspect, of_base = [], []
+    for each in counterparts(suspect, base):
+        pair = each.pair()
+        if pair and pair.is_converted:
+            if each.a:
+                of_suspect.append((each.label, each.a, pair.a))
+            if each.b:
+                of_base.append((each.label, each.b, pair.b))
+    here = list(_facts(suspect, of_suspect, heads=heads))
+    return here, list(_facts(base, of_base, heads=heads))
 
 
 def _facts(
     model: Model, converted: Sequence[tuple[str, NamedTensor, Tensor]], *, heads: bool
 ) -> Iterator[Facts]:
-    """Every tensor that is not the same in all models; some as they were converted."""
+    """Read every tensor that is not the same in all models; some as they were converted."""
     attention = {
         tensor.name for i in model.attention_layers for tensor in model.attention_tensors(i)
     }
@@ -119,29 +101,24 @@ def _facts(
         of_heads = named.name in attention and len(tensor.shape) > 1
         if of_heads and not heads:
             continue
-        part = (
-            ATTENTION
-            if of_heads
-            else _part_of(named, len(tensor.shape), is_inside=named.name in inside)
-        )
+        part = ATTENTION
+        if not of_heads:
+            part = _part_of(named, len(tensor.shape), is_inside=named.name in inside)
         fact = _fact(name, part, inside.get(named.name, named.layer), tensor)
         if fact is not None:
             yield fact
 
 
 def _part_of(named: NamedTensor, n_axes: int, *, is_inside: bool) -> str:
-    """What a tensor belongs to, by its role; a matrix in a layer that no row names counts as
-    feed-forward.
-    """
+    """The part of a tensor by its role; an unnamed matrix in a layer counts as feed-forward."""
     if named.has_role:
-        return next(
-            (part for part, roles in PART_OF.items() if roles.fullmatch(named.role)), OTHERS
-        )
+        parts = (part for part, roles in PART_OF.items() if roles.fullmatch(named.role))
+        return next(parts, OTHERS)
     return FEED_FORWARD if is_inside and n_axes > 1 else OTHERS
 
 
 def _fact(name: str, part: str, layer: int | None, tensor: Tensor) -> Facts | None:
-    """A tensor's digest, size and sample; None if it says nothing of where it comes from."""
+    """A tensor's digest, size and sample; None if it is no evidence of an origin."""
     digest, squares, largest, distinct = blake2b(digest_size=16), 0.0, 0.0, 0
     for block in blocks_of(tensor):
         values = np.ascontiguousarray(block.values(), np.float32)
@@ -151,15 +128,14 @@ def _fact(name: str, part: str, layer: int | None, tensor: Tensor) -> Facts | No
         distinct = max(distinct, len(np.unique(values[: 1 << 12])))
     size = prod(tensor.shape)
     mean = squares / max(1, size)
-    if distinct <= DISTINCT or (
-        abs(mean - WAVES[0]) < WAVES[1] and largest <= 1 + WAVES[1] and len(tensor.shape) > 1
-    ):
+    is_matrix = len(tensor.shape) > 1
+    is_wave = abs(mean - WAVES) < NEAR_WAVES and largest <= 1 + NEAR_WAVES and is_matrix
+    if distinct <= DISTINCT or is_wave:
         return None
-    if not (len(tensor.shape) > 1 or tensor.name.endswith((".weight", ".bias"))):
+    if not is_matrix and not tensor.name.endswith((".weight", ".bias")):
         return None  # frequencies, slopes
-    return Facts(
-        name, part, layer, tensor.shape, digest.digest(), sqrt(mean), _sample(tensor, part)
-    )
+    sample = _sample(tensor, part)
+    return Facts(name, part, layer, tensor.shape, digest.digest(), sqrt(mean), sample)
 
 
 def _sample(tensor: Tensor, part: str) -> np.ndarray:
@@ -167,27 +143,29 @@ def _sample(tensor: Tensor, part: str) -> np.ndarray:
 
     Of a vector, such as a norm's gain, all values.
     """
+    count = prod(tensor.shape)
     if len(tensor.shape) == 1:
-        taken = Block(tensor, 0, prod(tensor.shape)).values().astype(np.float64)[None]
+        taken = Block(tensor, 0, count).values().astype(np.float64)[None]
     else:
         width = row_width(tensor.shape)
-        if not width or prod(tensor.shape) < SMALLEST:
+        if not width or count < SMALLEST:
             return np.empty(0)
-        rows = min(
-            prod(tensor.shape) // width,
-            max(2, (SAMPLED_OF_TOKENS if part == TOKENS else SAMPLED) // width),
-        )
+        values = SAMPLED_OF_TOKENS if part == TOKENS else SAMPLED
+        rows = min(count // width, max(2, values // width))
         taken = Block(tensor, 0, rows * width).values().reshape(rows, width).astype(np.float64)
         taken -= taken.mean(axis=0)
     taken -= taken.mean(axis=1, keepdims=True)
     length = float(np.linalg.norm(taken))
     is_long = len(tensor.shape) == 1 or taken.size >= SMALLEST
-    return (taken.ravel() / length).astype(np.float32) if length > 0 and is_long else np.empty(0)
+    if not is_long or not length > 0:
+        return np.empty(0)
+    return (taken.ravel() / length).astype(np.float32)
 
 
 def nearest(here: Sequence[Facts], there: Sequence[Facts]) -> dict[str, tuple[float, Facts]]:
-    """For each tensor the base's of its part and width whose sample is most alike, with the
-    cosine.
+    """The base's tensor with the most similar sample for each tensor, with the cosine.
+
+    Only tensors of one part and width are compared.
     """
     by_width: dict[tuple[str, int], list[Facts]] = defaultdict(list)
     for fact in there:
@@ -195,12 +173,11 @@ def nearest(here: Sequence[Facts], there: Sequence[Facts]) -> dict[str, tuple[fl
             by_width[fact.part, fact.shape[-1]].append(fact)
     best: dict[str, tuple[float, Facts]] = {}
     for fact in here:
-        candidates = [
-            each
-            for each in by_width[fact.part, fact.shape[-1]]
-            if len(each.shape) == len(fact.shape)
-        ]
-        for length in {len(each.sample) for each in candidates} if fact.sample.size else ():
+        if not fact.sample.size:
+            continue
+        candidates = by_width[fact.part, fact.shape[-1]]
+        candidates = [each for each in candidates if len(each.shape) == len(fact.shape)]
+        for length in {len(each.sample) for each in candidates}:
             alike = [each for each in candidates if len(each.sample) == length]
             common = min(length, len(fact.sample))
             mine, theirs = fact.sample[:common], np.stack([each.sample[:common] for each in alike])

@@ -8,7 +8,8 @@ identifies a head, but W cannot be recovered from it. Which signs: see `probes`.
 Each map has two sketches and a spectrum; each survives different changes of a checkpoint:
 
     direct      u, v in the basis of the stream; survives training, rounding and merging
-    tokens      u, v combined from some token embeddings; also survives a rotation or permutation of the stream
+    tokens      u, v combined from some token embeddings; also survives a rotation or permutation
+                of the stream
     spectra     singular values over the norm; survive every change of basis
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -39,14 +40,15 @@ VERSION = 1
 SUFFIX = ".wsf"
 SKETCH = 128  # K, numbers of a sketch
 POINTS = 16  # singular values of a spectrum
-TOKENS, RUN = 4096, 256  # tokens whose embeddings are combined, and how many have consecutive ids
-TOKEN_RANGE = 16384  # they are among the first ids, which a cut vocabulary keeps
+TOKENS = 4096  # tokens whose embeddings are combined
+RUN = 256  # consecutive ids among them
+TOKEN_RANGE = 16384  # first ids, which a cut vocabulary keeps; the tokens are among them
 COMBINED = 32  # combinations of tokens that span what W is seen through
-FINELY = 256  # as many where the weights of both are at hand; fewer tokens are taken as they are
-SHRINK = 0.1  # of their mean square, added before they are made orthonormal
+FINELY = 256  # combinations if both have weights; fewer tokens are taken as they are
+SHRINK = 0.1  # share of their mean square, added before they are made orthonormal
 LARGEST_PRINT = 64 << 20  # bytes of a fingerprint file; a 70B model makes 3 MB
-MOST_HEADS = 32_768  # of all layers; the largest published model has 16,128
-MOST_LAYERS = 512  # with attention; the largest published model has 126
+MOST_HEADS = 32_768  # heads of all layers; the largest published model has 16,128
+MOST_LAYERS = 512  # layers with attention; the largest published model has 126
 LONGEST_TEXT = 1_000  # characters of a name in a fingerprint file
 STORED = {  # arrays of a file: safetensors' dtype and NumPy's
     **dict.fromkeys(("direct", "tokens", "layers_direct", "layers_tokens"), ("I8", "i1")),
@@ -55,21 +57,18 @@ STORED = {  # arrays of a file: safetensors' dtype and NumPy's
     "heads": ("I32", "<i4"),
 }
 SIZES = ("d_model", "layers", "heads", "kv_heads", "vocabulary")  # in every description
-NO_TOKENS = ("vocabulary", None)  # of a checkpoint without a token embedding
-OTHERS = {False: "the public probes", True: "this key"}
-LAYERS_FOLLOW = (
-    # 1 - cosine, or distance of logarithms, up to which a layer's row is the sum of its heads,
-    # rounded
-    0.05
-)
-LEAST = 1e-6  # of a singular value relative to the norm: float32's rounding
+NO_TOKENS = ("vocabulary", None)  # entry of a checkpoint without a token embedding
+TEXTS = ("name", "family", "tower", "config", "probes", "heads_sha256")  # short texts in it
+# 1 - cosine, or distance of logarithms, up to which a layer's row is its heads' sum, rounded
+LAYERS_FOLLOW = 0.05
+LEAST = 1e-6  # singular value over the norm: float32's rounding
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sketches(ShowsShapes):
     """A checkpoint's fingerprint, of N heads in L layers."""
 
-    # name, sizes, dtypes, digests of config and tokenizer; shown separately, never evidence
+    # name, sizes, dtypes, digest of the config; shown separately, never evidence
     about: dict[str, Any]
     layer: np.ndarray  # (N,)
     head: np.ndarray
@@ -78,19 +77,17 @@ class Sketches(ShowsShapes):
     tokens: np.ndarray  # the same through token embeddings; (N, 2, 0) without
     spectra: np.ndarray  # (N, 2, S) logarithms of singular values over the Frobenius norm
     norms: np.ndarray  # (N, 2) Frobenius norms
-    # the model, if the fingerprint was just computed from one
-    source: Model | None = field(default=None, repr=False)
-    probes: Probes = field(default=PUBLIC, repr=False)  # where its signs come from
-    # the files that it was made from; see `source_of`
-    read: dict[str, Any] = field(default_factory=dict, repr=False)
+    source: Model | None = field(default=None, repr=False)  # model that it was just computed from
+    probes: Probes = field(default=PUBLIC, repr=False)  # source of its signs
+    read: dict[str, Any] = field(default_factory=dict, repr=False)  # its files; see `source_of`
 
     @property
     def name(self) -> str:
-        """What to call the checkpoint."""
+        """The checkpoint's name."""
         return str(self.about["name"])
 
     def called(self, name: str) -> "Sketches":
-        """The same fingerprint under another name."""
+        """A copy under another name."""
         return replace(self, about=self.about | {"name": name})
 
     @cached_property
@@ -103,13 +100,11 @@ class Sketches(ShowsShapes):
         return np.flatnonzero(self.layer == layer)
 
     def of_layers(self, name: str) -> np.ndarray:
-        """One row per layer, independent of the order of heads: sums of sketches, or mean
-        spectra.
-        """
+        """One row per layer, whatever the order of heads: summed sketches or mean spectra."""
         values = getattr(self, name)
         if name == "spectra":
-            # (L, 2 S)
-            return np.stack([values[self.of_layer(i)].mean(axis=0).ravel() for i in self.layers])
+            means = [values[self.of_layer(i)].mean(axis=0).ravel() for i in self.layers]
+            return np.stack(means)  # (L, 2 S)
         weighted = values * self.norms[..., None].astype(np.float64)  # their sum may exceed float32
         sums = [weighted[self.of_layer(i)].sum(axis=0).ravel() for i in self.layers]
         return unit_length(np.stack(sums))  # (L, 2 K)
@@ -119,28 +114,26 @@ class Sketches(ShowsShapes):
         assert self.source is not None
         model, basis = self.source, token_basis(self.source, ids, self.probes)
         layers = bar(model.attention_layers, "heads through tokens", "layer")
-        return np.concatenate(
-            [layer_sketches(model.layer(i), basis, self.probes)[4] for i in layers]
-        )
+        sketched = (layer_sketches(model.layer(i), basis, self.probes) for i in layers)
+        return np.concatenate([each.tokens for each in sketched])
 
     def save(self, path: str | Path) -> None:
         """Write the fingerprint as a safetensors file, whole or not at all."""
         from safetensors.numpy import save
 
-        arrays = {name: as_bytes(getattr(self, name)) for name in ("direct", "tokens")}
-        arrays |= {
-            f"layers_{name}": as_bytes(self.of_layers(name)) for name in ("direct", "tokens")
-        }
-        arrays |= {"spectra": self.spectra.astype(np.float16)}
-        arrays |= {"layers_spectra": self.of_layers("spectra").astype(np.float16)}
-        arrays |= {
+        arrays = {
+            "direct": as_bytes(self.direct),
+            "tokens": as_bytes(self.tokens),
+            "layers_direct": as_bytes(self.of_layers("direct")),
+            "layers_tokens": as_bytes(self.of_layers("tokens")),
+            "spectra": self.spectra.astype(np.float16),
+            "layers_spectra": self.of_layers("spectra").astype(np.float16),
             "norms": self.norms,
             "heads": np.stack([self.layer, self.head, self.kv_head]).astype(np.int32),
         }
+        description = {"weightscope": json.dumps({"version": VERSION, **self.about})}
         with new_file(Path(path)) as file:
-            file.write(
-                save(arrays, {"weightscope": json.dumps({"version": VERSION, **self.about})})
-            )
+            file.write(save(arrays, description))
 
 
 def fingerprint(source: Model | str | Path, probes: Probes = PUBLIC) -> Sketches:
@@ -177,12 +170,11 @@ def fingerprint(source: Model | str | Path, probes: Probes = PUBLIC) -> Sketches
         layer_sketches(model.layer(i), through, probes)
         for i in bar(model.attention_layers, "layers", "layer")
     ]
-    layer, head, kv_head, direct, tokens, spectra, norms = (
-        np.concatenate(part) for part in zip(*parts, strict=True)
-    )
-    if len(broken := np.unique(layer[~np.isfinite(norms).all(axis=1)])):
-        problem = f"{indexed('layer', broken.tolist())}: W_QK or W_VO of a head exceeds float32, and cannot be compared"
-        raise CheckpointError(problem, file=model.name)
+    heads = HeadSketches(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+    broken = np.unique(heads.layer[~np.isfinite(heads.norms).all(axis=1)])
+    if len(broken):
+        problem = "W_QK or W_VO of a head exceeds float32, and cannot be compared"
+        raise CheckpointError(f"{indexed('layer', broken.tolist())}: {problem}", file=model.name)
     about = described(model) | {
         "vocabulary": _vocabulary(model),
         "heads_sha256": digest_of_heads(model),
@@ -190,16 +182,10 @@ def fingerprint(source: Model | str | Path, probes: Probes = PUBLIC) -> Sketches
     }
     return Sketches(
         about,
-        layer,
-        head,
-        kv_head,
-        direct,
-        tokens,
-        spectra,
-        norms,
-        model,
-        probes,
-        source_of(model.checkpoint),
+        *heads,
+        source=model,
+        probes=probes,
+        read=source_of(model.checkpoint),
     )
 
 
@@ -217,27 +203,22 @@ def load(path: str | Path, probes: Probes = PUBLIC) -> Sketches:
         path, "heads", "direct", "tokens", "spectra", "norms"
     )
     n = heads.shape[1] if heads.ndim == 2 else 0
-    shapes = {
-        "heads": (3, n),
-        "direct": (n, 2, SKETCH),
-        "spectra": (n, 2, POINTS),
-        "norms": (n, 2),
-        "tokens": (n, 2, SKETCH if tokens.shape[2:] != (0,) else 0),
+    tokens_width = 0 if tokens.shape[2:] == (0,) else SKETCH
+    needed = {
+        "heads": (heads, (3, n)),
+        "direct": (direct, (n, 2, SKETCH)),
+        "spectra": (spectra, (n, 2, POINTS)),
+        "norms": (norms, (n, 2)),
+        "tokens": (tokens, (n, 2, tokens_width)),
     }
-    arrays = {
-        "heads": heads,
-        "direct": direct,
-        "tokens": tokens,
-        "spectra": spectra,
-        "norms": norms,
-    }
-    wrong = [name for name, shape in shapes.items() if arrays[name].shape != shape]
-    if not wrong and n:
-        wrong = ["heads"] if heads.min() < 0 else ["norms"] if norms.min() < 0 else []
+    wrong = [name for name, (array, shape) in needed.items() if array.shape != shape]
+    if not wrong and n and heads.min() < 0:
+        wrong = ["heads"]
+    elif not wrong and n and norms.min() < 0:
+        wrong = ["norms"]
     if wrong or not n:
-        raise CheckpointError(
-            f"is a damaged fingerprint ({', '.join(wrong) or 'no heads'})", file=path
-        )
+        problem = ", ".join(wrong) or "no heads"
+        raise CheckpointError(f"is a damaged fingerprint ({problem})", file=path)
     layer, head, kv_head = heads.astype(np.int64)
     check_sizes(n, len(np.unique(layer)), path)
     check_probes(about, probes, path)
@@ -245,13 +226,7 @@ def load(path: str | Path, probes: Probes = PUBLIC) -> Sketches:
     read = {"name": printable(path), "files": [file_record(file)]}
     sketches = Sketches(
         about,
-        layer,
-        head,
-        kv_head,
-        unit_length(direct),
-        unit_length(tokens),
-        spectra,
-        norms,
+        *(layer, head, kv_head, unit_length(direct), unit_length(tokens), spectra, norms),
         probes=probes,
         read=read,
     )
@@ -260,55 +235,44 @@ def load(path: str | Path, probes: Probes = PUBLIC) -> Sketches:
 
 
 def check_probes(about: dict[str, Any], probes: Probes, path: Path) -> None:
-    """Refuse a fingerprint whose sketches were made with other signs: its numbers mean nothing to
-    others.
-    """
+    """Refuse a fingerprint made with other signs: its numbers mean nothing to others."""
     if about.get("probes", "") == probes.name:
         return
-    made = "with a probe key" if about.get("probes") else "without a probe key"
-    how = (
-        "give that key"
-        if about.get("probes")
-        else "leave the key out, or make the fingerprint again with it"
-    )
-    raise CheckpointError(
-        f"is a fingerprint made {made}, which cannot be read with {OTHERS[bool(probes.name)]}; {how}",
-        file=path,
-    )
+    made, how = "without", "leave the key out, or make the fingerprint again with it"
+    if about.get("probes"):
+        made, how = "with", "give that key"
+    ours = "this key" if probes.name else "the public probes"
+    problem = f"is a fingerprint made {made} a probe key, which cannot be read with {ours}; {how}"
+    raise CheckpointError(problem, file=path)
 
 
 def _check_layers(sketches: Sketches, path: Path) -> None:
-    """Refuse layers' rows that are not sums over the file's heads: a registry is searched by these
-    rows.
-    """
+    """Refuse layers' rows that are not sums over the heads: registries are searched by them."""
     names = ("direct", "tokens", "spectra")
-    rows = dict(zip(names, stored(path, *(f"layers_{name}" for name in names))[1], strict=True))
-    for name in names:
-        follow, given = sketches.of_layers(name), rows[name]
-        if follow.shape == given.shape:
-            apart = (
-                np.abs(follow - given)
-                if name == "spectra"
-                else 1 - np.vecdot(follow, unit_length(given))
-            )
-            sizes = (
-                np.linalg.norm(follow, axis=-1) > 0
-                if name != "spectra"
-                else np.ones(len(follow), bool)
-            )
-            if not apart[sizes].size or apart[sizes].max() <= LAYERS_FOLLOW:
-                continue
-        problem = (
-            f"its layers_{name} do not follow from its heads; it was changed after it was made"
-        )
+    _, given, _ = stored(path, *(f"layers_{name}" for name in names))
+    for name, rows in zip(names, given, strict=True):
+        follow = sketches.of_layers(name)
+        if follow.shape == rows.shape and _follows(follow, rows, name == "spectra"):
+            continue
+        problem = f"its layers_{name} do not follow from its heads"
+        problem = f"{problem}; it was changed after it was made"
         raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
 
 
-def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray], OpenFile]:
-    """The description of a fingerprint file, arrays of it, whose sizes are known before they are
-    read, and the file.
+def _follows(follow: np.ndarray, rows: np.ndarray, are_spectra: bool) -> bool:
+    """True if stored rows of layers are those that follow from heads, up to rounding."""
+    if are_spectra:
+        apart = np.abs(follow - rows)
+    else:
+        is_known = np.linalg.norm(follow, axis=-1) > 0
+        apart = 1 - np.vecdot(follow, unit_length(rows))[is_known]
+    return not apart.size or bool(apart.max() <= LAYERS_FOLLOW)
 
-    They are read and not mapped: a process that reads a map is killed when another cuts the file
+
+def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray], OpenFile]:
+    """Read a fingerprint file's description and some arrays; sizes are checked before reading.
+
+    Arrays are read and not mapped: a process that reads a map is killed when another cuts the file
     short.
     """
     file = OpenFile(path)
@@ -321,9 +285,8 @@ def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray], O
         text = file.read(8, 8 + header_length(prefix, file.size, file=None)).tobytes()
         file.header = HeaderDigest.of(prefix + text)
         entries, metadata = parse_header(text, file.size, file=None)
-        about = parse_json(
-            metadata.get("weightscope", "{}").encode(), file=None, what="its description "
-        )
+        description = metadata.get("weightscope", "{}").encode()
+        about = parse_json(description, file=None, what="its description ")
     except CheckpointError as error:
         raise CheckpointError(f"is not a fingerprint ({error})", file=path) from None
     _check_description(about, path)
@@ -334,25 +297,30 @@ def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray], O
         raise CheckpointError(f"is a damaged fingerprint ({', '.join(wrong)})", file=path)
     arrays = []
     for name in names:
-        entry, rows = entries[name], (entries[name].shape or (1,))[-1 if name == "heads" else 0]
-        check_sizes(*((0, rows) if name.startswith("layers_") else (rows, 0)), path)
+        entry = entries[name]
+        rows = (entry.shape or (1,))[-1 if name == "heads" else 0]
+        if name.startswith("layers_"):
+            check_sizes(0, rows, path)
+        else:
+            check_sizes(rows, 0, path)
         raw = file.bytes_of(entry, 0, entry.stop - entry.start)
         array = raw.view(STORED[name][1]).reshape(entry.shape)
-        arrays.append(array if name == "heads" else array.astype(np.float32))
-        if not np.isfinite(arrays[-1]).all():
-            raise CheckpointError(
-                f"is a damaged fingerprint ({name}: values are not finite)", file=path
-            )
+        if name != "heads":
+            array = array.astype(np.float32)
+        if not np.isfinite(array).all():
+            problem = f"({name}: values are not finite)"
+            raise CheckpointError(f"is a damaged fingerprint {problem}", file=path)
+        arrays.append(array)
     return about, arrays, file
 
 
 def _check_description(about: dict[str, Any], path: Path) -> None:
-    """Refuse what no fingerprint says of its checkpoint; all of it is shown."""
+    """Refuse a description that no fingerprint has; all of it is shown."""
     if not isinstance(about.get("name"), str):
         raise CheckpointError("is not a fingerprint: it does not describe a checkpoint", file=path)
     if about.pop("version", None) != VERSION:
-        problem = f"is a fingerprint of another version; make a new one with `weightscope fingerprint` ({VERSION})"
-        raise CheckpointError(problem, file=path)
+        how = f"make a new one with `weightscope fingerprint` ({VERSION})"
+        raise CheckpointError(f"is a fingerprint of another version; {how}", file=path)
     sizes = {key: about.get(key, "") for key in SIZES}
     wrong = [
         key
@@ -362,24 +330,23 @@ def _check_description(about: dict[str, Any], path: Path) -> None:
     if wrong:
         problem = f"{', '.join(wrong)} should be whole numbers from 1 to {LARGEST:,}"
         raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
-    for key in ("name", "family", "tower", "config", "probes", "heads_sha256"):
-        if not isinstance(text := about.get(key, ""), str) or len(text) > LONGEST_TEXT:
+    for key in TEXTS:
+        text = about.get(key, "")
+        if not isinstance(text, str) or len(text) > LONGEST_TEXT:
             problem = f"its {key} should be a text of at most {LONGEST_TEXT} characters"
             raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
 
 
 def check_sizes(heads: int, layers: int, file: object) -> None:
     """Refuse more heads or layers than a comparison is made for."""
-    for count, most, what in (
-        (heads, MOST_HEADS, "heads"),
-        (layers, MOST_LAYERS, "layers with attention"),
-    ):
+    limits = (heads, MOST_HEADS, "heads"), (layers, MOST_LAYERS, "layers with attention")
+    for count, most, what in limits:
         if count > most:
             raise CheckpointError(f"has {count:,} {what}; at most {most:,} are compared", file=file)
 
 
 def described(model: Model) -> dict[str, Any]:
-    """What is known about a checkpoint without its weights."""
+    """Describe a checkpoint without its weights."""
     config, checkpoint = model.config, model.checkpoint
     dtypes = sorted(
         {tensor.dtype for i in model.attention_layers for tensor in model.attention_tensors(i)}
@@ -399,7 +366,7 @@ def described(model: Model) -> dict[str, Any]:
 
 
 def _tower(model: Model) -> str:
-    """Which of a checkpoint's attention stacks it is; empty if there is no other."""
+    """The name of the attention stack that is read; empty if there is no other."""
     names = [name for name, stack in model.stacks.items() if model.is_read(stack)]
     return names[0] if len(model.stacks) > 1 and names else ""
 
@@ -413,29 +380,26 @@ def _vocabulary(model: Model) -> int | None:
 
 
 def token_ids(vocabulary: int) -> np.ndarray:
-    """The tokens that W is seen through: runs of ids, evenly spread over the first ones of a
-    vocabulary.
-    """
+    """Ids of the tokens that W is seen through: runs evenly spread over the first ones."""
+    if vocabulary <= TOKENS:
+        return np.arange(vocabulary)
     starts = np.linspace(0, TOKEN_RANGE - RUN, TOKENS // RUN).astype(int)
     ids = (starts[:, None] + np.arange(RUN)).ravel()
-    return np.arange(vocabulary) if vocabulary <= TOKENS else ids[ids < vocabulary]
+    return ids[ids < vocabulary]
 
 
 def _token_basis(model: Model, probes: Probes) -> np.ndarray | None:
-    """Directions of the stream defined by token embeddings alone, orthonormal up to shrinkage: (m,
-    d).
-    """
+    """Directions of the stream from the usual tokens' embeddings (m, d), or None."""
     vocabulary = _vocabulary(model)
-    if not vocabulary:
-        return None
-    return token_basis(model, token_ids(vocabulary), probes)
+    return token_basis(model, token_ids(vocabulary), probes) if vocabulary else None
 
 
 def token_basis(
     model: Model, ids: np.ndarray, probes: Probes, count: int = COMBINED
 ) -> np.ndarray | None:
-    """The same of given tokens, in this order; of no more than `count` tokens, whatever the
-    signs.
+    """Directions of the stream from given tokens' embeddings, nearly orthonormal: (m, d).
+
+    At most `count` tokens are taken one by one; more are combined by random signs.
     """
     rows = model.into_stream(model.embeddings.rows(ids)).astype(np.float64)  # (n, d)
     if not np.isfinite(rows).all():
@@ -452,64 +416,59 @@ def token_basis(
     return (whitening @ combined).astype(np.float32)
 
 
-def layer_sketches(
-    layer: Layer, through: np.ndarray | None, probes: Probes
-) -> tuple[np.ndarray, ...]:
-    """Layer, head and key-value head, sketches, spectra and norms of a layer's heads."""
+class HeadSketches(NamedTuple):
+    """Sketches of N heads, and the places of these heads."""
+
+    layer: np.ndarray  # (N,)
+    head: np.ndarray
+    kv_head: np.ndarray
+    direct: np.ndarray  # (N, 2, K)
+    tokens: np.ndarray
+    spectra: np.ndarray  # (N, 2, S)
+    norms: np.ndarray  # (N, 2)
+
+
+def layer_sketches(layer: Layer, through: np.ndarray | None, probes: Probes) -> HeadSketches:
+    """Sketch a layer's heads."""
     shared = layer.n_heads // layer.n_kv_heads
+
+    def of_group(group: int) -> list[tuple[np.ndarray, ...]]:
+        return list(_group_sketches(layer, group, shared, through, probes))
+
     with np.errstate(over="ignore", invalid="ignore"):
-        groups = list(
-            in_threads(
-                lambda g: list(_group_sketches(layer, g, shared, through, probes)),
-                range(layer.n_kv_heads),
-            )
-        )
+        groups = list(in_threads(of_group, range(layer.n_kv_heads)))
     heads = [head for group in groups for head in group]
     direct, tokens, spectra, norms = (np.stack(part) for part in zip(*heads, strict=True))
-    index = np.arange(layer.n_heads)
-    return (
-        np.full(layer.n_heads, layer.index),
-        index,
-        index // shared,
-        direct,
-        tokens,
-        spectra,
-        norms,
-    )
+    index, layers = np.arange(layer.n_heads), np.full(layer.n_heads, layer.index)
+    return HeadSketches(layers, index, index // shared, direct, tokens, spectra, norms)
 
 
 def _group_sketches(
     layer: Layer, group: int, shared: int, through: np.ndarray | None, probes: Probes
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Direct sketch, sketch through tokens, spectrum and norm of each head that shares a key-value
-    head: (2, ...).
-    """
+    """Sketches, spectrum and norm of each head that shares a key-value head: (2, ...)."""
     k, v = layer.k.of(group)[0], layer.v.of(group)[0]  # (d, r)
-    of_k, of_v = _Side(k, "right", through, probes), _Side(v, "left", through, probes)
+    of_k = _SketchedFactor(k, "right", through, probes)
+    of_v = _SketchedFactor(v, "left", through, probes)
     for h in range(group * shared, (group + 1) * shared):
         head = layer.head(h)
         q, o = head.query_at(0)[0], head.w_o.T
-        pairs = (
-            (_Side(q, "left", through, probes), of_k),
-            (of_v, _Side(o, "right", through, probes)),
-        )
-        parts = [_sketch(left, right) for left, right in pairs]
+        of_q = _SketchedFactor(q, "left", through, probes)
+        of_o = _SketchedFactor(o, "right", through, probes)
+        parts = _sketch(of_q, of_k), _sketch(of_v, of_o)
         yield tuple(np.stack(part) for part in zip(*parts, strict=True))
 
 
 def maps_of(layer: Layer, head: int, through: np.ndarray | None) -> list[Factored]:
-    """W_QK and W_VO of a head, in the stream's own basis or as they are seen through tokens:
-    through (m, d).
-    """
+    """W_QK and W_VO of a head, in the stream's basis or through tokens (m, d)."""
     h = layer.head(head)
-    factors = (h.query_at(0)[0], h.w_k), (h.w_v, h.w_o.T)
-    return [
-        Factored(*(side if through is None else through @ side for side in pair))
-        for pair in factors
-    ]
+    q, k, v, o = h.query_at(0)[0], h.w_k, h.w_v, h.w_o.T
+    if through is not None:
+        q, k, v, o = (through @ factor for factor in (q, k, v, o))
+    return [Factored(q, k), Factored(v, o)]
 
 
-class _Side:
+class _SketchedFactor:
     """One factor of a head's map, and what a sketch needs of it."""
 
     def __init__(
@@ -517,25 +476,21 @@ class _Side:
     ) -> None:
         self.factor, self.probes = factor, probes  # (d, r)
         self.seen = signs(SKETCH, len(factor), side, probes) @ factor  # (K, r)
-        # (m, r)
-        self.through = (
-            None if through is None or through.shape[1] != len(factor) else through @ factor
-        )
+        self.through: np.ndarray | None = None  # (m, r)
+        if through is not None and through.shape[1] == len(factor):
+            self.through = through @ factor
         self.triangle = triangle(factor, inner(factor))
 
 
-def _sketch(left: _Side, right: _Side) -> tuple[np.ndarray, ...]:
-    """Direct sketch (K,), sketch through tokens (K,), spectrum (S,) and norm (1,) of left @
-    right'.
-    """
+def _sketch(left: _SketchedFactor, right: _SketchedFactor) -> tuple[np.ndarray, ...]:
+    """Sketches (K,), spectrum (S,) and norm (1,) of left @ right'."""
     direct = np.vecdot(left.seen, right.seen)
     # heads that copy have a trace, however they were initialised
     if left.factor.shape == right.factor.shape:
         n = len(left.factor)
         trace = float(np.vecdot(left.factor, right.factor).sum()) / n
-        direct = direct - trace * np.vecdot(
-            *(signs(SKETCH, n, side, left.probes) for side in ("left", "right"))
-        )
+        u, v = (signs(SKETCH, n, side, left.probes) for side in ("left", "right"))
+        direct = direct - trace * np.vecdot(u, v)
     tokens = np.empty(0, np.float32)
     if left.through is not None and right.through is not None:
         seen = left.through @ right.through.T  # (m, m)
@@ -544,19 +499,16 @@ def _sketch(left: _Side, right: _Side) -> tuple[np.ndarray, ...]:
         tokens = np.vecdot(u @ seen, v)
     s = core_singular_values(left.triangle, right.triangle)
     norm = float(np.sqrt((s**2).sum()))
-    places = np.unique(np.geomspace(1, len(s), POINTS).round().astype(int)) - 1
-    places = (
-        np.interp(np.arange(POINTS), np.linspace(0, POINTS - 1, len(places)), places)
-        .round()
-        .astype(int)
-    )
-    spectrum = np.log(np.maximum(s[places] / (norm or 1.0), LEAST))
-    return (
-        unit_length(direct),
-        unit_length(tokens),
-        spectrum.astype(np.float32),
-        np.array(norm, np.float32),
-    )
+    spectrum = np.log(np.maximum(s[_spread_out(len(s))] / (norm or 1.0), LEAST))
+    in_float32 = spectrum.astype(np.float32), np.array(norm, np.float32)
+    return unit_length(direct), unit_length(tokens), *in_float32
+
+
+def _spread_out(count: int) -> np.ndarray:
+    """POINTS places of `count` singular values, evenly spread on a logarithmic scale."""
+    places = np.unique(np.geomspace(1, count, POINTS).round().astype(int)) - 1
+    steps = np.linspace(0, POINTS - 1, len(places))
+    return np.interp(np.arange(POINTS), steps, places).round().astype(int)
 
 
 def unit_length(sketch: np.ndarray) -> np.ndarray:
@@ -571,5 +523,5 @@ def as_bytes(sketches: np.ndarray) -> np.ndarray:
 
 
 def is_fingerprint(source: object) -> TypeGuard[str | Path]:
-    """Whether a source names a fingerprint file."""
+    """True if a source names a fingerprint file."""
     return isinstance(source, str | Path) and str(source).endswith(SUFFIX)

@@ -1,4 +1,4 @@
-"""Which matrices to train or to merge, by their weights, in a file for the tool that does it."""
+"""Choose matrices to train or to merge by their weights, in a file for the tool that does it."""
 
 # The measure, and how the comment of a file calls it. The highest come first.
 BY = {

@@ -1,5 +1,4 @@
-"""Rank the matrices of a model's layers within their roles, and write the first of each role for
-another tool.
+"""Rank the matrices of a model's layers within their roles and choose the first of each.
 
 A score says something of a matrix, not that it should be trained: docs/rank.md has what is known.
 """
@@ -57,26 +56,23 @@ class Ranking:
 
     @property
     def lead(self) -> str:
-        """What the choice rests on, in one line."""
-        return printable(
-            f"weightscope {weightscope.__version__}: {len(self.chosen)} of the {len(self.rows)} matrices in the layers "
-            f"of {self.source}, the highest {100 * self.top:g} % of each role by {BY[self.by][1]}"
-            f"{f', {self.base}' if self.by == 'change' else ''}"
+        """The basis of the choice, in one line."""
+        version = f"weightscope {weightscope.__version__}"
+        counts = (
+            f"{len(self.chosen)} of the {len(self.rows)} matrices in the layers of {self.source}"
         )
+        measure = BY[self.by][1]
+        if self.by == "change":
+            measure = f"{measure}, {self.base}"
+        highest = f"the highest {100 * self.top:g} % of each role by {measure}"
+        return printable(f"{version}: {counts}, {highest}")
 
     @property
     def table(self) -> Table:
         """One row per matrix."""
-        header = [
-            Column("tensor"),
-            Column("role"),
-            Column("layer"),
-            Column(BY[self.by][0]),
-            Column("chosen"),
-        ]
-        return Table.of_rows(
-            header, [(*row[:4], "yes" if row.is_chosen else "") for row in self.rows]
-        )
+        columns = [Column(name) for name in ("tensor", "role", "layer", BY[self.by][0], "chosen")]
+        rows = [(*row[:4], "yes" if row.is_chosen else "") for row in self.rows]
+        return Table.of_rows(columns, rows)
 
     def written_for(self, tool: str) -> str:
         """The file for a tool, one of `TOOLS`.
@@ -112,22 +108,22 @@ def rank(
         There is no base to measure a change from, or no row knows the layers' matrices.
     """
     if not 0 < top <= 1:
-        raise CheckpointError(
-            f"top is {top:g}; it is the share of matrices to choose, above 0 and at most 1"
-        )
+        share = "the share of matrices to choose, above 0 and at most 1"
+        raise CheckpointError(f"top is {top:g}; it is {share}")
     if by == "change" and base is None:
         raise CheckpointError("`by='change'` needs `base`, the model that it was tuned from")
     unchecked = model.unchecked()
     tensors = unchecked.tensors
     linear = [tensor for tensor in tensors if _is_linear(tensor, tensors.own)]
     if not linear:
-        raise CheckpointError(
-            "has no matrix whose role is known; none can be ranked", file=model.checkpoint.name
-        )
-    if why := next((why for tensor in linear if (why := why_unread(tensor.tensor))), ""):
-        raise CheckpointError(why)
-    scores = _changes(base, model) if by == "change" and base is not None else {}
-    if by != "change":
+        problem = "has no matrix whose role is known; none can be ranked"
+        raise CheckpointError(problem, file=model.checkpoint.name)
+    for tensor in linear:
+        if why := why_unread(tensor.tensor):
+            raise CheckpointError(why)
+    if by == "change" and base is not None:
+        scores = _changes(base, model)
+    else:
         place = [column.name for column in MEASURES].index(BY[by][0])
         measured = measured_rows(unchecked.checkpoint, tensors, linear, exact).rows
         scores = {
@@ -143,24 +139,22 @@ def rank(
         order = sorted(members, key=lambda tensor: (isnan(known[tensor.name]), -known[tensor.name]))
         count = max(1, int(top * len(members)))
         for place, tensor in enumerate(order):
-            is_chosen = place < count and not isnan(known[tensor.name])
-            ranked.append(
-                Ranked(tensor.name, role, tensor.layer or 0, known[tensor.name], is_chosen)
-            )
-    source, of_base = (
-        each.checkpoint.given or str(each.checkpoint.name) if each else "" for each in (model, base)
-    )
-    return Ranking(source, of_base, by, top, ranked)
+            score = known[tensor.name]
+            is_chosen = place < count and not isnan(score)
+            ranked.append(Ranked(tensor.name, role, tensor.layer or 0, score, is_chosen))
+    return Ranking(_given_name(model), _given_name(base) if base else "", by, top, ranked)
+
+
+def _given_name(model: Model) -> str:
+    return model.checkpoint.given or str(model.checkpoint.name)
 
 
 def _is_linear(tensor: NamedTensor, stack: str | None) -> bool:
-    """Whether a tensor is a linear map of a layer of the stack that is read, or several."""
-    roles = (
-        tensor.role.removeprefix("shared_")
-        .removeprefix("expert.")
-        .removeprefix("first.")
-        .split("+")
-    )
+    """True if a tensor is one or several linear maps of a layer in the stack that is read."""
+    role = tensor.role
+    for prefix in ("shared_", "expert.", "first."):
+        role = role.removeprefix(prefix)
+    roles = role.split("+")
     in_layer = tensor.layer is not None and tensor.stack == stack
     return in_layer and is_matrix(tensor) and all(role in LINEAR for role in roles)
 
@@ -169,14 +163,12 @@ def _changes(base: Model, model: Model) -> dict[str, float]:
     """|B - A| / |A| of every tensor by its name in B; parts of one together."""
     moved, squares = defaultdict[str, float](float), defaultdict[str, float](float)
     for change in compare_tensors(base, model).changes:
-        unknown = isnan(change.change)
-        moved[change.name_b] += float("nan") if unknown else change.moved
+        moved[change.name_b] += float("nan") if isnan(change.change) else change.moved
         squares[change.name_b] += change.squares
-    return {
-        name: sqrt(moved[name] / squares[name]) if squares[name] else float("inf")
-        for name in moved
-        if name
-    }
+    scores = {}
+    for name in filter(None, moved):
+        scores[name] = sqrt(moved[name] / squares[name]) if squares[name] else float("inf")
+    return scores
 
 
 def _for_axolotl(ranking: Ranking) -> str:
@@ -186,32 +178,26 @@ def _for_axolotl(ranking: Ranking) -> str:
 
 
 def _for_peft(ranking: Ranking) -> str:
-    """An adapter_config.json whose `target_modules` is a regular expression, as JSON has no
-    comments and these have.
-    """
+    """An adapter_config.json; its regular expression holds the comment that JSON lacks."""
     modules = [
         re.escape(name.removesuffix(WEIGHT)) for name in ranking.chosen if name.endswith(WEIGHT)
     ]
     if not modules:
-        raise CheckpointError(
-            "every chosen tensor stacks experts without a module, which LoRA's target_modules lacks"
-        )
+        lacking = "without a module, which LoRA's target_modules lacks"
+        raise CheckpointError(f"every chosen tensor stacks experts {lacking}")
     stacked = len(ranking.chosen) - len(modules)
     left_out = f"; without {stacked} stacks of experts, as no module holds them" if stacked else ""
     comment = (ranking.lead + left_out).translate(str.maketrans("()\\", "[]/"))
     pattern = f"(?#{comment})(.*\\.)?({'|'.join(modules)})"
-    return (
-        json.dumps({"peft_type": "LORA", "target_modules": pattern}, indent=2, ensure_ascii=False)
-        + "\n"
-    )
+    config = {"peft_type": "LORA", "target_modules": pattern}
+    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
 def _for_mergekit(ranking: Ranking) -> str:
     """A linear merge: the chosen matrices of the model, everything else of its base."""
     if not ranking.base:
-        raise CheckpointError(
-            "a merge of one model needs `base`, from which everything that is not chosen is taken"
-        )
+        rest = "from which everything that is not chosen is taken"
+        raise CheckpointError(f"a merge of one model needs `base`, {rest}")
     lines = [f"# {ranking.lead}", "merge_method: linear", "models:"]
     for model, chosen in ((ranking.base, 0), (ranking.source, 1)):
         lines += [f"- model: {yaml_text(model)}", "  parameters:", "    weight:"]
@@ -222,9 +208,7 @@ def _for_mergekit(ranking: Ranking) -> str:
 
 
 def yaml_text(text: str) -> str:
-    """A text in YAML, in ASCII: unlike JSON it has one escape for a character beyond the first
-    65,536.
-    """
+    """Quote a text for YAML in ASCII; JSON needs two escapes beyond the first 65,536 characters."""
 
     def escaped(match: re.Match[str]) -> str:
         code = ord(match[0])
