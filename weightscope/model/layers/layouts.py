@@ -381,7 +381,7 @@ def _places(tensors: LayerTensors, family: Family, config: ModelConfig) -> tuple
 def _of_positions(
     tensors: LayerTensors, config: ModelConfig, content: str, suffix: str = "_proj"
 ) -> Affine:
-    """The projection of positions that goes with that of content: `qpos_proj` for `qcontent_proj`."""
+    """The projection of positions for one of content: `qpos_proj` for `qcontent_proj`."""
     d, h = config.d_model, config.n_heads
     module = content.replace("content_proj", "pos" + suffix)
     return by_head(*linear(tensors, config, module, (h * config.head_dim, d), True), h)

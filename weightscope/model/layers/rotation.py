@@ -17,7 +17,7 @@ Delta = int | tuple[int, ...]
 
 
 def inverse_powers(theta: float, width: int) -> np.ndarray:
-    """theta^(-2j/width) of pairs j, (width / 2,): the usual angles a position (RoFormer, eq. 15)."""
+    """theta^(-2j/width) of pairs j, (width / 2,): usual angles a position (RoFormer, eq. 15)."""
     return theta ** (-np.arange(0, width, 2) / width)
 
 
