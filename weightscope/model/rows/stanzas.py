@@ -36,7 +36,7 @@ from weightscope.model.config.config import (
     values_of,
 )
 from weightscope.model.layers import distances, layouts
-from weightscope.model.layers.steps import Step, step_classes
+from weightscope.model.layers.steps import Step, fault_of, step_classes
 from weightscope.model.rows import cells, gguf
 from weightscope.model.rows.cells import Biases, Names, StoredNorm
 from weightscope.model.rows.family import Family, In, Unless, When
@@ -577,7 +577,11 @@ def _step(name: str, given: Any, where: str) -> Step | None:
     known = step_classes()
     if name not in known:
         raise _unknown("step", name, where, sorted(known))
-    step: Step | None = None if given is False else build(known[name], given, where)
+    if given is False:
+        return None
+    step: Step = build(known[name], given, where)
+    if fault := fault_of(step):
+        raise StanzaError(where, f"{where}: {fault}")
     return step
 
 

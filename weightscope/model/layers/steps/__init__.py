@@ -5,7 +5,7 @@ A layer is read as its layout says; then the steps of its row are applied to it 
 layer and of queries and keys are folded.
 """
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 from functools import cache
 from importlib import import_module
@@ -50,7 +50,11 @@ class Reads:
 
 @dataclass(frozen=True)
 class Step:
-    """A mechanism. A subclass has simple fields, which a row sets, and overrides some methods."""
+    """A mechanism. A subclass has simple fields, which a row sets, and overrides some methods.
+
+    Fields called `module` and `tensor` name what `reads` lists. A row with a step that has a fault
+    (`fault_of`) is refused.
+    """
 
     name: ClassVar[str]  # in rows: `steps.gate = "attention.g_proj"`; one step of a name per row
     place: ClassVar[Place]
@@ -92,6 +96,33 @@ class Step:
     def output_module(self) -> str:
         """The module whose output joins the residual stream, where that is not W_O."""
         return ""
+
+
+def fault_of(step: Step) -> str:
+    """A reason to refuse a step: it would leave out or ignore something silently; else empty."""
+    kind, reads = type(step), step.reads()
+    values = {part.name: getattr(step, part.name) for part in fields(step)}
+    required = [values[part.name] for part in fields(step) if part.default is MISSING]
+    all_empty = bool(values) and all(value in ("", ()) for value in values.values())
+    if all_empty or any(value in ("", ()) for value in required):
+        return "it names nothing to apply"
+    listed = [name for name in (*reads.modules, *reads.tensors, *reads.shared) if name]
+    for name in (values.get("module"), values.get("tensor")):
+        if name and not any(_overlap(name, known) for known in (*listed, *reads.ignored)):
+            return f"nothing reads '{name}'"
+    if listed and kind.apply is Step.apply:
+        return f"nothing reads '{listed[0]}'"
+    if not kind.exact and kind.caveat is Step.caveat:
+        return "it is neither exact nor has a caveat"
+    changes = (kind.apply, kind.on_norm, kind.keys_of)
+    if kind.exact and changes == (Step.apply, Step.on_norm, Step.keys_of):
+        return "it is exact and applies nothing"
+    return ""
+
+
+def _overlap(a: str, b: str) -> bool:
+    """True if one of two names is the other, or lies within it."""
+    return f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")
 
 
 @cache
