@@ -96,8 +96,8 @@ SHADOWED = {
 }
 KV_HEADS = "num_key_value_heads"  # read by no code where the row does not read it
 GATING = "expert_gating_func"
-# Keys of a GGUF file besides sizes -> names in configs, of which the first present counts; or a
-# product of such names.
+# Keys of a GGUF file besides sizes -> names in configs; the first present counts. A name may be a
+# product of names.
 BESIDES = {
     "logit_scale": ("logits_scaling", "logit_scale"),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
@@ -409,9 +409,7 @@ def _sections(config: Config, chosen: str) -> Iterator[tuple[str, Config, str]]:
         yield path, Config(values, config.file), kind
 
 
-def _normal(
-    whole: Config, row: Family, section: Config, kind: str, chosen: Config | None
-) -> Stated:
+def _normal(root: Config, row: Family, section: Config, kind: str, chosen: Config | None) -> Stated:
     """One section with its sizes, heads, layers and rotation as its row reads them.
 
     `chosen` is the part of the config that the row was chosen for, if the section is that part.
@@ -434,9 +432,9 @@ def _normal(
     for read in (row,) if chosen is not None else _rows(kind):
         try:
             config = (
-                completed_part(whole, chosen, read)
+                completed_part(root, chosen, read)
                 if chosen is not None
-                else _read(section, read, kind, whole)
+                else _read(section, read, kind, root)
             )
             family = read.configured(config)
             numbers = read_config(config, family)
@@ -537,7 +535,7 @@ def _by_layer(
     return made
 
 
-def _read(section: Config, row: Family, kind: str, whole: Config) -> Config:
+def _read(section: Config, row: Family, kind: str, root: Config) -> Config:
     """A section of another stack in the dialect of transformers 5."""
     written = Config(renamed(section, row, kind), section.file)
     same_meaning = row.synonyms([key for key in written if written.has(key)])
@@ -548,7 +546,7 @@ def _read(section: Config, row: Family, kind: str, whole: Config) -> Config:
     }
     values = {key: value for key, value in {**usual, **written}.items() if value is not None}
     completed = row.completed(values, section.file)
-    return standardised(section, completed.raw, row.configured(completed), kind, whole)
+    return standardised(section, completed.raw, row.configured(completed), kind, root)
 
 
 def _rows(kind: str) -> tuple[Family, ...]:

@@ -216,13 +216,13 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
 
 
 def standardised(
-    part: Config, values: Mapping[str, Any], family: Family, kind: str, whole: Config
+    part: Config, values: Mapping[str, Any], family: Family, kind: str, root: Config
 ) -> Config:
     """A config with its rotation in one form.
 
     part: The part of the file.
     values: The part without nulls, with the architecture's defaults.
-    whole: All of the file, which may state the version of transformers that wrote it.
+    root: All of the file, which may state the version of transformers that wrote it.
     """
     config, rope = Config(values, part.file), family.rope
     if not isinstance(rope, Rope):
@@ -233,7 +233,7 @@ def standardised(
     emptied = SCALING in part and not part[SCALING]
     usual = class_says(kind, "rope") or class_says(family.types[0], "rope")
     free = not class_says(kind, "names")
-    rotary = _Rotary(config, rope, usual, _writer_of(whole), free=free, emptied=emptied)
+    rotary = _Rotary(config, rope, usual, _writer_of(root), free=free, emptied=emptied)
     made = {key: value for key, value in values.items() if key != SCALING}
     made[GIVEN] = rotary.standard()
     return replace(config, raw=made, notes=tuple(rotary.notes))
@@ -375,10 +375,10 @@ class _Rotary:
         kinds = (chosen.get(word) for word in ("rope_type", "type"))
         return next((kind for kind in kinds if kind is not None), "default")
 
-    def _say(self, made: Mapping[str, Any], other: Mapping[str, Any], rule: str) -> None:
+    def _say(self, made: Mapping[str, Any], unread: Mapping[str, Any], rule: str) -> None:
         """Note which of two contradictory statements is read."""
-        if _words(made) != _words(other):
-            self.notes.append(f"{_words(other)}: {rule} ({_words(made)}), as in transformers")
+        if _words(made) != _words(unread):
+            self.notes.append(f"{_words(unread)}: {rule} ({_words(made)}), as in transformers")
 
     def _as_written(self, what: str, four: dict[str, Any], five: dict[str, Any]) -> dict[str, Any]:
         """Parameters as the writer's version of transformers reads them, where 4 and 5 differ."""

@@ -253,7 +253,7 @@ def complete_prefixes(checkpoint: Checkpoint, family: Family) -> list[str]:
 
 
 def width_of(checkpoint: Checkpoint, family: Family, prefix: str) -> set[int]:
-    """Sizes of W_O in the first layer that has one; the model's width is one of them."""
+    """Sizes of W_O in the first layer that has one; they include the model's width."""
     layer, _, rest = f"{prefix}{family.layer}".partition("{i}")
     written = re.compile(rf"\d+{re.escape(rest + family.heads.out)}\.(weight|bias)", re.ASCII)
     first = (name for name in checkpoint.names_under(layer) if written.fullmatch(name, len(layer)))

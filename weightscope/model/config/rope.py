@@ -26,7 +26,7 @@ from weightscope.model.layers.rotation import (
     yarn_temperature,
 )
 
-# Multimodal RoPE: a token has several coordinates, of which one turns each pair of dimensions.
+# Multimodal RoPE: a token has several coordinates, and each pair of dimensions turns by one.
 
 
 def contiguous(sizes: tuple[int, ...], pairs: int) -> np.ndarray:

@@ -72,7 +72,7 @@ def deberta_scale(config: ModelConfig, layer: int) -> float:
 
 
 def deberta_v2_scale(config: ModelConfig, layer: int) -> float:
-    """DeBERTa v2: 1/sqrt(d' times the number of terms), of which only c2p and p2c count."""
+    """DeBERTa v2: 1/sqrt(d' times the number of terms), where only c2p and p2c count."""
     terms = 1 + len({"c2p", "p2c"} & {*position_kinds(config)})
     return float((config.head_dim * terms) ** -0.5)
 

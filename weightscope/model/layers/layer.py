@@ -418,12 +418,12 @@ class Layer:
         """
         xp, y = namespace(x), self._memory(x, memory)
 
-        def of(norm: InnerNorm | None, z: Any, heads: int) -> Any:
+        def factors(norm: InnerNorm | None, z: Any, heads: int) -> Any:
             scalars = xp.ones(z.shape[0], dtype=z.dtype) if norm is None else norm.scalars(z)
             return xp.broadcast_to(scalars, (heads, z.shape[0]))
 
-        of_q = of(self.q_norm, self.normalised(x), self.n_heads)
-        return of_q, of(self.k_norm, self.normalised_memory(y), self.n_kv_heads)
+        of_queries = factors(self.q_norm, self.normalised(x), self.n_heads)
+        return of_queries, factors(self.k_norm, self.normalised_memory(y), self.n_kv_heads)
 
     def _memory(self, x: Any, memory: Any) -> Any:
         """The input of keys and values: the memory in cross-attention, x itself elsewhere."""
@@ -456,9 +456,9 @@ class Layer:
         """Keys before rotation, with their norm, of x or the memory: (n, d) -> (G, n, r)."""
         return self._made(self.k, self.k_norm, self.normalised_memory(x))
 
-    def _made(self, of: Affine | Latent, norm: InnerNorm | None, z: Any) -> Any:
+    def _made(self, projection: Affine | Latent, norm: InnerNorm | None, z: Any) -> Any:
         """Queries, keys or values of tokens z = x / sigma(x): (n, d) -> (heads, n, r)."""
-        made = of(z) if norm is None else norm(of(z), z)
+        made = projection(z) if norm is None else norm(projection(z), z)
         return made if self.clip is None else namespace(made).clip(made, -self.clip, self.clip)
 
     def scores(

@@ -197,7 +197,7 @@ class LogitBounds:
         return Reach(joint, np.concatenate((free.bias, stream.bias[n:])))
 
     def _product(self, q: Reach, k: Reach, index: int, sigma1: float | None) -> float:
-        """A bound on |q R k'| at any distance: of all dimensions, or of two parts of them."""
+        """A bound on |q R k'| at any distance, for all dimensions at once or in two parts."""
         layer, turns, dims = self.layer, self.turns, np.arange(len(self.partner))
         if layer.gain is not None:  # the larger of a pair's, so that it commutes with the rotation
             gain = layer.gain[index if len(layer.gain) > 1 else 0]

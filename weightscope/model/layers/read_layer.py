@@ -42,8 +42,8 @@ def attention_names(
     stem, maker = (prefix + family.stored_name(config, i) for i in (index, source))
 
     def inside(layer: str, modules: Iterable[str]) -> set[str]:
-        found = (checkpoint.names_under(f"{layer}{module}.") for module in modules)
-        return {*chain.from_iterable(found)}
+        by_module = (checkpoint.names_under(f"{layer}{module}.") for module in modules)
+        return {*chain.from_iterable(by_module)}
 
     lone = [stem + name for name in family.lone]
     lone += [prefix + name for name in (*family.heads.shared, *family.reads.shared)]
@@ -225,16 +225,16 @@ def _with_qk_norm(layer: Layer, row: QkNorm, tensors: LayerTensors, config: Mode
 
 
 def _normed(
-    of: Affine | Latent, module: str, tensors: LayerTensors, row: QkNorm, eps: float
+    made: Affine | Latent, module: str, tensors: LayerTensors, row: QkNorm, eps: float
 ) -> tuple[Affine, InnerNorm]:
     """The map to queries or keys with its norm's gamma folded in, and the rest of that norm."""
-    if isinstance(of, Latent):
+    if isinstance(made, Latent):
         raise CheckpointError(
             f"'{module}' is a norm of what comes out of a latent, which is not read"
         )
-    heads, _, r = of.shape
+    heads, _, r = made.shape
     gamma, beta = _gains(tensors, module, row, heads, r)
-    plain = of.centred(jointly=row.scope == "joint") if row.centred else of
+    plain = made.centred(jointly=row.scope == "joint") if row.centred else made
     seen = plain
     if row.scope == "joint":  # one norm over all heads: (1, d, heads r)
         seen = Affine(plain.w.transpose(1, 0, 2).reshape(1, -1, heads * r), plain.b.reshape(1, -1))

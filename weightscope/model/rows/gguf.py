@@ -436,10 +436,10 @@ def _undone(row: Family, gguf: Gguf) -> dict[str, Undo]:
     }
 
 
-def _of_stack(name: str, row: Family, whole: Mapping[str, str]) -> tuple[str, str] | None:
+def _of_stack(name: str, row: Family, names: Mapping[str, str]) -> tuple[str, str] | None:
     """`enc.blk.3.attn_q.weight` -> encoder.block.3.layer.0.SelfAttention.q.weight."""
     parts = re.fullmatch(r"((?:\w+\.)*?)(?:(\d{1,7})\.)?(\w+)\.(weight|bias)", name, re.ASCII)
-    if not parts or not (known := whole.get(f"{parts[1]}{'{i}.' if parts[2] else ''}{parts[3]}")):
+    if not parts or not (known := names.get(f"{parts[1]}{'{i}.' if parts[2] else ''}{parts[3]}")):
         return None
     return "", f"{row.prefixes[0]}{known.format(i=parts[2] and int(parts[2]))}.{parts[4]}"
 

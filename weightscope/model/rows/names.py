@@ -457,7 +457,7 @@ class _Reader:
                 yield self._tensor(name, _Module(role), None, None, self.config, row, tied)
 
     def _of_gguf(self) -> Iterator[NamedTensor]:
-        """Tensors that keep ggml's names because the row has no module of them."""
+        """Tensors that keep ggml's names because the row has no module for them."""
         known = {**ROLES, **OF_GGUF, **(self.family.gguf.roles if self.family.gguf else {})}
         for name in self.checkpoint:
             parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)(?:\.(weight|bias))?", name, re.ASCII)

@@ -499,7 +499,7 @@ def _row(stanza: str, given: Mapping[str, Any], base: Family | None, trusted: bo
 
 
 def usual_types(name: str, base: Family | None) -> tuple[str, ...]:
-    """A row's model_types where it states none: its name, or those of a `like` row of that name."""
+    """A row's model_types where it states none: its name, or the types of a `like` row so named."""
     return base.types if base is not None and base.name == name else (name,)
 
 

@@ -118,7 +118,7 @@ class Rows(Sequence[Family]):
 
 
 def _place(text: str, title: str) -> int:
-    """The start of a stanza; for a stage without one, that of the first stage."""
+    """The start of a stanza, or of the first stage for a stage without a stanza."""
     place = text.find(f"\n[{title}]\n")
     return text.find(f"\n[{title[:-1]}1]\n") if place < 0 and ".stage" in title else place
 
@@ -141,7 +141,7 @@ def own_folder() -> Path:
 def known_rows(
     families: str | Path | None = None, kinds: Collection[str] | None = None
 ) -> tuple[Family, ...]:
-    """Every row, or those of `kinds` (model_types or names); later rows do not repeat earlier ones.
+    """Rows of all or of some `kinds` (model_types or names); later rows do not repeat earlier ones.
 
     `families` is a file of rows, which come before the table's; a user's own come after.
     """
