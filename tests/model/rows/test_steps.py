@@ -1,13 +1,20 @@
 """Steps: rare mechanisms, each known from its file alone."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 
 import pytest
 
-from weightscope.model.layers.steps import Place, Step, step_classes
+from weightscope.core.errors import CheckpointError
+from weightscope.model.config.config import ModelConfig
+from weightscope.model.layers.layer import Layer
+from weightscope.model.layers.steps import Place, Reads, Step, step_classes
 from weightscope.model.layers.steps.bounds import Clip, Softcap
 from weightscope.model.layers.steps.gates import Gate
+from weightscope.model.rows import stanzas
+from weightscope.model.rows.cells import LayerTensors
 from weightscope.model.rows.family import Family
+from weightscope.model.rows.stanzas import read_rows
 from weightscope.model.rows.table import FAMILIES
 
 PARALLEL = {
@@ -44,6 +51,92 @@ def test_every_step_of_a_row_is_found_by_its_name() -> None:
 def test_a_step_is_exact_or_says_what_it_leaves_out(name: str) -> None:
     step = step_classes()[name]
     assert step.exact == (step.caveat is Step.caveat)
+
+
+@dataclass(frozen=True)
+class Faulty(Step):
+    """A step whose subclasses forget something."""
+
+    place = Place.VECTORS
+
+    tensor: str
+
+    def reads(self) -> Reads:
+        return Reads(tensors=(self.tensor,))
+
+    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+        return layer
+
+    def caveat(self, layer: Layer) -> str:
+        return "a factor"
+
+
+class Complete(Faulty):
+    """A step that forgets nothing."""
+
+
+class Mute(Faulty):
+    """A step that is not exact, without a caveat."""
+
+    caveat = Step.caveat
+
+
+class Idle(Faulty):
+    """A step that lists a tensor as read and applies nothing."""
+
+    apply = Step.apply
+
+
+class Unlisted(Faulty):
+    """A step that does not list its tensor as read."""
+
+    reads = Step.reads
+
+
+class Claiming(Step):
+    """A step that calls itself exact and applies nothing."""
+
+    place = Place.VECTORS
+    exact = True
+
+
+FAULTS = {
+    "mute = 'attn.t'": "it is neither exact nor has a caveat",
+    "idle = 'attn.t'": "nothing reads 'attn.t'",
+    "unlisted = 'attn.t'": "nothing reads 'attn.t'",
+    "claiming = true": "it is exact and applies nothing",
+    "complete = ''": "it names nothing to apply",
+    "sinks = ''": "it names nothing to apply",
+    "clip = []": "it names nothing to apply",
+    "multipliers = true": "it names nothing to apply",
+    "multipliers = { key = '' }": "it names nothing to apply",
+    "added_positions = { to = [] }": "it names nothing to apply",
+}
+
+
+def row_with(step: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Family:
+    """The row of a file with this step, where the steps of this module are known."""
+    kinds = {kind.__name__.lower(): kind for kind in (Complete, Mute, Idle, Unlisted, Claiming)}
+    for name, kind in kinds.items():
+        monkeypatch.setattr(kind, "name", name, raising=False)
+    monkeypatch.setattr(stanzas, "step_classes", lambda: {**step_classes(), **kinds})
+    path.write_text(f"[novel]\nlike = 'llama'\nsteps.{step}\n")
+    return read_rows(path, FAMILIES.row)[0]
+
+
+@pytest.mark.parametrize("step", FAULTS)
+def test_row_with_a_step_that_says_or_does_nothing_is_refused(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CheckpointError) as error:
+        row_with(step, tmp_path / "rows.toml", monkeypatch)
+    place = f"rows.toml: line 3: [novel] steps.{step.partition(' ')[0]}: "
+    assert str(error.value).startswith(place + FAULTS[step])
+
+
+def test_row_with_a_complete_step_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = row_with("complete = 'attn.t'", tmp_path / "rows.toml", monkeypatch)
+    assert row.steps == (Complete("attn.t"),) and "attn.t" in row.lone
 
 
 def test_a_row_has_one_step_of_a_name() -> None:

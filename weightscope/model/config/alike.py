@@ -1,6 +1,4 @@
-"""Whether two rows compute the same of the same tensors by role: what they call these tensors and
-keys left out.
-"""
+"""Comparison of what two rows compute, by the roles of tensors, not by names or keys."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +7,7 @@ from weightscope.model.layers import layouts
 from weightscope.model.rows.cells import Biases, FromConfig, Heads, QkNorm, StoredNorm
 from weightscope.model.rows.family import Family
 
-# Layouts of the same heads: tensors are compared by role, whichever lie in one.
+# Layouts of the same heads; tensors are compared by role, whatever tensor holds them.
 STORED = (
     layouts.separate,
     layouts.stacked,
@@ -18,24 +16,17 @@ STORED = (
     layouts.keys_with_values,
     layouts.keys_beside_values,
 )
-UNLIKE = ("router", "expert")  # roles of mixtures, whose choice of experts no row describes
+UNLIKE = ("router", "expert")  # roles of mixtures; no row describes how experts are chosen
 
 
 def computed_by(row: Family) -> Family | None:
-    """What a row, as a config makes it, computes; None where it does not describe all of a
-    layer.
-    """
+    """The computation of a configured row, without names; None if it leaves some of a layer out."""
     mlp, outputs, rope = row.mlp, row.outputs, row.positions.rope
-    if (
-        mlp is None
-        or outputs is None
-        or not mlp.known
-        or any(role.startswith(UNLIKE) for role in row.also)
-    ):
+    if mlp is None or outputs is None or not mlp.known:
         return None
-    heads = Heads(
-        layout=layouts.separate if row.heads.layout in STORED else row.heads.layout, bias=Biases()
-    )
+    if any(role.startswith(UNLIKE) for role in row.also):
+        return None
+    layout = layouts.separate if row.heads.layout in STORED else row.heads.layout
     network = replace(
         mlp,
         up="",
@@ -44,10 +35,10 @@ def computed_by(row: Family) -> Family | None:
         bias=False,
         transposed=False,
         activation_keys=(),
-        **{
-            name: _bare(getattr(mlp, name))
-            for name in ("norm", "after_attention", "attention_norm", "output_norm")
-        },
+        norm=_bare(mlp.norm),
+        after_attention=_bare(mlp.after_attention),
+        attention_norm=_bare(mlp.attention_norm),
+        output_norm=_bare(mlp.output_norm),
     )
     inputs = replace(
         row.inputs,
@@ -71,7 +62,7 @@ def computed_by(row: Family) -> Family | None:
         scaled="",
     )
     return Family(
-        heads=heads,
+        heads=Heads(layout=layout, bias=Biases()),
         norms=replace(row.norms, before=_bare(row.norms.before), after=_bare(row.norms.after)),
         memory=row.memory,
         inputs=inputs,
@@ -88,11 +79,9 @@ def computed_by(row: Family) -> Family | None:
 
 
 def _bare(norm: Any) -> Any:
-    """A norm without the names of its tensors."""
     if isinstance(norm, StoredNorm):
-        return replace(
-            norm, module="gain" if norm.module else "", bias=False, gain="weight", shift="bias"
-        )
+        module = "gain" if norm.module else ""
+        return replace(norm, module=module, bias=False, gain="weight", shift="bias")
     if isinstance(norm, QkNorm):
         return replace(norm, query="", key="", bias=False, gain="weight", shift="bias")
     return norm

@@ -1,4 +1,4 @@
-"""What the configs of two checkpoints say of the computation, compared key by key.
+"""The computation that two checkpoints' configs describe, compared key by key.
 
 Both configs are read by their rows first, so that the dialects of transformers 4 and 5, a GGUF
 file's metadata and what is left out mean what they mean to transformers. Any key that differs then
@@ -54,27 +54,33 @@ from weightscope.model.rows.gguf import shortest
 from weightscope.model.rows.stanzas import stanza_of
 from weightscope.model.rows.table import known_rows
 
-# Values that mean the same as no such key: versions of transformers leave them out, or put nothing
-# in their place.
+# Values that mean the same as no such key; versions of transformers leave them out or write null.
 NEUTRAL = {"position_embedding_type": "absolute", "sliding_window": 0, "partial_rotary_factor": 1.0}
-# keys that are on where a config leaves them out, whatever class reads it
-ON = {"is_causal", "truncate"}
-# of a key whose value the row takes from elsewhere: transformers' code may read it
+ON = {"is_causal", "truncate"}  # keys that are on where a config leaves them out, in any class
+# Suffix of a key whose value the row takes from elsewhere; transformers' code may read it.
 AS_WRITTEN = " as written"
-# of a key that transformers 4 alone reads, as the file says the same otherwise too
+# Suffix of a key that only transformers 4 reads, as the file says it in another way too.
 OLDER = " for transformers 4"
 ROTARY = {GIVEN, SCALING, "rope_theta", "partial_rotary_factor", "rotary_emb_base"}
 PLAIN_TURNS = ("default", "axial")  # kinds of rotation that nothing scales
-# What transformers takes for a key without a value where another key has one: key -> (other, its
-# value, what is taken).
+# Values that transformers takes for an empty key by another key: key -> (other key, its value,
+# value taken).
 IMPLIED = {"num_ln_in_parallel_attn": ("new_decoder_architecture", True, 2)}
-FOLLOWS = {"qk_head_dim", "head_dim"}  # computed of other keys wherever it is
+FOLLOWS = {"qk_head_dim", "head_dim"}  # keys computed from others wherever they are
 # Keys that follow from others where they are left out, in a way that neither a row nor a tensor's
-# shape tells.
-UNTOLD = {"activation_sparsity_pattern", "attention_multiplier", "kv_source_layers", "layer_rope_theta", "layer_types",
-          "no_rope_layers", "rope_scaling_layers", "window_block_indexes"}  # fmt: skip
+# shape shows.
+UNTOLD = {
+    "activation_sparsity_pattern",
+    "attention_multiplier",
+    "kv_source_layers",
+    "layer_rope_theta",
+    "layer_types",
+    "no_rope_layers",
+    "rope_scaling_layers",
+    "window_block_indexes",
+}
 WINDOW, GATE = "sliding_window", "use_sliding_window"
-# Keys that have no part but in the layers' types.
+# Keys that only decide the layers' types.
 OF_TYPES = {
     GATE,
     "max_window_layers",
@@ -83,15 +89,15 @@ OF_TYPES = {
     "full_attention_interval",
     "global_attn_every_n_layers",
 }
-# Keys that the code sets, or does not look at, where another is on.
+# Keys that the code sets or ignores where another is on.
 SHADOWED = {
     "decoder_vocab_size": "share_encoder_decoder_embeddings",
     "is_decoder": "is_encoder_decoder",
 }
-KV_HEADS = "num_key_value_heads"  # no code reads it where the row does not
+KV_HEADS = "num_key_value_heads"  # read by no code where the row does not read it
 GATING = "expert_gating_func"
-# What a GGUF file has besides the sizes: its key -> the names that configs may have for it, the
-# first that a config has counts; or a product of such names.
+# Keys of a GGUF file besides sizes -> names in configs; the first present counts. A name may be a
+# product of names.
 BESIDES = {
     "logit_scale": ("logits_scaling", "logit_scale"),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
@@ -129,31 +135,30 @@ BESIDES = {
     "ssm.inner_size": ("mamba_expand * hidden_size",),
     "ssm.time_step_rank": ("mamba_dt_rank", "mamba_n_heads"),
 }
-# how experts are scored, by the number in a GGUF file
+# A GGUF file's number -> scores of experts.
 GATES = {1: "softmax", 2: "sigmoid", 4: "sqrtsoftplus"}
-# Types whose code scores experts by the sigmoid without a key that says it.
+# Types whose code scores experts by the sigmoid without a key for it.
 BY_SIGMOID = ("glm4_moe", "glm4_moe_lite", "hy_v4", "laguna", "lfm2_moe")
-PATTERN = "attention.sliding_window_pattern"  # of a GGUF file: which layers have a window
-# Keys of a GGUF file that the config is made from, that tensors' shapes show, or that say nothing
-# of the computation.
+PATTERN = "attention.sliding_window_pattern"  # a GGUF file's key of the layers with a window
+# Keys of a GGUF file that the config is made from, that tensors' shapes show, or that do not
+# concern the computation.
 NOTHING_MORE = re.compile(
-    r"rope\.(dimension_count|scaling\.(type|factor|finetuned|attn_factor|original_context_length|yarn_beta_(fast|slow)))"
-    r"|attention\.((key|value)_length_mla|value_length|max_alibi_bias|clamp_kqv|causal)|use_parallel_residual|vocab_size"
-    r"|pooling_type|tensor_data_layout",
+    r"rope\.(dimension_count|scaling\.(type|factor|finetuned|attn_factor|original_context_length"
+    r"|yarn_beta_(fast|slow)))|attention\.((key|value)_length_mla|value_length|max_alibi_bias"
+    r"|clamp_kqv|causal)|use_parallel_residual|vocab_size|pooling_type|tensor_data_layout",
     re.ASCII,
 )
-# Scalings of rotations in which the longest text has no part. A model that was tuned computes the
-# same with another limit of its texts, and with rows added to or cut from its vocabulary, which the
-# comparison of tensors tells.
+# Scalings of rotations that do not depend on the longest text. A tuned model computes the same with
+# another limit of its texts, and with rows added to or cut from its vocabulary, which the
+# comparison of tensors shows.
 ANY_LENGTH = {"default", "linear", "llama3"}
-# sizes, as `ModelConfig` has them
+# Sizes, as `ModelConfig` names them.
 LEAST = {"n_layers", "d_model", "n_heads", "n_positions", "vocab_size", "norm_eps"}
-# what rounding to float32, in which models compute and GGUF files store, changes of a number
-FLOAT32 = 2.0**-24
+FLOAT32 = 2.0**-24  # relative change by rounding to float32, which models and GGUF files use
 
 
 class Difference(NamedTuple):
-    """A key of two configs with other values."""
+    """A key with different values in two configs."""
 
     key: str  # as the second config spells it, nested ones dotted
     a: Any  # None where it has no value
@@ -167,44 +172,41 @@ class Difference(NamedTuple):
 
     @property
     def named(self) -> str:
-        """The key, and its reader if that is an older one."""
+        """The key, with its reader if that is an older one."""
         return f"{self.key} (read by {self.reader} alone)" if self.reader else self.key
 
 
 @dataclass(frozen=True)
 class Stated:
-    """What a config says, in one dialect."""
+    """A config's values, in one dialect."""
 
     values: Mapping[str, Any]  # values by dotted key, defaults filled in
-    # the file's own spelling of keys that have another one there
+    # key -> the file's own spelling, where it differs
     spelled: Mapping[str, str] = field(default_factory=dict)
     present: frozenset[str] = frozenset()  # keys that the file itself has a value for
-    # keys that, where a file leaves them out, follow from others
-    follows: frozenset[str] = frozenset()
-    # words of the row that read it: keys among them decide what is computed
-    read: frozenset[str] = frozenset()
-    # of a GGUF file its own keys, which may say less than a config.json
+    follows: frozenset[str] = frozenset()  # keys that follow from others where they are left out
+    read: frozenset[str] = frozenset()  # words of the row: keys among them decide the computation
+    # a GGUF file's own keys, which may say less than a config.json
     metadata: Mapping[str, Any] | None = None
-    # the classes of the sections, by their places
+    # section's place -> class that reads it
     readers: Mapping[str, Reader] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()  # keys of sizes that decide nothing that is computed
-    # keys by the list that is made of them: they decide nothing where that is the same
+    # list -> keys that it is made of, which decide nothing where the lists are the same
     makes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     kind: str = ""  # the key of the model_type that chose the row
-    computes: Family | None = None  # what the row computes, where it describes all of a layer
+    computes: Family | None = None  # the row's computation, where it describes all of a layer
 
 
 def differences(a: Stated, b: Stated) -> list[Difference]:
-    """The keys in which two configs differ, those that decide the computation first."""
+    """Keys in which two configs differ, those that decide the computation first."""
     read, differing = a.read | b.read, []
     made = (key for key in a.makes if key in b.makes and a.values.get(key) == b.values.get(key))
     idle = (a.idle & b.idle).union(*(a.makes[key] | b.makes[key] for key in made))
     for key in sorted({*a.values, *b.values}):
         x, y = (_plain(key, side.values.get(key)) for side in (a, b))
         silent = any(side.metadata is not None and key not in side.present for side in (a, b))
-        silent |= (
-            (a.metadata is None) != (b.metadata is None) and key in OF_GGUF and None in (x, y)
-        )  # no such key there
+        if (a.metadata is None) != (b.metadata is None) and key in OF_GGUF and None in (x, y):
+            silent = True  # one of the files has no such key
         follows = key in a.follows | b.follows and not {key} <= a.present & b.present
         is_untold = follows and key.rpartition(".")[2] in UNTOLD
         if silent or (follows and not is_untold) or _same(x, y):
@@ -214,25 +216,20 @@ def differences(a: Stated, b: Stated) -> list[Difference]:
             continue
         key = key.removesuffix(AS_WRITTEN)
         spelled = (b if y is not None else a).spelled.get(key, key)
-        effects = [
-            effect_of(key, read, side.readers)
-            for side, value in ((a, x), (b, y))
-            if value is not None
-        ]
+        sides = [side for side, value in ((a, x), (b, y)) if value is not None]
+        effects = [effect_of(key, read, side.readers) for side in sides]
         if is_untold:
             effects = [UNKNOWN]
         elif key.rpartition(".")[2] == "model_type":
             effects = [_of_types(a, b) if key == a.kind == b.kind else UNKNOWN]
-        differing.append(
-            Difference(spelled, x, y, NONE if key in idle else min(effects, key=EFFECTS.index))
-        )
+        effect = NONE if key in idle else min(effects, key=EFFECTS.index)
+        differing.append(Difference(spelled, x, y, effect))
     differing += _of_files(a, b, read)
     return sorted(differing, key=lambda difference: EFFECTS.index(difference.effect))
 
 
 def _of_types(a: Stated, b: Stated) -> str:
-    """What another model_type changes: nothing where both rows compute the same of the same
-    tensors.
+    """The effect of another model_type: none if both rows compute the same of the same tensors.
 
     Rows do not say who sees whom: code of others than transformers may have another mask (LLaDA).
     """
@@ -244,9 +241,7 @@ def _of_types(a: Stated, b: Stated) -> str:
 
 
 def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference]:
-    """What only keys of GGUF files say: of two such files, or of one and the config of the other
-    checkpoint.
-    """
+    """Differences in keys of GGUF files: of two files, or of a file and another's config."""
     if a.metadata is not None and b.metadata is not None:
         for key in sorted({*a.metadata, *b.metadata}):
             x, y = a.metadata.get(key), b.metadata.get(key)
@@ -256,7 +251,7 @@ def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference
     file, config = (b, a) if a.metadata is None else (a, b)
     for key, value in sorted((file.metadata or {}).items()):
         plain_key = key.partition(".")[2]
-        # as the list of layers, then, which is compared
+        # compared as the list of layers then
         is_listed = plain_key == PATTERN and isinstance(value, list)
         if is_listed or plain_key in OF_GGUF.values() or NOTHING_MORE.fullmatch(plain_key):
             continue
@@ -264,19 +259,16 @@ def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference
         name, in_config = known or (key, None)
         x = _plain(name, GATES.get(value, value) if plain_key == GATING else shortest(value))
         y = _plain(name, in_config)
-        # as a key of the config
+        # compared as a key of the config
         is_compared = name in file.present and _same(x, _plain(name, file.values.get(name)))
         if not (is_compared or _same(x, y)):
             effect = COMPUTATION if known else effect_of(name, read, {})
-            yield Difference(
-                config.spelled.get(name, name), *((x, y) if file is a else (y, x)), effect
-            )
+            first, second = (x, y) if file is a else (y, x)
+            yield Difference(config.spelled.get(name, name), first, second, effect)
 
 
 def _besides(key: str, values: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """The first name that a config has for a GGUF file's key, and its value; of a product the key
-    itself.
-    """
+    """The first name in a config of a GGUF file's key, and its value; for a product the key."""
     known: list[tuple[str, Any]] = []
     for names in BESIDES.get(key, ()):
         factors = [
@@ -292,9 +284,7 @@ def _besides(key: str, values: Mapping[str, Any]) -> tuple[str, Any] | None:
 
 
 def stated(checkpoint: Checkpoint, row: Family) -> Stated:
-    """What the config of a checkpoint says, read by its row; parts for other stacks by rows of
-    their own.
-    """
+    """A checkpoint's config, read by its row; parts for other stacks by rows of their own."""
     config, part = checkpoint.config, part_of(checkpoint, row)
     path = next((path for path, inner in parts(config) if inner.raw is part.raw), "")
     values: dict[str, Any] = {}
@@ -316,7 +306,7 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
             before + key: frozenset(before + name for name in names)
             for key, names in normal.makes.items()
         }
-        # the whole has projections, or nothing has
+        # a key of the whole, or of no projection
         if (place and "projection_dim" in config) or not projected:
             idle.add(f"{before}projection_dim")
     metadata = None
@@ -331,9 +321,9 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         }
         # Several model_types share one architecture in GGUF, and few of these files list their
         # layers' types.
-        present -= (
-            {"model_type"} if f"{start}{PATTERN}" in metadata else {"model_type", row.config.listed}
-        )
+        present.discard("model_type")
+        if f"{start}{PATTERN}" not in metadata:
+            present.discard(row.config.listed)
     before = f"{path}." if path else ""
     turns = {
         value
@@ -360,22 +350,23 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     idle |= {before + KV_HEADS} - {before + name for name in (*row.names, *words)}
     if turns <= {"default"}:
         idle.add(before + TRAINED)
-    known = (
-        frozenset(present),
-        frozenset(follows),
-        words,
-        metadata,
-        _readers(config, path),
-        frozenset(idle),
-        makes,
+    return Stated(
+        values,
+        spelled,
+        present=frozenset(present),
+        follows=frozenset(follows),
+        read=words,
+        metadata=metadata,
+        readers=_readers(config, path),
+        idle=frozenset(idle),
+        makes=makes,
+        kind=f"{before}model_type",
+        computes=computed_by(read),
     )
-    return Stated(values, spelled, *known, f"{before}model_type", computed_by(read))
 
 
 def as_written(checkpoint: Checkpoint) -> Stated:
-    """What the config of a checkpoint says where no row reads it: no key is known to have the value
-    of another.
-    """
+    """A checkpoint's config where no row reads it: no key is known to have another's value."""
     values = dict(_flat(checkpoint.config.raw))
     return Stated(values, present=frozenset(values), readers=_readers(checkpoint.config, ""))
 
@@ -393,8 +384,9 @@ def _readers(config: Config, chosen: str) -> dict[str, Reader]:
 
 
 def _sections(config: Config, chosen: str) -> Iterator[tuple[str, Config, str]]:
-    """The parts of a config that have a class of their own: where they are, without parts in them,
-    their model_type.
+    """Sections of a config with a class of their own: place, values, model_type.
+
+    A section's values leave out the sections within it.
     """
     kinds = class_says(config.get("model_type"), "parts")
     inner = {path: part for path, part in parts(config) if path}
@@ -413,19 +405,12 @@ def _sections(config: Config, chosen: str) -> Iterator[tuple[str, Config, str]]:
             for p in classes
             if p != path and p.startswith(start)
         }
-        yield (
-            path,
-            Config(
-                {key: value for key, value in section.items() if key not in nested}, config.file
-            ),
-            kind,
-        )
+        values = {key: value for key, value in section.items() if key not in nested}
+        yield path, Config(values, config.file), kind
 
 
-def _normal(
-    whole: Config, row: Family, section: Config, kind: str, chosen: Config | None
-) -> Stated:
-    """One section with its sizes, heads, layers and rotation as the row that reads it says them.
+def _normal(root: Config, row: Family, section: Config, kind: str, chosen: Config | None) -> Stated:
+    """One section with its sizes, heads, layers and rotation as its row reads them.
 
     `chosen` is the part of the config that the row was chosen for, if the section is that part.
     """
@@ -447,9 +432,9 @@ def _normal(
     for read in (row,) if chosen is not None else _rows(kind):
         try:
             config = (
-                completed_part(whole, chosen, read)
+                completed_part(root, chosen, read)
                 if chosen is not None
-                else _read(section, read, kind, whole)
+                else _read(section, read, kind, root)
             )
             family = read.configured(config)
             numbers = read_config(config, family)
@@ -498,7 +483,7 @@ def _normal(
         present |= {key for key in ("head_dim", family.config.listed, *makes) if key in values}
         if isinstance(family.rope, Rope):
             present |= _rotation(values, spelled, section, family.rope, config.get(GIVEN))
-        elif family.rope is None and read.rope is not None:  # which this config turns off
+        elif family.rope is None and read.rope is not None:  # this config turns it off
             values = {key: value for key, value in values.items() if key not in ROTARY}
         break
     if kind in BY_SIGMOID:
@@ -521,10 +506,9 @@ def _normal(
 def _by_layer(
     values: dict[str, Any], numbers: ModelConfig, family: Family, kind: str
 ) -> dict[str, frozenset[str]]:
-    """Put lists by layer in the place of what they are made of, and no window where no layer has
-    one.
+    """Replace keys by the lists by layer made from them; drop a window that no layer has.
 
-    Gives the keys that have no other part, by the list.
+    Returns list -> keys that serve nothing else.
     """
     made = {family.config.listed: frozenset(OF_TYPES)}
     rope = family.rope
@@ -551,7 +535,7 @@ def _by_layer(
     return made
 
 
-def _read(section: Config, row: Family, kind: str, whole: Config) -> Config:
+def _read(section: Config, row: Family, kind: str, root: Config) -> Config:
     """A section of another stack in the dialect of transformers 5."""
     written = Config(renamed(section, row, kind), section.file)
     same_meaning = row.synonyms([key for key in written if written.has(key)])
@@ -562,11 +546,11 @@ def _read(section: Config, row: Family, kind: str, whole: Config) -> Config:
     }
     values = {key: value for key, value in {**usual, **written}.items() if value is not None}
     completed = row.completed(values, section.file)
-    return standardised(section, completed.raw, row.configured(completed), kind, whole)
+    return standardised(section, completed.raw, row.configured(completed), kind, root)
 
 
 def _rows(kind: str) -> tuple[Family, ...]:
-    """The rows to read a section of another stack by, the best first."""
+    """Rows to read a section of another stack by, the best first."""
     return tuple(row for row in known_rows(kinds={kind}) if kind in row.types) if kind else ()
 
 
@@ -578,9 +562,7 @@ def _replace(
     stored: str,
     value: Any,
 ) -> None:
-    """Put a number in the place of all the names that it may have; one that says something else
-    stays.
-    """
+    """Put a number in place of all the names that it may have; keep one that differs."""
     for name in names:
         given = section.get(name)
         if given is None or given == value or name == stored or isinstance(value, list):
@@ -596,7 +578,7 @@ def _replace(
 def _rotation(
     values: dict[str, Any], spelled: dict[str, str], section: Config, rope: Rope, parameters: Any
 ) -> set[str]:
-    """Put the rotation in the place of all that a config says of it; the keys that it has."""
+    """Put the rotation in place of all that a config says of it; return its keys."""
     local = rope.local[0] if rope.local else ""
     older = _for_older(section, rope, parameters)
     names = {
@@ -634,7 +616,7 @@ def _rotation(
 
 
 def _for_older(section: Config, rope: Rope, parameters: Any) -> dict[str, Any]:
-    """What the top of a config says of rotation beside rope_parameters that say something else."""
+    """Rotary keys at the top of a config that differ from its rope_parameters."""
     given = isinstance(section.get(GIVEN), Mapping) and isinstance(parameters, Mapping)
     if not given or any(isinstance(entry, Mapping) for entry in parameters.values()):
         return {}
@@ -648,7 +630,7 @@ def _for_older(section: Config, rope: Rope, parameters: Any) -> dict[str, Any]:
 
 
 def _as_stated(values: dict[str, Any], spelled: dict[str, str], section: Config) -> None:
-    """The words for rotation in one form where no row says what they mean."""
+    """Put words for rotation into one form where no row says what they mean."""
     given = values.pop(GIVEN, None) or {}
     scaling = values.pop(SCALING, None) or {}
     if not (isinstance(given, Mapping) and isinstance(scaling, Mapping)):
@@ -661,18 +643,16 @@ def _as_stated(values: dict[str, Any], spelled: dict[str, str], section: Config)
 
 
 def usual_values(kind: str) -> dict[str, Any]:
-    """What the class of a model_type takes for the keys that a config leaves out."""
-    values = tables()["usual"].items()
-    return {
-        key: json.loads(text)
-        for key, texts in values
-        for text, kinds in texts.items()
-        if kind in kinds.split()
-    }
+    """Values that the class of a model_type takes for keys left out."""
+    values = {}
+    for key, texts in tables()["usual"].items():
+        for text, kinds in texts.items():
+            if kind in kinds.split():
+                values[key] = json.loads(text)
+    return values
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by dotted key."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value and "__float__" not in value:
             yield from _flat(value, f"{before}{key}.")
@@ -693,7 +673,7 @@ def _plain(key: str, value: Any) -> Any:
 
 def _same(x: Any, y: Any) -> bool:
     if isinstance(x, float) and isinstance(y, float) and isclose(x, y, rel_tol=FLOAT32):
-        return True  # of a GGUF file, whose numbers transformers writes with every digit
+        return True  # transformers writes a GGUF file's numbers with every digit
     return bool(x == y) or str(x) == str(y)  # NaN is NaN
 
 

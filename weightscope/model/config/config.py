@@ -1,4 +1,4 @@
-"""A model's config, whichever names its file uses for the same thing, and what may be left out."""
+"""A model's config, whatever names its file uses, and defaults of what may be left out."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from typing import Any
 from weightscope.checkpoint.config import Config, read_json
 from weightscope.core.errors import CheckpointError
 
-# What an annotation of a cell may ask of a value, besides its type.
+# Conditions on a cell's value, besides its type, in its annotation.
 
 LARGEST_NUMBER = 1e12
 
@@ -23,7 +23,7 @@ class Within:
 
 
 class OneOf(tuple[str, ...]):
-    """A string that is one of these."""
+    """A string that is one of several."""
 
     def __new__(cls, *choices: str) -> "OneOf":
         return super().__new__(cls, choices)
@@ -52,18 +52,14 @@ MOST_LAYERS = 10**4
 
 @dataclass(frozen=True, eq=False)
 class ModelConfig(Config):
-    """A model's config with its sizes normalised over dialects; other values are read as of any
-    `Config`.
-    """
+    """A model's config with its sizes normalised over dialects; other values as in any `Config`."""
 
     model_type: str
-    # n_layers, d_model, n_heads, n_kv_heads, head_dim: head_dim is the width of a head's queries
-    # and keys
     n_layers: int
     d_model: int
     n_heads: int
     n_kv_heads: int
-    head_dim: int
+    head_dim: int  # width of a head's queries and keys
     # "layer_norm" or "rms_norm", or "none" where attention reads the residual stream as it is
     norm: str
     norm_eps: float
@@ -75,9 +71,7 @@ class ModelConfig(Config):
 
     @property
     def initial_std(self) -> float | None:
-        """Of the normal distribution that embeddings began with; None where the config does not say
-        it, or absurdly.
-        """
+        """Initial standard deviation of embeddings; None where the config has no sane one."""
         try:
             return self.number(*KEYS["initial_std"], smallest=1e-6, largest=100.0)
         except CheckpointError:
@@ -86,9 +80,7 @@ class ModelConfig(Config):
 
 @dataclass(frozen=True)
 class Every:
-    """Layer types by a period: layer i is `then` when i % period is `phase` (counted from the end
-    if negative).
-    """
+    """Layer types by a period: layer i is `then` if i % period is `phase` (may be negative)."""
 
     key: str | int  # the config's key for the period; or the period
     phase: int = -1
@@ -97,7 +89,6 @@ class Every:
     last: str = ""  # the last layer's type, where it is another
 
     def __call__(self, config: Config, n_layers: int) -> tuple[str, ...]:
-        """Every layer's type."""
         period = self.key if isinstance(self.key, int) else config.size(self.key)
         types = [
             self.then if i % period == self.phase % period else self.otherwise
@@ -107,14 +98,11 @@ class Every:
 
 
 def listed_sizes(config: "ModelConfig", layer: int) -> Mapping[str, Any]:
-    """What `per_layer_config` says of one layer, by the config's keys: sizes that are others than
-    the model's.
-    """
+    """Values for one layer in `per_layer_config`, by the config's keys, such as other sizes."""
     listed = config.inside("per_layer_config")
-    if not all(
-        isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 9 for key in listed
-    ):
-        raise config.error("per_layer_config", "an object by layers' numbers")
+    for key in listed:
+        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 9):
+            raise config.error("per_layer_config", "an object by layers' numbers")
     return next((listed.inside(key) for key in listed if int(key) == layer), {})
 
 
@@ -122,26 +110,25 @@ LayerTypes = Callable[[Config, int], tuple[str, ...]]
 
 
 def all_full(config: Config, n_layers: int) -> tuple[str, ...]:
-    """Every layer attends to everything."""
+    """Full attention in every layer."""
     return ("full_attention",) * n_layers
 
 
 def stated(config: Config, n_layers: int) -> tuple[str, ...]:
-    """Only what the config lists: transformers' class has a rule of its own where it does not."""
+    """Types that the config must list, as transformers' class has a rule of its own otherwise."""
     raise config.error("layer_types", "a list with every layer's type")
 
 
-# What the parts of a config may leave out because transformers' classes have it by default: sizes,
-# and model_types.
+# Defaults of transformers' classes, which parts of a config may leave out: sizes and model_types.
 #
-# Old files do leave it out (LLaVA 1.5 names no sizes of its text model). `defaults.json` is made of
-# those classes.
+# Old files do leave them out (LLaVA 1.5 names no sizes of its text model). `defaults.json` is made
+# from those classes.
 
 FILE = Path(__file__).with_name("defaults.json")
 
 
 def class_says(model_type: object, what: str) -> dict[str, Any]:
-    """What transformers' class of a model_type says; empty for one that is not known.
+    """Defaults of transformers' class of a model_type; empty for one that is not known.
 
     `what` is "sizes" (of its default config, by its own keys), "parts" (the model_types of the
     parts of a wrapper's default config, by the keys that lead there), "values" (taken where a
@@ -153,14 +140,11 @@ def class_says(model_type: object, what: str) -> dict[str, Any]:
 
 
 def values_of(model_types: Iterable[str]) -> dict[str, Any]:
-    """What the config of an architecture may leave out, and what transformers takes then; the first
-    type's wins.
-    """
-    return {
-        key: value
-        for kind in reversed([*model_types])
-        for key, value in class_says(kind, "values").items()
-    }
+    """Values that transformers takes for keys left out, by model_types; the first type's win."""
+    values: dict[str, Any] = {}
+    for kind in reversed([*model_types]):
+        values |= class_says(kind, "values")
+    return values
 
 
 @lru_cache(None)

@@ -1,4 +1,4 @@
-"""What a key of config.json decides: the computation, nothing, or what is not known.
+"""The effect of a key of config.json: it decides the computation, or nothing, or is unknown.
 
 `config_defaults.json` says which keys the code of transformers' class for a model_type takes and
 reads. A key that this code reads counts, whatever it is called; one that it takes and never reads
@@ -14,49 +14,56 @@ from typing import Any, NamedTuple
 from weightscope.checkpoint.config import read_json
 
 FILE = Path(__file__).with_name("config_defaults.json")
-# Keys that say who wrote a file, how weights are stored or begin, what training drops or adds to
-# its loss, which of several outputs are handed over, how text is generated, and what classes are
-# called. No trained model computes anything else for them; a key that the model's row reads counts
+# Keys of a file's writer, storage, initial values, regularisation, outputs, generation and
+# labels. No trained model computes anything else for them; a key that the model's row reads counts
 # all the same.
 NO_EFFECT = re.compile(
-    r"transformers_version|_?(model_)?name_or_path|_commit_hash|(torch_)?dtype|architectures|use_bfloat16"
-    r"|(quantization|compression|generation)(_config)?(\..*)?"
-    r"|_?(attn|experts)_implementation(_internal)?|attn_implementation|use_kernels?|kernel_config|verbose"
-    r"|.*dropout(_p|_prob|_rate)?|.*_p?drop|.*layerdrop|drop_path_rate|stochastic_depth_prob|gradient_checkpointing"
-    r"|initializer_\w+|init_(range|std|scale|factor|method|config)|.*_initializer_(range|factor|std)|_?init_\w+"
-    r"|\w+_init_values?|layerscale_value"
-    r"|(use_)?cache|use_cache|return_dict|torchscript|tf_legacy_loss|output_(attentions|hidden_states|router_logits)"
+    r"transformers_version|_?(model_)?name_or_path|_commit_hash|(torch_)?dtype|architectures"
+    r"|use_bfloat16|(quantization|compression|generation)(_config)?(\..*)?"
+    r"|_?(attn|experts)_implementation(_internal)?|attn_implementation|use_kernels?|kernel_config"
+    r"|verbose|.*dropout(_p|_prob|_rate)?|.*_p?drop|.*layerdrop|drop_path_rate"
+    r"|stochastic_depth_prob|gradient_checkpointing"
+    r"|initializer_\w+|init_(range|std|scale|factor|method|config)"
+    r"|.*_initializer_(range|factor|std)|_?init_\w+|\w+_init_values?|layerscale_value"
+    r"|(use_)?cache|use_cache|return_dict|torchscript|tf_legacy_loss"
+    r"|output_(attentions|hidden_states|router_logits)"
     r"|output_scores|return_dict_in_generate|chunk_size_feed_forward|keys_to_ignore_at_inference"
-    r"|(id2label|label2id)(\..*)?|num_labels|problem_type|finetuning_task|task_specific_params(\..*)?|tokenizer_class"
-    r"|prefix|seq_aux|(router_)?(aux|z)_loss_(alpha|coef|weight|coefficient)|router_jitter_noise|.*_loss_(coef|weight)"
-    r"|.*_loss_coefficient|repad_logits_with_grad|apply_spec_augment|mask_(time|feature)_\w+|ctc_\w+"
-    r"|(bos|eos|pad|sep|cls|mask|unk|eod|decoder_start|forced_bos|forced_eos)_token_id|forced_decoder_ids"
-    r"|(begin_)?suppress_tokens|bad_words_ids|max_length|min_length|do_sample|early_stopping|num_beams"
-    r"|num_beam_groups|diversity_penalty|temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty"
-    r"|no_repeat_ngram_size|encoder_no_repeat_ngram_size|num_return_sequences|remove_invalid_values"
-    r"|\w*ignore_index|exponential_decay_length_penalty|max_new_tokens|begin_suppress_tokens|transformers_weights",
+    r"|(id2label|label2id)(\..*)?|num_labels|problem_type|finetuning_task"
+    r"|task_specific_params(\..*)?|tokenizer_class"
+    r"|prefix|seq_aux|(router_)?(aux|z)_loss_(alpha|coef|weight|coefficient)|router_jitter_noise"
+    r"|.*_loss_(coef|weight)|.*_loss_coefficient|repad_logits_with_grad|apply_spec_augment"
+    r"|mask_(time|feature)_\w+|ctc_\w+"
+    r"|(bos|eos|pad|sep|cls|mask|unk|eod|decoder_start|forced_bos|forced_eos)_token_id"
+    r"|forced_decoder_ids|(begin_)?suppress_tokens|bad_words_ids|max_length|min_length|do_sample"
+    r"|early_stopping|num_beams|num_beam_groups|diversity_penalty|temperature|top_k|top_p"
+    r"|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size"
+    r"|encoder_no_repeat_ngram_size|num_return_sequences|remove_invalid_values"
+    r"|\w*ignore_index|exponential_decay_length_penalty|max_new_tokens|begin_suppress_tokens"
+    r"|transformers_weights",
     re.ASCII,
 )
-# how weights are packed: read with them
+# Packing of weights, read with them.
 STORAGE = {"quantization", "quantization_config", "compression_config"}
 EFFECTS = COMPUTATION, UNKNOWN, NONE = "computation", "unknown", "none"
-# Keys that decide the computation, whether attention's row reads them or not.
+# Keys that decide the computation, read by attention's row or not.
 KNOWN = re.compile(
-    r".*(multiplier|scal(e|ing)|softcap(ping)?|logit_scale|window|rope|rotary|eps|epsilon|hidden_act|activation\w*"
-    r"|experts_per_tok|top_?k|layer_types|bias|norm\w*|tie_word_embeddings|num_\w+|\w+_size|\w+_dim|causal).*"
-    r"|auto_map(\..*)?|model_type|query_pre_attn_scalar|relative_attention_\w+|(scale_)?attn_\w+|(original_)?max_position_embeddings|is_decoder|add_cross_attention",
+    r".*(multiplier|scal(e|ing)|softcap(ping)?|logit_scale|window|rope|rotary|eps|epsilon"
+    r"|hidden_act|activation\w*|experts_per_tok|top_?k|layer_types|bias|norm\w*"
+    r"|tie_word_embeddings|num_\w+|\w+_size|\w+_dim|causal).*"
+    r"|auto_map(\..*)?|model_type|query_pre_attn_scalar|relative_attention_\w+|(scale_)?attn_\w+"
+    r"|(original_)?max_position_embeddings|is_decoder|add_cross_attention",
     re.ASCII,
 )
 
-# Classes that put a head for some task on a model; those keys that only they read decide nothing
-# without them.
+# Classes that put a head for some task on a model; keys that only they read decide nothing without
+# them.
 HEAD = re.compile(
-    r".*(For(Sequence|Token|Audio|AudioFrame|Image|Video)Classification(WithTeacher)?|ForQuestionAnswering"
-    r"|ForMultipleChoice|ForXVector|ForMaskedImageModeling|ForNextSentencePrediction|Summary|DoubleHeadsModel"
-    r"|ClassificationHead)",
+    r".*(For(Sequence|Token|Audio|AudioFrame|Image|Video)Classification(WithTeacher)?"
+    r"|ForQuestionAnswering|ForMultipleChoice|ForXVector|ForMaskedImageModeling"
+    r"|ForNextSentencePrediction|Summary|DoubleHeadsModel|ClassificationHead)",
     re.ASCII,
 )
-# Keys that every class of transformers 4 took; the code of most reads none of them.
+# Keys that every class of transformers 4 took; few classes' code reads them.
 OF_ALL = {
     "is_decoder",
     "is_encoder_decoder",
@@ -71,16 +78,16 @@ class Reader(NamedTuple):
     """The class that reads a section of a config."""
 
     kind: str = ""  # model_type; empty where none is said
-    has_head: bool = False  # whether the model has a head for some task
-    may_turn: bool = True  # whether a row says that it rotates, or none says anything
+    has_head: bool = False  # the model has a head for some task
+    may_turn: bool = True  # a row says that it rotates, or no row knows it
 
     @property
     def is_known(self) -> bool:
-        """Whether the class is one of transformers'."""
+        """True if the class is one of transformers'."""
         return self.kind in _kinds()
 
     def effect(self, key: str) -> str | None:
-        """What its code makes of a key of the section; None where the class is not known."""
+        """The effect of a key of the section in its code; None where the class is not known."""
         if not self.is_known:
             return None
         if self._is("read", key):
@@ -94,18 +101,17 @@ class Reader(NamedTuple):
         return NONE if key in OF_ALL else UNKNOWN
 
     def takes(self, key: str) -> bool:
-        """Whether it knows such a key, or is not known itself."""
-        fields = ("values", "derived", "unset")
-        return (
-            not self.is_known or key == "auto_map" or any(self._is(title, key) for title in fields)
-        )
+        """True if it knows such a key, or is not known itself."""
+        if not self.is_known or key == "auto_map":
+            return True
+        return any(self._is(title, key) for title in ("values", "derived", "unset"))
 
     def _is(self, title: str, key: str) -> bool:
         return self.kind in tables()[title].get(key, ())
 
 
 def effect_of(key: str, read: frozenset[str], readers: Mapping[str, Reader]) -> str:
-    """What is known of a key's effect on what a trained model computes.
+    """The known effect of a key on what a trained model computes.
 
     read: Words of the row that reads it; readers: by the place of a section in the config.
     """
@@ -115,9 +121,9 @@ def effect_of(key: str, read: frozenset[str], readers: Mapping[str, Reader]) -> 
     reader = readers.get(".".join(words[:-1]), Reader())
     if words[-1] in read and (reader.takes(words[-1]) or NO_EFFECT.fullmatch(words[-1])):
         return COMPUTATION
-    said = reader.effect(words[-1])
-    if said is not None:
-        return said
+    effect = reader.effect(words[-1])
+    if effect is not None:
+        return effect
     if any(NO_EFFECT.fullmatch(".".join(words[i:])) for i in range(len(words))):
         return NONE
     if "rope_parameters" in words:
@@ -128,7 +134,7 @@ def effect_of(key: str, read: frozenset[str], readers: Mapping[str, Reader]) -> 
 
 @lru_cache(None)
 def tables() -> dict[str, dict[str, Any]]:
-    """What the file says, with model_types as sets."""
+    """The tables of the file, with model_types as sets."""
     table = read_json(FILE)
     split = ("derived", "unset", "unread", "read", "heads")
     kinds = {

@@ -1,4 +1,4 @@
-"""From a config and a row to the numbers of one model, in whichever dialect the config is written.
+"""The numbers of one model from its config and a row, in any dialect of configs.
 
 transformers standardises a config before it builds a model: `attribute_map` renames sizes, and
 `convert_rope_params_to_dict` turns what older versions wrote of rotation into `rope_parameters`.
@@ -25,8 +25,7 @@ SIZES = {name for meaning in NEEDED for name in KEYS[meaning]}
 
 
 def completed_part(config: Config, part: Config, family: Family) -> Config:
-    """The part of a config that describes this model, with the architecture's defaults for keys
-    left out.
+    """The part of a config that describes this model, completed by the architecture's defaults.
 
     A key that is there and null means null, as it does to transformers. A size under one name
     leaves no default of another.
@@ -54,15 +53,10 @@ def completed_part(config: Config, part: Config, family: Family) -> Config:
     kind = str(kind)
     values = Config(renamed(part, family, kind), part.file)
     stated = family.synonyms([key for key in values if values.has(key)])
-    defaults = {
-        key: value
-        for key, value in {**family.config.defaults, **inherited}.items()
-        if key not in stated
-    }
-    completed = family.completed(
-        {key: value for key, value in {**defaults, **values}.items() if value is not None},
-        config.file,
-    )
+    defaults = {**family.config.defaults, **inherited}
+    defaults = {key: value for key, value in defaults.items() if key not in stated}
+    merged = {key: value for key, value in {**defaults, **values}.items() if value is not None}
+    completed = family.completed(merged, config.file)
     return standardised(part, completed.raw, family.configured(completed), kind, config)
 
 
@@ -86,11 +80,20 @@ def read_config(config: Config, family: Family) -> ModelConfig:
     attending = {
         kind for kind in types if not rules.attention_types or kind in rules.attention_types
     }
-    norm, eps = family.norms.before, 0.0
+    norm, eps, norm_kind = family.norms.before, 0.0, "none"
+    if norm is not None:
+        norm_kind = "layer_norm" if norm.centred else "rms_norm"
     if norm is not None and norm.eps is not None:
         eps = norm.eps
     elif norm is not None or config.has(*keys["norm_eps"]):
         eps = config.number(*keys["norm_eps"], largest=1.0)
+    rope = {}
+    if family.rope:
+        rope = {kind: family.rope.parameters(config, kind) for kind in attending}
+
+    def size_if_any(meaning: str) -> int | None:
+        return config.size(*keys[meaning]) if config.has(*keys[meaning]) else None
+
     return ModelConfig(
         raw=config.raw,
         file=config.file,
@@ -101,18 +104,16 @@ def read_config(config: Config, family: Family) -> ModelConfig:
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
-        norm="none" if norm is None else "layer_norm" if norm.centred else "rms_norm",
+        norm=norm_kind,
         norm_eps=eps,
         layer_types=types,
-        rope={kind: family.rope.parameters(config, kind) for kind in attending}
-        if family.rope
-        else {},
-        n_positions=config.size(*keys["n_positions"]) if config.has(*keys["n_positions"]) else None,
-        vocab_size=config.size(*keys["vocab_size"]) if config.has(*keys["vocab_size"]) else None,
+        rope=rope,
+        n_positions=size_if_any("n_positions"),
+        vocab_size=size_if_any("vocab_size"),
     )
 
 
-# How many heads there are and how wide they are: in a model, and in one of its layers.
+# Number and width of heads: in a model, and in one of its layers.
 
 
 def head_sizes(config: Config, family: Family) -> tuple[int, int, int]:
@@ -136,9 +137,7 @@ def head_sizes(config: Config, family: Family) -> tuple[int, int, int]:
 
 
 def in_layer(config: ModelConfig, family: Family, index: int) -> tuple[ModelConfig, Family]:
-    """A model's numbers and its row as one layer has them: heads and their widths may differ from
-    layer to layer.
-    """
+    """A model's numbers and row for one layer: heads and their widths may differ by layer."""
     row, sizes = family.in_layer(config.layer_types[index]), family.config.sizes(config, index)
     if row is family and not sizes:
         return config, family
@@ -150,37 +149,32 @@ def in_layer(config: ModelConfig, family: Family, index: int) -> tuple[ModelConf
 
 
 def attends(config: ModelConfig, family: Family, index: int) -> bool:
-    """Whether a layer is attention to what enters it; in hybrid models others are not."""
+    """True if a layer attends to its own input; in hybrid models others do not."""
     kinds = family.config.attention_types
-    return (not kinds or config.layer_types[index] in kinds) and family.keys_of(
-        config, index
-    ) == index
+    if kinds and config.layer_types[index] not in kinds:
+        return False
+    return family.keys_of(config, index) == index
 
 
 def borrows(config: ModelConfig, family: Family, index: int) -> bool:
-    """Whether a layer is attention of what enters it to keys and values that an earlier layer has
-    made.
-    """
+    """True if a layer attends from its input to keys and values that an earlier layer has made."""
     source = family.keys_of(config, index)
     return source != index and attends(config, family, source)
 
 
 def kind_of(config: ModelConfig, family: Family, index: int) -> str:
-    """What a layer is, in words."""
-    source = family.keys_of(config, index)
-    layer_type = config.layer_types[index]
-    return (
-        layer_type
-        if source == index
-        else f"{layer_type} to keys and values that layer {source} has made of another stream"
-    )
+    """A layer's kind, in words."""
+    source, layer_type = family.keys_of(config, index), config.layer_types[index]
+    if source == index:
+        return layer_type
+    return f"{layer_type} to keys and values that layer {source} has made of another stream"
 
 
 # Dialects
 
 
 def _writer_of(config: Config) -> int | None:
-    """The major version of the transformers that wrote a config; None where it does not say."""
+    """The major version of transformers that wrote a config; None where it is not stated."""
     major = str(config.get("transformers_version") or "").partition(".")[0]
     return int(major) if major.isascii() and major.isdigit() and len(major) < 4 else None
 
@@ -195,10 +189,8 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
     for name, stored in known.items():
         value = values.get(name)
         if name != stored and value is not None:
-            if not {name, stored}.isdisjoint(read | SIZES) and part.get(stored, value) not in (
-                None,
-                value,
-            ):
+            matters = not {name, stored}.isdisjoint(read | SIZES)
+            if matters and part.get(stored, value) not in (None, value):
                 raise part.error(name, f"{part[stored]}, as its other name '{stored}' says,")
             if not stored:
                 raise part.error(name, f"nothing, as {kind} makes another number of it,")
@@ -209,19 +201,14 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
         stored_names = [name for name in names if name in known]
         strange = [name for name in names if stored_names and name not in known and name in values]
         stated = any(values.get(name) is not None for name in stored_names)
+        defaults = family.config.defaults
+        usual = next((defaults[name] for name in stored_names if name in defaults), None)
         for name in strange:
             value = values.pop(name)
-            usual = next(
-                (
-                    family.config.defaults[name]
-                    for name in stored_names
-                    if name in family.config.defaults
-                ),
-                None,
-            )
             if value is not None and not stated and meaning in NEEDED and value != usual:
-                problem = f"'{name}' is {str(value)[:40]}, but {kind} reads '{stored_names[0]}', which is missing"
-                raise CheckpointError(f"{problem}; write the number there", file=part.file)
+                missing = f"{kind} reads '{stored_names[0]}', which is missing"
+                problem = f"'{name}' is {str(value)[:40]}, but {missing}; write the number there"
+                raise CheckpointError(problem, file=part.file)
     return values
 
 
@@ -229,13 +216,13 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
 
 
 def standardised(
-    part: Config, values: Mapping[str, Any], family: Family, kind: str, whole: Config
+    part: Config, values: Mapping[str, Any], family: Family, kind: str, root: Config
 ) -> Config:
     """A config with its rotation in one form.
 
-    part: As the file has it.
-    values: The same without nulls, and with the architecture's defaults.
-    whole: All of the file, which says by which transformers it was written.
+    part: The part of the file.
+    values: The part without nulls, with the architecture's defaults.
+    root: All of the file, which may state the version of transformers that wrote it.
     """
     config, rope = Config(values, part.file), family.rope
     if not isinstance(rope, Rope):
@@ -245,51 +232,37 @@ def standardised(
     _refuse_unread_width(part, config, family, kind)
     emptied = SCALING in part and not part[SCALING]
     usual = class_says(kind, "rope") or class_says(family.types[0], "rope")
-    rotary = _Rotary(
-        config, rope, usual, _writer_of(whole), free=not class_says(kind, "names"), emptied=emptied
-    )
-    made = {key: value for key, value in values.items() if key != SCALING} | {
-        GIVEN: rotary.standard()
-    }
+    free = not class_says(kind, "names")
+    rotary = _Rotary(config, rope, usual, _writer_of(root), free=free, emptied=emptied)
+    made = {key: value for key, value in values.items() if key != SCALING}
+    made[GIVEN] = rotary.standard()
     return replace(config, raw=made, notes=tuple(rotary.notes))
 
 
 def _refuse_unread_width(part: Config, config: Config, family: Family, kind: str) -> None:
-    """Refuse a head_dim that a rotary module reads in another way than projections: null, or
-    unknown to the class.
-    """
+    """Refuse a head_dim that the rotation and the projections would read differently."""
     known, keys = class_says(kind, "names"), family.size_keys
-    if (
-        isinstance(family.rope, Rope)
-        and family.rope.start_key
-        and "head_dim" in part
-        and not part.has("head_dim")
-    ):
-        raise part.error(
-            "head_dim",
-            "a number, or no such key: its code would divide the model's width by its heads",
-        )
-    if (
-        not known
-        or "head_dim" in known
-        or "head_dim" in family.heads.head_dim
-        or not config.has("head_dim")
-    ):
+    is_null = "head_dim" in part and not part.has("head_dim")
+    if is_null and isinstance(family.rope, Rope) and family.rope.start_key:
+        wanted = "a number, or no such key: its code would divide the model's width by its heads"
+        raise part.error("head_dim", wanted)
+    if not known or "head_dim" in known or "head_dim" in family.heads.head_dim:
+        return
+    if not config.has("head_dim"):
         return
     width = config.size(*keys["d_model"]) // config.size(*keys["n_heads"])
     if config["head_dim"] != width:
-        raise config.error(
-            "head_dim", f"{width}, or nothing, as {kind} takes its width from the model's,"
-        )
+        wanted = f"{width}, or nothing, as {kind} takes its width from the model's,"
+        raise config.error("head_dim", wanted)
 
 
 @dataclass
 class _Rotary:
-    """What a config says of rotation, while it is put into one form."""
+    """A config's words for rotation, while they are put into one form."""
 
-    values: Config  # with what the row has by default, no nulls
+    values: Config  # with the row's defaults, without nulls
     rope: Rope
-    usual: Mapping[str, Any]  # what the class gives a config without rotary parameters
+    usual: Mapping[str, Any]  # the class's values for a config without rotary parameters
     writer: int | None  # major version of the transformers that wrote the config
     free: bool  # the class is not known: parameters may be nested by layer type or not
     emptied: bool  # the config says that nothing is scaled, by null or {}
@@ -314,32 +287,24 @@ class _Rotary:
         return self._one(given, scaling)
 
     def _one(self, given: Config, scaling: Config) -> dict[str, Any]:
-        """One rotation for all layers: what rope_scaling says takes the place of all that
-        rope_parameters says.
-        """
+        """One rotation for all layers; rope_scaling replaces all of rope_parameters."""
         chosen = scaling or given
         if _nested(chosen):
             raise self.values.error(SCALING if scaling else GIVEN, "one rotation for all layers")
         top = self._top()
         made = self._complete(top, chosen)
         if scaling and given and GIVEN in self.values:
-            self._say(
-                made,
-                self._complete(top, given),
-                "what rope_parameters says; rope_scaling is read instead",
-            )
+            rule = "what rope_parameters says; rope_scaling is read instead"
+            self._say(made, self._complete(top, given), rule)
         elif scaling:  # transformers 4 took bases and shares from the top alone
             inner = {key: value for key, value in chosen.items() if key not in top}
             made = self._as_written("rope_theta in rope_scaling", self._complete(top, inner), made)
         elif self.emptied and GIVEN not in self.values:
             made = self._as_written("an empty rope_scaling", self._complete(top, {}), made)
         elif self.values.has(self.rope.theta_key):
-            self._say(
-                made,
-                {**made, **top},
-                f"what {self.rope.theta_key} says; rope_parameters is read instead",
-            )
-        # which other code reads
+            rule = f"what {self.rope.theta_key} says; rope_parameters is read instead"
+            self._say(made, {**made, **top}, rule)
+        # other code reads these
         for key in {"rope_theta", "rotary_emb_base"} - {self.rope.theta_key}:
             if self.values.has(key) and self.values[key] != made["rope_theta"]:
                 raise self.values.error(
@@ -354,28 +319,22 @@ class _Rotary:
         if scaling:
             raise self.values.error(SCALING, f"{GIVEN} with an entry for each layer type")
         self._refuse_flat(given)
-        entries = {
-            kind: entry
-            for kind, entry in given.items()
-            if entry is None or isinstance(entry, Mapping)
+        entries = {kind: entry for kind, entry in given.items() if isinstance(entry, Mapping)}
+        names = {
+            self.rope.theta_key: "rope_theta",
+            self.rope.fraction_key: "partial_rotary_factor",
         }
-        for key, inner in (
-            (self.rope.theta_key, "rope_theta"),
-            (self.rope.fraction_key, "partial_rotary_factor"),
-        ):
-            if self.values.has(key) and not all(
-                inner in entry for entry in entries.values() if entry is not None
-            ):
+        for key, inner in names.items():
+            if self.values.has(key) and not all(inner in entry for entry in entries.values()):
                 raise self.values.error(key, f"an '{inner}' for each layer type in {GIVEN}")
-        return {
-            kind: None if entry is None else self._complete(self._top(), entry)
-            for kind, entry in entries.items()
-        }
+        made: dict[str, Any] = {}
+        for kind, entry in given.items():
+            if entry is None or kind in entries:
+                made[kind] = None if entry is None else self._complete(self._top(), entry)
+        return made
 
     def _merged(self, given: Config, scaling: Config) -> dict[str, Any]:
-        """Full and sliding attention: rope_scaling is added to the entry of the former, or to
-        both.
-        """
+        """Full and sliding attention; rope_scaling joins the entry of the former, or of both."""
         self._refuse_flat(given)
         made: dict[str, Any] = {}
         for kind in (FULL, SLIDING):
@@ -400,41 +359,37 @@ class _Rotary:
             raise self.values.error(GIVEN, "an entry for each layer type")
 
     def _top(self) -> dict[str, Any]:
-        """The base and the share of a head that stand at the top of the config, or are usual."""
+        """The base and share of a head at the top of the config, or the row's."""
         rope, values = self.rope, self.values
         share = values.get(rope.fraction_key, rope.fraction)
         if values.has(rope.width_key) and not values.has(rope.fraction_key):
             share = values.size(rope.width_key) / values.size("head_dim")
-        return {"rope_theta": values.get(rope.theta_key, rope.theta)} | (
-            {} if share is None else {"partial_rotary_factor": share}
-        )
+        top = {"rope_theta": values.get(rope.theta_key, rope.theta)}
+        return top if share is None else {**top, "partial_rotary_factor": share}
 
     def _complete(self, top: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
         return {**top, **chosen, "rope_type": self._kind(chosen)}
 
     def _kind(self, chosen: Mapping[str, Any]) -> Any:
         """The kind of scaling, by the newer word or else the older."""
-        return next(
-            (chosen[word] for word in ("rope_type", "type") if chosen.get(word) is not None),
-            "default",
-        )
+        kinds = (chosen.get(word) for word in ("rope_type", "type"))
+        return next((kind for kind in kinds if kind is not None), "default")
 
-    def _say(self, made: Mapping[str, Any], other: Mapping[str, Any], rule: str) -> None:
+    def _say(self, made: Mapping[str, Any], unread: Mapping[str, Any], rule: str) -> None:
         """Note which of two contradictory statements is read."""
-        if _words(made) != _words(other):
-            self.notes.append(f"{_words(other)}: {rule} ({_words(made)}), as in transformers")
+        if _words(made) != _words(unread):
+            self.notes.append(f"{_words(unread)}: {rule} ({_words(made)}), as in transformers")
 
     def _as_written(self, what: str, four: dict[str, Any], five: dict[str, Any]) -> dict[str, Any]:
-        """What the version of transformers that wrote the config reads, where 4 and 5 differ."""
+        """Parameters as the writer's version of transformers reads them, where 4 and 5 differ."""
         if _words(four) == _words(five):
             return five
         readings = f"transformers 4 reads {_words(four)}, transformers 5 {_words(five)}"
         if self.writer is None:
-            problem = f"has {what}: {readings}; it has no transformers_version, so say which in rope_parameters"
-            raise CheckpointError(problem, file=self.values.file)
-        self.notes.append(
-            f"{what}: {readings}; version {self.writer} wrote the file, and it is read so"
-        )
+            problem = "it has no transformers_version, so say which in rope_parameters"
+            raise CheckpointError(f"has {what}: {readings}; {problem}", file=self.values.file)
+        note = f"{what}: {readings}; version {self.writer} wrote the file, and it is read so"
+        self.notes.append(note)
         return four if self.writer < 5 else five
 
 
@@ -443,7 +398,7 @@ def _nested(parameters: Mapping[str, Any]) -> bool:
 
 
 def _words(parameters: Mapping[str, Any]) -> str:
-    """Rotary parameters in a line, the older word for their kind left out."""
+    """Rotary parameters in a line, without the older word for their kind."""
     kind, base = parameters["rope_type"], parameters["rope_theta"]
     named = ("rope_type", "rope_theta", "type")
     more = (f"{key} {value}" for key, value in sorted(parameters.items()) if key not in named)

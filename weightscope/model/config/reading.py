@@ -1,5 +1,4 @@
-"""How a checkpoint is read: which attention stacks it holds, which row reads each, and where each
-one is.
+"""The reading of a checkpoint: its attention stacks, the row that reads each, and its place.
 
 Language models that see, hear or are tuned carry their decoder under a name of the wrapper's
 choice, and its config under another. Wrappers are not listed anywhere. The model_type identifies a
@@ -31,11 +30,11 @@ from weightscope.model.rows.original.spelling import as_published as original_as
 from weightscope.model.rows.own_names import unwrapped
 from weightscope.model.rows.table import FAMILIES, known_rows, unproved
 
-DEEPEST = 3  # objects within objects of a config that are looked into
+DEEPEST = 3  # levels of objects within a config that are looked into
 SIZES = ("n_layers", "d_model", "n_heads")
-# what a checkpoint of several stacks is opened by unless another is asked for
+# Stacks that a checkpoint with several is opened by, unless another is asked for.
 LANGUAGE = ("text", "decoder")
-# Words that say the same in the keys of configs and in the names of tensors.
+# Synonyms in keys of configs and names of tensors.
 WORDS = {
     "language": "text",
     "llm": "text",
@@ -45,30 +44,30 @@ WORDS = {
     "speech": "audio",
 }
 KINDS = {"text", "vision", "audio"}
-# In the names of modules that only attention has, whichever family it is of.
+# Parts of names of modules that only attention has, in any family.
 ATTENTION = ("attn", "attention", "Attention", "q_proj", "query", "qkv")
-# Alike names are no reason to read it as another family: half of such guesses are wrong. What is
-# proved is right.
+# Like names are no reason to read it as another family: half of such guesses are wrong.
 ADOPT = "`weightscope adopt SOURCE` looks for a row that reads it and proves it{lacking}; {ways}"
 WAYS = (
-    "`weightscope adopt SOURCE --with module:Class` does so with a class of your own, `weightscope draft SOURCE` drafts"
-    " a row for `--families FILE`, and `weightscope inspect SOURCE --check` needs none"
+    "`weightscope adopt SOURCE --with module:Class` does so with a class of your own, "
+    "`weightscope draft SOURCE` drafts a row for `--families FILE`, "
+    "and `weightscope inspect SOURCE --check` needs none"
 )
 WITHOUT_TYPE = WAYS.replace("does so with", "looks for a row that reads it and proves it against")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a checkpoint is read as one model: decided once, and handed on."""
+    """A checkpoint's reading as one model, decided once and handed on."""
 
-    stated: Family  # the row as the table has it, told where the model is
-    configured: Family  # that row as the config makes it
+    stated: Family  # the row as the table has it, with the model's place
+    configured: Family  # the row as the config makes it
     part: Config  # the part of config.json that describes the model, as the file has it
-    prefix: str | None  # what stands before its tensors' names; None where no tensors decided that
+    prefix: str | None  # prefix of its tensors' names; None where no tensors decided it
     config: ModelConfig
     kind: object = None  # the model_type of config.json; None where the row is on trial
-    asked: str | None = None  # what the row was asked for by: its name or a model_type
-    # that rows of the table read, if looked for
+    asked: str | None = None  # the name or model_type that the row was asked for by
+    # stacks that rows of the table read, if they were looked for
     stacks: "Mapping[str, Stack] | None" = field(default=None, repr=False)
 
     @cached_property
@@ -83,9 +82,7 @@ class Reading:
 
     @cached_property
     def _unproved(self) -> str:
-        """What is said where no comparison has shown that the row reads this kind of model; else
-        empty.
-        """
+        """The reason where no comparison has shown that the row reads this kind of model."""
         part = self.part.get("model_type")
         if self.stated.origin or self.kind is None:
             return ""
@@ -99,15 +96,13 @@ class Reading:
 class Stack:
     """An attention model within a checkpoint."""
 
-    # "text", "vision", "audio", "encoder", "decoder", "cross" ...; its place where several are of a
-    # kind
+    # "text", "vision", "audio", "encoder", "decoder", "cross" ...; its place if several are alike
     name: str
-    # the row that reads it, told where it is; None where none does
+    # the row that reads it, with the model's place; None where none does
     row: Family | None = field(repr=False)
     model_type: str
-    # the keys that lead to its part of the config, with dots between them; empty for all of it
-    part: str
-    prefix: str  # what stands before its tensors' names
+    part: str  # dotted keys that lead to its part of the config; empty for all of it
+    prefix: str  # prefix of its tensors' names
     refusal: str = ""  # why it is not read; empty where it is
     reading: Reading | None = field(default=None, repr=False)  # None where it is not read
 
@@ -118,12 +113,12 @@ class Stack:
 
     @property
     def n_layers(self) -> int | None:
-        """None where it is not read."""
+        """Number of layers; None where the stack is not read."""
         return None if self.reading is None else self.reading.config.n_layers
 
     @property
     def n_heads(self) -> int | None:
-        """None where it is not read."""
+        """Number of heads; None where the stack is not read."""
         return None if self.reading is None else self.reading.config.n_heads
 
 
@@ -133,7 +128,7 @@ def decide(
     tower: str | None = None,
     families: str | Path | None = None,
 ) -> Reading:
-    """How a checkpoint is read: which row, which part of its config, which prefix.
+    """Choose the reading of a checkpoint: the row, the part of its config, the prefix.
 
     The row is the one asked for by name, else the one that its config's model_type names.
 
@@ -150,8 +145,8 @@ def decide(
     Raises
     ------
     CheckpointError
-        No row reads it, or several do and `tower` does not say which. The message names
-        `weightscope adopt`; where no model_type is said, which adopting needs, it names the family
+        No row reads it, or several do and `tower` does not choose one. The message names
+        `weightscope adopt`; without a model_type, which adopting needs, it names the family
         whose tensor names are nearest.
     """
     stacks = readable(checkpoint, families) if name is None else {}
@@ -189,20 +184,19 @@ def read_as(
 
 
 def stacks_of(checkpoint: Checkpoint, known: Reading | None = None) -> dict[str, Stack]:
-    """Every attention model in a checkpoint by name, those that no row reads after the others.
+    """Every attention model in a checkpoint by name, unread ones last.
 
-    `known` is how the checkpoint is read already.
+    `known` is a reading of the checkpoint that was made already.
     """
     stacks = None if known is None else known.stacks
     if stacks is None:
         stacks = readable(checkpoint)
-    return {name: _read(checkpoint, stack, known) for name, stack in stacks.items()} | unread(
-        stacks, checkpoint
-    )
+    read = {name: _read(checkpoint, stack, known) for name, stack in stacks.items()}
+    return read | unread(stacks, checkpoint)
 
 
 def _read(checkpoint: Checkpoint, stack: Stack, known: Reading | None) -> Stack:
-    """A stack of a row with how it is read, or why it is not."""
+    """A stack of a row with its reading, or with the reason why it is not read."""
     assert stack.row is not None
     if known is not None and known.stated is stack.row:
         return replace(stack, reading=known)
@@ -216,9 +210,7 @@ def _read(checkpoint: Checkpoint, stack: Stack, known: Reading | None) -> Stack:
 
 
 def as_published(checkpoint: Checkpoint) -> Checkpoint:
-    """A file that was converted (GGUF, MLX) or has its trainer's names, as transformers has it; any
-    other as it is.
-    """
+    """A converted file (GGUF, MLX) or one with its trainer's names as transformers has it."""
     checkpoint = unwrapped(checkpoint)
     file = checkpoint.files[0]
     if isinstance(file, GgufFile):
@@ -231,15 +223,13 @@ def as_published(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-# Where the model of a row is in a checkpoint: before which tensors' names, and in which part of the
-# config.
+# The place of a row's model in a checkpoint: the prefix of its tensors and the part of the config.
 
 
 def prefixes_of(checkpoint: Checkpoint, family: Family) -> list[str]:
-    """Every beginning of names under which some layer has all the projections of a row, the row's
-    own first.
+    """Prefixes under which some layer has all the projections of a row, the row's own first.
 
-    Where some have an embedding of tokens too, only those.
+    Only those with an embedding of tokens, where some have one.
     """
     complete = complete_prefixes(checkpoint, family)
     with_tokens = [prefix for prefix in complete if prefix + family.inputs.tokens in checkpoint]
@@ -249,7 +239,7 @@ def prefixes_of(checkpoint: Checkpoint, family: Family) -> list[str]:
 
 
 def complete_prefixes(checkpoint: Checkpoint, family: Family) -> list[str]:
-    """Every beginning of names under which some layer has all the projections of a row."""
+    """Prefixes under which some layer has all the projections of a row."""
     modules = {family.heads.k, family.heads.v, family.heads.out}
     layer = re.escape(family.layer).replace(re.escape("{i}"), r"\d+")
     named = re.compile(
@@ -263,9 +253,7 @@ def complete_prefixes(checkpoint: Checkpoint, family: Family) -> list[str]:
 
 
 def width_of(checkpoint: Checkpoint, family: Family, prefix: str) -> set[int]:
-    """The sizes of what attention writes into the stream in the first layer that does; one of them
-    is the width.
-    """
+    """Sizes of W_O in the first layer that has one; they include the model's width."""
     layer, _, rest = f"{prefix}{family.layer}".partition("{i}")
     written = re.compile(rf"\d+{re.escape(rest + family.heads.out)}\.(weight|bias)", re.ASCII)
     first = (name for name in checkpoint.names_under(layer) if written.fullmatch(name, len(layer)))
@@ -273,9 +261,7 @@ def width_of(checkpoint: Checkpoint, family: Family, prefix: str) -> set[int]:
 
 
 def prefix_of(checkpoint: Checkpoint, family: Family) -> str:
-    """What precedes every tensor's name of a row's model in a checkpoint, which holds one such
-    model.
-    """
+    """The prefix of a row's only model in a checkpoint."""
     inputs = family.inputs
     marks = tuple(filter(None, (family.layer.format(i=0), inputs.tokens, inputs.positions)))
     for prefix in family.prefixes:
@@ -293,9 +279,7 @@ def prefix_of(checkpoint: Checkpoint, family: Family) -> str:
 
 
 def parts(config: Config) -> Iterator[tuple[str, Config]]:
-    """The objects within a config that may describe a model, outer ones first, each with the keys
-    that lead to it.
-    """
+    """Objects within a config that may describe a model, outer ones first, by dotted keys."""
     level: list[tuple[str, Mapping[str, object]]] = [("", config.raw)]
     for _ in range(DEEPEST):
         level = [
@@ -308,9 +292,7 @@ def parts(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def _described_parts(config: Config) -> list[tuple[str, Config, str]]:
-    """Parts of a config with their model_type; the whole of it, too, as what a wrapper's part lacks
-    a key for.
-    """
+    """Parts of a config with their model_type; the whole, too, for a wrapper's missing part."""
     model_type = config.get("model_type")
     described = [("", config, model_type)] if isinstance(model_type, str) else []
     types, inner = class_says(model_type, "parts"), [*parts(config)]
@@ -322,15 +304,13 @@ def _described_parts(config: Config) -> list[tuple[str, Config, str]]:
 
 
 def _kind_of(path: str, part: Config, types: Mapping[str, str]) -> str:
-    """A part's model_type, or the one of `types` that its wrapper's class gives it."""
+    """A part's model_type, or the one in `types` that its wrapper's class gives it."""
     kind = part.get("model_type")
     return kind if isinstance(kind, str) else types.get(path, "")
 
 
 def part_of(checkpoint: Checkpoint, family: Family) -> Config:
-    """The part of a checkpoint's config that describes the model of a row: all of it, unless that
-    is a wrapper's.
-    """
+    """The part of a checkpoint's config for a row's model: all of it, unless it is a wrapper's."""
     config = checkpoint.config
     outer, _, last = family.part.rpartition(".")
     within = config
@@ -357,7 +337,7 @@ def part_of(checkpoint: Checkpoint, family: Family) -> Config:
 
 
 def _fits(checkpoint: Checkpoint, family: Family, part: Config) -> bool:
-    """Whether a part of a config has the sizes of the tensors: as many layers, and as wide."""
+    """True if a part of a config has as many layers as the tensors, and their width."""
     keys = family.size_keys
     n_layers, d_model, n_heads = (
         next((part.get(key) for key in keys[size] if part.has(key)), None) for size in SIZES
@@ -372,19 +352,14 @@ def _fits(checkpoint: Checkpoint, family: Family, part: Config) -> bool:
     )
 
 
-# The attention models that a checkpoint holds: which row reads each, which part of the config
-# describes it, and which prefix its tensors' names have.
+# The attention models in a checkpoint: the row that reads each, its part of the config, its prefix.
 
 
 class Fit(NamedTuple):
-    """How well a row fits the tensors under a prefix; the larger in the first place where two
-    differ fits better.
-    """
+    """The fit of a row to tensors under a prefix; the larger of two tuples fits better."""
 
     all_layers: bool  # there are no more layers than the config says
-    # words that the part's keys and the prefix share, less the kinds that the prefix names and it
-    # is not
-    affinity: int
+    affinity: int  # shared words of the part's keys and the prefix, less wrong kinds in the prefix
     shared_words: int
     tokens: bool  # the embedding of tokens is there
     listed: bool  # the prefix is one of the row's own
@@ -392,30 +367,25 @@ class Fit(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A row, the part of the config that it may read, and the prefixes under which its tensors may
-    be.
-    """
+    """A row, the part of the config that it may read, and prefixes where its tensors may be."""
 
     row: Family
     path: str  # the keys that lead to the part
     model_type: str
-    kind: str  # what is modelled: "text", "vision", "encoder" ...
+    kind: str  # "text", "vision", "encoder" ...
     places: dict[str, Fit]
 
     def claims(self, prefix: str) -> set[str]:
-        """Modules that are this model's there: two softmaxes of one matrix of scores share queries
-        and keys.
-        """
+        """Modules that are this model's alone; two softmaxes of one matrix share q and k."""
         return {
             prefix + self.row.layer + module for module in (self.row.heads.v, self.row.heads.out)
         }
 
 
 def readable(checkpoint: Checkpoint, families: str | Path | None = None) -> dict[str, Stack]:
-    """The stacks that rows read, by name, outer parts of the config first; `families` is a file of
-    further rows.
+    """Stacks that rows read, by name, outer parts of the config first; `families`: further rows.
 
-    One whose tensors may be in several places is not guessed, and is not among them.
+    A stack whose tensors may be in several places is left out.
     """
     left = dict(enumerate(_candidates(checkpoint, families)))
     placed: dict[int, tuple[Candidate, str]] = {}
@@ -449,9 +419,7 @@ def readable(checkpoint: Checkpoint, families: str | Path | None = None) -> dict
 
 
 def _candidates(checkpoint: Checkpoint, families: str | Path | None) -> Iterator[Candidate]:
-    """Every row whose model_type a part of the config has, that part, and where its tensors may
-    be.
-    """
+    """Rows whose model_type a part of the config has, the part, and places of their tensors."""
     described, seen = _described_parts(checkpoint.config), set()
     rows = known_rows(families, {model_type for _, _, model_type in described})
     for path, part, model_type in described:
@@ -466,7 +434,7 @@ def _candidates(checkpoint: Checkpoint, families: str | Path | None) -> Iterator
             )
             kind = row.tower or ("text" if row.inputs.tokens else sense)
             section = part.inside(row.part) if inner else part
-            # the latter where it is not found
+            # renamed where the row's own names are not there
             for named in chain((row,), _renamed(checkpoint, row, part)):
                 if places := _places(checkpoint, named, place, kind, section):
                     yield Candidate(named, place, model_type, kind, places)
@@ -474,9 +442,7 @@ def _candidates(checkpoint: Checkpoint, families: str | Path | None) -> Iterator
 
 
 def _renamed(checkpoint: Checkpoint, row: Family, part: Config) -> Iterator[Family]:
-    """The row under another name of its list of layers, if the file has its modules in such a
-    list.
-    """
+    """The row under other names of its list of layers under which the file has its modules."""
     row = row.configured({**row.config.defaults, **part})
     before, _, after = row.layer.partition("{i}")
     outer = before[: before[:-1].rfind(".") + 1]
@@ -495,9 +461,7 @@ def _renamed(checkpoint: Checkpoint, row: Family, part: Config) -> Iterator[Fami
 def _places(
     checkpoint: Checkpoint, row: Family, path: str, kind: str, part: Config
 ) -> dict[str, Fit]:
-    """Prefixes under which the tensors of a row have the width that its part says, and how well
-    each fits it.
-    """
+    """Prefixes where a row's tensors have the width in its part, each with its fit."""
     row = row.configured({**row.config.defaults, **part})
     keys = row.size_keys
     try:
@@ -517,7 +481,7 @@ def _places(
     places: dict[str, Fit] = {}
     for prefix in complete:
         affinity = _affinity(path, prefix, {kind})
-        # of another kind by its name
+        # its name says another kind
         if with_tokens and prefix not in with_tokens and affinity < 0:
             continue
         if not isinstance(width, int) or width in width_of(checkpoint, row, prefix):
@@ -536,8 +500,9 @@ def _places(
 def _twins(
     checkpoint: Checkpoint, placed: list[tuple[Candidate, str]]
 ) -> list[tuple[str, Candidate, str]]:
-    """Further models of the same shapes in as many layers, by name: one part of the config may
-    describe two towers.
+    """Further models of the same shapes and number of layers, by name.
+
+    One part of the config may describe two towers.
     """
     described = {
         path
@@ -566,9 +531,7 @@ def _twins(
 
 
 def _names(candidates: list[Candidate]) -> list[str]:
-    """A name for each stack: its kind, or its place in the config if another stack has that
-    kind.
-    """
+    """A name for each stack: its kind, or its place in the config if its kind is not unique."""
     depths = [candidate.path.count(".") + bool(candidate.path) for candidate in candidates]
     names = []
     for candidate, depth in zip(candidates, depths, strict=True):
@@ -589,10 +552,9 @@ def _names(candidates: list[Candidate]) -> list[str]:
 
 
 def choose(stacks: Mapping[str, Stack], tower: str | None) -> Stack | None:
-    """The stack of that name or place, or the one that is language; None where that is none or
-    several.
+    """The stack of a name or place, or the language one; None where that is none or several.
 
-    Of several that are text the one is meant that makes logits of tokens, if one alone does.
+    Of several text stacks the one that makes logits of tokens is meant, if only one does.
     """
     if tower is None:
         stacks = {
@@ -619,7 +581,7 @@ def choose(stacks: Mapping[str, Stack], tower: str | None) -> Stack | None:
 
 
 def unread(stacks: Mapping[str, Stack], checkpoint: Checkpoint) -> dict[str, Stack]:
-    """What else looks like attention in the checkpoint, by name: no row reads it."""
+    """Further tensors that look like attention, as stacks by name: no row reads them."""
     heads: dict[str, str] = {}
     for name in checkpoint:
         head, _, rest = re.sub(r"\.\d+\.", ".\0", name, count=1).partition("\0")
@@ -633,31 +595,21 @@ def unread(stacks: Mapping[str, Stack], checkpoint: Checkpoint) -> dict[str, Sta
         for head, name in heads.items()
         if not any(claim.startswith(head) for claim in claimed)
     }
-    read, types = (
-        {stack.part for stack in stacks.values()},
-        class_says(checkpoint.config.get("model_type"), "parts"),
-    )
-    described = [
-        (path, _kind_of(path, part, types))
-        for path, part in parts(checkpoint.config)
-        if path not in read
-    ]
+    read = {stack.part for stack in stacks.values()}
+    types = class_says(checkpoint.config.get("model_type"), "parts")
+    left_parts = [(path, part) for path, part in parts(checkpoint.config) if path not in read]
+    described = [(path, _kind_of(path, part, types)) for path, part in left_parts]
     described = [(path, kind) for path, kind in described if kind]
     unread_stacks: dict[str, Stack] = {}
     for head, name in left.items():
-        path, kind = max(
-            described, key=lambda part: _affinity(part[0], head, set()), default=("", "")
-        )
-        if described and _affinity(path, head, set()) <= 0:
-            path, kind = "", ""
-        label = next((word for word in ("audio", "vision") if word in _words(head)), "") or _place(
-            path
-        )
-        stack_name = (
-            label
-            if label and label not in stacks and label not in unread_stacks
-            else head.rstrip(".")
-        )
+        affinities = [_affinity(path, head, set()) for path, _ in described]
+        path, kind = "", ""
+        if max(affinities, default=0) > 0:
+            path, kind = described[affinities.index(max(affinities))]
+        sense = next((word for word in ("audio", "vision") if word in _words(head)), "")
+        stack_name = sense or _place(path)
+        if not stack_name or stack_name in stacks or stack_name in unread_stacks:
+            stack_name = head.rstrip(".")
         described_as = f"model_type '{kind or checkpoint.config.get('model_type')}'"
         why = f"no row reads it ({described_as}; '{name}' ...)"
         if kind in FAMILIES.unsupported:
@@ -675,9 +627,7 @@ def _words(text: str) -> set[str]:
 
 
 def _affinity(path: str, prefix: str, kinds: set[str]) -> int:
-    """Words that a part's keys and a prefix share, less the kinds of model that the prefix names
-    and it is not.
-    """
+    """Shared words of a part's keys and a prefix, less kinds in the prefix that it is not."""
     words, names = _words(path) | kinds, _words(prefix)
     return len(words & names) - len((names & KINDS) - words)
 
@@ -687,7 +637,7 @@ def _place(path: str) -> str:
     return ".".join(key.removesuffix("_config") for key in path.split("."))
 
 
-# From no known row, or several, to advice
+# Advice where no row is known, or several are.
 
 
 def _row_named(
@@ -723,9 +673,7 @@ def _row_named(
 def _refuse_choice(
     names: Collection[str], what: str, checkpoint: Checkpoint, tower: str | None
 ) -> CheckpointError:
-    """What to say where there is no stack of the name that was asked for, or none was and several
-    might be meant.
-    """
+    """The error where no stack has the name asked for, or none was asked for among several."""
     if tower is None:
         language = [name for name in names if name.rpartition(".")[2] in LANGUAGE] or names
         choices = " or ".join(f"`tower='{name}'`" for name in language)
@@ -740,13 +688,10 @@ def _refuse_choice(
 
 
 def _refuse_unknown(rows: tuple[Family, ...], checkpoint: Checkpoint) -> CheckpointError:
-    """What to say of a model_type that no row reads, or where none is stated."""
+    """The error for a model_type that no row reads, or for none."""
     config = checkpoint.config
-    wanted, inner = (
-        config.get("model_type"),
-        {path: part.get("model_type") for path, part in parts(config)},
-    )
-    for kind in (wanted, *inner.values()):
+    wanted, inner = config.get("model_type"), dict(parts(config))
+    for kind in (wanted, *(part.get("model_type") for part in inner.values())):
         if isinstance(kind, str) and kind in FAMILIES.unsupported:
             return CheckpointError(
                 f"no row can describe {kind}: it {FAMILIES.unsupported[kind]}", file=checkpoint.name
@@ -762,19 +707,14 @@ def _refuse_unknown(rows: tuple[Family, ...], checkpoint: Checkpoint) -> Checkpo
             f"no config.json says which model_type this is{advice}", file=checkpoint.name
         )
     problem = f"unknown model_type '{wanted}'" if wanted is not None else "has no model_type"
-    named = [
-        f"{path} '{part['model_type']}'" for path, part in parts(config) if "model_type" in part
-    ]
+    named = [f"{path} '{p['model_type']}'" for path, p in inner.items() if "model_type" in p]
     problem += f" (within it {', '.join(named)})" if named else ""
-    return CheckpointError(
-        problem + advice, file=config.file if wanted is None else checkpoint.name
-    )
+    file = config.file if wanted is None else checkpoint.name
+    return CheckpointError(problem + advice, file=file)
 
 
 def _nearest(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
-    """What to read a checkpoint as that says no model_type: the family that has most of its names,
-    fewest missing.
-    """
+    """Advice without a model_type: the family with most of its names, fewest missing."""
     family, balance, example = max(
         (_likeness(row, checkpoint) for row in families), key=lambda likeness: likeness[1]
     )
@@ -786,7 +726,7 @@ def _nearest(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
 
 
 def _likeness(family: Family, checkpoint: Checkpoint) -> tuple[Family, int, str]:
-    """(family, names found less twice the names missing, one that was found)."""
+    """(family, names present less twice the names missing, one that is present)."""
     values = {**family.config.defaults, **checkpoint.config}
     family = family.configured(values)
     layer = family.layer.format(i=0)

@@ -1,4 +1,4 @@
-"""Rotary positions, of text and of images, as config.json has them, and the rotation they mean."""
+"""Rotary positions of text and images: from config.json to the rotation they mean."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,8 +26,7 @@ from weightscope.model.layers.rotation import (
     yarn_temperature,
 )
 
-# Which coordinate of a token turns which pair of dimensions, where positions have several:
-# multimodal RoPE.
+# Multimodal RoPE: a token has several coordinates, and each pair of dimensions turns by one.
 
 
 def contiguous(sizes: tuple[int, ...], pairs: int) -> np.ndarray:
@@ -36,9 +35,7 @@ def contiguous(sizes: tuple[int, ...], pairs: int) -> np.ndarray:
 
 
 def interleaved(sizes: tuple[int, ...], pairs: int) -> np.ndarray:
-    """Time, height, width in turn while the sections of height and width last, then time
-    (Qwen3-VL).
-    """
+    """Time, height, width in turn until height and width end, then time (Qwen3-VL)."""
     axes = np.zeros(pairs, int)
     for axis in (1, 2):
         axes[axis : 3 * sizes[axis] : 3] = axis
@@ -46,9 +43,7 @@ def interleaved(sizes: tuple[int, ...], pairs: int) -> np.ndarray:
 
 
 def height_and_width_first(sizes: tuple[int, ...], pairs: int) -> np.ndarray:
-    """Height and width in turn, then time (ERNIE 4.5 VL, whose sections are height, width,
-    time).
-    """
+    """Height and width in turn, then time; sections are in this order (ERNIE 4.5 VL)."""
     return np.concatenate((np.tile((1, 2), sizes[0]), np.zeros(sizes[2], int)))
 
 
@@ -59,22 +54,16 @@ class Sections:
     Text stands at the same number on every axis, so that there it is RoPE.
     """
 
-    # function of (sizes of the sections, number of pairs) giving each pair's axis
+    # (sizes of the sections, number of pairs) -> each pair's axis
     arranged: Callable[[tuple[int, ...], int], np.ndarray]
     usual: tuple[int, ...]  # sizes where rope_parameters has no `mrope_section`
 
     def axes(self, given: Config, pairs: int) -> np.ndarray:
-        """The axis of every pair, shape (pairs,): sections are three sizes that add up to the pairs
-        there are.
-        """
+        """The axis of each pair, (pairs,); the config's three sizes must add up to the pairs."""
         key = "mrope_section"
         value = given.get(key) or list(self.usual)
         wanted = f"three sizes that add up to the {pairs} pairs that turn"
-        if (
-            not isinstance(value, list | tuple)
-            or len(value) != 3
-            or not all(type(size) is int for size in value)
-        ):
+        if not isinstance(value, list | tuple) or [*map(type, value)] != [int, int, int]:
             raise given.error(key, wanted)
         if min(value) < 0 or (sum(value) != pairs and self.arranged is not interleaved):
             raise given.error(key, wanted)
@@ -96,46 +85,40 @@ def _base(given: Config) -> float:
 
 @dataclass(frozen=True)
 class Rope:
-    """How an architecture rotates queries and keys.
+    """Rotation of queries and keys in an architecture.
 
     transformers 4 wrote flat keys (`rope_theta`, `rope_scaling`, `partial_rotary_factor`);
-    transformers 5 writes `rope_parameters`, nested by layer type where layers differ. `dialects`
-    makes the latter of either.
+    transformers 5 writes `rope_parameters`, nested by layer type where layers differ. `numbers`
+    makes the latter from either.
     """
 
     interleaved: bool = False  # pairs are neighbours (2j, 2j + 1) rather than halves apart
-    # theta_key, fraction_key, dims_key: flat keys of the base (empty where no config changes it),
-    # of the share of a head that rotates, and, where the config counts the dimensions instead, of
-    # their number
-    theta_key: str = "rope_theta"
-    theta: Base = 10000.0  # what holds where the config says nothing
+    theta_key: str = "rope_theta"  # flat key of the base; empty where no config changes it
+    theta: Base = 10000.0  # base where the config has none
     # key of the bases of all layers, 0 where one does not rotate; empty where there is none
     thetas: str = ""
-    fraction_key: str = "partial_rotary_factor"
-    # likewise; None where the architecture turns whole heads and its code asks for no share
+    fraction_key: str = "partial_rotary_factor"  # flat key of the share of a head that rotates
+    # share where the config has none; None: whole heads turn, and the code asks for no share
     fraction: Annotated[float, Within(1e-6, 1.0)] | None = None
-    dims_key: str = ""
+    dims_key: str = ""  # flat key of the number of dimensions, where configs have that
     # flat key and usual value of the base in sliding-window layers, where it differs
     local: tuple[str, float] | None = None
     local_scaled: bool = True  # a flat rope_scaling applies to sliding-window layers too
-    # flat key of how many dimensions rotate, where a file of another dialect has that instead of
-    # their share
-    width_key: str = ""
+    width_key: str = ""  # flat key of the number of dimensions in a file of another dialect
     scaling: bool = True  # rope_scaling is read; its code has no place for it otherwise
     # rope_parameters may be nested by layer type, although the class's own are not
     by_type: bool = False
-    start_key: str = ""  # key of how many dimensions come before those that rotate
+    start_key: str = ""  # key of the number of dimensions before those that rotate
     interleaved_key: str = ""  # key that may switch interleaving off
-    # function of (ModelConfig, layer index) -> bool: which layers rotate at all
+    # True for layers that rotate
     rotates: Callable[[ModelConfig, int], bool] = always
     scaled_in: str = ""  # key of a list of the layers whose rotation is scaled; empty where all are
-    scaled: str = ""  # a kind of scaling that any scaling is read as
+    scaled: str = ""  # kind of scaling that any other is read as
     backwards: bool = False  # pairs turn the other way round
-    # dynamic scaling by an `alpha` is once and for all: the base grows by alpha^(w / (w - 2)) at
-    # any length
+    # dynamic scaling by an `alpha` is fixed: the base grows by alpha^(w / (w - 2))
     alpha: bool = False
     rounded: bool = False  # an odd number of dimensions is rounded up
-    # which coordinate turns which pair, where positions have several
+    # the coordinate that turns each pair, where positions have several
     sections: Sections | None = None
 
     def parameters(self, config: Config, layer_type: str) -> Config:
@@ -154,9 +137,7 @@ class Rope:
         return self._of_whole_heads(merged) if self.fraction is None else merged
 
     def _of_whole_heads(self, given: Config) -> Config:
-        """transformers' code of these families turns whole heads whatever the config says, unless
-        something scales.
-        """
+        """Turn whole heads, as transformers' code of these families does if nothing scales."""
         if given["rope_type"] == "proportional":
             return given
         if given["rope_type"] != "default" and given.number("partial_rotary_factor") != 1.0:
@@ -169,23 +150,19 @@ class Rope:
             return None
         given = config.rope[config.layer_types[layer]]
         if self.thetas and config.has(self.thetas):
-            listed = {
-                self.thetas: in_list(config, self.thetas, layer, "a list with every layer's base")
-            }
-            base = Config(listed, config.file).number(self.thetas)
+            listed = in_list(config, self.thetas, layer, "a list with every layer's base")
+            base = Config({self.thetas: listed}, config.file).number(self.thetas)
             if not base:
                 return None
             given = Config({**given, "rope_theta": base}, given.file)
         start = config.size(self.start_key) if self.start_key else 0
-        share = (
-            1.0
-            if given["rope_type"] == "proportional"
-            else given.number("partial_rotary_factor", largest=1.0)
-        )
+        share = 1.0
+        if given["rope_type"] != "proportional":
+            share = given.number("partial_rotary_factor", largest=1.0)
         width = int((config.head_dim - start) * share)
         if self.dims_key:
             width = config.size(self.dims_key)
-            # of the config's head_dim: of whole heads, or of this part
+            # share of the config's head_dim, which is a whole head's or this part's
             share = given.number("partial_rotary_factor")
             if self.start_key and int(config.size("head_dim", default=width) * share) != width:
                 raise config.error(
@@ -197,9 +174,9 @@ class Rope:
                 "partial_rotary_factor",
                 f"an even number of the head's {config.head_dim} dimensions",
             )
-        interleaved = (
-            config.flag(self.interleaved_key) if self.interleaved_key else self.interleaved
-        )
+        interleaved = self.interleaved
+        if self.interleaved_key:
+            interleaved = config.flag(self.interleaved_key)
         kind = given["rope_type"]
         if self.scaled_in and layer not in config.layers(self.scaled_in):
             kind = "default"
@@ -226,7 +203,7 @@ class Scaled(ShowsShapes):
     longest: int = 0
 
     def backwards(self) -> "Scaled":
-        """The same, turning the other way round."""
+        """The frequencies with the other sense of rotation."""
         stretched = self.stretched
         return replace(
             self,
@@ -235,8 +212,10 @@ class Scaled(ShowsShapes):
         )
 
 
-# Each takes the given parameters, the base, the rotated width, positions first trained on,
-# positions now allowed.
+# Kinds of scaling: functions of the given parameters, the base, the rotated width, the positions
+# first trained on and those now allowed.
+
+
 def _default(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
     return Scaled(inverse_powers(theta, width))
 
@@ -263,9 +242,8 @@ def _dynamic(given: Config, theta: float, width: int, trained: int, allowed: int
 def _alpha(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
     if width == 2:
         raise given.error("rope_type", "one that a single pair can be scaled by")
-    return Scaled(
-        inverse_powers(theta * given.number("alpha", smallest=1e-6) ** (width / (width - 2)), width)
-    )
+    growth = given.number("alpha", smallest=1e-6) ** (width / (width - 2))
+    return Scaled(inverse_powers(theta * growth, width))
 
 
 def _ntk(theta: float, width: int, factor: float, trained: int, length: int) -> np.ndarray:
@@ -274,10 +252,7 @@ def _ntk(theta: float, width: int, factor: float, trained: int, length: int) -> 
 
 def _yarn(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
     factor = given.number("factor", default=allowed / trained, smallest=1e-6)
-    weight, weight_all = (
-        given.number("mscale", default=0),
-        given.number("mscale_all_dim", default=0),
-    )
+    weight, weight_all = (given.number(key, default=0) for key in ("mscale", "mscale_all_dim"))
     usual = yarn_temperature(factor)
     if weight and weight_all:
         usual = yarn_temperature(factor, weight) / yarn_temperature(factor, weight_all)
@@ -307,9 +282,7 @@ def _longrope(given: Config, theta: float, width: int, trained: int, allowed: in
 
 
 def _mscale(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    """Phi-3.5-MoE: its code keeps the short factors at any length, and scales cos and sin by a
-    number of its own.
-    """
+    """Phi-3.5-MoE: the short factors at any length, and a scale of cos and sin of its own."""
     short, long = (given.number(f"{length}_mscale") for length in ("short", "long"))
     if given["rope_type"] != "longrope":
         raise given.error("rope_type", "longrope")
@@ -326,7 +299,7 @@ def _stretch(given: Config, key: str, pairs: int) -> np.ndarray:
     if (
         not isinstance(value, list)
         or len(value) != pairs
-        or not all(type(v) in (int, float) for v in value)
+        or not {*map(type, value)} <= {int, float}
     ):
         raise given.error(key, wanted)
     stretch = np.array(value, np.float64)
@@ -341,9 +314,8 @@ def _llama3(given: Config, theta: float, width: int, trained: int, allowed: int)
     )
     if high <= low:
         raise given.error("high_freq_factor", "more than low_freq_factor")
-    return Scaled(
-        llama3_frequencies(theta, width, given.number("factor", smallest=1e-6), trained, low, high)
-    )
+    factor = given.number("factor", smallest=1e-6)
+    return Scaled(llama3_frequencies(theta, width, factor, trained, low, high))
 
 
 SCALINGS: dict[str, Callable[[Config, float, int, int, int], Scaled]] = {
@@ -357,14 +329,13 @@ SCALINGS: dict[str, Callable[[Config, float, int, int, int], Scaled]] = {
     "mscale": _mscale,
     "su": _longrope,  # its name before transformers 4.45
     "llama3": _llama3,
-    "mrope": _default,  # what transformers 4 called several axes (`Rope.sections`)
+    "mrope": _default,  # transformers 4's name for several axes (`Rope.sections`)
 }
 
 
-# Rotation by row and column in vision towers: one formula, spelled by each architecture in its own
-# way.
+# Rotation by row and column in vision towers: one formula that each architecture writes in its way.
 
-# Each takes a base and the head's width, and gives the frequency and the axis of every pair.
+# (base, width of a head) -> frequency and axis of every pair
 Spelling = Callable[[float, int], tuple[np.ndarray, np.ndarray]]
 
 
@@ -373,14 +344,11 @@ AXES = {"frame": FRAME, "row": ROW, "column": COLUMN}
 
 @dataclass(frozen=True)
 class OneAfterAnother:
-    """A block of pairs for each axis, the same frequencies in each; an odd rest of the head does
-    not turn.
-    """
+    """A block of pairs for each axis, with the same frequencies; an odd rest does not turn."""
 
     axes: tuple[Annotated[str, OneOf(*AXES)], ...]
 
     def __call__(self, theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Each pair's frequency, and its axis."""
         frequencies = inverse_powers(theta, 2 * (width // len(self.axes) // 2))
         axes = [AXES[axis] for axis in self.axes]
         return np.tile(frequencies, len(axes)), np.repeat(axes, len(frequencies))
@@ -396,16 +364,13 @@ class InTurn:
     axes: tuple[Annotated[str, OneOf(*AXES)], ...]
 
     def __call__(self, theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Each pair's frequency, and its axis."""
         frequencies = inverse_powers(theta, width // len(self.axes))
         axes = [AXES[axis] for axis in self.axes]
         return np.repeat(frequencies, len(axes)), np.tile(axes, len(frequencies))
 
 
 def odd_and_even(theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """The frequencies of a whole head: even pairs for rows, then odd pairs for columns
-    (Pixtral).
-    """
+    """A whole head's frequencies: even pairs for rows, then odd ones for columns (Pixtral)."""
     of_head = inverse_powers(theta, width)
     rows, columns = of_head[0::2], of_head[1::2]
     return np.concatenate((rows, columns)), np.repeat((ROW, COLUMN), (len(rows), len(columns)))
@@ -413,36 +378,25 @@ def odd_and_even(theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class GridRope:
-    """How an architecture rotates by row and column."""
+    """Rotation by row and column in an architecture."""
 
-    # function of (base, width of a head) -> (frequencies, axes)
     spelled: Spelling = ROWS_THEN_COLUMNS
-    # interleaved, blocks: as of `Rotation`
-    interleaved: bool = False
-    blocks: int = 1
+    interleaved: bool = False  # like `Rotation`'s
+    blocks: int = 1  # like `Rotation`'s
     theta: Base | None = 10000.0  # the base where the config has none; None where it must
-    # image, patch: config keys of the image's and the patch's side; empty where images are of any
-    # size
-    image: str = ""
-    patch: str = "patch_size"
-    # prefix, suffix: tokens before and after the patches, or the config key of their number;
-    # `registers` come after the class token
-    prefix: int = 0
-    suffix: int = 0
+    image: str = ""  # config key of the image's side; empty where images are of any size
+    patch: str = "patch_size"  # config key of the patch's side
+    prefix: int = 0  # number of tokens before the patches, such as a class token
+    suffix: int = 0  # number of tokens after the patches
     registers: str = ""  # config key of the number of registers, which are before the patches too
-    # merge, window, window_unit: config key of the side of blocks of patches; of the side of
-    # windows, where patches follow so; and of the side of what a window's side is counted in, if
-    # not patches
-    merge: str = ""
-    window: str = ""
-    window_unit: str = ""
-    # origin, centred: as of `GridRotation`
-    origin: float = 0.0
-    centred: bool = False
-    # side, whole: where positions count within windows, config keys of a window's side in patches,
-    # and of the layers that see the whole image (SAM 3)
+    merge: str = ""  # config key of the side of blocks that patches are ordered by
+    window: str = ""  # config key of the side of windows that patches are ordered by
+    window_unit: str = ""  # config key of the side of a window's unit, if that is not a patch
+    origin: float = 0.0  # like `GridRotation`'s
+    centred: bool = False  # like `GridRotation`'s
+    # config key of a window's side in patches, where positions count within windows (SAM 3)
     side: str = ""
-    whole: str = ""
+    whole: str = ""  # config key of the layers that see the whole image then
 
     def parameters(self, config: Config, layer_type: str) -> Config:
         """The base alone; a config in which something scales it is refused."""
@@ -458,29 +412,26 @@ class GridRope:
         )
 
     def rotation(self, config: ModelConfig, layer: int) -> GridRotation:
-        """The rotation of a layer: the same for every one, unless some see a window."""
+        """The rotation of a layer, the same for every one unless some see a window."""
         theta = config.rope[config.layer_types[layer]].number("rope_theta")
         frequencies, axes = self.spelled(theta, config.head_dim)
         n_axes = len(set(axes.tolist()))
         if len(axes) == 0 or (FRAME not in axes and config.head_dim % (2 * n_axes)):
             problem = f"heads of {config.head_dim} dimensions do not turn in pairs by {n_axes} axes"
             raise CheckpointError(problem, file=config.file)
-        image, patch = (
-            sides_of(config, key) if self.image else (1, 1) for key in (self.image, self.patch)
-        )
-        grid = (
-            tuple(max(side // part, 1) for side, part in zip(image, patch, strict=True))
-            if self.image
-            else ()
-        )
+        grid: tuple[int, ...] = ()
+        if self.image:
+            sides = zip(sides_of(config, self.image), sides_of(config, self.patch), strict=True)
+            grid = tuple(max(image // patch, 1) for image, patch in sides)
         merge = config.size(self.merge) if self.merge else 1
+        registers = config.count(self.registers) if self.registers else 0
         rotation = GridRotation(
             2 * np.pi * frequencies if self.centred else frequencies,
             interleaved=self.interleaved,
             blocks=self.blocks,
             axes=axes,
             grid=grid,
-            prefix=self.prefix + (config.count(self.registers) if self.registers else 0),
+            prefix=self.prefix + registers,
             suffix=self.suffix,
             merge=merge,
             window=self._window(config, merge),
@@ -490,9 +441,7 @@ class GridRope:
         return self._within_windows(rotation, config, layer) if self.side else rotation
 
     def _within_windows(self, image: GridRotation, config: ModelConfig, layer: int) -> GridRotation:
-        """A layer's rotation within its window; in layers that see the whole image no faster than
-        in a window.
-        """
+        """A layer's rotation in its window; over the whole image it is no faster than that."""
         side = config.size(self.side)
         if len(set(image.grid)) > 1:
             raise config.error(self.image, "a square image")
@@ -509,7 +458,7 @@ class GridRope:
 
 
 def sides_of(config: Config, key: str) -> tuple[int, int]:
-    """(height, width) of something that may be given as one number."""
+    """(height, width) of something that may be one number."""
     value = config.get(key)
     pair = value if isinstance(value, list) and len(value) == 2 else [value, value]
     height, width = (Config({key: side}, config.file).size(key) for side in pair)

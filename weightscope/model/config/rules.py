@@ -1,6 +1,4 @@
-"""Rules that rows name: scales of scores, types and sizes of layers, values of a config that follow
-from others.
-"""
+"""Rules that rows name: scales of scores, types and sizes of layers, derived values of a config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,15 +17,13 @@ def default_scale(config: ModelConfig, layer: int) -> float:
 
 
 def gpt2_scale(config: ModelConfig, layer: int) -> float:
-    """1/sqrt(d') unless scale_attn_weights is off, divided by the layer's number where the config
-    says so.
-    """
+    """1/sqrt(d') or 1, as scale_attn_weights says; over the layer's number if configured."""
     scale = default_scale(config, layer) if config.get("scale_attn_weights") else 1.0
     return scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx") else scale
 
 
 def unscaled(config: ModelConfig, layer: int) -> float:
-    """GPT-Neo divides by nothing."""
+    """1: GPT-Neo does not scale scores."""
     return 1.0
 
 
@@ -71,15 +67,14 @@ def factored(config: ModelConfig, layer: int) -> float:
 
 
 def deberta_scale(config: ModelConfig, layer: int) -> float:
-    """1/sqrt(d' times the number of terms): content, and each kind of position term that
-    pos_att_type names.
-    """
+    """1/sqrt(d' times the number of terms): content, and each kind that pos_att_type names."""
     return float((config.head_dim * (1 + len(position_kinds(config)))) ** -0.5)
 
 
 def deberta_v2_scale(config: ModelConfig, layer: int) -> float:
-    """The same, but that other names than c2p and p2c do not count."""
-    return float((config.head_dim * (1 + len({"c2p", "p2c"} & {*position_kinds(config)}))) ** -0.5)
+    """DeBERTa v2: 1/sqrt(d' times the number of terms), where only c2p and p2c count."""
+    terms = 1 + len({"c2p", "p2c"} & {*position_kinds(config)})
+    return float((config.head_dim * terms) ** -0.5)
 
 
 def position_kinds(config: ModelConfig) -> list[str]:
@@ -92,28 +87,24 @@ def position_kinds(config: ModelConfig) -> list[str]:
 
 
 def of_cosines(config: ModelConfig, layer: int) -> float:
-    """Queries and keys divided by their root mean squares are sqrt(r) long: cosines of r
-    dimensions.
-    """
+    """1/r: queries and keys divided by their root mean squares are sqrt(r) long."""
     return 1 / config.head_dim
 
 
 def of_doubled_heads(config: ModelConfig, layer: int) -> float:
-    """Queries and keys have as many dimensions for places as for content."""
+    """1/sqrt(2 d'): queries and keys have as many dimensions for places as for content."""
     return float((2 * config.head_dim) ** -0.5)
 
 
 def in_list(config: Config, key: str, index: int, wanted: str) -> Any:
-    """The item of a layer or stage in the list under a config key; refused where there is no such
-    item.
-    """
+    """The item of a layer or stage in the list under a config key, or refuse."""
     listed = config.get(key)
     if not isinstance(listed, list) or len(listed) <= index:
         raise config.error(key, wanted)
     return listed[index]
 
 
-# Layers that have something that others lack: rotation, norms of queries and keys.
+# Layers that have something that others lack, such as rotation or norms of queries and keys.
 
 
 def always(config: ModelConfig, layer: int) -> bool:
@@ -122,29 +113,27 @@ def always(config: ModelConfig, layer: int) -> bool:
 
 
 def sliding(config: ModelConfig, layer: int) -> bool:
-    """Those that see a window (Cohere 2, Trinity)."""
+    """Layers that see a window (Cohere 2, Trinity)."""
     return config.layer_types[layer] == "sliding_attention"
 
 
 def windowed(config: ModelConfig, layer: int) -> bool:
-    """Those that see a window; none where the config has none, whatever the layers are called."""
+    """Layers that see a window; none where the config has none, whatever the layers are called."""
     return sliding(config, layer) and config.has("sliding_window")
 
 
 def windowed_if_any(config: ModelConfig, layer: int) -> bool:
-    """Those that see a window; all where the config has none (EXAONE 4)."""
+    """Layers that see a window; all where the config has none (EXAONE 4)."""
     return sliding(config, layer) or not config.has("sliding_window")
 
 
 def listed(config: ModelConfig, layer: int) -> bool:
-    """Those that no_rope_layers has 1 for; without it all but every fourth, or whatever
-    no_rope_layer_interval says.
-    """
+    """Layers with 1 in no_rope_layers, or by no_rope_layer_interval."""
     return is_rotated(config, layer)
 
 
 def is_rotated(config: Config, layer: int) -> bool:
-    """Whether no_rope_layers or the interval says that a layer rotates."""
+    """True if no_rope_layers, or else the interval, says that a layer rotates."""
     given = config.get("no_rope_layers")
     if not given:
         return (layer + 1) % config.size("no_rope_layer_interval") != 0
@@ -154,20 +143,18 @@ def is_rotated(config: Config, layer: int) -> bool:
 
 
 def with_parameters(config: ModelConfig, layer: int) -> bool:
-    """Those whose type has an entry in rope_parameters that is not null."""
+    """Layers whose type has an entry in rope_parameters that is not null."""
     given = config.inside("rope_parameters")
     return given.get(config.layer_types[layer], given) is not None
 
 
 def with_a_base(config: ModelConfig, layer: int) -> bool:
-    """All where rope_parameters has a base, else none (OLMo Hybrid)."""
+    """All layers where rope_parameters has a base, else none (OLMo Hybrid)."""
     return config.inside("rope_parameters").has("rope_theta")
 
 
 def windowed_or_leading(config: ModelConfig, layer: int) -> bool:
-    """Sliding layers rotate, and so do the dense ones in front unless those have a pattern of
-    windows of their own.
-    """
+    """Sliding layers, and dense ones in front unless those have their own pattern of windows."""
     kinds = config.get("mlp_layer_types")
     dense = isinstance(kinds, list) and kinds[layer : layer + 1] == ["dense"]
     return windowed(config, layer) or (
@@ -176,7 +163,7 @@ def windowed_or_leading(config: ModelConfig, layer: int) -> bool:
 
 
 def with_base(config: ModelConfig, layer: int) -> bool:
-    """Layers that layer_rope_theta has no 0 for; all where it is not there."""
+    """Layers without a 0 in layer_rope_theta; all where there is no such list."""
     key = "layer_rope_theta"
     return config.get(key) is None or bool(
         in_list(config, key, layer, "a list with a number for every layer")
@@ -196,7 +183,6 @@ class ByPeriod:
     offset: str
 
     def __call__(self, config: Config, n_layers: int) -> tuple[str, ...]:
-        """Every layer's type."""
         period, offset = config.size(self.period), config.count(self.offset)
         return tuple("full_attention" if i % period == offset else "mamba" for i in range(n_layers))
 
@@ -208,7 +194,6 @@ class AttentionIn:
     key: str
 
     def __call__(self, config: Config, n_layers: int) -> tuple[str, ...]:
-        """Every layer's type."""
         if not config.has(self.key):
             raise config.error("layer_types", f"a list with every layer's type, or '{self.key}',")
         attention = config.layers(self.key)
@@ -235,7 +220,7 @@ def in_alternation(config: Config, n_layers: int) -> tuple[str, ...]:
 
 
 def _is_windowed(config: Config) -> bool:
-    """Whether there is a window, and it is used."""
+    """True if there is a window, and it is used."""
     return config.get("use_sliding_window") is True and config.has("sliding_window")
 
 
@@ -259,7 +244,7 @@ def windows_if_used(config: Config, n_layers: int) -> tuple[str, ...]:
 
 
 def windows_if_any(config: Config, n_layers: int) -> tuple[str, ...]:
-    """Ministral: the same, without a key that turns them off."""
+    """Ministral: windows in all layers or in none; no key turns them off."""
     return ("sliding_attention" if config.has("sliding_window") else "full_attention",) * n_layers
 
 
@@ -290,7 +275,7 @@ def first_and_second(config: Config, n_layers: int) -> tuple[str, ...]:
 
 
 def mllama_layers(config: Config, n_layers: int) -> tuple[str, ...]:
-    """Some layers attend to the image and to nothing else."""
+    """Cross-attention, to the image alone, in the layers that the config lists."""
     crossing = config.get("cross_attention_layers")
     if not isinstance(crossing, list):
         raise config.error("cross_attention_layers", "a list of layers")
@@ -298,9 +283,7 @@ def mllama_layers(config: Config, n_layers: int) -> tuple[str, ...]:
 
 
 def positions_first(config: Config, n_layers: int) -> tuple[str, ...]:
-    """Only the first layer's cross-attention adds positions to content, unless the config keeps
-    them.
-    """
+    """Positions are added to content in the first layer only, unless the config keeps them."""
     kept = config.get("keep_query_pos") is True
     return tuple(
         "positions_added" if kept or i == 0 else "positions_beside" for i in range(n_layers)
@@ -308,9 +291,7 @@ def positions_first(config: Config, n_layers: int) -> tuple[str, ...]:
 
 
 def one_level(config: Config, n_layers: int) -> tuple[str, ...]:
-    """The encoder attends on one level of the image; others would be stacks of their own under one
-    name.
-    """
+    """The encoder attends on one level of the image; others would be stacks of their own."""
     levels = config.get("encode_proj_layers")
     if not isinstance(levels, list) or len(levels) != 1:
         raise config.error(
@@ -352,9 +333,7 @@ def global_sizes(config: ModelConfig, layer: int) -> Mapping[str, Any]:
 
 
 def groups_by_layer(config: ModelConfig, layer: int) -> Mapping[str, Any]:
-    """Sapiens 2: key-value heads of every layer, listed; or as many as query heads in the first and
-    last layers.
-    """
+    """Sapiens 2: key-value heads by layer, from a list, or as many as query heads at both ends."""
     key = "num_key_value_heads_per_layer"
     if config.has(key):
         return {
@@ -397,28 +376,23 @@ def heads_of_attn_config(config: Config) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class OfHalf:
-    """FastSpeech2's sizes of one half: what the object of that name says, and the config's own keys
-    do not.
-    """
+    """FastSpeech2's sizes of one half: from the object of that name, not from the top."""
 
     half: str
 
     def __call__(self, config: Config) -> Mapping[str, Any]:
-        """Values by the keys that the row reads."""
         sizes = config.inside(f"{self.half}_config")
         keys = ("layers", "num_attention_heads", "normalize_before")
         return {f"{self.half}_{key}": sizes[key] for key in keys if key in sizes}
 
 
 def heads_of_64(config: Config) -> Mapping[str, Any]:
-    """As many heads of 64 dimensions as make the width; the config does not count them."""
+    """The number of heads of 64 dimensions that make the width; the config does not count them."""
     return {"num_attention_heads": config.size("hidden_size") // 64}
 
 
 def grouping_stages(config: Config) -> Mapping[str, Any]:
-    """Stages as layers: those that have tokens of groups end with attention from groups to
-    patches.
-    """
+    """Stages as layers: those with tokens of groups end with attention to patches."""
     groups = config.layers("num_group_tokens")
     return {
         "num_hidden_layers": len(groups),
@@ -438,14 +412,12 @@ def adjusted_width(config: Config) -> dict[str, object]:
 
 
 def half_the_heads(config: Config) -> dict[str, int]:
-    """The encoder's attention to text has half as many heads as its attention to the image."""
+    """Heads of the encoder's attention to text: half as many as to the image."""
     return {"text_enhancer_heads": config.size("encoder_attention_heads") // 2}
 
 
 def of_fusion(config: Config) -> dict[str, int]:
-    """Image and text meet in half the heads of the encoder, which share half of its feed-forward
-    network's width.
-    """
+    """Half the encoder's heads, for image and text; they share half its feed-forward width."""
     heads = config.size("encoder_attention_heads") // 2
     return {
         "fusion_heads": heads,
@@ -461,10 +433,9 @@ class Stage:
     # config key of the layers of every stage; or how many this stage has
     layers: str | int = "depths"
     heads: str = "num_heads"  # likewise; empty where all stages have as many
-    # key of the first stage's width, which doubles from stage to stage, or of a list; empty where
-    # it stays the same
+    # key of the first stage's width, which then doubles, or of a list; empty where it is constant
     width: str = "embed_dim"
-    # further keys, and the lists that hold a stage's value
+    # further keys -> keys of lists with each stage's value
     more: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, config: Config) -> Mapping[str, Any]:

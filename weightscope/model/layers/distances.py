@@ -16,8 +16,7 @@ from weightscope.model.rows.cells import LayerTensors
 
 
 def sinusoids(n: int, width: int, steps: int) -> np.ndarray:
-    """Sines of n positions, then their cosines, at frequencies 10000^(-j / steps) ("Attention is
-    all you need", 3.5).
+    """Sines of n positions, then cosines, at 10000^(-j / steps) ("Attention is all you need", 3.5).
 
     Over `steps` of the width / 2 frequencies they fall to 1/10000: width / 2 in the paper, one less
     in tensor2tensor.
@@ -52,7 +51,7 @@ def of_tensor2tensor(config: ModelConfig) -> np.ndarray:
 # offsets in a window.
 
 RELATIVE_BIAS = "encoder.relative_attention_bias.weight"  # MPNet's, one table for all layers
-MPNET_BUCKETS = 32  # those that its code asks for, however many the table has
+MPNET_BUCKETS = 32  # number its code asks for, however many the table has
 
 
 def powers(heads: int) -> np.ndarray:
@@ -61,9 +60,7 @@ def powers(heads: int) -> np.ndarray:
 
 
 def alibi(tensors: LayerTensors, config: ModelConfig, layer: int) -> Slopes:
-    """Slopes of a power of two heads, then every other slope of twice as many heads (ALiBi's own
-    code, as in BLOOM).
-    """
+    """ALiBi's slopes for a power of two heads, then every other one of twice as many (BLOOM)."""
     most = 1 << (config.n_heads.bit_length() - 1)
     return Slopes(np.concatenate((powers(most), powers(2 * most)[::2]))[: config.n_heads])
 
@@ -89,7 +86,6 @@ class GeometricSlopes:
     start: float = 0.0
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> Slopes:
-        """The same in every layer."""
         heads = np.arange(1, config.n_heads + 1)
         return Slopes(
             2.0 ** -(self.steps * heads / config.n_heads + self.each * heads + self.start)
@@ -100,11 +96,10 @@ class GeometricSlopes:
 class StoredSlopes:
     """Learned slopes, one for each head."""
 
-    layer: str  # A layer's name
+    layer: str  # a layer's name
     tensor: str  # its tensor of slopes
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> Slopes:
-        """Those of one layer."""
         return Slopes(tensors.read(self.layer.format(i=layer) + self.tensor, (config.n_heads,)))
 
 
@@ -126,16 +121,14 @@ TABLE = "SelfAttention.relative_attention_bias"
 class Distances:
     """T5's buckets of distances; the table is the first layer's or each layer's own."""
 
-    layer: str  # A layer's name
+    layer: str  # a layer's name
     causal: bool = False
     own: bool = False
     table: str = TABLE  # the table's module within a layer
-    # config keys of how many buckets there are, and from which distance on everything is in the
-    # last
+    # config keys: number of buckets, and the distance from which everything is in the last
     sizes: tuple[str, str] = ("relative_attention_num_buckets", "relative_attention_max_distance")
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> Buckets:
-        """The term of one layer."""
         n_buckets, furthest = (config.size(key) for key in self.sizes)
         if n_buckets < 4 or furthest <= n_buckets:
             raise config.error(self.sizes[0], "4 or more, and less than the largest distance")
@@ -148,21 +141,20 @@ class Distances:
 class WindowTable:
     """A stored table of biases by offset in a window, then of a class token."""
 
-    # of the model, with `{i}` for the layer where each has its own, and the config key that says
-    # whether it is there; empty where it always is. Several add up
+    # names in the model (`{i}` is the layer) -> config key that says that the table is there, empty
+    # where it always is; several add up
     tensors: Mapping[str, str]
     side: str = ""  # config key of a window's side in patches; empty where the window is the image
     class_token: bool = False
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> WindowBias:
-        """The term of one layer, of a square image: transformers resamples the table of others."""
-        if not self.side and len({*sides_of(config, "image_size")}) > 1:
-            raise config.error("image_size", "a square image")
-        side = (
-            config.size(self.side)
-            if self.side
-            else sides_of(config, "image_size")[0] // config.size("patch_size")
-        )
+        if self.side:
+            side = config.size(self.side)
+        else:
+            height, width = sides_of(config, "image_size")
+            if height != width:  # transformers resamples the table then
+                raise config.error("image_size", "a square image")
+            side = height // config.size("patch_size")
         offsets = 2 * side - 1
         shape = (offsets**2 + 3 * self.class_token, config.n_heads)
         there = [
@@ -177,17 +169,15 @@ class WindowTable:
 
 @dataclass(frozen=True)
 class WindowNetwork:
-    """Biases by offset in a window that a small network makes of the offset's logarithm (Swin v2,
-    section 3.3).
-    """
+    """Biases by offset in a window, from a small network of its logarithm (Swin v2, sec. 3.3)."""
 
-    network: str  # of the model, with `{i}` for the layer: two Linears with a ReLU between
-    stage: int = 0  # how often the image was halved before
+    network: str  # name in the model (`{i}` is the layer): two Linears, a ReLU between
+    stage: int = 0  # number of times the image was halved before
     # config key of the windows' sides in training, a stage each; empty where the model's hold
     pretrained: str = ""
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> WindowBias:
-        """The term of one layer: no window is larger than its image."""
+        """The term of one layer; no window is larger than its image."""
         patches = [
             side // config.size("patch_size") >> self.stage
             for side in sides_of(config, "image_size")

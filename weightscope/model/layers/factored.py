@@ -1,5 +1,4 @@
-"""A d x d matrix of low rank, kept as two factors: left @ right.T, which only `dense` multiplies
-out.
+"""A d x d matrix of low rank as two factors, left @ right.T; only `dense` multiplies them out.
 
 With left = Q_L R_L and right = Q_R R_R, Q orthonormal, the matrix has the singular values of the r
 x r core R_L R_R'. The triangles R come from a QR (accurate) or from the Cholesky factor of the Gram
@@ -20,12 +19,11 @@ from weightscope.core.tables import Column, Table
 # Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by
 # about eps / rcond^2 of itself, rcond the one of the triangle with unit columns. Here that is 1e-6.
 LEAST_RCOND = 1.5e-5
-# Rows of a factor that are brought to float64 at a time: half a megabyte at a head's usual width,
-# so that they stay in the cache between the conversion and the product, and no float64 copy of a
-# whole factor is made.
+# Rows of a factor converted to float64 at a time: half a megabyte at a head's usual width, which
+# stays in the cache until the product, without a float64 copy of the whole factor.
 ROWS_AT_ONCE = 512
 MOST_DENSE = 1 << 24  # elements that NumPy may multiply out on its own: 4096 x 4096
-# Of two factors side by side more are: their product is four times as large, and is written for
+# Rows of two factors side by side: more, as their product is four times as large and is written for
 # every block.
 ROWS_OF_BOTH = 4096
 
@@ -69,9 +67,7 @@ class Factored:
     __array_ufunc__ = None  # so that NumPy leaves x @ w to this class
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The dense matrix, so that `np.asarray` and what calls it work; a large one is multiplied
-        out on request.
-        """
+        """The dense matrix, for `np.asarray` and its callers; a large one needs `dense()`."""
         if self.shape[0] * self.shape[1] > MOST_DENSE:
             raise TypeError(
                 f"{self} is too large to become an array unasked; `.dense()` multiplies it out"
@@ -135,12 +131,12 @@ class Factored:
     def leading(
         self, k: int | Callable[[np.ndarray], int]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The first k singular vectors and all singular values, from triangles rather than whole
-        orthonormal factors.
+        """Singular vectors 1 .. k and all singular values, from triangles without whole orthonormal
+        factors.
 
         Parameters
         ----------
-        k : int, or function that tells it from the singular values
+        k : int, or function of the singular values
 
         Returns
         -------
@@ -177,9 +173,7 @@ class Factored:
         return values[np.argsort(-np.abs(values), kind="stable")].astype(np.complex128)
 
     def frobenius(self) -> float:
-        """Frobenius norm: |A B'|_F^2 is the sum of (A'A) * (B'B); NaN or infinite where an element
-        is.
-        """
+        """Frobenius norm: |A B'|_F^2 = sum of (A'A) * (B'B); NaN or infinite if an element is."""
         with np.errstate(invalid="ignore", over="ignore"):
             squared = (inner(self.left) * inner(self.right)).sum()
         return float(np.sqrt(np.maximum(0.0, squared)))  # np.maximum, which unlike max keeps a NaN
@@ -201,15 +195,14 @@ class Factored:
 
 
 def _numbers(given: Any, product: str) -> np.ndarray:
-    """What is multiplied with a matrix as an array; refused where it is none of numbers."""
+    """The other operand of a product as an array; refuse one that does not hold numbers."""
     try:
         array = np.asarray(given)
     except ValueError:  # rows of several lengths
         array = np.empty(0, object)
     if not np.can_cast(array.dtype, np.clongdouble):
-        raise ValueError(
-            f"{product}: expected an array of numbers, not {type(given).__name__} of dtype {array.dtype}"
-        )
+        kind = f"{type(given).__name__} of dtype {array.dtype}"
+        raise ValueError(f"{product}: expected an array of numbers, not {kind}")
     return array
 
 
@@ -244,7 +237,7 @@ def inner(a: Any, b: Any = None, device: Device = CPU) -> np.ndarray:
 def inner_products(
     a: Any, b: Any, device: Device = CPU
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """a'a, b'b and a'b in float64, on this machine from one symmetric product of both side by side.
+    """a'a, b'b and a'b in float64, on the CPU from one symmetric product of both side by side.
 
     a (d, r), b (d, s).
     """
@@ -262,14 +255,13 @@ def inner_products(
 class Triangle(ShowsShapes):
     """R of factor = Q R, and the route it was found by."""
 
-    # (r, r): Upper triangular up to the sign of its rows; R'R is the Gram matrix
+    # (r, r) upper triangular up to the sign of its rows; R'R is the Gram matrix
     r: np.ndarray = field(repr=False)
     route: str  # "none" where the factor is not finite and `r` is NaN
 
 
 def triangle(factor: np.ndarray, gram: np.ndarray) -> Triangle:
-    """R of factor = Q R: from the Gram matrix where that keeps the small singular values, else from
-    a QR.
+    """R of factor = Q R: from the Gram matrix where small singular values survive it, else by QR.
 
     factor (d, r), gram (r, r).
     """
@@ -291,9 +283,7 @@ def triangle(factor: np.ndarray, gram: np.ndarray) -> Triangle:
 
 
 def orthonormal(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Q and R of factor = Q R in float64, by the fast route where it is accurate: factor (d, r) ->
-    (d, r), (r, r).
-    """
+    """Q (d, r) and R (r, r) of factor = Q R in float64, by the fast route where it is accurate."""
     wide = factor.astype(np.float64)
     root = triangle(wide, wide.T @ wide)
     if root.route != "gram":
@@ -303,8 +293,7 @@ def orthonormal(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def spanned(factor: np.ndarray, root: Triangle, inside: np.ndarray) -> np.ndarray:
-    """Q inside of factor = Q R in float64, for fewer columns than Q has, without making Q where R
-    alone will do.
+    """Q @ inside of factor = Q R in float64, for few columns, without Q where R is enough.
 
     factor (d, r), inside (r, k).
     """
@@ -314,8 +303,7 @@ def spanned(factor: np.ndarray, root: Triangle, inside: np.ndarray) -> np.ndarra
 
 
 def coordinates(root: Triangle, inside: np.ndarray) -> np.ndarray:
-    """What combines a factor's columns to Q inside, (r, k); none of them, (r, 0), where R alone
-    does not tell.
+    """Coefficients (r, k) of a factor's columns for Q @ inside; (r, 0) if R is not enough.
 
     inside (r, k).
     """
@@ -325,9 +313,7 @@ def coordinates(root: Triangle, inside: np.ndarray) -> np.ndarray:
 
 
 def combined(factor: np.ndarray, how: np.ndarray) -> np.ndarray:
-    """factor @ how in float64, (d, k), for a (d, r) factor of any precision, a block of its rows at
-    a time.
-    """
+    """factor @ how in float64, (d, k), a block of rows at a time; factor (d, r) of any dtype."""
     product = np.empty((len(factor), how.shape[1]))
     for start in range(0, len(factor), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
@@ -336,9 +322,7 @@ def combined(factor: np.ndarray, how: np.ndarray) -> np.ndarray:
 
 
 def signs_of(vectors: np.ndarray) -> np.ndarray:
-    """The sign of the largest component of each column, (k,): a singular vector is as right with
-    the other one.
-    """
+    """The sign of each column's largest component, (k,); singular vectors are defined up to it."""
     return np.asarray(np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])]))
 
 
@@ -354,8 +338,8 @@ def route_of(*triangles: Triangle) -> str:
 def core_singular_values(
     left: Triangle, right: Triangle, middle: np.ndarray | None = None
 ) -> np.ndarray:
-    """Singular values of left_factor @ middle @ right_factor.T, descending, shape (r,); NaN where
-    one is not finite.
+    """Singular values of left_factor @ middle @ right_factor.T, descending, (r,); NaN if not
+    finite.
 
     middle (r, r).
     """

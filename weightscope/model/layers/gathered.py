@@ -1,4 +1,4 @@
-"""What is done to what heads have gathered, before W_O: gates, sinks and norms over heads."""
+"""Operations on heads' weighted sums of values, before W_O: gates, sinks and norms over heads."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ import numpy as np
 
 from weightscope.model.layers.norms import Norm, rms
 
-Gathered = np.ndarray  # (H, n, r_v): of every head and query token, sum_j alpha_ij v(x_j)
+Gathered = np.ndarray  # (H, n, r_v): sum_j alpha_ij v(x_j) of every head and query token
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-x))."""
-    with np.errstate(over="ignore"):  # of exp(-x), where the quotient is 0
+    with np.errstate(over="ignore"):  # exp(-x) overflows where the quotient is 0
         return 1 / (1 + np.exp(-x))
 
 
@@ -29,9 +29,7 @@ GATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def mass_beside(sinks: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The share of a softmax over scores (H, n, n) and one sink (H,) that the scores have, (H, n,
-    1).
-    """
+    """Share of each softmax over scores (H, n, n) and a sink (H,) left to scores, (H, n, 1)."""
     top = scores.max(axis=-1, keepdims=True)
     total = top + np.log(np.exp(scores - top).sum(axis=-1, keepdims=True))
     return sigmoid(total - sinks[:, None, None])
@@ -39,34 +37,32 @@ def mass_beside(sinks: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class SubNorm:
-    """A norm of what all heads have gathered for a token (BitNet): all but its sigma is folded into
+    """A norm over all heads' weighted sums of a token (BitNet); all but its sigma is folded into
     W_O.
     """
 
-    norm: Norm  # Of H r_v dimensions
+    norm: Norm  # over H r_v dimensions
 
     def sizes(self, gathered: Gathered) -> np.ndarray:
-        """What each head's share is divided by, (1, n, 1)."""
-        return self.norm.sigma(gathered.transpose(1, 0, 2).reshape(gathered.shape[1], -1))[
-            None, :, None
-        ]
+        """Divisors of heads' weighted sums, (1, n, 1)."""
+        by_token = gathered.transpose(1, 0, 2).reshape(gathered.shape[1], -1)  # (n, H r_v)
+        return self.norm.sigma(by_token)[None, :, None]
 
 
 @dataclass(frozen=True, eq=False)
 class HeadNorm:
-    """A norm without parameters of what each head has gathered for a token."""
+    """A norm without parameters of each head's weighted sum."""
 
     eps: float
 
     def sizes(self, gathered: Gathered) -> np.ndarray:
-        """What each head's share is divided by, (H, n, 1)."""
+        """Divisors of heads' weighted sums, (H, n, 1)."""
         return rms(gathered, self.eps)[..., None]
 
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Differential attention: heads h and h + H/2 share values and W_O, the latter's with -lambda
-    in it.
+    """Differential attention: heads h and h + H/2 share values and W_O, the latter's times -lambda.
 
     What the two gather, the second times -lambda, is divided by the size of its sum (Differential
     Transformer, eqs 1-4).
@@ -76,7 +72,7 @@ class Difference:
     eps: float
 
     def sizes(self, gathered: Gathered) -> np.ndarray:
-        """What each head's share is divided by, (H, n, 1)."""
+        """Divisors of heads' weighted sums, (H, n, 1)."""
         first, second = np.split(gathered, 2)
         size = rms(first - self.weight * second, self.eps)[..., None]
         return np.concatenate((size, size))

@@ -1,5 +1,4 @@
-"""Scores as a function of distance: their mean and spread over the tokens that may stand at query
-and key.
+"""Scores as a function of distance: mean and spread over tokens drawn as query and key.
 
 With q and k before rotation, R(delta) of frequencies w_j, and query and key drawn independently of
 each other,
@@ -24,8 +23,8 @@ from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.positions import WindowBias
 from weightscope.model.layers.rotation import GridRotation, Rotation
 
-NEAR = 128  # distances 0 .. 127: all of them are computed, and trends are of them
-FAST = 32  # tokens: a pair that turns once within so many tells a token from its neighbours
+NEAR = 128  # distances 0 .. 127 are all computed, and trends are fitted to them
+FAST = 32  # tokens a turn; a pair as fast tells a token from its neighbours
 
 
 class Moments(NamedTuple):
@@ -38,9 +37,7 @@ class Moments(NamedTuple):
 def token_moments(
     make: Callable[[np.ndarray], Any], x: np.ndarray, weights: np.ndarray, block: int = 1024
 ) -> Moments:
-    """Moments of what `make` gives, (n, d) -> (heads, n, r), over tokens x (n, d) with weights (n,)
-    that sum to 1.
-    """
+    """Moments over tokens x (n, d) of `make`, (n, d) -> (heads, n, r); weights (n,) sum to 1."""
     reference, mean, second = None, 0.0, 0.0
     for start in range(0, len(x), block):
         made = np.asarray(make(x[start : start + block]))  # (heads, b, r)
@@ -58,15 +55,15 @@ def token_moments(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Kernel(ShowsShapes):
-    """Scores of a layer's heads by distance, in waves: mean and spread over tokens, `scale`
+    """Scores of a layer's heads by distance, as waves: mean and spread over tokens, `scale`
     included.
     """
 
-    frequencies: np.ndarray  # (p,): radians a position of each pair; 0 where nothing turns
-    wave_means: np.ndarray  # (H, 2p): means of what multiplies the cosines, then the sines
+    frequencies: np.ndarray  # (p,) radians a position of each pair; 0 where nothing turns
+    wave_means: np.ndarray  # (H, 2p) mean factors of the cosines, then of the sines
     wave_covariances: np.ndarray  # (H, 2p, 2p)
-    usage: np.ndarray  # (H, p): product of the root mean squares of a pair's queries and keys
-    # (D,) distances -> (H, D): what is added whatever the tokens
+    usage: np.ndarray  # (H, p) product of the root mean squares of a pair's queries and keys
+    # (D,) distances -> (H, D), added whatever the tokens
     bias: Callable[[np.ndarray], np.ndarray]
 
     def mean(self, distances: np.ndarray) -> np.ndarray:
@@ -90,15 +87,13 @@ class Kernel(ShowsShapes):
 
     @cached_property
     def by_content(self) -> np.ndarray:
-        """Standard deviation over tokens of what each pair adds to a score, averaged over phases,
-        (H, p).
-        """
+        """Standard deviation over tokens of each pair's term, averaged over phases, (H, p)."""
         cosines, sines = np.split(np.diagonal(self.wave_covariances, axis1=1, axis2=2), 2, axis=-1)
         return np.sqrt(np.maximum(cosines + sines, 0) / np.where(self.frequencies == 0, 1, 2))
 
 
 def why_no_kernel(layer: Layer) -> str:
-    """Why a layer's scores are no function of two tokens and a distance; empty where they are."""
+    """The reason why scores are no function of two tokens and a distance; empty where they are."""
     if layer.cross:
         return "attends to a memory, whose tokens are at no distance"
     if layer.relative:
@@ -115,25 +110,22 @@ def why_no_kernel(layer: Layer) -> str:
 
 
 def biases(layer: Layer) -> Callable[[np.ndarray], np.ndarray]:
-    """What the layer adds to scaled scores at distances, (D,) -> (H, D); within a row of a window,
-    so many columns.
-    """
+    """Biases added to scaled scores at distances, (D,) -> (H, D); in a window, along a row."""
     times = 1 if layer.additive is None else layer.additive.times
     return lambda distances: times * layer.position_bias(distances)
 
 
 def window_of(layer: Layer) -> WindowBias | None:
-    """The layer's biases by rows and columns, if it has such."""
     return layer.additive if isinstance(layer.additive, WindowBias) else None
 
 
 def kernel(layer: Layer, queries: Moments, keys: Moments) -> Kernel:
-    """The scores of independent queries and keys, by distance.
+    """Scores of independent queries and keys, by distance.
 
     Parameters
     ----------
     layer : Layer
-        One that `why_no_kernel` has nothing to say of.
+        One that `why_no_kernel` finds no reason against.
     queries, keys : Moments
         (H, r) and (G, r), before rotation.
     """
@@ -141,7 +133,7 @@ def kernel(layer: Layer, queries: Moments, keys: Moments) -> Kernel:
     factor = np.full(len(first), layer.scale)  # (p,)
     if layer.rotation is not None:
         factor[: len(layer.rotation.frequencies)] *= layer.rotation.factor**2
-    factors = np.tile(factor, 2)  # of cosines and sines
+    factors = np.tile(factor, 2)  # (2p,) cosines, then sines
     group = layer.n_heads // layer.n_kv_heads
     padded = [
         Moments(np.pad(mean, ((0, 0), (0, 1))), np.pad(covariance, ((0, 0), (0, 1), (0, 1))))
@@ -170,8 +162,8 @@ def kernel(layer: Layer, queries: Moments, keys: Moments) -> Kernel:
 
 
 def pairs_of(rotation: Rotation | None, head_dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First and second dimension of every pair, and its frequency; second is -1 where a dimension
-    does not turn.
+    """First and second dimension of every pair, and its frequency; second is -1 for dimensions
+    alone.
     """
     dims = np.arange(head_dim)
     first, second = (
@@ -187,8 +179,8 @@ def pairs_of(rotation: Rotation | None, head_dim: int) -> tuple[np.ndarray, np.n
 
 
 def _products(a: np.ndarray, b: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Second moments (2p, 2p) of the waves' factors, from the queries' (a) and the keys' (b), (r +
-    1, r + 1).
+    """Second moments (2p, 2p) of the waves' factors, from queries' (a) and keys' (b), (r + 1, r +
+    1).
     """
     (a11, a12), (a21, a22) = (((m := a[rows])[:, first], m[:, second]) for rows in (first, second))
     (b11, b12), (b21, b22) = (((m := b[rows])[:, first], m[:, second]) for rows in (first, second))
@@ -208,9 +200,10 @@ def mean_scores(layer: Layer, x: np.ndarray, weights: np.ndarray) -> Kernel:
 def peak_and_fast_share(
     layer: Layer, x: np.ndarray, distances: int = NEAR
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The distance below `distances` at which the mean score of tokens x (n, d) is highest, and the
-    share of |q||k| in
-    pairs that turn once within `FAST` tokens: (H,), (H,), NaN where scores are no function of a distance.
+    """Distance of the highest mean score, and the share of |q||k| in fast pairs: (H,) and (H,).
+
+    Tokens x (n, d), distances below `distances`; a fast pair turns once within `FAST` tokens. NaN
+    where scores are no function of a distance.
     """
     unknown = np.full(layer.n_heads, np.nan)
     if why_no_kernel(layer) or (layer.rotation is None and layer.additive is None):

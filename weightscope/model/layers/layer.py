@@ -1,6 +1,4 @@
-"""One attention layer and its heads, on arrays: scores, values, W_QK and W_VO. Knows no file and no
-family.
-"""
+"""One attention layer and its heads on arrays (scores, values, W_QK, W_VO); no file, no family."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -35,8 +33,7 @@ Item = TypeVar("Item")
 
 
 class OnDemand(Sequence[Item], Generic[Item]):
-    """A sequence whose items are made when asked for and not kept: layers of a model, heads of a
-    layer.
+    """A sequence whose items are made when asked for and not kept, like a model's layers.
 
     Parameters
     ----------
@@ -67,9 +64,9 @@ class OnDemand(Sequence[Item], Generic[Item]):
         return map(self._make, self._indices)
 
     def __repr__(self) -> str:
-        shown = (
-            [*map(str, self._indices[:6]), "..."] if len(self) > 7 else [*map(str, self._indices)]
-        )
+        shown = [str(index) for index in self._indices]
+        if len(shown) > 7:
+            shown = [*shown[:6], "..."]
         return f"<{len(self)} {self._what}: {', '.join(shown)}>"
 
 
@@ -104,7 +101,8 @@ class Head:
 
     def __repr__(self) -> str:
         layer = self.layer
-        return f"Head(layer {layer.index}, head {self.index}: width {layer.d_model}, head_dim {layer.head_dim})"
+        sizes = f"width {layer.d_model}, head_dim {layer.head_dim}"
+        return f"Head(layer {layer.index}, head {self.index}: {sizes})"
 
     @property
     def kv_head(self) -> int:
@@ -118,7 +116,7 @@ class Head:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What the matrices leave out of this head's scores and values."""
+        """Operations on this head's scores and values that the matrices leave out, in words."""
         return self.layer.caveats
 
     @cached_property
@@ -169,9 +167,7 @@ class Head:
         return self._v[1]
 
     def query_at(self, delta: Delta) -> tuple[np.ndarray, np.ndarray]:
-        """W_Q R(delta) and b_Q R(delta), (d, r) and (r,): the query side of the score at distance
-        delta = i - j.
-        """
+        """W_Q R(delta), (d, r), and b_Q R(delta), (r,): the query side at distance delta."""
         rotation = self.layer.rotation
         if rotation is None:
             return self.w_q, self.b_q
@@ -183,8 +179,7 @@ class Head:
         return self.qk_at(0)
 
     def qk_at(self, delta: Delta) -> Factored:
-        """W_QK(delta) = W_Q R(delta) W_K' at distance delta = i - j; without rotation the same at
-        every distance.
+        """W_QK(delta) = W_Q R(delta) W_K' at distance delta = i - j; constant without rotation.
 
         In vision towers that rotate by row and column, a number counts columns and a (rows,
         columns) pair is accepted; where positions have several axes, give a distance on each.
@@ -197,17 +192,16 @@ class Head:
         Examples
         --------
         >>> import weightscope as ws
-        >>> head = ws.open_model("embedded").layers[0].heads[6]     # learned positions: nothing rotates
+        >>> head = ws.open_model("embedded").layers[0].heads[6]  # learned positions: no rotation
         >>> {name: form.rank_bound for name, form in head.forms().items()}
         {'delta1': 32, 'mean64': 32, 'free': 32, 'turning': 0}
         """
         w = self.qk
-        forms = self.layer.qk_forms(deltas, window).items()
-        used = {name: between.any(axis=0) for name, between in forms}
-        return {
-            name: Factored(w.left @ between[:, used[name]], w.right[:, used[name]])
-            for name, between in forms
-        }
+        forms = {}
+        for name, between in self.layer.qk_forms(deltas, window).items():
+            used = between.any(axis=0)
+            forms[name] = Factored(w.left @ between[:, used], w.right[:, used])
+        return forms
 
     @property
     def qk_bias(self) -> np.ndarray:
@@ -241,11 +235,9 @@ class Head:
     @property
     def lead(self) -> str:
         """A short description, with what the matrices leave out."""
-        shared = (
-            ""
-            if self.layer.n_kv_heads == self.layer.n_heads
-            else f", with key-value head {self.kv_head}"
-        )
+        shared = ""
+        if self.layer.n_kv_heads != self.layer.n_heads:
+            shared = f", with key-value head {self.kv_head}"
         left_out = [f"Not in these numbers: {caveat}." for caveat in self.caveats]
         scale = f"Scores are W_QK's times {self.scale:.3g}."
         return " ".join([f"{repr(self).removesuffix(')')}{shared}).", scale, *left_out])
@@ -259,8 +251,9 @@ class Head:
         )
 
 
-# maps of each
-QUERY_SIDE, KEY_SIDE = ("q", "gate", "q_norm", "additive_gate"), ("k", "v", "k_norm", "v_norm")
+# Attributes of a layer that are maps of its input, and of the input of its keys.
+QUERY_SIDE = ("q", "gate", "q_norm", "additive_gate")
+KEY_SIDE = ("k", "v", "k_norm", "v_norm")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -295,7 +288,7 @@ class Layer:
     # divides each head's weighted sum of values
     gathered_norm: SubNorm | HeadNorm | Difference | None = None
     rotation: Rotation | None = None
-    # (1 or H, r): multiplies rotated queries, if a q/k-norm follows the rotation: gamma relative to
+    # (1 or H, r) factors of rotated queries, if a q/k-norm follows the rotation: gamma relative to
     # its mean over each pair, which is folded into `q`
     gain: np.ndarray | None = None
     temperature: Temperature | None = None  # multiplies queries, by position
@@ -308,15 +301,14 @@ class Layer:
     relative_values: RelativeValues | None = None
     softcap: float | None = None
     clip: float | None = None  # q, k and v are clipped to [-clip, clip] after their norms
-    sinks: np.ndarray | None = None  # (H,): learned sink logits
-    # (H,): sink logits applied outside attention: each head's sum is multiplied by the mass that
-    # they leave
+    sinks: np.ndarray | None = None  # (H,) learned sink logits
+    # (H,) sink logits outside attention: each head's sum is multiplied by the mass that they leave
     outer_sinks: np.ndarray | None = None
     cross: bool = False  # keys and values are computed from a memory
     keys_of: int | None = None  # the earlier layer whose keys and values this layer reuses
     memory_norm: Norm | None = None  # the norm of the memory, folded except for sigma
     added: Added = NOTHING_ADDED  # positions added to the inputs of queries and keys (DETR)
-    caveats: tuple[str, ...] = ()  # what the heads' matrices leave out of its scores and values
+    caveats: tuple[str, ...] = ()  # operations that the heads' matrices leave out, in words
 
     def __repr__(self) -> str:
         return f"Layer({self.index}: {self.n_heads} heads of {self.head_dim}, width {self.d_model})"
@@ -364,8 +356,8 @@ class Layer:
 
         - `delta7`, for each distance but 0: R(7);
         - `mean64`: the mean of R(0) .. R(63), the score averaged over distances in the window;
-        - `free`, `turning`: the dimensions without and with rotation, at distance 0. In multi-head latent attention
-          these are the latent part and the rotary key.
+        - `free`, `turning`: the dimensions without and with rotation, at distance 0. In multi-head
+          latent attention these are the latent part and the rotary key.
 
         Without rotation W_QK is the same at every distance: everything is free and nothing turns. A
         scale that the rotation applies to scores is part of W_Q(0) = W_Q R(0).
@@ -383,11 +375,10 @@ class Layer:
         return forms_between(self.rotation, self.head_dim, deltas, window)
 
     def on(self, device: Device) -> "Layer":
-        """The layer with its maps on a device: `normalised`, `scalars`, `queries` and
-        `inner_values` then run there.
+        """The layer with its maps on a device.
 
-        These take and return arrays of the device. W_O, the gate and additive terms stay on the
-        CPU.
+        `normalised`, `scalars`, `queries` and `inner_values` then run there, on arrays of the
+        device. W_O, the gate and additive terms stay on the CPU.
         """
         if device is CPU:
             return self
@@ -402,26 +393,23 @@ class Layer:
         )
 
     def normalised(self, x: Any) -> Any:
-        """x / sigma(x), (n, d) -> (n, d): what the folded maps act on."""
+        """x / sigma(x), (n, d) -> (n, d): the input of the folded maps."""
         return x if self.norm is None else x / self.norm.sigma(x)[..., None]
 
     def normalised_memory(self, memory: Any) -> Any:
-        """The same of what keys and values are made of: in cross-attention the memory over its own
-        sigma.
-        """
+        """The input of the folded maps of keys and values: in cross-attention the memory's."""
         norm = self.memory_norm if self.cross else self.norm
         return memory if norm is None else memory / norm.sigma(memory)[..., None]
 
     def scalars(self, x: Any, memory: Any = None) -> tuple[Any, Any]:
-        """Per-token factors that norms inside attention put on queries and keys; ones where there
-        are none.
+        """Factors per token that norms inside attention put on queries and keys; ones without them.
 
         Parameters
         ----------
         x : (n, d) array
             The residual stream that enters the layer.
         memory : (m, d_memory) array, optional
-            In cross-attention what keys are made of.
+            In cross-attention the input of keys.
 
         Returns
         -------
@@ -430,29 +418,27 @@ class Layer:
         """
         xp, y = namespace(x), self._memory(x, memory)
 
-        def of(norm: InnerNorm | None, z: Any, heads: int) -> Any:
+        def factors(norm: InnerNorm | None, z: Any, heads: int) -> Any:
             scalars = xp.ones(z.shape[0], dtype=z.dtype) if norm is None else norm.scalars(z)
             return xp.broadcast_to(scalars, (heads, z.shape[0]))
 
-        of_q = of(self.q_norm, self.normalised(x), self.n_heads)
-        return of_q, of(self.k_norm, self.normalised_memory(y), self.n_kv_heads)
+        of_queries = factors(self.q_norm, self.normalised(x), self.n_heads)
+        return of_queries, factors(self.k_norm, self.normalised_memory(y), self.n_kv_heads)
 
     def _memory(self, x: Any, memory: Any) -> Any:
-        """What keys and values are made of: the memory in cross-attention, x itself elsewhere."""
-        if self.cross == (memory is None):
-            kind = (
-                "is cross-attention"
-                if self.keys_of is None
-                else f"attends to what enters layer {self.keys_of}"
-            )
-            problem = f"{kind}: say what to attend to, `memory=`" if self.cross else "has no memory"
-            raise CheckpointError(f"layer {self.index} {problem}")
-        return memory if self.cross else x
+        """The input of keys and values: the memory in cross-attention, x itself elsewhere."""
+        if self.cross == (memory is not None):
+            return memory if self.cross else x
+        problem = "has no memory"
+        if self.cross:
+            kind = "is cross-attention"
+            if self.keys_of is not None:
+                kind = f"attends to what enters layer {self.keys_of}"
+            problem = f"{kind}: say what to attend to, `memory=`"
+        raise CheckpointError(f"layer {self.index} {problem}")
 
     def _stream(self, x: ArrayLike, of_keys: bool = False) -> np.ndarray:
-        """An input of the layer as an array (n, d); with `of_keys` the one that keys and values are
-        made of.
-        """
+        """An input of the layer as (n, d) array: of queries, or (`of_keys`) of keys and values."""
         stream, width = np.asarray(x), (self.k if of_keys else self.q).shape[1]
         if stream.ndim != 2 or stream.shape[1] != width or stream.dtype.kind not in "fiu":
             name = "memory" if of_keys and self.cross else "x"
@@ -463,20 +449,16 @@ class Layer:
         return stream
 
     def queries(self, x: Any) -> Any:
-        """What the layer's queries are before rotation, their norm included: (n, d) -> (H, n,
-        r).
-        """
+        """Queries before rotation, with their norm: (n, d) -> (H, n, r)."""
         return self._made(self.q, self.q_norm, self.normalised(x))
 
     def keys(self, x: Any) -> Any:
-        """What the layer's keys are before rotation, their norm included: (n, d) -> (G, n, r); or
-        of the memory.
-        """
+        """Keys before rotation, with their norm, of x or the memory: (n, d) -> (G, n, r)."""
         return self._made(self.k, self.k_norm, self.normalised_memory(x))
 
-    def _made(self, of: Affine | Latent, norm: InnerNorm | None, z: Any) -> Any:
+    def _made(self, projection: Affine | Latent, norm: InnerNorm | None, z: Any) -> Any:
         """Queries, keys or values of tokens z = x / sigma(x): (n, d) -> (heads, n, r)."""
-        made = of(z) if norm is None else norm(of(z), z)
+        made = projection(z) if norm is None else norm(projection(z), z)
         return made if self.clip is None else namespace(made).clip(made, -self.clip, self.clip)
 
     def scores(
@@ -487,8 +469,7 @@ class Layer:
         added: ArrayLike | None = None,
         added_to_memory: ArrayLike | None = None,
     ) -> np.ndarray:
-        """The model's scaled pre-softmax attention scores, without the mask and without learned
-        sinks.
+        """The model's scaled attention scores before the softmax, without mask and learned sinks.
 
         Terms constant in the key may be missing (ALiBi is counted from the query); the softmax
         cannot tell.
@@ -498,8 +479,8 @@ class Layer:
         x : (n, d) array
             The residual stream that enters the layer.
         positions : (n,) or (n, axes) int array, optional
-            Their positions; 0 .. n-1 by default. Several coordinates where the rotation has axes:
-            time, height and width in multimodal RoPE, row and column of a patch in a vision tower.
+            Positions; 0 .. n-1 by default. Several coordinates where the rotation has axes: time,
+            height and width in multimodal RoPE, row and column of a patch in a vision tower.
         memory : (m, d_memory) array, optional
             For cross-attention only: the encoder's output, at positions 0 .. m-1.
         added : (n, e) array or 0, optional
@@ -515,11 +496,8 @@ class Layer:
         """
         x, y = self._stream(x), self._stream(self._memory(x, memory), of_keys=True)
         positions = np.arange(len(x)) if positions is None else np.asarray(positions)
-        if (
-            positions.shape[:1] != (len(x),)
-            or positions.ndim > 2
-            or positions.dtype.kind not in "fiu"
-        ):
+        fits = positions.shape[:1] == (len(x),) and positions.ndim <= 2
+        if not fits or positions.dtype.kind not in "fiu":
             given = f"shape {positions.shape} and dtype {positions.dtype}"
             raise ValueError(
                 f"positions has {given}; x needs numbers of shape ({len(x)},) or ({len(x)}, axes)"
@@ -540,20 +518,15 @@ class Layer:
         scores = sum(terms, self.scale * products.reshape(self.n_heads, n, len(y)))
         if self.additive is not None:
             bias = self.additive.times * self.additive.between(positions, of_keys)
-            gate = (
-                1
-                if self.additive_gate is None
-                else self.additive_gate(self.normalised(x))[:, :, None]
-            )
-            scores = scores + (gate * bias).astype(scores.dtype)
+            if self.additive_gate is not None:
+                bias = self.additive_gate(self.normalised(x))[:, :, None] * bias
+            scores = scores + bias.astype(scores.dtype)
         return scores if self.softcap is None else self.softcap * np.tanh(scores / self.softcap)
 
     def placed(
         self, q: np.ndarray, k: np.ndarray, positions: np.ndarray, of_keys: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Queries (H, n, r) and keys (G, n, r) at positions (n,): rotated, with gain and
-        temperature applied.
-        """
+        """Rotated queries (H, n, r) and keys (G, n, r), with gain and temperature applied."""
         if self.rotation is not None:
             of_keys = positions if of_keys is None else of_keys
             q, k = self.rotation.rotate(q, positions), self.rotation.rotate(k, of_keys)
@@ -564,8 +537,7 @@ class Layer:
         return q, k
 
     def position_bias(self, delta: np.ndarray | int) -> np.ndarray:
-        """The bias added to scaled scores at distances i - j: ALiBi, relative or window biases;
-        zero without one.
+        """Bias added to scaled scores at distances i - j (ALiBi, relative, window), or zero.
 
         Parameters
         ----------
@@ -576,18 +548,15 @@ class Layer:
         (n_heads, ...) array, before the factor of the query (`additive_gate`), if any
         """
         delta = np.asarray(delta)
-        return (
-            np.zeros((self.n_heads, *delta.shape))
-            if self.additive is None
-            else self.additive(delta)
-        )
+        if self.additive is None:
+            return np.zeros((self.n_heads, *delta.shape))
+        return self.additive(delta)
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """f(x) = v(x) W_O of every head, so that the layer's output is sum_j alpha_ij f(x_j) +
-        output_bias.
+        """f(x) = v(x) W_O of every head.
 
-        If the layer is `modulated` (a gate, a norm before W_O), that sum is not the output; see
-        `output`.
+        The layer's output is sum_j alpha_ij f(x_j) + output_bias, unless it is `modulated` (a gate,
+        a norm before W_O); see `output`.
 
         Parameters
         ----------
@@ -606,9 +575,7 @@ class Layer:
 
     @property
     def modulated(self) -> bool:
-        """Whether a gate, norm, outer sink or relative value keeps values from adding up to the
-        output.
-        """
+        """True if a gate, norm, outer sink or relative value stands between values and output."""
         return any(
             part is not None
             for part in (self.gate, self.gathered_norm, self.outer_sinks, self.relative_values)
@@ -621,7 +588,7 @@ class Layer:
         part: np.ndarray | None = None,
         memory: np.ndarray | None = None,
     ) -> np.ndarray:
-        """What attention adds to the residual stream, including gates and norms before W_O.
+        """Attention's addition to the residual stream, including gates and norms before W_O.
 
         Parameters
         ----------
@@ -643,19 +610,15 @@ class Layer:
         y = x if self.cross and self.gate is None and memory is None else self._memory(x, memory)
         v = self.inner_values(self._stream(y, of_keys=True))
         attention = np.asarray(attention)
-        for name, given in {
-            "attention": attention,
-            "part": attention if part is None else part,
-        }.items():
-            shape = (self.n_heads, *attention.shape[1:2], v.shape[1])
-            if np.shape(given) != shape:
-                wanted = (
-                    f"({shape[0]}, queries, {shape[-1]})"
-                    if name == "attention"
-                    else f"attention's, {shape}"
-                )
+        shape = (self.n_heads, *attention.shape[1:2], v.shape[1])
+        wanted = {
+            "attention": f"({shape[0]}, queries, {shape[-1]})",
+            "part": f"attention's, {shape}",
+        }
+        for name, given in {"attention": attention, "part": part}.items():
+            if given is not None and np.shape(given) != shape:
                 raise ValueError(
-                    f"{name} has shape {np.shape(given)}; layer {self.index} needs {wanted}"
+                    f"{name} has shape {np.shape(given)}; layer {self.index} needs {wanted[name]}"
                 )
         total = self._gathered(attention, v)  # (H, n, r_v)
         gathered = total if part is None else self._gathered(np.asarray(part), v)
@@ -666,23 +629,19 @@ class Layer:
             gathered = gathered * mass_beside(self.outer_sinks, scores)
         if self.gathered_norm is not None:
             gathered = gathered / self.gathered_norm.sizes(total)
-        return (
-            np.einsum("hnr,hrd->nd", gathered, np.asarray(self.w_o), optimize=True)
-            + self.output_bias
-        )
+        written = np.einsum("hnr,hrd->nd", gathered, np.asarray(self.w_o), optimize=True)
+        return written + self.output_bias
 
     def _gathered(self, attention: np.ndarray, v: np.ndarray) -> np.ndarray:
         """Every head's weighted sum of values: v (G, n, r_v) -> (H, n, r_v)."""
         g, n, r_v = v.shape
         gathered = (attention.reshape(g, -1, n) @ v).reshape(self.n_heads, -1, r_v)
-        return (
-            gathered if self.relative_values is None else gathered + self.relative_values(attention)
-        )
+        if self.relative_values is None:
+            return gathered
+        return gathered + self.relative_values(attention)
 
     def inner_values(self, x: Any) -> Any:
-        """v(x) of every key-value head, before W_O: (n, d) -> (n_kv_heads, n, r_v); or of the
-        memory.
-        """
+        """v(x) of every key-value head before W_O, of x or the memory: (n, d) -> (G, n, r_v)."""
         return self._made(self.v, self.v_norm, self.normalised_memory(x))
 
     def after(self, w: np.ndarray, b: np.ndarray) -> "Layer":
@@ -690,21 +649,17 @@ class Layer:
         return self._changed(lambda part: part.after(w, b), *QUERY_SIDE, *KEY_SIDE)
 
     def after_norm(self, norm: Norm) -> "Layer":
-        """The layer on inputs y with x = norm(y): the norm is folded into every map of x, except
-        for sigma.
-        """
+        """The layer on inputs y with x = norm(y), the norm folded into the maps but for sigma."""
         names = QUERY_SIDE if self.cross else (*QUERY_SIDE, *KEY_SIDE)
         return replace(self._changed(lambda part: part.after_norm(norm), *names), norm=norm)
 
     def after_memory_norm(self, norm: Norm) -> "Layer":
-        """Cross-attention to norm(memory): the norm is folded likewise."""
-        return replace(
-            self._changed(lambda part: part.after_norm(norm), *KEY_SIDE), memory_norm=norm
-        )
+        """Cross-attention to norm(memory), folded likewise."""
+        changed = self._changed(lambda part: part.after_norm(norm), *KEY_SIDE)
+        return replace(changed, memory_norm=norm)
 
     def _changed(self, change: Callable[[Any], Any], *names: str) -> "Layer":
-        """Replace some of the maps."""
+        """The layer with some of its maps replaced."""
         maps = {name: getattr(self, name) for name in names}
-        return replace(
-            self, **{name: change(part) for name, part in maps.items() if part is not None}
-        )
+        changed = {name: change(part) for name, part in maps.items() if part is not None}
+        return replace(self, **changed)

@@ -1,4 +1,4 @@
-"""How heads lie in the projections of a file: from tensors to a layer."""
+"""The layout of heads in a file's projections: from tensors to a layer."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -13,15 +13,13 @@ from weightscope.model.layers.positions import Added
 from weightscope.model.rows.cells import LayerTensors
 from weightscope.model.rows.family import Family
 
-# How projections lie in a file: one function a layout, each giving a layer its maps, split by head.
+# Layouts of projections in a file, one function each, which gives a layer its maps, split by head.
 #
 # A Linear stores its weight [out, in]; here every map is in row-vector form, (heads, d, r).
 
 
 def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """GPT-2's Conv1D, stored [in, out]: the columns of one (d, 3d) tensor are [Q | K | V], each (H,
-    d').
-    """
+    """GPT-2's Conv1D, stored [in, out]: one (d, 3d) tensor with columns [Q | K | V]."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
     fused = (
         tensors.weights(family.heads.q + ".weight", (d, 3 * h * r))
@@ -36,9 +34,7 @@ def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> 
 
 
 def conv1d_crossing(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """GPT-2's cross-attention: queries of a Conv1D of their own, the columns of another are [K |
-    V].
-    """
+    """GPT-2's cross-attention: a Conv1D of queries, and one whose columns are [K | V]."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
     w_q = (
         tensors.weights(family.heads.q + ".weight", (d, h * r)).reshape(d, h, r).transpose(1, 0, 2)
@@ -56,8 +52,7 @@ def conv1d_crossing(tensors: LayerTensors, family: Family, config: ModelConfig) 
 
 
 def separate(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """One Linear each, the rows of a head together; values may have another width than queries and
-    keys.
+    """One Linear each, a head's rows together; values may differ in width from queries.
 
     In cross-attention the keys' tensor says how wide the memory is.
     """
@@ -82,20 +77,17 @@ def stacked(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer
     return Layer(q, k, v, *output(tensors, family, config, r))
 
 
-ORDERS = ("kqv", "kvq", "qvk", "vkq", "vqk")  # in which one Linear may hold them, besides the usual
+ORDERS = ("kqv", "kvq", "qvk", "vkq", "vqk")  # orders within one Linear, besides the usual
 
 
 @dataclass(frozen=True)
 class StackedAs:
-    """One Linear with the rows of all queries, all keys and all values in another order, named by
-    their letters.
-    """
+    """One Linear of all queries, keys and values in another order, given by their letters."""
 
     order: Annotated[str, OneOf(*ORDERS)]
-    __name__ = "stacked_as"  # as functions have it
+    __name__ = "stacked_as"  # like a function's
 
     def __call__(self, tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-        """The layer of one tensor."""
         d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
         w, b = linear(tensors, config, family.heads.q, ((h + 2 * g) * r, d), family.heads.bias.q)
         heads, maps, start = {"q": h, "k": g, "v": g}, {}, 0
@@ -107,9 +99,7 @@ class StackedAs:
 
 
 def packed(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """torch's own attention: rows [Q | K | V] of a tensor whose name ends in `_weight`, its bias in
-    one in `_bias`.
-    """
+    """torch's own attention: rows [Q | K | V] of a tensor `..._weight`, its bias `..._bias`."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
     w = tensors.weights(family.heads.q + "_weight", (3 * h * r, d)).reshape(3, h * r, d)
     b = tensors.read(family.heads.q + "_bias", (3 * h * r,)).reshape(3, h * r)
@@ -118,7 +108,7 @@ def packed(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
 
 
 def grouped(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """One Linear with the rows of a key-value group together: its queries, its key, its value.
+    """One Linear, the rows of a key-value group together: its queries, its key, its value.
 
     With a group a head these are GPT-NeoX's and BLOOM's (H, 3, d') rows, with one group in all
     Falcon-7B's.
@@ -129,9 +119,7 @@ def grouped(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer
 
 
 def grouped_with_loose_biases(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """DeBERTa: as `grouped`, with biases of queries and values in tensors of their own and none of
-    keys.
-    """
+    """DeBERTa: `grouped`, with biases of queries and values in their own tensors, none of keys."""
     h, r = config.n_heads, config.head_dim
     q, k, v = _groups(tensors, family, config)
     stem = family.heads.q.rpartition(".")[0]
@@ -164,21 +152,17 @@ def gated(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
 
 
 def latent(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """DeepSeek's multi-head latent attention, whose norms have an epsilon of 1e-6 whatever the
-    config says.
-    """
+    """DeepSeek's multi-head latent attention, whose norms always have an epsilon of 1e-6."""
     return _latent(tensors, family, config, 1e-6)
 
 
 def latent_with_eps(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """The same with the config's epsilon."""
+    """Multi-head latent attention with the config's epsilon."""
     return _latent(tensors, family, config, config.norm_eps)
 
 
 def latent_scaled(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """LongCat: as `latent`, and what comes out of a latent of rank m is multiplied by sqrt(d /
-    m).
-    """
+    """LongCat: `latent`, with the output of a latent of rank m multiplied by sqrt(d / m)."""
     return _latent(tensors, family, config, 1e-6, scaled=True)
 
 
@@ -192,19 +176,18 @@ def _latent(
     token for each latent; the key's scalar affects only the position-free part and the values.
     """
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    free, rotary, r_v = (
-        config.count(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    )
+    widths = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    free, rotary, r_v = map(config.count, widths)
     m = config.size("kv_lora_rank")
     biased, stem = family.heads.bias.q, family.heads.k.rpartition(".")[0]
-    from_latents = [
-        (d / rank) ** 0.5 if scaled else 1.0 for rank in (m, config.get("q_lora_rank") or 1)
-    ]
+    from_kv, from_q_latent = 1.0, 1.0  # factors of the latents' outputs
+    if scaled:
+        from_kv, from_q_latent = (d / m) ** 0.5, (d / (config.get("q_lora_rank") or 1)) ** 0.5
 
     w, b = linear(tensors, config, f"{stem}.kv_a_proj_with_mqa", (m + rotary, d), biased)
     down = Affine(w.T[None], b[None])  # to the latent and the shared rotary key
     kv_latent = Affine(w[:m].T[None], b[None, :m])
-    gamma = np.float32(from_latents[0]) * tensors.read(f"{stem}.kv_a_layernorm.weight", (m,))
+    gamma = np.float32(from_kv) * tensors.read(f"{stem}.kv_a_layernorm.weight", (m,))
     up = tensors.read(f"{stem}.kv_b_proj.weight", (h * (free + r_v), m)).reshape(h, free + r_v, m)
     up = (up * gamma).transpose(0, 2, 1)  # (H, m, free + r_v)
     up_k = np.zeros((h, m + rotary, free + rotary), np.float32)
@@ -219,7 +202,7 @@ def _latent(
     else:
         m_q = config.size("q_lora_rank")
         w, b = linear(tensors, config, f"{stem}.q_a_proj", (m_q, d), biased)
-        gamma = np.float32(from_latents[1]) * tensors.read(f"{stem}.q_a_layernorm.weight", (m_q,))
+        gamma = np.float32(from_q_latent) * tensors.read(f"{stem}.q_a_layernorm.weight", (m_q,))
         from_q = by_head(*linear(tensors, config, f"{stem}.q_b_proj", (h * r, m_q), False), h)
         q_latent = Affine(w.T[None], b[None])
         q = Latent(q_latent, Affine(gamma[:, None] * from_q.w, from_q.b))
@@ -251,7 +234,7 @@ def linear(
 
 
 def by_head(w: Weights, b: np.ndarray, heads: int) -> Affine:
-    """(heads r, d) rows, a head's together, and (heads r,) as a map of shape (heads, d, r)."""
+    """Rows (heads r, d), a head's together, and biases (heads r,) as a map (heads, d, r)."""
     return Affine(w.reshape(heads, -1, w.shape[1]).transpose(0, 2, 1), b.reshape(heads, -1))
 
 
@@ -270,9 +253,7 @@ CORES = 4  # CodeGen was trained on this many at once
 
 
 def in_four_blocks(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """CodeGen: one Linear in four blocks, each with the queries, the values and the keys of a
-    fourth of the heads.
-    """
+    """CodeGen: one Linear in four blocks, each with q, v and k of a fourth of the heads."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
     if h % CORES:
         raise config.error("n_head", f"a multiple of {CORES}: its heads are in this many blocks")
@@ -301,9 +282,7 @@ def keys_beside_values(tensors: LayerTensors, family: Family, config: ModelConfi
 
 
 def scaled_by_dimension(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """TimesFM: queries are multiplied by a learned softplus(s) / (ln 2 sqrt(d')) a dimension, which
-    W_Q takes in.
-    """
+    """TimesFM: a learned factor softplus(s) / (ln 2 sqrt(d')) per query dimension, in W_Q."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
     gain = np.logaddexp(0, tensors.read("self_attn.scaling", (r,))) / (np.log(2) * r**0.5)
     q = by_head(*linear(tensors, config, family.heads.q, (h * r, d), family.heads.bias.q), h)
@@ -313,21 +292,13 @@ def scaled_by_dimension(tensors: LayerTensors, family: Family, config: ModelConf
 def by_dimension_and_head(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """XLNet: tensors (d, H, r), of queries, keys, values and outputs alike, without biases."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    q, k, v, o = (tensors.read(f"rel_attn.{name}", (d, h, r)).transpose(1, 0, 2) for name in "qkvo")
-    none = np.zeros((h, r), np.float32)
-    return Layer(
-        Affine(q, none),
-        Affine(k, none),
-        Affine(v, none),
-        o.transpose(0, 2, 1),
-        np.zeros(d, np.float32),
-    )
+    by_name = [tensors.read(f"rel_attn.{name}", (d, h, r)).transpose(1, 0, 2) for name in "qkvo"]
+    q, k, v = (Affine(w, np.zeros((h, r), np.float32)) for w in by_name[:3])
+    return Layer(q, k, v, by_name[3].transpose(0, 2, 1), np.zeros(d, np.float32))
 
 
 def grouped_convolutions(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """SqueezeBERT: convolutions over one token, in groups of dimensions: block-diagonal
-    matrices.
-    """
+    """SqueezeBERT: grouped convolutions over one token, which are block-diagonal matrices."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
     roles = {"q_groups": family.heads.q, "k_groups": family.heads.k, "v_groups": family.heads.v}
     q, k, v = (
@@ -340,9 +311,7 @@ def grouped_convolutions(tensors: LayerTensors, family: Family, config: ModelCon
 def _convolution(
     tensors: LayerTensors, config: ModelConfig, module: str, key: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The (d, d) matrix, as a Linear stores it, and bias of a grouped convolution over one
-    token.
-    """
+    """The (d, d) matrix, as a Linear stores it, and bias of a grouped convolution."""
     d, groups = config.d_model, config.size(key)
     if d % groups:
         raise config.error(key, f"a divisor of the width {d}")
@@ -364,11 +333,8 @@ def loose_biases(tensors: LayerTensors, family: Family, config: ModelConfig) -> 
         return by_head(w, tensors.read(f"{stem}.{bias}", (h * r,)) if has else b, h)
 
     bias_of = str(family.heads.bias.q)
-    q, k, v = (
-        projected(family.heads.q, "q_bias"),
-        projected(family.heads.k, ""),
-        projected(family.heads.v, "v_bias"),
-    )
+    q = projected(family.heads.q, "q_bias")
+    k, v = projected(family.heads.k, ""), projected(family.heads.v, "v_bias")
     return Layer(q, k, v, *output(tensors, family, config, r))
 
 
@@ -380,10 +346,9 @@ def content_and_positions(tensors: LayerTensors, family: Family, config: ModelCo
 
 
 def content_beside_positions(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """Conditional DETR, eq. 3: a head's queries are [content | where it looks], its keys [content |
-    positions].
+    """Conditional DETR, eq. 3: queries are [content | where they look], keys [content | positions].
 
-    Positions meet positions alone. What is added to queries is the embedding of where they look.
+    Positions meet positions alone. Queries are given the embedding of where they look.
     """
     layer, (where, places) = separate(tensors, family, config), _places(tensors, family, config)
     return replace(layer, added=Added(_beside(None, where), _beside(None, places)))
@@ -392,10 +357,9 @@ def content_beside_positions(tensors: LayerTensors, family: Family, config: Mode
 def content_with_and_beside_positions(
     tensors: LayerTensors, family: Family, config: ModelConfig
 ) -> Layer:
-    """The same in its first layer, where positions are added to content, too.
+    """Conditional DETR's first layer, where positions are added to content, too.
 
-    What is added to queries is twice as wide: their positions, and the embedding of where they
-    look.
+    Queries are given twice as much: their positions, and the embedding of where they look.
     """
     layer, (where, places) = separate(tensors, family, config), _places(tensors, family, config)
     in_heads, d = _of_positions(tensors, config, family.heads.q), config.d_model
@@ -410,24 +374,21 @@ def content_with_and_beside_positions(
 
 def _places(tensors: LayerTensors, family: Family, config: ModelConfig) -> tuple[Affine, Affine]:
     """The maps of where queries look, and of the positions of keys."""
-    return _of_positions(tensors, config, family.heads.q, "_sine_proj"), _of_positions(
-        tensors, config, family.heads.k
-    )
+    where = _of_positions(tensors, config, family.heads.q, "_sine_proj")
+    return where, _of_positions(tensors, config, family.heads.k)
 
 
 def _of_positions(
     tensors: LayerTensors, config: ModelConfig, content: str, suffix: str = "_proj"
 ) -> Affine:
-    """The projection of positions that goes with a projection of content: `qpos_proj` for
-    `qcontent_proj`.
-    """
+    """The projection of positions for one of content: `qpos_proj` for `qcontent_proj`."""
     d, h = config.d_model, config.n_heads
     module = content.replace("content_proj", "pos" + suffix)
     return by_head(*linear(tensors, config, module, (h * config.head_dim, d), True), h)
 
 
 def _with_biases(layer: Layer, q: Affine, k: Affine, added: Added) -> Layer:
-    """The layer with what positions add, whose biases are content's as well."""
+    """The layer with positions added; their biases join content's."""
     pairs = ((layer.q, q), (layer.k, k))
     queries, keys = (
         replace(projection, bias=projection.bias + more.b)
@@ -442,10 +403,7 @@ def _unbiased(projection: Affine) -> Affine:
 
 
 def _beside(content: Affine | None, places: Affine) -> Affine:
-    """A map to [what positions add to content | places], the bias of the former left out: content
-    has it.
-    """
+    """A map to [addition to content | places], without the former's bias, which content has."""
     first = np.zeros_like(places.w) if content is None else content.w
-    return Affine(
-        np.concatenate((first, places.w), axis=-1), np.hstack((np.zeros_like(places.b), places.b))
-    )
+    bias = np.hstack((np.zeros_like(places.b), places.b))
+    return Affine(np.concatenate((first, places.w), axis=-1), bias)

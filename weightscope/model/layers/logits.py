@@ -1,5 +1,4 @@
-"""How large a head's logits can become: a bound on |score| for every input, at every distance, from
-the weights alone.
+"""Bounds on a head's logits: |score| for every input, at every distance, from weights alone.
 
 A norm bounds its output: |x / rms(x)| < sqrt(d), and likewise for a LayerNorm, whose output is
 centred. Queries and keys are therefore q = u A + a and k = v B + b with |u|, |v| <= 1 (`Reach`),
@@ -26,23 +25,24 @@ from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.maps import Affine, InnerNorm, Latent
 from weightscope.model.layers.positions import NOTHING_ADDED, RelativeKeys, Slopes, WindowBias
 
-DISTANCES_AT_ONCE = 1024  # whose vectors are met at a time
-SCORE_BYTES = 4 << 20  # of the scores of some tokens with all of them, in float64: in a cache
+DISTANCES_AT_ONCE = 1024  # vectors of distances multiplied at a time
+SCORE_BYTES = 4 << 20  # float64 scores computed at a time, so that they stay in a cache
+LENGTHLESS = "and the config does not say how long sequences are"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reach(ShowsShapes):
-    """What queries or keys can be: u A + b with |u| <= 1."""
+    """The set of possible queries or keys: u A + b with |u| <= 1."""
 
-    gram: np.ndarray  # (r, r): A'A
-    bias: np.ndarray  # (r,): b
+    gram: np.ndarray  # (r, r) A'A
+    bias: np.ndarray  # (r,) b
 
     def times(self, factors: np.ndarray) -> "Reach":
-        """The same with every dimension multiplied: factors (r,)."""
+        """The reach with every dimension multiplied: factors (r,)."""
         return Reach(factors[:, None] * self.gram * factors, self.bias * factors)
 
     def within(self, dims: np.ndarray) -> "Reach":
-        """Some of the dimensions: dims (s,) indices."""
+        """The reach in some of the dimensions: dims (s,) indices."""
         return Reach(self.gram[np.ix_(dims, dims)], self.bias[dims])
 
     def along(self, vectors: np.ndarray) -> np.ndarray:
@@ -52,7 +52,7 @@ class Reach(ShowsShapes):
 
     @property
     def length(self) -> float:
-        """At least the largest |q|."""
+        """An upper bound of |q|."""
         return _root(self.gram) + float(np.linalg.norm(self.bias))
 
 
@@ -62,21 +62,19 @@ def _root(gram: np.ndarray) -> float:
 
 
 def fixed_bound(q: Reach, k: Reach, sigma1: float | None = None) -> float:
-    """A bound on |q k'|; sigma1: of A B', where it is known."""
+    """A bound on |q k'|; sigma1 of A B' where it is known."""
     if sigma1 is None:
         values, vectors = lapack.eigh(q.gram)
-        factor = vectors * np.sqrt(np.maximum(values, 0.0))  # of q's Gram matrix
+        factor = vectors * np.sqrt(np.maximum(values, 0.0))  # q's Gram matrix is factor factor'
         sigma1 = _root(factor.T @ k.gram @ factor)
     # `along` has |a b'| in both, once is enough
     return sigma1 + float(k.along(q.bias) + q.along(k.bias) - abs(q.bias @ k.bias))
 
 
 def turned_bound(q: Reach, k: Reach, partner: np.ndarray) -> float:
-    """A bound on |q R k'| for rotations R by any angles: partner (r,) is the dimension that each
-    one turns with.
+    """A bound on |q R k'| for any angles of R: dimension i turns with partner[i], partner (r,).
 
-    A dimension that is its own partner keeps its place; with those alone this bounds sum_i |q_i|
-    |k_i|.
+    A dimension that is its own partner does not turn; if none does, this bounds sum_i |q_i| |k_i|.
     """
     sizes = [_pair_sizes(side, partner) for side in (q, k)]
     live = np.flatnonzero((sizes[0] > 0) & (sizes[1] > 0))  # the rest adds nothing
@@ -87,7 +85,7 @@ def turned_bound(q: Reach, k: Reach, partner: np.ndarray) -> float:
 
 
 def _pair_sizes(side: Reach, partner: np.ndarray) -> np.ndarray:
-    """Squares of about the largest |q_p| of the pair of each dimension, (r,)."""
+    """Squares of about the largest |q_p| of each dimension's pair, (r,)."""
     square = side.gram + np.outer(side.bias, side.bias)
     dims = np.arange(len(partner))
     a, c, b = square[dims, dims], square[partner, partner], square[dims, partner]
@@ -95,19 +93,18 @@ def _pair_sizes(side: Reach, partner: np.ndarray) -> np.ndarray:
 
 
 class LogitBounds:
-    """Bounds on the logits of a layer's heads: `Layer.scores`, before the softmax and without the
-    mask.
+    """Bounds on a layer's logits: `Layer.scores`, before the softmax and without the mask.
 
-    layer: A layer on normalised inputs (`Model.normed_layer`); others are bounded where queries and
-    keys have norms. length: How many positions a sequence has at most, for what grows with position
-    or distance; None: not known.
+    layer: One on normalised inputs (`Model.normed_layer`); others are bounded where queries and
+    keys have norms. length: The longest sequence, for terms that grow with position or distance;
+    None where it is not known.
     """
 
     def __init__(self, layer: Layer, length: int | None = None) -> None:
         self.layer, self.length, r = layer, length, layer.head_dim
-        self.reason = next(_unbounded(layer, length), "")  # why there is none; empty where there is
+        self.reason = next(_unbounded(layer, length), "")  # why nothing bounds them, or empty
         self.partner, self.turns = np.arange(r), np.zeros(r, bool)
-        self.factors = np.ones(r)  # of queries with a norm, by the rotation
+        self.factors = np.ones(r)  # the rotation's, of queries with a norm
         if layer.rotation is not None:
             first, second = (self.partner[np.arange(r)[dims]] for dims in layer.rotation.pairs)
             self.partner[first], self.partner[second] = second, first
@@ -120,10 +117,9 @@ class LogitBounds:
         grams: tuple[np.ndarray, np.ndarray] | None = None,
         sigma1: float | None = None,
     ) -> float:
-        """The bound of one head; grams (r, r) of W_Q R(0) and W_K and sigma_1 of their product,
-        where they are known.
+        """The bound of one head; grams (r, r) of W_Q R(0) and W_K, sigma_1 of their product.
 
-        NaN where nothing bounds it, or where weights are not finite.
+        The latter where they are known. NaN where nothing bounds it or a weight is not finite.
         """
         layer = self.layer
         if self.reason:
@@ -131,40 +127,32 @@ class LogitBounds:
         q, k = self._queries(index, grams and grams[0]), self._keys(index, grams and grams[1])
         if not all(np.isfinite(part).all() for side in (q, k) for part in (side.gram, side.bias)):
             return float("nan")
-        known = sigma1 is not None and layer.q_norm is None and layer.k_norm is None
-        product = self._product(
-            q, k, index, layer.q.shape[1] * sigma1 if known and sigma1 is not None else None
-        )
+        if layer.q_norm is not None or layer.k_norm is not None:
+            sigma1 = None
+        elif sigma1 is not None:
+            sigma1 *= layer.q.shape[1]
+        product = self._product(q, k, index, sigma1)
         return self._logit(product, self._relative(q, k, index), index)
 
     def of_tokens(self, x: np.ndarray) -> np.ndarray:
         """The largest |score| of each head (H,) among pairs of tokens x (n, d), at any positions.
 
-        NaN where positions do more than turn queries and keys, and add a bias. Exact, but that a
-        rotation is taken to reach every angle of every pair of dimensions. In time n^2 r for each
-        head, in blocks.
+        NaN where positions do more than turn queries and keys and add a bias. Exact, except that a
+        rotation may turn every pair of dimensions by any angle. Takes n^2 r time a head, in blocks.
         """
-        layer, (first, second) = self.layer, (np.empty(0, int), np.empty(0, int))
-        grows = self.length is None and (
-            isinstance(layer.additive, Slopes) or layer.temperature is not None
-        )
-        if (
-            grows
-            or layer.relative
-            or layer.gain is not None
-            or layer.cross
-            or layer.added != NOTHING_ADDED
-        ):
+        layer = self.layer
+        grows = isinstance(layer.additive, Slopes) or layer.temperature is not None
+        added = layer.relative or layer.added != NOTHING_ADDED
+        if (grows and self.length is None) or added or layer.gain is not None or layer.cross:
             return np.full(layer.n_heads, np.nan)
+        first, second = np.empty(0, int), np.empty(0, int)
         if layer.rotation is not None:
             first, second = (np.arange(layer.head_dim)[dims] for dims in layer.rotation.pairs)
         free = np.setdiff1d(np.arange(layer.head_dim), (*first, *second))
         factor = 1.0 if layer.rotation is None else layer.rotation.factor**2
 
         def parts(made: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            """Lengths of the pairs that turn, (heads, n, m), and what does not turn, (heads, n,
-            f).
-            """
+            """Lengths of turning pairs, (heads, n, m), and the other dimensions, (heads, n, f)."""
             return np.hypot(made[..., first], made[..., second]), made[..., free]
 
         (q_turning, q_free), (k_turning, k_free) = parts(layer.queries(x)), parts(layer.keys(x))
@@ -182,25 +170,20 @@ class LogitBounds:
         return np.array(list(in_threads(largest, range(layer.n_heads))))
 
     def _logit(self, product: float, relative: float, index: int) -> float:
-        """The largest |score| where products of queries and keys, and terms by distance, are at
-        most these.
-        """
+        """The largest |score| for the largest products of q and k and terms by distance."""
         layer = self.layer
         if layer.temperature is not None:  # it grows or falls with position
             product *= float(np.abs(layer.temperature(np.array([0, self.length or 1]))).max())
         bound = abs(layer.scale) * (product + relative) + self._additive(index)
-        return (
-            bound
-            if layer.softcap is None
-            else float(layer.softcap * np.tanh(bound / layer.softcap))
-        )
+        if layer.softcap is None:
+            return bound
+        return float(layer.softcap * np.tanh(bound / layer.softcap))
 
     def _queries(self, index: int, gram: np.ndarray | None) -> Reach:
         layer = self.layer
         if layer.q_norm is None:
             return _affine(*layer.head(index).query_at(0), gram)
-        reach = _normed(layer.q, layer.q_norm, index)
-        return reach.times(self.factors)
+        return _normed(layer.q, layer.q_norm, index).times(self.factors)
 
     def _keys(self, index: int, gram: np.ndarray | None) -> Reach:
         layer, kv = self.layer, index * self.layer.n_kv_heads // self.layer.n_heads
@@ -214,9 +197,7 @@ class LogitBounds:
         return Reach(joint, np.concatenate((free.bias, stream.bias[n:])))
 
     def _product(self, q: Reach, k: Reach, index: int, sigma1: float | None) -> float:
-        """A bound on |q R k'| at any distance, from all dimensions at once or from those that turn
-        and the rest.
-        """
+        """A bound on |q R k'| at any distance, for all dimensions at once or in two parts."""
         layer, turns, dims = self.layer, self.turns, np.arange(len(self.partner))
         if layer.gain is not None:  # the larger of a pair's, so that it commutes with the rotation
             gain = layer.gain[index if len(layer.gain) > 1 else 0]
@@ -240,9 +221,7 @@ class LogitBounds:
         return float(min(bounds))
 
     def _relative(self, q: Reach, k: Reach, index: int) -> float:
-        """A bound on the terms of one token and the distance to the other, before the layer's
-        scale.
-        """
+        """A bound on terms of one token and the distance to the other, before the scale."""
         total = 0.0
         for term in self.layer.relative:
             tokens = k if term.of_keys else q
@@ -250,13 +229,12 @@ class LogitBounds:
                 tokens = replace(tokens, bias=tokens.bias + term.bias[index])
             # (D, r) each
             of_head = (vectors[index if len(vectors) > 1 else 0] for vectors in self._vectors(term))
-            total += max(
-                float(tokens.along(vectors.astype(np.float64)).max()) for vectors in of_head
-            )
+            lengths = (tokens.along(vectors.astype(np.float64)).max() for vectors in of_head)
+            total += float(max(lengths))
         return total
 
     def _vectors(self, term: RelativeKeys) -> Iterator[np.ndarray]:
-        """The vectors of all distances in blocks, (1 or H, D, r) each."""
+        """Vectors of all distances in blocks, (1 or H, D, r) each."""
         if term.every is not None:
             yield term.every
             return
@@ -265,7 +243,7 @@ class LogitBounds:
             yield term.vectors(np.arange(start, min(start + DISTANCES_AT_ONCE, stop)))
 
     def _additive(self, index: int) -> float:
-        """The largest size of what is added to scaled scores by position."""
+        """The largest size of the bias added to scaled scores by position."""
         bias, gate = self.layer.additive, self.layer.additive_gate
         if bias is None:
             return 0.0
@@ -281,21 +259,21 @@ class LogitBounds:
 
 
 def _unbounded(layer: Layer, length: int | None) -> Iterator[str]:
-    """Why nothing bounds a layer's logits."""
+    """Reasons why nothing bounds a layer's logits."""
     if layer.added.of_queries is not None or layer.added.of_keys is not None:
         yield "positions that are handed to the layer are added to its queries and keys"
     if layer.norm is None and layer.q_norm is None:
         yield "queries are made of a residual stream that has passed no norm"
-    norm, of_keys = (
-        (layer.memory_norm, "a memory") if layer.cross else (layer.norm, "a residual stream")
-    )
+    norm, of_keys = layer.norm, "a residual stream"
+    if layer.cross:
+        norm, of_keys = layer.memory_norm, "a memory"
     if norm is None and (layer.k_norm is None or layer.k_norm.dims is not None):
         yield f"keys are made of {of_keys} that has passed no norm"
     if length is None:
         if isinstance(layer.additive, Slopes) or any(term.every is None for term in layer.relative):
-            yield "what positions add grows with distance, and the config does not say how long sequences are"
+            yield f"what positions add grows with distance, {LENGTHLESS}"
         if layer.temperature is not None:
-            yield "the temperature grows with position, and the config does not say how long sequences are"
+            yield f"the temperature grows with position, {LENGTHLESS}"
 
 
 def _affine(w: np.ndarray, b: np.ndarray, gram: np.ndarray | None) -> Reach:
@@ -304,9 +282,7 @@ def _affine(w: np.ndarray, b: np.ndarray, gram: np.ndarray | None) -> Reach:
 
 
 def _normed(made: Affine | Latent, norm: InnerNorm, index: int) -> Reach:
-    """The reach of queries or keys behind a norm of their own, or of the latent that they are made
-    of.
-    """
+    """The reach of queries or keys behind a norm of their own, or of their latent."""
     n = norm.source.shape[2]
     if isinstance(made, Latent):
         up, b = made.up.of(index)
@@ -314,15 +290,12 @@ def _normed(made: Affine | Latent, norm: InnerNorm, index: int) -> Reach:
         return Reach(n * inner(up), b.astype(np.float64) / np.sqrt(norm.eps))
     w, b = (part.astype(np.float64) for part in made.of(index))
     r, source = len(b), norm.of(index).source
-    # of a norm over all heads
+    # this head's columns of a norm over all heads
     columns = slice(None) if n == r else slice(index * r, (index + 1) * r)
-    plain, plain_b = (
-        source.w[0][:, columns].astype(np.float64),
-        source.b[0][columns].astype(np.float64),
-    )
+    plain = source.w[0][:, columns].astype(np.float64)
+    plain_b = source.b[0][columns].astype(np.float64)
     squares = (plain**2).sum(axis=0) + plain_b**2
-    gains = np.divide(
-        (w * plain).sum(axis=0) + b * plain_b, squares, out=np.zeros(r), where=squares != 0
-    )
+    products = (w * plain).sum(axis=0) + b * plain_b
+    gains = np.divide(products, squares, out=np.zeros(r), where=squares != 0)
     shift = np.zeros(r) if norm.shift is None else norm.shift[index if len(norm.shift) > 1 else 0]
     return Reach(np.diag(n * gains**2), shift.astype(np.float64))

@@ -1,6 +1,4 @@
-"""The maps to queries, keys and values of each head (affine, or through a latent), and the norms
-that follow them.
-"""
+"""Maps to queries, keys and values of each head (affine, or through a latent), and their norms."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +20,7 @@ class Affine:
     and keeps nothing; `w` and `b` fold all heads and keep the result.
     """
 
-    stored: Weights  # (A, d, r): A maps: one for each query head or key-value head, or one for all
+    stored: Weights  # (A, d, r): A maps, one for each query or key-value head, or one for all
     bias: np.ndarray  # (A, r)
     norm: Norm | None = None  # the norm before the map, not yet folded
 
@@ -134,13 +132,13 @@ class Latent:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class InnerNorm(ShowsShapes):
-    """A norm of queries, keys or values: gamma is folded; what remains is one scalar per token."""
+    """A norm of queries, keys or values: gamma is folded, one scalar per token remains."""
 
     # input of the norm (already centred if the norm centres), of each head or of all heads as one
     source: Affine
     eps: float
-    dims: int | None = None  # how many leading dimensions are divided; None for all
-    # (heads, r): beta, added after the division
+    dims: int | None = None  # number of leading dimensions divided; None for all
+    # (heads, r) beta, added after the division
     shift: np.ndarray | None = field(default=None, repr=False)
 
     def scalars(self, z: Any) -> Any:

@@ -1,6 +1,4 @@
-"""LayerNorm and RMSNorm: what divides a token, and how the rest is absorbed by the map that
-follows.
-"""
+"""LayerNorm and RMSNorm: the divisor of a token, and the rest folded into the map that follows."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +11,7 @@ from weightscope.core.results import ShowsShapes
 
 
 def sigma(x: Any, eps: float) -> Any:
-    """sqrt(Var(x) + eps) over the last axis: what a LayerNorm divides by (detokenization paper, eq.
-    3).
+    """sqrt(Var(x) + eps) over the last axis: a LayerNorm's divisor (detokenization paper, eq. 3).
 
     x (..., d).
     """
@@ -23,7 +20,7 @@ def sigma(x: Any, eps: float) -> Any:
 
 
 def rms(x: Any, eps: float) -> Any:
-    """sqrt(mean of squares + eps) over the last axis: what an RMSNorm divides by.
+    """sqrt(mean of squares + eps) over the last axis: an RMSNorm's divisor.
 
     x (..., d).
     """
@@ -41,7 +38,7 @@ def fold_layer_norm(
     LN(x) W + b = (x / sigma(x)) W' + b' with W' = (I - 11'/d) diag(gamma) W and b' = beta W + b
     (detokenization paper, eqs 9-11).
     """
-    # what is broken is found and named where it is read
+    # broken weights are found and named where they are read
     with np.errstate(over="ignore", invalid="ignore"):
         shifted = beta @ w + b
     scaled = np.multiply(gamma[:, None], w, out=out)  # (..., d, r)
@@ -51,8 +48,7 @@ def fold_layer_norm(
 def fold_rms_norm(
     w: np.ndarray, b: np.ndarray, gamma: np.ndarray, out: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Absorb an RMSNorm into the affine map that follows it: W' = diag(gamma) W, nothing to centre
-    and no beta.
+    """Absorb an RMSNorm into the affine map that follows it: W' = diag(gamma) W.
 
     w (..., d, r), b (..., r), gamma (d,), out (..., d, r) -> (..., d, r), (..., r).
     """
@@ -61,16 +57,16 @@ def fold_rms_norm(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Norm(ShowsShapes):
-    """A norm of the stream itself: all of it but sigma folds into the maps that follow."""
+    """A norm of the residual stream: all of it but sigma folds into the maps that follow."""
 
-    centred: bool  # A LayerNorm; otherwise an RMSNorm
+    centred: bool  # LayerNorm; otherwise RMSNorm
     eps: float
-    # gamma, beta: (d,): Empty where only sigma is asked of the norm.
+    # (d,) each; empty where only sigma is asked of the norm
     gamma: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32), repr=False)
     beta: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32), repr=False)
 
     def sigma(self, x: Any) -> Any:
-        """What x (..., d) is divided by, (...)."""
+        """The divisors (...) of x (..., d)."""
         return sigma(x, self.eps) if self.centred else rms(x, self.eps)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -79,8 +75,7 @@ class Norm(ShowsShapes):
         return centred / self.sigma(x)[..., None] * self.gamma + self.beta
 
     def fold(self, stored: Weights, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The map stored (..., d, r), b (..., r) with the norm before it absorbed; it acts on x /
-        sigma(x).
+        """The map w (..., d, r), b (..., r) on x / sigma(x), with the norm before it absorbed.
 
         Half-precision weights are widened here, and folded in place.
         """

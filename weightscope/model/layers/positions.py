@@ -1,6 +1,4 @@
-"""Terms by where two tokens are, added to scores after scaling: ALiBi slopes, buckets of distances,
-windows.
-"""
+"""Terms of scores by the places of two tokens: ALiBi slopes, buckets of distances, windows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,7 +16,7 @@ from weightscope.model.layers.norms import Norm
 
 
 class ByDistance(ShowsShapes):
-    """What depends on the distance alone."""
+    """A term that depends on the distance alone."""
 
     def between(self, of_queries: np.ndarray, of_keys: np.ndarray) -> np.ndarray:
         """(n,) and (m,) positions -> (n_heads, n, m)."""
@@ -30,7 +28,7 @@ class Slopes(ByDistance):
     """ALiBi: -slope times how far back the key is, up to a term constant in the key."""
 
     slopes: np.ndarray = field(repr=False)  # (n_heads,)
-    # How often transformers' eager attention adds it; see `architectures.distances.alibi_falcon`
+    # times that transformers' eager attention adds it; see `distances.alibi_falcon`
     times: int = 1
 
     def __call__(self, delta: np.ndarray) -> np.ndarray:
@@ -40,15 +38,13 @@ class Slopes(ByDistance):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Buckets(ByDistance):
-    """T5's relative bias: small distances have a bucket each, larger ones share,
-    logarithmically.
-    """
+    """T5's relative bias: a bucket for each small distance, larger ones share by logarithm."""
 
     table: np.ndarray = field(repr=False)  # (n_buckets, n_heads)
-    furthest: int = 128  # From this distance on everything is in the last bucket
-    times: int = 1  # How often it is added
-    # All buckets are for keys before the query, those after it are in the bucket of distance 0;
-    # otherwise each direction has half the buckets.
+    furthest: int = 128  # distances from this on are in the last bucket
+    times: int = 1  # number of times it is added
+    # True: all buckets are for keys before the query, and keys after it count as distance 0.
+    # False: each direction has half the buckets.
     causal: bool = False
 
     def __call__(self, delta: np.ndarray) -> np.ndarray:
@@ -68,9 +64,7 @@ class Buckets(ByDistance):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BiasGate(ShowsShapes):
-    """What a query multiplies a bias by distance by: sigmoid(a) (factor sigmoid(b) - 1) + 2 (WavLM,
-    section III.B).
-    """
+    """Factor of a query's bias: sigmoid(a) (factor sigmoid(b) - 1) + 2 (WavLM, section III.B)."""
 
     map: Affine  # (n_heads, d, 2): a and b of a token
     factor: np.ndarray = field(repr=False)  # (n_heads,)
@@ -91,14 +85,11 @@ class BiasGate(ShowsShapes):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WindowBias(ShowsShapes):
-    """A learned bias for every offset, in rows and columns, of two patches of a window (Swin, eq.
-    4).
-    """
+    """A learned bias for each offset in rows and columns of two patches (Swin, eq. 4)."""
 
-    # (2 height - 1, 2 width - 1, n_heads): By rows and by columns from key to query.
+    # (2 height - 1, 2 width - 1, n_heads) by rows and by columns from key to query
     table: np.ndarray = field(repr=False)
-    # (3, n_heads): Where a class token stands before the patches (BEiT): what is added where it is
-    # the query, the key, and both.
+    # (3, n_heads) biases where a class token before the patches (BEiT) is query, key, or both
     of_class: np.ndarray | None = field(default=None, repr=False)
     times: int = 1
 
@@ -108,16 +99,14 @@ class WindowBias(ShowsShapes):
         return (self.table.shape[0] + 1) // 2, (self.table.shape[1] + 1) // 2
 
     def __call__(self, delta: np.ndarray) -> np.ndarray:
-        """Of patches in one row, (...) columns apart -> (n_heads, ...)."""
+        """The bias of patches in one row, (...) columns apart -> (n_heads, ...)."""
         height, width = self.sides
         if np.abs(delta).max(initial=0) >= width:
             raise self._too_far()
         return np.moveaxis(self.table[height - 1, delta + width - 1], -1, 0)
 
     def between(self, of_queries: np.ndarray, of_keys: np.ndarray) -> np.ndarray:
-        """(n,) and (m,) places in the window, row by row and behind the class token -> (n_heads, n,
-        m).
-        """
+        """Places (n,) and (m,) in the window, row by row, class token first -> (H, n, m)."""
         height, width = self.sides
         first = 0 if self.of_class is None else 1
         if max(of_queries.max(initial=0), of_keys.max(initial=0)) >= first + height * width:
@@ -146,28 +135,24 @@ class WindowBias(ShowsShapes):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RelativeKeys(ShowsShapes):
-    """Keys of distances (Shaw et al. 2018; Transformer-XL, section 3.3), or queries of them
-    (DeBERTa).
-    """
+    """Keys (Shaw et al. 2018; Transformer-XL, section 3.3) or queries (DeBERTa) of distances."""
 
-    # (D,): Before the layer's scale
+    # (D,) distances -> (1 or H, D, r), before the layer's scale
     vectors: Callable[[np.ndarray], np.ndarray] = field(repr=False)
-    # (H, r): Added to what meets them, before it does
+    # (H, r) bias of the queries that meet them
     bias: np.ndarray | None = field(default=None, repr=False)
-    # A token's key meets them rather than its query: they are the distance's queries (position to
-    # content).
+    # True: they are queries of distances, which a token's key meets (position to content)
     of_keys: bool = False
-    # (n,): What distances are counted on, a token's row in an image for instance; None for its
-    # position.
+    # positions -> (n,) coordinate that distances are counted on, like a patch's row; None: position
     coordinate: Callable[[np.ndarray], np.ndarray] | None = field(default=None, repr=False)
-    # (1 or H, D, r): All vectors that there are; None where every distance has its own.
+    # (1 or H, D, r) all vectors; None where every distance has its own
     every: np.ndarray | None = field(default=None, repr=False)
 
     @classmethod
     def of_table(
         cls, table: np.ndarray, row: Callable[[np.ndarray], np.ndarray], *, of_keys: bool = False
     ) -> Self:
-        """Keys in a table (1 or H, D, r), each distance's in the `row` of it."""
+        """Keys in a table (1 or H, D, r); `row` maps distances to its rows."""
         return cls(lambda distances: table[:, row(distances)], of_keys=of_keys, every=table)
 
     def apart(self, positions: np.ndarray) -> np.ndarray:
@@ -176,16 +161,12 @@ class RelativeKeys(ShowsShapes):
         return along[:, None] - along
 
     def between(self, q: np.ndarray, k: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """The term of every pair, unscaled: queries (H, n, r), keys (G, n, r) and positions -> (H,
-        n, n).
-        """
+        """The unscaled term of every pair: q (H, n, r), k (G, n, r), positions -> (H, n, n)."""
         tokens = np.repeat(k, len(q) // len(k), axis=0) if self.of_keys else q
         return self(tokens, self.apart(positions))
 
     def __call__(self, tokens: np.ndarray, apart: np.ndarray) -> np.ndarray:
-        """The term of every pair: queries (or keys) (H, n, r) and distances i - j (n, n) -> (H, n,
-        n), unscaled.
-        """
+        """The unscaled term of every pair: q or k (H, n, r), distances (n, n) -> (H, n, n)."""
         if self.bias is not None:
             tokens = tokens + self.bias[:, None]
         nearest = int(apart.min(initial=0))
@@ -198,14 +179,12 @@ class RelativeKeys(ShowsShapes):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RelativeValues(ShowsShapes):
-    """Values of distances (Shaw et al. 2018, eq. 3), weighted by the same attention as the
-    tokens'.
-    """
+    """Values of distances (Shaw et al. 2018, eq. 3), weighted by tokens' attention."""
 
-    vectors: Callable[[np.ndarray], np.ndarray] = field(repr=False)  # (D,)
+    vectors: Callable[[np.ndarray], np.ndarray] = field(repr=False)  # (D,) -> (1 or H, D, r_v)
 
     def __call__(self, attention: np.ndarray) -> np.ndarray:
-        """What attention (H, n, n) gathers of them, (H, n, r_v)."""
+        """The weighted sum of values of distances: attention (H, n, n) -> (H, n, r_v)."""
         n = attention.shape[-1]
         distances = np.arange(1 - n, n)
         by_distance = np.zeros((*attention.shape[:2], len(distances)), attention.dtype)  # (H, n, D)
@@ -228,19 +207,16 @@ class RelativeValues(ShowsShapes):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Added:
-    """What positions add to queries and keys: maps are linear, so that p has a part of each to
-    itself.
-    """
+    """Maps of positions added to queries and keys, apart from the maps of content."""
 
-    # of_queries, of_keys: (H, e, s) and (G, e, s) maps of positions of width e; None where nothing
-    # is added. Where s is more than a head's width r, the further dimensions hold what meets
-    # positions alone: Conditional DETR (Meng et al. 2021, section 3.3) appends positions to queries
-    # and keys instead of adding them.
+    # (H, e, s) and (G, e, s) maps of positions of width e; None where nothing is added. Where s
+    # exceeds a head's width r, the further dimensions meet positions alone: Conditional DETR (Meng
+    # et al. 2021, section 3.3) appends positions to queries and keys instead of adding them.
     of_queries: Affine | None = None
     of_keys: Affine | None = None
 
     def taken(self, *, cross: bool) -> dict[str, bool]:
-        """Which arguments of `Layer.scores` hand positions to the layer."""
+        """Arguments of `Layer.scores` -> True if positions must be given by it."""
         queries, keys = self.of_queries is not None, self.of_keys is not None
         return {"added": queries or (keys and not cross), "added_to_memory": keys and cross}
 
@@ -254,9 +230,7 @@ class Added:
         cross: bool,
         index: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Queries (H, n, r) and keys (G, m, r) with what positions add to them, (H, n, s) and (G,
-        m, s).
-        """
+        """Queries (H, n, r) and keys (G, m, r) with their positions, (H, n, s) and (G, m, s)."""
         for (name, takes), given in zip(
             self.taken(cross=cross).items(), (added, to_memory), strict=True
         ):
@@ -288,24 +262,21 @@ def _plus(
 NOTHING_ADDED = Added()
 
 
-# Temperatures of attention by position: what multiplies the queries at a position.
+# Temperatures of attention: factors of queries by position.
 
 
 @dataclass(frozen=True)
 class Logarithm:
-    """1 + weight log(1 + floor((position + first) / period)): 1 over a period, then growing (Llama
-    4, Ministral 3).
-    """
+    """1 + weight log(1 + floor((position + first) / period)) (Llama 4, Ministral 3)."""
 
     weight: float
     period: float
-    first: int = 0  # What position 0 counts as
-    # Tokens are counted from the first one there is, whatever their positions (Llama 4's code
-    # does).
+    first: int = 0  # count of position 0
+    # True: tokens are counted from the first given one, whatever their positions (Llama 4's code)
     counted: bool = False
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Of tokens at positions (n,), (n,)."""
+        """Factors (n,) at positions (n,)."""
         positions = np.arange(len(positions)) if self.counted else positions
         return 1 + self.weight * np.log1p(np.floor((positions + self.first) / self.period))
 
@@ -322,7 +293,7 @@ class Power:
     period: float
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Of tokens at positions (n,), (n,)."""
+        """Factors (n,) at positions (n,)."""
         return (1 + (positions + 1) / self.period) ** self.exponent
 
     def __str__(self) -> str:

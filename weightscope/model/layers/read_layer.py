@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import replace
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import numpy as np
 
@@ -22,14 +22,13 @@ from weightscope.model.rows.cells import LayerTensors, QkNorm, StoredNorm
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.table import NOT_COMPARED
 
-# What an attention module stores and its row does not read: with weights left out every number is
-# wrong.
+# Unread tensors of an attention module: with weights left out every number is wrong.
 
 # Buffers that older versions of transformers saved, and scales of caches that other programs
 # quantise: no weights.
 NO_WEIGHTS = re.compile(
-    r"(.*\.)?(masked_bias|inv_freq|rotary_emb\..*|position_ids|relative_position_index|[qkv]_scale|prob_output_scale)"
-    r"|bias",
+    r"(.*\.)?(masked_bias|inv_freq|rotary_emb\..*|position_ids|relative_position_index"
+    r"|[qkv]_scale|prob_output_scale)|bias",
     re.ASCII,
 )
 
@@ -37,40 +36,36 @@ NO_WEIGHTS = re.compile(
 def attention_names(
     checkpoint: Checkpoint, prefix: str, row: Family, config: ModelConfig, index: int
 ) -> list[str]:
-    """The names of what one layer reads: projections, norms, sinks; it may store nothing else."""
+    """Names of the tensors of one layer's attention: projections, norms, sinks and no others."""
     family = row.in_layer(config.layer_types[index])
-    stem, maker = (
-        prefix + family.stored_name(config, i) for i in (index, family.keys_of(config, index))
-    )
-    names = {
-        name for module in family.modules for name in checkpoint.names_under(f"{stem}{module}.")
-    }
-    lone = (
-        *(stem + name for name in family.lone),
-        *(prefix + name for name in (*family.heads.shared, *family.reads.shared)),
-    )
-    names |= {name for name in lone if name in checkpoint}
+    source = family.keys_of(config, index)
+    stem, maker = (prefix + family.stored_name(config, i) for i in (index, source))
+
+    def inside(layer: str, modules: Iterable[str]) -> set[str]:
+        by_module = (checkpoint.names_under(f"{layer}{module}.") for module in modules)
+        return {*chain.from_iterable(by_module)}
+
+    lone = [stem + name for name in family.lone]
+    lone += [prefix + name for name in (*family.heads.shared, *family.reads.shared)]
+    names = inside(stem, family.modules) | {name for name in lone if name in checkpoint}
     refuse_unread(checkpoint, stem, family, config, names)
     if maker != stem:  # keys and values of a layer before: its modules, and its norm
-        names -= {
-            name for module in family.of_keys for name in checkpoint.names_under(f"{stem}{module}.")
-        }
-        lent = (*family.of_keys, *([family.norms.before.module] if family.norms.before else ()))
-        names |= {name for module in lent for name in checkpoint.names_under(f"{maker}{module}.")}
+        names -= inside(stem, family.of_keys)
+        names |= inside(maker, family.of_keys)
+        if family.norms.before:
+            names |= inside(maker, [family.norms.before.module])
     return sorted(names)
 
 
 def refuse_unread(
     checkpoint: Checkpoint, stem: str, family: Family, config: ModelConfig, read: set[str]
 ) -> None:
-    """Refuse a layer that stores more of attention than its row, as configured, reads or lists as
-    ignored.
+    """Refuse a layer that stores more of attention than its row, as configured, reads or ignores.
 
-    What transformers itself passes over, a bias that the config of a listed model_type denies, is
-    no reason.
+    A bias that the config of a listed model_type denies is no reason: transformers passes it over.
 
-    stem: A layer's name before its modules. read: The names that the row reads in that layer, every
-    tensor of a module that it names among them.
+    stem: A layer's name before its modules. read: The names that the row reads in that layer, with
+    every tensor of a module that it names.
     """
     inside = _attention(family)
     ignored = tuple(f"{stem}{module}." for module in (*family.heads.ignored, *family.reads.ignored))
@@ -95,39 +90,33 @@ def _attention(family: Family) -> str:
 
 
 def denied(checkpoint: Container[str], stem: str, family: Family, config: ModelConfig) -> list[str]:
-    """The biases that a layer stores and the row, as configured, says that its modules have not."""
+    """Biases that a layer stores although its row, as configured, says that there are none."""
     has = family.heads.bias
-    flags = {
-        family.heads.q: has.q,
-        family.heads.k: has.k,
-        family.heads.v: has.v,
-        family.heads.out: has.out,
-    }
+    heads, norm, qk_norm = family.heads, family.norms.before, family.scores.qk_norm
+    flags = {heads.q: has.q, heads.k: has.k, heads.v: has.v, heads.out: has.out}
     stated = {
         module: bool(config.get(flag) if isinstance(flag, str) else flag)
         for module, flag in flags.items()
     }
-    if family.norms.before is not None:
-        stated[family.norms.before.module] = family.norms.before.bias
-    if family.scores.qk_norm is not None:
-        stated |= dict.fromkeys(
-            (family.scores.qk_norm.query, family.scores.qk_norm.key), family.scores.qk_norm.bias
-        )
+    if norm is not None:
+        stated[norm.module] = norm.bias
+    if qk_norm is not None:
+        stated |= {qk_norm.query: qk_norm.bias, qk_norm.key: qk_norm.bias}
     names = [f"{stem}{module}.bias" for module, there in stated.items() if module and not there]
     return [name for name in names if name in checkpoint]
 
 
 def denied_words(names: Collection[str]) -> str:
-    """What is said of such biases; empty where there are none."""
+    """The caveat for such biases; empty where there are none."""
+    if not names:
+        return ""
     kinds = ", ".join(dict.fromkeys(".".join(name.split(".")[-2:]) for name in names))
     return (
         f"{kinds}: the file has them and config.json says no biases, so transformers ignores them"
-        if names
-        else ""
     )
 
 
-# A layer read through its row: projections split, norms folded, what no matrix holds named.
+# A layer read through its row: projections split, norms folded, the rest named in caveats.
 
 ADDED = {
     Slopes: "ALiBi bias",
@@ -137,9 +126,7 @@ ADDED = {
 
 
 def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: int) -> Layer:
-    """One attention layer of a configured row: its layout, then its norms and, in the order of
-    `Place`, its steps.
-    """
+    """One attention layer of a configured row: its layout, its norms, then its steps by `Place`."""
     config, family = in_layer(config, family, index)
     source = family.keys_of(config, index)
     stem, maker = (model.prefix + family.stored_name(config, i) for i in (index, source))
@@ -172,7 +159,7 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
 
 
 def rotation_of(config: ModelConfig, family: Family, index: int) -> Rotation | None:
-    """How one layer rotates queries and keys, from the config alone; None where it does not."""
+    """The rotation of a layer's queries and keys, from the config alone, or None."""
     layer_config, row = in_layer(config, family, index)
     return row.rope.rotation(layer_config, index) if row.rope else None
 
@@ -180,9 +167,7 @@ def rotation_of(config: ModelConfig, family: Family, index: int) -> Rotation | N
 def _with_norms(
     layer: Layer, tensors: LayerTensors, of_maker: LayerTensors, family: Family, config: ModelConfig
 ) -> Layer:
-    """The layer with the norms of its input and of its memory folded; `of_maker` are the tensors
-    that keys are of.
-    """
+    """The layer with the norms of its input and memory folded; `of_maker` has the keys' tensors."""
     norm = family.norm_of(layer.index)
     if norm is not None:
         layer = layer.after_norm(_norm(norm, tensors, family, config))
@@ -202,9 +187,7 @@ def _norm(stored: StoredNorm, tensors: LayerTensors, family: Family, config: Mod
 
 
 def _with_qk_norm(layer: Layer, row: QkNorm, tensors: LayerTensors, config: ModelConfig) -> Layer:
-    """The layer with the norms of queries and keys: gammas folded, the size of each query and key
-    left.
-    """
+    """The layer with norms of queries and keys, gammas folded; the size of each is left."""
     rotation, eps = layer.rotation, config.norm_eps if row.eps is None else row.eps
     if not row.rotated or rotation is None:
         q, q_norm = _normed(layer.q, row.query, tensors, row, eps)
@@ -215,8 +198,7 @@ def _with_qk_norm(layer: Layer, row: QkNorm, tensors: LayerTensors, config: Mode
             "rope_parameters",
             "no factor of cos and sin, since a norm follows a rotation of part of a head",
         )
-    # What turns and is divided by its size may be divided first: a rotation keeps sizes, but for
-    # its factor.
+    # The norm may come before the rotation, which keeps sizes, except for its factor.
     bare = replace(row, query="", key="")
     q, q_norm = _normed(layer.q, "", tensors, bare, eps / rotation.factor**2)
     k, k_norm = _normed(layer.k, "", tensors, bare, eps / rotation.factor**2)
@@ -243,16 +225,16 @@ def _with_qk_norm(layer: Layer, row: QkNorm, tensors: LayerTensors, config: Mode
 
 
 def _normed(
-    of: Affine | Latent, module: str, tensors: LayerTensors, row: QkNorm, eps: float
+    made: Affine | Latent, module: str, tensors: LayerTensors, row: QkNorm, eps: float
 ) -> tuple[Affine, InnerNorm]:
-    """The map to queries or keys with its norm's gamma folded in, and what is left of that norm."""
-    if isinstance(of, Latent):
+    """The map to queries or keys with its norm's gamma folded in, and the rest of that norm."""
+    if isinstance(made, Latent):
         raise CheckpointError(
             f"'{module}' is a norm of what comes out of a latent, which is not read"
         )
-    heads, _, r = of.shape
+    heads, _, r = made.shape
     gamma, beta = _gains(tensors, module, row, heads, r)
-    plain = of.centred(jointly=row.scope == "joint") if row.centred else of
+    plain = made.centred(jointly=row.scope == "joint") if row.centred else made
     seen = plain
     if row.scope == "joint":  # one norm over all heads: (1, d, heads r)
         seen = Affine(plain.w.transpose(1, 0, 2).reshape(1, -1, heads * r), plain.b.reshape(1, -1))
@@ -262,79 +244,79 @@ def _normed(
 def _gains(
     tensors: LayerTensors, module: str, row: QkNorm, heads: int, r: int
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """gamma and, where there is one, beta of a q/k-norm, each (heads or 1, r); gamma is 1 where
-    there is no module.
-    """
+    """gamma and beta (or None) of a q/k-norm, each (heads or 1, r); gamma is 1 without a module."""
     if not module:
         return np.ones((1, r), np.float32), None
-    names = (
-        [f"{module}.norms.{head}" for head in range(heads)] if row.scope == "listed" else [module]
-    )
+    names = [module]
+    if row.scope == "listed":
+        names = [f"{module}.norms.{head}" for head in range(heads)]
     shape = {"shared": (r,), "own": (heads, r), "listed": (r,), "joint": (heads * r,)}[row.scope]
 
     def read(part: str) -> np.ndarray:
-        return np.concatenate(
-            [tensors.read(f"{name}.{part}", shape).reshape(-1, r) for name in names]
-        )
+        stored = [tensors.read(f"{name}.{part}", shape) for name in names]
+        return np.concatenate([array.reshape(-1, r) for array in stored])
 
     return read(row.gain) + np.float32(row.offset), read(row.shift) if row.bias else None
 
 
 def caveats(layer: Layer, steps: Iterable[Step]) -> tuple[str, ...]:
-    """What of a layer's scores and values its heads' matrices leave out, in words, in the order of
-    `Place`.
-    """
+    """Operations on a layer's scores and values that its heads' matrices leave out, by `Place`."""
     placed = [*_of_cells(layer), *((step.place, step.caveat(layer)) for step in steps)]
     texts = dict.fromkeys(text for _, text in sorted(placed, key=lambda caveat: caveat[0]))
     return tuple(filter(None, texts))
 
 
 def _of_cells(layer: Layer) -> Iterator[tuple[Place, str]]:
-    """What the cells of a row leave out."""
+    """Caveats of a row's cells, other than its steps."""
     if layer.cross and layer.keys_of is None:
-        text = "eigenvalues and symmetric parts: cross-attention's maps lead from one space to another, W_QK from "
-        yield Place.INPUTS, text + "queries to the memory and W_VO back"
-    if layer.k_norm is not None and layer.k_norm.dims is not None:
-        yield (
-            Place.VECTORS,
-            "the norms of latents: a scalar a token on keys' position-free part and on values",
+        text = (
+            "eigenvalues and symmetric parts: cross-attention's maps lead from one space to "
+            "another, W_QK from queries to the memory and W_VO back"
         )
+        yield Place.INPUTS, text
+    if layer.k_norm is not None and layer.k_norm.dims is not None:
+        text = "the norms of latents: a scalar a token on keys' position-free part and on values"
+        yield Place.VECTORS, text
         if layer.q_norm is not None:
             yield Place.VECTORS, "the norm of the query latent: a scalar a token on queries"
     elif layer.q_norm is not None:
-        scope = (
-            "all heads together" if layer.q_norm.source.shape[0] < layer.n_heads else "each head"
-        )
-        text = f"the q/k-norm: scores are divided by the size of query and key, of {scope}; gamma is folded in"
-        yield Place.VECTORS, text
+        together = layer.q_norm.source.shape[0] < layer.n_heads
+        scope = "all heads together" if together else "each head"
+        text = f"the q/k-norm: scores are divided by the size of query and key, of {scope};"
+        yield Place.VECTORS, f"{text} gamma is folded in"
     if layer.q_norm is not None and layer.q_norm.shift is not None:
-        yield (
-            Place.VECTORS,
-            "the q/k-norm's beta: terms of one token alone, divided by the other's size only",
-        )
+        text = "the q/k-norm's beta: terms of one token alone, divided by the other's size only"
+        yield Place.VECTORS, text
     if layer.gain is not None:
-        text = "gammas of the q/k-norm, which comes after rotation: qk_at has their mean over each pair of dimensions; "
-        yield Place.POSITIONS, text + "what differs within pairs multiplies terms by i + j"
+        text = (
+            "gammas of the q/k-norm, which comes after rotation: qk_at has their mean over each "
+            "pair of dimensions; what differs within pairs multiplies terms by i + j"
+        )
+        yield Place.POSITIONS, text
     yield from ((Place.POSITIONS, text) for text in _of_rotation(layer.rotation))
     if layer.additive is not None:
-        yield (
-            Place.POSITIONS,
-            f"the {ADDED[type(layer.additive)]} added to scores (layer.position_bias)",
-        )
-    if layer.gate is not None:  # of a step, or of a layout that reads it with the queries
+        kind = ADDED[type(layer.additive)]
+        yield Place.POSITIONS, f"the {kind} added to scores (layer.position_bias)"
+    if layer.gate is not None:  # a step's, or a layout's that reads it with the queries
         yield Place.GATHERED, gate_caveat(layer)
 
 
 def _of_rotation(rotation: Rotation | None) -> Iterator[str]:
-    """What qk_at(delta) leaves out of a rotation."""
+    """Caveats of a rotation: parts that qk_at(delta) leaves out."""
     if rotation is None:
         return
     if rotation.stretched is not None:
-        yield f"slower rotation of sequences over {rotation.longest} positions; qk_at holds for shorter ones"
+        longer = f"slower rotation of sequences over {rotation.longest} positions"
+        yield f"{longer}; qk_at holds for shorter ones"
     if isinstance(rotation, GridRotation) and (rotation.prefix or rotation.suffix):
-        text = "rotation by row and column: qk_at holds between patches; class and register tokens do not turn, so "
-        yield text + "that against a patch they see where it is"
+        yield (
+            "rotation by row and column: qk_at holds between patches; class and register tokens "
+            "do not turn, so that against a patch they see where it is"
+        )
     elif isinstance(rotation, GridRotation):
         yield "rotation by row and column: qk_at counts columns, or takes (rows, columns)"
     elif rotation.axes is not None:
-        yield "rotation by several axes: qk_at counts positions of text, or takes a distance on each axis"
+        yield (
+            "rotation by several axes: "
+            "qk_at counts positions of text, or takes a distance on each axis"
+        )

@@ -1,6 +1,4 @@
-"""Rotary position embeddings: which pairs of dimensions turn, how fast, and what a query at
-distance delta becomes.
-"""
+"""Rotary position embeddings: the pairs of dimensions that turn, their angles and frequencies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,23 +12,19 @@ from weightscope.core.compute.device import namespace
 from weightscope.core.errors import CheckpointError
 from weightscope.core.results import ShowsShapes
 
-# positions between query and key; rows and columns between patches, or any axes
+# number of positions between query and key, or of rows and columns, or on any axes
 Delta = int | tuple[int, ...]
 
 
 def inverse_powers(theta: float, width: int) -> np.ndarray:
-    """theta^(-2j/width) for every pair j, shape (width / 2,): the usual angles a position
-    (RoFormer, eq. 15).
-    """
+    """theta^(-2j/width) of pairs j, (width / 2,): usual angles a position (RoFormer, eq. 15)."""
     return theta ** (-np.arange(0, width, 2) / width)
 
 
 def ntk_frequencies(
     theta: float, width: int, factor: float, length: int, trained: int
 ) -> np.ndarray:
-    """Dynamic NTK scaling: the base grows with the sequence once it is longer than `trained`
-    positions.
-    """
+    """Dynamic NTK scaling: the base grows with the sequence beyond `trained` positions."""
     growth = factor * max(length, trained) / trained - (factor - 1)
     return inverse_powers(theta * growth ** (width / (width - 2)), width)
 
@@ -38,9 +32,7 @@ def ntk_frequencies(
 def yarn_frequencies(
     theta: float, width: int, factor: float, trained: int, fast: float, slow: float, *, whole: bool
 ) -> np.ndarray:
-    """YaRN: slow pairs are interpolated by `factor`, fast ones kept, with a ramp between (YaRN
-    paper, eqs 17-21).
-    """
+    """YaRN: slow pairs divided by `factor`, fast ones kept, a ramp between (paper, eqs 17-21)."""
 
     def pair_that_turns(times: float) -> float:
         return width * log(trained / (times * 2 * pi)) / (2 * log(theta))
@@ -63,9 +55,7 @@ def yarn_temperature(factor: float, weight: float = 1.0) -> float:
 def llama3_frequencies(
     theta: float, width: int, factor: float, trained: int, low: float, high: float
 ) -> np.ndarray:
-    """Llama 3's scaling: wavelengths over trained/low are stretched by `factor`, under trained/high
-    kept.
-    """
+    """Llama 3's scaling: wavelengths over trained/low are stretched, under trained/high kept."""
     plain = inverse_powers(theta, width)
     turns = trained * plain / (2 * pi)
     smooth = np.clip((turns - low) / (high - low), 0, 1)
@@ -76,19 +66,18 @@ def llama3_frequencies(
 class Rotation(ShowsShapes):
     """Rotary embedding of one layer."""
 
-    frequencies: np.ndarray = field(repr=False)  # (m,): radians a position of the m pairs
-    # pair j is dimensions (2j, 2j + 1) of those that turn; otherwise (j, j + m)
+    frequencies: np.ndarray = field(repr=False)  # (m,) radians a position of the m pairs
+    # pair j: dimensions (2j, 2j + 1) of the turning ones; otherwise (j, j + m)
     interleaved: bool = False
-    start: int = 0  # first dimension that turns; 2m of them do, the rest do not depend on position
+    start: int = 0  # first of the 2m dimensions that turn
     factor: float = 1.0  # multiplies cos and sin, so the rotary part of a score by its square
-    # function of a length giving frequencies, or None: Sequences longer than `longest` use these
+    # length -> frequencies, for sequences longer than `longest`
     stretched: Callable[[int], np.ndarray] | None = field(default=None, repr=False)
     longest: int = 0
-    # (m,): where a token may stand at several coordinates (multimodal RoPE), the one that turns
-    # each pair; counted from the end where negative. A position that is one number stands at it on
-    # every axis, as text does
+    # (m,) coordinate that turns each pair, where tokens have several (multimodal RoPE); counted
+    # from the end where negative. A position that is one number is the same on every axis, as text
     axes: np.ndarray | None = field(default=None, repr=False)
-    # the dimensions that turn are this many blocks of the same width, each paired within itself
+    # number of blocks of equal width in the turning dimensions, each paired within itself
     blocks: int = 1
 
     def angles(self, positions: np.ndarray) -> np.ndarray:
@@ -99,16 +88,13 @@ class Rotation(ShowsShapes):
         ValueError
             Coordinates were given where positions are on a line.
         """
-        length = int(positions.max(initial=-1)) + 1
-        longer = self.stretched is not None and length > self.longest
-        return self._along(positions) * (
-            self.stretched(length) if longer and self.stretched else self.frequencies
-        )
+        length, frequencies = int(positions.max(initial=-1)) + 1, self.frequencies
+        if self.stretched is not None and length > self.longest:
+            frequencies = self.stretched(length)
+        return self._along(positions) * frequencies
 
     def angles_at(self, delta: Delta) -> np.ndarray:
-        """Angles between a query and a key `delta` positions before it, shape (m,); errors as of
-        `angles`.
-        """
+        """Angles (m,) between a query and a key `delta` positions before it; errors as `angles`."""
         return self._along(np.array([delta]))[0] * self.frequencies
 
     def _along(self, positions: np.ndarray) -> np.ndarray:
@@ -116,15 +102,12 @@ class Rotation(ShowsShapes):
         if positions.ndim == 1:
             return positions[:, None]
         if self.axes is None:
-            raise ValueError(
-                f"{tuple(positions[0].tolist())} is a place on several axes; here positions are on a line"
-            )
+            place = tuple(positions[0].tolist())
+            raise ValueError(f"{place} is a place on several axes; here positions are on a line")
         return positions[:, self.axes]
 
     def turn(self, x: Any, angles: np.ndarray, factor: float) -> Any:
-        """x (..., r), on whatever device, with its pairs turned by `angles` (..., m) and multiplied
-        by `factor`.
-        """
+        """x (..., r), on any device, its pairs turned by `angles` (..., m) and times `factor`."""
         xp = namespace(x)
         cos, sin = (factor * xp.asarray(f(angles), dtype=x.dtype) for f in (np.cos, np.sin))
         first, second = self._pairs(angles.shape[-1])
@@ -134,7 +117,7 @@ class Rotation(ShowsShapes):
         return turned
 
     def _pairs(self, m: int) -> tuple[Any, Any]:
-        """Indices of the first and of the second dimension of every pair."""
+        """First and second dimension of every pair."""
         stop, half = self.start + 2 * m, self.start + m
         if self.blocks > 1:
             by_block = np.arange(self.start, stop).reshape(self.blocks, 2, -1)
@@ -145,9 +128,7 @@ class Rotation(ShowsShapes):
 
     @property
     def pairs(self) -> tuple[Any, Any]:
-        """Indices of the first and of the second dimension of every pair, in the order of
-        `frequencies`.
-        """
+        """First and second dimension of every pair, in the order of `frequencies`."""
         return self._pairs(len(self.frequencies))
 
     def rotate(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -155,17 +136,13 @@ class Rotation(ShowsShapes):
         return self.turn(x, self.angles(positions), self.factor)
 
     def rotate_at(self, w: np.ndarray, delta: Delta) -> np.ndarray:
-        """w R(delta), shape (..., r): times a key map it scores keys `delta` positions before the
-        query.
-        """
+        """w R(delta), (..., r): the query side for keys `delta` positions before the query."""
         if self.factor == 1 and not np.any(delta):
             return w
         return self.turn(w, self.angles_at(delta), self.factor**2)
 
     def over_pairs(self, x: np.ndarray) -> np.ndarray:
-        """The mean of x (..., r) over each pair of dimensions that turn together, at both; others
-        stay as they are.
-        """
+        """The mean of x (..., r) over each turning pair, at both dimensions; others unchanged."""
         first, second = self.pairs
         mean = x.copy()
         mean[..., first] = mean[..., second] = (x[..., first] + x[..., second]) / 2
@@ -174,12 +151,9 @@ class Rotation(ShowsShapes):
     @cached_property
     def turning(self) -> np.ndarray:
         """Indices of the dimensions that turn, shape (2m,) or less where some frequencies are 0."""
-        turns = (
-            np.repeat(self.frequencies != 0, 2)
-            if self.interleaved
-            else np.tile(self.frequencies != 0, 2)
-        )
-        return self.start + np.flatnonzero(turns)
+        turns = self.frequencies != 0
+        both = np.repeat(turns, 2) if self.interleaved else np.tile(turns, 2)
+        return self.start + np.flatnonzero(both)
 
 
 FRAME, ROW, COLUMN = -3, -2, -1  # axes of an image's patches and of a film's
@@ -187,25 +161,22 @@ FRAME, ROW, COLUMN = -3, -2, -1  # axes of an image's patches and of a film's
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GridRotation(Rotation):
-    """Rotary embedding of an image's patches by row and column, or of a film's by frame, row and
-    column.
+    """Rotary embedding of patches: an image's by row and column, a film's by frame too.
 
     `axes` holds FRAME, ROW or COLUMN for every pair. A position that is one number is a token's
     place in the sequence of one whole image or film; a distance that is one number counts columns.
     """
 
-    # Rows and columns of patches, frames before them in a film, that the model was configured for;
-    # empty where it takes any.
+    # (frames,) rows and columns of patches in the config; empty where it takes any
     grid: tuple[int, ...] = ()
-    prefix: int = 0  # Tokens before and after the patches (class, registers), which do not turn
-    suffix: int = 0
-    # Patches follow in blocks of this many rows and columns (those that Qwen's merger makes one);
-    # row by row within and between blocks.
+    prefix: int = 0  # number of tokens before the patches (class, registers), which do not turn
+    suffix: int = 0  # likewise, after the patches
+    # side of blocks that patches are ordered by, row by row within and between them (Qwen's merger)
     merge: int = 1
-    # Blocks follow in windows of this many rows and columns of them; 0 where they do not
+    # side, in blocks, of windows that blocks are ordered by; 0 where they are not
     window: int = 0
-    origin: float = 0.0  # Coordinate of the first row and column
-    # Coordinates are of patches' centres from -1 to 1 over the image (DINOv3)
+    origin: float = 0.0  # coordinate of the first row and column
+    # coordinates of patches' centres, from -1 to 1 over the image (DINOv3)
     centred: bool = False
 
     def angles(self, positions: np.ndarray) -> np.ndarray:
@@ -217,9 +188,7 @@ class GridRotation(Rotation):
         return np.where(places[:, COLUMN, None] >= 0, self._along(along) * self.frequencies, 0.0)
 
     def places(self, positions: np.ndarray) -> np.ndarray:
-        """Frame, row and column (n, 3) of tokens at places (n,) of the sequence; -1 where they are
-        no patches.
-        """
+        """Frame, row and column (n, 3) of places (n,) in the sequence; -1 where no patch is."""
         patches = int(positions.max(initial=-1)) + 1 - self.prefix - self.suffix
         frames, rows, columns = self._shape(patches)
         place = np.moveaxis(np.indices((frames, rows, columns)), 0, -1)
@@ -236,9 +205,7 @@ class GridRotation(Rotation):
         return ordered[positions] if len(positions) else np.empty((0, 3), int)
 
     def _shape(self, patches: int) -> tuple[int, int, int]:
-        """Frames, rows and columns of this many patches: the configured ones, or one square
-        image.
-        """
+        """Frames, rows and columns of so many patches: the configured ones, or a square image."""
         grid = (1, *self.grid)[-3:] if self.grid else (0, 0, 0)
         if patches <= 0 or patches == grid[0] * grid[1] * grid[2]:
             return (grid[0], grid[1], grid[2]) if patches > 0 else (0, 0, 0)
@@ -251,9 +218,7 @@ class GridRotation(Rotation):
         return 1, side, side
 
     def angles_at(self, delta: Delta) -> np.ndarray:
-        """Angles between patches `delta` columns, or (rows, columns), apart; of the configured grid
-        if centred.
-        """
+        """Angles between patches `delta` columns or (rows, columns) apart; centred: in the grid."""
         step = np.zeros(3)
         step[COLUMN if isinstance(delta, int | np.integer) else slice(-len(delta), None)] = delta
         if self.centred:
@@ -264,7 +229,7 @@ class GridRotation(Rotation):
 def forms_between(
     rotation: Rotation | None, head_dim: int, deltas: Sequence[int], window: int
 ) -> dict[str, np.ndarray]:
-    """What stands between queries and keys of a head's width in `Layer.qk_forms`."""
+    """The matrices (r, r) between queries and keys in `Layer.qk_forms`."""
     identity, turns = np.eye(head_dim), np.zeros(head_dim, bool)
     rotation = None if rotation is None else replace(rotation, factor=1.0)
     if rotation is not None:

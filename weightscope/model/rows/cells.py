@@ -1,5 +1,4 @@
-"""The cells of a row: each field of a class here is a cell; its annotation says what fits, its
-`doc` the meaning.
+"""The cells of a row: fields with an annotation, which says what fits, and a `doc`, the meaning.
 
 A cell's name in a stanza is its path: `heads.q` is the field `q` of `Heads`. `family.Family` holds
 the groups.
@@ -31,8 +30,7 @@ from weightscope.model.layers.positions import Buckets, Slopes, WindowBias
 
 # A checkpoint's tensors by the names a family's row uses, shapes checked as they are read.
 
-# What BERT-era files call a LayerNorm's weight and bias.
-LEGACY = {".weight": ".gamma", ".bias": ".beta"}
+LEGACY = {".weight": ".gamma", ".bias": ".beta"}  # names of a LayerNorm's in BERT-era files
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,9 @@ class LayerTensors:
     """The tensors under one prefix, for instance of one layer."""
 
     checkpoint: Checkpoint
-    prefix: str  # before every name asked for
+    prefix: str  # prefix of every name asked for
     needed_by: str  # for errors: the family and the sizes that set the shapes
-    # modules under another prefix: keys that another layer makes
+    # modules -> another prefix: keys that another layer makes
     lent: Mapping[str, str] = field(default_factory=dict)
 
     def _full(self, name: str) -> str:
@@ -68,9 +66,8 @@ class LayerTensors:
                 f"is missing; {self.needed_by} needs it", file=self.checkpoint.name, tensor=full
             )
         tensor = self.checkpoint[full]
-        if len(tensor.shape) != len(shape) or any(
-            w not in (None, n) for w, n in zip(shape, tensor.shape, strict=True)
-        ):
+        pairs = zip(shape, tensor.shape, strict=False)
+        if len(tensor.shape) != len(shape) or any(w not in (None, n) for w, n in pairs):
             wanted = str(shape).replace("None", "any")
             problem = f"has shape {tensor.shape}; {self.needed_by} needs {wanted}"
             raise CheckpointError(problem, file=tensor.file.path, tensor=full)
@@ -81,16 +78,14 @@ class LayerTensors:
         return self.tensor(name, shape).read()
 
     def weights(self, name: str, shape: tuple[int | None, ...]) -> Weights:
-        """The tensor as float32, or in half precision where it is stored so; errors as for
-        `read`.
-        """
+        """The tensor as float32, or as half precision if stored so; errors as for `read`."""
         return self.tensor(name, shape).weights()
 
 
 # The cells: modules and tensors by name, and what a config says about both.
 
 Names = tuple[str, ...]
-# of a layer's tensors, its row as configured, the config
+# (a layer's tensors, its configured row, the config) -> the layer
 Layout = Callable[[LayerTensors, Any, ModelConfig], Layer]
 Additive = Callable[[LayerTensors, ModelConfig, int], Slopes | Buckets | WindowBias]
 Epsilon = Annotated[float, Within(0.0, 1.0)] | None
@@ -99,7 +94,7 @@ Epsilon = Annotated[float, Within(0.0, 1.0)] | None
 def cell(
     doc: str, default: Any = MISSING, *, make: Callable[[], Any] | None = None, **more: Any
 ) -> Any:
-    """A field that is a cell: its meaning, and its default or what makes it."""
+    """A field that is a cell: its meaning, and its default or a function that makes it."""
     given: dict[str, Any] = {"default": default} if make is None else {"default_factory": make}
     return field(**given, metadata={"doc": doc, **more})
 
@@ -122,9 +117,7 @@ class StoredNorm:
         return Norm(self.centred, config.norm_eps if self.eps is None else self.eps)
 
     def read(self, tensors: LayerTensors, config: ModelConfig, width: int | None = None) -> Norm:
-        """The norm of tokens of `width`, the model's as a rule; gamma is 1 and beta 0 where there
-        is no such tensor.
-        """
+        """The norm of tokens of `width`, by default the model's; gamma 1, beta 0 if not stored."""
         d = width or config.d_model
         gamma, beta = np.ones(d, np.float32), np.zeros(d, np.float32)
         if self.module:
@@ -136,8 +129,7 @@ class StoredNorm:
 
 @dataclass(frozen=True)
 class QkNorm:
-    """Where the gammas of a norm of queries and keys stand, one module for each, and what they are
-    shared by.
+    """A norm of queries and keys: the modules of its gammas, and what shares a gamma.
 
     `scope`: one gamma of a head's width for all heads ("shared"); one a head in one tensor ("own");
     one a head in tensors of their own ("listed"); or one norm over all heads together ("joint").
@@ -150,18 +142,16 @@ class QkNorm:
     bias: bool = False
     offset: float = 0.0
     eps: Epsilon = None
-    # it comes after rotation; only an RMSNorm with one gamma for all heads may
+    # True: it comes after rotation, which only an RMSNorm with one gamma for all heads may
     rotated: bool = False
-    within: Callable[[ModelConfig, int], bool] = always  # which layers have it
+    within: Callable[[ModelConfig, int], bool] = always  # True for layers that have it
     gain: str = "weight"
     shift: str = "bias"
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The second input of cross-attention: what an encoder hands over, of the width that the keys'
-    tensor has.
-    """
+    """The second input of cross-attention, an encoder's output, as wide as the keys' tensor."""
 
     # a norm of it that belongs to the layer; the encoder's final norm does not
     norm: StoredNorm | None = None
@@ -169,7 +159,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Biases:
-    """Which projections have a bias: true, false, or the config key that says so."""
+    """Biases of projections: true, false, or the config key that tells."""
 
     SHORT: ClassVar[Mapping[str, Names]] = {"": ("q", "k", "v", "out"), "qkv": ("q", "k", "v")}
 
@@ -210,7 +200,8 @@ class Heads:
         "true, false or the config key that says so; or { qkv = true, out = false }", Biases()
     )
     kv_heads: Annotated[int, Within(1, LARGEST)] | Names = cell(
-        "config keys of the number of key-value heads, or that number; as many as query heads without any",
+        "config keys of the number of key-value heads, or that number; "
+        "as many as query heads without any",
         (),
     )
     head_dim: Names = cell(
@@ -226,9 +217,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Norms:
-    """The norms around attention, each "rms:module", "layer:module" or { norm = "rms:module",
-    offset = 1 }.
-    """
+    """Norms around attention: "rms:module", "layer:module" or { norm = "rms:module", ... }."""
 
     before: StoredNorm | None = cell(
         "the norm that feeds attention; false where it reads the stream as it is", None
@@ -240,7 +229,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What enters the first layer."""
+    """Input of the first layer."""
 
     tokens: str = cell("token embedding tensor; empty in a vision tower", "")
     positions: str = cell("learned position embedding tensor", "")
@@ -267,7 +256,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Outputs:
-    """How logits are made of what leaves the last layer, where that is a norm and one matrix."""
+    """Logits from the output of the last layer, where they are a norm and one matrix."""
 
     norm: StoredNorm | None = cell("the final norm, under the prefix that layers have", None)
     tokens: Names = cell(
@@ -280,7 +269,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Positions:
-    """What positions do to scores; a row has `rope` or `grid`."""
+    """Effects of positions on scores; a row has `rope` or `grid`."""
 
     rope: Rope | None = cell("rotary positions, and the dialect of their config keys", None)
     grid: GridRope | None = cell("rotation by row and column", None)
@@ -291,7 +280,7 @@ class Positions:
 
 @dataclass(frozen=True)
 class Scores:
-    """How scores are made of queries and keys."""
+    """Scores from queries and keys."""
 
     scale: Callable[[ModelConfig, int], float] = cell(
         "what multiplies scores, 1 / sqrt(head_dim) unless it is named", default_scale
@@ -303,14 +292,13 @@ class Scores:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """A layer's feed-forward network, and the norms around it; `circuits` follows tokens through
-    it.
-    """
+    """A layer's feed-forward network and its norms; `circuits` follows tokens through it."""
 
     up: str = cell("module that leads to the hidden width", "")
     down: str = cell("module that leads back", "")
     gate: str = cell(
-        "act(x gate) * (x up) enters `down`; `up` again where one tensor holds both, the gate first",
+        "act(x gate) * (x up) enters `down`; "
+        "`up` again where one tensor holds both, the gate first",
         "",
     )
     norm: StoredNorm | None = cell("the norm before them; false in post-norm models", None)
@@ -335,7 +323,7 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class FromConfig:
-    """What config.json calls things, and what follows from it."""
+    """Names of things in config.json, and rules that follow from its values."""
 
     keys: Mapping[str, Names] = cell(
         'config keys of sizes where they are unusual: { n_layers = "depth" }', make=dict
@@ -361,13 +349,13 @@ class FromConfig:
 
 
 def nothing_more(keys: Config, modules: Collection[str]) -> dict[str, Any]:
-    """Every value of config.json stands under one of the usual keys."""
+    """No values: every value of config.json is under one of the usual keys."""
     return {}
 
 
 @dataclass(frozen=True)
 class Gguf:
-    """How GGUF files of this architecture differ from other GGUF files."""
+    """Differences of this architecture's GGUF files from other GGUF files."""
 
     architecture: Names = cell(
         "what GGUF files call this row; the row that says it reads such files", ()
@@ -389,7 +377,8 @@ class Gguf:
         make=dict,
     )
     scalars: Mapping[str, str] = cell(
-        'tensors of one value, by the key of the header that lists those of all layers; "as (1,)" of vectors',
+        "tensors of one value, by the key of the header that lists those of all layers; "
+        '"as (1,)" of vectors',
         make=dict,
     )
     halves: bool = cell(
@@ -403,9 +392,9 @@ class Gguf:
 
 @dataclass(frozen=True)
 class Images:
-    """How photographs are prepared for a model that sees them."""
+    """Preparation of photographs for a model that sees them."""
 
-    processor: str  # transformers' image processor for checkpoints that do not name theirs
-    # where the published ones differ from its defaults
+    processor: str  # transformers' image processor for checkpoints that name none
+    # settings that differ from the processor's defaults
     settings: Mapping[str, Any] = field(default_factory=dict)
     any_size: bool = False  # the model takes images of other sizes than its config names

@@ -1,4 +1,4 @@
-"""What a family of architectures is: a row of data."""
+"""A family of architectures as a row of data."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -27,8 +27,7 @@ from weightscope.model.rows.cells import (
 
 
 class When:
-    """Cells of a row that change when the config holds a value: `When("pre_norm", False,
-    norms__before=None)`.
+    """Cells that change if the config has a value: `When("pre_norm", False, norms__before=None)`.
 
     `group__cell` is a cell of a group; `steps__gate` is the step of that name, None for none.
     """
@@ -42,12 +41,12 @@ class When:
     __hash__ = object.__hash__
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Whether a config with these values is meant."""
+        """True if a config with these values is meant."""
         return bool(values.get(self.key) == self.value)
 
     @property
     def of_attention(self) -> dict[str, Any]:
-        """The cells that are not of the feed-forward network."""
+        """Cells that do not belong to the feed-forward network."""
         return {
             name: cell
             for name, cell in self.cells.items()
@@ -56,18 +55,14 @@ class When:
 
 
 class Unless(When):
-    """Cells of a row that change when the config holds any other value, or none: `Unless("mode",
-    "rotary", ...)`.
-    """
+    """Cells that change if the config has no such value: `Unless("mode", "rotary", ...)`."""
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         return not super().holds(values)
 
 
 class In:
-    """Cells of a row that are others in layers of a type: `In("sliding_attention",
-    sinks="self_attn.sinks")`.
-    """
+    """Cells that differ in layers of a type: `In("sliding_attention", sinks="self_attn.sinks")`."""
 
     def __init__(self, layer_type: str, **cells: Any) -> None:
         self.layer_type, self.cells = layer_type, cells
@@ -84,15 +79,13 @@ def turning(rope: Rope | GridRope | None) -> dict[str, Any]:
 
 
 def group(doc: str, default: Any = None, **more: Any) -> Any:
-    """A field whose own fields are cells: a stanza says some of them and inherits the others."""
+    """A field whose own fields are cells; a stanza states some of them and inherits the others."""
     return cell(doc, default, group=True, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One row of the table of architectures: cells for what many have, and steps for what few
-    have.
-    """
+    """One row of the table of architectures: cells for common parts, steps for rare mechanisms."""
 
     name: str = ""
     types: Names = ()  # the `model_type` values of config.json that the row reads
@@ -100,7 +93,8 @@ class Family:
     tower: str = ""
 
     prefixes: Names = cell(
-        "what stands before tensors' names: it is found, unless two models of a file fit; then the first of these",
+        "what stands before tensors' names: it is found, unless two models of a file fit; "
+        "then the first of these",
         ("",),
     )
     layer: str = cell("a layer's name before its modules, with {i} for its index", "")
@@ -124,7 +118,8 @@ class Family:
     parallel: bool = cell("attention and the network read the same stream", False)
     also: Mapping[str, Names] = cell(
         "modules by role that nothing is computed from; not inherited unless `also = true`: "
-        '{ router = "mlp.gate", "expert.{gate,up}" = "experts.{e}.{w1,w3}" }; "... as (in, out)" where stored so',
+        '{ router = "mlp.gate", "expert.{gate,up}" = "experts.{e}.{w1,w3}" }; '
+        '"... as (in, out)" where stored so',
         make=dict,
     )
     config: FromConfig = group("what config.json calls things", FromConfig())
@@ -141,12 +136,13 @@ class Family:
     refused: str = cell("why such a model is not read", "")
     steps: tuple[Step, ...] = ()
     when: tuple[When, ...] = cell(
-        "[{ key, is or is_not, cells ... }]: cells that change with a value of the config; applied in order",
+        "[{ key, is or is_not, cells ... }]: cells that change with a value of the config; "
+        "applied in order",
         (),
     )
     in_: tuple[In, ...] = cell("[{ layers, cells ... }]: cells that differ in layers of a type", ())
     proved_for: str = ""  # digest of the config that an adopted row was proved with
-    origin: str = ""  # where the row comes from, if not from the table or not for this model_type
+    origin: str = ""  # the row's source, if not the table, or if not proved for this model_type
 
     def __repr__(self) -> str:
         tower = f", {self.tower}" if self.tower else ""
@@ -154,17 +150,17 @@ class Family:
 
     @property
     def called(self) -> str:
-        """Its name, and what a reader should know of the row."""
+        """Its name, with its origin where that matters."""
         return f"{self.name} ({self.origin})" if self.origin else self.name
 
     @property
     def reads(self) -> Reads:
-        """What its steps read."""
+        """Names in a checkpoint that its steps read."""
         return sum((step.reads() for step in self.steps), Reads())
 
     @property
     def rope(self) -> Rope | GridRope | None:
-        """How queries and keys turn, whichever cell says it."""
+        """Rotation of queries and keys, from `rope` or `grid`."""
         return self.positions.rope or self.positions.grid
 
     @property
@@ -180,9 +176,7 @@ class Family:
 
     @property
     def stored_norms(self) -> dict[str, StoredNorm]:
-        """The norms around attention and the network, of what enters and of what leaves the model,
-        by their roles.
-        """
+        """Norms around attention and network and at both ends of the model, by their roles."""
         mlp, outputs = self.mlp, self.outputs
         named = {
             "norm.before": self.norms.before,
@@ -223,9 +217,8 @@ class Family:
     @property
     def output_module(self) -> str:
         """The module whose output attention adds to the stream: W_O, or a scale after it."""
-        return next(
-            (step.output_module for step in self.steps if step.output_module), self.heads.out
-        )
+        of_steps = (step.output_module for step in self.steps if step.output_module)
+        return next(of_steps, self.heads.out)
 
     @property
     def of_keys(self) -> Names:
@@ -240,11 +233,9 @@ class Family:
 
     @property
     def size_keys(self) -> Mapping[str, Names]:
-        """Config keys of every size, by meaning: the usual ones, but for those that the row has of
-        its own.
+        """Config keys of every size, by meaning: the usual ones unless the row has its own.
 
-        First the one that the row has a default for: it is what the code reads, whatever else a
-        file has.
+        A key that the row has a default for comes first: the code reads that one.
         """
         keys, defaults = {**KEYS, **self.config.keys}, self.config.defaults
         return {
@@ -254,24 +245,15 @@ class Family:
 
     @property
     def names(self) -> set[str]:
-        """Every config key that the row reads a size from."""
+        """Config keys that the row reads a size from."""
         of_heads = (self.heads.kv_heads, self.heads.head_dim, self.heads.value_dim)
-        listed = (self.config.listed,)
-        keys = (
-            *self.size_keys.values(),
-            *(names for names in of_heads if isinstance(names, tuple)),
-            listed,
-        )
-        return {key for names in keys for key in names}
+        keys = {self.config.listed}.union(*self.size_keys.values())
+        return keys.union(*(names for names in of_heads if isinstance(names, tuple)))
 
     def synonyms(self, keys: Collection[str]) -> set[str]:
         """All keys that have the meaning of one of these."""
-        return {
-            key
-            for same in self.size_keys.values()
-            if not set(same).isdisjoint(keys)
-            for key in same
-        }
+        alike = [same for same in self.size_keys.values() if not set(same).isdisjoint(keys)]
+        return set().union(*alike)
 
     def norm_of(self, layer: int) -> StoredNorm | None:
         """The norm that feeds attention in one layer."""
@@ -279,9 +261,7 @@ class Family:
         return None if norm is None or layer in norm.without else norm
 
     def keys_of(self, config: ModelConfig, layer: int) -> int:
-        """The layer whose keys and values a layer attends to: itself, unless a step says
-        otherwise.
-        """
+        """The layer whose keys and values a layer attends to: itself, unless a step differs."""
         lenders = (step.keys_of(config, layer) for step in self.steps)
         return next((lender for lender in lenders if lender != layer), layer)
 
@@ -290,12 +270,11 @@ class Family:
         return self.layer.format(i=self.config.stored_layer(config, layer))
 
     def but(self, **changes: Any) -> "Family":
-        """The same row with some cells changed; `group__cell` is a cell of a group,
-        `config__defaults` are added to.
+        """The row with some cells changed; `group__cell` is a cell of a group.
 
-        `steps__name` replaces the step of that name or adds it, None removes it. A cell of a group
-        that is None is left. One way to turn takes the place of another. A default takes the place
-        of one that has the same meaning under another key: that is not what the code reads.
+        `steps__name` replaces the step of that name or adds it, None removes it. `config__defaults`
+        are added. A cell of a group that is None is left. `rope` and `grid` replace each other. A
+        default replaces one with the same meaning under another key, which the code does not read.
         """
         fields: dict[str, Any] = {}
         for path, value in changes.items():
@@ -313,25 +292,20 @@ class Family:
         return replace(self, **fields)
 
     def without_network(self) -> "Family":
-        """The row of attention alone: its feed-forward network is not known."""
-        kept = [
-            type(when)(when.key, when.value, **attention)
-            for when in self.when
-            if (attention := when.of_attention)
-        ]
+        """The row without its feed-forward network."""
+        of_attention = [(when, when.of_attention) for when in self.when]
+        kept = (type(when)(when.key, when.value, **cells) for when, cells in of_attention if cells)
         return replace(self, mlp=None, parallel=False, when=tuple(kept))
 
     def completed(self, values: Mapping[str, Any], file: object) -> Config:
-        """A config of these values with those that follow from them."""
+        """A config of these values, with values that follow from them."""
         config = Config(values, file)
-        return (
-            config
-            if self.config.derived is None
-            else Config({**values, **self.config.derived(config)}, file)
-        )
+        if self.config.derived is None:
+            return config
+        return Config({**values, **self.config.derived(config)}, file)
 
     def in_layer(self, layer_type: str) -> "Family":
-        """The row as layers of a type have it."""
+        """The row for layers of a type."""
         row = self
         for addition in self.in_:
             if addition.layer_type == layer_type:
@@ -360,7 +334,7 @@ def _with_part(cell: Any, path: str, value: Any) -> Any:
 
 
 def _with_step(steps: tuple[Step, ...], name: str, step: Step | None) -> tuple[Step, ...]:
-    """Steps with another of that name, in its place or at the end, or with none."""
+    """Steps with one replaced or added by name, or removed."""
     if step is not None and step.name != name:
         raise ValueError(f"steps__{name} was given the step '{step.name}'")
     if step is None:

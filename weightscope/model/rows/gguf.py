@@ -1,6 +1,4 @@
-"""A GGUF or MLX file as the checkpoint that it was converted from: what the conversion changed is
-undone.
-"""
+"""A GGUF or MLX file as the checkpoint that it was converted from, the conversion undone."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,35 +24,30 @@ from weightscope.model.layers.layouts import grouped, latent
 from weightscope.model.rows.cells import Gguf
 from weightscope.model.rows.family import Family
 
-# What converting to ggml's format does to matrices, undone: functions of an array and of head
-# counts.
+# Inverses of the changes to matrices in ggml's format: functions of an array and of head counts.
 
-# of stored values, query heads, key-value heads
+# (stored values, query heads, key-value heads) -> values
 Undo = Callable[[np.ndarray, int, int], np.ndarray]
 
 
 def queries_in_halves(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """Queries whose rows ggml has 0, r/2, 1, r/2 + 1 ... within a head, since it rotates
-    neighbours.
-    """
+    """Rows of queries from ggml's 0, r/2, 1, r/2 + 1 ... in a head, as it rotates neighbours."""
     pairs = rows.reshape(n_heads, len(rows) // (2 * n_heads), 2, *rows.shape[1:])  # (H, r/2, 2, in)
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 def keys_in_halves(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """Keys likewise."""
+    """Rows of keys likewise."""
     return queries_in_halves(rows, n_kv_heads, n_kv_heads)
 
 
 def turned(w: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """GPT-2's weights are (in, out), ggml's (out, in)."""
+    """GPT-2's weights, (in, out), from ggml's (out, in)."""
     return w.T
 
 
 def in_groups(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """All queries, all keys, all values: back to groups of queries with the key and value that they
-    share.
-    """
+    """Rows of all queries, all keys, all values -> groups of queries with their key and value."""
     r = len(rows) // (n_heads + 2 * n_kv_heads)
     q, k, v = np.split(rows, [n_heads * r, (n_heads + n_kv_heads) * r])
     # (G, heads r, in)
@@ -63,17 +56,17 @@ def in_groups(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
 
 
 def less_one(gamma: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """Norms of gain 1 + w are stored as 1 + w."""
+    """w of a norm with gain 1 + w, which is stored as 1 + w."""
     return gamma - np.float32(1)
 
 
 def channels_second(kernel: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """Kernels of mlx's convolutions, (out, ..., in), as PyTorch's, (out, in, ...)."""
+    """PyTorch's kernels of convolutions (out, in, ...) from mlx's (out, ..., in)."""
     return np.moveaxis(kernel, -1, 1)
 
 
 def one_channel(kernels: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """Convolutions of each channel alone, (d, k), have an axis of one channel, (d, 1, k)."""
+    """Convolutions of single channels with their axis of one channel: (d, k) -> (d, 1, k)."""
     return kernels[:, None]
 
 
@@ -83,15 +76,13 @@ def flat(values: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
 
 
 def logarithm(decay: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """State spaces have log(-A), ggml A, to the last digit of exp: Mamba 2's (H,) as a column (H,
-    1).
-    """
+    """State spaces' log(-A) from ggml's A, to the last digit of exp; Mamba 2's (H,) is a column."""
     decay = decay[..., 0] if decay.shape[-1] == 1 else decay
     with np.errstate(all="ignore"):  # a broken file's are NaN
         return np.log(-decay.astype(np.float64)).astype(np.float32)
 
 
-# Of tensors outside attention and the network, by ggml's names.
+# Inverses for tensors outside attention and the network, by ggml's names.
 UNDONE: dict[str, Undo] = {
     "shortconv.conv": one_channel,
     "ssm_conv1d": one_channel,
@@ -99,8 +90,8 @@ UNDONE: dict[str, Undo] = {
     "ssm_d": flat,
     "ssm_norm": flat,
 }
-AXES: dict[Undo, int] = {turned: 2, one_channel: 2}  # that a tensor has at least; others 1
-# The shape that values become; of others the same.
+AXES: dict[Undo, int] = {turned: 2, one_channel: 2}  # least number of axes; 1 for others
+# Shape of the stored values -> shape; the same for others.
 SHAPES: dict[Undo, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
     turned: lambda shape: shape[::-1],
     one_channel: lambda shape: (shape[0], 1, *shape[1:]),
@@ -112,27 +103,25 @@ SHAPES: dict[Undo, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
 OF_ROWS: tuple[Undo, ...] = (queries_in_halves, keys_in_halves, in_groups)  # rows stay whole
 
 
-# What of config.json stands under no key of its own in a GGUF file, by architecture.
+# Values of config.json without a key of their own in a GGUF file, by architecture.
 
 OF_27_BILLION = (46, 62)  # layers of the largest Gemma 2 and Gemma 3
 
 
 def gemma_scalar(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """query_pre_attn_scalar: no key has it. As in llama.cpp, the head's width, but d / H in the
-    largest.
-    """
+    """query_pre_attn_scalar, as llama.cpp has it: the head's width, but d / H in the largest."""
     own_keys = keys.inside("own")
     heads, d = own_keys.size("attention.head_count"), own_keys.size("embedding_length")
     head_dim = own_keys.size("attention.key_length", default=d // heads)
     scalar = d / heads if own_keys.get("block_count") in OF_27_BILLION else head_dim
-    softcap = own_keys.get("attn_logit_softcapping")
-    return {"query_pre_attn_scalar": scalar} | (
-        {} if softcap is None else {"attn_logit_softcapping": softcap}
-    )
+    values = {"query_pre_attn_scalar": scalar}
+    if (softcap := own_keys.get("attn_logit_softcapping")) is not None:
+        values["attn_logit_softcapping"] = softcap
+    return values
 
 
 def stablelm_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """Where the network reads; norms of queries and keys are stored in another way there."""
+    """The network's place; norms of queries and keys, stored in another way, are refused."""
     if "attn_q_norm.weight" in names:
         raise CheckpointError(
             "has norms of queries and keys, which are not read of this architecture", file=keys.file
@@ -141,46 +130,36 @@ def stablelm_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 
 
 def neox_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """Where the network reads."""
+    """The network's place: use_parallel_residual."""
     return {"use_parallel_residual": keys.inside("own").get("use_parallel_residual")}
 
 
 def granite_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """What multiplies scores and embeddings."""
+    """Multipliers of scores and embeddings."""
     own_keys = keys.inside("own")
     scales = {
         "attention_multiplier": own_keys.get("attention.scale"),
         "embedding_multiplier": own_keys.get("embedding_scale"),
     }
-    return {
-        key: float(str(np.float32(scale)))
-        for key, scale in scales.items()
-        if isinstance(scale, float)
-    }
+    return {key: shortest(scale) for key, scale in scales.items() if isinstance(scale, float)}
 
 
 def t5_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """The farthest distance that has a bias of its own: no key has it, llama.cpp takes 128."""
-    if any(
-        re.fullmatch(r"(enc|dec)\.blk\.[1-9]\d*\.attn_rel_b\.weight", name, re.ASCII)
-        for name in names
-    ):
-        raise CheckpointError(
-            "has biases by distance in every layer, as UMT5; such files are not read",
-            file=keys.file,
-        )
+    """The farthest distance with a bias of its own: no key has it, llama.cpp takes 128."""
+    later = re.compile(r"(enc|dec)\.blk\.[1-9]\d*\.attn_rel_b\.weight", re.ASCII)
+    if any(map(later.fullmatch, names)):
+        problem = "has biases by distance in every layer, as UMT5; such files are not read"
+        raise CheckpointError(problem, file=keys.file)
     return {"relative_attention_max_distance": 128}
 
 
 def lfm2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """The width of the network is as it is adjusted."""
+    """The network's width, which needs no further adjustment."""
     return {"block_auto_adjust_ff_dim": False}
 
 
 def falcon_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """Which of Falcon's layouts it is: no key says so, the norms and the number of key-value heads
-    do.
-    """
+    """Falcon's layout, which no key names: the norms and the number of key-value heads tell."""
     kv_heads, two = keys.inside("own").get("attention.head_count_kv"), "attn_norm_2.weight" in names
     # the feed-forward width is ffn_hidden_size here
     width: dict[str, Any] = {"intermediate_size": None}
@@ -203,12 +182,9 @@ def latent_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """Widths of the parts of heads made of latents; ggml sees one key-value head, the latent."""
     own_keys = keys.inside("own")
     rotating = own_keys.size("rope.dimension_count")
-    multiplier = own_keys.get("rope.scaling.yarn_log_multiplier")
-    weights = (
-        {}
-        if multiplier is None
-        else {name: shortest(10 * multiplier) for name in ("mscale", "mscale_all_dim")}
-    )
+    weights = {}
+    if (multiplier := own_keys.get("rope.scaling.yarn_log_multiplier")) is not None:
+        weights = dict.fromkeys(("mscale", "mscale_all_dim"), shortest(10 * multiplier))
     return {
         "num_key_value_heads": own_keys.size("attention.head_count"),
         "head_dim": rotating,
@@ -220,9 +196,7 @@ def latent_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 
 
 def glm4_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """Nothing more; but the converter reorders rows of queries and keys where positions have
-    sections.
-    """
+    """No values, but a file with sections of positions is refused: its rows are reordered."""
     if keys.inside("own").get("rope.dimension_sections") is not None:
         raise CheckpointError(
             "has rows of queries and keys in another order, as GLM 4V; that is not read",
@@ -232,9 +206,7 @@ def glm4_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 
 
 def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """Nothing more; but RoBERTa and others are called bert there too, and their position rows are
-    other ones.
-    """
+    """No values, but other encoders called bert are refused: their position rows differ."""
     if keys.get("tokenizer.ggml.model") != "bert":
         raise CheckpointError(
             "is an encoder with other tokens than BERT's; such files are not read", file=keys.file
@@ -244,10 +216,11 @@ def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 
 # A file of mlx-lm as the checkpoint that it was converted from.
 
-# Types whose norms mlx-lm counts from 1, where transformers counts from 0 (models/*.py, sanitize),
-# and which norms.
+# Types -> norms that mlx-lm counts from 1, transformers from 0 (models/*.py, sanitize).
 COUNTED_BY_MLX = {
-    r"qwen3_next|qwen3_5(_moe)?(_text)?": r".*((input|post_attention)_layernorm|model\.norm|q_norm|k_norm)",
+    r"qwen3_next|qwen3_5(_moe)?(_text)?": (
+        r".*((input|post_attention)_layernorm|model\.norm|q_norm|k_norm)"
+    ),
     r"step3p5": r".*norm[^.]*",
 }
 
@@ -259,9 +232,7 @@ OF_CONVOLUTION = re.compile(
 
 
 def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
-    """A checkpoint that mlx-lm or mlx-vlm wrote: norms counted, and convolutions laid out, as in
-    transformers.
-    """
+    """A checkpoint of mlx-lm or mlx-vlm with transformers' norms and layout of convolutions."""
     kind = checkpoint.config.get("model_type")
     norms = next(
         (norms for types, norms in COUNTED_BY_MLX.items() if re.fullmatch(types, str(kind))), ""
@@ -281,23 +252,39 @@ def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
     return before
 
 
-# A GGUF file as the checkpoint that it was converted from: what the conversion changed is undone.
+# A GGUF file as the checkpoint that it was converted from, the conversion undone.
 #
 # Names become Hugging Face's again, and the file's keys a config. Rows of Q and K go back to their
 # places: ggml rotates neighbouring coordinates, Hugging Face the two halves of a head.
 
-# what the converter splits kv_b_proj into
+# Parts that the converter splits kv_b_proj into.
 KEYS_OF_LATENT, VALUES_OF_LATENT = "k_b_proj", "v_b_proj"
 
 # The role of each module (`Family.roles`) by ggml's name for it, whatever the architecture.
 ROLES = {
-    "token_embd": "tokens", "position_embd": "positions", "token_types": "types", "token_embd_norm": "norm.inputs",
-    "output_norm": "norm.outputs", "output": "unembedding", "attn_norm": "norm.before", "attn_q": "q", "attn_k": "k",
-    "attn_v": "v", "attn_qkv": "q+k+v", "attn_output": "o", "attn_q_norm": "q_norm", "attn_k_norm": "k_norm",
-    "attn_output_norm": "norm.after_attention", "post_attention_norm": "norm.attention_output", "ffn_norm": "norm.mlp",
-    "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down", "post_ffw_norm": "norm.mlp_output",
+    "token_embd": "tokens",
+    "position_embd": "positions",
+    "token_types": "types",
+    "token_embd_norm": "norm.inputs",
+    "output_norm": "norm.outputs",
+    "output": "unembedding",
+    "attn_norm": "norm.before",
+    "attn_q": "q",
+    "attn_k": "k",
+    "attn_v": "v",
+    "attn_qkv": "q+k+v",
+    "attn_output": "o",
+    "attn_q_norm": "q_norm",
+    "attn_k_norm": "k_norm",
+    "attn_output_norm": "norm.after_attention",
+    "post_attention_norm": "norm.attention_output",
+    "ffn_norm": "norm.mlp",
+    "ffn_gate": "gate",
+    "ffn_up": "up",
+    "ffn_down": "down",
+    "post_ffw_norm": "norm.mlp_output",
     "layer_output_norm": "norm.after",
-}  # fmt: skip
+}
 # Modules of latent attention by ggml's names: the last parts of their names.
 OF_LATENTS = {
     "attn_q": "q_proj",
@@ -338,11 +325,12 @@ SCALINGS: dict[str, dict[str, str]] = {
         "attention_factor": "yarn_attn_factor",
     },
 }
-EPSILONS = ("layer_norm_epsilon", "norm_epsilon", "norm_eps")  # other names that rows have for it
+EPSILONS = ("layer_norm_epsilon", "norm_epsilon", "norm_eps")  # further names of it in rows
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 MOST_FACTORS = 4096
-LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192  # of the rotations of every Llama 3; only the factor differs
-LEAST_SHARE = 0.01  # of a pair that tells for which length of text the rotations are
+# Llama 3's parameters of scaled rotations, the same in every model; only the factor differs.
+LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192
+LEAST_SHARE = 0.01  # share of a pair's scaling, from which the original length of texts follows
 
 
 def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]]) -> Checkpoint:
@@ -352,7 +340,7 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
     present = {name.split(".", 2)[2] if name.startswith("blk.") else name for name in checkpoint}
     config = {"model_type": row.types[0], **_config(checkpoint.config, row, gguf, present)}
     heads = config["num_attention_heads"], config["num_key_value_heads"]
-    if gguf.roles:  # which depend on the config
+    if gguf.roles:  # they depend on the config
         row = row.configured({**row.config.defaults, **config})
     modules = modules_of(row, gguf)
     undone = _undone(row, gguf)
@@ -365,11 +353,9 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
             raise CheckpointError("has two tensors that mean the same", file=file, tensor=name)
         renamed = replace(stored, name=full) if isinstance(stored, GgufTensor) else stored
         undo = undone.get(module)
-        if (
-            undo is None
-            or (undo in (less_one, one_channel) and full.endswith(".bias"))
-            or len(stored.shape) < AXES.get(undo, 1)
-        ):
+        if undo in (less_one, one_channel) and full.endswith(".bias"):
+            undo = None
+        if undo is None or len(stored.shape) < AXES.get(undo, 1):
             tensors[full] = renamed
         else:
             tensors[full] = RestoredTensor(renamed, undo, *heads)
@@ -388,9 +374,7 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
 
 
 def _row_of(keys: Config, families: Sequence[Family]) -> tuple[Family, Gguf]:
-    """The row that reads files of an architecture; where several do, the one whose keys are
-    there.
-    """
+    """The row that reads an architecture's files; of several, the one with most `given` keys."""
     named = keys.get("general.architecture")
 
     def is_there(key: str) -> bool:
@@ -417,7 +401,7 @@ def modules_of(row: Family, gguf: Gguf) -> dict[str, str]:
     fused = row.roles.get("gate+up")
     roles = {**({"gate": fused, "up": fused} if fused else {}), **row.roles}
     for role, names in row.also.items():
-        # stored as it was, and not an expert's
+        # module stored as it was, and not an expert's
         if role not in roles and names and not {" ", "{"} & {*names[0]}:
             roles[role] = names[0]
     named = {
@@ -432,7 +416,7 @@ def modules_of(row: Family, gguf: Gguf) -> dict[str, str]:
 
 
 def _undone(row: Family, gguf: Gguf) -> dict[str, Undo]:
-    """How the weights of some modules become what they were."""
+    """Functions that restore the weights of some modules."""
     heads, mlp, qk_norm = row.heads, row.mlp, row.scores.qk_norm
     undone: dict[str, Undo] = {}
     if heads.layout is grouped:
@@ -452,20 +436,18 @@ def _undone(row: Family, gguf: Gguf) -> dict[str, Undo]:
     }
 
 
-def _of_stack(name: str, row: Family, whole: Mapping[str, str]) -> tuple[str, str] | None:
-    """`enc.blk.3.attn_q.weight`: encoder.block.3.layer.0.SelfAttention.q.weight."""
+def _of_stack(name: str, row: Family, names: Mapping[str, str]) -> tuple[str, str] | None:
+    """`enc.blk.3.attn_q.weight` -> encoder.block.3.layer.0.SelfAttention.q.weight."""
     parts = re.fullmatch(r"((?:\w+\.)*?)(?:(\d{1,7})\.)?(\w+)\.(weight|bias)", name, re.ASCII)
-    if not parts or not (known := whole.get(f"{parts[1]}{'{i}.' if parts[2] else ''}{parts[3]}")):
+    if not parts or not (known := names.get(f"{parts[1]}{'{i}.' if parts[2] else ''}{parts[3]}")):
         return None
     return "", f"{row.prefixes[0]}{known.format(i=parts[2] and int(parts[2]))}.{parts[4]}"
 
 
 def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple[str, str]:
-    """`blk.3.attn_q.weight`: self_attn.q_proj, model.layers.3.self_attn.q_proj.weight; unknown
-    names as they are.
+    """`blk.3.attn_q.weight` -> its module in the row and its full name; unknown names as they are.
 
-    A q/k-norm that the row does not name is put into the attention module, where it is refused
-    rather than left out.
+    A q/k-norm that the row does not name is put into the attention module, where it is refused.
     """
     parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+(?:\.\w+)?)\.(weight|bias)", name, re.ASCII)
     if not parts:
@@ -489,7 +471,7 @@ def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple
 
 
 def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[str, Any]:
-    """What config.json would say."""
+    """Values of config.json."""
     start = f"{keys.get('general.architecture')}."
     own_keys = {
         key.removeprefix(start): value for key, value in keys.items() if key.startswith(start)
@@ -514,22 +496,15 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
     if own_keys.get("nextn_predict_layers"):
         predicting = Config(own_keys, keys.file).size("nextn_predict_layers")
         values["num_hidden_layers"] = config.size("num_hidden_layers") - predicting
-    if (
-        isinstance(row.rope, Rope)
-        and row.rope.theta_key not in ("", "rope_theta")
-        and "rope_theta" in values
-    ):
-        values[row.rope.theta_key] = values.pop("rope_theta")
+    theta_key = row.rope.theta_key if isinstance(row.rope, Rope) else ""
+    if theta_key not in ("", "rope_theta") and "rope_theta" in values:
+        values[theta_key] = values.pop("rope_theta")
     scaling = str(own_keys.get("rope.scaling.type") or "none")
     if scaling in SCALINGS:
-        given = {
-            name: shortest(own_keys.get(f"rope.scaling.{key}"))
-            for name, key in SCALINGS[scaling].items()
-        }
-        values["rope_scaling"] = {
-            "rope_type": scaling,
-            **{name: x for name, x in given.items() if x is not None},
-        }
+        values["rope_scaling"] = {"rope_type": scaling}
+        for name, key in SCALINGS[scaling].items():
+            if (value := own_keys.get(f"rope.scaling.{key}")) is not None:
+                values["rope_scaling"][name] = shortest(value)
     elif scaling not in ("none", "longrope"):
         raise CheckpointError(
             f"scales its rotations by '{scaling[:40]}', which is not read", file=keys.file
@@ -576,9 +551,7 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
 
 
 def _join_latents(tensors: dict[str, Tensor], row: Family, file: object) -> None:
-    """Put keys and values of a latent, which the converter splits, into the matrix that they were
-    of.
-    """
+    """Join keys and values of a latent, which the converter splits, into one matrix."""
     attention = row.heads.v.rpartition(".")[0]
     for name in [name for name in tensors if name.endswith(f"{attention}.{KEYS_OF_LATENT}.weight")]:
         stem = name.removesuffix(f"{KEYS_OF_LATENT}.weight")
@@ -589,9 +562,7 @@ def _join_latents(tensors: dict[str, Tensor], row: Family, file: object) -> None
 
 
 def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that a file has for each layer: the one that every layer of attention has, and the
-    types of layers.
-    """
+    """Values that a file has for each layer: the one of all attention layers, and layers' types."""
     values: dict[str, Any] = {}
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if isinstance(each := config.get(name), list):
@@ -611,18 +582,13 @@ def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_type(values: dict[str, Any], row: Family, gguf: Gguf, own_keys: Mapping[str, Any]) -> None:
-    """Give every type of layers its rotation, where bases differ by it and the row has no key for
-    the local one.
-    """
+    """Give every type of layers its rotation, where bases differ and the row has no key for it."""
     local = own_keys.get("rope.freq_base_swa")
     if "rope.freq_base_swa" in gguf.keys.values() or not isinstance(row.rope, Rope):
         return
     as_global = row.rope.local is not None and row.rope.local[0] == "rope_theta"
-    if as_global or (
-        local is not None
-        and not row.rope.local
-        and "sliding_attention" in values.get("layer_types", ())
-    ):
+    has_windows = "sliding_attention" in values.get("layer_types", ())
+    if as_global or (local is not None and not row.rope.local and has_windows):
         base, scaling = values.pop("rope_theta", None), values.pop("rope_scaling", {})
         local = base if local is None else shortest(local)
         values["rope_parameters"] = {
@@ -632,9 +598,7 @@ def _by_type(values: dict[str, Any], row: Family, gguf: Gguf, own_keys: Mapping[
 
 
 def _factors(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
-    """How rotations are scaled where tensors say so: Llama 3's, and Phi-3's two lists of
-    factors.
-    """
+    """Scaling of rotations stored in tensors: Llama 3's, and Phi-3's two lists of factors."""
     factors, short, long = (checkpoint.get(name) for name in ROPE_FACTORS)
     if factors is not None:
         return {"rope_scaling": _llama3_scaling(factors.read(), config)}
@@ -642,9 +606,8 @@ def _factors(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
         return {}
     for tensor in (short, long):
         if np.prod(tensor.shape) > MOST_FACTORS:
-            raise tensor.refuse(
-                f"has shape {tensor.shape}; a factor for each pair of a head's dimensions was expected"
-            )
+            wanted = "a factor for each pair of a head's dimensions was expected"
+            raise tensor.refuse(f"has shape {tensor.shape}; {wanted}")
     lists = {
         "short_factor": short.read().reshape(-1).tolist(),
         "long_factor": long.read().reshape(-1).tolist(),
@@ -658,9 +621,7 @@ def _factors(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
 
 
 def shortest(value: Any) -> Any:
-    """A float32 as the shortest decimal that means it: 1e-05 where the file has
-    9.999999747378752e-06.
-    """
+    """A float32 as its shortest decimal: 1e-05 where the file has 9.999999747378752e-06."""
     return float(str(np.float32(value))) if type(value) is float else value
 
 
@@ -686,22 +647,19 @@ def _scalars(checkpoint: Checkpoint, row: Family, gguf: Gguf, n_layers: int) -> 
 
 
 def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
-    """Llama 3's scaling of rotations: a file has the factors it amounts to, which tell it and are
-    checked by it.
+    """Llama 3's parameters of scaled rotations, from the file's factors, which check them.
 
-    Most are trained for texts of 8192; of others a pair that is scaled in part tells it.
+    Most models were trained on texts of 8192; else a pair that is scaled in part shows the length.
     """
     factors = stored.reshape(-1).astype(np.float64)
-    theta, factor = (
-        config.number("rope_theta", default=10000.0, smallest=1.001),
-        float(factors.max(initial=1.0)),
-    )
+    theta = config.number("rope_theta", default=10000.0, smallest=1.001)
+    factor = float(factors.max(initial=1.0))
     if not len(factors) or factors.min() <= 0:
         raise CheckpointError(
             "scales its rotations by factors that are not above 0", file=config.file
         )
     wavelengths = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))
-    # of each pair that is not scaled
+    # unscaled part of each pair
     share = (1 / factors - 1 / factor) / max(1 - 1 / factor, 1e-9)
     in_part = (share > LEAST_SHARE) & (share < 1 - LEAST_SHARE)
     implied = wavelengths[in_part] * (LOW + share[in_part] * (HIGH - LOW))
@@ -715,14 +673,14 @@ def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
                 "high_freq_factor": HIGH,
                 "original_max_position_embeddings": original,
             }
-    # other bounds: by each pair's factor
+    # other bounds: a factor for each pair
     lists = dict.fromkeys(("short_factor", "long_factor"), factors.tolist())
     return {"rope_type": "longrope", **lists, "attention_factor": 1.0}
 
 
 @dataclass(frozen=True)
 class RestoredTensor(DerivedTensor, WholeTensor):
-    """A tensor as it was before it was converted."""
+    """A tensor as it was before the conversion."""
 
     undo: Undo
     n_heads: int
@@ -744,7 +702,7 @@ class RestoredTensor(DerivedTensor, WholeTensor):
         return SHAPES[self.undo](self.stored.shape) if self.undo in SHAPES else self.stored.shape
 
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
-        ends = None if self.undo is logarithm else self.stored.ends()  # which would change places
+        ends = None if self.undo is logarithm else self.stored.ends()  # it would swap them
         if ends is None:
             return None
         first, last = (
@@ -757,9 +715,7 @@ class RestoredTensor(DerivedTensor, WholeTensor):
 
     @property
     def _pieces(self) -> int:
-        """Of how many pieces of rows each is undone by itself; 0 where rows of the whole are
-        mixed.
-        """
+        """Number of pieces of rows that are undone one by one; 0 where all rows are mixed."""
         pieces: dict[Undo, int] = {
             queries_in_halves: self.n_heads,
             keys_in_halves: self.n_kv_heads,
@@ -789,7 +745,7 @@ class RestoredTensor(DerivedTensor, WholeTensor):
 
 @dataclass(frozen=True)
 class HeaderTensor(WholeTensor):
-    """A tensor of one value, which is in the header."""
+    """A tensor of one value from the header."""
 
     name: str
     file: Storage
@@ -812,7 +768,7 @@ class HeaderTensor(WholeTensor):
 
 @dataclass(frozen=True)
 class Spread(DerivedTensor, WholeTensor):
-    """The values that neighbours share, once for each."""
+    """Values that neighbours share, once for each."""
 
     full: tuple[int, ...]
 
@@ -826,24 +782,17 @@ class Spread(DerivedTensor, WholeTensor):
 
 @dataclass(frozen=True)
 class OutOfLatent(DerivedTensor, WholeTensor):
-    """What makes a head's keys and values out of the latent: ggml has them apart, the keys
-    transposed.
-    """
+    """Maps from the latent to keys and values; ggml has them apart, the keys transposed."""
 
     stored: Tensor  # (H, latent, k)
     values: Tensor  # (H, v, latent)
 
     def __post_init__(self) -> None:
-        if (
-            len(self.stored.shape) != 3
-            or (self.stored.shape[0], self.stored.shape[1]) != self.values.shape[::2]
-        ):
-            shapes = (
-                f"{self.stored.shape}, which {self.values.shape} of '{self.values.name}' do not fit"
-            )
-            raise self.stored.refuse(
-                f"has shape {shapes}; (heads, latent, k) and (heads, v, latent) were expected"
-            )
+        shape, of_values = self.stored.shape, self.values.shape
+        if len(shape) != 3 or shape[:2] != of_values[::2]:
+            problem = f"has shape {shape}, which {of_values} of '{self.values.name}' do not fit"
+            wanted = "(heads, latent, k) and (heads, v, latent) were expected"
+            raise self.stored.refuse(f"{problem}; {wanted}")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -855,9 +804,8 @@ class OutOfLatent(DerivedTensor, WholeTensor):
         return (*self.stored.parts, *self.values.parts)
 
     def unchecked(self, noted: set[str]) -> Tensor:
-        return replace(
-            self, stored=self.stored.unchecked(noted), values=self.values.unchecked(noted)
-        )
+        stored, values = self.stored.unchecked(noted), self.values.unchecked(noted)
+        return replace(self, stored=stored, values=values)
 
     def read(self) -> np.ndarray:
         # (H, k + v, latent)

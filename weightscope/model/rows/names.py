@@ -1,27 +1,26 @@
-"""One name for every tensor of a checkpoint: its role, whatever container and layout it is stored
-in.
+"""The role of every tensor of a checkpoint as its one name, in any container and layout.
 
-| role | what |
+| role | meaning |
 | --- | --- |
-| q, k, v, o | projections of attention; `q+k+v`, `k+v`, `q+output_gate` where one tensor holds several |
-| q_a, q_b, kv_a, kv_b, q_a_norm, kv_a_norm | DeepSeek's latents: to a latent, out of it, and its norm |
-| q_norm, k_norm | norms of queries and keys; `q_norm.3` of head 3 where each head has a tensor of its own |
+| q, k, v, o | projections of attention; fused ones: `q+k+v`, `k+v`, `q+output_gate` |
+| q_a, q_b, kv_a, kv_b, q_a_norm, kv_a_norm | DeepSeek's latents: to one, out of it, its norm |
+| q_norm, k_norm | norms of queries and keys; `q_norm.3` of head 3 if each head has its own tensor |
 | gate, up, down | the feed-forward network; `gate+up` where one tensor holds both |
-| router, router.correction | what chooses experts |
+| router, router.correction | the choice of experts |
 | expert.gate, expert.up, expert.down | an expert; without an index where one tensor stacks all |
 | shared_expert.gate, .up, .down, .router | the expert that every token passes |
-| first.gate, first.up, first.down, norm.first | the network before attention, where a layer has two (conformers) |
-| norm.before, norm.after | before attention; of a layer's output in post-norm models |
-| norm.mlp, norm.after_attention | before the network; between attention and the network in post-norm models |
-| norm.attention_output, norm.mlp_output | of what attention or the network gives, before it joins the stream |
+| first.gate, first.up, first.down, norm.first | the network before attention (conformers) |
+| norm.before, norm.after | before attention; after a layer in post-norm models |
+| norm.mlp, norm.after_attention | before the network; the same in post-norm models |
+| norm.attention_output, norm.mlp_output | of attention's or the network's output |
 | norm.mlp_inner, mlp_scale | of the network's hidden units; LayerScale of its output |
-| norm.inputs, norm.outputs, norm.memory | of embeddings; before the unembedding; of cross-attention's second input |
-| tokens, positions, types, class, registers, patches, mask | what enters the first layer |
+| norm.inputs, norm.outputs, norm.memory | of embeddings; before the unembedding; of a memory |
+| tokens, positions, types, class, registers, patches, mask | inputs of the first layer |
 | relative_positions | a table of biases by distance |
 | unembedding | the language-model head |
 | pooler | the map of the first token, or of the pooled ones, after the layers |
 | inputs.projection, outputs.projection | between the embedding's width and the model's |
-| the name of a step, as sinks or layer_scale | a mechanism that few architectures have; see docs/rows.md |
+| the name of a step, as sinks or layer_scale | a rare mechanism; see docs/rows.md |
 
 `.bias` follows the role of a bias or a norm's beta. A norm that feeds attention and the network is
 norm.before.
@@ -61,9 +60,20 @@ from weightscope.model.rows.table import FAMILIES, title
 
 # Roles that are named within the model; all others within a layer.
 OF_MODEL = (
-    "tokens", "positions", "types", "class", "registers", "patches", "mask", "unembedding", "norm.inputs",
-    "norm.outputs", "inputs.projection", "outputs.projection", "pooler",
-)  # fmt: skip
+    "tokens",
+    "positions",
+    "types",
+    "class",
+    "registers",
+    "patches",
+    "mask",
+    "unembedding",
+    "norm.inputs",
+    "norm.outputs",
+    "inputs.projection",
+    "outputs.projection",
+    "pooler",
+)
 # Modules of latent attention, by the last part of their names, in every architecture that has it.
 OF_LATENTS = {
     "q_proj": "q",
@@ -74,8 +84,7 @@ OF_LATENTS = {
     "q_a_layernorm": "q_a_norm",
     "kv_a_layernorm": "kv_a_norm",
 }
-# ggml's names of what a mixture stores, which keep these names: all experts are in one tensor
-# there.
+# ggml's names of a mixture's tensors, which keep these names: one tensor holds all experts there.
 OF_GGUF = {
     "ffn_gate_inp": "router",
     "exp_probs_b": "router.correction",
@@ -88,14 +97,13 @@ OF_GGUF = {
     "ffn_down_shexp": "shared_expert.down",
     "ffn_gate_inp_shexp": "shared_expert.router",
 }
-# Modules in which MLX keeps a mixture's experts, in or next to transformers' own: one tensor holds
-# them all.
+# MLX's modules of a mixture's experts, in or next to transformers' own: one tensor holds them all.
 OF_MLX = ("switch_mlp", "experts", "experts.switch_glu")
-# norms of other widths than the model's
+# Norms that may have other widths than the model's.
 OF_ANY_WIDTH = ("norm.inputs", "norm.outputs", "norm.mlp_inner")
 TRANSPOSED, ALTERNATING, FROM_ZERO = "(in, out)", "alternating", "counted from 0"
-HOW = (TRANSPOSED, ALTERNATING, FROM_ZERO)  # what a cell of `also` may say after "as"
-ABOVE = "../"  # before a module of `also` one level above the row's layer
+HOW = (TRANSPOSED, ALTERNATING, FROM_ZERO)  # words after "as" in a cell `also`
+ABOVE = "../"  # prefix of a module of `also` one level above the row's layer
 UNNAMED = "no row names it"
 OF_EXPERT = re.compile(r"(.*)expert (\d{1,6}) (.+)", re.ASCII)
 
@@ -106,29 +114,26 @@ class NamedTensor:
 
     name: str  # in the checkpoint
     role: str  # the name again where no row knows it
-    stack: str | None  # of the attention stack that it belongs to
+    stack: str | None  # name of its attention stack
     layer: int | None
     expert: int | None  # None where one tensor holds all experts
-    shape: tuple[int, ...]  # of `array()`
-    stored: str  # how the file has it, in words
-    tensor: Tensor = field(repr=False, compare=False)  # of the file
-    # What `array` changes: tensors that agree in it are stored alike. None for a part of a tensor
-    # of the file.
+    shape: tuple[int, ...]  # shape of `array()`
+    stored: str  # storage in the file, in words
+    tensor: Tensor = field(repr=False, compare=False)  # the file's
+    # changes by `array`, equal for tensors that are stored alike; None for a part of a tensor
     undone: tuple[object, ...] | None = field(repr=False, compare=False)
     read: "Read" = field(repr=False, compare=False)
-    # an expert, as it lies in the file's tensor
+    # True: an expert, unchanged from the file's tensor
     is_slice: bool = field(default=False, repr=False, compare=False)
 
     @property
     def has_role(self) -> bool:
-        """Whether a row names it."""
+        """True if a row names it."""
         return self.role != self.name
 
     @property
     def experts(self) -> "tuple[NamedTensor, ...]":
-        """The experts that one tensor of the file stacks, each read alone; empty where it stacks
-        none.
-        """
+        """Experts that one tensor of the file stacks, each read alone; empty if it stacks none."""
         if self.expert is not None or not self.role.startswith("expert.") or len(self.shape) < 2:
             return ()
         return tuple(map(self.of_expert, range(self.shape[0])))
@@ -148,7 +153,7 @@ class NamedTensor:
         )
 
     def as_stored(self) -> Tensor:
-        """The tensor of the file; of a part of one, that part."""
+        """The tensor of the file, or the part of it."""
         return ConvertedTensor(self.tensor, self) if self.undone is None else self.tensor
 
     def in_convention(self) -> Tensor:
@@ -156,10 +161,10 @@ class NamedTensor:
         return self.tensor if self.undone == () else ConvertedTensor(self.tensor, self)
 
     def array(self) -> np.ndarray:
-        """The tensor as float32 in one convention, whatever the container.
+        """The tensor as float32 in one convention, in any container.
 
         Matrices have a row for each output, queries and keys the order that transformers rotates;
-        gains of norms are what multiplies.
+        gains of norms multiply.
 
         Raises
         ------
@@ -169,13 +174,9 @@ class NamedTensor:
         return np.asarray(self.read(None), np.float32, order="C")
 
     def as_json(self) -> dict[str, Any]:
-        """Its names, shape and how it is stored."""
+        """Its names, shape and storage."""
         keys = ("name", "role", "stack", "layer", "expert", "shape", "stored")
-        return {
-            key: list(value) if key == "shape" else value
-            for key in keys
-            for value in [getattr(self, key)]
-        }
+        return {key: getattr(self, key) for key in keys} | {"shape": [*self.shape]}
 
 
 Read = Callable[[int | None], np.ndarray]  # the array, of one expert or of all
@@ -198,22 +199,16 @@ class ConvertedTensor(DerivedTensor, WholeTensor):
         expert = self.named.expert
         if expert is None or not self.named.is_slice or (ends := self.stored.ends()) is None:
             return None
-        first, last = (
-            ConvertedTensor(
-                end,
-                replace(
-                    self.named,
-                    read=partial(_expert, end, expert),
-                    is_slice=False,
-                    shape=end.shape[1:],
-                ),
-            )
-            for end in ends[:2]
-        )
-        return first, last, ends[2]
+
+        def of_expert(end: Tensor) -> ConvertedTensor:
+            read = partial(_expert, end, expert)
+            named = replace(self.named, read=read, is_slice=False, shape=end.shape[1:])
+            return ConvertedTensor(end, named)
+
+        return of_expert(ends[0]), of_expert(ends[1]), ends[2]
 
     def unchecked(self, noted: set[str]) -> Tensor:
-        """Itself: it is as unchecked as the checkpoint that it is read from."""
+        """Itself, as unchecked as the checkpoint that it is read from."""
         return self
 
 
@@ -223,8 +218,7 @@ def _expert(stacked: Tensor, expert: int, _: int | None) -> np.ndarray:
 
 
 class Tensors:
-    """Every tensor of a checkpoint under its role: iteration gives one `NamedTensor` for each
-    tensor of the file.
+    """Every tensor of a checkpoint under its role, one `NamedTensor` for each in the file.
 
     A key is a role with its place, or a tensor's name in the file: "layer 3 up", "layer 3 q" (of a
     fused tensor too), "layer 3 expert 5 gate", "layer 0 norm.before", "tokens"; of another stack
@@ -269,7 +263,7 @@ class Tensors:
 
     @cached_property
     def rows(self) -> tuple[NamedTensor, ...]:
-        """One for each tensor of the file, in its order; those that no row names are last."""
+        """One for each tensor of the file, in its order; those without a role are last."""
         named: dict[str, NamedTensor] = {}
         for reader in self.readers:
             for tensor in reader.named():
@@ -279,9 +273,7 @@ class Tensors:
 
     @cached_property
     def _by_label(self) -> dict[str, NamedTensor]:
-        """Every tensor and every part of a fused one by its label, or by its name where two have
-        the same.
-        """
+        """Tensors and parts of fused ones by label; by label and name if that is taken."""
         labelled: dict[str, NamedTensor] = {}
         for tensor in self.rows:
             for part in (tensor, *self.parts(tensor)):
@@ -290,7 +282,7 @@ class Tensors:
         return labelled
 
     def label(self, tensor: NamedTensor) -> str:
-        """What this tensor is called here: its role and its place."""
+        """A tensor's key here: its role and its place."""
         role = tensor.role if tensor.expert is None else tensor.role.removeprefix("expert.")
         stack = f"{tensor.stack} " if tensor.stack not in (None, self.own) else ""
         layer = "" if tensor.layer is None else f"layer {tensor.layer} "
@@ -298,31 +290,25 @@ class Tensors:
 
     @property
     def roles(self) -> dict[str, str]:
-        """The role of each tensor that has one, by its name in the file; of another stack after
-        that one's name.
-        """
+        """Roles of tensors by their names in the file; another stack's follow its name."""
         return {tensor.name: self.known_as(tensor) for tensor in self.rows if tensor.has_role}
 
     def known_as(self, tensor: NamedTensor) -> str:
-        """The role of a tensor, or of a part of one; of another stack after that one's name."""
+        """The role of a tensor or a part of one; another stack's follows its name."""
         return tensor.role if tensor.stack in (None, self.own) else f"{tensor.stack} {tensor.role}"
 
     def read_through(self, replaced: Mapping[str, Tensor]) -> None:
-        """From now on arrays are read from these tensors, by name, and from the checkpoint's where
-        there is none.
-        """
+        """Read arrays from these tensors, by name, and others from the checkpoint from now on."""
         for reader in self.readers:
             reader.values = self.checkpoint.with_tensors(replaced)
 
     @property
     def lead(self) -> str:
-        """How many tensors there are, and how many have a role, in a sentence."""
+        """Numbers of tensors, and of tensors with a role, in a sentence."""
         unnamed = sum(tensor.role == tensor.name for tensor in self.rows)
-        rest = (
-            f"; {unnamed} have only the name in the file, since no row names them"
-            if unnamed
-            else ""
-        )
+        rest = ""
+        if unnamed:
+            rest = f"; {unnamed} have only the name in the file, since no row names them"
         return f"{counted(len(self.rows), 'tensor')}, {len(self.rows) - unnamed} with a role{rest}."
 
     @cached_property
@@ -338,28 +324,21 @@ class Tensors:
 
     @property
     def as_in_file(self) -> list[NamedTensor]:
-        """One for each tensor, under the name that it has in the file."""
+        """One for each tensor, under its name in the file."""
         stored = self.checkpoint.stored_names
-        return [
-            replace(each, name=stored[each.name]) if each.name in stored else each
-            for each in self.rows
-        ]
+        return [replace(each, name=stored.get(each.name, each.name)) for each in self.rows]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Every role with its place, parts of fused tensors included; experts that one tensor
-        stacks are not listed.
-        """
+        """Every role with its place, with parts of fused tensors, without experts in one tensor."""
         return tuple(self._by_label)
 
     def parts(self, tensor: NamedTensor) -> tuple[NamedTensor, ...]:
         """The tensors that one tensor of the file fuses; empty where it fuses none."""
         reader = next((reader for reader in self.readers if reader.stack == tensor.stack), None)
-        return (
-            reader.parts(tensor)
-            if reader and "+" in tensor.role and tensor.role != tensor.name
-            else ()
-        )
+        if reader is None or "+" not in tensor.role or not tensor.has_role:
+            return ()
+        return reader.parts(tensor)
 
     def __contains__(self, key: object) -> bool:
         try:
@@ -372,10 +351,9 @@ class Tensors:
             return self.rows[key]
         if (tensor := self._by_label.get(" ".join(key.split()))) is not None:
             return tensor
-        if (
-            tensor := next((tensor for tensor in self.rows if tensor.name == key), None)
-        ) is not None:
-            return tensor
+        for tensor in self.rows:
+            if tensor.name == key:
+                return tensor
         if match := OF_EXPERT.fullmatch(key):
             stacked = self._by_label.get(f"{match[1]}expert.{match[3]}")
             if stacked is not None and len(stacked.shape) > 1 and int(match[2]) < stacked.shape[0]:
@@ -395,19 +373,19 @@ def _shown(value: object) -> str:
 
 
 class _Module(NamedTuple):
-    """What a row says of a module."""
+    """A module in a row."""
 
     role: str
-    how: tuple[str, ...] = ()  # of HOW
+    how: tuple[str, ...] = ()  # words in HOW
     norm: StoredNorm | None = None
-    has_any: bool = False  # whatever its tensors are called
+    has_any: bool = False  # its tensors may have any name
 
 
-Patterns = list[tuple[re.Pattern[str], _Module]]  # of the names of experts' tensors
+Patterns = list[tuple[re.Pattern[str], _Module]]  # names of experts' tensors
 
 
 def _stated(also: Mapping[str, Sequence[str]]) -> dict[str, _Module]:
-    """What a cell `also` says of modules and tensors, by their names."""
+    """Modules and tensors in a cell `also`, by their names."""
     modules: dict[str, _Module] = {}
     for role, names in also.items():
         for stated in names:
@@ -422,18 +400,13 @@ class _Reader:
     def __init__(
         self, checkpoint: Checkpoint, stack: str, family: Family, config: ModelConfig, prefix: str
     ) -> None:
-        self.checkpoint, self.stack, self.family, self.config, self.prefix = (
-            checkpoint,
-            stack,
-            family,
-            config,
-            prefix,
-        )
-        self.values = checkpoint  # arrays are made of it; see `Tensors.read_through`
+        self.checkpoint, self.stack, self.prefix = checkpoint, stack, prefix
+        self.family, self.config = family, config
+        self.values = checkpoint  # source of arrays; see `Tensors.read_through`
         self._last: tuple[int, Layer] | None = None
         self._fused: tuple[tuple[str, int | None], np.ndarray] | None = None
 
-    # Which tensor has which role.
+    # Roles of tensors.
 
     def named(self) -> Iterator[NamedTensor]:
         """Every tensor that the row names, layers that share tensors once."""
@@ -442,9 +415,8 @@ class _Reader:
             yield from self._of_gguf()
         seen: dict[str, list[int]] = {}
         for index in range(self.config.n_layers):
-            seen.setdefault(self.prefix + self.family.stored_name(self.config, index), []).append(
-                index
-            )
+            stem = self.prefix + self.family.stored_name(self.config, index)
+            seen.setdefault(stem, []).append(index)
         for stem, layers in seen.items():
             shared = f"shared by layers {', '.join(map(str, layers))}" if len(layers) > 1 else ""
             config, row = in_layer(self.config, self.family, layers[0])
@@ -460,38 +432,32 @@ class _Reader:
 
     @property
     def is_tied(self) -> bool:
-        """Whether logits are made by the rows of the token embedding, as the config says."""
-        return (
-            self.family.outputs is not None and self.config.get("tie_word_embeddings", True) is True
-        )
+        """True if logits are made by the rows of the token embedding, as the config says."""
+        is_tied = self.config.get("tie_word_embeddings", True) is True
+        return is_tied and self.family.outputs is not None
 
     def _of_model(self) -> Iterator[NamedTensor]:
         row, checkpoint = self.family, self.checkpoint
         modules, patterns = modules_of(row, of_model=True)
         for module in modules:
             for name in (self.prefix + module, *checkpoint.names_under(f"{self.prefix}{module}.")):
-                if name in checkpoint and (
-                    matched := _match(name.removeprefix(self.prefix), modules, patterns)
-                ):
-                    tied = (
-                        "also the unembedding (tied)"
-                        if self.is_tied and matched[0].role == "tokens"
-                        else ""
-                    )
+                matched = _match(name.removeprefix(self.prefix), modules, patterns)
+                if name in checkpoint and matched:
+                    is_tied = self.is_tied and matched[0].role == "tokens"
+                    tied = "also the unembedding (tied)" if is_tied else ""
                     yield self._tensor(name, *matched, None, self.config, row, tied)
         ends = [i + 1 for i, letter in enumerate(self.prefix) if letter == "."]
         heads = row.outputs.tokens if row.outputs else row.also.get("unembedding", ())
         names = [self.prefix[:end] + name for end in (*ends, 0) for name in heads]
-        for name in dict.fromkeys(
-            (*names, *(name.removesuffix(".weight") + ".bias" for name in names))
-        ):
+        names += [name.removesuffix(".weight") + ".bias" for name in names]
+        for name in dict.fromkeys(names):
             if name in checkpoint:
                 role = "unembedding.bias" if name.endswith(".bias") else "unembedding"
                 tied = "tied to the tokens" if self.is_tied and role == "unembedding" else ""
                 yield self._tensor(name, _Module(role), None, None, self.config, row, tied)
 
     def _of_gguf(self) -> Iterator[NamedTensor]:
-        """What keeps ggml's name because the row has no module of it."""
+        """Tensors that keep ggml's names because the row has no module for them."""
         known = {**ROLES, **OF_GGUF, **(self.family.gguf.roles if self.family.gguf else {})}
         for name in self.checkpoint:
             parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)(?:\.(weight|bias))?", name, re.ASCII)
@@ -522,18 +488,16 @@ class _Reader:
         if self._is_transposed(module, name, row) and len(tensor.shape) > 1:
             how = (*how, TRANSPOSED)
             words.append(f"transposed {TRANSPOSED}")
-        if (
-            "+" in role
-            and row.heads.layout is separate
-            and not role.startswith(("gate", "expert", "shared"))
-        ):
-            words.append(f"one matrix as {' and '.join(role.removesuffix('.bias').split('+'))}")
+        plain = role.removesuffix(".bias")
+        of_network = role.startswith(("gate", "expert", "shared"))
+        if "+" in role and row.heads.layout is separate and not of_network:
+            words.append(f"one matrix as {' and '.join(plain.split('+'))}")
         elif "+" in role:
-            words.append(
-                f"fused {role.removesuffix('.bias')}{', rows alternating' if ALTERNATING in how else ''}"
-            )
-        words += [*_rotary(role, tensor, config, row, layer)]
-        if ("norm" in role) and not role.endswith(".bias"):
+            words.append(f"fused {plain}")
+            if ALTERNATING in how:
+                words.append("rows alternating")
+        words += _rotary(role, tensor, config, row, layer)
+        if "norm" in role and role == plain:
             offset = module.norm.offset if module.norm else FROM_ZERO in how
             offset = offset and not (isinstance(tensor, RestoredTensor) and tensor.undo is less_one)
             words.append(f"gain counted from {0 if offset else 1}")
@@ -559,7 +523,7 @@ class _Reader:
         config: ModelConfig,
         row: Family,
     ) -> Iterator[object]:
-        """What `_array` changes of a stored tensor, and what that depends on."""
+        """Changes of a stored tensor by `_array`, and sizes that they depend on."""
         plain = role.removesuffix(".bias")
         if layer is not None and _is_split(plain, tensor.shape, row):
             yield row.heads.layout.__name__, config.n_heads, config.n_kv_heads, config.head_dim
@@ -567,11 +531,8 @@ class _Reader:
             yield TRANSPOSED
         if ALTERNATING in how:
             yield ALTERNATING
-        if (
-            "norm" in plain
-            and role == plain
-            and (offset := norm.offset if norm else FROM_ZERO in how)
-        ):
+        offset = norm.offset if norm else FROM_ZERO in how
+        if "norm" in plain and role == plain and offset:
             # 1 + w may have lost digits of w
             yield float(offset), isinstance(tensor, RestoredTensor)
 
@@ -608,7 +569,7 @@ class _Reader:
         shape: tuple[int, ...],
         expert: int | None,
     ) -> np.ndarray:
-        """A whole tensor, or one of the experts that it stacks, in the one convention."""
+        """A whole tensor, or one of the experts that it stacks, in one convention."""
         plain = role.removesuffix(".bias")
         if layer is not None and _is_split(plain, tensor.shape, row):
             parts = [self._projection(layer, each, role != plain) for each in plain.split("+")]
@@ -636,12 +597,8 @@ class _Reader:
             if role == plain and shape != (d,) and plain not in OF_ANY_WIDTH:
                 wanted = f"({d},)"
         elif plain in ("q", "k", "v", "gate", "up", "gate+up"):
-            rows = {
-                "q": config.n_heads,
-                "k": config.n_kv_heads,
-                "v": config.n_kv_heads,
-                "gate+up": 2,
-            }.get(plain, 1)
+            n_kv = config.n_kv_heads
+            rows = {"q": config.n_heads, "k": n_kv, "v": n_kv, "gate+up": 2}.get(plain, 1)
             inner = None if row.memory is not None and plain in ("k", "v") else d
             if len(shape) != 2 or shape[0] % rows or (inner and shape[1] != inner):
                 wanted = f"(a multiple of {rows}, {inner or 'any'})"
@@ -652,23 +609,21 @@ class _Reader:
             if inner != d or (plain.endswith("gate+up") and shape[-2] % 2):
                 wanted = f"{d} as the width"
         if wanted:
-            raise tensor.refuse(
-                f"has shape {shape}; the role {role} of {row.name} with width {d} needs {wanted}"
-            )
+            role_of = f"the role {role} of {row.name} with width {d}"
+            raise tensor.refuse(f"has shape {shape}; {role_of} needs {wanted}")
 
     def parts(self, fused: NamedTensor) -> tuple[NamedTensor, ...]:
         """The tensors that one tensor of the file fuses."""
         plain, bias = fused.role.removesuffix(".bias"), ".bias" * fused.role.endswith(".bias")
         kind, dot, rest = plain.rpartition(".")
         roles, parts = rest.split("+"), []
+        shape: tuple[int, ...]
         for i, role in enumerate(roles):
             if role in ("gate", "up"):
-                axis = len(fused.shape) - (1 if bias else 2)
-                shape = (
-                    (*fused.shape[:axis], fused.shape[axis] // 2, *fused.shape[axis + 1 :])
-                    if axis >= 0
-                    else ()
-                )
+                axis, shape = len(fused.shape) - (1 if bias else 2), ()
+                if axis >= 0:
+                    half = fused.shape[axis] // 2
+                    shape = (*fused.shape[:axis], half, *fused.shape[axis + 1 :])
                 read: Read = partial(self._half, fused, i, -1 if bias else -2)
             elif fused.layer is not None:
                 rows, d = self._rows(role, fused.layer), self.config.d_model
@@ -682,9 +637,7 @@ class _Reader:
         return tuple(parts)
 
     def _half(self, fused: NamedTensor, index: int, axis: int, expert: int | None) -> np.ndarray:
-        """Gate or up of a tensor, or of an expert, that has both; the last one read is kept for the
-        other half.
-        """
+        """Gate or up of a tensor, or expert, with both; the last one read is kept for the other."""
         key = fused.name, expert if fused.expert is None else fused.expert
         if self._fused is None or self._fused[0] != key:
             self._fused = key, fused.read(expert)
@@ -707,15 +660,11 @@ class _Reader:
         config, family = in_layer(self.config, self.family, index)
         if self._last is None or self._last[0] != index:
             needed_by = f"{family.name} with width {config.d_model} and {config.n_heads} heads"
-            stem, maker = (
-                self.prefix + family.stored_name(config, i)
-                for i in (index, family.keys_of(config, index))
-            )
+            source = family.keys_of(config, index)
+            stem, maker = (self.prefix + family.stored_name(config, i) for i in (index, source))
             lent = dict.fromkeys(family.of_keys, maker) if maker != stem else {}
-            layout = family.heads.layout(
-                LayerTensors(self.values, stem, needed_by, lent), family, config
-            )
-            self._last = index, layout
+            tensors = LayerTensors(self.values, stem, needed_by, lent)
+            self._last = index, family.heads.layout(tensors, family, config)
         layer = self._last[1]
         if role == "o":
             if bias:
@@ -733,7 +682,7 @@ class _Reader:
 
 
 def _is_split(plain: str, shape: tuple[int, ...], row: Family) -> bool:
-    """Whether the row's layout says where the projections are in a tensor of the file."""
+    """True if the row's layout splits a tensor of the file into projections."""
     letters = plain.split("+")
     if not {*letters} & {"q", "k", "v", "o"}:
         return False
@@ -741,9 +690,7 @@ def _is_split(plain: str, shape: tuple[int, ...], row: Family) -> bool:
 
 
 def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Module], Patterns]:
-    """What a row names within a layer, or within the model: modules and tensors, and patterns of
-    experts.
-    """
+    """Modules and tensors that a row names in a layer or in the model; patterns of experts."""
     modules: dict[str, _Module] = {}
     patterns: Patterns = []
     norms, qk_norm = row.stored_norms, row.scores.qk_norm
@@ -751,27 +698,20 @@ def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Modul
         if (role in OF_MODEL) == of_model:
             norm = norms.get(role)
             if qk_norm and role in ("q_norm", "k_norm"):
-                cells = {part.name for part in fields(StoredNorm)} & {
-                    part.name for part in fields(qk_norm)
-                }
+                cells = {part.name for part in fields(StoredNorm)}
+                cells &= {part.name for part in fields(qk_norm)}
                 norm = StoredNorm(name, **{cell: getattr(qk_norm, cell) for cell in cells})
             role = "q+output_gate" if role == "q" and row.heads.layout is gated else role
             modules.setdefault(name, _Module(role, (), norm))
     if of_model:
-        projections = (
-            row.inputs.before,
-            row.inputs.after,
-            row.outputs.after if row.outputs else "",
-        )
-        roles = ("inputs.projection", "inputs.projection", "outputs.projection")
-        modules |= {
-            module: _Module(role) for role, module in zip(roles, projections, strict=True) if module
-        }
+        for projection in (row.inputs.before, row.inputs.after):
+            if projection:
+                modules[projection] = _Module("inputs.projection")
+        if row.outputs and row.outputs.after:
+            modules[row.outputs.after] = _Module("outputs.projection")
         for step in row.steps:
-            modules |= {
-                name: _Module(_of_step(step.name, name, step.reads().shared))
-                for name in step.reads().shared
-            }
+            shared = step.reads().shared
+            modules |= {name: _Module(_of_step(step.name, name, shared)) for name in shared}
     else:
         _add_attention(row, modules)
     stated = _stated(row.also)
@@ -792,27 +732,20 @@ def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Modul
 
 
 def network_of(row: Family) -> dict[str, _Module]:
-    """What `networks.json` says of a row of the table; norms only where the config leaves them as
-    the row has them.
-    """
+    """Modules in `networks.json` of a table's row; norms only where the config leaves them so."""
     modules = {} if row.origin else _stated(FAMILIES.networks.get(title(row), {}))
-    usual = (
-        next((known for known in FAMILIES if title(known) == title(row)), row) if row.when else row
-    )
-    if (row.norms.before is None, row.norms.after is None) != (
-        usual.norms.before is None,
-        usual.norms.after is None,
-    ):
-        return {
-            name: module for name, module in modules.items() if not module.role.startswith("norm.")
-        }
-    return modules
+    usual = row
+    if row.when:
+        usual = next((known for known in FAMILIES if title(known) == title(row)), row)
+    pairs = ((row.norms.before, usual.norms.before), (row.norms.after, usual.norms.after))
+    if all((norm is None) == (known is None) for norm, known in pairs):
+        return modules
+    named = modules.items()
+    return {name: module for name, module in named if not module.role.startswith("norm.")}
 
 
 def _stacked_by_mlx(name: str) -> Iterator[tuple[str, _Module]]:
-    """The tensors in which MLX stacks the experts that are named so in transformers: (n_experts,
-    out, in).
-    """
+    """MLX's stacked tensors of experts so named in transformers: (n_experts, out, in)."""
     parent = name[: name.index("experts")] if "experts" in name else name[: name.rfind(".") + 1]
     for stack in OF_MLX:
         for part in ("gate", "up", "down"):
@@ -821,7 +754,7 @@ def _stacked_by_mlx(name: str) -> Iterator[tuple[str, _Module]]:
 
 
 def _add_attention(row: Family, modules: dict[str, _Module]) -> None:
-    """What a row's layout and steps read besides projections and norms."""
+    """Add names that a row's layout and steps read besides projections and norms."""
     heads = row.heads
     if heads.layout.__name__.startswith("latent"):
         for module in (*heads.projections[:3], *heads.others):
@@ -836,10 +769,8 @@ def _add_attention(row: Family, modules: dict[str, _Module]) -> None:
         modules |= {f"{heads.q}_weight": _Module(role), f"{heads.q}_bias": _Module(f"{role}.bias")}
     for name in heads.loose:
         last = name.rpartition(".")[2]
-        if name not in modules:
-            modules[name] = _Module(
-                {"q_bias": "q.bias", "v_bias": "v.bias"}.get(last, f"attention.{last}")
-            )
+        role = {"q_bias": "q.bias", "v_bias": "v.bias"}.get(last, f"attention.{last}")
+        modules.setdefault(name, _Module(role))
     for module in (*heads.others, *(name for name in heads.ignored if name)):
         modules.setdefault(module, _Module(f"attention.{module.rpartition('.')[2]}"))
     for step in row.steps:
@@ -851,22 +782,16 @@ def _add_attention(row: Family, modules: dict[str, _Module]) -> None:
 
 
 def _of_step(step: str, name: str, names: tuple[str, ...]) -> str:
-    """The role of what a step reads: its name, and the last part of the tensor's where it reads
-    several.
-    """
-    return (
-        step
-        if len([*filter(None, names)]) == 1
-        else f"{step}.{name.removesuffix('.weight').rpartition('.')[2]}"
-    )
+    """The role of a step's tensor: the step's name, with the tensor's last part among several."""
+    if len([*filter(None, names)]) == 1:
+        return step
+    return f"{step}.{name.removesuffix('.weight').rpartition('.')[2]}"
 
 
 def _match(
     rest: str, modules: Mapping[str, _Module], patterns: Patterns
 ) -> tuple[_Module, int | None] | None:
-    """What a row says of a tensor, by its name within a layer or the model, and which expert's it
-    is.
-    """
+    """The module in a row of a tensor, by name in a layer or the model, and its expert."""
     if rest in modules:
         return modules[rest], None
     for pattern, expert in patterns:
@@ -890,7 +815,7 @@ def _match(
     return (module, None) if module.has_any else None
 
 
-# How a tensor is stored, in words.
+# Storage of a tensor, in words.
 
 
 def packed_as(tensor: Tensor) -> Iterator[str]:
@@ -907,7 +832,7 @@ def packed_as(tensor: Tensor) -> Iterator[str]:
 def _rotary(
     role: str, tensor: Tensor, config: ModelConfig, row: Family, layer: int | None
 ) -> Iterator[str]:
-    """In which order queries and keys have the pairs that rotate."""
+    """The order of the pairs of queries and keys that rotate."""
     if layer is None or not {*role.removesuffix(".bias").split("+")} & {"q", "k"}:
         return
     if isinstance(tensor, RestoredTensor) and tensor.undo in (queries_in_halves, keys_in_halves):
@@ -922,16 +847,16 @@ def _rotary(
 def _unnamed(tensor: Tensor) -> NamedTensor:
     words = ", ".join((*packed_as(tensor), UNNAMED))
     return NamedTensor(
-        tensor.name,
-        tensor.name,
-        None,
-        None,
-        None,
-        tensor.shape,
-        words,
-        tensor,
-        (),
-        lambda expert: tensor.read(),
+        name=tensor.name,
+        role=tensor.name,
+        stack=None,
+        layer=None,
+        expert=None,
+        shape=tensor.shape,
+        stored=words,
+        tensor=tensor,
+        undone=(),
+        read=lambda expert: tensor.read(),
     )
 
 

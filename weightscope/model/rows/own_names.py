@@ -1,8 +1,6 @@
-"""Names that a checkpoint's own class does not load: segments that wrappers leave, and stacks under
-another prefix.
+"""Names that a checkpoint's own class does not load: wrappers' segments, stacks elsewhere.
 
-transformers loads by name. What it does not find in a file it draws at random, and only a warning
-says so.
+transformers loads by name. It draws tensors that a file lacks at random, with only a warning.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,16 +14,15 @@ from weightscope.core.errors import printable
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.table import FAMILIES, RECORD, lines, title
 
-# Segments of names that wrappers of a module add, and what leaves them.
+# Segments of names that wrappers of a module add -> the wrapper.
 WRAPPERS = {
     "_orig_mod": "torch.compile",
     "_fsdp_wrapped_module": "FSDP",
     "_checkpoint_wrapped_module": "checkpointing",
     "_forward_module": "Lightning",
 }
-# DistributedDataParallel's segment, which modules of other architectures may be called too
-DDP = "module"
-# First segments that head classes have before their base model's names, where a row lists none.
+DDP = "module"  # DistributedDataParallel's segment, also a module's name in some architectures
+# First segments that head classes put before their base model's names, where a row lists none.
 BASES = (
     "model",
     "transformer",
@@ -36,7 +33,7 @@ BASES = (
     "vision_encoder",
     "text_model",
 )
-# where neither type nor row says it
+# Such segments that neither type nor row gives.
 BASE_OF = {"timesfm": "decoder", "nemotron_h": "backbone", "gte": "new"}
 # Segments that versions of transformers moved or dropped within names of towers.
 MOVED = {
@@ -52,9 +49,7 @@ MOVED = {
 
 
 def unwrapped(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint under the names that its module had before it was wrapped; itself where it was
-    not.
-    """
+    """The checkpoint under its names from before it was wrapped; itself if it was not."""
     segments = {*WRAPPERS, DDP} if _is_known(checkpoint.config.get("model_type")) else {*WRAPPERS}
     wrapped = {name for name in checkpoint if not segments.isdisjoint(name.split("."))}
     wrapped |= {name for name in checkpoint if name.startswith(f"{DDP}.")}
@@ -78,76 +73,70 @@ def _bare(name: str, segments: Iterable[str]) -> str:
 
 
 def _renamed(tensor: Tensor, name: str) -> Tensor:
-    return (
-        replace(tensor, name=name)
-        if isinstance(tensor, StoredTensor | DequantisedTensor)
-        else tensor
-    )
+    if isinstance(tensor, StoredTensor | DequantisedTensor):
+        return replace(tensor, name=name)
+    return tensor
 
 
 def unloaded_names(checkpoint: Checkpoint, places: Iterable[tuple[Family, str]]) -> tuple[str, ...]:
-    """The names in the file that the class of its config would not load.
+    """Names in the file that the class of its config would not load.
 
-    `places` are the rows of its stacks, each with the prefix that it has in the file. Of a class of
-    the checkpoint's own, nothing is known but wrappers.
+    `places` are the rows of its stacks, each with its prefix in the file. For a class of the
+    checkpoint's own, only wrappers are known.
     """
     kind, code = checkpoint.config.get("model_type"), checkpoint.config.get("auto_map")
     names = dict.fromkeys(checkpoint.stored_names)
-    for row, prefix in places if not code and not isinstance(checkpoint.files[0], GgufFile) else ():
-        stated = next(
-            (known for known in FAMILIES.rows(frozenset({row.name})) if title(known) == title(row)),
-            None,
-        )
-        if (
-            stated is not None
-            and not row.origin
-            and not is_own_place(kind, stated.but(layer=row.layer), prefix)
-        ):
+    if code or isinstance(checkpoint.files[0], GgufFile):
+        places = ()
+    for row, prefix in places:
+        rows = FAMILIES.rows(frozenset({row.name}))
+        known = next((known for known in rows if title(known) == title(row)), None)
+        if known is None or row.origin:
+            continue
+        if not is_own_place(kind, known.but(layer=row.layer), prefix):
             names |= dict.fromkeys(checkpoint.names_under(prefix or row.layer.partition("{i}")[0]))
     return tuple(checkpoint.stored_names.get(name, name) for name in checkpoint if name in names)
 
 
 def names_sentence(names: Sequence[str], total: int, whose: str = "Its") -> str:
-    """A sentence on the names that the own class does not load; empty where there are none."""
+    """A sentence on names that the own class does not load; empty where there are none."""
     if not names:
         return ""
     segments = [part for part in (*WRAPPERS, DDP) if any(part in name.split(".") for name in names)]
     wrappers = " and ".join({**WRAPPERS, DDP: "DistributedDataParallel"}[part] for part in segments)
-    cause = f", as {wrappers} leaves them" if wrappers else ""
-    advice = (
-        f"; take {' and '.join(f'{part}.' for part in segments)} out of the names"
-        if wrappers
-        else ""
+    cause = advice = ""
+    if wrappers:
+        cause = f", as {wrappers} leaves them"
+        advice = f"; take {' and '.join(f'{part}.' for part in segments)} out of the names"
+    more = " ..." if len(names) > 1 else ""
+    which = f"{len(names)} of {total} names ({printable(names[0])}{more})"
+    return (
+        f"{whose} own class would not load {which}{cause}: "
+        f"transformers draws these tensors at random{advice}."
     )
-    which = (
-        f"{len(names)} of {total} names ({printable(names[0])}{' ...' if len(names) > 1 else ''})"
-    )
-    return f"{whose} own class would not load {which}{cause}: transformers draws these tensors at random{advice}."
 
 
 def is_own_place(kind: object, row: Family, prefix: str) -> bool:
-    """Whether the class of a model_type has a stack of a row under this prefix, as far as that is
-    known.
+    """True if a model_type's class has a stack of a row under this prefix, as far as is known.
 
-    Versions of transformers moved towers within wrappers, so that there only words are refused that
-    no stack of the type has.
+    Versions of transformers moved towers within wrappers: only words that no stack of the type has
+    are refused there.
     """
     homes = _homes().get(str(kind), frozenset())
     before = f"{prefix}{row.layer}".partition("{i}")[0]
     inner = row.layer.partition("{i}")[0]
-    if not any(home.endswith(inner) for home in homes):  # names of before transformers changed them
+    if not any(home.endswith(inner) for home in homes):  # transformers has changed the names since
         return True
     places = {before}
-    if str(kind).endswith("_text"):  # as its wrapper saves it
+    if str(kind).endswith("_text"):  # its wrapper saves it so
         places.add(before.replace("language_model.", ""))
-    inner = row.layer.partition("{i}")[0]
     for place in places:
         for home in homes:
             # a base model's segment may be there twice
             extra = {*place.removesuffix(home).split(".")} - {""}
-            if place.endswith(home) and (
-                not extra or (len(extra) == 1 and _is_base(min(extra), str(kind), row))
-            ):
+            if not place.endswith(home):
+                continue
+            if not extra or (len(extra) == 1 and _is_base(min(extra), str(kind), row)):
                 return True
     in_towers = any(home != inner for home in homes)
     words = {word for home in homes for word in home.split(".")}
@@ -155,12 +144,14 @@ def is_own_place(kind: object, row: Family, prefix: str) -> bool:
 
 
 def _is_base(segment: str, kind: str, row: Family) -> bool:
-    """Whether a class of this type may call its base model so."""
-    own = {prefix.removesuffix(".") for prefix in row.prefixes if prefix.count(".") == 1}
-    own |= {row.name.replace("-", "_"), BASE_OF.get(kind, "")}
-    own |= {"roberta"} if "bert" in own else set()
-    own |= set() if any(prefix for prefix in row.prefixes) and not row.tower else {*BASES}
-    return segment in own or (len(segment) > 2 and kind.replace("-", "_").startswith(segment))
+    """True if a class of this type may call its base model so."""
+    bases = {prefix.removesuffix(".") for prefix in row.prefixes if prefix.count(".") == 1}
+    bases |= {row.name.replace("-", "_"), BASE_OF.get(kind, "")}
+    if "bert" in bases:
+        bases.add("roberta")
+    if row.tower or not any(row.prefixes):
+        bases |= {*BASES}
+    return segment in bases or (len(segment) > 2 and kind.replace("-", "_").startswith(segment))
 
 
 def _is_known(kind: object) -> bool:
@@ -169,7 +160,7 @@ def _is_known(kind: object) -> bool:
 
 @lru_cache(None)
 def _homes() -> Mapping[str, frozenset[str]]:
-    """What stands before the index of a layer in the names of each type's own classes."""
+    """Names before the index of a layer in each type's own classes."""
     homes: dict[str, set[str]] = {}
     for line in lines(RECORD):
         homes.setdefault(line["type"], set()).add(line["stack"].partition("{}")[0])

@@ -5,16 +5,15 @@ model_type unless `types` says more; `[whisper.encoder]` is the row of a tower. 
 differs from the row that it is `like`: a cell that it names is replaced, all others are inherited.
 `false` takes a cell away, and `"null"` is null where a value of the config is meant.
 
-Which cells there are, and what each takes, the annotations of `Family` and of the classes in
-`cells` say. A file may come from anybody. Nothing in it is run: a function is a name that FUNCTIONS
-lists for its cell, and whatever does not fit its cell is refused with the file, line, stanza and
-cell.
+The annotations of `Family` and of the classes in `cells` define the cells and their values. A file
+may come from anybody. Nothing in it is run: a function is a name that FUNCTIONS lists for its cell,
+and whatever does not fit its cell is refused with the file, line, stanza and cell.
 """
 
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import cache
 from itertools import takewhile
@@ -37,7 +36,7 @@ from weightscope.model.config.config import (
     values_of,
 )
 from weightscope.model.layers import distances, layouts
-from weightscope.model.layers.steps import Step, step_classes
+from weightscope.model.layers.steps import Step, fault_of, step_classes
 from weightscope.model.rows import cells, gguf
 from weightscope.model.rows.cells import Biases, Names, StoredNorm
 from weightscope.model.rows.family import Family, In, Unless, When
@@ -45,38 +44,53 @@ from weightscope.model.rows.family import Family, In, Unless, When
 MAX_FILE_BYTES = 200_000
 LONGEST_LINE = 1000  # tomllib's time grows with the square of the dots in a key
 LONGEST_STRING = 200
-MOST_ITEMS = 200  # of a list or a table
+MOST_ITEMS = 200  # items of a list or a table
 MOST_DEEP = 20  # rows that start from one another
-# What rows are proved against: transformers, or a class of the user's own; and how far they were.
+# Reference of a proof: transformers, or a class of the user's own; and the extent of the proof.
 PROOF = re.compile(
     r"(transformers \d+(\.\w{1,20}){0,4}|[\w.]{1,100}:[\w.]{1,100} \(PyTorch [\w.+]{1,40}\))"
     r"(; unproved beyond [a-z0-9, ]{1,120})?",
     re.ASCII,
 )
 DIGEST = re.compile(r"([0-9a-f]{16})?", re.ASCII)
-NORMS = {"rms": False, "layer": True}  # by name: whether it centres
+NORMS = {"rms": False, "layer": True}  # name of a norm -> it centres
 EXPERT = "{e}"  # in the cell `also`: an expert's index
 BRACES = re.compile(r"([^{}]*)\{([^{}]*)\}([^{}]*)")
 LISTED = re.compile(r"\{([^{}]*,[^{}]*)\}")  # and not {i}
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 NULL = "null"
-# what a stanza says of itself; nothing of it is inherited
-ABOUT = ("like", "name", "types", "alias", "stages")
+ABOUT = ("like", "name", "types", "alias", "stages")  # a stanza's own words, never inherited
 STAGE = "{s}"  # in cells of a stanza with `stages`: the index of the stage
 STATED = ("gguf", "mlp")  # groups that are not inherited unless a stanza says `true`
-# what each may begin with
+# Keys that a condition begins with.
 CONDITIONS = {"when": (("key", "is"), ("key", "is_not")), "in": (("layers",),)}
-# The rows that stanzas of other files may start from.
+# Rows that stanzas of other files may start from.
 ROOTS = (
-    "gpt2", "llama", "bert", "vit", "clip.vision", "t5.encoder", "t5.decoder", "t5.cross", "bart.encoder",
-    "bart.decoder", "bart.cross",
-)  # fmt: skip
+    "gpt2",
+    "llama",
+    "bert",
+    "vit",
+    "clip.vision",
+    "t5.encoder",
+    "t5.decoder",
+    "t5.cross",
+    "bart.encoder",
+    "bart.decoder",
+    "bart.cross",
+)
 
-# The functions that a row may name, by cell; everything else in a row is data.
+# Functions that a row may name, by cell; everything else in a row is data.
 SOME_LAYERS = (
-    rules.always, rules.listed, rules.windowed, rules.windowed_or_leading, rules.with_parameters,
-    rules.windowed_if_any, rules.sliding, rules.with_base, rules.with_a_base,
-)  # fmt: skip
+    rules.always,
+    rules.listed,
+    rules.windowed,
+    rules.windowed_or_leading,
+    rules.with_parameters,
+    rules.windowed_if_any,
+    rules.sliding,
+    rules.with_base,
+    rules.with_a_base,
+)
 NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
     "layout": (
         layouts.separate,
@@ -188,7 +202,7 @@ NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """A function's name in a row: its own, of a class in lower case: `Every` is "every"."""
+    """A function's name in a row: its own, or a class's in lower case ("every" for `Every`)."""
     name = function.__name__
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() if isinstance(function, type) else name
 
@@ -199,59 +213,61 @@ FUNCTIONS = {
 }
 
 
-class MisfitError(ValueError):
-    """What a file has where a cell takes something else."""
+class StanzaError(ValueError):
+    """A fault in a stanza, and its place: "[llama] heads.layout"."""
 
-    def __init__(self, where: str, value: object, wanted: str) -> None:
-        super().__init__(
-            f"{where} is {str(value)[:60]}; {wanted} was expected" if wanted else where
-        )
+    def __init__(self, where: str, message: str) -> None:
+        super().__init__(message)
         self.where = where
 
 
-# ---- What cells there are.
+class MisfitError(StanzaError):
+    """A value that does not fit its cell; `near` ends the message with a "did you mean"."""
+
+    def __init__(self, where: str, value: object, wanted: str, near: str = "") -> None:
+        super().__init__(where, f"{where} is {str(value)[:60]}; {wanted} was expected{near}")
+
+
+# ---- Cells.
 
 
 @cache
 def cells_of(kind: type) -> dict[str, tuple[Field[Any], Any]]:
-    """The cells that a class has, by name, each with the type of its value."""
+    """Cells of a class by name, each with the type of its value."""
     hints = get_type_hints(kind, include_extras=True)
     return {part.name.rstrip("_"): (part, hints[part.name]) for part in fields(kind)}
 
 
 @cache
 def groups() -> dict[str, type]:
-    """The groups of cells by name, each with its class."""
-    return {
-        name: next(kind for kind in _alternatives(hint) if is_dataclass(kind))  # type: ignore[misc]
-        for name, (part, hint) in cells_of(Family).items()
-        if part.metadata.get("group")
-    }
+    """Groups of cells by name, each with its class."""
+    classes: dict[str, type] = {}
+    for name, (part, hint) in cells_of(Family).items():
+        if part.metadata.get("group"):
+            kinds = (kind for kind in _alternatives(hint) if isinstance(kind, type))
+            classes[name] = next(kind for kind in kinds if is_dataclass(kind))
+    return classes
 
 
 def all_cells() -> dict[str, str]:
-    """Every cell of a row and its meaning."""
+    """Every cell of a row -> its meaning."""
     meanings: dict[str, str] = {}
     for name, (part, _) in cells_of(Family).items():
         if name in groups():
-            shorts = getattr(groups()[name], "SHORT", {})
             example = "; names that differ in braces, self_attn.{q,k,v,o}_proj, or one name for all"
-            meanings |= {
-                f"{name}.{short}": ", ".join(parts) + example for short, parts in shorts.items()
-            }
-            inner = cells_of(groups()[name])
-            meanings |= {
-                f"{name}.{cell}": part.metadata["doc"] for cell, (part, _) in inner.items()
-            }
+            for short, parts in getattr(groups()[name], "SHORT", {}).items():
+                meanings[f"{name}.{short}"] = ", ".join(parts) + example
+            for cell, (inner, _) in cells_of(groups()[name]).items():
+                meanings[f"{name}.{cell}"] = inner.metadata["doc"]
         elif "doc" in part.metadata:
             meanings[name] = part.metadata["doc"]
     return meanings
 
 
-def _refuse_unknown(name: str, value: object, where: str, known: Sequence[str]) -> MisfitError:
-    return MisfitError(
-        where, value, "no such cell" + (nearest(name, known) or "; one of " + ", ".join(known))
-    )
+def _unknown(what: str, name: str, where: str, known: Collection[str]) -> StanzaError:
+    """The error for a name that no cell, size or step has."""
+    advice = nearest(name, known) or f"; there are {', '.join(known)}"
+    return StanzaError(where, f"{where}: no such {what}{advice}")
 
 
 # ---- From TOML to a row.
@@ -260,8 +276,7 @@ def _refuse_unknown(name: str, value: object, where: str, known: Sequence[str]) 
 class File:
     """The stanzas of one file, each a row once it is asked for.
 
-    `elsewhere` gives the row of a stanza that this text has not. `trusted` files come with the
-    package.
+    `elsewhere` gives rows of stanzas in other files. `trusted` files come with the package.
     """
 
     def __init__(
@@ -283,39 +298,33 @@ class File:
             self._read_head(content)
             for name, stanza in content.items():
                 self.stanzas |= _stanzas(name, stanza)
-            if not 1 <= len(self.stanzas) <= (MOST_ITEMS if not trusted else LARGEST):
-                raise MisfitError(
-                    "the file", f"{len(self.stanzas)} stanzas", f"1 to {MOST_ITEMS} stanzas"
-                )
-        except MisfitError as problem:
+            count, most = len(self.stanzas), LARGEST if trusted else MOST_ITEMS
+            if not 1 <= count <= most:
+                raise MisfitError("the file", f"{count} stanzas", f"1 to {MOST_ITEMS} stanzas")
+        except StanzaError as problem:
             raise self.error(str(problem), problem.where) from None
 
     def _read_head(self, content: dict[str, Any]) -> None:
-        """Take what the file says of itself, before its stanzas."""
+        """Take the file's words about itself, before its stanzas."""
         proof, tried = content.pop("proved_against", None), content.pop("tried_against", None)
         if proof is not None and not (isinstance(proof, str) and PROOF.fullmatch(proof)):
             wanted = "transformers and its version, or module:Class (PyTorch version)"
             raise MisfitError("proved_against", proof, wanted)
         if tried is not None and (proof or not (isinstance(tried, str) and PROOF.fullmatch(tried))):
-            raise MisfitError(
-                "tried_against", tried, "transformers and its version, in place of proved_against"
-            )
+            wanted = "transformers and its version, in place of proved_against"
+            raise MisfitError("tried_against", tried, wanted)
         self.proved_for = content.pop("proved_for", "")
         if not (isinstance(self.proved_for, str) and DIGEST.fullmatch(self.proved_for)):
             raise MisfitError("proved_for", self.proved_for, "16 hexadecimal digits")
         if not self.trusted and tried:
             self.origin = f"adopted, unproved at its own size (tiny models of {tried})"
+        elif proof and not self.trusted:
+            self.origin = f"adopted, proved against {proof}"
         elif not self.trusted:
-            self.origin = (
-                f"adopted, proved against {proof}"
-                if proof
-                else f"unproved, from {Path(str(self.file)).name}"
-            )
+            self.origin = f"unproved, from {Path(str(self.file)).name}"
 
     def error(self, problem: str, where: str) -> CheckpointError:
-        """An error that names the line of a stanza, or of a cell in it: `where` is "[llama]
-        heads.layout".
-        """
+        """An error with the line of a stanza or of a cell; `where`: "[llama] heads.layout"."""
         line = line_of(self.text, where)
         return CheckpointError(f"line {line}: {problem}" if line else problem, file=self.file)
 
@@ -343,39 +352,31 @@ class File:
             if like is not None:
                 like = _value(str, like, f"{where} like")
                 if like in above or like == stanza or len(above) > MOST_DEEP:
-                    raise MisfitError(
-                        f"{where} like", like, "a row that does not start from this one"
-                    )
-                base = (
-                    self.row(like, (*above, stanza))
-                    if like in self.stanzas
-                    else self.elsewhere(like)
-                )
+                    wanted = "a row that does not start from this one"
+                    raise MisfitError(f"{where} like", like, wanted)
+                if like in self.stanzas:
+                    base = self.row(like, (*above, stanza))
+                else:
+                    base = self.elsewhere(like)
                 if base is None:
-                    known = nearest(like, self.stanzas)
-                    raise MisfitError(
-                        f"{where} like",
-                        like,
-                        f"a stanza of this file, or a row of the table{known}",
-                    )
+                    wanted, near = "a stanza of this file, or a row of the table", self.stanzas
+                    raise MisfitError(f"{where} like", like, wanted, nearest(like, near))
             row = _row(stanza, given, base, self.trusted)
-        except MisfitError as problem:
+        except StanzaError as problem:
             raise self.error(str(problem), problem.where) from None
         self.rows[stanza] = row = replace(row, origin=self.origin, proved_for=self.proved_for)
         return row
 
 
 def read_rows(path: Path, elsewhere: Callable[[str], Family | None]) -> tuple[Family, ...]:
-    """The rows of a file that `adopt` saved, or a person wrote."""
+    """Rows of a file that `adopt` saved, or a person wrote."""
     if path.suffix == ".json":
-        raise CheckpointError(
-            "rows are TOML files now; `weightscope adopt SOURCE --save` writes one", file=path
-        )
+        problem = "rows are TOML files now; `weightscope adopt SOURCE --save` writes one"
+        raise CheckpointError(problem, file=path)
     data = read_small(path, MAX_FILE_BYTES)
     if max(map(len, data.split(b"\n"))) > LONGEST_LINE:
-        raise CheckpointError(
-            f"has a line of more than {LONGEST_LINE} bytes; no more are read", file=path
-        )
+        problem = f"has a line of more than {LONGEST_LINE} bytes; no more are read"
+        raise CheckpointError(problem, file=path)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -384,20 +385,15 @@ def read_rows(path: Path, elsewhere: Callable[[str], Family | None]) -> tuple[Fa
 
 
 def line_of(text: str, where: str) -> int:
-    """The line of "[stanza] group.cell", or of the stanza if the cell has none; 0 where there is no
-    such line.
-    """
+    """The line of "[stanza] group.cell", or of the stanza without the cell; 0 if there is none."""
     lines = list(enumerate(text.splitlines(), 1))
     stanza, _, cell = where.rpartition("] ") if "] " in where else ("", "", where)
     name = stanza.removeprefix("[") or where.strip("[]")
     header = re.compile(rf'\s*\[+\s*"?{re.escape(name)}"?\s*[\].]')
     start = next((number for number, line in lines if header.match(line)), 0)
     if stanza:
-        after = [
-            number
-            for number, line in lines[start:]
-            if line.startswith("[") and not header.match(line)
-        ]
+        later = [(number, line) for number, line in lines[start:] if line.startswith("[")]
+        after = [number for number, line in later if not header.match(line)]
         lines = lines[start : after[0] - 1 if after else None]
     keys = [re.escape(key) for key in re.split(r"[.\[\] ]+", cell) if key]
     for count in range(len(keys), 0, -1):
@@ -408,7 +404,7 @@ def line_of(text: str, where: str) -> int:
 
 
 def _stanzas(name: str, given: Any) -> dict[str, Mapping[str, Any]]:
-    """A row, and the rows of its towers: tables whose name is of no cell."""
+    """A row, and the rows of its towers: tables whose name is no cell's."""
     if not isinstance(given, Mapping):
         raise MisfitError(name, given, "a stanza, [name] and its cells")
     if "." in name:
@@ -429,14 +425,11 @@ def _stanzas(name: str, given: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _stages(title: str, given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The rows of a model's stages: the first, and others like it but for the cells that hold
-    `STAGE`.
-    """
+    """Rows of a model's stages: the first, and others like it except for cells with `STAGE`."""
     count = given["stages"]
     if type(count) is not int or not 1 <= count <= MOST_ITEMS or not title.endswith(".stage1"):
-        raise MisfitError(
-            f"[{title}] stages", count, f"a number up to {MOST_ITEMS}, in a stanza [name.stage1]"
-        )
+        wanted = f"a number up to {MOST_ITEMS}, in a stanza [name.stage1]"
+        raise MisfitError(f"[{title}] stages", count, wanted)
     rows: dict[str, Mapping[str, Any]] = {title: _at_stage(given, 0)}
     changing = _changing(given)
     return rows | {
@@ -445,7 +438,7 @@ def _stages(title: str, given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]
 
 
 def _changing(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The cells that are not the same in every stage."""
+    """Cells that differ from stage to stage."""
     parts = {
         key: _changing(value) if key in groups() and isinstance(value, Mapping) else value
         for key, value in given.items()
@@ -476,28 +469,22 @@ def _row(stanza: str, given: Mapping[str, Any], base: Family | None, trusted: bo
         if not value:
             raise MisfitError(f"{where} {cell}", value, "one at least")
     if "gguf" in given and not trusted:
-        raise MisfitError(
-            f"{where} gguf", "there", "no such cell: rows of the package alone read GGUF files"
-        )
+        problem = "only rows of the package read GGUF files"
+        raise StanzaError(f"{where} gguf", f"{where} gguf: {problem}")
     changes = read_changes({key: value for key, value in given.items() if key not in ABOUT}, where)
     if base is None:
         for path in ("layer", "heads.layout", "heads.out"):
             if path.replace(".", "__") not in changes:
-                raise MisfitError(
-                    f"{where} {path}",
-                    "missing",
-                    "a cell that every row has, or inherits with `like`",
-                )
+                wanted = "a cell that every row has, or inherits with `like`"
+                raise MisfitError(f"{where} {path}", "missing", wanted)
         base = Family()
     grouped = {path.partition("__")[0] for path in changes if "__" in path} & {"outputs", *STATED}
-    row = base.but(
-        **{group: groups()[group]() for group in grouped if getattr(base, group) is None}
-    )
-    if row.gguf is not None:  # mixtures and reordered rows are said of each architecture
+    absent = [group for group in grouped if getattr(base, group) is None]
+    row = base.but(**{group: groups()[group]() for group in absent})
+    if row.gguf is not None:  # each architecture states mixtures and reordered rows itself
         row = row.but(gguf__halves=False, gguf__experts=False)
-    row = row.but(config__defaults=values_of(types)).but(
-        name=name, types=types, tower=_value(str, tower, f"{where} tower"), **changes
-    )
+    row = row.but(config__defaults=values_of(types))
+    row = row.but(name=name, types=types, tower=_value(str, tower, f"{where} tower"), **changes)
     defaults = {key: value for key, value in row.config.defaults.items() if value is not None}
     row = replace(row, config=replace(row.config, defaults=defaults))
     if row.layer.count("{i}") != 1:
@@ -507,19 +494,17 @@ def _row(stanza: str, given: Mapping[str, Any], base: Family | None, trusted: bo
     if not all((row.heads.q, row.heads.k, row.heads.v, row.heads.out)):
         raise MisfitError(f"{where} heads", "without a module", "a module each for q, k, v and out")
     if unknown := row.config.keys.keys() - KEYS.keys():
-        raise _refuse_unknown(min(unknown), min(unknown), f"{where} config.keys", [*KEYS])
+        raise _unknown("size", min(unknown), f"{where} config.keys.{min(unknown)}", KEYS)
     return row
 
 
 def usual_types(name: str, base: Family | None) -> tuple[str, ...]:
-    """The model_types of a row that does not state them: its name, or the types of a row `like` of
-    the same name.
-    """
+    """A row's model_types where it states none: its name, or the types of a `like` row so named."""
     return base.types if base is not None and base.name == name else (name,)
 
 
 def read_changes(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Changes of a row, as `Family.but` takes them, of the cells in a stanza or in a condition."""
+    """Changes of a row, as `Family.but` takes them, from cells in a stanza or a condition."""
     known = {
         name: hint
         for name, (part, hint) in cells_of(Family).items()
@@ -529,7 +514,7 @@ def read_changes(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     for name, value in given.items():
         place = f"{where} {name}".strip()
         if name not in known:
-            raise _refuse_unknown(name, value, place, (*known, *ABOUT))
+            raise _unknown("cell", name, place, (*known, *ABOUT))
         if name in ("when", "in"):
             changes[cells_of(Family)[name][0].name] = _conditions(name, value, place)
         elif name in groups() and value is False and NoneType in _alternatives(known[name]):
@@ -543,30 +528,20 @@ def read_changes(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         elif not isinstance(value, Mapping):
             raise MisfitError(place, value, "a table of cells")
         elif name == "steps":
-            changes |= {
-                f"steps__{step}": _step(step, content, f"{place}.{step}")
-                for step, content in value.items()
-            }
+            for step, content in value.items():
+                changes[f"steps__{step}"] = _step(step, content, f"{place}.{step}")
         elif name == "in_transformers":
             changes[name] = read_changes(value, place)
         else:
-            if (
-                name == "gguf"
-                and isinstance(value, Mapping)
-                and isinstance(value.get("whole"), Mapping)
-            ):
+            if name == "gguf" and isinstance(value.get("whole"), Mapping):
                 value = {**value, "whole": dict(_one_by_one(value["whole"], f"{place}.whole"))}
-            changes |= {
-                f"{name}__{cell}": part
-                for cell, part in _parts(groups()[name], value, place).items()
-            }
+            for cell, part in _parts(groups()[name], value, place).items():
+                changes[f"{name}__{cell}"] = part
     return changes
 
 
 def _one_by_one(given: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
-    """Pairs of names, those that differ in braces one by one: "{enc,dec}.norm" =
-    "{encoder,decoder}.norm".
-    """
+    """Pairs of names, one for each in braces: "{enc,dec}.norm" = "{encoder,decoder}.norm"."""
     for pair in given.items():
         (ours, theirs) = (LISTED.split(str(side)) for side in pair)
         choices = [side[1].split(",") if len(side) == 3 else [""] for side in (ours, theirs)]
@@ -577,9 +552,7 @@ def _one_by_one(given: Mapping[str, Any], where: str) -> Iterator[tuple[str, str
 
 
 def _also(given: Any, where: str) -> dict[str, tuple[str, ...]]:
-    """The modules of each role, those that differ in braces one by one: "{gate,up}" =
-    "mlp.{w1,w3}".
-    """
+    """Modules of each role, one for each name in braces: "{gate,up}" = "mlp.{w1,w3}"."""
     if not isinstance(given, Mapping) or len(given) > MOST_ITEMS:
         raise MisfitError(where, given, f"a table of {MOST_ITEMS} roles at most")
     modules: dict[str, tuple[str, ...]] = {}
@@ -594,10 +567,8 @@ def _also(given: Any, where: str) -> dict[str, tuple[str, ...]]:
                 pairs = [*zip(parts, _spread(names, parts, f"{where}.{roles}"), strict=True)]
             for role, name in pairs:
                 _string((), role, where)
-                modules[role] = (
-                    *modules.get(role, ()),
-                    _string((), name, where).replace("<e>", EXPERT),
-                )
+                full = _string((), name, where).replace("<e>", EXPERT)
+                modules[role] = (*modules.get(role, ()), full)
     return modules
 
 
@@ -605,10 +576,12 @@ def _step(name: str, given: Any, where: str) -> Step | None:
     """A rare mechanism by its name; false takes it away."""
     known = step_classes()
     if name not in known:
-        raise MisfitError(
-            where, given, "no such step; one of " + ", ".join(sorted(known)) + nearest(name, known)
-        )
-    step: Step | None = None if given is False else build(known[name], given, where)
+        raise _unknown("step", name, where, sorted(known))
+    if given is False:
+        return None
+    step: Step = build(known[name], given, where)
+    if fault := fault_of(step):
+        raise StanzaError(where, f"{where}: {fault}")
     return step
 
 
@@ -619,33 +592,28 @@ def _conditions(kind: str, given: Any, where: str) -> tuple[When | In, ...]:
 
 
 def _condition(kind: str, given: Any, where: str) -> When | In:
-    starts = [
-        start
-        for start in CONDITIONS[kind]
-        if isinstance(given, Mapping) and given.keys() >= {*start}
-    ]
+    keys = given.keys() if isinstance(given, Mapping) else set()
+    starts = [start for start in CONDITIONS[kind] if keys >= {*start}]
     if len(starts) != 1:
         wanted = " or ".join(" and ".join(start) for start in CONDITIONS[kind])
         raise MisfitError(where, given, f"a table with {wanted}")
     start = starts[0]
     key = _value(str, given[start[0]], f"{where}.{start[0]}")
-    changes = read_changes(
-        {name: value for name, value in given.items() if name not in start}, where
-    )
+    cells = {name: value for name, value in given.items() if name not in start}
+    changes = read_changes(cells, where)
     if "gguf" in given:
-        raise MisfitError(f"{where}.gguf", "there", "no such cell in a condition")
+        raise StanzaError(f"{where}.gguf", f"{where}.gguf: no such cell in a condition")
     if kind == "in":
         return In(key, **changes)
-    return (When if start[1] == "is" else Unless)(
-        key, _value(Any, given[start[1]], f"{where}.{start[1]}"), **changes
-    )
+    value = _value(Any, given[start[1]], f"{where}.{start[1]}")
+    return (When if start[1] == "is" else Unless)(key, value, **changes)
 
 
 # ---- A value by the annotation of its cell.
 
 
 def _alternatives(wanted: Any) -> tuple[Any, ...]:
-    """The types that an annotation allows, and its limits."""
+    """Types that an annotation allows, and its limits."""
     if get_origin(wanted) is Annotated:
         return get_args(wanted)
     if get_origin(wanted) in (Union, UnionType):
@@ -654,7 +622,7 @@ def _alternatives(wanted: Any) -> tuple[Any, ...]:
 
 
 def _value(wanted: Any, given: Any, where: str) -> Any:
-    """What a cell takes, made of what TOML gives for it."""
+    """A cell's value from its value in TOML."""
     kinds = _alternatives(wanted)
     free = Any in kinds
     if free and given == NULL:
@@ -663,9 +631,8 @@ def _value(wanted: Any, given: Any, where: str) -> Any:
         return None
     if any(get_origin(kind) is Callable for kind in kinds):
         return _function(FUNCTIONS[re.split(r"[ .]", where)[-1]], given, where)
-    if made := next(
-        (kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None
-    ):
+    classes = (kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind))
+    if made := next(classes, None):
         return _norm(given, where) if made is StoredNorm else build(made, given, where)
     if isinstance(given, bool) and (free or bool in kinds):
         return given
@@ -681,17 +648,13 @@ def _value(wanted: Any, given: Any, where: str) -> Any:
         return _several(kinds, given, where)
     mapped = [get_args(kind)[1] for kind in kinds if get_origin(kind) is Mapping] or [Any] * free
     if isinstance(given, Mapping) and mapped:
-        return {
-            _value(str, key, where): _value(mapped[0], part, f"{where}.{key}")
-            for key, part in given.items()
-        }
+        inner, parts = mapped[0], given.items()
+        return {_value(str, k, where): _value(inner, part, f"{where}.{k}") for k, part in parts}
     raise MisfitError(where, given, _in_words(kinds))
 
 
 def build(kind: type, given: Any, where: str) -> Any:
-    """A cell of several parts: a table; its first part alone where that says all; or true for the
-    usual parts.
-    """
+    """A cell of several parts: a table, its first part alone, or true for the usual parts."""
     known, shorts = cells_of(kind), getattr(kind, "SHORT", {})
     if given is True and "" not in shorts:
         given = {}
@@ -700,14 +663,13 @@ def build(kind: type, given: Any, where: str) -> Any:
     values = _parts(kind, given, where)
     for name, (part, _) in known.items():
         if name not in values and part.default is MISSING and part.default_factory is MISSING:
-            raise MisfitError(
-                f"{where}.{name}", "missing", f"a part that every {name_of(kind)} has"
-            )
+            wanted = f"a part that every {name_of(kind)} has"
+            raise MisfitError(f"{where}.{name}", "missing", wanted)
     return kind(**values)
 
 
 def _parts(kind: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The cells of a class that a table says."""
+    """Cells of a class in a table."""
     known, shorts = cells_of(kind), getattr(kind, "SHORT", {})
     values: dict[str, Any] = {}
     for name, value in given.items():
@@ -718,14 +680,12 @@ def _parts(kind: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
         elif name in known:
             values[name] = _value(known[name][1], value, place)
         else:
-            raise _refuse_unknown(name, value, place, [name for name in (*shorts, *known) if name])
+            raise _unknown("cell", name, place, [name for name in (*shorts, *known) if name])
     return values
 
 
 def _spread(given: Any, parts: Sequence[str], where: str) -> list[Any]:
-    """A value for each part: names that differ in braces, self_attn.{q,k,v,o}_proj, or the same for
-    all.
-    """
+    """A value for each part: names in braces, self_attn.{q,k,v,o}_proj, or the same for all."""
     match = BRACES.fullmatch(given) if isinstance(given, str) else None
     if match is None:
         return [given] * len(parts)
@@ -736,15 +696,13 @@ def _spread(given: Any, parts: Sequence[str], where: str) -> list[Any]:
 
 
 def _function(known: Mapping[str, Callable[..., Any]], given: Any, where: str) -> Any:
-    """A function by its name, "separate"; one that is made for the row by its name and parameters,
-    { stage = 0 }.
-    """
+    """A function by its name, or one made by its name and parameters, { stage = 0 }."""
     arguments: Any = True
     if isinstance(given, Mapping) and len(given) == 1:
         ((given, arguments),) = given.items()
     if not isinstance(given, str) or given not in known:
         near = nearest(given, known) if isinstance(given, str) else ""
-        raise MisfitError(where, given, "one of " + ", ".join(sorted(known)) + near)
+        raise MisfitError(where, given, "one of " + ", ".join(sorted(known)), near)
     function = known[given]
     if isinstance(function, type):
         return build(function, arguments, f"{where}.{given}")
@@ -754,20 +712,18 @@ def _function(known: Mapping[str, Callable[..., Any]], given: Any, where: str) -
 
 
 def _norm(given: Any, where: str) -> StoredNorm:
-    """ "rms:input_layernorm", or { norm = "rms:input_layernorm", offset = 1 }."""
+    """A norm from "rms:input_layernorm" or { norm = "rms:input_layernorm", offset = 1 }."""
     parts = dict(given) if isinstance(given, Mapping) else {"norm": given}
     named = parts.pop("norm", None)
     if not isinstance(named, str):
-        raise MisfitError(
-            where, given, 'a norm, "rms:module" or "layer:module", or a table with it'
-        )
+        wanted = 'a norm, "rms:module" or "layer:module", or a table with it'
+        raise MisfitError(where, given, wanted)
     kind, colon, module = named.partition(":")
     if kind not in NORMS or not colon:
         raise MisfitError(where, named, '"rms:module" or "layer:module"')
     if unknown := parts.keys() & {"module", "centred"}:
-        raise MisfitError(
-            f"{where}.{min(unknown)}", parts[min(unknown)], "no such cell; `norm` says it"
-        )
+        place = f"{where}.{min(unknown)}"
+        raise StanzaError(place, f"{place}: no such cell; `norm` says it")
     values = {"bias": NORMS[kind]} | _parts(StoredNorm, parts, where)
     return StoredNorm(_value(str, module, where), NORMS[kind], **values)
 
@@ -811,11 +767,8 @@ def _several(kinds: tuple[Any, ...], given: Sequence[Any], where: str) -> Any:
 
 def _in_words(kinds: tuple[Any, ...]) -> str:
     types = [kind for kind in kinds if not isinstance(kind, Within | OneOf)]
-    return " or ".join(
-        dict.fromkeys(
-            str(getattr(kind, "__name__", kind)).replace("NoneType", "false") for kind in types
-        )
-    )
+    names = (str(getattr(kind, "__name__", kind)) for kind in types)
+    return " or ".join(dict.fromkeys(name.replace("NoneType", "false") for name in names))
 
 
 # ---- From a row to TOML, a line for each cell.
@@ -825,9 +778,7 @@ NOT_WRITTEN = ("name", "types", "tower", "gguf", "origin", "proved_for")
 
 
 def stanza_of(row: Family, like: tuple[str, Family] | None = None, title: str = "") -> str:
-    """The stanza of a row, without GGUF cells: complete, or only the cells that differ from the row
-    `like`.
-    """
+    """The stanza of a row, without GGUF cells: complete, or only cells that differ from `like`."""
     title = title or titles([row])[0]
     base = (Family() if like is None else like[1]).but(config__defaults=values_of(row.types))
     cells: dict[str, Any] = {} if like is None else {"like": like[0]}
@@ -841,9 +792,7 @@ def stanza_of(row: Family, like: tuple[str, Family] | None = None, title: str = 
 
 
 def row_changes(row: Family, base: Family | None = None) -> dict[str, Any]:
-    """The cells in which a row differs from another, or from an empty one, as `Family.but` takes
-    them.
-    """
+    """Cells in which a row differs from another or an empty one, as `Family.but` takes them."""
     base = base or Family()
     changes: dict[str, Any] = {}
     for name, (part, _) in cells_of(Family).items():
@@ -861,7 +810,7 @@ def row_changes(row: Family, base: Family | None = None) -> dict[str, Any]:
                 differs["defaults"] = {
                     k: v for k in keys if (v := new.defaults.get(k)) != before.get(k)
                 }
-            if differs.get("grid"):  # which takes the place of `rope`
+            if differs.get("grid"):  # it replaces `rope`
                 differs.pop("rope", None)
             changes |= {f"{name}__{cell}": value for cell, value in differs.items()}
             if not differs and (name == "mlp" or old is None):
@@ -876,9 +825,7 @@ def row_changes(row: Family, base: Family | None = None) -> dict[str, Any]:
 
 
 def written(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes of a row, as `Family.but` takes them, as TOML has them: groups of cells, in the order
-    of the classes.
-    """
+    """Changes of a row as TOML has them: groups of cells, in the order of the classes."""
     names = [path.partition("__")[0].rstrip("_") for path in changes]
     tables: dict[str, Any] = {name: {} for name in cells_of(Family) if name in names}
     for path, value in changes.items():
@@ -890,23 +837,16 @@ def written(changes: Mapping[str, Any]) -> dict[str, Any]:
             tables[name] = [_written_condition(each) for each in value]
         else:
             tables[name] = written(value) if name == "in_transformers" else as_toml(value)
-    stated = {
-        name: table
-        for name, table in tables.items()
-        if name in groups() and isinstance(table, bool)
-    }
-    short = {
-        name: _shortened(kind, tables[name])
-        for name, kind in groups().items()
-        if name in tables.keys() - stated
-    }
-    return {
-        name: short.get(name, table) for name, table in tables.items() if name not in stated
-    } | stated
+    # true and false come last
+    flags = {n: table for n, table in tables.items() if n in groups() and isinstance(table, bool)}
+    cells = {name: table for name, table in tables.items() if name not in flags}
+    for name in groups().keys() & cells:
+        cells[name] = _shortened(groups()[name], cells[name])
+    return cells | flags
 
 
 def _shortened(kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Cells in the order of their class, those that one short cell says in one."""
+    """Cells in the order of their class, with short cells for several where possible."""
     table = {name: table[name] for name in cells_of(kind) if name in table}
     for short, parts in getattr(kind, "SHORT", {}).items():
         values = [table.get(part, False) for part in parts]
@@ -921,15 +861,13 @@ def _shortened(kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def common_start(names: Sequence[str]) -> str:
-    """The characters that all names begin with."""
-    return "".join(
-        letters[0]
-        for letters in takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
-    )
+    """The longest common beginning of names."""
+    letters = zip(*names, strict=False)
+    return "".join(alike[0] for alike in takewhile(lambda each: len({*each}) == 1, letters))
 
 
 def _braced(names: Sequence[str]) -> str:
-    """Names as one, the parts in which they differ in braces."""
+    """Names as one name, with the parts in which they differ in braces."""
     start = common_start(names)
     end = common_start([name[len(start) :][::-1] for name in names])[::-1]
     return f"{start}{{{','.join(name[len(start) : len(name) - len(end)] for name in names)}}}{end}"
@@ -938,15 +876,12 @@ def _braced(names: Sequence[str]) -> str:
 def _written_condition(each: When | In) -> dict[str, Any]:
     if isinstance(each, In):
         return {"layers": each.layer_type} | written(each.cells)
-    start = {
-        "key": each.key,
-        "is_not" if isinstance(each, Unless) else "is": as_toml(each.value, True),
-    }
-    return start | written(each.cells)
+    holds = "is_not" if isinstance(each, Unless) else "is"
+    return {"key": each.key, holds: as_toml(each.value, config=True)} | written(each.cells)
 
 
 def as_toml(value: Any, config: bool = False) -> Any:
-    """Part of a row as TOML holds it: tables, lists, strings, numbers."""
+    """A part of a row as TOML holds it: tables, lists, strings, numbers."""
     if value is None:
         return NULL if config else False
     if isinstance(value, StoredNorm):
@@ -960,11 +895,9 @@ def as_toml(value: Any, config: bool = False) -> Any:
         return {"norm": f"{kind}:{value.module}", **more} if more else f"{kind}:{value.module}"
     if isinstance(value, Biases):
         table = _shortened(Biases, vars(value))
-        return (
-            table[""]
-            if "" in table
-            else {name: flag for name, flag in table.items() if flag is not False}
-        )
+        if "" in table:
+            return table[""]
+        return {name: flag for name, flag in table.items() if flag is not False}
     if is_dataclass(value) and not isinstance(value, type):
         given = {part.name: (getattr(value, part.name), part.default) for part in fields(value)}
         parts = {
@@ -974,11 +907,8 @@ def as_toml(value: Any, config: bool = False) -> Any:
         first = next(iter(fields(value)), None)
         if first is not None and first.default is MISSING and parts.keys() == {first.name}:
             short = parts[first.name]
-            made = (
-                short
-                if isinstance(short, str | int | list) and not isinstance(short, bool)
-                else made
-            )
+            if isinstance(short, str | int | list) and not isinstance(short, bool):
+                made = short
         if not callable(value):
             return made
         return name_of(type(value)) if made is True else {name_of(type(value)): made}
@@ -1021,32 +951,24 @@ def _key(key: str) -> str:
 def _text(value: Any) -> str:
     """A value in TOML's notation, on one line."""
     if isinstance(value, Mapping):
-        return (
-            f"{{ {', '.join(f'{key} = {_text(part)}' for key, part in _cells(value))} }}"
-            if value
-            else "{}"
-        )
-    return (
-        f"[{', '.join(map(_text, value))}]"
-        if isinstance(value, list)
-        else json.dumps(value, ensure_ascii=False)
-    )
+        cells = ", ".join(f"{key} = {_text(part)}" for key, part in _cells(value))
+        return f"{{ {cells} }}" if value else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def file_of(rows: Sequence[Family], proof: str, *, proved: bool = True, digest: str = "") -> bytes:
-    """What a file of rows holds.
+    """The bytes of a file of rows.
 
-    proof: What they were proved against, "transformers 5.23.0", or tried where they are not
-    `proved`. digest: Of the config that they were proved with.
+    proof: The reference that they were proved against, "transformers 5.23.0", or only tried where
+    they are not `proved`. digest: The digest of the config that they were proved with.
     """
-    head = {
-        "proved_against" if proved else "tried_against": proof,
-        **({"proved_for": digest} if digest else {}),
-    }
+    head = f"{'proved_against' if proved else 'tried_against'} = {_text(proof)}\n"
+    if digest:
+        head += f"proved_for = {_text(digest)}\n"
     stanzas = [stanza_of(row, title=title) for row, title in zip(rows, titles(rows), strict=True)]
-    return "\n".join(
-        ["".join(f"{key} = {_text(value)}\n" for key, value in head.items()), *stanzas]
-    ).encode()
+    return "\n".join([head, *stanzas]).encode()
 
 
 def titles(rows: Sequence[Family]) -> list[str]:
@@ -1054,9 +976,7 @@ def titles(rows: Sequence[Family]) -> list[str]:
     names: list[str] = []
     for row in rows:
         endings = ("", *(f"-{number}" for number in range(2, len(rows) + 1)))
-        tried = (
-            ".".join(filter(None, (row.name.replace(".", "-") + ending, row.tower)))
-            for ending in endings
-        )
+        stem, tower = row.name.replace(".", "-"), f".{row.tower}" if row.tower else ""
+        tried = (stem + ending + tower for ending in endings)
         names.append(next(title for title in tried if title not in names))
     return names

@@ -1,6 +1,4 @@
-"""The table of architectures: the TOML files in this folder, and the user's own; and which rows
-were proved.
-"""
+"""The table of architectures: TOML files in this folder and the user's, and proofs of rows."""
 
 import csv
 import tomllib
@@ -18,17 +16,16 @@ from weightscope.core.tables import Table
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.stanzas import File, read_rows
 
-# The built-in table: a file is parsed when a row of it is asked for, and a row is made of its
-# stanza then.
+# The built-in table: a file is parsed, and a row made from its stanza, when the row is asked for.
 
 UNSUPPORTED = "unsupported.toml"
 NETWORKS = "networks.json"  # modules around attention; written by tests.model.rows.make_networks
 FIRST = ("gpt", "qwen", "llama")  # files whose rows come first
-FIRST_ROWS = ("gpt2", "llama")  # of rows that are as near, the earlier one is named
+FIRST_ROWS = ("gpt2", "llama")  # rows that come first: of equally near rows the earlier is named
 
 
 class Rows(Sequence[Family]):
-    """The files of a folder, each parsed once somebody asks for a row that its text names."""
+    """The rows in a folder's files, each parsed once a row that its text names is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +33,7 @@ class Rows(Sequence[Family]):
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """The text of each file by its name."""
+        """Text of each file, by its name."""
         files = {path.stem: path for path in sorted(self.folder.glob("*.toml"))}
         files = {stem: files[stem] for stem in FIRST} | files
         return {
@@ -47,38 +44,33 @@ class Rows(Sequence[Family]):
 
     @cached_property
     def unsupported(self) -> dict[str, str]:
-        """Why no row can describe an architecture, by model_type."""
+        """Reasons why no row can describe an architecture, by model_type."""
         return tomllib.loads((self.folder / UNSUPPORTED).read_text(encoding="utf-8"))
 
     @cached_property
     def networks(self) -> dict[str, dict[str, list[str]]]:
-        """Modules by role around attention, by the title of the row whose models were seen to use
-        them so.
-        """
+        """Modules around attention by role, by title of the row whose models use them so."""
         return read_json(self.folder / NETWORKS)
 
     def file(self, name: str) -> File:
-        """One file, parsed."""
         if name not in self._files:
             self._files[name] = File(self.texts[name], self.folder / name, self.row, trusted=True)
         return self._files[name]
 
     def _naming(self, kind: str) -> list[str]:
-        """The files that have a stanza of this name, or name it in another way than as the row that
-        one is like.
-        """
-        return [
-            name
-            for name, text in self.texts.items()
-            if f"[{kind}" in text
-            or (
-                f'"{kind}"' in text
-                and any(f'"{kind}"' in line for line in text.split("\n") if line[:4] != "like")
-            )
-        ]
+        """Files with a stanza of this name, or that name it other than in `like`."""
+        quoted = f'"{kind}"'
+
+        def is_named(text: str) -> bool:
+            if f"[{kind}" in text:
+                return True
+            lines = text.split("\n") if quoted in text else []
+            return any(quoted in line for line in lines if line[:4] != "like")
+
+        return [name for name, text in self.texts.items() if is_named(text)]
 
     def _stanzas(self, files: Iterable[str]) -> list[tuple[File, str]]:
-        """The stanzas of these files, in order."""
+        """Stanzas of these files, in order."""
         stanzas = [
             (file, title)
             for file in (self.file(name) for name in self.texts if name in files)
@@ -98,18 +90,17 @@ class Rows(Sequence[Family]):
 
     @lru_cache(100)  # noqa: B019 - a table lives as long as the process
     def rows(self, kinds: frozenset[str]) -> tuple[Family, ...]:
-        """The rows of these model_types or names, in order."""
+        """Rows of these model_types or names, in order."""
         stanzas = self._stanzas({file for kind in kinds for file in self._naming(kind)})
         rows = (row for file, title in stanzas for row in file.named(title))
         return tuple(row for row in rows if not {row.name, *row.types}.isdisjoint(kinds))
 
     def of_gguf(self) -> tuple[Family, ...]:
-        """The rows that read GGUF files."""
+        """Rows that read GGUF files."""
         files = [name for name, text in self.texts.items() if "\ngguf" in text]
-        stanzas = (
-            (file, title) for file, title in self._stanzas(files) if "gguf" in file.stanzas[title]
-        )
-        return tuple(next(file.named(title)) for file, title in stanzas)
+        stanzas = self._stanzas(files)
+        with_gguf = [(file, title) for file, title in stanzas if "gguf" in file.stanzas[title]]
+        return tuple(next(file.named(title)) for file, title in with_gguf)
 
     @cached_property
     def all(self) -> tuple[Family, ...]:
@@ -127,7 +118,7 @@ class Rows(Sequence[Family]):
 
 
 def _place(text: str, title: str) -> int:
-    """Where a stanza begins; of a stage that has none of its own, where the first stage's does."""
+    """The start of a stanza, or of the first stage for a stage without a stanza."""
     place = text.find(f"\n[{title}]\n")
     return text.find(f"\n[{title[:-1]}1]\n") if place < 0 and ".stage" in title else place
 
@@ -135,15 +126,13 @@ def _place(text: str, title: str) -> int:
 FAMILIES = Rows(Path(__file__).parent)
 
 
-# The rows that may read a checkpoint: of a given file, of the table, and of the user's folder.
+# Rows that may read a checkpoint: from a given file, the table and the user's folder.
 
-MOST_FILES = 1000  # of rows in a user's folder
+MOST_FILES = 1000  # files of rows in a user's folder
 
 
 def own_folder() -> Path:
-    """Where a user's rows lie: `families` in the configuration folder of weightscope, as the system
-    has these.
-    """
+    """The folder of a user's rows: `families` in weightscope's configuration folder."""
     from click import get_app_dir  # a quarter of what opening a checkpoint imports
 
     return Path(get_app_dir("weightscope")) / "families"
@@ -152,8 +141,7 @@ def own_folder() -> Path:
 def known_rows(
     families: str | Path | None = None, kinds: Collection[str] | None = None
 ) -> tuple[Family, ...]:
-    """Every row, or the rows of `kinds`, model_types or names; what an earlier row reads, a later
-    one does not.
+    """Rows of all or of some `kinds` (model_types or names); later rows do not repeat earlier ones.
 
     `families` is a file of rows, which come before the table's; a user's own come after.
     """
@@ -162,17 +150,14 @@ def known_rows(
     rows: list[Family] = []
     taken: set[tuple[str, str]] = set()
     for group in (given, table, _own_rows()):
-        left = [
-            (row, tuple(kind for kind in row.types if (kind, row.tower) not in taken))
-            for row in group
-        ]
-        rows += [
-            row if types == row.types else replace(row, types=types) for row, types in left if types
-        ]
+        for row in group:
+            types = tuple(kind for kind in row.types if (kind, row.tower) not in taken)
+            if types:
+                rows.append(row if types == row.types else replace(row, types=types))
         taken |= {(kind, row.tower) for row in group for kind in row.types}
-    return tuple(
-        row for row in rows if kinds is None or not {row.name, *row.types}.isdisjoint(kinds)
-    )
+    if kinds is None:
+        return tuple(rows)
+    return tuple(row for row in rows if not {row.name, *row.types}.isdisjoint(kinds))
 
 
 def _own_rows() -> tuple[Family, ...]:
@@ -192,27 +177,18 @@ def _own_rows() -> tuple[Family, ...]:
 
 
 def families_table(families: str | Path | None = None) -> Table:
-    """A row a family and stack: name, model_types, stack, how projections lie, what is special,
-    where it is from.
-    """
-    return Table.of_rows(
-        ["family", "model_types", "stack", "layout", "special", "from"],
-        [
-            (
-                row.name,
-                " ".join(row.types),
-                row.tower or ("text" if row.inputs.tokens else "vision"),
-                row.heads.layout.__name__,
-                ", ".join(_special(row)),
-                row.origin or "weightscope",
-            )
-            for row in known_rows(families)
-        ],
-    )
+    """One row per family and stack: name, model_types, stack, layout, special parts, origin."""
+    rows = []
+    for row in known_rows(families):
+        stack = row.tower or ("text" if row.inputs.tokens else "vision")
+        layout, origin = row.heads.layout.__name__, row.origin or "weightscope"
+        special = ", ".join(_special(row))
+        rows.append((row.name, " ".join(row.types), stack, layout, special, origin))
+    return Table.of_rows(["family", "model_types", "stack", "layout", "special", "from"], rows)
 
 
 def _special(row: Family) -> Iterator[str]:
-    """What is special about the attention of a row."""
+    """Labels of the special parts of a row's attention."""
     labels = {
         "norm of queries and keys": row.scores.qk_norm,
         "rotation": row.rope,
@@ -225,43 +201,36 @@ def _special(row: Family) -> Iterator[str]:
     yield from (label for label, there in labels.items() if there)
 
 
-# Which readings were compared with transformers' own attention: in the census, and in the tests'
-# tiny models. The census is read when the first checkpoint is opened, not when weightscope is
-# imported.
+# Comparisons with transformers' own attention: in the census, and in the tests' tiny models. The
+# census is read when the first checkpoint is opened, not when weightscope is imported.
 
 RECORD = Path(__file__).parent / "architectures.csv"
-OF = "# transformers "  # begins the first line of a census, before the version
+OF = "# transformers "  # start of a census' first line, before the version
 # model_types that the census does not have, each with a tiny model in `tests/model/rows/fixtures`.
 IN_FIXTURES = ("squeezebert",)
-# as a caveat
+# Caveat of rows that were not compared.
 NOT_COMPARED = (
     "a comparison with transformers' own attention, which this row lacks for such a model"
 )
 
 
 def title(row: Family) -> str:
-    """What the census calls a row: its name, and its tower if it has one."""
+    """A row's title in the census: its name, and its tower if it has one."""
     return f"{row.name}.{row.tower}" if row.tower else row.name
 
 
 def unproved(row: Family, model_type: object, part_type: object) -> str:
-    """Why it is unknown whether a row reads a model_type exactly, and what would prove it; empty if
-    it is known.
-
-    `part_type` is the model_type of the part of a composite that the row reads.
-    """
+    """The reason why a row may not read a model_type exactly, with the way to prove it, or ""."""
     kind = str(model_type)[:40]
     missing = _missing(title(row), str(model_type), str(part_type))
+    if not missing:
+        return ""
     command = f"`python -m tests.census {kind}` in a checkout compares it"
-    return (
-        f"unproved: {missing} was never compared with transformers' attention; {command}"
-        if missing
-        else ""
-    )
+    return f"unproved: {missing} was never compared with transformers' attention; {command}"
 
 
 def _missing(row: str, kind: str, part: str) -> str:
-    """What was never found exact, in words: the type, or this stack of it."""
+    """The type, or the stack of it, that was never found exact, in words."""
     if kind in IN_FIXTURES:
         return ""
     verdicts = census().get(kind, {})
@@ -269,7 +238,7 @@ def _missing(row: str, kind: str, part: str) -> str:
         return f"model_type '{kind[:40]}'"
     if row in verdicts:
         exact = "exact" in verdicts[row] <= {"exact", "refused"}
-    else:  # other parts than those that the type has by default; an older census does not name rows
+    else:  # parts that the type does not have by default; an older census does not name rows
         exact = not any(verdicts) or part in IN_FIXTURES or _any_exact(part)
     return "" if exact else f"the {row} stack of model_type '{kind[:40]}'"
 
@@ -280,7 +249,7 @@ def _any_exact(kind: str) -> bool:
 
 @lru_cache(None)
 def census() -> Mapping[str, Mapping[str, set[str]]]:
-    """The verdicts of the census by model_type and row."""
+    """Verdicts of the census by model_type and row."""
     verdicts: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for line in lines(RECORD):
         for row in (line.get("row") or "").split() or [""]:
@@ -289,7 +258,7 @@ def census() -> Mapping[str, Mapping[str, set[str]]]:
 
 
 def lines(path: Path) -> Iterable[dict[str, str]]:
-    """The lines of a census by column."""
+    """Lines of a census by column."""
     with regular_file(path) as file:
         text = file.read().decode().splitlines(keepends=True)
     return csv.DictReader(line for line in text if not line.startswith(OF))
@@ -307,7 +276,8 @@ def standing(path: Path = RECORD) -> str:
     unseen = f", {counts['unseen']} never ran" if counts["unseen"] else ""
     wrong = "none is" if not counts["WRONG"] else f"{counts['WRONG']} are"
     return (
-        f"Checked against the eager attention of transformers{release} on tiny random models of {len(types)} "
-        f"model types: {counts['exact']} of {sum(counts.values())} attention stacks match exactly, {counts['refused']} "
-        f"are refused, {wrong} wrong{unseen}. {unbuilt} more types have no attention or cannot be built this small."
+        f"Checked against the eager attention of transformers{release} on tiny random models of "
+        f"{len(types)} model types: {counts['exact']} of {sum(counts.values())} attention stacks "
+        f"match exactly, {counts['refused']} are refused, {wrong} wrong{unseen}. {unbuilt} more "
+        "types have no attention or cannot be built this small."
     )

@@ -27,9 +27,8 @@ class Softcap(Step):
     def apply(
         self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
     ) -> Layer:
-        return replace(
-            layer, softcap=config.number(self.key, smallest=1e-6) if config.has(self.key) else None
-        )
+        cap = config.number(self.key, smallest=1e-6) if config.has(self.key) else None
+        return replace(layer, softcap=cap)
 
     def caveat(self, layer: Layer) -> str:
         cap = layer.softcap
@@ -60,9 +59,6 @@ class Clip(Step):
         return replace(layer, clip=part.number(self.keys[-1], default=0) or None)
 
     def caveat(self, layer: Layer) -> str:
-        bound = layer.clip
-        return (
-            ""
-            if bound is None
-            else f"queries, keys and values are clipped to [-{bound:g}, {bound:g}]"
-        )
+        if layer.clip is None:
+            return ""
+        return f"queries, keys and values are clipped to [-{layer.clip:g}, {layer.clip:g}]"

@@ -1,6 +1,4 @@
-"""Differential attention (Differential Transformer, eqs 1-4): of two maps of attention one is
-subtracted.
-"""
+"""Differential attention (Differential Transformer, eqs 1-4): one attention map minus another."""
 
 from dataclasses import dataclass, replace
 from math import exp
@@ -15,11 +13,12 @@ from weightscope.model.layers.maps import Affine, Latent
 from weightscope.model.layers.steps import Place, Reads, Step
 from weightscope.model.rows.cells import LayerTensors
 
+LAMBDAS = ("q1", "k1", "q2", "k2")
+
 
 @dataclass(frozen=True)
 class Differential(Step):
-    """A layer of H heads as H / 2 differences: heads h and h + H/2 share values of width 2 r and a
-    part of W_O.
+    """H heads as H / 2 differences: heads h and h + H/2 share values (width 2 r) and a part of W_O.
 
     DiffLlama: value j of a group is [v_j | v_(j + G/2)] for both halves of the groups; the first
     half of the heads gathers them, the second too, and lambda times that is subtracted. lambda =
@@ -31,13 +30,13 @@ class Differential(Step):
     name = "differential"
     place = Place.GATHERED
 
-    module: str  # of attention, which the vectors lambda_q1 ... are in
+    module: str  # attention module that holds the vectors lambda_q1 ...
 
     def _vector(self, name: str) -> str:
         return f"{self.module}.lambda_{name}"
 
     def reads(self) -> Reads:
-        return Reads(tensors=tuple(map(self._vector, ("q1", "k1", "q2", "k2"))))
+        return Reads(tensors=tuple(map(self._vector, LAMBDAS)))
 
     def apply(
         self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
@@ -47,14 +46,11 @@ class Differential(Step):
             raise CheckpointError(
                 f"{h} heads in {g} groups are not pairs, which are subtracted", file=config.file
             )
-        first = 0.8 - 0.6 * exp(-0.3 * layer.index)
-        vectors = {
-            name: tensors.read(self._vector(name), (r,)).astype(np.float64)
-            for name in ("q1", "k1", "q2", "k2")
-        }
-        weight = float(
-            np.exp(vectors["q1"] @ vectors["k1"]) - np.exp(vectors["q2"] @ vectors["k2"]) + first
+        initial = 0.8 - 0.6 * exp(-0.3 * layer.index)  # lambda_0
+        q1, k1, q2, k2 = (
+            tensors.read(self._vector(name), (r,)).astype(np.float64) for name in LAMBDAS
         )
+        weight = float(np.exp(q1 @ k1) - np.exp(q2 @ k2) + initial)
         if isinstance(layer.v, Latent):
             raise TypeError("values that come out of a latent are not pairs")
         group = np.arange(g) % (g // 2)
@@ -62,7 +58,7 @@ class Differential(Step):
             np.concatenate((array[group], array[group + g // 2]), axis=-1)
             for array in (layer.v.w, layer.v.b)
         )
-        w_o = np.asarray(layer.w_o).reshape(h // 2, 2 * r, d) * np.float32(1 - first)
+        w_o = np.asarray(layer.w_o).reshape(h // 2, 2 * r, d) * np.float32(1 - initial)
         return replace(
             layer,
             v=Affine(v_w, v_b),
@@ -73,6 +69,7 @@ class Differential(Step):
     def caveat(self, layer: Layer) -> str:
         weight = layer.gathered_norm.weight if isinstance(layer.gathered_norm, Difference) else 0.0
         return (
-            f"differential attention: head h + H/2 is subtracted from head h with weight {weight:.3g}, which its "
-            "W_O has; what the two gather is divided by the size of their difference"
+            "differential attention: head h + H/2 is subtracted from head h with weight "
+            f"{weight:.3g}, which its W_O has; what the two gather is divided by the size of "
+            "their difference"
         )

@@ -1,6 +1,4 @@
-"""Gates: functions of the query token that multiply what a head has gathered, or the position
-bias.
-"""
+"""Gates: factors from the query token, on a head's weighted sum or on the position bias."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -18,22 +16,22 @@ from weightscope.model.rows.cells import LayerTensors
 
 
 def gate_caveat(layer: Layer) -> str:
-    """What a gate leaves out, also one that the layout has read with the queries."""
-    text = f"the output gate: what a head gathers is multiplied by a {layer.gate_kind} of the query token"
-    return f"{text} (layer.gate)"
+    """The caveat of an output gate, whether a step or the layout has read it."""
+    return (
+        "the output gate: what a head gathers is multiplied by "
+        f"a {layer.gate_kind} of the query token (layer.gate)"
+    )
 
 
 @dataclass(frozen=True)
 class Gate(Step):
-    """A Linear of the query token with one output for each dimension of a head, or one for each
-    head.
-    """
+    """A Linear of the query token, with an output for each dimension of a head or for each head."""
 
     name = "gate"
     place = Place.GATHERED
 
     module: str
-    bias: bool | str = False  # or the config key that says whether it has one
+    bias: bool | str = False  # or the config key that tells
     of_heads: str = ""  # tensor of a further bias, one for each head
     kind: Annotated[str, OneOf(*GATES)] = "sigmoid"
 
@@ -61,9 +59,7 @@ class Gate(Step):
 
 @dataclass(frozen=True)
 class BiasGate(Step):
-    """A Linear of each head's part of the query token, the same for all heads, whose outputs add up
-    to two.
-    """
+    """A Linear of each head's part of the query token, the same for all; its outputs sum to two."""
 
     name = "bias_gate"
     place = Place.POSITIONS

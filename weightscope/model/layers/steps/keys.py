@@ -1,4 +1,4 @@
-"""Which keys a query sees: an earlier layer's, or the choice of an indexer."""
+"""The keys that a query sees: an earlier layer's, or an indexer's choice."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from weightscope.model.layers.steps import Place, Reads, Step
 
 @dataclass(frozen=True)
 class BorrowedKeys(Step):
-    """The last `num_kv_shared_layers` attend to keys and values of the last layer before them of
-    their type (Gemma 3n).
+    """The last `num_kv_shared_layers` attend to keys and values of an earlier layer (Gemma 3n).
 
-    `architectures.layer` reads those modules under the other layer's name, with that layer's norm.
+    That layer is the last of their type that makes its own. `read_layer` reads those modules under
+    its name, with its norm.
     """
 
     name = "borrowed_keys"
@@ -37,16 +37,14 @@ class BorrowedKeys(Step):
         if layer.keys_of is None:
             return ""
         return (
-            f"keys and values are layer {layer.keys_of}'s: W_QK leads from what enters this layer to what "
-            "enters that one, and W_VO back"
+            f"keys and values are layer {layer.keys_of}'s: W_QK leads from what enters "
+            "this layer to what enters that one, and W_VO back"
         )
 
 
 @dataclass(frozen=True)
 class Indexer(Step):
-    """A module that chooses which keys a query sees: part of the mask, and not read
-    (DeepSeek-V3.2).
-    """
+    """A module that chooses the keys a query sees: part of the mask, not read (DeepSeek-V3.2)."""
 
     name = "indexer"
     place = Place.MASK
@@ -57,4 +55,7 @@ class Indexer(Step):
         return Reads(ignored=(self.module,))
 
     def caveat(self, layer: Layer) -> str:
-        return "an indexer chooses which keys a query sees: scores are the model's where it sees, as with any mask"
+        return (
+            "an indexer chooses which keys a query sees: "
+            "scores are the model's where it sees, as with any mask"
+        )

@@ -1,6 +1,4 @@
-"""Numbers that multiply what attention reads or writes: of the config, or learned for each
-dimension or head.
-"""
+"""Factors on what attention reads or writes: from the config, or learned per dimension or head."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +15,7 @@ from weightscope.model.layers.norms import Norm
 from weightscope.model.layers.steps import Place, Reads, Step
 from weightscope.model.rows.cells import LayerTensors
 
-# What of a stored number t multiplies.
+# Factors from a stored number t.
 FACTORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "exp(t)": np.exp,
     "t": np.asarray,
@@ -29,9 +27,7 @@ FACTORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Multipliers(Step):
-    """Config keys of what multiplies the input of attention, its keys or its values (Falcon-H1,
-    MiMo-V2).
-    """
+    """Config keys of factors on attention's input, its keys or its values (Falcon-H1, MiMo-V2)."""
 
     name = "multipliers"
     place = Place.INPUTS
@@ -39,7 +35,7 @@ class Multipliers(Step):
     exact = True
 
     # config keys; empty where nothing is multiplied
-    input: str = ""  # of what the norm before the layer gives
+    input: str = ""  # on the output of the norm before the layer
     key: str = ""
     value: str = ""
 
@@ -63,7 +59,7 @@ class Multipliers(Step):
 
 
 def _multiplied(made: Affine | Latent, key: str, config: ModelConfig) -> Affine | Latent:
-    """Keys or values multiplied by the number under a config key."""
+    """Keys or values times the number under a config key."""
     if not key:
         return made
     if isinstance(made, Latent):
@@ -75,27 +71,23 @@ def _multiplied(made: Affine | Latent, key: str, config: ModelConfig) -> Affine 
 
 @dataclass(frozen=True)
 class LayerScale(Step):
-    """Learned factors of what attention gives, one per dimension, folded into W_O and its bias
-    (CaiT, DINOv2).
-    """
+    """Learned factors on attention's output, one per dimension, folded into W_O (CaiT, DINOv2)."""
 
     name = "layer_scale"
     place = Place.OUTPUT
     label = "LayerScale"
     exact = True
 
-    tensor: str  # (d,) of a layer
+    tensor: str  # (d,), in each layer
 
     @property
     def output_module(self) -> str:
         return self.tensor.rpartition(".")[0]
 
     def reads(self) -> Reads:
-        return (
-            Reads(modules=(self.output_module,))
-            if self.output_module
-            else Reads(tensors=(self.tensor,))
-        )
+        if self.output_module:
+            return Reads(modules=(self.output_module,))
+        return Reads(tensors=(self.tensor,))
 
     def apply(
         self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
@@ -108,15 +100,15 @@ class LayerScale(Step):
 
 @dataclass(frozen=True)
 class HeadFactors(Step):
-    """Scores of each head are multiplied by a learned number, which W_Q takes in (Swin 2)."""
+    """A learned factor on each head's scores, folded into W_Q (Swin 2)."""
 
     name = "head_factors"
     place = Place.VECTORS
     exact = True
 
-    tensor: str  # of a layer: (H,), (H, 1, 1) or (1, H, 1, 1)
-    times: Annotated[str, OneOf(*FACTORS)] = "exp(t)"  # by what of its numbers t
-    largest: float | None = None  # its bound
+    tensor: str  # (H,), (H, 1, 1) or (1, H, 1, 1), in each layer
+    times: Annotated[str, OneOf(*FACTORS)] = "exp(t)"  # factor from its numbers t
+    largest: float | None = None  # upper bound of the factor
 
     def reads(self) -> Reads:
         return Reads(tensors=(self.tensor,))

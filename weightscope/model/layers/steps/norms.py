@@ -1,4 +1,4 @@
-"""Norms of what heads have gathered, before W_O, and of values."""
+"""Norms of weighted sums of values, before W_O, and of values."""
 
 from dataclasses import dataclass, replace
 
@@ -14,9 +14,7 @@ from weightscope.model.rows.cells import LayerTensors, StoredNorm
 
 @dataclass(frozen=True)
 class SubNorm(Step):
-    """A norm of what all heads have gathered for a token (BitNet): folded into W_O, but for its
-    sigma.
-    """
+    """A norm over all heads' weighted sums of a token (BitNet), folded into W_O but for sigma."""
 
     name = "sub_norm"
     place = Place.GATHERED
@@ -36,12 +34,15 @@ class SubNorm(Step):
         return replace(layer, w_o=w_o.reshape(h, r_v, d), output_bias=bias, gathered_norm=sizes)
 
     def caveat(self, layer: Layer) -> str:
-        return "a norm before W_O: what all heads gather for a token is divided by its size; gamma is folded in"
+        return (
+            "a norm before W_O: what all heads gather for a token is divided by its size; "
+            "gamma is folded in"
+        )
 
 
 @dataclass(frozen=True)
 class HeadNorm(Step):
-    """An RMSNorm without parameters of what each head has gathered for a token (Muse Spark)."""
+    """An RMSNorm without parameters of each head's weighted sum (Muse Spark)."""
 
     name = "head_norm"
     place = Place.GATHERED
@@ -67,16 +68,11 @@ class ValuesNormed(Step):
     def apply(
         self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
     ) -> Layer:
-        # Values that come out of a latent have that latent's norm.
-        return (
-            replace(layer, v_norm=InnerNorm(layer.v, config.norm_eps))
-            if isinstance(layer.v, Affine)
-            else layer
-        )
+        if not isinstance(layer.v, Affine):  # values out of a latent have that latent's norm
+            return layer
+        return replace(layer, v_norm=InnerNorm(layer.v, config.norm_eps))
 
     def caveat(self, layer: Layer) -> str:
-        return (
-            "the norm of values: each head's value is divided by its size"
-            if isinstance(layer.v, Affine)
-            else ""
-        )
+        if not isinstance(layer.v, Affine):
+            return ""
+        return "the norm of values: each head's value is divided by its size"

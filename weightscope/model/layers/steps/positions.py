@@ -16,9 +16,7 @@ from weightscope.model.rows.cells import LayerTensors
 
 @dataclass(frozen=True)
 class AddedPositions(Step):
-    """Positions added to the stream after the layer's norm: they pass through the projections,
-    without their biases.
-    """
+    """Positions added after the layer's norm; they pass the projections without their biases."""
 
     name = "added_positions"
     place = Place.INPUTS
@@ -37,26 +35,26 @@ class AddedPositions(Step):
             for side, made in maps.items()
             if isinstance(made, Affine)
         }
-        return replace(
-            layer, added=Added(*(unbiased[side] if side in self.to else None for side in maps))
-        )
+        added = (unbiased[side] if side in self.to else None for side in maps)
+        return replace(layer, added=Added(*added))
 
     def caveat(self, layer: Layer) -> str:
-        return "what positions add to scores: they are added to what queries and keys are made of (layer.added)"
+        return (
+            "what positions add to scores: "
+            "they are added to what queries and keys are made of (layer.added)"
+        )
 
 
 @dataclass(frozen=True)
 class FixedSinusoids(Step):
-    """The angles by which a head turns are in a table: a layer is refused where they are not the
-    usual ones.
-    """
+    """A stored table of a head's rotation angles, refused where they are not the usual ones."""
 
     name = "fixed_sinusoids"
     place = Place.INPUTS
     compares = True
     exact = True
 
-    table: str  # of the model
+    table: str  # in the model, outside its layers
 
     def apply(
         self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors

@@ -1,4 +1,4 @@
-"""Keys and values of distances, added to the tokens'; see `attention.positions`."""
+"""Keys and values of distances, added to the tokens'; see `layers.positions`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ Terms = tuple[RelativeKeys, ...]
 
 @dataclass(frozen=True)
 class Relative(Step):
-    """What all keys of distances share."""
+    """A mechanism of keys of distances."""
 
     place = Place.POSITIONS
     portable = True
@@ -34,14 +34,14 @@ class Relative(Step):
         return replace(layer, relative=self.terms(tensors, config, model))
 
     def caveat(self, layer: Layer) -> str:
-        text = (
-            "relative-position terms, of one token and the distance to the other (layer.relative)"
-        )
-        return text if layer.relative else ""
+        if not layer.relative:
+            return ""
+        terms = "relative-position terms, of one token and the distance to the other"
+        return f"{terms} (layer.relative)"
 
 
 def _biased(layer: Layer, tensors: LayerTensors, name: str) -> Layer:
-    """The layer with a tensor (H, r) added to its queries."""
+    """Add a tensor (H, r) to the layer's queries."""
     if not isinstance(layer.q, Affine):
         return layer
     more = tensors.read(name, (layer.n_heads, layer.head_dim))
@@ -64,9 +64,7 @@ def halved_sinusoids(distances: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ProjectedDistances(Relative):
-    """Transformer-XL's: sinusoids of distances, projected; queries meet them with another bias than
-    tokens' keys.
-    """
+    """Transformer-XL's projected sinusoids; queries have another bias for them than for keys."""
 
     name = "projected_distances"
 
@@ -105,34 +103,27 @@ class XLNetDistances(Relative):
     def terms(self, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Terms:
         d, h, r = config.d_model, config.n_heads, config.head_dim
         w = tensors.read(f"{self.module}.r", (d, h, r)).transpose(1, 0, 2)
-        bias = tensors.read(f"{self.module}.r_r_bias", (h, r)) - tensors.read(
-            f"{self.module}.r_w_bias", (h, r)
-        )
+        of_position = tensors.read(f"{self.module}.r_r_bias", (h, r))
+        of_content = tensors.read(f"{self.module}.r_w_bias", (h, r))
         furthest = config.number("clamp_len", default=-1, smallest=-1)
 
         def keys(distances: np.ndarray) -> np.ndarray:
-            return (
-                halved_sinusoids(
-                    np.clip(distances, -furthest, furthest) if furthest > 0 else distances, d
-                )
-                @ w
-            )
+            if furthest > 0:
+                distances = np.clip(distances, -furthest, furthest)
+            return halved_sinusoids(distances, d) @ w
 
-        return (RelativeKeys(keys, bias),)
+        return (RelativeKeys(keys, of_position - of_content),)
 
     def apply(
         self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
     ) -> Layer:
-        return _biased(
-            super().apply(layer, tensors, config, model), tensors, f"{self.module}.r_w_bias"
-        )
+        layer = super().apply(layer, tensors, config, model)
+        return _biased(layer, tensors, f"{self.module}.r_w_bias")
 
 
 @dataclass(frozen=True)
 class ListedDistances(Relative):
-    """Shaw's: a learned key for each distance up to a bound on either side, the same for all
-    heads.
-    """
+    """Shaw's learned key for each distance up to a bound on either side, shared by heads."""
 
     name = "listed_distances"
 
@@ -146,21 +137,20 @@ class ListedDistances(Relative):
     def terms(self, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Terms:
         before, after = config.count(self.before), config.count(self.after)
         table = tensors.read(self.module + ".weight", (before + after + 1, config.head_dim))
-        return (
-            RelativeKeys.of_table(
-                table[None], lambda distances: np.clip(-distances, -before, after) + before
-            ),
-        )
+
+        def row(distances: np.ndarray) -> np.ndarray:
+            return np.clip(-distances, -before, after) + before
+
+        return (RelativeKeys.of_table(table[None], row),)
 
 
 @dataclass(frozen=True)
 class SharedDistances(Relative):
-    """SpeechT5's: a learned key for each distance, the same in every layer and for all heads."""
+    """SpeechT5's learned key for each distance, shared by all layers and heads."""
 
     name = "shared_distances"
 
-    # of the model: the keys of what lies `most` after the query, one nearer, ..., `most` - 1 before
-    # it
+    # in the model: keys of the distances from `most` after the query to `most` - 1 before it
     table: str
     most: str  # config key
 
@@ -170,19 +160,17 @@ class SharedDistances(Relative):
     def terms(self, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Terms:
         most = config.count(self.most)
         table = model.read(self.table, (2 * most, config.head_dim))
-        return (
-            RelativeKeys.of_table(
-                table[None], lambda distances: np.clip(distances, -most, most - 1) + most
-            ),
-        )
+
+        def row(distances: np.ndarray) -> np.ndarray:
+            return np.clip(distances, -most, most - 1) + most
+
+        return (RelativeKeys.of_table(table[None], row),)
 
 
 def _near(
     tensors: LayerTensors, config: ModelConfig, name: str
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """VITS's table of what lies at most `window_size` after or before a token; zero where it is
-    further away.
-    """
+    """VITS's table of distances up to `window_size` on either side; zero further away."""
     most = config.count("window_size")
     table = np.pad(tensors.read(name, (1, 2 * most + 1, config.head_dim)), ((0, 0), (1, 1), (0, 0)))
     return lambda distances: table[:, np.clip(-distances, -most - 1, most + 1) + most + 1]
@@ -228,9 +216,7 @@ class NearValues(Step):
 
 @dataclass(frozen=True)
 class DistancesInBlocks(Relative):
-    """Granite Speech's: Shaw's keys, for at least as many distances as two tokens of one block may
-    have.
-    """
+    """Granite Speech's: Shaw's keys, for at least as many distances as a block of tokens has."""
 
     name = "distances_in_blocks"
 
@@ -243,17 +229,16 @@ class DistancesInBlocks(Relative):
         most, block = config.size("max_pos_emb"), config.size("context_size")
         table = tensors.read(self.module + ".weight", (2 * most + 1, config.head_dim))
         block = min(block, most)
-        return (
-            RelativeKeys.of_table(
-                table[None], lambda distances: np.clip(distances, -block, block) + most
-            ),
-        )
+
+        def row(distances: np.ndarray) -> np.ndarray:
+            return np.clip(distances, -block, block) + most
+
+        return (RelativeKeys.of_table(table[None], row),)
 
 
 @dataclass(frozen=True)
 class RowsAndColumns(Relative):
-    """SAM: a query meets a key of how many rows, and one of how many columns, the other token is
-    away (MViTv2, eq. 5).
+    """SAM's keys of distances: one by rows, one by columns (MViTv2, eq. 5).
 
     The layer's tokens are a window of the image, or all of it, row by row.
     """
@@ -283,11 +268,9 @@ class RowsAndColumns(Relative):
                 return table[None, distances + side - 1]
 
             def coordinate(positions: np.ndarray) -> np.ndarray:
-                return (
-                    positions[:, axis]
-                    if positions.ndim > 1
-                    else np.asarray(divmod(positions, sides[1]))[axis]
-                )
+                if positions.ndim > 1:
+                    return positions[:, axis]
+                return np.asarray(divmod(positions, sides[1]))[axis]
 
             return RelativeKeys(at, coordinate=coordinate, every=table[None])
 
@@ -296,16 +279,14 @@ class RowsAndColumns(Relative):
 
 @dataclass(frozen=True)
 class Disentangled(Relative):
-    """DeBERTa's: a table of distances, projected to keys and to queries, as pos_att_type asks
-    for.
-    """
+    """DeBERTa's table of distances, projected to keys and to queries, as pos_att_type asks for."""
 
     name = "disentangled"
 
-    table: str  # of the model
-    key: str  # projection of a layer, to keys
+    table: str  # in the model, outside its layers
+    key: str  # a layer's projection to keys
     query: str  # likewise, to queries
-    key_bias: bool = True  # the former has one
+    key_bias: bool = True  # bias of the projection to keys
     # the projections of tokens, which replace them where share_att_key says so
     shared: tuple[str, str] | None = None
 
@@ -322,9 +303,9 @@ class Disentangled(Relative):
         d, h, r = config.d_model, config.n_heads, config.head_dim
         most = config.number("max_relative_positions", default=-1, smallest=-1)
         most = int(most) if most >= 1 else config.size("max_position_embeddings")
-        buckets = (
-            int(config.number("position_buckets", default=-1, smallest=-1)) if self.shared else -1
-        )
+        buckets = -1
+        if self.shared:
+            buckets = int(config.number("position_buckets", default=-1, smallest=-1))
         # no distances are left for logarithmic ones
         if buckets > 0 and not 2 <= buckets < 2 * (most - 1):
             raise config.error(
@@ -360,9 +341,7 @@ class Disentangled(Relative):
 
 
 def logarithmic(distances: np.ndarray, buckets: int, most: int) -> np.ndarray:
-    """DeBERTa-v2's buckets: small distances as they are, larger ones logarithmically, up to
-    `most`.
-    """
+    """DeBERTa-v2's buckets: small distances as they are, larger ones by logarithm, up to `most`."""
     middle = buckets // 2
     size = np.where(np.abs(distances) < middle, middle - 1, np.abs(distances)).astype(np.float32)
     exact = np.log(np.maximum(size, 1) / middle) / np.log((most - 1) / middle) * (middle - 1)

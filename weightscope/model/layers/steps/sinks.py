@@ -10,13 +10,13 @@ from weightscope.model.rows.cells import LayerTensors
 
 @dataclass(frozen=True)
 class Sinks(Step):
-    """Sink logits that the softmax knows of (gpt-oss)."""
+    """Sink logits inside the softmax (gpt-oss)."""
 
     name = "sinks"
     place = Place.SCORES
     label = "sinks"
 
-    tensor: str  # (H,) of a layer
+    tensor: str  # (H,), in each layer
 
     def reads(self) -> Reads:
         return Reads(tensors=(self.tensor,))
@@ -32,14 +32,14 @@ class Sinks(Step):
 
 @dataclass(frozen=True)
 class OuterSinks(Step):
-    """Sink logits outside of the softmax: what they leave of it multiplies what a head gathers
+    """Sink logits outside the softmax: the mass they leave multiplies a head's weighted sum
     (Granite).
     """
 
     name = "outer_sinks"
     place = Place.GATHERED
 
-    tensor: str  # (H,) of a layer
+    tensor: str  # (H,), in each layer
 
     def reads(self) -> Reads:
         return Reads(tensors=(self.tensor,))
@@ -51,6 +51,6 @@ class OuterSinks(Step):
 
     def caveat(self, layer: Layer) -> str:
         return (
-            "the learned sink logit, one more term in each softmax, which transformers leaves out of attention and "
-            "multiplies what a head gathers by"
+            "the learned sink logit, one more term in each softmax, which transformers "
+            "leaves out of attention and multiplies what a head gathers by"
         )

@@ -1,7 +1,6 @@
 """Temperatures by position: queries are multiplied by a number that depends on where they are."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from weightscope.model.config.config import ModelConfig
 from weightscope.model.config.rules import listed, with_parameters
@@ -13,7 +12,7 @@ from weightscope.model.rows.cells import LayerTensors
 
 @dataclass(frozen=True)
 class OfPosition(Step):
-    """What temperatures share."""
+    """A temperature of attention by the query's position."""
 
     place = Place.VECTORS
     portable = True
@@ -28,15 +27,17 @@ class OfPosition(Step):
         return replace(layer, temperature=self.takes(config, layer.index))
 
     def caveat(self, layer: Layer) -> str:
-        factor: Any = layer.temperature
+        if layer.temperature is None:
+            return ""
         text = "the temperature of attention: scores of a query at position p are multiplied by"
-        return "" if factor is None else f"{text} {factor}"
+        return f"{text} {layer.temperature}"
 
 
 @dataclass(frozen=True)
 class BeyondTraining(OfPosition):
-    """Ministral 3: 1 + llama_4_scaling_beta log(1 + floor(p /
-    original_max_position_embeddings)).
+    """Ministral 3: 1 + beta log(1 + floor(p / original_max_position_embeddings)).
+
+    beta is llama_4_scaling_beta.
     """
 
     name = "temperature_beyond_training"
@@ -51,9 +52,7 @@ class BeyondTraining(OfPosition):
 
 @dataclass(frozen=True)
 class WithoutRotation(OfPosition):
-    """Llama 4: 1 + attn_scale log(1 + floor((p + 1) / floor_scale)) in layers that do not
-    rotate.
-    """
+    """Llama 4: 1 + attn_scale log(1 + floor((p + 1) / floor_scale)) where nothing rotates."""
 
     name = "temperature_without_rotation"
 

@@ -1,1 +1,1 @@
-"""Checkpoints under the names that those who train models give, as transformers would have them."""
+"""Checkpoints under their trainers' names, as transformers would have them."""

@@ -1,6 +1,4 @@
-"""A checkpoint under the names of its trainer, such as Meta's or Megatron's, as transformers would
-have it.
-"""
+"""A checkpoint under its trainer's names, such as Meta's or Megatron's, as transformers has it."""
 
 import re
 import tomllib
@@ -22,15 +20,14 @@ from weightscope.model.rows.family import Family
 from weightscope.model.rows.gguf import RestoredTensor, Undo, keys_in_halves, queries_in_halves
 
 FILE = Path(__file__).with_name("spellings.toml")
-# What a checkpoint under one of the spellings has a tensor of.
+# Tensors by which a spelling is recognised.
 KNOWN_BY = {
     "layers.0.attention.wq.weight": "meta",
     "decoder.layers.0.self_attention.linear_qkv.weight": "mcore",
 }
-# Keys of params.json that have no key of config.json to themselves, and those that may say one
-# thing alone.
-# or without effect
+# Keys of params.json without a key of config.json of their own, or without effect.
 READ = ("moe", "multiple_of", "ffn_dim_multiplier", "max_batch_size", "model_parallel_size")
+# Keys of params.json that may have one value alone.
 DEFAULTS: dict[str, Any] = {
     "use_biases": False,
     "use_scaled_rope": False,
@@ -51,7 +48,6 @@ class Spelling(NamedTuple):
 
 @lru_cache(None)
 def spelling_of(name: str) -> Spelling:
-    """One of the spellings."""
     with regular_file(FILE) as file:
         return Spelling(**tomllib.loads(file.read().decode())[name])
 
@@ -85,7 +81,7 @@ def as_published(
 def _published(
     tensor: Tensor, spelling: Spelling, row: Family, counts: tuple[int, int]
 ) -> Iterator[tuple[str, Tensor]]:
-    """What a tensor is for transformers, by name; a fused one is several. Unknown names stay."""
+    """Tensors of transformers in a tensor, by name; a fused one has several. Unknown names stay."""
     module, end = _module_of(tensor.name)
     role, layer, expert = _role_of(module, spelling)
     modules = {**{role: names[0] for role, names in row.also.items()}, **row.roles}
@@ -105,24 +101,19 @@ def _published(
 
 
 def _module_of(name: str) -> tuple[str, str]:
-    """`a.b.weight`: `a.b` and `weight`; of what Transformer Engine fuses, `a.b.layer_norm_weight`,
-    all of it.
-    """
+    """`a.b.weight` -> `a.b`, `weight`; `a.b.layer_norm_weight` (Transformer Engine) stays whole."""
     module, _, end = name.rpartition(".")
-    return (
-        (name, end.removeprefix("layer_norm_")) if end.startswith("layer_norm_") else (module, end)
-    )
+    if end.startswith("layer_norm_"):
+        return name, end.removeprefix("layer_norm_")
+    return module, end
 
 
 @lru_cache(4)
 def _patterns(roles: tuple[tuple[str, str], ...]) -> list[tuple[re.Pattern[str], str]]:
     patterns = []
     for name, role in roles:
-        text = (
-            re.escape(name)
-            .replace(r"\{i\}", r"(?P<layer>\d{1,7})")
-            .replace(r"\{e\}", r"(?P<expert>\d{1,6})")
-        )
+        text = re.escape(name).replace(r"\{i\}", r"(?P<layer>\d{1,7})")
+        text = text.replace(r"\{e\}", r"(?P<expert>\d{1,6})")
         patterns.append((re.compile(text, re.ASCII), role))
     return patterns
 
@@ -131,21 +122,15 @@ def _role_of(module: str, spelling: Spelling) -> tuple[str, int | None, int | No
     """The role of a module, its layer and its expert; an empty role where no spelling has it."""
     for pattern, role in _patterns(tuple(spelling.roles.items())):
         if match := pattern.fullmatch(module):
-            layer, expert = (match.groupdict().get(key) for key in ("layer", "expert"))
-            return (
-                role,
-                None if layer is None else int(layer),
-                None if expert is None else int(expert),
-            )
+            indices = {key: int(digits) for key, digits in match.groupdict().items()}
+            return role, indices.get("layer"), indices.get("expert")
     return "", None, None
 
 
 def _renamed(tensor: Tensor, name: str) -> Tensor:
-    return (
-        replace(tensor, name=name)
-        if isinstance(tensor, StoredTensor | DequantisedTensor)
-        else tensor
-    )
+    if isinstance(tensor, StoredTensor | DequantisedTensor):
+        return replace(tensor, name=name)
+    return tensor
 
 
 def _restored(
@@ -154,11 +139,9 @@ def _restored(
     """A tensor in transformers' order: rows of queries and keys, or the part of a fused one."""
     if is_part:
         return PartTensor(tensor, PARTS[role.rpartition(".")[2]], *counts)
-    undo = (
-        {"q": queries_in_halves, "k": keys_in_halves}.get(role)
-        if spelling.rotary == "neighbours"
-        else None
-    )
+    undo = None
+    if spelling.rotary == "neighbours":
+        undo = {"q": queries_in_halves, "k": keys_in_halves}.get(role)
     return tensor if undo is None or not tensor.shape else RestoredTensor(tensor, undo, *counts)
 
 
@@ -172,27 +155,27 @@ def _groups(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
 
 
 def queries_of_groups(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """All queries of groups of queries, a key and a value."""
+    """Queries of all groups; a group has queries, a key and a value."""
     return _groups(rows, n_heads, n_kv_heads)[:, :-2].reshape(-1, *rows.shape[1:])
 
 
 def keys_of_groups(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """All keys likewise."""
+    """Keys of all groups."""
     return _groups(rows, n_heads, n_kv_heads)[:, -2].reshape(-1, *rows.shape[1:])
 
 
 def values_of_groups(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """All values likewise."""
+    """Values of all groups."""
     return _groups(rows, n_heads, n_kv_heads)[:, -1].reshape(-1, *rows.shape[1:])
 
 
 def first_half(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """The gates of a fused network, which Megatron stores first."""
+    """Gates of a fused network, which Megatron stores first."""
     return rows[: len(rows) // 2]
 
 
 def second_half(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """What is gated."""
+    """Inputs that the gates multiply."""
     return rows[len(rows) // 2 :]
 
 
@@ -217,7 +200,7 @@ class PartTensor(RestoredTensor):
 
     @property
     def share(self) -> tuple[int, int]:
-        """How many of the fused rows are this part's: (n, total)."""
+        """Fused rows that are this part's: (n, total)."""
         if self.undo in (first_half, second_half):
             return 1, 2
         n = self.n_heads if self.undo is queries_of_groups else self.n_kv_heads
@@ -233,7 +216,7 @@ class PartTensor(RestoredTensor):
 
 
 def config_of_params(checkpoint: Checkpoint, spelling: Spelling) -> Config:
-    """What config.json would say, by params.json; keys that are not known are refused."""
+    """A config.json by params.json; unknown keys are refused."""
     params, nested = checkpoint.config, checkpoint.config.get("model")
     if isinstance(nested, dict):
         params = Config(nested, params.file)
@@ -241,24 +224,21 @@ def config_of_params(checkpoint: Checkpoint, spelling: Spelling) -> Config:
         names = next(name for name in KNOWN_BY if name in checkpoint)
         problem = f"has names as '{names}', and no config.json with a model_type"
         ways = " and no params.json" if spelling.params else ""
-        raise CheckpointError(
-            f"{problem}{ways}: the number of heads is not known", file=checkpoint.name
-        )
+        problem += f"{ways}: the number of heads is not known"
+        raise CheckpointError(problem, file=checkpoint.name)
     experts = params.inside("moe")
     known = {*spelling.params.values(), *READ, *DEFAULTS}
     for key, value in params.items():
         if value is not None and (key not in known or value != DEFAULTS.get(key, value)):
             problem = f"'{key[:40]}' is {str(value)[:40]}, which is not read of params.json"
-            raise CheckpointError(
-                f"{problem}; add transformers' config.json to the folder to open it",
-                file=params.file,
-            )
+            way = "add transformers' config.json to the folder to open it"
+            raise CheckpointError(f"{problem}; {way}", file=params.file)
     values = {
         key: params[name] for key, name in spelling.params.items() if params.get(name) is not None
     }
-    values["model_type"] = (
-        "mixtral" if experts else "mistral" if "hidden_dim" in params else "llama"
-    )
+    values["model_type"] = "mistral" if "hidden_dim" in params else "llama"
+    if experts:
+        values["model_type"] = "mixtral"
     values.setdefault("num_key_value_heads", params.size("n_heads"))
     if "rope_theta" not in values and "hidden_dim" in params and "sliding_window" not in values:
         problem = (
@@ -268,18 +248,15 @@ def config_of_params(checkpoint: Checkpoint, spelling: Spelling) -> Config:
     values.setdefault("rope_theta", 10000.0)
     values.setdefault("intermediate_size", _inner_width(params))
     values["rms_norm_eps"] = params.number("norm_eps")
-    if (
-        isinstance(window := values.get("sliding_window"), str)
-        and window.isascii()
-        and window.isdigit()
-    ):
+    window = values.get("sliding_window")
+    if isinstance(window, str) and window.isascii() and window.isdigit():
         values["sliding_window"] = int(window)  # Mixtral's is a text
     values.setdefault("sliding_window", None)
     if experts:
         values |= {"num_local_experts": experts.size("num_experts")}
         values |= {"num_experts_per_tok": experts.size("num_experts_per_tok")}
     tokens = checkpoint.get("tok_embeddings.weight")
-    # as Meta's files say it
+    # Meta's files have -1
     if values.get("vocab_size", -1) == -1 and tokens is not None and tokens.shape:
         values["vocab_size"] = tokens.shape[0]
     values.setdefault("tie_word_embeddings", "output.weight" not in checkpoint)
@@ -289,19 +266,15 @@ def config_of_params(checkpoint: Checkpoint, spelling: Spelling) -> Config:
 
 
 def _inner_width(params: Config) -> int:
-    """The network's width by Meta's rule: two thirds of 4 d, times a factor, up to the next
-    multiple.
-    """
-    multiple, factor = (
-        params.size("multiple_of", default=256),
-        params.number("ffn_dim_multiplier", default=1.0),
-    )
+    """The network's width by Meta's rule: 8 d / 3 times a factor, rounded up to a multiple."""
+    multiple = params.size("multiple_of", default=256)
+    factor = params.number("ffn_dim_multiplier", default=1.0)
     width = int(factor * int(8 * params.size("dim") / 3))
     return multiple * ((width + multiple - 1) // multiple)
 
 
 def _check_widths(checkpoint: Checkpoint, config: Config) -> None:
-    """Refuse params.json of another model."""
+    """Refuse another model's params.json."""
     gate = checkpoint.get("layers.0.feed_forward.w1.weight")
     wanted = config.size("intermediate_size"), config.size("hidden_size")
     if gate is not None and gate.shape != wanted:
