@@ -20,9 +20,9 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.experiments.derivations import drifted, rotated, stream_permuted
-from analyses.experiments.named_parts import Part, Weights, read_weights, write_weights
 from analyses.inputs import out_option
+from tests.support.plants.derivations import drifted, rotated, stream_permuted
+from tests.support.plants.named_parts import Part, Weights, read_weights, write_weights
 from weightscope.cli.command import EndsInOneLine
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.progress import bar

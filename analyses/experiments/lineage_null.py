@@ -17,9 +17,9 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.experiments.named_parts import Weights, read_weights, write_weights
 from analyses.experiments.planted_lineage import families_in
 from analyses.inputs import out_option
+from tests.support.plants.named_parts import Weights, read_weights, write_weights
 from weightscope.cli.command import EndsInOneLine
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.progress import bar

@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 
 import weightscope as ws
-from analyses.experiments.derivations import DERIVATIONS, drifted
-from analyses.experiments.named_parts import Weights, read_weights, write_weights
 from analyses.inputs import out_option
+from tests.support.plants.derivations import DERIVATIONS, drifted
+from tests.support.plants.named_parts import Weights, read_weights, write_weights
 from weightscope.cli.command import EndsInOneLine
 from weightscope.core.files import scratch_folder
 

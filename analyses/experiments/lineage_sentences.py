@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 
 import weightscope as ws
-from analyses.experiments.further_kinds import HEADS, with_part
-from analyses.experiments.named_parts import read_weights, write_weights
 from analyses.inputs import out_option
+from tests.support.plants.kinds import HEADS, with_part
+from tests.support.plants.named_parts import read_weights, write_weights
 from weightscope.cli.command import EndsInOneLine
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.tables import Table

@@ -27,9 +27,9 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.experiments.derivations import averaged, drifted, redrawn, same_spectra, shuffled, those_for
-from analyses.experiments.named_parts import Weights, read_weights, write_gguf, write_weights
 from analyses.inputs import out_option
+from tests.support.plants.derivations import averaged, drifted, redrawn, same_spectra, shuffled, those_for
+from tests.support.plants.named_parts import Weights, read_weights, write_gguf, write_weights
 from weightscope.cli.command import EndsInOneLine
 from weightscope.core.files import Folder, regular_file, scratch_folder
 from weightscope.core.progress import bar

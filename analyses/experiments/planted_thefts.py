@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 
 import weightscope as ws
-from analyses.experiments.derivations import random_for, redrawn
-from analyses.experiments.named_parts import Weights, read_weights, write_weights
 from analyses.inputs import out_option
+from tests.support.plants.derivations import random_for, redrawn
+from tests.support.plants.named_parts import Weights, read_weights, write_weights
 from weightscope.cli.command import EndsInOneLine
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.tables import Table

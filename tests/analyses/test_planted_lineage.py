@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import weightscope as ws
 from analyses.experiments import planted_lineage
-from analyses.experiments.named_parts import read_weights
+from tests.support.plants.named_parts import read_weights
 from weightscope.core.tables import Column, Table
 
 pytestmark = pytest.mark.check

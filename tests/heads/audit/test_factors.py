@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from analyses.experiments.planted_faults import other_rotary_order, planted, tiled_heads
+from tests.support.plants.faults import other_rotary_order, planted, tiled_heads
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from tests.support.weights import package, shared

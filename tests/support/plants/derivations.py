@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from analyses.experiments.named_parts import READERS, STREAM_AXIS, WRITERS, Part, Weights
+from tests.support.plants.named_parts import READERS, STREAM_AXIS, WRITERS, Part, Weights
 
 # Storage
 
