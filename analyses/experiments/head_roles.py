@@ -15,11 +15,11 @@ import numpy as np
 
 import weightscope as ws
 from analyses.experiments.held_out import held_out, over_models
-from analyses.inputs import MINILM, SMOLLM2, out_option
+from analyses.inputs import MINILM, SMOLLM2
 from analyses.packages import located
+from analyses.study import study
 from weightscope.cli import options
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import OutputFolder
+from weightscope.core.files import Folder
 from weightscope.core.tables import Column, Table
 from weightscope.heads.circuits.measured import N_TEXTS, TEXT_LENGTH, behaviour
 from weightscope.heads.circuits.names import head_roles
@@ -59,7 +59,7 @@ def rows_of(model: ws.Model, did: dict[str, np.ndarray]) -> list[list[object]]:
     return [[model.title, wired.layers[i], head, *(column[i, head] for column in columns)] for i, head in places]
 
 
-@click.command("head-roles", cls=EndsInOneLine)
+@study("head-roles")
 @click.option(
     "--model",
     "models",
@@ -70,9 +70,8 @@ def rows_of(model: ws.Model, did: dict[str, np.ndarray]) -> list[list[object]]:
 )
 @click.option("--gpt2", type=click.Path(path_type=Path), help="GPT-2's attention, judged by what others published.")
 @options.text
-@out_option("out/head-roles")
 @options.runner_device
-def main(models: tuple[str, ...], gpt2: Path | None, text: tuple[Path, ...], out: Path, device: str) -> None:
+def main(files: Folder, models: tuple[str, ...], gpt2: Path | None, text: tuple[Path, ...], device: str) -> None:
     """Score, run and judge the heads of several models, each by the thresholds of the others."""
     texts = read_texts(text, characters=20_000)
     opened = [ws.open_model(located(source)) for source in models]
@@ -83,10 +82,9 @@ def main(models: tuple[str, ...], gpt2: Path | None, text: tuple[Path, ...], out
     header = ["model", "layer", "head", *SCORES, *(f"did_{name}" for name in DID)]
     heads = Table.of_rows([Column(name) for name in header], rows)
     roles = over_models(heads)
-    with OutputFolder(out) as folder:
-        folder.table("heads.csv", heads)
-        folder.table("held-out.csv", held_out(heads))
-        folder.table("roles.csv", roles)
+    files.table("heads.csv", heads)
+    files.table("held-out.csv", held_out(heads))
+    files.table("roles.csv", roles)
     click.echo(roles.text())
 
 

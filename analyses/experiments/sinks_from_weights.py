@@ -14,10 +14,9 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import OutputFolder
-from weightscope.core.tables import Column, Table
+from analyses.study import study, write
+from weightscope.core.files import Folder
+from weightscope.core.tables import Column
 from weightscope.heads.circuits.names import FirstTokenSinks, first_token_sinks, token_scores
 from weightscope.heads.sinks.bias import PREDICTORS, SINKS_ABOVE
 from weightscope.model.metrics.auroc import weighted_auroc
@@ -79,20 +78,17 @@ def rows_of(source: str, folder: str) -> tuple[list[list[object]], list[object],
     return rows, massive_row(folder, sinks), kinds
 
 
-@click.command("sinks-from-weights", cls=EndsInOneLine)
+@study("sinks-from-weights")
 @click.option(
     "--model", "models", multiple=True, nargs=2, required=True, help="Checkpoint, folder of figures/sink-bias."
 )
-@out_option("out/sinks-from-weights")
-def main(models: tuple[tuple[str, str], ...], out: Path) -> None:
+def main(files: Folder, models: tuple[tuple[str, str], ...]) -> None:
     """Rank the heads of each model by every reading of the weights."""
     ranked, massive, kinds = zip(*(rows_of(source, folder) for source, folder in models), strict=True)
-    table = Table.of_rows([Column(name, format=".3f") for name in HEADER], [row for rows in ranked for row in rows])
-    with OutputFolder(out) as folder:
-        folder.table("aurocs.csv", table)
-        folder.table("massive.csv", Table.of_rows(MASSIVE, massive))
-        folder.table("kinds.csv", Table.of_rows(KINDS, [row for rows in kinds for row in rows]))
-    click.echo(table.text())
+    header = [Column(name, format=".3f") for name in HEADER]
+    write(files, "aurocs", header, [row for rows in ranked for row in rows], echo=True)
+    write(files, "massive", MASSIVE, massive)
+    write(files, "kinds", KINDS, [row for rows in kinds for row in rows])
 
 
 if __name__ == "__main__":

@@ -16,11 +16,10 @@ import numpy as np
 from scipy.stats import spearmanr
 
 import weightscope as ws
-from analyses.inputs import out_option
+from analyses.study import study, write
 from weightscope.cli import options
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import OutputFolder
-from weightscope.core.tables import Column, Table
+from weightscope.core.files import Folder
+from weightscope.core.tables import Column
 from weightscope.heads.circuits.names import first_token_sinks
 from weightscope.heads.sinks.bias import SINKS_ABOVE
 from weightscope.heads.sinks.strength import sink_strength
@@ -72,18 +71,14 @@ def held_out_row(source: str, texts: list[str]) -> list[object]:
     return [Path(source).name, *counts, *aurocs, *correlations]
 
 
-@click.command("sinks-held-out", cls=EndsInOneLine)
+@study("sinks-held-out")
 @click.argument("sources", nargs=-1, required=True)
 @options.text
-@out_option("out/sinks-held-out")
-def main(sources: tuple[str, ...], text: tuple[Path, ...], out: Path) -> None:
+def main(files: Folder, sources: tuple[str, ...], text: tuple[Path, ...]) -> None:
     """Rank the heads of each model by `sink_share`, and judge it by a run."""
     texts = read_texts(text).texts
     rows = [held_out_row(source, texts) for source in sources]
-    table = Table.of_rows([Column(name, format=".3f") for name in HEADER], rows)
-    with OutputFolder(out) as folder:
-        folder.table("held-out.csv", table)
-    click.echo(table.text())
+    write(files, "held-out", [Column(name, format=".3f") for name in HEADER], rows, echo=True)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.lineage_attacks import forged, framed, hidden, random_base
 from tests.support.commands import run
+from tests.support.plants.attacks import forged, framed, hidden, random_base
 from tests.support.plants.derivations import averaged, drifted
 from tests.support.plants.named_parts import read_weights, write_weights
 from weightscope.pairs.changes.token_order import match_rows, would_show

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.lineage_null import redraws
+from tests.support.plants.derivations import redraws
 from tests.support.plants.named_parts import read_weights
 from tests.support.small_llama import drawn, noisy, write_small_llama, written
 from tests.support.tiny_models import FIXTURES, changed

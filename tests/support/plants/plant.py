@@ -37,12 +37,12 @@ class Plant:
     cells: Mapping[str, Any] = field(default_factory=dict)
 
 
-def written(make: Callable[[], Weights], *bases: str | Path) -> Callable[[Path], Made]:
+def written(make: Callable[[], Weights], *bases: str | Path, name: str = "suspect") -> Callable[[Path], Made]:
     """The `make` of a plant whose suspect is weights; `more` has the base's layer that each layer came from."""
 
     def make_in(folder: Path) -> Made:
         weights = make()
-        write_weights(weights, folder / "suspect")
-        return Made(folder / "suspect", bases, weights.came_from)
+        write_weights(weights, folder / name)
+        return Made(folder / name, bases, weights.came_from)
 
     return make_in
