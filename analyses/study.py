@@ -4,6 +4,7 @@ A study is `@study("name")` above a function that gets the folder of its results
 `judge_each` makes each in a folder of its own, judges it, and gives one row; `write` writes rows as CSV.
 """
 
+import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from weightscope.cli.command import EndsInOneLine
 from weightscope.core.files import Folder, regular_file, scratch_folder
 from weightscope.core.progress import bar
 from weightscope.core.tables import Column, Table
+from weightscope.model.metrics.auroc import weighted_auroc
 from weightscope.model.sources import folder_names
 
 Row = dict[str, Any]
@@ -83,6 +85,18 @@ def table_of(columns: Sequence[str | Column], rows: Iterable[Mapping[str, Any] |
 
 def _cell(value: Any) -> Any:
     return np.nan if value is None else value
+
+
+def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
+    """AUROC of scores (n,), higher for those that are positive (n,) bool."""
+    chosen = np.flatnonzero(positive)
+    return float(weighted_auroc(scores, chosen, np.ones(len(chosen), np.int64)))
+
+
+def rows_in(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def write(files: Folder, name: str, columns: Sequence[str | Column], rows: Iterable[Any], echo: bool = False) -> None:

@@ -22,10 +22,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 import weightscope as ws
-from analyses.study import study, write
+from analyses.study import auroc, study, write
 from analyses.toys.train_learned import MEASURED, TOPICS, Run, books_in, matching, source_of, train_missing
 from weightscope.core.files import Folder
-from weightscope.model.metrics.auroc import weighted_auroc
 from weightscope.model.model import Model
 from weightscope.pairs.changes.rounding import CASTS
 from weightscope.pairs.learned.learned import Tune, tune_of
@@ -108,11 +107,6 @@ def regime(base: Model, tuned: Model, tune: Tune) -> tuple[float, ...]:
     )
 
 
-def auc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The area under the ROC curve."""
-    return weighted_auroc(scores, np.flatnonzero(positive), np.ones(int(positive.sum()), int))
-
-
 def discriminant(x: np.ndarray, positive: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """Fisher's linear discriminant of standardised features, with a little ridge: x (n, k) -> scores of others."""
     mean, spread = x.mean(axis=0), x.std(axis=0) + 1e-12
@@ -136,18 +130,18 @@ def aucs(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     for model in models:
         counts = int(y[model].sum()), int((~y[model]).sum())
         for i, feature in enumerate(FEATURES):
-            yield feature, model, model, *counts, auc(x[model][:, i], y[model])
+            yield feature, model, model, *counts, auroc(x[model][:, i], y[model])
         odd = np.array([int(row[3]) % 2 == 1 for row in of[model]])
         held = np.zeros(len(odd))
         for part in (odd, ~odd):
             held[part] = discriminant(x[model][~part], y[model][~part])(x[model][part])
-        on_held = float(np.mean([auc(held[p], y[model][p]) for p in (odd, ~odd)]))
+        on_held = float(np.mean([auroc(held[p], y[model][p]) for p in (odd, ~odd)]))
         yield "all, held-out runs", model, model, *counts, on_held
         for other in models:
             if other != model:
                 scores = discriminant(x[model], y[model])(x[other])
                 counts = int(y[other].sum()), int((~y[other]).sum())
-                yield "all, another model", model, other, *counts, auc(scores, y[other])
+                yield "all, another model", model, other, *counts, auroc(scores, y[other])
 
 
 def measured(run: Run, base: Model, folder: Path, books: dict[str, str]) -> dict[str, tuple[Any, ...]]:

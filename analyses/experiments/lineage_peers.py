@@ -13,7 +13,6 @@ The kit confirms a match by config alone where it can, so its score from weights
 OUT/peers.csv has a row for each pair, OUT/peers-by-kind.csv the counts, next to `ws.lineage`'s.
 """
 
-import csv
 import logging
 import re
 import shutil
@@ -28,11 +27,10 @@ import numpy as np
 
 import weightscope as ws
 from analyses.experiments.planted_lineage import families_in, planted, strangers, work_option
-from analyses.study import Row, judge_each, study, write
+from analyses.study import Row, auroc, judge_each, rows_in, study, write
 from tests.support.plants.plant import Made, Plant
 from weightscope.core.files import Folder
 from weightscope.core.tables import Table
-from weightscope.model.metrics.auroc import weighted_auroc
 
 OURS = "weightscope"
 TOOLS = ("modeldna", "kit", "kit_weights")
@@ -135,18 +133,13 @@ def separation(rows: Sequence[dict[str, Any]], tool: str) -> float:
     """AUROC of a tool's score; no score counts as the lowest."""
     given = [row[f"{tool}_score"] for row in rows]
     scores = np.array([-1.0 if score is None or np.isnan(score) else score for score in given])
-    positives = np.array([number for number, row in enumerate(rows) if not row["group"]])
-    return weighted_auroc(scores, positives, np.ones(len(positives), np.int64))
+    return auroc(scores, np.array([not row["group"] for row in rows]))
 
 
 def our_verdicts(folder: Path) -> dict[str, str]:
     """Verdicts of `ws.lineage` by the name of the pair, if they are there."""
-    verdicts = {}
-    for name in ("planted.csv", "strangers.csv"):
-        if (folder / name).exists():
-            with (folder / name).open(encoding="utf-8", newline="") as file:
-                verdicts |= {row["name"]: row["verdict"] for row in csv.DictReader(file)}
-    return verdicts
+    paths = [folder / name for name in ("planted.csv", "strangers.csv")]
+    return {row["name"]: row["verdict"] for path in paths if path.exists() for row in rows_in(path)}
 
 
 @study("lineage-peers")

@@ -26,13 +26,12 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.study import Judge, Row, judge_each, study, write
+from analyses.study import Judge, Row, auroc, judge_each, study, write
 from tests.support.plants.derivations import averaged, drifted, redrawn, same_spectra, shuffled, those_for
 from tests.support.plants.named_parts import Weights, read_weights, write_gguf, write_weights
 from tests.support.plants.plant import Made, Plant, written
 from weightscope.core.files import Folder
 from weightscope.core.tables import Table
-from weightscope.model.metrics.auroc import weighted_auroc
 from weightscope.model.sources import folder_names
 from weightscope.report.pages.style import COLOURS, in_our_style, save, subplots
 
@@ -341,14 +340,6 @@ def by_group(rows: Sequence[dict[str, Any]]) -> Table:
     return Table.of_rows(("strangers", "pairs", *verdicts), lines)
 
 
-def separation(
-    derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[str, Any]], by: str, sign: int
-) -> float:
-    """AUROC of a number: the probability that it, times `sign`, is larger for a derived suspect than for a stranger."""
-    scores = np.array([sign * row[by] for row in (*derived_rows, *stranger_rows)])
-    return weighted_auroc(scores, np.arange(len(derived_rows)), np.ones(len(derived_rows), np.int64))
-
-
 def draw(derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[str, Any]], files: Folder) -> None:
     """Draw the likeness of every pair: a line for each kind planted and each group of strangers."""
     lines: dict[str, list[dict[str, Any]]] = {}
@@ -418,8 +409,11 @@ def main(
     if derived_rows and stranger_rows:
         draw(derived_rows, stranger_rows, files)
     click.echo(f"{kinds.text()}\n\n{groups.text()}\n")
+    rows = [*derived_rows, *stranger_rows]
+    is_derived = np.array([not row["group"] for row in rows])
     for by, sign in (("likeness", 1), ("p_value", -1)):
-        click.echo(f"AUROC of {by}: {separation(derived_rows, stranger_rows, by, sign):.6g}")
+        scores = np.array([sign * row[by] for row in rows])
+        click.echo(f"AUROC of {by}: {auroc(scores, is_derived):.6g}")
 
 
 if __name__ == "__main__":

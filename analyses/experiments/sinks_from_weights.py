@@ -7,19 +7,17 @@ measured on 100 texts of 512 tokens. No text is read and no model run here. Writ
 token's massive activation) and kinds.csv: what sink heads of figures/sink-mechanisms did when run, and `sink_kind`.
 """
 
-import csv
 from pathlib import Path
 
 import click
 import numpy as np
 
 import weightscope as ws
-from analyses.study import study, write
+from analyses.study import auroc, rows_in, study, write
 from weightscope.core.files import Folder
 from weightscope.core.tables import Column
 from weightscope.heads.circuits.names import FirstTokenSinks, first_token_sinks, token_scores
 from weightscope.heads.sinks.bias import PREDICTORS, SINKS_ABOVE
-from weightscope.model.metrics.auroc import weighted_auroc
 
 FIGURES = Path(__file__).parents[2] / "figures"
 LABELS = FIGURES / "sink-bias"
@@ -31,18 +29,6 @@ HEADER = ("model", "line", "heads_with", "heads", "sink_share", "layer", "first_
 MASSIVE = ("model", "dimension", "layer", "value", "times_median", "written_by", "unit", "weight", "share")
 
 KINDS = ("model", "layer", "head", "when_run", "sink_share", "sink_kind")
-
-
-def heads_in(folder: Path) -> list[dict[str, str]]:
-    """The rows of a folder's heads.csv."""
-    with (folder / "heads.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def aurocs(readings: dict[str, np.ndarray], sinks: np.ndarray) -> list[float]:
-    """AUROC of each reading of HEADER, higher for heads that sink: readings (n,), sinks (n,)."""
-    positives, ones = np.flatnonzero(sinks), np.ones(int(sinks.sum()), np.int64)
-    return [float(weighted_auroc(readings[name], positives, ones)) for name in HEADER[4:]]
 
 
 def massive_row(folder: str, sinks: FirstTokenSinks) -> list[object]:
@@ -57,7 +43,7 @@ def massive_row(folder: str, sinks: FirstTokenSinks) -> list[object]:
 def rows_of(source: str, folder: str) -> tuple[list[list[object]], list[object], list[list[object]]]:
     """A model's rows of aurocs.csv, one for each line above which a head sinks, its row of massive.csv, and its rows of
     kinds.csv."""
-    heads = heads_in(LABELS / folder)
+    heads = rows_in(LABELS / folder / "heads.csv")
     model = ws.open_model(source)
     sinks = first_token_sinks(model, model.attention_layers, asked=True)
     strength = np.array([float(head["strength"]) for head in heads])
@@ -66,10 +52,16 @@ def rows_of(source: str, folder: str) -> tuple[list[list[object]], list[object],
     readings |= {"sink_share": sinks.share.ravel()}
     readings["first_token"] = np.concatenate([scores["first_token"] for _, scores in token_scores(model)])
     rows: list[list[object]] = [
-        [folder, line, int((strength > line).sum()), len(strength), *aurocs(readings, strength > line)]
+        [
+            folder,
+            line,
+            int((strength > line).sum()),
+            len(strength),
+            *(auroc(readings[name], strength > line) for name in HEADER[4:]),
+        ]
         for line in (SINKS_ABOVE, EVENT)
     ]
-    ran = heads_in(RUN[folder]) if folder in RUN else []
+    ran = rows_in(RUN[folder] / "heads.csv") if folder in RUN else []
     kinds: list[list[object]] = [
         [folder, int(head["layer"]), int(head["head"]), head["mechanism"], float(share), str(kind)]
         for head, share, kind in zip(ran, sinks.share.ravel(), sinks.kind.ravel(), strict=bool(ran))
