@@ -51,16 +51,10 @@ def rows_of(source: str, folder: str) -> tuple[list[list[object]], list[object],
                 for reading in PREDICTORS}  # fmt: skip
     readings |= {"sink_share": sinks.share.ravel()}
     readings["first_token"] = np.concatenate([scores["first_token"] for _, scores in token_scores(model)])
-    rows: list[list[object]] = [
-        [
-            folder,
-            line,
-            int((strength > line).sum()),
-            len(strength),
-            *(auroc(readings[name], strength > line) for name in HEADER[4:]),
-        ]
-        for line in (SINKS_ABOVE, EVENT)
-    ]
+    rows: list[list[object]] = []
+    for line in (SINKS_ABOVE, EVENT):
+        aurocs = [auroc(readings[name], strength > line) for name in HEADER[4:]]
+        rows.append([folder, line, int((strength > line).sum()), len(strength), *aurocs])
     ran = rows_in(RUN[folder] / "heads.csv") if folder in RUN else []
     kinds: list[list[object]] = [
         [folder, int(head["layer"]), int(head["head"]), head["mechanism"], float(share), str(kind)]
