@@ -8,25 +8,24 @@ model of random weights. bugs.csv has one row per bug that is re-enacted, and tw
 
 import click
 
-from analyses.study import study, write
+from analyses.study import judge_each, study, write
 from tests.support.plants.bug_versions import RELEASES
-from tests.support.plants.bugs import BUGS, COLUMNS, before_and_after, enact
+from tests.support.plants.bugs import BUGS, COLUMNS, before_and_after, enacted, judged
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import Folder, scratch_folder
-from weightscope.core.progress import bar
 
 
 @study("bugs")
 @click.option("--versions", is_flag=True, help="Run the tools' own versions too, installed by pip.")
 def main(files: Folder, versions: bool) -> None:
     """Do all of them, and write bugs.csv."""
-    with scratch_folder() as folder:
-        rows = [enact(bug, folder) for bug in bar(BUGS, "bugs", "bug")]
-        for release in RELEASES if versions else ():
-            try:
-                rows += before_and_after(release, folder)
-            except CheckpointError as error:
-                click.echo(f"left out: {error}")
+    rows = judge_each(map(enacted, BUGS), judged, "bugs")
+    for release in RELEASES if versions else ():
+        try:
+            with scratch_folder() as folder:
+                rows += judge_each(before_and_after(release, folder), judged, release.tool)
+        except CheckpointError as error:
+            click.echo(f"left out: {error}")
     write(files, "bugs", COLUMNS, rows, echo=True)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 import weightscope as ws
 from tests.support.plants.bug_versions import Release, run
+from tests.support.plants.plant import Made, Plant
 from weightscope.core.errors import CheckpointError
 
 Weights = dict[str, np.ndarray]
@@ -173,40 +174,45 @@ def tiny(model_type: str, folder: Path) -> Path:
     return folder
 
 
-def enact(bug: Bug, folder: Path) -> tuple[object, ...]:
-    """A row of COLUMNS for the model after the bug."""
+def enacted(bug: Bug) -> Plant:
+    """The bug done to a model of random weights."""
     from safetensors.numpy import load_file, save_file
 
-    original = folder / bug.model
-    if not original.exists():
-        tiny(bug.model, original)
-    weights = load_file(original / "model.safetensors")
-    bug.deed(weights)
-    broken = folder / "broken"
-    broken.mkdir(exist_ok=True)
-    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    shutil.copy(original / "config.json", broken)
-    verdict, deeds = judged(original, broken)
-    is_right = bug.named in deeds and verdict == "different"
-    return f"https://github.com/{bug.report}", bug.tool, bug.what, bug.model, DESCRIBED, verdict, deeds, is_right
+    def make(folder: Path) -> Made:
+        original, broken = tiny(bug.model, folder / bug.model), folder / "broken"
+        weights = load_file(original / "model.safetensors")
+        bug.deed(weights)
+        broken.mkdir()
+        save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+        shutil.copy(original / "config.json", broken)
+        return Made(broken, [original])
+
+    cells = {"report": f"https://github.com/{bug.report}", "tool": bug.tool, "what": bug.what, "model": bug.model}
+    return Plant(f"{bug.tool} {bug.report}", make, {"same": bug.named}, cells | {"evidence": DESCRIBED})
 
 
-def judged(original: Path, copy: Path) -> tuple[str, str]:
-    """The verdict and the deeds of `same`."""
-    try:
-        same = ws.same(original, copy)
-    except CheckpointError as error:
-        return "refused", str(error)
-    return same.verdict, "; ".join(dict.fromkeys(each.deed for each in same.differing))
-
-
-def before_and_after(release: Release, folder: Path) -> Iterator[tuple[object, ...]]:
-    """A row for the version with the bug, and one for that with its fix; an error where one cannot be had or run."""
-    original = folder / f"{release.tool}-{release.model}"
-    tiny(release.model, original)
+def before_and_after(release: Release, folder: Path) -> Iterator[Plant]:
+    """A version of a tool with a bug, and one with its fix, run in one folder; `make` raises where one does not run."""
+    original = tiny(release.model, folder / f"{release.tool}-{release.model}")
     for version, has_bug in zip(release.versions, (True, False), strict=True):
-        ran = run(release, version, original, folder / release.tool)
-        verdict, deeds = judged(ran.original, ran.copy)
-        is_right = release.named in deeds and verdict == "different" if has_bug else verdict in SOUND
+
+        def make(_: Path, version: str = version) -> Made:
+            ran = run(release, version, original, folder / release.tool)
+            return Made(ran.copy, [ran.original])
+
         what = release.what if has_bug else "mended"
-        yield release.url, f"{release.tool} {version}", what, release.model, RAN, verdict, deeds, is_right
+        cells = {"report": release.url, "tool": f"{release.tool} {version}", "what": what, "model": release.model}
+        named = release.named if has_bug else None
+        yield Plant(f"{release.tool} {version}", make, {"same": named}, cells | {"evidence": RAN})
+
+
+def judged(plant: Plant, made: Made) -> dict[str, object]:
+    """Verdict and deeds of `same`: "different" under the bug's name, and equal values once it is mended."""
+    try:
+        same = ws.same(made.bases[0], made.suspect)
+        verdict, deeds = same.verdict, "; ".join(dict.fromkeys(each.deed for each in same.differing))
+    except CheckpointError as error:
+        verdict, deeds = "refused", str(error)
+    named = plant.expects["same"]
+    is_right = verdict in SOUND if named is None else named in deeds and verdict == "different"
+    return {"verdict": verdict, "deeds": deeds, "as_expected": is_right}
