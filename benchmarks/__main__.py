@@ -1,69 +1,39 @@
 """Every benchmark in one run, as ratios to a lower bound of each task: `make bench`.
 
-AUROC over GPT-2's vocabulary, against the bare products of its scores and against the paper's method; sigma statistics;
-bigram counting; audits of Llama 2's shapes, against reading the bytes and the Gram products, and against other tools on
-GPT-2's heads if they are installed; wiring against its products; norms and contributions against the forward passes;
-samples of the largest vocabularies; start-up; checkpoints larger than any published one; and how all of this grows.
+AUROC over GPT-2's vocabulary, against the bare products of its scores and against the paper's method; audits of Llama
+2's shapes, against reading the bytes and the Gram products, and against other tools on GPT-2's heads if they are
+installed; start-up; and how all of this grows.
 Writes bench.json, which `make bench-compare` reads, and bench.md, the table; `python -m benchmarks.publish` keeps them.
 """
 
 import os
 import sys
-import sysconfig
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from benchmarks import audit, auroc, bigrams, circuits, extremes, growth, norms, sampled, sigma, startup
+from benchmarks import audit, auroc, growth, startup
 from benchmarks.limits import machine_limits
 from benchmarks.results import Bench, Measured, duration, this_machine
-from weightscope.core.embedded import FOLDER
 from weightscope.core.files import Folder
 
 # Layers and rounds of each shape. Every round draws the figures and the page again.
 AUDITS = {"llama-2-7b": (4, 2), "llama-2-70b": (1, 1), "gpt2": (12, 1)}
 AUROC_HEADS, NUMPY_HEADS = 2, 1
-NORM_SEQUENCES = 128
-
-
-@contextmanager
-def corpus(megabytes: int = 10) -> Iterator[str]:
-    """A text that every machine with Python has: the sources of the standard library."""
-    text = bytearray()
-    for source in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        text += source.read_bytes()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "corpus.txt"
-        file.write_text(text[: megabytes * 10**6].decode("utf-8", errors="ignore"), encoding="utf-8")
-        yield str(file)
-
-
-def counting() -> list[Measured]:
-    with corpus() as file:
-        return bigrams.measure(file, str(FOLDER))
 
 
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="out/bench", help="Results.")
-@click.option("--only", multiple=True, help="Run only these benchmarks: auroc, sigma, audit and so on.")
+@click.option("--only", multiple=True, help="Run only these benchmarks: auroc, audit and so on.")
 @click.option("--peer-python", default=sys.executable, help="An interpreter with transformer-lens or weightwatcher.")
 def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:
     """Run the benchmarks, print each time and its ratio to a lower bound, and write bench.json and bench.md."""
     benchmarks: dict[str, Callable[[], list[Measured]]] = {
         "auroc": lambda: auroc.measure(AUROC_HEADS, NUMPY_HEADS),
-        "sigma": sigma.measure,
-        "bigrams": counting,
-        "norms": lambda: norms.measure(NORM_SEQUENCES),
-        "contributions": norms.measure_contributions,
         "audit": lambda: audit.run(AUDITS, peer_python),
-        "circuits": circuits.of_gpt2s_shape,
-        "sampled": sampled.measure,
         "startup": startup.measure,
-        "extremes": extremes.measure,
         "growth": growth.measure,
     }
     unknown = sorted(set(only) - set(benchmarks))

@@ -23,13 +23,13 @@ from typing import Any
 import click
 import numpy as np
 
-from analyses.experiments.derivations import DERIVATIONS, drifted
-from analyses.experiments.named_parts import Weights, read_weights, write_weights
 from analyses.inputs import out_option
 from benchmarks.synthetic import Sizes, write
 from tests.support import dask_processes
 from tests.support.dask_processes import DaskProcesses
 from tests.support.hub_server import Hole, Hub, serve
+from tests.support.plants.derivations import DERIVATIONS, drifted
+from tests.support.plants.named_parts import Weights, read_weights, write_weights
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.tables import Table

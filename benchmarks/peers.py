@@ -13,10 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import click
 import numpy as np
@@ -24,7 +22,6 @@ import numpy as np
 ROUNDS = 2
 ENOUGH = 10.0  # seconds; no further round after this
 NOT_INSTALLED = 3  # exit status
-FOUND = "found.npy"
 
 
 def factored_matrix(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray) -> None:
@@ -52,53 +49,18 @@ def weightwatcher(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray) ->
     ww.WeightWatcher(model=model, log_level="ERROR").analyze()
 
 
-def _as_their_model(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray) -> Any:
-    """An object with the parts of a model that TransformerLens' functions of all pairs of heads use."""
-    import torch
-
-    blocks = []
-    for number, layer in enumerate(zip(q, k, v, o, strict=True)):
-        w_q, w_k, w_v, w_o = map(torch.from_numpy, layer)
-        attention = SimpleNamespace(W_Q=w_q, W_K=w_k, W_V=w_v, W_O=w_o.transpose(-1, -2))
-        blocks.append((number, SimpleNamespace(attn=attention)))
-    return SimpleNamespace(
-        cfg=SimpleNamespace(device="cpu", n_heads=q.shape[1]),
-        blocks_with=lambda _: blocks,
-        _reject_encoder_decoder_composition=lambda: None,
-        _expand_kv_heads=lambda weights: weights,  # each query head has its own copy already
-        _reshape_qkv=None,
-        _reshape_o=None,
-    )
-
-
-def projection_kernel(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray) -> np.ndarray:
-    """TransformerLens' projection kernel of what heads write and what others' keys read, (L, H, L, H)."""
-    from transformer_lens.tools.analysis.projection_kernel import attention_head_subspace_affinity
-
-    return attention_head_subspace_affinity(_as_their_model(q, k, v, o), target_role="K").scores.numpy()
-
-
-def composition_scores(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray) -> np.ndarray:
-    """TransformerLens' composition scores by keys, (L, H, L, H)."""
-    from transformer_lens.model_bridge import TransformerBridge
-
-    return TransformerBridge.all_composition_scores(_as_their_model(q, k, v, o), "K").scores.numpy()
-
-
 @dataclass(frozen=True)
 class Peer:
     """A tool's function of the factors q, k, v, o of heads, its title, and its package."""
 
     title: str
     package: str
-    work: Callable[..., np.ndarray | None]
+    work: Callable[..., None]
 
 
 PEERS = {
     "svd": Peer("TransformerLens' FactoredMatrix.svd (float32)", "transformer-lens", factored_matrix),
     "weightwatcher": Peer("WeightWatcher.analyze of whole projections", "weightwatcher", weightwatcher),
-    "pk": Peer("TransformerLens' projection kernel (float32)", "transformer-lens", projection_kernel),
-    "cs": Peer("TransformerLens' composition scores (float32)", "transformer-lens", composition_scores),
 }
 
 
@@ -108,7 +70,6 @@ class PeerCost:
 
     wall: float
     cpu: float
-    result: np.ndarray = field(repr=False)  # what the function returned; empty for None
 
 
 def peer_cost(peer: str, python: str, factors: dict[str, np.ndarray]) -> PeerCost | None:
@@ -126,8 +87,7 @@ def peer_cost(peer: str, python: str, factors: dict[str, np.ndarray]) -> PeerCos
             if done.returncode:
                 raise click.ClickException(f"{peer} failed: {done.stderr.splitlines()[-1]}")
             costs.append(json.loads(done.stdout.splitlines()[-1]))
-        result = np.load(file.with_name(FOUND))
-    return PeerCost(min(each["wall"] for each in costs), min(each["cpu"] for each in costs), result)
+    return PeerCost(min(each["wall"] for each in costs), min(each["cpu"] for each in costs))
 
 
 def spectra_of_file(folder: str) -> None:
@@ -152,15 +112,14 @@ OF_FILES = {"spectra": spectra_of_file, "weightwatcher": weightwatcher_of_file} 
 
 
 def _timed(peer: str, file: str) -> None:
-    """Print the cost of one peer as JSON and save its result. Two layers run first, to import."""
+    """Print the cost of one peer as JSON. Two layers run first, to import."""
     factors, work = dict(np.load(file)), PEERS[peer].work
     work(**{name: factor[:2] for name, factor in factors.items()})
     costs: list[dict[str, float]] = []
     while len(costs) < ROUNDS and sum(cost["wall"] for cost in costs) < ENOUGH:
         wall, cpu = time.perf_counter(), time.process_time()
-        result = work(**factors)
+        work(**factors)
         costs.append({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu})
-    np.save(Path(file).with_name(FOUND), np.empty(0) if result is None else result)
     print("\n" + json.dumps(min(costs, key=lambda cost: cost["wall"])))
 
 

@@ -35,17 +35,10 @@ SPEED_ROWS = {  # benchmarks that docs/speed.md shows, in its words
     "llama-2-7b, 4 layers: singular values": "singular values of 4 layers at Llama 2 7B's size",
     "llama-2-7b, 4 layers: the whole audit, figures and page included": "audit of these layers, with figures and page",
     "llama-2-70b, 1 layer: the whole audit, figures and page included": "audit of a layer at Llama 2 70B's size",
-    "wiring of GPT-2's 144 heads, both measures of 28,512 pairs": "wiring of GPT-2's 144 heads, 28,512 pairs",
     "AUROC, 12 heads x 50,257 x 50,257, numba": "bigram AUROC, 12 heads x 50,257 x 50,257, with numba",
     "AUROC, 12 heads x 50,257 x 50,257, numpy": "the same without numba",
     "the paper's way: scikit-learn, a row at a time, 12 heads": "the same with scikit-learn, one row at a time",
-    "AUROC of 2,000 tokens of Llama 3 8B's 128,256, a quarter of its heads (8)":
-        "AUROC of 2,000 sampled tokens, 8 heads at Llama 3 8B's size",
     "import weightscope": "import weightscope",
-    "100,291 tensors in 100 files: audit": "audit of 100,291 tensors in 100 files",
-    "250 layers: audit": "audit of 250 layers",
-    "1,000,000 tokens: audit": "audit of a vocabulary of a million",
-    "400 GB in 96 files: inspect": "inspect 400 GB in 96 files",
 }  # fmt: skip
 
 

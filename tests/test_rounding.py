@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.derivations import DERIVATIONS
-from analyses.experiments.named_parts import read_weights, write_weights
 from tests.support.perturbed import perturbed_products
+from tests.support.plants.derivations import DERIVATIONS
+from tests.support.plants.named_parts import read_weights, write_weights
 from tests.support.small_llama import write_small_llama
 from weightscope.core.engine import ThisProcess
 from weightscope.heads.circuits.names import head_names

@@ -59,6 +59,12 @@ def test_every_wing_has_its_floor() -> None:
     assert rooms - {"__init__", "__main__"} == set(FLOOR)
 
 
+def test_tests_use_no_experiment() -> None:
+    """What both need is in tests/support; tests/analyses is about the experiments themselves."""
+    users = [path for path in modules("tests") if path.parts[1] not in ("analyses", "test_structure.py")]
+    assert not matches(re.compile(r"^\s*(from|import) analyses\.experiments", re.M), users)
+
+
 def test_heavy_packages_are_imported_in_their_places_only() -> None:
     misplaced = [
         f"{path} imports {name}"

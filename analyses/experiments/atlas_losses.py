@@ -19,22 +19,20 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.experiments.derivations import redrawn, same_spectra, shuffled, those_for
-from analyses.experiments.named_parts import Weights, read_weights, write_weights
 from analyses.experiments.planted_lineage import families_in
-from analyses.inputs import out_option
-from benchmarks.synthetic import Sizes, write
-from weightscope.cli.command import EndsInOneLine
+from analyses.study import study, write
+from benchmarks import synthetic
+from tests.support.plants.derivations import redrawn, same_spectra, shuffled, those_for
+from tests.support.plants.named_parts import Weights, read_weights, write_weights
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.progress import bar
-from weightscope.core.tables import Table
 from weightscope.model.sources import Source
 from weightscope.pairs.atlas.families import families_of
 from weightscope.pairs.atlas.prints import Print, make_print
 from weightscope.pairs.atlas.sampling import MOST_WEIGHTS, sample_of
 from weightscope.pairs.atlas.values import best_of_each, distinct, log_p_of
 
-SIZES = Sizes(layers=8, width=256, heads=16, head_dim=16, kv_heads=16, vocabulary=512, inner=320)
+SIZES = synthetic.Sizes(layers=8, width=256, heads=16, head_dim=16, kv_heads=16, vocabulary=512, inner=320)
 STRANGERS = 40
 HEADER = ("base", "derivation", "planted", "share_read", "joined_by", "bits", "likeness", "p")
 
@@ -118,21 +116,19 @@ def trained_pairs(group: str, sources: Sequence[str]) -> Iterator[tuple[Any, ...
         yield group, Path(name).name, Path(other).name, joined([a, b])[0], bits, p
 
 
-@click.command(cls=EndsInOneLine)
+@study("atlas-losses")
 @click.option("--tiny", type=click.Path(path_type=Path), help="Folder of the tiny models; without, none are compared.")
 @click.option("--model", "models", multiple=True, help="A published model that shares nothing with the others.")
-@out_option("out/atlas-losses")
-def main(tiny: Path | None, models: tuple[str, ...], out: Path) -> None:
+def main(files: Folder, tiny: Path | None, models: tuple[str, ...]) -> None:
     """Write losses.csv, one row per derivation and budget, strangers.csv, one per budget, and trained.csv, per pair."""
-    folder = Folder(out)
     if groups := (families_in(tiny) if tiny else {}) | ({"published": list(models)} if models else {}):
         trained = [row for group, sources in groups.items() for row in trained_pairs(group, sources)]
-        folder.table("trained.csv", Table.of_rows(TRAINED, trained))
+        write(files, "trained", TRAINED, trained)
     with scratch_folder() as work:
-        drawn = read_weights(str(write(work / "drawn", SIZES)))
+        drawn = read_weights(str(synthetic.write(work / "drawn", SIZES)))
         llama = redrawn(drawn)
         rows = [*rows_of("llama", llama, work), *rows_of("gpt2", read_weights("embedded"), work)]
-        folder.table("losses.csv", Table.of_rows(HEADER, rows))
+        write(files, "losses", HEADER, rows)
         places, table = strangers_of(llama, work), []
         for budget, most in budgets_of(work / "llama").items():
             prints = [print_of(place, most) for place in bar(places, "strangers", "checkpoint")]
@@ -142,7 +138,7 @@ def main(tiny: Path | None, models: tuple[str, ...], out: Path) -> None:
             bits = [np.bitwise_count(a.blocks ^ b.blocks).mean() for k, a in enumerate(prints) for b in prints[:k]]
             table.append((budget, len(prints), pairs, false, float(np.min(bits)), float(np.mean(bits))))
         header = ("share_read", "strangers", "pairs", "joined", "least_bits", "mean_bits")
-        folder.table("strangers.csv", Table.of_rows(header, table))
+        write(files, "strangers", header, table)
     counts: dict[tuple[Any, ...], list[bool]] = defaultdict(list)
     for base, _, _, budget, by, *_ in rows:
         counts[base, budget].append(by in ("bits", "heads", "values"))

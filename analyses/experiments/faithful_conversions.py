@@ -21,8 +21,7 @@ import click
 import weightscope as ws
 from analyses.experiments.faithful_sources import Made, Source, outputs, sources
 from analyses.experiments.faithful_writers import WRITERS
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
+from analyses.study import study
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.tables import Table
@@ -108,11 +107,10 @@ def summary(rows: Sequence[Conversion]) -> str:
     return "\n".join(lines)
 
 
-@click.command(cls=EndsInOneLine)
-@out_option("out/faithful")
+@study("faithful")
 @click.option("--writer", "writers", multiple=True, type=click.Choice(sorted(WRITERS)), help="Only these.")
 @click.option("--source", "names", multiple=True, help="Only these: model types, folders, or GGUF files.")
-def main(out: Path, writers: tuple[str, ...], names: tuple[str, ...]) -> None:
+def main(files: Folder, writers: tuple[str, ...], names: tuple[str, ...]) -> None:
     """Convert, judge, and write faithful.csv."""
     rows: list[Conversion] = []
     with scratch_folder() as work:
@@ -121,7 +119,7 @@ def main(out: Path, writers: tuple[str, ...], names: tuple[str, ...]) -> None:
                 rows.append(row)
                 if not row.is_faithful or row.witness == "outputs differ":
                     click.echo(row.in_words)
-            Folder(out).table("faithful.csv", table(rows))
+            files.table("faithful.csv", table(rows))
     click.echo(summary(rows))
 
 

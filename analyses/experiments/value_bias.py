@@ -15,11 +15,10 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.inputs import out_option
+from analyses.study import study, write
 from weightscope.cli import options
-from weightscope.cli.command import EndsInOneLine
-from weightscope.core.files import OutputFolder
-from weightscope.core.tables import Column, Table
+from weightscope.core.files import Folder
+from weightscope.core.tables import Column
 from weightscope.heads.sinks.bias import PAPER
 from weightscope.heads.sinks.updates import Stack, decompose, influence, normalised_variance, spectral_ratio
 from weightscope.model.text.sequences import read_texts, token_windows
@@ -57,13 +56,12 @@ MEASURES = ("ratio", "spectral_sink", "variance_sink_mu", "variance_sink", "norm
 WAYS = {"": "with b_V W_O in the updates", "_linear": "with b_V W_O in b"}
 
 
-@click.command("value-bias", cls=EndsInOneLine)
+@study("sink-bias-values")
 @click.argument("source")
 @click.option("--own-first", is_flag=True, help="Each text begins with its own first token.")
 @click.option("--texts", "n", default=TEXTS, show_default=True, type=click.IntRange(1), help="How many texts.")
 @options.text
-@out_option("out/sink-bias-values")
-def main(source: str, own_first: bool, n: int, text: tuple[Path, ...], out: Path) -> None:
+def main(files: Folder, source: str, own_first: bool, n: int, text: tuple[Path, ...]) -> None:
     """Write layers.csv into OUT, one row per layer of SOURCE."""
     model = ws.open_model(source)
     framing = framing_of(model, own_first=own_first)
@@ -96,9 +94,8 @@ def main(source: str, own_first: bool, n: int, text: tuple[Path, ...], out: Path
         Column("norm_bias_values", meaning="$|b_O + sum_h b_V W_O|$"),
         *(Column(f"{name}{way}", meaning=meaning) for way, meaning in WAYS.items() for name in MEASURES),
     ]
-    with OutputFolder(out) as files:
-        files.table("layers.csv", Table.of_rows(header, rows))
-    click.echo(f"{len(windows)} texts of {PAPER.tokens} tokens: {out / 'layers.csv'}")
+    write(files, "layers", header, rows)
+    click.echo(f"{len(windows)} texts of {PAPER.tokens} tokens")
 
 
 if __name__ == "__main__":

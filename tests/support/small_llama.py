@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from analyses.experiments.derivations import redrawn
-from analyses.experiments.named_parts import read_weights, write_weights
 from benchmarks.synthetic import Sizes, write
+from tests.support.plants.derivations import redrawn
+from tests.support.plants.named_parts import read_weights, write_weights
 
 
 def write_small_llama(folder: Path, layers: int) -> Path:

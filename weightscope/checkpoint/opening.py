@@ -41,7 +41,6 @@ from weightscope.checkpoint.formats import (
 )
 from weightscope.checkpoint.gguf import GgufTensor, of_one_split, open_parts
 from weightscope.checkpoint.hub import CONNECTIONS, Ahead, RemoteFile, Repository
-from weightscope.checkpoint.packages import PACKAGE, packaged
 from weightscope.checkpoint.packings.modelopt import KEY, SETTINGS_FILE, settings_of
 from weightscope.checkpoint.quantised import PARTS, SETTINGS, dequantised
 from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
@@ -208,8 +207,6 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
     path = existing(source)
     if path is not None and (path / MODULES).is_file():
         path = _transformer_in(path)
-    if path is None and str(source).startswith(PACKAGE):
-        path = packaged(str(source).removeprefix(PACKAGE))
     if path is not None:
         if revision is not None:
             problem = f"is on this machine; a revision ({revision}) is one of the Hub's"

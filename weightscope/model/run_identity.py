@@ -16,7 +16,6 @@ import numpy as np
 
 import weightscope
 from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, TOKENIZER_FILES
-from weightscope.checkpoint.packages import JOINED
 from weightscope.checkpoint.storage import Storage
 from weightscope.core.embedded import FOLDER
 from weightscope.core.engine import unexpected
@@ -27,7 +26,7 @@ from weightscope.model.rows.stanzas import stanza_of
 
 LIBRARIES = ("numpy", "scipy")  # another version changes last digits
 DRAWN_WITH = ("matplotlib", "jinja2", "tokenizers")  # another version changes pages
-PACKAGES = ("site-packages", "dist-packages", JOINED)
+PACKAGES = ("site-packages", "dist-packages")
 FEW = 3  # files named in a message
 
 

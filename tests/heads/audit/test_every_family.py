@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.planted_faults import initialised_anew
 from tests.support.audit import audit_of, names_in
+from tests.support.plants.faults import initialised_anew
 from tests.support.tiny_models import MECHANISMS, NAMES, fixture
 from weightscope.core.files import REPORT
 from weightscope.heads.audit.audit import FIGURES, AuditOptions, measured_layer

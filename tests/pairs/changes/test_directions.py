@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import weightscope as ws
-from analyses.experiments.named_parts import read_weights, write_weights
+from tests.support.plants.named_parts import read_weights, write_weights
 from tests.support.small_llama import write_small_llama
 from tests.support.stacked_experts import saved, stacked_and_separate
 from weightscope.pairs.changes.all_tensors import TensorChanges, compare_tensors

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from analyses.experiments.derivations import ggml, groups_to_nearest, nf4, q4_k
+from tests.support.plants.derivations import ggml, groups_to_nearest, nf4, q4_k
 from weightscope.pairs.changes.rounding import CASTS, grid_of, precision
 
 ROUNDINGS = {

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from analyses.experiments.derivations import DERIVATIONS
-from analyses.experiments.named_parts import read_weights, write_weights
 from tests.support.commands import run
 from tests.support.figures import undrawn
+from tests.support.plants.derivations import DERIVATIONS
+from tests.support.plants.named_parts import read_weights, write_weights
 from tests.support.small_llama import write_small_llama
 from weightscope.pairs.lineage.sketches import load
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.derivations import DERIVATIONS, shuffled
-from analyses.experiments.named_parts import read_weights, write_weights
 from tests.support.commands import run
 from tests.support.figures import undrawn
+from tests.support.plants.derivations import DERIVATIONS, shuffled
+from tests.support.plants.named_parts import read_weights, write_weights
 from tests.support.small_llama import write_small_llama
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.heads.tensors.findings import described, incomparable_tensors, on_top

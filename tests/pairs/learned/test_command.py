@@ -15,7 +15,7 @@ import weightscope as ws
 from benchmarks.synthetic import Sizes, write
 from tests.support.commands import is_one_line, run
 from tests.support.figures import undrawn
-from tests.support.planted import random_llama
+from tests.support.plants.families import random_llama
 from weightscope.heads.circuits.stream import ShortTexts, follow_exactly
 from weightscope.pairs.learned.words import mean_probabilities
 

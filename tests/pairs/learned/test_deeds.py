@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import weightscope as ws
-from tests.support.planted import random_llama
+from tests.support.plants.families import random_llama
 
 Weights = dict[str, np.ndarray]
 PLANTED = random_llama()

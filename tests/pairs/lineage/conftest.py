@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from analyses.experiments.derivations import DERIVATIONS
-from analyses.experiments.named_parts import read_weights, write_weights
+from tests.support.plants.derivations import DERIVATIONS
+from tests.support.plants.named_parts import read_weights, write_weights
 from tests.support.small_llama import write_small_llama
 from weightscope.pairs.lineage import probes
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.derivations import averaged, drifted
-from analyses.experiments.lineage_attacks import forged, framed, hidden, random_base
-from analyses.experiments.named_parts import read_weights, write_weights
 from tests.support.commands import run
+from tests.support.plants.attacks import forged, framed, hidden, random_base
+from tests.support.plants.derivations import averaged, drifted
+from tests.support.plants.named_parts import read_weights, write_weights
 from weightscope.pairs.changes.token_order import match_rows, would_show
 from weightscope.pairs.lineage.probes import Probes, drawn_probes, keyed_probes, signs
 from weightscope.pairs.lineage.sketches import fingerprint, load

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from analyses.experiments.derivations import DERIVATIONS
-from analyses.experiments.named_parts import read_weights, write_weights
+from tests.support.plants.derivations import DERIVATIONS
+from tests.support.plants.named_parts import read_weights, write_weights
 
 GROUP = 32
 

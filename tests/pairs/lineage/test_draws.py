@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.lineage_null import redraws
-from analyses.experiments.named_parts import read_weights
+from tests.support.plants.derivations import redraws
+from tests.support.plants.named_parts import read_weights
 from tests.support.small_llama import drawn, noisy, write_small_llama, written
 from tests.support.tiny_models import FIXTURES, changed
 from weightscope.pairs.lineage.differences import structure_kinds

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.named_parts import Weights, read_weights
+from tests.support.plants.named_parts import Weights, read_weights
 from tests.support.small_llama import write_small_llama, written
 
 NETWORK = ("gate.w", "up.w", "down.w")

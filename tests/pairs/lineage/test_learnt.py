@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import weightscope as ws
-from analyses.experiments.further_kinds import initial, learnt, tuned
-from analyses.experiments.named_parts import read_weights, write_weights
+from tests.support.plants.kinds import initial, learnt, tuned
+from tests.support.plants.named_parts import read_weights, write_weights
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.derivations import DERIVATIONS, averaged, drifted, random_for, redrawn
-from analyses.experiments.further_kinds import CASES, COLUMNS, initial, judged, tuned
-from analyses.experiments.named_parts import read_weights, write_gguf, write_weights
 from benchmarks.synthetic import Sizes, write
+from tests.support.plants.derivations import DERIVATIONS, averaged, drifted, random_for, redrawn
+from tests.support.plants.kinds import CASES, initial, judged, plants_of, tuned
+from tests.support.plants.named_parts import read_weights, write_gguf, write_weights
 from tests.support.small_llama import drawn, noisy, written
 from tests.support.tiny_models import FIXTURES
 from weightscope.cli import main
@@ -591,15 +591,19 @@ WRONG_ONCE = [name for name in CASES if name in {
 }]  # fmt: skip
 
 
+def judged_case(name, base, stranger, folder):
+    plant = plants_of(read_weights(base), read_weights(str(stranger)))[name]
+    return judged(plant, plant.make(folder))
+
+
 @pytest.mark.parametrize("name", WRONG_ONCE)
-def test_kinds_and_directions_that_are_easily_taken_for_others(base, stranger, name):
-    row = dict(zip(COLUMNS, judged(name, CASES[name], read_weights(base), read_weights(str(stranger))), strict=True))
+def test_kinds_and_directions_that_are_easily_taken_for_others(base, stranger, name, tmp_path):
+    row = judged_case(name, base, stranger, tmp_path)
     assert (row["named"], row["nothing_else"], row["right"]) == (1, 1, 1), row
 
 
-def test_a_sum_of_two_tunes_names_both_where_their_base_is_not_given(base, stranger):
-    case = CASES["task arithmetic without the base"]
-    row = dict(zip(COLUMNS, judged("sum", case, read_weights(base), read_weights(str(stranger))), strict=True))
+def test_a_sum_of_two_tunes_names_both_where_their_base_is_not_given(base, stranger, tmp_path):
+    row = judged_case("task arithmetic without the base", base, stranger, tmp_path)
     assert (row["named"], row["nothing_else"], row["right"]) == (1, 1, 1), row
 
 
@@ -612,8 +616,8 @@ def test_a_sum_of_two_tunes_names_both_where_their_base_is_not_given(base, stran
     ],
 )
 def test_a_common_initialisation_has_a_sentence_of_its_own(base, stranger, tmp_path, name, sentence):
-    suspect, bases = CASES[name].make(read_weights(base), read_weights(str(stranger)))
-    lineage = ws.lineage(written(suspect, tmp_path / "suspect"), written(bases[0], tmp_path / "base0"))
+    made = plants_of(read_weights(base), read_weights(str(stranger)))[name].make(tmp_path)
+    lineage = ws.lineage(made.suspect, made.bases)
     assert lineage.verdict == "related" and sentence in lineage.lead
 
 

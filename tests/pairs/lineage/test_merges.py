@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import weightscope as ws
-from analyses.experiments.derivations import averaged, cast, drifted, updated
-from analyses.experiments.named_parts import Weights, read_weights, write_weights
+from tests.support.plants.derivations import averaged, cast, drifted, updated
+from tests.support.plants.named_parts import Weights, read_weights, write_weights
 from weightscope.model.model import open_model
 from weightscope.pairs.lineage.direction import merge_share
 

@@ -8,9 +8,9 @@ from scipy.optimize import linear_sum_assignment
 from scipy.stats import combine_pvalues, kstest, spearmanr
 
 import weightscope as ws
-from analyses.experiments.derivations import DERIVATIONS
-from analyses.experiments.lineage_attacks import random_base
-from analyses.experiments.named_parts import read_weights, write_weights
+from tests.support.plants.attacks import random_base
+from tests.support.plants.derivations import DERIVATIONS
+from tests.support.plants.named_parts import read_weights, write_weights
 from weightscope.pairs.lineage.neurons import assigned, permutation_log_p, spearman_log_p
 
 

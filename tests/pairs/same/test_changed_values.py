@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import weightscope as ws
-from tests.support.planted import random_llama
+from tests.support.plants.families import random_llama
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.pairs.changes.pair import Pair
 from weightscope.pairs.changes.rounding import CASTS

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.deed_containers import BLOCK, CONTAINERS, Packed
-from analyses.experiments.deed_families import FAMILIES, LAYERS, Planted, original
-from analyses.experiments.planted_deeds import ALL_CONTAINERS
 from tests.support.files import write
-from tests.support.planted import random_llama
+from tests.support.plants.containers import BLOCK, CONTAINERS, Packed
+from tests.support.plants.deeds import ALL_CONTAINERS
+from tests.support.plants.families import FAMILIES, LAYERS, Planted, original, random_llama
 from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.checkpoint.packings.packed import DequantisedTensor, FilledTensor

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 import weightscope as ws
 from tests.support.hub_server import Hub
-from tests.support.planted import random_llama
+from tests.support.plants.families import random_llama
 from weightscope.checkpoint.opening import open_checkpoint
 
 PLANTED = random_llama()

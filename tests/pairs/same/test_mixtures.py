@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 import weightscope as ws
 from tests.support.commands import Weights
-from tests.support.planted import random_llama
+from tests.support.plants.families import random_llama
 from weightscope.pairs.same.same import Same
 
 MIXTURE = "model.layers.1.block_sparse_moe."

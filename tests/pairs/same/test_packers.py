@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.planted_deeds import ALL_CONTAINERS
 from tests.support.files import write
-from tests.support.planted import random_llama
+from tests.support.plants.deeds import ALL_CONTAINERS
+from tests.support.plants.families import random_llama
 
 torch = pytest.importorskip("torch", reason="the originals are built by PyTorch")
 transformers = pytest.importorskip("transformers", reason="the originals are built by transformers")

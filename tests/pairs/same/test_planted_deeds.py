@@ -7,10 +7,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import weightscope as ws
-from analyses.experiments import planted_deeds
-from analyses.experiments.deed_families import FAMILIES
-from analyses.experiments.planted_deeds import ALL_CONTAINERS, cases, rows_of, summary
-from tests.support.planted import random_llama
+from tests.support.plants.deeds import ALL_CONTAINERS, cases, rows_of, summary
+from tests.support.plants.families import FAMILIES, random_llama
 
 SOME = (
     "nothing", "q and k to neighbours", "one norm plus 1", "square matrix transposed", "heads of W_O turned",
@@ -47,15 +45,3 @@ def test_all_deeds(container: str) -> None:
     assert counts["called different"] >= 0.99 * counts["logits differ"]
     assert counts["tensors right"] >= 0.98 * counts["logits differ"]
     assert counts["deed named"] >= 0.95 * counts["logits differ"]
-
-
-def test_table_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row per deed, family and container, as deeds.csv."""
-    row = {"deed": "NaN", "family": "llama", "container": "F32", "logits": float("inf"), "rounding": 1e-5,
-           "verdict": "different",
-           "tensors_right": True, "named": True, "said": "NaN or infinity"}  # fmt: skip
-    monkeypatch.setattr(planted_deeds, "rows_of", lambda *_: iter([row]))
-    planted_deeds.main.callback("llama", "F32", "", tmp_path)  # type: ignore[misc]
-    lines = (tmp_path / "deeds.csv").read_text().splitlines()
-    assert lines[0].startswith("deed,family,container,logits")
-    assert lines[1].startswith("NaN,llama,F32,inf,1e-05,different")

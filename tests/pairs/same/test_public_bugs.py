@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from analyses.experiments.bug_versions import RELEASES, Release
-from analyses.experiments.public_bugs import BUGS, Bug, before_and_after, enact
+from tests.support.plants.bug_versions import RELEASES, Release
+from tests.support.plants.bugs import BUGS, Bug, before_and_after, enacted, judged
 from weightscope.core.errors import CheckpointError
 
 pytest.importorskip("transformers", reason="tiny models are built by transformers: pip install '.[runner]'")
@@ -14,9 +14,9 @@ pytest.importorskip("transformers", reason="tiny models are built by transformer
 @pytest.mark.check
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.tool}-{bug.report.rpartition('/')[2]}")
 def test_a_public_bug_is_named(bug: Bug, tmp_path: Path) -> None:
-    verdict, deeds, lead = enact(bug, tmp_path)
-    assert verdict == "different", lead
-    assert bug.named in deeds
+    plant = enacted(bug)
+    row = judged(plant, plant.make(tmp_path))
+    assert row["as_expected"], row
 
 
 @pytest.mark.check
@@ -24,7 +24,7 @@ def test_a_public_bug_is_named(bug: Bug, tmp_path: Path) -> None:
 def test_a_tool_before_and_after_the_fix(release: Release, tmp_path: Path) -> None:
     """The version with the bug is different, by its name, and the version with the fix has the same values."""
     try:
-        rows = [*before_and_after(release, tmp_path)]
+        rows = [judged(plant, plant.make(tmp_path)) for plant in before_and_after(release, tmp_path)]
     except CheckpointError as error:
         pytest.skip(f"the tool does not run here: {error}")
-    assert [row[-1] for row in rows] == [True, True], rows
+    assert [row["as_expected"] for row in rows] == [True, True], rows

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.commands import is_one_line, run
-from tests.support.planted import random_llama
+from tests.support.plants.families import random_llama
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 INDEX = "model.safetensors.index.json"

@@ -7,7 +7,9 @@ which tokenizer its rows are tokens of.
 """
 
 import json
+import struct
 import zipfile
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -15,13 +17,23 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weightscope.checkpoint.packages import DAMAGE
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.files import Folder, regular_file
 
 LARGEST_EXPANSION = 50  # times its file; counts of 40 MB of books unpack to 6.5 times
 SMALL = 64 << 20  # bytes that any file may unpack to
 NAMED = 3  # files of a corpus that a sentence names
+# Errors of zipfile and numpy.lib.format for bytes that are damaged, cut short or made up.
+DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    MemoryError,
+)
 ARRAYS = ("indptr", "indices", "data")
 META = {
     "tokenizer_hash": str,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from analyses.experiments.deed_containers import NO_SLIPS, Packed, Slip
-from analyses.experiments.deed_families import GROUPS, HEAD_DIM, HEADS, LAYERS, Planted
+from tests.support.plants.containers import NO_SLIPS, Packed, Slip
+from tests.support.plants.families import GROUPS, HEAD_DIM, HEADS, LAYERS, Planted
 
 BLOCK = 32  # values that share a scale
 ARCHITECTURES = {

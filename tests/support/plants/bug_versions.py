@@ -104,50 +104,21 @@ model.save_pretrained(out / "copy")
 """
 
 LLAMA_CPP = Release(
-    "ggml-org/llama.cpp/pull/3364",
-    "llama-cpp-python",
-    "keys permuted by the wrong number of heads (GQA)",
-    "llama",
-    ("0.2.7", "0.2.8"),
-    ("sentencepiece",),
-    CONVERT_BY_LLAMA_CPP,
-    "by 2 heads instead of 4",
-    is_source=True,
-)
+    "ggml-org/llama.cpp/pull/3364", "llama-cpp-python", "keys permuted by the wrong number of heads (GQA)", "llama",
+    ("0.2.7", "0.2.8"), ("sentencepiece",), CONVERT_BY_LLAMA_CPP, "by 2 heads instead of 4", is_source=True,
+)  # fmt: skip
 RELEASES = (
-    Release(
-        "Blaizzy/mlx-vlm/issues/1548",
-        "mlx-vlm",
-        "1 added to norms of files that were converted already",
-        "qwen3_5",
-        ("0.6.4", "0.6.5"),
-        (*MLX, "mlx-lm==0.31.3", "requests", "pillow"),
-        CONVERT_BY_MLX_VLM,
-        "1 added",
-    ),
-    Release(
-        "ml-explore/mlx-lm/pull/1623",
-        "mlx-lm",
-        "1 added to norms of converted files that keep MTP tensors",
-        "qwen3_5",
-        ("0.31.3", "0.32.0"),
-        MLX,
-        CONVERT_BY_MLX_LM,
-        "1 added",
-    ),
+    Release("Blaizzy/mlx-vlm/issues/1548", "mlx-vlm", "1 added to norms of files that were converted already",
+            "qwen3_5", ("0.6.4", "0.6.5"), (*MLX, "mlx-lm==0.31.3", "requests", "pillow"), CONVERT_BY_MLX_VLM,
+            "1 added"),
+    Release("ml-explore/mlx-lm/pull/1623", "mlx-lm", "1 added to norms of converted files that keep MTP tensors",
+            "qwen3_5", ("0.31.3", "0.32.0"), MLX, CONVERT_BY_MLX_LM, "1 added"),
     LLAMA_CPP,
-    Release(
-        "huggingface/transformers/issues/31766",
-        "transformers",
-        "the permutation of a GGUF file undone by the wrong number of heads",
-        "llama",
-        ("4.42.4", "4.43.4"),
-        ("tokenizers==0.19.1", "huggingface-hub==0.36.0", "numpy==1.26.4", "requests", "urllib3", "certifi", "idna",
-         "charset-normalizer", "sentencepiece", "protobuf"),
-        READ_BY_TRANSFORMERS,
-        "rotary layout",
-        reads=LLAMA_CPP,
-    ),
+    Release("huggingface/transformers/issues/31766", "transformers",
+            "the permutation of a GGUF file undone by the wrong number of heads", "llama", ("4.42.4", "4.43.4"),
+            ("tokenizers==0.19.1", "huggingface-hub==0.36.0", "numpy==1.26.4", "requests", "urllib3", "certifi",
+             "idna", "charset-normalizer", "sentencepiece", "protobuf"),
+            READ_BY_TRANSFORMERS, "rotary layout", reads=LLAMA_CPP),
 )  # fmt: skip
 
 

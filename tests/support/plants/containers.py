@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from analyses.experiments.deed_families import Planted
+from tests.support.plants.families import Planted
 from weightscope.core.files import Folder
 
 BLOCK, GROUP = 16, 32  # rows and columns that share a scale of FP8; inputs that share one of GPTQ and MLX

@@ -4,14 +4,14 @@
 that preserve the function are checked against eager models by tests/analyses/test_derivations.py.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from analyses.experiments.named_parts import READERS, STREAM_AXIS, WRITERS, Part, Weights
+from tests.support.plants.named_parts import READERS, STREAM_AXIS, WRITERS, Part, Weights
 
 # Storage
 
@@ -480,6 +480,23 @@ def same_spectra(weights: Weights) -> Weights:
 def _tables(weights: Weights) -> list[tuple[Part, np.ndarray]]:
     matrices = [item for item in weights.parts.items() if item[1].ndim == 2]
     return sorted(matrices, key=lambda item: str(item[0]))
+
+
+def redraws(weights: Weights, seed: int) -> Iterator[tuple[str, Weights]]:
+    """What strangers may have in common with a model: spectra, values, sizes."""
+    rng = np.random.default_rng([13, seed])
+
+    def spectra(w: np.ndarray) -> np.ndarray:
+        values = np.linalg.svd(w.astype(np.float64), compute_uv=False)
+        left, right = (np.linalg.qr(rng.standard_normal((side, len(values))))[0] for side in w.shape)
+        return np.asarray((left * values) @ right.T)
+
+    changes = {
+        "spectra": spectra, "values": lambda w: rng.permuted(w.ravel()).reshape(w.shape),
+        "sizes": lambda w: w.std() * rng.standard_normal(w.shape),
+    }  # fmt: skip
+    for name, change in changes.items():
+        yield name, weights.but({part: change(w) for part, w in weights.parts.items() if w.ndim == 2})
 
 
 # The list
