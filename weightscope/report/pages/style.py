@@ -271,7 +271,7 @@ def _series(axis: Axes) -> Iterator[Series]:
         yield "cell", _named(image), columns.ravel(), rows.ravel(), value
     for line in axis.lines:
         x, y = (np.ravel(np.asarray(side, float)) for side in line.get_data(orig=False))
-        if line.get_transform() == axis.transData and len(x):
+        if line.get_transform() is axis.transData and len(x):  # a reference line has its own
             kind = "point" if line.get_linestyle() == "None" else "line"
             yield kind, _named(line), x, y, np.full(len(x), np.nan)
     for drawn in axis.collections:
