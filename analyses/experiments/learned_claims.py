@@ -29,7 +29,7 @@ from weightscope.core.files import Folder
 from weightscope.core.tables import Table
 from weightscope.model.metrics.auroc import weighted_auroc
 from weightscope.model.model import Model
-from weightscope.pairs.changes.rounding import CASTS
+from weightscope.pairs.deeds.rounding import CASTS
 from weightscope.pairs.learned.learned import Tune, tune_of
 from weightscope.pairs.learned.words import score
 

@@ -25,7 +25,7 @@ from weightscope.core.progress import bar
 from weightscope.core.tables import Table
 from weightscope.heads.audit.removed_directions import FOUND, Matrix, Side, centred_norms, judge, sides
 from weightscope.model.sources import folder_names
-from weightscope.pairs.changes.rounding import CASTS
+from weightscope.pairs.deeds.rounding import CASTS
 from weightscope.report.pages.style import in_our_style, save, subplots
 
 GROUP = 32  # weights that share a scale, as in GGUF's Q8_0 and Q4_0

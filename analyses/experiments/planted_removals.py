@@ -23,7 +23,7 @@ from weightscope.core.tables import Table
 from weightscope.heads.audit.removed_directions import removed_directions, sides
 from weightscope.model.sources import folder_names
 from weightscope.pairs.changes.all_tensors import compare_tensors
-from weightscope.pairs.changes.rounding import CASTS
+from weightscope.pairs.deeds.rounding import CASTS
 
 FORMATS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"float32": lambda w: w, "bfloat16": CASTS["BF16"]}
 STRENGTHS = ("0.1", "0.5", "0.8", "1", "1.3", "2", "kernel", "1, by layer")

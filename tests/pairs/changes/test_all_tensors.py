@@ -17,7 +17,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.checkpoint import blocks
 from weightscope.model.metrics.spectra import low_rank
 from weightscope.pairs.changes.all_tensors import TensorChanges, compare_tensors
-from weightscope.pairs.changes.rounding import CASTS, casts_between
+from weightscope.pairs.deeds.rounding import CASTS, casts_between
 
 Weights = dict[str, np.ndarray]
 D = 128

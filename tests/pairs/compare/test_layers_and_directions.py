@@ -12,8 +12,8 @@ from tests.support.embedded_heads import permuted, real
 from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.pairs.changes.all_tensors import compare_tensors
-from weightscope.pairs.changes.directions import first_directions
 from weightscope.pairs.compare.compare import Comparison
+from weightscope.pairs.deeds.directions import first_directions
 from weightscope.report.findings import Finding, Member
 
 Weights = dict[str, np.ndarray]

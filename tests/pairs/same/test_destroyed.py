@@ -20,7 +20,7 @@ from tests.support.planted import random_llama
 from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.checkpoint.packings.packed import DequantisedTensor, FilledTensor
-from weightscope.pairs.changes.tensor import Change
+from weightscope.pairs.deeds.change import Change
 from weightscope.pairs.same import DIFFERENT, judge
 
 Arrays = Mapping[str, np.ndarray]

@@ -28,13 +28,7 @@ from weightscope.heads.tensors.measure import role_of, shown_shape
 from weightscope.model.layers.read_layer import NO_WEIGHTS
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
-from weightscope.pairs.changes.directions import (
-    SharedDirection,
-    direction_finding,
-    shared_directions,
-)
-from weightscope.pairs.changes.pair import Pair, pair_up
-from weightscope.pairs.changes.tensor import (
+from weightscope.pairs.deeds.change import (
     CALLED,
     SAME_SO_FAR,
     UNKNOWN_SIZE,
@@ -46,7 +40,13 @@ from weightscope.pairs.changes.tensor import (
     unchanged,
     with_shown_casts,
 )
-from weightscope.pairs.changes.thresholds import RESCALED, UNMOVED
+from weightscope.pairs.deeds.directions import (
+    SharedDirection,
+    direction_finding,
+    shared_directions,
+)
+from weightscope.pairs.deeds.pair import Pair, pair_up
+from weightscope.pairs.deeds.thresholds import RESCALED, UNMOVED
 from weightscope.report.findings import Finding, Member, indexed, listed, spans
 
 NAMED = 4  # tensors in a sentence

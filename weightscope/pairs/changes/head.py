@@ -33,7 +33,7 @@ from weightscope.model.metrics.moves import (
 )
 from weightscope.model.metrics.spectra import low_rank
 from weightscope.model.model import Model
-from weightscope.pairs.changes.thresholds import (
+from weightscope.pairs.deeds.thresholds import (
     CLEAR,
     FAR,
     LIKELY_SAME,

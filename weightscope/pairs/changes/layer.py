@@ -19,7 +19,8 @@ from weightscope.heads.tensors.measure import BITS, why_unread
 from weightscope.model.model import Model
 from weightscope.pairs.changes.counterparts import counterparts_among
 from weightscope.pairs.changes.head import UNDRIFTED, Basis, Drift, drift, is_folded, low_ranks
-from weightscope.pairs.changes.pair import (
+from weightscope.pairs.deeds.change import Change, compare_pairs, first_pass, new_grid
+from weightscope.pairs.deeds.pair import (
     SAMPLED_ROWS,
     Pair,
     first_rows,
@@ -27,9 +28,8 @@ from weightscope.pairs.changes.pair import (
     sample_rows,
     whole,
 )
-from weightscope.pairs.changes.rounding import FRACTION, precision
-from weightscope.pairs.changes.tensor import Change, compare_pairs, first_pass, new_grid
-from weightscope.pairs.changes.thresholds import (
+from weightscope.pairs.deeds.rounding import FRACTION, precision
+from weightscope.pairs.deeds.thresholds import (
     COPIED,
     COPIED_AND_TUNED,
     FOLDING,

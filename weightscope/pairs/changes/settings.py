@@ -15,8 +15,8 @@ from weightscope.heads.tensors.findings import ROWS
 from weightscope.model.config.computed import Difference, differences, stated
 from weightscope.model.config.effects import NONE, UNKNOWN
 from weightscope.model.model import Model
-from weightscope.pairs.changes.pair import Pair
-from weightscope.pairs.changes.tensor import differs
+from weightscope.pairs.deeds.change import differs
+from weightscope.pairs.deeds.pair import Pair
 from weightscope.report.findings import Finding, finding, listed
 
 NAMED = 6  # keys in a sentence; all are in the JSON

@@ -40,9 +40,9 @@ from weightscope.pairs.changes.all_tensors import (
 )
 from weightscope.pairs.changes.head import LIMITED, Stage, added_to, follow_heads, unmoved
 from weightscope.pairs.changes.settings import SettingsChange, first_sentence, settings_change
-from weightscope.pairs.changes.thresholds import UNMOVED
 from weightscope.pairs.changes.wiring import CircuitChanges, circuit_changes
 from weightscope.pairs.compare.deeds import IDENTICAL, attention_changes, deed, moved_layers
+from weightscope.pairs.deeds.thresholds import UNMOVED
 from weightscope.report.findings import (
     Finding,
     Findings,

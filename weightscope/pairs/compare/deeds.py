@@ -14,10 +14,10 @@ from weightscope.model.model import Model
 from weightscope.pairs.changes.all_tensors import between, changes_with_directions, spread
 from weightscope.pairs.changes.head import basis_by_tokens, is_folded, unmoved
 from weightscope.pairs.changes.layer import layers_elsewhere
-from weightscope.pairs.changes.pair import pair_up
-from weightscope.pairs.changes.rounding import CASTS
-from weightscope.pairs.changes.tensor import UNKNOWN_SIZE, UNLIKE, Change
-from weightscope.pairs.changes.thresholds import FAR, NEAR, SAME_SPECTRA, UNMOVED
+from weightscope.pairs.deeds.change import UNKNOWN_SIZE, UNLIKE, Change
+from weightscope.pairs.deeds.pair import pair_up
+from weightscope.pairs.deeds.rounding import CASTS
+from weightscope.pairs.deeds.thresholds import FAR, NEAR, SAME_SPECTRA, UNMOVED
 from weightscope.report.findings import Finding, Member, finding, listed, spans
 
 LINEAGE = "`weightscope lineage` looks for other orders and other bases"

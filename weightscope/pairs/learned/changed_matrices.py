@@ -11,7 +11,7 @@ from weightscope.core.results import ShowsShapes
 from weightscope.heads.tensors.measure import BITS
 from weightscope.model.rows.names import TRANSPOSED, NamedTensor
 from weightscope.pairs.changes.counterparts import Counterparts
-from weightscope.pairs.changes.tensor import Change
+from weightscope.pairs.deeds.change import Change
 
 DIRECTIONS = 16  # leading ones of each change that are kept
 SPARE, POWERS = 8, 4  # further columns of the sketch, and its power iterations

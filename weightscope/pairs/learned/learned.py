@@ -22,7 +22,7 @@ from weightscope.core.tables import Column, Table, as_json
 from weightscope.model.model import Model, TensorsOnly, open_tensors
 from weightscope.pairs.changes.all_tensors import TensorChanges, changes_with_directions
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
-from weightscope.pairs.changes.tensor import UNKNOWN_SIZE, Change
+from weightscope.pairs.deeds.change import UNKNOWN_SIZE, Change
 from weightscope.pairs.learned.changed_matrices import INTRUDER, TOP, Update, updates_of
 from weightscope.pairs.learned.spaces import Overlap, Shared, overlap, shared_directions
 from weightscope.pairs.learned.structure import dora_rank, kronecker_shapes

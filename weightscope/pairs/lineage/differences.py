@@ -25,9 +25,9 @@ from weightscope.pairs.changes.layer import (
     compare_layers,
     tensors_of_both,
 )
-from weightscope.pairs.changes.pair import SAMPLED_ROWS, first_rows, whole
-from weightscope.pairs.changes.tensor import Change
-from weightscope.pairs.changes.thresholds import (
+from weightscope.pairs.deeds.change import Change
+from weightscope.pairs.deeds.pair import SAMPLED_ROWS, first_rows, whole
+from weightscope.pairs.deeds.thresholds import (
     EXPLAINED,
     EXPLAINED_IN_ANOTHER_BASIS,
     MOSTLY,

@@ -13,11 +13,11 @@ from weightscope.checkpoint.checkpoint import Tensor
 from weightscope.heads.tensors.measure import BITS, why_unread
 from weightscope.model.layers.factored import inner
 from weightscope.model.model import Model
-from weightscope.pairs.changes.directions import one_direction
-from weightscope.pairs.changes.pair import first_rows
-from weightscope.pairs.changes.recomputed import COARSE, Cells, fills_cells, shares_in_sum, way_from
-from weightscope.pairs.changes.tensor import Change
-from weightscope.pairs.changes.thresholds import (
+from weightscope.pairs.deeds.change import Change
+from weightscope.pairs.deeds.directions import one_direction
+from weightscope.pairs.deeds.pair import first_rows
+from weightscope.pairs.deeds.recomputed import COARSE, Cells, fills_cells, shares_in_sum, way_from
+from weightscope.pairs.deeds.thresholds import (
     CONVERTED,
     EXPLAINED,
     NEAR_COPY,

@@ -21,7 +21,7 @@ from weightscope.core.tables import Column, Table, as_json
 from weightscope.model.model import Model
 from weightscope.pairs.changes.all_tensors import TensorChanges
 from weightscope.pairs.changes.head import Basis
-from weightscope.pairs.changes.thresholds import EXPLAINED
+from weightscope.pairs.deeds.thresholds import EXPLAINED
 from weightscope.pairs.lineage.differences import (
     RESIZED,
     Kind,

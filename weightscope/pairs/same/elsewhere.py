@@ -15,10 +15,10 @@ from weightscope.checkpoint.formats import SAFETENSORS
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError
 from weightscope.model.model import Model, TensorsOnly
-from weightscope.pairs.changes.pair import Pair, first_rows, whole
-from weightscope.pairs.changes.tensor import change_of_all
+from weightscope.pairs.deeds.change import change_of_all
+from weightscope.pairs.deeds.pair import Pair, first_rows, whole
+from weightscope.pairs.deeds.views import EXACT, error_of, places_of
 from weightscope.pairs.same import DIFFERENT, SAME_FUNCTION
-from weightscope.pairs.same.catalogue import EXACT, error_of, places_of
 from weightscope.pairs.same.judge import Compared, Judged, tolerance_of
 from weightscope.pairs.same.mixture import EXPERTS, is_free
 

@@ -17,10 +17,7 @@ from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.heads.tensors.measure import BITS, why_unread
 from weightscope.model.metrics.spectra import evenly_spread, low_rank
 from weightscope.model.rows.names import NamedTensor
-from weightscope.pairs.changes.pair import Pair, Part, few_rows_each, first_rows_of
-from weightscope.pairs.changes.recomputed import stored_cells
-from weightscope.pairs.changes.rounding import CASTS, FRACTION, SMALLEST, precision
-from weightscope.pairs.changes.tensor import (
+from weightscope.pairs.deeds.change import (
     Change,
     change_of,
     change_of_all,
@@ -29,9 +26,20 @@ from weightscope.pairs.changes.tensor import (
     shows_cast,
     unchanged,
 )
-from weightscope.pairs.changes.thresholds import QUANTISED as QUANTISED_ERROR
-from weightscope.pairs.same import DIFFERENT, QUANTISED, ROUNDED, SAME_VALUES, UNDECIDED
-from weightscope.pairs.same.catalogue import (
+from weightscope.pairs.deeds.coarser import (
+    COMPENSATED,
+    exponentiated,
+    in_cells,
+    merged_otherwise,
+    quantised,
+    rounded_twice,
+    too_wide,
+)
+from weightscope.pairs.deeds.pair import Pair, Part, few_rows_each, first_rows_of
+from weightscope.pairs.deeds.recomputed import stored_cells
+from weightscope.pairs.deeds.rounding import CASTS, FRACTION, SMALLEST, precision
+from weightscope.pairs.deeds.thresholds import QUANTISED as QUANTISED_ERROR
+from weightscope.pairs.deeds.views import (
     EXACT,
     LARGEST_CODE,
     OF_VOCABULARY,
@@ -44,15 +52,7 @@ from weightscope.pairs.same.catalogue import (
     error_of,
     find_deed,
 )
-from weightscope.pairs.same.coarser import (
-    COMPENSATED,
-    exponentiated,
-    in_cells,
-    merged_otherwise,
-    quantised,
-    rounded_twice,
-    too_wide,
-)
+from weightscope.pairs.same import DIFFERENT, QUANTISED, ROUNDED, SAME_VALUES, UNDECIDED
 from weightscope.pairs.same.stored import equal_bytes, is_copy
 
 # of the coarser tensor: that the other was rounded to it is a guess

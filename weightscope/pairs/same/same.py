@@ -27,6 +27,7 @@ from weightscope.model.rows.names import NamedTensor
 from weightscope.model.rows.own_names import names_sentence
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
 from weightscope.pairs.changes.head import Basis
+from weightscope.pairs.deeds.views import Sizes
 from weightscope.pairs.same import (
     DIFFERENT,
     QUANTISED,
@@ -39,7 +40,6 @@ from weightscope.pairs.same import (
     VERDICTS,
 )
 from weightscope.pairs.same.beside import Beside, compare_beside
-from weightscope.pairs.same.catalogue import Sizes
 from weightscope.pairs.same.config_and_tokens import (
     Settings,
     Tokens,

@@ -19,8 +19,8 @@ from weightscope.core.compute.cores import in_threads
 from weightscope.core.progress import bar
 from weightscope.heads.tensors.measure import BITS, row_squares
 from weightscope.model.metrics.spectra import evenly_spread, low_rank
-from weightscope.pairs.changes.directions import Along, first_directions
-from weightscope.pairs.changes.pair import (
+from weightscope.pairs.deeds.directions import Along, first_directions
+from weightscope.pairs.deeds.pair import (
     AT_ONCE,
     SAMPLED_ROWS,
     Pair,
@@ -29,7 +29,7 @@ from weightscope.pairs.changes.pair import (
     few_rows_each,
     first_rows,
 )
-from weightscope.pairs.changes.rounding import (
+from weightscope.pairs.deeds.rounding import (
     CASTS,
     FRACTION,
     LEAST_WIDTH,
@@ -40,7 +40,7 @@ from weightscope.pairs.changes.rounding import (
     precision,
     shows_rounding,
 )
-from weightscope.pairs.changes.thresholds import (
+from weightscope.pairs.deeds.thresholds import (
     FEW_ROWS,
     KEPT,
     NEARLY_ONE_DIRECTION,

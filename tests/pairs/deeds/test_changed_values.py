@@ -16,9 +16,9 @@ from safetensors.numpy import save_file
 import weightscope as ws
 from tests.support.planted import random_llama
 from weightscope.checkpoint.opening import open_checkpoint
-from weightscope.pairs.changes.pair import Pair
-from weightscope.pairs.changes.rounding import CASTS
-from weightscope.pairs.same.catalogue import Deed, Side, Sizes, View, find_deed
+from weightscope.pairs.deeds.pair import Pair
+from weightscope.pairs.deeds.rounding import CASTS
+from weightscope.pairs.deeds.views import Deed, Side, Sizes, View, find_deed
 from weightscope.pairs.same.judge import Compared, judge
 
 ROLES = ("q", "k", "v", "o", "q+k+v", "gate+up", "down", "tokens", "router", "positions", "expert.up", "q_b")

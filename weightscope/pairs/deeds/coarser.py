@@ -13,8 +13,9 @@ from weightscope.checkpoint.lora import LowRank, MergedTensor
 from weightscope.core.errors import counted
 from weightscope.heads.tensors.measure import BITS
 from weightscope.model.rows.gguf import RestoredTensor, logarithm
-from weightscope.pairs.changes.pair import Pair
-from weightscope.pairs.changes.recomputed import (
+from weightscope.pairs.deeds.change import Change, unchanged
+from weightscope.pairs.deeds.pair import Pair
+from weightscope.pairs.deeds.recomputed import (
     CLIPPED,
     Cells,
     OnGrids,
@@ -23,9 +24,8 @@ from weightscope.pairs.changes.recomputed import (
     is_quantised,
     stored_cells,
 )
-from weightscope.pairs.changes.rounding import CASTS, FRACTION, SMALLEST
-from weightscope.pairs.changes.tensor import Change, unchanged
-from weightscope.pairs.changes.thresholds import KEPT
+from weightscope.pairs.deeds.rounding import CASTS, FRACTION, SMALLEST
+from weightscope.pairs.deeds.thresholds import KEPT
 
 
 class Bounds(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.spatial
 
-from weightscope.pairs.same.catalogue import EXACT, Side, Sizes, View, find_deed, places_of
+from weightscope.pairs.deeds.views import EXACT, Side, Sizes, View, find_deed, places_of
 
 RNG = np.random.default_rng(0)
 W = (RNG.standard_normal((64, 64)) * np.exp(0.4 * RNG.standard_normal((64, 1)))).astype(np.float32)

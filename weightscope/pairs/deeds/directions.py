@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.core.errors import counted
-from weightscope.pairs.changes.thresholds import OWN, PARALLEL, WHOLLY
+from weightscope.pairs.deeds.thresholds import OWN, PARALLEL, WHOLLY
 from weightscope.report.findings import Finding, Member, finding
 
 # over the blocks: a power iteration, which finds the direction of a matrix of rank one in the first

@@ -7,11 +7,11 @@ from tests.support.files import write
 from weightscope.checkpoint.ggml_blocks import LAYOUTS
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.model.rows.gguf import RestoredTensor, logarithm
-from weightscope.pairs.changes.pair import Pair
-from weightscope.pairs.changes.recomputed import Cells, _nearest_stored
-from weightscope.pairs.changes.rounding import CASTS
-from weightscope.pairs.changes.tensor import change_of, unchanged
-from weightscope.pairs.same.coarser import exponentiated, quantised, rounded_twice, too_wide
+from weightscope.pairs.deeds.change import change_of, unchanged
+from weightscope.pairs.deeds.coarser import exponentiated, quantised, rounded_twice, too_wide
+from weightscope.pairs.deeds.pair import Pair
+from weightscope.pairs.deeds.recomputed import Cells, _nearest_stored
+from weightscope.pairs.deeds.rounding import CASTS
 
 RNG = np.random.default_rng(0)
 WEIGHTS = (0.02 * RNG.standard_normal((64, 256))).astype(np.float32)

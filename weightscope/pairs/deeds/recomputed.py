@@ -20,9 +20,9 @@ from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import Tensor
 from weightscope.core.compute.fast import numba_may_run
 from weightscope.heads.tensors.measure import BITS
-from weightscope.pairs.changes.pair import Pair, few_rows_each, whole
-from weightscope.pairs.changes.rounding import CASTS, FRACTION, SMALLEST
-from weightscope.pairs.changes.thresholds import (
+from weightscope.pairs.deeds.pair import Pair, few_rows_each, whole
+from weightscope.pairs.deeds.rounding import CASTS, FRACTION, SMALLEST
+from weightscope.pairs.deeds.thresholds import (
     FLOAT_STEPS_USED,
     STEPS_USED,
     TWO_LEVELS_SPARED,
@@ -66,7 +66,7 @@ TINY = 2.0**-25  # and its absolute error among the smallest
 FIRST, SAMPLED = 4, 64  # groups that show, after one, that a matrix has no grid, and which it has
 LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
 
-NUMBA = "weightscope.pairs.changes.cells_numba"
+NUMBA = "weightscope.pairs.deeds.cells_numba"
 # values: less takes NumPy a fraction of a second, and importing numba half a second
 WORTH_NUMBA = 1 << 23
 

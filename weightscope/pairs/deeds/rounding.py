@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.heads.tensors.measure import BITS
-from weightscope.pairs.changes.thresholds import UNLIKELY
+from weightscope.pairs.deeds.thresholds import UNLIKELY
 
 FRACTION = {**BITS, "BF16, cut off": 7, "F8_E4M3": 3, "F8_E5M2": 2}  # bits
 # exponent of the smallest normal number; of others -126
