@@ -19,7 +19,9 @@ from weightscope.heads.tensors.measure import BITS, why_unread
 from weightscope.model.model import Model
 from weightscope.pairs.changes.counterparts import counterparts_among
 from weightscope.pairs.changes.head import UNDRIFTED, Basis, Drift, drift, is_folded, low_ranks
-from weightscope.pairs.deeds.change import Change, compare_pairs, first_pass, new_grid
+from weightscope.pairs.deeds.blocks import compare_pairs, new_grid
+from weightscope.pairs.deeds.change import Change, first_pass
+from weightscope.pairs.deeds.deed import What
 from weightscope.pairs.deeds.pair import (
     SAMPLED_ROWS,
     Pair,
@@ -93,7 +95,7 @@ def compare_layers(
         names = (_names(m, layer, heads=as_it_was) for m, layer in ((a, j), (b, i)))
         tensors = tensors_of_both(a, b, *names, of_any_layer=True)
     unmoved = {
-        change.name_b for change in tensors.changes if change.kind in ("identical", "rounded")
+        change.name_b for change in tensors.changes if change.kind in (What.IDENTICAL, What.ROUNDED)
     }
     copies = (
         (_copies(a, b, j, i), _copies(b, a, i, j)) if tensors.lost or tensors.gained else (0, 0)
@@ -233,11 +235,11 @@ def _cosine(x: np.ndarray, y: np.ndarray) -> float:
 
 def _reordered(change: Change) -> bool:
     """Whether a changed matrix has the rows of A in another order."""
-    if change.kind == "reordered" and change.is_matrix:
+    if change.kind is What.REORDERED and change.is_matrix:
         return True
     if (
         change.pair is None
-        or change.kind != "changed"
+        or change.kind is not What.TUNED
         or change.change < REORDERED
         or len(change.shapes[0]) != 2
     ):

@@ -42,6 +42,7 @@ from weightscope.pairs.changes.head import LIMITED, Stage, added_to, follow_head
 from weightscope.pairs.changes.settings import SettingsChange, first_sentence, settings_change
 from weightscope.pairs.changes.wiring import CircuitChanges, circuit_changes
 from weightscope.pairs.compare.deeds import IDENTICAL, attention_changes, deed, moved_layers
+from weightscope.pairs.deeds.deed import What
 from weightscope.pairs.deeds.thresholds import UNMOVED
 from weightscope.report.findings import (
     Finding,
@@ -246,7 +247,7 @@ def _equal(a: Model, b: Model, moved: Sequence[Arrays]) -> bool:
     if not all((layer[name] == 0).all() for layer in moved for name in LIMITED if name in layer):
         return False
     changes = [*other_changes(a, b).changes, *attention_changes(a, b)]
-    return all(change.kind == "identical" and not change.rows_lacking for change in changes)
+    return all(change.kind is What.IDENTICAL and not change.rows_lacking for change in changes)
 
 
 def _architecture(model: Model) -> str:
@@ -316,7 +317,7 @@ def _coverage(
 def _not_compared(a: Model, compared: TensorChanges) -> list[str]:
     """Names of the first checkpoint's tensors that no number or finding depends on."""
     seen = {tensor.name for i in a.attention_layers for tensor in a.attention_tensors(i)}
-    seen |= {change.name for change in compared.changes if change.kind != "unread"}
+    seen |= {change.name for change in compared.changes if change.kind is not What.UNREAD}
     return [name for name in a.checkpoint if name not in seen]
 
 
@@ -706,7 +707,7 @@ def _of_tensors(comparison: Comparison) -> Iterator[Finding]:
     later = (comparison.labels[1:], comparison.architectures[1:], comparison.broken[1:])
     for tensors, label, architecture, broken in zip(compared, *later, strict=True):
         yield from find_rescaled(tensors.changes, label)
-        kinds = {c.shown_name: c.kind for c in tensors.changes if c.name not in broken}
+        kinds = {c.shown_name: c.kind.value for c in tensors.changes if c.name not in broken}
         yield from incomparable_tensors(kinds, architecture)
 
 

@@ -14,6 +14,7 @@ from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
 from weightscope.heads.tensors.measure import why_unread
 from weightscope.model.metrics.spectra import evenly_spread
 from weightscope.model.rows.names import ConvertedTensor
+from weightscope.pairs.deeds.deed import What
 
 AT_ONCE = 1 << 16  # values computed with at once: what is made of them fits in a core's cache
 SAMPLED_ROWS = 32  # rows of a matrix that are searched for a cast, a grid or a copy
@@ -44,15 +45,13 @@ class Pair:
         return isinstance(self.a, ConvertedTensor) or isinstance(self.b, ConvertedTensor)
 
     @property
-    def problem(self) -> str:
-        """Why they cannot be compared, as a kind of change; empty where at most the number of rows
-        differs.
-        """
+    def problem(self) -> What | None:
+        """Why they cannot be compared; None where at most the number of rows differs."""
         a, b = self.a.shape, self.b.shape
         resized = len(a) == len(b) > 1 and a[1:] == b[1:] and 0 not in a + b
         if a != b and not resized:
-            return "reshaped"
-        return "unread" if why_unread(self.a) or why_unread(self.b) else ""
+            return What.RESHAPED
+        return What.UNREAD if why_unread(self.a) or why_unread(self.b) else None
 
     def blocks(self) -> Iterator["Part"]:
         """Values [start, stop) of both, in the blocks of the one that has fewer."""

@@ -5,6 +5,8 @@ or copied is called so by the other. How grids, ranks and directions are searche
 they are searched for.
 """
 
+from typing import NamedTuple
+
 # How far: |B - A| / |A| in the Frobenius norm.
 # of a head's maps, up to which it is the same head: float32's rounding of the factors' products
 UNMOVED = 1e-5
@@ -88,3 +90,73 @@ TWO_LEVELS_SPARED = 0.1
 KEPT = 0.9
 # chance that the values in another order are rounded to the same, at most where a cast is shown
 UNLIKELY = 1e-6
+
+# How a deed is told, block by block.
+TAIL = 10.0  # times the usual change of a value: the largest of many that were rounded
+# share of a sample's change in one direction, from which the whole is looked at: it may have 0.9
+IN_A_SAMPLE = 0.8
+LEAST_CHANGED = 8  # values: fewer are multiplied by one factor by chance
+LEAST_FACTOR = 1e-4  # from one: a nearer factor is not told from a conversion's noise
+NEARLY_ONE = 4  # rank of a change that may be of rank one: the rest may be rounding
+
+# How a deed is told by all values (T(A) = B up to the stored rounding).
+EXACT = 2e-6  # |T(A) - B| / |B| of equal float32 arrays: one rounding of each value
+FARTHEST = 3.0  # half-steps from where a deed puts a value: quantisers that search reach that
+MARGIN = 2.0  # times the error that rounding to the nearest leaves in a row
+CLEARER = 0.5  # times the error without a deed, at most, for one to be named
+MOSTLY_ONE = 0.5  # share of factors that are one where a few rows or blocks were scaled
+WITH_ONE_FACTOR = 8  # values that share a factor, at least
+SLIPPED = 2.0  # a factor from which a scale may be missing or applied twice
+ONE_FACTOR = 0.1  # difference of logarithms of equal factors, rounded to eight bits
+PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
+LOWEST = 1 / 8  # of full rank: a higher-rank update is lost in a quantised matrix's errors
+# times a quantised matrix's mean error: what rows of the largest scale add to a singular value
+UNEVEN = 2.0
+OF_TOUCHED = 1 / 2  # rank of a low change over the number of rows or columns that changed
+SMALLEST_CODES = 7  # the largest of four bits: integers up to here and beyond may be codes
+
+# How far a packing may be from its original. A change within these bounds is not seen.
+
+
+class Bounds(NamedTuple):
+    """Distances of values from where rounding to the nearest puts them."""
+
+    group: int  # neighbours whose error is judged together; 0: a row
+    error: float  # times the error of rounding to the nearest, in each group
+    farthest: float  # half-steps from its level, of one value within its grid
+    in_cells: float  # the least share of values that are in their cells
+    # of all values, away from zero or towards it: steps off the nearest level, along the original
+    leaning: float
+
+
+# Quantisers that search for a scale, weighted by an importance matrix too; measured on ggml's, see
+# `analyses.experiments.faithful_conversions`.
+SEARCHED = Bounds(32, 2.0, 3.0, 0.0, 0.003)
+# GPTQ, which moves values by several steps to make up for the errors of those before; measured on
+# llm-compressor's, calibrated on random tokens: rows to 2.7, values to 8.4, 66 % in their cells.
+COMPENSATED = Bounds(0, 3.0, 10.0, 0.6, 0.02)
+BEYOND = 20.0  # half-steps beyond the end of its grid
+OUTLIERS = 0.05  # of the values of a row, that are more than `CLIPPED` beyond
+# Types whose groups of 4 or 8 values are entries of a codebook: no value has a cell of its own.
+# |error| / |W| that ggml's quantiser makes of normal weights with an importance matrix; a change
+# smaller than the error is not seen.
+CODEBOOKS = {
+    "IQ1_S": 0.55,
+    "IQ1_M": 0.52,
+    "IQ2_XXS": 0.49,
+    "IQ2_XS": 0.37,
+    "IQ2_S": 0.28,
+    "IQ3_XXS": 0.24,
+    "IQ3_S": 0.16,
+}
+USUAL = 1.25  # times this error, at most
+FLUSHED = 2.0**-22  # values that scales in float16 are too coarse for
+# Cosines of columns that have nothing in common are about 1 / sqrt(rows); ggml's coarsest codebooks
+# leave 0.3.
+BY_CHANCE = 3.0  # times that
+FEWEST_ROWS = 256  # of which it is asked
+SHARED = 32  # columns that share a scale
+OF_LARGEST = 1 / 4  # size of a column that this scale is made for, over the largest
+LEANING = 0.05  # the same as a bound's, of one row or column
+NO_CHANCE = 6.0  # times what chance makes of as many values
+NOT_ZERO = 1 / 4  # share of a column's values that are nearer another level than zero, at least

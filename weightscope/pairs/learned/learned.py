@@ -22,21 +22,26 @@ from weightscope.core.tables import Column, Table, as_json
 from weightscope.model.model import Model, TensorsOnly, open_tensors
 from weightscope.pairs.changes.all_tensors import TensorChanges, changes_with_directions
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
+from weightscope.pairs.deeds.catalogue import UNEXPLAINED
 from weightscope.pairs.deeds.change import UNKNOWN_SIZE, Change
+from weightscope.pairs.deeds.deed import What, sentence
 from weightscope.pairs.learned.changed_matrices import INTRUDER, TOP, Update, updates_of
 from weightscope.pairs.learned.spaces import Overlap, Shared, overlap, shared_directions
 from weightscope.pairs.learned.structure import dora_rank, kronecker_shapes
 from weightscope.pairs.learned.words import Words, why_no_words, words
 from weightscope.pairs.same import SAME_FUNCTION
-from weightscope.pairs.same.judge import UNEXPLAINED, catalogued
+from weightscope.pairs.same.judge import explained_deed
 from weightscope.pairs.same.same import compared, same
 from weightscope.pairs.same.sentences import joined
 from weightscope.report.findings import listed, spans
 
 Readable = Model | TensorsOnly
 MOSTLY = 0.9  # of the changed matrices in layers, for what they are to be said of the training
-CONVERTED = ("rounded", "quantised")  # kinds of change that a conversion makes
+CONVERTED = (What.ROUNDED, What.QUANTISED)  # kinds of change that a conversion makes
 ROWS = ("tokens", "positions", "unembedding", "types")  # looked up by row: they have no directions
+UNCHANGED = (What.IDENTICAL, What.MISSING, What.NEW)
+# Kinds of change in which no direction is looked for.
+NO_DIRECTIONS = (*UNKNOWN_SIZE, What.IDENTICAL, What.NOT_FINITE, What.RESIZED)
 # of the changed tensors, with a deed or unlike the base's, from which their function is compared
 ASKED = 0.5
 ONE_SCALE = 10.0  # times the least relative change, that the largest of a LoRA's matrices has
@@ -555,7 +560,7 @@ def _is_update(change: Change) -> bool:
     """
     return (
         change.is_matrix
-        and change.kind not in (*UNKNOWN_SIZE, "identical", "not finite", "resized")
+        and change.kind not in NO_DIRECTIONS
         and change.role not in ROWS
         and bool(np.isfinite(change.moved))
     )
@@ -567,7 +572,7 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
     A LoRA's change has its rank exactly up to rounding, whatever is merged, and so have a few steps
     on few tokens. Reinforcement and supervised learning are not told apart (see docs/learned.md).
     """
-    changed = [each for each in changes if each.kind not in ("identical", "missing", "new")]
+    changed = [each for each in changes if each.kind not in UNCHANGED]
     matrices = [each for each in changed if each.is_matrix]
     in_layers = [each for each in matrices if each.role not in ROWS]
     kinds, total = Counter(each.kind for each in in_layers), len(in_layers)
@@ -578,7 +583,7 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
     if not changed:
         return Training("none", None, "no tensor changed")
     if not total:
-        rows = [each for each in matrices if each.kind == "few rows"]
+        rows = [each for each in matrices if each.kind is What.FEW_ROWS]
         kind = (
             "few rows"
             if rows and len(rows) == len(changed)
@@ -589,8 +594,9 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
         return Training(
             kind, None, "; ".join(each.detail for each in rows) or "no matrix in a layer changed"
         )
-    if kinds["one direction"] >= MOSTLY * total:
-        evidence = f"{kinds['one direction']} of {total} changed matrices in layers changed along one direction"
+    along = kinds[What.ONE_DIRECTION]
+    if along >= MOSTLY * total:
+        evidence = f"{along} of {total} changed matrices in layers changed along one direction"
         return Training("one direction", 1, evidence)
     if sum(kinds[kind] for kind in CONVERTED) >= MOSTLY * total:
         return Training(
@@ -618,11 +624,11 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
         return Training(
             "noise", None, f"no direction stands out in any of {len(updates)} changed matrices"
         )
-    if kinds["changed"] + kinds["low rank"] >= MOSTLY * total:
+    if kinds[What.TUNED] + kinds[What.LOW_RANK] >= MOSTLY * total:
         full = len(updates) - len(low)
         some = f"; {len(low)} are of rank {ranks_by_role(low)}" if low else ""
         return Training("full", None, f"of full rank in {full} of {len(updates)} matrices{some}")
-    parts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    parts = ", ".join(f"{count} {kind.value}" for kind, count in kinds.most_common())
     return Training("mixed", None, f"matrices in layers changed in several ways: {parts}")
 
 
@@ -685,9 +691,7 @@ def changed_outside(changes: Sequence[Change]) -> str:
     """
     kinds: dict[str, list[Change]] = {}
     for each in changes:
-        if each.kind in ("identical", "missing", "new") or (
-            each.is_matrix and each.role not in ROWS
-        ):
+        if each.kind in UNCHANGED or (each.is_matrix and each.role not in ROWS):
             continue
         kind = "norms" if "norm" in (each.role or each.name) else "biases and other vectors"
         kinds.setdefault(OUTSIDE.get(each.role, kind), []).append(each)
@@ -710,16 +714,15 @@ def other_deeds(
     """What was done that is no training: most changed tensors have a deed of the catalogue, or
     compute the same.
     """
-    left_out = (*UNKNOWN_SIZE, *CONVERTED, "identical", "resized")
+    left_out = {*UNKNOWN_SIZE, *CONVERTED, What.IDENTICAL, What.RESIZED}
     tried = [
         (entry, each)
         for entry, each in zip(entries, changes, strict=True)
         if each.kind not in left_out
     ]
-    deeds = [catalogued(compared(base, tuned, entry, 1.0))[0] for entry, _ in tried]
-    named = Counter(
-        deed.name for deed in deeds if deed is not None and not deed.name.startswith(UNEXPLAINED)
-    )
+    deeds = [explained_deed(compared(base, tuned, entry, 1.0))[0] for entry, _ in tried]
+    known = [done for done in deeds if done is not None and done.what not in UNEXPLAINED]
+    named = Counter(map(sentence, known))
     unlike = sum(not each.is_tuned for _, each in tried)
     if not tried or max(sum(named.values()), unlike) < ASKED * len(tried):
         return None
@@ -729,7 +732,7 @@ def other_deeds(
         return Training("same function", None, joined([*what]))
     if sum(named.values()) < MOSTLY * len(tried):
         return None
-    details = Counter(deed.detail for deed in deeds if deed is not None and deed.name in named)
+    details = Counter(done.detail for done in known)
     (most, times), *_ = details.most_common()
     detail = f" ({most})" if most and (times == len(tried) or len(tried) == 1) else ""
     parts = [

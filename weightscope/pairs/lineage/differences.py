@@ -26,6 +26,7 @@ from weightscope.pairs.changes.layer import (
     tensors_of_both,
 )
 from weightscope.pairs.deeds.change import Change
+from weightscope.pairs.deeds.deed import What
 from weightscope.pairs.deeds.pair import SAMPLED_ROWS, first_rows, whole
 from weightscope.pairs.deeds.thresholds import (
     EXPLAINED,
@@ -42,7 +43,6 @@ from weightscope.pairs.lineage.sketches import Sketches
 from weightscope.pairs.same.stored import equal_bytes, same_files
 from weightscope.report.findings import indexed, spans
 
-ROUNDED = "A to "  # how a change says that the base, rounded to a dtype, gives the suspect
 FOLDED = "In {layers}, the norm's gain is constant and folded into the weights after it."
 OF_LAYERS = {  # kinds that layers show, each with the field of `LayerChange` and the evidence
     "norms folded": ("folded", FOLDED),
@@ -63,13 +63,14 @@ OF_LAYERS = {  # kinds that layers show, each with the field of `LayerChange` an
 }
 # kinds of change of a layer's attention that are proved on every value, each as it is called
 PLAIN = {
-    "zeroed": "values set to zero",
-    "constant": "set to one value",
-    "scaled": "multiplied by factors",
-    "factors": "multiplied by factors",
-    "reordered": "rows or columns in another order",
-    "few rows": "changed in some rows",
+    What.ZEROED: "values set to zero",
+    What.CONSTANT: "set to one value",
+    What.SCALED: "multiplied by factors",
+    What.FACTORS: "multiplied by factors",
+    What.REORDERED: "rows or columns in another order",
+    What.FEW_ROWS: "changed in some rows",
 }
+LOW_RANKS = {What.LOW_RANK, What.ONE_DIRECTION}
 UNLIKE = "attention matrices unlike the base's"
 # of the largest layer's median |W_VO|: matched layers that all write less may have been added to be
 # found
@@ -366,7 +367,7 @@ def _untouched(weights: WeightChanges) -> bool:
     )
     return (
         weights.basis.same
-        and all(change.kind == "identical" for _, change in weights.every)
+        and all(change.kind is What.IDENTICAL for _, change in weights.every)
         and not moved
     )
 
@@ -479,16 +480,16 @@ def _gains(moved: Mapping[int, Collection[str]]) -> Iterator[Kind]:
 def _casts(weights: WeightChanges) -> Iterator[Kind]:
     """Values that a coarser float holds exactly."""
     rounded = [
-        change
+        change.deed
         for _, change in weights.every
-        if change.kind == "rounded" and change.detail.startswith(ROUNDED) and change.is_matrix
+        if change.kind is What.ROUNDED and change.deed.original == "A" and change.is_matrix
     ]
     casts = sum((layer.values.casts for layer in weights.layers), Counter[str]())
     matrices = sum(layer.values.matrices for layer in weights.layers)
     if (rounded or casts.total() > MOSTLY * matrices) and not _is_quantised(
         weights.layers, "base_grids"
     ):
-        names = Counter(change.detail.removeprefix(ROUNDED) for change in rounded) or casts
+        names = Counter(done.way for done in rounded) or casts
         dtype = names.most_common(1)[0][0]
         count, total = (len(rounded), len(weights.every)) if rounded else (casts.total(), matrices)
         text = f"{count} of {total} tensors hold only {dtype} values; the base's do not."
@@ -533,7 +534,7 @@ def plain_layers(weights: WeightChanges, explained: Collection[int]) -> dict[int
         of_heads = [
             change for change in layer.tensors.changes if change.name_a in weights.attention
         ]
-        changed = [change for change in of_heads if change.kind not in ("identical", "rounded")]
+        changed = [change for change in of_heads if change.kind not in (What.IDENTICAL, What.ROUNDED)]
         ways = [
             PLAIN.get(change.kind, "" if change.is_tuned or change.rank else UNLIKE)
             for change in changed
@@ -568,7 +569,7 @@ def _training(
         max(1, len(weights.layers)),
     )
     outside = [(i, change) for i, change in weights.every if change.name_a not in weights.attention]
-    low = [(i, change) for i, change in outside if change.kind in ("low rank", "one direction")]
+    low = [(i, change) for i, change in outside if change.kind in LOW_RANKS]
     ranks = [change.rank for _, change in low if change.rank] + [
         rank for layer in layers for rank in layer.ranks
     ]
@@ -604,7 +605,7 @@ def _training(
         tuned = [
             (i, change)
             for i, change in outside
-            if change.kind == "changed"
+            if change.kind is What.TUNED
             and change.change > max(least, weights.rounding)
             and i not in explained
             and change.is_tuned
@@ -633,7 +634,7 @@ def _unchanged_share(weights: WeightChanges) -> float:
     changed = [
         c
         for _, c in weights.every
-        if c.kind == "changed" and c.is_matrix and c.dtypes == ("F32", "F32")
+        if c.kind is What.TUNED and c.is_matrix and c.dtypes == ("F32", "F32")
     ]
     if not changed or any(layer.values.rounding > UNMOVED for layer in weights.layers):
         return 0.0

@@ -14,6 +14,7 @@ from weightscope.heads.tensors.measure import BITS, why_unread
 from weightscope.model.layers.factored import inner
 from weightscope.model.model import Model
 from weightscope.pairs.deeds.change import Change
+from weightscope.pairs.deeds.deed import What
 from weightscope.pairs.deeds.directions import one_direction
 from weightscope.pairs.deeds.pair import first_rows
 from weightscope.pairs.deeds.recomputed import COARSE, Cells, fills_cells, shares_in_sum, way_from
@@ -75,7 +76,7 @@ def prove(weights: WeightChanges, which: str) -> Proof | None:
     follows, cells = Proof(), Cells()
     along = _projected([change for _, change in weights.every], which)
     for layer_b, change in sorted(weights.every, key=lambda each: -each[1].values_changed):
-        if change.kind == "identical" or (
+        if change.kind is What.IDENTICAL or (
             change.shapes[0] == change.shapes[1] and change.change <= CONVERTED
         ):
             continue
@@ -102,12 +103,15 @@ def _older_and_newer(change: Change, which: str) -> tuple[Tensor, Tensor]:
     return (change.pair.a, change.pair.b) if which == "B" else (change.pair.b, change.pair.a)
 
 
+NOT_COMPARED = {What.RESHAPED, What.UNREAD, What.NOT_FINITE}
+
+
 def _way(change: Change, which: str, cells: Cells) -> str:
     """How a tensor follows from the other, as a key of `HOW`; empty where it does not, or no map is
     known.
     """
     older, newer = _older_and_newer(change, which)
-    if change.kind in ("reshaped", "unread", "not finite") or prod(older.shape) > prod(newer.shape):
+    if change.kind in NOT_COMPARED or prod(older.shape) > prod(newer.shape):
         return ""  # where rows were cut, the older may also be the newer one, extended
     if not change.values_changed:
         return "equal"

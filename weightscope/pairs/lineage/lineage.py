@@ -21,6 +21,7 @@ from weightscope.core.tables import Column, Table, as_json
 from weightscope.model.model import Model
 from weightscope.pairs.changes.all_tensors import TensorChanges
 from weightscope.pairs.changes.head import Basis
+from weightscope.pairs.deeds.deed import What
 from weightscope.pairs.deeds.thresholds import EXPLAINED
 from weightscope.pairs.lineage.differences import (
     RESIZED,
@@ -374,7 +375,7 @@ def _attention(match: Match, weights: WeightChanges | None = None) -> Part:
         if weights
         else []
     )
-    if matrices and count == total and all(change.kind == "identical" for change in matrices):
+    if matrices and count == total and all(change.kind is What.IDENTICAL for change in matrices):
         return Part("related", f"same values in {count} of {counted(total, 'layer')}", 1.0)
     lead = f"{count} of {counted(total, 'layer')} have a counterpart (likeness {match.mean:.2f})"
     return Part("related", lead, count / total)

@@ -15,12 +15,11 @@ import numpy as np
 from weightscope.core.errors import CheckpointError
 from weightscope.heads.circuits.stream import ACTIVATIONS
 from weightscope.model.model import Model, TensorsOnly
-from weightscope.pairs.deeds.views import places_of
+from weightscope.pairs.deeds.orders import places_of
 
 MIXTURE = ("router", "expert.", "shared_expert.")  # how the roles of its tensors begin
 OF_ROUTER = ("router.bias", "router.correction")
 NORM = "norm.mlp"  # the norm of its input
-EXPERTS = "experts in another order"
 
 
 class Mixture:

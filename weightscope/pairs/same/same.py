@@ -27,7 +27,9 @@ from weightscope.model.rows.names import NamedTensor
 from weightscope.model.rows.own_names import names_sentence
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
 from weightscope.pairs.changes.head import Basis
-from weightscope.pairs.deeds.views import Sizes
+from weightscope.pairs.deeds.catalogue import UNEXPLAINED
+from weightscope.pairs.deeds.deed import Deed, What, deed
+from weightscope.pairs.deeds.views import Sizes, tolerance_of
 from weightscope.pairs.same import (
     DIFFERENT,
     QUANTISED,
@@ -47,7 +49,6 @@ from weightscope.pairs.same.config_and_tokens import (
     compare_tokenizers,
 )
 from weightscope.pairs.same.elsewhere import (
-    UNEXPLAINED,
     find_elsewhere,
     name_shards,
     name_unread,
@@ -56,11 +57,11 @@ from weightscope.pairs.same.elsewhere import (
 from weightscope.pairs.same.function import (
     apart,
     basis_of,
-    called,
     is_shown,
     is_turned,
     is_unknown,
     last_apart,
+    renamed,
     where_equal,
 )
 from weightscope.pairs.same.judge import (
@@ -72,7 +73,6 @@ from weightscope.pairs.same.judge import (
     judge,
     rounded_alone,
     shown_ways,
-    tolerance_of,
 )
 from weightscope.pairs.same.sentences import (
     NAMED,
@@ -90,8 +90,10 @@ from weightscope.report.findings import listed
 # of a checkpoint whose heads are not read, the tensors are compared all the same
 Readable = Model | TensorsOnly
 
-# which fits what was done to a part of the rows too
-ANY_ORDER = ("rows in another order", "heads in another order")
+# Deeds that fit what was done to a part of the rows too.
+BY_PART = {What.TUNED, What.UNRELATED, What.FEW_ROWS, What.REORDERED, What.HEADS}
+deed(What.TIED_HEAD, "head tied in config and not in file")
+GIVES_THE_SAME = "the layer gives the same on random inputs"
 NOT_RUN = (
     "whether other tensors of the layer make up for it is not known: it is not run, or not in full"
 )
@@ -449,7 +451,7 @@ def same(
     if (
         verdict == SAME_VALUES
         and sample == 1
-        and not any(each.deed for each in judged)
+        and all(each.what is What.IDENTICAL for each in judged)
         and same_files(a.checkpoint, b.checkpoint)
     ):
         verdict = SAME_BYTES
@@ -582,7 +584,7 @@ def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judge
     """The same verdict; what was done to parts of a fused tensor, where nothing that was done to it
     all explains it.
     """
-    if judged.verdict != DIFFERENT or not judged.deed.startswith((*UNEXPLAINED, *ANY_ORDER)):
+    if judged.verdict != DIFFERENT or judged.what not in BY_PART:
         return judged
     pairs = [*zip(a.tensors.parts(fused.a), b.tensors.parts(fused.b), strict=False)]
     if not pairs or any(x.role != y.role for x, y in pairs):
@@ -594,13 +596,14 @@ def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judge
     deeds = find_elsewhere([judge(each) for each in parts], parts)
     rounding = tolerance_of(fused.tensors)  # a part in one convention has no cells of its own
     done = {
-        each.deed: each.role
+        each.deed: (each.done, each.role)
         for each in deeds
         if each.verdict == DIFFERENT and not each.size <= rounding
     }
-    if not done or any(deed.startswith(UNEXPLAINED) for deed in done):
+    if not done or any(each.what in UNEXPLAINED for each, _ in done.values()):
         return judged
-    return replace(judged, deed="; ".join(f"{deed}, of {role}" for deed, role in done.items()))
+    (first, _), *_ = done.values()
+    return replace(judged, done=replace(first, detail=judged.detail, parts=(*done.values(),)))
 
 
 def compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> Compared:
@@ -637,8 +640,9 @@ def _tied_head(
         judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding"
     )
     if judged.verdict == DIFFERENT:
-        return replace(judged, deed="head tied in config and not in file", detail=judged.deed)
-    return replace(judged, detail="tied to the token embedding in the other file")
+        return replace(judged, done=Deed(What.TIED_HEAD, detail=judged.deed))
+    detail = "tied to the token embedding in the other file"
+    return replace(judged, done=replace(judged.done, detail=detail))
 
 
 def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[Judged]:
@@ -657,12 +661,11 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
     if basis is None:
         return list(judged)
     turned, own = basis.rotation is not None, b.tensors.own
-    coordinates = f"the stream's coordinates {'permuted' if basis.permuted else 'rotated'}"
-    why = coordinates if turned else "the layer gives the same on random inputs"
-    deeds: dict[tuple[str | None, int], list[tuple[str, str]]] = {}
+    in_basis = Deed(What.STREAM_BASIS, "permuted" if basis.permuted else "rotated")
+    deeds: dict[tuple[str | None, int], list[tuple[str, What]]] = {}
     for each in judged if turned else (judged[i] for i in mine):
         if each.layer is not None:
-            deeds.setdefault((each.stack or own, each.layer), []).append((each.role, each.deed))
+            deeds.setdefault((each.stack or own, each.layer), []).append((each.role, each.what))
     if not turned:  # one alone shows in what the layer gives
         deeds = {place: changed for place, changed in deeds.items() if len(changed) > 1}
     sizes = {
@@ -697,13 +700,14 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
     result = list(judged)
     for i in mine:
         each = judged[i]
-        place = (each.stack or own, each.layer)
+        place, is_folded = (each.stack or own, each.layer), each.layer in with_norms
         if place in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
-            deed = why if turned else called(each.role, each.deed, folded=each.layer in with_norms)
-            detail = "; ".join(filter(None, (each.detail, "" if turned else why)))
-            result[i] = replace(each, verdict=SAME_FUNCTION, deed=deed, detail=detail)
+            now = in_basis if turned else renamed(each.role, each.done, folded=is_folded)
+            detail = "; ".join(filter(None, (each.detail, "" if turned else GIVES_THE_SAME)))
+            done = replace(now, detail=detail)
+            result[i] = replace(each, verdict=SAME_FUNCTION, done=done)
         elif place in unknown:
-            result[i] = replace(
-                each, verdict=UNDECIDED, detail=f"{NOT_RUN}; {each.detail}".removesuffix("; ")
-            )
+            detail = f"{NOT_RUN}; {each.detail}".removesuffix("; ")
+            done = replace(each.done, detail=detail)
+            result[i] = replace(each, verdict=UNDECIDED, done=done)
     return result

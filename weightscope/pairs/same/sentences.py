@@ -9,6 +9,7 @@ from pathlib import Path
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.core.errors import counted, printable
 from weightscope.model.model import Model, TensorsOnly
+from weightscope.pairs.deeds.deed import was
 from weightscope.pairs.same import QUANTISED, ROUNDED
 from weightscope.pairs.same.judge import Judged
 
@@ -62,49 +63,28 @@ def joined(parts: Sequence[str], shown: int = NAMED) -> str:
 
 
 def coarser_lead(a: str, b: str, verdict: str, tensors: Sequence[Judged], same: int) -> str:
-    """What was rounded or quantised, and in which of two checkpoints."""
-    deeds = Counter(each.deed for each in tensors if each.verdict in (ROUNDED, QUANTISED))
-    letters = {made(deed) for deed in deeds}
+    """The first sentence on what was rounded or quantised, and in which of two checkpoints."""
+    coarser = (each.done for each in tensors if each.verdict in (ROUNDED, QUANTISED))
+    deeds = Counter((done.made, was(done)) for done in coarser)
+    letters = {made for made, _ in deeds}
     names = {"A": printable(a), "B": printable(b)} if a != b else {"A": "A", "B": "B"}
     newer = next(iter(letters)) if len(letters) == 1 else ""
-    older = {"A": "B", "B": "A"}.get(newer, "A")
-    first = (
-        f"{names[newer]} is {names[older]}, {verdict}"
-        if newer
-        else f"{names['B']} is {names['A']}, {verdict} in part"
-    )
+    first = f"{names['B']} is {names['A']}, {verdict} in part"
+    if newer:
+        older = {"A": "B", "B": "A"}[newer]
+        first = f"{names[newer]} is {names[older]}, {verdict}"
     whose = {letter: "" if newer else f" of {names[letter]}" for letter in "AB"}
     total = len(tensors)
-    if len(deeds) == 1 and sum(deeds.values()) == total:
-        (deed,) = deeds
+    if len(deeds) == 1 and deeds.total() == total:
+        ((_, words),) = deeds
         every = "The one tensor was" if total == 1 else f"All {total:,} tensors were"
-        return f"{first}. {every} {done(deed)}."
+        return f"{first}. {every} {words}."
     parts = [
-        f"{number:,}{whose[made(deed)]} {'was' if number == 1 else 'were'} {done(deed)}"
-        for deed, number in deeds.most_common()
+        f"{number:,}{whose[made]} {'was' if number == 1 else 'were'} {words}"
+        for (made, words), number in deeds.most_common()
     ]
     rest = [f"{same:,} {'has' if same == 1 else 'have'} the same values"] if same else []
     return f"{first}. Of {counted(total, 'tensor')}, {joined(parts + rest, NAMED + len(rest))}."
-
-
-def made(deed: str) -> str:
-    """The letter of the checkpoint that was made: `A to BF16 (to nearest even)` says what was done
-    to A to make B.
-    """
-    is_of_original = deed[2:].startswith("to -exp") or deed.endswith(
-        ("(to nearest even)", "(cut off)")
-    )
-    return {"A": "B", "B": "A"}[deed[0]] if is_of_original else deed[0]
-
-
-def done(deed: str) -> str:
-    """What was done, after `was`: `A to BF16 (to nearest even)` gives `rounded to BF16 (to nearest
-    even)`.
-    """
-    what = deed[2:]
-    if what.startswith("to -exp"):
-        return f"stored as -exp(A_log){what.removeprefix('to -exp')}"
-    return f"rounded {what}" if what.startswith("to ") else what
 
 
 def function_lead(
