@@ -7,7 +7,7 @@ import pytest
 
 from weightscope.model.model import open_model
 from weightscope.pairs.changes.counterparts import counterparts
-from weightscope.pairs.deeds.blocks import compare_pairs
+from weightscope.pairs.deeds.catalogue import compare_pairs
 from weightscope.pairs.deeds.deed import Deed, What
 from weightscope.pairs.learned.changed_matrices import TOP, Update, intruders_of, leading, updates_of
 from weightscope.pairs.learned.spaces import overlap, shared_directions

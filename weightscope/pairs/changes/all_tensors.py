@@ -28,7 +28,8 @@ from weightscope.heads.tensors.measure import role_of, shown_shape
 from weightscope.model.layers.read_layer import NO_WEIGHTS
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
-from weightscope.pairs.deeds.blocks import compare_pairs, plain_deed
+from weightscope.pairs.deeds.blocks import plain_deed
+from weightscope.pairs.deeds.catalogue import compare_pairs
 from weightscope.pairs.deeds.change import (
     SAME_SO_FAR,
     UNKNOWN_SIZE,

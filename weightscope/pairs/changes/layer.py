@@ -19,7 +19,8 @@ from weightscope.heads.tensors.measure import BITS, why_unread
 from weightscope.model.model import Model
 from weightscope.pairs.changes.counterparts import counterparts_among
 from weightscope.pairs.changes.head import UNDRIFTED, Basis, Drift, drift, is_folded, low_ranks
-from weightscope.pairs.deeds.blocks import compare_pairs, new_grid
+from weightscope.pairs.deeds.blocks import new_grid
+from weightscope.pairs.deeds.catalogue import compare_pairs
 from weightscope.pairs.deeds.change import Change, first_pass
 from weightscope.pairs.deeds.deed import What
 from weightscope.pairs.deeds.pair import (

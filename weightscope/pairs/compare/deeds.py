@@ -15,7 +15,7 @@ from weightscope.pairs.changes.all_tensors import between, changes_with_directio
 from weightscope.pairs.changes.head import basis_by_tokens, is_folded, unmoved
 from weightscope.pairs.changes.layer import layers_elsewhere
 from weightscope.pairs.deeds.change import UNKNOWN_SIZE, Change
-from weightscope.pairs.deeds.deed import What
+from weightscope.pairs.deeds.deed import Proof, What, sentence
 from weightscope.pairs.deeds.pair import pair_up
 from weightscope.pairs.deeds.rounding import CASTS
 from weightscope.pairs.deeds.thresholds import FAR, NEAR, SAME_SPECTRA, UNMOVED
@@ -238,6 +238,10 @@ def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
         return f"Rows or columns in another order: {where}, and heads moved."
     if kinds.keys() == {What.FEW_ROWS}:
         return f"Changed in some rows or columns of {where}."
+    proved = {sentence(each.deed) for each in now if each.deed.proof is not Proof.NONE}
+    if len(kinds) == len(proved) == 1:
+        (words,) = proved
+        return f"{words[:1].upper()}{words[1:]}: {where}."
     unlike = [change for change in now if change.is_unlike]
     if not unlike and kinds.keys() <= TRAINED:
         return f"Fine-tuned: {where}, {spread(now)}."

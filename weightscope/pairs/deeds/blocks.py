@@ -1,7 +1,7 @@
 """Deeds that are found block by block, in tensors of any size, up to their stored rounding."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod, sqrt
 from typing import NamedTuple
@@ -9,24 +9,19 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.checkpoint.blocks import row_width
-from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
-from weightscope.core.compute.cores import in_threads
+from weightscope.checkpoint.checkpoint import Tensor
 from weightscope.heads.tensors.measure import BITS
-from weightscope.model.metrics.spectra import evenly_spread, low_rank
-from weightscope.pairs.deeds.change import Change, first_pass, with_shown_casts
+from weightscope.model.metrics.spectra import low_rank
+from weightscope.pairs.deeds.change import Change
 from weightscope.pairs.deeds.deed import (
-    UNTOUCHED,
     Deed,
     Proof,
     Sees,
     What,
-    brief,
-    called,
     deed,
     find,
     search,
 )
-from weightscope.pairs.deeds.directions import Along, first_directions
 from weightscope.pairs.deeds.pair import AT_ONCE, SAMPLED_ROWS, Pair, first_rows
 from weightscope.pairs.deeds.rounding import (
     CASTS,
@@ -39,12 +34,9 @@ from weightscope.pairs.deeds.rounding import (
 )
 from weightscope.pairs.deeds.thresholds import (
     FEW_ROWS,
-    IN_A_SAMPLE,
     KEPT,
     LEAST_CHANGED,
     LEAST_FACTOR,
-    NEARLY_ONE,
-    NEARLY_ONE_DIRECTION,
     QUANTISED,
     SAME_SIZE,
     STORED,
@@ -67,62 +59,11 @@ class Seen:
         return _of_low_rank(self.pair, self.change)
 
 
-def compare_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[Change]:
-    """Each pair's change, with its kind."""
-    changes = with_shown_casts(pairs, first_pass(a, b, pairs))
-    converted = {i: classify(pair, changes[i]) for i, pair in enumerate(pairs) if pair.is_converted}
-    stored = [i for i in range(len(pairs)) if i not in converted]
-    kinds = in_threads(lambda i: classify(pairs[i], changes[i]), stored)
-    converted |= zip(stored, kinds, strict=True)
-    return [converted[i] for i in range(len(pairs))]
-
-
-def classify(pair: Pair, change: Change) -> Change:
-    """The change with its kind; the pair is read again where the first pass does not settle it."""
-    if pair.problem:
-        return change
-    done = UNTOUCHED
-    if change.values_changed and not np.isfinite(change.moved):
-        done = Deed(What.NOT_FINITE)
-    elif change.values_changed:
-        done = find(Sees.BLOCKS, Seen(pair, change)) or Deed(What.TUNED)
-    a, b = pair.a.shape, pair.b.shape
-    is_likely = done.rank is not None and done.rank <= NEARLY_ONE
-    if done.what in (What.TUNED, What.ZEROED) and a == b:
-        is_likely = _may_be_along(pair)
-    along = _along(pair, done.rank) if is_likely else ()
-    if a != b:
-        rest = brief(done) or called(done.what)
-        detail = f"{a[0]:,} rows to {b[0]:,}; those that both have: {rest}"
-        done = Deed(What.RESIZED, detail=detail, rank=done.rank)
-    return replace(change, deed=done, along=along)
-
-
 def plain_deed(change: Change) -> Deed | None:
     """The rounding, zeros, one value or factors that give every value that changed."""
     if change.pair is None or not change.values_changed or not np.isfinite(change.moved):
         return None
     return find(Sees.BLOCKS, Seen(change.pair, change), before=PROVED)
-
-
-def _may_be_along(pair: Pair) -> bool:
-    """True if a sample of a matrix's change is nearly of rank one, as after an edit and a cut."""
-    if len(pair.a.shape) != 2 or min(pair.a.shape) < 4:
-        return False
-    rows = next(pair.rows())
-    sample = rows[np.ix_(*(evenly_spread(n, SAMPLED_ROWS) for n in rows.shape))]
-    energies = np.linalg.svd(sample, compute_uv=False) ** 2
-    return bool(energies[0] >= IN_A_SAMPLE * energies.sum())
-
-
-def _along(pair: Pair, rank: int | None) -> tuple[Along, ...]:
-    """Both directions of a change of nearly rank one; a stack's matrices share one of them."""
-    sides = [first_directions(partial(pair.pairs, turned)) for turned in pair.sides]
-    share, *along = max(sides, key=lambda side: side[0])
-    # what is left of a change of rank one is rounding
-    if rank != 1 and share < NEARLY_ONE_DIRECTION:
-        return ()
-    return tuple(along[-1:] if pair.is_stack else along)
 
 
 # Deeds that give every value

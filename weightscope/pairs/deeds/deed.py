@@ -57,6 +57,7 @@ class What(Enum):
     SWAPPED = "neighbours reordered"
     NORM_OFFSET = "norm offset"
     OFF_BY_STEPS = "off by steps"
+    BLOCK_FACTORS = "block factors"
     NEGATED = "negated"
     ANOTHER_TENSOR = "another tensor"
     SHARD = "shard of another step"

@@ -48,12 +48,16 @@ def halves(x: np.ndarray, heads: int, turned: int = 0) -> np.ndarray:
     return np.concatenate([pairs, y[:, r:]], axis=1).reshape(x.shape)
 
 
-deed(What.ROTARY, "rotary layout: {way}{columns}")
-deed(What.FUSED, "{way}{columns}")
-deed(What.SHIFTED, "{way} shifted by {place}{columns}")
-deed(What.SWAPPED, "{way}{columns}")
-deed(What.HEADS, "heads in another order{columns}")
-deed(What.EXPERTS, "experts in another order{way}{columns}")
+deed(What.ROTARY, "rotary layout: {way}{columns}", called="in another rotary layout")
+deed(What.FUSED, "{way}{columns}", called="with fused parts in another order")
+deed(What.SHIFTED, "{way} shifted by {place}{columns}", called="with rows shifted")
+deed(What.SWAPPED, "{way}{columns}", called="with neighbours in another order")
+deed(What.HEADS, "heads in another order{columns}", called="with heads in another order")
+deed(
+    What.EXPERTS,
+    "experts in another order{way}{columns}",
+    called="with experts in another order",
+)
 
 
 def other_rotary_layout(x: np.ndarray, sizes: Sizes) -> Iterator[Tried]:

@@ -127,6 +127,9 @@ def _in_blocks(view: View, block: int, offset: bool) -> np.ndarray | None:
     return factors if view.gives(replace(view.x, values=made)) else None
 
 
+deed(What.BLOCK_FACTORS, "scaled {way}", called="with blocks multiplied by factors")
+
+
 def _named_scale(
     along: str, view: View, x: np.ndarray, factors: np.ndarray, where: str = ""
 ) -> Deed | None:
@@ -146,7 +149,7 @@ def _named_scale(
     else:
         way += slip_of(x, factors)
     return Deed(
-        What.FACTORS,
+        What.BLOCK_FACTORS if along == "block" else What.FACTORS,
         way,
         ", ".join(filter(None, details)),
         columns=view.columns and along == "row",

@@ -11,7 +11,7 @@ from weightscope.pairs.deeds.thresholds import FARTHEST, WITH_ONE_FACTOR
 from weightscope.pairs.deeds.views import Side, Sizes, View, explained
 
 
-@deed(What.REINTERPRETED, "dtype reinterpreted: {way}", order=110)
+@deed(What.REINTERPRETED, "dtype reinterpreted: {way}", called="read as another dtype", order=110)
 def reinterpreted(views: Sequence[View], _: Sizes) -> Deed | None:
     """A dtype read as another one, or bytes in the other order."""
     view = views[0]
@@ -63,7 +63,7 @@ def transposed(views: Sequence[View], _: Sizes) -> Deed | None:
     return view.named(Deed(What.TRANSPOSED, proof=Proof.VALUES))
 
 
-deed(What.TRUNCATED, "zeros at the end: a truncated write{where}{columns}")
+deed(What.TRUNCATED, "zeros at the end: a truncated write{where}{columns}", called="cut short")
 
 
 @search(order=130)
@@ -98,7 +98,7 @@ def _erased(before: Side, after: Side, changed: np.ndarray, sizes: Sizes) -> Dee
     return Deed(What.ZEROED, rows, proof=Proof.VALUES)
 
 
-@deed(What.NORM_OFFSET, "norm: 1 {way}", order=150)
+@deed(What.NORM_OFFSET, "norm: 1 {way}", called="with 1 added or subtracted", order=150)
 def offset_of_norm(views: Sequence[View], sizes: Sizes) -> Deed | None:
     """One number added to the gains of a norm, once or twice."""
     view = views[0]
@@ -114,7 +114,7 @@ def offset_of_norm(views: Sequence[View], sizes: Sizes) -> Deed | None:
     return None
 
 
-@deed(What.OFF_BY_STEPS, "{way}{where}", order=160)
+@deed(What.OFF_BY_STEPS, "{way}{where}", called="off by whole steps of their grid", order=160)
 def off_by_steps(views: Sequence[View], _: Sizes) -> Deed | None:
     """Whole steps of a stored grid added to all values alike, or to some blocks of neighbours."""
     view = views[0]
@@ -145,7 +145,7 @@ def off_by_steps(views: Sequence[View], _: Sizes) -> Deed | None:
     return None
 
 
-@deed(What.PRUNED, "some values zeroed{where}", order=190)
+@deed(What.PRUNED, "some values zeroed{where}", called="with some values zeroed", order=190)
 def some_zeroed(views: Sequence[View], _: Sizes) -> Deed | None:
     """Some values zeros in B, or else in A, and the others as they were."""
     view = views[0]

@@ -254,14 +254,14 @@ def _first_values(tensor: Tensor) -> np.ndarray:
     return Block(tensor, 0, all_read).values()[:stop].astype(np.float32)
 
 
-def views_of(pair: Pair) -> list[View]:
+def views_of(pair: Pair, most: int = LARGEST_WHOLE) -> list[View]:
     """Both along their rows and, of a matrix, along their columns.
 
-    All values, or of a large tensor those of some rows and columns.
+    All values, or of a tensor of more than `most` those of some rows and columns.
     """
     shape, is_matrix = pair.a.shape, len(pair.a.shape) > 1
     width = shape[-1] if is_matrix else 1
-    if prod(shape) <= LARGEST_WHOLE:
+    if prod(shape) <= most:
         x, y = (_side(tensor, [*_read(tensor)], width) for tensor in (pair.a, pair.b))
         return [View(x, y), *([View(x.turned, y.turned, columns=True)] if is_matrix else [])]
     rows, columns = (evenly_spread(n, SPREAD) for n in (prod(shape) // width, width))

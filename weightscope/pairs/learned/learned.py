@@ -3,8 +3,8 @@ words they raise.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -24,7 +24,7 @@ from weightscope.pairs.changes.all_tensors import TensorChanges, changes_with_di
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
 from weightscope.pairs.deeds.catalogue import UNEXPLAINED
 from weightscope.pairs.deeds.change import UNKNOWN_SIZE, Change
-from weightscope.pairs.deeds.deed import What, sentence
+from weightscope.pairs.deeds.deed import Deed, Proof, What, sentence
 from weightscope.pairs.learned.changed_matrices import INTRUDER, TOP, Update, updates_of
 from weightscope.pairs.learned.spaces import Overlap, Shared, overlap, shared_directions
 from weightscope.pairs.learned.structure import dora_rank, kronecker_shapes
@@ -522,19 +522,22 @@ def tune_of(
         raise CheckpointError("has no matrix in common with the base", file=tuned.name)
     pairs = [pair for entry in entries if (pair := entry.pair())]
     changes = TensorChanges(changes_with_directions(base, tuned, pairs))
-    moved = [
-        (entry, change)
-        for entry, change in zip(entries, changes.changes, strict=True)
-        if _is_update(change)
-    ]
+    every = [*zip(entries, changes.changes, strict=True)]
+    note = tuned.checkpoint.note
+    tried = {} if note else deeds_tried(base, tuned, every)
+    training = other_deeds(base, tuned, tried, changes.changes)
+    proved = {i: done for i, done in tried.items() if done and done.proof is not Proof.NONE}
+    left = [each for i, each in enumerate(every) if training is not None or i not in proved]
+    moved = [(entry, change) for entry, change in left if _is_update(change)]
     updates = [
         update
         for entry, change in bar(moved, "directions", "matrix")
         for update in updates_of(entry, change, exact=exact)
     ]
-    training = training_of(changes.changes, updates, tuned.checkpoint.note)
-    if not tuned.checkpoint.note:
-        training = other_deeds(base, tuned, entries, changes.changes) or training
+    if training is None:
+        training = training_of([change for _, change in left], updates, note)
+        if proved:
+            training = _beside(training, in_words([*proved.values()], len(tried)), updates)
     if training.kind == "full" and (form := adapter_form(moved, updates)):
         training = Training("full", None, form, is_adapter=True)
     raised, why = None, "its heads are not read"
@@ -552,6 +555,13 @@ def tune_of(
     return Tune(
         tuned.name, changes, training, updates, shared_directions(updates), raised, why, also
     )
+
+
+def _beside(training: Training, deeds: str, updates: Sequence[Update]) -> Training:
+    """The training of what no deed explains, with the deeds of the others."""
+    if not updates:
+        return Training("mixed", None, deeds)
+    return replace(training, evidence=f"{training.evidence}; besides, {deeds}")
 
 
 def _is_update(change: Change) -> bool:
@@ -708,38 +718,46 @@ def changed_outside(changes: Sequence[Change]) -> str:
     return f"Also changed: {joined(parts, len(parts))}." if parts else ""
 
 
-def other_deeds(
-    base: Readable, tuned: Readable, entries: Sequence[Counterparts], changes: Sequence[Change]
-) -> Training | None:
-    """What was done that is no training: most changed tensors have a deed of the catalogue, or
-    compute the same.
-    """
+def deeds_tried(
+    base: Readable, tuned: Readable, every: Sequence[tuple[Counterparts, Change]]
+) -> dict[int, Deed | None]:
+    """The deed of each changed tensor that no conversion explains, by its place; None where none is."""
     left_out = {*UNKNOWN_SIZE, *CONVERTED, What.IDENTICAL, What.RESIZED}
-    tried = [
-        (entry, each)
-        for entry, each in zip(entries, changes, strict=True)
-        if each.kind not in left_out
-    ]
-    deeds = [explained_deed(compared(base, tuned, entry, 1.0))[0] for entry, _ in tried]
-    known = [done for done in deeds if done is not None and done.what not in UNEXPLAINED]
-    named = Counter(map(sentence, known))
-    unlike = sum(not each.is_tuned for _, each in tried)
-    if not tried or max(sum(named.values()), unlike) < ASKED * len(tried):
+    return {
+        i: explained_deed(compared(base, tuned, entry, 1.0))[0]
+        for i, (entry, change) in enumerate(every)
+        if change.kind not in left_out
+    }
+
+
+def in_words(deeds: Sequence[Deed], tried: int) -> str:
+    """`'negated' in 2 of 21 changed tensors`: the deeds of some tensors."""
+    named = Counter(map(sentence, deeds))
+    of_all = counted(tried, "changed tensor")
+    return joined([f"'{name}' in {count} of {of_all}" for name, count in named.most_common()])
+
+
+def other_deeds(
+    base: Readable,
+    tuned: Readable,
+    tried: Mapping[int, Deed | None],
+    changes: Sequence[Change],
+) -> Training | None:
+    """What was done that is no training: a deed of most changed tensors, or the same function."""
+    known = [done for done in tried.values() if done and done.what not in UNEXPLAINED]
+    unlike = sum(not changes[i].is_tuned for i in tried)
+    if not tried or max(len(known), unlike) < ASKED * len(tried):
         return None
     result = same(base, tuned)
     if result.verdict == SAME_FUNCTION:
         what = dict.fromkeys(each.deed for each in result.tensors if each.verdict == SAME_FUNCTION)
         return Training("same function", None, joined([*what]))
-    if sum(named.values()) < MOSTLY * len(tried):
+    if len(known) < MOSTLY * len(tried):
         return None
     details = Counter(done.detail for done in known)
     (most, times), *_ = details.most_common()
     detail = f" ({most})" if most and (times == len(tried) or len(tried) == 1) else ""
-    parts = [
-        f"'{name}' in {count} of {counted(len(tried), 'changed tensor')}"
-        for name, count in named.most_common()
-    ]
-    return Training("deed", None, joined(parts) + detail)
+    return Training("deed", None, in_words(known, len(tried)) + detail)
 
 
 def adapter_form(moved: Sequence[tuple[Counterparts, Change]], updates: Sequence[Update]) -> str:

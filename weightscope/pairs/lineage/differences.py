@@ -26,7 +26,7 @@ from weightscope.pairs.changes.layer import (
     tensors_of_both,
 )
 from weightscope.pairs.deeds.change import Change
-from weightscope.pairs.deeds.deed import What
+from weightscope.pairs.deeds.deed import Proof, What, sentence
 from weightscope.pairs.deeds.pair import SAMPLED_ROWS, first_rows, whole
 from weightscope.pairs.deeds.thresholds import (
     EXPLAINED,
@@ -535,19 +535,24 @@ def plain_layers(weights: WeightChanges, explained: Collection[int]) -> dict[int
             change for change in layer.tensors.changes if change.name_a in weights.attention
         ]
         changed = [change for change in of_heads if change.kind not in (What.IDENTICAL, What.ROUNDED)]
-        ways = [
-            PLAIN.get(change.kind, "" if change.is_tuned or change.rank else UNLIKE)
-            for change in changed
-        ]
+        ways = [_plain_way(change) for change in changed]
         is_other = layer.gauge or layer.folded or layer.base_folded or layer.layer in explained
         if ways and all(ways) and not is_other:
             named[layer.layer] = ways
     return named
 
 
+def _plain_way(change: Change) -> str:
+    """What was done to a tensor, where that is not as training leaves it."""
+    if change.kind in PLAIN or change.is_tuned or change.rank:
+        return PLAIN.get(change.kind, "")
+    return UNLIKE if change.deed.proof is Proof.NONE else sentence(change.deed)
+
+
 def _plain(weights: WeightChanges, plain: Mapping[int, Sequence[str]]) -> Iterator[Kind]:
     """What was done to attention that is no training."""
-    for name in dict.fromkeys((*PLAIN.values(), UNLIKE)):
+    found = {way for ways in plain.values() for way in ways} - {*PLAIN.values(), UNLIKE}
+    for name in dict.fromkeys((*PLAIN.values(), *sorted(found), UNLIKE)):
         layers = [layer for layer, ways in plain.items() if name in ways]
         count = sum(list(plain[layer]).count(name) for layer in layers)
         if layers:

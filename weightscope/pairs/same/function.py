@@ -368,6 +368,7 @@ MAY_CANCEL = {
     What.NEGATED,
     What.SCALED,
     What.FACTORS,
+    What.BLOCK_FACTORS,
 }
 
 
@@ -412,7 +413,7 @@ deed(What.HEAD_BASIS, "heads in another basis")
 deed(What.STREAM_BASIS, "the stream's coordinates {way}")
 
 NETWORK = {"gate", "up", "down", "gate+up"}
-SCALED = {What.SCALED, What.FACTORS}
+SCALED = {What.SCALED, What.FACTORS, What.BLOCK_FACTORS}
 # The deed where the function stays: (roles, deeds, its name); the first fit counts, none fits all.
 RENAMED: tuple[tuple[set[str], set[What], Deed], ...] = (
     ({"norm"}, set(), Deed(What.NORMS_FOLDED)),
