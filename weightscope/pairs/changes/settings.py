@@ -11,12 +11,10 @@ from weightscope.checkpoint.gguf import GgufFile
 from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, TOKENIZER_FILES
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError, counted, printable
-from weightscope.heads.tensors.findings import ROWS
+from weightscope.heads.tensors.tied_head import TIED, tie_holds
 from weightscope.model.config.computed import Difference, differences, stated
 from weightscope.model.config.effects import NONE, UNKNOWN
 from weightscope.model.model import Model
-from weightscope.pairs.deeds.change import differs
-from weightscope.pairs.deeds.pair import Pair
 from weightscope.report.findings import Finding, finding, listed
 
 NAMED = 6  # keys in a sentence; all are in the JSON
@@ -25,7 +23,7 @@ SETTINGS = {
     "generation_config.json": "generation config",
 }
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
-TIED, TOKENS = "tie_word_embeddings", "vocab_size"
+TOKENS = "vocab_size"
 # keys of a generation config that generate nothing
 WRITER = {"transformers_version", "_from_model_config"}
 
@@ -113,7 +111,7 @@ class SettingsChange(NamedTuple):
 def settings_change(a: Model, b: Model, label: str) -> SettingsChange:
     """How the config and the files of `b`, called `label`, differ from those in `a`."""
     config = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
-    if any(_last(each.key) == TIED for each in config) and all(map(holds_tie, (a, b))):
+    if any(_last(each.key) == TIED for each in config) and all(map(tie_holds, (a, b))):
         config = [
             each._replace(effect=NONE) if _last(each.key) == TIED else each for each in config
         ]
@@ -123,21 +121,6 @@ def settings_change(a: Model, b: Model, label: str) -> SettingsChange:
 
 def _last(key: str) -> str:
     return key.rpartition(".")[2]
-
-
-def holds_tie(model: Model) -> bool:
-    """Whether the unembedding has the values of the token embedding, as stored or as the config
-    ties them.
-    """
-    head = model.output_tensors.get(ROWS)
-    tokens = model.checkpoint.get(model.prefix + model.family.inputs.tokens)
-    if head is None or tokens is None:
-        return head is None and model.tied
-    if head.name == tokens.name:
-        return model.tied
-    return head.shape == tokens.shape and not any(
-        differs(part) for part in Pair(head, tokens).blocks()
-    )
 
 
 def _files(a: Model, b: Model) -> Iterator[str]:
