@@ -64,7 +64,7 @@ class TensorChanges:
 
     @cached_property
     def kinds(self) -> Counter[What]:
-        """How many tensors changed in each way."""
+        """The number of tensors that changed in each way."""
         return Counter(change.kind for change in self.changes)
 
     @cached_property
@@ -77,7 +77,7 @@ class TensorChanges:
 
     @property
     def lead(self) -> str:
-        """How many tensors changed, in what way and where, in a sentence or two."""
+        """A sentence or two on how many tensors changed, in what way and where."""
         same, total = self.kinds[What.IDENTICAL], len(self.changes)
         if same == total:
             return f"Every tensor is identical, {counted(total, 'tensor')} in all.{self._by_name()}"
@@ -93,7 +93,7 @@ class TensorChanges:
         return f"Of {counted(total, 'tensor')}: {', '.join(parts)}.{self._where()}{self._by_name()}"
 
     def _by_name(self) -> str:
-        """How many were paired by name alone, as a sentence."""
+        """A sentence on how many were paired by name alone."""
         count = sum(change.paired_by == "name" for change in self.changes)
         return f" {count} of them, which no row names, were paired by name." if count else ""
 
@@ -157,7 +157,7 @@ class TensorChanges:
 
     @property
     def along_directions(self) -> Iterator[Finding]:
-        """What is shared, as findings; each tensor has its strength."""
+        """Shared directions as findings; each tensor has its strength."""
         for shared in self.shared:
             changes = [self.changes[i] for i in shared.members]
             members = [
@@ -266,7 +266,7 @@ COLUMNS = (
 
 
 def _in_common(changes: Sequence[Change]) -> str:
-    """What the changes of one kind have in common, in brackets, or which tensors they are."""
+    """Details that the changes of one kind share, in brackets, or their tensors."""
     if changes[0].kind in ONLY_IN_ONE:
         return f": {described([change.shown_name for change in changes])}"
     if changes[0].kind is What.TUNED:
@@ -364,7 +364,7 @@ def unpaired(only_a: Sequence[Tensor], only_b: Sequence[Tensor]) -> list[Change]
 
 @dataclass(frozen=True)
 class OtherChanges(TensorChanges):
-    """How these tensors changed, and the part of it that a limit applies to."""
+    """Changes of these tensors, and the part of them that a limit applies to."""
 
     # |B - A| / |A| by shown name, of a bias relative to the larger of its norm and its weight's; without tensors that
     # heads show as well, such as biases of queries.
@@ -383,7 +383,7 @@ class OtherChanges(TensorChanges):
         return [change for change in self.changes if change.shown_name in self.limited]
 
     def moved_most(self, n: int, identical: int = 0) -> Table:
-        """Those that changed most, then some that did not, for people."""
+        """The tensors that changed most, then some that did not, for people."""
         order = sorted(self.moved, key=lambda change: -np.nan_to_num(change.change, nan=np.inf))
         still = [change for change in self._limited if change.change <= UNMOVED]
         rows = [(change.shown_name, change.change) for change in [*order[:n], *still[:identical]]]
@@ -391,7 +391,7 @@ class OtherChanges(TensorChanges):
 
     @property
     def headline(self) -> str:
-        """How many changed, and which most, in a sentence; empty where none did."""
+        """A sentence on how many changed, and which most; empty where none did."""
         if not self.moved:
             return ""
         most = max(self.moved, key=lambda change: inf if np.isnan(change.change) else change.change)
@@ -501,7 +501,7 @@ def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
 
 
 def is_lacking_buffer(change: Change) -> bool:
-    """Whether it is a buffer that one checkpoint leaves out."""
+    """True for a buffer that one checkpoint leaves out."""
     return change.kind in ONLY_IN_ONE and _is_buffer(
         role_of(change.name)[0], max(change.shapes, key=len)
     )

@@ -109,7 +109,7 @@ class SettingsChange(NamedTuple):
 
 
 def settings_change(a: Model, b: Model, label: str) -> SettingsChange:
-    """How the config and the files of `b`, called `label`, differ from those in `a`."""
+    """Compare the config and the files of `b`, called `label`, with those of `a`."""
     config = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
     if any(_last(each.key) == TIED for each in config) and all(map(tie_holds, (a, b))):
         config = [
@@ -124,7 +124,7 @@ def _last(key: str) -> str:
 
 
 def _files(a: Model, b: Model) -> Iterator[str]:
-    """How the files for tokens and generation differ."""
+    """Sentences on how the files for tokens and generation differ."""
     first = [file for model in (a, b) for file in model.checkpoint.files[:1]]
     if all(isinstance(file, GgufFile) for file in first):
         configs = [file.config for file in first if isinstance(file, GgufFile)]
@@ -163,7 +163,7 @@ def _files(a: Model, b: Model) -> Iterator[str]:
 
 
 def _bytes(x: Path, y: Path, name: str) -> str:
-    """How a file of two folders differs; empty where it does not."""
+    """The difference of a file in two folders, in words; empty where there is none."""
     here = [(folder / name).is_file() for folder in (x, y)]
     if here[0] != here[1]:
         return f"only one of the two has a {name}"

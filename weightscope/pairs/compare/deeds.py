@@ -134,7 +134,7 @@ def deed(
 
 
 def _zeroed(measured: tuple[MeasuredHeads, MeasuredHeads]) -> int:
-    """How many heads have a map that is zero and was not."""
+    """The number of heads with a map that is zero and was not."""
     before, after = (
         np.array([heads.arrays[f"{name}_singular_values"].max(axis=-1) for name in MAPS])
         for heads in measured

@@ -1,1 +1,1 @@
-"""What was done to one tensor of B: how it is measured, and the catalogue of deeds it is found in."""
+"""Deeds: what was done to one tensor of B, how it is measured and in which order it is sought."""

@@ -117,7 +117,7 @@ def _along(pair: Pair, rank: int | None) -> tuple[Along, ...]:
     """Both directions of a change of nearly rank one; a stack's matrices share one of them."""
     sides = [first_directions(partial(pair.pairs, turned)) for turned in pair.sides]
     share, *along = max(sides, key=lambda side: side[0])
-    # what is left of a change of rank one is rounding
+    # beyond rank one the rest is rounding
     if rank != 1 and share < NEARLY_ONE_DIRECTION:
         return ()
     return tuple(along[-1:] if pair.is_stack else along)

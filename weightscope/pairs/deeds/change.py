@@ -26,7 +26,7 @@ UNKNOWN_SIZE = frozenset({What.MISSING, What.NEW, What.RESHAPED, What.UNREAD})
 
 @dataclass(frozen=True)
 class Change:
-    """How a tensor changed from the first checkpoint (A) to the last (B)."""
+    """The change of a tensor from the first checkpoint (A) to the last (B)."""
 
     name_a: str  # empty where that checkpoint lacks it
     name_b: str
@@ -52,7 +52,7 @@ class Change:
 
     @property
     def kind(self) -> What:
-        """What was done."""
+        """The deed."""
         return self.deed.what
 
     @property

@@ -1,4 +1,4 @@
-"""What can be done to a tensor: a closed list, and the register of the functions that find each.
+"""Deeds that can be done to a tensor: a closed list, and the functions that find each.
 
 A deed is registered where it is found, with its place in the one order of search and its sentence:
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 
 class What(Enum):
-    """What was done to a tensor; the values are the kinds in the tables of `compare`."""
+    """A kind of deed; the values are the kinds in the tables of `compare`."""
 
     IDENTICAL = "identical"
     ROUNDED = "rounded"
@@ -73,7 +73,7 @@ class What(Enum):
 
 
 class Proof(Enum):
-    """What shows a deed."""
+    """The ground on which a deed is named."""
 
     VALUES = "T(A) = B on every value, up to its stored rounding"
     GRID = "every value in the cell of its original"
@@ -82,7 +82,7 @@ class Proof(Enum):
 
 
 class Sees(Enum):
-    """What a search is given."""
+    """The arguments of a search."""
 
     ORIGINALS = "a pair and its change: what its formats store of the values of the other"
     BLOCKS = "a pair and its change, read in blocks: tensors of any size"
@@ -91,18 +91,18 @@ class Sees(Enum):
 
 @dataclass(frozen=True)
 class Deed:
-    """What was done to one tensor, with what its sentence needs."""
+    """A deed done to one tensor, with the parameters of its sentence."""
 
     what: What
-    way: str = ""  # how, in the words of the sentence
+    way: str = ""  # words of the sentence
     detail: str = ""  # numbers, beside the sentence
     made: str = "B"  # the checkpoint whose tensor was made from the other's
     columns: bool = False  # along columns instead of rows
-    rank: int | None = None  # of the change, where it is low
+    rank: int | None = None  # low rank of the change
     place: int | None = None  # layer, expert or row that it comes from
     dtype: str = ""  # the packing that it was quantised to
     first: str = ""  # the float that it was rounded to before
-    parts: tuple[tuple["Deed", str], ...] = ()  # of a fused tensor, each with its role
+    parts: tuple[tuple["Deed", str], ...] = ()  # deeds of a fused tensor's parts, with their roles
     proof: Proof = Proof.NONE
     left: float = float("nan")  # |B - T(A)| / |B|
 
@@ -124,7 +124,7 @@ Say = str | Callable[[Deed], str]
 
 
 class Words(NamedTuple):
-    """How sentences speak of a deed: templates of its fields."""
+    """Words of a deed: templates of its fields."""
 
     says: Say  # in `same`
     was: Say  # after "was"
@@ -192,7 +192,7 @@ def was(done: Deed) -> str:
 
 
 def brief(done: Deed) -> str:
-    """What the tables of `compare` show beside the kind."""
+    """Words beside the kind, in the tables of `compare`."""
     return _said(WORDS[done.what].brief, done)
 
 

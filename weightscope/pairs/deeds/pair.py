@@ -39,9 +39,7 @@ class Pair:
 
     @property
     def is_converted(self) -> bool:
-        """Whether either is converted from how it is stored; it is then read whole, as is the
-        tensor that holds it.
-        """
+        """True if either is converted from how it is stored, and so read whole with what holds it."""
         return isinstance(self.a, ConvertedTensor) or isinstance(self.b, ConvertedTensor)
 
     @property
@@ -68,14 +66,12 @@ class Pair:
 
     @property
     def is_stack(self) -> bool:
-        """Whether it is a stack of matrices, as experts are."""
+        """True for a stack of matrices, as experts are."""
         return len(self.a.shape) == 3
 
     @property
     def sides(self) -> tuple[bool, ...]:
-        """Whether matrices are turned, for each way to see it as one matrix: a stack's may share
-        rows or columns.
-        """
+        """The ways to see it as one matrix, turned or not: a stack's may share rows or columns."""
         return (False, True) if self.is_stack else (False,)
 
     def flat(self, turned: bool = False) -> tuple[int, int]:

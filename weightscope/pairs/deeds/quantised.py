@@ -166,13 +166,13 @@ def _bounded(what: What, older: Tensor, newer: Tensor, bounds: Bounds) -> Deed |
 
 
 def _resembles(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Which rows are nearer to the original's than zeros would be: x, y (n, width)."""
+    """Rows nearer to the original's than zeros would be, (n,) bool: x, y (n, width)."""
     moved, size = (np.square(each, dtype=np.float64).sum(axis=1) for each in (x - y, x))
     return moved <= KEPT**2 * size + x.shape[1] * FLUSHED**2
 
 
 def _resembles_both_ways(older: Tensor, newer: Tensor) -> bool:
-    """Whether all rows are, and no column has nothing in common with the original's."""
+    """True if all rows are, and no column has nothing in common with the original's."""
     columns = Columns()
     for x, y in Pair(older, newer).pairs():
         if not _resembles(x, y).all():
@@ -182,7 +182,7 @@ def _resembles_both_ways(older: Tensor, newer: Tensor) -> bool:
 
 
 class Columns:
-    """How much the columns of two matrices have in common: a few erased ones hardly move a row."""
+    """Products of the columns of two matrices: a few erased ones hardly move a row."""
 
     def __init__(self) -> None:
         self.rows, self.sums = 0, np.zeros((3, 1))  # of squares, and of products: (3, width)
@@ -197,7 +197,7 @@ class Columns:
 
     @property
     def are_lost(self) -> bool:
-        """Whether a column resembles its original no more than chance would have it."""
+        """True if a column resembles its original no more than chance would have it."""
         if self.rows < FEWEST_ROWS:
             return False
         of_x, of_y, both = self.sums
@@ -210,9 +210,7 @@ class Columns:
 
 
 class Leaning:
-    """Whether values are off their nearest levels to one side, as of a factor: what a search leaves
-    has no side.
-    """
+    """Test for values off their nearest levels to one side, as of a factor; a search has no side."""
 
     def __init__(self, of_all: float) -> None:
         self._of_all, self._a_row, self._columns = of_all, False, np.zeros((3, 1))
@@ -225,15 +223,13 @@ class Leaning:
 
     @property
     def is_shown(self) -> bool:
-        """Whether a row, a column or all values do."""
+        """True if a row, a column or all values lean."""
         everything = self._columns.sum(axis=1, keepdims=True)
         return self._a_row or _leans(self._columns, LEANING) or _leans(everything, self._of_all)
 
 
 def _missed(placed: OnGrids) -> np.ndarray:
-    """How far each value is from the nearest level, in whole steps; zero at the ends of a grid,
-    which has no more.
-    """
+    """Whole steps of each value from its nearest level; zero at the ends of a grid."""
     x, y, grids = placed
     half = np.broadcast_to(grids.half, x.shape)
     is_inner = (x > grids.least + grids.end) & (x < grids.most - grids.end) & (half > 0)
@@ -249,7 +245,7 @@ def _leans(sums: np.ndarray, most: float) -> bool:
 
 
 def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
-    """How near values are to what they were rounded from; empty where they are not near enough."""
+    """The distance of values from their originals, in words; empty where they are too far."""
     worst, farthest, clipped, in_cells, width, used = 0.0, 0.0, 0.0, 0, newer.shape[-1], Used()
     group, columns, leaning = bounds.group or width, Columns(), Leaning(bounds.leaning)
     for stored in stored_cells(older, newer):

@@ -76,7 +76,7 @@ def _within_sums(pair: Pair, exact: MergedTensor, merged: Tensor, base: str) -> 
             Block(tensor, start, stop).values().astype(np.float64) for tensor in (exact, merged)
         )
         rows = left[start // width : stop // width]
-        # of what is summed, but for the base's weight
+        # sizes of the summands, but for the base's weight
         largest = (np.abs(rows) @ np.abs(right)).reshape(-1)
         # r products and their sum in float32, the scale, and the sum with the base; then in the
         # base's own float.

@@ -133,7 +133,7 @@ deed(What.BLOCK_FACTORS, "scaled {way}", called="with blocks multiplied by facto
 def _named_scale(
     along: str, view: View, x: np.ndarray, factors: np.ndarray, where: str = ""
 ) -> Deed | None:
-    """What shared factors along the last axis show; where most of them are one, which these are."""
+    """The deed of shared factors along the last axis; those that are not one, where most are."""
     is_one = np.abs(factors - 1) <= view.tolerance
     others = factors[~is_one]
     if not len(others):

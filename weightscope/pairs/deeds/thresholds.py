@@ -1,75 +1,74 @@
-"""Every threshold by which a change is called something, each with its reason.
+"""Thresholds by which a change is called something, each with its reason.
 
-`compare` and `lineage` ask the same functions of this room, so a pair that one calls moved, rounded
-or copied is called so by the other. How grids, ranks and directions are searched for is set where
+All questions ask the same functions of this room, so a pair that one calls moved, rounded or copied
+is called so by the others. How grids, ranks and directions are searched for is set where
 they are searched for.
 """
 
 from typing import NamedTuple
 
-# How far: |B - A| / |A| in the Frobenius norm.
-# of a head's maps, up to which it is the same head: float32's rounding of the factors' products
+# Distances: |B - A| / |A| in the Frobenius norm.
+# maps of an unmoved head: float32's rounding of the factors' products
 UNMOVED = 1e-5
-# the same where the stream's rotation was found from float32 embeddings
+# and where the stream's rotation was found from float32 embeddings
 UNMOVED_IN_ANOTHER_BASIS = 1e-3
-CONVERTED = 1e-6  # of a tensor: what a conversion's own arithmetic leaves
-# of a layer's projections, up to which they are a copy: a cast to bfloat16 makes 0.002
+CONVERTED = 1e-6  # a tensor after a conversion's own arithmetic
+# projections of a copied layer; a cast to bfloat16 makes 0.002
 COPIED = 0.01
-# of a matrix, up to which B may be a quantised A: a grid of three values makes 0.44
+# a quantised matrix; a grid of three values makes 0.44
 QUANTISED = 0.5
-# of a matrix, from which its rows may be A's in another order: unrelated rows make 1.41
+# a matrix whose rows may be A's in another order, at least; unrelated rows make 1.41
 REORDERED = 0.5
-SAME_SIZE = 1e-5  # of root mean squares, which no rotation or permutation changes
-SAME_NORMS = 1e-3  # of the sorted norms of rows: rows in another order have A's norms
-FAR = 0.9  # of heads that have nothing in common as they are stored, which is 1.41
-NEAR = 0.5  # of heads that are the same but for rounding or tuning, once both are in one basis
+SAME_SIZE = 1e-5  # root mean squares, which no rotation or permutation changes
+SAME_NORMS = 1e-3  # sorted norms of rows; rows in another order have A's norms
+FAR = 0.9  # heads with nothing in common as they are stored; strangers make 1.41
+NEAR = 0.5  # heads that are the same but for rounding or tuning, in one basis
 SAME_SPECTRA = 0.1  # |s_b - s_a| / s_1 of heads' singular values, which no basis changes
-OTHER_FACTORS = 0.01  # of heads' factors, from which their basis may have been changed
-# times the change of their products: a tuned head's factors move about as far as its products
+OTHER_FACTORS = 0.01  # heads' factors whose basis may have been changed, at least
+# and times the change of their products; a tuned head's factors move as far as these
 THAN_MAPS = 3.0
 
-# How alike: cosines.
-# of sketches of two heads' spaces, from which the heads are compared exactly: equal ones have 1
+# Cosines.
+# sketches of two heads' spaces that are then compared exactly; equal ones have 1
 LIKELY_SAME = 0.99
-SHARED_ROWS = 0.5  # of sampled rows outside heads: strangers' never reach it
-SHARED_GAINS = 0.9  # of a norm's gains, apart from their mean, for most of the norms
-MAYBE_SHARED = 0.2  # of the same, from which it is no longer called chance
-# of matrices of two layers of one checkpoint, where one may copy the other: strangers have 0
+SHARED_ROWS = 0.5  # sampled rows outside heads; strangers' never reach it
+SHARED_GAINS = 0.9  # most norms' gains, apart from their mean
+MAYBE_SHARED = 0.2  # the same, where it is no longer called chance
+# matrices of two layers of one checkpoint that may be copies; strangers have 0
 NEAR_COPY = 0.3
-# of rows, from which an expert, or a neuron in another place, comes from the one it is held to
+# rows of an expert or a moved neuron and of its original
 COPIED_AND_TUNED = 0.9
-TUNED = 0.5  # of a matrix before and after: weights that were trained apart have about 0
-PARALLEL = 0.99  # of two directions that are called one
-# of a change along a direction with what was there, which is then what was subtracted: a LoRA's has
-# about 0
+TUNED = 0.5  # a tuned matrix before and after; weights trained apart have about 0
+PARALLEL = 0.99  # two directions that are called one
+# a change along a direction and what was there, which is then what was subtracted; LoRAs have 0
 OWN = 0.99
 # largest component of a direction that is a dimension: a zero row of a matrix may have been added
 ONE_DIMENSION = 0.99
 
 # Shares.
-FEW_ROWS = 0.1  # of a tensor's rows: where no more changed, the change is described by its rows
-# of layers with a counterpart, or of matrices with coarser values, for that to be named
+FEW_ROWS = 0.1  # rows of a tensor that changed, where the change is described by them
+# layers with a counterpart, or matrices with coarser values, for that to be named
 MOSTLY = 0.5
-# of matrices on a grid, for them to be called quantised: fused or small ones are often left out
+# matrices on a grid, to be called quantised; fused or small ones are often left out
 ON_GRIDS = 0.25
-PARTLY = 0.2  # of a changed float32 matrix's values that are equal: training moves all of them
+PARTLY = 0.2  # equal values of a changed float32 matrix; training moves all of them
 SAME_BASIS = 1e-3  # largest entry of a rotation without the identity, up to which it is none
-# of matrices outside heads whose size agrees, from which a change of basis is suspected
+# matrices outside heads whose size agrees, where a change of basis is suspected
 SAME_SIZES = 0.5
-# of the dimensions that a head writes, by which an edge's projection kernel moved
+# dimensions that a head writes, by which an edge's projection kernel moved
 EDGE_MOVED = 0.02
-# of the median layer's size, below which a layer writes so little that it may have been added
+# output of a layer that may have been added, over the median layer's, at most
 NEAR_IDENTITY = 0.5
 PERMUTED = 0.9  # largest weight in each row of a rotation that is a permutation
-# of a change's energy: rounding to bfloat16 adds 1 % in the widest models
+# energy of a change in one direction; rounding to bfloat16 adds 1 % in the widest models
 NEARLY_ONE_DIRECTION = 0.9
-# of a matrix's size along a direction, at most left where that was removed wholly, in float32
+# size left along a direction that was removed wholly, in float32
 PROJECTED = 1e-3
-# of strengths, from 1, where a direction was removed wholly: rounding to bfloat16 makes 0.001
+# distance of a strength from 1 where all was removed; rounding to bfloat16 makes 0.001
 WHOLLY = 0.01
 RESCALED = 1000.0  # times a tensor's norm before, or as many times less: no training does that
 
-# How much rounding explains, in units of its error.
+# Multiples of rounding's error that it explains.
 FOLDING = 3.0  # values of both checkpoints that were multiplied by a norm's gain and rounded again
 # |error| / |x| of a stored format whose grid does not show in the values: four bits make as much
 STORED = 0.1
@@ -78,20 +77,20 @@ EXPLAINED = 2.0  # maps of two rounded factors
 # the same if heads' bases changed: rounding weighs more along weak directions
 EXPLAINED_IN_ANOTHER_BASIS = 5.0
 
-# What proves a copy. Cells that any original would lie in show nothing.
-# of a stored grid, by its values and zero: one sign leaves half, a power of two as scale half of it
+# Proofs of a copy. Cells that any original would lie in show nothing.
+# a stored grid's range that values use; one sign leaves half, a power of two as scale half of it
 USED = 1 / 4
 STEPS_USED = 8  # steps of an even grid, which are enough: a byte may hold codes of five bits
-# of a float's finest steps: matrices that share a scale have them, numbers below the normal not
+# finest steps of a float; matrices that share a scale have them, subnormal numbers not
 FLOAT_STEPS_USED = 64
-# of the grids of two levels: HQQ shifts them so that all values of a group may have one
+# grids of two levels; HQQ shifts them so that all values of a group may have one
 TWO_LEVELS_SPARED = 0.1
 # |B - A| / |A| of a row, at most, where values may leave their cells: zeros would make 1
 KEPT = 0.9
 # chance that the values in another order are rounded to the same, at most where a cast is shown
 UNLIKELY = 1e-6
 
-# How a deed is told, block by block.
+# Deeds found block by block.
 TAIL = 10.0  # times the usual change of a value: the largest of many that were rounded
 # share of a sample's change in one direction, from which the whole is looked at: it may have 0.9
 IN_A_SAMPLE = 0.8
@@ -99,7 +98,7 @@ LEAST_CHANGED = 8  # values: fewer are multiplied by one factor by chance
 LEAST_FACTOR = 1e-4  # from one: a nearer factor is not told from a conversion's noise
 NEARLY_ONE = 4  # rank of a change that may be of rank one: the rest may be rounding
 
-# How a deed is told by all values (T(A) = B up to the stored rounding).
+# Deeds found by all values (T(A) = B up to the stored rounding).
 EXACT = 2e-6  # |T(A) - B| / |B| of equal float32 arrays: one rounding of each value
 FARTHEST = 3.0  # half-steps from where a deed puts a value: quantisers that search reach that
 MARGIN = 2.0  # times the error that rounding to the nearest leaves in a row
@@ -109,13 +108,13 @@ WITH_ONE_FACTOR = 8  # values that share a factor, at least
 SLIPPED = 2.0  # a factor from which a scale may be missing or applied twice
 ONE_FACTOR = 0.1  # difference of logarithms of equal factors, rounded to eight bits
 PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
-LOWEST = 1 / 8  # of full rank: a higher-rank update is lost in a quantised matrix's errors
+LOWEST = 1 / 8  # rank over full rank; a higher one is lost in a quantised matrix's errors
 # times a quantised matrix's mean error: what rows of the largest scale add to a singular value
 UNEVEN = 2.0
 OF_TOUCHED = 1 / 2  # rank of a low change over the number of rows or columns that changed
 SMALLEST_CODES = 7  # the largest of four bits: integers up to here and beyond may be codes
 
-# How far a packing may be from its original. A change within these bounds is not seen.
+# Bounds of a packing's distance from its original. A change within them is not seen.
 
 
 class Bounds(NamedTuple):
@@ -125,7 +124,7 @@ class Bounds(NamedTuple):
     error: float  # times the error of rounding to the nearest, in each group
     farthest: float  # half-steps from its level, of one value within its grid
     in_cells: float  # the least share of values that are in their cells
-    # of all values, away from zero or towards it: steps off the nearest level, along the original
+    # mean steps off the nearest level, away from zero or towards it, along the original
     leaning: float
 
 
@@ -136,7 +135,7 @@ SEARCHED = Bounds(32, 2.0, 3.0, 0.0, 0.003)
 # llm-compressor's, calibrated on random tokens: rows to 2.7, values to 8.4, 66 % in their cells.
 COMPENSATED = Bounds(0, 3.0, 10.0, 0.6, 0.02)
 BEYOND = 20.0  # half-steps beyond the end of its grid
-OUTLIERS = 0.05  # of the values of a row, that are more than `CLIPPED` beyond
+OUTLIERS = 0.05  # share of a row's values that are more than `CLIPPED` beyond
 # Types whose groups of 4 or 8 values are entries of a codebook: no value has a cell of its own.
 # |error| / |W| that ggml's quantiser makes of normal weights with an importance matrix; a change
 # smaller than the error is not seen.
@@ -154,7 +153,7 @@ FLUSHED = 2.0**-22  # values that scales in float16 are too coarse for
 # Cosines of columns that have nothing in common are about 1 / sqrt(rows); ggml's coarsest codebooks
 # leave 0.3.
 BY_CHANCE = 3.0  # times that
-FEWEST_ROWS = 256  # of which it is asked
+FEWEST_ROWS = 256  # rows that are enough to ask
 SHARED = 32  # columns that share a scale
 OF_LARGEST = 1 / 4  # size of a column that this scale is made for, over the largest
 LEANING = 0.05  # the same as a bound's, of one row or column

@@ -79,14 +79,14 @@ def erased_rows(views: Sequence[View], sizes: Sizes) -> Deed | None:
 
 
 def _erased(before: Side, after: Side, changed: np.ndarray, sizes: Sizes) -> Deed | None:
-    """How rows that changed were erased."""
+    """The erasure of rows that changed, if they were erased."""
     y = after.values
     if not np.isfinite(y[changed]).all():
         return Deed(What.NOT_FINITE) if np.isfinite(before.values[changed]).all() else None
     places = np.flatnonzero(changed)
     first, is_tail = places[0], len(places) > 1 and len(places) == len(y) - places[0]
     here = after.at(slice(first, first + 1))
-    # of the first row: a write may end within it
+    # a write may end within the first row
     kept = np.flatnonzero(np.abs(here.values) > here.room)
     written = slice(first, first + 1), slice(0, kept[-1] + 1 if len(kept) else 0)
     is_tail = is_tail and len(places) < len(y) and not y[first + 1 :].any()

@@ -37,9 +37,9 @@ OF_VOCABULARY = ("tokens", "unembedding")  # roles with a row for each token
 TABLES = (*OF_VOCABULARY, "positions", "relative_positions", "types")
 SPREAD = 64  # rows or columns that a deed is tried on first
 AT_ONCE = 1 << 20  # values compared at a time
-LARGEST_CODE = 255  # of integers that may be codes without their scales
+LARGEST_CODE = 255  # largest of integers that may be codes without their scales
 LARGEST_WHOLE = 1 << 24  # values of a tensor seen whole; larger ones in some rows and columns
-FIRST_VALUES = 1 << 16  # that show how precise a tensor is
+FIRST_VALUES = 1 << 16  # values that show how precise a tensor is
 
 
 class Sizes(NamedTuple):
@@ -184,7 +184,7 @@ class View:
     def gives(self, made: Side, *, computed: bool = True) -> bool:
         """True if y is T(x) up to rounding, and clearly nearer to it than to x."""
         if not explained(made.at(*self.few), self.y.at(*self.few), computed=computed).all():
-            return False  # of most deeds
+            return False  # most deeds end here
         sides = [(made, self.y)]
         if self.is_whole:
             sides.append((made.turned, self.y.turned))

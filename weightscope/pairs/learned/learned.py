@@ -88,7 +88,7 @@ BEYOND_CHANCE = 3.0  # times the overlap of random spaces, from which two tunes 
 
 @dataclass(frozen=True)
 class Training:
-    """What the changes say of the training."""
+    """The kind of training that the changes show."""
 
     # "low rank", "one direction", "full", "few rows", "vectors", "embeddings", "conversion",
     # "none", "mixed"; or, of what is no training, one of NO_TRAINING.
@@ -99,13 +99,13 @@ class Training:
 
     @property
     def is_training(self) -> bool:
-        """Whether weights may have been trained."""
+        """True if weights may have been trained."""
         return self.kind not in (*NO_TRAINING, "conversion", "none")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tune(ShowsShapes):
-    """What was trained into one checkpoint."""
+    """The training of one checkpoint."""
 
     name: str
     changes: TensorChanges
@@ -123,12 +123,12 @@ class Tune(ShowsShapes):
 
     @property
     def intruders(self) -> int:
-        """How many intruder dimensions they have together."""
+        """The number of intruder dimensions in all matrices together."""
         return sum(update.intruders.count for update in self.looked_at if update.intruders)
 
     @property
     def lead(self) -> str:
-        """How it was changed, how far and where, and the words that rose."""
+        """Sentences on how it was changed, how far and where, and the words that rose."""
         how = HOW[self.training.kind].format(
             name=printable(self.name), evidence=self.training.evidence
         )
@@ -235,7 +235,7 @@ class Learned(Result):
 
     @property
     def lead(self) -> str:
-        """What was trained into each tune, and whether they collide."""
+        """Sentences on each tune's training, and whether they collide."""
         return " ".join([*(tune.lead for tune in self.tunes), *self._collisions()])
 
     def _collisions(self) -> list[str]:
@@ -342,7 +342,7 @@ class Learned(Result):
         return arrays or None
 
     def printed(self) -> list[str | Table]:
-        """What the terminal shows, from top to bottom."""
+        """The parts that the terminal shows, from top to bottom."""
         parts: list[str | Table] = [*(tune.lead for tune in self.tunes), *self._collisions()]
         parts += [
             f"No words for {printable(tune.name)}: {tune.no_words}."
@@ -363,7 +363,7 @@ class Learned(Result):
         return [self.most_changed(12)]
 
     def as_json(self) -> dict[str, Any]:
-        """What `weightscope learned --json` prints and learned.json holds."""
+        """The content of learned.json, which `weightscope learned --json` prints."""
         pairs = [
             {"a": a, "b": b, "matrices": len(each)}
             | (means(each) if each else dict.fromkeys(OVERLAP_COLUMNS))
@@ -516,7 +516,7 @@ def learned(
 def tune_of(
     base: Readable, tuned: Readable, *, exact: bool = False, with_words: bool = True
 ) -> Tune:
-    """What was trained into one checkpoint."""
+    """The training of one checkpoint."""
     entries = [entry for entry in counterparts(base, tuned) if entry.pair()]
     if not any(len(entry.a.shape) > 1 for entry in entries if entry.a):
         raise CheckpointError("has no matrix in common with the base", file=tuned.name)
@@ -577,7 +577,7 @@ def _is_update(change: Change) -> bool:
 
 
 def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str = "") -> Training:
-    """How a tune was trained: its changes, and what an adapter's own files say.
+    """The kind of training, by a tune's changes and by what an adapter's own files say.
 
     A LoRA's change has its rank exactly up to rounding, whatever is merged, and so have a few steps
     on few tokens. Reinforcement and supervised learning are not told apart (see docs/learned.md).
@@ -743,7 +743,7 @@ def other_deeds(
     tried: Mapping[int, Deed | None],
     changes: Sequence[Change],
 ) -> Training | None:
-    """What was done that is no training: a deed of most changed tensors, or the same function."""
+    """A deed that is no training: of most changed tensors, or the same function."""
     known = [done for done in tried.values() if done and done.what not in UNEXPLAINED]
     unlike = sum(not changes[i].is_tuned for i in tried)
     if not tried or max(len(known), unlike) < ASKED * len(tried):

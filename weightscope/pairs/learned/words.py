@@ -34,7 +34,7 @@ BY_FREQUENCY = 0.7
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Words(ShowsShapes):
-    """How often two models say each token on average."""
+    """The mean probability of each token in two models."""
 
     before: np.ndarray  # (V,) mean probability
     after: np.ndarray  # (V,)
@@ -60,7 +60,7 @@ class Words(ShowsShapes):
 
     @property
     def sentence(self) -> str:
-        """Which tokens rose."""
+        """The tokens that rose."""
         if not len(self.top):
             return "No token rises more than noise would."
         if not self.names:
@@ -86,7 +86,7 @@ def why_no_words(base: Model, tuned: Model) -> str:
 
 
 def words(base: Model, tuned: Model) -> Words:
-    """How the mean next-token probabilities moved from the base to the tuned model.
+    """The change of mean next-token probabilities from the base to the tuned model.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def _logits(model: Model, x: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def outputs(model: Model, texts: np.ndarray) -> np.ndarray:
-    """What leaves the last layer, before the final norm: (D, n) ids -> (D n, d)."""
+    """Outputs of the last layer, before the final norm: (D, n) ids -> (D n, d)."""
     row, last = model.family.mlp, model.config.n_layers - 1
     assert row is not None  # `why_no_words` has said so
     (end,) = deque(follow_exactly(model, texts, last), maxlen=1)  # the layers before it are let go

@@ -1,4 +1,4 @@
-"""How a suspect differs from a base, in words: kinds of change, each with its layers and evidence.
+"""Differences of a suspect and a base, in words: kinds, each with its layers and evidence.
 
 First what the match of sketches shows, layers and heads that are gone, repeated or in another
 order; then what weights show: how the weights of matching layers, and of what is outside layers,
@@ -356,7 +356,7 @@ def weight_kinds(
 
 
 def _untouched(weights: WeightChanges) -> bool:
-    """Whether every tensor that both have equals the base's."""
+    """True if every tensor that both have equals the base's."""
     moved = any(
         layer.drift.maps
         or layer.folded
@@ -543,14 +543,14 @@ def plain_layers(weights: WeightChanges, explained: Collection[int]) -> dict[int
 
 
 def _plain_way(change: Change) -> str:
-    """What was done to a tensor, where that is not as training leaves it."""
+    """The deed of a tensor in words, where it is not as training leaves it."""
     if change.kind in PLAIN or change.is_tuned or change.rank:
         return PLAIN.get(change.kind, "")
     return UNLIKE if change.deed.proof is Proof.NONE else sentence(change.deed)
 
 
 def _plain(weights: WeightChanges, plain: Mapping[int, Sequence[str]]) -> Iterator[Kind]:
-    """What was done to attention that is no training."""
+    """Deeds to attention that are no training."""
     found = {way for ways in plain.values() for way in ways} - {*PLAIN.values(), UNLIKE}
     for name in dict.fromkeys((*PLAIN.values(), *sorted(found), UNLIKE)):
         layers = [layer for layer, ways in plain.items() if name in ways]
@@ -648,7 +648,7 @@ def _unchanged_share(weights: WeightChanges) -> float:
 
 
 def _how_far(drifts: Sequence[float], tuned: Sequence[tuple[int | None, Change]]) -> Iterator[str]:
-    """How far apart heads are, and other tensors, in a sentence each."""
+    """Sentences on how far apart heads are, and other tensors."""
     if drifts:
         middle = f"{np.median(drifts):.2g} in the median layer"
         yield f"Heads differ by {min(drifts):.2g} to {max(drifts):.2g} of their norm, {middle}."
@@ -666,6 +666,6 @@ def _how_far(drifts: Sequence[float], tuned: Sequence[tuple[int | None, Change]]
 
 
 def _is_moved(layer: LayerChange, least: float) -> bool:
-    """Whether a layer's heads moved further than rounding explains."""
+    """True if a layer's heads moved further than rounding explains."""
     times = EXPLAINED_IN_ANOTHER_BASIS if layer.gauge else EXPLAINED
     return layer.drift.maps > max(least, times * layer.values.rounding)

@@ -43,7 +43,7 @@ def compare_settings(
 
 
 class Tokens(NamedTuple):
-    """What is known of two tokenizers."""
+    """Knowledge of two tokenizers."""
 
     verdict: str  # "same", "different" or "not compared"
     lead: str

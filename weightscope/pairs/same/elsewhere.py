@@ -175,7 +175,7 @@ def _arrays(parts: Compared) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _is_moved(judged: Judged, parts: Compared, places: np.ndarray) -> bool:
-    """Whether what belongs to experts is where the router's rows are."""
+    """True if what belongs to experts is where the router's rows are."""
     if judged.expert is not None:
         before = places[judged.expert] if judged.expert < len(places) else -1
         if before == judged.expert:

@@ -53,7 +53,7 @@ SHOWN = 16
 
 
 def basis_of(a: Model, b: Model) -> Basis | None:
-    """How B's stream follows from A's where the token embeddings say so; None where they do not."""
+    """The basis of B's stream by the token embeddings; None where they do not show one."""
     try:
         basis = basis_by_tokens(a, b)
         blocks = zip(a.embeddings.blocks(), b.embeddings.blocks(), strict=True)
@@ -75,7 +75,7 @@ def basis_of(a: Model, b: Model) -> Basis | None:
 
 
 def _rows_turned(a: Model, x: np.ndarray, y: np.ndarray, basis: Basis) -> bool:
-    """Whether each row of y (n, d) is that row of x in the other basis."""
+    """True if each row of y (n, d) is that row of x in the other basis."""
     if x.shape != y.shape:
         return False
     moved, size = (np.linalg.norm(each, axis=-1) for each in (_turned(x, basis) - y, x))
@@ -166,7 +166,7 @@ def _inputs(model: Model, index: int, n: int = TOKENS) -> np.ndarray:
 
 
 def furthest(a: Model, b: Model) -> int:
-    """How many positions both models have."""
+    """The number of positions that both models have."""
     return min(model.config.n_positions or USUAL for model in (a, b))
 
 
@@ -207,7 +207,7 @@ def positions_of(layer: Layer | None, most: int) -> list[np.ndarray]:
 
 
 def depends_on_positions(layer: Layer) -> bool:
-    """Whether scores depend on where tokens are."""
+    """True if scores depend on where tokens are."""
     parts = (layer.rotation, layer.additive, layer.relative_values, layer.temperature)
     return bool(layer.relative) or any(part is not None for part in parts)
 
@@ -306,7 +306,7 @@ def _attended(layer: Layer | None, x: np.ndarray, positions: np.ndarray) -> list
 
 
 def _softly(layer: Layer, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """What attention adds with scores of a size that does not saturate the softmax."""
+    """The output of attention with scores of a size that does not saturate the softmax."""
     from scipy.special import softmax  # SciPy takes a while to import
 
     scores = layer.scores(x, positions)  # (H, n, n)
@@ -428,7 +428,7 @@ FOLDED = {*SCALED, What.TUNED, What.FEW_ROWS}  # deeds that a folded norm leaves
 
 
 def renamed(role: str, done: Deed, *, folded: bool) -> Deed:
-    """What was done to a tensor whose layer still computes the same.
+    """The deed of a tensor whose layer still computes the same.
 
     folded: a norm of the layer changed too.
     """

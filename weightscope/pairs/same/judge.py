@@ -30,7 +30,7 @@ from weightscope.pairs.deeds.views import LARGEST_WHOLE, Sizes, error_of, tolera
 from weightscope.pairs.same import DIFFERENT, QUANTISED, ROUNDED, SAME_VALUES, UNDECIDED
 from weightscope.pairs.same.stored import equal_bytes, is_copy
 
-# of the coarser tensor: that the other was rounded to it is a guess
+# detail where a rounding to the coarser tensor is a guess
 FEW_VALUES = "too few values to show it alone"
 # Deeds that leave the same model, with fewer bits.
 VERDICT_OF = {
@@ -55,20 +55,20 @@ class Judged:
     expert: int | None
     name_a: str  # in A's file; empty where it lacks it
     name_b: str
-    verdict: str  # of VERDICTS
-    done: Deed = UNTOUCHED  # what was done, and how it is proved
+    verdict: str  # one of VERDICTS
+    done: Deed = UNTOUCHED  # the deed, with its proof
     size: float = 0.0  # |B - A| / |A|
     stack: str | None = None
     label: str = ""
 
     @property
     def what(self) -> What:
-        """What was done."""
+        """The kind of deed."""
         return self.done.what
 
     @property
     def deed(self) -> str:
-        """What was done, in words."""
+        """The deed in words."""
         return sentence(self.done)
 
     @property
@@ -87,7 +87,7 @@ class Judged:
         return self.verdict == DIFFERENT and self.what in UNEXPLAINED
 
     def as_json(self) -> dict[str, object]:
-        """As same.json lists it."""
+        """The entry in same.json."""
         return {
             "tensor": self.name_b,
             "name_a": self.name_a,
@@ -103,14 +103,14 @@ class Judged:
 
 
 class Compared(NamedTuple):
-    """The same role in two files, and the tensors to compare."""
+    """A role in two files, and the tensors to compare."""
 
     label: str
     a: NamedTensor
     b: NamedTensor
     tensors: Pair
     sizes: Sizes
-    share: float = 1.0  # of the blocks that are compared
+    share: float = 1.0  # blocks that are compared
 
     @property
     def is_stacked(self) -> bool:
@@ -122,7 +122,7 @@ class Compared(NamedTuple):
         )
 
 
-@np.errstate(all="ignore")  # of values that are not finite, or overflow where they are squared
+@np.errstate(all="ignore")  # values may be infinite, or overflow where they are squared
 def judge(
     parts: Compared,
     *,
@@ -147,9 +147,9 @@ def judge(
     if may_be_quantised and look.values_changed and not look.casts and (quick := in_cells(pair)):
         return _judged(parts, QUANTISED, *quick)
     if not look.values_changed and not any(map(differs, blocks)):
-        is_copy = parts.share == 1 and equal_bytes(pair.a, pair.b)  # of a packed tensor
+        is_copy = parts.share == 1 and equal_bytes(pair.a, pair.b)  # packed tensors too
         return _judged(parts, SAME_VALUES, UNTOUCHED if is_copy else Deed(What.STORED_OTHERWISE))
-    # those before the first that differs are read again: most differ in the first
+    # blocks before the first that differs are read again: most differ in the first
     for part in blocks:
         change = change.and_then(change_of(part, change.casts))
     casts = casts_in_order(change.casts)

@@ -54,7 +54,7 @@ class Mixture:
         return rows if correction is None else np.column_stack([rows, correction])
 
     def expert(self, index: int) -> np.ndarray:
-        """What an expert gives: (n, d)."""
+        """The output of an expert: (n, d)."""
         return self._network(f"expert {index} ", "expert.")
 
     def shared(self) -> np.ndarray:

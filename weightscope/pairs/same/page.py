@@ -55,7 +55,7 @@ def write_same_page(files: Files, same: Same) -> None:
 
 
 def by_role(same: Same) -> Table:
-    """How many tensors of each role have each verdict."""
+    """The number of tensors of each role with each verdict."""
     roles = dict.fromkeys(each.role for each in same.tensors)
     rows = []
     for role in roles:

@@ -116,7 +116,7 @@ class ConfigKey(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Same(Result):
-    """Whether two checkpoints hold the same model.
+    """The verdict on two checkpoints, and its evidence.
 
     `verdict` is "same bytes", "same values", "rounded", "quantised", "same function", "undecided"
     or "different"; `tensors` has one entry for each tensor, `differences` those that differ, the
@@ -161,7 +161,7 @@ class Same(Result):
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """How many tensors have each verdict."""
+        """The number of tensors with each verdict."""
         return Counter(each.verdict for each in self.tensors)
 
     @property
@@ -210,7 +210,7 @@ class Same(Result):
 
     @property
     def _rest(self) -> str:
-        """What the verdict does not rest on."""
+        """Tensors that were not compared, as a sentence."""
         return (
             f" Not compared: {listed([*map(printable, self.not_compared)], NAMED)}."
             if self.not_compared
@@ -218,7 +218,7 @@ class Same(Result):
         )
 
     def holds(self, up_to: str = "function") -> bool:
-        """Whether the verdict is at least as strong as this."""
+        """True if the verdict is at least as strong as this."""
         return VERDICTS.index(self.verdict) <= VERDICTS.index(UP_TO[up_to])
 
     def findings_beyond(self, up_to: str = "function") -> list[dict[str, Any]]:
@@ -305,7 +305,7 @@ class Same(Result):
         return Table.of_rows(COLUMNS, rows)
 
     def printed(self) -> list[str | Table]:
-        """What the terminal shows, from top to bottom."""
+        """The parts that the terminal shows, from top to bottom."""
         parts: list[str | Table] = [self.lead, *self.unread_files, self.tokens.lead, *self.digests]
         if self.settings.idle:
             keys = listed([printable(each.named) for each in self.settings.idle], NAMED)
@@ -337,7 +337,7 @@ class Same(Result):
         return [self.worst(20)]
 
     def as_json(self) -> dict[str, Any]:
-        """What `weightscope same --json` prints and same.json holds."""
+        """The content of same.json, which `weightscope same --json` prints."""
         differences = [each.as_json() for each in self.differing] + [
             key._asdict() for key in self.config
         ]
@@ -575,7 +575,7 @@ def _judged(
 
 
 def _is_scale(tensor: NamedTensor) -> bool:
-    """Whether all values are positive numbers."""
+    """True if all values are positive numbers."""
     values = tensor.array()
     return bool(np.isfinite(values).all() and (values > 0).all())
 

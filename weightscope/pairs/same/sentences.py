@@ -36,7 +36,7 @@ def short_names(a: Readable, b: Readable) -> tuple[str, str]:
 
 
 def _place(model: Readable) -> Path | None:
-    """Where a checkpoint is on this machine; None of one with a name of its own."""
+    """The path of a checkpoint on this machine; None of one with a name of its own."""
     called, given = (
         (model.called, model.source) if isinstance(model, Model) else ("", model.checkpoint.given)
     )
@@ -45,7 +45,7 @@ def _place(model: Readable) -> Path | None:
 
 
 def is_one(a: str, b: str) -> str:
-    """How a sentence begins that says that B is A: `b is a`, or what both are called."""
+    """The beginning of a sentence that B is A: `b is a`, or a name for both."""
     return f"{printable(b)} is {printable(a)}" if a != b else f"A and B are both {printable(a)}"
 
 
@@ -90,7 +90,7 @@ def coarser_lead(a: str, b: str, verdict: str, tensors: Sequence[Judged], same: 
 def function_lead(
     a: str, b: str, tensors: Sequence[Judged], changed: Sequence[str], where: str
 ) -> str:
-    """What was changed without an effect: the deeds of tensors that make up for each other."""
+    """A sentence on changes without effect: the deeds of tensors that make up for each other."""
     what = joined([*dict.fromkeys(changed)])
     begins = (
         f"{printable(b)} computes what {printable(a)} does" if a != b else "B computes what A does"
@@ -101,7 +101,7 @@ def function_lead(
 
 
 def differing_part(differing: Sequence[Judged], total: int) -> str:
-    """How many tensors differ, by which deeds, and which is the worst."""
+    """A sentence on the number of tensors that differ, their deeds and the worst."""
     worst, kinds = differing[0], Counter(each.deed for each in differing)
     if len(differing) == 1:
         detail = f" ({worst.detail})" if worst.detail else ""
