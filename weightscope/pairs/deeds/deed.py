@@ -9,7 +9,7 @@ Code branches on `What`; `sentence` makes the words, at the end.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -216,11 +216,6 @@ def _said(say: Say, done: Deed) -> str:
         first=f"to {done.first} and " if done.first else "",
         was_first=f"rounded to {done.first} and " if done.first else "",
     )
-
-
-def along_columns(done: Deed | None) -> Deed | None:
-    """The same deed, found in the transpose."""
-    return None if done is None else replace(done, columns=True)
 
 
 # Kinds that are no transformation

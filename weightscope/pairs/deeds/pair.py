@@ -39,7 +39,7 @@ class Pair:
 
     @property
     def is_converted(self) -> bool:
-        """True if either is converted from how it is stored, and so read whole with what holds it."""
+        """True if either is converted from how it is stored; it is then read whole."""
         return isinstance(self.a, ConvertedTensor) or isinstance(self.b, ConvertedTensor)
 
     @property

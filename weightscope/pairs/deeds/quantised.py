@@ -210,7 +210,7 @@ class Columns:
 
 
 class Leaning:
-    """Test for values off their nearest levels to one side, as of a factor; a search has no side."""
+    """Values off their nearest levels to one side, as of a factor; a search has no side."""
 
     def __init__(self, of_all: float) -> None:
         self._of_all, self._a_row, self._columns = of_all, False, np.zeros((3, 1))
@@ -287,7 +287,7 @@ def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
         return ""
     where = f"{group} values" if bounds.group else "row"
     return (
-        f"{share:.1%} of values in their cells; error {worst:.2f} times that of rounding to the nearest in the "
-        f"worst {where}, a value at most {farthest:.2g} half-steps from its level, clipped by at most "
-        f"{clipped:.2g}"
+        f"{share:.1%} of values in their cells; "
+        f"error {worst:.2f} times that of rounding to the nearest in the worst {where}, "
+        f"a value at most {farthest:.2g} half-steps from its level, clipped by at most {clipped:.2g}"
     )

@@ -96,7 +96,7 @@ def _by_row_and_column(view: View) -> Deed | None:
 
 
 def _by_block(view: View, offset: bool) -> Deed | None:
-    """A factor for each block of neighbours, the widest first; with `offset`, a shift of each too."""
+    """A factor for each block of neighbours, the widest first; with `offset`, a shift of each."""
     width = view.y.values.shape[1]
     for block in BLOCKS:
         if width % block or width == block:
