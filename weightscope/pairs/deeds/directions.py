@@ -260,7 +260,8 @@ def direction_finding(shared: SharedDirection, members: Sequence[Member], what: 
     left = max(strengths)
     text = (
         f"{what} changed along one direction, the same in each "
-        f"(cosines from {shared.cosine:.4f}), as if something were added along it; they are up to {left:.3g} times as large along it."
+        f"(cosines from {shared.cosine:.4f}), as if something "
+        f"were added along it; they are up to {left:.3g} times as large along it."
     )
     return Finding(
         kind="shared_direction",

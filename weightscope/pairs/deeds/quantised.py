@@ -289,5 +289,6 @@ def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
     return (
         f"{share:.1%} of values in their cells; "
         f"error {worst:.2f} times that of rounding to the nearest in the worst {where}, "
-        f"a value at most {farthest:.2g} half-steps from its level, clipped by at most {clipped:.2g}"
+        f"a value at most {farthest:.2g} half-steps from its level, "
+        f"clipped by at most {clipped:.2g}"
     )
