@@ -534,7 +534,9 @@ def plain_layers(weights: WeightChanges, explained: Collection[int]) -> dict[int
         of_heads = [
             change for change in layer.tensors.changes if change.name_a in weights.attention
         ]
-        changed = [change for change in of_heads if change.kind not in (What.IDENTICAL, What.ROUNDED)]
+        changed = [
+            change for change in of_heads if change.kind not in (What.IDENTICAL, What.ROUNDED)
+        ]
         ways = [_plain_way(change) for change in changed]
         is_other = layer.gauge or layer.folded or layer.base_folded or layer.layer in explained
         if ways and all(ways) and not is_other:
