@@ -123,8 +123,8 @@ Finder = Callable[..., Deed | None]
 Say = str | Callable[[Deed], str]
 
 
-class Words(NamedTuple):
-    """Words of a deed: templates of its fields."""
+class DeedWords(NamedTuple):
+    """DeedWords of a deed: templates of its fields."""
 
     says: Say  # in `same`
     was: Say  # after "was"
@@ -132,7 +132,7 @@ class Words(NamedTuple):
     called: str  # after a number of tensors
 
 
-class Search(NamedTuple):
+class DeedSearch(NamedTuple):
     """A function that looks for deeds, and its place in the order."""
 
     order: int
@@ -140,8 +140,8 @@ class Search(NamedTuple):
     find: Finder
 
 
-WORDS: dict[What, Words] = {}
-_searches: list[Search] = []
+WORDS: dict[What, DeedWords] = {}
+_searches: list[DeedSearch] = []
 
 
 def deed(
@@ -155,7 +155,7 @@ def deed(
     sees: Sees = Sees.VIEWS,
 ) -> Callable[[Finder], Finder]:
     """Register the words of a deed; as a decorator with `order`, the function that finds it too."""
-    WORDS[what] = Words(says, was or says, brief, called or what.value)
+    WORDS[what] = DeedWords(says, was or says, brief, called or what.value)
     return (lambda function: function) if order is None else search(order, sees)
 
 
@@ -163,7 +163,7 @@ def search(order: int, sees: Sees = Sees.VIEWS) -> Callable[[Finder], Finder]:
     """Register a function that finds deeds, at its place in the one order."""
 
     def register(function: Finder) -> Finder:
-        _searches.append(Search(order, sees, function))
+        _searches.append(DeedSearch(order, sees, function))
         _searches.sort(key=lambda each: each.order)
         return function
 
@@ -192,7 +192,7 @@ def was(done: Deed) -> str:
 
 
 def brief(done: Deed) -> str:
-    """Words beside the kind, in the tables of `compare`."""
+    """DeedWords beside the kind, in the tables of `compare`."""
     return _said(WORDS[done.what].brief, done)
 
 

@@ -18,7 +18,7 @@ PROBED = 8  # rows whose place is looked for first
 ROTATED = {"q", "k", "q_norm", "k_norm", "q_b", "kv_a"}  # roles whose rows turn with positions
 
 
-class Tried(NamedTuple):
+class TriedOrder(NamedTuple):
     """An order to try."""
 
     what: What
@@ -60,7 +60,7 @@ deed(
 )
 
 
-def other_rotary_layout(x: np.ndarray, sizes: Sizes) -> Iterator[Tried]:
+def other_rotary_layout(x: np.ndarray, sizes: Sizes) -> Iterator[TriedOrder]:
     """Queries or keys as another rotation has them, by the right number of heads or a wrong one."""
     if not {*sizes.plain_role.split("+")} & ROTATED:
         return
@@ -76,23 +76,23 @@ def other_rotary_layout(x: np.ndarray, sizes: Sizes) -> Iterator[Tried]:
             if part % 2:
                 continue
             there, back = neighbours(x, count, part), halves(x, count, part)
-            yield Tried(What.ROTARY, f"halves to neighbours{wrong}", there)
-            yield Tried(What.ROTARY, f"neighbours to halves{wrong}", back)
+            yield TriedOrder(What.ROTARY, f"halves to neighbours{wrong}", there)
+            yield TriedOrder(What.ROTARY, f"neighbours to halves{wrong}", back)
         # turned once by each number: undone as it was not done
         if wrong and right > 0 and len(x) % (2 * right) == 0:
             there, back = halves(neighbours(x, count), right), halves(neighbours(x, right), count)
-            yield Tried(What.ROTARY, f"to neighbours{wrong}, and back", there)
-            yield Tried(What.ROTARY, f"back from neighbours{wrong}", back)
+            yield TriedOrder(What.ROTARY, f"to neighbours{wrong}, and back", there)
+            yield TriedOrder(What.ROTARY, f"back from neighbours{wrong}", back)
 
 
-def other_fused_order(x: np.ndarray, sizes: Sizes) -> Iterator[Tried]:
+def other_fused_order(x: np.ndarray, sizes: Sizes) -> Iterator[TriedOrder]:
     """The parts of a fused tensor in another order, by group or in blocks."""
     role = sizes.plain_role.removeprefix("expert.").removeprefix("shared_expert.")
     if role == "gate+up" and len(x) % 2 == 0:
         exchanged = np.roll(x, len(x) // 2, axis=0)
-        yield Tried(What.FUSED, "gate and up exchanged", exchanged)
-        yield Tried(What.FUSED, "gate and up interleaved", neighbours(x, 1))
-        yield Tried(What.FUSED, "gate and up taken apart", halves(x, 1))
+        yield TriedOrder(What.FUSED, "gate and up exchanged", exchanged)
+        yield TriedOrder(What.FUSED, "gate and up interleaved", neighbours(x, 1))
+        yield TriedOrder(What.FUSED, "gate and up taken apart", halves(x, 1))
     n, h, g = len(x), sizes.n_heads, sizes.n_kv_heads
     if role != "q+k+v" or n % (h + 2 * g) or h % g:
         return
@@ -101,58 +101,60 @@ def other_fused_order(x: np.ndarray, sizes: Sizes) -> Iterator[Tried]:
     blocks = {"q": q, "k": k, "v": v}
     for order in ("kqv", "qvk", "vqk", "vkq", "kvq"):
         rows = np.concatenate([blocks[letter] for letter in order])
-        yield Tried(What.FUSED, f"q+k+v in the order {'+'.join(order)}", rows)
+        yield TriedOrder(What.FUSED, f"q+k+v in the order {'+'.join(order)}", rows)
     # (G, (h/g + 2) r, c)
     grouped = np.concatenate([part.reshape(g, -1, x.shape[-1]) for part in (q, k, v)], axis=1)
-    yield Tried(What.FUSED, "q+k+v: from blocks to groups", grouped.reshape(x.shape))
+    yield TriedOrder(What.FUSED, "q+k+v: from blocks to groups", grouped.reshape(x.shape))
     groups = x.reshape(g, h // g + 2, r, -1)
     parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
     rows = np.concatenate([part.reshape(-1, x.shape[-1]) for part in parts])
-    yield Tried(What.FUSED, "q+k+v: from groups to blocks", rows)
+    yield TriedOrder(What.FUSED, "q+k+v: from groups to blocks", rows)
     if h == g:
         by_head = x.reshape(3, h, r, -1).swapaxes(0, 1).reshape(x.shape)
-        yield Tried(What.FUSED, "q+k+v: heads by head instead of by part", by_head)
+        yield TriedOrder(What.FUSED, "q+k+v: heads by head instead of by part", by_head)
         by_part = x.reshape(h, 3, r, -1).swapaxes(0, 1).reshape(x.shape)
-        yield Tried(What.FUSED, "q+k+v: by part instead of by head", by_part)
+        yield TriedOrder(What.FUSED, "q+k+v: by part instead of by head", by_part)
 
 
-def moved_rows(x: np.ndarray, sizes: Sizes) -> Iterator[Tried]:
+def moved_rows(x: np.ndarray, sizes: Sizes) -> Iterator[TriedOrder]:
     """Rows shifted by a few places, around the end."""
     if sizes.plain_role not in TABLES:
         return
     for most in range(1, min(MOST_SHIFTED + 1, len(x))):
         for by in (most, -most):
-            yield Tried(What.SHIFTED, sizes.rows, np.roll(x, by, axis=0), by)
+            yield TriedOrder(What.SHIFTED, sizes.rows, np.roll(x, by, axis=0), by)
 
 
-def turned_heads(x: np.ndarray, sizes: Sizes) -> Iterator[Tried]:
+def turned_heads(x: np.ndarray, sizes: Sizes) -> Iterator[TriedOrder]:
     """Every head moved to the next place or to the one before."""
     if sizes.of_attention and len(x) > sizes.head_dim > 0:
         for by in (sizes.head_dim, -sizes.head_dim):
-            yield Tried(What.HEADS, "", np.roll(x, by, axis=0))
+            yield TriedOrder(What.HEADS, "", np.roll(x, by, axis=0))
 
 
-def swapped_places(x: np.ndarray, sizes: Sizes) -> Iterator[Tried]:
+def swapped_places(x: np.ndarray, sizes: Sizes) -> Iterator[TriedOrder]:
     """Neighbours exchanged, as nibbles of a byte are; halves of blocks, unless these are heads."""
     of_heads = sizes.head_dim > 1 and sizes.of_attention
     if len(x) % 2 == 0:
         pairs = x.reshape(-1, 2, x.shape[-1])[:, ::-1]
-        yield Tried(What.SWAPPED, "nibbles swapped: neighbours exchanged", pairs.reshape(x.shape))
+        yield TriedOrder(
+            What.SWAPPED, "nibbles swapped: neighbours exchanged", pairs.reshape(x.shape)
+        )
     for block in (*BLOCKS, 8):
         if len(x) % block:
             continue
         if not (of_heads and block // 2 % sizes.head_dim == 0):
             parts = x.reshape(-1, 2, block // 2, x.shape[-1])[:, ::-1]
             way = f"nibbles swapped: halves of each {block} exchanged"
-            yield Tried(What.SWAPPED, way, parts.reshape(x.shape))
+            yield TriedOrder(What.SWAPPED, way, parts.reshape(x.shape))
         if block <= 16:
             turned = x.reshape(-1, block, x.shape[-1])[:, ::-1]
             way = f"each {block} reversed: another order of bytes"
-            yield Tried(What.SWAPPED, way, turned.reshape(x.shape))
-    yield Tried(What.SWAPPED, "reversed", x[::-1])
+            yield TriedOrder(What.SWAPPED, way, turned.reshape(x.shape))
+    yield TriedOrder(What.SWAPPED, "reversed", x[::-1])
 
 
-ORDERS: tuple[Callable[[np.ndarray, Sizes], Iterator[Tried]], ...] = (
+ORDERS: tuple[Callable[[np.ndarray, Sizes], Iterator[TriedOrder]], ...] = (
     other_rotary_layout,
     other_fused_order,
     moved_rows,
