@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.commands import Cost, plain_read, python_cost
 from benchmarks.synthetic import SEVEN, Sizes
-from weightscope.pairs.changes.rounding import CASTS
+from weightscope.pairs.deeds.rounding import CASTS
 
 POOL = (1 << 20) - 256  # values, drawn once and written repeatedly; a whole number of ggml's largest blocks
 RUN = """

@@ -34,8 +34,8 @@ and where to begin.
 
     cli           one module for each group of commands; what they share
     adopting      find and verify a row for an unknown architecture (PyTorch)
-    pairs         questions about two checkpoints or more: compare, same, learned, lineage, rank,
-                  claims, atlas
+    pairs         questions about two checkpoints or more: deeds, compare, same, learned, lineage,
+                  rank, claims, atlas
     heads         questions about one checkpoint: audit, tensors, circuits, detok, norms, outliers,
                   sinks
     report        pages, findings, results read back

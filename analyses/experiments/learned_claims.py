@@ -26,7 +26,7 @@ from analyses.study import auroc, study, write
 from analyses.toys.train_learned import MEASURED, TOPICS, Run, books_in, matching, source_of, train_missing
 from weightscope.core.files import Folder
 from weightscope.model.model import Model
-from weightscope.pairs.changes.rounding import CASTS
+from weightscope.pairs.deeds.rounding import CASTS
 from weightscope.pairs.learned.learned import Tune, tune_of
 from weightscope.pairs.learned.words import score
 

@@ -20,7 +20,7 @@ from weightscope.core.compute.cores import one_blas_thread
 from weightscope.core.files import Files, Folder
 from weightscope.core.progress import bar
 from weightscope.heads.audit.removed_directions import FOUND, StreamMatrix, StreamSide, centred_norms, judge, sides
-from weightscope.pairs.changes.rounding import CASTS
+from weightscope.pairs.deeds.rounding import CASTS
 from weightscope.report.pages.style import in_our_style, save, subplots
 
 GROUP = 32  # weights that share a scale, as in GGUF's Q8_0 and Q4_0

@@ -19,7 +19,7 @@ from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.progress import bar
 from weightscope.heads.audit.removed_directions import removed_directions, sides
 from weightscope.pairs.changes.all_tensors import compare_tensors
-from weightscope.pairs.changes.rounding import CASTS
+from weightscope.pairs.deeds.rounding import CASTS
 
 FORMATS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"float32": lambda w: w, "bfloat16": CASTS["BF16"]}
 STRENGTHS = ("0.1", "0.5", "0.8", "1", "1.3", "2", "kernel", "1, by layer")

@@ -22,8 +22,8 @@ UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST)(_|$)")
 # Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
 NO_LIMITS = {
-    "checkpoint.packings.mlx.LARGEST_NVFP4", "pairs.same.figures.MOST_ROLES", "pairs.same.judge.LARGEST_WHOLE",
-    "pairs.same.catalogue.MOST_SHIFTED", "pairs.learned.spaces.MOST_SHARED",
+    "checkpoint.packings.mlx.LARGEST_NVFP4", "pairs.same.figures.MOST_ROLES", "pairs.deeds.views.LARGEST_WHOLE",
+    "pairs.deeds.orders.MOST_SHIFTED", "pairs.learned.spaces.MOST_SHARED",
     "adopting.full_size.MOST_SCORES", "adopting.full_size.MOST_WORK",  # beyond them a row is labelled unproved
     "adopting.trial.MOST_CLASSES", "adopting.trial.MOST_PLANS",
     "adopting.draft.MOST_NAMED", "adopting.shapes.MOST_FLAGS",
@@ -31,8 +31,8 @@ NO_LIMITS = {
     "adopting.full_size.LONGEST", "adopting.full_size.MOST_BEYOND",
     "pairs.same.elsewhere.MOST_UNREAD", "pairs.lineage.neurons.MOST", "pairs.lineage.neurons.MOST_ROWS",  # samples
     "pairs.changes.token_order.MOST_TOKENS", "heads.detok.kernels.MOST_TOKENS", "heads.detok.kernels.MOST_VALUES",
-    "pairs.changes.rounding.LARGEST_HALF",
-    "pairs.changes.recomputed.LARGEST_SVD", "pairs.changes.recomputed.MOST_STEPS",  # nothing is claimed
+    "pairs.deeds.rounding.LARGEST_HALF",
+    "pairs.deeds.recomputed.LARGEST_SVD", "pairs.deeds.recomputed.MOST_STEPS",  # nothing is claimed
     "heads.audit.figures.MOST_CURVES", "checkpoint.opening.MOST_ENTRIES",
     "checkpoint.gguf.LONGEST_LIST", "checkpoint.http.LARGEST_REQUEST", "checkpoint.http.LONGEST_WAIT",
     "checkpoint.storage.LARGEST_READ", "heads.circuits.passes.MOST_PAIRS", "heads.detok.on_text.MOST_DIFFERENCE",
@@ -40,7 +40,7 @@ NO_LIMITS = {
     "heads.outliers.figures.MOST_IN_LEGEND", "heads.outliers.figures.MOST_DRAWN", "heads.outliers.figures.MOST_NAMED",
     "report.pages.style.MOST_DESCRIBED", "report.pages.sarif.MOST_PLACED",
     "runner.runner.LARGEST_ERROR", "heads.tensors.findings.LARGEST_RMS", "heads.tensors.matrices.LARGEST_EXACT",
-    "model.text.sandbox.MOST_CHILDREN", "pairs.lineage.neurons.LARGEST", "pairs.same.catalogue.LARGEST_CODE",
+    "model.text.sandbox.MOST_CHILDREN", "pairs.lineage.neurons.LARGEST", "pairs.deeds.views.LARGEST_CODE",
     "pairs.learned.structure.LARGEST", "heads.tensors.findings.MOST_USUAL", "pairs.same.function.MOST",
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Questions about two or more checkpoints, a folder each.
 
-`changes` says what was done to tensors and heads; `compare`, `same`, `learned` and `lineage` ask
-it; `claims` makes a lineage that others recompute, `rank` chooses matrices, `atlas` maps many
-checkpoints.
+`deeds` says what was done to one tensor, and `changes` to all tensors, heads and layers; `compare`,
+`same`, `learned` and `lineage` ask them; `claims` makes a lineage that others recompute, `rank`
+chooses matrices, `atlas` maps many checkpoints.
 """

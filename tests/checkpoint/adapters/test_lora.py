@@ -17,6 +17,7 @@ from tests.support.figures import undrawn
 from tests.support.hub_server import Hub
 from weightscope.model.run_identity import RunIdentity
 from weightscope.pairs.changes.all_tensors import compare_tensors
+from weightscope.pairs.deeds.deed import What
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 NAMES = sorted(path.name for path in GOLDEN.iterdir())
@@ -227,7 +228,7 @@ def test_settings_are_part_of_what_results_depend_on(tmp_path: Path) -> None:
 
 def test_every_tensor_of_base_and_adapter_compares_as_a_change_of_low_rank() -> None:
     changes = compare_tensors(ws.open_model(GOLDEN / "gpt2" / "base"), opened("gpt2"))
-    assert changes.kinds["low rank"] == 8 and {change.rank for change in changes.changes} == {None, 3}
+    assert changes.kinds[What.LOW_RANK] == 8 and {change.rank for change in changes.changes} == {None, 3}
 
 
 def test_an_adapter_on_the_hub_is_fetched_where_its_base_is_given(hub: Hub) -> None:

@@ -18,7 +18,7 @@ from weightscope.heads.audit.removed_directions import (
     least_eigenvectors,
     least_of,
 )
-from weightscope.pairs.changes.rounding import CASTS
+from weightscope.pairs.deeds.rounding import CASTS
 from weightscope.report.findings import Finding
 
 LAYERS, D = 12, 96

@@ -18,6 +18,7 @@ from weightscope.model.config.config import KEYS
 from weightscope.model.config.effects import NONE
 from weightscope.model.rows.table import FAMILIES
 from weightscope.pairs.changes.all_tensors import compare_tensors
+from weightscope.pairs.deeds.deed import What
 
 gguf = pytest.importorskip("gguf")
 PAGE = Path(__file__).parents[3] / "docs" / "gguf.md"
@@ -338,7 +339,7 @@ def test_comparing_with_the_original_shows_no_change(case: Converted, tmp_path: 
     original = ws.open_model(FIXTURES / case.fixture)
     converted = ws.open_model(written(case, tmp_path / "model.gguf"))
     changes = compare_tensors(converted, original).changes
-    assert {(c.kind, c.paired_by) for c in changes} == {("identical", "role")} and len(changes) == len(
+    assert {(c.kind, c.paired_by) for c in changes} == {(What.IDENTICAL, "role")} and len(changes) == len(
         original.checkpoint
     )
 
@@ -367,4 +368,4 @@ def test_stacked_and_separate_experts_are_paired(tmp_path: Path) -> None:
     assert len(stacked.checkpoint) < len(weights)
     for a, b in ((separate, stacked), (stacked, separate)):
         changes = compare_tensors(a, b).changes
-        assert {(c.kind, c.paired_by) for c in changes} == {("identical", "role")} and len(changes) == len(weights)
+        assert {(c.kind, c.paired_by) for c in changes} == {(What.IDENTICAL, "role")} and len(changes) == len(weights)

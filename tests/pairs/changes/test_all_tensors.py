@@ -17,7 +17,8 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.checkpoint import blocks
 from weightscope.model.metrics.spectra import low_rank
 from weightscope.pairs.changes.all_tensors import TensorChanges, compare_tensors
-from weightscope.pairs.changes.rounding import CASTS, casts_between
+from weightscope.pairs.deeds.deed import What
+from weightscope.pairs.deeds.rounding import CASTS, casts_between
 
 Weights = dict[str, np.ndarray]
 D = 128
@@ -149,7 +150,7 @@ def test_each_change_is_given_its_kind(
     weights = {name: w.copy() for name, w in base.items()}
     change(weights)
     changes = compared(base_folder, weights, tmp_path)
-    assert dict(changes.kinds) == kinds
+    assert {kind.value: count for kind, count in changes.kinds.items()} == kinds
     assert words in changes.lead
 
 
@@ -187,8 +188,8 @@ def test_rank_of_a_merge_is_found_through_rounding(
         changes = compare_tensors(*(ws.open_model(tmp_path / name) for name in ("a", "b")))
     else:
         changes = compared(write_checkpoint(tmp_path / "a", stored), merged, tmp_path)
-    (change,) = (change for change in changes.changes if change.kind != "identical")
-    assert (change.name, change.kind, change.rank) == (MATRIX, "low rank", 4)
+    (change,) = (change for change in changes.changes if change.kind is not What.IDENTICAL)
+    assert (change.name, change.kind.value, change.rank) == (MATRIX, "low rank", 4)
 
 
 def test_names_match_under_any_prefix(base: Weights, base_folder: Path, tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_names_match_under_any_prefix(base: Weights, base_folder: Path, tmp_path
     folder = write_checkpoint(tmp_path / "b", base)
     save_file(prefixed, folder / "model.safetensors")
     changes = compare_tensors(ws.open_model(base_folder), ws.open_model(folder))
-    assert dict(changes.kinds) == {"identical": 21}
+    assert dict(changes.kinds) == {What.IDENTICAL: 21}
 
 
 FLOATS = [("BF16", "bfloat16"), ("F16", "float16"), ("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2")]
@@ -264,7 +265,7 @@ def test_gains_set_to_one_are_not_rounded(base: Weights, base_folder: Path, tmp_
     write_checkpoint(tmp_path / "near", near_one)
     changes = compared(tmp_path / "near", near_one | {gains: np.ones(D, np.float32)}, tmp_path)
     (change,) = [change for change in changes.changes if change.name == gains]
-    assert change.kind == "constant"
+    assert change.kind is What.CONSTANT
 
 
 def test_few_values_are_rounded_where_other_tensors_are(base: Weights, base_folder: Path, tmp_path: Path) -> None:
@@ -274,5 +275,9 @@ def test_few_values_are_rounded_where_other_tensors_are(base: Weights, base_fold
     rounded = {name: bfloat16(w) for name, w in near_one.items()}
     assert np.ptp(rounded["h.1.ln_1.weight"]) == 0
     changes = compared(tmp_path / "near", rounded, tmp_path)
-    kinds = {change.name: (change.kind, change.detail) for change in changes.changes if change.kind != "identical"}
+    kinds = {
+        change.name: (change.kind.value, change.detail)
+        for change in changes.changes
+        if change.kind is not What.IDENTICAL
+    }
     assert {*kinds.values()} == {("rounded", "A to BF16")} and {"extra", "h.1.ln_1.weight"} <= {*kinds}

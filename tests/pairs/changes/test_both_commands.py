@@ -10,7 +10,7 @@ import weightscope as ws
 from tests.support.plants.derivations import DERIVATIONS
 from tests.support.plants.named_parts import Weights, read_weights, write_weights
 from tests.support.small_llama import write_small_llama
-from weightscope.pairs.changes.thresholds import UNMOVED
+from weightscope.pairs.deeds.thresholds import UNMOVED
 
 
 @pytest.fixture(scope="module")

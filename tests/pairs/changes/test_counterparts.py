@@ -13,6 +13,7 @@ from tests.support.tiny_models import FIXTURES, NAMES, fixture
 from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.pairs.changes.all_tensors import TensorChanges, compare_tensors
 from weightscope.pairs.changes.counterparts import counterparts
+from weightscope.pairs.deeds.deed import What
 
 Weights = dict[str, np.ndarray]
 RNG = np.random.default_rng(5)
@@ -20,7 +21,7 @@ RNG = np.random.default_rng(5)
 
 def assert_same(changes: TensorChanges, pairs: int) -> None:
     """Every tensor has a counterpart with the same values, in any number of parts."""
-    assert [c for c in changes.changes if c.kind != "identical"] == []
+    assert [c for c in changes.changes if c.kind is not What.IDENTICAL] == []
     assert {c.paired_by for c in changes.changes} == {"role"} and len(changes.changes) == pairs
 
 
@@ -66,7 +67,7 @@ def test_fused_and_separate_projections_are_paired(tmp_path: Path) -> None:
     weights["model.layers.1.mlp.up_proj.weight"][5] += 1
     weights["model.layers.0.self_attn.k_proj.weight"][7, 3] += 1
     changed = compare_tensors(both, saved(tmp_path / "changed", weights, config))
-    moved = [(c.shown_name, c.name, c.rows_changed) for c in changed.changes if c.kind != "identical"]
+    moved = [(c.shown_name, c.name, c.rows_changed) for c in changed.changes if c.kind is not What.IDENTICAL]
     assert moved == [
         ("layer 0 k", "model.layers.0.self_attn.qkv_proj.weight", 1),
         ("layer 1 up", "model.layers.1.mlp.gate_up_proj.weight", 1),

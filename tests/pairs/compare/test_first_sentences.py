@@ -14,6 +14,7 @@ from tests.support.commands import run_undrawn
 from tests.support.figures import undrawn
 from tests.support.small_llama import write_small_llama
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.pairs.deeds.deed import What
 
 Weights = dict[str, np.ndarray]
 HEAD, TOKENS, FINAL = "lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"
@@ -262,5 +263,5 @@ def test_rows_in_another_order_are_no_tuning(axis: int, detail: str, base: Path,
     moved = changed(weights, lambda w: order.permutation(w, axis=axis), "up_proj")
     moved = changed(moved, order.permutation, "post_attention_layernorm")
     changes = ws.compare(base, write(tmp_path / "b", moved, config_of(base)), all_tensors=True).everything
-    assert changes is not None and changes.kinds == {"reordered": 6, "identical": 24}
-    assert {c.detail for c in changes.changes if "up_proj" in c.name and c.kind == "reordered"} == {detail}
+    assert changes is not None and changes.kinds == {What.REORDERED: 6, What.IDENTICAL: 24}
+    assert {c.detail for c in changes.changes if "up_proj" in c.name and c.kind is What.REORDERED} == {detail}

@@ -12,8 +12,9 @@ from tests.support.embedded_heads import permuted, real
 from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.pairs.changes.all_tensors import compare_tensors
-from weightscope.pairs.changes.directions import first_directions
 from weightscope.pairs.compare.compare import Comparison
+from weightscope.pairs.deeds.deed import What
+from weightscope.pairs.deeds.directions import first_directions
 from weightscope.report.findings import Finding, Member
 
 Weights = dict[str, np.ndarray]
@@ -164,8 +165,8 @@ def test_low_rank_edit_of_quantised_weights_is_low_rank(tmp_path: Path) -> None:
     base[name] = (np.rint(blocks / scale) * scale).reshape(128, 128).astype(np.float32)
     after = base | {name: base[name] + np.outer(*RNG.standard_normal((2, 128))).astype(np.float32) / 300}
     models = [ws.open_model(write_checkpoint(tmp_path / which, w)) for which, w in (("a", base), ("b", after))]
-    (change,) = (change for change in compare_tensors(*models).changes if change.kind != "identical")
-    assert (change.name, change.kind, change.rank) == (name, "low rank", 1)
+    (change,) = (change for change in compare_tensors(*models).changes if change.kind is not What.IDENTICAL)
+    assert (change.name, change.kind.value, change.rank) == (name, "low rank", 1)
 
 
 def test_farthest_head_has_the_largest_change(base: Weights, tmp_path: Path) -> None:

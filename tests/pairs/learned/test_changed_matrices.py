@@ -7,7 +7,8 @@ import pytest
 
 from weightscope.model.model import open_model
 from weightscope.pairs.changes.counterparts import counterparts
-from weightscope.pairs.changes.tensor import compare_pairs
+from weightscope.pairs.deeds.catalogue import compare_pairs
+from weightscope.pairs.deeds.deed import Deed, What
 from weightscope.pairs.learned.changed_matrices import TOP, Update, intruders_of, leading, updates_of
 from weightscope.pairs.learned.spaces import overlap, shared_directions
 
@@ -95,6 +96,6 @@ def test_a_conv1d_is_judged_as_it_is_stored() -> None:
     (change,) = compare_pairs(model.checkpoint, model.checkpoint, [pair])
     moved = entry.a.array() + 2 * np.outer(*np.random.default_rng(1).standard_normal((2, 1024, 1))[:, :, 0])[:, :256]
     after = replace(entry.a, read=lambda _: moved)
-    (found,) = updates_of(entry._replace(b=after), replace(change, kind="changed"))
+    (found,) = updates_of(entry._replace(b=after), replace(change, deed=Deed(What.TUNED)))
     assert found.intruders is not None
     assert np.allclose(found.intruders.cosines, by_definition(stored, moved.T), atol=1e-9)

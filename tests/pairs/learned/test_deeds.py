@@ -120,6 +120,11 @@ def half_of_a_stranger(w: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return 0.5 * w + 0.5 * w.std() * rng.standard_normal(w.shape)
 
 
+def heads_and_lora(weights: Weights) -> None:
+    heads([1, 0, 2, 3], weights)
+    each(partial(lora, 4), "down_proj.weight")(weights)
+
+
 SAID: dict[str, tuple[Callable[[Weights], None], str, str]] = {
     "heads in another order": (partial(heads, [1, 0, 3, 2]), "same function", "with heads in another order"),
     "two heads exchanged": (partial(heads, [1, 0, 2, 3]), "same function", "with heads in another order"),
@@ -135,6 +140,9 @@ SAID: dict[str, tuple[Callable[[Weights], None], str, str]] = {
     "LoRA of rank 40": (each(partial(lora, 40)), "low rank",
                         "a change of rank up to 40 in 21 of 21 matrices, as of a LoRA, or of a few steps of training"),
     "two ranks": (ranks_by_role, "low rank", "of rank up to 5 in 6 of 6 matrices (5 in down, 2 in q)"),
+    "heads exchanged, and a LoRA": (heads_and_lora, "low rank",
+                                    "of rank up to 4 in 3 of 3 matrices, as of a LoRA; besides, "
+                                    "'heads in another order (columns)' in 3 of 9 changed tensors"),
     "DoRA": (each(partial(dora, 4)), "full", "of rank up to 4 and a factor for each row, as of a DoRA, in 21 of 21"),
     "LoKr": (each(lokr), "full", "a Kronecker product, as of a LoKr, in 21 of 21 matrices"),
     "trained in full": (each(trained, "weight"), "full", "of full rank in 21 of 21 matrices"),

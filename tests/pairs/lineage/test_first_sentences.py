@@ -74,7 +74,9 @@ NO_TRAINING = {  # the parts that change, how, and the name
     "queries of a head times 1.5": (("q.w",), lambda w: first_head(1.5, w), "multiplied by factors"),
     "queries of a head erased": (("q.w",), lambda w: first_head(0.0, w), "values set to zero"),
     "all times 1.001": (("q.w", "k.w", "v.w", "o.w"), lambda w: 1.001 * w, "multiplied by factors"),
-    "queries transposed": (("q.w",), lambda w: w.T, "attention matrices unlike the base's"),
+    "queries transposed": (("q.w",), lambda w: w.T, "transposed"),
+    "queries drawn again": (("q.w",), lambda w: w.std() * np.random.default_rng(3).standard_normal(w.shape),
+                            "attention matrices unlike the base's"),
 }  # fmt: skip
 
 

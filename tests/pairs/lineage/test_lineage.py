@@ -17,7 +17,7 @@ from tests.support.plants.named_parts import read_weights, write_gguf, write_wei
 from tests.support.small_llama import drawn, noisy, written
 from tests.support.tiny_models import FIXTURES
 from weightscope.cli import main
-from weightscope.pairs.changes import recomputed
+from weightscope.pairs.deeds import recomputed
 from weightscope.pairs.lineage.neurons import counterparts_of, networks_of
 from weightscope.pairs.lineage.sketches import fingerprint
 

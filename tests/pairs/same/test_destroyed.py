@@ -19,8 +19,9 @@ from tests.support.plants.families import FAMILIES, LAYERS, Planted, original, r
 from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.checkpoint.packings.packed import DequantisedTensor, FilledTensor
-from weightscope.pairs.changes.tensor import Change
-from weightscope.pairs.same import DIFFERENT, judge
+from weightscope.pairs.deeds.change import Change
+from weightscope.pairs.deeds.deed import Deed, What
+from weightscope.pairs.same import judge
 
 Arrays = Mapping[str, np.ndarray]
 Destroy = Callable[[np.ndarray], np.ndarray]
@@ -141,11 +142,10 @@ def missed(planted: Planted, container: str, deed: str, names: tuple[str, ...], 
 def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a tensor that is not accepted is called takes most of the time, and decides nothing here."""
 
-    def done(parts: judge.Compared, change: Change) -> judge.Judged:
-        deed = "other values" if np.isfinite(change.moved) else "NaN or infinity"
-        return judge._judged(parts, DIFFERENT, deed, change.change)
+    def done(_: judge.Compared, change: Change) -> Deed:
+        return Deed(What.TUNED if np.isfinite(change.moved) else What.NOT_FINITE)
 
-    monkeypatch.setattr(judge, "_done", done)
+    monkeypatch.setattr(judge, "what_was_done", done)
 
 
 def names_of(planted: Planted, deed: str) -> tuple[str, ...]:

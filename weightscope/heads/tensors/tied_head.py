@@ -30,14 +30,16 @@ def says_tied(model: Model) -> bool:
 
 
 def tie_holds(model: Model, *, first_look: bool = False) -> bool | None:
-    """True if the weights have one matrix for both: not stored twice, or with equal values.
+    """Compare the head with the token embedding: true if not stored twice, or with equal values.
 
     A first look reads some rows, and nothing over a network. None where there is no head, or where
     it was not read.
     """
     tokens, head = _stored(model)
-    if head is None or tokens is None:
-        return True if (head or tokens) is not None and says_tied(model) else None
+    if tokens is None:
+        return None
+    if head is None:
+        return True if model.tied else None
     if first_look and model.checkpoint.bytes_to_fetch([tokens.name, head.name]):
         return None
     return _equal(tokens, head, first_look)

@@ -28,28 +28,31 @@ from weightscope.heads.tensors.measure import role_of, shown_shape
 from weightscope.model.layers.read_layer import NO_WEIGHTS
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
-from weightscope.pairs.changes.directions import (
+from weightscope.pairs.deeds.blocks import plain_deed
+from weightscope.pairs.deeds.catalogue import compare_pairs
+from weightscope.pairs.deeds.change import (
+    SAME_SO_FAR,
+    UNKNOWN_SIZE,
+    Change,
+    first_pass,
+    unchanged,
+    with_shown_casts,
+)
+from weightscope.pairs.deeds.deed import WORDS, Deed, What, called
+from weightscope.pairs.deeds.directions import (
     SharedDirection,
     direction_finding,
     shared_directions,
 )
-from weightscope.pairs.changes.pair import Pair, pair_up
-from weightscope.pairs.changes.tensor import (
-    CALLED,
-    SAME_SO_FAR,
-    UNKNOWN_SIZE,
-    UNLIKE,
-    Change,
-    compare_pairs,
-    first_pass,
-    plain_kind,
-    unchanged,
-    with_shown_casts,
-)
-from weightscope.pairs.changes.thresholds import RESCALED, UNMOVED
+from weightscope.pairs.deeds.pair import Pair, pair_up
+from weightscope.pairs.deeds.thresholds import RESCALED, UNMOVED
 from weightscope.report.findings import Finding, Member, indexed, listed, spans
 
 NAMED = 4  # tensors in a sentence
+ONLY_IN_ONE = {What.MISSING, What.NEW}
+# Kinds of which the most usual detail is named, whatever the others are.
+ONE_DETAIL = {What.ROUNDED, What.QUANTISED, What.QUANTISED_IN_PART}
+WORDS_OF_KINDS = [what for what in What if what in WORDS and what is not What.UNRELATED]
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ class TensorChanges:
     changes: Sequence[Change]
 
     @cached_property
-    def kinds(self) -> Counter[str]:
-        """How many tensors changed in each way."""
+    def kinds(self) -> Counter[What]:
+        """The number of tensors that changed in each way."""
         return Counter(change.kind for change in self.changes)
 
     @cached_property
@@ -74,15 +77,14 @@ class TensorChanges:
 
     @property
     def lead(self) -> str:
-        """How many tensors changed, in what way and where, in a sentence or two."""
-        same, total = self.kinds["identical"], len(self.changes)
+        """A sentence or two on how many tensors changed, in what way and where."""
+        same, total = self.kinds[What.IDENTICAL], len(self.changes)
         if same == total:
             return f"Every tensor is identical, {counted(total, 'tensor')} in all.{self._by_name()}"
-        by_words: dict[str, list[Change]] = {
-            words: [] for words in (*CALLED.values(), SAME_SO_FAR, UNLIKE)
-        }
+        words_in_order = [*map(called, WORDS_OF_KINDS), SAME_SO_FAR, called(What.UNRELATED)]
+        by_words: dict[str, list[Change]] = {words: [] for words in words_in_order}
         for change in self.changes:
-            by_words[change.called].append(change)
+            by_words.setdefault(change.called, []).append(change)
         parts = [
             f"{len(changes)} {words}{_in_common(changes)}"
             for words, changes in by_words.items()
@@ -91,7 +93,7 @@ class TensorChanges:
         return f"Of {counted(total, 'tensor')}: {', '.join(parts)}.{self._where()}{self._by_name()}"
 
     def _by_name(self) -> str:
-        """How many were paired by name alone, as a sentence."""
+        """A sentence on how many were paired by name alone."""
         count = sum(change.paired_by == "name" for change in self.changes)
         return f" {count} of them, which no row names, were paired by name." if count else ""
 
@@ -100,7 +102,7 @@ class TensorChanges:
         layers: dict[int, bool] = {}
         outside = 0
         for change in self.changes:
-            numbers, changed = role_of(change.name)[1], change.kind != "identical"
+            numbers, changed = role_of(change.name)[1], change.kind is not What.IDENTICAL
             if numbers:
                 layers[numbers[0]] = layers.get(numbers[0], False) or changed
             else:
@@ -120,7 +122,7 @@ class TensorChanges:
             (
                 c.name,
                 c.role or role_of(c.name)[0],
-                c.kind,
+                c.kind.value,
                 c.detail,
                 c.change,
                 c.largest,
@@ -142,8 +144,8 @@ class TensorChanges:
             range(len(self.changes)),
             key=lambda i: -np.nan_to_num(self.changes[i].change, nan=np.inf),
         )
-        shown = [i for i in order if self.changes[i].kind != "identical"][:n]
-        shown += [i for i in order if self.changes[i].kind == "identical"][:identical]
+        shown = [i for i in order if self.changes[i].kind is not What.IDENTICAL][:n]
+        shown += [i for i in order if self.changes[i].kind is What.IDENTICAL][:identical]
         table = self.table.select("tensor", "kind", "detail", "change", "rank").take(shown)
         names, kinds = (
             [self.changes[i].shown_name for i in shown],
@@ -155,7 +157,7 @@ class TensorChanges:
 
     @property
     def along_directions(self) -> Iterator[Finding]:
-        """What is shared, as findings; each tensor has its strength."""
+        """Shared directions as findings; each tensor has its strength."""
         for shared in self.shared:
             changes = [self.changes[i] for i in shared.members]
             members = [
@@ -264,16 +266,16 @@ COLUMNS = (
 
 
 def _in_common(changes: Sequence[Change]) -> str:
-    """What the changes of one kind have in common, in brackets, or which tensors they are."""
-    if changes[0].kind in ("missing", "new"):
+    """Details that the changes of one kind share, in brackets, or their tensors."""
+    if changes[0].kind in ONLY_IN_ONE:
         return f": {described([change.shown_name for change in changes])}"
-    if changes[0].kind == "changed":
+    if changes[0].kind is What.TUNED:
         return f" ({spread(changes)})"
     ranks = sorted({change.rank for change in changes if change.rank is not None})
     if ranks:
         return f" (rank {spans(ranks)})"
     details = Counter(change.detail for change in changes if change.detail)
-    few = len(details) == 1 or changes[0].kind in ("rounded", "quantised", "quantised in part")
+    few = len(details) == 1 or changes[0].kind in ONE_DETAIL
     return f" ({details.most_common(1)[0][0]})" if details and few else ""
 
 
@@ -328,7 +330,9 @@ def _lacking(only: Counterparts) -> Change:
     assert tensor is not None
     part = only.label if tensor.undone is None else ""
     return replace(
-        unchanged(a, b, "missing" if a else "new"), role=tensor.role * tensor.has_role, part=part
+        unchanged(a, b, What.MISSING if a else What.NEW),
+        role=tensor.role * tensor.has_role,
+        part=part,
     )
 
 
@@ -342,7 +346,7 @@ def changes_with_directions(
     # what is more than one of their rank is rounding
     shared = {i for each in compared.shared for i in each.members}
     return [
-        replace(c, kind="one direction", rank=1) if i in shared else c
+        replace(c, deed=Deed(What.ONE_DIRECTION, detail=c.detail, rank=1)) if i in shared else c
         for i, c in enumerate(compared.changes)
     ]
 
@@ -350,8 +354,8 @@ def changes_with_directions(
 def unpaired(only_a: Sequence[Tensor], only_b: Sequence[Tensor]) -> list[Change]:
     """The tensors that only the first or only the last of two checkpoints has."""
     return [
-        *(unchanged(t, None, "missing") for t in only_a),
-        *(unchanged(None, t, "new") for t in only_b),
+        *(unchanged(t, None, What.MISSING) for t in only_a),
+        *(unchanged(None, t, What.NEW) for t in only_b),
     ]
 
 
@@ -360,10 +364,10 @@ def unpaired(only_a: Sequence[Tensor], only_b: Sequence[Tensor]) -> list[Change]
 
 @dataclass(frozen=True)
 class OtherChanges(TensorChanges):
-    """How these tensors changed, and the part of it that a limit applies to."""
+    """Changes of these tensors, and the part of them that a limit applies to."""
 
-    # |B - A| / |A| by shown name, of a bias relative to the larger of its norm and its weight's; without tensors that
-    # heads show as well, such as biases of queries.
+    # |B - A| / |A| by shown name, without tensors that heads show as well, such as biases of
+    # queries. A bias is compared with the larger of its norm and its weight's.
     limited: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
@@ -379,7 +383,7 @@ class OtherChanges(TensorChanges):
         return [change for change in self.changes if change.shown_name in self.limited]
 
     def moved_most(self, n: int, identical: int = 0) -> Table:
-        """Those that changed most, then some that did not, for people."""
+        """The tensors that changed most, then some that did not, for people."""
         order = sorted(self.moved, key=lambda change: -np.nan_to_num(change.change, nan=np.inf))
         still = [change for change in self._limited if change.change <= UNMOVED]
         rows = [(change.shown_name, change.change) for change in [*order[:n], *still[:identical]]]
@@ -387,13 +391,16 @@ class OtherChanges(TensorChanges):
 
     @property
     def headline(self) -> str:
-        """How many changed, and which most, in a sentence; empty where none did."""
+        """A sentence on how many changed, and which most; empty where none did."""
         if not self.moved:
             return ""
         most = max(self.moved, key=lambda change: inf if np.isnan(change.change) else change.change)
         how_far = "by an unknown amount" if np.isnan(most.change) else f"by {most.change:.3g}"
         total = sum(change.kind not in UNKNOWN_SIZE for change in self._limited)
-        return f"{len(self.moved)} of {counted(total, 'other tensor')} changed, {most.shown_name} {how_far}."
+        return (
+            f"{len(self.moved)} of {counted(total, 'other tensor')} changed, {most.shown_name} "
+            f"{how_far}."
+        )
 
 
 def other_changes(a: Model, b: Model) -> OtherChanges:
@@ -458,9 +465,8 @@ def _with_kind(change: Change) -> Change:
     if change.kind in UNKNOWN_SIZE or not change.values_changed:
         return change
     if not isfinite(change.moved):
-        return replace(change, kind="not finite")
-    kind, detail = plain_kind(change) or ("changed", "")
-    return replace(change, kind=kind, detail=detail)
+        return replace(change, deed=Deed(What.NOT_FINITE))
+    return replace(change, deed=plain_deed(change) or Deed(What.TUNED))
 
 
 def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
@@ -475,11 +481,11 @@ def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
     squares = {(change.name, change.part): change.squares for change in changes}
     limited: dict[str, float] = {}
     for change in changes:
-        if change.kind == "unread" or change.name in shown or is_lacking_buffer(change):
+        if change.kind is What.UNREAD or change.name in shown or is_lacking_buffer(change):
             continue
         far = (
             1.0
-            if change.kind == "missing"
+            if change.kind is What.MISSING
             else inf
             if change.kind in UNKNOWN_SIZE
             else change.change
@@ -498,8 +504,8 @@ def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
 
 
 def is_lacking_buffer(change: Change) -> bool:
-    """Whether it is a buffer that one checkpoint leaves out."""
-    return change.kind in ("missing", "new") and _is_buffer(
+    """True for a buffer that one checkpoint leaves out."""
+    return change.kind in ONLY_IN_ONE and _is_buffer(
         role_of(change.name)[0], max(change.shapes, key=len)
     )
 
@@ -510,8 +516,8 @@ def only_in_one(changes: Iterable[Change]) -> str:
     """
     changes = [change for change in changes if not is_lacking_buffer(change)]
     sentences = []
-    for kind, where, sign in (("missing", "first", 1), ("new", "last", -1)):
-        whole = [change.shown_name for change in changes if change.kind == kind]
+    for kind, where, sign in ((What.MISSING, "first", 1), (What.NEW, "last", -1)):
+        whole = [change.shown_name for change in changes if change.kind is kind]
         rows: dict[tuple[int, int], list[str]] = {}
         for change in changes:
             if sign * change.rows_lacking > 0:
@@ -554,7 +560,10 @@ def find_rescaled(changes: Iterable[Change], label: str) -> Iterator[Finding]:
         change, ratio = max(tensors, key=lambda each: abs(log(each[1])) if each[1] else 0.0)
         text = f"{names} of {label}: zero throughout, and not before."
         if kind == "out_of_scale":
-            text = f"{names} of {label}: the norm of {change.shown_name} is {ratio:.3g} times that before."
+            text = (
+                f"{names} of {label}: the norm of {change.shown_name} is {ratio:.3g} times that "
+                "before."
+            )
         members = tuple(
             Member("tensor", None, name=change.shown_name, number=ratio)
             for change, ratio in tensors

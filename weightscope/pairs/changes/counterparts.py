@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.model.rows.names import NamedTensor, Tensors
-from weightscope.pairs.changes.pair import Pair
+from weightscope.pairs.deeds.pair import Pair
 
 
 class Counterparts(NamedTuple):

@@ -33,7 +33,7 @@ from weightscope.model.metrics.moves import (
 )
 from weightscope.model.metrics.spectra import low_rank
 from weightscope.model.model import Model
-from weightscope.pairs.changes.thresholds import (
+from weightscope.pairs.deeds.thresholds import (
     CLEAR,
     FAR,
     LIKELY_SAME,
@@ -159,8 +159,8 @@ SAMPLED = 4  # heads of a layer by which its drift is known
 ROUNDING = 1e-12
 SKETCHES = ("q_sketch", "k_sketch", "v_sketch", "o_sketch")
 OF_THE_LAYER = {  # arrays without an axis of heads
-    "kv_head", "caveats", "unbounded", "qk_column_share", "row_energies", "row_floor", "factor_width",
-    "output_bias_norm",
+    "kv_head", "caveats", "unbounded", "qk_column_share", "row_energies", "row_floor",
+    "factor_width", "output_bias_norm",
 }  # fmt: skip
 # How far each map moved in all its parts: the matrix, under rotation also at distance 1 and far on,
 # and the bias.

@@ -19,7 +19,11 @@ from weightscope.heads.tensors.measure import BITS, why_unread
 from weightscope.model.model import Model
 from weightscope.pairs.changes.counterparts import counterparts_among
 from weightscope.pairs.changes.head import UNDRIFTED, Basis, Drift, drift, is_folded, low_ranks
-from weightscope.pairs.changes.pair import (
+from weightscope.pairs.deeds.blocks import new_grid
+from weightscope.pairs.deeds.catalogue import compare_pairs
+from weightscope.pairs.deeds.change import Change, first_pass
+from weightscope.pairs.deeds.deed import What
+from weightscope.pairs.deeds.pair import (
     SAMPLED_ROWS,
     Pair,
     first_rows,
@@ -27,9 +31,8 @@ from weightscope.pairs.changes.pair import (
     sample_rows,
     whole,
 )
-from weightscope.pairs.changes.rounding import FRACTION, precision
-from weightscope.pairs.changes.tensor import Change, compare_pairs, first_pass, new_grid
-from weightscope.pairs.changes.thresholds import (
+from weightscope.pairs.deeds.rounding import FRACTION, precision
+from weightscope.pairs.deeds.thresholds import (
     COPIED,
     COPIED_AND_TUNED,
     FOLDING,
@@ -42,7 +45,7 @@ SAMPLE = 4096  # values of a tensor that are compared first
 
 @dataclass(frozen=True)
 class Values:
-    """What a layer's attention matrices show in B that they do not in A."""
+    """Marks of conversion that a layer's attention matrices show in B and not in A."""
 
     matrices: int  # how many were examined
     casts: Counter[str]  # matrices by the float that holds their values exactly
@@ -53,7 +56,7 @@ class Values:
 
 
 class TensorsOfBoth(NamedTuple):
-    """How the tensors that both checkpoints have changed, and those that only one has."""
+    """Changes of the tensors that both checkpoints have, and those that only one has."""
 
     changes: Sequence[Change] = ()
     lost: Sequence[Tensor] = ()  # A's
@@ -82,7 +85,7 @@ class LayerChange:
 def compare_layers(
     a: Model, b: Model, j: int, i: int, order: np.ndarray, basis: Basis
 ) -> LayerChange:
-    """How layer j of A became layer i of B; `order` says which head of A each head is, or -1."""
+    """Compare layer j of A with layer i of B; `order` has the head of A of each head, or -1."""
     before, after = a.layer(j), b.layer(i)
     folded, base_folded = is_folded(before, after), is_folded(after, before)
     in_place = before.n_heads == after.n_heads and np.array_equal(order, np.arange(before.n_heads))
@@ -93,7 +96,7 @@ def compare_layers(
         names = (_names(m, layer, heads=as_it_was) for m, layer in ((a, j), (b, i)))
         tensors = tensors_of_both(a, b, *names, of_any_layer=True)
     unmoved = {
-        change.name_b for change in tensors.changes if change.kind in ("identical", "rounded")
+        change.name_b for change in tensors.changes if change.kind in (What.IDENTICAL, What.ROUNDED)
     }
     copies = (
         (_copies(a, b, j, i), _copies(b, a, i, j)) if tensors.lost or tensors.gained else (0, 0)
@@ -132,7 +135,7 @@ def tensors_of_both(
     *,
     of_any_layer: bool = False,
 ) -> TensorsOfBoth:
-    """How tensors changed, by their keys in both checkpoints; by role where only one has a key."""
+    """Changes of tensors by their keys in both checkpoints; by role where only one has a key."""
     sides = (
         {key: m.checkpoint[name] for key, name in names.items()}
         for m, names in ((a, in_a), (b, in_b))
@@ -200,7 +203,7 @@ def _values(a: Model, b: Model, j: int, i: int, unmoved: Collection[str]) -> Val
 
 
 def _copies(a: Model, b: Model, j: int, i: int) -> int:
-    """How many experts of B's layer are copies of A's feed-forward network."""
+    """The number of experts of B's layer that copy A's feed-forward network."""
     networks, experts = (
         [m.checkpoint[name] for name in _names(m, layer, heads=False).values()]
         for m, layer in ((a, j), (b, i))
@@ -232,12 +235,12 @@ def _cosine(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _reordered(change: Change) -> bool:
-    """Whether a changed matrix has the rows of A in another order."""
-    if change.kind == "reordered" and change.is_matrix:
+    """Detect a changed matrix that has the rows of A in another order."""
+    if change.kind is What.REORDERED and change.is_matrix:
         return True
     if (
         change.pair is None
-        or change.kind != "changed"
+        or change.kind is not What.TUNED
         or change.change < REORDERED
         or len(change.shapes[0]) != 2
     ):
@@ -299,7 +302,7 @@ def _sample(tensor: Tensor) -> np.ndarray:
 
 
 def _alike(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
-    """Whether all samples are the same up to rounding."""
+    """True if all samples are the same up to rounding."""
     if [len(x) for x in a] != [len(x) for x in b] or not a:
         return False
     return all(
@@ -309,5 +312,5 @@ def _alike(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:
 
 
 def _is_copy(change: Change) -> bool:
-    """Whether a whole tensor, not zero, is the same up to rounding."""
+    """True if a whole tensor, not zero, is the same up to rounding."""
     return change.shapes[0] == change.shapes[1] and change.squares > 0 and change.change <= COPIED

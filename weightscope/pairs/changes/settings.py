@@ -11,12 +11,10 @@ from weightscope.checkpoint.gguf import GgufFile
 from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, TOKENIZER_FILES
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError, counted, printable
-from weightscope.heads.tensors.findings import ROWS
+from weightscope.heads.tensors.tied_head import TIED, tie_holds
 from weightscope.model.config.computed import Difference, differences, stated
 from weightscope.model.config.effects import NONE, UNKNOWN
 from weightscope.model.model import Model
-from weightscope.pairs.changes.pair import Pair
-from weightscope.pairs.changes.tensor import differs
 from weightscope.report.findings import Finding, finding, listed
 
 NAMED = 6  # keys in a sentence; all are in the JSON
@@ -25,7 +23,7 @@ SETTINGS = {
     "generation_config.json": "generation config",
 }
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
-TIED, TOKENS = "tie_word_embeddings", "vocab_size"
+TOKENS = "vocab_size"
 # keys of a generation config that generate nothing
 WRITER = {"transformers_version", "_from_model_config"}
 
@@ -82,8 +80,8 @@ class SettingsChange(NamedTuple):
         "config that computes something else",
         severity="warning",
         rank=220,
-        look_next="Check each key: with the same weights, another value gives other attention or other "
-        "logits.",
+        look_next="Check each key: with the same weights, another value gives other attention or "
+        "other logits.",
     )
     def findings(self) -> Iterator[Finding]:
         """The difference in what is computed."""
@@ -111,9 +109,9 @@ class SettingsChange(NamedTuple):
 
 
 def settings_change(a: Model, b: Model, label: str) -> SettingsChange:
-    """How the config and the files of `b`, called `label`, differ from those in `a`."""
+    """Compare the config and the files of `b`, called `label`, with those of `a`."""
     config = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
-    if any(_last(each.key) == TIED for each in config) and all(map(holds_tie, (a, b))):
+    if any(_last(each.key) == TIED for each in config) and all(map(tie_holds, (a, b))):
         config = [
             each._replace(effect=NONE) if _last(each.key) == TIED else each for each in config
         ]
@@ -125,23 +123,8 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def holds_tie(model: Model) -> bool:
-    """Whether the unembedding has the values of the token embedding, as stored or as the config
-    ties them.
-    """
-    head = model.output_tensors.get(ROWS)
-    tokens = model.checkpoint.get(model.prefix + model.family.inputs.tokens)
-    if head is None or tokens is None:
-        return head is None and model.tied
-    if head.name == tokens.name:
-        return model.tied
-    return head.shape == tokens.shape and not any(
-        differs(part) for part in Pair(head, tokens).blocks()
-    )
-
-
 def _files(a: Model, b: Model) -> Iterator[str]:
-    """How the files for tokens and generation differ."""
+    """Sentences on how the files for tokens and generation differ."""
     first = [file for model in (a, b) for file in model.checkpoint.files[:1]]
     if all(isinstance(file, GgufFile) for file in first):
         configs = [file.config for file in first if isinstance(file, GgufFile)]
@@ -156,7 +139,10 @@ def _files(a: Model, b: Model) -> Iterator[str]:
             yield "Chat template: it differs."
         return
     if not all(isinstance(file, LocalFile) for file in first):
-        yield "Tokenizer, chat template and generation config were not compared: not all are files on this machine."
+        yield (
+            "Tokenizer, chat template and generation config were not compared: not all are "
+            "files on this machine."
+        )
         return
     x, y = a.checkpoint.folder, b.checkpoint.folder
     if x == y:
@@ -176,11 +162,13 @@ def _files(a: Model, b: Model) -> Iterator[str]:
         if here[0] != here[1]:
             yield f"{what.capitalize()}: only one of the two has a {name}."
         elif changed:
-            yield f"{what.capitalize()}: {listed([printable(key) for key in changed], NAMED)} differ."
+            yield (
+                f"{what.capitalize()}: {listed([printable(key) for key in changed], NAMED)} differ."
+            )
 
 
 def _bytes(x: Path, y: Path, name: str) -> str:
-    """How a file of two folders differs; empty where it does not."""
+    """The difference of a file in two folders, in words; empty where there is none."""
     here = [(folder / name).is_file() for folder in (x, y)]
     if here[0] != here[1]:
         return f"only one of the two has a {name}"

@@ -10,7 +10,7 @@ from weightscope.core.tables import Column, Table
 from weightscope.heads.circuits.names import affordable_wiring
 from weightscope.heads.circuits.wiring import PROJECTIONS, Wiring, strongest
 from weightscope.model.model import Model
-from weightscope.pairs.changes.thresholds import EDGE_MOVED
+from weightscope.pairs.deeds.thresholds import EDGE_MOVED
 
 TOP = 20  # edges of each kind, the strongest of either checkpoint
 

@@ -40,9 +40,10 @@ from weightscope.pairs.changes.all_tensors import (
 )
 from weightscope.pairs.changes.head import LIMITED, Stage, added_to, follow_heads, unmoved
 from weightscope.pairs.changes.settings import SettingsChange, first_sentence, settings_change
-from weightscope.pairs.changes.thresholds import UNMOVED
 from weightscope.pairs.changes.wiring import CircuitChanges, circuit_changes
 from weightscope.pairs.compare.deeds import IDENTICAL, attention_changes, deed, moved_layers
+from weightscope.pairs.deeds.deed import What
+from weightscope.pairs.deeds.thresholds import UNMOVED
 from weightscope.report.findings import (
     Finding,
     Findings,
@@ -246,7 +247,7 @@ def _equal(a: Model, b: Model, moved: Sequence[Arrays]) -> bool:
     if not all((layer[name] == 0).all() for layer in moved for name in LIMITED if name in layer):
         return False
     changes = [*other_changes(a, b).changes, *attention_changes(a, b)]
-    return all(change.kind == "identical" and not change.rows_lacking for change in changes)
+    return all(change.kind is What.IDENTICAL and not change.rows_lacking for change in changes)
 
 
 def _architecture(model: Model) -> str:
@@ -316,7 +317,7 @@ def _coverage(
 def _not_compared(a: Model, compared: TensorChanges) -> list[str]:
     """Names of the first checkpoint's tensors that no number or finding depends on."""
     seen = {tensor.name for i in a.attention_layers for tensor in a.attention_tensors(i)}
-    seen |= {change.name for change in compared.changes if change.kind != "unread"}
+    seen |= {change.name for change in compared.changes if change.kind is not What.UNREAD}
     return [name for name in a.checkpoint if name not in seen]
 
 
@@ -365,7 +366,10 @@ class Comparison(Result):
 
     @property
     def about(self) -> str:
-        sizes = f"{counted(len(self.measured[0].layers), 'layer')} of {counted(self.measured[0].n_heads, 'head')}"
+        sizes = (
+            f"{counted(len(self.measured[0].layers), 'layer')} of "
+            f"{counted(self.measured[0].n_heads, 'head')}"
+        )
         return f"{' -> '.join(map(printable, self.labels))}: {sizes}"
 
     def printed(self) -> list[str | Table]:
@@ -456,7 +460,8 @@ class Comparison(Result):
             n_unknown = int(np.isnan(change).sum())
             if n_unknown:
                 sentences.append(
-                    f"{w} is not finite in {counted(n_unknown, 'head')}: how far that moved is unknown."
+                    f"{w} is not finite in {counted(n_unknown, 'head')}: how far that moved "
+                    "is unknown."
                 )
             if n_unknown == change.size:
                 continue
@@ -658,7 +663,10 @@ def change_column(name: str, values: np.ndarray, since: str = "") -> Column:
         meaning = "Of the change by a LoRA, from its factors; empty for other changes."
         return Column(name + since, values, f"rank Δ{w}", meaning=meaning, format=".0f")
     if "effect" in more:
-        meaning = "Norm of the largest change of a bias term, relative to the larger of its norm and the matrix's."
+        meaning = (
+            "Norm of the largest change of a bias term, relative to the larger of its norm and "
+            "the matrix's."
+        )
         return Column(name + since, values, f"‖Δb_{map_name.upper()}‖/‖{w}‖", meaning=meaning)
     if "change" in name:
         vector = "bias" in name
@@ -706,7 +714,7 @@ def _of_tensors(comparison: Comparison) -> Iterator[Finding]:
     later = (comparison.labels[1:], comparison.architectures[1:], comparison.broken[1:])
     for tensors, label, architecture, broken in zip(compared, *later, strict=True):
         yield from find_rescaled(tensors.changes, label)
-        kinds = {c.shown_name: c.kind for c in tensors.changes if c.name not in broken}
+        kinds = {c.shown_name: c.kind.value for c in tensors.changes if c.name not in broken}
         yield from incomparable_tensors(kinds, architecture)
 
 
@@ -775,8 +783,8 @@ def _overflowing(comparison: Comparison) -> Iterator[Finding]:
     "checkpoints of different families",
     severity="warning",
     rank=230,
-    look_next="Check that comparing these heads makes sense: norms, positions and biases may enter them "
-    "differently.",
+    look_next="Check that comparing these heads makes sense: norms, positions and biases may enter "
+    "them differently.",
 )
 def _families(comparison: Comparison) -> Iterator[Finding]:
     families = list(dict.fromkeys(comparison.families))
@@ -816,8 +824,8 @@ def _zeroed(comparison: Comparison) -> Iterator[Finding]:
     "moved_most",
     "head that moved beyond the others",
     rank=60,
-    look_next="Compare its spectra before and after, and the tokens along its first directions in the two "
-    "audits.",
+    look_next="Compare its spectra before and after, and the tokens along its first directions in "
+    "the two audits.",
 )
 def _moved_most(comparison: Comparison) -> Iterator[Finding]:
     """Heads that moved far beyond the others that moved; where only few moved, those."""
@@ -861,8 +869,8 @@ def _moved_most(comparison: Comparison) -> Iterator[Finding]:
     "permuted_heads",
     "permuted heads",
     rank=50,
-    look_next="The layer computes the same; undo the permutation before you average, merge or subtract "
-    "weights.",
+    look_next="The layer computes the same; undo the permutation before you average, merge or "
+    "subtract weights.",
 )
 def _permuted(comparison: Comparison) -> Iterator[Finding]:
     """Layers whose heads are the same functions in another order in the last checkpoint."""
@@ -872,7 +880,10 @@ def _permuted(comparison: Comparison) -> Iterator[Finding]:
         places = np.flatnonzero(same[i] & (order != np.arange(len(order)))).tolist()
         if places:
             pairs = listed([f"{h} is now {order[h]}" for h in places], NAMED)
-            text = f"{counted(len(places), 'head')} of {len(order)} are the same in another order: {pairs}."
+            text = (
+                f"{counted(len(places), 'head')} of {len(order)} are the same in another order: "
+                f"{pairs}."
+            )
             # the text says where it is now
             members = tuple(Member("head", h, number=float(order[h])) for h in places)
             yield Finding(

@@ -14,17 +14,19 @@ from weightscope.model.model import Model
 from weightscope.pairs.changes.all_tensors import between, changes_with_directions, spread
 from weightscope.pairs.changes.head import basis_by_tokens, is_folded, unmoved
 from weightscope.pairs.changes.layer import layers_elsewhere
-from weightscope.pairs.changes.pair import pair_up
-from weightscope.pairs.changes.rounding import CASTS
-from weightscope.pairs.changes.tensor import UNKNOWN_SIZE, UNLIKE, Change
-from weightscope.pairs.changes.thresholds import FAR, NEAR, SAME_SPECTRA, UNMOVED
+from weightscope.pairs.deeds.change import UNKNOWN_SIZE, Change
+from weightscope.pairs.deeds.deed import Proof, What, sentence
+from weightscope.pairs.deeds.pair import pair_up
+from weightscope.pairs.deeds.rounding import CASTS
+from weightscope.pairs.deeds.thresholds import FAR, NEAR, SAME_SPECTRA, UNMOVED
 from weightscope.report.findings import Finding, Member, finding, listed, spans
 
 LINEAGE = "`weightscope lineage` looks for other orders and other bases"
 FAR_ON = "qk_change_far"  # the change that near tokens do not show
 IDENTICAL = "Identical"  # begins the deed where nothing was done
+LOW_RANKS = {What.LOW_RANK, What.ONE_DIRECTION}
 # kinds that training leaves
-TRAINED = {"changed", "low rank", "one direction", "few rows", "rounded"}
+TRAINED = {What.TUNED, What.ROUNDED, *LOW_RANKS, What.FEW_ROWS}
 NAMED = 4  # factors, shares or ways in a sentence
 ROUNDED_TO = {"BF16": "bfloat16", "F16": "float16"}
 
@@ -60,19 +62,22 @@ def deed(
     changed = [
         change
         for change in changes
-        if change.kind != "identical" and change.kind not in UNKNOWN_SIZE
+        if change.kind is not What.IDENTICAL and change.kind not in UNKNOWN_SIZE
     ]
-    if any(change.kind == "not finite" for change in changed):
+    if any(change.kind is What.NOT_FINITE for change in changed):
         return ""
     if not changed:
         alike = all(
-            change.kind == "identical" and len(set(change.shapes)) == 1 for change in changes
+            change.kind is What.IDENTICAL and len(set(change.shapes)) == 1 for change in changes
         )
         return f"{IDENTICAL}: all {counted(len(changes), 'compared tensor')}." if alike else ""
-    if all(change.kind == "rounded" for change in changed):
+    if all(change.kind is What.ROUNDED for change in changed):
         return _rounded(changed)
     if all(change.is_rounding and change.name not in attention for change in changed):
-        return f"The same up to float32's rounding: {counted(len(changed), 'tensor')}, {spread(changed)}."
+        return (
+            f"The same up to float32's rounding: {counted(len(changed), 'tensor')}, "
+            f"{spread(changed)}."
+        )
     same = np.array([unmoved(layer) for layer in moved])  # (L, H)
     if zeroed := _zeroed(measured):
         no_other = "; no other head moved" if same.sum() + zeroed == same.size else ""
@@ -88,7 +93,10 @@ def deed(
             if rotation
             else "; and heads moved"
         )
-        where = f"the gain before attention is part of the matrices after it in {len(folded)} of {len(same)} layers"
+        where = (
+            f"the gain before attention is part of the matrices after it in {len(folded)} of "
+            f"{len(same)} layers"
+        )
         return " ".join(
             filter(None, [f"Norms folded: {where}{is_same}." if folded else "", rotation])
         )
@@ -103,8 +111,8 @@ def deed(
     if near.all() and not same.all():
         most = float(np.max([layer[FAR_ON] for layer in moved]))
         return (
-            "Heads are equal for near tokens alone: rotary pairs are in another order, or turn at other speeds "
-            f"(relative change far on: up to {most:.2g})."
+            "Heads are equal for near tokens alone: rotary pairs are in another order, or "
+            f"turn at other speeds (relative change far on: up to {most:.2g})."
         )
     matrices = {
         (change.name, change.part): change
@@ -132,7 +140,7 @@ def deed(
 
 
 def _zeroed(measured: tuple[MeasuredHeads, MeasuredHeads]) -> int:
-    """How many heads have a map that is zero and was not."""
+    """The number of heads with a map that is zero and was not."""
     before, after = (
         np.array([heads.arrays[f"{name}_singular_values"].max(axis=-1) for name in MAPS])
         for heads in measured
@@ -147,7 +155,10 @@ def _rounded(changed: Sequence[Change]) -> str:
         return f"Rounded: {counted(len(changed), 'tensor')}, not all to the same floats."
     cast, rounded = min(common, key=lambda each: (list(CASTS).index(each[0]), each[1]))
     what = "Rounded" if rounded == "A" else "The first is the last rounded"
-    return f"{what} to {ROUNDED_TO.get(cast, cast)}: {counted(len(changed), 'tensor')}, and nothing else changed."
+    return (
+        f"{what} to {ROUNDED_TO.get(cast, cast)}: {counted(len(changed), 'tensor')}, and nothing "
+        "else changed."
+    )
 
 
 def _rotated(
@@ -187,10 +198,10 @@ def _rotated(
 
 
 PLAIN = {  # kinds that are proved on every value
-    "zeroed": "Values set to zero",
-    "constant": "Set to one value",
-    "scaled": "Multiplied by one factor",
-    "factors": "Rows or columns multiplied by factors",
+    What.ZEROED: "Values set to zero",
+    What.CONSTANT: "Set to one value",
+    What.SCALED: "Multiplied by one factor",
+    What.FACTORS: "Rows or columns multiplied by factors",
 }
 
 
@@ -199,7 +210,7 @@ def _of_one_kind(changed: Sequence[Change], what: str, total: int = 0) -> str:
     where not.
     """
     kind = changed[0].kind
-    if kind not in PLAIN or any(change.kind != kind for change in changed):
+    if kind not in PLAIN or any(change.kind is not kind for change in changed):
         return ""
     details = list(dict.fromkeys(change.detail for change in changed))
     of_all = f"{len(changed)} of {total} {what}" if total else counted(len(changed), what)
@@ -215,37 +226,50 @@ def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
     where = f"{len(now)} of {total} attention matrices"
     if simple := _of_one_kind(now, "attention matrices", total):
         return simple
-    if kinds.keys() <= {"quantised", "rounded"}:
-        detail = Counter(change.detail for change in now if change.kind == "quantised").most_common(
-            1
-        )[0][0]
-        which, _, grid = detail.partition(" to ")
-        return (
-            f"Quantised{' in the first' * (which == 'A')}: {where}, most to {grid}, {spread(now)}."
+    if kinds.keys() <= {What.QUANTISED, What.ROUNDED}:
+        grids = Counter(
+            (change.deed.made, change.deed.way) for change in now if change.kind is What.QUANTISED
         )
-    if kinds.keys() == {"one direction"}:
+        ((made, grid), _), *_ = grids.most_common(1)
+        in_first = " in the first" if made == "A" else ""
+        return f"Quantised{in_first}: {where}, most to {grid}, {spread(now)}."
+    if kinds.keys() == {What.ONE_DIRECTION}:
         return f"Changed along one direction: {where}."
     # the rest of a merged LoRA may be saved in fewer bits
-    if kinds.keys() <= {"low rank", "one direction", "rounded"}:
+    if kinds.keys() <= {*LOW_RANKS, What.ROUNDED}:
         ranks = {change.rank for change in now if change.rank is not None}
         lora = ", as by a merged LoRA" if len(ranks) == 1 else ""
-        where = f"{len(now) - kinds['rounded']} of {total} attention matrices"
-        rounded = f"; {kinds['rounded']} only rounded" if kinds["rounded"] else ""
-        return f"Changed by matrices of low rank{lora}: {where}, rank {between(sorted(ranks))}{rounded}."
-    if kinds.keys() == {"reordered"}:
+        of_rounded = kinds[What.ROUNDED]
+        where = f"{len(now) - of_rounded} of {total} attention matrices"
+        rounded = f"; {of_rounded} only rounded" if of_rounded else ""
+        return (
+            f"Changed by matrices of low rank{lora}: {where}, rank "
+            f"{between(sorted(ranks))}{rounded}."
+        )
+    if kinds.keys() == {What.REORDERED}:
         return f"Rows or columns in another order: {where}, and heads moved."
-    if kinds.keys() == {"few rows"}:
+    if kinds.keys() == {What.FEW_ROWS}:
         return f"Changed in some rows or columns of {where}."
-    unlike = [change for change in now if change.called == UNLIKE]
+    proved = {sentence(each.deed) for each in now if each.deed.proof is not Proof.NONE}
+    if len(kinds) == len(proved) == 1:
+        (words,) = proved
+        return f"{words[:1].upper()}{words[1:]}: {where}."
+    unlike = [change for change in now if change.is_unlike]
     if not unlike and kinds.keys() <= TRAINED:
         return f"Fine-tuned: {where}, {spread(now)}."
     if unlike and farthest <= NEAR:
         return f"Another basis within heads, and they moved: {where} changed."
     if not unlike:
         ways = Counter(change.called for change in now)
-        return f"Changed in several ways: {where}, {listed([f'{n} {way}' for way, n in ways.items()], NAMED)}."
+        return (
+            f"Changed in several ways: {where}, "
+            f"{listed([f'{n} {way}' for way, n in ways.items()], NAMED)}."
+        )
     cosines = f"cosine {between([change.cosine for change in unlike])}"
-    return f"Unlike the first's as stored: {len(unlike)} of {total} attention matrices ({cosines}); {LINEAGE}."
+    return (
+        f"Unlike the first's as stored: {len(unlike)} of {total} attention matrices ({cosines}); "
+        f"{LINEAGE}."
+    )
 
 
 # Findings
@@ -256,8 +280,8 @@ def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
     "layer that became a copy of another",
     severity="warning",
     rank=170,
-    look_next="Check whether the layers were repeated on purpose; if not, the export or the merge wrote one "
-    "twice.",
+    look_next="Check whether the layers were repeated on purpose; if not, the export or the merge "
+    "wrote one twice.",
 )
 @finding(
     "swapped_layers",
@@ -280,7 +304,10 @@ def moved_layers(a: Model, b: Model, moved: Sequence[int]) -> Iterator[Finding]:
         for layer in chain if circle else chain[:1]:
             origin = source.pop(layer)
             if not circle:
-                text = f"Layer {layer} is now a copy of layer {origin}: all of its projections are the same."
+                text = (
+                    f"Layer {layer} is now a copy of layer {origin}: all of its projections are "
+                    "the same."
+                )
                 yield _layers_finding("copied_layer", layer, text, [origin])
         if circle:
             now = [chain[(i + 1) % len(chain)] for i in range(len(chain))]

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from weightscope.heads.audit.figures import MATH, TRACED, heat_map, title
 from weightscope.heads.audit.measure import MAPS
 from weightscope.model.metrics.outliers import known_median, layer_medians
-from weightscope.pairs.changes.thresholds import UNMOVED
 from weightscope.pairs.compare.compare import Comparison
+from weightscope.pairs.deeds.thresholds import UNMOVED
 from weightscope.report.pages.style import (
     COLOURS,
     COLUMN,

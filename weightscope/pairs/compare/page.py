@@ -73,22 +73,25 @@ def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]
     sections = [
         Section(
             "How far each head moved",
-            "$$frac(‖B − A‖_F, ‖A‖_F)$$ of the products $W_QK$ and $W_VO$ themselves: a change of basis within a "
-            "head, which does not change what it computes, does not count.",
+            "$$frac(‖B − A‖_F, ‖A‖_F)$$ of the products $W_QK$ and $W_VO$ themselves: a "
+            "change of basis within a head, which does not change what it computes, does "
+            "not count.",
             [
                 Figure(
                     drawn["changes"],
-                    f"Relative change from {first} to {last}; blank: did not move, hatched: unknown.",
+                    f"Relative change from {first} to {last}; blank: did not move, hatched: "
+                    "unknown.",
                 )
             ],
         ),
         Section(
             "The heads that moved most",
-            "The curves show by how much each singular value grew or shrank, the largest first. The table has the "
-            "largest principal angle, in degrees, between the spaces that queries (left) and keys (right) read, or "
-            "that values read (left) and outputs write (right), before and after: at 0° the head still uses the same "
-            "space, at 90° one direction of it is new, strong or weak. A large angle with a small change means that "
-            "a weak direction turned.",
+            "The curves show by how much each singular value grew or shrank, the largest "
+            "first. The table has the largest principal angle, in degrees, between the "
+            "spaces that queries (left) and keys (right) read, or that values read (left) "
+            "and outputs write (right), before and after: at 0° the head still uses the "
+            "same space, at 90° one direction of it is new, strong or weak. A large angle "
+            "with a small change means that a weak direction turned.",
             [
                 Figure(
                     drawn["spectra"],

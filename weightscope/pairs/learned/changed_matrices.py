@@ -11,7 +11,7 @@ from weightscope.core.results import ShowsShapes
 from weightscope.heads.tensors.measure import BITS
 from weightscope.model.rows.names import TRANSPOSED, NamedTensor
 from weightscope.pairs.changes.counterparts import Counterparts
-from weightscope.pairs.changes.tensor import Change
+from weightscope.pairs.deeds.change import Change
 
 DIRECTIONS = 16  # leading ones of each change that are kept
 SPARE, POWERS = 8, 4  # further columns of the sketch, and its power iterations
@@ -44,7 +44,7 @@ class Intruders(ShowsShapes):
 
     @property
     def count(self) -> int:
-        """How many are intruder dimensions."""
+        """The number of intruder dimensions."""
         return int((self.cosines < INTRUDER).sum())
 
 
@@ -68,19 +68,17 @@ class Update(ShowsShapes):
 
     @property
     def reads_stream(self) -> bool:
-        """Whether its input is the residual stream."""
+        """True if its input is the residual stream."""
         return bool(_parts(self.role) & READS)
 
     @property
     def writes_stream(self) -> bool:
-        """Whether its output joins the residual stream."""
+        """True if its output joins the residual stream."""
         return bool(_parts(self.role) & WRITES)
 
     @property
     def is_noise(self) -> bool:
-        """Whether no direction stands out of what as large a change by independent noise has
-        (Johnstone 2001).
-        """
+        """True if no direction exceeds those of independent noise of this size (Johnstone 2001)."""
         rows, columns = sqrt(self.shape[0] - 1), sqrt(self.shape[1])
         edge, spread = (rows + columns) ** 2, (rows + columns) * (1 / rows + 1 / columns) ** (1 / 3)
         return bool(
@@ -90,7 +88,7 @@ class Update(ShowsShapes):
 
     @property
     def n_directions(self) -> int:
-        """How many of the kept directions are more than rounding."""
+        """The number of kept directions that are more than rounding."""
         return int((self.s > ABOVE_NOISE * self.noise).sum())
 
     @property

@@ -3,8 +3,8 @@ words they raise.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -22,21 +22,26 @@ from weightscope.core.tables import Column, Table, as_json
 from weightscope.model.model import Model, TensorsOnly, open_tensors
 from weightscope.pairs.changes.all_tensors import TensorChanges, changes_with_directions
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
-from weightscope.pairs.changes.tensor import UNKNOWN_SIZE, Change
+from weightscope.pairs.deeds.catalogue import UNEXPLAINED
+from weightscope.pairs.deeds.change import UNKNOWN_SIZE, Change
+from weightscope.pairs.deeds.deed import Deed, Proof, What, sentence
 from weightscope.pairs.learned.changed_matrices import INTRUDER, TOP, Update, updates_of
 from weightscope.pairs.learned.spaces import Overlap, Shared, overlap, shared_directions
 from weightscope.pairs.learned.structure import dora_rank, kronecker_shapes
 from weightscope.pairs.learned.words import Words, why_no_words, words
 from weightscope.pairs.same import SAME_FUNCTION
-from weightscope.pairs.same.judge import UNEXPLAINED, catalogued
+from weightscope.pairs.same.judge import explained_deed
 from weightscope.pairs.same.same import compared, same
 from weightscope.pairs.same.sentences import joined
 from weightscope.report.findings import listed, spans
 
 Readable = Model | TensorsOnly
 MOSTLY = 0.9  # of the changed matrices in layers, for what they are to be said of the training
-CONVERTED = ("rounded", "quantised")  # kinds of change that a conversion makes
+CONVERTED = (What.ROUNDED, What.QUANTISED)  # kinds of change that a conversion makes
 ROWS = ("tokens", "positions", "unembedding", "types")  # looked up by row: they have no directions
+UNCHANGED = (What.IDENTICAL, What.MISSING, What.NEW)
+# Kinds of change in which no direction is looked for.
+NO_DIRECTIONS = (*UNKNOWN_SIZE, What.IDENTICAL, What.NOT_FINITE, What.RESIZED)
 # of the changed tensors, with a deed or unlike the base's, from which their function is compared
 ASKED = 0.5
 ONE_SCALE = 10.0  # times the least relative change, that the largest of a LoRA's matrices has
@@ -72,9 +77,11 @@ HOW = {
     "conversion": "{name} was rounded or quantised; what else was done does not show: {evidence}",
     "none": "{name} holds the base's values: {evidence}, nothing was trained",
     "mixed": "{name} changed in several ways: {evidence}",
-    "same function": "{name} computes what the base does, the same function, with {evidence}: nothing was trained",
+    "same function": "{name} computes what the base does, the same function, with {evidence}: nothing "
+    "was trained",
     "deed": "{name} was changed by what is no training: {evidence}",
-    "unrelated": "{name} holds other weights: {evidence}, as if drawn again, trained apart or in another basis",
+    "unrelated": "{name} holds other weights: {evidence}, as if drawn again, trained apart or in "
+    "another basis",
     "merge": "{name} holds {evidence}, as a merge leaves",
     "noise": "{name} differs by what independent noise would leave: {evidence}; no training shows",
 }
@@ -83,7 +90,7 @@ BEYOND_CHANCE = 3.0  # times the overlap of random spaces, from which two tunes 
 
 @dataclass(frozen=True)
 class Training:
-    """What the changes say of the training."""
+    """The kind of training that the changes show."""
 
     # "low rank", "one direction", "full", "few rows", "vectors", "embeddings", "conversion",
     # "none", "mixed"; or, of what is no training, one of NO_TRAINING.
@@ -94,13 +101,13 @@ class Training:
 
     @property
     def is_training(self) -> bool:
-        """Whether weights may have been trained."""
+        """True if weights may have been trained."""
         return self.kind not in (*NO_TRAINING, "conversion", "none")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Tune(ShowsShapes):
-    """What was trained into one checkpoint."""
+    """The training of one checkpoint."""
 
     name: str
     changes: TensorChanges
@@ -118,12 +125,12 @@ class Tune(ShowsShapes):
 
     @property
     def intruders(self) -> int:
-        """How many intruder dimensions they have together."""
+        """The number of intruder dimensions in all matrices together."""
         return sum(update.intruders.count for update in self.looked_at if update.intruders)
 
     @property
     def lead(self) -> str:
-        """How it was changed, how far and where, and the words that rose."""
+        """Sentences on how it was changed, how far and where, and the words that rose."""
         how = HOW[self.training.kind].format(
             name=printable(self.name), evidence=self.training.evidence
         )
@@ -230,7 +237,7 @@ class Learned(Result):
 
     @property
     def lead(self) -> str:
-        """What was trained into each tune, and whether they collide."""
+        """Sentences on each tune's training, and whether they collide."""
         return " ".join([*(tune.lead for tune in self.tunes), *self._collisions()])
 
     def _collisions(self) -> list[str]:
@@ -249,9 +256,13 @@ class Learned(Result):
                 f"{side} {mean[side]:.0%} (random {mean[f'chance_{side}']:.0%})"
                 for side in ("reads", "writes")
             ]
-            where = f"{'collide' if collide else 'do not collide'} in the {len(each)} matrices that both change"
+            where = (
+                f"{'collide' if collide else 'do not collide'} in the {len(each)} matrices that "
+                "both change"
+            )
             sentences.append(
-                f"{pair} {where}: overlap of {' and '.join(parts)}; their changes have cosine {mean['cosine']:.2g}."
+                f"{pair} {where}: overlap of {' and '.join(parts)}; their changes have "
+                f"cosine {mean['cosine']:.2g}."
             )
         return sentences
 
@@ -337,7 +348,7 @@ class Learned(Result):
         return arrays or None
 
     def printed(self) -> list[str | Table]:
-        """What the terminal shows, from top to bottom."""
+        """The parts that the terminal shows, from top to bottom."""
         parts: list[str | Table] = [*(tune.lead for tune in self.tunes), *self._collisions()]
         parts += [
             f"No words for {printable(tune.name)}: {tune.no_words}."
@@ -358,7 +369,7 @@ class Learned(Result):
         return [self.most_changed(12)]
 
     def as_json(self) -> dict[str, Any]:
-        """What `weightscope learned --json` prints and learned.json holds."""
+        """The content of learned.json, which `weightscope learned --json` prints."""
         pairs = [
             {"a": a, "b": b, "matrices": len(each)}
             | (means(each) if each else dict.fromkeys(OVERLAP_COLUMNS))
@@ -511,25 +522,28 @@ def learned(
 def tune_of(
     base: Readable, tuned: Readable, *, exact: bool = False, with_words: bool = True
 ) -> Tune:
-    """What was trained into one checkpoint."""
+    """The training of one checkpoint."""
     entries = [entry for entry in counterparts(base, tuned) if entry.pair()]
     if not any(len(entry.a.shape) > 1 for entry in entries if entry.a):
         raise CheckpointError("has no matrix in common with the base", file=tuned.name)
     pairs = [pair for entry in entries if (pair := entry.pair())]
     changes = TensorChanges(changes_with_directions(base, tuned, pairs))
-    moved = [
-        (entry, change)
-        for entry, change in zip(entries, changes.changes, strict=True)
-        if _is_update(change)
-    ]
+    every = [*zip(entries, changes.changes, strict=True)]
+    note = tuned.checkpoint.note
+    tried = {} if note else deeds_tried(base, tuned, every)
+    training = other_deeds(base, tuned, tried, changes.changes)
+    proved = {i: done for i, done in tried.items() if done and done.proof is not Proof.NONE}
+    left = [each for i, each in enumerate(every) if training is not None or i not in proved]
+    moved = [(entry, change) for entry, change in left if _is_update(change)]
     updates = [
         update
         for entry, change in bar(moved, "directions", "matrix")
         for update in updates_of(entry, change, exact=exact)
     ]
-    training = training_of(changes.changes, updates, tuned.checkpoint.note)
-    if not tuned.checkpoint.note:
-        training = other_deeds(base, tuned, entries, changes.changes) or training
+    if training is None:
+        training = training_of([change for _, change in left], updates, note)
+        if proved:
+            training = _beside(training, in_words([*proved.values()], len(tried)), updates)
     if training.kind == "full" and (form := adapter_form(moved, updates)):
         training = Training("full", None, form, is_adapter=True)
     raised, why = None, "its heads are not read"
@@ -549,25 +563,32 @@ def tune_of(
     )
 
 
+def _beside(training: Training, deeds: str, updates: Sequence[Update]) -> Training:
+    """The training of what no deed explains, with the deeds of the others."""
+    if not updates:
+        return Training("mixed", None, deeds)
+    return replace(training, evidence=f"{training.evidence}; besides, {deeds}")
+
+
 def _is_update(change: Change) -> bool:
     """Whether directions are looked for in a change: a matrix outside of tables of rows, of one
     shape, and finite.
     """
     return (
         change.is_matrix
-        and change.kind not in (*UNKNOWN_SIZE, "identical", "not finite", "resized")
+        and change.kind not in NO_DIRECTIONS
         and change.role not in ROWS
         and bool(np.isfinite(change.moved))
     )
 
 
 def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str = "") -> Training:
-    """How a tune was trained: its changes, and what an adapter's own files say.
+    """The kind of training, by a tune's changes and by what an adapter's own files say.
 
     A LoRA's change has its rank exactly up to rounding, whatever is merged, and so have a few steps
     on few tokens. Reinforcement and supervised learning are not told apart (see docs/learned.md).
     """
-    changed = [each for each in changes if each.kind not in ("identical", "missing", "new")]
+    changed = [each for each in changes if each.kind not in UNCHANGED]
     matrices = [each for each in changed if each.is_matrix]
     in_layers = [each for each in matrices if each.role not in ROWS]
     kinds, total = Counter(each.kind for each in in_layers), len(in_layers)
@@ -578,7 +599,7 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
     if not changed:
         return Training("none", None, "no tensor changed")
     if not total:
-        rows = [each for each in matrices if each.kind == "few rows"]
+        rows = [each for each in matrices if each.kind is What.FEW_ROWS]
         kind = (
             "few rows"
             if rows and len(rows) == len(changed)
@@ -589,8 +610,9 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
         return Training(
             kind, None, "; ".join(each.detail for each in rows) or "no matrix in a layer changed"
         )
-    if kinds["one direction"] >= MOSTLY * total:
-        evidence = f"{kinds['one direction']} of {total} changed matrices in layers changed along one direction"
+    along = kinds[What.ONE_DIRECTION]
+    if along >= MOSTLY * total:
+        evidence = f"{along} of {total} changed matrices in layers changed along one direction"
         return Training("one direction", 1, evidence)
     if sum(kinds[kind] for kind in CONVERTED) >= MOSTLY * total:
         return Training(
@@ -618,11 +640,11 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
         return Training(
             "noise", None, f"no direction stands out in any of {len(updates)} changed matrices"
         )
-    if kinds["changed"] + kinds["low rank"] >= MOSTLY * total:
+    if kinds[What.TUNED] + kinds[What.LOW_RANK] >= MOSTLY * total:
         full = len(updates) - len(low)
         some = f"; {len(low)} are of rank {ranks_by_role(low)}" if low else ""
         return Training("full", None, f"of full rank in {full} of {len(updates)} matrices{some}")
-    parts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    parts = ", ".join(f"{count} {kind.value}" for kind, count in kinds.most_common())
     return Training("mixed", None, f"matrices in layers changed in several ways: {parts}")
 
 
@@ -685,9 +707,7 @@ def changed_outside(changes: Sequence[Change]) -> str:
     """
     kinds: dict[str, list[Change]] = {}
     for each in changes:
-        if each.kind in ("identical", "missing", "new") or (
-            each.is_matrix and each.role not in ROWS
-        ):
+        if each.kind in UNCHANGED or (each.is_matrix and each.role not in ROWS):
             continue
         kind = "norms" if "norm" in (each.role or each.name) else "biases and other vectors"
         kinds.setdefault(OUTSIDE.get(each.role, kind), []).append(each)
@@ -704,39 +724,46 @@ def changed_outside(changes: Sequence[Change]) -> str:
     return f"Also changed: {joined(parts, len(parts))}." if parts else ""
 
 
+def deeds_tried(
+    base: Readable, tuned: Readable, every: Sequence[tuple[Counterparts, Change]]
+) -> dict[int, Deed | None]:
+    """Deeds of the changed tensors that no conversion explains, by place; None where unknown."""
+    left_out = {*UNKNOWN_SIZE, *CONVERTED, What.IDENTICAL, What.RESIZED}
+    return {
+        i: explained_deed(compared(base, tuned, entry, 1.0))[0]
+        for i, (entry, change) in enumerate(every)
+        if change.kind not in left_out
+    }
+
+
+def in_words(deeds: Sequence[Deed], tried: int) -> str:
+    """`'negated' in 2 of 21 changed tensors`: the deeds of some tensors."""
+    named = Counter(map(sentence, deeds))
+    of_all = counted(tried, "changed tensor")
+    return joined([f"'{name}' in {count} of {of_all}" for name, count in named.most_common()])
+
+
 def other_deeds(
-    base: Readable, tuned: Readable, entries: Sequence[Counterparts], changes: Sequence[Change]
+    base: Readable,
+    tuned: Readable,
+    tried: Mapping[int, Deed | None],
+    changes: Sequence[Change],
 ) -> Training | None:
-    """What was done that is no training: most changed tensors have a deed of the catalogue, or
-    compute the same.
-    """
-    left_out = (*UNKNOWN_SIZE, *CONVERTED, "identical", "resized")
-    tried = [
-        (entry, each)
-        for entry, each in zip(entries, changes, strict=True)
-        if each.kind not in left_out
-    ]
-    deeds = [catalogued(compared(base, tuned, entry, 1.0))[0] for entry, _ in tried]
-    named = Counter(
-        deed.name for deed in deeds if deed is not None and not deed.name.startswith(UNEXPLAINED)
-    )
-    unlike = sum(not each.is_tuned for _, each in tried)
-    if not tried or max(sum(named.values()), unlike) < ASKED * len(tried):
+    """A deed that is no training: of most changed tensors, or the same function."""
+    known = [done for done in tried.values() if done and done.what not in UNEXPLAINED]
+    unlike = sum(not changes[i].is_tuned for i in tried)
+    if not tried or max(len(known), unlike) < ASKED * len(tried):
         return None
     result = same(base, tuned)
     if result.verdict == SAME_FUNCTION:
         what = dict.fromkeys(each.deed for each in result.tensors if each.verdict == SAME_FUNCTION)
         return Training("same function", None, joined([*what]))
-    if sum(named.values()) < MOSTLY * len(tried):
+    if len(known) < MOSTLY * len(tried):
         return None
-    details = Counter(deed.detail for deed in deeds if deed is not None and deed.name in named)
+    details = Counter(done.detail for done in known)
     (most, times), *_ = details.most_common()
     detail = f" ({most})" if most and (times == len(tried) or len(tried) == 1) else ""
-    parts = [
-        f"'{name}' in {count} of {counted(len(tried), 'changed tensor')}"
-        for name, count in named.most_common()
-    ]
-    return Training("deed", None, joined(parts) + detail)
+    return Training("deed", None, in_words(known, len(tried)) + detail)
 
 
 def adapter_form(moved: Sequence[tuple[Counterparts, Change]], updates: Sequence[Update]) -> str:

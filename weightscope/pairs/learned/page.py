@@ -16,7 +16,10 @@ LISTED = 40  # matrices in the table
 def write_learned_page(files: Files, learned: Learned) -> None:
     """Write the picture as PNG and SVG, and report.html."""
     picture = save(learned_figure(learned), files, "learned")
-    caption = "Relative change of each matrix, by role and layer; a number counts its intruder dimensions."
+    caption = (
+        "Relative change of each matrix, by role and layer; a number counts its intruder "
+        "dimensions."
+    )
     sections = [Section("How each was trained", TRAINING, [_trained(learned)])]
     sections.append(
         Section(
@@ -59,23 +62,25 @@ def _trained(learned: Learned) -> Table:
 
 
 TRAINING = (
-    "Deeds that are no training are looked for first. A LoRA leaves a change of its rank up to rounding, and so do a "
-    "few steps of training; more of it leaves none of low rank. Whether a tune was supervised or reinforced is not "
-    "claimed."
+    "Deeds that are no training are looked for first. A LoRA leaves a change of its rank up "
+    "to rounding, and so do a few steps of training; more of it leaves none of low rank. "
+    "Whether a tune was supervised or reinforced is not claimed."
 )
 INTRUDERS = (
-    "Of the first 10 left singular vectors of the tuned matrix, an intruder dimension has a cosine below 0.5 with "
-    "every one of the base's (PEFT's definition)."
+    "Of the first 10 left singular vectors of the tuned matrix, an intruder dimension has a "
+    "cosine below 0.5 with every one of the base's (PEFT's definition)."
 )
 WORDS = (
-    "Texts of random tokens pass through both models. Listed are the tokens whose mean probability rose most for their "
-    "frequency, and clearly more than any token's where the same changes are shuffled. A planted trigger is not among "
-    "them as a rule: this is no search for backdoors."
+    "Texts of random tokens pass through both models. Listed are the tokens whose mean "
+    "probability rose most for their frequency, and clearly more than any token's where the "
+    "same changes are shuffled. A planted trigger is not among them as a rule: this is no "
+    "search for backdoors."
 )
 SHARED = (
     "Strength is the mean squared cosine with the leading directions of each matrix that changed."
 )
 COLLISIONS = (
-    "How much of the smaller space that two tunes read, or write, lies in the larger, and what random spaces would "
-    "give. The cosine compares the changes themselves: 1 where they add up, -1 where they cancel."
+    "How much of the smaller space that two tunes read, or write, lies in the larger, and "
+    "what random spaces would give. The cosine compares the changes themselves: 1 where "
+    "they add up, -1 where they cancel."
 )

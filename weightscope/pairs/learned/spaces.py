@@ -63,7 +63,7 @@ def _shared_of(updates: Sequence[Update], side: str) -> list[Shared]:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How far the spaces that two tunes change in one matrix are the same."""
+    """The overlap of the spaces that two tunes change in one matrix."""
 
     label: str
     reads: float  # mean squared cosine of the smaller space with the larger

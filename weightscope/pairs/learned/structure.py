@@ -59,7 +59,7 @@ def kronecker_shapes(d: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]] |
 
 
 def _left(blocks: np.ndarray, one: np.ndarray) -> bool:
-    """Whether all blocks are multiples of one."""
+    """True if all blocks are multiples of one."""
     shares = np.einsum("mnpq,pq->mn", blocks, one) / (one**2).sum()
     return bool(
         np.linalg.norm(blocks - shares[..., None, None] * one) <= NEAR * np.linalg.norm(blocks)

@@ -34,7 +34,7 @@ BY_FREQUENCY = 0.7
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Words(ShowsShapes):
-    """How often two models say each token on average."""
+    """The mean probability of each token in two models."""
 
     before: np.ndarray  # (V,) mean probability
     after: np.ndarray  # (V,)
@@ -60,11 +60,14 @@ class Words(ShowsShapes):
 
     @property
     def sentence(self) -> str:
-        """Which tokens rose."""
+        """The tokens that rose."""
         if not len(self.top):
             return "No token rises more than noise would."
         if not self.names:
-            return f"{len(self.top)} tokens rise more than noise would; no tokenizer is known to name them."
+            return (
+                f"{len(self.top)} tokens rise more than noise would; no tokenizer is known to "
+                "name them."
+            )
         return f"Tokens that it says more often: {' '.join(map(repr, self.names[:NAMED]))}."
 
 
@@ -79,14 +82,20 @@ def why_no_words(base: Model, tuned: Model) -> str:
         if why := why_not_exact(model, model.config.n_layers - 1):
             return why
     if {*base.checkpoint} != {*tuned.checkpoint}:
-        return "its tensors have other names than the base's, so that changes cannot be shuffled for comparison"
+        return (
+            "its tensors have other names than the base's, so that changes cannot be shuffled "
+            "for comparison"
+        )
     if base.embeddings.n_tokens != tuned.embeddings.n_tokens:
-        return f"the vocabularies have {base.embeddings.n_tokens} and {tuned.embeddings.n_tokens} tokens"
+        return (
+            f"the vocabularies have {base.embeddings.n_tokens} and {tuned.embeddings.n_tokens} "
+            "tokens"
+        )
     return ""
 
 
 def words(base: Model, tuned: Model) -> Words:
-    """How the mean next-token probabilities moved from the base to the tuned model.
+    """The change of mean next-token probabilities from the base to the tuned model.
 
     Raises
     ------
@@ -165,7 +174,7 @@ def _logits(model: Model, x: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def outputs(model: Model, texts: np.ndarray) -> np.ndarray:
-    """What leaves the last layer, before the final norm: (D, n) ids -> (D n, d)."""
+    """Outputs of the last layer, before the final norm: (D, n) ids -> (D n, d)."""
     row, last = model.family.mlp, model.config.n_layers - 1
     assert row is not None  # `why_no_words` has said so
     (end,) = deque(follow_exactly(model, texts, last), maxlen=1)  # the layers before it are let go

@@ -1,4 +1,4 @@
-"""How a suspect differs from a base, in words: kinds of change, each with its layers and evidence.
+"""Differences of a suspect and a base, in words: kinds, each with its layers and evidence.
 
 First what the match of sketches shows, layers and heads that are gone, repeated or in another
 order; then what weights show: how the weights of matching layers, and of what is outside layers,
@@ -25,9 +25,10 @@ from weightscope.pairs.changes.layer import (
     compare_layers,
     tensors_of_both,
 )
-from weightscope.pairs.changes.pair import SAMPLED_ROWS, first_rows, whole
-from weightscope.pairs.changes.tensor import Change
-from weightscope.pairs.changes.thresholds import (
+from weightscope.pairs.deeds.change import Change
+from weightscope.pairs.deeds.deed import Proof, What, sentence
+from weightscope.pairs.deeds.pair import SAMPLED_ROWS, first_rows, whole
+from weightscope.pairs.deeds.thresholds import (
     EXPLAINED,
     EXPLAINED_IN_ANOTHER_BASIS,
     MOSTLY,
@@ -42,14 +43,14 @@ from weightscope.pairs.lineage.sketches import Sketches
 from weightscope.pairs.same.stored import equal_bytes, same_files
 from weightscope.report.findings import indexed, spans
 
-ROUNDED = "A to "  # how a change says that the base, rounded to a dtype, gives the suspect
 FOLDED = "In {layers}, the norm's gain is constant and folded into the weights after it."
 OF_LAYERS = {  # kinds that layers show, each with the field of `LayerChange` and the evidence
     "norms folded": ("folded", FOLDED),
     "norms folded: the base": ("base_folded", FOLDED),
     "gauge: basis of heads changed": (
         "gauge",
-        "The factors of heads changed by {factors:.2g} of their norm, their products by {maps:.2g}.",
+        "The factors of heads changed by {factors:.2g} of their norm, their products by "
+        "{maps:.2g}.",
     ),
     "experts copied from one network": (
         "copies",
@@ -63,13 +64,14 @@ OF_LAYERS = {  # kinds that layers show, each with the field of `LayerChange` an
 }
 # kinds of change of a layer's attention that are proved on every value, each as it is called
 PLAIN = {
-    "zeroed": "values set to zero",
-    "constant": "set to one value",
-    "scaled": "multiplied by factors",
-    "factors": "multiplied by factors",
-    "reordered": "rows or columns in another order",
-    "few rows": "changed in some rows",
+    What.ZEROED: "values set to zero",
+    What.CONSTANT: "set to one value",
+    What.SCALED: "multiplied by factors",
+    What.FACTORS: "multiplied by factors",
+    What.REORDERED: "rows or columns in another order",
+    What.FEW_ROWS: "changed in some rows",
 }
+LOW_RANKS = {What.LOW_RANK, What.ONE_DIRECTION}
 UNLIKE = "attention matrices unlike the base's"
 # of the largest layer's median |W_VO|: matched layers that all write less may have been added to be
 # found
@@ -204,7 +206,10 @@ def structure_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator
             f"{a['vocabulary']:,} tokens in the base, {b['vocabulary']:,} here.",
         )
     if match.order is not None:
-        text = f"{match.order.share:.0%} of the compared tokens have a counterpart with another number."
+        text = (
+            f"{match.order.share:.0%} of the compared tokens have a counterpart with another "
+            "number."
+        )
         yield Kind("vocabulary reordered", [], text, match.order.share)
     if a["d_model"] != b["d_model"]:
         what = "cut" if b["d_model"] < a["d_model"] else "extended"
@@ -255,7 +260,10 @@ def _silent_kinds(suspect: Sketches, match: Match) -> Iterator[Kind]:
     quiet = [i for i in matched if 0 < written[i] < QUIET * loudest]
     if quiet and max(written[i] for i in matched) < QUIET * loudest:
         share = max(written[i] for i in matched) / loudest
-        text = f"The matched layers write at most {share:.2g} of what the suspect's largest layer does."
+        text = (
+            f"The matched layers write at most {share:.2g} of what the suspect's largest layer "
+            "does."
+        )
         yield Kind("layers hardly used", quiet, text, len(quiet) / len(suspect.layers))
 
 
@@ -296,10 +304,16 @@ def _head_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kin
     if fewer:
         kept = [int((suspect.norms[suspect.of_layer(i), 1] > 0).sum()) for i in fewer]
         left = f"{min(kept)}" if min(kept) == max(kept) else f"{min(kept)} to {max(kept)}"
-        sizes = f"{base.about['heads']} heads in a layer of the base; here, {left} of a layer write anything"
+        sizes = (
+            f"{base.about['heads']} heads in a layer of the base; here, {left} of a layer write "
+            "anything"
+        )
         yield Kind("heads removed", fewer, f"{sizes}.", len(fewer) / n)
     if more:
-        sizes = f"{base.about['heads']} heads in a layer of the base; of the suspect's, more write anything"
+        sizes = (
+            f"{base.about['heads']} heads in a layer of the base; of the suspect's, more write "
+            "anything"
+        )
         yield Kind("heads added", more, f"{sizes}.", len(more) / n)
     if permuted:
         yield Kind(
@@ -355,7 +369,7 @@ def weight_kinds(
 
 
 def _untouched(weights: WeightChanges) -> bool:
-    """Whether every tensor that both have equals the base's."""
+    """True if every tensor that both have equals the base's."""
     moved = any(
         layer.drift.maps
         or layer.folded
@@ -366,7 +380,7 @@ def _untouched(weights: WeightChanges) -> bool:
     )
     return (
         weights.basis.same
-        and all(change.kind == "identical" for _, change in weights.every)
+        and all(change.kind is What.IDENTICAL for _, change in weights.every)
         and not moved
     )
 
@@ -388,7 +402,10 @@ def _same_values(weights: WeightChanges, are_copies: bool) -> Kind:
     text = f"Every value of {counted(n, 'tensor')} equals the base's{how}{more}"
     if dtypes:
         (before, after), times = dtypes.most_common(1)[0]
-        text += f"; {dtypes.total()} are stored in another format, {times} in {after} instead of {before}"
+        text += (
+            f"; {dtypes.total()} are stored in another format, {times} in {after} instead of "
+            f"{before}"
+        )
     return Kind(name, [layer.layer for layer in weights.layers], f"{text}.", n / (n + unpaired))
 
 
@@ -398,7 +415,10 @@ def _same_but_for_rounding(weights: WeightChanges, structure: set[str]) -> Itera
         layer.drift.maps for layer in weights.layers
     ]
     if not structure and weights.basis.same and sizes and all(size <= UNMOVED for size in sizes):
-        text = f"No head or tensor differs by more than {UNMOVED:g} of its norm, which is float32's rounding."
+        text = (
+            f"No head or tensor differs by more than {UNMOVED:g} of its norm, which is float32's "
+            "rounding."
+        )
         yield Kind("same up to rounding", [layer.layer for layer in weights.layers], text)
 
 
@@ -426,7 +446,10 @@ def _basis(weights: WeightChanges) -> Iterator[Kind]:
             ("permuted", "a permutation") if weights.basis.permuted else ("rotated", "a rotation")
         )
         drift = float(np.median([layer.drift.maps for layer in weights.layers]))
-        text = f"After {how} of the stream, found from the embeddings, heads differ by {drift:.2g} of their norm."
+        text = (
+            f"After {how} of the stream, found from the embeddings, heads differ by {drift:.2g} "
+            "of their norm."
+        )
         yield Kind(f"stream {name}", [layer.layer for layer in weights.layers], text)
 
 
@@ -472,23 +495,26 @@ def _gains(moved: Mapping[int, Collection[str]]) -> Iterator[Kind]:
     """Gains of norms that were moved, in part, into the matrices that read through them."""
     layers = [layer for layer, names in moved.items() if names]
     if layers:
-        text = f"In {counted(len(layers), 'layer')}, matrices times the gain before them are unchanged, and neither is."
+        text = (
+            f"In {counted(len(layers), 'layer')}, matrices times the gain before them are "
+            "unchanged, and neither is."
+        )
         yield Kind("gains moved into weights", layers, text, len(layers) / len(moved))
 
 
 def _casts(weights: WeightChanges) -> Iterator[Kind]:
     """Values that a coarser float holds exactly."""
     rounded = [
-        change
+        change.deed
         for _, change in weights.every
-        if change.kind == "rounded" and change.detail.startswith(ROUNDED) and change.is_matrix
+        if change.kind is What.ROUNDED and change.deed.original == "A" and change.is_matrix
     ]
     casts = sum((layer.values.casts for layer in weights.layers), Counter[str]())
     matrices = sum(layer.values.matrices for layer in weights.layers)
     if (rounded or casts.total() > MOSTLY * matrices) and not _is_quantised(
         weights.layers, "base_grids"
     ):
-        names = Counter(change.detail.removeprefix(ROUNDED) for change in rounded) or casts
+        names = Counter(done.way for done in rounded) or casts
         dtype = names.most_common(1)[0][0]
         count, total = (len(rounded), len(weights.every)) if rounded else (casts.total(), matrices)
         text = f"{count} of {total} tensors hold only {dtype} values; the base's do not."
@@ -513,7 +539,10 @@ def _grids(weights: WeightChanges) -> Iterator[Kind]:
             grid, count = grids.most_common(1)[0]
             error = float(np.median([layer.values.grid_error for layer in layers]))
             where = f"{grids.total()} of {matrices} attention matrices{whose} lie on a grid"
-            text = f"{where}, {count} on this one ({grid}); its rounding error is {error:.2g} of their norm."
+            text = (
+                f"{where}, {count} on this one ({grid}); its rounding error is {error:.2g} of "
+                "their norm."
+            )
             yield Kind(
                 name.format(grid), [layer.layer for layer in layers], text, grids.total() / matrices
             )
@@ -533,20 +562,27 @@ def plain_layers(weights: WeightChanges, explained: Collection[int]) -> dict[int
         of_heads = [
             change for change in layer.tensors.changes if change.name_a in weights.attention
         ]
-        changed = [change for change in of_heads if change.kind not in ("identical", "rounded")]
-        ways = [
-            PLAIN.get(change.kind, "" if change.is_tuned or change.rank else UNLIKE)
-            for change in changed
+        changed = [
+            change for change in of_heads if change.kind not in (What.IDENTICAL, What.ROUNDED)
         ]
+        ways = [_plain_way(change) for change in changed]
         is_other = layer.gauge or layer.folded or layer.base_folded or layer.layer in explained
         if ways and all(ways) and not is_other:
             named[layer.layer] = ways
     return named
 
 
+def _plain_way(change: Change) -> str:
+    """The deed of a tensor in words, where it is not as training leaves it."""
+    if change.kind in PLAIN or change.is_tuned or change.rank:
+        return PLAIN.get(change.kind, "")
+    return UNLIKE if change.deed.proof is Proof.NONE else sentence(change.deed)
+
+
 def _plain(weights: WeightChanges, plain: Mapping[int, Sequence[str]]) -> Iterator[Kind]:
-    """What was done to attention that is no training."""
-    for name in dict.fromkeys((*PLAIN.values(), UNLIKE)):
+    """Deeds to attention that are no training."""
+    found = {way for ways in plain.values() for way in ways} - {*PLAIN.values(), UNLIKE}
+    for name in dict.fromkeys((*PLAIN.values(), *sorted(found), UNLIKE)):
         layers = [layer for layer, ways in plain.items() if name in ways]
         count = sum(list(plain[layer]).count(name) for layer in layers)
         if layers:
@@ -568,7 +604,7 @@ def _training(
         max(1, len(weights.layers)),
     )
     outside = [(i, change) for i, change in weights.every if change.name_a not in weights.attention]
-    low = [(i, change) for i, change in outside if change.kind in ("low rank", "one direction")]
+    low = [(i, change) for i, change in outside if change.kind in LOW_RANKS]
     ranks = [change.rank for _, change in low if change.rank] + [
         rank for layer in layers for rank in layer.ranks
     ]
@@ -604,7 +640,7 @@ def _training(
         tuned = [
             (i, change)
             for i, change in outside
-            if change.kind == "changed"
+            if change.kind is What.TUNED
             and change.change > max(least, weights.rounding)
             and i not in explained
             and change.is_tuned
@@ -621,7 +657,10 @@ def _training(
         kept = _unchanged_share(weights)
         text = " ".join(_how_far(drifts, tuned))
         if kept:
-            text += f" {kept:.0%} of the values of the changed matrices are equal bit for bit, as DARE leaves."
+            text += (
+                f" {kept:.0%} of the values of the changed matrices are equal bit for bit, as "
+                "DARE leaves."
+            )
         name = "fine-tuned in part" if kept else "fine-tuned"
         yield Kind(name, sorted(moved), text, len(moved) / n_layers)
 
@@ -633,7 +672,7 @@ def _unchanged_share(weights: WeightChanges) -> float:
     changed = [
         c
         for _, c in weights.every
-        if c.kind == "changed" and c.is_matrix and c.dtypes == ("F32", "F32")
+        if c.kind is What.TUNED and c.is_matrix and c.dtypes == ("F32", "F32")
     ]
     if not changed or any(layer.values.rounding > UNMOVED for layer in weights.layers):
         return 0.0
@@ -642,7 +681,7 @@ def _unchanged_share(weights: WeightChanges) -> float:
 
 
 def _how_far(drifts: Sequence[float], tuned: Sequence[tuple[int | None, Change]]) -> Iterator[str]:
-    """How far apart heads are, and other tensors, in a sentence each."""
+    """Sentences on how far apart heads are, and other tensors."""
     if drifts:
         middle = f"{np.median(drifts):.2g} in the median layer"
         yield f"Heads differ by {min(drifts):.2g} to {max(drifts):.2g} of their norm, {middle}."
@@ -660,6 +699,6 @@ def _how_far(drifts: Sequence[float], tuned: Sequence[tuple[int | None, Change]]
 
 
 def _is_moved(layer: LayerChange, least: float) -> bool:
-    """Whether a layer's heads moved further than rounding explains."""
+    """True if a layer's heads moved further than rounding explains."""
     times = EXPLAINED_IN_ANOTHER_BASIS if layer.gauge else EXPLAINED
     return layer.drift.maps > max(least, times * layer.values.rounding)

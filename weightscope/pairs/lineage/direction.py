@@ -11,11 +11,12 @@ from weightscope.checkpoint.checkpoint import Tensor
 from weightscope.heads.tensors.measure import BITS, why_unread
 from weightscope.model.layers.factored import inner
 from weightscope.model.model import Model
-from weightscope.pairs.changes.directions import one_direction
-from weightscope.pairs.changes.pair import first_rows
-from weightscope.pairs.changes.recomputed import COARSE, Cells, fills_cells, shares_in_sum, way_from
-from weightscope.pairs.changes.tensor import Change
-from weightscope.pairs.changes.thresholds import (
+from weightscope.pairs.deeds.change import Change
+from weightscope.pairs.deeds.deed import What
+from weightscope.pairs.deeds.directions import one_direction
+from weightscope.pairs.deeds.pair import first_rows
+from weightscope.pairs.deeds.recomputed import COARSE, Cells, fills_cells, shares_in_sum, way_from
+from weightscope.pairs.deeds.thresholds import (
     CONVERTED,
     EXPLAINED,
     NEAR_COPY,
@@ -69,7 +70,7 @@ def prove(weights: WeightChanges, which: str) -> Derivation | None:
     projected = _projected([change for _, change in weights.every], which)
     for layer_b, change in sorted(weights.every, key=lambda each: -each[1].values_changed):
         is_converted = change.shapes[0] == change.shapes[1] and change.change <= CONVERTED
-        if change.kind == "identical" or is_converted:
+        if change.kind is What.IDENTICAL or is_converted:
             continue
         is_projected = change.shown_name in projected
         way = "direction removed" if is_projected else _way(change, which, cells)
@@ -95,10 +96,13 @@ def _older_and_newer(change: Change, which: str) -> tuple[Tensor, Tensor]:
     return (change.pair.a, change.pair.b) if which == "B" else (change.pair.b, change.pair.a)
 
 
+NOT_COMPARED = {What.RESHAPED, What.UNREAD, What.NOT_FINITE}
+
+
 def _way(change: Change, which: str, cells: Cells) -> str:
     """A key of `HOW` by which a tensor follows from the other; empty if none is known."""
     older, newer = _older_and_newer(change, which)
-    if change.kind in ("reshaped", "unread", "not finite") or prod(older.shape) > prod(newer.shape):
+    if change.kind in NOT_COMPARED or prod(older.shape) > prod(newer.shape):
         return ""  # rows were cut here, or added to the other
     if not change.values_changed:
         return "equal"

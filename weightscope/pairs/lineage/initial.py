@@ -17,7 +17,7 @@ from weightscope.core.errors import printable
 from weightscope.heads.tensors.measure import why_unread
 from weightscope.heads.tensors.untrained_parts import LEAST_WIDE, off_random
 from weightscope.model.model import Model
-from weightscope.pairs.changes.pair import Pair
+from weightscope.pairs.deeds.pair import Pair
 from weightscope.pairs.lineage.parts import PartVerdict
 from weightscope.pairs.lineage.shared_tensors import FEED_FORWARD, NORMS
 from weightscope.pairs.lineage.sketches import Sketches

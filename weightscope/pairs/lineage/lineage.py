@@ -19,7 +19,8 @@ from weightscope.core.tables import Column, Table, as_json
 from weightscope.model.model import Model
 from weightscope.pairs.changes.all_tensors import TensorChanges
 from weightscope.pairs.changes.head import Basis
-from weightscope.pairs.changes.thresholds import EXPLAINED
+from weightscope.pairs.deeds.deed import What
+from weightscope.pairs.deeds.thresholds import EXPLAINED
 from weightscope.pairs.lineage.differences import (
     RESIZED,
     Kind,
@@ -317,7 +318,7 @@ def _attention(match: Match, weights: WeightChanges | None) -> PartVerdict:
     matrices = []
     if weights is not None:
         matrices = [change for _, change in weights.every if change.name_a in weights.attention]
-    if matrices and count == total and all(change.kind == "identical" for change in matrices):
+    if matrices and count == total and all(change.kind is What.IDENTICAL for change in matrices):
         return PartVerdict("related", f"same values in {count} of {counted(total, 'layer')}", 1.0)
     lead = f"{count} of {counted(total, 'layer')} have a counterpart (likeness {match.mean:.2f})"
     return PartVerdict("related", lead, count / total)

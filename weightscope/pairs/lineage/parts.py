@@ -17,7 +17,7 @@ from weightscope.model.metrics.spectra import evenly_spread
 from weightscope.model.model import Model
 from weightscope.model.text.tokenizer import Tokenizer
 from weightscope.pairs.changes.head import Basis
-from weightscope.pairs.changes.thresholds import (
+from weightscope.pairs.deeds.thresholds import (
     MAYBE_SHARED,
     SAME_SIZE,
     SAME_SIZES,

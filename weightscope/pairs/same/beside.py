@@ -54,7 +54,7 @@ class FileDifference(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What differs next to two checkpoints, and the tensors of their further modules."""
+    """Differences next to two checkpoints, and the tensors of their further modules."""
 
     deciding: tuple[FileDifference, ...] = ()
     named: tuple[FileDifference, ...] = ()
@@ -113,7 +113,7 @@ class _Place:
         return None
 
     def path(self, name: str) -> Path | None:
-        """Where a small file is on this machine, fetched if need be."""
+        """The path of a small file on this machine, fetched if need be."""
         if isinstance(self.where, Path):
             path = self.where / name
             return path if path.is_file() else None
@@ -178,7 +178,7 @@ class _Place:
 
 
 def _place_of(checkpoint: Checkpoint) -> _Place | None:
-    """Where a checkpoint's other files are; None of one that stands alone."""
+    """The folder of a checkpoint's other files; None of one that stands alone."""
     given, is_adapted = resolved(checkpoint.given), bool(checkpoint.note)
     if is_adapted or not checkpoint.files or isinstance(checkpoint.files[0], GgufFile):
         return None
@@ -197,7 +197,7 @@ def _place_of(checkpoint: Checkpoint) -> _Place | None:
 
 
 def _code(x: _Place, y: _Place) -> Iterator[FileDifference]:
-    """What differs of the code that config.json names."""
+    """Differences of the code that config.json names."""
     maps = [place.checkpoint.config.get(CODE) for place in (x, y)]
     if not any(maps):
         return
@@ -245,7 +245,7 @@ def _code_of(place: _Place, classes: object) -> dict[str, bytes]:
 
 
 def _settings(x: _Place, y: _Place) -> Iterator[FileDifference]:
-    """What differs of the settings of modules, as pooling."""
+    """Differences of the settings of modules, such as pooling."""
     for (_, path_a), (_, path_b) in zip(x.inner(), y.inner(), strict=True):
         sides = [place.json(f"{path}/{SETTINGS}") for place, path in ((x, path_a), (y, path_b))]
         stated = [None if each is None else _stated(each) for each in sides]
@@ -334,7 +334,7 @@ def _may_have(place: _Place, name: str) -> bool:
 
 
 def _only(a: object, b: object) -> str:
-    """In which of two checkpoints a file is, where one lacks it."""
+    """The checkpoint that has a file, where the other lacks it."""
     return (
         " (only in A)"
         if b is None and a is not None

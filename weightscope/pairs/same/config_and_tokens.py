@@ -43,7 +43,7 @@ def compare_settings(
 
 
 class Tokens(NamedTuple):
-    """What is known of two tokenizers."""
+    """Knowledge of two tokenizers."""
 
     verdict: str  # "same", "different" or "not compared"
     lead: str
@@ -82,7 +82,8 @@ def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens
         in_a, in_b = (printable(each.tokens.get(first, "nothing")) for each in pair)
         which = f"the first {first} ('{in_a}' in A, '{in_b}' in B)"
         parts.append(
-            f"{counted(len(changed), 'id')} {'has' if len(changed) == 1 else 'have'} another token, {which}"
+            f"{counted(len(changed), 'id')} {'has' if len(changed) == 1 else 'have'} another "
+            f"token, {which}"
         )
     special = [
         {each.tokens.get(index): added.special for index, added in each.added.items()}

@@ -15,23 +15,29 @@ from weightscope.checkpoint.formats import SAFETENSORS
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError
 from weightscope.model.model import Model, TensorsOnly
-from weightscope.pairs.changes.pair import Pair, first_rows, whole
-from weightscope.pairs.changes.tensor import change_of_all
+from weightscope.pairs.deeds.change import change_of_all
+from weightscope.pairs.deeds.deed import Deed, Proof, What, deed
+from weightscope.pairs.deeds.orders import places_of
+from weightscope.pairs.deeds.pair import Pair, first_rows, whole
+from weightscope.pairs.deeds.thresholds import EXACT
+from weightscope.pairs.deeds.views import error_of, tolerance_of
 from weightscope.pairs.same import DIFFERENT, SAME_FUNCTION
-from weightscope.pairs.same.catalogue import EXACT, error_of, places_of
-from weightscope.pairs.same.judge import Compared, Judged, tolerance_of
-from weightscope.pairs.same.mixture import EXPERTS, is_free
+from weightscope.pairs.same.judge import Compared, Judged
+from weightscope.pairs.same.mixture import is_free
 
 MOST_UNREAD = 200  # files next to the ones that are read
 ROWS = 4  # by which a tensor is recognised
-UNEXPLAINED = ("other values", "unrelated values")
+
+deed(What.ANOTHER_TENSOR, "{way}")
+deed(What.SHARD, "a shard of another step")
+deed(What.NOT_INDEXED, "in a file that is not read")
 
 
 def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
     """The same verdicts, where a tensor that differs is another one of A's with that one as the
     deed.
     """
-    lost = [i for i, each in enumerate(judged) if _is_unexplained(each)]
+    lost = [i for i, each in enumerate(judged) if each.is_unexplained]
     by_shape: dict[tuple[int, ...], list[Compared]] = defaultdict(list)
     wanted = {parts[i].tensors.b.shape for i in lost}
     for each in parts:
@@ -59,32 +65,24 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[
         if len({each.label for each in near}) != 1:
             continue
         if change_of_all(Pair(near[0].tensors.a, here.tensors.b)).change <= max(tolerance, EXACT):
-            result[i] = replace(
-                result[i], deed=_named(here, near[0]), detail=f"A's {near[0].label}"
-            )
+            result[i] = replace(result[i], done=_named(here, near[0]))
     return result
 
 
-def _is_unexplained(judged: Judged) -> bool:
-    return judged.verdict == DIFFERENT and judged.deed.startswith(UNEXPLAINED)
-
-
-def _named(here: Compared, origin: Compared) -> str:
-    """From which other place a tensor comes."""
+def _named(here: Compared, origin: Compared) -> Deed:
+    """The other place that a tensor comes from."""
+    found = Deed(What.ANOTHER_TENSOR, detail=f"A's {origin.label}", proof=Proof.VALUES)
     if here.a.layer != origin.a.layer:
-        return (
-            f"a tensor of another layer: layer {origin.a.layer}"
-            if origin.a.layer is not None
-            else "another tensor"
-        )
+        layer = origin.a.layer
+        way = "another tensor" if layer is None else f"a tensor of another layer: layer {layer}"
+        return replace(found, way=way, place=layer)
     if here.a.expert != origin.a.expert:
-        return f"{EXPERTS}: expert {origin.a.expert}"
+        number = origin.a.expert
+        return replace(found, what=What.EXPERTS, way=f": expert {number}", place=number)
     pair = {here.a.role.rpartition(".")[2], origin.a.role.rpartition(".")[2]}
-    return (
-        "gate and up exchanged"
-        if pair == {"gate", "up"}
-        else f"another role's tensor: {origin.a.role}"
-    )
+    if pair == {"gate", "up"}:
+        return replace(found, what=What.FUSED, way="gate and up exchanged")
+    return replace(found, way=f"another role's tensor: {origin.a.role}")
 
 
 def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
@@ -95,7 +93,7 @@ def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Jud
         "B": [each.tensors.b.file.path.name for each in parts],
         "A": [each.tensors.a.file.path.name for each in parts],
     }
-    changed = [_is_unexplained(each) for each in judged]
+    changed = [each.is_unexplained for each in judged]
     for letter, names in files.items():
         total, touched = Counter(names), Counter(compress(names, changed))
         if len(total) < 2 or len(touched) != 1:
@@ -103,11 +101,10 @@ def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Jud
         ((file, count),) = touched.items()
         if count >= 0.8 * total[file] and count > 1:
             words = f"{letter}'s {file} is of another step or model"
+            shards = [Deed(What.SHARD, detail=f"{words}; {each.detail}") for each in judged]
             return [
-                replace(each, deed="a shard of another step", detail=f"{words}; {each.detail}")
-                if moved
-                else each
-                for each, moved in zip(judged, changed, strict=True)
+                replace(each, done=shard) if is_changed else each
+                for each, shard, is_changed in zip(judged, shards, changed, strict=True)
             ]
     return list(judged)
 
@@ -126,7 +123,7 @@ def name_unread(judged: Sequence[Judged], a: Checkpoint, b: Checkpoint) -> list[
         for file in _beside(checkpoint) if lost else ():
             words = f"{letter} has it in {file.path.name}, which its index does not name"
             for i in (lost[name] for name in file.tensors if name in lost):
-                result[i] = replace(result[i], deed="in a file that is not read", detail=words)
+                result[i] = replace(result[i], done=Deed(What.NOT_INDEXED, detail=words))
     return result
 
 
@@ -145,7 +142,7 @@ def reordered_experts(
     did.
     """
     result = list(judged)
-    for layer in {each.layer for each in judged if each.deed.startswith(EXPERTS)}:
+    for layer in {each.layer for each in judged if each.what is What.EXPERTS}:
         mine = [i for i, each in enumerate(judged) if each.layer == layer]
         places = next((_places(parts[i]) for i in mine if judged[i].role == "router"), None)
         moved = [i for i in mine if judged[i].role.startswith(("router", "expert."))]
@@ -157,11 +154,8 @@ def reordered_experts(
             continue
         for i in moved:
             if judged[i].verdict == DIFFERENT:
-                result[i] = replace(
-                    judged[i],
-                    verdict=SAME_FUNCTION,
-                    deed="experts in another order, as the router's rows",
-                )
+                done = Deed(What.EXPERTS, ", as the router's rows", judged[i].detail)
+                result[i] = replace(judged[i], verdict=SAME_FUNCTION, done=done)
     return result
 
 
@@ -181,13 +175,11 @@ def _arrays(parts: Compared) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _is_moved(judged: Judged, parts: Compared, places: np.ndarray) -> bool:
-    """Whether what belongs to experts is where the router's rows are."""
+    """True if what belongs to experts is where the router's rows are."""
     if judged.expert is not None:
         before = places[judged.expert] if judged.expert < len(places) else -1
-        return (
-            judged.deed == f"{EXPERTS}: expert {before}"
-            if before != judged.expert
-            else judged.verdict != DIFFERENT
-        )
+        if before == judged.expert:
+            return judged.verdict != DIFFERENT
+        return judged.what is What.EXPERTS and judged.done.place == before
     x, y = _arrays(parts)
     return len(x) == len(y) == len(places) and error_of(x[places], y) <= tolerance_of(parts.tensors)

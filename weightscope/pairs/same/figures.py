@@ -14,9 +14,10 @@ from weightscope.report.pages.style import COLUMN, in_our_style, subplots
 
 OUTSIDE = "model"  # the column of what is in no layer
 FLOW = (  # from what enters a model to what leaves it; other roles go in the middle
-    "tokens", "positions", "norm.inputs", "norm.before", "q", "q.bias", "k", "k.bias", "v", "v.bias", "q+k+v",
-    "q+k+v.bias", "q_norm", "k_norm", "o", "o.bias", "norm.attention_output", "norm.after_attention", "norm.mlp",
-    "router", "gate", "up", "gate+up", "down", "norm.mlp_output", "norm.after", "norm.outputs", "unembedding",
+    "tokens", "positions", "norm.inputs", "norm.before", "q", "q.bias", "k", "k.bias", "v",
+    "v.bias", "q+k+v", "q+k+v.bias", "q_norm", "k_norm", "o", "o.bias", "norm.attention_output",
+    "norm.after_attention", "norm.mlp", "router", "gate", "up", "gate+up", "down",
+    "norm.mlp_output", "norm.after", "norm.outputs", "unembedding",
 )  # fmt: skip
 MOST_ROLES = 40  # rows of the map; the rest is in the table
 WIDEST = 7.0  # inches

@@ -24,10 +24,10 @@ from weightscope.model.layers.positions import WindowBias
 from weightscope.model.layers.rotation import GridRotation
 from weightscope.model.model import Model
 from weightscope.pairs.changes.head import Basis, basis_by_tokens
+from weightscope.pairs.deeds.deed import Deed, What, deed
 from weightscope.pairs.same import DIFFERENT
 from weightscope.pairs.same.judge import Judged
 from weightscope.pairs.same.mixture import (
-    EXPERTS,
     MIXTURE,
     NORM,
     Join,
@@ -53,7 +53,7 @@ SHOWN = 16
 
 
 def basis_of(a: Model, b: Model) -> Basis | None:
-    """How B's stream follows from A's where the token embeddings say so; None where they do not."""
+    """The basis of B's stream by the token embeddings; None where they do not show one."""
     try:
         basis = basis_by_tokens(a, b)
         blocks = zip(a.embeddings.blocks(), b.embeddings.blocks(), strict=True)
@@ -75,7 +75,7 @@ def basis_of(a: Model, b: Model) -> Basis | None:
 
 
 def _rows_turned(a: Model, x: np.ndarray, y: np.ndarray, basis: Basis) -> bool:
-    """Whether each row of y (n, d) is that row of x in the other basis."""
+    """True if each row of y (n, d) is that row of x in the other basis."""
     if x.shape != y.shape:
         return False
     moved, size = (np.linalg.norm(each, axis=-1) for each in (_turned(x, basis) - y, x))
@@ -166,7 +166,7 @@ def _inputs(model: Model, index: int, n: int = TOKENS) -> np.ndarray:
 
 
 def furthest(a: Model, b: Model) -> int:
-    """How many positions both models have."""
+    """The number of positions that both models have."""
     return min(model.config.n_positions or USUAL for model in (a, b))
 
 
@@ -207,7 +207,7 @@ def positions_of(layer: Layer | None, most: int) -> list[np.ndarray]:
 
 
 def depends_on_positions(layer: Layer) -> bool:
-    """Whether scores depend on where tokens are."""
+    """True if scores depend on where tokens are."""
     parts = (layer.rotation, layer.additive, layer.relative_values, layer.temperature)
     return bool(layer.relative) or any(part is not None for part in parts)
 
@@ -306,7 +306,7 @@ def _attended(layer: Layer | None, x: np.ndarray, positions: np.ndarray) -> list
 
 
 def _softly(layer: Layer, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """What attention adds with scores of a size that does not saturate the softmax."""
+    """The output of attention with scores of a size that does not saturate the softmax."""
     from scipy.special import softmax  # SciPy takes a while to import
 
     scores = layer.scores(x, positions)  # (H, n, n)
@@ -361,11 +361,19 @@ def _logits(model: Model, x: np.ndarray) -> Iterator[np.ndarray]:
 
 
 # Deeds that others in the layer may undo; what is none of these was not done to keep the function.
-MAY_CANCEL = ("rows in another order", "heads in another order", EXPERTS, "negated", "scaled")
+MAY_CANCEL = {
+    What.REORDERED,
+    What.HEADS,
+    What.EXPERTS,
+    What.NEGATED,
+    What.SCALED,
+    What.FACTORS,
+    What.BLOCK_FACTORS,
+}
 
 
 def is_unknown(
-    a: Model, b: Model, index: int, basis: Basis, size: float, changed: Sequence[tuple[str, str]]
+    a: Model, b: Model, index: int, basis: Basis, size: float, changed: Sequence[tuple[str, What]]
 ) -> bool:
     """Whether a layer may compute the same all the same: it is not run, or a mixture is gated and
     the same if so.
@@ -373,7 +381,7 @@ def is_unknown(
     size: see `apart`; changed: roles and deeds.
     """
     if np.isnan(size):
-        return all(deed.startswith(MAY_CANCEL) for _, deed in changed)
+        return all(what in MAY_CANCEL for _, what in changed)
     if not is_mixture({role.removesuffix(".bias") for role, _ in changed} - ATTENTION):
         return False
     return apart(
@@ -397,34 +405,39 @@ def is_shown(model: Model, basis: Basis, size: float, changed: Sequence[Judged])
     return size <= min(allowed(model, basis), least / SHOWN)
 
 
-# What a deed is called where the function stays: (roles, start of the name of the deed, name); the
-# first fit counts.
-CALLED = (
-    (("norm",), "", "norms folded"),
-    (("gate", "up", "down", "gate+up"), "rows in another order", "neurons in another order"),
-    ((), "heads in another order", "heads in another order"),
-    ((), "negated", "signs moved between factors"),
-    ((), "scaled", "scales moved between factors"),
-    (("q", "k", "v", "o"), "", "heads in another basis"),
-    (MIXTURE, "", f"{EXPERTS}, or their neurons"),
+deed(What.NORMS_FOLDED, "norms folded")
+deed(What.NEURONS, "neurons in another order")
+deed(What.SIGNS_MOVED, "signs moved between factors")
+deed(What.SCALES_MOVED, "scales moved between factors")
+deed(What.HEAD_BASIS, "heads in another basis")
+deed(What.STREAM_BASIS, "the stream's coordinates {way}")
+
+NETWORK = {"gate", "up", "down", "gate+up"}
+SCALED = {What.SCALED, What.FACTORS, What.BLOCK_FACTORS}
+# The deed where the function stays: (roles, deeds, its name); the first fit counts, none fits all.
+RENAMED: tuple[tuple[set[str], set[What], Deed], ...] = (
+    ({"norm"}, set(), Deed(What.NORMS_FOLDED)),
+    (NETWORK, {What.REORDERED}, Deed(What.NEURONS)),
+    (set(), {What.HEADS}, Deed(What.HEADS)),
+    (set(), {What.NEGATED}, Deed(What.SIGNS_MOVED)),
+    (set(), SCALED, Deed(What.SCALES_MOVED)),
+    ({"q", "k", "v", "o"}, set(), Deed(What.HEAD_BASIS)),
+    ({*MIXTURE}, set(), Deed(What.EXPERTS, ", or their neurons")),
 )
+FOLDED = {*SCALED, What.TUNED, What.FEW_ROWS}  # deeds that a folded norm leaves in a matrix
 
 
-def called(role: str, deed: str, *, folded: bool) -> str:
-    """What was done to a tensor whose layer still computes the same; `folded` where a norm of the
-    layer changed too.
+def renamed(role: str, done: Deed, *, folded: bool) -> Deed:
+    """The deed of a tensor whose layer still computes the same.
+
+    folded: a norm of the layer changed too.
     """
-    if folded and deed.startswith(("scaled", "other values")):
-        return "norms folded"
+    if folded and done.what in FOLDED:
+        return Deed(What.NORMS_FOLDED)
     plain = "norm" if role.startswith("norm.") else role.removesuffix(".bias")
-    kinds = {
-        plain,
-        plain.removeprefix("shared_").removeprefix("expert."),
-        *filter(plain.startswith, MIXTURE),
-    }
-    names = (
-        name
-        for roles, start, name in CALLED
-        if deed.startswith(start) and (not roles or kinds & {*roles})
-    )
-    return next(names, deed)
+    inner = plain.removeprefix("shared_").removeprefix("expert.")
+    kinds = {plain, inner, *filter(plain.startswith, MIXTURE)}
+    for roles, whats, name in RENAMED:
+        if (not whats or done.what in whats) and (not roles or kinds & roles):
+            return name
+    return done

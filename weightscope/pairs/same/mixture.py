@@ -15,12 +15,11 @@ import numpy as np
 from weightscope.core.errors import CheckpointError
 from weightscope.heads.circuits.stream import ACTIVATIONS
 from weightscope.model.model import Model, TensorsOnly
-from weightscope.pairs.same.catalogue import places_of
+from weightscope.pairs.deeds.orders import places_of
 
 MIXTURE = ("router", "expert.", "shared_expert.")  # how the roles of its tensors begin
 OF_ROUTER = ("router.bias", "router.correction")
 NORM = "norm.mlp"  # the norm of its input
-EXPERTS = "experts in another order"
 
 
 class Mixture:
@@ -55,7 +54,7 @@ class Mixture:
         return rows if correction is None else np.column_stack([rows, correction])
 
     def expert(self, index: int) -> np.ndarray:
-        """What an expert gives: (n, d)."""
+        """The output of an expert: (n, d)."""
         return self._network(f"expert {index} ", "expert.")
 
     def shared(self) -> np.ndarray:

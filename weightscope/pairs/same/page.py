@@ -18,10 +18,16 @@ LISTED = 60  # tensors in the table of the page
 def write_same_page(files: Files, same: Same) -> None:
     """Write the map as PNG and SVG, and report.html."""
     picture = save(same_figure(same), files, "same")
-    caption = "Each tensor by its role and layer, in the colour of its verdict; the worst of several experts counts."
+    caption = (
+        "Each tensor by its role and layer, in the colour of its verdict; the worst of several "
+        "experts counts."
+    )
     sections = []
     if same.differing:
-        text = f"{len(same.differing)} of {len(same.tensors)}, the worst first; all are in tensors.csv."
+        text = (
+            f"{len(same.differing)} of {len(same.tensors)}, the worst first; all are in "
+            "tensors.csv."
+        )
         sections.append(Section("Tensors that differ", text, [same.worst(LISTED)]))
     if same.config:
         keys = Table.of_rows(
@@ -55,7 +61,7 @@ def write_same_page(files: Files, same: Same) -> None:
 
 
 def by_role(same: Same) -> Table:
-    """How many tensors of each role have each verdict."""
+    """The number of tensors of each role with each verdict."""
     roles = dict.fromkeys(each.role for each in same.tensors)
     rows = []
     for role in roles:
@@ -69,9 +75,11 @@ MEANINGS = {
     "same bytes": "The weights and config.json hold the same bytes.",
     "same values": "Every tensor is equal by role, whatever the container, order, fusing or dtype.",
     "rounded": "Every value is the other's correctly rounded to the coarser dtype.",
-    "quantised": "Every value lies in the cell of its original under the stored scales; where a format searches its "
-    "codes or GPTQ makes up for errors, the error stays within a bound, and the deed says so.",
-    "same function": "Layers whose tensors differ give the same on random inputs, up to float32's rounding.",
+    "quantised": "Every value lies in the cell of its original under the stored scales; where a "
+    "format searches its codes or GPTQ makes up for errors, the error stays within a bound, and "
+    "the deed says so.",
+    "same function": "Layers whose tensors differ give the same on random inputs, up to float32's "
+    "rounding.",
     "undecided": "It could not be compared, or its effect is not known.",
     "different": "None of the above.",
 }

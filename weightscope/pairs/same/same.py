@@ -27,6 +27,9 @@ from weightscope.model.rows.names import NamedTensor
 from weightscope.model.rows.own_names import names_sentence
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
 from weightscope.pairs.changes.head import Basis
+from weightscope.pairs.deeds.catalogue import UNEXPLAINED
+from weightscope.pairs.deeds.deed import Deed, What, deed
+from weightscope.pairs.deeds.views import Sizes, tolerance_of
 from weightscope.pairs.same import (
     DIFFERENT,
     QUANTISED,
@@ -39,7 +42,6 @@ from weightscope.pairs.same import (
     VERDICTS,
 )
 from weightscope.pairs.same.beside import Beside, compare_beside
-from weightscope.pairs.same.catalogue import Sizes
 from weightscope.pairs.same.config_and_tokens import (
     Settings,
     Tokens,
@@ -47,7 +49,6 @@ from weightscope.pairs.same.config_and_tokens import (
     compare_tokenizers,
 )
 from weightscope.pairs.same.elsewhere import (
-    UNEXPLAINED,
     find_elsewhere,
     name_shards,
     name_unread,
@@ -56,11 +57,11 @@ from weightscope.pairs.same.elsewhere import (
 from weightscope.pairs.same.function import (
     apart,
     basis_of,
-    called,
     is_shown,
     is_turned,
     is_unknown,
     last_apart,
+    renamed,
     where_equal,
 )
 from weightscope.pairs.same.judge import (
@@ -72,7 +73,6 @@ from weightscope.pairs.same.judge import (
     judge,
     rounded_alone,
     shown_ways,
-    tolerance_of,
 )
 from weightscope.pairs.same.sentences import (
     NAMED,
@@ -90,8 +90,10 @@ from weightscope.report.findings import listed
 # of a checkpoint whose heads are not read, the tensors are compared all the same
 Readable = Model | TensorsOnly
 
-# which fits what was done to a part of the rows too
-ANY_ORDER = ("rows in another order", "heads in another order")
+# Deeds that fit what was done to a part of the rows too.
+BY_PART = {What.TUNED, What.UNRELATED, What.FEW_ROWS, What.REORDERED, What.HEADS}
+deed(What.TIED_HEAD, "head tied in config and not in file")
+GIVES_THE_SAME = "the layer gives the same on random inputs"
 NOT_RUN = (
     "whether other tensors of the layer make up for it is not known: it is not run, or not in full"
 )
@@ -114,7 +116,7 @@ class ConfigKey(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Same(Result):
-    """Whether two checkpoints hold the same model.
+    """The verdict on two checkpoints, and its evidence.
 
     `verdict` is "same bytes", "same values", "rounded", "quantised", "same function", "undecided"
     or "different"; `tensors` has one entry for each tensor, `differences` those that differ, the
@@ -159,7 +161,7 @@ class Same(Result):
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """How many tensors have each verdict."""
+        """The number of tensors with each verdict."""
         return Counter(each.verdict for each in self.tensors)
 
     @property
@@ -178,16 +180,21 @@ class Same(Result):
         )
         rest = self._rest
         if self.verdict == SAME_BYTES:
-            return f"{is_one(self.name_a, self.name_b)}: the weights and config.json hold the same bytes."
+            return (
+                f"{is_one(self.name_a, self.name_b)}: the weights and config.json hold the same "
+                "bytes."
+            )
         if self.verdict == SAME_VALUES:
             every = f"all {total} have" if len(self.tensors) > 1 else "the one tensor has"
             return f"{is_one(self.name_a, self.name_b)}: {every} the same values.{rest}{looked}"
         if self.verdict in (ROUNDED, QUANTISED):
             same = self.counts[SAME_VALUES]
-            return f"{coarser_lead(self.name_a, self.name_b, self.verdict, self.tensors, same)}{rest}{looked}"
+            lead = coarser_lead(self.name_a, self.name_b, self.verdict, self.tensors, same)
+            return f"{lead}{rest}{looked}"
         if self.verdict == SAME_FUNCTION:
             changed = [each.deed for each in self.tensors if each.verdict == SAME_FUNCTION]
-            return f"{function_lead(self.name_a, self.name_b, self.tensors, changed, self.where)}{rest}{looked}"
+            lead = function_lead(self.name_a, self.name_b, self.tensors, changed, self.where)
+            return f"{lead}{rest}{looked}"
         keys = [*self.settings.deciding, *self.settings.unknown]
         if self.verdict == UNDECIDED:
             unknown = [
@@ -201,14 +208,15 @@ class Same(Result):
             parts.append(differing_part(self.differing, len(self.tensors)))
         if self.settings.deciding:
             parts.append(
-                f"config.json computes something else ({listed([str(key) for key in self.settings.deciding], NAMED)})"
+                "config.json computes something else "
+                f"({listed([str(key) for key in self.settings.deciding], NAMED)})"
             )
         parts += map(str, self.beside.deciding[:NAMED])
         return f"{b} is not {a}: {printable('; '.join(parts))}.{rest}{looked}"
 
     @property
     def _rest(self) -> str:
-        """What the verdict does not rest on."""
+        """Tensors that were not compared, as a sentence."""
         return (
             f" Not compared: {listed([*map(printable, self.not_compared)], NAMED)}."
             if self.not_compared
@@ -216,7 +224,7 @@ class Same(Result):
         )
 
     def holds(self, up_to: str = "function") -> bool:
-        """Whether the verdict is at least as strong as this."""
+        """True if the verdict is at least as strong as this."""
         return VERDICTS.index(self.verdict) <= VERDICTS.index(UP_TO[up_to])
 
     def findings_beyond(self, up_to: str = "function") -> list[dict[str, Any]]:
@@ -303,7 +311,7 @@ class Same(Result):
         return Table.of_rows(COLUMNS, rows)
 
     def printed(self) -> list[str | Table]:
-        """What the terminal shows, from top to bottom."""
+        """The parts that the terminal shows, from top to bottom."""
         parts: list[str | Table] = [self.lead, *self.unread_files, self.tokens.lead, *self.digests]
         if self.settings.idle:
             keys = listed([printable(each.named) for each in self.settings.idle], NAMED)
@@ -335,7 +343,7 @@ class Same(Result):
         return [self.worst(20)]
 
     def as_json(self) -> dict[str, Any]:
-        """What `weightscope same --json` prints and same.json holds."""
+        """The content of same.json, which `weightscope same --json` prints."""
         differences = [each.as_json() for each in self.differing] + [
             key._asdict() for key in self.config
         ]
@@ -449,7 +457,7 @@ def same(
     if (
         verdict == SAME_VALUES
         and sample == 1
-        and not any(each.deed for each in judged)
+        and all(each.what is What.IDENTICAL for each in judged)
         and same_files(a.checkpoint, b.checkpoint)
     ):
         verdict = SAME_BYTES
@@ -557,7 +565,8 @@ def _judged(
                 continue
             if scales_activations(tensor.name, packed) and _is_scale(tensor):
                 notes.append(
-                    f"{tensor.name} (the scale of activations, a part of {'A' if in_a else 'B'}'s packing)"
+                    f"{tensor.name} (the scale of activations, a part of "
+                    f"{'A' if in_a else 'B'}'s packing)"
                 )
                 continue
             judged.append(
@@ -573,7 +582,7 @@ def _judged(
 
 
 def _is_scale(tensor: NamedTensor) -> bool:
-    """Whether all values are positive numbers."""
+    """True if all values are positive numbers."""
     values = tensor.array()
     return bool(np.isfinite(values).all() and (values > 0).all())
 
@@ -582,7 +591,7 @@ def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judge
     """The same verdict; what was done to parts of a fused tensor, where nothing that was done to it
     all explains it.
     """
-    if judged.verdict != DIFFERENT or not judged.deed.startswith((*UNEXPLAINED, *ANY_ORDER)):
+    if judged.verdict != DIFFERENT or judged.what not in BY_PART:
         return judged
     pairs = [*zip(a.tensors.parts(fused.a), b.tensors.parts(fused.b), strict=False)]
     if not pairs or any(x.role != y.role for x, y in pairs):
@@ -594,13 +603,14 @@ def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judge
     deeds = find_elsewhere([judge(each) for each in parts], parts)
     rounding = tolerance_of(fused.tensors)  # a part in one convention has no cells of its own
     done = {
-        each.deed: each.role
+        each.deed: (each.done, each.role)
         for each in deeds
         if each.verdict == DIFFERENT and not each.size <= rounding
     }
-    if not done or any(deed.startswith(UNEXPLAINED) for deed in done):
+    if not done or any(each.what in UNEXPLAINED for each, _ in done.values()):
         return judged
-    return replace(judged, deed="; ".join(f"{deed}, of {role}" for deed, role in done.items()))
+    (first, _), *_ = done.values()
+    return replace(judged, done=replace(first, detail=judged.detail, parts=(*done.values(),)))
 
 
 def compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> Compared:
@@ -637,8 +647,9 @@ def _tied_head(
         judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding"
     )
     if judged.verdict == DIFFERENT:
-        return replace(judged, deed="head tied in config and not in file", detail=judged.deed)
-    return replace(judged, detail="tied to the token embedding in the other file")
+        return replace(judged, done=Deed(What.TIED_HEAD, detail=judged.deed))
+    detail = "tied to the token embedding in the other file"
+    return replace(judged, done=replace(judged.done, detail=detail))
 
 
 def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[Judged]:
@@ -657,12 +668,11 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
     if basis is None:
         return list(judged)
     turned, own = basis.rotation is not None, b.tensors.own
-    coordinates = f"the stream's coordinates {'permuted' if basis.permuted else 'rotated'}"
-    why = coordinates if turned else "the layer gives the same on random inputs"
-    deeds: dict[tuple[str | None, int], list[tuple[str, str]]] = {}
+    in_basis = Deed(What.STREAM_BASIS, "permuted" if basis.permuted else "rotated")
+    deeds: dict[tuple[str | None, int], list[tuple[str, What]]] = {}
     for each in judged if turned else (judged[i] for i in mine):
         if each.layer is not None:
-            deeds.setdefault((each.stack or own, each.layer), []).append((each.role, each.deed))
+            deeds.setdefault((each.stack or own, each.layer), []).append((each.role, each.what))
     if not turned:  # one alone shows in what the layer gives
         deeds = {place: changed for place, changed in deeds.items() if len(changed) > 1}
     sizes = {
@@ -697,13 +707,14 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
     result = list(judged)
     for i in mine:
         each = judged[i]
-        place = (each.stack or own, each.layer)
+        place, is_folded = (each.stack or own, each.layer), each.layer in with_norms
         if place in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
-            deed = why if turned else called(each.role, each.deed, folded=each.layer in with_norms)
-            detail = "; ".join(filter(None, (each.detail, "" if turned else why)))
-            result[i] = replace(each, verdict=SAME_FUNCTION, deed=deed, detail=detail)
+            now = in_basis if turned else renamed(each.role, each.done, folded=is_folded)
+            detail = "; ".join(filter(None, (each.detail, "" if turned else GIVES_THE_SAME)))
+            done = replace(now, detail=detail)
+            result[i] = replace(each, verdict=SAME_FUNCTION, done=done)
         elif place in unknown:
-            result[i] = replace(
-                each, verdict=UNDECIDED, detail=f"{NOT_RUN}; {each.detail}".removesuffix("; ")
-            )
+            detail = f"{NOT_RUN}; {each.detail}".removesuffix("; ")
+            done = replace(each.done, detail=detail)
+            result[i] = replace(each, verdict=UNDECIDED, done=done)
     return result

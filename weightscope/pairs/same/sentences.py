@@ -9,6 +9,7 @@ from pathlib import Path
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.core.errors import counted, printable
 from weightscope.model.model import Model, TensorsOnly
+from weightscope.pairs.deeds.deed import was
 from weightscope.pairs.same import QUANTISED, ROUNDED
 from weightscope.pairs.same.judge import Judged
 
@@ -35,7 +36,7 @@ def short_names(a: Readable, b: Readable) -> tuple[str, str]:
 
 
 def _place(model: Readable) -> Path | None:
-    """Where a checkpoint is on this machine; None of one with a name of its own."""
+    """The path of a checkpoint on this machine; None of one with a name of its own."""
     called, given = (
         (model.called, model.source) if isinstance(model, Model) else ("", model.checkpoint.given)
     )
@@ -44,7 +45,7 @@ def _place(model: Readable) -> Path | None:
 
 
 def is_one(a: str, b: str) -> str:
-    """How a sentence begins that says that B is A: `b is a`, or what both are called."""
+    """The beginning of a sentence that B is A: `b is a`, or a name for both."""
     return f"{printable(b)} is {printable(a)}" if a != b else f"A and B are both {printable(a)}"
 
 
@@ -62,55 +63,34 @@ def joined(parts: Sequence[str], shown: int = NAMED) -> str:
 
 
 def coarser_lead(a: str, b: str, verdict: str, tensors: Sequence[Judged], same: int) -> str:
-    """What was rounded or quantised, and in which of two checkpoints."""
-    deeds = Counter(each.deed for each in tensors if each.verdict in (ROUNDED, QUANTISED))
-    letters = {made(deed) for deed in deeds}
+    """The first sentence on what was rounded or quantised, and in which of two checkpoints."""
+    coarser = (each.done for each in tensors if each.verdict in (ROUNDED, QUANTISED))
+    deeds = Counter((done.made, was(done)) for done in coarser)
+    letters = {made for made, _ in deeds}
     names = {"A": printable(a), "B": printable(b)} if a != b else {"A": "A", "B": "B"}
     newer = next(iter(letters)) if len(letters) == 1 else ""
-    older = {"A": "B", "B": "A"}.get(newer, "A")
-    first = (
-        f"{names[newer]} is {names[older]}, {verdict}"
-        if newer
-        else f"{names['B']} is {names['A']}, {verdict} in part"
-    )
+    first = f"{names['B']} is {names['A']}, {verdict} in part"
+    if newer:
+        older = {"A": "B", "B": "A"}[newer]
+        first = f"{names[newer]} is {names[older]}, {verdict}"
     whose = {letter: "" if newer else f" of {names[letter]}" for letter in "AB"}
     total = len(tensors)
-    if len(deeds) == 1 and sum(deeds.values()) == total:
-        (deed,) = deeds
+    if len(deeds) == 1 and deeds.total() == total:
+        ((_, words),) = deeds
         every = "The one tensor was" if total == 1 else f"All {total:,} tensors were"
-        return f"{first}. {every} {done(deed)}."
+        return f"{first}. {every} {words}."
     parts = [
-        f"{number:,}{whose[made(deed)]} {'was' if number == 1 else 'were'} {done(deed)}"
-        for deed, number in deeds.most_common()
+        f"{number:,}{whose[made]} {'was' if number == 1 else 'were'} {words}"
+        for (made, words), number in deeds.most_common()
     ]
     rest = [f"{same:,} {'has' if same == 1 else 'have'} the same values"] if same else []
     return f"{first}. Of {counted(total, 'tensor')}, {joined(parts + rest, NAMED + len(rest))}."
 
 
-def made(deed: str) -> str:
-    """The letter of the checkpoint that was made: `A to BF16 (to nearest even)` says what was done
-    to A to make B.
-    """
-    is_of_original = deed[2:].startswith("to -exp") or deed.endswith(
-        ("(to nearest even)", "(cut off)")
-    )
-    return {"A": "B", "B": "A"}[deed[0]] if is_of_original else deed[0]
-
-
-def done(deed: str) -> str:
-    """What was done, after `was`: `A to BF16 (to nearest even)` gives `rounded to BF16 (to nearest
-    even)`.
-    """
-    what = deed[2:]
-    if what.startswith("to -exp"):
-        return f"stored as -exp(A_log){what.removeprefix('to -exp')}"
-    return f"rounded {what}" if what.startswith("to ") else what
-
-
 def function_lead(
     a: str, b: str, tensors: Sequence[Judged], changed: Sequence[str], where: str
 ) -> str:
-    """What was changed without an effect: the deeds of tensors that make up for each other."""
+    """A sentence on changes without effect: the deeds of tensors that make up for each other."""
     what = joined([*dict.fromkeys(changed)])
     begins = (
         f"{printable(b)} computes what {printable(a)} does" if a != b else "B computes what A does"
@@ -121,7 +101,7 @@ def function_lead(
 
 
 def differing_part(differing: Sequence[Judged], total: int) -> str:
-    """How many tensors differ, by which deeds, and which is the worst."""
+    """A sentence on the number of tensors that differ, their deeds and the worst."""
     worst, kinds = differing[0], Counter(each.deed for each in differing)
     if len(differing) == 1:
         detail = f" ({worst.detail})" if worst.detail else ""

@@ -13,12 +13,12 @@ BYTES = 1 << 20  # compared at a time: both fit in a cache, and few calls are ma
 
 
 def is_copy(x: StoredTensor, y: StoredTensor) -> bool:
-    """Whether two are one tensor of one file."""
+    """True if two are one tensor of one file."""
     return x.entry == y.entry and is_same_file(x.file, y.file)
 
 
 def equal_bytes(x: Tensor, y: Tensor) -> bool:
-    """Whether what is stored of both is the same bytes; a file that both are in is not read."""
+    """Compare the stored bytes of both; a file that both are in is not read."""
     if [(part.dtype, part.shape) for part in x.parts] != [
         (part.dtype, part.shape) for part in y.parts
     ]:
@@ -34,7 +34,7 @@ def equal_bytes(x: Tensor, y: Tensor) -> bool:
 
 
 def _is_equal(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether bytes are the same, eight at a time."""
+    """Compare bytes, eight at a time."""
     n = len(x) // 8 * 8
     return x[n:].tobytes() == y[n:].tobytes() and np.array_equal(x[:n].view("u8"), y[:n].view("u8"))
 

@@ -14,6 +14,7 @@ from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
 from weightscope.heads.tensors.measure import why_unread
 from weightscope.model.metrics.spectra import evenly_spread
 from weightscope.model.rows.names import ConvertedTensor
+from weightscope.pairs.deeds.deed import What
 
 AT_ONCE = 1 << 16  # values computed with at once: what is made of them fits in a core's cache
 SAMPLED_ROWS = 32  # rows of a matrix that are searched for a cast, a grid or a copy
@@ -38,21 +39,17 @@ class Pair:
 
     @property
     def is_converted(self) -> bool:
-        """Whether either is converted from how it is stored; it is then read whole, as is the
-        tensor that holds it.
-        """
+        """True if either is converted from how it is stored; it is then read whole."""
         return isinstance(self.a, ConvertedTensor) or isinstance(self.b, ConvertedTensor)
 
     @property
-    def problem(self) -> str:
-        """Why they cannot be compared, as a kind of change; empty where at most the number of rows
-        differs.
-        """
+    def problem(self) -> What | None:
+        """Why they cannot be compared; None where at most the number of rows differs."""
         a, b = self.a.shape, self.b.shape
         resized = len(a) == len(b) > 1 and a[1:] == b[1:] and 0 not in a + b
         if a != b and not resized:
-            return "reshaped"
-        return "unread" if why_unread(self.a) or why_unread(self.b) else ""
+            return What.RESHAPED
+        return What.UNREAD if why_unread(self.a) or why_unread(self.b) else None
 
     def blocks(self) -> Iterator["Part"]:
         """Values [start, stop) of both, in the blocks of the one that has fewer."""
@@ -69,14 +66,12 @@ class Pair:
 
     @property
     def is_stack(self) -> bool:
-        """Whether it is a stack of matrices, as experts are."""
+        """True for a stack of matrices, as experts are."""
         return len(self.a.shape) == 3
 
     @property
     def sides(self) -> tuple[bool, ...]:
-        """Whether matrices are turned, for each way to see it as one matrix: a stack's may share
-        rows or columns.
-        """
+        """The ways to see it as one matrix, turned or not: a stack's may share rows or columns."""
         return (False, True) if self.is_stack else (False,)
 
     def flat(self, turned: bool = False) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.core.errors import counted
-from weightscope.pairs.changes.thresholds import OWN, PARALLEL, WHOLLY
+from weightscope.pairs.deeds.thresholds import OWN, PARALLEL, WHOLLY
 from weightscope.report.findings import Finding, Member, finding
 
 # over the blocks: a power iteration, which finds the direction of a matrix of rank one in the first
@@ -45,9 +45,7 @@ class Along(NamedTuple):
 
     @property
     def cosine(self) -> float:
-        """Of B v - A v and -A v: 1 where the change takes away what A has along v, and nothing
-        else.
-        """
+        """Cosine of B v - A v and -A v: 1 where nothing but A's share along v is taken away."""
         moved = self.before + self.after - 2 * self.both
         return (
             (self.before - self.both) / sqrt(self.before * moved)
@@ -57,7 +55,7 @@ class Along(NamedTuple):
 
     @property
     def is_removal(self) -> bool:
-        """Whether A's own component was subtracted, in part, wholly or more than once."""
+        """True if A's own component was subtracted, in part, wholly or more than once."""
         return self.cosine >= OWN
 
 
@@ -125,7 +123,9 @@ class SharedDirection:
 
     @property
     def strengths(self) -> dict[int, float]:
-        """How much of its own component each tensor lost, or how many times as much it has now."""
+        """The share of its own component that each tensor lost, or how many times as much it has
+        now.
+        """
         return {
             i: along.strength if self.is_removal else along.left
             for i, along in self.members.items()
@@ -215,7 +215,7 @@ def how_removed(strengths: Sequence[float]) -> str:
 
 
 def _way(strength: float) -> str:
-    """How a single strength is called; 2 turns the component round."""
+    """A name for a single strength; 2 turns the component round."""
     for exactly, words in ((1.0, "wholly"), (2.0, "by reflection")):
         if abs(strength - exactly) <= WHOLLY:
             return words
@@ -259,7 +259,8 @@ def direction_finding(shared: SharedDirection, members: Sequence[Member], what: 
         )
     left = max(strengths)
     text = (
-        f"{what} changed along one direction, the same in each (cosines from {shared.cosine:.4f}), as if something "
+        f"{what} changed along one direction, the same in each "
+        f"(cosines from {shared.cosine:.4f}), as if something "
         f"were added along it; they are up to {left:.3g} times as large along it."
     )
     return Finding(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.heads.tensors.measure import BITS
-from weightscope.pairs.changes.thresholds import UNLIKELY
+from weightscope.pairs.deeds.thresholds import UNLIKELY
 
 FRACTION = {**BITS, "BF16, cut off": 7, "F8_E4M3": 3, "F8_E5M2": 2}  # bits
 # exponent of the smallest normal number; of others -126
@@ -33,18 +33,18 @@ LEAST_WIDTH = 16  # values of a group that is judged
 
 
 def _bfloat16(x: np.ndarray) -> np.ndarray:
-    """To the nearest bfloat16, ties to even."""
+    """Round to the nearest bfloat16, ties to even."""
     bits = x.view("<u4")
     return ((bits + (0x7FFF + (bits >> 16 & 1))) & np.uint32(0xFFFF0000)).view("<f4")
 
 
 def _bfloat16_cut(x: np.ndarray) -> np.ndarray:
-    """To bfloat16, towards zero."""
+    """Round to bfloat16, towards zero."""
     return (x.view("<u4") & np.uint32(0xFFFF0000)).view("<f4")
 
 
 def _float16(x: np.ndarray) -> np.ndarray:
-    """To the nearest float16, ties to even: as NumPy's own cast, which takes values one by one."""
+    """Round to the nearest float16, ties to even; NumPy's own cast takes values one by one."""
     size, bits = np.abs(x), x.view("<u4")
     if not size.max(initial=0.0) < LARGEST_HALF:  # or NaN
         return x.astype(np.float16).astype(np.float32)
@@ -80,7 +80,7 @@ CASTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def casts_between(
     x: np.ndarray, y: np.ndarray, names: Collection[str] = tuple(CASTS)
 ) -> frozenset[str]:
-    """Which casts make y of x.
+    """The casts that make y of x.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def casts_between(
 
 
 def shows_rounding(rounded: np.ndarray) -> bool:
-    """Whether rounded values differ enough among themselves to show what they were rounded from.
+    """True if rounded values differ enough among themselves to show what they were rounded from.
 
     The same values in another order, of which there are n! / (n_1! n_2! ...), must hardly ever be
     as right.
@@ -135,7 +135,7 @@ class Grid(NamedTuple):
 
     @property
     def named(self) -> str:
-        """As a kind of change names it."""
+        """The grid as a kind of change names it."""
         return f"stored as {self.words}" if self.stored else self.words
 
 
@@ -169,7 +169,7 @@ def grid_of(x: np.ndarray) -> Grid | None:
 
 
 def _even(y: np.ndarray) -> tuple[int, np.ndarray] | None:
-    """How many values an even grid has, and the step in each group: y (n, width)."""
+    """The number of values of an even grid, and the step in each group: y (n, width)."""
     zero, largest = np.zeros(len(y)), np.abs(y).max(axis=1)
     least, span = y.min(axis=1), np.ptp(y, axis=1)
     # of 8 and 128 one end is missing
@@ -201,5 +201,5 @@ def _of_few_values(y: np.ndarray) -> tuple[int, np.ndarray] | None:
 
 
 def values_in(rows: np.ndarray) -> np.ndarray:
-    """How many values each row holds, (n, width) -> (n,)."""
+    """The number of values that each row holds, (n, width) -> (n,)."""
     return 1 + np.count_nonzero(np.diff(np.sort(rows, axis=1), axis=1), axis=1)

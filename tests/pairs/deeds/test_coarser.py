@@ -7,11 +7,13 @@ from tests.support.files import write
 from weightscope.checkpoint.ggml_blocks import LAYOUTS
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.model.rows.gguf import RestoredTensor, logarithm
-from weightscope.pairs.changes.pair import Pair
-from weightscope.pairs.changes.recomputed import Cells, _nearest_stored
-from weightscope.pairs.changes.rounding import CASTS
-from weightscope.pairs.changes.tensor import change_of, unchanged
-from weightscope.pairs.same.coarser import exponentiated, quantised, rounded_twice, too_wide
+from weightscope.pairs.deeds.change import change_of, unchanged
+from weightscope.pairs.deeds.deed import What, sentence
+from weightscope.pairs.deeds.pair import Pair
+from weightscope.pairs.deeds.quantised import quantised, too_wide
+from weightscope.pairs.deeds.recomputed import Cells, _nearest_stored
+from weightscope.pairs.deeds.rounding import CASTS
+from weightscope.pairs.deeds.roundings import exponentiated, rounded_twice
 
 RNG = np.random.default_rng(0)
 WEIGHTS = (0.02 * RNG.standard_normal((64, 256))).astype(np.float32)
@@ -68,7 +70,8 @@ def judged(a, b):
     change = unchanged(a, b)
     for part in pair.blocks():
         change = change.and_then(change_of(part))
-    return quantised(pair, change)
+    found = quantised(pair, change)
+    return (sentence(found), found.detail) if found else None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,7 +140,7 @@ def test_codes_of_zero_under_a_large_scale_prove_nothing(kind, where, tmp_path):
     assert not b.read().any() if is_whole else True
     assert judged(a, b) is None and judged(b, a) is None
     if kind != "TQ2_0" or is_whole:  # others are quantised by search
-        assert too_wide(Pair(a, b)).deed == too_wide(Pair(b, a)).deed == "scales too large for the codes that are used"
+        assert too_wide(Pair(a, b)).what is too_wide(Pair(b, a)).what is What.TOO_WIDE
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,7 @@ def test_a_copy_of_a_copy_is_rounded_twice(first, then, scale, tmp_path):
     b = open_checkpoint(write(tmp_path / "b.safetensors", {"w": (then, weights.shape, codes(twice))}))["w"]
     proof = rounded_twice(Pair(a, b))
     assert proof is not None
-    assert proof.deed == f"B to {first}, then to {then}"
+    assert sentence(proof) == f"B to {first}, then to {then}"
 
 
 def float8(fractions, bias):
@@ -195,8 +198,8 @@ def test_state_space_stored_as_minus_exp(shape, tmp_path):
         newer = RestoredTensor(stored(tmp_path, decay), logarithm, 1, 1)
         assert newer.shape == logs.shape
         forwards = exponentiated(Pair(file["a"], newer))
-        assert (forwards and forwards.deed) == proof
-        assert (backwards := exponentiated(Pair(newer, file["a"]))) is None or backwards.deed == "B to -exp in F32"
+        assert (forwards and sentence(forwards)) == proof
+        assert (backwards := exponentiated(Pair(newer, file["a"]))) is None or sentence(backwards) == "B to -exp in F32"
 
 
 @pytest.mark.parametrize("lost", [0, 16])

@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 import scipy.spatial
 
-from weightscope.pairs.same.catalogue import EXACT, Side, Sizes, View, find_deed, places_of
+from weightscope.pairs.deeds.catalogue import find_deed
+from weightscope.pairs.deeds.deed import sentence
+from weightscope.pairs.deeds.orders import places_of
+from weightscope.pairs.deeds.thresholds import EXACT
+from weightscope.pairs.deeds.views import Side, Sizes, View
 
 RNG = np.random.default_rng(0)
 W = (RNG.standard_normal((64, 64)) * np.exp(0.4 * RNG.standard_normal((64, 1)))).astype(np.float32)
@@ -23,11 +27,11 @@ def said(x: np.ndarray, y: np.ndarray, role: str, half: float = 0.0, **more: int
     before, after = (Side(each.reshape(len(each), -1).astype(np.float32)) for each in (x, y))
     if half:
         after = replace(after, half=np.full(after.values.shape, half, np.float32))
-    views = [View(before, after, "")]
+    views = [View(before, after)]
     if x.ndim > 1:
-        views.append(View(before.turned, after.turned, " (columns)"))
+        views.append(View(before.turned, after.turned, columns=True))
     deed = find_deed(views, sizes)
-    return "" if deed is None else deed.name
+    return "" if deed is None else sentence(deed)
 
 
 def zeros_from(place: int) -> np.ndarray:

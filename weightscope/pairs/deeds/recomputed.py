@@ -20,9 +20,9 @@ from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import Tensor
 from weightscope.core.compute.fast import numba_may_run
 from weightscope.heads.tensors.measure import BITS
-from weightscope.pairs.changes.pair import Pair, few_rows_each, whole
-from weightscope.pairs.changes.rounding import CASTS, FRACTION, SMALLEST
-from weightscope.pairs.changes.thresholds import (
+from weightscope.pairs.deeds.pair import Pair, few_rows_each, whole
+from weightscope.pairs.deeds.rounding import CASTS, FRACTION, SMALLEST
+from weightscope.pairs.deeds.thresholds import (
     FLOAT_STEPS_USED,
     STEPS_USED,
     TWO_LEVELS_SPARED,
@@ -66,7 +66,7 @@ TINY = 2.0**-25  # and its absolute error among the smallest
 FIRST, SAMPLED = 4, 64  # groups that show, after one, that a matrix has no grid, and which it has
 LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
 
-NUMBA = "weightscope.pairs.changes.cells_numba"
+NUMBA = "weightscope.pairs.deeds.cells_numba"
 # values: less takes NumPy a fraction of a second, and importing numba half a second
 WORTH_NUMBA = 1 << 23
 
@@ -149,7 +149,7 @@ def _values(older: Tensor, newer: Tensor) -> Iterator[tuple[np.ndarray, np.ndarr
 
 
 def _float_steps(y: np.ndarray, cast: str) -> np.ndarray:
-    """From each value of a float to the next one farther from zero."""
+    """The step from each value of a float to the next one farther from zero."""
     exponent = np.maximum(np.frexp(y.astype(np.float64))[1] - 1, SMALLEST.get(cast, -126))
     return np.ldexp(1.0, exponent - FRACTION[cast])
 
@@ -186,7 +186,7 @@ def shares_in_sum(tensors: Iterable[Triple]) -> tuple[float, float] | None:
 
 
 def fills_cells(tensors: Iterable[Triple], share: float) -> bool:
-    """Whether sums with this share lie anywhere in the cells that they were rounded to.
+    """True if sums with this share lie anywhere in the cells that they were rounded to.
 
     If a base was made from the sum instead, its sums lie near the values.
     """
@@ -264,7 +264,7 @@ class OnGrids(NamedTuple):
 
 
 class StoredCells(NamedTuple):
-    """How values lie on the stored grids of what they were rounded to, (n, group)."""
+    """Values on the stored grids of what they were rounded to, (n, group)."""
 
     off: np.ndarray  # how far a value, within its grid's ends, is from its rounded value
     beyond: np.ndarray  # how far it is beyond the end
@@ -276,7 +276,7 @@ class StoredCells(NamedTuple):
 
 
 class Used:
-    """How much of the stored grids their values use.
+    """The share of the stored grids that their values use.
 
     A scale is made for the largest value that it multiplies, so that the codes of what shares it
     reach the grid's end, or nearly. Where they do not, cells are wider than any writer makes them,
@@ -319,7 +319,7 @@ class Used:
 
 
 def _used(low: np.ndarray, high: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """How far the ends of values are apart, (n,), and zero where the grid has it."""
+    """Distance between the ends of values, (n,), and zero where the grid has it."""
     has_zero = ((least <= 0) & (most >= 0)).ravel()
     return np.where(has_zero, np.maximum(high, 0), high) - np.where(
         has_zero, np.minimum(low, 0), low
@@ -580,7 +580,7 @@ def _noise(older: np.ndarray, dtype: str) -> float:
 
 
 def _is_truncated(older: Tensor, newer: Tensor) -> bool:
-    """Whether a matrix is the older one without its smallest singular values."""
+    """Detect the older matrix without its smallest singular values."""
     if older.shape != newer.shape or len(older.shape) != 2 or prod(older.shape) > LARGEST_SVD:
         return False
     x, y = (whole(tensor).astype(np.float64) for tensor in (older, newer))

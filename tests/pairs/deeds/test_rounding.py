@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.plants.derivations import ggml, groups_to_nearest, nf4, q4_k
-from weightscope.pairs.changes.rounding import CASTS, grid_of, precision
+from weightscope.pairs.deeds.rounding import CASTS, grid_of, precision
 
 ROUNDINGS = {
     "4 bits, symmetric": partial(groups_to_nearest, bits=4, group=32),

@@ -1,0 +1,1 @@
+"""Deeds: what was done to one tensor of B, how it is measured and in which order it is sought."""

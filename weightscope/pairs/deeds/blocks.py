@@ -1,0 +1,405 @@
+"""Deeds that are found block by block, in tensors of any size, up to their stored rounding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import prod, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.checkpoint.blocks import row_width
+from weightscope.checkpoint.checkpoint import Tensor
+from weightscope.heads.tensors.measure import BITS
+from weightscope.model.metrics.spectra import low_rank
+from weightscope.pairs.deeds.change import Change
+from weightscope.pairs.deeds.deed import (
+    Deed,
+    Proof,
+    Sees,
+    What,
+    deed,
+    find,
+    search,
+)
+from weightscope.pairs.deeds.pair import AT_ONCE, SAMPLED_ROWS, Pair, first_rows
+from weightscope.pairs.deeds.rounding import (
+    CASTS,
+    FRACTION,
+    LEAST_WIDTH,
+    SMALLEST,
+    Grid,
+    grid_of,
+    precision,
+)
+from weightscope.pairs.deeds.thresholds import (
+    FEW_ROWS,
+    KEPT,
+    LEAST_CHANGED,
+    LEAST_FACTOR,
+    QUANTISED,
+    SAME_SIZE,
+    STORED,
+)
+
+PROVED = 50  # the order of search before which a deed gives every value
+on_blocks = partial(deed, sees=Sees.BLOCKS)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A pair of tensors and how much of it changed."""
+
+    pair: Pair
+    change: Change
+
+    @cached_property
+    def low_rank(self) -> Deed | None:
+        """The change as one of low rank, or of the few rows or columns that hold it."""
+        return _of_low_rank(self.pair, self.change)
+
+
+def plain_deed(change: Change) -> Deed | None:
+    """The rounding, zeros, one value or factors that give every value that changed."""
+    if change.pair is None or not change.values_changed or not np.isfinite(change.moved):
+        return None
+    return find(Sees.BLOCKS, Seen(change.pair, change), before=PROVED)
+
+
+# Deeds that give every value
+
+
+def cast_in_words(done: Deed) -> str:
+    """`BF16 (to nearest even)` or `BF16 (cut off)`."""
+    name = done.way.removesuffix(", cut off")
+    return f"{name} ({'cut off' if name != done.way else 'to nearest even'})"
+
+
+def deed_of_cast(cast: tuple[str, str]) -> Deed:
+    """One checkpoint's tensor rounded to the other's; `cast` names the former."""
+    dtype, original = cast
+    made = "A" if original == "B" else "B"
+    return Deed(What.ROUNDED, dtype, made=made, proof=Proof.VALUES)
+
+
+def casts_in_order(casts: frozenset[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Roundings in the order in which they are named."""
+    return sorted(casts, key=lambda cast: (list(CASTS).index(cast[0]), cast[1]))
+
+
+@on_blocks(
+    What.ROUNDED,
+    lambda done: f"{done.original} to {cast_in_words(done)}",
+    was=lambda done: f"rounded to {cast_in_words(done)}",
+    brief="{original} to {way}",
+    called="the same after rounding",
+    order=10,
+)
+def rounded(seen: Seen) -> Deed | None:
+    """One checkpoint's values rounded to a float of fewer bits."""
+    casts = seen.change.casts
+    return deed_of_cast(casts_in_order(casts)[0]) if casts else None
+
+
+@on_blocks(What.CONSTANT, "erased: one value throughout{where}", called="set to one value")
+@on_blocks(What.ZEROED, "{way}zeroed{where}{columns}", called="with values set to zero", order=20)
+def one_value(seen: Seen) -> Deed | None:
+    """Zero wherever values changed; or another value, throughout B."""
+    pair, change = seen.pair, seen.change
+    value: float | None = None if change.squares_b else 0.0
+    is_everywhere = True
+    for part in pair.blocks():
+        x, y = pair.read(*part[1:])
+        after = y[x != y]
+        if not len(after):
+            is_everywhere &= value is None or bool((y == value).all())
+            continue
+        value = float(after[0]) if value is None else value
+        if not (after == value).all():
+            return None
+        is_everywhere &= bool((y == value).all())
+    if value == 0:
+        share = change.values_changed / max(1, prod(pair.a.shape))
+        values = "all values" if share == 1 else f"{share:.2g} of the values"
+        return Deed(What.ZEROED, detail=f"{values}{_where(seen)}", proof=Proof.VALUES)
+    if is_everywhere and value is not None:
+        return Deed(What.CONSTANT, detail=f"to {value:.3g}", proof=Proof.VALUES)
+    return None
+
+
+@on_blocks(What.SCALED, "scaled by one number{way}", called="multiplied by one factor", order=30)
+def one_factor(seen: Seen) -> Deed | None:
+    """The factor that gives every value that changed."""
+    factor, step = 0.0, Step(0.0, 0.0)
+    for part in seen.pair.blocks():
+        x, y = (values.astype(np.float64) for values in seen.pair.read(*part[1:]))
+        x, y = x[x != y], y[x != y]
+        if not len(x):
+            continue
+        if not factor:
+            factor, step = float(x @ y) / (float(x @ x) or 1.0), Step.of(y, seen.change)
+        is_enough = seen.change.values_changed >= LEAST_CHANGED
+        if not (is_enough and step.is_factor(factor) and step.holds(y, factor * x)):
+            return None
+    return Deed(What.SCALED, detail=f"by {factor:.4g}{_where(seen)}", proof=Proof.VALUES)
+
+
+@on_blocks(
+    What.FACTORS,
+    "scaled {way}{columns}",
+    called="with rows or columns multiplied by factors",
+    order=40,
+)
+def factors_of_rows(seen: Seen) -> Deed | None:
+    """The factors of the rows, or of the columns, that give all of B."""
+    pair = seen.pair
+    if len(pair.a.shape) != 2 or not seen.change.is_matrix or min(pair.a.shape) < LEAST_CHANGED:
+        return None
+    for axis, which in ((0, "columns"), (1, "rows")):
+        ends, columns = [], None
+        for x, y in pair.pairs():
+            x, y = x.astype(np.float64), y.astype(np.float64)
+            factors = _fitted(x, y, axis) if axis or columns is None else columns
+            columns, step = factors, Step.of(y, seen.change)
+            if not step.holds(y, factors * x):
+                break
+            moved = factors[step.is_factor(factors)]
+            ends += [float(moved.min()), float(moved.max())] if len(moved) else []
+        else:
+            if ends:
+                detail = f"{which} by {min(ends):.3g} to {max(ends):.3g}"
+                return Deed(What.FACTORS, detail=detail, proof=Proof.VALUES)
+    return None
+
+
+def _fitted(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
+    """Least-squares factors along an axis, which keeps its place."""
+    squares = (x * x).sum(axis, keepdims=True)
+    fitted = (x * y).sum(axis, keepdims=True) / np.where(squares == 0, 1.0, squares)
+    return np.where(squares == 0, 1.0, fitted)
+
+
+class Step(NamedTuple):
+    """The rounding of stored values: relative to each, and at least."""
+
+    relative: float
+    least: float
+
+    @classmethod
+    def of(cls, values: np.ndarray, change: Change) -> "Step":
+        """The step of the coarsest float that holds some of the values or stores them."""
+        sample = values.ravel()[:AT_ONCE].astype(np.float32)
+        held = [precision(sample), *(dtype for dtype in change.dtypes if dtype in BITS)]
+        bits = {dtype: min(23, FRACTION[dtype]) for dtype in held}
+        coarsest = min(bits, key=bits.__getitem__)
+        return cls(2.0 ** -bits[coarsest], 2.0 ** (SMALLEST.get(coarsest, -126) - bits[coarsest]))
+
+    def holds(self, stored: np.ndarray, exact: np.ndarray) -> bool:
+        """True if every stored value is an exact one rounded."""
+        return bool((np.abs(stored - exact) <= self.relative * np.abs(stored) + self.least).all())
+
+    def is_factor(self, factor: np.ndarray | float) -> np.ndarray:
+        """True for factors that move values by more than their rounding."""
+        return np.abs(np.asarray(factor) - 1) > max(4 * self.relative, LEAST_FACTOR)
+
+
+def _where(seen: Seen) -> str:
+    """The share of a matrix's rows that changed; empty where all did."""
+    rows, changed = rows_of(seen.pair), seen.change.rows_changed
+    is_part = seen.change.is_matrix and changed < rows
+    return f" in {changed:,} of {rows:,} rows" if is_part else ""
+
+
+def rows_of(pair: Pair) -> int:
+    """Number of rows that both have."""
+    width = row_width(pair.a.shape)
+    return min(prod(pair.a.shape), prod(pair.b.shape)) // width if width else 1
+
+
+# Deeds that leave some values open
+
+
+@on_blocks(
+    What.FEW_ROWS,
+    "other values in some {way}",
+    called="changed in some rows or columns only",
+    order=60,
+)
+def few_rows(seen: Seen) -> Deed | None:
+    """Changes in so few rows that these describe it."""
+    rows, changed = rows_of(seen.pair), seen.change.rows_changed
+    if changed > FEW_ROWS * rows:
+        return None
+    return Deed(What.FEW_ROWS, "rows", f"{changed:,} of {rows:,} rows")
+
+
+@on_blocks(
+    What.REORDERED,
+    "rows in another order{columns}",
+    called="with rows or columns in another order",
+    order=70,
+)
+def in_another_order(seen: Seen) -> Deed | None:
+    """The rows or columns of A, bit for bit, in another order."""
+    pair, change = seen.pair, seen.change
+    is_of_other_size = abs(change.squares - change.squares_b) > SAME_SIZE * change.squares
+    if pair.a.shape != pair.b.shape or is_of_other_size:
+        return None
+    draw = partial(np.random.default_rng(0).integers, 1, 1 << 63, dtype=np.uint64)
+    width = pair.a.shape[-1]
+    of_columns = draw(width)
+    # for each row and column, a sum of its bits times random numbers
+    rows: tuple[list[np.ndarray], ...] = ([], [])
+    columns = np.zeros((2, width), np.uint64)
+    for values in pair.pairs():
+        of_rows = draw((len(values[0]), 1))
+        for side, x in enumerate(values):
+            bits = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}").astype(np.uint64)
+            rows[side].append((bits * of_columns).sum(axis=1))
+            columns[side] += (bits * of_rows).sum(axis=0)
+    of_a, of_b = (np.sort(np.concatenate(each)) for each in rows)
+    if np.array_equal(of_a, of_b):
+        return Deed(What.REORDERED, detail="rows", proof=Proof.VALUES)
+    if np.array_equal(np.sort(columns[0]), np.sort(columns[1])):
+        return Deed(What.REORDERED, detail="columns", columns=True, proof=Proof.VALUES)
+    return None
+
+
+# before grids: an edit of low rank of dequantised weights leaves their grid too
+@on_blocks(
+    What.LOW_RANK,
+    "low-rank update, as of a LoRA merged or unmerged",
+    called="changed by a matrix of low rank",
+    order=80,
+)
+def low_rank_update(seen: Seen) -> Deed | None:
+    """A change of low rank, up to the rounding of one of the dtypes."""
+    done = seen.low_rank
+    return done if done is not None and done.what is What.LOW_RANK else None
+
+
+on_blocks(
+    What.QUANTISED_IN_PART,
+    "quantised in part",
+    brief="{made} to {way}",
+    called="quantised, with other values in some places",
+)
+
+
+@on_blocks(
+    What.QUANTISED,
+    "{made} {first}quantised{dtype}",
+    was="{was_first}quantised{dtype}",
+    brief="{made} to {way}",
+    order=90,
+)
+def on_a_grid(seen: Seen) -> Deed | None:
+    """The grid on which only one checkpoint's values lie."""
+    pair = seen.pair
+    width = row_width(pair.a.shape)
+    if seen.change.change > QUANTISED or not width:
+        return None
+    _, start, stop = next(pair.blocks())
+    step = max(1, (stop - start) // width // SAMPLED_ROWS)
+    x, y = ([values.reshape(-1, width)[::step]] for values in pair.read(start, stop))
+    for before, after, of_before, of_after, made in (
+        (pair.a, pair.b, x, y, "B"),
+        (pair.b, pair.a, y, x, "A"),
+    ):
+        if grid := new_grid(before, after, of_before, of_after):
+            in_part = _has_other_values(pair, made)
+            what = What.QUANTISED_IN_PART if in_part else What.QUANTISED
+            return Deed(what, grid.words, made=made)
+    return None
+
+
+@search(order=95, sees=Sees.BLOCKS)
+def confined(seen: Seen) -> Deed | None:
+    """A change of low rank whose few rows or columns any change would have."""
+    return seen.low_rank
+
+
+def _has_other_values(pair: Pair, made: str) -> bool:
+    """Detect erased values: as far off as strangers, by more than a step of the row's grid.
+
+    A code of zero stands for values below one step, which the least other values show: of several
+    grids the coarsest.
+    """
+    # the largest change in rows of zeros, and the coarsest step of any row
+    without, coarsest = 0.0, 0.0
+    for values in pair.pairs():
+        x, y = values if made == "B" else values[::-1]
+        width = x.shape[1] if x.shape[1] % LEAST_WIDTH else LEAST_WIDTH
+        before, after = (v.astype(np.float64).reshape(len(v), -1, width) for v in (x, y))
+        moved = after - before
+        sizes = np.maximum(np.linalg.norm(before, axis=2), np.linalg.norm(after, axis=2))
+        strange = np.linalg.norm(moved, axis=2) > KEPT * sizes  # (rows, groups)
+        farthest = np.where(strange, np.abs(moved).max(axis=2), 0.0).max(axis=1)
+        least = np.where(after == 0, np.inf, np.abs(after)).min(axis=2)
+        steps = np.where(np.isinf(least), 0.0, least).max(axis=1)
+        if (farthest > steps)[steps > 0].any():
+            return True
+        without = max(without, farthest[steps == 0].max(initial=0.0))
+        coarsest = max(coarsest, steps.max(initial=0.0))
+    return without > coarsest
+
+
+def new_grid(
+    before: Tensor, after: Tensor, xs: Sequence[np.ndarray], ys: Sequence[np.ndarray]
+) -> Grid | None:
+    """The grid of a matrix that was on none, or on one of more than twice as many values.
+
+    xs, ys: rows of both, and columns where these may share a grid; of several the one with the
+    least error.
+    """
+    grids = [
+        grid
+        for x, y in zip(xs, ys, strict=False)
+        if (grid := grid_of(y)) and ((was := grid_of(x)) is None or was.values > 2 * grid.values)
+    ]
+    if after.dtype not in BITS and before.dtype in BITS:
+        return Grid(after.dtype, min((grid.error for grid in grids), default=STORED), stored=True)
+    return min(grids, key=lambda grid: grid.error, default=None)
+
+
+def _of_low_rank(pair: Pair, change: Change) -> Deed | None:
+    """Low rank, up to the rounding of one of the dtypes, the finest first.
+
+    A stack of matrices is judged as one, with its matrices below each other or side by side.
+    """
+    shape = pair.a.shape
+    is_small = len(shape) not in (2, 3) or min(shape[-2:]) < 4
+    if is_small or any(dtype not in BITS for dtype in change.dtypes) or shape != pair.b.shape:
+        return None
+    rms = sqrt(max(change.squares, change.moved) / prod(shape))
+    samples = (first_rows(tensor, SAMPLED_ROWS).astype(np.float32) for tensor in (pair.a, pair.b))
+    # values may be coarser than what stores them
+    held = [name for name in map(precision, samples) if name in BITS]
+    fractions = {BITS[name] for name in (*change.dtypes, *held)}
+    for bits in sorted({*fractions, 23}, reverse=True):
+        # rounding errors are even within a step, a step at most 2^-bits of a value
+        noise = 2.0**-bits * rms / sqrt(12)
+        ranks = (
+            low_rank(partial(pair.rows, turned), pair.flat(turned), noise) for turned in pair.sides
+        )
+        rank = min((rank for rank in ranks if rank is not None), default=None)
+        if rank is not None:
+            if where := _confined(pair, change, rank):
+                return Deed(What.FEW_ROWS, "rows", where)
+            rounding = next(dtype for dtype, fraction in BITS.items() if fraction == bits)
+            return Deed(What.LOW_RANK, detail=f"up to the rounding of {rounding}", rank=rank)
+        if bits <= min(fractions):
+            break
+    return None
+
+
+def _confined(pair: Pair, change: Change, rank: int) -> str:
+    """The rows or columns of a change, where these are so few that any change has its rank."""
+    if pair.is_stack:
+        return ""
+    if change.rows_changed <= rank:
+        return f"{change.rows_changed:,} of {rows_of(pair):,} rows"
+    columns = np.zeros(pair.a.shape[1], bool)
+    for x, y in pair.pairs():
+        columns |= (x != y).any(axis=0)
+    return f"{columns.sum():,} of {len(columns):,} columns" if columns.sum() <= rank else ""

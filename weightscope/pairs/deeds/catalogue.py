@@ -1,0 +1,205 @@
+"""The one search for what was done to a tensor, and the last words where nothing explains it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod, sqrt
+
+import numpy as np
+
+from weightscope.checkpoint.blocks import Block
+from weightscope.checkpoint.checkpoint import Checkpoint, Tensor, WholeTensor
+from weightscope.core.compute.cores import in_threads
+from weightscope.heads.tensors.measure import BITS
+from weightscope.model.metrics.spectra import evenly_spread, low_rank
+from weightscope.pairs.deeds import orders, scales, values  # noqa: F401 - register their deeds
+from weightscope.pairs.deeds.blocks import Seen
+from weightscope.pairs.deeds.change import Change, first_pass, with_shown_casts
+from weightscope.pairs.deeds.deed import (
+    UNTOUCHED,
+    Deed,
+    Proof,
+    Sees,
+    What,
+    brief,
+    called,
+    find,
+)
+from weightscope.pairs.deeds.directions import Along, first_directions
+from weightscope.pairs.deeds.pair import SAMPLED_ROWS, Pair
+from weightscope.pairs.deeds.thresholds import (
+    IN_A_SAMPLE,
+    LOWEST,
+    MARGIN,
+    NEARLY_ONE,
+    NEARLY_ONE_DIRECTION,
+    OF_TOUCHED,
+    UNEVEN,
+)
+from weightscope.pairs.deeds.views import (
+    LARGEST_WHOLE,
+    TABLES,
+    Sizes,
+    View,
+    error_of,
+    tolerance_of,
+    views_of,
+)
+
+FIRST_LOOK = 1 << 16  # values of a matrix that is seen whole at once
+# Deeds that say only how much changed, not what was done.
+UNEXPLAINED = frozenset({What.TUNED, What.UNRELATED, What.FEW_ROWS})
+
+
+def compare_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[Change]:
+    """Each pair's change, with its kind."""
+    changes = with_shown_casts(pairs, first_pass(a, b, pairs))
+    converted = {i: classify(pair, changes[i]) for i, pair in enumerate(pairs) if pair.is_converted}
+    stored = [i for i in range(len(pairs)) if i not in converted]
+    kinds = in_threads(lambda i: classify(pairs[i], changes[i]), stored)
+    converted |= zip(stored, kinds, strict=True)
+    return [converted[i] for i in range(len(pairs))]
+
+
+def classify(pair: Pair, change: Change, *, may_look_again: bool = True) -> Change:
+    """The change with its kind; the pair is read again where the first pass does not settle it.
+
+    may_look_again: a matrix that no longer resembles its former values is seen whole.
+    """
+    if pair.problem:
+        return change
+    done = UNTOUCHED
+    if change.values_changed and not np.isfinite(change.moved):
+        done = Deed(What.NOT_FINITE)
+    elif change.values_changed:
+        done = find(Sees.BLOCKS, Seen(pair, change)) or Deed(What.TUNED)
+        if may_look_again and replace(change, deed=done).is_unlike:
+            done = _deed_of_unlike(pair) or done
+    a, b = pair.a.shape, pair.b.shape
+    is_likely = done.rank is not None and done.rank <= NEARLY_ONE
+    if done.what in (What.TUNED, What.ZEROED) and a == b:
+        is_likely = _may_be_along(pair)
+    along = _along(pair, done.rank) if is_likely else ()
+    if a != b:
+        rest = brief(done) or called(done.what)
+        detail = f"{a[0]:,} rows to {b[0]:,}; those that both have: {rest}"
+        done = Deed(What.RESIZED, detail=detail, rank=done.rank)
+    return replace(change, deed=done, along=along)
+
+
+@np.errstate(all="ignore")
+def _deed_of_unlike(pair: Pair) -> Deed | None:
+    """The deed of a matrix unlike its former values, tried on a few rows and columns first."""
+    shape = pair.a.shape
+    if len(shape) != 2 or shape != pair.b.shape:
+        return None
+    found, sizes = None, Sizes(pair.role)
+    for most in (FIRST_LOOK, LARGEST_WHOLE):
+        found = find_deed(views_of(pair, most), sizes)
+        if found is None or found.proof is Proof.NONE:
+            return None
+        if prod(shape) <= most:
+            break
+    return found
+
+
+def _may_be_along(pair: Pair) -> bool:
+    """True if a sample of a matrix's change is nearly of rank one, as after an edit and a cut."""
+    if len(pair.a.shape) != 2 or min(pair.a.shape) < 4:
+        return False
+    rows = next(pair.rows())
+    sample = rows[np.ix_(*(evenly_spread(n, SAMPLED_ROWS) for n in rows.shape))]
+    energies = np.linalg.svd(sample, compute_uv=False) ** 2
+    return bool(energies[0] >= IN_A_SAMPLE * energies.sum())
+
+
+def _along(pair: Pair, rank: int | None) -> tuple[Along, ...]:
+    """Both directions of a change of nearly rank one; a stack's matrices share one of them."""
+    sides = [first_directions(partial(pair.pairs, turned)) for turned in pair.sides]
+    share, *along = max(sides, key=lambda side: side[0])
+    # beyond rank one the rest is rounding
+    if rank != 1 and share < NEARLY_ONE_DIRECTION:
+        return ()
+    return tuple(along[-1:] if pair.is_stack else along)
+
+
+def find_deed(views: Sequence[View], sizes: Sizes) -> Deed | None:
+    """The deed that makes B of A: views of all rows, and of a matrix of all columns too."""
+    return find(Sees.VIEWS, views, sizes) if any(view.changed.any() for view in views) else None
+
+
+def deed_of(pair: Pair, sizes: Sizes, *, is_stacked: bool = False) -> tuple[Deed | None, int]:
+    """The deed that explains a tensor, and how many of its rows or columns changed.
+
+    is_stacked: it holds several experts, one after another.
+    """
+    views = views_of(pair)
+    if is_stacked:
+        sizes = sizes._replace(stacked=pair.b.shape[0])
+    found = find_deed(views, sizes)
+    if is_stacked and (found is None or found.what in UNEXPLAINED):
+        found = _transposed_experts(pair, tolerance_of(pair)) or found
+    return found, min(int(view.changed.sum()) for view in views)
+
+
+def _transposed_experts(pair: Pair, tolerance: float) -> Deed | None:
+    """Detect that the first of several square experts is transposed."""
+    *_, rows, width = pair.a.shape
+    if len(pair.a.shape) != 3 or rows != width:
+        return None
+    are_whole = isinstance(pair.a, WholeTensor) or isinstance(pair.b, WholeTensor)
+    stop = prod(pair.a.shape) if are_whole else rows * width
+    x, y = (
+        Block(each, 0, stop).values()[: rows * width].reshape(rows, width)
+        for each in (pair.a, pair.b)
+    )
+    if error_of(x.T, y) > tolerance:
+        return None
+    return Deed(What.TRANSPOSED, ", within each expert", proof=Proof.VALUES)
+
+
+def last_words(pair: Pair, change: Change, role: str, found: Deed | None, touched: int) -> Deed:
+    """A change that no transformation explains; touched: rows or columns that changed.
+
+    What changed few rows, or a table of rows, has no more rank than these: a low one says nothing
+    of a LoRA.
+    """
+    if np.isfinite(change.moved) and role.removesuffix(".bias") not in TABLES:
+        change = classify(pair, change, may_look_again=False)
+        rank, detail = change.rank, f"rank {change.rank}"
+        if change.kind is not What.LOW_RANK:
+            rank = _rank(pair, change, tolerance_of(pair))
+            detail = f"rank {rank}, up to the rounding of {pair.b.dtype}"
+        if rank is not None and rank <= OF_TOUCHED * touched:
+            return Deed(What.LOW_RANK, detail=detail, rank=rank)
+    if found is not None:
+        return found
+    if not np.isfinite(change.moved):
+        return Deed(What.NOT_FINITE)
+    for made, tensor in (("B", pair.b), ("A", pair.a)):
+        if (value := _only_value(tensor)) is not None:
+            return Deed(What.CONSTANT, detail=f"{value:.3g}", made=made)
+    alike = f"cosine {change.cosine:.3f}" if change.is_matrix else ""
+    return Deed(What.TUNED if change.is_tuned else What.UNRELATED, detail=alike)
+
+
+def _only_value(tensor: Tensor) -> float | None:
+    """The value that all of a tensor has; None of several."""
+    value = None
+    for _, start, stop in Pair(tensor, tensor).blocks():
+        block = Block(tensor, start, stop).values()
+        if np.ptp(block) or value not in (None, float(block[0])):
+            return None
+        value = float(block[0])
+    return value
+
+
+def _rank(pair: Pair, change: Change, tolerance: float) -> int | None:
+    """The rank of a change that was quantised afterwards; None where none is, or it is not low."""
+    shape = pair.a.shape
+    is_quantised = bool({pair.a.dtype, pair.b.dtype} - {*BITS})
+    if len(shape) != 2 or not is_quantised or not np.isfinite(change.moved):
+        return None
+    noise = UNEVEN * tolerance / MARGIN * sqrt(change.squares_b / prod(shape))
+    rank = low_rank(pair.rows, (shape[0], shape[1]), noise)
+    return rank if rank is not None and rank <= LOWEST * min(shape) else None

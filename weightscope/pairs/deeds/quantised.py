@@ -1,0 +1,294 @@
+"""One tensor as the other quantised, in the cells and within the errors of its writer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from weightscope.checkpoint.checkpoint import DerivedTensor, Tensor
+from weightscope.core.errors import counted
+from weightscope.heads.tensors.measure import BITS
+from weightscope.pairs.deeds.change import Change, unchanged
+from weightscope.pairs.deeds.deed import Deed, Proof, Sees, What, deed, search
+from weightscope.pairs.deeds.pair import Pair
+from weightscope.pairs.deeds.recomputed import (
+    CLIPPED,
+    Cells,
+    OnGrids,
+    Used,
+    cells_on_stored,
+    is_quantised,
+    stored_cells,
+)
+from weightscope.pairs.deeds.rounding import CASTS
+from weightscope.pairs.deeds.roundings import SUMMED, both_ways, merged_otherwise, rounded_twice
+from weightscope.pairs.deeds.thresholds import (
+    BEYOND,
+    BY_CHANCE,
+    CODEBOOKS,
+    COMPENSATED,
+    FEWEST_ROWS,
+    FLUSHED,
+    KEPT,
+    LEANING,
+    NO_CHANCE,
+    NOT_ZERO,
+    OF_LARGEST,
+    OUTLIERS,
+    SEARCHED,
+    SHARED,
+    USUAL,
+    Bounds,
+)
+
+# formats that GPTQ writes
+WITH_COMPENSATION = ("GPTQ int", "compressed-tensors int", "AutoRound int")
+
+
+def in_cells(pair: Pair) -> tuple[Deed, float] | None:
+    """B quantised, every value in the cell of A's on B's stored grids; and the size of the change.
+
+    One pass.
+    """
+    cells = Cells()
+    if pair.b.ends() is None or len(pair.b.shape) < 2:
+        return None
+    if rounded_twice(pair) or merged_otherwise(pair):
+        return None
+    with np.errstate(all="ignore"):
+        if not is_quantised(pair.a, pair.b, cells) or not np.isfinite(cells.moved):
+            return None
+    change = replace(unchanged(pair.a, pair.b), squares=cells.squares, moved=cells.moved)
+    return replace(EACH_IN_ITS_CELL, dtype=packing_of(pair.b)), change.change
+
+
+EACH_IN_ITS_CELL = Deed(
+    What.QUANTISED, detail="every value in the cell of its original", proof=Proof.GRID
+)
+
+
+def packing_of(tensor: Tensor) -> str:
+    """The name of a packing; empty for floats."""
+    return "" if tensor.dtype in BITS else tensor.dtype
+
+
+deed(
+    What.SEARCHED,
+    "{made} {first}quantised by search{dtype}",
+    was="{was_first}quantised by search{dtype}",
+)
+deed(
+    What.COMPENSATED,
+    "{made} {first}quantised with compensated errors{dtype}",
+    was="{was_first}quantised with compensated errors{dtype}",
+)
+
+
+@search(order=18, sees=Sees.ORIGINALS)
+def quantised(pair: Pair, change: Change, may_compensate: bool = True) -> Deed | None:
+    """Every value in its original's cell, or nearly where a format searches.
+
+    Farther if its writer may compensate for errors.
+    """
+    if len(pair.a.shape) < 2 or not np.isfinite(change.moved):
+        return None
+    for made, older, newer in both_ways(pair):
+        originals = [("", older)]
+        if newer.ends() is not None and older.dtype == "F32":
+            originals += [(cast, RoundedTensor(older, cast)) for cast in SUMMED]
+        for prove in (_by_cells, _by_error, *([_by_compensation] if may_compensate else [])):
+            for first, original in originals:
+                if found := prove(original, newer, change):
+                    return replace(found, made=made, first=first)
+    return None
+
+
+@deed(What.TOO_WIDE, "scales too large for the codes that are used", order=19, sees=Sees.ORIGINALS)
+def too_wide(pair: Pair, *_: object) -> Deed | None:
+    """Values in their cells only because scales are larger than any writer makes them."""
+    for newer, older in ((pair.b, pair.a), (pair.a, pair.b)):
+        with np.errstate(all="ignore"):
+            cells = cells_on_stored(older, newer) if newer.ends() is not None else None
+        if cells is not None and cells.wide:
+            groups = counted(cells.wide, "group")
+            return Deed(What.TOO_WIDE, detail=f"of {groups} of values ({newer.dtype})")
+    return None
+
+
+@dataclass(frozen=True)
+class RoundedTensor(DerivedTensor):
+    """A tensor rounded to a float of fewer bits before it was quantised."""
+
+    cast: str
+
+    def read(self) -> np.ndarray:
+        return CASTS[self.cast](self.stored.read())
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        return CASTS[self.cast](self.stored.rows(start, stop))
+
+    def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        for start, rows in self.stored.blocks(n_rows):
+            yield start, CASTS[self.cast](rows)
+
+
+def _by_cells(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
+    """Every value in the cell of its original."""
+    with np.errstate(all="ignore"):
+        is_proved = is_quantised(older, newer, Cells())
+    return replace(EACH_IN_ITS_CELL, dtype=packing_of(newer)) if is_proved else None
+
+
+def _by_error(older: Tensor, newer: Tensor, change: Change) -> Deed | None:
+    """Values near enough their originals, where a format searches its codes."""
+    if newer.dtype not in CODEBOOKS:
+        return _bounded(What.SEARCHED, older, newer, SEARCHED)
+    usual = CODEBOOKS[newer.dtype]
+    if change.change > USUAL * usual or not _resembles_both_ways(older, newer):
+        return None
+    detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual:.2f}"
+    return Deed(What.SEARCHED, detail=detail, dtype=newer.dtype, proof=Proof.BOUND)
+
+
+def _by_compensation(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
+    """Values as near as a writer that compensates for errors leaves them."""
+    is_written = newer.dtype.startswith(WITH_COMPENSATION)
+    return _bounded(What.COMPENSATED, older, newer, COMPENSATED) if is_written else None
+
+
+def _bounded(what: What, older: Tensor, newer: Tensor, bounds: Bounds) -> Deed | None:
+    """The deed, where every value is within these bounds."""
+    if newer.ends() is None:
+        return None
+    detail = _within(older, newer, bounds)
+    return Deed(what, detail=detail, dtype=newer.dtype, proof=Proof.BOUND) if detail else None
+
+
+def _resembles(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Rows nearer to the original's than zeros would be, (n,) bool: x, y (n, width)."""
+    moved, size = (np.square(each, dtype=np.float64).sum(axis=1) for each in (x - y, x))
+    return moved <= KEPT**2 * size + x.shape[1] * FLUSHED**2
+
+
+def _resembles_both_ways(older: Tensor, newer: Tensor) -> bool:
+    """True if all rows are, and no column has nothing in common with the original's."""
+    columns = Columns()
+    for x, y in Pair(older, newer).pairs():
+        if not _resembles(x, y).all():
+            return False
+        columns.add(x, y)
+    return not columns.are_lost
+
+
+class Columns:
+    """Products of the columns of two matrices: a few erased ones hardly move a row."""
+
+    def __init__(self) -> None:
+        self.rows, self.sums = 0, np.zeros((3, 1))  # of squares, and of products: (3, width)
+        self._telling = np.zeros(1)  # values of each that no cell of zero holds
+
+    def add(self, x: np.ndarray, y: np.ndarray, half: np.ndarray | float = 0.0) -> None:
+        """Look at rows (n, width); half of their grids' steps."""
+        x, y = x.astype(np.float64), y.astype(np.float64)
+        self.rows += len(x)
+        self.sums = self.sums + np.stack([(p * q).sum(axis=0) for p, q in ((x, x), (y, y), (x, y))])
+        self._telling = self._telling + (np.abs(x) > half).sum(axis=0)
+
+    @property
+    def are_lost(self) -> bool:
+        """True if a column resembles its original no more than chance would have it."""
+        if self.rows < FEWEST_ROWS:
+            return False
+        of_x, of_y, both = self.sums
+        groups = of_x.reshape(-1, SHARED) if len(of_x) % SHARED == 0 else of_x[None]
+        is_large = (groups >= OF_LARGEST**2 * groups.max(axis=1, keepdims=True)).ravel()
+        is_large &= (of_x > self.rows * FLUSHED**2) & (self._telling >= NOT_ZERO * self.rows)
+        return bool(
+            (is_large & (both <= BY_CHANCE / np.sqrt(self.rows) * np.sqrt(of_x * of_y))).any()
+        )
+
+
+class Leaning:
+    """Values off their nearest levels to one side, as of a factor; a search has no side."""
+
+    def __init__(self, of_all: float) -> None:
+        self._of_all, self._a_row, self._columns = of_all, False, np.zeros((3, 1))
+
+    def add(self, x: np.ndarray, missed: np.ndarray) -> None:
+        """Look at rows (n, width), and how far each value is from the nearest level."""
+        sums = np.stack([missed * x, x * x, np.square(missed * x)])
+        self._a_row = self._a_row or _leans(sums.sum(axis=2), LEANING)
+        self._columns = self._columns + sums.sum(axis=1)
+
+    @property
+    def is_shown(self) -> bool:
+        """True if a row, a column or all values lean."""
+        everything = self._columns.sum(axis=1, keepdims=True)
+        return self._a_row or _leans(self._columns, LEANING) or _leans(everything, self._of_all)
+
+
+def _missed(placed: OnGrids) -> np.ndarray:
+    """Whole steps of each value from its nearest level; zero at the ends of a grid."""
+    x, y, grids = placed
+    half = np.broadcast_to(grids.half, x.shape)
+    is_inner = (x > grids.least + grids.end) & (x < grids.most - grids.end) & (half > 0)
+    with np.errstate(all="ignore"):
+        return np.where(is_inner, np.rint((x - y) / (2 * half)) * 2 * half, 0.0)
+
+
+def _leans(sums: np.ndarray, most: float) -> bool:
+    along, squares, chance = sums
+    return bool(
+        ((np.abs(along) > most * squares) & (np.abs(along) > NO_CHANCE * np.sqrt(chance))).any()
+    )
+
+
+def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
+    """The distance of values from their originals, in words; empty where they are too far."""
+    worst, farthest, clipped, in_cells, width, used = 0.0, 0.0, 0.0, 0, newer.shape[-1], Used()
+    group, columns, leaning = bounds.group or width, Columns(), Leaning(bounds.leaning)
+    for stored in stored_cells(older, newer):
+        if stored.off.size % width or width % group:
+            return ""
+        grids = stored.grids
+        off = np.maximum(stored.off - (grids.room - grids.half), 0.0)
+        beyond = np.maximum(stored.beyond - grids.lost, 0.0)
+        half = np.broadcast_to(grids.half, off.shape)
+        with np.errstate(all="ignore"):
+            apart, usual = (np.square(each).reshape(-1, group).sum(axis=1) for each in (off, half))
+            ratio = np.where(apart > 0, np.sqrt(3 * apart / usual), 0.0).max(initial=0.0)
+            step = np.where(off > 0, off / half, 0.0).max(initial=0.0)
+            ends = np.where(beyond > 0, beyond / grids.end, 0.0)
+        is_far = (ends > CLIPPED).reshape(-1, width).mean(axis=1).max(initial=0.0)
+        inside = (off <= half) & (ends <= CLIPPED)
+        is_left = ~inside.reshape(-1, width).all(axis=1)
+        x, y = (each.reshape(-1, width)[is_left] for each in stored.placed[:2])
+        if not (
+            ratio <= bounds.error
+            and step <= bounds.farthest
+            and ends.max(initial=0.0) <= BEYOND
+            and is_far <= OUTLIERS
+            and _resembles(x, y).all()
+        ):
+            return ""
+        used.add(stored.placed)
+        x, y, size = (each.reshape(-1, width) for each in (*stored.placed[:2], half))
+        columns.add(x, y, size)
+        leaning.add(x, _missed(stored.placed).reshape(-1, width))
+        in_cells += int(np.count_nonzero(inside))
+        worst, farthest, clipped = (
+            max(worst, ratio),
+            max(farthest, step),
+            max(clipped, ends.max(initial=0.0)),
+        )
+    share = in_cells / prod(newer.shape)
+    if share < bounds.in_cells or used.hardly or columns.are_lost or leaning.is_shown:
+        return ""
+    where = f"{group} values" if bounds.group else "row"
+    return (
+        f"{share:.1%} of values in their cells; "
+        f"error {worst:.2f} times that of rounding to the nearest in the worst {where}, "
+        f"a value at most {farthest:.2g} half-steps from its level, "
+        f"clipped by at most {clipped:.2g}"
+    )

@@ -1,0 +1,315 @@
+"""A pair of tensors as arrays, along rows and along columns, and what explains one by the other.
+
+A transformation T acts along the first axis of an array: rows of a matrix, entries of a vector.
+Columns are the rows of the transpose, so each is written once. It is tried on a few rows and
+columns, then on all values at hand: a deed is named only if T(A) gives every value of B that
+changed, up to the stored rounding, and leaves the others as they are.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import prod, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.checkpoint.blocks import Block, row_width
+from weightscope.checkpoint.checkpoint import Tensor, WholeTensor
+from weightscope.core.results import ShowsShapes
+from weightscope.model.metrics.spectra import evenly_spread
+from weightscope.pairs.deeds.deed import Deed
+from weightscope.pairs.deeds.pair import Pair, few_rows_each
+from weightscope.pairs.deeds.recomputed import StoredCells, stored_cells
+from weightscope.pairs.deeds.rounding import FRACTION, SMALLEST, precision
+from weightscope.pairs.deeds.thresholds import (
+    CLEARER,
+    EXACT,
+    FARTHEST,
+    MARGIN,
+    PACKED,
+    QUANTISED,
+    SMALLEST_CODES,
+)
+
+OF_VOCABULARY = ("tokens", "unembedding")  # roles with a row for each token
+# roles that are looked up by row
+TABLES = (*OF_VOCABULARY, "positions", "relative_positions", "types")
+SPREAD = 64  # rows or columns that a deed is tried on first
+AT_ONCE = 1 << 20  # values compared at a time
+LARGEST_CODE = 255  # largest of integers that may be codes without their scales
+LARGEST_WHOLE = 1 << 24  # values of a tensor seen whole; larger ones in some rows and columns
+FIRST_VALUES = 1 << 16  # values that show how precise a tensor is
+
+
+class Sizes(NamedTuple):
+    """Sizes of the row that a tensor belongs to, which deeds need."""
+
+    role: str
+    n_heads: int = 1
+    n_kv_heads: int = 1
+    head_dim: int = 1
+    turned: int = 0  # dimensions of a head that a rotation turns; 0 without one
+    stacked: int = 0  # experts of one tensor
+
+    @property
+    def plain_role(self) -> str:
+        """The role of a bias's weight, or its own."""
+        return self.role.removesuffix(".bias")
+
+    @property
+    def of_attention(self) -> bool:
+        """True for the projections of heads."""
+        return {*self.plain_role.split("+")} <= {*"qkvo"}
+
+    @property
+    def heads(self) -> int:
+        """Heads along the axis that this role divides into heads."""
+        return self.n_kv_heads if self.plain_role in ("k", "v", "k_norm") else self.n_heads
+
+    @property
+    def rows(self) -> str:
+        """The rows in words."""
+        return "rows of the vocabulary" if self.plain_role in OF_VOCABULARY else "rows"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Side(ShowsShapes):
+    """Values of one tensor, (n, c), and the rounding that their dtype or grid may have cost."""
+
+    values: np.ndarray
+    unit: float = 2.0**-24  # half a step of a float, relative
+    least: float = 2.0**-126  # its smallest normal number
+    half: np.ndarray | None = None  # half-steps of stored grids, (n, c); None of floats
+
+    @property
+    def room(self) -> np.ndarray:
+        """Half a step at each value, (n, c)."""
+        if self.half is not None:
+            return self.half
+        return self.unit * np.maximum(np.abs(self.values), self.least)
+
+    @property
+    def turned(self) -> "Side":
+        """The transpose."""
+        return replace(self, values=self.values.T, half=None if self.half is None else self.half.T)
+
+    def at(self, *places: np.ndarray | slice) -> "Side":
+        """Some rows, and of these the columns that come second."""
+        values, half = self.values, self.half
+        for axis, each in enumerate(places):
+            index = (slice(None),) * axis + (each,)
+            values, half = values[index], None if half is None else half[index]
+        return Side(values, self.unit, self.least, half)
+
+    def times(self, factors: np.ndarray | float) -> "Side":
+        """The values multiplied, in float64."""
+        half = None if self.half is None else self.half * np.abs(factors)
+        return replace(self, values=self.values.astype(np.float64) * factors, half=half)
+
+
+def explained(x: Side, y: Side, *, computed: bool = False) -> np.ndarray:
+    """Rows of y that are those of x up to rounding, each value and all together: (n,) bool.
+
+    computed: x was calculated. Values that were only moved, between floats of one kind, have to be
+    equal.
+    """
+    copied = not computed and x.half is None and y.half is None and x.unit == y.unit
+    rows = max(1, AT_ONCE // max(1, y.values.shape[1]))
+    places = [slice(start, start + rows) for start in range(0, len(y.values), rows)]
+    parts = [_explained(x.at(each), y.at(each), copied) for each in places]
+    return np.concatenate(parts) if parts else np.ones(0, bool)
+
+
+def _explained(x: Side, y: Side, copied: bool) -> np.ndarray:
+    p, q = x.values, y.values
+    equal = (p == q) | ((p != p) & (q != q))
+    if copied or equal.all():
+        return np.asarray(equal.all(axis=1))
+    with np.errstate(all="ignore"):
+        off = np.where(equal, 0.0, np.abs(np.subtract(p, q, dtype=np.float64)))
+        of_x, of_y = (np.nan_to_num(side.room.astype(np.float64), posinf=0.0) for side in (x, y))
+        each = (off <= FARTHEST * (of_x + of_y)).all(axis=1)
+        usual = (np.vecdot(of_x, of_x) + np.vecdot(of_y, of_y)) / 3
+        return np.asarray(each & (np.vecdot(off, off) <= MARGIN**2 * usual))
+
+
+def error_of(x: np.ndarray, y: np.ndarray) -> float:
+    """|x - y| / |y| (Frobenius); infinite where not finite, or y is zero and x is not."""
+    with np.errstate(all="ignore"):
+        size = float(np.linalg.norm(y))
+        apart = float(np.linalg.norm(np.subtract(x, y, dtype=np.float64)))
+    if not np.isfinite(apart + size):
+        return np.inf
+    if not size:
+        return 0.0 if apart == 0 else np.inf
+    return apart / size
+
+
+class View:
+    """Both tensors with the axis that deeds act along first, and which of its rows changed."""
+
+    def __init__(self, x: Side, y: Side, *, columns: bool = False, is_whole: bool = True) -> None:
+        self.x, self.y, self.columns, self.is_whole = x, y, columns, is_whole
+        self.changed = ~explained(x, y)  # (n,)
+        rows = _spread_among(self.changed)
+        # and columns: tried first
+        self.few = rows, _spread_among(~explained(x.at(rows).turned, y.at(rows).turned))
+        self._in_place = np.arange(len(self.changed))
+        self.left = float("nan")  # |T(x) - y| / |y| of the deed that gave y
+
+    @property
+    def is_packed(self) -> bool:
+        """True if one of both lies on a stored grid."""
+        return self.x.half is not None or self.y.half is not None
+
+    @property
+    def where(self) -> str:
+        """The number of rows that changed, and the first of them."""
+        first = np.argmax(self.changed)
+        return f"{np.count_nonzero(self.changed)} of {len(self.changed)}, from {first}"
+
+    def named(self, found: Deed) -> Deed:
+        """A deed that gave y along this view's axis."""
+        return replace(found, columns=self.columns, left=self.left)
+
+    def moves(self, places: np.ndarray) -> bool:
+        """True if y is x with its rows in these places."""
+        rows, columns = self.few
+        if (places == self._in_place).all():
+            return False
+        is_near = explained(self.x.at(places[rows], columns), self.y.at(rows, columns)).all()
+        return bool(is_near) and self.gives(self.x.at(places), computed=False)
+
+    def gives(self, made: Side, *, computed: bool = True) -> bool:
+        """True if y is T(x) up to rounding, and clearly nearer to it than to x."""
+        if not explained(made.at(*self.few), self.y.at(*self.few), computed=computed).all():
+            return False  # most deeds end here
+        sides = [(made, self.y)]
+        if self.is_whole:
+            sides.append((made.turned, self.y.turned))
+        if not self.changed.any():
+            return False
+        if not all(explained(*side, computed=computed).all() for side in sides):
+            return False
+        before, after, now = (side.values[self.changed] for side in (self.x, self.y, made))
+        self.left = error_of(now, after)
+        return self.left <= CLEARER * error_of(before, after)
+
+    @property
+    def tolerance(self) -> float:
+        """|error| / |y| that rounding both may cause."""
+        with np.errstate(all="ignore"):
+            room = float(np.linalg.norm(self.x.room + self.y.room))
+            size = float(np.linalg.norm(self.y.values))
+        return max(MARGIN * room / sqrt(3) / size, EXACT) if 0 < size < np.inf else EXACT
+
+
+def _spread_among(changed: np.ndarray) -> np.ndarray:
+    """A few of all places, evenly spread, half of them among those that changed."""
+    places = np.flatnonzero(changed)
+    few = places[evenly_spread(len(places), SPREAD // 2)] if len(places) else places
+    return np.union1d(few, evenly_spread(len(changed), SPREAD // 2)).astype(int)
+
+
+def tolerance_of(pair: Pair) -> float:
+    """|error| / |x| that storing both may cause."""
+    errors = [EXACT]
+    for tensor in (pair.a, pair.b):
+        if tensor.ends() is not None:
+            errors.append(_error_of_grids(tensor))
+        elif tensor.dtype in FRACTION or tensor.dtype in ("F32", "F64"):
+            held = precision(_first_values(tensor))
+            bits = min(FRACTION.get(held, 23), FRACTION.get(tensor.dtype, 23))
+            errors.append(2.0**-bits / sqrt(12))
+        else:
+            errors.append(PACKED)
+    return MARGIN * min(max(errors), QUANTISED)
+
+
+@np.errstate(all="ignore")
+def _error_of_grids(tensor: Tensor) -> float:
+    """|error| / |x| of rounding to the grids that a tensor stores, in its first block."""
+    _, start, stop = next(Pair(tensor, tensor).blocks())
+    cells = stored_cells(tensor, tensor)
+    half = np.concatenate(_half_steps(tensor, cells, start, stop))
+    values = Block(tensor, start, stop).values().astype(np.float64)
+    finite = np.isfinite(half) & np.isfinite(values)
+    errors, size = (float(np.linalg.norm(each[finite])) for each in (half, values))
+    return errors / sqrt(3) / (size or 1.0)
+
+
+def _half_steps(
+    tensor: Tensor, cells: Iterator[StoredCells], start: int, stop: int
+) -> list[np.ndarray]:
+    """Half-steps of the grids of values [start, stop), taken from their cells."""
+    pieces = len([*few_rows_each(stop - start, row_width(tensor.shape))])
+    here = islice(cells, pieces)
+    return [np.broadcast_to(each.grids.half, each.off.shape).ravel() for each in here]
+
+
+def _first_values(tensor: Tensor) -> np.ndarray:
+    stop = min(prod(tensor.shape), FIRST_VALUES)
+    all_read = prod(tensor.shape) if isinstance(tensor, WholeTensor) else stop
+    return Block(tensor, 0, all_read).values()[:stop].astype(np.float32)
+
+
+def views_of(pair: Pair, most: int = LARGEST_WHOLE) -> list[View]:
+    """Both along their rows and, of a matrix, along their columns.
+
+    All values, or of a tensor of more than `most` those of some rows and columns.
+    """
+    shape, is_matrix = pair.a.shape, len(pair.a.shape) > 1
+    width = shape[-1] if is_matrix else 1
+    if prod(shape) <= most:
+        x, y = (_side(tensor, [*_read(tensor)], width) for tensor in (pair.a, pair.b))
+        return [View(x, y), *([View(x.turned, y.turned, columns=True)] if is_matrix else [])]
+    rows, columns = (evenly_spread(n, SPREAD) for n in (prod(shape) // width, width))
+    sides = []
+    for tensor in (pair.a, pair.b):
+        across, along, row = [], [], 0
+        for block in _read(tensor):
+            arrays = [each.reshape(-1, width) for each in block]
+            here = rows[(row <= rows) & (rows < row + len(arrays[0]))] - row
+            across.append([each[:, columns] for each in arrays])
+            along.append([each[here] for each in arrays])
+            row += len(arrays[0])
+        sides.append((_side(tensor, across, len(columns)), _side(tensor, along, width).turned))
+    (x, p), (y, q) = sides
+    some = [View(x, y, is_whole=False)]
+    if is_matrix:
+        some.append(View(p, q, columns=True, is_whole=False))
+    return some
+
+
+def _read(tensor: Tensor) -> Iterator[list[np.ndarray]]:
+    """Blocks of values; and of half-steps where a grid is stored."""
+    cells = stored_cells(tensor, tensor) if tensor.ends() is not None else None
+    for _, start, stop in Pair(tensor, tensor).blocks():
+        arrays = [Block(tensor, start, stop).values().astype(np.float32, copy=False)]
+        if cells is not None:
+            half = np.concatenate(_half_steps(tensor, cells, start, stop))
+            arrays.append(half.astype(np.float32))
+        yield arrays
+
+
+def _side(tensor: Tensor, blocks: Sequence[Sequence[np.ndarray]], width: int) -> Side:
+    """Values (n, width), with the rounding that follows from how they are stored."""
+    columns = zip(*blocks, strict=True)
+    values, *halves = (np.concatenate(each).reshape(-1, width) for each in columns)
+    if halves:
+        return Side(values, half=halves[0])
+    few = np.ascontiguousarray(values.reshape(-1)[:FIRST_VALUES])
+    if tensor.dtype not in FRACTION and tensor.dtype not in ("F32", "F64"):
+        with np.errstate(all="ignore"):
+            size = sqrt(float(np.nan_to_num(np.mean(np.square(few, dtype=np.float64)))))
+        return Side(values, half=np.full(values.shape, sqrt(3) * PACKED * size, np.float32))
+    largest = np.abs(few).max(initial=0.0)
+    if width > 1 and SMALLEST_CODES <= largest <= LARGEST_CODE and (few == np.rint(few)).all():
+        # codes without their scales
+        return Side(values, half=np.full(values.shape, 0.5, np.float32))
+    held = precision(few)
+    coarser = min(held, tensor.dtype, key=lambda dtype: FRACTION.get(dtype, 23))
+    # zeros alone are held by any
+    smallest = SMALLEST.get("F16" if held == "F16" else tensor.dtype, -126)
+    return Side(values, 2.0 ** -(FRACTION.get(coarser, 23) + 1), 2.0**smallest)
