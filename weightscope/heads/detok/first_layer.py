@@ -249,8 +249,8 @@ class FirstLayer:
         w, norm = self.head(head).query_at(self.delta)[0], self.attention.q_norm
         if np.ndim(tokens) != 1:
             raise ValueError(f"tokens have shape {np.shape(tokens)}; expected (n,)")
-        divisor = self.divisor[np.asarray(tokens), None]
-        scaled = self.model.embeddings.rows(tokens) / divisor  # (n, d)
+        rows = self.model.embeddings.rows(tokens)
+        scaled = rows / self.divisor[np.asarray(tokens), None]  # (n, d)
         factor = scaled @ w  # (n, r)
         if norm is not None:
             factor[:, : norm.dims] *= self._scalars(norm.of(head), scaled)[0][:, None]

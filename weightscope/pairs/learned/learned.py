@@ -77,8 +77,8 @@ HOW = {
     "conversion": "{name} was rounded or quantised; what else was done does not show: {evidence}",
     "none": "{name} holds the base's values: {evidence}, nothing was trained",
     "mixed": "{name} changed in several ways: {evidence}",
-    "same function": "{name} computes what the base does, the same function, with {evidence}: nothing "
-    "was trained",
+    "same function": "{name} computes what the base does, the same function, with {evidence}: "
+    "nothing was trained",
     "deed": "{name} was changed by what is no training: {evidence}",
     "unrelated": "{name} holds other weights: {evidence}, as if drawn again, trained apart or in "
     "another basis",
