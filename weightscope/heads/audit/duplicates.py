@@ -304,5 +304,5 @@ def _by_layer(places: Sequence[Place]) -> str:
     named = list(by_layer.items())[:LAYERS_NAMED]
     parts = [f"layer {layer} heads {spans(heads)}" for layer, heads in named]
     if more := len(by_layer) - len(named):
-        parts.append(f"and those of {counted(more, 'layer')} more")
+        parts.append(f"and heads of {counted(more, 'layer')} more")
     return "; ".join(parts)

@@ -374,7 +374,7 @@ class Standing:
             "share of their heads with a lower value, in the same third of the layers; every "
             "checkpoint has the same weight, however many heads it has. Ranks are compared as "
             "shares of a head's width; norms are not scaled, and grow with a model's width. "
-            "Matrices are ranked in the same way among those of their role."
+            "Matrices are ranked in the same way among matrices of the same role."
         )
 
 

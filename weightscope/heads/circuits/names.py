@@ -215,7 +215,7 @@ COLUMNS = {
     "first_token": ("first token", "share that goes to the first token"),
     "identity": (
         "identity",
-        "$tr(W_VO)/(√(r) ‖W_VO‖_F)$: ±1 where the head passes on what it reads, times one number",
+        "$tr(W_VO)/(√(r) ‖W_VO‖_F)$: ±1 where the head passes its input on, times one number",
     ),
     "reads_by_keys": (
         "keys read",

@@ -272,8 +272,8 @@ class PositionKernels(ShowsShapes, Result):
                 )
             else:
                 cautions.append(
-                    "In layers after the first, bare token embeddings behind the layer's own norm "
-                    "stand in for the residual stream, without what the layers before wrote: in "
+                    "In layers after the first, bare token embeddings through the layer's own norm "
+                    "replace the residual stream, and earlier layers' outputs are missing: in "
                     "the model their curves may be quite different."
                 )
         cautions += [f"Layer {layer} {why}: no curve." for layer, why in self.refused.items()]
@@ -306,8 +306,8 @@ TRENDS = (
     ("linear_share", "share of the curve's variance that the line explains"),
     (
         "period",
-        "of the strongest sinusoid beside the line, in tokens; as long as the curve, it is a lower "
-        "bound",
+        "of the strongest sinusoid left after the line, in tokens; as long as the curve, it is a "
+        "lower bound",
     ),
     ("sinusoid_share", "share of the curve's variance that it explains beyond the line"),
 )
@@ -493,13 +493,13 @@ def _left_out(layer: Layer, layer_type: str) -> list[str]:
         texts.append(f"Scores are bounded by {cap:g} tanh(s / {cap:g}) after the curves' sum.")
     if layer.temperature is not None:
         texts.append(
-            f"Queries are multiplied by {layer.temperature} at position p: the curves are those of "
+            f"Queries are multiplied by {layer.temperature} at position p: the curves are for "
             "a factor of 1."
         )
     if rotation is not None and rotation.stretched is not None:
         texts.append(
-            f"Sequences over {rotation.longest:,} positions turn otherwise: the curves are those "
-            "of shorter ones."
+            f"Sequences over {rotation.longest:,} positions turn otherwise: the curves are for "
+            "shorter ones."
         )
     if rotation is not None and rotation.axes is not None:
         texts.append(

@@ -222,8 +222,8 @@ MEASURES = (
     Measure(
         "logit_margin",
         "$s_(i s)$ - mean $s_(i j)$",
-        "the sink's logit above those of the other keys that the query sees, mean over queries, "
-        "from the attention",
+        "the sink's logit minus the mean logit of the other keys that the query sees, mean over "
+        "queries, from the attention",
     ),
     Measure(
         "first_margin",
