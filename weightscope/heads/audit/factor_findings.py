@@ -265,9 +265,9 @@ def _unlearned_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]
         times = float(np.exp(known_median(relation[alone])))
         text = (
             f"In {indexed('layer', layers)} W_Q, W_K, W_V and W_O have no singular value beyond "
-            f"the spectrum of the same entries shuffled, and W_Q and W_K, W_V and W_O are {times:.2g} "
-            f"times as alike as other pairs (at least {np.exp(TRAINED):.0f} where they were "
-            "trained): they are as initialised."
+            "the spectrum of the same entries shuffled, and W_Q and W_K, W_V and W_O are "
+            f"{times:.2g} times as alike as other pairs (at least {np.exp(TRAINED):.0f} where they "
+            "were trained): they are as initialised."
         )
         yield untrained_weights(
             measure="factor_relation",

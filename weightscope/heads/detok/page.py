@@ -41,8 +41,9 @@ EQUATIONS = (
 )
 SPREAD_EQUATIONS = (
     "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$ $$σ_j^2 = "
-    "s^2 + Var p_j$$ $s$ replaces the token embeddings: it is the standard deviation of a token over "
-    "its dimensions, the same for every token and uncorrelated with $p_j$. positions.npz has the numerators."
+    "s^2 + Var p_j$$ $s$ replaces the token embeddings: the standard deviation of a token over "
+    "its dimensions, the same for every token and uncorrelated with $p_j$. positions.npz has the "
+    "numerators."
 )
 
 

@@ -24,7 +24,7 @@ from weightscope.core.tables import Column, Table
 from weightscope.heads.sinks.bias import change_interval, perplexity
 from weightscope.heads.sinks.mechanisms import (
     MECHANISM_NAMES,
-    Inputs,
+    SinkInputs,
     SinkMechanisms,
     sink_mechanisms,
 )
@@ -198,7 +198,7 @@ def groups(sinks: SinkMechanisms) -> list[Group]:
 
 def sinks_and_changes(
     runner: Runner,
-    inputs: Inputs,
+    inputs: SinkInputs,
     texts: Texts,
     *,
     n: int,

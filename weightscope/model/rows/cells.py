@@ -228,7 +228,7 @@ class Norms:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class RowInputs:
     """Input of the first layer."""
 
     tokens: str = cell("token embedding tensor; empty in a vision tower", "")
