@@ -102,8 +102,10 @@ def finding(
 
     Examples
     --------
-    >>> zero_head = finding("zero_head", "zero head", look_next="...")  # doctest: +SKIP
-    >>> zero_head(layer=0, measure="frobenius", number=0.0, text="It is zero.")  # doctest: +SKIP
+    A kind, then a finding of it::
+
+        zero_head = finding("zero_head", "zero head", look_next="...")
+        zero_head(layer=0, measure="frobenius", number=0.0, text="It is zero.")
     """
     kind = FindingKind(name, title, f"{look_next} {tried or ''}".rstrip(), severity, rank)
     if severity not in SEVERITIES or _registered.setdefault(name, kind) != kind:
