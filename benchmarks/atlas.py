@@ -5,7 +5,7 @@
 Twenty families, each a tree of derivations of a random Llama; of every fifty repositories two are broken or refused,
 three answer slowly, and some transfers fail once. Three runs: on two Dask workers, both killed on the way and replaced;
 the same continued after the revisions of every fiftieth repository have changed; and anew, in one process, of what the
-Hub has then, whose tables have to be those of the second. None of these repositories exists anywhere else.
+Hub has then, whose tables have to equal the second's. None of these repositories exists anywhere else.
 """
 
 import csv

@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PROSE = [*ROOT.glob("*.md"), *(p for name in ("analyses", "docs", "weightscope") for p in (ROOT / name).rglob("*.md"))]
 CODE = [path for folder in ("weightscope", "analyses", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
 # What pip would fetch from an index: `weightscope` there is a stranger's.
-LARGEST_WHEEL = 8_600_000  # bytes, of which the embedded checkpoint is four fifths
+LARGEST_WHEEL = 8_600_000  # bytes; the embedded checkpoint takes four fifths
 STRANGERS = re.compile(r"(install|RUN|==|\bpip\b)[^\n]*['\" ]weightscope(\[|['\" ]|$)")
 
 

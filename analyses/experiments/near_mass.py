@@ -1,4 +1,4 @@
-"""Attention that position gives to near tokens in GPT-2's first layer, beside what its authors measured on text.
+"""Attention that position gives to near tokens in GPT-2's first layer, and what its authors measured on text.
 
     python -m analyses.experiments.near_mass gpt2/ --out out/near-mass
 
@@ -28,7 +28,7 @@ PAST = (0.304, 0.057, 0.244, 0.173, 0.455, 0.025, 0.314, 0.830, 0.344, 0.312, 0.
 SELF = (0.017, 0.792, 0.034, 0.827, 0.536, 0.480, 0.029, 0.164, 0.052, 0.019, 0.146, 0.001)
 MEASURED = np.add(PAST, SELF)  # (12,)
 QUERY, FIRST = 500, 485  # positions 485 to 500
-SPREADS = (0.08, 0.1, 0.12, 0.14, 0.144, 0.2, 0.28)  # 0.144 is that of GPT-2's token embedding
+SPREADS = (0.08, 0.1, 0.12, 0.14, 0.144, 0.2, 0.28)  # GPT-2's token embedding has 0.144
 SHOWN = (0.08, 0.144, 0.28)
 NEAR = 0.11  # of attention
 

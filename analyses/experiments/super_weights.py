@@ -30,7 +30,7 @@ from weightscope.runner.framing import framing_of
 
 TEXTS, LENGTH = 6, 128
 CONTROLS = 4  # entries of each kind
-NEAREST = 64  # entries that those of the same size are drawn from
+NEAREST = 64  # candidates that entries of the same size are drawn from
 HEADER = ("model", "begins", "entry", "layer", "row", "column", "weight", "perplexity", "first_token")
 OWN = "the text's own"  # first token, in the column `begins`
 Entry = tuple[int, int]  # output and input of the down-projection

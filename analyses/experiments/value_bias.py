@@ -20,7 +20,7 @@ from weightscope.cli import options
 from weightscope.core.files import Folder
 from weightscope.core.tables import Column
 from weightscope.heads.sinks.bias import PAPER
-from weightscope.heads.sinks.updates import Stack, decompose, influence, normalised_variance, spectral_ratio
+from weightscope.heads.sinks.updates import UpdateStack, decompose, influence, normalised_variance, spectral_ratio
 from weightscope.model.text.sequences import read_texts, token_windows
 from weightscope.runner import open_runner
 from weightscope.runner.framing import framing_of
@@ -33,8 +33,8 @@ TEXTS = 12
 class Updates:
     """What token 0 and all others write in one layer, positions from 1 on, and what token 0 sends itself."""
 
-    sink: Stack = field(default_factory=Stack)
-    others: Stack = field(default_factory=Stack)
+    sink: UpdateStack = field(default_factory=UpdateStack)
+    others: UpdateStack = field(default_factory=UpdateStack)
     first: list[np.ndarray] = field(default_factory=list)  # (d,) of each text
 
     def add(self, sink: np.ndarray, others: np.ndarray) -> None:

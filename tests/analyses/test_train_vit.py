@@ -18,7 +18,7 @@ from analyses.toys import train_vit  # noqa: E402
 from tests.support.cases import case_of  # noqa: E402
 from tests.support.hub_server import Hub  # noqa: E402
 from tests.support.random_models import random_model  # noqa: E402
-from weightscope.heads.sinks.mechanisms import Inputs  # noqa: E402
+from weightscope.heads.sinks.mechanisms import SinkInputs  # noqa: E402
 from weightscope.runner import Runner  # noqa: E402
 
 pytestmark = pytest.mark.check
@@ -128,7 +128,7 @@ def test_dinov2_comes_from_the_hub_where_it_can(
     monkeypatch.setattr(sink_mechanisms, "DEFAULTS", seen)
     run: dict[str, str] = {}
 
-    def measured(runner: Runner, inputs: Inputs) -> SimpleNamespace:
+    def measured(runner: Runner, inputs: SinkInputs) -> SimpleNamespace:
         def write(out: Path) -> None:
             run[out.name] = f"{runner.model.name}: {inputs.note}"
 

@@ -248,7 +248,7 @@ CHANGED = {
 CHANGES = ("zero", "mean", "ordinary", "redirected")
 TOGETHER = {
     "every NOP": "every no-op", "every broadcast": "every broadcast", "every neither": "every other sink",
-    "every sink head": "every sink", "weakest heads beside them": "as many heads beside them",
+    "every sink head": "every sink", "weakest heads beside them": "as many weak heads of the same layers",
 }  # fmt: skip
 
 
@@ -368,7 +368,7 @@ QUOTED: dict[str, list[float]] = {
         zeroed_costs("qwen2.5-coder-0.5b.gguf", "largest", OWN_FIRST),
     ],
     "Gemma's costs {:.1%}": [zeroed_costs("gemma-3-270m-q4_k_m.gguf", "super weight", "<bos>")],
-    "the perplexity of {:.1f} on 12 others, Gemma's 5 of 12 texts that of {:.1f} on 4 others": [
+    "the perplexity of {:.1f} on 12 others, Gemma's 5 of 12 texts the perplexity of {:.1f} on 4 others": [
         single_heads("nop", "perplexity")[0], cell("sink-causal/gemma/causal.csv", "perplexity", heads="5.1"),
     ],
     "the two no-ops cost {:+.1f}, the broadcast, layer 5 head 2, {:+.1f}": [
@@ -541,7 +541,7 @@ QUOTED: dict[str, list[float]] = {
     "queries have a cosine of {:.2f} to {:.2f} with the sink's key and of {:.2f} to {:.2f} with the others'": [
         *ends(sink_heads("query_key")), *ends(sink_heads("query_key_others")),
     ],
-    "The sink's logit is {:.1f} to {:.1f} above theirs, of which the largest singular value makes {:.1f} to {:.1f} "
+    "The sink's logit is {:.1f} to {:.1f} above theirs; the largest singular value makes {:.1f} to {:.1f} "
     "(eq. 5)": [
         *ends(sink_heads("logit_margin")), *ends(sink_heads("first_margin")),
     ],

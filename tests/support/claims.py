@@ -122,11 +122,11 @@ def detokenization() -> Iterator[Claim]:
     )  # fmt: skip
     on_text = "gpt2-detok/attention.csv"
 
-    def beside(name: str) -> list[float]:
+    def text_and_position(name: str) -> list[float]:
         """On text and by position, of heads 1 and 6."""
         return [cell(on_text, f"{name}{way}", head=head) for head in (1, 6) for way in ("", "_by_position")]
 
-    near, before = beside("near_mass"), beside("previous")
+    near, before = text_and_position("near_mass"), text_and_position("previous")
     yield Claim(
         "Attention on text follows what position predicts (section 5, Fig. 4)",
         "to the nearest tenth, on text and by position: {:.0%} and {:.0%} in head 1, {:.0%} and {:.0%} in head 6",
@@ -141,7 +141,7 @@ def detokenization() -> Iterator[Claim]:
     )
     yield Claim(
         "GPT-2's head 7 ranks bigrams first, and completes most of the words of Tables 1 and 3",
-        "GPT-2's token embeddings were not at hand; `make gpt2-detok` prints its ranks and AUROC beside the paper's",
+        "GPT-2's token embeddings were not at hand; `make gpt2-detok` prints its ranks and AUROC next to the paper's",
     )
 
 
@@ -443,7 +443,7 @@ def sink_bias() -> Iterator[Claim]:
     counts, most = in_range("SpectralRatio")
     above = [(in_layers(model, "spectral_sink") > in_layers(model, "spectral_context")).sum() for model in models]
     yield Claim(
-        "SpectralRatio is 0.8 or more in many layers, above that of other tokens (section 3.2)",
+        "SpectralRatio is 0.8 or more in many layers, above the ratio of other tokens (section 3.2)",
         f"{OF_LAYERS}; above in {{:d}}, {{:d}} and {{:d}}",
         [*counts, *map(int, above)],
         [*most, *(n >= 0.9 * total for n, total in zip(above, counts[1::2], strict=True))],

@@ -28,7 +28,7 @@ from weightscope.model.config.rope import Rope
 from weightscope.model.layers.read_layer import read_layer
 from weightscope.model.layers.steps.bounds import Clip, Softcap
 from weightscope.model.model import Model, numbers_read
-from weightscope.model.rows.cells import Inputs, LayerTensors
+from weightscope.model.rows.cells import LayerTensors, RowInputs
 from weightscope.model.rows.family import Family, Unless, When
 from weightscope.model.rows.stanzas import ROOTS, file_of, row_changes, stanza_of, written
 from weightscope.model.rows.table import FAMILIES
@@ -69,8 +69,8 @@ def _proposals(search: Search, usual: Mapping[str, Any]) -> list[Family]:
                 continue
             left_out = {key: derived.left_out(key) for key in row.config.defaults}
             defaults = {key: value for key, value in left_out.items() if value is not None}
-            has_tokens_alone = row.inputs == Inputs(tokens=row.inputs.tokens)
-            inputs = row.inputs if has_tokens_alone else Inputs()
+            has_tokens_alone = row.inputs == RowInputs(tokens=row.inputs.tokens)
+            inputs = row.inputs if has_tokens_alone else RowInputs()
             layers = row.but(prefixes=(prefix,), gguf=None, **derived.identity).without_network()
             layers = layers.but(outputs=None, inputs=inputs)
             bare = _with_defaults(layers, {}).but(prefixes=("",))

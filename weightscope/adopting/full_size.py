@@ -489,7 +489,7 @@ class _Trial:
             watch_layers(part, self.model, given, layers, enter, leave, sequences)
 
     def _note(self, stack: str, index: int, call: Observed, inputs: _Texts) -> None:
-        """Note how far a call went; scores that ignore positions show nothing of them."""
+        """Note how far a call reached; scores that ignore positions show no reach."""
         reach, tokens = self.reached[stack], call.attention.shape[1]
         seen = hash(call.scores.tobytes())
         moved = inputs.at is not None and self.near.get((stack, index)) != seen

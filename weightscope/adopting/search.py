@@ -350,7 +350,7 @@ def _portable(row: Family) -> tuple[Step, ...]:
 
 
 def _kind(step: Step) -> type[Step]:
-    """The kind of a step, of which a layer has one: a temperature, or this mechanism alone."""
+    """The kind of a step (a temperature, or this mechanism alone); a layer has one of each kind."""
     base = type(step).__bases__[0]
     return type(step) if base is Step else base
 

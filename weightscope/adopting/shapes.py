@@ -36,11 +36,11 @@ from weightscope.model.rows.cells import (
     Biases,
     FromConfig,
     Heads,
-    Inputs,
     Memory,
     Norms,
     Positions,
     QkNorm,
+    RowInputs,
     Scores,
     StoredNorm,
 )
@@ -590,9 +590,9 @@ class Derived:
         for start in range(max(0, layer_part - 1), -1, -1):
             prefix = "".join(f"{part}." for part in template[:start])
             layer = "".join(f"{part}." for part in template[start:])
-            inputs = Inputs()
+            inputs = RowInputs()
             if tokens.startswith(prefix):
-                inputs = Inputs(tokens=tokens.removeprefix(prefix))
+                inputs = RowInputs(tokens=tokens.removeprefix(prefix))
             row = row.but(prefixes=(prefix,), layer=layer, inputs=inputs)
             if prefixes_of(self.first.tiny.checkpoint, row) == [prefix]:
                 break

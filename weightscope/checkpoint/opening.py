@@ -454,7 +454,7 @@ def resolve_folder(source: str | Path, revision: str | None = None) -> Path:
 
 
 def _with_tokenizer(repository: Repository, names: Sequence[str]) -> Path | None:
-    """Get `_small_files`, and those of the repository's most informative tokenizer."""
+    """Get `_small_files` and the files of the repository's most informative tokenizer."""
     folder = _small_files(repository, names, LARGEST_SMALL_FILE)
     for files in TOKENIZERS:
         pinned = replace(repository, revision=folder.name) if folder else repository

@@ -354,8 +354,8 @@ def _say_bare(first: Any) -> None:
 )
 @options.file_to_write("--out", required=True, help="COUNTS.npz to write.")
 def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
-    """Count the bigrams of a corpus: text, JSON lines (.gz, .bz2, .zst) and Parquet files, or
-    folders of them.
+    """Count the bigrams of a corpus: files of text, JSON lines (.gz, .bz2, .zst) or Parquet, or
+    folders of such files.
     """
     from weightscope.model.text.bigrams import count_bigrams
     from weightscope.model.text.tokenizer import Tokenizer

@@ -264,7 +264,7 @@ def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
     for number, line in enumerate(options.digest_lines(source_of(checkpoint))):
         yield f"{'' if number else 'SHA-256':<11} {line}"
     if checkpoint.weight_files.sentence:
-        yield f"beside      {checkpoint.weight_files.sentence}"
+        yield f"other files {checkpoint.weight_files.sentence}"
 
 
 def describe(model: "Model") -> Iterator[str | Listed]:

@@ -60,7 +60,7 @@ def atlas_command(
 
     Of a large checkpoint some heads are read. Whatever cannot be read is a row of errors.csv. All
     heads are in heads.parquet (needs the extra atlas); index.html opens from the disk. Without
-    LIST, an atlas is written again from what it has kept, less what is withdrawn.
+    LIST, an atlas is written again from its kept results, without withdrawn checkpoints.
     """
     from weightscope.pairs.atlas.atlas import AtlasOptions, make_atlas
 

@@ -256,11 +256,11 @@ def _bias(
     own_first: bool,
     device: str,
 ) -> Any:
-    from weightscope.heads.sinks.bias import Sizes, sink_bias, sizes_of
+    from weightscope.heads.sinks.bias import TextSizes, sink_bias, sizes_of
     from weightscope.model.text.sequences import read_texts
 
     usual = sizes_of(thorough=thorough, paper=paper)
-    sizes = Sizes(inputs or usual.texts, length or usual.tokens, evaluated or usual.evaluated)
+    sizes = TextSizes(inputs or usual.texts, length or usual.tokens, evaluated or usual.evaluated)
     texts = read_texts(text, characters=sizes.characters)
     return sink_bias(model, texts, sizes, first=not own_first, device=device)
 

@@ -22,7 +22,7 @@ class Tried(NamedTuple):
 
     planted: int  # checkpoints
     found: int  # checkpoints among these
-    healthy: int  # checkpoints without the fault, in none of which it was found
+    healthy: int  # checkpoints without the fault; it was found in none
 
     def __str__(self) -> str:
         planted = f"Planted in {self.planted} real checkpoints it was found in {self.found}"

@@ -3,7 +3,7 @@
 Run it where peft 0.21.2, lycoris-lora 4.1.3 and diffusers 0.42.1 are installed (these made what is there):
     python -m tests.checkpoint.golden.make_other_adapters
 
-Bases are those of adapters/, and a tiny CLIP text encoder. Of a merged model those tensors are kept that are not the
+Bases are the ones in adapters/, and a tiny CLIP text encoder. Of a merged model those tensors are kept that are not the
 base's. intruders.json holds what PEFT's own `reduce_intruder_dimension` compares with its threshold, by module.
 """
 

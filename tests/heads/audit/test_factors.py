@@ -196,7 +196,7 @@ def layers_that_stand_apart(pairs: list[float]) -> list[int]:
     ("pairs", "layers"),
     [
         ([0.3, 2.4, 2.6, 2.5, 2.7], []),  # a first layer is unlike the others in healthy models
-        ([0.3, 2.4, 2.6, 0.1, 2.5, 2.7], [3]),  # and does not stand for the one that broke
+        ([0.3, 2.4, 2.6, 0.1, 2.5, 2.7], [3]),  # and does not hide the one that broke
         ([2.5, 4.0, 3.1, 0.5, 2.1, 1.4], []),  # layers differ as much as this one does
         ([2.5, 4.0, 4.1, 0.5, 3.9, 4.2], [3]),
         ([0.1, 0.1, 0.2, 0.1], [0, 1, 2, 3]),  # all are transposed

@@ -1,4 +1,4 @@
-"""Matrices drawn by any law are told as untrained beside gains that look trained, and no trained layer is."""
+"""Matrices drawn by any law count as untrained even where gains look trained; no trained layer does."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -235,4 +235,4 @@ def test_names_in_a_hostile_checkpoint_s_path_are_text(tmp_path: Path) -> None:
 def test_the_strongest_link_stands_beside_what_random_spaces_share(embedded: ws.Model) -> None:
     """Two random spaces of 32 of 255 dimensions (a LayerNorm takes one of 256) share 32^2 / 255 dimensions."""
     circuits = ws.circuits(embedded)
-    assert f"of the 32 dimensions that 0.1 writes (random spaces: {32 * 32 / 255:.1f})" in circuits.lead
+    assert f"of the 32 dimensions that head 0.1 writes (random spaces: {32 * 32 / 255:.1f})" in circuits.lead

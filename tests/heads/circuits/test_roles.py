@@ -14,7 +14,7 @@ from weightscope.core.embedded import FOLDER
 from weightscope.heads.circuits.names import (
     ROLES,
     Role,
-    Tried,
+    RoleTrials,
     assign_names,
     identity,
     interval,
@@ -201,7 +201,7 @@ def test_the_first_role_whose_threshold_is_reached_names_a_head() -> None:
 
 def test_a_name_that_is_often_wrong_is_not_given() -> None:
     def role(right: int, otherwise: str = "") -> Role:
-        return Role("copying", "copying", 1, Tried(right, 9, 3, 0.2, 0.9, 0.3, 0.8), otherwise=otherwise)
+        return Role("copying", "copying", 1, RoleTrials(right, 9, 3, 0.2, 0.9, 0.3, 0.8), otherwise=otherwise)
 
     assert role(6).name == "copying" and role(5).name == ""
     assert role(5, "keys read a head").name == "keys read a head"

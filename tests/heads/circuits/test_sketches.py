@@ -14,7 +14,7 @@ from tests.support.weights import shared
 from weightscope.core.engine import Processes
 from weightscope.core.files import Files
 from weightscope.heads.circuits import passes
-from weightscope.heads.circuits.passes import PROBES, Written, doubt, pair_scores, sketched, wiring
+from weightscope.heads.circuits.passes import PROBES, WrittenRows, doubt, pair_scores, sketched, wiring
 from weightscope.heads.circuits.spaces import layer_spaces
 from weightscope.heads.circuits.wiring import MEASURES, PROJECTIONS, strongest
 from weightscope.model.sources import Source
@@ -52,7 +52,7 @@ def test_doubt_grows_with_what_would_have_to_be_true() -> None:
 def test_estimates_are_right_in_the_mean(kind: str, sizes: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     first, second = (layer_spaces(random_layer(rng, 48, 20, *sizes), centred=False) for _ in range(2))
-    exact = pair_scores(Written.whole(first.written), second.read[kind])
+    exact = pair_scores(WrittenRows.whole(first.written), second.read[kind])
     drawn = np.stack([pair_scores(sketched(first.written, seed), second.read[kind]) for seed in range(400)])
     error = (drawn.mean(axis=0) - exact) / (drawn.std(axis=0) / np.sqrt(len(drawn)))
     assert np.abs(error).max() < 4

@@ -17,7 +17,7 @@ from tests.support.tiny_models import NAMES, fixture
 from weightscope.core.compute.device import CPU, Device, open_device
 from weightscope.core.files import Files
 from weightscope.heads.circuits import passes
-from weightscope.heads.circuits.passes import Written, pair_scores, wiring
+from weightscope.heads.circuits.passes import WrittenRows, pair_scores, wiring
 from weightscope.heads.circuits.spaces import Spaces, layer_spaces
 from weightscope.heads.circuits.wiring import PROJECTIONS, random_overlap
 from weightscope.model.layers.layer import Layer
@@ -29,7 +29,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 def measures(written: Spaces, read: Spaces, device: Device = CPU) -> tuple[np.ndarray, np.ndarray]:
     """PK and CS."""
-    pk, squared = pair_scores(Written.whole(written, device), read, device)
+    pk, squared = pair_scores(WrittenRows.whole(written, device), read, device)
     return pk, np.sqrt(squared)
 
 

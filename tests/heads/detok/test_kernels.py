@@ -119,7 +119,7 @@ def test_the_command_writes_curves_trends_and_figures(tmp_path: Path) -> None:
     assert (layer, head, distance) == ("1", "3", "63")
     assert float(mean) == pytest.approx(last, rel=1e-5)
     page = (tmp_path / "report.html").read_text()
-    assert "bare token embeddings behind the layer" in page  # the fixture has no feed-forward networks
+    assert "bare token embeddings through the layer" in page  # the fixture has no feed-forward networks
     assert "no counts were at hand" in page
 
 
@@ -146,7 +146,7 @@ def test_a_pass_that_overflows_is_replaced_by_embeddings(tmp_path: Path) -> None
     save_file(weights | {name: np.full_like(weights[name], 3e38) for name in names}, file)
     result = run("positions", source, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "bare token embeddings behind the layer" in result.stderr
+    assert "bare token embeddings through the layer" in result.stderr
     assert "Warning" not in result.stderr
 
 
@@ -165,7 +165,7 @@ def followed(model: ws.Model) -> dict[int, np.ndarray]:
         ("gpt2", ["--counts", "COUNTS"], "--counts is for models without position embeddings"),
         ("dinov3_vit", [], "rotates patches of an image by row and column"),
         ("hunyuan", [], "multiplies its queries by unequal gains"),
-        ("deberta_v3_relative", [], "has terms of one token and a distance"),
+        ("deberta_v3_relative", [], "adds terms of one token and a distance"),
     ],
 )
 def test_what_does_not_apply_is_refused(name: str, options: list[str], says: str, tmp_path: Path) -> None:

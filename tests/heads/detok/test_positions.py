@@ -168,7 +168,7 @@ def test_a_last_position_that_was_trained_less_is_told(embedded: ws.Model) -> No
     before, last = np.abs(terms.t_p[:, -2:]).T
     assert terms.cliff == pytest.approx(np.median(last / before)) and terms.cliff < 0.6
     assert terms.cautions[0].startswith(
-        f"T^p of the last position, 255, is {terms.cliff:.2f} times that of position 254"
+        f"T^p of the last position, 255, is {terms.cliff:.2f} times T^p of position 254"
     )
     level = replace(terms, p_numerator=np.repeat(terms.p_numerator[:, :1], 256, axis=1), sigma=NO_NORM)
     assert level.cliff is None and level.cautions == ()
@@ -249,7 +249,7 @@ def test_a_spread_divides_each_part_by_its_own_sigma(tmp_path: Path) -> None:
     np.testing.assert_allclose(terms.heads["near_mass"], near, rtol=1e-5)
     assert terms.nearest_head() == near.argmax()
     assert f"none gives more than {near.max():.1%} of its attention to the nearest tenth" in result.stdout
-    said = "s = 0.3 (0.15 and 0.6 shown beside it) stands in for token embeddings: it holds where these are"
+    said = "s = 0.3 (0.15 and 0.6 shown too) replaces the token embeddings: this holds where they are"
     assert said in result.stderr and said in (tmp_path / "out" / "report.html").read_text()
     low, high = (terms.heads[f"near_mass_{end}"] for end in ("low", "high"))
     assert (low <= near + 1e-6).all() and (near <= high + 1e-6).all()

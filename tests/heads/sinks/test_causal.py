@@ -1,4 +1,4 @@
-"""Sinks changed while a model runs: losses are those of transformers' model whose gathered values are changed by plain
+"""Sinks changed while a model runs: losses equal transformers' with gathered values changed by plain
 loops; what replaces a sink is of other texts; heads are grouped as their mechanisms say."""
 
 import csv

@@ -22,7 +22,7 @@ from weightscope.core.embedded import FOLDER as EMBEDDED  # noqa: E402
 from weightscope.core.files import Files  # noqa: E402
 from weightscope.heads.sinks.mechanisms import (  # noqa: E402
     MEASURES,
-    Inputs,
+    SinkInputs,
     SinkMechanisms,
     SinkObserver,
     first_pairs,
@@ -101,7 +101,7 @@ def test_every_number_matches_a_plain_loop(name: str, tmp_path: Path) -> None:
     case = case_named(name)
     runner, sequences = runner_of(case, tmp_path), sequences_of(case)
     tokens = tokens_for(case, runner.model)
-    sinks = sink_mechanisms(runner, Inputs(dict(enumerate(sequences)), tokens, ""))
+    sinks = sink_mechanisms(runner, SinkInputs(dict(enumerate(sequences)), tokens, ""))
     kept: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray, Layer]] = {}
 
     def keep(seen: Activations) -> None:
@@ -393,7 +393,7 @@ def test_a_norm_keeps_the_length_of_a_token_from_its_logit() -> None:
 
 
 def mechanisms(seen: Activations) -> list[str]:
-    observer = SinkObserver([seen.layer], Inputs({"text": np.arange(N)}, every_third_special(), ""))
+    observer = SinkObserver([seen.layer], SinkInputs({"text": np.arange(N)}, every_third_special(), ""))
     observer(seen)
     sinks = SinkMechanisms(
         model="planted", **observer.measured(), qk_singular_values=np.ones((1, seen.layer.n_heads, R))
@@ -437,7 +437,9 @@ def sinks_of_embedded() -> SinkMechanisms:
     tokenizer = Tokenizer.load(EMBEDDED)
     text = "It was the best of times, it was the worst of times. " * 4
     texts = {f"text {n}": np.array([0, *tokenizer.encode(text[n:])])[: 30 - n] for n in range(4)}
-    return sink_mechanisms(open_runner(ws.open_model(EMBEDDED)), Inputs(texts, text_tokens(tokenizer), "four texts"))
+    return sink_mechanisms(
+        open_runner(ws.open_model(EMBEDDED)), SinkInputs(texts, text_tokens(tokenizer), "four texts")
+    )
 
 
 def read_csv(files: Files, name: str) -> list[dict[str, str]]:
@@ -498,14 +500,16 @@ def test_lemmas_hold_of_a_trained_model_and_of_learned_sinks(sinks_of_embedded: 
     assert lemmas_hold(sinks_of_embedded)
     case = case_named("gpt_oss")  # its rows do not sum to one
     runner = runner_of(case, tmp_path)
-    assert lemmas_hold(sink_mechanisms(runner, Inputs(dict(enumerate(sequences_of(case))), every_third_special(), "")))
+    assert lemmas_hold(
+        sink_mechanisms(runner, SinkInputs(dict(enumerate(sequences_of(case))), every_third_special(), ""))
+    )
 
 
 def test_a_page_shows_registers_where_there_are_some(tmp_path: Path) -> None:
     for name, some in (("dinov2", False), ("dinov2_with_registers", True)):
         runner, files = runner_of(case_named(name), tmp_path / name), Files()
         images = dict(enumerate(sequences_of(case_named(name))))
-        sinks = sink_mechanisms(runner, Inputs(images, image_tokens(runner.model), ""))
+        sinks = sink_mechanisms(runner, SinkInputs(images, image_tokens(runner.model), ""))
         write_mechanisms_page(files, sinks)
         drawn = {name.removesuffix(".png") for name in files.contents if name.endswith(".png")}
         assert drawn - {"registers"} == {
@@ -533,7 +537,7 @@ def test_attention_flows_to_some_kind_of_token(sinks_of_embedded: SinkMechanisms
 
 
 def test_a_text_of_one_token_is_refused(sinks_of_embedded: SinkMechanisms) -> None:
-    inputs = Inputs({"short": np.array([3])}, sinks_of_embedded.inputs.tokens, "")
+    inputs = SinkInputs({"short": np.array([3])}, sinks_of_embedded.inputs.tokens, "")
     with pytest.raises(ws.CheckpointError, match="embedded: short has one token; sinks need several"):
         sink_mechanisms(open_runner(ws.open_model(EMBEDDED)), inputs)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from weightscope.heads.sinks.updates import Stack, influence, mean_of_context, normalised_variance, spectral_ratio
+from weightscope.heads.sinks.updates import UpdateStack, influence, mean_of_context, normalised_variance, spectral_ratio
 
 D, HEADS = 12, 5
 
@@ -15,9 +15,9 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def one_first_token(rng: np.random.Generator) -> tuple[Stack, np.ndarray]:
+def one_first_token(rng: np.random.Generator) -> tuple[UpdateStack, np.ndarray]:
     """Texts of several lengths on the same directions."""
-    directions, stack, rows = rng.normal(size=(HEADS, D)), Stack(), []
+    directions, stack, rows = rng.normal(size=(HEADS, D)), UpdateStack(), []
     for n in (7, 3, 30):
         coefficients = rng.random((n, HEADS))
         stack.add(coefficients, directions, of="BOS")
@@ -25,9 +25,9 @@ def one_first_token(rng: np.random.Generator) -> tuple[Stack, np.ndarray]:
     return stack, np.concatenate(rows)
 
 
-def several_first_tokens(rng: np.random.Generator) -> tuple[Stack, np.ndarray]:
+def several_first_tokens(rng: np.random.Generator) -> tuple[UpdateStack, np.ndarray]:
     """More directions than dimensions, and a text that begins like an earlier one."""
-    stack, rows = Stack(), []
+    stack, rows = UpdateStack(), []
     directions = [rng.normal(size=(HEADS, D)) for _ in range(4)]
     for token in (0, 1, 2, 0, 3):
         coefficients = rng.random((8, HEADS))
@@ -36,14 +36,14 @@ def several_first_tokens(rng: np.random.Generator) -> tuple[Stack, np.ndarray]:
     return stack, np.concatenate(rows)
 
 
-def vectors_themselves(rng: np.random.Generator) -> tuple[Stack, np.ndarray]:
-    stack, rows = Stack(), [rng.normal(size=(n, D)) + 2 for n in (5, 20)]
+def vectors_themselves(rng: np.random.Generator) -> tuple[UpdateStack, np.ndarray]:
+    stack, rows = UpdateStack(), [rng.normal(size=(n, D)) + 2 for n in (5, 20)]
     for each in rows:
         stack.add(each)
     return stack, np.concatenate(rows)
 
 
-Build = Callable[[np.random.Generator], tuple[Stack, np.ndarray]]
+Build = Callable[[np.random.Generator], tuple[UpdateStack, np.ndarray]]
 every_kind = pytest.mark.parametrize("build", [one_first_token, several_first_tokens, vectors_themselves])
 
 
@@ -69,7 +69,7 @@ def test_means_match_the_rows(build: Build, rng: np.random.Generator) -> None:
 
 def test_bias_one_direction_and_chance_differ(rng: np.random.Generator) -> None:
     """R is 0 for a constant only; SpectralRatio is 1 for anything on a line; chance has neither."""
-    vector, bias, line, chance = rng.normal(size=D), Stack(), Stack(), Stack()
+    vector, bias, line, chance = rng.normal(size=D), UpdateStack(), UpdateStack(), UpdateStack()
     bias.add(np.tile(vector, (50, 1)))
     line.add(rng.normal(size=(50, 1)) * vector)
     chance.add(rng.normal(size=(5000, D)))
@@ -83,7 +83,7 @@ def test_bias_one_direction_and_chance_differ(rng: np.random.Generator) -> None:
 
 def test_influence_is_linear_in_what_the_sink_writes(rng: np.random.Generator) -> None:
     rows = rng.normal(size=(9, D))
-    small, large = Stack(), Stack()
+    small, large = UpdateStack(), UpdateStack()
     small.add(rows)
     large.add(3 * rows)
     assert influence(large, small) == pytest.approx(3)

@@ -81,7 +81,7 @@ def read_by_all() -> set[str]:
 
 
 def modules_of(make: Any) -> set[Path]:
-    """The modules of a config's models: those of its folder, and those that they take classes from."""
+    """The modules of a config's models: its folder's modules, and the modules they take classes from."""
     folder = Path(inspect.getfile(make)).parent
     found = {*folder.glob("modeling_*.py")}
     for path in [*found]:

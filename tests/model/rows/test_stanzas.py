@@ -16,7 +16,7 @@ from tests.support.commands import run
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.model.config.config import Every
 from weightscope.model.layers.steps.sinks import Sinks
-from weightscope.model.rows.cells import Biases, Inputs, QkNorm, StoredNorm
+from weightscope.model.rows.cells import Biases, QkNorm, RowInputs, StoredNorm
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.stanzas import ROOTS, file_of, read_rows, stanza_of
 from weightscope.model.rows.table import FAMILIES, Rows, own_folder
@@ -109,7 +109,7 @@ inputs = { tokens = "", more = "patches" }
     assert row.configured({"use_qk_norm": True}).scores.qk_norm == QkNorm()
     assert row.in_layer("sliding_attention").steps == (Sinks("mixer.sinks"),)
     assert (alias.name, alias.types, alias.heads.q) == ("latecomer", ("latecomer",), row.heads.q)
-    assert (vision.name, vision.tower, vision.inputs) == ("newcomer", "vision", Inputs(more="patches"))
+    assert (vision.name, vision.tower, vision.inputs) == ("newcomer", "vision", RowInputs(more="patches"))
     assert vision.types == ("newcomer_vision", "latecomer_vision")
 
 

@@ -79,7 +79,7 @@ def test_key_without_effect_passes_the_gate_and_is_mentioned(name: str, key: str
 
 
 def test_key_that_only_transformers_4_reads_is_named_with_its_reader(tmp_path: Path) -> None:
-    """transformers 5 reads rope_parameters, and not what stands beside them."""
+    """transformers 5 reads rope_parameters and ignores the keys next to it."""
     comparison = ws.compare(fixture("llama").model, ws.open_model(copied(tmp_path / "b", "llama", rope_theta=77.0)))
     assert not comparison.findings and "rope_theta (read by transformers 4 alone)" in comparison.lead
 

@@ -139,7 +139,7 @@ def test_missing_head_is_a_note_for_a_classifier_and_a_warning_for_a_language_mo
     assert kinds_found(a, b, every) == {kind}
     comparison = ws.compare(a, b, all_tensors=every)
     assert comparison.findings.that_fail(["warning"]) == ([] if kind == "other_head" else comparison.findings)
-    # A lost head is a change by its whole norm, not by what it has in common with the embedding; a new one has no base.
+    # A lost head is a change by its whole norm, not by its overlap with the embedding; a new one has no base.
     assert comparison.largest_change() == (np.inf if score and every else 1)
     assert "Only in the first: the language-model head." in comparison.lead or (score and every)
     if every:

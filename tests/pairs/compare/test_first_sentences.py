@@ -165,7 +165,7 @@ def compared(a: Path, b: Path, *options: str) -> tuple[dict, int]:
 
 
 def counts_add_up(lead: str) -> bool:
-    """Whether no sentence counts more of a set than it has, and those of all tensors add up to their number."""
+    """No sentence counts more of a set than it has, and the counts of all tensors add up to their number."""
     shares = re.findall(r"\b(\d+) of (\d+) ", lead)
     of_all = re.search(r"Of (\d+) tensors: (.*?)\.(?= |$)", re.sub(r"\([^()]*\)", "", lead))
     parts = [int(n) for n in re.findall(r"(?:^|, )(\d+) ", of_all[2])] if of_all else []

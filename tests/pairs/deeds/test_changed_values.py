@@ -94,16 +94,16 @@ def test_a_deed_with_one_value_beside_it_is_not_named() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((64, 64)).astype(np.float32)
     for what, y in {What.NEGATED: -x, What.SCALED: 3 * x, What.HEADS: np.roll(x, 8, axis=0)}.items():
-        exact, beside = y.copy(), y.copy()
-        beside[3, 5] += 0.01
-        deeds = [found(Side(x), Side(each), "q") for each in (exact, beside)]
+        exact, shifted = y.copy(), y.copy()
+        shifted[3, 5] += 0.01
+        deeds = [found(Side(x), Side(each), "q") for each in (exact, shifted)]
         assert deeds[0] is not None and deeds[0].what is what
         assert deeds[1] is None, deeds[1]
 
 
 @pytest.mark.parametrize(("factor", "slip"), [(0.01, "applied twice"), (100.0, "missing")])
 def test_the_direction_of_a_factor_tells_a_missing_scale_from_one_applied_twice(factor: float, slip: str) -> None:
-    """Scales are below one, and rows of one size say nothing of which was done."""
+    """Scales are below one, and rows of one size do not show which deed it was."""
     rng = np.random.default_rng(0)
     x = np.sign(rng.standard_normal((64, 64))).astype(np.float32)
     y = (x * factor * np.exp(0.1 * rng.standard_normal((64, 1)))).astype(np.float32)

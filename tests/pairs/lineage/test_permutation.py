@@ -78,7 +78,7 @@ def alike(weights, seed):
 
 
 def test_strangers_with_gate_and_up_alike_get_no_small_p(base, tmp_path):
-    """Assignments by gate and by up are alike then, whoever the networks are of; networks of other layers show it."""
+    """Assignments by gate and by up are alike then, whatever the networks; networks of other layers show it."""
     ours, published_ps = [], []
     for seed in range(6):
         a, b = (alike(read_weights(base), each) for each in (seed, 100 + seed))

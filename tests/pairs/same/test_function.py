@@ -251,7 +251,7 @@ def test_a_closed_neuron_may_not_say_something_else(changed: Changing) -> None:
 
     def close(weights: Weights) -> None:
         gate, norm = weights[_module("mlp.gate_proj")], weights[_module("post_attention_layernorm")]
-        inputs = np.random.default_rng(1).standard_normal((6, 64))  # those of the layer, nearly
+        inputs = np.random.default_rng(1).standard_normal((6, 64))  # nearly the layer's inputs
         shut[:] = -1000 * np.linalg.lstsq(inputs * norm, np.ones(6), rcond=None)[0]
         gate[0] = shut
 

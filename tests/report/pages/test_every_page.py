@@ -96,7 +96,7 @@ def test_a_figure_is_a_click_from_its_files_and_says_what_it_shows(
 ) -> None:
     page = written(name)
     tab.open(page, 1280)
-    links = tab.run("[...document.querySelectorAll('.beside a')].map(a => a.getAttribute('href'))")
+    links = tab.run("[...document.querySelectorAll('.aside a')].map(a => a.getAttribute('href'))")
     files = {link for link in links if not link.startswith(("data:", "#"))}
     assert all((page.parent / link).exists() for link in files)
     for drawn in page.parent.glob("*.svg"):
@@ -123,7 +123,7 @@ def test_a_page_prints_light_open_and_whole(name: str, written: Callable[[str], 
     tab.call("Emulation.setEmulatedMedia", media="print", features=dark)
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert tab.run("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
-    assert tab.run(SEEN.format("select, input, .beside, .hint, #more")) == 0
+    assert tab.run(SEEN.format("select, input, .aside, .hint, #more")) == 0
     assert tab.run(SEEN.format("details > :not(summary)")) == tab.run(
         "document.querySelectorAll('details > :not(summary)').length"
     )

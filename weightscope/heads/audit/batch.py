@@ -108,8 +108,8 @@ class FinishedLayers:
 
     def removed(self, layer: int) -> CheckpointError:
         """Error about a finished layer that is gone; possible where a folder cannot be locked."""
-        other = "another audit of this folder has removed it since"
-        problem = f"layer {layer} was finished, and {other}; run one at a time"
+        cause = "another audit of this folder has removed it since"
+        problem = f"layer {layer} was finished, and {cause}; run one at a time"
         return CheckpointError(problem, file=self.folder)
 
     def clear(self) -> None:
@@ -560,9 +560,9 @@ def read_checkpoints(path: Path) -> list[dict[str, str]]:
             problem = f"cannot be read as a list of checkpoints ({error})"
             raise CheckpointError(problem, file=path) from None
         if "source" not in columns or set(columns) - set(COLUMNS):
-            found = printable(", ".join(columns))
+            given = printable(", ".join(columns))
             expected = f"source and any of {', '.join(COLUMNS)} are expected"
-            raise CheckpointError(f"has the columns {found}; {expected}", file=path)
+            raise CheckpointError(f"has the columns {given}; {expected}", file=path)
     sources = [row["source"] for row in rows]
     if not all(sources) or not sources or len(set(sources)) < len(sources):
         problem = "must name at least one checkpoint, each once, without empty lines"

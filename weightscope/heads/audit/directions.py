@@ -17,9 +17,9 @@ from weightscope.core.progress import bar
 from weightscope.heads.audit.measure import MAPS, Arrays, MeasuredHeads
 from weightscope.model.layers.layer import Head
 from weightscope.model.metrics.spaces import (
-    Block,
     Directions,
     Nearest,
+    SpectrumBlock,
     directions_from,
     nearest_rows,
 )
@@ -64,7 +64,7 @@ class Line:
     """Tokens of a direction, or of a block of directions with near-equal singular values."""
 
     map: str
-    block: Block  # the singular values; their vectors are not kept
+    block: SpectrumBlock  # the singular values; their vectors are not kept
     # A side, the rows that it is compared with, the nearest of them, their tokens.
     sides: tuple[tuple[str, TokenRows, Nearest, list[str]], ...]
 
@@ -234,7 +234,7 @@ def _with_tokens(
     group.clear()
     nearest = {rows: iter(rows.nearest(_taken(some))) for rows, some in spaces.items() if some}
 
-    def line(map_name: str, block: Block) -> Line:
+    def line(map_name: str, block: SpectrumBlock) -> Line:
         sides: list[tuple[str, TokenRows, Nearest, list[str]]] = []
         for side in () if block.wide else SIDES[map_name]:
             rows = written if side == WRITES else read

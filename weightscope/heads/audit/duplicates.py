@@ -125,12 +125,12 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
                 places = [(layers[number // n_heads], number % n_heads) for number in numbers]
                 repeated = tuple(layer for layer, _ in places)
                 by_layers.setdefault(repeated, []).append((places, likeness))
-            for repeated, found in by_layers.items():
+            for repeated, places_alike in by_layers.items():
                 # One head of each layer per cluster, for all heads: the layers repeat each other.
-                if len(found) == n_heads > 1 and len(set(repeated)) == len(repeated):
-                    yield _repeated_layers(kind, name, repeated, found)
+                if len(places_alike) == n_heads > 1 and len(set(repeated)) == len(repeated):
+                    yield _repeated_layers(kind, name, repeated, places_alike)
                 else:
-                    yield from (_like_heads(kind, name, *cluster) for cluster in found)
+                    yield from (_like_heads(kind, name, *cluster) for cluster in places_alike)
 
 
 def clusters(
@@ -304,5 +304,5 @@ def _by_layer(places: Sequence[Place]) -> str:
     named = list(by_layer.items())[:LAYERS_NAMED]
     parts = [f"layer {layer} heads {spans(heads)}" for layer, heads in named]
     if more := len(by_layer) - len(named):
-        parts.append(f"and those of {counted(more, 'layer')} more")
+        parts.append(f"and heads of {counted(more, 'layer')} more")
     return "; ".join(parts)

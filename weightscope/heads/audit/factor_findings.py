@@ -265,9 +265,9 @@ def _unlearned_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]
         times = float(np.exp(known_median(relation[alone])))
         text = (
             f"In {indexed('layer', layers)} W_Q, W_K, W_V and W_O have no singular value beyond "
-            f"those of the same entries shuffled, and W_Q and W_K, W_V and W_O are {times:.2g} "
-            f"times as alike as other pairs (at least {np.exp(TRAINED):.0f} where they were "
-            "trained): they are as initialised."
+            "the spectrum of the same entries shuffled, and W_Q and W_K, W_V and W_O are "
+            f"{times:.2g} times as alike as other pairs (at least {np.exp(TRAINED):.0f} where they "
+            "were trained): they are as initialised."
         )
         yield untrained_weights(
             measure="factor_relation",
@@ -465,7 +465,7 @@ def _misplaced_findings(heads: MeasuredHeads, misplaced: Misplaced) -> Iterator[
             number=wrong,
             usual=right,
             text=f"{looks.format(indexed('layer', layers))} sizes along the heads' dimensions "
-            f"follow those of other layers along the stream (cosine {right:.2f}), and the sizes "
+            f"follow other layers' sizes along the stream (cosine {right:.2f}), and the sizes "
             f"along the stream do not ({wrong:.2f}).",
             members=tuple(
                 Member("layer", layer, layer=layer, number=as_read)

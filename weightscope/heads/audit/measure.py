@@ -30,7 +30,13 @@ from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.logits import LogitBounds
 from weightscope.model.metrics import spectra
 from weightscope.model.metrics.head_factors import column_energies, factor_arrays, row_arrays
-from weightscope.model.metrics.spaces import Probes, leading_blocks, probes, shown, space_sketch
+from weightscope.model.metrics.spaces import (
+    SpaceProbes,
+    leading_blocks,
+    probes,
+    shown,
+    space_sketch,
+)
 from weightscope.model.metrics.spectra import (
     affine_singular_values,
     copying_score,
@@ -127,7 +133,7 @@ class Projection(ShowsShapes):
     sketch: np.ndarray
 
     @classmethod
-    def of(cls, factor: np.ndarray, gram: np.ndarray, against: Probes) -> "Projection":
+    def of(cls, factor: np.ndarray, gram: np.ndarray, against: SpaceProbes) -> "Projection":
         """The triangle and sketch of a factor, from its Gram matrix."""
         root = triangle(factor, gram)
         return cls(gram, root, space_sketch(factor, root.r, against))
@@ -146,7 +152,7 @@ def _measure_heads(
     kv: int,
     heads: Sequence[int],
     forms: Mapping[str, np.ndarray],
-    against: tuple[Probes, Probes],
+    against: tuple[SpaceProbes, SpaceProbes],
     device: Device,
     directions: int,
     bounds: LogitBounds,

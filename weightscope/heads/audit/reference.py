@@ -115,8 +115,8 @@ class Reference(ShowsShapes):
             raise CheckpointError(f"{problem} ({type(error).__name__})", file=path) from None
         wanted = (len(known), len(measures), len(THIRDS), len(SHARES))
         if quantiles.shape != wanted or quantiles.dtype != np.float32 or not known:
-            found = f"{quantiles.dtype} {quantiles.shape}"
-            problem = f"has quantiles of {found}; float32 {wanted} were expected"
+            stored = f"{quantiles.dtype} {quantiles.shape}"
+            problem = f"has quantiles of {stored}; float32 {wanted} were expected"
             raise CheckpointError(problem, file=path)
         if problem := _problem(known, measures, quantiles):
             remedy = "make it again with `weightscope reference`"
@@ -374,7 +374,7 @@ class Standing:
             "share of their heads with a lower value, in the same third of the layers; every "
             "checkpoint has the same weight, however many heads it has. Ranks are compared as "
             "shares of a head's width; norms are not scaled, and grow with a model's width. "
-            "Matrices are ranked in the same way among those of their role."
+            "Matrices are ranked in the same way among matrices of the same role."
         )
 
 

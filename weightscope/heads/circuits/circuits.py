@@ -339,8 +339,8 @@ class Circuits(Result):
         pk, r = self.wiring.pk["k"][edge.pair], self.wiring.rank["o"][edge.i, edge.a]
         random = self.wiring.random_pk("k").mean[edge.pair]
         return (
-            f"{sentence} Strongest link by keys: those of {b} overlap {pk:.1f} of the {r} "
-            f"dimensions that {a} writes (random spaces: {random:.1f})."
+            f"{sentence} Strongest link by keys: head {b}'s keys overlap {pk:.1f} of the {r} "
+            f"dimensions that head {a} writes (random spaces: {random:.1f})."
         )
 
     @property

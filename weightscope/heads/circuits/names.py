@@ -87,7 +87,7 @@ def identity(layer: Layer) -> np.ndarray:
 # Names of heads: every role's score, its threshold, and its hits when models were run
 
 
-class Tried(NamedTuple):
+class RoleTrials(NamedTuple):
     """Hits of a role in models that had no part in its threshold (figures/head-roles/roles.csv)."""
 
     right: int  # heads that had the role when run
@@ -111,7 +111,7 @@ class Role:
     role: str
     score: str  # the column of roles.csv that decides it
     least: float  # threshold for the name; no head of a randomly initialised model comes near it
-    tried: Tried | None = None  # None where attention cannot show the role
+    tried: RoleTrials | None = None  # None where attention cannot show the role
     sign: int = 1  # -1 if the score is at most minus the threshold
     otherwise: str = ""  # name for such a head if the role's is not right often enough
 
@@ -152,14 +152,14 @@ class Role:
 # head: being read by keys identifies such heads of GPT-2, SmolLM2 and MiniLM no better than |W_QK|
 # does. Nor does it name a sink: that score is no better than the layer's index.
 ROLES = (
-    Role("previous token", "previous_token", 0.26, Tried(56, 73, 5, 0.51, 0.96, 0.66, 0.83)),
-    Role("induction", "induction", 0.15, Tried(25, 27, 3, 0.50, 1.00, 0.82, 1.00)),
-    Role("duplicate token", "duplicate_token", 0.22, Tried(21, 24, 4, 0.67, 1.00, 0.81, 0.93)),
+    Role("previous token", "previous_token", 0.26, RoleTrials(56, 73, 5, 0.51, 0.96, 0.66, 0.83)),
+    Role("induction", "induction", 0.15, RoleTrials(25, 27, 3, 0.50, 1.00, 0.82, 1.00)),
+    Role("duplicate token", "duplicate_token", 0.22, RoleTrials(21, 24, 4, 0.67, 1.00, 0.81, 0.93)),
     # One of 17 first-layer heads joins words: it has 0.74, the rest under 0.56
     Role("detokenization", "detokenization", 0.65),
     Role("identity", "identity", 0.8),
-    Role("copying", "copying", 1.35, Tried(48, 82, 6, 0.37, 0.77, 0.51, 0.67)),
-    Role("anti-copying", "copying", 1.87, Tried(16, 20, 5, 0.43, 1.00, 0.73, 0.88), sign=-1),
+    Role("copying", "copying", 1.35, RoleTrials(48, 82, 6, 0.37, 0.77, 0.51, 0.67)),
+    Role("anti-copying", "copying", 1.87, RoleTrials(16, 20, 5, 0.43, 1.00, 0.73, 0.88), sign=-1),
 )
 FEEDS_KEYS = Role("feeds keys", "read_by_keys", 0.4)
 ROLES_BY_WIRING = (
@@ -167,7 +167,7 @@ ROLES_BY_WIRING = (
         "induction",
         "reads_by_keys",
         0.24,
-        Tried(25, 44, 5, 0.24, 0.82, 0.43, 0.64),
+        RoleTrials(25, 44, 5, 0.24, 0.82, 0.43, 0.64),
         otherwise="keys read a head",
     ),
     Role("identity", "identity", 0.8),
@@ -215,7 +215,7 @@ COLUMNS = {
     "first_token": ("first token", "share that goes to the first token"),
     "identity": (
         "identity",
-        "$tr(W_VO)/(√(r) ‖W_VO‖_F)$: ±1 where the head passes on what it reads, times one number",
+        "$tr(W_VO)/(√(r) ‖W_VO‖_F)$: ±1 where the head passes its input on, times one number",
     ),
     "reads_by_keys": (
         "keys read",

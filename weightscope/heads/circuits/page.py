@@ -25,7 +25,7 @@ MEANINGS = {
     "duplicate token": "attends to earlier places of its own token",
     "detokenization": "puts the tokens of a split word together: "
     "it looks for what comes before its token in text",
-    "identity": "passes on what it reads, multiplied by one number",
+    "identity": "passes its input on, multiplied by one number",
     "keys read a head": "its keys read much of what one earlier head writes, "
     "as the keys of induction heads do",
     "anti-copying": "lowers the logit of the token it attends to",

@@ -41,21 +41,21 @@ PRODUCT_BYTES = 16 << 20  # bytes of one product: small enough to be summed whil
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Written(ShowsShapes):
+class WrittenRows(ShowsShapes):
     """Rows that represent a layer's writing heads, to multiply with what other heads read."""
 
     rows: Any  # (H, n, d)
     weights: np.ndarray  # (H, 2, n), of the rows' squared products in PK and in CS^2
 
     @classmethod
-    def whole(cls, spaces: Spaces, device: Device = CPU) -> "Written":
+    def whole(cls, spaces: Spaces, device: Device = CPU) -> "WrittenRows":
         """Every direction: all alike for PK, by their shares for CS."""
         weights = np.stack([np.ones_like(spaces.use[:, 0]), spaces.use[:, 0]], axis=1)
         return cls(device.put(spaces.directions), weights.astype(np.float32))
 
 
 def pair_scores(
-    written: Written, read: Spaces, device: Device = CPU, columns: Any = None
+    written: WrittenRows, read: Spaces, device: Device = CPU, columns: Any = None
 ) -> np.ndarray:
     """PK and CS^2 of all heads a of one layer with all heads b of a later one: (2, H, H)."""
     xp = device.xp
@@ -136,7 +136,7 @@ PROBES = 8
 FAILURE = 1e-4  # probability that any of the strongest pairs is left out
 
 
-def sketched(spaces: Spaces, layer: int) -> Written:
+def sketched(spaces: Spaces, layer: int) -> WrittenRows:
     """Random sketches of what the heads of a layer write, as rows; the same at every call."""
     h, r, d = spaces.directions.shape
     rows = np.empty((h, LEADING + 2 * PROBES, d), np.float32)
@@ -151,7 +151,7 @@ def sketched(spaces: Spaces, layer: int) -> Written:
         rows[head, LEADING:] = combined @ directions[LEADING:]
     weights[:, 0, :LEADING], weights[:, 1, :LEADING] = 1, use[:, :LEADING]
     weights[:, 0, LEADING : LEADING + PROBES] = weights[:, 1, LEADING + PROBES :] = 1 / PROBES
-    return Written(CPU.put(rows), weights)
+    return WrittenRows(CPU.put(rows), weights)
 
 
 def doubt(estimate: np.ndarray, value: np.ndarray, scale: np.ndarray | float) -> np.ndarray:
@@ -344,7 +344,7 @@ def pass_task(
     h, n = model.config.n_heads, len(layers) - group.start
     scores = np.full((2, len(kinds), len(group), h, n, h), np.nan, np.float32)
     facts = _no_facts(n, h)
-    written: list[Written] = []  # one layer's each, or several small ones'
+    written: list[WrittenRows] = []  # one layer's each, or several small ones'
     # rows of heads that one product takes
     together = SMALL_BYTES // (4 * model.config.head_dim * h) if device is CPU else 0
 
@@ -359,7 +359,7 @@ def pass_task(
         if written:
             _meet(written, spaces.read, kinds, device, scores[..., m, :])
         if m < len(group):
-            rows = Written.whole(spaces.written, device)
+            rows = WrittenRows.whole(spaces.written, device)
             if not exact:
                 rows = sketched(spaces.written, layers[group.start + m])
             _keep(written, rows, together)
@@ -379,18 +379,18 @@ def _one_ahead(read: Callable[[int], Layer], indices: Sequence[int]) -> Iterator
         yield coming.result()
 
 
-def _keep(written: list[Written], more: Written, together: int) -> None:
+def _keep(written: list[WrittenRows], more: WrittenRows, together: int) -> None:
     """Add what a layer writes, joined to the last ones' while both have few rows `together`."""
     alike = written and written[-1].rows.shape[1:] == more.rows.shape[1:]
     if alike and (len(written[-1].weights) + len(more.weights)) * more.rows.shape[1] <= together:
         last = written.pop()
         rows = np.concatenate([last.rows, more.rows])
-        more = Written(rows, np.concatenate([last.weights, more.weights]))
+        more = WrittenRows(rows, np.concatenate([last.weights, more.weights]))
     written.append(more)
 
 
 def _meet(
-    written: Sequence[Written],
+    written: Sequence[WrittenRows],
     read: Mapping[str, Spaces],
     kinds: Sequence[str],
     device: Device,
@@ -499,7 +499,7 @@ def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) ->
             number, group = spot
             positions = np.flatnonzero(reading & (pairs[:, 0] == number) & (pairs[:, 4] == group))
             heads = [held[int(i), int(a)] for i, a in pairs[positions, 1:3]]
-            together = Written(*(np.concatenate(parts) for parts in zip(*heads, strict=True)))
+            together = WrittenRows(*(np.concatenate(parts) for parts in zip(*heads, strict=True)))
             readers: Sequence[int] = [group]
             if PROJECTIONS[number] == "q":
                 readers = range(group * shared, (group + 1) * shared)
@@ -508,7 +508,7 @@ def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) ->
 
         list(in_threads(meet, spots))
         for a in writers:
-            rows = Written.whole(spaces.written.only([a]))
+            rows = WrittenRows.whole(spaces.written.only([a]))
             held[m, a] = rows.rows, rows.weights
 
     for m in sorted({int(m) for m in pairs[:, [1, 3]].ravel()}):

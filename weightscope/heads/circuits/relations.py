@@ -190,7 +190,7 @@ class Relation(NamedTuple):
             places = zip(kept["layer"], kept["head"], kept[f"score{ending}"], strict=True)
             named = [f"{layer}.{head} ({score:.0%})" for layer, head, score in places][:NAMED]
             sentences.append(f"beyond chance, {verb} them: {', '.join(named) or 'no head'}")
-        alone = f"Embeddings alone map {self.alone:.0%} of them."
+        alone = f"Embeddings alone map {self.alone:.0%} of the pairs."
         heads = f"Heads that, {'; that, '.join(sentences)}."
         return f"Relation: {self.pairs.told}. {alone} {heads}".replace("%", " %")
 

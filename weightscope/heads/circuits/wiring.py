@@ -20,7 +20,7 @@ ALL = slice(None)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Overlap(ShowsShapes):
+class RandomOverlap(ShowsShapes):
     """Mean and spread of the overlap of two randomly oriented spaces.
 
     For symmetric A and B and a rotation R drawn at random, tr(A R B R') has mean tr A tr B / d and
@@ -32,13 +32,15 @@ class Overlap(ShowsShapes):
     spread: np.ndarray
 
 
-def random_overlap(trace_a: Any, square_a: Any, trace_b: Any, square_b: Any, d: int) -> Overlap:
+def random_overlap(
+    trace_a: Any, square_a: Any, trace_b: Any, square_b: Any, d: int
+) -> RandomOverlap:
     """Mean and standard deviation of tr(A R B R') over rotations R of R^d."""
     trace_a, trace_b = np.asarray(trace_a), np.asarray(trace_b)
     varied_a = d * np.asarray(square_a) - trace_a**2
     varied_b = d * np.asarray(square_b) - trace_b**2
     variance = 2 * np.maximum(varied_a * varied_b, 0) / (d**2 * max(d - 1, 1) * (d + 2))
-    return Overlap(trace_a * trace_b / d, np.sqrt(variance))
+    return RandomOverlap(trace_a * trace_b / d, np.sqrt(variance))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,12 +70,12 @@ class Wiring(ShowsShapes):
         """Query heads that share a key-value head."""
         return self.n_heads // self.n_kv_heads
 
-    def random_pk(self, kind: str, layers: slice = ALL) -> Overlap:
+    def random_pk(self, kind: str, layers: slice = ALL) -> RandomOverlap:
         """PK of random spaces of the same dimensions, (L, H, L, H), for some layers' writers."""
         a, b = self.rank["o"][layers, :, None, None], self.rank[kind]
         return random_overlap(a, a, b, b, self.width)
 
-    def random_cs_squared(self, kind: str, layers: slice = ALL) -> Overlap:
+    def random_cs_squared(self, kind: str, layers: slice = ALL) -> RandomOverlap:
         """CS^2 of matrices turned at random, (L, H, L, H), for some layers' writers."""
         written = self.concentration["o"][layers, :, None, None]
         return random_overlap(1.0, written, 1.0, self.concentration[kind], self.width)

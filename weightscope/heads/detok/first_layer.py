@@ -85,7 +85,7 @@ def six_terms(query: Parts, key: Parts) -> SixTerms:
 ROWS = 64  # rows of scores taken apart at a time, few enough for a core's cache
 
 
-class Moved(NamedTuple):
+class TermContributions(NamedTuple):
     """Distance that attention from each position moves without each term, and the attention."""
 
     contributions: dict[str, np.ndarray]  # (n,): c_i of every term, in nats (eqs 15-18)
@@ -93,7 +93,7 @@ class Moved(NamedTuple):
     attention: np.ndarray  # (n, n), 0 where a key is not visible
 
 
-def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> Moved:
+def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> TermContributions:
     """Measure how far attention from position i moves without a term (section 5); visible (n, n).
 
     P_i is the attention without the term, Q_i with it. Eq. 18 is D_KL(P_i || Q_i) of scores divided
@@ -121,7 +121,9 @@ def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> Mo
             undivided_mean = (undivided * term).sum(axis=1)
             drawn[name][rows] = undivided_without - undivided_log_sum + undivided_mean
     keys_seen = np.arange(1, n + 1)
-    return Moved(contributions, {name: c / keys_seen for name, c in drawn.items()}, attention)
+    return TermContributions(
+        contributions, {name: c / keys_seen for name, c in drawn.items()}, attention
+    )
 
 
 def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

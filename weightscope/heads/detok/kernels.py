@@ -61,7 +61,7 @@ SHOWN = (
 )
 
 
-class Tokens(NamedTuple):
+class TokenWeights(NamedTuple):
     """Tokens that stand at query and key, and how often: weights (n,) that sum to 1."""
 
     ids: np.ndarray
@@ -272,8 +272,8 @@ class PositionKernels(ShowsShapes, Result):
                 )
             else:
                 cautions.append(
-                    "In layers after the first, bare token embeddings behind the layer's own norm "
-                    "stand in for the residual stream, without what the layers before wrote: in "
+                    "In layers after the first, bare token embeddings through the layer's own norm "
+                    "replace the residual stream, and earlier layers' outputs are missing: in "
                     "the model their curves may be quite different."
                 )
         cautions += [f"Layer {layer} {why}: no curve." for layer, why in self.refused.items()]
@@ -306,8 +306,8 @@ TRENDS = (
     ("linear_share", "share of the curve's variance that the line explains"),
     (
         "period",
-        "of the strongest sinusoid beside the line, in tokens; as long as the curve, it is a lower "
-        "bound",
+        "of the strongest sinusoid left after the line, in tokens; as long as the curve, it is a "
+        "lower bound",
     ),
     ("sinusoid_share", "share of the curve's variance that it explains beyond the line"),
 )
@@ -436,7 +436,7 @@ class _Curves(NamedTuple):
 
 
 def _inputs_of(
-    model: Model, index: int, tokens: Tokens, inputs: Mapping[int, np.ndarray]
+    model: Model, index: int, tokens: TokenWeights, inputs: Mapping[int, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """A layer's inputs or their substitute, (n, d), and weights (n,)."""
     ids, weights = tokens.ids, tokens.weights
@@ -493,13 +493,13 @@ def _left_out(layer: Layer, layer_type: str) -> list[str]:
         texts.append(f"Scores are bounded by {cap:g} tanh(s / {cap:g}) after the curves' sum.")
     if layer.temperature is not None:
         texts.append(
-            f"Queries are multiplied by {layer.temperature} at position p: the curves are those of "
+            f"Queries are multiplied by {layer.temperature} at position p: the curves are for "
             "a factor of 1."
         )
     if rotation is not None and rotation.stretched is not None:
         texts.append(
-            f"Sequences over {rotation.longest:,} positions turn otherwise: the curves are those "
-            "of shorter ones."
+            f"Sequences over {rotation.longest:,} positions turn otherwise: the curves are for "
+            "shorter ones."
         )
     if rotation is not None and rotation.axes is not None:
         texts.append(
@@ -513,7 +513,7 @@ def _left_out(layer: Layer, layer_type: str) -> list[str]:
     return sorted(texts)
 
 
-def tokens_of(model: Model, counts: Counts | str | Path | None = None) -> Tokens:
+def tokens_of(model: Model, counts: Counts | str | Path | None = None) -> TokenWeights:
     """The tokens that means are over, by frequency if counts are at hand, else all alike."""
     n_tokens = model.embeddings.n_tokens
     most = min(MOST_TOKENS, MOST_VALUES // model.config.d_model)
@@ -527,7 +527,7 @@ def tokens_of(model: Model, counts: Counts | str | Path | None = None) -> Tokens
             ids = np.sort(np.random.default_rng(0).choice(n_tokens, most, replace=False))
             which = f"{most:,} drawn from the {n_tokens:,}"
         origin = f"{which} of the vocabulary, all weighted alike, because no counts were at hand"
-        return Tokens(ids, np.full(len(ids), 1 / len(ids)), origin)
+        return TokenWeights(ids, np.full(len(ids), 1 / len(ids)), origin)
     occurrences = bigrams.occurrences
     ids = np.sort(np.argsort(-occurrences, kind="stable")[:most])
     ids = ids[occurrences[ids] > 0]
@@ -535,7 +535,7 @@ def tokens_of(model: Model, counts: Counts | str | Path | None = None) -> Tokens
     share = covered / occurrences.sum()
     which = f"the {len(ids):,} most frequent" if share < 1 else f"the {len(ids):,}"
     origin = f"{which} that occur ({share:.1%} of the text), by how often they do: {bigrams.origin}"
-    return Tokens(ids, occurrences[ids] / covered, origin)
+    return TokenWeights(ids, occurrences[ids] / covered, origin)
 
 
 def entering(model: Model, index: int, rows: np.ndarray) -> np.ndarray:

@@ -11,7 +11,12 @@ from weightscope.core.errors import CheckpointError
 from weightscope.core.files import Files
 from weightscope.core.results import ShowsShapes
 from weightscope.core.tables import Column, Table
-from weightscope.heads.detok.first_layer import TERMS, FirstLayer, Moved, term_contributions
+from weightscope.heads.detok.first_layer import (
+    TERMS,
+    FirstLayer,
+    TermContributions,
+    term_contributions,
+)
 from weightscope.model.text.sequences import Texts, token_windows
 from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import Activations, Runner, open_runner
@@ -32,7 +37,8 @@ class TextCheck(ShowsShapes):
     spread: np.ndarray  # (2, n_heads, query + 1) 2.5th and 97.5th percentile over texts
     # (n_heads, n) c^ee, c^pp, ... of eq. 18 in nats by position i, averaged over texts
     contributions: dict[str, np.ndarray]
-    drawn: dict[str, np.ndarray]  # (n_heads, n) as the paper's figure has them; see `Moved`
+    # (n_heads, n) as the paper's figure has them; see `TermContributions`
+    drawn: dict[str, np.ndarray]
     difference: float  # largest difference of an attention weight of the model and of the six terms
 
     @cached_property
@@ -100,7 +106,7 @@ def check_on_text(
 
             def of_head(
                 head: int, tokens: np.ndarray = sequences[index], visible: np.ndarray = visible
-            ) -> Moved:
+            ) -> TermContributions:
                 terms = first.terms(head, tokens, positions)
                 return term_contributions(terms, first.heads[head].scale, visible)
 

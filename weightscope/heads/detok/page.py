@@ -41,8 +41,9 @@ EQUATIONS = (
 )
 SPREAD_EQUATIONS = (
     "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$ $$σ_j^2 = "
-    "s^2 + Var p_j$$ $s$ stands in for token embeddings: the standard deviation of a token over "
-    "its dimensions, all the same and uncorrelated with $p_j$. positions.npz has the numerators."
+    "s^2 + Var p_j$$ $s$ replaces the token embeddings: the standard deviation of a token over "
+    "its dimensions, the same for every token and uncorrelated with $p_j$. positions.npz has the "
+    "numerators."
 )
 
 
@@ -130,8 +131,8 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
             f"Fig. 3 for head {head} at query position {terms.query} (dotted); the model's last "
             f"position is {terms.t_p.shape[1] - 1}. A line of slope {t_p['slope']:.3g} a position "
             f"is {t_p['linear_share']:.0%} of the variance of $T^p$; a sinusoid of period "
-            f"{longest(t_pp['period'], terms)} is {t_pp['sinusoid_share']:.0%} of that of "
-            f"$T^pp${with_spread}."
+            f"{longest(t_pp['period'], terms)} is {t_pp['sinusoid_share']:.0%} of the "
+            f"variance of $T^pp${with_spread}."
         )
         figure = figures.position_figure(terms, head)
         parts.append(Figure(save(figure, files, f"positions-head-{head}"), caption))
@@ -229,7 +230,7 @@ def write_kernel_page(files: Files, kernels: PositionKernels, heads: Sequence[in
         )
         parts.append(Figure(save(figures.peaks_figure(kernels), files, "peaks"), caption))
     if kernels.windows is not None:
-        caption = "Biases by rows and columns. The curves above are those of patches in one row."
+        caption = "Biases by rows and columns. The curves above are for patches in one row."
         parts.append(Figure(save(figures.window_figure(kernels, heads), files, "windows"), caption))
     text = (
         f"{KERNEL} $q$ and $k$ are queries and keys before rotation, $R(δ)$ turns them by "

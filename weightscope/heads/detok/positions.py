@@ -85,7 +85,7 @@ class PositionTerms(ShowsShapes, Result):
         ----------
         head : int
         which : {"mean", "minimum", "maximum"}
-            The query's sigma_i among the tokens that may stand there: 1/sigma_i at its mean, as
+            The query's sigma_i among the tokens possible there: 1/sigma_i at its mean, as
             everywhere else, so that T^pp is its mean over tokens; or sigma_i at its minimum or
             maximum.
         """
@@ -115,8 +115,8 @@ class PositionTerms(ShowsShapes, Result):
         if self.spread is not None:
             low, _, high = (f"{times * self.spread.s:g}" for times in SPREADS)
             cautions.append(
-                f"sigma_j^2 = s^2 + Var p_j with s = {self.spread.s:g} ({low} and {high} shown "
-                "beside it) stands in for token embeddings: it holds where these are uncorrelated "
+                f"sigma_j^2 = s^2 + Var p_j with s = {self.spread.s:g} ({low} and {high} "
+                "shown too) replaces the token embeddings: this holds where they are uncorrelated "
                 "with position embeddings."
             )
         if not self.causal:
@@ -134,7 +134,7 @@ class PositionTerms(ShowsShapes, Result):
             if self.causal:
                 why = ": no later token attends to the last position, so it was trained less"
             return (
-                f"T^p of the last position, {last}, is {self.cliff:.2f} times that of position "
+                f"T^p of the last position, {last}, is {self.cliff:.2f} times T^p of position "
                 f"{last - 1} in the median head{why}.",
             )
         count, listed = len(self.undertrained), in_runs(self.undertrained)
@@ -145,8 +145,8 @@ class PositionTerms(ShowsShapes, Result):
             return (left_out,)
         trained = np.setdiff1d(np.arange(self.t_p.shape[1]), self.undertrained)
         return (
-            f"Query position {self.query} was hardly ever trained: T^pp and attention are those of "
-            f"a row near its random start; the last trained position is {trained[-1]}.",
+            f"Query position {self.query} was hardly ever trained: T^pp and attention come "
+            f"from a row near its random start; the last trained position is {trained[-1]}.",
             left_out,
         )
 

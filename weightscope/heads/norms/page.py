@@ -51,7 +51,7 @@ LEAST_STRETCH = 1.8  # Fig. 2: largest over smallest singular value of f, at lea
 
 @report("What attention adds up in {0.model}")
 def write_norms_page(files: Files, norms: NormAnalysis) -> Iterator[Section]:
-    """Write the page; the paper's numbers stand beside its own model's, or alone."""
+    """Write the page; the paper's numbers come next to its own model's, or alone."""
     printed = norms.model.partition("@")[0] in MODELS
     yield _given(files, norms)
     yield _ranks(files, norms, printed)

@@ -65,7 +65,7 @@ def _stream(files: Files, outliers: OutlierAnalysis) -> Section:
     stream = outliers.stream
     text = (
         "A dimension is an outlier of a layer's output where its mean over all "
-        f"{stream.counts.sum():,} tokens, or over those of one kind, is more than {DIMENSION_Z:g} "
+        f"{stream.counts.sum():,} tokens, or over one kind of token, is more than {DIMENSION_Z:g} "
         "robust standard deviations (1.4826 times the median absolute deviation) from the median "
         "of that output's dimensions. Means spread as a normal distribution have none so far out; "
         "with tails as heavy as a Laplace distribution's, one dimension in 30,000 is. The paper "
@@ -94,8 +94,8 @@ def _outlier_table(stream: StreamMeans) -> Table:
         rows.append((int(j), *outputs, f"{scopes[scope]} in output {output}", *farthest))
     header = ("dimension", *scopes, "farthest over", "mean of these", "robust z")
     caption = (
-        "Outputs in which a dimension is an outlier, by the mean over all tokens or over those of "
-        "a kind."
+        "Outputs in which a dimension is an outlier, by the mean over all tokens or over the "
+        "tokens of one kind."
     )
     return Table.of_rows(header, rows, caption)
 

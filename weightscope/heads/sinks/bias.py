@@ -274,7 +274,7 @@ TOKENS_SHOWN = 256  # tokens in the picture (Fig. 5)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class TextSizes:
     """Amounts of text to use."""
 
     texts: int  # texts to measure updates and average mu_sink
@@ -291,13 +291,13 @@ class Sizes:
         return f"{self.texts} texts of {self.tokens} tokens, {self.evaluated} evaluated{name}"
 
 
-DEFAULT = Sizes(texts=12, tokens=512, evaluated=4)
-THOROUGH = Sizes(texts=40, tokens=512, evaluated=16)
-PAPER = Sizes(texts=100, tokens=512, evaluated=100)
+DEFAULT = TextSizes(texts=12, tokens=512, evaluated=4)
+THOROUGH = TextSizes(texts=40, tokens=512, evaluated=16)
+PAPER = TextSizes(texts=100, tokens=512, evaluated=100)
 SIZE_NAMES = {DEFAULT: "the default", THOROUGH: "the thorough size", PAPER: "the size of the paper"}
 
 
-def sizes_of(*, thorough: bool, paper: bool) -> Sizes:
+def sizes_of(*, thorough: bool, paper: bool) -> TextSizes:
     """The sizes that options ask for; the larger of two."""
     if paper:
         return PAPER
@@ -320,7 +320,7 @@ class SinkBias(Study):
     stored: str  # dtype of the attention matrices in the file, such as "Q4_1" or "F16"
     biased: bool  # True if attention has b_Q, b_K, b_V or b_O
     first: str  # the token that every text begins with; empty where each begins with its own
-    sizes: Sizes  # sizes used: windows may be cut to the model's context, texts may run out
+    sizes: TextSizes  # sizes used: windows may be cut to the model's context, texts may run out
     updates: UpdateMeasures  # eqs 2-6
     losses: Table  # one row per text: its loss in nats as it is and under every intervention
     predicted: Table  # one row per head: its predictors, from the weights alone
@@ -452,7 +452,7 @@ def _updates(runner: Runner, measured: Sequence[np.ndarray], kept: Kept) -> Upda
 def sink_bias(
     model: Model,
     texts: Texts,
-    sizes: Sizes,
+    sizes: TextSizes,
     *,
     first: bool = True,
     device: str = "cpu",
@@ -493,7 +493,7 @@ def sink_bias(
         stored=stored_in(model, layers[0]),
         biased=has_biases(model, layers[0]),
         first=framing.tokenizer.text(begin) if first else "",
-        sizes=Sizes(len(measured), longest, len(evaluated)),
+        sizes=TextSizes(len(measured), longest, len(evaluated)),
         updates=updates,
         losses=losses,
         predicted=predicted,

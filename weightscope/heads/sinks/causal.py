@@ -24,7 +24,7 @@ from weightscope.core.tables import Column, Table
 from weightscope.heads.sinks.bias import change_interval, perplexity
 from weightscope.heads.sinks.mechanisms import (
     MECHANISM_NAMES,
-    Inputs,
+    SinkInputs,
     SinkMechanisms,
     sink_mechanisms,
 )
@@ -119,7 +119,7 @@ def replacements(
     def observer(seen: Activations) -> None:
         chosen = by_layer[seen.layer.index]
         if np.triu(seen.attention, 1).any():
-            problem = "attention is not causal; perplexity is that of a language model"
+            problem = "attention is not causal; perplexity needs a causal language model"
             raise CheckpointError(f"layer {seen.layer.index}: {problem}", file=runner.model.name)
         for x, attention in seen.each():
             for head, sink in zip(chosen, sinks_of(seen.layer, chosen, x, attention), strict=True):
@@ -198,7 +198,7 @@ def groups(sinks: SinkMechanisms) -> list[Group]:
 
 def sinks_and_changes(
     runner: Runner,
-    inputs: Inputs,
+    inputs: SinkInputs,
     texts: Texts,
     *,
     n: int,

@@ -60,7 +60,7 @@ from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import Activations, Runner, Study
 
 
-class Inputs(NamedTuple):
+class SinkInputs(NamedTuple):
     """Images or texts."""
 
     sequences: dict[str, np.ndarray]  # (channels, height, width) or (n,), by name
@@ -77,7 +77,7 @@ def read_inputs(
     length: int = 256,
     seed: int = 0,
     own_first: bool = False,
-) -> Inputs:
+) -> SinkInputs:
     """Read texts for a language model, images for a vision model; by default the package's."""
     if not model.family.inputs.tokens:
         if text or own_first:
@@ -89,7 +89,7 @@ def read_inputs(
     return _text_inputs(model, texts, n, length, seed, own_first)
 
 
-def _image_inputs(model: Model, path: Path | None, n: int, seed: int) -> Inputs:
+def _image_inputs(model: Model, path: Path | None, n: int, seed: int) -> SinkInputs:
     """The first images of a folder, or scikit-learn's two photographs and crops."""
     from weightscope.runner.images import image_processor, photographs, read_images
 
@@ -100,12 +100,12 @@ def _image_inputs(model: Model, path: Path | None, n: int, seed: int) -> Inputs:
         images, source = read_images(path, n), f"images from {path}"
     note = f"Run on {len(images)} images: {source}; {process}."
     sequences = {name: process(image) for name, image in images.items()}
-    return Inputs(sequences, image_tokens(model), note)
+    return SinkInputs(sequences, image_tokens(model), note)
 
 
 def _text_inputs(
     model: Model, texts: Texts, n: int, length: int, seed: int, own_first: bool
-) -> Inputs:
+) -> SinkInputs:
     """Pairs of paragraphs if the tokenizer frames them so, else windows of one length."""
     framing = framing_of(model, own_first=own_first)
     length = min(length, model.config.n_positions or length)
@@ -122,13 +122,13 @@ def _text_inputs(
         first = shortened(str(framing.tokenizer.tokens.get(int(sequences[0][0]))))
     note = f"Run on {len(sequences)} texts, {shape}, beginning with {first}, from {texts.source}."
     named = {f"text {index}": sequence for index, sequence in enumerate(sequences)}
-    return Inputs(named, text_tokens(framing.tokenizer), note)
+    return SinkInputs(named, text_tokens(framing.tokenizer), note)
 
 
 EPSILONS = (0.01, 0.1, 0.5)  # thresholds at which epsilon-sinks are counted (Definition 1)
 
 
-class Measure(NamedTuple):
+class SinkMeasure(NamedTuple):
     """A number for a head and an input.
 
     Y = A u is what the head writes, |Y| its Frobenius norm, m the number of queries, s the sink,
@@ -143,89 +143,93 @@ class Measure(NamedTuple):
 
 MECHANISM_NAMES = dict(zip(MECHANISMS, ("NOP", "broadcast", "neither"), strict=True))
 MEASURES = (
-    Measure("written", "$|Y|$", "what the head writes, in units of the residual stream"),
-    Measure(
+    SinkMeasure("written", "$|Y|$", "what the head writes, in units of the residual stream"),
+    SinkMeasure(
         "distance",
         "$|Y - 1 u_s^⊤|/|Y|$",
         "distance from the sink's update written everywhere (Lemma 3)",
     ),
-    Measure("bound", "$√(m) ε max_j |u_j - u_s|/|Y|$", "Lemma 3's bound on the distance"),
-    Measure(
+    SinkMeasure("bound", "$√(m) ε max_j |u_j - u_s|/|Y|$", "Lemma 3's bound on the distance"),
+    SinkMeasure(
         "residual", "$|Y - a_s u_s^⊤|/|Y|$", "the part that does not come from the sink (eqs 8, 9)"
     ),
-    Measure("residual_bound", "$√(m) ε max_j |u_j|/|Y|$", "the bound on that part (eqs 10, 11)"),
-    Measure(
+    SinkMeasure(
+        "residual_bound", "$√(m) ε max_j |u_j|/|Y|$", "the bound on that part (eqs 10, 11)"
+    ),
+    SinkMeasure(
         "leading",
         "$|a_s||u_s|/σ₁(Y)$",
         "singular value of the sink's part over the largest of Y (eq. 12)",
     ),
-    Measure("leading_bound", "$(1 - ε)√(m) |u_s|/σ₁(Y)$", "its lower bound (eq. 12)"),
-    Measure(
+    SinkMeasure("leading_bound", "$(1 - ε)√(m) |u_s|/σ₁(Y)$", "its lower bound (eq. 12)"),
+    SinkMeasure(
         "along",
         "$|cos(v₁(Y), u_s)|$",
         "between Y's first right singular vector and the sink's update (eq. 12)",
     ),
-    Measure(
+    SinkMeasure(
         "cancelled",
         "$-2⟨S, R⟩/(|S|^2 + |R|^2)$",
         "of the sink's part $S = a_s u_s^⊤$ and the rest $R = Y - S$: 1 where they cancel (Lemma "
         "1)",
     ),
-    Measure(
+    SinkMeasure(
         "against_stream",
         "$-cos(x_i, u_s)$",
         "mean over queries: 1 where the sink's update removes the stream",
     ),
-    Measure(
+    SinkMeasure(
         "variance_change",
         "$V'/V - 1$",
         "how the head's update changes the tokens' variance (Lemma 4)",
     ),
-    Measure(
+    SinkMeasure(
         "variance_sink",
         "$Var(a_s)|u_s|²/V$",
         "what uneven attention to the sink adds to it (eq. 18)",
     ),
-    Measure("variance_bound", "bound of $|V'/V - 1|$", "by Lemma 4 (eq. 20)"),
-    Measure(
+    SinkMeasure("variance_bound", "bound of $|V'/V - 1|$", "by Lemma 4 (eq. 20)"),
+    SinkMeasure(
         "key_ratio", "$|k_s|$ / mean $|k_j|$", "the sink's key norm over the others' mean (A.2)"
     ),
-    Measure(
+    SinkMeasure(
         "query_similarity",
         "cosine of queries",
         "mean over pairs of different queries, before rotation (A.2)",
     ),
-    Measure(
+    SinkMeasure(
         "update_spread",
         "sd $|o_i|$ / mean $|o_i|$",
         "of what positions gather, $o = A v$, before $W_O$ (A.2)",
     ),
-    Measure(
+    SinkMeasure(
         "alignment",
         "$|cos(x_s, v₁(W_QK))|$",
         "the sink token along the first key direction of $W_QK$ (Lemma 2)",
     ),
-    Measure(
+    SinkMeasure(
         "alignment_others", "$|cos(x_j, v₁(W_QK))|$", "the same for the other tokens, on average"
     ),
-    Measure(
+    SinkMeasure(
         "read_ratio",
         "$|N(x_s)|$ / mean $|N(x_j)|$",
         "the same lengths behind the layer's norm $N$ and its gain",
     ),
-    Measure("query_key", "$cos(q_i, k_s)$", "mean over queries, after rotation (in images before)"),
-    Measure(
+    SinkMeasure(
+        "query_key", "$cos(q_i, k_s)$", "mean over queries, after rotation (in images before)"
+    ),
+    SinkMeasure(
         "query_key_others",
         "$cos(q_i, k_j)$",
         "the same for the other keys that the query sees, on average",
     ),
-    Measure(
+    SinkMeasure(
         "logit_margin",
         "$s_(i s)$ - mean $s_(i j)$",
-        "the sink's logit above those of the other keys that the query sees, mean over queries, "
-        "from the attention",
+        "the sink's logit minus the mean logit of the other keys that the query sees, mean over "
+        "queries, from the attention",
     ),
-    Measure(
+    SinkMeasure(
         "first_margin",
         "$σ₁ (q·u₁)(v₁·x_s)$ - mean $σ₁ (q·u₁)(v₁·x_j)$",
         "what the largest singular value of $W_QK$ makes of it before queries and keys are rotated "
@@ -250,7 +254,7 @@ class SinkMechanisms(Study):
         "sinks.npz": lambda sinks: sinks.arrays(),
     }
 
-    inputs: Inputs
+    inputs: SinkInputs
     layer_indices: np.ndarray  # (L,)
     # (I, L, H) each, of the sink
     position: np.ndarray  # place among the tokens
@@ -536,7 +540,7 @@ def own_coordinates(layer: Layer) -> Layer:
     return replace(layer, w_o=output_triangles(w_o).astype(w_o.dtype))  # (H, r, r)
 
 
-def sink_mechanisms(runner: Runner, inputs: Inputs) -> SinkMechanisms:
+def sink_mechanisms(runner: Runner, inputs: SinkInputs) -> SinkMechanisms:
     """Run a model and measure what the strongest sink of each head does on each input."""
     for name, sequence in inputs.sequences.items():
         if sequence.ndim == 1 and len(sequence) < 2:
@@ -556,7 +560,7 @@ def sink_mechanisms(runner: Runner, inputs: Inputs) -> SinkMechanisms:
 class SinkObserver:
     """An observer that keeps a few numbers per head and input, for the layers given."""
 
-    def __init__(self, layers: Sequence[Layer], inputs: Inputs) -> None:
+    def __init__(self, layers: Sequence[Layer], inputs: SinkInputs) -> None:
         self.inputs, self.sequences = inputs, list(inputs.sequences.values())
         self.place = {layer.index: place for place, layer in enumerate(layers)}
         self.reduced = {}

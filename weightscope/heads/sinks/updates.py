@@ -97,7 +97,7 @@ class _Part(ShowsShapes):
 
 
 @dataclass
-class Stack:
+class UpdateStack:
     """The matrix C of eq. 4, whose rows are updates of positions and texts, kept as sums."""
 
     count: int = 0  # rows
@@ -146,12 +146,12 @@ class Stack:
         return np.maximum(np.linalg.eigvalsh(gram)[::-1], 0)
 
 
-def influence(sink: Stack, others: Stack) -> float:
+def influence(sink: UpdateStack, others: UpdateStack) -> float:
     """Ratio = E|u_sink| / E|u_others| (eq. 3): 1 if token 0 writes as much as all others."""
     return sink.mean_norm / others.mean_norm
 
 
-def spectral_ratio(updates: Stack) -> float:
+def spectral_ratio(updates: UpdateStack) -> float:
     """SpectralRatio = sigma_1^2 / sum_k sigma_k^2 (eq. 5): 1 if updates have one direction."""
     squares = updates.squared_singular_values()
     return float(squares[0] / squares.sum())
@@ -182,9 +182,9 @@ class LayerUpdates(ShowsShapes):
     bias: np.ndarray  # (d,) b
     own: np.ndarray  # (d,) sum over texts of u_sink,0, what token 0 sends itself
     # Positions from 1 on
-    sink: Stack = field(default_factory=Stack)  # u_sink
-    context: Stack = field(default_factory=Stack)  # u_ctx, the mean over context tokens
-    others: Stack = field(default_factory=Stack)  # u_others, their sum
+    sink: UpdateStack = field(default_factory=UpdateStack)  # u_sink
+    context: UpdateStack = field(default_factory=UpdateStack)  # u_ctx, the mean over context tokens
+    others: UpdateStack = field(default_factory=UpdateStack)  # u_others, their sum
     # (H,) by text, the attention that the average query from 1 on gives token 0
     strengths: list[np.ndarray] = field(default_factory=list)
     texts: list[OneText] = field(default_factory=list)
@@ -200,7 +200,7 @@ class LayerUpdates(ShowsShapes):
             self.context.add(mean_of_context(parts.others))
             self.strengths.append(sink_strength(attention[:, 1:, :1])[:, 0])
             mean_rest = np.linalg.norm(parts.others[1:], axis=1).mean(dtype=np.float64)
-            alone = Stack()
+            alone = UpdateStack()
             alone.add(coefficients[1:], directions)
             ratio = alone.mean_norm / float(mean_rest)
             self.texts.append(OneText(ratio, spectral_ratio(alone), alone.mean, alone.mean_square))

@@ -204,9 +204,9 @@ def read_matrices(model: Model | TensorsOnly, exact: bool = False) -> Matrices:
     complete = {fact.name: fact for fact in with_twins(checkpoint, known)}
     in_order: list[Row] = []
     for tensor in named:
-        whole = complete[tensor.name]
-        for row in rows.get(tensor.name) or [Row(whole, tensor.layer, tensor.expert)]:
-            in_order.append(row if row.is_part else row._replace(facts=whole))
+        tensor_facts = complete[tensor.name]
+        for row in rows.get(tensor.name) or [Row(tensor_facts, tensor.layer, tensor.expert)]:
+            in_order.append(row if row.is_part else row._replace(facts=tensor_facts))
     return Matrices([*complete.values()], unread, in_order, networks.finished())
 
 

@@ -36,7 +36,7 @@ def mass_beside(sinks: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class SubNorm:
+class AllHeadsNorm:
     """A norm over all heads' weighted sums of a token (BitNet); all but its sigma is folded into
     W_O.
     """
@@ -50,7 +50,7 @@ class SubNorm:
 
 
 @dataclass(frozen=True, eq=False)
-class HeadNorm:
+class EachHeadNorm:
     """A norm without parameters of each head's weighted sum."""
 
     eps: float
@@ -61,7 +61,7 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, eq=False)
-class Difference:
+class DifferentialNorm:
     """Differential attention: heads h and h + H/2 share values and W_O, the latter's times -lambda.
 
     What the two gather, the second times -lambda, is divided by the size of its sum (Differential

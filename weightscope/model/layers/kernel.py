@@ -97,7 +97,7 @@ def why_no_kernel(layer: Layer) -> str:
     if layer.cross:
         return "attends to a memory, whose tokens are at no distance"
     if layer.relative:
-        return "has terms of one token and a distance beside its scores"
+        return "adds terms of one token and a distance to its scores"
     if layer.additive_gate is not None:
         return "multiplies its bias by a factor of the query"
     if any(layer.added.taken(cross=False).values()):

@@ -13,13 +13,19 @@ from weightscope.core.compute.half import Weights
 from weightscope.core.errors import CheckpointError, whole
 from weightscope.core.results import SPECTRA, function_at, notebook
 from weightscope.model.layers.factored import Factored, spectra
-from weightscope.model.layers.gathered import GATES, Difference, HeadNorm, SubNorm, mass_beside
+from weightscope.model.layers.gathered import (
+    GATES,
+    AllHeadsNorm,
+    DifferentialNorm,
+    EachHeadNorm,
+    mass_beside,
+)
 from weightscope.model.layers.maps import Affine, InnerNorm, Latent
 from weightscope.model.layers.norms import Norm
 from weightscope.model.layers.positions import (
     NOTHING_ADDED,
     Added,
-    BiasGate,
+    BiasFactor,
     Buckets,
     RelativeKeys,
     RelativeValues,
@@ -286,7 +292,7 @@ class Layer:
     gate: Affine | None = None
     gate_kind: str = "sigmoid"  # its activation, one of `gathered.GATES`
     # divides each head's weighted sum of values
-    gathered_norm: SubNorm | HeadNorm | Difference | None = None
+    gathered_norm: AllHeadsNorm | EachHeadNorm | DifferentialNorm | None = None
     rotation: Rotation | None = None
     # (1 or H, r) factors of rotated queries, if a q/k-norm follows the rotation: gamma relative to
     # its mean over each pair, which is folded into `q`
@@ -294,7 +300,7 @@ class Layer:
     temperature: Temperature | None = None  # multiplies queries, by position
     # bias by distance, or by two positions in a window, added after scaling
     additive: Slopes | Buckets | WindowBias | None = None
-    additive_gate: BiasGate | None = None  # factor of that bias for each query
+    additive_gate: BiasFactor | None = None  # factor of that bias for each query
     # relative, relative_values: terms of one token and a distance, added before scaling; values of
     # distances, added to tokens' values
     relative: tuple[RelativeKeys, ...] = ()

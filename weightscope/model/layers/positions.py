@@ -63,7 +63,7 @@ class Buckets(ByDistance):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BiasGate(ShowsShapes):
+class BiasFactor(ShowsShapes):
     """Factor of a query's bias: sigmoid(a) (factor sigmoid(b) - 1) + 2 (WavLM, section III.B)."""
 
     map: Affine  # (n_heads, d, 2): a and b of a token
@@ -74,11 +74,11 @@ class BiasGate(ShowsShapes):
         a, b = np.moveaxis(sigmoid(self.map(z)), -1, 0)
         return np.asarray(a * (self.factor[:, None] * b - 1) + 2)
 
-    def after_norm(self, norm: Norm) -> "BiasGate":
+    def after_norm(self, norm: Norm) -> "BiasFactor":
         """The gate with the norm before it absorbed."""
         return replace(self, map=self.map.after_norm(norm))
 
-    def after(self, w: np.ndarray, b: np.ndarray) -> "BiasGate":
+    def after(self, w: np.ndarray, b: np.ndarray) -> "BiasFactor":
         """The gate preceded by z -> z w + b."""
         return replace(self, map=self.map.after(w, b))
 

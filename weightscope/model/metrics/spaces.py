@@ -18,20 +18,20 @@ PROBES = 24  # sketches of 24 * 25 / 2 = 300 numbers: unrelated spaces correlate
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Probes(ShowsShapes):
+class SpaceProbes(ShowsShapes):
     """The fixed directions that every space of a width is sketched with."""
 
     omega: np.ndarray  # (m, d)
     gram: np.ndarray  # (m, m): Omega Omega'
 
 
-def probes(d: int) -> Probes:
+def probes(d: int) -> SpaceProbes:
     """The fixed directions for spaces of width d."""
     omega = (np.random.default_rng(d).standard_normal((PROBES, d)) / np.sqrt(d)).astype(np.float32)
-    return Probes(omega, omega @ omega.T)
+    return SpaceProbes(omega, omega @ omega.T)
 
 
-def space_sketch(factor: np.ndarray, r: np.ndarray, against: Probes) -> np.ndarray:
+def space_sketch(factor: np.ndarray, r: np.ndarray, against: SpaceProbes) -> np.ndarray:
     """Omega (P - (r/d) I) Omega' of the projection P onto the factor's columns, as a unit vector.
 
     factor (d, r), r (r, r).
@@ -82,7 +82,7 @@ WIDEST = 16  # directions in a block of near-equal singular values whose tokens 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Block(ShowsShapes):
+class SpectrumBlock(ShowsShapes):
     """A singular value of a matrix, or a block of them that are nearly equal."""
 
     start: int  # its singular values are [start, stop)
@@ -106,7 +106,7 @@ class Directions(ShowsShapes):
     Within one only the space means anything: any rotation of its vectors serves the matrix as well.
     """
 
-    block: Block
+    block: SpectrumBlock
     left: np.ndarray  # (d, block.stop - block.start), orthonormal; x @ left: x along them
     right: np.ndarray
 
@@ -119,7 +119,7 @@ def leading_directions(w: Factored, how_many: int) -> list[Directions]:
     if not (np.isfinite(w.left).all() and np.isfinite(w.right).all()):
         return []
 
-    def blocks(s: np.ndarray) -> list[Block]:
+    def blocks(s: np.ndarray) -> list[SpectrumBlock]:
         return leading_blocks(s, w.shape[0], how_many)
 
     left, s, right = w.leading(lambda s: shown(blocks(s)))
@@ -143,18 +143,18 @@ def directions_from(
     return _cut(blocks, ours * signs, theirs * signs)
 
 
-def leading_blocks(s: np.ndarray, d: int, how_many: int) -> list[Block]:
+def leading_blocks(s: np.ndarray, d: int, how_many: int) -> list[SpectrumBlock]:
     """The first blocks of near-equal singular values of a matrix on d dimensions, non-null."""
     cuts = near_equal_blocks(s[s > null_tolerance(s, d)])[:how_many]
-    return [Block(start, stop, s[start:stop].copy()) for start, stop in cuts]
+    return [SpectrumBlock(start, stop, s[start:stop].copy()) for start, stop in cuts]
 
 
-def shown(blocks: Sequence[Block]) -> int:
+def shown(blocks: Sequence[SpectrumBlock]) -> int:
     """The number of singular vectors that show all blocks that are not too wide."""
     return max((block.stop for block in blocks if not block.wide), default=0)
 
 
-def _cut(blocks: Sequence[Block], left: np.ndarray, right: np.ndarray) -> list[Directions]:
+def _cut(blocks: Sequence[SpectrumBlock], left: np.ndarray, right: np.ndarray) -> list[Directions]:
     """The blocks with their columns of the singular vectors."""
     directions = []
     for block in blocks:

@@ -228,7 +228,7 @@ class Norms:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class RowInputs:
     """Input of the first layer."""
 
     tokens: str = cell("token embedding tensor; empty in a vision tower", "")
@@ -377,7 +377,7 @@ class Gguf:
         make=dict,
     )
     scalars: Mapping[str, str] = cell(
-        "tensors of one value, by the key of the header that lists those of all layers; "
+        "tensors of one value, by the header key that lists one value per layer; "
         '"as (1,)" of vectors',
         make=dict,
     )

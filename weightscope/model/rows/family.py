@@ -14,12 +14,12 @@ from weightscope.model.rows.cells import (
     Gguf,
     Heads,
     Images,
-    Inputs,
     Memory,
     Names,
     Norms,
     Outputs,
     Positions,
+    RowInputs,
     Scores,
     StoredNorm,
     cell,
@@ -106,7 +106,7 @@ class Family:
     memory: Memory | None = cell(
         "true in cross-attention; or { norm = ... }, the layer's norm of its second input", None
     )
-    inputs: Inputs = group("what enters the first layer", Inputs())
+    inputs: RowInputs = group("what enters the first layer", RowInputs())
     outputs: Outputs | None = group(
         "how logits are made; false without logits of tokens, or where that is not linear"
     )

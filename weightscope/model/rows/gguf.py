@@ -706,7 +706,7 @@ class RestoredTensor(DerivedTensor, WholeTensor):
         if ends is None:
             return None
         first, last = (
-            end if self.undo in OF_ROWS else Spread(end, self.stored.shape) for end in ends[:2]
+            end if self.undo in OF_ROWS else Repeated(end, self.stored.shape) for end in ends[:2]
         )
         return replace(self, stored=first), replace(self, stored=last), ends[2]
 
@@ -767,7 +767,7 @@ class HeaderTensor(WholeTensor):
 
 
 @dataclass(frozen=True)
-class Spread(DerivedTensor, WholeTensor):
+class Repeated(DerivedTensor, WholeTensor):
     """Values that neighbours share, once for each."""
 
     full: tuple[int, ...]

@@ -372,7 +372,7 @@ def _shown(value: object) -> str:
     return "" if value is None else printable(value)
 
 
-class _Module(NamedTuple):
+class _RowModule(NamedTuple):
     """A module in a row."""
 
     role: str
@@ -381,16 +381,16 @@ class _Module(NamedTuple):
     has_any: bool = False  # its tensors may have any name
 
 
-Patterns = list[tuple[re.Pattern[str], _Module]]  # names of experts' tensors
+Patterns = list[tuple[re.Pattern[str], _RowModule]]  # names of experts' tensors
 
 
-def _stated(also: Mapping[str, Sequence[str]]) -> dict[str, _Module]:
+def _stated(also: Mapping[str, Sequence[str]]) -> dict[str, _RowModule]:
     """Modules and tensors in a cell `also`, by their names."""
-    modules: dict[str, _Module] = {}
+    modules: dict[str, _RowModule] = {}
     for role, names in also.items():
         for stated in names:
             name, _, how = stated.partition(" as ")
-            modules[name] = _Module(role, tuple(word for word in HOW if word in how))
+            modules[name] = _RowModule(role, tuple(word for word in HOW if word in how))
     return modules
 
 
@@ -454,7 +454,7 @@ class _Reader:
             if name in checkpoint:
                 role = "unembedding.bias" if name.endswith(".bias") else "unembedding"
                 tied = "tied to the tokens" if self.is_tied and role == "unembedding" else ""
-                yield self._tensor(name, _Module(role), None, None, self.config, row, tied)
+                yield self._tensor(name, _RowModule(role), None, None, self.config, row, tied)
 
     def _of_gguf(self) -> Iterator[NamedTensor]:
         """Tensors that keep ggml's names because the row has no module for them."""
@@ -463,19 +463,19 @@ class _Reader:
             parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)(?:\.(weight|bias))?", name, re.ASCII)
             role = known.get(parts[2]) if parts else None
             if parts and role in OF_MODEL and not parts[1]:
-                yield self._tensor(name, _Module(role), None, None, self.config, self.family, "")
+                yield self._tensor(name, _RowModule(role), None, None, self.config, self.family, "")
                 continue
             role = role if parts and parts[1] else None
             if parts and role and int(parts[1]) < self.config.n_layers:
                 index = int(parts[1])
                 role += ".bias" if parts[3] == "bias" and role != "router.correction" else ""
                 config, row = in_layer(self.config, self.family, index)
-                yield self._tensor(name, _Module(role), None, index, config, row, "")
+                yield self._tensor(name, _RowModule(role), None, index, config, row, "")
 
     def _tensor(
         self,
         name: str,
-        module: _Module,
+        module: _RowModule,
         expert: int | None,
         layer: int | None,
         config: ModelConfig,
@@ -537,7 +537,7 @@ class _Reader:
             yield float(offset), isinstance(tensor, RestoredTensor)
 
     @staticmethod
-    def _is_transposed(module: _Module, name: str, row: Family) -> bool:
+    def _is_transposed(module: _RowModule, name: str, row: Family) -> bool:
         role, last = module.role, name.rpartition(".")[0].rpartition(".")[2]
         if TRANSPOSED in module.how:
             return True
@@ -689,9 +689,9 @@ def _is_split(plain: str, shape: tuple[int, ...], row: Family) -> bool:
     return len(shape) == 3 or (len(letters) > 1 and row.heads.layout is not separate)
 
 
-def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Module], Patterns]:
+def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _RowModule], Patterns]:
     """Modules and tensors that a row names in a layer or in the model; patterns of experts."""
-    modules: dict[str, _Module] = {}
+    modules: dict[str, _RowModule] = {}
     patterns: Patterns = []
     norms, qk_norm = row.stored_norms, row.scores.qk_norm
     for role, name in row.roles.items():
@@ -702,16 +702,16 @@ def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Modul
                 cells &= {part.name for part in fields(qk_norm)}
                 norm = StoredNorm(name, **{cell: getattr(qk_norm, cell) for cell in cells})
             role = "q+output_gate" if role == "q" and row.heads.layout is gated else role
-            modules.setdefault(name, _Module(role, (), norm))
+            modules.setdefault(name, _RowModule(role, (), norm))
     if of_model:
         for projection in (row.inputs.before, row.inputs.after):
             if projection:
-                modules[projection] = _Module("inputs.projection")
+                modules[projection] = _RowModule("inputs.projection")
         if row.outputs and row.outputs.after:
-            modules[row.outputs.after] = _Module("outputs.projection")
+            modules[row.outputs.after] = _RowModule("outputs.projection")
         for step in row.steps:
             shared = step.reads().shared
-            modules |= {name: _Module(_of_step(step.name, name, shared)) for name in shared}
+            modules |= {name: _RowModule(_of_step(step.name, name, shared)) for name in shared}
     else:
         _add_attention(row, modules)
     stated = _stated(row.also)
@@ -731,7 +731,7 @@ def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Modul
     return modules, patterns
 
 
-def network_of(row: Family) -> dict[str, _Module]:
+def network_of(row: Family) -> dict[str, _RowModule]:
     """Modules in `networks.json` of a table's row; norms only where the config leaves them so."""
     modules = {} if row.origin else _stated(FAMILIES.networks.get(title(row), {}))
     usual = row
@@ -744,41 +744,44 @@ def network_of(row: Family) -> dict[str, _Module]:
     return {name: module for name, module in named if not module.role.startswith("norm.")}
 
 
-def _stacked_by_mlx(name: str) -> Iterator[tuple[str, _Module]]:
+def _stacked_by_mlx(name: str) -> Iterator[tuple[str, _RowModule]]:
     """MLX's stacked tensors of experts so named in transformers: (n_experts, out, in)."""
     parent = name[: name.index("experts")] if "experts" in name else name[: name.rfind(".") + 1]
     for stack in OF_MLX:
         for part in ("gate", "up", "down"):
             for kind, end in (("weight", ""), ("bias", ".bias")):
-                yield f"{parent}{stack}.{part}_proj.{kind}", _Module(f"expert.{part}{end}")
+                yield f"{parent}{stack}.{part}_proj.{kind}", _RowModule(f"expert.{part}{end}")
 
 
-def _add_attention(row: Family, modules: dict[str, _Module]) -> None:
+def _add_attention(row: Family, modules: dict[str, _RowModule]) -> None:
     """Add names that a row's layout and steps read besides projections and norms."""
     heads = row.heads
     if heads.layout.__name__.startswith("latent"):
         for module in (*heads.projections[:3], *heads.others):
             last = module.rpartition(".")[2]
             if last in OF_LATENTS:
-                modules[module] = _Module(OF_LATENTS[last])
+                modules[module] = _RowModule(OF_LATENTS[last])
     if heads.layout is by_dimension_and_head:
         modules.pop(heads.q, None)
-        modules |= {f"{heads.q}.{letter}": _Module(letter) for letter in "qkvo"}
+        modules |= {f"{heads.q}.{letter}": _RowModule(letter) for letter in "qkvo"}
     if heads.layout.__name__ == "packed":
         role = modules.pop(heads.q).role
-        modules |= {f"{heads.q}_weight": _Module(role), f"{heads.q}_bias": _Module(f"{role}.bias")}
+        modules |= {
+            f"{heads.q}_weight": _RowModule(role),
+            f"{heads.q}_bias": _RowModule(f"{role}.bias"),
+        }
     for name in heads.loose:
         last = name.rpartition(".")[2]
         role = {"q_bias": "q.bias", "v_bias": "v.bias"}.get(last, f"attention.{last}")
-        modules.setdefault(name, _Module(role))
+        modules.setdefault(name, _RowModule(role))
     for module in (*heads.others, *(name for name in heads.ignored if name)):
-        modules.setdefault(module, _Module(f"attention.{module.rpartition('.')[2]}"))
+        modules.setdefault(module, _RowModule(f"attention.{module.rpartition('.')[2]}"))
     for step in row.steps:
         reads = step.reads()
         names = (*reads.modules, *reads.tensors)
         for name in names:
             if name and name not in modules:
-                modules[name] = _Module(_of_step(step.name, name, names), has_any=True)
+                modules[name] = _RowModule(_of_step(step.name, name, names), has_any=True)
 
 
 def _of_step(step: str, name: str, names: tuple[str, ...]) -> str:
@@ -789,8 +792,8 @@ def _of_step(step: str, name: str, names: tuple[str, ...]) -> str:
 
 
 def _match(
-    rest: str, modules: Mapping[str, _Module], patterns: Patterns
-) -> tuple[_Module, int | None] | None:
+    rest: str, modules: Mapping[str, _RowModule], patterns: Patterns
+) -> tuple[_RowModule, int | None] | None:
     """The module in a row of a tensor, by name in a layer or the model, and its expert."""
     if rest in modules:
         return modules[rest], None

@@ -59,13 +59,13 @@ class _Numbers(dict[str, int]):
 class Numbered(ShowsShapes):
     """Texts as the numbers of their words."""
 
-    among: Words  # the numbering
+    among: MetWords  # the numbering
     numbers: Int64s  # (words,)
     counts: Int64s  # (texts,): words of each text
     new: list[str]  # words not met before, in the order of their numbers
 
 
-class Words:
+class MetWords:
     """The words met so far and their token ids."""
 
     def __init__(self, split: Callable[[str], list[str]]) -> None:
@@ -231,10 +231,10 @@ def encoded_by_words(
     """`encode` each batch by its words: threads encode new ones, this one looks all up."""
 
     def numbered() -> Iterator[tuple[list[Piece], Numbered]]:
-        words = Words(split)
+        words = MetWords(split)
         for batch in batches:
             if words.nbytes > REMEMBERED:
-                words = Words(split)  # common words soon come back
+                words = MetWords(split)  # common words soon come back
             yield batch, words.number([piece.text for piece in batch])
 
     def learned(

@@ -245,8 +245,8 @@ def _open(archive: zipfile.ZipFile, name: str) -> tuple[IO[bytes], tuple[int, ..
     for extent in shape:  # Python integers: what a header claims does not overflow
         length *= extent
     if length != size:
-        said = f"array '{name}' is said to be {dtype} of shape {shape}, {length} bytes"
-        raise _CountsError(f"{said}; there are {size}")
+        claim = f"array '{name}' is said to be {dtype} of shape {shape}, {length} bytes"
+        raise _CountsError(f"{claim}; there are {size}")
     return archive.open(info), shape, dtype
 
 

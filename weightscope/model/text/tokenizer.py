@@ -57,7 +57,7 @@ GGUF_KINDS = {"llama": "Unigram", "t5": "Unigram", "gpt2": "BPE", "bert": "WordP
 LIKE_BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
 
 
-class Added(NamedTuple):
+class AddedToken(NamedTuple):
     """A token that is found in a text before any other step."""
 
     content: str
@@ -82,7 +82,7 @@ class Tokenizer:
         self.file, self.facts, self._ask = file, facts, ask
         self.ids: dict[str, int] = facts["vocab"]  # by token, as the vocabulary spells it
         self.tokens: dict[int, str] = {index: token for token, index in self.ids.items()}
-        self.added = {index: Added(*rest) for index, *rest in facts["added"]}
+        self.added = {index: AddedToken(*rest) for index, *rest in facts["added"]}
 
     @classmethod
     def find(cls, source: str | Path, revision: str | None = None) -> Path:

@@ -41,7 +41,10 @@ def write_site(files: Files, atlas: Atlas) -> None:
         shown = atlas.family_table.select("family", "checkpoints", "architectures", "first")
         families = [atlas.families[number - 1] for number in shown["family"]]
         members = [atlas.link(family.members[0], f"{PAGES}/") for family in families]
-        columns = [*shown.columns, Column("member", meaning="One of them.", values=members)]
+        columns = [
+            *shown.columns,
+            Column("member", meaning="First member of the family.", values=members),
+        ]
         sections.append(Section("Families", parts=[Table(columns)]))
         sections.append(Section("Trees", OF_TREES, [atlas.tree]))
     if len(atlas.errors):

@@ -330,7 +330,7 @@ def _expected(claim: Claim, name: str, base: Any) -> tuple[dict[str, str], dict[
     if claimed.is_print:
         return claimed.files, files
     if not heads:
-        problem = "does not say what it was made of; make it again with `weightscope fingerprint`"
+        problem = "records no digest of its heads; make it again with `weightscope fingerprint`"
         raise CheckpointError(problem, file=base)
     return {"heads": claimed.heads}, {"heads": heads}
 

@@ -101,8 +101,8 @@ def casts_between(
 def shows_rounding(rounded: np.ndarray) -> bool:
     """True if rounded values differ enough among themselves to show what they were rounded from.
 
-    The same values in another order, of which there are n! / (n_1! n_2! ...), must hardly ever be
-    as right.
+    The same values in another order must hardly ever be as right; there are n! / (n_1! n_2! ...)
+    orders.
 
     Examples
     --------

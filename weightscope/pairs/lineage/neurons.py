@@ -48,7 +48,7 @@ Orders = tuple[np.ndarray, np.ndarray]  # assignments of neurons by gate, and by
 Place = tuple[int, int | None]  # a layer, and an expert
 
 
-class FeedForward(NamedTuple):
+class NetworkMatrices(NamedTuple):
     """A feed-forward network, or an expert of one, by its matrices."""
 
     place: Place
@@ -81,7 +81,7 @@ class Counterpart(NamedTuple):
     in_place: bool  # neurons kept their order
 
 
-def networks_of(model: Model) -> list[FeedForward]:
+def networks_of(model: Model) -> list[NetworkMatrices]:
     """Every feed-forward network whose matrices have roles."""
     tensors = model.unchecked().tensors
     by_place: dict[Place, dict[str, NamedTensor]] = defaultdict(dict)
@@ -98,12 +98,14 @@ def networks_of(model: Model) -> list[FeedForward]:
     for place, matrices in by_place.items():
         is_readable = not any(why_unread(each.tensor) for each in matrices.values())
         if {"up", "down"} <= set(matrices) and is_readable:
-            networks.append(FeedForward(place, matrices, gains.get((place[0], "norm.mlp"))))
+            networks.append(NetworkMatrices(place, matrices, gains.get((place[0], "norm.mlp"))))
     return networks
 
 
 def counterparts_of(
-    networks: Sequence[FeedForward], of_base: Sequence[FeedForward], basis: Basis | None = None
+    networks: Sequence[NetworkMatrices],
+    of_base: Sequence[NetworkMatrices],
+    basis: Basis | None = None,
 ) -> dict[Place, Counterpart]:
     """The most similar base network of each network, with the base's stream in `basis`."""
     sampled = {}
@@ -147,11 +149,11 @@ def _is_in_place(
     return float(there) > float(elsewhere)
 
 
-def _some(networks: Sequence[FeedForward]) -> Sequence[FeedForward]:
+def _some(networks: Sequence[NetworkMatrices]) -> Sequence[NetworkMatrices]:
     return networks[:: -(-len(networks) // MOST) or 1]
 
 
-def _features(network: FeedForward, basis: Basis | None = None) -> list[np.ndarray]:
+def _features(network: NetworkMatrices, basis: Basis | None = None) -> list[np.ndarray]:
     """Weights of each neuron by matrix, (neurons, dimensions) each, of unit length."""
     features = []
     for name in MATRICES:
@@ -300,30 +302,30 @@ def log_p_beyond(tested: Sequence[Orders], usual: Sequence[Orders]) -> float:
     return max(float(log_ndtr(-(means[0] - means[1]) / sqrt(variance))), LEAST)
 
 
-def _dense(model: Model) -> list[FeedForward]:
+def _dense(model: Model) -> list[NetworkMatrices]:
     """One network for each layer that is not a mixture, in order."""
     dense = [network for network in networks_of(model) if network.place[1] is None]
     return sorted(dense, key=lambda network: network.place[0])
 
 
-def _sides(network: FeedForward) -> list[str]:
+def _sides(network: NetworkMatrices) -> list[str]:
     """The matrices that neurons are assigned by."""
     return ["gate", "up"] if "gate" in network.matrices else ["up", "down"]
 
 
-def _can_be_tested(a: FeedForward, b: FeedForward) -> bool:
+def _can_be_tested(a: NetworkMatrices, b: NetworkMatrices) -> bool:
     if a.place != b.place or _sides(a) != _sides(b):
         return False
     return all(a.matrices[side].shape == b.matrices[side].shape for side in _sides(a))
 
 
-def _orders(a: FeedForward, b: FeedForward) -> Orders:
+def _orders(a: NetworkMatrices, b: NetworkMatrices) -> Orders:
     """The assignments by both sides of a network."""
     first, second = (assigned(_rows(a, side), _rows(b, side)) for side in _sides(a))
     return first, second
 
 
-def _rows(network: FeedForward, side: str) -> np.ndarray:
+def _rows(network: NetworkMatrices, side: str) -> np.ndarray:
     w = network.matrices[side].array()
     rows = w.T if side == "down" else w
     return np.asarray(usable(rows), np.float32)  # (neurons, d)

@@ -7,7 +7,7 @@ import numpy as np
 
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.config import ModelConfig
-from weightscope.model.layers.gathered import Difference
+from weightscope.model.layers.gathered import DifferentialNorm
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.maps import Affine, Latent
 from weightscope.model.layers.steps import Place, Reads, Step
@@ -63,11 +63,13 @@ class Differential(Step):
             layer,
             v=Affine(v_w, v_b),
             w_o=np.concatenate((w_o, np.float32(-weight) * w_o)),
-            gathered_norm=Difference(weight, config.norm_eps),
+            gathered_norm=DifferentialNorm(weight, config.norm_eps),
         )
 
     def caveat(self, layer: Layer) -> str:
-        weight = layer.gathered_norm.weight if isinstance(layer.gathered_norm, Difference) else 0.0
+        weight = (
+            layer.gathered_norm.weight if isinstance(layer.gathered_norm, DifferentialNorm) else 0.0
+        )
         return (
             "differential attention: head h + H/2 is subtracted from head h with weight "
             f"{weight:.3g}, which its W_O has; what the two gather is divided by the size of "

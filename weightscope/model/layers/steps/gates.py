@@ -79,7 +79,7 @@ class BiasGate(Step):
         bias = tensors.read(self.module + ".bias", (8,)).reshape(2, 4).sum(axis=1)
         w = np.einsum("hg,ro->hgro", np.eye(h, dtype=of_head.dtype), of_head).reshape(h, h * r, 2)
         factor = tensors.read(self.factor, (1, h, 1, 1)).ravel()
-        gate = positions.BiasGate(Affine(w, np.tile(bias, (h, 1))), factor)
+        gate = positions.BiasFactor(Affine(w, np.tile(bias, (h, 1))), factor)
         return replace(
             layer, additive_gate=gate if layer.norm is None else gate.after_norm(layer.norm)
         )

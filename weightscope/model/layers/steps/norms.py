@@ -30,7 +30,7 @@ class SubNorm(Step):
         h, r_v, d = layer.w_o.shape
         norm = self.norm.read(tensors, config, h * r_v)
         w_o, bias = norm.fold(np.array(layer.w_o).reshape(h * r_v, d), layer.output_bias)
-        sizes = gathered.SubNorm(self.norm.unread(config))
+        sizes = gathered.AllHeadsNorm(self.norm.unread(config))
         return replace(layer, w_o=w_o.reshape(h, r_v, d), output_bias=bias, gathered_norm=sizes)
 
     def caveat(self, layer: Layer) -> str:
@@ -51,7 +51,7 @@ class HeadNorm(Step):
     def apply(
         self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
     ) -> Layer:
-        return replace(layer, gathered_norm=gathered.HeadNorm(config.norm_eps))
+        return replace(layer, gathered_norm=gathered.EachHeadNorm(config.norm_eps))
 
     def caveat(self, layer: Layer) -> str:
         return "a norm before W_O: what a head gathers for a token is divided by its size"
