@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from markupsafe import Markup
 
 from weightscope.core.files import REPORT, Files, OutputFolder
-from weightscope.core.tables import templates
+from weightscope.core.tables import Table, as_json, templates
 
 SPECTRA = "model.layers.figures:spectrum_figure"  # draws singular values of maps by name
 
@@ -90,6 +90,20 @@ class Result:
     def _repr_html_(self) -> str:
         picture = getattr(self, "_repr_png_", bytes)()
         return notebook(self.lead, *self.shown(), picture=picture)
+
+    def as_json(self: Any) -> dict[str, Any]:
+        """The result as --json prints it: its sentence and origin, then each of its tables.
+
+        A table is a list of objects under the name of its file without the ending; arrays stay in
+        their .npz.
+        """
+        contents: dict[str, Any] = {}
+        for name, content_of in self.TABLES.items():
+            stem, _, ending = name.rpartition(".")
+            content = None if ending == "npz" else content_of(self)
+            if content is not None:
+                contents[stem] = content.records() if isinstance(content, Table) else content
+        return dict(as_json(self.provenance.envelope(self.lead) | contents))
 
     def plot(self) -> Any:
         """The first figure of the result's page: a matplotlib Figure."""
