@@ -17,7 +17,7 @@ from tests.support.bigram_counts import embedded_counts
 from tests.support.tiny_models import fixture
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.files import Files
-from weightscope.core.results import Result, function_at
+from weightscope.core.results import Result
 from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.kernels import position_kernels
 from weightscope.heads.norms.measure import study_norms
@@ -68,7 +68,7 @@ def test_a_result_says_shows_draws_and_writes_itself(name: str) -> None:
     assert result.provenance.envelope(result.lead)["sources"][0]["name"].endswith(source)
     if not result.PAGE:
         return
-    assert callable(function_at(result.PAGE))
+    assert callable(result.function_at(result.PAGE))
     files = Files()
     result.write_files(files)
     written = set(files.contents)

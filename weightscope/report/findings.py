@@ -9,7 +9,7 @@ from math import inf, log
 from typing import Any, NamedTuple, TypeVar, overload
 
 from weightscope.core.errors import CheckpointError, counted, nearest, printable
-from weightscope.core.results import notebook
+from weightscope.core.results import notebook, questions
 from weightscope.core.tables import Column, Table, as_json, templates
 
 SEVERITIES = ("error", "warning", "note")  # the most severe first
@@ -62,8 +62,6 @@ class FindingKind:
         return of_head(layer, head, number=number, kind=self.name, **about)
 
 
-# Modules that import every module that reports findings.
-ROOMS = ("weightscope.heads.audit.audit", "weightscope.pairs.compare.compare")
 LAST = 1000  # rank of a kind that has none of its own
 _registered: dict[str, FindingKind] = {}
 
@@ -113,8 +111,9 @@ def finding(
 
 def finding_kinds() -> dict[str, FindingKind]:
     """Import and return every kind of finding by its name, the most severe first."""
-    for room in ROOMS:
-        import_module(room)
+    for question in questions():
+        for module in getattr(question, "FINDINGS", ()):
+            import_module(f"{question.__name__}.{module}")
     return {kind.name: kind for kind in sorted(_registered.values(), key=lambda kind: kind.place)}
 
 

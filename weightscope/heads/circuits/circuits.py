@@ -249,7 +249,7 @@ class Circuits(Result):
         What was read, by which command and version, and when.
     """
 
-    FIGURE, PAGE = "heads.circuits.figures:diagram", "heads.circuits.page:write_report"
+    FIGURE, PAGE = "figures:diagram", "page:write_report"
 
     name: str
     wiring: Wiring

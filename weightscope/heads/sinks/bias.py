@@ -308,7 +308,7 @@ def sizes_of(*, thorough: bool, paper: bool) -> Sizes:
 class SinkBias(Study):
     """The result for one model with L attention layers of H heads."""
 
-    FIGURE, PAGE = "heads.sinks.figures:updates_figure", "heads.sinks.page:write_bias_page"
+    FIGURE, PAGE = "figures:updates_figure", "page:write_bias_page"
     TABLES: ClassVar = {
         **{f"{name}.csv": attrgetter(name) for name in ("layers", "heads", "patching", "losses")},
         "mu_sink.npz": lambda bias: {

@@ -58,7 +58,7 @@ class ListedCheckpoint(NamedTuple):
 class Atlas(Result):
     """An atlas of checkpoints; `members`, `outlines` and `family_of` are in one order."""
 
-    PAGE = "pairs.atlas.site:write_site"
+    PAGE = "site:write_site"
     TABLES, FILES = TABLES, RESULTS
 
     members: list[ListedCheckpoint]

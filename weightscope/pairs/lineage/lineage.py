@@ -528,7 +528,7 @@ class Lineage(Result):
     norms; "undecided" where not everything could be compared.
     """
 
-    FIGURE, PAGE = "pairs.lineage.figures:lineage_figure", "pairs.lineage.page:write_lineage_page"
+    FIGURE, PAGE = "figures:lineage_figure", "page:write_lineage_page"
     TABLES, FILES = TABLES, RESULTS
 
     suspect: Sketches
