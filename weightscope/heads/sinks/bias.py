@@ -113,23 +113,24 @@ def predict_layer(layer: Layer, x: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
+class PredictorRow(NamedTuple):
+    """A predictor and how well it finds the heads that sink."""
+
+    name: str = column()
+    meaning: str = column(symbol="reading")
+    auroc: float = column(symbol="AUROC")
+
+
 def prediction_aurocs(predicted: Mapping[str, np.ndarray] | Table, strength: np.ndarray) -> Table:
     """AUROC of each predictor, (n,), for heads that sink, by their measured strength, (n,)."""
     sinks = np.flatnonzero(strength > SINKS_ABOVE)
-    aurocs = []
-    for name, _, sign in PREDICTORS:
+    rows = []
+    for name, meaning, sign in PREDICTORS:
         values, auroc = sign * np.asarray(predicted[name], float), np.nan
         if np.ptp(values) != 0:
             auroc = weighted_auroc(values, sinks, np.ones(len(sinks), np.int64))
-        aurocs.append(auroc)
-    names, meanings, _ = zip(*PREDICTORS, strict=True)
-    return Table(
-        [
-            Column("name", names),
-            Column("meaning", meanings, "reading"),
-            Column("auroc", aurocs, "AUROC"),
-        ]
-    )
+        rows.append(PredictorRow(name, meaning, auroc))
+    return Table.of(PredictorRow, rows)
 
 
 def _embeddings(model: Model, first: int, seed: int) -> np.ndarray:
