@@ -16,7 +16,7 @@ from weightscope.core.files import REPORT, Files, OutputFolder
 from weightscope.core.tables import Table, as_json, templates
 
 SPECTRA = "model.layers.figures:spectrum_figure"  # draws singular values of maps by name
-WINGS = ("heads", "pairs")  # of weightscope; each folder in them is a question
+WINGS = ("heads", "pairs")  # folders of weightscope; each folder in them is a question
 
 
 def function_at(place: str, folder: str = "weightscope") -> Callable[..., Any]:

@@ -2,4 +2,4 @@
 
 FINDINGS = ("compare",)  # modules that import every module here that reports findings
 SIGNS = {"trajectory.csv": "compare"}  # command, by a file
-SHARED_SIGNS = {"tensors.csv": "compare"}  # of two checkpoints whose heads are not read
+SHARED_SIGNS = {"tensors.csv": "compare"}  # checkpoints whose heads are not read
