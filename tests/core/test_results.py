@@ -2,8 +2,11 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import pytest
 from markupsafe import escape
 from matplotlib.figure import Figure
@@ -12,8 +15,10 @@ import weightscope
 import weightscope as ws
 from tests.support.bigram_counts import embedded_counts
 from tests.support.tiny_models import fixture
+from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.files import Files
-from weightscope.core.results import Result, function_at
+from weightscope.core.results import Result
+from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.kernels import position_kernels
 from weightscope.heads.norms.measure import study_norms
 from weightscope.heads.outliers.measure import study_outliers
@@ -63,7 +68,7 @@ def test_a_result_says_shows_draws_and_writes_itself(name: str) -> None:
     assert result.provenance.envelope(result.lead)["sources"][0]["name"].endswith(source)
     if not result.PAGE:
         return
-    assert callable(function_at(result.PAGE))
+    assert callable(result.function_at(result.PAGE))
     files = Files()
     result.write_files(files)
     written = set(files.contents)
@@ -72,3 +77,26 @@ def test_a_result_says_shows_draws_and_writes_itself(name: str) -> None:
     where_shown = {f"directions.{kind}" for kind in ("json", "csv", "npz")}
     where_shown |= {name for name, content_of in result.TABLES.items() if content_of(result) is None}
     assert {*result.TABLES} - where_shown <= written and "report.html" in written
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Counted(Result):
+    """A result that says nothing about its JSON."""
+
+    TABLES: ClassVar = {
+        "heads.csv": lambda counted: Table([Column("head", [0, 1]), Column("size", [0.5, np.nan])]),
+        "sizes.npz": lambda counted: {"size": np.ones(2)},
+        "kinds.json": lambda counted: {"copying": np.int64(1), "largest": np.inf},
+        "absent.csv": lambda counted: None,
+    }
+    lead = "Two heads were counted."
+    provenance: Provenance = field(default_factory=Provenance)
+
+
+def test_a_new_result_has_a_json_by_default() -> None:
+    result = Counted()
+    envelope = result.provenance.envelope("Two heads were counted.")
+    assert result.as_json() == envelope | {
+        "heads": [{"head": 0, "size": 0.5}, {"head": 1, "size": None}],
+        "kinds": {"copying": 1, "largest": "inf"},
+    }

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.arrow import AS_ARROW, MIXED
 from tests.support.environments import environment, run_in
-from weightscope.core.tables import Column, Link, Table, as_json
+from weightscope.core.tables import Column, Link, Table, as_json, column
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J'
 
@@ -142,3 +143,24 @@ def test_polars_and_duckdb_read_a_table_without_pandas(tmp_path: Path) -> None:
     expected = {name: cells for name, (_, cells) in AS_ARROW.items()}
     assert by_polars == expected and by_duckdb == expected
     assert queried == [[3, 2, 3]]
+
+
+class Sized(NamedTuple):
+    """Cells of a row, each with its column."""
+
+    head: int = column("Its index.")
+    size: float = column(symbol="$s$", unit="nats", format=".1f")
+
+
+def test_rows_say_what_their_cells_are() -> None:
+    table = Table.of(Sized, [Sized(0, 0.25), Sized(1, size=2.0)], "sizes")
+    assert table.csv() == "head,size\n0,0.25\n1,2\n" and table.caption == "sizes"
+    size = table.column("size")
+    assert (size.symbol, size.unit, size.meaning, size.format) == ("$s$", "nats", "", ".1f")
+    assert table.column("head").meaning == "Its index." and size.is_numeric
+    assert Table.of(Sized, []).csv() == "head,size\n"
+
+
+def test_row_that_lacks_a_cell_is_refused() -> None:
+    with pytest.raises(ValueError, match="a Sized lacks a cell of head, size"):
+        Table.of(Sized, [Sized(head=1)])

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +17,10 @@ from tests.support.figures import undrawn
 from tests.support.tiny_models import fixture
 from weightscope.core.embedded import FOLDER
 from weightscope.core.files import HIDDEN, OutputFolder
-from weightscope.core.results import Result
+from weightscope.core.results import Result, questions
 from weightscope.core.tables import Column, Link, Table
 from weightscope.heads.detok.kernels import position_kernels
-from weightscope.report.written import Written
+from weightscope.report.written import Written, signs
 
 OLD = Path(__file__).parents[1] / "fixtures" / "written"  # by 0.1.0; make_written.py says how
 FINDING = b"""[{"kind": "zero_head", "layer": 0, "head": 7, "map": null, "measure": "x", "number": 1, "usual": null,
@@ -84,6 +86,17 @@ def test_a_result_is_read_back(kind: str, broken: Path, tmp_path: Path) -> None:
         assert repr(stored.findings) == repr(findings)
     assert kind in repr(stored) and (len(stored.heads) if kind not in ("lineage", "same") else True)
     assert "<p>" in stored._repr_html_()
+
+
+def test_questions_declare_what_they_write_and_load_nothing_for_it() -> None:
+    """A file tells one command; one that several write counts only where none of these is there."""
+    declared = [sign for question in questions() for sign in getattr(question, "SIGNS", {})]
+    shared = [sign for question in questions() for sign in getattr(question, "SHARED_SIGNS", {})]
+    assert len({*declared, *shared}) == len(declared) + len(shared) and [*signs()] == declared + shared
+    assert {*RESULTS} <= {*signs().values()}
+    code = "import sys, weightscope.report.written as w; w.signs(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"matplotlib", "torch", "scipy", "weightscope.heads.audit.audit"} & {*loaded}
 
 
 @pytest.mark.parametrize("folder", sorted(OLD.iterdir()), ids=lambda folder: folder.name)

@@ -1,26 +1,44 @@
 """Base of results, which say, draw and write themselves; reprs of objects with arrays."""
 
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from reprlib import Repr
+from types import ModuleType
 from typing import Any, ClassVar
 
 from markupsafe import Markup
 
 from weightscope.core.files import REPORT, Files, OutputFolder
-from weightscope.core.tables import templates
+from weightscope.core.tables import Table, as_json, templates
 
 SPECTRA = "model.layers.figures:spectrum_figure"  # draws singular values of maps by name
+WINGS = ("heads", "pairs")  # folders of weightscope; each folder in them is a question
 
 
-def function_at(place: str) -> Callable[..., Any]:
-    """Import the function at "module:function" of weightscope, such as a figure or a page."""
+def function_at(place: str, folder: str = "weightscope") -> Callable[..., Any]:
+    """Import the function at "module:function" of a folder, such as a figure or a page."""
     module, _, name = place.partition(":")
-    function: Callable[..., Any] = getattr(import_module(f"weightscope.{module}"), name)
+    function: Callable[..., Any] = getattr(import_module(f"{folder}.{module}"), name)
     return function
+
+
+def questions() -> Iterator[ModuleType]:
+    """The folder of every question, imported without the modules in it.
+
+    Its `__init__` may declare
+
+    - `SIGNS`: the command that wrote a folder of results, by a file that no other writes;
+    - `SHARED_SIGNS`: the same by a file that others write too, where none of `SIGNS` is there;
+    - `FINDINGS`: names of modules; importing them registers every kind of finding of the folder.
+    """
+    for wing in WINGS:
+        package = import_module(f"weightscope.{wing}")
+        for module in iter_modules(package.__path__):
+            yield import_module(f"{package.__name__}.{module.name}")
 
 
 def notebook(lead: str, *tables: Any, picture: bytes = b"") -> str:
@@ -57,7 +75,7 @@ SHAPES = _ShapeRepr()
 class Result:
     """Base of results. They are data: figures and pages are imported when they are needed."""
 
-    FIGURE: ClassVar[str] = ""  # "module:function" of weightscope that draws the result
+    FIGURE: ClassVar[str] = ""  # "module:function" of its folder that draws the result
     PAGE: ClassVar[str] = ""  # the function that draws all figures and writes report.html
     # Function for each file: its table, arrays by name or JSON; None leaves the file out.
     TABLES: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
@@ -91,9 +109,28 @@ class Result:
         picture = getattr(self, "_repr_png_", bytes)()
         return notebook(self.lead, *self.shown(), picture=picture)
 
+    def as_json(self: Any) -> dict[str, Any]:
+        """The result as --json prints it: its sentence and origin, then each of its tables.
+
+        A table is a list of objects under the name of its file without the ending; arrays stay in
+        their .npz.
+        """
+        contents: dict[str, Any] = {}
+        for name, content_of in self.TABLES.items():
+            stem, _, ending = name.rpartition(".")
+            content = None if ending == "npz" else content_of(self)
+            if content is not None:
+                contents[stem] = content.records() if isinstance(content, Table) else content
+        return dict(as_json(self.provenance.envelope(self.lead) | contents))
+
+    @classmethod
+    def function_at(cls, place: str) -> Callable[..., Any]:
+        """Import the function at "module:function" of the folder that the class is in."""
+        return function_at(place, cls.__module__.rpartition(".")[0])
+
     def plot(self) -> Any:
         """The first figure of the result's page: a matplotlib Figure."""
-        return function_at(self.FIGURE)(self)
+        return self.function_at(self.FIGURE)(self)
 
     def write(self, out: str | Path) -> None:
         """Write tables, figures and report.html into a folder, as the command does.
@@ -113,7 +150,7 @@ class Result:
 
     def write_report(self, files: Files, *more: Any) -> None:
         """Write the figures as PNG and SVG, and report.html."""
-        function_at(self.PAGE)(files, self, *more)
+        self.function_at(self.PAGE)(files, self, *more)
 
     def write_tables(self, files: Files) -> None:
         """Write the tables, the arrays and the JSON."""

@@ -70,6 +70,17 @@ class Column:
         return printable(value)
 
 
+def column(meaning: str = "", *, symbol: str = "", unit: str = "", format: str = ".4g") -> Any:
+    """Describe the column of a field, as its default in a NamedTuple of cells; see `Table.of`."""
+    return Column("", symbol=symbol, unit=unit, meaning=meaning, format=format)
+
+
+def columns_of(row: Any) -> tuple[Column, ...]:
+    """The columns of a NamedTuple of cells, without values; see `Table.of`."""
+    described = row._field_defaults
+    return tuple(replace(described.get(name, Column(name)), name=name) for name in row._fields)
+
+
 class Table:
     """Named columns of one length.
 
@@ -117,6 +128,31 @@ class Table:
         cells = list(zip(*rows, strict=True)) or [()] * len(heads)
         columns = [replace(head, values=values) for head, values in zip(heads, cells, strict=True)]
         return cls(columns, caption)
+
+    @classmethod
+    def of(cls, row: Any, rows: Iterable[tuple[Any, ...]], caption: str = "") -> "Table":
+        """A table from its rows, whose NamedTuple says what each cell is.
+
+        Raises
+        ------
+        ValueError
+            A row lacks a cell.
+
+        Examples
+        --------
+        >>> from typing import NamedTuple
+        >>> class HeadRow(NamedTuple):
+        ...     head: int = column("Index in the layer.")
+        ...     share: float = column("Share of the norm.", symbol="$s$", format=".0%")
+        >>> print(Table.of(HeadRow, [HeadRow(0, 0.25), HeadRow(1, share=0.75)]).text())
+        head    s
+           0  25%
+           1  75%
+        """
+        columns, rows = columns_of(row), list(rows)
+        if any(isinstance(cell, Column) for cells in rows for cell in cells):
+            raise ValueError(f"a {row.__name__} lacks a cell of {', '.join(row._fields)}")
+        return cls.of_rows(columns, rows, caption)
 
     @property
     def names(self) -> list[str]:

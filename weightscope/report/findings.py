@@ -9,8 +9,8 @@ from math import inf, log
 from typing import Any, NamedTuple, TypeVar, overload
 
 from weightscope.core.errors import CheckpointError, counted, nearest, printable
-from weightscope.core.results import notebook
-from weightscope.core.tables import Column, Table, as_json, templates
+from weightscope.core.results import notebook, questions
+from weightscope.core.tables import Table, as_json, column, templates
 
 SEVERITIES = ("error", "warning", "note")  # the most severe first
 SHOWN = 12  # findings on a terminal
@@ -62,8 +62,6 @@ class FindingKind:
         return of_head(layer, head, number=number, kind=self.name, **about)
 
 
-# Modules that import every module that reports findings.
-ROOMS = ("weightscope.heads.audit.audit", "weightscope.pairs.compare.compare")
 LAST = 1000  # rank of a kind that has none of its own
 _registered: dict[str, FindingKind] = {}
 
@@ -116,8 +114,9 @@ def finding(
 
 def finding_kinds() -> dict[str, FindingKind]:
     """Import and return every kind of finding by its name, the most severe first."""
-    for room in ROOMS:
-        import_module(room)
+    for question in questions():
+        for module in getattr(question, "FINDINGS", ()):
+            import_module(f"{question.__name__}.{module}")
     return {kind.name: kind for kind in sorted(_registered.values(), key=lambda kind: kind.place)}
 
 
@@ -205,6 +204,29 @@ class Finding:
         return plain
 
 
+class MemberRow(NamedTuple):
+    """A member of a finding, as a row of findings.csv."""
+
+    finding: int = column("Number of the finding; it has one row per member.")
+    severity: str = column()
+    kind: str = column()
+    layer: int | None = column()
+    head: int | None = column()
+    map: str | None = column("qk or vo.")
+    item: str = column(
+        "What this row is about: a head, a dimension, a token, a position, a tensor."
+    )
+    index: int | None = column("Of the head, the dimension or the row.")  # type: ignore[assignment]
+    name: str = column("The token, the role or the tensor.")
+    measure: str = column("What the number is.")
+    number: float = column()
+    usual: float | None = column("What it is in the rest of the checkpoint.")
+    text: str = column("The finding in a sentence.")
+    known: str = column(
+        "Why it fails no gate: it is in the baseline, or accepted. Empty for any other."
+    )
+
+
 class Findings(list[Finding]):
     """Findings, the most severe kind first, then by layer and head.
 
@@ -275,11 +297,24 @@ class Findings(list[Finding]):
                 layer = f.layer if member.layer is None else member.layer
                 head = member.index if member.what == "head" else f.head
                 value = f.number if member.number is None else member.number
-                place = (layer, head, f.map, member.what, member.index, member.name)
-                numbers = (f.measure, value, f.usual)
-                cells = (number, f.severity, f.kind, *place, *numbers, f.text, f.known)
-                rows.append(["" if cell is None else cell for cell in cells])
-        return Table.of_rows(COLUMNS, rows)
+                row = MemberRow(
+                    finding=number,
+                    severity=f.severity,
+                    kind=f.kind,
+                    layer=layer,
+                    head=head,
+                    map=f.map,
+                    item=member.what,
+                    index=member.index,
+                    name=member.name,
+                    measure=f.measure,
+                    number=value,
+                    usual=f.usual,
+                    text=f.text,
+                    known=f.known,
+                )
+                rows.append(MemberRow._make("" if cell is None else cell for cell in row))
+        return Table.of(MemberRow, rows)
 
     def as_json(self) -> list[dict[str, Any]]:
         """The content of findings.json."""
@@ -289,30 +324,6 @@ class Findings(list[Finding]):
         """Unknown findings of a kind in `limits`, or as severe as a severity in it."""
         new = (finding for finding in self if not finding.known)
         return Findings(finding for finding in new if fails(finding.kind, limits))
-
-
-COLUMNS = (
-    Column("finding", meaning="Number of the finding; it has one row per member."),
-    Column("severity"),
-    Column("kind"),
-    Column("layer"),
-    Column("head"),
-    Column("map", meaning="qk or vo."),
-    Column(
-        "item",
-        meaning="What this row is about: a head, a dimension, a token, a position, a tensor.",
-    ),
-    Column("index", meaning="Of the head, the dimension or the row."),
-    Column("name", meaning="The token, the role or the tensor."),
-    Column("measure", meaning="What the number is."),
-    Column("number"),
-    Column("usual", meaning="What it is in the rest of the checkpoint."),
-    Column("text", meaning="The finding in a sentence."),
-    Column(
-        "known",
-        meaning="Why it fails no gate: it is in the baseline, or accepted. Empty for any other.",
-    ),
-)
 
 
 def fails(kind: str, limits: Collection[str]) -> bool:

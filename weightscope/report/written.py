@@ -7,7 +7,7 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +16,10 @@ import numpy as np
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.files import HIDDEN, OutputFolder, regular_file
-from weightscope.core.results import notebook
+from weightscope.core.results import notebook, questions
 from weightscope.core.tables import FORMULA_STARTS, Column, Table
 from weightscope.report.findings import Finding, Findings, Member, finding_kinds
 
-SIGNS = {  # command that wrote a folder, by a file; the first that is there decides
-    "norms.npz": "norms",
-    "outliers.npz": "outliers",
-    "sinks.npz": "sinks",
-    "mu_sink.npz": "sinks",
-    "summary.csv": "audits",
-    "wiring.npz": "circuits",
-    "trajectory.csv": "compare",
-    "lineage.json": "lineage",
-    "same.json": "same",
-    "learned.json": "learned",
-    "atlas.json": "atlas",
-    "tokens.npz": "detok",
-    "positions.npz": "positions",
-    "kernel.npz": "positions",
-    "spectra.npz": "audit",
-    "tensors.csv": "compare",  # two checkpoints whose heads are not read
-}
 HEADS = ("heads.csv", "roles.csv", "trends.csv")  # tables with one row per head
 LARGEST = 1 << 30  # bytes of a table or a JSON
 LARGEST_ARRAYS = 16 << 30  # bytes of arrays, unpacked
@@ -48,6 +30,19 @@ UNREADABLE = (
     OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError, MemoryError,
     zipfile.BadZipFile, csv.Error,
 )  # fmt: skip
+
+
+@cache
+def signs() -> dict[str, str]:
+    """Command that wrote a folder, by a file; the first that is there decides.
+
+    Each question declares its own, and files that several write come last.
+    """
+    declared: dict[str, str] = {}
+    for kind in ("SIGNS", "SHARED_SIGNS"):
+        for question in questions():
+            declared |= getattr(question, kind, {})
+    return declared
 
 
 def load(folder: str | Path) -> "Written":
@@ -81,7 +76,7 @@ def load(folder: str | Path) -> "Written":
     ('audit', (8,), (1, 8, 32))
     """
     files = tuple(name for name in OutputFolder(Path(folder)).listed if not name.startswith(HIDDEN))
-    kind = next((kind for name, kind in SIGNS.items() if name in files), None)
+    kind = next((kind for name, kind in signs().items() if name in files), None)
     if kind is None:
         problem = f"holds no results: {HIDDEN}/manifest.json lists none of a command that has ended"
         advice = "copy the whole folder, hidden files included, or run the command again"

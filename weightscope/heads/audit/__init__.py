@@ -1,1 +1,4 @@
 """Audit of one checkpoint's heads: measures, findings, comparison, figures and pages."""
+
+FINDINGS = ("audit",)  # modules that import every module here that reports findings
+SHARED_SIGNS = {"summary.csv": "audits", "spectra.npz": "audit"}  # command, by a file

@@ -549,7 +549,7 @@ def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str
 class Audit(Result):
     """The result of an audit. A notebook shows it as a table, `print` as the command does."""
 
-    FIGURE, PAGE = "heads.audit.figures:audit_figure", "heads.audit.page:write_audit_page"
+    FIGURE, PAGE = "figures:audit_figure", "page:write_audit_page"
     TABLES, FILES = TABLES, RESULTS
 
     name: str

@@ -19,9 +19,9 @@ from typing import Any
 from weightscope.checkpoint.config import read_small
 from weightscope.core.errors import LONGEST_NAME, CheckpointError, nearest, shortened
 from weightscope.core.tables import csv_safe
-from weightscope.report.findings import COLUMNS, Findings, finding_kinds, listed
+from weightscope.report.findings import Findings, MemberRow, finding_kinds, listed
 
-NAMES = tuple(column.name for column in COLUMNS)
+NAMES = MemberRow._fields
 WHERE = ("layer", "head", "map", "item", "index", "name")  # cells of a place; index before name
 READ = ("kind", *WHERE, "measure", "number", "usual", "reason")
 WORSE = 1.1  # times as far from what is usual as it was

@@ -1,1 +1,3 @@
 """Roles of heads and the wiring between them, from the weights alone."""
+
+SIGNS = {"wiring.npz": "circuits"}  # command, by a file

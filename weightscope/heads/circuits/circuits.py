@@ -1,10 +1,10 @@
 """The circuits of one checkpoint: wiring, names of heads, and the strongest edges."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from weightscope.core.errors import CheckpointError, counted, printable, wholes
 from weightscope.core.files import Files
 from weightscope.core.progress import bar
 from weightscope.core.results import Result, ShowsShapes
-from weightscope.core.tables import Column, Table
+from weightscope.core.tables import Column, Table, column
 from weightscope.heads.circuits.components import (
     Component,
     components,
@@ -35,98 +35,85 @@ TOKENS = 5  # tokens named at each end of a channel's first direction
 AFFORDABLE = 4e11  # multiply-adds to find the tokens of all directions: a few seconds
 
 
+class EdgeRow(NamedTuple):
+    """A link between two heads, as a row of edges.csv."""
+
+    kind: str = column("what reads: q, k or v")
+    ranked_by: str = column(symbol="by")
+    rank: int = column()
+    from_layer: int = column()
+    from_head: int = column()
+    to_layer: int = column()
+    to_head: int = column()
+    shared_by: int = column("query heads that share the reading key-value head, and so this PK")
+    pk: float = column("projection kernel", symbol="PK")
+    pk_random: float = column("of two random spaces")
+    pk_z: float = column(symbol="z of PK")
+    cs: float = column("composition score", symbol="CS")
+    cs_above_random: float = column(
+        "CS minus 1/√d, the root mean square for randomly rotated matrices"
+    )
+    cs_z: float = column(symbol="z of $CS²$")
+    component: int | str = column(
+        "the one of W_VO(a) that is read most; near-equal ones are one space", symbol="component"
+    )
+    component_cs: float = column("composition score of that component alone", symbol="CS of it")
+    channel_rank: float = column(
+        "participation ratio of the singular values of W_VO(a) W(b): how many directions carry it",
+        symbol="rank of channel",
+        format=".1f",
+    )
+    channel_share: float = column(
+        "share in the sum of their squares of the first, or of the first few that are near-equal",
+        symbol="first direction",
+        format=".2f",
+    )
+    channel_tokens: str = column(
+        "tokens whose logits it raises most | lowers most, its sign being arbitrary; of near-equal "
+        "directions those that lie most in their space",
+        symbol="tokens of the first direction",
+    )
+    from_role: str = column()
+    to_role: str = column()
+
+
 def edges_table(model: Model, wired: Wiring, roles: HeadRoles, top: int) -> Table:
     """edges.csv: the `top` strongest pairs of each kind by PK and by CS."""
     edges = all_strongest(wired, top)
     through = channels(model, wired, edges)
     tokens = channel_tokens(model, [channel.space for channel in through])
 
-    component_of = [channel.component for channel in through]
-
-    def each(value: Callable[[Edge], Any]) -> list[Any]:
-        return [value(edge) for edge in edges]
-
-    def at_pair(of_writers: np.ndarray, edge: Edge) -> float:
-        """The pair's value in an array of its writer's layer alone, (1, H, L, H)."""
-        return float(of_writers[(0, *edge.pair[1:])])
-
-    def z(edge: Edge, measure: str) -> float:
-        return at_pair(wired.z_of(measure, edge.kind, slice(edge.i, edge.i + 1)), edge)
-
-    def pk_random(edge: Edge) -> float:
-        return at_pair(wired.random_pk(edge.kind, slice(edge.i, edge.i + 1)).mean, edge)
-
-    def cs(edge: Edge) -> float:
-        return float(wired.cs[edge.kind][edge.pair])
-
-    return Table(
-        [
-            Column("kind", each(lambda e: e.kind), meaning="what reads: q, k or v"),
-            Column("ranked_by", each(lambda e: e.ranked_by), symbol="by"),
-            Column("rank", each(lambda e: e.rank)),
-            Column("from_layer", each(lambda e: int(wired.layers[e.i]))),
-            Column("from_head", each(lambda e: e.a)),
-            Column("to_layer", each(lambda e: int(wired.layers[e.j]))),
-            Column("to_head", each(lambda e: e.b)),
-            Column(
-                "shared_by",
-                each(lambda e: 1 if e.kind == "q" else wired.shared),
-                meaning="query heads that share the reading key-value head, and so this PK",
-            ),
-            Column(
-                "pk",
-                each(lambda e: float(wired.pk[e.kind][e.pair])),
-                symbol="PK",
-                meaning="projection kernel",
-            ),
-            Column("pk_random", each(pk_random), meaning="of two random spaces"),
-            Column("pk_z", each(lambda e: z(e, "pk")), symbol="z of PK"),
-            Column("cs", each(cs), symbol="CS", meaning="composition score"),
-            Column(
-                "cs_above_random",
-                each(lambda e: cs(e) - wired.random_cs),
-                meaning="CS minus 1/√d, the root mean square for randomly rotated matrices",
-            ),
-            Column("cs_z", each(lambda e: z(e, "cs")), symbol="z of $CS²$"),
-            Column(
-                "component",
-                [component.named if component else "" for component in component_of],
-                symbol="component",
-                meaning="the one of W_VO(a) that is read most; near-equal ones are one space",
-            ),
-            Column(
-                "component_cs",
-                [component.cs if component else np.nan for component in component_of],
-                symbol="CS of it",
-                meaning="composition score of that component alone",
-            ),
-            Column(
-                "channel_rank",
-                [channel.rank for channel in through],
-                symbol="rank of channel",
-                format=".1f",
-                meaning="participation ratio of the singular values of W_VO(a) W(b): how many "
-                "directions carry it",
-            ),
-            Column(
-                "channel_share",
-                [channel.share for channel in through],
-                symbol="first direction",
-                format=".2f",
-                meaning="share in the sum of their squares of the first, or of the first few that "
-                "are near-equal",
-            ),
-            Column(
-                "channel_tokens",
-                list(map(printable, tokens)),
-                symbol="tokens of the first direction",
-                meaning="tokens whose logits it raises most | lowers most, its sign being "
-                "arbitrary; of near-equal directions those that lie most in their space",
-            ),
-            Column("from_role", each(lambda e: roles.names[e.i, e.a])),
-            Column("to_role", each(lambda e: roles.names[e.j, e.b])),
-        ]
-    )
+    rows = []
+    for edge, channel, named in zip(edges, through, tokens, strict=True):
+        writer = slice(edge.i, edge.i + 1)  # arrays of its layer alone are (1, H, L, H)
+        at_pair = (0, *edge.pair[1:])
+        cs = float(wired.cs[edge.kind][edge.pair])
+        component = channel.component
+        row = EdgeRow(
+            kind=edge.kind,
+            ranked_by=edge.ranked_by,
+            rank=edge.rank,
+            from_layer=int(wired.layers[edge.i]),
+            from_head=edge.a,
+            to_layer=int(wired.layers[edge.j]),
+            to_head=edge.b,
+            shared_by=1 if edge.kind == "q" else wired.shared,
+            pk=float(wired.pk[edge.kind][edge.pair]),
+            pk_random=float(wired.random_pk(edge.kind, writer).mean[at_pair]),
+            pk_z=float(wired.z_of("pk", edge.kind, writer)[at_pair]),
+            cs=cs,
+            cs_above_random=cs - wired.random_cs,
+            cs_z=float(wired.z_of("cs", edge.kind, writer)[at_pair]),
+            component=component.named if component else "",
+            component_cs=component.cs if component else np.nan,
+            channel_rank=channel.rank,
+            channel_share=channel.share,
+            channel_tokens=printable(named),
+            from_role=roles.names[edge.i, edge.a],
+            to_role=roles.names[edge.j, edge.b],
+        )
+        rows.append(row)
+    return Table.of(EdgeRow, rows)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -249,7 +236,7 @@ class Circuits(Result):
         What was read, by which command and version, and when.
     """
 
-    FIGURE, PAGE = "heads.circuits.figures:diagram", "heads.circuits.page:write_report"
+    FIGURE, PAGE = "figures:diagram", "page:write_report"
 
     name: str
     wiring: Wiring

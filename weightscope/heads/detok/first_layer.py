@@ -17,7 +17,7 @@ from weightscope.core.compute.device import open_device
 from weightscope.core.errors import CheckpointError
 from weightscope.core.progress import bar
 from weightscope.core.results import ShowsShapes
-from weightscope.core.tables import Column, Table
+from weightscope.core.tables import Table, column
 from weightscope.heads.detok.positions import (
     FEWEST,
     QUERY,
@@ -599,16 +599,16 @@ def _instead(layer: Layer) -> str:
 
 # The previous tokens that each head scores highest (Tables 1 and 3)
 
-HEADER = (
-    "head",
-    Column("rank", meaning="1 is the highest score in the whole vocabulary"),
-    "token_id",
-    "token",
-    Column("score", meaning="$T^ee$, before 1/√d'", format=".3f"),
-    Column(
-        "joined", meaning="what the head would put together: the previous token and the current one"
-    ),
-)
+
+class RankedRow(NamedTuple):
+    """A previous token that a head scores high before a current one."""
+
+    head: int = column()
+    rank: int = column("1 is the highest score in the whole vocabulary")
+    token_id: int = column()
+    token: str = column()
+    score: float = column("$T^ee$, before 1/√d'", format=".3f")
+    joined: str = column("what the head would put together: the previous token and the current one")
 
 
 def ranked(
@@ -628,6 +628,7 @@ def ranked(
             best = np.argsort(-scores[head], kind="stable")[:top]
             for rank, previous in enumerate(best.tolist(), start=1):
                 score = float(scores[head, previous])
-                rows.append((head, rank, previous, name(previous), score, name(previous, token)))
+                named, joined = name(previous), name(previous, token)
+                rows.append(RankedRow(head, rank, previous, named, score, joined))
     caption = f"Tables 1 and 3. {first.bare}".rstrip()
-    return Table.of_rows(HEADER, rows, caption)
+    return Table.of(RankedRow, rows, caption)

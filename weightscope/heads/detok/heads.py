@@ -201,7 +201,7 @@ class BigramAuroc(Result):
         What was read, by which command and version, and when.
     """
 
-    FIGURE, PAGE = "heads.detok.figures:auroc_figure", "heads.detok.page:write_auroc_page"
+    FIGURE, PAGE = "figures:auroc_figure", "page:write_auroc_page"
     TABLES = TABLES
 
     model: str

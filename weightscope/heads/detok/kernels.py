@@ -82,8 +82,8 @@ class ByPair(NamedTuple):
 class PositionKernels(ShowsShapes, Result):
     """Mean scores by distance of all heads (h) of a model without position embeddings."""
 
-    FIGURE = "heads.detok.figures:kernel_figure"
-    PAGE = "heads.detok.page:write_kernel_page"
+    FIGURE = "figures:kernel_figure"
+    PAGE = "page:write_kernel_page"
     TABLES: ClassVar = {
         "kernel.npz": lambda kernels: kernels.arrays,
         "kernel.csv": lambda kernels: kernels.curves,

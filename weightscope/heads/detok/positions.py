@@ -9,7 +9,7 @@ import numpy as np
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.errors import counted
 from weightscope.core.files import Files
-from weightscope.core.results import Result, ShowsShapes, function_at
+from weightscope.core.results import Result, ShowsShapes
 from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.sigma import SigmaStatistics
 from weightscope.model.layers.factored import Factored
@@ -42,7 +42,7 @@ class Spread(ShowsShapes):
 class PositionTerms(ShowsShapes, Result):
     """Position terms of all heads at one query position."""
 
-    FIGURE = "heads.detok.figures:position_figure"
+    FIGURE = "figures:position_figure"
 
     query: int  # the position i
     scale: float  # factor of a score before the softmax, 1/sqrt(d')
@@ -220,7 +220,7 @@ class PositionTerms(ShowsShapes, Result):
 
     def plot(self, head: int | None = None) -> Any:
         """Draw Fig. 3 of the paper for a head, by default the one that looks nearest."""
-        return function_at(self.FIGURE)(self, self.nearest_head() if head is None else head)
+        return self.function_at(self.FIGURE)(self, self.nearest_head() if head is None else head)
 
     def nearest_head(self) -> int:
         """The head that position makes look nearest."""

@@ -1,1 +1,3 @@
 """Lengths of alpha f(x), which attention adds up, against alpha (norm-based-attention paper)."""
+
+SIGNS = {"norms.npz": "norms"}  # command, by a file

@@ -125,7 +125,7 @@ PAIRS_DRAWN = 5000  # about the largest number of a kind's pairs in Fig. 3
 class NormAnalysis(Study):
     """Lengths of the vectors that L layers of H heads add up, by K kinds of token."""
 
-    FIGURE, PAGE = "heads.norms.figures:layer_figure", "heads.norms.page:write_norms_page"
+    FIGURE, PAGE = "figures:layer_figure", "page:write_norms_page"
     TABLES: ClassVar = {
         "heads.csv": attrgetter("heads"),
         "layers.csv": attrgetter("layers"),

@@ -457,7 +457,7 @@ NAMED = 6  # outlier dimensions in the lead and on the page; the files have all
 class OutlierAnalysis(Study):
     """Outlier dimensions of the stream, their effect on attention scores, and predictions."""
 
-    FIGURE, PAGE = "heads.outliers.figures:means_figure", "heads.outliers.page:write_outliers_page"
+    FIGURE, PAGE = "figures:means_figure", "page:write_outliers_page"
     TABLES: ClassVar = {
         "stream.csv": lambda outliers: outliers.stream.table(),
         "attention.csv": lambda outliers: outliers.stream.attention_table(),

@@ -16,7 +16,7 @@ from scipy.special import softmax
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import arrays_in, new_file, regular_file, without_objects
 from weightscope.core.progress import bar
-from weightscope.core.tables import Column, Table
+from weightscope.core.tables import Column, Table, column
 from weightscope.heads.sinks.strength import sink_strength
 from weightscope.heads.sinks.updates import (
     Decomposition,
@@ -113,23 +113,24 @@ def predict_layer(layer: Layer, x: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
+class PredictorRow(NamedTuple):
+    """A predictor and how well it finds the heads that sink."""
+
+    name: str = column()
+    meaning: str = column(symbol="reading")
+    auroc: float = column(symbol="AUROC")
+
+
 def prediction_aurocs(predicted: Mapping[str, np.ndarray] | Table, strength: np.ndarray) -> Table:
     """AUROC of each predictor, (n,), for heads that sink, by their measured strength, (n,)."""
     sinks = np.flatnonzero(strength > SINKS_ABOVE)
-    aurocs = []
-    for name, _, sign in PREDICTORS:
+    rows = []
+    for name, meaning, sign in PREDICTORS:
         values, auroc = sign * np.asarray(predicted[name], float), np.nan
         if np.ptp(values) != 0:
             auroc = weighted_auroc(values, sinks, np.ones(len(sinks), np.int64))
-        aurocs.append(auroc)
-    names, meanings, _ = zip(*PREDICTORS, strict=True)
-    return Table(
-        [
-            Column("name", names),
-            Column("meaning", meanings, "reading"),
-            Column("auroc", aurocs, "AUROC"),
-        ]
-    )
+        rows.append(PredictorRow(name, meaning, auroc))
+    return Table.of(PredictorRow, rows)
 
 
 def _embeddings(model: Model, first: int, seed: int) -> np.ndarray:
@@ -245,26 +246,29 @@ def text_losses(
     return Table(columns)
 
 
+class PatchingRow(NamedTuple):
+    """Perplexity under an intervention in a range of layers, as a row of patching.csv."""
+
+    layers: str = column()
+    intervention: str = column()
+    first_position: int = column(symbol="first position")
+    perplexity: float = column()
+    change: float = column(symbol="change in perplexity")
+    change_low: float = column(symbol="from")
+    change_high: float = column(symbol="to")
+
+
 def patching_table(losses: Table) -> Table:
     """Perplexity in each range of layers under every intervention of `text_losses` (Table 1)."""
     plain, tokens = losses[NONE], losses["tokens"]
     baseline = float(perplexity(plain, tokens))
-    rows: list[tuple[object, ...]] = [(NONE, NONE, 0, baseline, 0.0, np.nan, np.nan)]
-    for column in losses.columns[3:]:
-        name, how, start = column.name.split("_")
-        changed = float(perplexity(column.values, tokens))
-        low, high = change_interval(column.values, plain, tokens)
-        rows.append((name, how, int(start), changed, changed - baseline, low, high))
-    header = [
-        Column("layers"),
-        Column("intervention"),
-        Column("first_position", symbol="first position"),
-        Column("perplexity"),
-        Column("change", symbol="change in perplexity"),
-        Column("change_low", symbol="from"),
-        Column("change_high", symbol="to"),
-    ]
-    return Table.of_rows(header, rows)
+    rows = [PatchingRow(NONE, NONE, 0, baseline, 0.0, np.nan, np.nan)]
+    for under in losses.columns[3:]:
+        name, how, start = under.name.split("_")
+        changed = float(perplexity(under.values, tokens))
+        low, high = change_interval(under.values, plain, tokens)
+        rows.append(PatchingRow(name, how, int(start), changed, changed - baseline, low, high))
+    return Table.of(PatchingRow, rows)
 
 
 # The experiments on one model
@@ -308,7 +312,7 @@ def sizes_of(*, thorough: bool, paper: bool) -> TextSizes:
 class SinkBias(Study):
     """The result for one model with L attention layers of H heads."""
 
-    FIGURE, PAGE = "heads.sinks.figures:updates_figure", "heads.sinks.page:write_bias_page"
+    FIGURE, PAGE = "figures:updates_figure", "page:write_bias_page"
     TABLES: ClassVar = {
         **{f"{name}.csv": attrgetter(name) for name in ("layers", "heads", "patching", "losses")},
         "mu_sink.npz": lambda bias: {

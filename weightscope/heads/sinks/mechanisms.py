@@ -247,7 +247,7 @@ SINK_HEAD = 0.5  # a sink head has a sink event on at least this share of the in
 class SinkMechanisms(Study):
     """The strongest sink of every head (L, H) on every input (I), for K kinds of token."""
 
-    FIGURE, PAGE = "heads.sinks.figures:sink_token_figure", "heads.sinks.page:write_mechanisms_page"
+    FIGURE, PAGE = "figures:sink_token_figure", "page:write_mechanisms_page"
     TABLES: ClassVar = {
         **{f"{name}.csv": attrgetter(name) for name in ("events", "heads", "layers")},
         "causal.csv": attrgetter("causal"),

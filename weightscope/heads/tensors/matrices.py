@@ -15,15 +15,15 @@ from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
 from weightscope.core.compute.cores import in_threads, usable_cores
 from weightscope.core.errors import CheckpointError
 from weightscope.core.progress import bar
-from weightscope.core.tables import Column, Table
+from weightscope.core.tables import Column, Table, column, columns_of
 from weightscope.heads.tensors.measure import (
-    TENSOR_COLUMNS,
     Everything,
     SharedTensor,
     TensorFacts,
     by_role,
     facts_of_values,
     read_facts,
+    shown_shape,
     spread_of,
     unreadable,
     with_twins,
@@ -48,71 +48,70 @@ EXACT_SIDE = 2048  # smaller side; with a larger one the spectrum is a sketch, u
 LARGEST_EXACT = 20_000  # smaller side, even if `exact`: LAPACK counts larger Grams beyond 32 bits
 PROJECTIONS = {"q", "k", "v", "o", "output_gate"}
 HELD = 64 << 20  # values of a sketched matrix in memory; a larger one is read for each step
-NUMBERS = tuple[float, ...]
 
 
-def measures(spectrum: Sketch, shape: tuple[int, int]) -> NUMBERS:
-    """Measures of a matrix in the order of `MEASURES`; a sketch lacks the condition number."""
+class Measures(NamedTuple):
+    """Measures of a matrix."""
+
+    sigma1: float = column("The largest singular value, the spectral norm.", symbol="$σ_1$")
+    frobenius: float = column(
+        "Root of the sum of the squared singular values.", symbol="Frobenius norm"
+    )
+    stable_rank: float = column("Squared Frobenius norm over $σ_1^2$.", symbol="stable rank")
+    effective_rank: float = column(
+        "Exponential of the entropy of the singular values.", symbol="effective rank"
+    )
+    mp_edge: float = column(
+        "The largest singular value of a random matrix with the same shape and mean square.",
+        symbol="Marchenko-Pastur edge",
+    )
+    beyond_edge: float = column(
+        "How many singular values are above that edge.", symbol="beyond the edge"
+    )
+    alpha: float = column(
+        "Exponent of a power law of the largest squared singular values.", symbol="$α$"
+    )
+    alpha_distance: float = column(
+        "Of these from that law, at the lower steps of their distribution.",
+        symbol="Kolmogorov distance",
+    )
+    snr: float = column(
+        "Spectrum's: singular values above the noise over the others, in sum, over $σ_1$.",
+        symbol="signal to noise",
+    )
+    condition: float = column(
+        "$σ_1$ over the smallest singular value; not of a sketch.", symbol="condition number"
+    )
+    rank_error: float = column(
+        "Estimate of how far the share of singular values below any value is off at most: "
+        "no bound, as clusters and spikes over a bulk may exceed it. 0 where they are exact.",
+        symbol="error of ranks",
+    )
+
+
+MEASURES = columns_of(Measures)
+NOT_MEASURED = Measures(*[nan] * len(MEASURES))
+
+
+def measures(spectrum: Sketch, shape: tuple[int, int]) -> Measures:
+    """Measures of a matrix from its singular values; a sketch lacks the condition number."""
     s, error = spectrum
     if not np.isfinite(s).all():
-        return (nan,) * len(MEASURES)
-    spectral = map(float, (s[0], frobenius(s), stable_rank(s), effective_rank(s)))
-    edge = random_edge(s, shape), beyond_edge(s, shape)
-    tail = (*power_law(s**2), signal_to_noise(s, shape))
-    return (*spectral, *edge, *tail, nan if error else condition(s, shape), error)
-
-
-MEASURES = (
-    Column("sigma1", symbol="$σ_1$", meaning="The largest singular value, the spectral norm."),
-    Column(
-        "frobenius",
-        symbol="Frobenius norm",
-        meaning="Root of the sum of the squared singular values.",
-    ),
-    Column("stable_rank", symbol="stable rank", meaning="Squared Frobenius norm over $σ_1^2$."),
-    Column(
-        "effective_rank",
-        symbol="effective rank",
-        meaning="Exponential of the entropy of the singular values.",
-    ),
-    Column(
-        "mp_edge",
-        symbol="Marchenko-Pastur edge",
-        meaning="The largest singular value of a random matrix with the same shape and mean "
-        "square.",
-    ),
-    Column(
-        "beyond_edge",
-        symbol="beyond the edge",
-        meaning="How many singular values are above that edge.",
-    ),
-    Column(
-        "alpha",
-        symbol="$α$",
-        meaning="Exponent of a power law of the largest squared singular values.",
-    ),
-    Column(
-        "alpha_distance",
-        symbol="Kolmogorov distance",
-        meaning="Of these from that law, at the lower steps of their distribution.",
-    ),
-    Column(
-        "snr",
-        symbol="signal to noise",
-        meaning="Spectrum's: singular values above the noise over the others, in sum, over $σ_1$.",
-    ),
-    Column(
-        "condition",
-        symbol="condition number",
-        meaning="$σ_1$ over the smallest singular value; not of a sketch.",
-    ),
-    Column(
-        "rank_error",
-        symbol="error of ranks",
-        meaning="Estimate of how far the share of singular values below any value is off at most: "
-        "no bound, as clusters and spikes over a bulk may exceed it. 0 where they are exact.",
-    ),
-)
+        return NOT_MEASURED
+    alpha, alpha_distance = power_law(s**2)
+    return Measures(
+        sigma1=float(s[0]),
+        frobenius=float(frobenius(s)),
+        stable_rank=float(stable_rank(s)),
+        effective_rank=float(effective_rank(s)),
+        mp_edge=random_edge(s, shape),
+        beyond_edge=beyond_edge(s, shape),
+        alpha=alpha,
+        alpha_distance=alpha_distance,
+        snr=signal_to_noise(s, shape),
+        condition=nan if error else condition(s, shape),
+        rank_error=error,
+    )
 
 
 class Row(NamedTuple):
@@ -121,9 +120,69 @@ class Row(NamedTuple):
     facts: TensorFacts
     layer: int | None
     expert: int | None
-    numbers: NUMBERS = (nan,) * len(MEASURES)
+    numbers: Measures = NOT_MEASURED
     spectrum: str = ""  # exact or sketch; empty where it has none
     is_part: bool = False  # True for a part of a tensor of the file
+
+
+class MatrixRow(NamedTuple):
+    """A tensor or a matrix, as a row of a table; its measures follow."""
+
+    tensor: str = column()
+    role: str = column("Its role; the name without numbers where no row knows it.")
+    layer: int | str = column()
+    expert: int | str = column()
+    dtype: str = column("As stored.")
+    shape: str = column()
+    values: int = column("How many it has.")
+    bytes: int = column("As stored.")
+    rms: float = column("Root of the mean square: a norm that does not grow with the size.")
+    least: float = column()
+    most: float = column()
+    not_finite: int = column("Values that are NaN or infinite.", symbol="not finite")
+    zero_rows: int = column("Rows that are zero throughout.", symbol="zero rows")
+    constant_rows: int = column(
+        "Rows that hold one other value throughout.", symbol="constant rows"
+    )
+    same_as: str = column(
+        "The first tensor that holds exactly the same values.", symbol="same values as"
+    )
+    tensors: int = column("How many rows have this role.")
+    rms_median: float = column("Of the role.", symbol="median rms")
+    rms_least: float = column("Of the role.", symbol="least rms")
+    rms_most: float = column("Of the role.", symbol="largest rms")
+
+    @classmethod
+    def of(cls, row: Row, tensors: int, median: float, least: float, most: float) -> "MatrixRow":
+        """The row of a tensor whose role has so many tensors, and these norms."""
+        facts = row.facts
+        return cls(
+            tensor=facts.name,
+            role=facts.role,
+            layer="" if row.layer is None else row.layer,
+            expert="" if row.expert is None else row.expert,
+            dtype=facts.dtype,
+            shape=shown_shape(facts.shape),
+            values=facts.size,
+            bytes=facts.nbytes,
+            rms=facts.rms,
+            least=facts.least,
+            most=facts.most,
+            not_finite=facts.not_finite,
+            zero_rows=facts.zero_rows,
+            constant_rows=facts.constant_rows,
+            same_as=facts.same_as,
+            tensors=tensors,
+            rms_median=median,
+            rms_least=least,
+            rms_most=most,
+        )
+
+
+SPECTRUM = Column(
+    "spectrum",
+    meaning="How singular values were computed: exact or sketch; empty for vectors and integers.",
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -139,14 +198,11 @@ class Matrices(Everything):
         """One row per matrix, and per vector; its csv() is matrices.csv."""
         roles = by_role(row.facts for row in self.rows)
         spreads = {role: (len(tensors), *spread_of(tensors)) for role, tensors in roles.items()}
-        rows = []
-        for row in self.rows:
-            layer = "" if row.layer is None else row.layer
-            expert = "" if row.expert is None else row.expert
-            name, role, *cells = row.facts.cells
-            spread = spreads[role]
-            rows.append((name, role, layer, expert, *cells, *spread, *row.numbers, row.spectrum))
-        return Table([*Table.of_rows(COLUMNS, rows).columns, *self.percentiles])
+        rows = [MatrixRow.of(row, *spreads[row.facts.role]) for row in self.rows]
+        measured = Table.of(Measures, [row.numbers for row in self.rows])
+        spectra = replace(SPECTRUM, values=[row.spectrum for row in self.rows])
+        tensors = Table.of(MatrixRow, rows)
+        return Table([*tensors.columns, *measured.columns, spectra, *self.percentiles])
 
     def grids(self, names: Iterable[str]) -> tuple[np.ndarray, list[str], dict[str, np.ndarray]]:
         """Layers (L,), roles (R,) and measures (L, R) of matrices; the median of several."""
@@ -164,24 +220,6 @@ class Matrices(Everything):
             for place, rows in cells.items():
                 grids[name][place] = np.median([row.numbers[column] for row in rows])
         return np.array(layers), roles, grids
-
-
-COLUMNS = (
-    *TENSOR_COLUMNS[:2],
-    Column("layer"),
-    Column("expert"),
-    *TENSOR_COLUMNS[2:],
-    Column("tensors", meaning="How many rows have this role."),
-    Column("rms_median", symbol="median rms", meaning="Of the role."),
-    Column("rms_least", symbol="least rms", meaning="Of the role."),
-    Column("rms_most", symbol="largest rms", meaning="Of the role."),
-    *MEASURES,
-    Column(
-        "spectrum",
-        meaning="How singular values were computed: exact or sketch; empty for vectors and "
-        "integers.",
-    ),
-)
 
 
 def read_matrices(model: Model | TensorsOnly, exact: bool = False) -> Matrices:

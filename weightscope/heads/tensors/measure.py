@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, reduce
 from math import prod, sqrt
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from weightscope.core.compute.cores import in_threads
 from weightscope.core.compute.half import Weights
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.progress import bar
-from weightscope.core.tables import Column, Table
+from weightscope.core.tables import Table, column
 
 BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # bits of the fraction
 NAMED = 20  # rows of a tensor that are listed by index
@@ -79,14 +79,6 @@ class TensorFacts:
     def rms(self) -> float:
         """Root of the mean square of its values: a norm that does not grow with its size."""
         return sqrt(self.squares / self.size) if self.size else float("nan")
-
-    @property
-    def cells(self) -> tuple[Any, ...]:
-        """Its row of a table; see `TENSOR_COLUMNS`."""
-        content = (self.rms, self.least, self.most, self.not_finite)
-        rows = (self.zero_rows, self.constant_rows, self.same_as)
-        shape = shown_shape(self.shape)
-        return (self.name, self.role, self.dtype, shape, self.size, self.nbytes, *content, *rows)
 
     @property
     def constant(self) -> bool:
@@ -228,6 +220,23 @@ class SharedTensor(DerivedTensor):
         return reduce(TensorFacts.and_then, facts) if facts and end == self.shape[0] else None
 
 
+class RoleRow(NamedTuple):
+    """Tensors of one role, as a row of a table."""
+
+    role: str = column(
+        "Tensors of one role; of one name, apart from numbers, where no row knows it."
+    )
+    tensors: int = column()
+    dtype: str = column()
+    shape: str = column()
+    bytes: int = column()
+    rms_median: float = column("Of the tensors' rms.", symbol="median rms")
+    rms_least: float = column(symbol="least rms")
+    rms_most: float = column(symbol="largest rms")
+    not_finite: int = column(symbol="not finite")
+    zero_rows: int = column(symbol="zero rows")
+
+
 @dataclass(frozen=True)
 class Everything:
     """All tensors of a checkpoint in numbers."""
@@ -257,12 +266,21 @@ class Everything:
         for role, members in by_role(self.facts).items():
             dtypes = ", ".join(dict.fromkeys(tensor.dtype for tensor in members))
             shapes = ", ".join(dict.fromkeys(shown_shape(tensor.shape) for tensor in members))
-            n_bytes = sum(tensor.nbytes for tensor in members)
-            not_finite = sum(tensor.not_finite for tensor in members)
-            zero_rows = sum(tensor.zero_rows for tensor in members)
-            sizes = (n_bytes, *spread_of(members), not_finite, zero_rows)
-            rows.append((role, len(members), dtypes, shapes, *sizes))
-        return Table.of_rows(ROLE_COLUMNS, rows)
+            median, least, most = spread_of(members)
+            row = RoleRow(
+                role=role,
+                tensors=len(members),
+                dtype=dtypes,
+                shape=shapes,
+                bytes=sum(tensor.nbytes for tensor in members),
+                rms_median=median,
+                rms_least=least,
+                rms_most=most,
+                not_finite=sum(tensor.not_finite for tensor in members),
+                zero_rows=sum(tensor.zero_rows for tensor in members),
+            )
+            rows.append(row)
+        return Table.of(RoleRow, rows)
 
 
 def spread_of(tensors: Collection[TensorFacts]) -> tuple[float, float, float]:
@@ -272,46 +290,6 @@ def spread_of(tensors: Collection[TensorFacts]) -> tuple[float, float, float]:
     if not len(known):
         known = np.array([np.nan])
     return float(np.median(known)), float(known.min()), float(known.max())
-
-
-TENSOR_COLUMNS = (
-    Column("tensor"),
-    Column("role", meaning="Its role; the name without numbers where no row knows it."),
-    Column("dtype", meaning="As stored."),
-    Column("shape"),
-    Column("values", meaning="How many it has."),
-    Column("bytes", meaning="As stored."),
-    Column("rms", meaning="Root of the mean square: a norm that does not grow with the size."),
-    Column("least"),
-    Column("most"),
-    Column("not_finite", symbol="not finite", meaning="Values that are NaN or infinite."),
-    Column("zero_rows", symbol="zero rows", meaning="Rows that are zero throughout."),
-    Column(
-        "constant_rows",
-        symbol="constant rows",
-        meaning="Rows that hold one other value throughout.",
-    ),
-    Column(
-        "same_as",
-        symbol="same values as",
-        meaning="The first tensor that holds exactly the same values.",
-    ),
-)
-ROLE_COLUMNS = (
-    Column(
-        "role",
-        meaning="Tensors of one role; of one name, apart from numbers, where no row knows it.",
-    ),
-    Column("tensors"),
-    Column("dtype"),
-    Column("shape"),
-    Column("bytes"),
-    Column("rms_median", symbol="median rms", meaning="Of the tensors' rms."),
-    Column("rms_least", symbol="least rms"),
-    Column("rms_most", symbol="largest rms"),
-    Column("not_finite", symbol="not finite"),
-    Column("zero_rows", symbol="zero rows"),
-)
 
 
 def shown_shape(shape: tuple[int, ...]) -> str:

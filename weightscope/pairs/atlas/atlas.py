@@ -21,7 +21,7 @@ from weightscope.core.errors import CheckpointError, counted, one_line, printabl
 from weightscope.core.files import Files, OutputFolder
 from weightscope.core.progress import bar, phase
 from weightscope.core.results import Result
-from weightscope.core.tables import Column, Link, Table, as_json
+from weightscope.core.tables import Link, Table, as_json, column
 from weightscope.model.sources import Source, as_file_name, lines_of
 from weightscope.pairs.atlas.descent import Direction, direction_of, find_direction
 from weightscope.pairs.atlas.families import FamilyTree, families_of
@@ -54,11 +54,76 @@ class ListedCheckpoint(NamedTuple):
     page: str  # name of its page, without the suffix
 
 
+class CheckpointRow(NamedTuple):
+    """A checkpoint of the atlas, as a row of checkpoints.csv."""
+
+    name: Link = column(symbol="checkpoint")
+    family: int = column()
+    relatives: int = column("Other checkpoints of its family.")
+    architecture: str = column()
+    layers: int = column()
+    heads: int = column()
+    kv_heads: int = column(symbol="KV heads")
+    d_model: int = column(symbol="width")
+    dtypes: str = column()
+    bytes: int = column("Of its tensors.")
+    weights_read: int = column(symbol="weights read")
+    heads_read: int = column(symbol="heads read")
+    read: str = column("Whether all heads were read, or some.")
+    commit: str = column()
+
+
+class FamilyRow(NamedTuple):
+    """A family of several checkpoints, as a row of families.csv."""
+
+    family: int = column()
+    checkpoints: int = column()
+    architectures: str = column()
+    first: str = column(
+        "The one that all others are proved to come from; empty where that is not proved."
+    )
+    names: str = column()
+
+
+# Columns on a pair of relatives, in tree.csv and on the pages of checkpoints.
+BY = column("What joins the pair: bits of blocks, heads, or the order of value dimensions.")
+BITS = column("Bits of 16 in which blocks of W_K differ on average.", format=".2f")
+LIKENESS = column(
+    "Mean cosine of the maps of counterpart heads; by values, mean correlation of ranks.",
+    format=".3f",
+)
+BY_CHANCE = column(
+    "By values, the chance that any strangers of the list are this alike.", format=".1e"
+)
+
+
+class TreeRow(NamedTuple):
+    """An edge of a family's tree, as a row of tree.csv."""
+
+    family: int = column()
+    a: Link = column()
+    b: Link = column()
+    by: str = BY
+    bits: float = BITS
+    likeness: float = LIKENESS
+    p: float = BY_CHANCE
+    first: str = column("Which of the two came first, where the weights prove it.")
+    how: str = column("How the other one can be recomputed from it.")
+    differs: str = column("What differs, of pairs that were read whole.")
+
+
+class ErrorRow(NamedTuple):
+    """A checkpoint that could not be read, as a row of errors.csv."""
+
+    name: str = column(symbol="checkpoint")
+    error: str = column(symbol="what was wrong")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Atlas(Result):
     """An atlas of checkpoints; `members`, `outlines` and `family_of` are in one order."""
 
-    PAGE = "pairs.atlas.site:write_site"
+    PAGE = "site:write_site"
     TABLES, FILES = TABLES, RESULTS
 
     members: list[ListedCheckpoint]
@@ -111,15 +176,27 @@ class Atlas(Result):
     def checkpoints(self) -> Table:
         """One row per checkpoint."""
         count_of = Counter(self.family_of)
-        rows: list[tuple[Any, ...]] = []
+        rows = []
         for place, each in enumerate(self.outlines):
             about, family = each.about, self.family_of[place]
-            link = self.link(place, f"{PAGES}/")
-            sizes = (about[name] for name in ("family", "layers", "heads", "kv_heads", "d_model"))
-            size = ", ".join(about["dtypes"]), about["bytes"], about["weights_read"]
-            read = len(each.layer), "all" if each.is_whole else "some", each.commit
-            rows.append((link, family, count_of[family] - 1, *sizes, *size, *read))
-        return Table.of_rows(CHECKPOINTS, rows)
+            row = CheckpointRow(
+                name=self.link(place, f"{PAGES}/"),
+                family=family,
+                relatives=count_of[family] - 1,
+                architecture=about["family"],
+                layers=about["layers"],
+                heads=about["heads"],
+                kv_heads=about["kv_heads"],
+                d_model=about["d_model"],
+                dtypes=", ".join(about["dtypes"]),
+                bytes=about["bytes"],
+                weights_read=about["weights_read"],
+                heads_read=len(each.layer),
+                read="all" if each.is_whole else "some",
+                commit=each.commit,
+            )
+            rows.append(row)
+        return Table.of(CheckpointRow, rows)
 
     @cached_property
     def family_table(self) -> Table:
@@ -135,8 +212,8 @@ class Atlas(Result):
             is_rooted = len(first) == 1 and len(later) == len(places) - 1
             root = self.members[first[0]].name if is_rooted else ""
             names = ", ".join(self.members[place].name for place in places)
-            rows.append((number, len(places), ", ".join(types), root, names))
-        return Table.of_rows(FAMILIES, rows)
+            rows.append(FamilyRow(number, len(places), ", ".join(types), root, names))
+        return Table.of(FamilyRow, rows)
 
     def later(self, first: int, second: int) -> int | None:
         """The later one of two, where the weights prove it."""
@@ -154,14 +231,25 @@ class Atlas(Result):
                 first = ""
                 if direction.came_first:
                     first = self.members[ends[direction.came_first]].name
-                names = self.link(edge.first, f"{PAGES}/"), self.link(edge.second, f"{PAGES}/")
-                rows.append((number, *names, *edge[2:], first, direction.how, direction.differs))
-        return Table.of_rows(TREE, rows)
+                row = TreeRow(
+                    family=number,
+                    a=self.link(edge.first, f"{PAGES}/"),
+                    b=self.link(edge.second, f"{PAGES}/"),
+                    by=edge.by,
+                    bits=edge.bits,
+                    likeness=edge.likeness,
+                    p=edge.p,
+                    first=first,
+                    how=direction.how,
+                    differs=direction.differs,
+                )
+                rows.append(row)
+        return Table.of(TreeRow, rows)
 
     @cached_property
     def errors(self) -> Table:
         """One row per checkpoint that could not be read."""
-        return Table.of_rows(ERRORS, sorted(self.problems.items()))
+        return Table.of(ErrorRow, sorted(self.problems.items()))
 
     def heads_of(self, place: int) -> dict[str, Any]:
         """The heads of a checkpoint that were read: columns by name."""
@@ -246,52 +334,6 @@ class Atlas(Result):
 
 
 SHOWN = 20  # rows that the terminal shows
-CHECKPOINTS = (
-    Column("name", symbol="checkpoint"),
-    Column("family"),
-    Column("relatives", meaning="Other checkpoints of its family."),
-    Column("architecture"),
-    Column("layers"),
-    Column("heads"),
-    Column("kv_heads", symbol="KV heads"),
-    Column("d_model", symbol="width"),
-    Column("dtypes"),
-    Column("bytes", meaning="Of its tensors."),
-    Column("weights_read", symbol="weights read"),
-    Column("heads_read", symbol="heads read"),
-    Column("read", meaning="Whether all heads were read, or some."),
-    Column("commit"),
-)
-ROOT = "The one that all others are proved to come from; empty where that is not proved."
-FAMILIES = (
-    Column("family"),
-    Column("checkpoints"),
-    Column("architectures"),
-    Column("first", meaning=ROOT),
-    Column("names"),
-)
-BY = "What joins the pair: bits of blocks, heads, or the order of value dimensions."
-LIKENESS = "Mean cosine of the maps of counterpart heads; by values, mean correlation of ranks."
-LIKE = (
-    Column("by", meaning=BY),
-    Column("bits", meaning="Bits of 16 in which blocks of W_K differ on average.", format=".2f"),
-    Column("likeness", meaning=LIKENESS, format=".3f"),
-    Column(
-        "p",
-        meaning="By values, the chance that any strangers of the list are this alike.",
-        format=".1e",
-    ),
-)
-TREE = (
-    Column("family"),
-    Column("a"),
-    Column("b"),
-    *LIKE,
-    Column("first", meaning="Which of the two came first, where the weights prove it."),
-    Column("how", meaning="How the other one can be recomputed from it."),
-    Column("differs", meaning="What differs, of pairs that were read whole."),
-)
-ERRORS = (Column("name", symbol="checkpoint"), Column("error", symbol="what was wrong"))
 
 
 def _beginning(table: Table) -> Table:

@@ -1,14 +1,15 @@
 """The static site of an atlas: a page of all checkpoints, and one for each; no server needed."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.errors import counted
 from weightscope.core.files import Files
 from weightscope.core.formulas import plain
 from weightscope.core.progress import bar
-from weightscope.core.tables import Column, Link, Table
-from weightscope.pairs.atlas.atlas import LIKE, PAGES, Atlas
+from weightscope.core.tables import Column, Link, Table, column
+from weightscope.pairs.atlas.atlas import BITS, BY, BY_CHANCE, LIKENESS, PAGES, Atlas
 from weightscope.pairs.atlas.descent import Direction
 from weightscope.report.pages.page import Section, write_template
 
@@ -61,6 +62,19 @@ def write_site(files: Files, atlas: Atlas) -> None:
     )
 
 
+class RelativeRow(NamedTuple):
+    """A neighbour in a checkpoint's tree, as a row on its page."""
+
+    name: Link = column(symbol="checkpoint")
+    by: str = BY
+    bits: float = BITS
+    likeness: float = LIKENESS
+    p: float = BY_CHANCE
+    order: str = column("Whether it came earlier or later, where the weights prove it.")
+    how: str = column("How the later one can be recomputed from the earlier one.")
+    differs: str = column()
+
+
 def _write_page(files: Files, atlas: Atlas, place: int) -> None:
     """Write the page of one checkpoint."""
     member, each = atlas.members[place], atlas.outlines[place]
@@ -76,15 +90,24 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
             order = ""
             if later is not None:
                 order = "later" if later == relative else "earlier"
-            like = edge.by, edge.bits, edge.likeness, edge.p
-            rows.append((atlas.link(relative), *like, order, direction.how, direction.differs))
+            neighbour = RelativeRow(
+                name=atlas.link(relative),
+                by=edge.by,
+                bits=edge.bits,
+                likeness=edge.likeness,
+                p=edge.p,
+                order=order,
+                how=direction.how,
+                differs=direction.differs,
+            )
+            rows.append(neighbour)
     n = len(each.layer)
     of_all = "" if each.is_whole else f" of {each.about['heads'] * each.about['layers']:,}"
     lead = f"{counted(n, 'head')} read{of_all}; {counted(len(family.members) - 1, 'relative')}."
     sections = [Section("Checkpoint", parts=[Table.of_rows(("what", "value"), facts)])]
     if rows:
         of_relatives = "The neighbours in its family's tree."
-        table = Table.of_rows(RELATIVES, rows)
+        table = Table.of(RelativeRow, rows)
         sections.append(Section("Nearest relatives", of_relatives, [table]))
     columns = atlas.heads_of(place)
     names = {
@@ -120,13 +143,6 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
     )
 
 
-RELATIVES = (
-    Column("name", symbol="checkpoint"),
-    *LIKE,
-    Column("order", meaning="Whether it came earlier or later, where the weights prove it."),
-    Column("how", meaning="How the later one can be recomputed from the earlier one."),
-    Column("differs"),
-)
 HEAD_COLUMNS = {
     "qk_frobenius": Column("qk_frobenius", symbol="‖W_QK‖"),
     "qk_sigma1": Column("qk_sigma1", symbol="σ₁(W_QK)"),

@@ -1,1 +1,5 @@
 """How far heads moved between checkpoints, and what was done: `weightscope compare`."""
+
+FINDINGS = ("compare",)  # modules that import every module here that reports findings
+SIGNS = {"trajectory.csv": "compare"}  # command, by a file
+SHARED_SIGNS = {"tensors.csv": "compare"}  # checkpoints whose heads are not read

@@ -325,7 +325,7 @@ def _not_compared(a: Model, compared: TensorChanges) -> list[str]:
 class Comparison(Result):
     """The heads of several checkpoints, in order."""
 
-    FIGURE, PAGE = "pairs.compare.figures:changes", "pairs.compare.page:write_comparison_page"
+    FIGURE, PAGE = "figures:changes", "page:write_comparison_page"
     TABLES, FILES = TABLES, RESULTS
 
     labels: list[str]  # one per checkpoint, as are families and architectures

@@ -212,8 +212,8 @@ class Learned(Result):
     overlaps: dict[tuple[str, str], list[Overlap]]
     provenance: Provenance
 
-    FIGURE: ClassVar[str] = "pairs.learned.figures:learned_figure"
-    PAGE: ClassVar[str] = "pairs.learned.page:write_learned_page"
+    FIGURE: ClassVar[str] = "figures:learned_figure"
+    PAGE: ClassVar[str] = "page:write_learned_page"
     TABLES: ClassVar[dict[str, Callable[["Learned"], Any]]] = {
         "learned.json": lambda learned: learned.as_json(),
         "updates.csv": lambda learned: learned.table,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp, log
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.files import REPORT
 from weightscope.core.progress import progress_shown
 from weightscope.core.results import Result
-from weightscope.core.tables import Column, Table, as_json
+from weightscope.core.tables import Column, Table, as_json, column
 from weightscope.model.model import Model
 from weightscope.pairs.changes.all_tensors import TensorChanges
 from weightscope.pairs.changes.head import Basis
@@ -519,6 +519,47 @@ def _with_networks(kinds: list[Kind], networks: PartVerdict, suspect: Sketches) 
     return kinds
 
 
+class AlignmentRow(NamedTuple):
+    """A layer of the suspect and its counterpart, as a row of alignment.csv."""
+
+    layer: int = column("The suspect's layer.")
+    base: str = column("The base that has its counterpart.")
+    base_layer: float = column(symbol="base's layer", format=".0f")
+    likeness: float = column("Mean cosine of the maps of matched heads.", format=".3f")
+    z: float = column("Distance from strangers, in standard deviations.", format=".1f")
+    heads_in_place: float = column(
+        "Heads that kept their index.", symbol="heads in place", format=".0f"
+    )
+    drift: float = column(
+        "How far apart the heads' maps are; median.", symbol="$‖ΔW‖/‖W‖$", format=".2g"
+    )
+
+
+class BackgroundRow(NamedTuple):
+    """A base compared by one route, beside what strangers show."""
+
+    base: str = column()
+    route: str = column("What was compared.")
+    layers_found: int = column(symbol="layers found")
+    likeness: float = column("Mean over counterparts.", format=".3f")
+    other_pairs: float = column(
+        "Mean likeness of all other pairs of layers.", symbol="other pairs", format=".3f"
+    )
+    strangers: float = column("Mean likeness of unrelated checkpoints, above chance.", format=".3f")
+    spread: float = column("Standard deviation of their likeness.", format=".3f")
+    log10_p: float = column(
+        "Of the probability that strangers are this alike.", symbol="$log_10 p$", format=".1f"
+    )
+
+
+class PartRow(NamedTuple):
+    """A part of the suspect and its verdict."""
+
+    part: str = column()
+    verdict: str = column()
+    evidence: str = column("What the suspect shares with the base in this part.")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Lineage(Result):
     """The origin of a checkpoint.
@@ -529,7 +570,7 @@ class Lineage(Result):
     norms; "undecided" where not everything could be compared.
     """
 
-    FIGURE, PAGE = "pairs.lineage.figures:lineage_figure", "pairs.lineage.page:write_lineage_page"
+    FIGURE, PAGE = "figures:lineage_figure", "page:write_lineage_page"
     TABLES, FILES = TABLES, RESULTS
 
     suspect: Sketches
@@ -703,41 +744,54 @@ class Lineage(Result):
     @cached_property
     def alignment(self) -> Table:
         """One row per layer of the suspect; its csv() is alignment.csv."""
-        rows: list[tuple[Any, ...]] = []
+        rows = []
         for i, layer in enumerate(self.suspect.layers):
             source = self.sources[i] if self.sources else None
             j = None if source is None else source.match.layers[i]
             if source is None or j is None:
-                rows.append((layer, "", *[np.nan] * 5))
+                rows.append(AlignmentRow(layer, "", *[np.nan] * 5))
                 continue
             heads = source.match.heads[i]
-            place = source.base.name, float(source.base.layers[j])
-            numbers = source.match.likeness[i, j], source.match.z[i]
-            in_place = float((heads == np.arange(len(heads))).sum())
-            drift = self.drift.get(layer, np.nan)
-            rows.append((layer, *place, *numbers, in_place, drift))
-        return Table.of_rows(ALIGNMENT, rows)
+            row = AlignmentRow(
+                layer=layer,
+                base=source.base.name,
+                base_layer=float(source.base.layers[j]),
+                likeness=source.match.likeness[i, j],
+                z=source.match.z[i],
+                heads_in_place=float((heads == np.arange(len(heads))).sum()),
+                drift=self.drift.get(layer, np.nan),
+            )
+            rows.append(row)
+        return Table.of(AlignmentRow, rows)
 
     @cached_property
     def background(self) -> Table:
         """The reference that likeness was judged against: one row per base and route."""
-        rows: list[tuple[Any, ...]] = []
+        rows = []
         for compared in self.compared:
             for route, match in compared.matches.items():
-                strangers = BACKGROUND.get(route, (np.nan, np.nan))
+                strangers, spread = BACKGROUND.get(route, (np.nan, np.nan))
                 unpaired = match.unpaired
-                rest = float(np.nanmean(unpaired)) if np.isfinite(unpaired).any() else np.nan
-                count = sum(j is not None for j in match.layers)
-                likeness = match.mean, rest, *strangers
-                log10_p = match.log_p / log(10)
-                rows.append((compared.base.name, ROUTES[route], count, *likeness, log10_p))
-        return Table.of_rows(BACKGROUND_COLUMNS, rows)
+                others = float(np.nanmean(unpaired)) if np.isfinite(unpaired).any() else np.nan
+                row = BackgroundRow(
+                    base=compared.base.name,
+                    route=ROUTES[route],
+                    layers_found=sum(j is not None for j in match.layers),
+                    likeness=match.mean,
+                    other_pairs=others,
+                    strangers=strangers,
+                    spread=spread,
+                    log10_p=match.log_p / log(10),
+                )
+                rows.append(row)
+        return Table.of(BackgroundRow, rows)
 
     @cached_property
     def part_table(self) -> Table:
         """One row per part of the suspect."""
-        rows = [(CALLED[name], part.verdict, part.lead) for name, part in self.parts.items()]
-        return Table.of_rows(PARTS, rows)
+        parts = self.parts.items()
+        rows = [PartRow(CALLED[name], part.verdict, part.lead) for name, part in parts]
+        return Table.of(PartRow, rows)
 
     @cached_property
     def no_evidence(self) -> Table:
@@ -803,51 +857,3 @@ class Lineage(Result):
             "probe_digests": self.probes.digests,
         }
         return dict(as_json(self.provenance.envelope(self.lead) | record))
-
-
-PARTS = (
-    Column("part"),
-    Column("verdict"),
-    Column("evidence", meaning="What the suspect shares with the base in this part."),
-)
-ALIGNMENT = (
-    Column("layer", meaning="The suspect's layer."),
-    Column("base", meaning="The base that has its counterpart."),
-    Column("base_layer", symbol="base's layer", format=".0f"),
-    Column("likeness", meaning="Mean cosine of the maps of matched heads.", format=".3f"),
-    Column("z", meaning="Distance from strangers, in standard deviations.", format=".1f"),
-    Column(
-        "heads_in_place",
-        symbol="heads in place",
-        meaning="Heads that kept their index.",
-        format=".0f",
-    ),
-    Column(
-        "drift",
-        symbol="$‖ΔW‖/‖W‖$",
-        meaning="How far apart the heads' maps are; median.",
-        format=".2g",
-    ),
-)
-BACKGROUND_COLUMNS = (
-    Column("base"),
-    Column("route", meaning="What was compared."),
-    Column("layers_found", symbol="layers found"),
-    Column("likeness", meaning="Mean over counterparts.", format=".3f"),
-    Column(
-        "other_pairs",
-        symbol="other pairs",
-        meaning="Mean likeness of all other pairs of layers.",
-        format=".3f",
-    ),
-    Column(
-        "strangers", meaning="Mean likeness of unrelated checkpoints, above chance.", format=".3f"
-    ),
-    Column("spread", meaning="Standard deviation of their likeness.", format=".3f"),
-    Column(
-        "log10_p",
-        symbol="$log_10 p$",
-        meaning="Of the probability that strangers are this alike.",
-        format=".1f",
-    ),
-)

@@ -140,8 +140,8 @@ class Same(Result):
     where: str = ""  # on which inputs what computes the same was compared
     digests: Sequence[str] = ()  # a line for each checkpoint whose files have known digests
 
-    FIGURE: ClassVar[str] = "pairs.same.figures:same_figure"
-    PAGE: ClassVar[str] = "pairs.same.page:write_same_page"
+    FIGURE: ClassVar[str] = "figures:same_figure"
+    PAGE: ClassVar[str] = "page:write_same_page"
     TABLES: ClassVar[dict[str, Callable[["Same"], Any]]] = {
         "same.json": lambda same: same.as_json(),
         "tensors.csv": lambda same: same.table,
