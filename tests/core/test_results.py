@@ -22,7 +22,7 @@ from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.kernels import position_kernels
 from weightscope.heads.norms.measure import study_norms
 from weightscope.heads.outliers.measure import study_outliers
-from weightscope.heads.sinks.bias import Sizes, sink_bias
+from weightscope.heads.sinks.bias import TextSizes, sink_bias
 from weightscope.heads.sinks.mechanisms import read_inputs, sink_mechanisms
 from weightscope.model.text.sequences import read_sentences, read_texts
 from weightscope.runner.runner import Study
@@ -42,7 +42,7 @@ RESULTS: dict[str, Callable[[], Result]] = {
 STUDIES: dict[str, Callable[[], Study]] = {  # they run the model
     "NormAnalysis": lambda: study_norms(MODEL, read_texts(), 2, 16),
     "OutlierAnalysis": lambda: study_outliers(MODEL, read_sentences(), 3, 2, 16),
-    "SinkBias": lambda: sink_bias(MODEL, read_texts(), Sizes(2, 16, 1)),
+    "SinkBias": lambda: sink_bias(MODEL, read_texts(), TextSizes(2, 16, 1)),
     "SinkMechanisms": lambda: sink_mechanisms(ws.open_runner(MODEL), read_inputs(MODEL, n=2, length=16)),
 }
 
