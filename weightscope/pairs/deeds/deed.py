@@ -174,8 +174,8 @@ def find(sees: Sees, *seen: Any, before: int | None = None) -> Deed | None:
     """The first deed in the order, as far as `before`."""
     for each in _searches:
         is_asked = each.sees is sees and (before is None or each.order < before)
-        if is_asked and (found := each.find(*seen)):
-            return found
+        if is_asked and (done := each.find(*seen)):
+            return done
     return None
 
 

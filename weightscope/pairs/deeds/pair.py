@@ -1,6 +1,4 @@
-"""One tensor, in two checkpoints: which tensors are counterparts, and blocks of the values of
-both.
-"""
+"""One tensor in two checkpoints: counterparts by key, and blocks of the values of both."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,9 +98,7 @@ class Pair:
 
 
 def few_rows_each(size: int, width: int) -> Iterator[slice]:
-    """A block's values a few rows at a time; all at once where the block does not consist of whole
-    rows.
-    """
+    """Slices of a block, a few rows each; one slice where rows are not whole."""
     step = max(1, AT_ONCE // width) * width if width and size % width == 0 else size
     yield from (slice(start, start + step) for start in range(0, size, step or 1))
 

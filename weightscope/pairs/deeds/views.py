@@ -169,9 +169,9 @@ class View:
         first = np.argmax(self.changed)
         return f"{np.count_nonzero(self.changed)} of {len(self.changed)}, from {first}"
 
-    def named(self, found: Deed) -> Deed:
+    def named(self, done: Deed) -> Deed:
         """A deed that gave y along this view's axis."""
-        return replace(found, columns=self.columns, left=self.left)
+        return replace(done, columns=self.columns, left=self.left)
 
     def moves(self, places: np.ndarray) -> bool:
         """True if y is x with its rows in these places."""
