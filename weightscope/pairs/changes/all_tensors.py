@@ -48,7 +48,7 @@ from weightscope.report.findings import Finding, Member, indexed, listed, spans
 
 NAMED = 4  # tensors in a sentence
 ONLY_IN_ONE = {What.MISSING, What.NEW}
-# Kinds of which the most usual detail is named, whatever the others are.
+# kinds whose most usual detail is named, however many there are
 ONE_DETAIL = {What.ROUNDED, What.QUANTISED, What.QUANTISED_IN_PART}
 WORDS_OF_KINDS = [what for what in What if what in WORDS and what is not What.UNRELATED]
 
@@ -143,10 +143,8 @@ class TensorChanges:
         shown = [i for i in order if self.changes[i].kind is not What.IDENTICAL][:n]
         shown += [i for i in order if self.changes[i].kind is What.IDENTICAL][:identical]
         table = self.table.select("tensor", "kind", "detail", "change", "rank").take(shown)
-        names, kinds = (
-            [self.changes[i].shown_name for i in shown],
-            [self.changes[i].shown_kind for i in shown],
-        )
+        names = [self.changes[i].shown_name for i in shown]
+        kinds = [self.changes[i].shown_kind for i in shown]
         columns = [Column("tensor", names), Column("kind", kinds), *table.columns[2:]]
         filled = [column for column in columns if any(map(column.shown, column.values))]
         return Table(filled, "All are in tensors.csv.")
@@ -415,10 +413,8 @@ def other_changes(a: Model, b: Model) -> OtherChanges:
 
 def _names_alike(a: Model, b: Model) -> bool:
     """True unless just one is a GGUF file, which names feed-forward tensors otherwise."""
-    return (
-        len({isinstance(file, GgufFile) for model in (a, b) for file in model.checkpoint.files[:1]})
-        < 2
-    )
+    first = [file for model in (a, b) for file in model.checkpoint.files[:1]]
+    return len({isinstance(file, GgufFile) for file in first}) < 2
 
 
 def _in_layers(model: Model) -> dict[str, Tensor]:
@@ -459,13 +455,9 @@ def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
     for change in changes:
         if change.kind is What.UNREAD or change.name in shown or is_lacking_buffer(change):
             continue
-        far = (
-            1.0
-            if change.kind is What.MISSING
-            else inf
-            if change.kind in UNKNOWN_SIZE
-            else change.change
-        )
+        far = inf if change.kind in UNKNOWN_SIZE else change.change
+        if change.kind is What.MISSING:
+            far = 1.0
         if change.rows_lacking:
             far = sqrt(far**2 + abs(change.rows_lacking) / change.shapes[0][0])
         weight = change.name.removesuffix("bias") + "weight"

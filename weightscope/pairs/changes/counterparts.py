@@ -107,9 +107,9 @@ class _Side:
             if reader.prefix and tensor.name.startswith(reader.prefix)
         ]
         reader = max(readers, key=lambda reader: len(reader.prefix), default=None)
-        return (
-            f"{reader.stack} {tensor.name.removeprefix(reader.prefix)}" if reader else tensor.name
-        )
+        if reader is None:
+            return tensor.name
+        return f"{reader.stack} {tensor.name.removeprefix(reader.prefix)}"
 
     def split(self, opposite: "_Side") -> None:
         """Replace tensors by their parts where the other side has the parts."""

@@ -165,7 +165,7 @@ LIMITED = (*OF_MATRICES, "qk_bias_effect", "vo_bias_effect")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stage(ShowsShapes):
+class LayerStage(ShowsShapes):
     """A layer in one checkpoint."""
 
     layer: Layer
@@ -182,7 +182,9 @@ class Stage(ShowsShapes):
         }
 
 
-def follow_heads(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, Arrays, Arrays]:
+def follow_heads(
+    first: LayerStage, previous: LayerStage, current: LayerStage
+) -> tuple[LayerStage, Arrays, Arrays]:
     """The current stage in the first's order, and changes (H,) since first and previous.
 
     Heads are matched with the first checkpoint and with the previous one; the order in which more
@@ -203,7 +205,7 @@ def follow_heads(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, 
     return ordered, since_first, layer_changes(previous, ordered)
 
 
-def _match_heads(a: Stage, b: Stage, changes: Arrays) -> tuple[Stage, int]:
+def _match_heads(a: LayerStage, b: LayerStage, changes: Arrays) -> tuple[LayerStage, int]:
     """`b` with its heads in the order of the same heads of `a`, and how many are the same."""
     same = unmoved(changes)
     left = np.flatnonzero(~same).tolist()  # places without a match yet
@@ -222,7 +224,7 @@ def _match_heads(a: Stage, b: Stage, changes: Arrays) -> tuple[Stage, int]:
     return replace(b, order=order), int(same.sum())
 
 
-def _alike(a: Stage, b: Stage, left: Sequence[int]) -> list[list[int]]:
+def _alike(a: LayerStage, b: LayerStage, left: Sequence[int]) -> list[list[int]]:
     """Candidates for each place by similar sketches; an unknown sketch matches unknown ones."""
     alike = ~np.eye(len(left), dtype=bool)
     for name in SKETCHES:
@@ -236,7 +238,7 @@ def _same(a: Head, b: Head) -> bool:
     return all(change <= UNMOVED for change in _moves(a, b, _factors(a, b)).values())
 
 
-def layer_changes(a: Stage, b: Stage) -> dict[str, np.ndarray]:
+def layer_changes(a: LayerStage, b: LayerStage) -> dict[str, np.ndarray]:
     """Changes of a layer's heads, (H,) each: qk_change, qk_left_angle ... vo_bias_change."""
     added = b.added if b.base is a.layer else None
 

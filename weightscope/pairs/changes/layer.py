@@ -205,12 +205,8 @@ def _copies(a: Model, b: Model, j: int, i: int) -> int:
     most = 0
     for network in (tensor for tensor in networks if len(tensor.shape) == 2):
         first = next(_rows_of_matrices(network, network.shape))
-        parts = (
-            rows
-            for each in experts
-            if not why_unread(each)
-            for rows in _rows_of_matrices(each, network.shape)
-        )
+        readable = (each for each in experts if not why_unread(each))
+        parts = (rows for each in readable for rows in _rows_of_matrices(each, network.shape))
         most = max(most, sum(_cosine(first, rows) > COPIED_AND_TUNED for rows in parts))
     return most
 
@@ -232,12 +228,9 @@ def _reordered(change: Change) -> bool:
     """Detect a changed matrix that has the rows of A in another order."""
     if change.kind is What.REORDERED and change.is_matrix:
         return True
-    if (
-        change.pair is None
-        or change.kind is not What.TUNED
-        or change.change < REORDERED
-        or len(change.shapes[0]) != 2
-    ):
+    if change.pair is None or change.kind is not What.TUNED:
+        return False
+    if change.change < REORDERED or len(change.shapes[0]) != 2:
         return False
     ordered, norms = [], []
     for tensor in (change.pair.a, change.pair.b):

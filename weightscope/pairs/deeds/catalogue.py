@@ -114,7 +114,7 @@ def _may_be_along(pair: Pair) -> bool:
 
 
 def _along(pair: Pair, rank: int | None) -> tuple[Along, ...]:
-    """Both directions of a change of nearly rank one; a stack's matrices share one of them."""
+    """Both directions of a change of nearly rank one; a stack's matrices share one."""
     sides = [first_directions(partial(pair.pairs, turned)) for turned in pair.sides]
     share, *along = max(sides, key=lambda side: side[0])
     # beyond rank one the rest is rounding

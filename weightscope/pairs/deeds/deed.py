@@ -95,7 +95,7 @@ class Deed:
 
     what: What
     way: str = ""  # words of the sentence
-    detail: str = ""  # numbers, beside the sentence
+    detail: str = ""  # numbers that follow the sentence
     made: str = "B"  # the checkpoint whose tensor was made from the other's
     columns: bool = False  # along columns instead of rows
     rank: int | None = None  # low rank of the change
@@ -124,11 +124,11 @@ Say = str | Callable[[Deed], str]
 
 
 class DeedWords(NamedTuple):
-    """DeedWords of a deed: templates of its fields."""
+    """Words for a deed: templates of its fields."""
 
     says: Say  # in `same`
     was: Say  # after "was"
-    brief: Say  # beside the kind, in the tables of `compare`
+    brief: Say  # next to the kind, in the tables of `compare`
     called: str  # after a number of tensors
 
 
@@ -192,7 +192,7 @@ def was(done: Deed) -> str:
 
 
 def brief(done: Deed) -> str:
-    """DeedWords beside the kind, in the tables of `compare`."""
+    """A deed in words next to its kind, in the tables of `compare`."""
     return _said(WORDS[done.what].brief, done)
 
 

@@ -71,10 +71,8 @@ def first_directions(pairs: Pairs) -> tuple[float, Along, Along]:
             rows = rows + inside[-1] @ d
             total += float(np.vecdot(d, d).sum())
             squares += _products(x @ v, y @ v)
-        u, share = (
-            np.concatenate(inside),
-            float(sum(part @ part for part in inside)) / (total or 1.0),
-        )
+        u = np.concatenate(inside)
+        share = float(sum(part @ part for part in inside)) / (total or 1.0)
         v, right = _unit(rows), Along(v, *squares.tolist())
     u = _unit(u)
     of_a, of_b, start = np.zeros(len(v)), np.zeros(len(v)), 0

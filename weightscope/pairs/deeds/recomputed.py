@@ -214,9 +214,8 @@ def is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
             if any(_nearest(x[::step], y[::step], fine) is None for step in apart):
                 continue
             sides = [(x, y)] if turned else _values(older, newer)
-            if cells.add_all(
-                _nearest(p.reshape(-1, width), q.reshape(-1, width), fine) for p, q in sides
-            ):
+            groups = ((p.reshape(-1, width), q.reshape(-1, width)) for p, q in sides)
+            if cells.add_all(_nearest(p, q, fine) for p, q in groups):
                 return True
     return False
 
@@ -338,8 +337,8 @@ def _nearest_stored(
     else:
         for placed in _on_grids(older, newer):
             (x, y, grids), (off, beyond, _) = placed, _placed(placed)
-            is_clipped = (beyond <= CLIPPED * grids.end + grids.lost).all()
-            if not ((off <= grids.room).all() and is_clipped):
+            is_near_ends = (beyond <= CLIPPED * grids.end + grids.lost).all()
+            if not ((off <= grids.room).all() and is_near_ends):
                 yield None
                 return
             used.add(placed)
@@ -368,18 +367,15 @@ def _on_grids(older: Tensor, newer: Tensor, *, few: bool = True) -> Iterator[OnG
         low, high = (
             Block(end, start // group, stop // group).values()[:, None] for end in (first, last)
         )
-        for rows in (
-            few_rows_each(stop - start, row_width(newer.shape))
-            if few
-            else (slice(0, stop - start),)
-        ):
+        pieces: Iterable[slice] = [slice(0, stop - start)]
+        floats = [np.result_type(each, np.float32) for each in (x, y)]
+        if few:
+            pieces = few_rows_each(stop - start, row_width(newer.shape))
+            floats = [np.dtype(np.float64)] * 2
+        for rows in pieces:
             groups = slice(rows.start // group, rows.stop // group)
-            p, q = (
-                each[groups].astype(
-                    np.float64 if few else np.result_type(each, np.float32), copy=False
-                )
-                for each in (x, y)
-            )
+            p = x[groups].astype(floats[0], copy=False)
+            q = y[groups].astype(floats[1], copy=False)
             least, most = (end[groups].astype(np.float64) for end in (low, high))
             yield OnGrids(p, q, _grids(p, q, least, most, newer.dtype, levels))
 

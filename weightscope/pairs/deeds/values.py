@@ -162,7 +162,7 @@ def some_zeroed(views: Sequence[View], _: Sizes) -> Deed | None:
 
 @search(order=200)
 def some_rows(views: Sequence[View], _: Sizes) -> Deed | None:
-    """Rows or columns that are as they were, beside others that nothing explains."""
+    """Some rows or columns as they were, and others that nothing explains."""
     fewest = min(views, key=lambda each: each.changed.mean())
     if fewest.changed.all():
         return None

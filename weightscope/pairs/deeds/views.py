@@ -109,7 +109,7 @@ class Side(ShowsShapes):
 
 
 def explained(x: Side, y: Side, *, computed: bool = False) -> np.ndarray:
-    """Rows of y that are those of x up to rounding, each value and all together: (n,) bool.
+    """True for rows (n,) of y that are x's up to rounding, each value and all together.
 
     computed: x was calculated. Values that were only moved, between floats of one kind, have to be
     equal.
