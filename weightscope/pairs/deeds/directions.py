@@ -16,8 +16,7 @@ from weightscope.core.errors import counted
 from weightscope.pairs.deeds.thresholds import OWN, PARALLEL, WHOLLY
 from weightscope.report.findings import Finding, Member, finding
 
-# over the blocks: a power iteration, which finds the direction of a matrix of rank one in the first
-PASSES = 3
+PASSES = 3  # power iterations over the blocks; a matrix of rank one needs only the first
 
 Pairs = Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]
 
@@ -125,9 +124,8 @@ class SharedDirection:
         sums: dict[str, np.ndarray] = {}
         for member, along in self.members.items():
             so_far = sums.get(self.label(member), np.zeros(len(along.direction)))
-            sums[self.label(member)] = so_far + along.direction * (
-                -1 if so_far @ along.direction < 0 else 1
-            )
+            sign = -1 if so_far @ along.direction < 0 else 1
+            sums[self.label(member)] = so_far + along.direction * sign
         return {label: _unit(vector) for label, vector in sums.items()}
 
 
