@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import weightscope.pairs.deeds.blocks  # noqa: F401 - registers the words of its deeds
 from tests.support.files import write
 from weightscope.checkpoint.ggml_blocks import LAYOUTS
 from weightscope.checkpoint.opening import open_checkpoint
@@ -10,10 +11,9 @@ from weightscope.model.rows.gguf import RestoredTensor, logarithm
 from weightscope.pairs.deeds.change import change_of, unchanged
 from weightscope.pairs.deeds.deed import What, sentence
 from weightscope.pairs.deeds.pair import Pair
-from weightscope.pairs.deeds.quantised import quantised, too_wide
+from weightscope.pairs.deeds.quantised import exponentiated, quantised, rounded_twice, too_wide
 from weightscope.pairs.deeds.recomputed import Cells, _nearest_stored
 from weightscope.pairs.deeds.rounding import CASTS
-from weightscope.pairs.deeds.roundings import exponentiated, rounded_twice
 
 RNG = np.random.default_rng(0)
 WEIGHTS = (0.02 * RNG.standard_normal((64, 256))).astype(np.float32)

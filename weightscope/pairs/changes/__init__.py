@@ -1,1 +1,1 @@
-"""What changed between two checkpoints: tensors, heads, layers, wiring and settings."""
+"""Changes between two checkpoints: tensors, heads, layers, wiring and settings."""

@@ -1,6 +1,4 @@
-"""All tensors of two checkpoints: how many changed, in what way, where and by how much; and those
-outside heads.
-"""
+"""Changes of all tensors of two checkpoints, by kind and place, and of those outside heads."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,7 +48,7 @@ from weightscope.report.findings import Finding, Member, indexed, listed, spans
 
 NAMED = 4  # tensors in a sentence
 ONLY_IN_ONE = {What.MISSING, What.NEW}
-# Kinds of which the most usual detail is named, whatever the others are.
+# kinds whose most usual detail is named, however many there are
 ONE_DETAIL = {What.ROUNDED, What.QUANTISED, What.QUANTISED_IN_PART}
 WORDS_OF_KINDS = [what for what in What if what in WORDS and what is not What.UNRELATED]
 
@@ -69,9 +67,7 @@ class TensorChanges:
 
     @cached_property
     def shared(self) -> list[SharedDirection]:
-        """The directions that were removed from several tensors, or that the changes of several
-        share.
-        """
+        """Directions removed from several tensors, or shared by the changes of several."""
         along = [(i, along) for i, change in enumerate(self.changes) for along in change.along]
         return list(shared_directions(along))
 
@@ -147,10 +143,8 @@ class TensorChanges:
         shown = [i for i in order if self.changes[i].kind is not What.IDENTICAL][:n]
         shown += [i for i in order if self.changes[i].kind is What.IDENTICAL][:identical]
         table = self.table.select("tensor", "kind", "detail", "change", "rank").take(shown)
-        names, kinds = (
-            [self.changes[i].shown_name for i in shown],
-            [self.changes[i].shown_kind for i in shown],
-        )
+        names = [self.changes[i].shown_name for i in shown]
+        kinds = [self.changes[i].shown_kind for i in shown]
         columns = [Column("tensor", names), Column("kind", kinds), *table.columns[2:]]
         filled = [column for column in columns if any(map(column.shown, column.values))]
         return Table(filled, "All are in tensors.csv.")
@@ -170,9 +164,7 @@ class TensorChanges:
 
     @cached_property
     def directions(self) -> Table | None:
-        """One row per tensor that a shared direction was removed from, or that changed along it;
-        None without one.
-        """
+        """One row per tensor changed along a shared direction; None without one."""
         rows = [
             (
                 shared.label(i),
@@ -200,9 +192,7 @@ class TensorChanges:
 
 
 def layer_of(change: Change) -> int | None:
-    """The layer: the first number in the tensor's name, in the last checkpoint that has the
-    tensor.
-    """
+    """The first number in the tensor's name in B, or in A where B lacks the tensor."""
     return next(iter(role_of(change.name_b or change.name_a)[1]), None)
 
 
@@ -293,8 +283,7 @@ def between(values: Sequence[float]) -> str:
 
 
 def compare_tensors(a: Model | TensorsOnly, b: Model | TensorsOnly) -> TensorChanges:
-    """Read every tensor of two checkpoints once, and those again whose kind of change is not clear
-    from that.
+    """Read every tensor of two checkpoints once, and again where the kind of change is unclear.
 
     Memory is a few blocks of a million values per core and, where a rank is looked for, two
     matrices of 144 columns.
@@ -310,9 +299,7 @@ def compare_tensors(a: Model | TensorsOnly, b: Model | TensorsOnly) -> TensorCha
 def _as_unembedding(
     only: Counterparts, a: Model | TensorsOnly, b: Model | TensorsOnly
 ) -> Pair | None:
-    """A head that only one checkpoint stores, with the embedding that the other has in its
-    place.
-    """
+    """Pair an unembedding that one checkpoint stores with the tied embedding of the other."""
     stored, tied = (only.a, b) if only.a else (only.b, a)
     if stored is None or stored.role != ROWS or not isinstance(tied, Model) or not tied.tied:
         return None
@@ -339,11 +326,9 @@ def _lacking(only: Counterparts) -> Change:
 def changes_with_directions(
     a: Model | TensorsOnly, b: Model | TensorsOnly, pairs: Sequence[Pair]
 ) -> list[Change]:
-    """How each pair changed; those along a direction that several share are of a kind of their
-    own.
-    """
+    """Compare pairs; changes along a direction that several share get a kind of their own."""
     compared = TensorChanges(compare_pairs(a.checkpoint, b.checkpoint, pairs))
-    # what is more than one of their rank is rounding
+    # ranks above one are rounding
     shared = {i for each in compared.shared for i in each.members}
     return [
         replace(c, deed=Deed(What.ONE_DIRECTION, detail=c.detail, rank=1)) if i in shared else c
@@ -372,9 +357,7 @@ class OtherChanges(TensorChanges):
 
     @cached_property
     def moved(self) -> list[Change]:
-        """Those that a limit applies to and that changed by more than float32's rounding, or
-        contain NaN.
-        """
+        """Limited tensors that changed by more than float32's rounding, or contain NaN."""
         known = [change for change in self._limited if change.kind not in UNKNOWN_SIZE]
         return [change for change in known if not change.change <= UNMOVED]
 
@@ -404,9 +387,7 @@ class OtherChanges(TensorChanges):
 
 
 def other_changes(a: Model, b: Model) -> OtherChanges:
-    """How these tensors of two models changed, each read once in blocks; across families, tensors
-    with equal names.
-    """
+    """Compare these tensors of two models; across families, only tensors with equal names."""
     of_a, of_b = other_tensors(a), other_tensors(b)
     embedding = [model.prefix + model.family.inputs.tokens for model in (a, b)]
     tied = [
@@ -431,19 +412,13 @@ def other_changes(a: Model, b: Model) -> OtherChanges:
 
 
 def _names_alike(a: Model, b: Model) -> bool:
-    """Whether both files name tensors in one way: a GGUF file has names of its own for feed-forward
-    networks.
-    """
-    return (
-        len({isinstance(file, GgufFile) for model in (a, b) for file in model.checkpoint.files[:1]})
-        < 2
-    )
+    """True unless just one is a GGUF file, which names feed-forward tensors otherwise."""
+    first = [file for model in (a, b) for file in model.checkpoint.files[:1]]
+    return len({isinstance(file, GgufFile) for file in first}) < 2
 
 
 def _in_layers(model: Model) -> dict[str, Tensor]:
-    """Everything that layers store, by name without the prefix; buffers, which files may leave out,
-    are not.
-    """
+    """The layers' tensors by name without the prefix; no buffers, which files may leave out."""
     stems = {model.stem(i) for i, kind in enumerate(model.config.layer_types) if kind != "none"}
     stored = {name: stem for stem in stems for name in model.checkpoint.names_under(stem)}
     names = {name: name.removeprefix(stem) for name, stem in stored.items()}
@@ -454,9 +429,7 @@ def _in_layers(model: Model) -> dict[str, Tensor]:
 
 
 def _is_buffer(inner: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of a layer is no weight: rotary frequencies, or a causal mask that is called
-    a bias.
-    """
+    """Detect rotary frequencies, and causal masks that are called a bias."""
     return NO_WEIGHTS.fullmatch(inner) is not None or (len(shape) == 4 and shape[:2] == (1, 1))
 
 
@@ -470,8 +443,7 @@ def _with_kind(change: Change) -> Change:
 
 
 def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
-    """|B - A| / |A| by shown name of the tensors that heads do not show; a bias relative to its
-    weight, if larger.
+    """|B - A| / |A| of tensors that heads do not show; of a bias, over its weight if larger.
 
     A bias of next to nothing may double without effect, and its weight says how large it would have
     to be. A tensor that B lacks changed by its whole norm, one that A lacks by infinity; rows that
@@ -483,13 +455,9 @@ def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
     for change in changes:
         if change.kind is What.UNREAD or change.name in shown or is_lacking_buffer(change):
             continue
-        far = (
-            1.0
-            if change.kind is What.MISSING
-            else inf
-            if change.kind in UNKNOWN_SIZE
-            else change.change
-        )
+        far = inf if change.kind in UNKNOWN_SIZE else change.change
+        if change.kind is What.MISSING:
+            far = 1.0
         if change.rows_lacking:
             far = sqrt(far**2 + abs(change.rows_lacking) / change.shapes[0][0])
         weight = change.name.removesuffix("bias") + "weight"
@@ -511,19 +479,17 @@ def is_lacking_buffer(change: Change) -> bool:
 
 
 def only_in_one(changes: Iterable[Change]) -> str:
-    """The tensors and rows that one of two checkpoints lacks, in a sentence each; empty where it
-    lacks none.
-    """
+    """The tensors and rows that only one checkpoint has, in sentences; empty without any."""
     changes = [change for change in changes if not is_lacking_buffer(change)]
     sentences = []
     for kind, where, sign in ((What.MISSING, "first", 1), (What.NEW, "last", -1)):
-        whole = [change.shown_name for change in changes if change.kind is kind]
+        lacking = [change.shown_name for change in changes if change.kind is kind]
         rows: dict[tuple[int, int], list[str]] = {}
         for change in changes:
             if sign * change.rows_lacking > 0:
                 size = max(shape[0] for shape in change.shapes)
                 rows.setdefault((sign * change.rows_lacking, size), []).append(change.shown_name)
-        parts = [described(whole)] if whole else []
+        parts = [described(lacking)] if lacking else []
         parts += [
             f"{n:,} of {total:,} rows of {listed(names, NAMED)}"
             for (n, total), names in rows.items()
@@ -533,9 +499,7 @@ def only_in_one(changes: Iterable[Change]) -> str:
 
 
 def find_rescaled(changes: Iterable[Change], label: str) -> Iterator[Finding]:
-    """Tensors of a checkpoint that became zero, or whose norm became a thousand times as large or
-    as small.
-    """
+    """Tensors that became zero, or whose norm grew or shrank a thousandfold."""
     zero: list[tuple[Change, float]] = []
     scaled: list[tuple[Change, float]] = []
     for change in changes:

@@ -1,6 +1,4 @@
-"""Which tensors of two checkpoints are the same one, whatever their containers call them and
-however they fuse them.
-"""
+"""Pair the tensors of two checkpoints, however their containers name and fuse them."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -14,9 +12,7 @@ from weightscope.pairs.deeds.pair import Pair
 
 
 class Counterparts(NamedTuple):
-    """A tensor of two checkpoints, or a part of one that fuses or stacks several; None where a
-    checkpoint lacks it.
-    """
+    """A tensor of two checkpoints, or a part of one that fuses several; None where one lacks it."""
 
     label: str  # its role and place, a key of `Model.tensors`; or its name
     a: NamedTensor | None
@@ -24,8 +20,7 @@ class Counterparts(NamedTuple):
     by: str = ""  # "role", or "name" where no row knows it; empty where one checkpoint lacks it
 
     def pair(self) -> Pair | None:
-        """The values of both: as stored where they are stored alike, else in one convention; None
-        where one lacks it.
+        """The pair, in one convention where both are stored differently; None where one lacks it.
 
         Converted tensors are read whole, and the last fused one is kept for its other parts: read
         pairs in order.
@@ -41,8 +36,7 @@ class Counterparts(NamedTuple):
 
 
 def counterparts(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Iterator[Counterparts]:
-    """Every tensor of two checkpoints: shared ones in the order of A, then what only A has, then
-    what only B has.
+    """Pair all tensors of two checkpoints, in the order of A; then those only in A, only in B.
 
     Tensors of one role and place are counterparts, and so are a part of a fused tensor, or an
     expert of a stacked one, and the tensor that holds it alone. What no row names is paired by its
@@ -59,9 +53,7 @@ def counterparts_among(
     *,
     of_any_layer: bool = False,
 ) -> Iterator[Counterparts]:
-    """The same of some tensors by name; with `of_any_layer`, of one layer each, which may be
-    another one in B.
-    """
+    """Pair some tensors by name; `of_any_layer`: one layer of each, with any number."""
     sides = [_Side(model, {*names}, of_any_layer) for model, names in ((a, in_a), (b, in_b))]
     pairs = [*_by_role(*sides)]
     for left, right in (sides, reversed(sides)):
@@ -69,19 +61,15 @@ def counterparts_among(
     pairs += [*_by_role(*sides), *_by_name(_Side.inner, *sides), *_by_name(_Side.in_stack, *sides)]
     places = {name: place for place, name in enumerate(a.checkpoint)}
     yield from sorted(pairs, key=lambda pair: places[pair.a.name] if pair.a else 0)
-    yield from (
-        Counterparts(sides[0].tensors.label(tensor), tensor, None)
-        for tensor in sides[0].left.values()
-    )
-    yield from (
-        Counterparts(sides[1].tensors.label(tensor), None, tensor)
-        for tensor in sides[1].left.values()
-    )
+    side_a, side_b = sides
+    for tensor in side_a.left.values():
+        yield Counterparts(side_a.tensors.label(tensor), tensor, None)
+    for tensor in side_b.left.values():
+        yield Counterparts(side_b.tensors.label(tensor), None, tensor)
 
 
-_unchecked: WeakKeyDictionary[Model | TensorsOnly, Tensors] = (
-    WeakKeyDictionary()
-)  # roles are looked up once for a model
+# roles are looked up once for a model
+_unchecked: WeakKeyDictionary[Model | TensorsOnly, Tensors] = WeakKeyDictionary()
 
 
 class _Side:
@@ -112,24 +100,22 @@ class _Side:
         return tensor.name.removeprefix(self.prefix)
 
     def in_stack(self, tensor: NamedTensor) -> str:
-        """The tensor's name with the prefix replaced by its stack's name: MLX names towers
-        differently.
-        """
+        """The name with the prefix replaced by its stack's name: MLX names towers differently."""
         readers = [
             reader
             for reader in self.tensors.readers
             if reader.prefix and tensor.name.startswith(reader.prefix)
         ]
         reader = max(readers, key=lambda reader: len(reader.prefix), default=None)
-        return (
-            f"{reader.stack} {tensor.name.removeprefix(reader.prefix)}" if reader else tensor.name
-        )
+        if reader is None:
+            return tensor.name
+        return f"{reader.stack} {tensor.name.removeprefix(reader.prefix)}"
 
-    def split(self, other: "_Side") -> None:
+    def split(self, opposite: "_Side") -> None:
         """Replace tensors by their parts where the other side has the parts."""
-        wanted = {label for tensor in other.left.values() for label in other.labels(tensor)}
+        wanted = {label for tensor in opposite.left.values() for label in opposite.labels(tensor)}
         for label, tensor in [*self.left.items()]:
-            if label not in other.left and len(parts := self.cover(tensor, wanted)) > 1:
+            if label not in opposite.left and len(parts := self.cover(tensor, wanted)) > 1:
                 del self.left[label]
                 self.add(*parts)
 
@@ -145,9 +131,7 @@ class _Side:
         return tensor.experts, self.tensors.parts(tensor)
 
     def cover(self, tensor: NamedTensor, wanted: Collection[str]) -> list[NamedTensor]:
-        """The fewest tensors that make one up, most with labels that are wanted; itself where none
-        is wanted.
-        """
+        """The fewest parts of a tensor, most with wanted labels; itself where none is wanted."""
         if self.label(tensor) in wanted:
             return [tensor]
         covers = [

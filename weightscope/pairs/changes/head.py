@@ -1,5 +1,4 @@
-"""How far the heads of a layer moved between two checkpoints, and which head is which where their
-order changed.
+"""Changes of a layer's heads between two checkpoints, and heads matched where their order changed.
 
 Of a LoRA adapter and its base, the change is computed from the adapter's factors, not as a
 difference of two weights.
@@ -47,9 +46,7 @@ from weightscope.pairs.deeds.thresholds import (
 
 
 def is_folded(a: Layer, b: Layer) -> bool:
-    """Whether the norm before attention has gains in a and one value in b, whose q, k and v all
-    contain a's gains.
-    """
+    """Detect a norm's gains in a that were folded into b's q, k and v, leaving one value."""
     before, after = (
         q.norm.gamma if isinstance(q, Affine) and q.norm is not None else np.empty(0)
         for q in (a.q, b.q)
@@ -67,13 +64,11 @@ def is_folded(a: Layer, b: Layer) -> bool:
 
 
 def _holds_gain(a: Layer, b: Layer, factor: str, unfolding: np.ndarray) -> bool | None:
-    """Whether the factors of b's heads are a's with their gains, not without; None in another order
-    or basis.
-    """
+    """True if b's factors are a's with their gains, not without; None in another order or basis."""
     heads = range(min(a.n_heads, b.n_heads))
     # (d, r) each
     x, y = ([getattr(layer.head(h), factor).astype(np.float64) for h in heads] for layer in (a, b))
-    if any(one.shape != other.shape for one, other in zip(x, y, strict=True)):
+    if any(w_a.shape != w_b.shape for w_a, w_b in zip(x, y, strict=True)):
         return None
     size = float(np.linalg.norm(y)) or 1.0
     with_gain, without = (
@@ -83,7 +78,7 @@ def _holds_gain(a: Layer, b: Layer, factor: str, unfolding: np.ndarray) -> bool 
 
 
 def _spectra_hold_gain(a: Layer, b: Layer, name: str, unfolding: np.ndarray) -> bool:
-    """The same by the singular values of heads' maps, which no order and no basis changes."""
+    """True if b's maps have a's singular values with gains: no order, no basis changes them."""
     maps = [getattr(a.head(h), name) for h in range(a.n_heads)]
     of_b = [getattr(b.head(h), name).svdvals() for h in range(b.n_heads)]
     right = unfolding if name == "qk" else 1.0  # keys read through the norm, too
@@ -95,30 +90,30 @@ def _spectra_hold_gain(a: Layer, b: Layer, name: str, unfolding: np.ndarray) -> 
     return apart[0] < apart[1] and apart[0] <= SAME_SPECTRA
 
 
-def _nearest_spectrum(s: np.ndarray, others: Sequence[np.ndarray]) -> float:
-    """|s - s'| / |s| of the nearest of other spectra."""
+def _nearest_spectrum(s: np.ndarray, spectra: Sequence[np.ndarray]) -> float:
+    """|s - s'| / |s| of the nearest spectrum."""
     size = float(np.linalg.norm(s)) or 1.0
     return min(
-        (float(np.linalg.norm(s - t)) / size for t in others if len(t) == len(s)),
+        (float(np.linalg.norm(s - t)) / size for t in spectra if len(t) == len(s)),
         default=float("inf"),
     )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Basis(ShowsShapes):
-    """How B's stream follows from A's: x_b = x_a R."""
+    """The rotation R from A's stream to B's: x_b = x_a R."""
 
     rotation: np.ndarray | None = None  # (d, d); None if it is the identity, or unknown
     known: bool = True
 
     @property
     def same(self) -> bool:
-        """Whether tensors of both can be compared directly."""
+        """True if tensors of both can be compared directly."""
         return self.rotation is None and self.known
 
     @property
     def permuted(self) -> bool:
-        """Whether dimensions are only in another order, and change signs."""
+        """True if R only reorders dimensions and flips their signs."""
         return self.rotation is not None and bool(
             (np.abs(self.rotation).max(axis=1) > PERMUTED).all()
         )
@@ -155,23 +150,22 @@ def basis_by_tokens(
 
 FARTHEST = 1 << 17  # the longest distance that heads are compared at
 SAMPLED = 4  # heads of a layer by which its drift is known
-# of the factors' norms: singular values of a change up to this are float64's rounding
-ROUNDING = 1e-12
+ROUNDING = 1e-12  # singular values of a change, over its factors' norms: float64's rounding
 SKETCHES = ("q_sketch", "k_sketch", "v_sketch", "o_sketch")
 OF_THE_LAYER = {  # arrays without an axis of heads
     "kv_head", "caveats", "unbounded", "qk_column_share", "row_energies", "row_floor",
     "factor_width", "output_bias_norm",
 }  # fmt: skip
-# How far each map moved in all its parts: the matrix, under rotation also at distance 1 and far on,
+# Changes of each map in all its parts: the matrix, under rotation also at distance 1 and far on,
 # and the bias.
 OF_MATRICES = ("qk_change", "qk_change_delta1", "qk_change_far", "vo_change")
 MOVED = (*OF_MATRICES, "qk_bias_change", "qk_key_bias_change", "vo_bias_change")
-# What a limit on changes applies to.
+# Changes that a limit applies to.
 LIMITED = (*OF_MATRICES, "qk_bias_effect", "vo_bias_effect")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stage(ShowsShapes):
+class LayerStage(ShowsShapes):
     """A layer in one checkpoint."""
 
     layer: Layer
@@ -188,9 +182,10 @@ class Stage(ShowsShapes):
         }
 
 
-def follow_heads(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, Arrays, Arrays]:
-    """The current stage in the first's order of heads, and the changes (H,) since the first and
-    since the previous.
+def follow_heads(
+    first: LayerStage, previous: LayerStage, current: LayerStage
+) -> tuple[LayerStage, Arrays, Arrays]:
+    """The current stage in the first's order, and changes (H,) since first and previous.
 
     Heads are matched with the first checkpoint and with the previous one; the order in which more
     are the same is kept.
@@ -205,14 +200,12 @@ def follow_heads(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, 
     if np.array_equal(ordered.order, current.order):
         return current, since_first, since_previous
     since_first = layer_changes(first, ordered)
-    return (
-        ordered,
-        since_first,
-        since_first if previous is first else layer_changes(previous, ordered),
-    )
+    if previous is first:
+        return ordered, since_first, since_first
+    return ordered, since_first, layer_changes(previous, ordered)
 
 
-def _match_heads(a: Stage, b: Stage, changes: Arrays) -> tuple[Stage, int]:
+def _match_heads(a: LayerStage, b: LayerStage, changes: Arrays) -> tuple[LayerStage, int]:
     """`b` with its heads in the order of the same heads of `a`, and how many are the same."""
     same = unmoved(changes)
     left = np.flatnonzero(~same).tolist()  # places without a match yet
@@ -231,10 +224,8 @@ def _match_heads(a: Stage, b: Stage, changes: Arrays) -> tuple[Stage, int]:
     return replace(b, order=order), int(same.sum())
 
 
-def _alike(a: Stage, b: Stage, left: Sequence[int]) -> list[list[int]]:
-    """For each place that is left, the others with similar sketches; an unknown sketch is similar
-    to unknown ones.
-    """
+def _alike(a: LayerStage, b: LayerStage, left: Sequence[int]) -> list[list[int]]:
+    """Candidates for each place by similar sketches; an unknown sketch matches unknown ones."""
     alike = ~np.eye(len(left), dtype=bool)
     for name in SKETCHES:
         x, y = a.measured[name][a.order[left]], b.measured[name][b.order[left]]
@@ -247,19 +238,14 @@ def _same(a: Head, b: Head) -> bool:
     return all(change <= UNMOVED for change in _moves(a, b, _factors(a, b)).values())
 
 
-def layer_changes(a: Stage, b: Stage) -> dict[str, np.ndarray]:
-    """How far every head of a layer moved: (H,) arrays, qk_change, qk_left_angle ...
-    vo_bias_change.
-    """
+def layer_changes(a: LayerStage, b: LayerStage) -> dict[str, np.ndarray]:
+    """Changes of a layer's heads, (H,) each: qk_change, qk_left_angle ... vo_bias_change."""
     added = b.added if b.base is a.layer else None
 
     def head_changes(pair: tuple[int, int]) -> dict[str, float]:
         i, j = pair
-        return _head_changes(
-            a.layer.head(i),
-            b.layer.head(j),
-            added.head(i) if added is not None and i == j else None,
-        )
+        head_added = added.head(i) if added is not None and i == j else None
+        return _head_changes(a.layer.head(i), b.layer.head(j), head_added)
 
     heads = list(
         in_threads(head_changes, list(zip(a.order.tolist(), b.order.tolist(), strict=True)))
@@ -295,9 +281,7 @@ Factors = dict[str, dict[str, tuple[Moved, np.ndarray, np.ndarray]]]
 
 
 def _factors(a: Head, b: Head) -> Factors:
-    """How the factors (d, r) of both maps moved, what they were and what they are; queries at
-    distance 0.
-    """
+    """Moves of both maps' factors (d, r), with the factors before and after; at distance 0."""
     with np.errstate(invalid="ignore", over="ignore"):
         maps = {name: (getattr(a, name), getattr(b, name)) for name in MAPS}
         sides = {
@@ -342,17 +326,15 @@ def _moves(a: Head, b: Head, factors: Factors) -> dict[str, float]:
 
 
 def far_of(rotation: Rotation | None) -> int:
-    """A distance over which the slowest pair turns by a radian, at most `FARTHEST`: near tokens do
-    not show it.
-    """
-    turning = (
-        np.empty(0) if rotation is None else np.abs(rotation.frequencies[rotation.frequencies != 0])
-    )
-    return min(FARTHEST, ceil(1 / turning.min())) if len(turning) else 1
+    """A distance at which the slowest pair has turned by a radian, at most `FARTHEST`."""
+    if rotation is None or not rotation.frequencies.any():
+        return 1
+    turning = np.abs(rotation.frequencies[rotation.frequencies != 0])
+    return min(FARTHEST, ceil(1 / turning.min()))
 
 
 def _further(head: Head, delta: int) -> np.ndarray:
-    """What turns the head's queries at distance 0 into those at another, (r, r)."""
+    """The matrix (r, r) that turns the head's queries from distance 0 to another."""
     rotation, identity = head.layer.rotation, np.eye(head.w_q.shape[1])
     if rotation is None:
         return identity
@@ -361,7 +343,7 @@ def _further(head: Head, delta: int) -> np.ndarray:
 
 
 def _bias_terms(head: Head) -> dict[str, np.ndarray]:
-    """What biases add to a head's scores and values, (d,) in float64; under rotation at distance 0.
+    """Terms that biases add to a head's scores and values, (d,) in float64; at distance 0.
 
     W_Q b_K is the same for every key, which a softmax cannot tell, except under rotation.
     """
@@ -371,18 +353,15 @@ def _bias_terms(head: Head) -> dict[str, np.ndarray]:
 
 
 def unmoved(changes: Arrays) -> np.ndarray:
-    """Which heads are the same in all parts, apart from rounding: -> (H,); unknown changes count as
-    moved.
-    """
+    """True for heads (H,) that are the same up to rounding; unknown changes count as moved."""
     return np.all([changes[name] <= UNMOVED for name in MOVED if name in changes], axis=0)
 
 
-# What a LoRA adapter adds to the heads of its base.
+# Changes of heads by a LoRA adapter.
 
 
 def added_to(a: Model, b: Model, index: int) -> Layer | None:
-    """What an adapter adds to a layer of its base, as a layer of changes in float64; None where b
-    is not one of a.
+    """An adapter's change to a layer of its base, as a float64 layer; None for another base.
 
     Both the layout of heads and the folding of a norm are linear in the weights, so a change is
     read like a weight.
@@ -411,7 +390,7 @@ def added_to(a: Model, b: Model, index: int) -> Layer | None:
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same bytes of the same file."""
+    """True if two tensors are the same bytes of the same file."""
     parts_a, parts_b = (
         [(dict(part.file.identity), part.entry) for part in tensor.parts] for tensor in (a, b)
     )
@@ -444,14 +423,14 @@ def rank_of(difference: Factored) -> float:
 
 
 class Drift(NamedTuple):
-    """How far the maps of matched heads moved, and their factors: medians of |B - A| / |A|."""
+    """Medians of |B - A| / |A| over matched heads, of their maps and of their factors."""
 
     maps: float
     factors: float
 
     @property
     def is_other_basis(self) -> bool:
-        """Whether factors moved and their products did not: the basis within heads is another."""
+        """True if factors moved and their products did not: heads have another inner basis."""
         return self.factors > OTHER_FACTORS and self.factors > THAN_MAPS * self.maps
 
 
@@ -459,7 +438,7 @@ UNDRIFTED = Drift(0.0, 0.0)
 
 
 def drift(a: Layer, b: Layer, order: np.ndarray, basis: Basis) -> Drift:
-    """How far some heads moved; `order` says which head of a each head of b is, or -1."""
+    """Changes of a sample of heads; `order` has the head of a for each of b, or -1."""
     pairs = [(h, int(g)) for h, g in enumerate(order) if g >= 0]
     maps, factors, far = [], [], far_of(a.rotation)
     for h, g in pairs[:: max(1, len(pairs) // SAMPLED)]:
@@ -482,7 +461,7 @@ def _rms(matrices: Sequence[np.ndarray]) -> float:
     return sqrt(float(np.mean([np.mean(np.square(w, dtype=np.float64)) for w in matrices])))
 
 
-# (d, r) of a query head or key-value head
+# factors (d, r) of a query head or key-value head
 FACTORS: tuple[Callable[[Layer, int], np.ndarray], ...] = (
     lambda layer, h: layer.head(h).w_q,
     lambda layer, h: layer.k.of(h)[0],
@@ -494,16 +473,13 @@ FACTORS: tuple[Callable[[Layer, int], np.ndarray], ...] = (
 def low_ranks(
     a: Layer, b: Layer, order: np.ndarray, basis: Basis, rounding: float
 ) -> tuple[list[int], bool]:
-    """Ranks of the low-rank changes of W_Q, W_K, W_V and W_O, and whether no other change is
-    left.
-    """
+    """Ranks of the low-rank changes of W_Q, W_K, W_V, W_O, and True if nothing else changed."""
     if (order < 0).any() or (a.n_heads, a.n_kv_heads) != (b.n_heads, b.n_kv_heads):
         return [], False
-    if any(
-        not layer.head(h).w_o.any() for layer in (a, b) for h in range(layer.n_heads)
-    ):  # rows set to zero are a change of low rank too
+    outputs = (layer.head(h).w_o for layer in (a, b) for h in range(layer.n_heads))
+    if not all(w_o.any() for w_o in outputs):  # rows set to zero are a change of low rank too
         return [], False
-    if basis.rotation is not None:  # what is turned is a float32 sum
+    if basis.rotation is not None:  # turned factors are float32 sums
         rounding = max(rounding, sqrt(len(basis.rotation)) * float(np.finfo(np.float32).eps))
     shared = a.n_heads // a.n_kv_heads
     groups = order[::shared] // shared

@@ -1,5 +1,4 @@
-"""How one layer changed between two checkpoints: its tensors, its heads, and what was done to it as
-a whole.
+"""Changes of one layer between two checkpoints: its tensors, its heads, and the layer as a whole.
 
 Norms folded, heads in another order or basis, experts that copy one network, neurons in another
 order, a copy of another layer.
@@ -47,7 +46,7 @@ SAMPLE = 4096  # values of a tensor that are compared first
 class Values:
     """Marks of conversion that a layer's attention matrices show in B and not in A."""
 
-    matrices: int  # how many were examined
+    matrices: int  # number examined
     casts: Counter[str]  # matrices by the float that holds their values exactly
     grids: Counter[str]  # matrices by the grid that they lie on
     base_grids: Counter[str]  # matrices of A by the grid that they lie on, where B's do not
@@ -67,18 +66,18 @@ class TensorsOfBoth(NamedTuple):
 class LayerChange:
     """A layer of B and its counterpart in A."""
 
-    layer: int  # of B
+    layer: int  # index in B
     values: Values
-    tensors: TensorsOfBoth  # those with the same name; heads' tensors only if heads stayed in place
+    tensors: TensorsOfBoth  # pairs by name; heads' tensors only if heads stayed in place
     in_place: bool = True  # heads are in A's order
     folded: bool = False  # the norm before attention has lost its gain
     base_folded: bool = False  # A's norm has lost its gain, and B's has not
     copies: int = 0  # experts that are copies of A's feed-forward network
     base_copies: int = 0  # experts of A that are copies of B's
     neurons: bool = False  # rows of a feed-forward matrix are A's in another order
-    drift: Drift = UNDRIFTED  # of matched heads
+    drift: Drift = UNDRIFTED  # move of matched heads
     gauge: bool = False  # factors are in another basis, maps are the same
-    ranks: Sequence[int] = ()  # of the changes of W_Q, W_K, W_V and W_O that are of low rank
+    ranks: Sequence[int] = ()  # ranks of the low-rank changes of W_Q, W_K, W_V and W_O
     only_ranks: bool = False  # no other change of heads is left
 
 
@@ -98,9 +97,9 @@ def compare_layers(
     unmoved = {
         change.name_b for change in tensors.changes if change.kind in (What.IDENTICAL, What.ROUNDED)
     }
-    copies = (
-        (_copies(a, b, j, i), _copies(b, a, i, j)) if tensors.lost or tensors.gained else (0, 0)
-    )
+    copies = (0, 0)
+    if tensors.lost or tensors.gained:
+        copies = _copies(a, b, j, i), _copies(b, a, i, j)
     change = LayerChange(
         i,
         _values(a, b, j, i, unmoved),
@@ -118,10 +117,11 @@ def compare_layers(
         return change
     moved = drift(before, after, order, basis)
     gauge = moved.is_other_basis and before.n_kv_heads == after.n_kv_heads
-    ranks, only = (
-        ([], False) if gauge else low_ranks(before, after, order, basis, change.values.rounding)
-    )
-    return replace(change, drift=moved, gauge=gauge, ranks=ranks, only_ranks=only)
+    change = replace(change, drift=moved, gauge=gauge)
+    if gauge:
+        return change
+    ranks, only = low_ranks(before, after, order, basis, change.values.rounding)
+    return replace(change, ranks=ranks, only_ranks=only)
 
 
 # Tensors
@@ -161,14 +161,8 @@ def _names(model: Model, layer: int, *, heads: bool) -> dict[str, str]:
 
 def _values(a: Model, b: Model, j: int, i: int, unmoved: Collection[str]) -> Values:
     """Casts and grids of a layer's matrices; grids only of those that moved."""
-    casts, grids, base_grids, errors, coarsest, count = (
-        Counter[str](),
-        Counter[str](),
-        Counter[str](),
-        [],
-        "F32",
-        0,
-    )
+    casts, grids, base_grids = Counter[str](), Counter[str](), Counter[str]()
+    errors, coarsest, count = [], "F32", 0
     matrices = [
         tensor
         for tensor in a.attention_tensors(j)
@@ -211,12 +205,8 @@ def _copies(a: Model, b: Model, j: int, i: int) -> int:
     most = 0
     for network in (tensor for tensor in networks if len(tensor.shape) == 2):
         first = next(_rows_of_matrices(network, network.shape))
-        parts = (
-            rows
-            for each in experts
-            if not why_unread(each)
-            for rows in _rows_of_matrices(each, network.shape)
-        )
+        readable = (each for each in experts if not why_unread(each))
+        parts = (rows for each in readable for rows in _rows_of_matrices(each, network.shape))
         most = max(most, sum(_cosine(first, rows) > COPIED_AND_TUNED for rows in parts))
     return most
 
@@ -238,12 +228,9 @@ def _reordered(change: Change) -> bool:
     """Detect a changed matrix that has the rows of A in another order."""
     if change.kind is What.REORDERED and change.is_matrix:
         return True
-    if (
-        change.pair is None
-        or change.kind is not What.TUNED
-        or change.change < REORDERED
-        or len(change.shapes[0]) != 2
-    ):
+    if change.pair is None or change.kind is not What.TUNED:
+        return False
+    if change.change < REORDERED or len(change.shapes[0]) != 2:
         return False
     ordered, norms = [], []
     for tensor in (change.pair.a, change.pair.b):
@@ -253,19 +240,17 @@ def _reordered(change: Change) -> bool:
         ordered.append(rows[order[:: max(1, len(order) // SAMPLED_ROWS)]])
         norms.append(lengths[order])
     same_norms = bool(np.abs(norms[0] - norms[1]).max() <= SAME_NORMS * norms[0].max())
-    return (
-        same_norms
-        and float(np.median([_cosine(x, y) for x, y in zip(*ordered, strict=True)]))
-        > COPIED_AND_TUNED
-    )
+    if not same_norms:
+        return False
+    cosines = [_cosine(x, y) for x, y in zip(*ordered, strict=True)]
+    return float(np.median(cosines)) > COPIED_AND_TUNED
 
 
 # Other layers
 
 
 def layers_elsewhere(a: Model, b: Model, moved: Sequence[int]) -> dict[int, int]:
-    """Which other layer of a each of these layers of b is, where it is one; `moved` are not what
-    they were.
+    """The layer of a that each moved layer of b is a copy of, where there is one.
 
     Projections are compared as they are stored: the norms before them, which are folded into heads,
     may differ.
@@ -294,11 +279,8 @@ def _projections(model: Model, layer: int) -> list[Tensor]:
 
 def _sample(tensor: Tensor) -> np.ndarray:
     """The values of the first whole rows."""
-    return (
-        first_rows(tensor, max(1, SAMPLE // (row_width(tensor.shape) or 1)))
-        .ravel()
-        .astype(np.float64)
-    )
+    n_rows = max(1, SAMPLE // (row_width(tensor.shape) or 1))
+    return first_rows(tensor, n_rows).ravel().astype(np.float64)
 
 
 def _alike(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> bool:

@@ -1,6 +1,4 @@
-"""What differs between two checkpoints besides weights: their configs, and the files for tokens and
-generation.
-"""
+"""Differences of two checkpoints besides weights: configs, tokenizers, generation configs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,9 +27,7 @@ WRITER = {"transformers_version", "_from_model_config"}
 
 
 class SettingsChange(NamedTuple):
-    """What the config, the tokenizer and the generation config of one checkpoint have other than
-    another's.
-    """
+    """Differences of one checkpoint's config, tokenizer and generation config from another's."""
 
     label: str
     config: list[Difference]
@@ -48,19 +44,14 @@ class SettingsChange(NamedTuple):
         """The keys that decide what is computed, in a sentence; empty where none differs."""
         if not self.deciding:
             return ""
-        which = (
-            "may decide"
-            if all(difference.effect == UNKNOWN for difference in self.deciding)
-            else "decides"
-        )
+        is_unknown = all(difference.effect == UNKNOWN for difference in self.deciding)
+        which = "may decide" if is_unknown else "decides"
         named = listed([printable(difference) for difference in self.deciding], NAMED)
         return f"The config of {printable(self.label)} {which} another computation: {named}."
 
     @property
     def asides(self) -> list[str]:
-        """What differs and decides nothing that is computed from the same tokens, a sentence
-        each.
-        """
+        """Differences that decide nothing computed from the same tokens, a sentence each."""
         without_effect = [each for each in self.config if each.effect == NONE]
         idle = [
             each.named
@@ -68,12 +59,8 @@ class SettingsChange(NamedTuple):
             if not (self.resized and _last(each.key) == TOKENS)
         ]
         named = listed([printable(key) for key in idle], NAMED)
-        more = (
-            [f"Config keys without effect on what is computed also differ: {named}."]
-            if idle
-            else []
-        )
-        return [*more, *self.files]
+        sentence = f"Config keys without effect on what is computed also differ: {named}."
+        return [*([sentence] if idle else []), *self.files]
 
     @finding(
         "other_computation",
@@ -175,19 +162,14 @@ def _bytes(x: Path, y: Path, name: str) -> str:
     if not any(here):
         return ""
     try:
-        return (
-            ""
-            if read_small(x / name, LARGEST_SMALL_FILE) == read_small(y / name, LARGEST_SMALL_FILE)
-            else f"{name} differs"
-        )
+        old, new = (read_small(folder / name, LARGEST_SMALL_FILE) for folder in (x, y))
+        return "" if old == new else f"{name} differs"
     except CheckpointError as error:
         return f"{name} was not compared ({printable(error)})"
 
 
 def _vocabulary(x: Path, y: Path, name: str) -> str:
-    """How many tokens of tokenizer.json have another id or are in one alone; empty where that is
-    not the difference.
-    """
+    """The number of tokens with another id in tokenizer.json, in words; empty for none."""
     if name != "tokenizer.json" or not all((folder / name).is_file() for folder in (x, y)):
         return ""
     old, new = (_object(folder / name).get("model") for folder in (x, y))
@@ -207,7 +189,5 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def first_sentence(changes: Sequence[SettingsChange]) -> str:
-    """What decides another computation, of the first checkpoint that has it; empty where none
-    does.
-    """
+    """The first sentence on a config that decides another computation; empty without one."""
     return next((change.sentence for change in changes if change.deciding), "")

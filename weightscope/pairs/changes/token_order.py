@@ -1,5 +1,4 @@
-"""Which token of a suspect is which of a base's, where both the stream's basis and the order of
-tokens were changed.
+"""Match a suspect's tokens with a base's, where the stream's basis and the order of tokens changed.
 
 With x = P y R, P a permutation of tokens and R a rotation, x and y have the same principal
 components up to signs, and their coordinates the same distributions. Components are paired by
@@ -13,12 +12,11 @@ import numpy as np
 
 from weightscope.model.model import Model
 
-MOST_TOKENS = 4096  # those with the largest norms, which no rotation or permutation changes
-COMPONENTS = 64  # of embeddings, in whose coordinates tokens are told apart
+MOST_TOKENS = 4096  # tokens of the largest norms, which no rotation or permutation changes
+COMPONENTS = 64  # principal components of embeddings, in which tokens are compared
 LEVELS = 513  # quantiles by which distributions of coordinates are compared
-ROUNDS = 12  # of pairing and fitting, at most
-# of all rows: where a round pairs fewer rows more than the one before, it was the last
-GROWS = 0.01
+ROUNDS = 12  # pairings and fits, at most
+GROWS = 0.01  # share of rows by which a round must pair more than the last, or rounds end
 # share of tokens that are each other's nearest, from which they are counterparts: strangers' reach
 # 0.52
 FOUND = 0.75
@@ -36,18 +34,16 @@ class TokenOrder(NamedTuple):
 
     suspect: np.ndarray  # (n,) ids
     base: np.ndarray  # (n,) ids
-    share: float  # of the tokens that were compared, those that are each other's nearest
+    share: float  # mutual nearest neighbours among the tokens that were compared
 
     @property
     def is_found(self) -> bool:
-        """Whether strangers' tokens would not pair like this."""
+        """True if more tokens pair than strangers' would."""
         return self.share >= FOUND
 
 
 def match_tokens(suspect: Model, base: Model) -> TokenOrder:
-    """Pair the tokens of two checkpoints of one width by what no rotation and no permutation
-    changes.
-    """
+    """Pair the tokens of two models of one width, whatever their basis and order."""
     ids = [strongest(model) for model in (suspect, base)]
     x, y = (
         model.into_stream(model.embeddings.rows(each))
@@ -58,9 +54,7 @@ def match_tokens(suspect: Model, base: Model) -> TokenOrder:
 
 
 def would_show(model: Model) -> bool:
-    """Whether a copy of a checkpoint's tokens in another basis, order and with noise would be
-    found.
-    """
+    """True if a noisy copy of the tokens in another basis and order would be found."""
     rows = model.into_stream(model.embeddings.rows(strongest(model)))
     rng = np.random.default_rng(0)
     spread = TRIED_WITH * float(np.sqrt(np.mean(np.square(rows, dtype=np.float64))))
@@ -84,8 +78,7 @@ def strongest(model: Model) -> np.ndarray:
 
 
 def match_rows(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Indices of counterparts among rows of x (n, d) and y (m, d), and the share of rows that have
-    one.
+    """Indices of counterparts among rows of x (n, d) and y (m, d), and the share that has one.
 
     Leading components are the same after noise that turns the others into one another, so rows are
     paired by few first.

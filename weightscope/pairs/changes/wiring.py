@@ -1,4 +1,4 @@
-"""What changed in the roles of heads and in the edges between them, where that takes seconds."""
+"""Changes of the roles of heads and of the edges between them, where these take seconds."""
 
 from dataclasses import dataclass
 
@@ -26,20 +26,18 @@ class CircuitChanges:
 
     @property
     def lead(self) -> str:
-        """How many, in a sentence."""
+        """The number of changed roles and of moved edges, in a sentence."""
         heads, edges = counted(len(self.roles), "head"), counted(len(self.edges), "edge")
         return f"{heads} with another role, {edges} of the strongest moved."
 
     def write(self, files: Files) -> None:
-        """roles.csv and edges.csv."""
+        """Write roles.csv and edges.csv."""
         files.table("roles.csv", self.roles)
         files.table("edges.csv", self.edges)
 
 
 def circuit_changes(a: Model, b: Model, order: np.ndarray) -> CircuitChanges | None:
-    """What changed in roles and edges from a to b, whose heads are in `order` (L, H); None where
-    either is unknown.
-    """
+    """Changed roles and edges; `order` (L, H) matches b's heads. None where unknown."""
     first = affordable_wiring(a)
     last = affordable_wiring(b) if first else None
     if first is None or last is None:
@@ -79,16 +77,6 @@ def _edges(a: Wiring, b: Wiring, order: np.ndarray) -> Table:
                 pk_a, pk_b, cs_a, cs_b = (float(scores[pair]) for scores in (*pk, *cs))
                 edge = [kind, int(a.layers[i]), writer, int(a.layers[j]), reader]
                 rows.append([*edge, pk_a, pk_b, change, cs_a, cs_b])
-    header = [
-        "kind",
-        "from_layer",
-        "from_head",
-        "to_layer",
-        "to_head",
-        "pk_a",
-        "pk_b",
-        "pk_change",
-        "cs_a",
-        "cs_b",
-    ]
+    ends = ["from_layer", "from_head", "to_layer", "to_head"]
+    header = ["kind", *ends, "pk_a", "pk_b", "pk_change", "cs_a", "cs_b"]
     return Table.of_rows(header, sorted(rows, key=lambda row: -abs(row[7])))

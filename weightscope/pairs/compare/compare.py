@@ -38,7 +38,7 @@ from weightscope.pairs.changes.all_tensors import (
     only_in_one,
     other_changes,
 )
-from weightscope.pairs.changes.head import LIMITED, Stage, added_to, follow_heads, unmoved
+from weightscope.pairs.changes.head import LIMITED, LayerStage, added_to, follow_heads, unmoved
 from weightscope.pairs.changes.settings import SettingsChange, first_sentence, settings_change
 from weightscope.pairs.changes.wiring import CircuitChanges, circuit_changes
 from weightscope.pairs.compare.deeds import IDENTICAL, attention_changes, deed, moved_layers
@@ -149,12 +149,12 @@ def compare(
     for index in indices:
         base = unchecked[0].layer(index)
         measures = measured_layer(base, forms, options, bounds=logit_bounds(unchecked[0], index))
-        first = previous = Stage(base, measures, np.arange(base.n_heads))
+        first = previous = LayerStage(base, measures, np.arange(base.n_heads))
         measured[0][index] = first.measured
         for k, model in enumerate(unchecked[1:]):
             layer = model.layer(index)
             measures = measured_layer(layer, forms, options, bounds=logit_bounds(model, index))
-            current = Stage(
+            current = LayerStage(
                 layer, measures, np.arange(layer.n_heads), base, added_to(a, models[k + 1], index)
             )
             current, since_first, since_previous = follow_heads(first, previous, current)

@@ -130,14 +130,14 @@ def one_value(seen: Seen) -> Deed | None:
 @on_blocks(What.SCALED, "scaled by one number{way}", called="multiplied by one factor", order=30)
 def one_factor(seen: Seen) -> Deed | None:
     """The factor that gives every value that changed."""
-    factor, step = 0.0, Step(0.0, 0.0)
+    factor, step = 0.0, RoundingStep(0.0, 0.0)
     for part in seen.pair.blocks():
         x, y = (values.astype(np.float64) for values in seen.pair.read(*part[1:]))
         x, y = x[x != y], y[x != y]
         if not len(x):
             continue
         if not factor:
-            factor, step = float(x @ y) / (float(x @ x) or 1.0), Step.of(y, seen.change)
+            factor, step = float(x @ y) / (float(x @ x) or 1.0), RoundingStep.of(y, seen.change)
         is_enough = seen.change.values_changed >= LEAST_CHANGED
         if not (is_enough and step.is_factor(factor) and step.holds(y, factor * x)):
             return None
@@ -160,7 +160,7 @@ def factors_of_rows(seen: Seen) -> Deed | None:
         for x, y in pair.pairs():
             x, y = x.astype(np.float64), y.astype(np.float64)
             factors = _fitted(x, y, axis) if axis or columns is None else columns
-            columns, step = factors, Step.of(y, seen.change)
+            columns, step = factors, RoundingStep.of(y, seen.change)
             if not step.holds(y, factors * x):
                 break
             moved = factors[step.is_factor(factors)]
@@ -179,14 +179,14 @@ def _fitted(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
     return np.where(squares == 0, 1.0, fitted)
 
 
-class Step(NamedTuple):
+class RoundingStep(NamedTuple):
     """The rounding of stored values: relative to each, and at least."""
 
     relative: float
     least: float
 
     @classmethod
-    def of(cls, values: np.ndarray, change: Change) -> "Step":
+    def of(cls, values: np.ndarray, change: Change) -> "RoundingStep":
         """The step of the coarsest float that holds some of the values or stores them."""
         sample = values.ravel()[:AT_ONCE].astype(np.float32)
         held = [precision(sample), *(dtype for dtype in change.dtypes if dtype in BITS)]

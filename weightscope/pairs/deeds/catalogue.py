@@ -93,14 +93,14 @@ def _deed_of_unlike(pair: Pair) -> Deed | None:
     shape = pair.a.shape
     if len(shape) != 2 or shape != pair.b.shape:
         return None
-    found, sizes = None, Sizes(pair.role)
+    done, sizes = None, Sizes(pair.role)
     for most in (FIRST_LOOK, LARGEST_WHOLE):
-        found = find_deed(views_of(pair, most), sizes)
-        if found is None or found.proof is Proof.NONE:
+        done = find_deed(views_of(pair, most), sizes)
+        if done is None or done.proof is Proof.NONE:
             return None
         if prod(shape) <= most:
             break
-    return found
+    return done
 
 
 def _may_be_along(pair: Pair) -> bool:
@@ -114,7 +114,7 @@ def _may_be_along(pair: Pair) -> bool:
 
 
 def _along(pair: Pair, rank: int | None) -> tuple[Along, ...]:
-    """Both directions of a change of nearly rank one; a stack's matrices share one of them."""
+    """Both directions of a change of nearly rank one; a stack's matrices share one."""
     sides = [first_directions(partial(pair.pairs, turned)) for turned in pair.sides]
     share, *along = max(sides, key=lambda side: side[0])
     # beyond rank one the rest is rounding
@@ -136,10 +136,10 @@ def deed_of(pair: Pair, sizes: Sizes, *, is_stacked: bool = False) -> tuple[Deed
     views = views_of(pair)
     if is_stacked:
         sizes = sizes._replace(stacked=pair.b.shape[0])
-    found = find_deed(views, sizes)
-    if is_stacked and (found is None or found.what in UNEXPLAINED):
-        found = _transposed_experts(pair, tolerance_of(pair)) or found
-    return found, min(int(view.changed.sum()) for view in views)
+    done = find_deed(views, sizes)
+    if is_stacked and (done is None or done.what in UNEXPLAINED):
+        done = _transposed_experts(pair, tolerance_of(pair)) or done
+    return done, min(int(view.changed.sum()) for view in views)
 
 
 def _transposed_experts(pair: Pair, tolerance: float) -> Deed | None:
@@ -158,7 +158,7 @@ def _transposed_experts(pair: Pair, tolerance: float) -> Deed | None:
     return Deed(What.TRANSPOSED, ", within each expert", proof=Proof.VALUES)
 
 
-def last_words(pair: Pair, change: Change, role: str, found: Deed | None, touched: int) -> Deed:
+def last_words(pair: Pair, change: Change, role: str, done: Deed | None, touched: int) -> Deed:
     """A change that no transformation explains; touched: rows or columns that changed.
 
     What changed few rows, or a table of rows, has no more rank than these: a low one says nothing
@@ -172,8 +172,8 @@ def last_words(pair: Pair, change: Change, role: str, found: Deed | None, touche
             detail = f"rank {rank}, up to the rounding of {pair.b.dtype}"
         if rank is not None and rank <= OF_TOUCHED * touched:
             return Deed(What.LOW_RANK, detail=detail, rank=rank)
-    if found is not None:
-        return found
+    if done is not None:
+        return done
     if not np.isfinite(change.moved):
         return Deed(What.NOT_FINITE)
     for made, tensor in (("B", pair.b), ("A", pair.a)):

@@ -1,6 +1,4 @@
-"""Values on stored grids, compiled, for those who have numba: what `recomputed` does with NumPy, in
-one pass.
-"""
+"""Values on stored grids, compiled with numba: the work of `recomputed`, in one pass."""
 
 from functools import partial
 from typing import Any
@@ -16,21 +14,15 @@ from weightscope.core.compute.compiled import compiled
 def count(
     x: Any, y: Any, least: Any, most: Any, room: Any, far: Any, bound: Any
 ) -> tuple[int, int, float, float, float] | None:
-    """How many values changed and lie far out, and sums of squares of x, y and x - y; None where
-    one is outside.
+    """Count changed and far values, and sum squares of x, y, x - y; None if one is outside.
 
     x, y (n, group); of each group (n, 1): least, most and room of its grid, how far off is far out,
     and how far beyond its ends a value may be.
     """
     changed, outer, of_x, of_y, moved = 0, 0, 0.0, 0.0, 0.0
     for g in range(len(x)):
-        low, high, inner, outside, farthest = (
-            least[g, 0],
-            most[g, 0],
-            room[g, 0],
-            far[g, 0],
-            bound[g, 0],
-        )
+        low, high = least[g, 0], most[g, 0]
+        inner, outside, farthest = room[g, 0], far[g, 0], bound[g, 0]
         wrong, n_changed, n_outer = 0, 0, 0
         for j in range(x.shape[1]):
             p, q = np.float64(x[g, j]), np.float64(y[g, j])

@@ -190,7 +190,7 @@ def differs(part: Part) -> bool:
 
 
 def change_of(part: Part, likely: frozenset[tuple[str, str]] = EVERY_CAST) -> Change:
-    """The change of one block; only `likely` roundings, those of other blocks, are tried."""
+    """The change of one block; only the `likely` roundings of other blocks are tried."""
     pair, start, stop = part
     x, y = pair.read(start, stop)
     width = row_width(pair.a.shape) or len(x)

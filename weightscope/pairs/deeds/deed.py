@@ -95,7 +95,7 @@ class Deed:
 
     what: What
     way: str = ""  # words of the sentence
-    detail: str = ""  # numbers, beside the sentence
+    detail: str = ""  # numbers that follow the sentence
     made: str = "B"  # the checkpoint whose tensor was made from the other's
     columns: bool = False  # along columns instead of rows
     rank: int | None = None  # low rank of the change
@@ -124,11 +124,11 @@ Say = str | Callable[[Deed], str]
 
 
 class DeedWords(NamedTuple):
-    """DeedWords of a deed: templates of its fields."""
+    """Words for a deed: templates of its fields."""
 
     says: Say  # in `same`
     was: Say  # after "was"
-    brief: Say  # beside the kind, in the tables of `compare`
+    brief: Say  # next to the kind, in the tables of `compare`
     called: str  # after a number of tensors
 
 
@@ -174,8 +174,8 @@ def find(sees: Sees, *seen: Any, before: int | None = None) -> Deed | None:
     """The first deed in the order, as far as `before`."""
     for each in _searches:
         is_asked = each.sees is sees and (before is None or each.order < before)
-        if is_asked and (found := each.find(*seen)):
-            return found
+        if is_asked and (done := each.find(*seen)):
+            return done
     return None
 
 
@@ -192,7 +192,7 @@ def was(done: Deed) -> str:
 
 
 def brief(done: Deed) -> str:
-    """DeedWords beside the kind, in the tables of `compare`."""
+    """A deed in words next to its kind, in the tables of `compare`."""
     return _said(WORDS[done.what].brief, done)
 
 

@@ -1,5 +1,4 @@
-"""Changes of rank one: along which direction, and whether it is the matrix's own component that was
-scaled.
+"""Changes of rank one: their direction, and whether they scale the matrix's own component.
 
 Removing a direction v from a matrix A subtracts what A itself has along it: B - A = -s (A v) v', or
 -s v (v'A) on the other side, with a strength s of 1 where nothing is left. An update of rank one,
@@ -17,16 +16,13 @@ from weightscope.core.errors import counted
 from weightscope.pairs.deeds.thresholds import OWN, PARALLEL, WHOLLY
 from weightscope.report.findings import Finding, Member, finding
 
-# over the blocks: a power iteration, which finds the direction of a matrix of rank one in the first
-PASSES = 3
+PASSES = 3  # power iterations over the blocks; a matrix of rank one needs only the first
 
 Pairs = Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]
 
 
 class Along(NamedTuple):
-    """The direction of one side of a change from A to B that is nearly of rank one, and what both
-    have along it.
-    """
+    """One side's direction of a change of nearly rank one, and both tensors along it."""
 
     direction: np.ndarray  # a unit vector
     before: float  # |A v|^2
@@ -47,11 +43,9 @@ class Along(NamedTuple):
     def cosine(self) -> float:
         """Cosine of B v - A v and -A v: 1 where nothing but A's share along v is taken away."""
         moved = self.before + self.after - 2 * self.both
-        return (
-            (self.before - self.both) / sqrt(self.before * moved)
-            if self.before and moved > 0
-            else 0.0
-        )
+        if not (self.before and moved > 0):
+            return 0.0
+        return (self.before - self.both) / sqrt(self.before * moved)
 
     @property
     def is_removal(self) -> bool:
@@ -60,8 +54,7 @@ class Along(NamedTuple):
 
 
 def first_directions(pairs: Pairs) -> tuple[float, Along, Along]:
-    """The share of a change's energy in its first singular direction, the left direction and the
-    right one.
+    """The energy share of a change's first singular direction, its left and right vectors.
 
     pairs: blocks of rows of A and of B, (rows, n) each -> share, (m,), (n,).
     """
@@ -77,10 +70,8 @@ def first_directions(pairs: Pairs) -> tuple[float, Along, Along]:
             rows = rows + inside[-1] @ d
             total += float(np.vecdot(d, d).sum())
             squares += _products(x @ v, y @ v)
-        u, share = (
-            np.concatenate(inside),
-            float(sum(part @ part for part in inside)) / (total or 1.0),
-        )
+        u = np.concatenate(inside)
+        share = float(sum(part @ part for part in inside)) / (total or 1.0)
         v, right = _unit(rows), Along(v, *squares.tolist())
     u = _unit(u)
     of_a, of_b, start = np.zeros(len(v)), np.zeros(len(v)), 0
@@ -100,32 +91,24 @@ def _products(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SharedDirection:
-    """Changes along one direction, or removals along one or several, by the number of the
-    tensor.
-    """
+    """Changes along one direction, or removals along several, by number of tensor."""
 
     members: dict[int, Along]
     cosine: float  # the least of two directions that are called one
-    groups: dict[int, int]  # of each tensor, the number of its direction, from 1
+    groups: dict[int, int]  # number of each tensor's direction, from 1
     is_removal: bool = False
 
     @property
     def kind(self) -> str:
-        """`direction removed in part`: what was done, as a kind of change; alone where nothing is
-        left.
-        """
+        """`direction removed in part`: the change in words; without `wholly`."""
         how = how_removed([along.strength for along in self.members.values()])
-        return (
-            f"direction removed {how}".removesuffix(" wholly")
-            if self.is_removal
-            else "shared direction"
-        )
+        if not self.is_removal:
+            return "shared direction"
+        return f"direction removed {how}".removesuffix(" wholly")
 
     @property
     def strengths(self) -> dict[int, float]:
-        """The share of its own component that each tensor lost, or how many times as much it has
-        now.
-        """
+        """The share of its component that each tensor lost, or its size now over that before."""
         return {
             i: along.strength if self.is_removal else along.left
             for i, along in self.members.items()
@@ -141,20 +124,18 @@ class SharedDirection:
         sums: dict[str, np.ndarray] = {}
         for member, along in self.members.items():
             so_far = sums.get(self.label(member), np.zeros(len(along.direction)))
-            sums[self.label(member)] = so_far + along.direction * (
-                -1 if so_far @ along.direction < 0 else 1
-            )
+            sign = -1 if so_far @ along.direction < 0 else 1
+            sums[self.label(member)] = so_far + along.direction * sign
         return {label: _unit(vector) for label, vector in sums.items()}
 
 
 def shared_directions(directions: Sequence[tuple[int, Along]]) -> Iterator[SharedDirection]:
-    """What tensors, by number, have in common: that their own component was removed, or that they
-    changed along one.
+    """Find directions that were removed from several tensors, or that their changes share.
 
     Removals of several directions are given together, since each shows by itself; other changes
     only along one.
     """
-    # of the two sides of a tensor, the one that looks more like a removal
+    # the side of each tensor that looks more like a removal
     best: dict[int, Along] = {}
     for number, along in directions:
         if along.is_removal and (number not in best or along.cosine > best[number].cosine):
@@ -186,9 +167,7 @@ def _grouped(directions: Sequence[tuple[int, Along]]) -> tuple[list[dict[int, Al
 
 
 def one_direction(directions: Sequence[tuple[int, Along]]) -> tuple[dict[int, Along], float]:
-    """The most changes, by number, that share a direction, each with its own, and their least
-    cosine with the first.
-    """
+    """The most changes that share a direction, by number, and their least cosine with the first."""
     best: dict[int, Along] = {}
     least = 0.0
     for _, seed in directions:
@@ -199,17 +178,13 @@ def one_direction(directions: Sequence[tuple[int, Along]]) -> tuple[dict[int, Al
                 if cosine >= PARALLEL:
                     near[number] = along, cosine
         if len(near) > len(best):
-            best, least = (
-                {number: along for number, (along, _) in near.items()},
-                min(c for _, c in near.values()),
-            )
+            best = {number: along for number, (along, _) in near.items()}
+            least = min(cosine for _, cosine in near.values())
     return (best, least) if len(best) > 1 else ({}, 0.0)
 
 
 def how_removed(strengths: Sequence[float]) -> str:
-    """`wholly`, `in part`, `past zero` or `by reflection`, as all strengths are; else
-    `unevenly`.
-    """
+    """`wholly`, `in part`, `past zero` or `by reflection` if all are so; else `unevenly`."""
     ways = {_way(strength) for strength in strengths}
     return ways.pop() if len(ways) == 1 else "unevenly"
 
@@ -236,9 +211,7 @@ def described_strengths(strengths: Sequence[float]) -> str:
     look_next="See which tokens lie along the direction: one edit was made in several places.",
 )
 def direction_finding(shared: SharedDirection, members: Sequence[Member], what: str) -> Finding:
-    """Changes of rank one that share a direction, of `what` in words; `members` are in the order of
-    `shared`.
-    """
+    """The finding of one shared direction, `what` in words; `members` in the order of `shared`."""
     strengths = list(shared.strengths.values())
     if shared.is_removal:
         count = max(shared.groups.values())

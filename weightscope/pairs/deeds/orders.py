@@ -185,8 +185,8 @@ def in_any_order(views: Sequence[View], sizes: Sizes) -> Deed | None:
         if sizes.stacked:
             whats[len(view.changed) // sizes.stacked] = What.EXPERTS
         for block, what in sorted(whats.items(), key=lambda each: -each[0]):
-            if found := _in_order_of_blocks(view, block, what):
-                return view.named(found)
+            if done := _in_order_of_blocks(view, block, what):
+                return view.named(done)
     return None
 
 

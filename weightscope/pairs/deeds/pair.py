@@ -1,6 +1,4 @@
-"""One tensor, in two checkpoints: which tensors are counterparts, and blocks of the values of
-both.
-"""
+"""One tensor in two checkpoints: counterparts by key, and blocks of the values of both."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,14 +82,12 @@ class Pair:
         if turned:
             size = prod(self.a.shape[-2:])
             for start in range(0, prod(self.a.shape), size):
-                x, y = (
-                    values.reshape(self.a.shape[-2:]).T for values in self.read(start, start + size)
-                )
-                yield x, y
+                x, y = self.read(start, start + size)
+                yield x.reshape(self.a.shape[-2:]).T, y.reshape(self.a.shape[-2:]).T
             return
         for _, start, stop in self.blocks():
-            x, y = (values.reshape(-1, self.a.shape[-1]) for values in self.read(start, stop))
-            yield x, y
+            x, y = self.read(start, stop)
+            yield x.reshape(-1, self.a.shape[-1]), y.reshape(-1, self.a.shape[-1])
 
     def rows(self, turned: bool = False) -> Iterator[np.ndarray]:
         """The change, B - A, in blocks of rows, in float64."""
@@ -100,9 +96,7 @@ class Pair:
 
 
 def few_rows_each(size: int, width: int) -> Iterator[slice]:
-    """A block's values a few rows at a time; all at once where the block does not consist of whole
-    rows.
-    """
+    """Slices of a block, a few rows each; one slice where rows are not whole."""
     step = max(1, AT_ONCE // width) * width if width and size % width == 0 else size
     yield from (slice(start, start + step) for start in range(0, size, step or 1))
 
@@ -111,9 +105,9 @@ def first_rows_of(part: Part) -> Part:
     """The first few rows of a block; all of one that is read whole."""
     pair, start, stop = part
     rows = next(few_rows_each(stop - start, row_width(pair.a.shape)), slice(0, 0))
-    return (
-        part if 0 in (pair.a.piece, pair.b.piece) else (pair, start, min(start + rows.stop, stop))
-    )
+    if 0 in (pair.a.piece, pair.b.piece):
+        return part
+    return pair, start, min(start + rows.stop, stop)
 
 
 class Paired(NamedTuple):

@@ -1,5 +1,4 @@
-"""Whether one tensor can be recomputed from another that holds more: by rounding, pruning, or
-cutting its rank.
+"""Recompute one tensor from another that holds more: by rounding, pruning, or cutting its rank.
 
 Rounded values lie in the cells of a float's numbers or of a grid, anywhere in them; noise around
 rounded values stays near them. Every value is checked, which is what a search for a grid among some
@@ -29,10 +28,8 @@ from weightscope.pairs.deeds.thresholds import (
     USED,
 )
 
-# of a step: a rounded value may be this far from the one it was rounded from, and a fifth of them
-# are
-OUTER = 0.4
-# share of changed values that has to be: small noise around rounded values never gets there
+OUTER = 0.4  # steps from a rounded value to its original: a fifth of them are as far, or farther
+# least share of changed values as far: small noise around rounded values never gets there
 FILLED = 0.05
 FEWEST = 64  # changed values that this share is judged by
 GROUPS = (0, 128, 64, 32, 16)  # values that share a grid: a row, or this many neighbours in it
@@ -44,26 +41,26 @@ TRIED_AT_ONCE = 1 << 18  # values times numbers of steps
 FINER = 0.9  # times a grid's step: the coarser of two that values lie on is theirs
 ON_GRID = 0.02  # steps that a value may be off its grid
 ROUNDED_AGAIN = 0.3  # the most of it where levels were rounded once more, to a float of fewer bits
-# of a finer grid: the chance that a group's values lie on it without being its levels
-FEW_STEPS, BY_CHANCE = 16, 1e-6
-FEW_VALUES = 0.5  # of a group's size: with so few values it lies on a grid that need not be even
+FEW_STEPS = 16  # steps up to which a grid is believed without a look at chance
+BY_CHANCE = 1e-6  # chance that a group's values lie on a finer grid without being its levels
+FEW_VALUES = 0.5  # values over a group's size: with so few its grid need not be even
 SCALE = 2.0**-11  # relative error of a scale that a quantised format stores in 16 bits
-OF_MINIMUM = 0.1  # of half a step: the most that a stored minimum's own rounding moves a cell
+OF_MINIMUM = 0.1  # half-steps: the most that a stored minimum's own rounding moves a cell
 # Half-steps that a value may lie beyond the end of a stored grid: Q4_0 and others lack the last
 # level on one side, MXFP4 those from 6 to 8. An outlier of the original passes as clipped up to one
 # step beyond its block's end.
 CLIPPED = 2.0
-# values of a K-quant whose scales are whole multiples of one: a small scale is rounded by half of
-# it
+# values of a K-quant whose scales are whole multiples of one: small ones are rounded by half of it
 SUPER_BLOCK = 256
 # the largest such multiple
 SCALE_CODES = {"Q2_K": 15, "Q3_K": 31, "Q4_K": 63, "Q5_K": 63, "Q6_K": 127, "IQ4_XS": 31}
 WITH_MINIMUM = ("Q2_K", "Q4_K", "Q5_K")  # and minima, multiples of another
 # floats that sums are rounded to: sums of float32 differ by how they were computed
 COARSE = ("BF16", "F16")
-ARITHMETIC = 2.0**-22  # of the summands' sizes: the error of a sum that was computed in float32
+ARITHMETIC = 2.0**-22  # error of a float32 sum, over its summands' sizes
 TINY = 2.0**-25  # and its absolute error among the smallest
-FIRST, SAMPLED = 4, 64  # groups that show, after one, that a matrix has no grid, and which it has
+FIRST = 4  # groups that show, after one, that a matrix has no grid
+SAMPLED = 64  # groups that show which grid it has
 LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
 
 NUMBA = "weightscope.pairs.deeds.cells_numba"
@@ -73,9 +70,7 @@ WORTH_NUMBA = 1 << 23
 
 @dataclass
 class Cells:
-    """How far values are from what they were rounded from: noise around rounded values stays near
-    them.
-    """
+    """Changed values, and those far out in their cells, where noise hardly gets."""
 
     changed: int = 0
     outer: int = 0
@@ -112,8 +107,7 @@ class Cells:
 
 
 def way_from(older: Tensor, newer: Tensor, casts: Collection[str], cells: Cells) -> str:
-    """How a changed tensor can be recomputed from an older one: "cast", "pruned", "quantised" or
-    "rank cut".
+    """The way to recompute a changed tensor: "cast", "pruned", "quantised" or "rank cut".
 
     Empty where it cannot, or no way is known. `casts` are the roundings that give every value of
     it; where values lie in the cells that they were rounded to is added to `cells`.
@@ -138,11 +132,9 @@ def _values(older: Tensor, newer: Tensor) -> Iterator[tuple[np.ndarray, np.ndarr
     width = row_width(older.shape) or prod(older.shape)
     for _, start, stop in Pair(older, newer).blocks():
         x, y = (Block(tensor, start, stop).values().astype(np.float32) for tensor in (older, newer))
-        yield (
-            (x.reshape(-1, width), y.reshape(-1, width))
-            if len(x) % width == 0
-            else (x[None], y[None])
-        )
+        has_whole_rows = len(x) % width == 0
+        shape = (-1, width) if has_whole_rows else (1, -1)
+        yield x.reshape(shape), y.reshape(shape)
 
 
 # Rounding
@@ -161,9 +153,7 @@ Triple = tuple[Tensor, Tensor, Tensor]  # x, z and what may be their sum
 
 
 def shares_in_sum(tensors: Iterable[Triple]) -> tuple[float, float] | None:
-    """The least and the largest w with which every value of each third tensor is w x + (1 - w) z,
-    rounded to its float; None where there is no such w.
-    """
+    """The least and largest w with y = w x + (1 - w) z, rounded, in all values; None for none."""
     least, most = -np.inf, np.inf
     for triple in tensors:
         for x, z, y in _triples(triple):
@@ -172,14 +162,10 @@ def shares_in_sum(tensors: Iterable[Triple]) -> tuple[float, float] | None:
             if not np.isfinite(rest + room).all() or (np.abs(rest) > room)[~apart].any():
                 return None
             with np.errstate(over="ignore"):
-                # (2, n)
-                ends = np.sort(
-                    np.stack([rest - room, rest + room])[:, apart] / (x - z)[apart], axis=0
-                )
-            least, most = (
-                max(least, ends[0].max(initial=-np.inf)),
-                min(most, ends[1].min(initial=np.inf)),
-            )
+                ends = np.stack([rest - room, rest + room])[:, apart] / (x - z)[apart]  # (2, n)
+            ends = np.sort(ends, axis=0)
+            least = max(least, ends[0].max(initial=-np.inf))
+            most = min(most, ends[1].min(initial=np.inf))
             if not least <= most:
                 return None
     return float(least), float(most)
@@ -208,9 +194,7 @@ def _triples(tensors: Triple) -> Iterator[list[np.ndarray]]:
 
 
 def is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
-    """Whether every value of a matrix is the nearest, on a grid that its neighbours share and use,
-    to the older one's; where they lie in their cells is added to `cells`.
-    """
+    """True if each value is the older one's nearest on a shared grid; adds to `cells`."""
     if len(older.shape) < 2:
         return False
     if newer.ends() is not None:
@@ -230,33 +214,28 @@ def is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
             if any(_nearest(x[::step], y[::step], fine) is None for step in apart):
                 continue
             sides = [(x, y)] if turned else _values(older, newer)
-            if cells.add_all(
-                _nearest(p.reshape(-1, width), q.reshape(-1, width), fine) for p, q in sides
-            ):
+            groups = ((p.reshape(-1, width), q.reshape(-1, width)) for p, q in sides)
+            if cells.add_all(_nearest(p, q, fine) for p, q in groups):
                 return True
     return False
 
 
 class Grids(NamedTuple):
-    """The stored grids of groups of neighbours, (n, 1) each, or (n, group) where the levels are
-    uneven.
-    """
+    """Stored grids of groups of neighbours, (n, 1) each; (n, group) if levels are uneven."""
 
     least: np.ndarray
     most: np.ndarray
     half: np.ndarray  # half of the step to the next level on a value's side
     end: np.ndarray  # half of the last step before the end
-    room: np.ndarray  # how far off a value may be
-    lost: np.ndarray  # how much of the grid's reach the rounding of its own scale may have cost
-    # how far values on it, and zero, are apart at least where its scale was made for them
+    room: np.ndarray  # the most that a value may be off
+    lost: np.ndarray  # reach that the rounding of the grid's own scale may have cost
+    # the least distance between values on it, and zero, that its scale was made for
     needed: np.ndarray
     spared: float  # share of the grids, at most, whose values are not as far apart
 
 
 class OnGrids(NamedTuple):
-    """Values of the older and the newer tensor, (n, group), and the grids that are stored with the
-    newer.
-    """
+    """Values of the older and the newer tensor, (n, group), and the newer one's stored grids."""
 
     x: np.ndarray
     y: np.ndarray
@@ -266,8 +245,8 @@ class OnGrids(NamedTuple):
 class StoredCells(NamedTuple):
     """Values on the stored grids of what they were rounded to, (n, group)."""
 
-    off: np.ndarray  # how far a value, within its grid's ends, is from its rounded value
-    beyond: np.ndarray  # how far it is beyond the end
+    off: np.ndarray  # distance of a value, within its grid's ends, from its rounded value
+    beyond: np.ndarray  # distance beyond the end
     placed: OnGrids
 
     @property
@@ -306,9 +285,7 @@ class Used:
 
     @property
     def hardly(self) -> int:
-        """How many grids are hardly used by values that changed; 0 where these are as few as may
-        be.
-        """
+        """The number of grids that changed values hardly use; 0 where these are few enough."""
         hardly, groups = self._alone, self._groups
         if self._shared:
             rows = np.concatenate(self._shared, axis=1)
@@ -321,9 +298,8 @@ class Used:
 def _used(low: np.ndarray, high: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
     """Distance between the ends of values, (n,), and zero where the grid has it."""
     has_zero = ((least <= 0) & (most >= 0)).ravel()
-    return np.where(has_zero, np.maximum(high, 0), high) - np.where(
-        has_zero, np.minimum(low, 0), low
-    )
+    top = np.where(has_zero, np.maximum(high, 0), high)
+    return top - np.where(has_zero, np.minimum(low, 0), low)
 
 
 def _joined(rows: np.ndarray) -> np.ndarray:
@@ -339,9 +315,7 @@ def _joined(rows: np.ndarray) -> np.ndarray:
 
 
 def cells_on_stored(older: Tensor, newer: Tensor) -> Cells | None:
-    """How values lie in the cells of the grids that are stored with the newer one; None where one
-    is outside.
-    """
+    """Count values by their place on the stored grids; None if one is outside its cell."""
     cells = Cells()
     return cells if cells.add_all(_nearest_stored(older, newer)) else None
 
@@ -349,9 +323,7 @@ def cells_on_stored(older: Tensor, newer: Tensor) -> Cells | None:
 def _nearest_stored(
     older: Tensor, newer: Tensor, fast: bool | None = None
 ) -> Iterator[Cells | None]:
-    """The same as `_nearest` of each block, on the grids that are stored with the newer one's
-    values; `fast`: with numba, by default where that is worth it.
-    """
+    """Apply `_nearest` on stored grids; `fast`: with numba, by default for large tensors."""
     used = Used()
     if fast is None:
         fast = (prod(newer.shape) >= WORTH_NUMBA or NUMBA in sys.modules) and numba_may_run()
@@ -365,9 +337,8 @@ def _nearest_stored(
     else:
         for placed in _on_grids(older, newer):
             (x, y, grids), (off, beyond, _) = placed, _placed(placed)
-            if not (
-                (off <= grids.room).all() and (beyond <= CLIPPED * grids.end + grids.lost).all()
-            ):
+            is_near_ends = (beyond <= CLIPPED * grids.end + grids.lost).all()
+            if not ((off <= grids.room).all() and is_near_ends):
                 yield None
                 return
             used.add(placed)
@@ -378,9 +349,7 @@ def _nearest_stored(
 
 
 def stored_cells(older: Tensor, newer: Tensor) -> Iterator[StoredCells]:
-    """Every value of the older tensor on the grid that the newer one stores with it, a few rows at
-    a time.
-    """
+    """Place every older value on the grid stored with the newer one, a few rows at a time."""
     return map(_placed, _on_grids(older, newer))
 
 
@@ -390,9 +359,7 @@ def _placed(on: OnGrids) -> StoredCells:
 
 
 def _on_grids(older: Tensor, newer: Tensor, *, few: bool = True) -> Iterator[OnGrids]:
-    """Both with the grids that the newer one stores: a few rows at a time in float64, or blocks as
-    they are read.
-    """
+    """Both with the stored grids: a few rows at a time in float64, or blocks as they are read."""
     first, last, levels = newer.ends() or (newer, newer, (0.0, 1.0))
     group = max(prod(newer.shape), 1) // max(prod(first.shape), 1)
     for _, start, stop in Pair(older, newer).blocks():
@@ -400,18 +367,15 @@ def _on_grids(older: Tensor, newer: Tensor, *, few: bool = True) -> Iterator[OnG
         low, high = (
             Block(end, start // group, stop // group).values()[:, None] for end in (first, last)
         )
-        for rows in (
-            few_rows_each(stop - start, row_width(newer.shape))
-            if few
-            else (slice(0, stop - start),)
-        ):
+        pieces: Iterable[slice] = [slice(0, stop - start)]
+        floats = [np.result_type(each, np.float32) for each in (x, y)]
+        if few:
+            pieces = few_rows_each(stop - start, row_width(newer.shape))
+            floats = [np.dtype(np.float64)] * 2
+        for rows in pieces:
             groups = slice(rows.start // group, rows.stop // group)
-            p, q = (
-                each[groups].astype(
-                    np.float64 if few else np.result_type(each, np.float32), copy=False
-                )
-                for each in (x, y)
-            )
+            p = x[groups].astype(floats[0], copy=False)
+            q = y[groups].astype(floats[1], copy=False)
             least, most = (end[groups].astype(np.float64) for end in (low, high))
             yield OnGrids(p, q, _grids(p, q, least, most, newer.dtype, levels))
 
@@ -424,9 +388,7 @@ def _grids(
     kind: str,
     levels: int | tuple[float, ...],
 ) -> Grids:
-    """The grids from the first to the last value, (n, 1) each, on which values y lie that were x,
-    (n, group) both.
-    """
+    """Grids from their first to last values, (n, 1), for values y that were x, (n, group)."""
     places = np.linspace(0, 1, levels) if isinstance(levels, int) else np.array(levels)
     places = (places - places[0]) / np.ptp(places)
     steps = np.diff(places)
@@ -434,13 +396,12 @@ def _grids(
     least, most = np.minimum(low, high), np.maximum(low, high)
     span, size = most - least, np.maximum(np.abs(low), np.abs(high))
     fine = lost = SCALE * (span + size) + largest * TINY
-    unsure = largest * TINY  # how much more a scale may reach than the values that it was made for
-    quantum, codes = np.zeros(1), SCALE_CODES.get(kind)  # of the reach of a grid
+    unsure = largest * TINY  # reach of a scale beyond the values that it was made for
+    codes = SCALE_CODES.get(kind)
+    quantum = np.zeros(1)  # step of a grid's reach
     if codes is not None and y.size % SUPER_BLOCK == 0:
-        reach, groups = (
-            (span, np.abs(low)) if kind in WITH_MINIMUM else (span,),
-            SUPER_BLOCK // y.shape[1],
-        )
+        reach = (span, np.abs(low)) if kind in WITH_MINIMUM else (span,)
+        groups = SUPER_BLOCK // y.shape[1]
         longest = [
             reduce(np.maximum, each.reshape(-1, groups).T).repeat(groups)[:, None] for each in reach
         ]
@@ -462,10 +423,7 @@ def _grids(
 
 
 def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Cells | None:
-    """How many values changed, and lie far out in the cell of the level that they were rounded to;
-    None where one lies outside it, or y, of this relative precision, is on no grid: x, y (groups,
-    width).
-    """
+    """Count rounded values of y (groups, width) by cell; None if x is outside or y on no grid."""
     below, above = _even_cells(y, fine)
     rest = np.isnan(below[:, 0])
     if rest.any():
@@ -485,9 +443,7 @@ def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Cells | None:
 
 
 def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
-    """Half a step on either side of each value of an even grid, without bound past its ends; NaN
-    where it is none.
-    """
+    """Half-steps below and above each value of an even grid, inf past its ends; NaN for none."""
     y = y.astype(np.float64)
     inner = (np.diff(np.sort(y, axis=1), axis=1) > 0).sum(axis=1) - 1  # values besides the two ends
     varies = np.ptp(y, axis=1) > 0  # a group of one value shows no grid
@@ -505,9 +461,7 @@ def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _even_steps(y: np.ndarray, inner: np.ndarray, fine: float) -> np.ndarray:
-    """The step whose whole multiples each group's values are, (n,); NaN where there is none: y (n,
-    width).
-    """
+    """The step that all of a group y (n, width) are multiples of, (n,); NaN for none."""
     reach, step = np.abs(y).max(axis=1), np.full(len(y), np.nan)
     likely = np.array([n for n in EVEN if ON_GRID + fine * n <= ROUNDED_AGAIN])
     allowed = ON_GRID + fine * likely  # both a value and the reach were rounded
@@ -523,15 +477,13 @@ def _even_steps(y: np.ndarray, inner: np.ndarray, fine: float) -> np.ndarray:
         place = y[left, None] * (ns / reach[left, None])[..., None]  # (groups, tries, width)
         on = (np.abs(place - np.rint(place)) <= room[:, None]).all(axis=2)
         on &= (ns <= FEW_STEPS) | ((2 * room) ** inner[left, None] < BY_CHANCE)
-        found = on.any(axis=1)
-        step[left[found]] = reach[left[found]] / ns[on.argmax(axis=1)[found]]
+        is_on = on.any(axis=1)
+        step[left[is_on]] = reach[left[is_on]] / ns[on.argmax(axis=1)[is_on]]
     return step
 
 
 def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Half the way to the next level on either side of each value; None where groups hold too many
-    values.
-    """
+    """Half the way to the next levels on both sides; None where groups have too many values."""
     order = np.argsort(y, axis=1, kind="stable")
     ordered = np.take_along_axis(y.astype(np.float64), order, axis=1)
     new = np.diff(ordered, axis=1) > 0
@@ -556,9 +508,7 @@ def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _is_pruned(older: Tensor, newer: Tensor) -> bool:
-    """Whether a matrix is the older one with zeros in it, in its own float, and not only rows or
-    columns of zeros: these may be the start of what was trained.
-    """
+    """Detect a matrix with zeros in the places of some values, not only whole rows or columns."""
     if older.shape != newer.shape or len(older.shape) != 2:
         return False
     zeros, columns, cast = 0, np.zeros(older.shape[1], bool), CASTS.get(newer.dtype, np.positive)

@@ -1,6 +1,4 @@
-"""Whether values are others rounded: to a float of fewer bits, or to the grid of a quantised
-format.
-"""
+"""Detect values rounded to a float of fewer bits, or to the grid of a quantised format."""
 
 from collections.abc import Callable, Collection
 from math import lgamma, log
@@ -12,7 +10,7 @@ from weightscope.heads.tensors.measure import BITS
 from weightscope.pairs.deeds.thresholds import UNLIKELY
 
 FRACTION = {**BITS, "BF16, cut off": 7, "F8_E4M3": 3, "F8_E5M2": 2}  # bits
-# exponent of the smallest normal number; of others -126
+# exponent of the smallest normal number; -126 for other floats
 SMALLEST = {"F16": -14, "F8_E4M3": -6, "F8_E5M2": -14}
 CAST_SAMPLE = 4096  # values on which a cast is tried before it is tried on all
 # neighbours in a row that share a grid, 0 for the whole row; parts of a grid lie on it too
@@ -24,7 +22,7 @@ ASYMMETRIC = (3, 7, 15, 31, 63, 255)  # steps from the least value to the most
 ON_GRID = 0.05  # mean distance from a multiple of the step, in steps; chance gives 0.25
 # share of values on a grid that are not its zero: a row with one large value is no grid
 NOT_ZERO = 0.3
-FEW_VALUES = 0.5  # of a group's size: with so few values, which repeat, it lies on a grid
+FEW_VALUES = 0.5  # values over a group's size: so few, which repeat, are a grid
 LARGEST_HALF = 65504.0  # float16's largest value; what is larger may become infinite
 LEAST_WIDTH = 16  # values of a group that is judged
 
@@ -55,9 +53,7 @@ def _float16(x: np.ndarray) -> np.ndarray:
 
 
 def _float8(exponents: int, fractions: int, largest: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Round to floats with this many exponent and fraction bits, ties to even; larger values become
-    `largest`.
-    """
+    """Make a cast to a float of these bits, ties to even; it clips at `largest`."""
     smallest = 2 - 2 ** (exponents - 1)  # exponent of the smallest normal number
 
     def cast(x: np.ndarray) -> np.ndarray:
@@ -110,9 +106,8 @@ def shows_rounding(rounded: np.ndarray) -> bool:
     (False, True)
     """
     counts = np.unique(rounded, return_counts=True)[1]
-    # logarithm
-    orders = lgamma(rounded.size + 1) - sum(lgamma(count + 1) for count in counts.tolist())
-    return orders >= -log(UNLIKELY)
+    log_orders = lgamma(rounded.size + 1) - sum(lgamma(count + 1) for count in counts.tolist())
+    return log_orders >= -log(UNLIKELY)
 
 
 def precision(x: np.ndarray) -> str:
@@ -129,7 +124,7 @@ class Grid(NamedTuple):
     """A quantisation grid that values lie on."""
 
     words: str  # `15 values in a row`, or the format's name where that is how they are stored
-    error: float  # that rounding to it makes, |error| / |x|
+    error: float  # |error| / |x| by rounding to it
     values: int = 0  # in each group that shares a grid
     stored: bool = False
 
@@ -160,11 +155,8 @@ def grid_of(x: np.ndarray) -> Grid | None:
             if len(y) and (grid := look(y)):
                 values, step = grid
                 where = "a row" if width == x.shape[1] else f"{width} neighbours"
-                return Grid(
-                    f"{values} values in {where}",
-                    float(np.sqrt(np.mean(step**2) / 12)) / size,
-                    values,
-                )
+                error = float(np.sqrt(np.mean(step**2) / 12)) / size
+                return Grid(f"{values} values in {where}", error, values)
     return None
 
 
@@ -172,7 +164,7 @@ def _even(y: np.ndarray) -> tuple[int, np.ndarray] | None:
     """The number of values of an even grid, and the step in each group: y (n, width)."""
     zero, largest = np.zeros(len(y)), np.abs(y).max(axis=1)
     least, span = y.min(axis=1), np.ptp(y, axis=1)
-    # of 8 and 128 one end is missing
+    # grids of 8 and 128 lack one end
     grids = [(2 * steps + steps % 2, zero, largest / steps) for steps in SYMMETRIC]
     grids += [(steps + 1, least, span / steps) for steps in ASYMMETRIC]
     for values, start, step in grids:
@@ -184,9 +176,7 @@ def _even(y: np.ndarray) -> tuple[int, np.ndarray] | None:
 
 
 def _of_few_values(y: np.ndarray) -> tuple[int, np.ndarray] | None:
-    """How many values groups have at most, and the mean step between them, where most values come
-    several times.
-    """
+    """The most values in a group, and the mean step, where most values repeat."""
     held, zeros, width = values_in(y), (y == 0).sum(axis=1), y.shape[1]
     most = int(held.max())
     if most > min(LEVELS, FEW_VALUES * width):

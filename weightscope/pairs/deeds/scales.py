@@ -34,13 +34,13 @@ def rescaled(views: Sequence[View], _: Sizes) -> Deed | None:
             return None
         by_row = [_by_row(each) for each in views]
         by_both = None if by_row[0] else _by_row_and_column(view)
-        if found := by_row[0] or by_row[1] or by_both:
-            return found
+        if done := by_row[0] or by_row[1] or by_both:
+            return done
         # blocks lie along the inputs: columns, or rows where inputs are these
         for offset in (False, True):
             for each in views:
-                if found := _by_block(each, offset):
-                    return found
+                if done := _by_block(each, offset):
+                    return done
     return None
 
 
@@ -135,16 +135,16 @@ def _named_scale(
 ) -> Deed | None:
     """The deed of shared factors along the last axis; those that are not one, where most are."""
     is_one = np.abs(factors - 1) <= view.tolerance
-    others = factors[~is_one]
-    if not len(others):
+    scaled = factors[~is_one]
+    if not len(scaled):
         return None
-    ends = dict.fromkeys(f"{each:.3g}" for each in (others.min(), others.max()))
+    ends = dict.fromkeys(f"{each:.3g}" for each in (scaled.min(), scaled.max()))
     spread = f"factor{'s' * (len(ends) > 1)} {' to '.join(ends)}"
     details = [where, spread]
     way = f"by {along}: scales "
     if is_one.mean() >= MOSTLY_ONE:
         way = f"in some {along.replace('row and by column', 'rows and column')}s"
-        count = view.where if along == "row" else f"{len(others)} of {factors.size}"
+        count = view.where if along == "row" else f"{len(scaled)} of {factors.size}"
         details = [where, count, spread]
     else:
         way += slip_of(x, factors)

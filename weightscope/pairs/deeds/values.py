@@ -73,8 +73,8 @@ def erased_rows(views: Sequence[View], sizes: Sizes) -> Deed | None:
         if not view.changed.any():
             continue
         for made, before, after in (("B", view.x, view.y), ("A", view.y, view.x)):
-            if found := _erased(before, after, view.changed, sizes):
-                return replace(found, detail=view.where, made=made, columns=view.columns)
+            if done := _erased(before, after, view.changed, sizes):
+                return replace(done, detail=view.where, made=made, columns=view.columns)
     return None
 
 
@@ -131,17 +131,17 @@ def off_by_steps(views: Sequence[View], _: Sizes) -> Deed | None:
         kinds = np.unique(counts)
         if not (kinds.any() and view.gives(shifted)):
             continue
-        found = Deed(What.OFF_BY_STEPS, made=made, proof=Proof.GRID, left=view.left)
+        done = Deed(What.OFF_BY_STEPS, made=made, proof=Proof.GRID, left=view.left)
         if len(kinds) > 1:
             share = np.count_nonzero(counts) / counts.size
             detail = f"{share:.0%} of values, {kinds.min():+.0f} to {kinds.max():+.0f}"
             way = "some values off by whole steps of their grid, as of zero points"
-            return replace(found, way=way, detail=detail)
+            return replace(done, way=way, detail=detail)
         size, direction = abs(int(kinds[0])), "high" if kinds[0] * sign < 0 else "low"
         number = ("one", "two", "three")[size - 1] if size < 4 else str(size)
         of_its_grid = f"{number} step{'s' * (size > 1)} of its grid"
         way = f"each value off by {of_its_grid}, as of zero points {number} too {direction}"
-        return replace(found, way=way)
+        return replace(done, way=way)
     return None
 
 
@@ -156,14 +156,13 @@ def some_zeroed(views: Sequence[View], _: Sizes) -> Deed | None:
         gone = (after == 0) & (np.abs(before) > FARTHEST * (view.x.room + view.y.room))
         if gone.any() and view.gives(replace(view.x, values=np.where(gone, y, x)), computed=False):
             detail = f"{np.count_nonzero(gone):,} of {gone.size:,}"
-            found = Deed(What.PRUNED, detail=detail, made=made, proof=Proof.VALUES)
-            return view.named(found)
+            return view.named(Deed(What.PRUNED, detail=detail, made=made, proof=Proof.VALUES))
     return None
 
 
 @search(order=200)
 def some_rows(views: Sequence[View], _: Sizes) -> Deed | None:
-    """Rows or columns that are as they were, beside others that nothing explains."""
+    """Some rows or columns as they were, and others that nothing explains."""
     fewest = min(views, key=lambda each: each.changed.mean())
     if fewest.changed.all():
         return None

@@ -109,7 +109,7 @@ class Side(ShowsShapes):
 
 
 def explained(x: Side, y: Side, *, computed: bool = False) -> np.ndarray:
-    """Rows of y that are those of x up to rounding, each value and all together: (n,) bool.
+    """True for rows (n,) of y that are x's up to rounding, each value and all together.
 
     computed: x was calculated. Values that were only moved, between floats of one kind, have to be
     equal.
@@ -169,9 +169,9 @@ class View:
         first = np.argmax(self.changed)
         return f"{np.count_nonzero(self.changed)} of {len(self.changed)}, from {first}"
 
-    def named(self, found: Deed) -> Deed:
+    def named(self, done: Deed) -> Deed:
         """A deed that gave y along this view's axis."""
-        return replace(found, columns=self.columns, left=self.left)
+        return replace(done, columns=self.columns, left=self.left)
 
     def moves(self, places: np.ndarray) -> bool:
         """True if y is x with its rows in these places."""
