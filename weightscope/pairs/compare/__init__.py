@@ -1,1 +1,1 @@
-"""How far heads moved between checkpoints, and what was done: `weightscope compare`."""
+"""Distances that heads moved between checkpoints, and what was done: `weightscope compare`."""

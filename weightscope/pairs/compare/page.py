@@ -63,7 +63,7 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
 
 
 def _changed_first(moved_most: Callable[[int, int], Table], file: str = "") -> Filed:
-    """What moved most, and what did not move, which a switch shows."""
+    """A table of what moved most; a switch shows rows that did not move."""
     return Filed(moved_most(LISTED, LISTED), file, changed=len(moved_most(LISTED, 0)))
 
 

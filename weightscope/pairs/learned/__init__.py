@@ -1,3 +1,1 @@
-"""What was trained into a checkpoint: directions of each change, intruder dimensions, words, how it
-was trained.
-"""
+"""Training that a checkpoint shows: directions, intruder dimensions, words and method."""

@@ -1,6 +1,4 @@
-"""The picture of what was learned: how far each matrix moved, by role and layer, and its intruder
-dimensions.
-"""
+"""The picture of what was learned: changes and intruder dimensions by role and layer."""
 
 import numpy as np
 from matplotlib.colors import LogNorm
@@ -15,9 +13,7 @@ WIDEST = 7.0  # inches
 
 @in_our_style()
 def learned_figure(learned: Learned) -> Figure:
-    """A panel for each tune: the relative change of each matrix, and in it the number of intruder
-    dimensions.
-    """
+    """A panel per tune: each matrix's relative change, and its number of intruder dimensions."""
     tunes = [tune for tune in learned.tunes if tune.updates]
     roles = list(dict.fromkeys(update.role for tune in tunes for update in tune.updates)) or [
         "no matrix"
@@ -70,9 +66,7 @@ def learned_figure(learned: Learned) -> Figure:
 
 
 def _grids(tune: Tune, roles: list[str], layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The largest change and the number of intruders of each role and layer, (roles, layers); NaN
-    where none.
-    """
+    """Largest change and number of intruders by role and layer, (roles, layers); NaN if none."""
     change, intruders = np.full((2, len(roles), len(layers)), np.nan)
     for update in tune.updates:
         place = roles.index(update.role), layers.index(update.layer or 0)

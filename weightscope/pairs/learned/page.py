@@ -1,6 +1,4 @@
-"""The page of what was learned: each tune in a sentence, the picture, words, shared directions,
-collisions.
-"""
+"""The page of what was learned: sentences, picture, words, shared directions, collisions."""
 
 from weightscope.core.files import Files
 from weightscope.core.formulas import plain

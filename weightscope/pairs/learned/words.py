@@ -38,7 +38,7 @@ class Words(ShowsShapes):
 
     before: np.ndarray  # (V,) mean probability
     after: np.ndarray  # (V,)
-    names: list[str]  # of the tokens in `top`; empty where no tokenizer is known
+    names: list[str]  # texts of the tokens in `top`; empty without a tokenizer
     # the largest score that the same changes leave in any token, once they are shuffled
     by_chance: float
 

@@ -1,5 +1,4 @@
-"""Files next to weights and config.json: code and modules of sentence-transformers decide,
-templates do not.
+"""Files next to the weights: code and modules of sentence-transformers decide, templates do not.
 
 Of a repository on the Hub small files are fetched: code where config.json names it, and settings of
 modules. GGUF files and adapters stand alone.
@@ -25,7 +24,7 @@ from weightscope.model.model import Model, TensorsOnly
 
 CODE = "auto_map"  # the key of a config that names classes of code next to it
 IMPORTED = re.compile(r"^\s*from\s+\.(\w+)\s+import|^\s*import\s+\.(\w+)", re.ASCII | re.MULTILINE)
-# What decides how a model is used, and nothing of what its weights compute.
+# Files that decide how a model is used, not what its weights compute.
 NAMED = (
     "generation_config.json",
     "chat_template.jinja",
@@ -69,9 +68,7 @@ class _Module(NamedTuple):
 
 
 def compare_beside(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Beside:
-    """The files that differ next to two checkpoints, which decide what is computed or are only
-    named.
-    """
+    """Compare the files next to two checkpoints, by whether they decide what is computed."""
     places = [*map(_place_of, (a.checkpoint, b.checkpoint))]
     if None in places:
         return Beside()
@@ -146,9 +143,7 @@ class _Place:
         )
 
     def inner(self) -> Iterator[tuple[str, str]]:
-        """The modules but the transformer: what each is called here (as 1_Pooling), and its
-        folder.
-        """
+        """Name (such as 1_Pooling) and folder of each module but the transformer."""
         for index, (kind, path) in enumerate(self.modules):
             parts = PurePosixPath(path).parts
             is_inner = (
@@ -216,9 +211,7 @@ def _code(x: _Place, y: _Place) -> Iterator[FileDifference]:
 
 
 def _code_of(place: _Place, classes: object) -> dict[str, bytes]:
-    """The text of each file of code that the classes of `auto_map` lie in, or that one of these
-    imports.
-    """
+    """Text of each file of code that `auto_map` names, and of those that these import."""
     named = classes.values() if isinstance(classes, Mapping) else ()
     flat = [name for each in named for name in (each if isinstance(each, list) else [each])]
     left = [name.rpartition("--")[2].partition(".")[0] for name in flat if isinstance(name, str)]
@@ -255,9 +248,7 @@ def _settings(x: _Place, y: _Place) -> Iterator[FileDifference]:
 
 
 def _stated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that say something: newer versions write out what older ones leave to the
-    default.
-    """
+    """Settings without those that newer versions write out and older ones leave to the default."""
     return {
         key: value
         for key, value in settings.items()
@@ -273,9 +264,7 @@ def _first_key(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 
 
 def _others(x: _Place, y: _Place) -> Iterator[FileDifference]:
-    """Modules whose weights are not all in safetensors on this machine, and are not the same
-    file.
-    """
+    """Modules with different files of weights that are not safetensors on this machine."""
     for (_, path_a), (_, path_b) in zip(x.inner(), y.inner(), strict=True):
         sides = [_digest(x, path_a), _digest(y, path_b)]
         if (
@@ -304,13 +293,11 @@ def _digest(place: _Place, path: str) -> tuple[str, bool, str]:
     return "", False, ""
 
 
-# What is only named
+# Files that are only named
 
 
 def _named(x: _Place, y: _Place) -> Iterator[FileDifference]:
-    """The files that decide how a model is used, and differ; of the Hub, only what is in its list
-    is read.
-    """
+    """Files that differ and decide only how a model is used; the Hub's only if listed."""
     for name in NAMED:
         sides = [place.read(name) if _may_have(place, name) else None for place in (x, y)]
         if sides[0] == sides[1]:
@@ -335,10 +322,6 @@ def _may_have(place: _Place, name: str) -> bool:
 
 def _only(a: object, b: object) -> str:
     """The checkpoint that has a file, where the other lacks it."""
-    return (
-        " (only in A)"
-        if b is None and a is not None
-        else " (only in B)"
-        if a is None and b is not None
-        else ""
-    )
+    if (a is None) == (b is None):
+        return ""
+    return " (only in A)" if b is None else " (only in B)"

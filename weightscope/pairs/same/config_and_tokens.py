@@ -1,6 +1,4 @@
-"""What decides the computation besides weights: config.json, and the tokenizer, which has a verdict
-of its own.
-"""
+"""The config and the tokenizer, which decide the computation besides weights."""
 
 from typing import NamedTuple
 
@@ -25,9 +23,7 @@ class Settings(NamedTuple):
 def compare_settings(
     a: Model | TensorsOnly, b: Model | TensorsOnly, *, same_head: bool
 ) -> Settings:
-    """The keys in which two configs differ; whether a head is tied does not count where both heads
-    are the same.
-    """
+    """Keys in which two configs differ; that of tied heads only if heads differ."""
     if isinstance(a, Model) and isinstance(b, Model):
         differing = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
     else:

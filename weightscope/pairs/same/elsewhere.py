@@ -1,6 +1,4 @@
-"""Tensors of B that are A's from another place: another layer, role or expert, or another step's
-shard.
-"""
+"""Tensors of B that are A's from another layer, role or expert, or from another step's shard."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,7 +24,7 @@ from weightscope.pairs.same.judge import Compared, Judged
 from weightscope.pairs.same.mixture import is_free
 
 MOST_UNREAD = 200  # files next to the ones that are read
-ROWS = 4  # by which a tensor is recognised
+ROWS = 4  # first rows that identify a tensor
 
 deed(What.ANOTHER_TENSOR, "{way}")
 deed(What.SHARD, "a shard of another step")
@@ -34,9 +32,7 @@ deed(What.NOT_INDEXED, "in a file that is not read")
 
 
 def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
-    """The same verdicts, where a tensor that differs is another one of A's with that one as the
-    deed.
-    """
+    """Verdicts, with the origin of each tensor that differs but is another one of A's."""
     lost = [i for i, each in enumerate(judged) if each.is_unexplained]
     by_shape: dict[tuple[int, ...], list[Compared]] = defaultdict(list)
     wanted = {parts[i].tensors.b.shape for i in lost}
@@ -86,9 +82,7 @@ def _named(here: Compared, origin: Compared) -> Deed:
 
 
 def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
-    """The same verdicts; other values in all tensors of one file of several, B's or A's, are that
-    file's.
-    """
+    """Verdicts, with a shard as the deed where most tensors of one file, and no others, differ."""
     files = {
         "B": [each.tensors.b.file.path.name for each in parts],
         "A": [each.tensors.a.file.path.name for each in parts],
@@ -110,9 +104,7 @@ def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Jud
 
 
 def name_unread(judged: Sequence[Judged], a: Checkpoint, b: Checkpoint) -> list[Judged]:
-    """The same verdicts; a tensor that one checkpoint lacks may be in one of its files that no
-    index names.
-    """
+    """Verdicts, with a note on lacking tensors that are in a file that no index names."""
     result = list(judged)
     for letter, checkpoint in (("A", a), ("B", b)):
         lost = {
@@ -138,9 +130,7 @@ def _beside(checkpoint: Checkpoint) -> Iterator[LocalFile]:
 def reordered_experts(
     a: Model | TensorsOnly, judged: Sequence[Judged], parts: Sequence[Compared]
 ) -> list[Judged]:
-    """The same verdicts; experts in the order in which the router has its rows compute what they
-    did.
-    """
+    """Verdicts, where experts and the router's rows in one order compute the same function."""
     result = list(judged)
     for layer in {each.layer for each in judged if each.what is What.EXPERTS}:
         mine = [i for i, each in enumerate(judged) if each.layer == layer]
@@ -160,9 +150,7 @@ def reordered_experts(
 
 
 def _places(router: Compared) -> np.ndarray | None:
-    """The expert of A that each expert of B is, by the rows of the router; None where these are not
-    A's.
-    """
+    """The expert of A that each expert of B is, by the router's rows; None without a match."""
     return places_of(*_arrays(router), 1, tolerance_of(router.tensors))
 
 

@@ -1,6 +1,4 @@
-"""The page of a comparison for sameness: the verdict, the map, the tensors and keys that differ,
-the worst first.
-"""
+"""The page of a comparison: the verdict, the map, and what differs, the worst first."""
 
 from collections import Counter
 

@@ -87,7 +87,7 @@ from weightscope.pairs.same.sentences import (
 from weightscope.pairs.same.stored import read_known_digests, same_files
 from weightscope.report.findings import listed
 
-# of a checkpoint whose heads are not read, the tensors are compared all the same
+# `TensorsOnly`: heads are not read, but tensors are compared
 Readable = Model | TensorsOnly
 
 # Deeds that fit what was done to a part of the rows too.
@@ -228,9 +228,7 @@ class Same(Result):
         return VERDICTS.index(self.verdict) <= VERDICTS.index(UP_TO[up_to])
 
     def findings_beyond(self, up_to: str = "function") -> list[dict[str, Any]]:
-        """What this verdict does not cover, as an audit lists findings: tensors, the worst first,
-        and config keys.
-        """
+        """Findings that this verdict does not cover: tensors, the worst first, and config keys."""
         passing, look_next = (
             VERDICTS.index(UP_TO[up_to]),
             "`weightscope same A B --out DIR` shows every tensor.",
@@ -405,8 +403,7 @@ def same(
     sample: float = 1.0,
     progress: bool = False,
 ) -> Same:
-    """Find out whether two checkpoints hold the same model, and what was done to each tensor that
-    differs.
+    """Decide if two checkpoints hold the same model, and name each tensor's change.
 
     Every tensor of both is compared under its role, whatever the container, and the keys of
     config.json that decide what is computed; the tokenizers have a verdict of their own. Memory:
@@ -527,9 +524,7 @@ def _unread(checkpoint: Checkpoint, beside: Beside) -> WeightFiles:
 
 
 def _needs_head(model: Readable) -> bool:
-    """Whether config.json names a language model, which draws a head at random where it is neither
-    stored nor tied.
-    """
+    """True if config.json names a language model; a head neither stored nor tied is random."""
     names = model.checkpoint.config.get("architectures")
     return isinstance(names, list) and any("LM" in str(name) for name in names)
 
@@ -588,9 +583,7 @@ def _is_scale(tensor: NamedTensor) -> bool:
 
 
 def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judged:
-    """The same verdict; what was done to parts of a fused tensor, where nothing that was done to it
-    all explains it.
-    """
+    """The verdict, with a deed for each part of a fused tensor where no single deed explains it."""
     if judged.verdict != DIFFERENT or judged.what not in BY_PART:
         return judged
     pairs = [*zip(a.tensors.parts(fused.a), b.tensors.parts(fused.b), strict=False)]
@@ -675,12 +668,11 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
             deeds.setdefault((each.stack or own, each.layer), []).append((each.role, each.what))
     if not turned:  # one alone shows in what the layer gives
         deeds = {place: changed for place, changed in deeds.items() if len(changed) > 1}
-    sizes = {
-        (stack, layer): apart(a, b, layer, basis, [role for role, _ in changed])
-        if stack == own
-        else np.nan
-        for (stack, layer), changed in deeds.items()
-    }  # of another stack nothing is run
+    sizes = {}
+    for (stack, layer), changed in deeds.items():
+        roles = [role for role, _ in changed]
+        is_run = stack == own  # other stacks are not run
+        sizes[stack, layer] = apart(a, b, layer, basis, roles) if is_run else np.nan
     moved = {
         place: [judged[i] for i in mine if (judged[i].stack or own, judged[i].layer) == place]
         for place in sizes

@@ -1,6 +1,4 @@
-"""Whether tensors and files hold the same bytes; what one of the Hub's digests tells is not
-read.
-"""
+"""Compare the bytes of tensors and files; what a digest of the Hub decides is not read."""
 
 from itertools import product
 
@@ -40,9 +38,7 @@ def _is_equal(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def same_files(x: Checkpoint, y: Checkpoint) -> bool:
-    """Whether files whose tensors hold the same bytes are the same in headers, gaps and config.json
-    too.
-    """
+    """True if files with equal tensors also have equal headers, gaps and config.json."""
     if x.config.stored != y.config.stored or [file.size for file in x.files] != [
         file.size for file in y.files
     ]:
