@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -75,6 +76,23 @@ LOW_RANKS = {What.LOW_RANK, What.ONE_DIRECTION}
 UNLIKE = "attention matrices unlike the base's"
 # share of the largest layer's median |W_VO|; matched layers below may have been added to be found
 QUIET = 0.05
+# kinds of matching layers in which nothing differs
+SAME = {
+    "same bytes",
+    "same bytes in other files",
+    "same values",
+    "same values in another format",
+    "same up to rounding",
+}
+# kinds of norms whose gain is folded into weights
+FOLDS = {"norms folded", "norms folded: the base"}
+# kinds of other neurons
+NEURONS = {
+    "neurons permuted",
+    "experts copied from one network",
+    "experts copied from one network: the base",
+}
+VOCABULARY = {"vocabulary cut", "vocabulary extended", "vocabulary reordered"}
 # kinds that change every head anyway
 RESIZED = {"heads grouped", "heads grouped: the base", "width cut", "width extended"}
 
@@ -87,6 +105,15 @@ class Kind:
     layers: list[int]  # the suspect's layers that show it; empty if it concerns no layer
     evidence: str  # a sentence with its numbers
     strength: float = 1.0  # share of the compared layers, heads or tensors that show it
+    family: str = ""  # the kind without its details: `cast` of `cast to bfloat16`
+
+    def is_one_of(self, names: Collection[str]) -> bool:
+        """True if the kind or its family has one of these names."""
+        return self.kind in names or self.family in names
+
+    def as_json(self) -> dict[str, Any]:
+        """Its record in lineage.json."""
+        return {name: value for name, value in vars(self).items() if name != "family"}
 
 
 @dataclass(frozen=True)
@@ -506,6 +533,7 @@ def _casts(weights: WeightChanges) -> Iterator[Kind]:
             [layer.layer for layer in weights.layers],
             text,
             count / max(1, total),
+            "cast",
         )
 
 
@@ -526,9 +554,8 @@ def _grids(weights: WeightChanges) -> Iterator[Kind]:
                 f"{where}, {count} on this one ({grid}); its rounding error is {error:.2g} of "
                 "their norm."
             )
-            yield Kind(
-                name.format(grid), [layer.layer for layer in layers], text, grids.total() / matrices
-            )
+            shown, share = [layer.layer for layer in layers], grids.total() / matrices
+            yield Kind(name.format(grid), shown, text, share, "quantised")
 
 
 def _is_quantised(layers: Sequence[LayerChange], side: str) -> bool:
@@ -639,7 +666,7 @@ def _training(
                 "DARE leaves."
             )
         name = "fine-tuned in part" if kept else "fine-tuned"
-        yield Kind(name, sorted(moved), text, len(moved) / n_layers)
+        yield Kind(name, sorted(moved), text, len(moved) / n_layers, "fine-tuned")
 
 
 def _unchanged_share(weights: WeightChanges) -> float:
