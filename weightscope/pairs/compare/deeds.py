@@ -204,8 +204,8 @@ def _of_one_kind(changed: Sequence[Change], what: str, total: int = 0) -> str:
         return ""
     details = list(dict.fromkeys(change.detail for change in changed))
     of_all = f"{len(changed)} of {total} {what}" if total else counted(len(changed), what)
-    one = f" of {changed[0].shown_name}" if len(changed) == 1 else ""
-    return f"{PLAIN[kind]}: {of_all}, {listed(details, NAMED)}{one}."
+    owner = f" of {changed[0].shown_name}" if len(changed) == 1 else ""
+    return f"{PLAIN[kind]}: {of_all}, {listed(details, NAMED)}{owner}."
 
 
 def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:

@@ -24,9 +24,9 @@ from weightscope.pairs.deeds.catalogue import UNEXPLAINED
 from weightscope.pairs.deeds.change import UNKNOWN_SIZE, Change
 from weightscope.pairs.deeds.deed import Deed, Proof, What, sentence
 from weightscope.pairs.learned.changed_matrices import INTRUDER, TOP, Update, updates_of
-from weightscope.pairs.learned.spaces import Overlap, Shared, overlap, shared_directions
+from weightscope.pairs.learned.spaces import Shared, SpaceOverlap, overlap, shared_directions
 from weightscope.pairs.learned.structure import dora_rank, kronecker_shapes
-from weightscope.pairs.learned.words import Words, why_no_words, words
+from weightscope.pairs.learned.words import RaisedWords, why_no_words, words
 from weightscope.pairs.same import SAME_FUNCTION
 from weightscope.pairs.same.judge import explained_deed
 from weightscope.pairs.same.same import compared, same
@@ -103,7 +103,7 @@ class Tune(ShowsShapes):
     training: Training
     updates: Sequence[Update]  # one per changed matrix
     shared: Sequence[Shared]
-    words: Words | None
+    words: RaisedWords | None
     no_words: str  # why there are none
     also: str = ""  # a sentence on what changed besides matrices in layers
 
@@ -142,19 +142,7 @@ class Tune(ShowsShapes):
             "rank": self.training.rank,
             "evidence": self.training.evidence,
         }
-        words = (
-            []
-            if self.words is None
-            else [
-                {
-                    "token": name,
-                    "id": int(token),
-                    "before": float(self.words.before[token]),
-                    "after": float(self.words.after[token]),
-                }
-                for name, token in zip(self.words.labels, self.words.top, strict=True)
-            ]
-        )
+        words = [] if self.words is None else self.words.as_json()
         return {
             "name": self.name,
             "training": training,
@@ -195,7 +183,7 @@ class Learned(Result):
 
     base: str
     tunes: Sequence[Tune]
-    overlaps: dict[tuple[str, str], list[Overlap]]
+    overlaps: dict[tuple[str, str], list[SpaceOverlap]]
     provenance: Provenance
 
     FIGURE: ClassVar[str] = "pairs.learned.figures:learned_figure"
@@ -432,7 +420,7 @@ PAIR_COLUMNS = (
 )
 
 
-def means(overlaps: Sequence[Overlap]) -> dict[str, float]:
+def means(overlaps: Sequence[SpaceOverlap]) -> dict[str, float]:
     """The mean of each number over matrices."""
     return {
         name: float(np.mean([getattr(each, name) for each in overlaps])) for name in OVERLAP_COLUMNS

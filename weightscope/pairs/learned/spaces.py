@@ -58,7 +58,7 @@ def _shared_of(updates: Sequence[Update], side: str) -> list[Shared]:
 
 
 @dataclass(frozen=True)
-class Overlap:
+class SpaceOverlap:
     """The overlap of the spaces that two tunes change in one matrix."""
 
     label: str
@@ -69,7 +69,7 @@ class Overlap:
     cosine: float  # between the two changes, within their leading directions
 
 
-def overlap(a: Update, b: Update) -> Overlap:
+def overlap(a: Update, b: Update) -> SpaceOverlap:
     """The overlap of two tunes' changes of one matrix."""
     sides = []
     m, n = a.n_directions, b.n_directions
@@ -82,6 +82,6 @@ def overlap(a: Update, b: Update) -> Overlap:
     (read, reads, by_chance_r), (written, writes, by_chance_w) = sides
     sizes = float(np.linalg.norm(a.s[:m]) * np.linalg.norm(b.s[:n]))
     product = float((a.s[:m, None] * b.s[:n] * read * written).sum())
-    return Overlap(
+    return SpaceOverlap(
         a.label, reads, writes, by_chance_r, by_chance_w, product / sizes if sizes else 0.0
     )

@@ -45,18 +45,18 @@ def kronecker_shapes(d: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]] |
             # (m, n, p, q)
             blocks = d.reshape(m, d.shape[0] // m, n, d.shape[1] // n).swapaxes(1, 2)
             sizes = np.linalg.norm(blocks, axis=(2, 3))
-            one = blocks[np.unravel_index(sizes.argmax(), sizes.shape)]
+            largest = blocks[np.unravel_index(sizes.argmax(), sizes.shape)]
             few = blocks[:: max(1, m - 1), :: max(1, n - 1)]
-            if all(_left(each, one) for each in (few, blocks)):
-                return (m, n), one.shape  # type: ignore[return-value]
+            if all(_are_multiples(each, largest) for each in (few, blocks)):
+                return (m, n), largest.shape  # type: ignore[return-value]
     return None
 
 
-def _left(blocks: np.ndarray, one: np.ndarray) -> bool:
-    """True if all blocks are multiples of one."""
-    shares = np.einsum("mnpq,pq->mn", blocks, one) / (one**2).sum()
+def _are_multiples(blocks: np.ndarray, block: np.ndarray) -> bool:
+    """True if all blocks are multiples of this one."""
+    shares = np.einsum("mnpq,pq->mn", blocks, block) / (block**2).sum()
     return bool(
-        np.linalg.norm(blocks - shares[..., None, None] * one) <= NEAR * np.linalg.norm(blocks)
+        np.linalg.norm(blocks - shares[..., None, None] * block) <= NEAR * np.linalg.norm(blocks)
     )
 
 

@@ -589,8 +589,8 @@ def _plain_way(change: Change) -> str:
 
 def _plain(weights: WeightChanges, plain: Mapping[int, Sequence[str]]) -> Iterator[Kind]:
     """Deeds to attention that are no training."""
-    found = {way for ways in plain.values() for way in ways} - {*PLAIN.values(), UNLIKE}
-    for name in dict.fromkeys((*PLAIN.values(), *sorted(found), UNLIKE)):
+    unusual = {way for ways in plain.values() for way in ways} - {*PLAIN.values(), UNLIKE}
+    for name in dict.fromkeys((*PLAIN.values(), *sorted(unusual), UNLIKE)):
         layers = [layer for layer, ways in plain.items() if name in ways]
         count = sum(list(plain[layer]).count(name) for layer in layers)
         if layers:
@@ -622,7 +622,8 @@ def _training(
         along = sorted(
             {i for i in (weights.every[number][0] for number in shared.members) if i is not None}
         )
-        yield Kind(f"{shared.kind} (low-rank update)", along, finding.text, len(along) / n_layers)
+        name, share = f"{shared.kind} (low-rank update)", len(along) / n_layers
+        yield Kind(name, along, finding.text, share, shared.kind)
     least = UNMOVED if weights.basis.same else UNMOVED_IN_ANOTHER_BASIS
     # not by training
     emptied = {i for i, change in weights.every if change.is_matrix and not change.squares_b}

@@ -60,7 +60,7 @@ class Beside(NamedTuple):
     modules: tuple[TensorsOnly, TensorsOnly] | None = None  # None where these are not at hand
 
 
-class _Module(NamedTuple):
+class _SentenceModule(NamedTuple):
     """A module of sentence-transformers."""
 
     kind: str
@@ -124,34 +124,28 @@ class _Place:
         return None
 
     @property
-    def modules(self) -> tuple[_Module, ...]:
+    def modules(self) -> tuple[_SentenceModule, ...]:
         """The modules of sentence-transformers, in order; empty where the place has none."""
         if isinstance(self.where, Repository) and MODULES not in self.checkpoint.weight_files.names:
             return ()
         text = self.read(MODULES)
         listed: Any = []
-        with suppress(CheckpointError):
-            listed = (
-                parse_json(b'{"modules":' + text + b"}", file=MODULES)["modules"] if text else []
-            )
-        listed = (
-            [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-        )
+        if text:
+            with suppress(CheckpointError):
+                listed = parse_json(b'{"modules":' + text + b"}", file=MODULES)["modules"]
+        entries = listed if isinstance(listed, list) else []
+        modules = [entry for entry in entries if isinstance(entry, dict)][:MOST_MODULES]
         return tuple(
-            _Module(str(each.get("type")).rpartition(".")[2], str(each.get("path") or ""))
-            for each in listed[:MOST_MODULES]
+            _SentenceModule(str(entry.get("type")).rpartition(".")[2], str(entry.get("path") or ""))
+            for entry in modules
         )
 
     def inner(self) -> Iterator[tuple[str, str]]:
         """Name (such as 1_Pooling) and folder of each module but the transformer."""
         for index, (kind, path) in enumerate(self.modules):
-            parts = PurePosixPath(path).parts
-            is_inner = (
-                ".." not in parts
-                and not PurePosixPath(path).is_absolute()
-                and len(path) <= LONGEST_PATH
-            )
-            if kind != "Transformer" and path and is_inner:
+            place = PurePosixPath(path)
+            is_inner = ".." not in place.parts and not place.is_absolute()
+            if kind != "Transformer" and path and is_inner and len(path) <= LONGEST_PATH:
                 yield f"{index}_{kind}", path
 
     @property
@@ -267,10 +261,8 @@ def _others(x: _Place, y: _Place) -> Iterator[FileDifference]:
     """Modules with different files of weights that are not safetensors on this machine."""
     for (_, path_a), (_, path_b) in zip(x.inner(), y.inner(), strict=True):
         sides = [_digest(x, path_a), _digest(y, path_b)]
-        if (
-            not all(name == LONE and is_here for name, is_here, _ in sides)
-            and sides[0][2] != sides[1][2]
-        ):
+        compared = all(name == LONE and is_here for name, is_here, _ in sides)
+        if not compared and sides[0][2] != sides[1][2]:
             yield FileDifference(
                 f"weights of {path_b}", "are not the same file, and were not compared"
             )
@@ -283,9 +275,9 @@ def _digest(place: _Place, path: str) -> tuple[str, bool, str]:
         if isinstance(place.where, Repository):
             if (
                 file in place.checkpoint.weight_files.names
-                and (found := place.where.on_server(file)) is not None
+                and (on_server := place.where.on_server(file)) is not None
             ):
-                return name, False, found.etag
+                return name, False, on_server.etag
         elif (place.where / file).is_file():
             stored = OpenFile(place.where / file)
             stored.read_digest()
@@ -302,17 +294,14 @@ def _named(x: _Place, y: _Place) -> Iterator[FileDifference]:
         sides = [place.read(name) if _may_have(place, name) else None for place in (x, y)]
         if sides[0] == sides[1]:
             continue
-        objects = [
-            place.json(name) if text else None for place, text in zip((x, y), sides, strict=True)
+        objects = [place.json(name) for place, text in zip((x, y), sides, strict=True) if text]
+        kept = [
+            {key: value for key, value in settings.items() if key not in WRITERS}
+            for settings in objects
+            if settings is not None
         ]
-        if all(each is not None for each in objects):
-            kept = [
-                {key: each[key] for key in each if key not in WRITERS}
-                for each in objects
-                if each is not None
-            ]
-            if kept[0] == kept[1]:
-                continue
+        if len(kept) == 2 and kept[0] == kept[1]:
+            continue
         yield FileDifference(name, f"differs{_only(*sides)}")
 
 

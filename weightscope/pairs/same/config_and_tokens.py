@@ -38,17 +38,17 @@ def compare_settings(
     return Settings(kinds[COMPUTATION], kinds[UNKNOWN], rest)
 
 
-class Tokens(NamedTuple):
+class TokenizerVerdict(NamedTuple):
     """Knowledge of two tokenizers."""
 
     verdict: str  # "same", "different" or "not compared"
     lead: str
 
 
-def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens:
+def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> TokenizerVerdict:
     """Vocabulary, merges or other steps, and special tokens: weights do not show these."""
     if not isinstance(a, Model) or not isinstance(b, Model):
-        return Tokens(
+        return TokenizerVerdict(
             "not compared", "The tokenizers were not compared: no row reads one of the checkpoints."
         )
     pair = []
@@ -56,7 +56,7 @@ def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens
         try:
             tokenizer = Tokenizer.at_hand(model)
         except CheckpointError as error:
-            return Tokens(
+            return TokenizerVerdict(
                 "not compared", f"The tokenizer of {letter} cannot be read: {printable(error)}."
             )
         if tokenizer is None:
@@ -66,7 +66,7 @@ def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens
                 if why
                 else f"{letter} has none next to its weights"
             )
-            return Tokens("not compared", f"The tokenizers were not compared: {why}.")
+            return TokenizerVerdict("not compared", f"The tokenizers were not compared: {why}.")
         pair.append(tokenizer)
     x, y = pair
     parts = []
@@ -102,5 +102,6 @@ def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens
             )
         )
     if parts:
-        return Tokens("different", f"The tokenizers differ: {'; '.join(parts)}.")
-    return Tokens("same", f"The tokenizers have the same {counted(len(x.tokens), 'token')}.")
+        return TokenizerVerdict("different", f"The tokenizers differ: {'; '.join(parts)}.")
+    size = counted(len(x.tokens), "token")
+    return TokenizerVerdict("same", f"The tokenizers have the same {size}.")

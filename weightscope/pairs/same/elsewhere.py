@@ -47,10 +47,8 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[
     result = list(judged)
     for i in lost:
         here = parts[i]
-        rows, tolerance = (
-            first_rows(here.tensors.b, ROWS).astype(np.float32),
-            tolerance_of(here.tensors),
-        )
+        rows = first_rows(here.tensors.b, ROWS).astype(np.float32)
+        tolerance = tolerance_of(here.tensors)
         if not rows.any() or np.ptp(rows) == 0:  # constants are alike everywhere
             continue
         near = [
@@ -67,18 +65,18 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[
 
 def _named(here: Compared, origin: Compared) -> Deed:
     """The other place that a tensor comes from."""
-    found = Deed(What.ANOTHER_TENSOR, detail=f"A's {origin.label}", proof=Proof.VALUES)
+    done = Deed(What.ANOTHER_TENSOR, detail=f"A's {origin.label}", proof=Proof.VALUES)
     if here.a.layer != origin.a.layer:
         layer = origin.a.layer
         way = "another tensor" if layer is None else f"a tensor of another layer: layer {layer}"
-        return replace(found, way=way, place=layer)
+        return replace(done, way=way, place=layer)
     if here.a.expert != origin.a.expert:
         number = origin.a.expert
-        return replace(found, what=What.EXPERTS, way=f": expert {number}", place=number)
+        return replace(done, what=What.EXPERTS, way=f": expert {number}", place=number)
     pair = {here.a.role.rpartition(".")[2], origin.a.role.rpartition(".")[2]}
     if pair == {"gate", "up"}:
-        return replace(found, what=What.FUSED, way="gate and up exchanged")
-    return replace(found, way=f"another role's tensor: {origin.a.role}")
+        return replace(done, what=What.FUSED, way="gate and up exchanged")
+    return replace(done, way=f"another role's tensor: {origin.a.role}")
 
 
 def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
@@ -136,11 +134,9 @@ def reordered_experts(
         mine = [i for i, each in enumerate(judged) if each.layer == layer]
         places = next((_places(parts[i]) for i in mine if judged[i].role == "router"), None)
         moved = [i for i in mine if judged[i].role.startswith(("router", "expert."))]
-        if (
-            places is None
-            or not is_free(a, places)
-            or not all(_is_moved(judged[i], parts[i], places) for i in moved)
-        ):
+        if places is None or not is_free(a, places):
+            continue
+        if not all(_is_moved(judged[i], parts[i], places) for i in moved):
             continue
         for i in moved:
             if judged[i].verdict == DIFFERENT:

@@ -97,21 +97,8 @@ def is_turned(a: Model, b: Model, judged: Judged, basis: Basis) -> bool:
 
 
 ANY = (asymmetric, asymmetric)
-ATTENTION = {
-    "q",
-    "k",
-    "v",
-    "o",
-    "q+k+v",
-    "k+v",
-    "q_norm",
-    "k_norm",
-    "norm.before",
-    "q_a",
-    "q_b",
-    "kv_a",
-    "kv_b",
-}
+MATRICES = {"q", "k", "v", "o", "q+k+v", "k+v", "q_a", "q_b", "kv_a", "kv_b"}
+ATTENTION = MATRICES | {"q_norm", "k_norm", "norm.before"}
 
 
 def apart(
@@ -328,11 +315,9 @@ def last_apart(a: Model, b: Model, basis: Basis) -> float:
 def _logits(model: Model, x: np.ndarray) -> Iterator[np.ndarray]:
     """Logits of outputs x (n, d) that the norm has divided, biases included: blocks (rows, n)."""
     head, tensors = model.unembedding, model.tensors
-    bias = (
-        tensors["unembedding.bias"].array()
-        if "unembedding.bias" in tensors
-        else np.zeros(head.n_tokens)
-    )
+    bias = np.zeros(head.n_tokens)
+    if "unembedding.bias" in tensors:
+        bias = tensors["unembedding.bias"].array()
     for first, rows in head.stored_blocks():
         constant = bias[first : first + len(rows)] + head.shifts(rows)
         yield head.folded(rows) @ x.T + constant[:, None]
@@ -361,9 +346,8 @@ def is_unknown(
         return all(what in MAY_CANCEL for _, what in changed)
     if not is_mixture({role.removesuffix(".bias") for role, _ in changed} - ATTENTION):
         return False
-    return apart(
-        a, b, index, basis, [role for role, _ in changed], (gated(a), gated(b))
-    ) <= allowed(a, basis)
+    roles = [role for role, _ in changed]
+    return apart(a, b, index, basis, roles, (gated(a), gated(b))) <= allowed(a, basis)
 
 
 def allowed(model: Model, basis: Basis) -> float:

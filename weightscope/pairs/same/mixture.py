@@ -38,16 +38,13 @@ class Mixture:
     @cached_property
     def logits(self) -> np.ndarray:
         """The router's logits, and its correction as a last column: (experts, n or n + 1)."""
-        if more := sorted(
-            role for role in self._roles if role.startswith("router.") and role not in OF_ROUTER
-        ):
-            raise CheckpointError(
-                f"has a {more[0]}, which is not run here", file=self._tensors.checkpoint.name
-            )
-        rows, correction = (
-            self._mapped("router", "router", self._x).T,
-            self._vector("router.correction"),
-        )
+        of_router = sorted(role for role in self._roles if role.startswith("router."))
+        unknown = [role for role in of_router if role not in OF_ROUTER]
+        if unknown:
+            problem = f"has a {unknown[0]}, which is not run here"
+            raise CheckpointError(problem, file=self._tensors.checkpoint.name)
+        rows = self._mapped("router", "router", self._x).T
+        correction = self._vector("router.correction")
         return rows if correction is None else np.column_stack([rows, correction])
 
     def expert(self, index: int) -> np.ndarray:

@@ -44,7 +44,7 @@ from weightscope.pairs.same import (
 from weightscope.pairs.same.beside import Beside, compare_beside
 from weightscope.pairs.same.config_and_tokens import (
     Settings,
-    Tokens,
+    TokenizerVerdict,
     compare_settings,
     compare_tokenizers,
 )
@@ -128,7 +128,7 @@ class Same(Result):
     verdict: str
     tensors: Sequence[Judged]
     settings: Settings
-    tokens: Tokens
+    tokens: TokenizerVerdict
     not_compared: Sequence[str]  # names of tensors that were not compared, and why
     # a sentence for each checkpoint with a head or with files that are not read by all
     unread_files: Sequence[str]
@@ -229,10 +229,8 @@ class Same(Result):
 
     def findings_beyond(self, up_to: str = "function") -> list[dict[str, Any]]:
         """Findings that this verdict does not cover: tensors, the worst first, and config keys."""
-        passing, look_next = (
-            VERDICTS.index(UP_TO[up_to]),
-            "`weightscope same A B --out DIR` shows every tensor.",
-        )
+        passing = VERDICTS.index(UP_TO[up_to])
+        look_next = "`weightscope same A B --out DIR` shows every tensor."
         worst = sorted(self.tensors, key=_severity)
         rows = [
             (
@@ -559,16 +557,13 @@ def _judged(
             if NO_WEIGHTS.fullmatch(tensor.role):
                 continue
             if scales_activations(tensor.name, packed) and _is_scale(tensor):
-                notes.append(
-                    f"{tensor.name} (the scale of activations, a part of "
-                    f"{'A' if in_a else 'B'}'s packing)"
-                )
+                whose = "A's" if in_a else "B's"
+                notes.append(f"{tensor.name} (the scale of activations, a part of {whose} packing)")
                 continue
-            judged.append(
-                tied
-                if tied is not None and tensor.role == "unembedding"
-                else alone(tensor, label, in_a=in_a)
-            )
+            if tied is not None and tensor.role == "unembedding":
+                judged.append(tied)
+            else:
+                judged.append(alone(tensor, label, in_a=in_a))
     judged = name_unread(judged, a.checkpoint, b.checkpoint)
     left = [
         f"{each.name} ({each.detail or each.deed})" for each in judged if each.verdict == UNDECIDED

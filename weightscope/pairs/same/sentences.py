@@ -33,9 +33,9 @@ def short_names(a: Readable, b: Readable) -> tuple[str, str]:
 
 def _place(model: Readable) -> Path | None:
     """The path of a checkpoint on this machine; None of one with a name of its own."""
-    called, given = (
-        (model.called, model.source) if isinstance(model, Model) else ("", model.checkpoint.given)
-    )
+    called, given = "", model.checkpoint.given
+    if isinstance(model, Model):
+        called, given = model.called, model.source
     path = Path(given).expanduser() if given else None
     return path.resolve() if path is not None and not called and path.exists() else None
 

@@ -64,11 +64,8 @@ def read_known_digests(a: Checkpoint, b: Checkpoint) -> None:
     Reading a file here is cheaper than fetching it; one with another header is not looked at.
     """
     for x, y in product(a.files, b.files):
-        if (
-            x.header == y.header
-            and x.size == y.size
-            and (x.published is None) != (y.published is None)
-        ):
+        is_on_hub_once = (x.published is None) != (y.published is None)
+        if x.header == y.header and x.size == y.size and is_on_hub_once:
             here, there = (x, y) if x.published is None else (y, x)
             if there.sha256 and not here.sha256:
                 here.read_digest()
