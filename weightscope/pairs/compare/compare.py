@@ -177,11 +177,10 @@ def compare(
         for index, layer in zip(measured[0], from_first[-1], strict=True)
         if not unmoved(layer).all()
     ]
-    changes = (
-        everything.changes
-        if everything
-        else [*outside[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
-    )
+    if everything:
+        changes = everything.changes
+    else:
+        changes = [*outside[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
     # biases are among both
     changes = list({(change.name, change.part): change for change in changes}.values())
     along = TensorChanges(changes)

@@ -81,28 +81,19 @@ def deed(
     folded = [i for i in layers if is_folded(a.layer(i), b.layer(i))]
     rotation = _rotated(a, b, measured, moved)
     if folded or rotation:
-        is_same = (
-            "; every head computes the same"
-            if same.all()
-            else ""
-            if rotation
-            else "; and heads moved"
-        )
+        effect = "" if rotation else "; and heads moved"
+        if same.all():
+            effect = "; every head computes the same"
         where = (
             f"the gain before attention is part of the matrices after it in {len(folded)} of "
             f"{len(same)} layers"
         )
-        return " ".join(
-            filter(None, [f"Norms folded: {where}{is_same}." if folded else "", rotation])
-        )
+        folds = f"Norms folded: {where}{effect}." if folded else ""
+        return " ".join(filter(None, [folds, rotation]))
     if simple := _of_one_kind(changed, "tensor"):
         return simple.removesuffix(".") + "; no other compared tensor changed."
-    near = np.array(
-        [
-            unmoved({name: values for name, values in layer.items() if name != FAR_ON})
-            for layer in moved
-        ]
-    )
+    nearby = [{name: values for name, values in layer.items() if name != FAR_ON} for layer in moved]
+    near = np.array([unmoved(layer) for layer in nearby])
     if near.all() and not same.all():
         most = float(np.max([layer[FAR_ON] for layer in moved]))
         return (
@@ -120,15 +111,12 @@ def deed(
             return "Heads in another order: each computes the same."
         if max(change.change for change in now) > UNMOVED:
             return "Another basis within heads: each computes the same."
-        nothing = (
-            "The same up to float32's rounding"
-            if all(each.is_rounding for each in now)
-            else "Changed by little"
-        )
-        return f"{nothing}: {len(now)} of {len(matrices)} attention matrices, {spread(now)}."
-    if whole_layers := [
-        finding.text for finding in edits if finding.kind in ("copied_layer", "swapped_layers")
-    ]:
+        size = "Changed by little"
+        if all(each.is_rounding for each in now):
+            size = "The same up to float32's rounding"
+        return f"{size}: {len(now)} of {len(matrices)} attention matrices, {spread(now)}."
+    of_layers = ("copied_layer", "swapped_layers")
+    if whole_layers := [finding.text for finding in edits if finding.kind in of_layers]:
         return " ".join(whole_layers)
     farthest = float(np.max([layer[f"{name}_change"] for layer in moved for name in MAPS]))
     return _of_matrices(now, len(matrices), farthest) if now else ""

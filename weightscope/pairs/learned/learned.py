@@ -433,11 +433,9 @@ def _first(update: Update) -> tuple[float, float]:
 
 def _intruders(update: Update) -> tuple[float, float, float, float]:
     each = update.intruders
-    return (
-        (np.nan,) * 4
-        if each is None
-        else (each.count, float(each.cosines.min()), each.principal, each.drift)
-    )
+    if each is None:
+        return np.nan, np.nan, np.nan, np.nan
+    return each.count, float(each.cosines.min()), each.principal, each.drift
 
 
 def learned(
@@ -473,12 +471,12 @@ def learned(
     if not tuned:
         raise CheckpointError("`learned` needs a base and at least one tune")
     of_base = base if isinstance(base, str | Path) else base.checkpoint.folder
-    tunes = [
-        open_tensors(each, base=of_base if is_adapter(str(each)) else None)
-        if isinstance(each, str | Path)
-        else each
-        for each in tuned
-    ]
+    tunes: list[Readable] = []
+    for each in tuned:
+        if isinstance(each, str | Path):
+            tunes.append(open_tensors(each, base=of_base if is_adapter(str(each)) else None))
+        else:
+            tunes.append(each)
     base = open_tensors(base) if isinstance(base, str | Path) else base
     with progress_shown(progress):
         results = [tune_of(base, each, exact=exact) for each in tunes]

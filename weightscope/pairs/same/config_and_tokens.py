@@ -56,17 +56,14 @@ def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokeni
         try:
             tokenizer = Tokenizer.at_hand(model)
         except CheckpointError as error:
-            return TokenizerVerdict(
-                "not compared", f"The tokenizer of {letter} cannot be read: {printable(error)}."
-            )
+            lead = f"The tokenizer of {letter} cannot be read: {printable(error)}."
+            return TokenizerVerdict("not compared", lead)
         if tokenizer is None:
-            why = Tokenizer.why_unreadable(model)
-            why = (
-                f"{letter}'s cannot be read ({printable(why)})"
-                if why
-                else f"{letter} has none next to its weights"
-            )
-            return TokenizerVerdict("not compared", f"The tokenizers were not compared: {why}.")
+            problem = f"{letter} has none next to its weights"
+            if why := Tokenizer.why_unreadable(model):
+                problem = f"{letter}'s cannot be read ({printable(why)})"
+            lead = f"The tokenizers were not compared: {problem}."
+            return TokenizerVerdict("not compared", lead)
         pair.append(tokenizer)
     x, y = pair
     parts = []

@@ -173,11 +173,9 @@ class Same(Result):
     def _verdict(self) -> str:
         a, b = printable(self.name_a), printable(self.name_b)
         total = counted(len(self.tensors), "tensor")
-        looked = (
-            ""
-            if self.sample == 1
-            else f" A first look at {self.sample:.0%} of the values; the rest was not read."
-        )
+        looked = ""
+        if self.sample != 1:
+            looked = f" A first look at {self.sample:.0%} of the values; the rest was not read."
         rest = self._rest
         if self.verdict == SAME_BYTES:
             return (
@@ -217,11 +215,9 @@ class Same(Result):
     @property
     def _rest(self) -> str:
         """Tensors that were not compared, as a sentence."""
-        return (
-            f" Not compared: {listed([*map(printable, self.not_compared)], NAMED)}."
-            if self.not_compared
-            else ""
-        )
+        if not self.not_compared:
+            return ""
+        return f" Not compared: {listed([*map(printable, self.not_compared)], NAMED)}."
 
     def holds(self, up_to: str = "function") -> bool:
         """True if the verdict is at least as strong as this."""
@@ -469,11 +465,9 @@ def same(
         f"{letter}: {files.sentence}" for letter, files in unread_files.items() if files.telling
     ]
     computed = [each for each in judged if each.verdict == SAME_FUNCTION]
-    where = (
-        where_equal(a, b, computed)
-        if computed and isinstance(a, Model) and isinstance(b, Model)
-        else ""
-    )
+    where = ""
+    if computed and isinstance(a, Model) and isinstance(b, Model):
+        where = where_equal(a, b, computed)
     judged = [_as_stored(each, a.checkpoint, b.checkpoint) for each in judged]
     digests = [*filter(None, (digests_of(a.checkpoint, "A"), digests_of(b.checkpoint, "B")))]
     return Same(
