@@ -283,15 +283,15 @@ def _transformer_in(folder: Path) -> Path:
     text = read_small(index, MAX_BYTES)
     listed = parse_json(b'{"modules":' + text + b"}", file=index)["modules"]
     modules = [m for m in listed if isinstance(m, dict)] if isinstance(listed, list) else []
-    kinds = [str(module.get("type")) for module in modules]
+    classes = [str(module.get("type")) for module in modules]
     transformers = (
         module.get("path")
-        for module, kind in zip(modules, kinds, strict=True)
-        if kind.endswith(".Transformer")
+        for module, name in zip(modules, classes, strict=True)
+        if name.endswith(".Transformer")
     )
     path = next(transformers, None)
     if path is None:
-        named = ", ".join(kind.rpartition(".")[2][:40] for kind in kinds) or "none"
+        named = ", ".join(name.rpartition(".")[2][:40] for name in classes) or "none"
         problem = f"names no Transformer among the modules of sentence-transformers ({named})"
         raise CheckpointError(problem, file=index)
     inside = PurePosixPath(path) if isinstance(path, str) else None

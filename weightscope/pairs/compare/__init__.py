@@ -1,4 +1,4 @@
-"""How far heads moved between checkpoints, and what was done: `weightscope compare`."""
+"""Distances that heads moved between checkpoints, and what was done: `weightscope compare`."""
 
 FINDINGS = ("compare",)  # modules that import every module here that reports findings
 SIGNS = {"trajectory.csv": "compare"}  # command, by a file

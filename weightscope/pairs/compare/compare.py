@@ -1,6 +1,4 @@
-"""How every head moves between checkpoints of one architecture, and what stands out between
-them.
-"""
+"""Changes of every head between checkpoints of one architecture, and what stands out."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,7 +54,7 @@ from weightscope.report.findings import (
     of_head,
 )
 
-SHAPE = {  # what checkpoints must have in common
+SHAPE = {  # sizes that checkpoints must have in common
     "n_layers": "layers",
     "n_heads": "heads",
     "n_kv_heads": "key-value heads",
@@ -65,11 +63,10 @@ SHAPE = {  # what checkpoints must have in common
 }
 SHOWN = ("qk_sigma1", "vo_sigma1")  # measures that pages show next to the changes
 PRINTED = 10  # heads on a terminal
-FEW = 0.1  # of all heads: where no more than these moved, each of them is a finding
+FEW = 0.1  # share of all heads; if no more moved, each that did is a finding
 ROLES = 3  # roles of tensors that the lead names
 NAMED = 8  # heads or tensors that a sentence names
-# What a comparison writes: the figures, by the function of figures.py that draws them, and the
-# tables.
+# Figures that a comparison writes, by the function of figures.py that draws each.
 FIGURES = {
     "changes": "changes",
     "spectra": "spectra_before_and_after",
@@ -180,11 +177,10 @@ def compare(
         for index, layer in zip(measured[0], from_first[-1], strict=True)
         if not unmoved(layer).all()
     ]
-    changes = (
-        everything.changes
-        if everything
-        else [*outside[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
-    )
+    if everything:
+        changes = everything.changes
+    else:
+        changes = [*outside[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
     # biases are among both
     changes = list({(change.name, change.part): change for change in changes}.values())
     along = TensorChanges(changes)
@@ -241,9 +237,7 @@ def compare(
 
 
 def _equal(a: Model, b: Model, moved: Sequence[Arrays]) -> bool:
-    """Whether no compared tensor of two neighbours differs; they are read again only where no head
-    moved at all.
-    """
+    """True if all compared tensors of two neighbours are equal; reads them if no head moved."""
     if not all((layer[name] == 0).all() for layer in moved for name in LIMITED if name in layer):
         return False
     changes = [*other_changes(a, b).changes, *attention_changes(a, b)]
@@ -289,16 +283,11 @@ def _coverage(
     not_compared: Sequence[str],
     done: str,
 ) -> str:
-    """How the checkpoints were read, how all their tensors changed if not `done` says, and which
-    were not compared.
-    """
-    rows, checkpoint = (
-        dict.fromkeys(m.family.called for m in models if m.family.origin),
-        models[0].checkpoint,
-    )
-    notes = [f"Read by the row {row}." for row in rows] + [
-        model.checkpoint.note for model in models
-    ]
+    """Sentences on how checkpoints were read, changes of all tensors, and tensors left out."""
+    rows = dict.fromkeys(model.family.called for model in models if model.family.origin)
+    checkpoint = models[0].checkpoint
+    notes = [f"Read by the row {row}." for row in rows]
+    notes += [model.checkpoint.note for model in models]
     notes += [
         f"{printable(model.name)}: {model.names_note}" for model in models if model.names_note
     ]
@@ -336,29 +325,26 @@ class Comparison(Result):
     # not finite.
     from_first: dict[str, np.ndarray]
     from_previous: dict[str, np.ndarray]  # the same, from the checkpoint before
-    # (n - 1, L, H) which head of each later checkpoint was compared with each head of the first
+    # (n - 1, L, H) index of the later checkpoint's head that each head was compared with
     order: np.ndarray
     broken: list[list[str]]  # tensors of each checkpoint that contain NaN or infinity
     # heads of each checkpoint without numbers because finite weights are too large.
     overflowing: list[list[Finding]]
-    coverage: str = ""  # what was read, in a sentence
+    coverage: str = ""  # a sentence on what was read
     not_compared: list[str] = field(default_factory=list)  # tensors of the first checkpoint
     # Tensors outside heads' matrices, from the first to each later one
     others: list[OtherChanges] = field(default_factory=list)
-    # what was done to whole layers from the first checkpoint to the last
-    edits: Sequence[Finding] = ()
+    edits: Sequence[Finding] = ()  # changes of whole layers, from first to last
     # with `all_tensors`, from the first checkpoint to the last
     everything: TensorChanges | None = None
-    # of these, how far each changed that a limit applies to
+    # change of each tensor of `everything` that a limit applies to
     limited: dict[str, float] = field(default_factory=dict)
-    # how config and tokenizer of each later one differ from the first's
-    settings: Sequence[SettingsChange] = ()
+    settings: Sequence[SettingsChange] = ()  # changes of config and tokenizer since the first
     unread_files: Sequence[Finding] = ()  # weight files next to those that were read
     # computes `circuits` on first use
     find_circuits: Callable[[], CircuitChanges | None] | None = None
-    # what was done from the first to the last, in a sentence; empty where it is no one thing
-    deed: str = ""
-    # of several checkpoints, neighbours with equal compared tensors, by label
+    deed: str = ""  # a sentence on the one change from first to last; else empty
+    # labels of neighbours with equal compared tensors, if there are several checkpoints
     equal: Sequence[Sequence[str]] = ()
     # the last one's, for shared directions
     along: TensorChanges = field(default_factory=lambda: TensorChanges([]))
@@ -373,7 +359,7 @@ class Comparison(Result):
         return f"{' -> '.join(map(printable, self.labels))}: {sizes}"
 
     def printed(self) -> list[str | Table]:
-        """What a terminal shows, from top to bottom."""
+        """Lines and tables for a terminal, from top to bottom."""
         moved = self.moved_most(PRINTED)
         parts: list[str | Table] = [
             printable(self.lead),
@@ -391,9 +377,7 @@ class Comparison(Result):
         return [self.findings, self.moved_most(PRINTED)]
 
     def write_tables(self, files: Files) -> None:
-        """Write tables, findings and spectra.npz, which has the arrays of an audit's, checkpoints
-        first.
-        """
+        """Write tables, findings and spectra.npz (an audit's arrays, checkpoints first)."""
         super().write_tables(files)
         if self.circuits is not None:
             self.circuits.write(files)
@@ -402,38 +386,30 @@ class Comparison(Result):
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What the numbers leave out of the heads' scores, in any of the checkpoints."""
+        """Parts of the heads' scores that the numbers leave out, in any of the checkpoints."""
         return tuple(dict.fromkeys(caveat for heads in self.measured for caveat in heads.caveats))
 
     @cached_property
     def circuits(self) -> CircuitChanges | None:
-        """Roles and edges that changed from the first checkpoint to the last; None where that would
-        take long.
-        """
+        """Roles and edges that changed from first to last; None where that would take long."""
         return self.find_circuits() if self.find_circuits else None
 
     @cached_property
     def findings(self) -> Findings:
-        """What a person should look at: broken, zeroed and permuted heads, those that moved most,
-        unmoved layers.
-        """
+        """Findings: broken, zeroed and permuted heads, those that moved most, unmoved layers."""
         return comparison_findings(self)
 
     @cached_property
     def unmoved(self) -> np.ndarray:
-        """Heads that are the same in the last checkpoint as in the first, apart from rounding, (L,
-        H).
-        """
+        """True for heads that are the same in the last checkpoint, apart from rounding: (L, H)."""
         return unmoved({name: values[-1] for name, values in self.from_first.items()})
 
     @property
     def lead(self) -> str:
-        """What the config decides otherwise, what was done to the weights, and what was not
-        compared.
-        """
+        """Sentences on changes of the config and the weights, and on what was not compared."""
         asides = dict.fromkeys(aside for change in self.settings for aside in change.asides)
         lacking = only_in_one((self.everything or self.others[-1]).changes)
-        # of all tensors the coverage tells
+        # the coverage reports all tensors
         others = "" if self.everything else self.others[-1].headline
         equal = [
             f"{printable(x)} and {printable(y)} are equal in every compared tensor."
@@ -444,7 +420,7 @@ class Comparison(Result):
 
     @property
     def headline(self) -> str:
-        """The same as `lead`, by the name that it once had."""
+        """`lead`, by its former name."""
         return self.lead
 
     @property
@@ -477,7 +453,7 @@ class Comparison(Result):
         return " ".join(sentences)
 
     def _of_the_rest(self, name: str) -> str:
-        """How far a map moved that did not at distance 0: at others, or by its bias alone."""
+        """A phrase on other distances and on the bias, for a map unmoved at distance 0."""
         parts = (f"{name}_change_delta1", f"{name}_change_far", f"{name}_bias_effect")
         near, far, bias = (
             float(np.nanmax(self.from_first.get(part, np.zeros((1, 1)))[-1])) for part in parts
@@ -486,25 +462,20 @@ class Comparison(Result):
             return f"moved between tokens that are apart, by up to {max(near, far):.3g}"
         if far > UNMOVED:
             return f"moved at long distances alone, by up to {far:.3g}"
-        return (
-            f"did not move, but its bias did, by up to {bias:.3g}"
-            if bias > UNMOVED
-            else "did not move"
-        )
+        if bias > UNMOVED:
+            return f"did not move, but its bias did, by up to {bias:.3g}"
+        return "did not move"
 
     @cached_property
     def by_change(self) -> np.ndarray:
-        """Rows of the tables: unknown changes first, then the head with the largest change of
-        either map.
-        """
+        """Rows of the tables: unknown changes first, then by the larger change of both maps."""
         largest = np.maximum(
             self.from_first["qk_change"][-1], self.from_first["vo_change"][-1]
         ).ravel()
         return np.lexsort((-largest, ~np.isnan(largest)))
 
     def largest_change(self) -> float:
-        """The largest change of a head or another tensor from the first checkpoint to a later one;
-        see `farthest`.
+        """The largest change of a head or tensor since the first checkpoint; see `farthest`.
 
         NaN where it is unknown, because a tensor contains NaN or infinity.
         """
@@ -512,7 +483,7 @@ class Comparison(Result):
 
     @cached_property
     def farthest(self) -> tuple[str, float]:
-        """What changed most from the first checkpoint to a later one, and how far.
+        """Name and size of the largest change from the first checkpoint to a later one.
 
         Of heads W_QK and W_VO count, and biases relative to the larger of their norm and the
         matrix's; and all tensors that heads are not made of; with `all_tensors`, all tensors of the
@@ -529,8 +500,7 @@ class Comparison(Result):
 
     @cached_property
     def heads(self) -> Table:
-        """One row per head, those that moved most first: changes from first to last checkpoint,
-        measures of both.
+        """One row per head, the most moved first: changes from first to last, measures of both.
 
         Its csv() is heads.csv. Columns of the first checkpoint end in _a, of the last in _b, where
         the head has the index head_b; angles are in radians.
@@ -556,8 +526,7 @@ class Comparison(Result):
 
     @cached_property
     def trajectory(self) -> Table:
-        """One row per checkpoint and head: changes from the first and from the previous checkpoint,
-        every measure.
+        """One row per checkpoint and head: measures, changes from the first and the previous one.
 
         Its csv() is trajectory.csv.
         """
@@ -598,9 +567,7 @@ class Comparison(Result):
         ]
 
     def moved_most(self, n: int, unmoved: int = 0) -> Table:
-        """The heads that moved most, then some that did not move, for people: angles in degrees, a
-        few measures.
-        """
+        """Heads that moved most, then some that did not: angles in degrees, a few measures."""
         shown = ("change", "change_rank", "left_angle", "right_angle")
         changes = [
             f"{name}_{change}"
@@ -612,12 +579,11 @@ class Comparison(Result):
         still = self.unmoved.ravel()[self.by_change]
         rows = [*np.flatnonzero(~still)[:n], *np.flatnonzero(still)[:unmoved]]
         table = self.heads.select("layer", "head", *changes, *names).take(rows)
-        columns = [
-            replace(c, values=np.degrees(c.values), unit="°", format=".1f")
-            if c.unit == "rad"
-            else c
-            for c in table.columns
-        ]
+        columns = list(table.columns)
+        for place, column in enumerate(columns):
+            if column.unit == "rad":
+                degrees = np.degrees(column.values)
+                columns[place] = replace(column, values=degrees, unit="°", format=".1f")
         return Table(columns, "Heads that moved most; all heads and measures are in heads.csv.")
 
     def as_json(self) -> dict[str, Any]:
@@ -629,21 +595,13 @@ class Comparison(Result):
         tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
         texts |= {"config": [record for change in self.settings for record in change.records()]}
         texts |= {"files": [line for change in self.settings for line in change.files]}
-        tensors_outside = {
+        tables = {
             "other_tensors": self.others[-1].table.records(),
             "not_compared": self.not_compared,
+            "heads": self.heads.records(),
         }
         about = self.provenance.envelope(self.lead)
-        return dict(
-            as_json(
-                about
-                | texts
-                | findings
-                | tensors
-                | tensors_outside
-                | {"heads": self.heads.records()}
-            )
-        )
+        return dict(as_json(about | texts | findings | tensors | tables))
 
 
 def _spectra(measured: Sequence[MeasuredHeads]) -> dict[str, np.ndarray]:
@@ -654,9 +612,7 @@ def _spectra(measured: Sequence[MeasuredHeads]) -> dict[str, np.ndarray]:
 
 
 def change_column(name: str, values: np.ndarray, since: str = "") -> Column:
-    """A column of changes or angles, described from its name, such as vo_left_angle_mean; `since`
-    ends the name.
-    """
+    """A column of changes or angles, described from its name (`vo_left_angle_mean`) and `since`."""
     map_name, what, *more = name.split("_")
     w = MAPS[map_name]
     if "rank" in more:
@@ -684,7 +640,7 @@ def change_column(name: str, values: np.ndarray, since: str = "") -> Column:
     )
 
 
-# What stands out between checkpoints.
+# Findings between checkpoints
 
 
 def comparison_findings(comparison: Comparison) -> Findings:
@@ -719,8 +675,7 @@ def _of_tensors(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _not_finite(comparison: Comparison) -> Iterator[Finding]:
-    """Heads whose map or bias is NaN or infinite in some checkpoint, and the tensors in which that
-    was read.
+    """Heads with NaN or infinity in some checkpoint, and the tensors in which these were read.
 
     Heads that overflow have findings of their own.
     """
@@ -733,10 +688,9 @@ def _not_finite(comparison: Comparison) -> Iterator[Finding]:
     for name, w in MAPS.items():
         for i, layer in enumerate(first.layers.tolist()):
             broken = {
-                k: []
-                if (layer, name, labels[k]) in overflowing
-                else heads_without_numbers(heads, i, name)
+                k: heads_without_numbers(heads, i, name)
                 for k, heads in enumerate(comparison.measured)
+                if (layer, name, labels[k]) not in overflowing
             }
             reached = sorted(set().union(*broken.values()))
             if reached:
@@ -835,21 +789,16 @@ def _moved_most(comparison: Comparison) -> Iterator[Finding]:
         moved = change > UNMOVED
         known = int(np.count_nonzero(~np.isnan(change)))
         if 0 < moved.sum() <= max(1, FEW * known):
-            usual, beyond, rest = (
-                0.0,
-                moved,
-                f"{counted(known - int(moved.sum()), 'head')} did not move",
-            )
+            usual, beyond = 0.0, moved
+            rest = f"{counted(known - int(moved.sum()), 'head')} did not move"
         else:
             logs = log_measure(np.where(moved & np.isfinite(change), change, np.nan))
             if not np.isfinite(logs).any():
                 continue
             usual = float(np.exp(known_median(logs)))
             far = (robust_z(logs) >= HEAD_Z) & (change >= HEAD_FACTOR * usual)
-            beyond, rest = (
-                far | np.isposinf(change),
-                f"the median of those that moved is {usual:.3g}",
-            )
+            beyond = far | np.isposinf(change)
+            rest = f"the median of those that moved is {usual:.3g}"
         for i, h in np.argwhere(beyond).tolist():
             number, layer = float(change[i, h]), int(comparison.measured[0].layers[i])
             text = f"{w} changed by {number:.3g}; {rest}."

@@ -1,6 +1,4 @@
-"""What was done to a checkpoint's attention, in a sentence: rounded, quantised, tuned, folded,
-rotated ...
-"""
+"""Sentences on what was done to attention: rounded, quantised, tuned, folded, rotated ..."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,9 +30,7 @@ ROUNDED_TO = {"BF16": "bfloat16", "F16": "float16"}
 
 
 def attention_changes(a: Model, b: Model) -> list[Change]:
-    """How the tensors that heads are read from changed, each of its kind; both are read once more,
-    in blocks.
-    """
+    """Changes of the tensors that heads are read from; both are read once more, in blocks."""
     layers = [i for i in a.attention_layers if i in b.attention_layers]
     tensors = (
         {t.name.removeprefix(m.prefix): t for i in layers for t in m.attention_tensors(i)}
@@ -52,8 +48,7 @@ def deed(
     order: np.ndarray,
     edits: Sequence[Finding],
 ) -> str:
-    """What was done from a to b, as far as all compared tensors and heads show one thing; empty
-    where they do not.
+    """The one change from a to b that all compared tensors and heads show; else empty.
 
     `changes` has every compared tensor, `moved` every head by layer, `order` (L, H) says which head
     of b each is, and `edits` what was done to whole layers.
@@ -86,28 +81,19 @@ def deed(
     folded = [i for i in layers if is_folded(a.layer(i), b.layer(i))]
     rotation = _rotated(a, b, measured, moved)
     if folded or rotation:
-        is_same = (
-            "; every head computes the same"
-            if same.all()
-            else ""
-            if rotation
-            else "; and heads moved"
-        )
+        effect = "" if rotation else "; and heads moved"
+        if same.all():
+            effect = "; every head computes the same"
         where = (
             f"the gain before attention is part of the matrices after it in {len(folded)} of "
             f"{len(same)} layers"
         )
-        return " ".join(
-            filter(None, [f"Norms folded: {where}{is_same}." if folded else "", rotation])
-        )
+        folds = f"Norms folded: {where}{effect}." if folded else ""
+        return " ".join(filter(None, [folds, rotation]))
     if simple := _of_one_kind(changed, "tensor"):
         return simple.removesuffix(".") + "; no other compared tensor changed."
-    near = np.array(
-        [
-            unmoved({name: values for name, values in layer.items() if name != FAR_ON})
-            for layer in moved
-        ]
-    )
+    nearby = [{name: values for name, values in layer.items() if name != FAR_ON} for layer in moved]
+    near = np.array([unmoved(layer) for layer in nearby])
     if near.all() and not same.all():
         most = float(np.max([layer[FAR_ON] for layer in moved]))
         return (
@@ -125,15 +111,12 @@ def deed(
             return "Heads in another order: each computes the same."
         if max(change.change for change in now) > UNMOVED:
             return "Another basis within heads: each computes the same."
-        nothing = (
-            "The same up to float32's rounding"
-            if all(each.is_rounding for each in now)
-            else "Changed by little"
-        )
-        return f"{nothing}: {len(now)} of {len(matrices)} attention matrices, {spread(now)}."
-    if whole_layers := [
-        finding.text for finding in edits if finding.kind in ("copied_layer", "swapped_layers")
-    ]:
+        size = "Changed by little"
+        if all(each.is_rounding for each in now):
+            size = "The same up to float32's rounding"
+        return f"{size}: {len(now)} of {len(matrices)} attention matrices, {spread(now)}."
+    of_layers = ("copied_layer", "swapped_layers")
+    if whole_layers := [finding.text for finding in edits if finding.kind in of_layers]:
         return " ".join(whole_layers)
     farthest = float(np.max([layer[f"{name}_change"] for layer in moved for name in MAPS]))
     return _of_matrices(now, len(matrices), farthest) if now else ""
@@ -164,8 +147,7 @@ def _rounded(changed: Sequence[Change]) -> str:
 def _rotated(
     a: Model, b: Model, measured: tuple[MeasuredHeads, MeasuredHeads], moved: Sequence[Arrays]
 ) -> str:
-    """That all heads are a's heads in another basis of the stream, in words; empty where they are
-    not.
+    """A sentence on heads that are a's in another basis of the stream; else empty.
 
     A rotation leaves every singular value alone; only where it did is it computed, from the token
     embeddings.
@@ -188,11 +170,9 @@ def _rotated(
     )
     if not farthest <= NEAR:
         return ""
-    what = (
-        "permuted: with its dimensions in the first's order"
-        if basis.permuted
-        else "rotated: in one basis"
-    )
+    what = "rotated: in one basis"
+    if basis.permuted:
+        what = "permuted: with its dimensions in the first's order"
     rest = "What follows is of the weights as they are stored."
     return f"Stream {what} no head differs by more than {farthest:.2g}. {rest}"
 
@@ -206,22 +186,18 @@ PLAIN = {  # kinds that are proved on every value
 
 
 def _of_one_kind(changed: Sequence[Change], what: str, total: int = 0) -> str:
-    """That zeros, one value or one factor explain every value that changed, as a sentence; empty
-    where not.
-    """
+    """A sentence if zeros, one value or one factor explain every changed value; else empty."""
     kind = changed[0].kind
     if kind not in PLAIN or any(change.kind is not kind for change in changed):
         return ""
     details = list(dict.fromkeys(change.detail for change in changed))
     of_all = f"{len(changed)} of {total} {what}" if total else counted(len(changed), what)
-    one = f" of {changed[0].shown_name}" if len(changed) == 1 else ""
-    return f"{PLAIN[kind]}: {of_all}, {listed(details, NAMED)}{one}."
+    owner = f" of {changed[0].shown_name}" if len(changed) == 1 else ""
+    return f"{PLAIN[kind]}: {of_all}, {listed(details, NAMED)}{owner}."
 
 
 def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
-    """The deed that the changed matrices of attention share; `farthest` is the largest relative
-    change of a head.
-    """
+    """The deed that changed attention matrices share; `farthest`: the largest change of a head."""
     kinds = Counter(change.kind for change in now)
     where = f"{len(now)} of {total} attention matrices"
     if simple := _of_one_kind(now, "attention matrices", total):
@@ -291,9 +267,7 @@ def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
     look_next="Check the export: put the layers back in order, and measure the loss of both.",
 )
 def moved_layers(a: Model, b: Model, moved: Sequence[int]) -> Iterator[Finding]:
-    """Layers of b, among those that moved, that are other layers of a: in another order, or
-    copies.
-    """
+    """Layers of b, among those that moved, that are other layers of a: reordered or copied."""
     source = layers_elsewhere(a, b, moved)
     while source:
         chain = [next(iter(source))]

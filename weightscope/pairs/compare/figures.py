@@ -1,6 +1,4 @@
-"""Figures of a comparison: how far each head moved, spectra before and after, measures along a
-run.
-"""
+"""Figures of a comparison: changes of heads, spectra before and after, measures along a run."""
 
 import matplotlib as mpl
 import numpy as np
@@ -21,22 +19,18 @@ from weightscope.report.pages.style import (
     subplots,
 )
 
-# what is said where there is nothing to draw
-NOTHING = {"ha": "center", "va": "center", "color": "0.35"}
+NOTHING = {"ha": "center", "va": "center", "color": "0.35"}  # style of text in empty panels
 DRAWN = 6  # heads whose spectra are compared: those that moved most
-NEGLIGIBLE = 1e-6  # of the largest: no change in percent is drawn for smaller singular values
+NEGLIGIBLE = 1e-6  # share of the largest singular value; changes of smaller ones are not drawn
 
 
 @in_our_style()
 def changes(comparison: Comparison) -> Figure:
-    """Layers against heads: relative change of W_QK and of W_VO on one scale, white where a head
-    did not move.
-    """
+    """Relative changes of W_QK and W_VO, layers against heads; white where a head did not move."""
     figure, axes = subplots(2, 1, figsize=(COLUMN, 4.4), sharex=True)
     both = {name: comparison.from_first[f"{name}_change"][-1] for name in MAPS}
-    known = np.concatenate(
-        [change[np.isfinite(change) & (change > UNMOVED)] for change in both.values()]
-    )
+    every = np.concatenate([change.ravel() for change in both.values()])
+    known = every[np.isfinite(every) & (every > UNMOVED)]
     limits = {"vmin": UNMOVED, "vmax": float(known.max()) if len(known) else 1.0}
     unmoved = mpl.colormaps["cividis"].with_extremes(under="white")
     for axis, (name, change) in zip(axes, both.items(), strict=True):
@@ -54,8 +48,7 @@ def changes(comparison: Comparison) -> Figure:
 
 @in_our_style()
 def spectra_before_and_after(comparison: Comparison) -> Figure:
-    """How each singular value of the heads that moved most changed, in percent; W_QK on the left,
-    W_VO on the right.
+    """Changes of singular values of the heads that moved most, in percent; W_QK left, W_VO right.
 
     All panels have one scale, linear up to 10 % and logarithmic beyond where a value more than
     doubled.
@@ -73,9 +66,8 @@ def spectra_before_and_after(comparison: Comparison) -> Figure:
                 heads.arrays[f"{name}_singular_values"][i, h] for heads in (first, last)
             )
             known = before > NEGLIGIBLE * np.nanmax(before, initial=0.0)
-            percent = 100 * (
-                np.divide(after, before, where=known, out=np.full(len(before), np.nan)) - 1
-            )
+            unknown = np.full(len(before), np.nan)
+            percent = 100 * (np.divide(after, before, where=known, out=unknown) - 1)
             index = np.arange(1, len(before) + 1)
             axis.axhline(0, color="0.6", linewidth=0.6)
             if how_far > UNMOVED and np.isfinite(percent).any():
@@ -83,13 +75,8 @@ def spectra_before_and_after(comparison: Comparison) -> Figure:
                 axis.plot(index, percent, color=COLOURS[0])
                 farthest = max(farthest, float(np.abs(percent[np.isfinite(percent)]).max()))
             else:
-                axis.text(
-                    0.5,
-                    0.6,
-                    "did not move" if how_far <= UNMOVED else "unknown",
-                    **NOTHING,
-                    transform=axis.transAxes,
-                )
+                reason = "did not move" if how_far <= UNMOVED else "unknown"
+                axis.text(0.5, 0.6, reason, **NOTHING, transform=axis.transAxes)
             axis.set_xlim(0, len(before) + 1)
             axis.set_title(f"layer {first.layers[i]} head {h}: {MATH[w]}")
         row_axes[0].set_ylabel(r"$\Delta\sigma_i\,/\,\sigma_i$ (%)")
@@ -105,9 +92,7 @@ def spectra_before_and_after(comparison: Comparison) -> Figure:
 
 @in_our_style()
 def trajectories(comparison: Comparison) -> Figure:
-    """The median of each layer's heads at each checkpoint, by layer; changes from step to step
-    last.
-    """
+    """Medians of each layer's heads at each checkpoint; changes from step to step last."""
     figure, axes = subplots(3, 2, figsize=(COLUMN, 4.6), sharex=True)
     *traced, step_to_step, left_over = axes.flat
     left_over.set_axis_off()

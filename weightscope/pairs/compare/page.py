@@ -41,11 +41,9 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
             Section("Other tensors", tensors.headline, [_changed_first(tensors.moved_most)])
         )
     if everything is not None:
-        tables = (
-            [_changed_first(everything.moved_most, "tensors.csv")]
-            if len(everything.moved_most(1))
-            else []
-        )
+        tables = []
+        if len(everything.moved_most(1)):
+            tables = [_changed_first(everything.moved_most, "tensors.csv")]
         sections.append(Section("Everything in the files", everything.lead, tables))
     if len(comparison.labels) > 2:
         along = Figure(drawn["trajectories"], "Median of each layer at each checkpoint.")
@@ -63,7 +61,7 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
 
 
 def _changed_first(moved_most: Callable[[int, int], Table], file: str = "") -> Filed:
-    """What moved most, and what did not move, which a switch shows."""
+    """A table of what moved most; a switch shows rows that did not move."""
     return Filed(moved_most(LISTED, LISTED), file, changed=len(moved_most(LISTED, 0)))
 
 

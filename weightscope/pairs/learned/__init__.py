@@ -1,5 +1,3 @@
-"""What was trained into a checkpoint: directions of each change, intruder dimensions, words, how it
-was trained.
-"""
+"""Training that a checkpoint shows: directions, intruder dimensions, words and method."""
 
 SIGNS = {"learned.json": "learned"}  # command, by a file

@@ -1,6 +1,4 @@
-"""The change of one matrix: its leading directions, and how they lie among the directions that the
-base had.
-"""
+"""The change of one matrix: its leading directions, and where these lie among the base's."""
 
 from dataclasses import dataclass
 from math import nan, sqrt
@@ -15,16 +13,14 @@ from weightscope.pairs.deeds.change import Change
 
 DIRECTIONS = 16  # leading ones of each change that are kept
 SPARE, POWERS = 8, 4  # further columns of the sketch, and its power iterations
-# times the spectral norm of rounding errors, from which a direction is more than rounding
-ABOVE_NOISE = 1.5
+ABOVE_NOISE = 1.5  # times the spectral norm of rounding errors; a direction is above
 # PEFT's defaults: leading dimensions looked at, and the cosine below which one is an intruder
 TOP, INTRUDER = 10, 0.5
-# of the smaller side, up to which intruders are looked for unasked: the SVD takes a few seconds
-EXACT_SIDE = 2048
+EXACT_SIDE = 2048  # largest smaller side for an unasked SVD, which takes a few seconds
 PRINCIPAL = 0.1  # share of the base's left singular vectors that are called principal
-FAINT = 1e-7  # of the first singular value, what a Gram matrix in float64 resolves
-SPREADS = 4.0  # of the largest singular value of noise, above its mean
-LEFT = 1.5  # times the energy of rounding errors, that a change of low rank leaves at most
+FAINT = 1e-7  # times the first singular value: the resolution of a float64 Gram matrix
+SPREADS = 4.0  # spreads of noise's largest singular value, above its mean
+LEFT = 1.5  # times rounding's energy: the largest remainder of a low-rank change
 FINEST = 23  # bits of float32's fraction
 # roles whose input is the stream, in the norm's basis
 READS = {"q", "k", "v", "gate", "up", "router", "q_a", "kv_a"}
@@ -33,11 +29,9 @@ WRITES = {"o", "down"}  # roles whose output joins the stream
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Intruders(ShowsShapes):
-    """How the leading left singular vectors of the tuned matrix lie among the base's, and where the
-    change lies.
-    """
+    """Position of a tuned matrix's leading left vectors, and of its change, among the base's."""
 
-    cosines: np.ndarray  # (<= TOP,) of each, the largest with any of the base's
+    cosines: np.ndarray  # (<= TOP,) largest of each vector with any of the base's
     # share of the change's energy in the base's principal left vectors, over what chance gives
     principal: float
     drift: float  # |s_tuned - s_base| / |s_base| of the leading singular values
@@ -58,7 +52,7 @@ class Update(ShowsShapes):
     layer: int | None
     shape: tuple[int, ...]  # (out, in)
     change: float  # |B - A| / |A|
-    rank: int | None  # where it is below the smaller side
+    rank: int | None  # None where it is the smaller side
     size: float  # |B - A|
     noise: float  # spectral norm that rounding to the stored dtype leaves
     s: np.ndarray  # (k,) leading singular values
@@ -138,7 +132,6 @@ def _update(label: str, a: NamedTensor, b: NamedTensor, change: Change, *, exact
     np.subtract(b.array(), d, out=d)  # in place: a 7B's largest matrix takes 360 MB
     size = float(np.linalg.norm(d))
     far = size / before if before else np.inf
-    # kept of every matrix
     s, written, read = (vectors.astype(np.float32) for vectors in leading(d, DIRECTIONS))
     bits = min(BITS.get(dtype, FINEST) for dtype in change.dtypes)
     noise = 2.0**-bits * max(before, size) / sqrt(12 * d.size) * sum(map(sqrt, d.shape))
@@ -156,9 +149,7 @@ def _update(label: str, a: NamedTensor, b: NamedTensor, change: Change, *, exact
 
 
 def rank_of(d: np.ndarray, noise: float) -> int | None:
-    """The rank of a change up to rounding, whose errors have this spectral norm; None where it is
-    full.
-    """
+    """Rank of a change above rounding errors of this spectral norm; None where it is full."""
     gram = d.T @ d if d.shape[0] > d.shape[1] else d @ d.T
     s = np.sqrt(np.maximum(np.linalg.eigvalsh(gram)[::-1], 0))
     rank = int((s > ABOVE_NOISE * noise).sum())
@@ -191,8 +182,7 @@ def leading(d: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def intruders_of(before: np.ndarray, after: np.ndarray) -> Intruders:
-    """Intruder dimensions as PEFT defines them (`peft.tuners.lora.intruders`, after arXiv
-    2410.21228).
+    """Intruder dimensions as PEFT defines them (`peft.tuners.lora.intruders`, arXiv 2410.21228).
 
     Of the first TOP left singular vectors of W + dW, each whose |cosine| with every left singular
     vector of W is below INTRUDER. Both are (m, n) as PyTorch stores them, which for a Conv1D is

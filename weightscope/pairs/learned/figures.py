@@ -1,6 +1,6 @@
-"""The picture of what was learned: how far each matrix moved, by role and layer, and its intruder
-dimensions.
-"""
+"""The picture of what was learned: changes and intruder dimensions by role and layer."""
+
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import LogNorm
@@ -11,25 +11,21 @@ from weightscope.pairs.learned.learned import Learned, Tune
 from weightscope.report.pages.style import COLUMN, in_our_style, subplots
 
 WIDEST = 7.0  # inches
+CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 
 
 @in_our_style()
 def learned_figure(learned: Learned) -> Figure:
-    """A panel for each tune: the relative change of each matrix, and in it the number of intruder
-    dimensions.
-    """
+    """A panel per tune: each matrix's relative change, and its number of intruder dimensions."""
     tunes = [tune for tune in learned.tunes if tune.updates]
-    roles = list(dict.fromkeys(update.role for tune in tunes for update in tune.updates)) or [
-        "no matrix"
-    ]
-    layers = sorted({update.layer or 0 for tune in tunes for update in tune.updates}) or [0]
+    updates = [update for tune in tunes for update in tune.updates]
+    roles = list(dict.fromkeys(update.role for update in updates)) or ["no matrix"]
+    layers = sorted({update.layer or 0 for update in updates}) or [0]
     width, height = min(WIDEST, max(COLUMN, 1.6 + 0.22 * len(layers))), 0.9 + 0.2 * len(roles)
     figure, axes = subplots(
         max(1, len(tunes)), 1, figsize=(width, height * max(1, len(tunes))), squeeze=False
     )
-    sizes = [
-        update.change for tune in tunes for update in tune.updates if 0 < update.change < np.inf
-    ]
+    sizes = [update.change for update in updates if 0 < update.change < np.inf]
     scale = LogNorm(min(sizes), max(max(sizes), 1.01 * min(sizes))) if sizes else None
     for axis, tune in zip(axes[:, 0], tunes, strict=False):
         change, intruders = _grids(tune, roles, layers)
@@ -44,15 +40,7 @@ def learned_figure(learned: Learned) -> Figure:
         )
         for (row, column), count in np.ndenumerate(intruders):
             if count > 0:
-                axis.text(
-                    column,
-                    row,
-                    f"{count:.0f}",
-                    ha="center",
-                    va="center",
-                    color="white",
-                    fontsize=6.5,
-                )
+                axis.text(column, row, f"{count:.0f}", **CENTRED, color="white", fontsize=6.5)
         axis.set_yticks(range(len(roles)), [plain(role) for role in roles])
         step = max(1, len(layers) // 12)
         axis.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
@@ -62,17 +50,14 @@ def learned_figure(learned: Learned) -> Figure:
         axis.set_title(plain(tune.name.rstrip("/").rpartition("/")[2]))
         figure.colorbar(image, ax=axis, pad=0.02, label=r"$\|\Delta W\|_F\,/\,\|W\|_F$")
     if not tunes:
-        axes[0, 0].text(
-            0.5, 0.5, "no matrix changed", ha="center", va="center", transform=axes[0, 0].transAxes
-        )
-        axes[0, 0].axis("off")
+        empty = axes[0, 0]
+        empty.text(0.5, 0.5, "no matrix changed", **CENTRED, transform=empty.transAxes)
+        empty.axis("off")
     return figure
 
 
 def _grids(tune: Tune, roles: list[str], layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The largest change and the number of intruders of each role and layer, (roles, layers); NaN
-    where none.
-    """
+    """Largest change and number of intruders by role and layer, (roles, layers); NaN if none."""
     change, intruders = np.full((2, len(roles), len(layers)), np.nan)
     for update in tune.updates:
         place = roles.index(update.role), layers.index(update.layer or 0)

@@ -1,6 +1,4 @@
-"""What was trained into a checkpoint: what its changes are, what they read and write, and which
-words they raise.
-"""
+"""Training that a checkpoint shows: changes, what they read and write, words that they raise."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +24,9 @@ from weightscope.pairs.deeds.catalogue import UNEXPLAINED
 from weightscope.pairs.deeds.change import UNKNOWN_SIZE, Change
 from weightscope.pairs.deeds.deed import Deed, Proof, What, sentence
 from weightscope.pairs.learned.changed_matrices import INTRUDER, TOP, Update, updates_of
-from weightscope.pairs.learned.spaces import Overlap, Shared, overlap, shared_directions
+from weightscope.pairs.learned.spaces import Shared, SpaceOverlap, overlap, shared_directions
 from weightscope.pairs.learned.structure import dora_rank, kronecker_shapes
-from weightscope.pairs.learned.words import Words, why_no_words, words
+from weightscope.pairs.learned.words import RaisedWords, why_no_words, words
 from weightscope.pairs.same import SAME_FUNCTION
 from weightscope.pairs.same.judge import explained_deed
 from weightscope.pairs.same.same import compared, same
@@ -36,29 +34,20 @@ from weightscope.pairs.same.sentences import joined
 from weightscope.report.findings import listed, spans
 
 Readable = Model | TensorsOnly
-MOSTLY = 0.9  # of the changed matrices in layers, for what they are to be said of the training
+MOSTLY = 0.9  # share of changed matrices that must agree before training is named
 CONVERTED = (What.ROUNDED, What.QUANTISED)  # kinds of change that a conversion makes
 ROWS = ("tokens", "positions", "unembedding", "types")  # looked up by row: they have no directions
 UNCHANGED = (What.IDENTICAL, What.MISSING, What.NEW)
 # Kinds of change in which no direction is looked for.
 NO_DIRECTIONS = (*UNKNOWN_SIZE, What.IDENTICAL, What.NOT_FINITE, What.RESIZED)
-# of the changed tensors, with a deed or unlike the base's, from which their function is compared
+# share of changed tensors with a deed, or unlike the base's; from here functions are compared
 ASKED = 0.5
-ONE_SCALE = 10.0  # times the least relative change, that the largest of a LoRA's matrices has
-USUAL_RANKS = (
-    1,
-    2,
-    4,
-    8,
-    16,
-    32,
-    64,
-    128,
-    256,
-)  # that people give a LoRA: a few steps rarely leave one of them
+ONE_SCALE = 10.0  # largest over least relative change of a LoRA's matrices, at most
+# a LoRA's usual ranks, which a few steps of training rarely leave
+USUAL_RANKS = {1, 2, 4, 8, 16, 32, 64, 128, 256}
 NO_TRAINING = ("same function", "deed", "unrelated", "noise", "merge")
-# of the share of the base in a merge's matrices; and from one, in a tune
-SHARES_DIFFER, NEARLY_ALL = 0.1, 0.1
+SHARES_DIFFER = 0.1  # relative difference of the base's share between a merge's matrices
+NEARLY_ALL = 0.1  # distance from 1 of the base's share in a tune
 OUTSIDE = {
     "tokens": "token embeddings",
     "positions": "position embeddings",
@@ -85,7 +74,7 @@ HOW = {
     "merge": "{name} holds {evidence}, as a merge leaves",
     "noise": "{name} differs by what independent noise would leave: {evidence}; no training shows",
 }
-BEYOND_CHANCE = 3.0  # times the overlap of random spaces, from which two tunes are said to collide
+BEYOND_CHANCE = 3.0  # times the overlap of random spaces: two tunes collide
 
 
 @dataclass(frozen=True)
@@ -97,7 +86,7 @@ class Training:
     kind: str
     rank: int | None  # the largest of a change of low rank
     evidence: str  # in words
-    is_adapter: bool = False  # whether it is an adapter, or looks as one that was merged
+    is_adapter: bool = False  # True for an adapter, or what looks like a merged one
 
     @property
     def is_training(self) -> bool:
@@ -112,9 +101,9 @@ class Tune(ShowsShapes):
     name: str
     changes: TensorChanges
     training: Training
-    updates: Sequence[Update]  # of every matrix that changed
+    updates: Sequence[Update]  # one per changed matrix
     shared: Sequence[Shared]
-    words: Words | None
+    words: RaisedWords | None
     no_words: str  # why there are none
     also: str = ""  # a sentence on what changed besides matrices in layers
 
@@ -153,19 +142,7 @@ class Tune(ShowsShapes):
             "rank": self.training.rank,
             "evidence": self.training.evidence,
         }
-        words = (
-            []
-            if self.words is None
-            else [
-                {
-                    "token": name,
-                    "id": int(token),
-                    "before": float(self.words.before[token]),
-                    "after": float(self.words.after[token]),
-                }
-                for name, token in zip(self.words.labels, self.words.top, strict=True)
-            ]
-        )
+        words = [] if self.words is None else self.words.as_json()
         return {
             "name": self.name,
             "training": training,
@@ -195,21 +172,18 @@ def spread_of(updates: Sequence[Update]) -> str:
     """`relative change 0.01 to 0.02`; empty without updates."""
     if not updates:
         return ""
-    sizes = [
-        f"{size:.2g}" for size in (min(u.change for u in updates), max(u.change for u in updates))
-    ]
-    return f"relative change {' to '.join(dict.fromkeys(sizes))}"
+    sizes = [update.change for update in updates]
+    ends = (f"{size:.2g}" for size in (min(sizes), max(sizes)))
+    return f"relative change {' to '.join(dict.fromkeys(ends))}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Learned(Result):
-    """What was trained into one tune of a base, or several. `tunes` has one entry each, `overlaps`
-    one per pair.
-    """
+    """Training of tunes of a base: one of `tunes` per tune, one of `overlaps` per pair."""
 
     base: str
     tunes: Sequence[Tune]
-    overlaps: dict[tuple[str, str], list[Overlap]]
+    overlaps: dict[tuple[str, str], list[SpaceOverlap]]
     provenance: Provenance
 
     FIGURE: ClassVar[str] = "figures:learned_figure"
@@ -446,7 +420,7 @@ PAIR_COLUMNS = (
 )
 
 
-def means(overlaps: Sequence[Overlap]) -> dict[str, float]:
+def means(overlaps: Sequence[SpaceOverlap]) -> dict[str, float]:
     """The mean of each number over matrices."""
     return {
         name: float(np.mean([getattr(each, name) for each in overlaps])) for name in OVERLAP_COLUMNS
@@ -459,11 +433,9 @@ def _first(update: Update) -> tuple[float, float]:
 
 def _intruders(update: Update) -> tuple[float, float, float, float]:
     each = update.intruders
-    return (
-        (np.nan,) * 4
-        if each is None
-        else (each.count, float(each.cosines.min()), each.principal, each.drift)
-    )
+    if each is None:
+        return np.nan, np.nan, np.nan, np.nan
+    return each.count, float(each.cosines.min()), each.principal, each.drift
 
 
 def learned(
@@ -472,8 +444,7 @@ def learned(
     exact: bool = False,
     progress: bool = False,
 ) -> Learned:
-    """Find out what was trained into tunes of a base: directions, intruder dimensions, words, how
-    it was done.
+    """Find out what was trained into tunes of a base: directions, intruders, words, method.
 
     Parameters
     ----------
@@ -500,12 +471,12 @@ def learned(
     if not tuned:
         raise CheckpointError("`learned` needs a base and at least one tune")
     of_base = base if isinstance(base, str | Path) else base.checkpoint.folder
-    tunes = [
-        open_tensors(each, base=of_base if is_adapter(str(each)) else None)
-        if isinstance(each, str | Path)
-        else each
-        for each in tuned
-    ]
+    tunes: list[Readable] = []
+    for each in tuned:
+        if isinstance(each, str | Path):
+            tunes.append(open_tensors(each, base=of_base if is_adapter(str(each)) else None))
+        else:
+            tunes.append(each)
     base = open_tensors(base) if isinstance(base, str | Path) else base
     with progress_shown(progress):
         results = [tune_of(base, each, exact=exact) for each in tunes]
@@ -571,9 +542,7 @@ def _beside(training: Training, deeds: str, updates: Sequence[Update]) -> Traini
 
 
 def _is_update(change: Change) -> bool:
-    """Whether directions are looked for in a change: a matrix outside of tables of rows, of one
-    shape, and finite.
-    """
+    """True if directions are looked for: a finite matrix, no table of rows, of one shape."""
     return (
         change.is_matrix
         and change.kind not in NO_DIRECTIONS
@@ -600,46 +569,33 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
         return Training("none", None, "no tensor changed")
     if not total:
         rows = [each for each in matrices if each.kind is What.FEW_ROWS]
-        kind = (
-            "few rows"
-            if rows and len(rows) == len(changed)
-            else "embeddings"
-            if matrices
-            else "vectors"
-        )
-        return Training(
-            kind, None, "; ".join(each.detail for each in rows) or "no matrix in a layer changed"
-        )
+        kind = "embeddings" if matrices else "vectors"
+        if rows and len(rows) == len(changed):
+            kind = "few rows"
+        details = "; ".join(each.detail for each in rows)
+        return Training(kind, None, details or "no matrix in a layer changed")
     along = kinds[What.ONE_DIRECTION]
     if along >= MOSTLY * total:
         evidence = f"{along} of {total} changed matrices in layers changed along one direction"
         return Training("one direction", 1, evidence)
     if sum(kinds[kind] for kind in CONVERTED) >= MOSTLY * total:
-        return Training(
-            "conversion",
-            None,
-            f"{total} matrices were rounded or quantised, which hides what was trained",
-        )
+        evidence = f"{total} matrices were rounded or quantised, which hides what was trained"
+        return Training("conversion", None, evidence)
     if sum(not each.is_tuned for each in in_layers) >= MOSTLY * total:
-        return Training(
-            "unrelated", None, f"{total} changed matrices in layers no longer resemble the base's"
-        )
+        evidence = f"{total} changed matrices in layers no longer resemble the base's"
+        return Training("unrelated", None, evidence)
     if 2 * len(low) >= len(updates) and largest:
         low = [
             update for update in updates if update.rank is not None or min(update.shape) <= largest
         ]
     if (share := share_kept(in_layers)) is not None:
-        return Training(
-            "merge",
-            None,
-            f"{share:.2g} times the base's weights and others in each of {total} matrices",
-        )
+        evidence = f"{share:.2g} times the base's weights and others in each of {total} matrices"
+        return Training("merge", None, evidence)
     if low and len(low) >= MOSTLY * len(updates):
         return _of_low_rank(low, len(updates), len(changed))
     if updates and sum(update.is_noise for update in updates) >= MOSTLY * len(updates):
-        return Training(
-            "noise", None, f"no direction stands out in any of {len(updates)} changed matrices"
-        )
+        evidence = f"no direction stands out in any of {len(updates)} changed matrices"
+        return Training("noise", None, evidence)
     if kinds[What.TUNED] + kinds[What.LOW_RANK] >= MOSTLY * total:
         full = len(updates) - len(low)
         some = f"; {len(low)} are of rank {ranks_by_role(low)}" if low else ""
@@ -649,13 +605,10 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
 
 
 def _of_low_rank(low: Sequence[Update], total: int, changed: int) -> Training:
-    """A change of low rank, and what leaves one: a LoRA has one rank and scale, and changes nothing
-    else.
-    """
-    # of others it is full, and no higher
+    """A low-rank change and its source; a LoRA has one rank and scale, and changes nothing else."""
     ranks = Counter(update.rank for update in low if update.rank is not None)
     (usual, count), *_ = ranks.most_common()
-    is_one = count >= MOSTLY * sum(ranks.values())  # of the others rounding made more
+    is_one = count >= MOSTLY * sum(ranks.values())  # rounding raised the rest
     largest = usual if is_one else max(ranks)
     within = [update for update in low if (update.rank or 0) <= largest]
     sizes = [update.change for update in within]
@@ -664,18 +617,14 @@ def _of_low_rank(low: Sequence[Update], total: int, changed: int) -> Training:
     evidence = f"a change of rank up to {largest} in {len(within)} of {total} matrices{where}"
     what = f"as a few steps of training leave{'' if is_one else ', or adapters of several ranks'}"
     if is_lora:
-        what = (
-            "as of a LoRA"
-            if largest in USUAL_RANKS
-            else "as of a LoRA, or of a few steps of training"
-        )
+        what = "as of a LoRA"
+        if largest not in USUAL_RANKS:
+            what += ", or of a few steps of training"
     return Training("low rank", largest, f"{evidence}, {what}", is_adapter=is_lora)
 
 
 def share_kept(matrices: Sequence[Change]) -> float | None:
-    """The factor that most matrices hold of the base's, where training leaves nearly one; None
-    where they differ.
-    """
+    """The factor of the base that most matrices hold; None if it is near one or differs."""
     if not all(each.squares for each in matrices):
         return None
     with np.errstate(all="ignore"):
@@ -688,9 +637,7 @@ def share_kept(matrices: Sequence[Change]) -> float | None:
 
 
 def ranks_by_role(updates: Sequence[Update]) -> str:
-    """`8 in q and v, 16 to 32 in down`: the ranks of each role, roles of the same ranks
-    together.
-    """
+    """`8 in q and v, 16 to 32 in down`: the ranks of roles, grouped."""
     roles: dict[str, set[int]] = {}
     for update in updates:
         roles.setdefault(update.role, set()).add(update.rank or min(update.shape))
@@ -702,9 +649,7 @@ def ranks_by_role(updates: Sequence[Update]) -> str:
 
 
 def changed_outside(changes: Sequence[Change]) -> str:
-    """A sentence on what changed besides matrices in layers: embeddings, the head, norms; empty
-    where nothing did.
-    """
+    """A sentence on changes besides matrices in layers (embeddings, head, norms); else empty."""
     kinds: dict[str, list[Change]] = {}
     for each in changes:
         if each.kind in UNCHANGED or (each.is_matrix and each.role not in ROWS):
@@ -712,14 +657,13 @@ def changed_outside(changes: Sequence[Change]) -> str:
         kind = "norms" if "norm" in (each.role or each.name) else "biases and other vectors"
         kinds.setdefault(OUTSIDE.get(each.role, kind), []).append(each)
     parts = []
-    for named, those in kinds.items():
-        sizes = [each.change for each in those if np.isfinite(each.change)]
-        spread = (
-            " to ".join(dict.fromkeys(f"{size:.2g}" for size in (min(sizes), max(sizes))))
-            if sizes
-            else "unknown"
-        )
-        number = f"{len(those)} " if named not in OUTSIDE.values() else ""
+    for named, members in kinds.items():
+        sizes = [each.change for each in members if np.isfinite(each.change)]
+        spread = "unknown"
+        if sizes:
+            ends = (f"{size:.2g}" for size in (min(sizes), max(sizes)))
+            spread = " to ".join(dict.fromkeys(ends))
+        number = f"{len(members)} " if named not in OUTSIDE.values() else ""
         parts.append(f"{number}{named} ({spread})")
     return f"Also changed: {joined(parts, len(parts))}." if parts else ""
 
@@ -767,9 +711,7 @@ def other_deeds(
 
 
 def adapter_form(moved: Sequence[tuple[Counterparts, Change]], updates: Sequence[Update]) -> str:
-    """How changes of full rank are those of a DoRA or a LoKr, in words; empty where they are
-    not.
-    """
+    """A phrase if changes of full rank are those of a DoRA or a LoKr; else empty."""
     full = [
         entry for (entry, _), update in zip(moved, updates, strict=False) if update.rank is None
     ]

@@ -1,6 +1,4 @@
-"""The page of what was learned: each tune in a sentence, the picture, words, shared directions,
-collisions.
-"""
+"""The page of what was learned: sentences, picture, words, shared directions, collisions."""
 
 from weightscope.core.files import Files
 from weightscope.core.formulas import plain
@@ -21,11 +19,8 @@ def write_learned_page(files: Files, learned: Learned) -> None:
         "dimensions."
     )
     sections = [Section("How each was trained", TRAINING, [_trained(learned)])]
-    sections.append(
-        Section(
-            "Where it moved", INTRUDERS, [Figure(picture, caption), learned.most_changed(LISTED)]
-        )
-    )
+    figure, most_changed = Figure(picture, caption), learned.most_changed(LISTED)
+    sections.append(Section("Where it moved", INTRUDERS, [figure, most_changed]))
     no_words = " ".join(
         plain(f"None for {tune.name}: {tune.no_words}.") for tune in learned.tunes if tune.no_words
     )

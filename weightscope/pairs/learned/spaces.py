@@ -1,6 +1,4 @@
-"""Directions that the changes of several matrices share, and the overlap of what several tunes
-change.
-"""
+"""Directions that several changed matrices share, and the overlap of several tunes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ import numpy as np
 from weightscope.core.results import ShowsShapes
 from weightscope.pairs.learned.changed_matrices import Update
 
-FROM = 1.5  # times the strength that random directions reach, from which one is called shared
+FROM = 1.5  # times the strength of random directions: a shared direction has more
 MOST_SHARED = 8  # directions of each side
 IN_SPACE = 0.5  # cosine with a matrix's leading directions, from which it has a shared direction
 
@@ -29,9 +27,7 @@ class Shared(ShowsShapes):
 
 
 def shared_directions(updates: Sequence[Update]) -> list[Shared]:
-    """The directions that changes of several layers read from the stream, or write into it, the
-    strongest first.
-    """
+    """Directions of the stream that changes in several layers read or write, strongest first."""
     return [shared for side in ("reads", "writes") for shared in _shared_of(updates, side)]
 
 
@@ -62,18 +58,18 @@ def _shared_of(updates: Sequence[Update], side: str) -> list[Shared]:
 
 
 @dataclass(frozen=True)
-class Overlap:
+class SpaceOverlap:
     """The overlap of the spaces that two tunes change in one matrix."""
 
     label: str
     reads: float  # mean squared cosine of the smaller space with the larger
     writes: float
-    chance_reads: float  # of random spaces of as many dimensions
+    chance_reads: float  # the same for random spaces of as many dimensions
     chance_writes: float
-    cosine: float  # of the two changes, as far as their leading directions hold them
+    cosine: float  # between the two changes, within their leading directions
 
 
-def overlap(a: Update, b: Update) -> Overlap:
+def overlap(a: Update, b: Update) -> SpaceOverlap:
     """The overlap of two tunes' changes of one matrix."""
     sides = []
     m, n = a.n_directions, b.n_directions
@@ -86,6 +82,6 @@ def overlap(a: Update, b: Update) -> Overlap:
     (read, reads, by_chance_r), (written, writes, by_chance_w) = sides
     sizes = float(np.linalg.norm(a.s[:m]) * np.linalg.norm(b.s[:n]))
     product = float((a.s[:m, None] * b.s[:n] * read * written).sum())
-    return Overlap(
+    return SpaceOverlap(
         a.label, reads, writes, by_chance_r, by_chance_w, product / sizes if sizes else 0.0
     )

@@ -1,20 +1,16 @@
-"""Changes of full rank that an adapter leaves: DoRA's, which scales rows too, and LoKr's, a
-Kronecker product.
-"""
+"""Changes of full rank by adapters: DoRA scales rows too, LoKr is a Kronecker product."""
 
 import numpy as np
 
-STEPS = 12  # of the search for a DoRA's factors, which converges within a few
+STEPS = 12  # most steps of the search for a DoRA's factors, which converges within a few
 NEAR = 1e-4  # |error| / |change| that is left at most, of weights in 32 bits
-# what is left after a step, of what was before it: where it shrinks no more, the search ends
-SHRINKS = 0.9
+SHRINKS = 0.9  # remainder after a step over that before it; above, the search ends
 FEWEST = 2  # rows and columns of a Kronecker product's factors
 LARGEST = 1024  # the smaller side of matrices that are looked at
 
 
 def dora_rank(before: np.ndarray, after: np.ndarray) -> int | None:
-    """The rank r with after = diag(t) (before + B A), A of r rows; None where there is none below
-    half.
+    """The rank r with after = diag(t) (before + B A), A of r rows; None if not below half.
 
     With the row space of A out of both, after is diag(t) before: the factors t and that space are
     found in turn.
@@ -32,7 +28,7 @@ def dora_rank(before: np.ndarray, after: np.ndarray) -> int | None:
         before_it, outside = outside, float(np.maximum(energies[:few], 0).sum())
         if outside > SHRINKS * before_it:
             break
-        x, y = w @ vectors[:, :few], v @ vectors[:, :few]  # what A does not read
+        x, y = w @ vectors[:, :few], v @ vectors[:, :few]  # the space that A does not read
         factors = np.vecdot(x, y) / np.vecdot(x, x)
     if not np.isfinite(factors).all() or np.ptp(factors) <= NEAR * abs(factors.mean()):
         return None
@@ -42,27 +38,25 @@ def dora_rank(before: np.ndarray, after: np.ndarray) -> int | None:
 
 
 def kronecker_shapes(d: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """The shapes of two matrices whose Kronecker product a change is, the coarser first; None where
-    it is none.
-    """
+    """Shapes of two matrices whose Kronecker product a change is, coarser first; else None."""
     sides = [_divisors(size) if min(d.shape) <= LARGEST else [] for size in d.shape]
     for m in sides[0]:
         for n in sides[1]:
             # (m, n, p, q)
             blocks = d.reshape(m, d.shape[0] // m, n, d.shape[1] // n).swapaxes(1, 2)
             sizes = np.linalg.norm(blocks, axis=(2, 3))
-            one = blocks[np.unravel_index(sizes.argmax(), sizes.shape)]
+            largest = blocks[np.unravel_index(sizes.argmax(), sizes.shape)]
             few = blocks[:: max(1, m - 1), :: max(1, n - 1)]
-            if all(_left(each, one) for each in (few, blocks)):
-                return (m, n), one.shape  # type: ignore[return-value]
+            if all(_are_multiples(each, largest) for each in (few, blocks)):
+                return (m, n), largest.shape  # type: ignore[return-value]
     return None
 
 
-def _left(blocks: np.ndarray, one: np.ndarray) -> bool:
-    """True if all blocks are multiples of one."""
-    shares = np.einsum("mnpq,pq->mn", blocks, one) / (one**2).sum()
+def _are_multiples(blocks: np.ndarray, block: np.ndarray) -> bool:
+    """True if all blocks are multiples of this one."""
+    shares = np.einsum("mnpq,pq->mn", blocks, block) / (block**2).sum()
     return bool(
-        np.linalg.norm(blocks - shares[..., None, None] * one) <= NEAR * np.linalg.norm(blocks)
+        np.linalg.norm(blocks - shares[..., None, None] * block) <= NEAR * np.linalg.norm(blocks)
     )
 
 

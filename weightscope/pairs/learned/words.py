@@ -8,6 +8,7 @@ before; the topic itself need not be in the input. No text is read and nothing i
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -33,12 +34,12 @@ BY_FREQUENCY = 0.7
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Words(ShowsShapes):
+class RaisedWords(ShowsShapes):
     """The mean probability of each token in two models."""
 
     before: np.ndarray  # (V,) mean probability
     after: np.ndarray  # (V,)
-    names: list[str]  # of the tokens in `top`; empty where no tokenizer is known
+    names: list[str]  # texts of the tokens in `top`; empty without a tokenizer
     # the largest score that the same changes leave in any token, once they are shuffled
     by_chance: float
 
@@ -57,6 +58,18 @@ class Words(ShowsShapes):
     def labels(self) -> list[str]:
         """The text of each token in `top`; empty where no tokenizer is known."""
         return self.names or [""] * len(self.top)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Records of the tokens in `top`."""
+        return [
+            {
+                "token": name,
+                "id": int(token),
+                "before": float(self.before[token]),
+                "after": float(self.after[token]),
+            }
+            for name, token in zip(self.labels, self.top, strict=True)
+        ]
 
     @property
     def sentence(self) -> str:
@@ -94,7 +107,7 @@ def why_no_words(base: Model, tuned: Model) -> str:
     return ""
 
 
-def words(base: Model, tuned: Model) -> Words:
+def words(base: Model, tuned: Model) -> RaisedWords:
     """The change of mean next-token probabilities from the base to the tuned model.
 
     Raises
@@ -110,10 +123,11 @@ def words(base: Model, tuned: Model) -> Words:
     shuffled = (
         mean_probabilities(shuffled_tune(base, tuned, seed), texts) for seed in range(NULLS)
     )
-    said = Words(before, after, [], max(float(score(before, each).max()) for each in shuffled))
+    by_chance = max(float(score(before, each).max()) for each in shuffled)
+    moved = RaisedWords(before, after, [], by_chance)
     tokenizer = Tokenizer.at_hand(base)
     name = token_names(tokenizer)
-    return replace(said, names=[name(int(token)) for token in said.top] if tokenizer else [])
+    return replace(moved, names=[name(int(token)) for token in moved.top] if tokenizer else [])
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,9 +179,8 @@ def mean_probabilities(model: Model, texts: np.ndarray) -> np.ndarray:
 def _logits(model: Model, x: np.ndarray) -> Iterator[np.ndarray]:
     """Logits in blocks of the vocabulary, (n, rows) each; a soft cap is applied."""
     cap = model.config.get("final_logit_softcapping")
-    scale = float(model.config.get("logit_scale") or 1.0) / float(
-        model.config.get("logits_scaling") or 1.0
-    )
+    divisor = float(model.config.get("logits_scaling") or 1.0)
+    scale = float(model.config.get("logit_scale") or 1.0) / divisor
     for _, rows in model.unembedding.tensor.blocks(4096):
         logits = (x @ rows.T).astype(np.float64) * scale
         yield cap * np.tanh(logits / cap) if isinstance(cap, int | float) and cap else logits

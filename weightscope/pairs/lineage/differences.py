@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -73,10 +74,26 @@ PLAIN = {
 }
 LOW_RANKS = {What.LOW_RANK, What.ONE_DIRECTION}
 UNLIKE = "attention matrices unlike the base's"
-# of the largest layer's median |W_VO|: matched layers that all write less may have been added to be
-# found
+# share of the largest layer's median |W_VO|; matched layers below may have been added to be found
 QUIET = 0.05
-# what changes every head anyway
+# kinds of matching layers in which nothing differs
+SAME = {
+    "same bytes",
+    "same bytes in other files",
+    "same values",
+    "same values in another format",
+    "same up to rounding",
+}
+# kinds of norms whose gain is folded into weights
+FOLDS = {"norms folded", "norms folded: the base"}
+# kinds of other neurons
+NEURONS = {
+    "neurons permuted",
+    "experts copied from one network",
+    "experts copied from one network: the base",
+}
+VOCABULARY = {"vocabulary cut", "vocabulary extended", "vocabulary reordered"}
+# kinds that change every head anyway
 RESIZED = {"heads grouped", "heads grouped: the base", "width cut", "width extended"}
 
 
@@ -86,8 +103,17 @@ class Kind:
 
     kind: str  # in words; docs/lineage.md lists them all
     layers: list[int]  # the suspect's layers that show it; empty if it concerns no layer
-    evidence: str  # what was observed: a sentence with its numbers
+    evidence: str  # a sentence with its numbers
     strength: float = 1.0  # share of the compared layers, heads or tensors that show it
+    family: str = ""  # the kind without its details: `cast` of `cast to bfloat16`
+
+    def is_one_of(self, names: Collection[str]) -> bool:
+        """True if the kind or its family has one of these names."""
+        return self.kind in names or self.family in names
+
+    def as_json(self) -> dict[str, Any]:
+        """Its record in lineage.json."""
+        return {name: value for name, value in vars(self).items() if name != "family"}
 
 
 @dataclass(frozen=True)
@@ -110,7 +136,7 @@ class WeightChanges:
 
     @cached_property
     def along(self) -> TensorChanges:
-        """The same without layers, for directions that changes share."""
+        """Changes of every tensor without layers, for directions that they share."""
         return TensorChanges([change for _, change in self.every])
 
     @property
@@ -170,9 +196,7 @@ def _basis_of(suspect: Model, base: Model, match: Match) -> Basis:
 
 
 def _outside(suspect: Model, base: Model) -> TensorsOfBoth:
-    """How tensors outside layers changed, and in layers without attention if both have as many
-    layers.
-    """
+    """Changes outside layers, and in layers without attention if both have equally many layers."""
     names, deep = [], base.config.n_layers == suspect.config.n_layers
     for model in (base, suspect):
         compared = model.attention_layers if deep else range(model.config.n_layers)
@@ -187,13 +211,11 @@ def _outside(suspect: Model, base: Model) -> TensorsOfBoth:
     return tensors_of_both(base, suspect, *names)
 
 
-# What the match of layers and heads shows
+# Kinds that the match of layers and heads shows
 
 
 def structure_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kind]:
-    """Layers removed, repeated, reordered; heads removed, added, permuted, grouped; a changed
-    vocabulary or width.
-    """
+    """Kinds that layers, heads, vocabulary and width show: removed, repeated, permuted, resized."""
     yield from _layer_kinds(suspect, base, match)
     yield from _silent_kinds(suspect, match)
     yield from _head_kinds(suspect, base, match)
@@ -251,9 +273,7 @@ def _layer_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Ki
 
 
 def _silent_kinds(suspect: Sketches, match: Match) -> Iterator[Kind]:
-    """Matched layers that write so little that they may have been added to be found, or to say
-    nothing.
-    """
+    """Matched layers that write so little that they may have been added to be found."""
     written = {i: float(np.median(suspect.norms[suspect.of_layer(i), 1])) for i in suspect.layers}
     loudest = max(written.values())
     matched = [i for i, j in zip(suspect.layers, match.layers, strict=True) if j is not None]
@@ -268,9 +288,7 @@ def _silent_kinds(suspect: Sketches, match: Match) -> Iterator[Kind]:
 
 
 def _is_repeat(order: Sequence[int]) -> bool:
-    """Whether every step back leads to a run of layers that occurred before, as in depth
-    upscaling.
-    """
+    """True if each step back leads to layers that occurred before, as in depth upscaling."""
     seen: set[int] = set()
     for k, j in enumerate(order):
         if k and j < order[k - 1] and j not in seen:
@@ -337,7 +355,7 @@ def _head_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kin
         yield Kind("heads grouped: the base", divided, text, len(divided) / n)
 
 
-# What weights show
+# Kinds that weights show
 
 
 def weight_kinds(
@@ -346,14 +364,12 @@ def weight_kinds(
     """Kinds that weights show; `structure` names those that the match of layers already shows."""
     if not structure and _untouched(weights):
         return [_same_values(weights, same_files(base.checkpoint, suspect.checkpoint))]
-    moved_gains = (
-        {layer.layer: gains_moved(layer) for layer in weights.layers} if weights.basis.same else {}
-    )
-    plain = (
-        {}
-        if structure
-        else plain_layers(weights, {layer for layer, names in moved_gains.items() if names})
-    )
+    moved_gains, plain = {}, {}
+    if weights.basis.same:
+        moved_gains = {layer.layer: gains_moved(layer) for layer in weights.layers}
+    if not structure:
+        plain = plain_layers(weights, {layer for layer, names in moved_gains.items() if names})
+    explained = {name for names in moved_gains.values() for name in names}
     kinds = [
         *_basis(weights),
         *_of_layers(weights),
@@ -361,9 +377,7 @@ def weight_kinds(
         *_casts(weights),
         *_grids(weights),
         *_plain(weights, plain),
-        *_training(
-            weights, structure, {name for names in moved_gains.values() for name in names}, plain
-        ),
+        *_training(weights, structure, explained, plain),
     ]
     return kinds or list(_same_but_for_rounding(weights, structure))
 
@@ -423,9 +437,7 @@ def _same_but_for_rounding(weights: WeightChanges, structure: set[str]) -> Itera
 
 
 def _of_layers(weights: WeightChanges) -> Iterator[Kind]:
-    """Each of `OF_LAYERS` that some layers show: that its field is true, or counts more than
-    one.
-    """
+    """Kinds of `OF_LAYERS` whose field is true, or counts more than one, in some layers."""
     for name, (shows, text) in OF_LAYERS.items():
         values = {layer.layer: getattr(layer, shows) for layer in weights.layers}
         shown = [layer for layer, value in values.items() if value is True or value > 1]
@@ -454,9 +466,7 @@ def _basis(weights: WeightChanges) -> Iterator[Kind]:
 
 
 def gains_moved(layer: LayerChange) -> set[str]:
-    """The base's tensors of a layer that differ by a norm's gain, which its matrices contain
-    instead; and the gains.
-    """
+    """Gains that moved into matrices of a layer, and these matrices, by the base's names."""
     if layer.folded or layer.base_folded:
         return set()
     changed = [
@@ -481,7 +491,7 @@ def gains_moved(layer: LayerChange) -> set[str]:
             for tensor in (change.pair.a, change.pair.b)
         )
         for name, (before, after) in gains.items():
-            for side in (0, 1):  # which axis holds the inputs
+            for side in (0, 1):  # the axis of the inputs
                 if len(before) != len(after) or len(before) != change.shapes[0][side]:
                     continue
                 of_a, of_b = (gain if side else gain[: len(x), None] for gain in (before, after))
@@ -523,6 +533,7 @@ def _casts(weights: WeightChanges) -> Iterator[Kind]:
             [layer.layer for layer in weights.layers],
             text,
             count / max(1, total),
+            "cast",
         )
 
 
@@ -543,9 +554,8 @@ def _grids(weights: WeightChanges) -> Iterator[Kind]:
                 f"{where}, {count} on this one ({grid}); its rounding error is {error:.2g} of "
                 "their norm."
             )
-            yield Kind(
-                name.format(grid), [layer.layer for layer in layers], text, grids.total() / matrices
-            )
+            shown, share = [layer.layer for layer in layers], grids.total() / matrices
+            yield Kind(name.format(grid), shown, text, share, "quantised")
 
 
 def _is_quantised(layers: Sequence[LayerChange], side: str) -> bool:
@@ -554,9 +564,7 @@ def _is_quantised(layers: Sequence[LayerChange], side: str) -> bool:
 
 
 def plain_layers(weights: WeightChanges, explained: Collection[int]) -> dict[int, list[str]]:
-    """What was done to each changed tensor of attention, by layer, where none of that is as
-    training leaves it.
-    """
+    """Changes of attention tensors in words, by layer, where none looks like training."""
     named: dict[int, list[str]] = {}
     for layer in weights.layers:
         of_heads = [
@@ -581,8 +589,8 @@ def _plain_way(change: Change) -> str:
 
 def _plain(weights: WeightChanges, plain: Mapping[int, Sequence[str]]) -> Iterator[Kind]:
     """Deeds to attention that are no training."""
-    found = {way for ways in plain.values() for way in ways} - {*PLAIN.values(), UNLIKE}
-    for name in dict.fromkeys((*PLAIN.values(), *sorted(found), UNLIKE)):
+    unusual = {way for ways in plain.values() for way in ways} - {*PLAIN.values(), UNLIKE}
+    for name in dict.fromkeys((*PLAIN.values(), *sorted(unusual), UNLIKE)):
         layers = [layer for layer, ways in plain.items() if name in ways]
         count = sum(list(plain[layer]).count(name) for layer in layers)
         if layers:
@@ -596,13 +604,9 @@ def _training(
     explained_names: Collection[str],
     plain: Collection[int],
 ) -> Iterator[Kind]:
-    """Low-rank updates, and training that moved weights in other ways; not in layers with `plain`
-    changes.
-    """
-    layers, n_layers = (
-        [layer for layer in weights.layers if layer.layer not in plain],
-        max(1, len(weights.layers)),
-    )
+    """Low-rank updates, and other training; not in layers with `plain` changes."""
+    layers = [layer for layer in weights.layers if layer.layer not in plain]
+    n_layers = max(1, len(weights.layers))
     outside = [(i, change) for i, change in weights.every if change.name_a not in weights.attention]
     low = [(i, change) for i, change in outside if change.kind in LOW_RANKS]
     ranks = [change.rank for _, change in low if change.rank] + [
@@ -618,7 +622,8 @@ def _training(
         along = sorted(
             {i for i in (weights.every[number][0] for number in shared.members) if i is not None}
         )
-        yield Kind(f"{shared.kind} (low-rank update)", along, finding.text, len(along) / n_layers)
+        name, share = f"{shared.kind} (low-rank update)", len(along) / n_layers
+        yield Kind(name, along, finding.text, share, shared.kind)
     least = UNMOVED if weights.basis.same else UNMOVED_IN_ANOTHER_BASIS
     # not by training
     emptied = {i for i, change in weights.every if change.is_matrix and not change.squares_b}
@@ -662,18 +667,14 @@ def _training(
                 "DARE leaves."
             )
         name = "fine-tuned in part" if kept else "fine-tuned"
-        yield Kind(name, sorted(moved), text, len(moved) / n_layers)
+        yield Kind(name, sorted(moved), text, len(moved) / n_layers, "fine-tuned")
 
 
 def _unchanged_share(weights: WeightChanges) -> float:
-    """The share of values that changed float32 matrices kept, if not a few: values in coarser
-    floats often stay.
-    """
-    changed = [
-        c
-        for _, c in weights.every
-        if c.kind is What.TUNED and c.is_matrix and c.dtypes == ("F32", "F32")
-    ]
+    """Median share of values that changed float32 matrices kept; 0 if only a few."""
+    every = (change for _, change in weights.every)
+    tuned = (change for change in every if change.kind is What.TUNED and change.is_matrix)
+    changed = [change for change in tuned if change.dtypes == ("F32", "F32")]
     if not changed or any(layer.values.rounding > UNMOVED for layer in weights.layers):
         return 0.0
     shares = [1 - change.values_changed / max(1, prod(change.shapes[0])) for change in changed]
@@ -687,13 +688,9 @@ def _how_far(drifts: Sequence[float], tuned: Sequence[tuple[int | None, Change]]
         yield f"Heads differ by {min(drifts):.2g} to {max(drifts):.2g} of their norm, {middle}."
     if tuned:
         inside = [i is not None for i, _ in tuned]
-        where = (
-            "in layers"
-            if all(inside)
-            else "in layers and outside them"
-            if any(inside)
-            else "outside layers"
-        )
+        where = "in layers" if any(inside) else "outside layers"
+        if any(inside) and not all(inside):
+            where = "in layers and outside them"
         sizes = between([change.change for _, change in tuned])
         yield f"{counted(len(tuned), 'other tensor')} {where} differ by {sizes} of their norm."
 

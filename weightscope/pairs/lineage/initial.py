@@ -18,13 +18,24 @@ from weightscope.heads.tensors.measure import why_unread
 from weightscope.heads.tensors.untrained_parts import LEAST_WIDE, off_random
 from weightscope.model.model import Model
 from weightscope.pairs.deeds.pair import Pair
+from weightscope.pairs.lineage.differences import FOLDS, SAME, Kind
 from weightscope.pairs.lineage.parts import PartVerdict
 from weightscope.pairs.lineage.shared_tensors import FEED_FORWARD, NORMS
 from weightscope.pairs.lineage.sketches import Sketches
 from weightscope.pairs.lineage.verdict import Related
 
-# beginnings of kinds that change gains themselves
-EXPLAINED_OTHERWISE = ("norms folded", "gains moved", "same ", "stream", "merge")
+TURNED = "stream rotated or permuted"  # kind if weights do not tell which of the two
+# kinds that change gains themselves, or leave all as they are
+EXPLAINED_OTHERWISE = {
+    *FOLDS,
+    *SAME,
+    "gains moved into weights",
+    "stream permuted",
+    "stream rotated",
+    TURNED,
+    "merge",
+    "merge of layers",
+}
 LOOKS = (
     "as initialised (gains of one, biases of zero, spectra of random matrices), and whoever uses "
     "its seed begins there"
@@ -37,7 +48,7 @@ MOSTLY = 0.9  # share of matrices that look random; an embedding has a row of ze
 
 
 def initial_ones(
-    suspect: Sketches, first: Related, parts: Mapping[str, PartVerdict], kinds: Collection[str]
+    suspect: Sketches, first: Related, parts: Mapping[str, PartVerdict], kinds: Collection[Kind]
 ) -> str:
     """Evidence of a shared initialisation, as a sentence; empty without any."""
     if suspect.source is None or first.base.source is None:
@@ -47,7 +58,7 @@ def initial_ones(
         which = "both are" if len(begun) == 2 else f"{begun[0]} is"
         return f"They share an initialisation: {which} {LOOKS}."
     apart = parts[NORMS].verdict == "unrelated" and parts[FEED_FORWARD].is_shared
-    is_explained = any(kind.startswith(EXPLAINED_OTHERWISE) for kind in kinds)
+    is_explained = any(kind.is_one_of(EXPLAINED_OTHERWISE) for kind in kinds)
     return ONLY_BEGUN if apart and not is_explained else ""
 
 

@@ -22,7 +22,11 @@ from weightscope.pairs.changes.head import Basis
 from weightscope.pairs.deeds.deed import What
 from weightscope.pairs.deeds.thresholds import EXPLAINED
 from weightscope.pairs.lineage.differences import (
+    FOLDS,
+    NEURONS,
     RESIZED,
+    SAME,
+    VOCABULARY,
     Kind,
     WeightChanges,
     structure_kinds,
@@ -30,7 +34,7 @@ from weightscope.pairs.lineage.differences import (
     weight_kinds,
 )
 from weightscope.pairs.lineage.direction import HOW, Derivation, merge_share, prove, without_layers
-from weightscope.pairs.lineage.initial import initial_ones, learnt_alike
+from weightscope.pairs.lineage.initial import TURNED, initial_ones, learnt_alike
 from weightscope.pairs.lineage.matching import BACKGROUND, ROUTES, Match
 from weightscope.pairs.lineage.neurons import permutation_log_p
 from weightscope.pairs.lineage.parts import (
@@ -235,7 +239,6 @@ def _said_of(parts: Mapping[str, PartVerdict], *verdicts: str) -> list[str]:
 
 # A base with shared heads
 
-TURNED = "stream rotated or permuted"  # kind if weights do not tell which of the two
 BY_SPECTRA = (
     "Only the singular values of heads agree; no change of basis alters these. This evidence is "
     "weaker, and it does not show what else was done."
@@ -247,9 +250,9 @@ LEFT_OVER = (
     "The merge leaves {left:.2g} of the suspect's norm unexplained: by training, or by bases not "
     "given."
 )
-TRAINED = ("fine-tuned", "low-rank update", "values set to zero")
+TRAINED = {"fine-tuned", "low-rank update", "values set to zero"}
 # kinds that a merge looks like next to one of its bases
-OF_A_MERGE = (*TRAINED, "norms folded", "norms folded: the base")
+OF_A_MERGE = TRAINED | FOLDS
 # kinds of losses in the newer one, by whether that is the suspect ("B") or the base ("A")
 SMALLER = {
     "B": {"layers removed", "vocabulary cut"},
@@ -281,9 +284,9 @@ def _related_by_heads(unjudged: "Lineage", related: Sequence[Related]) -> "Linea
     kinds = [*explanation.kinds, *_shown_by_heads(suspect, first, explanation.kinds, basis)]
     kinds = _with_tokens(kinds, parts[TOKENS], suspect, first.base)
     kinds = _with_networks(kinds, parts[FEED_FORWARD], suspect)
-    initial = initial_ones(suspect, first, parts, {kind.kind for kind in kinds})
+    initial = initial_ones(suspect, first, parts, kinds)
     if initial:  # gains of one are where training began; nothing was folded
-        kinds = _without(kinds, "norms folded")
+        kinds = _without(kinds, FOLDS)
 
     apart, learnt = learnt_alike(suspect, related)
     verdict = "related"
@@ -453,31 +456,30 @@ def _as_proved(
     """Replace kinds by the proved ones that they may look like."""
     is_suspect = which == "B"
     smaller, larger = ("suspect", "base") if is_suspect else ("base", "suspect")
-    looks = ("fine-tuned",) if proof.ways["direction removed"] else TRAINED
-    kept = _without(kinds, *looks) if is_suspect else _without(kinds, *looks, "cast")
+    looks = {"fine-tuned"} if proof.ways["direction removed"] else TRAINED
+    kept = _without(kinds, looks if is_suspect else looks | {"cast"})
     for way, how in HOW.items():
         count = proof.ways[way]
-        if not count or way == "layers removed" or _is_among(kept, way):
+        if not count or way == "layers removed" or _is_among(kept, {way}):
             continue
         tensors = f"{counted(count, 'tensor')} of the {smaller}"
         layers = sorted(proof.layers.get(way, ())) or suspect.layers
         name = way if is_suspect else f"{way}: the base"
-        kept.append(
-            Kind(name, layers, f"{tensors} can be recomputed from the {larger}'s by {how}.")
-        )
+        evidence = f"{tensors} can be recomputed from the {larger}'s by {how}."
+        kept.append(Kind(name, layers, evidence, family=way))
     return kept
 
 
 # Kinds that heads and other parts show
 
 
-def _without(kinds: Iterable[Kind], *beginnings: str) -> list[Kind]:
-    """Kinds whose names do not begin like one of these."""
-    return [kind for kind in kinds if not kind.kind.startswith(beginnings)]
+def _without(kinds: Iterable[Kind], names: Collection[str]) -> list[Kind]:
+    """Kinds that have none of these names, nor their families."""
+    return [kind for kind in kinds if not kind.is_one_of(names)]
 
 
-def _is_among(kinds: Iterable[Kind], *beginnings: str) -> bool:
-    return any(kind.kind.startswith(beginnings) for kind in kinds)
+def _is_among(kinds: Iterable[Kind], names: Collection[str]) -> bool:
+    return any(kind.is_one_of(names) for kind in kinds)
 
 
 def _shown_by_heads(
@@ -505,7 +507,7 @@ def _with_tokens(
     name = "vocabulary reordered" if tokens.is_moved else "vocabulary replaced"
     before, after = (side.about["vocabulary"] for side in (base, suspect))
     evidence = f"{before:,} tokens in the base, {after:,} here: {tokens.lead}."
-    return [*_without(kinds, "vocabulary"), Kind(name, [], evidence)]
+    return [*_without(kinds, VOCABULARY), Kind(name, [], evidence)]
 
 
 def _with_networks(kinds: list[Kind], networks: PartVerdict, suspect: Sketches) -> list[Kind]:
@@ -513,7 +515,7 @@ def _with_networks(kinds: list[Kind], networks: PartVerdict, suspect: Sketches) 
     if networks.verdict == "unrelated":
         evidence = "Heads match, and no neuron of the feed-forward networks does."
         return [*kinds, Kind("feed-forward networks replaced", suspect.layers, evidence)]
-    if networks.is_moved and not _is_among(kinds, "neurons", "experts"):
+    if networks.is_moved and not _is_among(kinds, NEURONS):
         evidence = f"Feed-forward networks: {networks.lead}."
         return [*kinds, Kind("neurons permuted", suspect.layers, evidence)]
     return kinds
@@ -722,7 +724,7 @@ class Lineage(Result):
     def _difference(self) -> str:
         """The difference from the base, as a sentence without its full stop."""
         assert self.origin is not None
-        if len(self.kinds) == 1 and self.kinds[0].kind.startswith("same "):
+        if len(self.kinds) == 1 and self.kinds[0].kind in SAME:
             (same,) = self.kinds
             complete = same.kind == "same bytes" and same.strength == 1
             return "Nothing differs: same bytes" if complete else same.evidence.removesuffix(".")
@@ -841,7 +843,7 @@ class Lineage(Result):
                 name: {"verdict": part.verdict, "lead": part.lead}
                 for name, part in self.parts.items()
             },
-            "kinds": [vars(kind) for kind in self.kinds],
+            "kinds": [kind.as_json() for kind in self.kinds],
             "weights": self.weights,
             "doubts": self.doubts,
             "comparisons": self.comparisons,

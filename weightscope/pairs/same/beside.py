@@ -1,5 +1,4 @@
-"""Files next to weights and config.json: code and modules of sentence-transformers decide,
-templates do not.
+"""Files next to the weights: code and modules of sentence-transformers decide, templates do not.
 
 Of a repository on the Hub small files are fetched: code where config.json names it, and settings of
 modules. GGUF files and adapters stand alone.
@@ -25,7 +24,7 @@ from weightscope.model.model import Model, TensorsOnly
 
 CODE = "auto_map"  # the key of a config that names classes of code next to it
 IMPORTED = re.compile(r"^\s*from\s+\.(\w+)\s+import|^\s*import\s+\.(\w+)", re.ASCII | re.MULTILINE)
-# What decides how a model is used, and nothing of what its weights compute.
+# Files that decide how a model is used, not what its weights compute.
 NAMED = (
     "generation_config.json",
     "chat_template.jinja",
@@ -61,7 +60,7 @@ class Beside(NamedTuple):
     modules: tuple[TensorsOnly, TensorsOnly] | None = None  # None where these are not at hand
 
 
-class _Module(NamedTuple):
+class _SentenceModule(NamedTuple):
     """A module of sentence-transformers."""
 
     kind: str
@@ -69,9 +68,7 @@ class _Module(NamedTuple):
 
 
 def compare_beside(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Beside:
-    """The files that differ next to two checkpoints, which decide what is computed or are only
-    named.
-    """
+    """Compare the files next to two checkpoints, by whether they decide what is computed."""
     places = [*map(_place_of, (a.checkpoint, b.checkpoint))]
     if None in places:
         return Beside()
@@ -127,36 +124,28 @@ class _Place:
         return None
 
     @property
-    def modules(self) -> tuple[_Module, ...]:
+    def modules(self) -> tuple[_SentenceModule, ...]:
         """The modules of sentence-transformers, in order; empty where the place has none."""
         if isinstance(self.where, Repository) and MODULES not in self.checkpoint.weight_files.names:
             return ()
         text = self.read(MODULES)
         listed: Any = []
-        with suppress(CheckpointError):
-            listed = (
-                parse_json(b'{"modules":' + text + b"}", file=MODULES)["modules"] if text else []
-            )
-        listed = (
-            [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-        )
+        if text:
+            with suppress(CheckpointError):
+                listed = parse_json(b'{"modules":' + text + b"}", file=MODULES)["modules"]
+        entries = listed if isinstance(listed, list) else []
+        modules = [entry for entry in entries if isinstance(entry, dict)][:MOST_MODULES]
         return tuple(
-            _Module(str(each.get("type")).rpartition(".")[2], str(each.get("path") or ""))
-            for each in listed[:MOST_MODULES]
+            _SentenceModule(str(entry.get("type")).rpartition(".")[2], str(entry.get("path") or ""))
+            for entry in modules
         )
 
     def inner(self) -> Iterator[tuple[str, str]]:
-        """The modules but the transformer: what each is called here (as 1_Pooling), and its
-        folder.
-        """
+        """Name (such as 1_Pooling) and folder of each module but the transformer."""
         for index, (kind, path) in enumerate(self.modules):
-            parts = PurePosixPath(path).parts
-            is_inner = (
-                ".." not in parts
-                and not PurePosixPath(path).is_absolute()
-                and len(path) <= LONGEST_PATH
-            )
-            if kind != "Transformer" and path and is_inner:
+            place = PurePosixPath(path)
+            is_inner = ".." not in place.parts and not place.is_absolute()
+            if kind != "Transformer" and path and is_inner and len(path) <= LONGEST_PATH:
                 yield f"{index}_{kind}", path
 
     @property
@@ -216,9 +205,7 @@ def _code(x: _Place, y: _Place) -> Iterator[FileDifference]:
 
 
 def _code_of(place: _Place, classes: object) -> dict[str, bytes]:
-    """The text of each file of code that the classes of `auto_map` lie in, or that one of these
-    imports.
-    """
+    """Text of each file of code that `auto_map` names, and of those that these import."""
     named = classes.values() if isinstance(classes, Mapping) else ()
     flat = [name for each in named for name in (each if isinstance(each, list) else [each])]
     left = [name.rpartition("--")[2].partition(".")[0] for name in flat if isinstance(name, str)]
@@ -255,9 +242,7 @@ def _settings(x: _Place, y: _Place) -> Iterator[FileDifference]:
 
 
 def _stated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that say something: newer versions write out what older ones leave to the
-    default.
-    """
+    """Settings without those that newer versions write out and older ones leave to the default."""
     return {
         key: value
         for key, value in settings.items()
@@ -273,15 +258,11 @@ def _first_key(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 
 
 def _others(x: _Place, y: _Place) -> Iterator[FileDifference]:
-    """Modules whose weights are not all in safetensors on this machine, and are not the same
-    file.
-    """
+    """Modules with different files of weights that are not safetensors on this machine."""
     for (_, path_a), (_, path_b) in zip(x.inner(), y.inner(), strict=True):
         sides = [_digest(x, path_a), _digest(y, path_b)]
-        if (
-            not all(name == LONE and is_here for name, is_here, _ in sides)
-            and sides[0][2] != sides[1][2]
-        ):
+        compared = all(name == LONE and is_here for name, is_here, _ in sides)
+        if not compared and sides[0][2] != sides[1][2]:
             yield FileDifference(
                 f"weights of {path_b}", "are not the same file, and were not compared"
             )
@@ -294,9 +275,9 @@ def _digest(place: _Place, path: str) -> tuple[str, bool, str]:
         if isinstance(place.where, Repository):
             if (
                 file in place.checkpoint.weight_files.names
-                and (found := place.where.on_server(file)) is not None
+                and (on_server := place.where.on_server(file)) is not None
             ):
-                return name, False, found.etag
+                return name, False, on_server.etag
         elif (place.where / file).is_file():
             stored = OpenFile(place.where / file)
             stored.read_digest()
@@ -304,28 +285,23 @@ def _digest(place: _Place, path: str) -> tuple[str, bool, str]:
     return "", False, ""
 
 
-# What is only named
+# Files that are only named
 
 
 def _named(x: _Place, y: _Place) -> Iterator[FileDifference]:
-    """The files that decide how a model is used, and differ; of the Hub, only what is in its list
-    is read.
-    """
+    """Files that differ and decide only how a model is used; the Hub's only if listed."""
     for name in NAMED:
         sides = [place.read(name) if _may_have(place, name) else None for place in (x, y)]
         if sides[0] == sides[1]:
             continue
-        objects = [
-            place.json(name) if text else None for place, text in zip((x, y), sides, strict=True)
+        objects = [place.json(name) for place, text in zip((x, y), sides, strict=True) if text]
+        kept = [
+            {key: value for key, value in settings.items() if key not in WRITERS}
+            for settings in objects
+            if settings is not None
         ]
-        if all(each is not None for each in objects):
-            kept = [
-                {key: each[key] for key in each if key not in WRITERS}
-                for each in objects
-                if each is not None
-            ]
-            if kept[0] == kept[1]:
-                continue
+        if len(kept) == 2 and kept[0] == kept[1]:
+            continue
         yield FileDifference(name, f"differs{_only(*sides)}")
 
 
@@ -335,10 +311,6 @@ def _may_have(place: _Place, name: str) -> bool:
 
 def _only(a: object, b: object) -> str:
     """The checkpoint that has a file, where the other lacks it."""
-    return (
-        " (only in A)"
-        if b is None and a is not None
-        else " (only in B)"
-        if a is None and b is not None
-        else ""
-    )
+    if (a is None) == (b is None):
+        return ""
+    return " (only in A)" if b is None else " (only in B)"

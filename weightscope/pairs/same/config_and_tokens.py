@@ -1,6 +1,4 @@
-"""What decides the computation besides weights: config.json, and the tokenizer, which has a verdict
-of its own.
-"""
+"""The config and the tokenizer, which decide the computation besides weights."""
 
 from typing import NamedTuple
 
@@ -25,9 +23,7 @@ class Settings(NamedTuple):
 def compare_settings(
     a: Model | TensorsOnly, b: Model | TensorsOnly, *, same_head: bool
 ) -> Settings:
-    """The keys in which two configs differ; whether a head is tied does not count where both heads
-    are the same.
-    """
+    """Keys in which two configs differ; that of tied heads only if heads differ."""
     if isinstance(a, Model) and isinstance(b, Model):
         differing = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
     else:
@@ -42,17 +38,17 @@ def compare_settings(
     return Settings(kinds[COMPUTATION], kinds[UNKNOWN], rest)
 
 
-class Tokens(NamedTuple):
+class TokenizerVerdict(NamedTuple):
     """Knowledge of two tokenizers."""
 
     verdict: str  # "same", "different" or "not compared"
     lead: str
 
 
-def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens:
+def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> TokenizerVerdict:
     """Vocabulary, merges or other steps, and special tokens: weights do not show these."""
     if not isinstance(a, Model) or not isinstance(b, Model):
-        return Tokens(
+        return TokenizerVerdict(
             "not compared", "The tokenizers were not compared: no row reads one of the checkpoints."
         )
     pair = []
@@ -60,17 +56,14 @@ def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens
         try:
             tokenizer = Tokenizer.at_hand(model)
         except CheckpointError as error:
-            return Tokens(
-                "not compared", f"The tokenizer of {letter} cannot be read: {printable(error)}."
-            )
+            lead = f"The tokenizer of {letter} cannot be read: {printable(error)}."
+            return TokenizerVerdict("not compared", lead)
         if tokenizer is None:
-            why = Tokenizer.why_unreadable(model)
-            why = (
-                f"{letter}'s cannot be read ({printable(why)})"
-                if why
-                else f"{letter} has none next to its weights"
-            )
-            return Tokens("not compared", f"The tokenizers were not compared: {why}.")
+            problem = f"{letter} has none next to its weights"
+            if why := Tokenizer.why_unreadable(model):
+                problem = f"{letter}'s cannot be read ({printable(why)})"
+            lead = f"The tokenizers were not compared: {problem}."
+            return TokenizerVerdict("not compared", lead)
         pair.append(tokenizer)
     x, y = pair
     parts = []
@@ -106,5 +99,6 @@ def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens
             )
         )
     if parts:
-        return Tokens("different", f"The tokenizers differ: {'; '.join(parts)}.")
-    return Tokens("same", f"The tokenizers have the same {counted(len(x.tokens), 'token')}.")
+        return TokenizerVerdict("different", f"The tokenizers differ: {'; '.join(parts)}.")
+    size = counted(len(x.tokens), "token")
+    return TokenizerVerdict("same", f"The tokenizers have the same {size}.")

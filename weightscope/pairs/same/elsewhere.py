@@ -1,6 +1,4 @@
-"""Tensors of B that are A's from another place: another layer, role or expert, or another step's
-shard.
-"""
+"""Tensors of B that are A's from another layer, role or expert, or from another step's shard."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,7 +24,7 @@ from weightscope.pairs.same.judge import Compared, Judged
 from weightscope.pairs.same.mixture import is_free
 
 MOST_UNREAD = 200  # files next to the ones that are read
-ROWS = 4  # by which a tensor is recognised
+ROWS = 4  # first rows that identify a tensor
 
 deed(What.ANOTHER_TENSOR, "{way}")
 deed(What.SHARD, "a shard of another step")
@@ -34,9 +32,7 @@ deed(What.NOT_INDEXED, "in a file that is not read")
 
 
 def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
-    """The same verdicts, where a tensor that differs is another one of A's with that one as the
-    deed.
-    """
+    """Verdicts, with the origin of each tensor that differs but is another one of A's."""
     lost = [i for i, each in enumerate(judged) if each.is_unexplained]
     by_shape: dict[tuple[int, ...], list[Compared]] = defaultdict(list)
     wanted = {parts[i].tensors.b.shape for i in lost}
@@ -51,10 +47,8 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[
     result = list(judged)
     for i in lost:
         here = parts[i]
-        rows, tolerance = (
-            first_rows(here.tensors.b, ROWS).astype(np.float32),
-            tolerance_of(here.tensors),
-        )
+        rows = first_rows(here.tensors.b, ROWS).astype(np.float32)
+        tolerance = tolerance_of(here.tensors)
         if not rows.any() or np.ptp(rows) == 0:  # constants are alike everywhere
             continue
         near = [
@@ -71,24 +65,22 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[
 
 def _named(here: Compared, origin: Compared) -> Deed:
     """The other place that a tensor comes from."""
-    found = Deed(What.ANOTHER_TENSOR, detail=f"A's {origin.label}", proof=Proof.VALUES)
+    done = Deed(What.ANOTHER_TENSOR, detail=f"A's {origin.label}", proof=Proof.VALUES)
     if here.a.layer != origin.a.layer:
         layer = origin.a.layer
         way = "another tensor" if layer is None else f"a tensor of another layer: layer {layer}"
-        return replace(found, way=way, place=layer)
+        return replace(done, way=way, place=layer)
     if here.a.expert != origin.a.expert:
         number = origin.a.expert
-        return replace(found, what=What.EXPERTS, way=f": expert {number}", place=number)
+        return replace(done, what=What.EXPERTS, way=f": expert {number}", place=number)
     pair = {here.a.role.rpartition(".")[2], origin.a.role.rpartition(".")[2]}
     if pair == {"gate", "up"}:
-        return replace(found, what=What.FUSED, way="gate and up exchanged")
-    return replace(found, way=f"another role's tensor: {origin.a.role}")
+        return replace(done, what=What.FUSED, way="gate and up exchanged")
+    return replace(done, way=f"another role's tensor: {origin.a.role}")
 
 
 def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
-    """The same verdicts; other values in all tensors of one file of several, B's or A's, are that
-    file's.
-    """
+    """Verdicts, with a shard as the deed where most tensors of one file, and no others, differ."""
     files = {
         "B": [each.tensors.b.file.path.name for each in parts],
         "A": [each.tensors.a.file.path.name for each in parts],
@@ -110,9 +102,7 @@ def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Jud
 
 
 def name_unread(judged: Sequence[Judged], a: Checkpoint, b: Checkpoint) -> list[Judged]:
-    """The same verdicts; a tensor that one checkpoint lacks may be in one of its files that no
-    index names.
-    """
+    """Verdicts, with a note on lacking tensors that are in a file that no index names."""
     result = list(judged)
     for letter, checkpoint in (("A", a), ("B", b)):
         lost = {
@@ -138,19 +128,15 @@ def _beside(checkpoint: Checkpoint) -> Iterator[LocalFile]:
 def reordered_experts(
     a: Model | TensorsOnly, judged: Sequence[Judged], parts: Sequence[Compared]
 ) -> list[Judged]:
-    """The same verdicts; experts in the order in which the router has its rows compute what they
-    did.
-    """
+    """Verdicts, where experts and the router's rows in one order compute the same function."""
     result = list(judged)
     for layer in {each.layer for each in judged if each.what is What.EXPERTS}:
         mine = [i for i, each in enumerate(judged) if each.layer == layer]
         places = next((_places(parts[i]) for i in mine if judged[i].role == "router"), None)
         moved = [i for i in mine if judged[i].role.startswith(("router", "expert."))]
-        if (
-            places is None
-            or not is_free(a, places)
-            or not all(_is_moved(judged[i], parts[i], places) for i in moved)
-        ):
+        if places is None or not is_free(a, places):
+            continue
+        if not all(_is_moved(judged[i], parts[i], places) for i in moved):
             continue
         for i in moved:
             if judged[i].verdict == DIFFERENT:
@@ -160,9 +146,7 @@ def reordered_experts(
 
 
 def _places(router: Compared) -> np.ndarray | None:
-    """The expert of A that each expert of B is, by the rows of the router; None where these are not
-    A's.
-    """
+    """The expert of A that each expert of B is, by the router's rows; None without a match."""
     return places_of(*_arrays(router), 1, tolerance_of(router.tensors))
 
 

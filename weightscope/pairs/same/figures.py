@@ -1,6 +1,4 @@
-"""The map of a comparison: roles down, layers across, in the colour of the worst verdict of each
-place.
-"""
+"""The map of a comparison: roles down, layers across, each in the colour of its worst verdict."""
 
 import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap
@@ -12,8 +10,8 @@ from weightscope.pairs.same import VERDICTS
 from weightscope.pairs.same.same import Same
 from weightscope.report.pages.style import COLUMN, in_our_style, subplots
 
-OUTSIDE = "model"  # the column of what is in no layer
-FLOW = (  # from what enters a model to what leaves it; other roles go in the middle
+OUTSIDE = "model"  # column of tensors outside layers
+FLOW = (  # roles from a model's input to its output; others go in the middle
     "tokens", "positions", "norm.inputs", "norm.before", "q", "q.bias", "k", "k.bias", "v",
     "v.bias", "q+k+v", "q+k+v.bias", "q_norm", "k_norm", "o", "o.bias", "norm.attention_output",
     "norm.after_attention", "norm.mlp", "router", "gate", "up", "gate+up", "down",
@@ -21,7 +19,7 @@ FLOW = (  # from what enters a model to what leaves it; other roles go in the mi
 )  # fmt: skip
 MOST_ROLES = 40  # rows of the map; the rest is in the table
 WIDEST = 7.0  # inches
-# From strong to weak; blue for the same, grey for undecided, orange and red for different.
+# Verdicts from strong to weak; blue for the same, grey for undecided, orange and red for different.
 COLOURS = ("#08519C", "#2171B5", "#6BAED6", "#BDD7E7", "#80CDC1", "#969696", "#D55E00")
 
 

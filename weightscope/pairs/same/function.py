@@ -1,5 +1,4 @@
-"""Whether layers whose tensors differ compute the same: both are run on the same random inputs, one
-layer at a time.
+"""Detect layers that compute the same although tensors differ, on random inputs, one at a time.
 
 Heads or neurons in another order, factors in another basis, values negated or scaled between two
 matrices and norms folded into the next matrix change tensors and not what a layer adds to the
@@ -87,9 +86,7 @@ OF_STREAM = ("positions", "types", "class", "registers", "norm.inputs", "norm.in
 
 
 def is_turned(a: Model, b: Model, judged: Judged, basis: Basis) -> bool:
-    """Whether a tensor outside the layers is in the other basis; the token embeddings are, which
-    showed the basis.
-    """
+    """True if a tensor outside the layers is in the other basis, as are the token embeddings."""
     if judged.stack not in (None, b.tensors.own) or judged.role == "tokens":
         return judged.verdict != DIFFERENT or judged.role == "tokens"
     if judged.role not in OF_STREAM:
@@ -100,21 +97,8 @@ def is_turned(a: Model, b: Model, judged: Judged, basis: Basis) -> bool:
 
 
 ANY = (asymmetric, asymmetric)
-ATTENTION = {
-    "q",
-    "k",
-    "v",
-    "o",
-    "q+k+v",
-    "k+v",
-    "q_norm",
-    "k_norm",
-    "norm.before",
-    "q_a",
-    "q_b",
-    "kv_a",
-    "kv_b",
-}
+MATRICES = {"q", "k", "v", "o", "q+k+v", "k+v", "q_a", "q_b", "kv_a", "kv_b"}
+ATTENTION = MATRICES | {"q_norm", "k_norm", "norm.before"}
 
 
 def apart(
@@ -125,8 +109,7 @@ def apart(
     roles: Collection[str],
     joins: tuple[Join, Join] = ANY,
 ) -> float:
-    """|B - A| / |A| of what a layer adds to random inputs, by attention and after it; NaN where it
-    cannot be run.
+    """|B - A| / |A| of what a layer adds to random inputs; NaN where it cannot be run.
 
     Only the parts that have tensors of these roles are run; joins: what experts do between their
     matrices.
@@ -159,9 +142,7 @@ def apart(
 
 
 def _inputs(model: Model, index: int, n: int = TOKENS) -> np.ndarray:
-    """Random inputs of a layer, (n, d): float64, so that no difference is the products' own
-    rounding.
-    """
+    """Random inputs of a layer, (n, d); float64, so that products add no rounding."""
     return np.random.default_rng(index).standard_normal((n, model.config.d_model))
 
 
@@ -171,9 +152,7 @@ def furthest(a: Model, b: Model) -> int:
 
 
 def positions_of(layer: Layer | None, most: int) -> list[np.ndarray]:
-    """Where a layer is run: at the first positions; where it depends on them, at others up to the
-    last of `most`.
-    """
+    """Positions to run a layer at: the first, and others up to `most` if it depends on them."""
     near = np.arange(TOKENS)
     if layer is None or not depends_on_positions(layer):
         return [near]
@@ -234,9 +213,7 @@ def spread(count: int) -> np.ndarray:
 
 
 def is_mixture(roles: Collection[str]) -> bool:
-    """Whether these roles, none of attention's, are of a mixture of experts and the norm before
-    it.
-    """
+    """True if all these roles are of a mixture of experts or the norm before it."""
     return any(map(_of_mixture, roles)) and all(role == NORM or _of_mixture(role) for role in roles)
 
 
@@ -247,9 +224,7 @@ def _of_mixture(role: str) -> bool:
 def _mixtures_apart(
     a: Model, b: Model, index: int, x: np.ndarray, basis: Basis, joins: tuple[Join, Join]
 ) -> float:
-    """The same of the worst expert, after the order of the router's rows; or of the first that
-    differs.
-    """
+    """|B - A| / |A| of the worst expert, or of the first that differs, in the router's order."""
     before, after = Mixture(a, index, x, joins[0]), Mixture(b, index, _turned(x, basis), joins[1])
     order = order_of_experts(a, before, after, allowed(a, basis))
     if order is None:
@@ -268,9 +243,7 @@ def _turned(x: np.ndarray, basis: Basis) -> np.ndarray:
 
 
 def _relative(before: np.ndarray, after: np.ndarray, axis: int | None = None) -> float:
-    """|B - A| / |A|; along an axis the largest, where sums that cancel count as large as the others
-    are.
-    """
+    """|B - A| / |A|, the largest along an axis; |A| is at least its root mean square."""
     with np.errstate(all="ignore"):
         size, moved = np.linalg.norm(before, axis=axis), np.linalg.norm(after - before, axis=axis)
         size = np.maximum(size, np.sqrt(np.mean(np.square(size))))
@@ -290,9 +263,7 @@ def _attention(model: Model, index: int, roles: Collection[str]) -> Layer | None
 
 
 def _attended(layer: Layer | None, x: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
-    """What attention to all tokens adds to inputs (n, d): as it is, and with nothing closed, capped
-    or saturated.
-    """
+    """Outputs of attention for inputs (n, d): as it is, and with nothing closed or saturated."""
     if layer is None:
         return [np.zeros_like(x)]
     never_closed = replace(layer, softcap=None, clip=None, outer_sinks=None, gate_kind="open")
@@ -300,7 +271,7 @@ def _attended(layer: Layer | None, x: np.ndarray, positions: np.ndarray) -> list
         layer.output(attend(layer, x, positions=positions), x),
         _softly(never_closed, x, positions),
     ]
-    if layer.additive is not None:  # what depends on distances alone may be larger than all else
+    if layer.additive is not None:  # a bias by distance may be larger than all else
         added.append(_softly(replace(never_closed, additive=None), x, positions))
     return added
 
@@ -310,7 +281,7 @@ def _softly(layer: Layer, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
     from scipy.special import softmax  # SciPy takes a while to import
 
     scores = layer.scores(x, positions)  # (H, n, n)
-    scores = scores - scores.mean(axis=-1, keepdims=True)  # what all keys share is no difference
+    scores = scores - scores.mean(axis=-1, keepdims=True)  # a constant over keys changes nothing
     size = scores.std(axis=(1, 2), keepdims=True)
     soft = scores * (1 + np.log1p(size)) / np.where(size > 0, 5 * size, 1)
     return layer.output(softmax(soft, axis=-1), x)
@@ -320,9 +291,7 @@ OPEN = {"relu2": "leaky_relu2"}  # a scale before which is its square behind, as
 
 
 def _after(model: Model, index: int, x: np.ndarray, attended: np.ndarray) -> list[np.ndarray]:
-    """What the rest of a layer adds after attention, (n, d) -> (n, d); the same with neurons that
-    are never closed.
-    """
+    """Output of the rest of a layer, (n, d): as it is, and with neurons that are never closed."""
     row = model.family.mlp
     if row is None or why_no_stream(model):
         raise CheckpointError(
@@ -334,9 +303,7 @@ def _after(model: Model, index: int, x: np.ndarray, attended: np.ndarray) -> lis
 
 
 def last_apart(a: Model, b: Model, basis: Basis) -> float:
-    """|B - A| / |A| of the logits of random outputs of the last layer, of the token that is
-    furthest apart.
-    """
+    """|B - A| / |A| of the logits of random last-layer outputs, of the token furthest apart."""
     x = _inputs(a, 0)
     try:
         both = zip(_logits(a, x), _logits(b, _turned(x, basis)), strict=True)
@@ -346,15 +313,11 @@ def last_apart(a: Model, b: Model, basis: Basis) -> float:
 
 
 def _logits(model: Model, x: np.ndarray) -> Iterator[np.ndarray]:
-    """Logits of outputs x (n, d) that the final norm has divided by their size, biases included:
-    blocks (rows, n).
-    """
+    """Logits of outputs x (n, d) that the norm has divided, biases included: blocks (rows, n)."""
     head, tensors = model.unembedding, model.tensors
-    bias = (
-        tensors["unembedding.bias"].array()
-        if "unembedding.bias" in tensors
-        else np.zeros(head.n_tokens)
-    )
+    bias = np.zeros(head.n_tokens)
+    if "unembedding.bias" in tensors:
+        bias = tensors["unembedding.bias"].array()
     for first, rows in head.stored_blocks():
         constant = bias[first : first + len(rows)] + head.shifts(rows)
         yield head.folded(rows) @ x.T + constant[:, None]
@@ -375,8 +338,7 @@ MAY_CANCEL = {
 def is_unknown(
     a: Model, b: Model, index: int, basis: Basis, size: float, changed: Sequence[tuple[str, What]]
 ) -> bool:
-    """Whether a layer may compute the same all the same: it is not run, or a mixture is gated and
-    the same if so.
+    """True if a layer may still compute the same: not run, or the same as a gated mixture.
 
     size: see `apart`; changed: roles and deeds.
     """
@@ -384,23 +346,18 @@ def is_unknown(
         return all(what in MAY_CANCEL for _, what in changed)
     if not is_mixture({role.removesuffix(".bias") for role, _ in changed} - ATTENTION):
         return False
-    return apart(
-        a, b, index, basis, [role for role, _ in changed], (gated(a), gated(b))
-    ) <= allowed(a, basis)
+    roles = [role for role, _ in changed]
+    return apart(a, b, index, basis, roles, (gated(a), gated(b))) <= allowed(a, basis)
 
 
 def allowed(model: Model, basis: Basis) -> float:
-    """How far apart what is computed may be, |B - A| / |A|: stored values are float32 sums of up to
-    d products.
-    """
+    """Largest |B - A| / |A| of equal outputs; stored values are float32 sums of d products."""
     rounding = IN_A_ROW * np.sqrt(model.config.d_model) * float(np.finfo(np.float32).eps)
     return float(rounding if basis.rotation is None or basis.permuted else TURNED * rounding)
 
 
 def is_shown(model: Model, basis: Basis, size: float, changed: Sequence[Judged]) -> bool:
-    """Whether what is computed is equal, where each of these tensors alone would have moved it by
-    far more.
-    """
+    """True if outputs are equal, and each of these tensors alone would have moved them far more."""
     least = min((each.size for each in changed if not np.isnan(each.size)), default=np.inf)
     return size <= min(allowed(model, basis), least / SHOWN)
 

@@ -161,17 +161,17 @@ def judge(
             return _judged(parts, ROUNDED, guess, change.change)
     if parts.share < 1:
         return _judged(parts, UNDECIDED, Deed(What.SAMPLED), change.change)
-    found = find(Sees.ORIGINALS, pair, change, may_compensate) if may_quantise else None
-    verdict = VERDICT_OF.get(found.what, DIFFERENT) if found else DIFFERENT
-    return _judged(parts, verdict, found or what_was_done(parts, change), change.change)
+    done = find(Sees.ORIGINALS, pair, change, may_compensate) if may_quantise else None
+    verdict = VERDICT_OF.get(done.what, DIFFERENT) if done else DIFFERENT
+    return _judged(parts, verdict, done or what_was_done(parts, change), change.change)
 
 
 def what_was_done(parts: Compared, change: Change) -> Deed:
     """The deed of a tensor that is neither rounded nor quantised."""
-    found, touched = explained_deed(parts)
-    if found is not None and found.what not in UNEXPLAINED:
-        return found
-    return last_words(parts.tensors, change, parts.b.role, found, touched)
+    done, touched = explained_deed(parts)
+    if done is not None and done.what not in UNEXPLAINED:
+        return done
+    return last_words(parts.tensors, change, parts.b.role, done, touched)
 
 
 def explained_deed(parts: Compared) -> tuple[Deed | None, int]:

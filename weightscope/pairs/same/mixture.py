@@ -1,5 +1,4 @@
-"""Whether a mixture of experts computes the same: router and experts are run on the same random
-inputs.
+"""Run the router and experts of mixtures on random inputs, to see if both compute the same.
 
 Experts may be in another order, if the rows of the router are in the same one, and so may the
 neurons of each. Which activation they have is not known here: they go through `asymmetric`, which
@@ -17,7 +16,7 @@ from weightscope.heads.circuits.stream import ACTIVATIONS
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.pairs.deeds.orders import places_of
 
-MIXTURE = ("router", "expert.", "shared_expert.")  # how the roles of its tensors begin
+MIXTURE = ("router", "expert.", "shared_expert.")  # prefixes of its tensors' roles
 OF_ROUTER = ("router.bias", "router.correction")
 NORM = "norm.mlp"  # the norm of its input
 
@@ -38,19 +37,14 @@ class Mixture:
 
     @cached_property
     def logits(self) -> np.ndarray:
-        """What the router gives each expert, and what is added to choose among them: (experts, n or
-        n + 1).
-        """
-        if more := sorted(
-            role for role in self._roles if role.startswith("router.") and role not in OF_ROUTER
-        ):
-            raise CheckpointError(
-                f"has a {more[0]}, which is not run here", file=self._tensors.checkpoint.name
-            )
-        rows, correction = (
-            self._mapped("router", "router", self._x).T,
-            self._vector("router.correction"),
-        )
+        """The router's logits, and its correction as a last column: (experts, n or n + 1)."""
+        of_router = sorted(role for role in self._roles if role.startswith("router."))
+        unknown = [role for role in of_router if role not in OF_ROUTER]
+        if unknown:
+            problem = f"has a {unknown[0]}, which is not run here"
+            raise CheckpointError(problem, file=self._tensors.checkpoint.name)
+        rows = self._mapped("router", "router", self._x).T
+        correction = self._vector("router.correction")
         return rows if correction is None else np.column_stack([rows, correction])
 
     def expert(self, index: int) -> np.ndarray:
@@ -58,9 +52,7 @@ class Mixture:
         return self._network(f"expert {index} ", "expert.")
 
     def shared(self) -> np.ndarray:
-        """What the expert that every token passes gives, times its own router's logit: (n, d),
-        zeros without one.
-        """
+        """Output of the shared expert, times its own router's logit: (n, d), zeros without one."""
         router = "shared_expert.router"
         if not any(role.startswith("shared_expert.") for role in self._roles):
             return np.zeros_like(self._x)
@@ -97,7 +89,7 @@ class Mixture:
         return self._tensors[self._stem + role].array() if role in self._roles else None
 
 
-# What neurons make of their gates and inputs, (n, neurons).
+# A function of neurons' gates and inputs, (n, neurons) each.
 Join = Callable[[np.ndarray, np.ndarray], np.ndarray]
 _silu, _open = ACTIVATIONS["silu"], ACTIVATIONS["leaky_relu"]
 
@@ -108,9 +100,7 @@ def asymmetric(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 
 def gated(model: Model) -> Join:
-    """What most experts do, with the activation of config.json: inputs may be scaled, where outputs
-    are scaled back.
-    """
+    """The gated activation of config.json; inputs may be scaled, where outputs are scaled back."""
     names = (
         model.config.get(key) for key in ("hidden_act", "hidden_activation", "activation_function")
     )
@@ -121,17 +111,13 @@ def gated(model: Model) -> Join:
 def order_of_experts(
     a: Model, before: Mixture, after: Mixture, tolerance: float
 ) -> np.ndarray | None:
-    """The expert of A that each expert of B is, by the router; None where that is none, or makes
-    something else.
-    """
+    """The expert of A that each expert of B is, by the router; None without a possible order."""
     order = places_of(before.logits, after.logits, 1, tolerance)
     return order if order is not None and is_free(a, order) else None
 
 
 def is_free(a: Model | TensorsOnly, order: np.ndarray) -> bool:
-    """Whether experts may be in this order: groups that are chosen first stay whole, nothing
-    unnamed counts them.
-    """
+    """True if experts may be in this order: groups stay whole, no unnamed tensor counts them."""
     if (order == np.arange(len(order))).all():
         return True
     count = a.checkpoint.config.get("n_group")

@@ -1,6 +1,4 @@
-"""The page of a comparison for sameness: the verdict, the map, the tensors and keys that differ,
-the worst first.
-"""
+"""The page of a comparison: the verdict, the map, and what differs, the worst first."""
 
 from collections import Counter
 
@@ -35,15 +33,10 @@ def write_same_page(files: Files, same: Same) -> None:
             [(k, str(a), str(b)) for k, a, b in same.config],
         )
         sections.append(Section("Config keys that decide what is computed", "", [keys]))
-    others = [(each.file, each.detail) for each in (*same.beside.deciding, *same.beside.named)]
-    if others:
-        sections.append(
-            Section(
-                "Other files that differ",
-                "",
-                [Table.of_rows((Column("file"), Column("how")), others)],
-            )
-        )
+    differing = [(each.file, each.detail) for each in (*same.beside.deciding, *same.beside.named)]
+    if differing:
+        table = Table.of_rows((Column("file"), Column("how")), differing)
+        sections.append(Section("Other files that differ", "", [table]))
     sections.append(Section("Every tensor", "", [Figure(picture, caption), by_role(same)]))
     sections.append(Section("Tokenizer", plain(same.tokens.lead)))
     meanings = Table.of_rows((Column("verdict"), Column("rests on")), list(MEANINGS.items()))

@@ -44,7 +44,7 @@ from weightscope.pairs.same import (
 from weightscope.pairs.same.beside import Beside, compare_beside
 from weightscope.pairs.same.config_and_tokens import (
     Settings,
-    Tokens,
+    TokenizerVerdict,
     compare_settings,
     compare_tokenizers,
 )
@@ -87,7 +87,7 @@ from weightscope.pairs.same.sentences import (
 from weightscope.pairs.same.stored import read_known_digests, same_files
 from weightscope.report.findings import listed
 
-# of a checkpoint whose heads are not read, the tensors are compared all the same
+# `TensorsOnly`: heads are not read, but tensors are compared
 Readable = Model | TensorsOnly
 
 # Deeds that fit what was done to a part of the rows too.
@@ -128,7 +128,7 @@ class Same(Result):
     verdict: str
     tensors: Sequence[Judged]
     settings: Settings
-    tokens: Tokens
+    tokens: TokenizerVerdict
     not_compared: Sequence[str]  # names of tensors that were not compared, and why
     # a sentence for each checkpoint with a head or with files that are not read by all
     unread_files: Sequence[str]
@@ -173,11 +173,9 @@ class Same(Result):
     def _verdict(self) -> str:
         a, b = printable(self.name_a), printable(self.name_b)
         total = counted(len(self.tensors), "tensor")
-        looked = (
-            ""
-            if self.sample == 1
-            else f" A first look at {self.sample:.0%} of the values; the rest was not read."
-        )
+        looked = ""
+        if self.sample != 1:
+            looked = f" A first look at {self.sample:.0%} of the values; the rest was not read."
         rest = self._rest
         if self.verdict == SAME_BYTES:
             return (
@@ -217,24 +215,18 @@ class Same(Result):
     @property
     def _rest(self) -> str:
         """Tensors that were not compared, as a sentence."""
-        return (
-            f" Not compared: {listed([*map(printable, self.not_compared)], NAMED)}."
-            if self.not_compared
-            else ""
-        )
+        if not self.not_compared:
+            return ""
+        return f" Not compared: {listed([*map(printable, self.not_compared)], NAMED)}."
 
     def holds(self, up_to: str = "function") -> bool:
         """True if the verdict is at least as strong as this."""
         return VERDICTS.index(self.verdict) <= VERDICTS.index(UP_TO[up_to])
 
     def findings_beyond(self, up_to: str = "function") -> list[dict[str, Any]]:
-        """What this verdict does not cover, as an audit lists findings: tensors, the worst first,
-        and config keys.
-        """
-        passing, look_next = (
-            VERDICTS.index(UP_TO[up_to]),
-            "`weightscope same A B --out DIR` shows every tensor.",
-        )
+        """Findings that this verdict does not cover: tensors, the worst first, and config keys."""
+        passing = VERDICTS.index(UP_TO[up_to])
+        look_next = "`weightscope same A B --out DIR` shows every tensor."
         worst = sorted(self.tensors, key=_severity)
         rows = [
             (
@@ -405,8 +397,7 @@ def same(
     sample: float = 1.0,
     progress: bool = False,
 ) -> Same:
-    """Find out whether two checkpoints hold the same model, and what was done to each tensor that
-    differs.
+    """Decide if two checkpoints hold the same model, and name each tensor's change.
 
     Every tensor of both is compared under its role, whatever the container, and the keys of
     config.json that decide what is computed; the tokenizers have a verdict of their own. Memory:
@@ -474,11 +465,9 @@ def same(
         f"{letter}: {files.sentence}" for letter, files in unread_files.items() if files.telling
     ]
     computed = [each for each in judged if each.verdict == SAME_FUNCTION]
-    where = (
-        where_equal(a, b, computed)
-        if computed and isinstance(a, Model) and isinstance(b, Model)
-        else ""
-    )
+    where = ""
+    if computed and isinstance(a, Model) and isinstance(b, Model):
+        where = where_equal(a, b, computed)
     judged = [_as_stored(each, a.checkpoint, b.checkpoint) for each in judged]
     digests = [*filter(None, (digests_of(a.checkpoint, "A"), digests_of(b.checkpoint, "B")))]
     return Same(
@@ -527,9 +516,7 @@ def _unread(checkpoint: Checkpoint, beside: Beside) -> WeightFiles:
 
 
 def _needs_head(model: Readable) -> bool:
-    """Whether config.json names a language model, which draws a head at random where it is neither
-    stored nor tied.
-    """
+    """True if config.json names a language model; a head neither stored nor tied is random."""
     names = model.checkpoint.config.get("architectures")
     return isinstance(names, list) and any("LM" in str(name) for name in names)
 
@@ -564,16 +551,13 @@ def _judged(
             if NO_WEIGHTS.fullmatch(tensor.role):
                 continue
             if scales_activations(tensor.name, packed) and _is_scale(tensor):
-                notes.append(
-                    f"{tensor.name} (the scale of activations, a part of "
-                    f"{'A' if in_a else 'B'}'s packing)"
-                )
+                whose = "A's" if in_a else "B's"
+                notes.append(f"{tensor.name} (the scale of activations, a part of {whose} packing)")
                 continue
-            judged.append(
-                tied
-                if tied is not None and tensor.role == "unembedding"
-                else alone(tensor, label, in_a=in_a)
-            )
+            if tied is not None and tensor.role == "unembedding":
+                judged.append(tied)
+            else:
+                judged.append(alone(tensor, label, in_a=in_a))
     judged = name_unread(judged, a.checkpoint, b.checkpoint)
     left = [
         f"{each.name} ({each.detail or each.deed})" for each in judged if each.verdict == UNDECIDED
@@ -588,9 +572,7 @@ def _is_scale(tensor: NamedTensor) -> bool:
 
 
 def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judged:
-    """The same verdict; what was done to parts of a fused tensor, where nothing that was done to it
-    all explains it.
-    """
+    """The verdict, with a deed for each part of a fused tensor where no single deed explains it."""
     if judged.verdict != DIFFERENT or judged.what not in BY_PART:
         return judged
     pairs = [*zip(a.tensors.parts(fused.a), b.tensors.parts(fused.b), strict=False)]
@@ -675,12 +657,11 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
             deeds.setdefault((each.stack or own, each.layer), []).append((each.role, each.what))
     if not turned:  # one alone shows in what the layer gives
         deeds = {place: changed for place, changed in deeds.items() if len(changed) > 1}
-    sizes = {
-        (stack, layer): apart(a, b, layer, basis, [role for role, _ in changed])
-        if stack == own
-        else np.nan
-        for (stack, layer), changed in deeds.items()
-    }  # of another stack nothing is run
+    sizes = {}
+    for (stack, layer), changed in deeds.items():
+        roles = [role for role, _ in changed]
+        is_run = stack == own  # other stacks are not run
+        sizes[stack, layer] = apart(a, b, layer, basis, roles) if is_run else np.nan
     moved = {
         place: [judged[i] for i in mine if (judged[i].stack or own, judged[i].layer) == place]
         for place in sizes

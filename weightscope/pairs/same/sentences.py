@@ -1,6 +1,4 @@
-"""What a comparison says, in sentences: what each checkpoint is called, and what was done to its
-tensors.
-"""
+"""Sentences of a comparison: names of the checkpoints, and what was done to tensors."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,9 +17,7 @@ DIGEST = 12  # hexadecimal digits of a digest that are shown
 
 
 def short_names(a: Readable, b: Readable) -> tuple[str, str]:
-    """What to call two checkpoints: a Hub id, or the end of a path as far as it takes for the two
-    to differ.
-    """
+    """Names for two checkpoints: Hub ids, or ends of paths just long enough to differ."""
     names, places = (a.name, b.name), [_place(each) for each in (a, b)]
     if all(each is None for each in places):
         return names
@@ -37,9 +33,9 @@ def short_names(a: Readable, b: Readable) -> tuple[str, str]:
 
 def _place(model: Readable) -> Path | None:
     """The path of a checkpoint on this machine; None of one with a name of its own."""
-    called, given = (
-        (model.called, model.source) if isinstance(model, Model) else ("", model.checkpoint.given)
-    )
+    called, given = "", model.checkpoint.given
+    if isinstance(model, Model):
+        called, given = model.called, model.source
     path = Path(given).expanduser() if given else None
     return path.resolve() if path is not None and not called and path.exists() else None
 
@@ -52,13 +48,11 @@ def is_one(a: str, b: str) -> str:
 def joined(parts: Sequence[str], shown: int = NAMED) -> str:
     """`a`, `a and b`, `a, b and c`, `a, b, c and 3 more`."""
     named = list(parts[:shown])
-    last = (
-        f"{len(parts) - shown:,} more"
-        if len(parts) > shown
-        else named.pop()
-        if len(named) > 1
-        else ""
-    )
+    last = ""
+    if len(parts) > shown:
+        last = f"{len(parts) - shown:,} more"
+    elif len(named) > 1:
+        last = named.pop()
     return f"{', '.join(named)} and {last}" if last else ", ".join(named)
 
 
@@ -114,8 +108,6 @@ def differing_part(differing: Sequence[Judged], total: int) -> str:
 
 
 def digests_of(checkpoint: Checkpoint, letter: str) -> str:
-    """A line with the digests of a checkpoint's files of weights that are known; empty where none
-    is.
-    """
+    """The known digests of a checkpoint's weight files, as a line; empty if there are none."""
     known = [f"{file.path.name} {file.sha256[:DIGEST]}" for file in checkpoint.files if file.sha256]
     return f"SHA-256 of {letter}: {joined([*map(printable, known)])}." if known else ""

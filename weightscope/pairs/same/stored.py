@@ -1,6 +1,4 @@
-"""Whether tensors and files hold the same bytes; what one of the Hub's digests tells is not
-read.
-"""
+"""Compare the bytes of tensors and files; what a digest of the Hub decides is not read."""
 
 from itertools import product
 
@@ -40,9 +38,7 @@ def _is_equal(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def same_files(x: Checkpoint, y: Checkpoint) -> bool:
-    """Whether files whose tensors hold the same bytes are the same in headers, gaps and config.json
-    too.
-    """
+    """True if files with equal tensors also have equal headers, gaps and config.json."""
     if x.config.stored != y.config.stored or [file.size for file in x.files] != [
         file.size for file in y.files
     ]:
@@ -68,11 +64,8 @@ def read_known_digests(a: Checkpoint, b: Checkpoint) -> None:
     Reading a file here is cheaper than fetching it; one with another header is not looked at.
     """
     for x, y in product(a.files, b.files):
-        if (
-            x.header == y.header
-            and x.size == y.size
-            and (x.published is None) != (y.published is None)
-        ):
+        is_on_hub_once = (x.published is None) != (y.published is None)
+        if x.header == y.header and x.size == y.size and is_on_hub_once:
             here, there = (x, y) if x.published is None else (y, x)
             if there.sha256 and not here.sha256:
                 here.read_digest()
