@@ -47,6 +47,9 @@ sink-mechanisms: $(VENV)/.installed-runner $(CUDA)  ## is a sink a no-op or a br
 sink-toys: $(VENV)/.installed-runner  ## train toys in which both kinds of sink emerge (an hour and a quarter)
 	$(BIN)/python -m analyses.toys.sinks $(OPTIONS)
 
+# Two processes of tests share the cores; threads of BLAS in each would wait for one another.
+test check docs: export OPENBLAS_NUM_THREADS = 1
+
 test: $(VENV)/.installed-dev  ## what a change needs: lint and the fast tests (five minutes)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)

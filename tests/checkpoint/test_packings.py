@@ -14,6 +14,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.commands import run
+from tests.support.slow import mostly_checked
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.core.errors import CheckpointError
 
@@ -21,7 +22,6 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 FOLDERS = sorted(path.parent for path in FIXTURES.glob("*/*/expected.json"))
 MODELS = [folder for folder in FOLDERS if folder.name != "options"]
 FIRST = {folder.parent: folder for folder in reversed(MODELS)}  # of each writer, which every change is tried on
-COMMANDED = [pytest.param(each, marks=() if each in FIRST.values() else pytest.mark.check) for each in MODELS]
 
 
 def name(folder: Path) -> str:
@@ -49,7 +49,7 @@ def test_every_tensor_has_a_role(folder: Path) -> None:
     assert {tensor.name for tensor in tensors if tensor.stored.startswith("packed")} == expected(folder).keys()
 
 
-@pytest.mark.parametrize("folder", COMMANDED, ids=name)
+@pytest.mark.parametrize("folder", mostly_checked(MODELS, fast=FIRST.values()), ids=name)
 def test_commands_read_it(folder: Path, tmp_path: Path) -> None:
     for arguments in (["inspect", folder], ["inspect", folder, "--tensors"]):
         result = run(*arguments)

@@ -67,7 +67,7 @@ def test_a_trained_model_whose_matrices_were_not_loaded_is_told(law: str, tmp_pa
     assert len(untrained_in(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("loaded", [2, 5])
+@pytest.mark.parametrize("loaded", [pytest.param(2, marks=pytest.mark.check), 5])
 def test_a_model_of_which_less_than_half_was_loaded_is_told(loaded: int, tmp_path: Path) -> None:
     weights = load_file(shared("gpt2-attention") / "model.safetensors")
     new = drawn("normal", weights)

@@ -241,6 +241,7 @@ def shares(rows: list[dict[str, str]]) -> list[str]:
     return [row["sink_share"] for row in rows]
 
 
+@pytest.mark.check
 def test_the_option_reads_networks_that_are_too_large_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

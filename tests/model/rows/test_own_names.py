@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.commands import run
+from tests.support.slow import mostly_checked
 from tests.support.tiny_models import FIXTURES
 
 Rename = Callable[[str], str]
@@ -32,7 +33,7 @@ def renamed(folder: Path, rename: Rename, fixture: str = "llama") -> Path:
     return folder
 
 
-@pytest.mark.parametrize("how", WRAPPED)
+@pytest.mark.parametrize("how", mostly_checked(WRAPPED, fast=["compiled", "FSDP"]))
 def test_segments_of_wrappers_are_read_through_anywhere_in_a_name(how: str, tmp_path: Path) -> None:
     folder = renamed(tmp_path / "wrapped", WRAPPED[how])
     same = ws.same(FIXTURES / "llama", folder)

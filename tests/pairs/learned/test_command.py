@@ -152,6 +152,7 @@ def test_mean_probabilities_are_those_of_the_eager_model(tmp_path: Path) -> None
         assert np.allclose(mean_probabilities(model, texts), expected, atol=1e-7, rtol=1e-4)
 
 
+@pytest.mark.check
 def test_a_token_whose_logit_is_raised_is_first_among_the_words(tmp_path: Path) -> None:
     """The final norm's bias of GPT-2 raises one token everywhere."""
     weights = load_file(ws.open_model("embedded").checkpoint.files[0].path)

@@ -14,6 +14,7 @@ from benchmarks.synthetic import Sizes, write
 from tests.support.plants.derivations import DERIVATIONS, averaged, drifted, random_for, redrawn
 from tests.support.plants.kinds import CASES, initial, judged, plants_of, tuned
 from tests.support.plants.named_parts import read_weights, write_gguf, write_weights
+from tests.support.slow import mostly_checked
 from tests.support.small_llama import drawn, noisy, written
 from tests.support.tiny_models import FIXTURES
 from weightscope.cli import main
@@ -349,7 +350,7 @@ BOTH_WAYS = ["copy", "drift 10 %", "rank 4, all", "vocabulary extended", "vocabu
 ALIKE = {"4 bits, groups of 32", "4 bits, groups of 32, with minima", "8 bits, rows", "Q5_0", "Q4_1"}  # as the others
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.check] * (name in ALIKE)) for name in LOSSY])
+@pytest.mark.parametrize("name", mostly_checked(LOSSY, fast={*LOSSY} - ALIKE))
 def test_lossy_change_shows_the_direction_and_its_reverse_is_never_derived(base, made, name):
     folder, _ = made(name)
     there, back = ws.lineage(folder, base), ws.lineage(base, folder)
@@ -596,7 +597,7 @@ def judged_case(name, base, stranger, folder):
     return judged(plant, plant.make(folder))
 
 
-@pytest.mark.parametrize("name", WRONG_ONCE)
+@pytest.mark.parametrize("name", mostly_checked(WRONG_ONCE, fast=WRONG_ONCE[::3]))
 def test_kinds_and_directions_that_are_easily_taken_for_others(base, stranger, name, tmp_path):
     row = judged_case(name, base, stranger, tmp_path)
     assert (row["named"], row["nothing_else"], row["right"]) == (1, 1, 1), row
