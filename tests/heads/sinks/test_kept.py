@@ -16,7 +16,7 @@ from weightscope.model.text.sequences import read_texts
 
 pytestmark = pytest.mark.check
 
-SIZES = bias.Sizes(texts=2, tokens=32, evaluated=2)
+SIZES = bias.TextSizes(texts=2, tokens=32, evaluated=2)
 
 
 def csv_of(found: bias.SinkBias) -> list[str]:
