@@ -125,6 +125,17 @@ def heads_and_lora(weights: Weights) -> None:
     each(partial(lora, 4), "down_proj.weight")(weights)
 
 
+def scaled_but_one_value(weights: Weights) -> None:
+    """All queries times a factor, and one value of a matrix of keys moved."""
+    each(lambda w, _: 1.5 * w, "q_proj.weight")(weights)
+    weights["model.layers.1.self_attn.k_proj.weight"][3, 5] += 0.5
+
+
+def scaled_and_one_lora(weights: Weights) -> None:
+    each(lambda w, _: 1.5 * w, "q_proj.weight")(weights)
+    each(partial(lora, 2), "1.mlp.down_proj.weight")(weights)
+
+
 SAID: dict[str, tuple[Callable[[Weights], None], str, str]] = {
     "heads in another order": (partial(heads, [1, 0, 3, 2]), "same function", "with heads in another order"),
     "two heads exchanged": (partial(heads, [1, 0, 2, 3]), "same function", "with heads in another order"),
@@ -132,6 +143,8 @@ SAID: dict[str, tuple[Callable[[Weights], None], str, str]] = {
     "transposed": (each(lambda w, _: w.T, "q_proj.weight"), "deed", "'transposed' in 3 of 3 changed tensors"),
     "times 1.001": (each(lambda w, _: 1.001 * w, "weight"), "deed", "'scaled by one number' in"),
     "one head's queries times 1.5": (one_head, "deed", "in 1 of 1 changed tensor (16 of 64, from 16, factor 1.5)"),
+    "queries scaled, and one value of keys": (scaled_but_one_value, "mixed", "no deed explains 1 matrix that changed"),
+    "queries scaled, and one low-rank update": (scaled_and_one_lora, "mixed", "no deed explains 1 matrix that changed"),
     "pruned": (each(pruned), "deed", "'some values zeroed' in 21 of 21 changed tensors"),
     "drawn again": (each(lambda w, rng: w.std() * rng.standard_normal(w.shape)), "unrelated", "no longer resemble"),
     "noise": (each(lambda w, rng: w + 0.03 * w.std() * rng.standard_normal(w.shape)), "noise", "no training shows"),

@@ -37,6 +37,7 @@ Readable = Model | TensorsOnly
 MOSTLY = 0.9  # share of changed matrices that must agree before training is named
 CONVERTED = (What.ROUNDED, What.QUANTISED)  # kinds of change that a conversion makes
 ROWS = ("tokens", "positions", "unembedding", "types")  # looked up by row: they have no directions
+HIDING = (What.QUANTISED, What.QUANTISED_IN_PART)  # kinds that may hide what was trained
 UNCHANGED = (What.IDENTICAL, What.MISSING, What.NEW)
 # Kinds of change in which no direction is looked for.
 NO_DIRECTIONS = (*UNKNOWN_SIZE, What.IDENTICAL, What.NOT_FINITE, What.RESIZED)
@@ -514,7 +515,7 @@ def tune_of(
     if training is None:
         training = training_of([change for _, change in left], updates, note)
         if proved:
-            training = _beside(training, in_words([*proved.values()], len(tried)), updates)
+            training = _beside(training, [*proved.values()], len(tried), updates)
     if training.kind == "full" and (form := adapter_form(moved, updates)):
         training = Training("full", None, form, is_adapter=True)
     raised, why = None, "its heads are not read"
@@ -534,11 +535,22 @@ def tune_of(
     )
 
 
-def _beside(training: Training, deeds: str, updates: Sequence[Update]) -> Training:
-    """The training of what no deed explains, with the deeds of the others."""
+def _beside(
+    training: Training, deeds: Sequence[Deed], tried: int, updates: Sequence[Update]
+) -> Training:
+    """The training of what no deed explains, with the deeds of the others.
+
+    One matrix shows no adapter, and fewer matrices than others have a deed show no training.
+    """
+    words_of_deeds = in_words(deeds, tried)
+    is_adapter = training.kind == "low rank" and len(updates) > 1
+    if is_adapter or len(updates) > len(deeds):
+        return replace(training, evidence=f"{training.evidence}; besides, {words_of_deeds}")
     if not updates:
-        return Training("mixed", None, deeds)
-    return replace(training, evidence=f"{training.evidence}; besides, {deeds}")
+        return Training("mixed", None, words_of_deeds)
+    count = len(updates)
+    rest = f"no deed explains {count} {'matrix' if count == 1 else 'matrices'} that changed"
+    return Training("mixed", None, f"{words_of_deeds}; {rest}")
 
 
 def _is_update(change: Change) -> bool:
@@ -702,7 +714,8 @@ def other_deeds(
     if result.verdict == SAME_FUNCTION:
         what = dict.fromkeys(each.deed for each in result.tensors if each.verdict == SAME_FUNCTION)
         return Training("same function", None, joined([*what]))
-    if len(known) < MOSTLY * len(tried):
+    hidden = any(change.kind in HIDING for change in changes)
+    if len(known) < len(tried) or hidden:
         return None
     details = Counter(done.detail for done in known)
     (most, times), *_ = details.most_common()
