@@ -120,7 +120,7 @@ def test_a_stream_is_the_eager_model_s_but_for_what_is_averaged(
 ) -> None:
     """In a short text without padding that fits every window."""
     monkeypatch.setattr(followed, "N_TOKENS", 4)
-    monkeypatch.setattr(followed, "sample_tokens", lambda model, n, p: np.arange(n) + (5 if p is None else 9))
+    monkeypatch.setattr(followed, "sample_tokens", lambda model, n, p=None: np.arange(n) + (5 if p is None else 9))
     monkeypatch.setattr(followed, "first_token", lambda model: 4)
     config = json.loads(json.dumps(case.config), object_hook=unwindowed)
     network = random_model(replace(case, config=config))

@@ -320,12 +320,13 @@ def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = No
     roles, unread = roles or {}, unreadable(checkpoint)
     facts = read_facts(checkpoint, [name for name in checkpoint if name not in unread])
     known = [replace(fact, known_as=roles.get(name, "")) for name, fact in facts.items()]
-    stored = {name: checkpoint.stored_names.get(name, name) for name in ("", *checkpoint)}
-    renamed = [
-        replace(fact, name=stored[fact.name], same_as=stored[fact.same_as])
-        for fact in with_twins(checkpoint, known)
-    ]
-    return Everything(renamed, {stored[name]: why for name, why in unread.items()})
+    every, stored = list(with_twins(checkpoint, known)), checkpoint.stored_names
+    if not stored:
+        return Everything(every, unread)
+    for i, fact in enumerate(every):
+        same_as = stored.get(fact.same_as, fact.same_as)
+        every[i] = replace(fact, name=stored.get(fact.name, fact.name), same_as=same_as)
+    return Everything(every, {stored.get(name, name): why for name, why in unread.items()})
 
 
 def unreadable(checkpoint: Checkpoint) -> dict[str, str]:
