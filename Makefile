@@ -50,7 +50,7 @@ sink-toys: $(VENV)/.installed-runner  ## train toys in which both kinds of sink 
 # Two processes of tests share the cores; threads of BLAS in each would wait for one another.
 test check docs: export OPENBLAS_NUM_THREADS = 1
 
-test: $(VENV)/.installed-dev  ## what a change needs: lint and the fast tests (five minutes)
+test: $(VENV)/.installed-dev  ## what a change needs: lint and the fast tests (six minutes)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile

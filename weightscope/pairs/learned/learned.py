@@ -705,7 +705,7 @@ def other_deeds(
     tried: Mapping[int, Deed | None],
     changes: Sequence[Change],
 ) -> Training | None:
-    """A deed that is no training: of most changed tensors, or the same function."""
+    """A deed that is no training: of all changed tensors, or the same function."""
     known = [done for done in tried.values() if done and done.what not in UNEXPLAINED]
     unlike = sum(not changes[i].is_tuned for i in tried)
     if not tried or max(len(known), unlike) < ASKED * len(tried):
@@ -719,7 +719,7 @@ def other_deeds(
         return None
     details = Counter(done.detail for done in known)
     (most, times), *_ = details.most_common()
-    detail = f" ({most})" if most and (times == len(tried) or len(tried) == 1) else ""
+    detail = f" ({most})" if most and times == len(tried) else ""
     return Training("deed", None, in_words(known, len(tried)) + detail)
 
 
