@@ -9,7 +9,7 @@ from tests.support.commands import commands, is_one_line, run, studies, with_tok
 from tests.support.figures import undrawn, unsaved
 from tests.support.provenance import ends_with
 from tests.support.slow import mostly_checked
-from tests.support.tiny_models import EACH_MECHANISM, fixture
+from tests.support.tiny_models import NAMES, fixture
 
 pytest.importorskip("tokenizers", reason="tokenizers come with the extra `bigrams`")
 
@@ -23,7 +23,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_counts(with_tokenizer("gpt2", tmp_path_factory.mktemp("counts")))
 
 
-@pytest.mark.parametrize("name", mostly_checked(EACH_MECHANISM, fast=["gpt2", "llama"]))
+@pytest.mark.parametrize("name", mostly_checked(NAMES, fast=["gpt2", "llama"]))
 def test_every_command_ends_with_numbers_or_one_line(name: str, counts: Path, tmp_path: Path) -> None:
     tiny = fixture(name)
     source = with_tokenizer(name, tmp_path / "source")
