@@ -10,7 +10,8 @@ Trained strangers: the seeds of every family of tiny models (toys/train_lineage.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ import numpy as np
 
 import weightscope as ws
 from analyses.experiments.planted_lineage import families_in
-from analyses.study import study, write
+from analyses.study import Row, judge_each, study, write
 from benchmarks import synthetic
 from tests.support.plants.derivations import redrawn, same_spectra, shuffled, those_for
 from tests.support.plants.named_parts import Weights, read_weights, write_weights
+from tests.support.plants.plant import Made, Plant
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.progress import bar
 from weightscope.model.sources import Source
@@ -35,8 +37,7 @@ from weightscope.pairs.atlas.values import best_of_each, distinct, log_p_of
 SIZES = synthetic.Sizes(layers=8, width=256, heads=16, head_dim=16, kv_heads=16, vocabulary=512, inner=320)
 STRANGERS = 40
 HEADER = ("base", "derivation", "planted", "share_read", "joined_by", "bits", "likeness", "p")
-
-
+NOTHING = dict.fromkeys(("bits", "likeness", "p"), float("nan"))  # cells of a pair that nothing joins
 TRAINED = ("group", "a", "b", "joined_by", "bits", "p_values")
 
 
@@ -61,31 +62,38 @@ def share(weights: int, whole: int) -> str:
     return f"{100 * weights / whole:.0f} %"
 
 
-def joined(prints: list[Print]) -> tuple[str, float, float, float]:
+def joined(prints: list[Print]) -> Row:
     """What an atlas joins two checkpoints by, "" where it does not; bits, likeness and p."""
     families = families_of([each.outline() for each in prints], prints.__getitem__)
     edges = [edge for family in families for edge in family.edges]
     if not edges:
-        return "", *(float("nan"),) * 3
-    return edges[0].by, edges[0].bits, edges[0].likeness, edges[0].p
+        return {"joined_by": "", **NOTHING}
+    return {"joined_by": edges[0].by, **{name: getattr(edges[0], name) for name in NOTHING}}
 
 
-def rows_of(title: str, base: Weights, work: Path) -> Iterator[tuple[Any, ...]]:
-    """Every derivation of a base at every budget."""
+def plants_of(title: str, base: Weights, work: Path) -> Iterator[Plant]:
+    """Every derivation of a base, at every budget; the base itself is written at once."""
     folder = work / title
     write_weights(base, folder)
-    budgets = budgets_of(folder)
-    of_base = {budget: print_of(folder, most) for budget, most in budgets.items()}
-    for number, (name, row) in enumerate(bar(list(those_for(base).items()), f"derivations of {title}", "derivation")):
-        place = work / f"{title}-{number}"
-        write_weights(row.change(base), place)
-        for budget, most in budgets.items():
-            try:
-                made = print_of(place, most)
-            except ws.CheckpointError as error:
-                yield title, name, "; ".join(row.kinds), budget, f"not read: {error}", *(float("nan"),) * 3
-                continue
-            yield title, name, "; ".join(row.kinds), budget, *joined([of_base[budget], made])
+    of_base = {budget: (print_of(folder, most), most) for budget, most in budgets_of(folder).items()}
+
+    def make(change: Callable[[Weights], Weights], budget: str, place: Path) -> Made:
+        write_weights(change(base), place)
+        return Made(place, (folder,), of_base[budget])
+
+    for name, row in those_for(base).items():
+        for budget in of_base:
+            cells = {"base": title, "derivation": name, "planted": "; ".join(row.kinds), "share_read": budget}
+            yield Plant(f"{title}: {name}, {budget}", partial(make, row.change, budget), cells=cells)
+
+
+def judged(plant: Plant, made: Made) -> Row:
+    """What joins a derivation with its base."""
+    of_base, most = made.more
+    try:
+        return joined([of_base, print_of(made.suspect, most)])
+    except ws.CheckpointError as error:
+        return {"joined_by": f"not read: {error}", **NOTHING}
 
 
 def strangers_of(base: Weights, work: Path) -> list[Path]:
@@ -127,7 +135,8 @@ def main(files: Folder, tiny: Path | None, models: tuple[str, ...]) -> None:
     with scratch_folder() as work:
         drawn = read_weights(str(synthetic.write(work / "drawn", SIZES)))
         llama = redrawn(drawn)
-        rows = [*rows_of("llama", llama, work), *rows_of("gpt2", read_weights("embedded"), work)]
+        plants = [*plants_of("llama", llama, work), *plants_of("gpt2", read_weights("embedded"), work)]
+        rows = judge_each(plants, judged, "derivations")
         write(files, "losses", HEADER, rows)
         places, table = strangers_of(llama, work), []
         for budget, most in budgets_of(work / "llama").items():
@@ -140,8 +149,8 @@ def main(files: Folder, tiny: Path | None, models: tuple[str, ...]) -> None:
         header = ("share_read", "strangers", "pairs", "joined", "least_bits", "mean_bits")
         write(files, "strangers", header, table)
     counts: dict[tuple[Any, ...], list[bool]] = defaultdict(list)
-    for base, _, _, budget, by, *_ in rows:
-        counts[base, budget].append(by in ("bits", "heads", "values"))
+    for row in rows:
+        counts[row["base"], row["share_read"]].append(row["joined_by"] in ("bits", "heads", "values"))
     for (base, budget), found in counts.items():
         click.echo(f"{base}, {budget} of attention: {sum(found)} of {len(found)} derivations joined with their base")
 

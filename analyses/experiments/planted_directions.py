@@ -7,18 +7,21 @@ is left. Half of the directions are random. The others are mixtures of the eight
 write, because real edits cut out directions along which much is written. Every checkpoint is also judged as it is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
+from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 
 import weightscope as ws
-from analyses.study import sources_argument, study, titled, write
+from analyses.study import Row, judge_each, sources_argument, study, titled, write
+from tests.support.plants.plant import Made, Plant
 from weightscope.core.compute.cores import one_blas_thread
 from weightscope.core.files import Files, Folder
-from weightscope.core.progress import bar
 from weightscope.heads.audit.removed_directions import FOUND, StreamMatrix, StreamSide, centred_norms, judge, sides
 from weightscope.pairs.deeds.rounding import CASTS
 from weightscope.report.pages.style import in_our_style, save, subplots
@@ -51,9 +54,9 @@ WHERE = (("run", 0.4), ("run", 0.7), ("all", 1.0), ("anywhere", 0.4), ("anywhere
 STRENGTHS = (1.0, 0.8, 0.5)
 
 
-def cases() -> list[dict[str, object]]:
+def cases() -> list[Row]:
     """What is planted: in every format all places and strengths; in bfloat16 ranks and kept norms of rows too."""
-    plain = [
+    plain: list[Row] = [
         {"format": form, "where": where, "share": share, "strength": strength, "direction": direction}
         for form in ("bfloat16", "8 bits", "4 bits")
         for where, share in WHERE
@@ -64,38 +67,58 @@ def cases() -> list[dict[str, object]]:
     return [*plain, *({**case, "rank": 3} for case in fully), *({**case, "rows_kept": True} for case in fully)]
 
 
-def planted(source: str) -> list[dict[str, object]]:
-    """A row for every case, and one without a direction for every format and side."""
+class Cut(NamedTuple):
+    """A side of a model in memory, and the directions that are gone from some of its layers, if any are."""
+
+    side: StreamSide
+    d: int
+    centred: bool
+    directions: np.ndarray | None = None  # (d, k)
+    layers: Collection[int] = ()
+
+    @classmethod
+    def clean(cls, model: ws.Model, side: StreamSide, form: str, folder: Path) -> Made:
+        """The side as it is, rounded."""
+        weights = {i: [FORMATS[form](m.rows()) for m in matrices] for i, matrices in side.layers.items()}
+        return Made(model.name, (), cls(of_arrays(side, weights), model.config.d_model, centred_norms(model)))
+
+
+def plants_of(source: str) -> Iterator[Plant]:
+    """Every case, and one without a direction for every format and side."""
     model = ws.open_model(source)
-    d, centred = model.config.d_model, centred_norms(model)
-    rows: list[dict[str, object]] = []
     for side in sides(model, model.attention_layers, everything=True):
-        if len(side.layers) < 2:
-            continue
-        for name, rounded in FORMATS.items():
-            weights = {i: [rounded(m.rows()) for m in matrices] for i, matrices in side.layers.items()}
-            judged = judge(of_arrays(side, weights), d, centred)
-            known = {"side": side.what, "format": name, "where": "nowhere"}
-            rows.append({**known, "score": round(judged.score, 2), "found": len(judged.removed)})
+        for form in FORMATS if len(side.layers) > 1 else ():
+            known = {"model": model.name, "side": side.what, "format": form, "where": "nowhere"}
+            yield Plant(f"{side.what}, {form}", partial(Cut.clean, model, side, form), cells=known)
     side = next(iter(sides(model, model.attention_layers, everything=False)))
     clean = {i: matrices[0].rows() for i, matrices in side.layers.items()}
     principal = np.linalg.eigh(np.sum([(w.T @ w) / np.linalg.norm(w) ** 2 for w in clean.values()], axis=0))[1][:, -8:]
-    for number, case in enumerate(bar(cases(), model.name, "case")):
-        rng = np.random.default_rng(number)
-        rank, strength = int(str(case.get("rank", 1))), float(str(case["strength"]))
+
+    def planted(number: int, case: Row, folder: Path) -> Made:
+        rng, d = np.random.default_rng(number), model.config.d_model
         basis = np.eye(d) if case["direction"] == "random" else principal
-        cut = np.linalg.qr(basis @ rng.standard_normal((basis.shape[1], rank)))[0]
-        chosen = layers_of(list(clean), str(case["where"]), float(str(case["share"])), rng)
-        changed = {
-            i: without(w, cut, strength, kept="rows_kept" in case) if i in chosen else w for i, w in clean.items()
-        }
-        judged = judge(of_arrays(side, {i: [FORMATS[str(case["format"])](w)] for i, w in changed.items()}), d, centred)
-        cosines = [cosine(removed.least.directions, cut) for removed in judged.removed]
-        best = int(np.argmax(cosines)) if cosines else None
-        right = best is not None and set(judged.removed[best].layers) == chosen
-        counts = {"found": len(cosines), "cosine": round(max(cosines, default=0.0), 4), "layers_right": right}
-        rows.append({"side": side.what, **case, "score": round(judged.score, 2), **counts})
-    return [{"model": model.name, **row} for row in rows]
+        cut = np.linalg.qr(basis @ rng.standard_normal((basis.shape[1], case.get("rank", 1))))[0]
+        chosen = layers_of(list(clean), case["where"], case["share"], rng)
+        kept = "rows_kept" in case
+        changed = {i: without(w, cut, case["strength"], kept=kept) if i in chosen else w for i, w in clean.items()}
+        made = of_arrays(side, {i: [FORMATS[case["format"]](w)] for i, w in changed.items()})
+        return Made(model.name, (), Cut(made, d, centred_norms(model), cut, chosen))
+
+    for number, case in enumerate(cases()):
+        cells = {"model": model.name, "side": side.what, **case}
+        yield Plant(f"case {number}", partial(planted, number, case), cells=cells)
+
+
+def judged(plant: Plant, made: Made) -> Row:
+    """What an audit finds; of a planted direction how near it is, and whether the layers are right."""
+    cut: Cut = made.more
+    judgement = judge(cut.side, cut.d, cut.centred)
+    row: Row = {"score": round(judgement.score, 2), "found": len(judgement.removed)}
+    if cut.directions is None:
+        return row
+    cosines = [cosine(removed.least.directions, cut.directions) for removed in judgement.removed]
+    right = bool(cosines) and set(judgement.removed[int(np.argmax(cosines))].layers) == cut.layers
+    return row | {"cosine": round(max(cosines, default=0.0), 4), "layers_right": right}
 
 
 def of_arrays(side: StreamSide, weights: dict[int, list[np.ndarray]]) -> StreamSide:
@@ -162,7 +185,7 @@ def main(files: Folder, sources: tuple[str, ...]) -> None:
     rows = []
     for source, title in titled(sources):
         with one_blas_thread():
-            of_source = planted(source)
+            of_source = judge_each(plants_of(source), judged, title)
         write(files, title, COLUMNS, of_source)
         rows += of_source
     draw(files, rows)

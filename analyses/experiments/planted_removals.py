@@ -8,15 +8,18 @@ original; `audit` has not. Updates of rank one and noise, as large, are no remov
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import click
 import numpy as np
 from safetensors.numpy import save_file
 
 import weightscope as ws
-from analyses.study import sources_argument, study, titled, write
-from weightscope.core.files import Folder, scratch_folder
-from weightscope.core.progress import bar
+from analyses.study import Row, judge_each, sources_argument, study, titled, write
+from tests.support.plants.plant import Made, Plant
+from weightscope.core.files import Folder
 from weightscope.heads.audit.removed_directions import removed_directions, sides
 from weightscope.pairs.changes.all_tensors import compare_tensors
 from weightscope.pairs.deeds.rounding import CASTS
@@ -63,8 +66,26 @@ def edited(weights: dict[str, np.ndarray], where: Writers, strength: str, direct
         yield name
 
 
-def planted(source: str, formats: Sequence[str]) -> Iterator[dict[str, object]]:
-    """A row for every case."""
+class Removal(NamedTuple):
+    """The original, its matrices that write, and what is removed from them."""
+
+    model: ws.Model
+    where: Writers
+    strength: str
+    directions: np.ndarray  # (L, d)
+
+    def write(self, original: dict[str, np.ndarray], form: str, folder: Path) -> Made:
+        """Write the edited checkpoint."""
+        weights = {**original}
+        for name in list(edited(weights, self.where, self.strength, self.directions)):
+            weights[name] = np.ascontiguousarray(FORMATS[form](weights[name]))
+        save_file(weights, folder / "model.safetensors")
+        Folder(folder).json("config.json", dict(self.model.checkpoint.config))
+        return Made(folder, (), self)
+
+
+def plants_of(source: str, title: str, formats: Sequence[str]) -> Iterator[Plant]:
+    """Every strength, direction and format; the other changes in every format."""
     model = ws.open_model(source)
     where, depth, d = writers(model), model.config.n_layers, model.config.d_model
     original = {name: np.asarray(tensor.read()) for name, tensor in model.checkpoint.items()}
@@ -74,33 +95,30 @@ def planted(source: str, formats: Sequence[str]) -> Iterator[dict[str, object]]:
     principal = np.linalg.eigh(sum(w.T @ w / np.linalg.norm(w) ** 2 for w in outputs))[1][:, -8:]
     cases = [(s, kind, form) for form in formats for kind in ("random", "strong") for s in STRENGTHS]
     cases += [(s, "", form) for form in formats for s in OTHERS]
-    for number, (strength, kind, form) in enumerate(bar(cases, model.name, "case")):
+    for number, (strength, kind, form) in enumerate(cases):
         basis, rng = principal if kind == "strong" else np.eye(d), np.random.default_rng(number)
         drawn = np.array([basis @ rng.standard_normal(basis.shape[1]) for _ in range(depth)])
         drawn = drawn if "by layer" in strength else np.repeat(drawn[:1], depth, axis=0)
         directions = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)  # (L, d)
-        weights = {**original}
-        for name in list(edited(weights, where, strength, directions)):
-            weights[name] = np.ascontiguousarray(FORMATS[form](weights[name]))
-        with scratch_folder() as folder:
-            save_file(weights, folder / "model.safetensors")
-            Folder(folder).json("config.json", dict(model.checkpoint.config))
-            suspect = ws.open_model(folder)
-            row = {"model": model.name, "strength": strength, "direction": kind, "format": form, "tensors": len(where)}
-            alone = removed_directions(suspect, suspect.attention_layers, everything=True)[0]
-            cosines = [np.abs(directions @ each.least.directions).max() for each in alone]
-            yield row | found(model, suspect, where, strength, directions) | {
-                "audit_found": sum(cosine >= 0.9 for cosine in cosines)}  # fmt: skip
+        removal = Removal(model, where, strength, directions)
+        cells = {"model": title, "strength": strength, "direction": kind, "format": form, "tensors": len(where)}
+        yield Plant(f"{title}: {strength} {kind} {form}", partial(removal.write, original, form), cells=cells)
 
 
-def found(
-    model: ws.Model, suspect: ws.Model, where: Writers, strength: str, directions: np.ndarray
-) -> dict[str, object]:
+def judged(plant: Plant, made: Made) -> Row:
+    """What `compare` finds, and the number of directions that `audit` finds without the original."""
+    suspect = ws.open_model(made.suspect)
+    alone = removed_directions(suspect, suspect.attention_layers, everything=True)[0]
+    cosines = [np.abs(made.more.directions @ each.least.directions).max() for each in alone]
+    return found(suspect, *made.more) | {"audit_found": sum(cosine >= 0.9 for cosine in cosines)}
+
+
+def found(suspect: ws.Model, model: ws.Model, where: Writers, strength: str, directions: np.ndarray) -> Row:
     """How many of the tensors are said to have lost a direction, how far the direction is off, and the strength."""
     changes = compare_tensors(model, suspect)
     removed = [i for shared in changes.shared if shared.is_removal for i in shared.members]
     names = {changes.changes[i].name for i in removed}
-    row: dict[str, object] = {"found": len(names & {*where}), "cosine": "", "strength_error": ""}
+    row: Row = {"found": len(names & {*where}), "cosine": "", "strength_error": ""}
     if not removed or strength in OTHERS:
         return row
     (shared,) = (shared for shared in changes.shared if shared.is_removal)
@@ -115,7 +133,7 @@ def found(
 @click.option("--format", "formats", multiple=True, type=click.Choice(list(FORMATS)), default=list(FORMATS))
 def main(files: Folder, sources: tuple[str, ...], formats: tuple[str, ...]) -> None:
     """Write one table, a row per case and SOURCE."""
-    rows = [row | {"model": title} for source, title in titled(sources) for row in planted(source, formats)]
+    rows = [row for source, title in titled(sources) for row in judge_each(plants_of(source, title, formats), judged)]
     write(files, "with-base", COLUMNS, rows)
 
 
