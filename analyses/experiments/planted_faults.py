@@ -3,8 +3,8 @@
 python -m analyses.experiments.planted_faults SOURCE... [--out out/planted-faults]
 """
 
-from analyses.study import sources_argument, study, titled, write
-from tests.support.plants.faults import COLUMNS, planted
+from analyses.study import judge_each, sources_argument, study, titled, write
+from tests.support.plants.faults import COLUMNS, judged, plants_of
 from weightscope.core.files import Folder
 
 
@@ -13,7 +13,7 @@ from weightscope.core.files import Folder
 def main(files: Folder, sources: tuple[str, ...]) -> None:
     """Write a table for every SOURCE: for each fault, in how many layers it was planted and found."""
     for source, title in titled(sources):
-        write(files, title, COLUMNS, planted(source))
+        write(files, title, COLUMNS, judge_each(plants_of(source), judged, title))
 
 
 if __name__ == "__main__":

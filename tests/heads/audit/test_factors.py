@@ -4,13 +4,14 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.plants.faults import other_rotary_order, planted, tiled_heads
+from tests.support.plants.faults import COLUMNS, FAULTS, judged, other_rotary_order, plants_of, tiled_heads
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from tests.support.weights import package, shared
@@ -249,9 +250,16 @@ def test_a_layer_without_numbers_is_not_compared() -> None:
     assert np.isnan(cosines(profiles(energies[:3], 4))).all()  # too few
 
 
+def planted(source: str, *faults: str) -> list[tuple[Any, ...]]:
+    """Rows of COLUMNS, of all faults where none is named."""
+    plants = plants_of(source, faults or tuple(FAULTS))
+    rows = [{**plant.cells, **judged(plant, plant.make(Path()))} for plant in plants]
+    return [tuple(row[column] for column in COLUMNS) for row in rows]
+
+
 def counted(source: str, *faults: str) -> dict[str, tuple[int, int, int, int]]:
     """By fault: layers that it was planted in, named right, given any new warning; false alarms before."""
-    return {row[1]: row[2:] for row in planted(source, faults)}
+    return {row[1]: row[2:] for row in planted(source, *faults)}
 
 
 @pytest.mark.check

@@ -6,7 +6,7 @@ judged by the reference of other checkpoints, which leaves out the one at hand. 
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import weightscope as ws
+from tests.support.plants.plant import Made, Plant
 from weightscope.checkpoint.checkpoint import Checkpoint, DerivedTensor, Tensor, WholeTensor
 from weightscope.core.progress import bar
 from weightscope.heads.audit.audit import AuditOptions, measured_layer
@@ -316,8 +317,17 @@ FAULTS = {
 }
 
 
-def planted(source: str, faults: Collection[str] = tuple(FAULTS)) -> list[tuple[str, str, int, int, int, int]]:
-    """Rows: model, fault, layers that it was planted in, named right, given any new warning, false alarms before."""
+class Healthy(NamedTuple):
+    """A model that faults are planted in, and what is found in it without any."""
+
+    model: ws.Model
+    layers: dict[int, Arrays]
+    standing: Standing
+    clean: Findings
+
+
+def plants_of(source: str, faults: Collection[str] = tuple(FAULTS)) -> Iterator[Plant]:
+    """Each fault in one layer after the other, and in all; cells of COLUMNS except what `judged` counts."""
     model = ws.open_model(source)
     layers: dict[int, Arrays] = {
         index: measured_layer(model.layer(index), [], OPTIONS)
@@ -326,32 +336,38 @@ def planted(source: str, faults: Collection[str] = tuple(FAULTS)) -> list[tuple[
     heads = MeasuredHeads(layers, model.config.d_model)
     standing = Standing(model, heads, Reference.load(OWN))
     alarms = sum(finding.severity != "note" for finding in findings_of(model.unchecked(), heads, standing))
-    clean = _findings(model, layers, standing, {})
-    rows = []
+    healthy = Healthy(model, layers, standing, _findings(model, layers, standing, {}))
     for name in faults:
         fault = FAULTS[name]
         tried = [index for index in model.attention_layers if _can_plant(fault, model, index)]
-        one_by_one = [[index] for index in tried]
-        for where, places in {"": one_by_one, ", in all layers": [tried] if tried else []}.items():
-            if where and not fault.everywhere:
-                continue
-            named = warned = 0
-            for together in bar(places, name + where, "layer"):
-                values: Values = {}
-                if fault.tensors:
-                    values = {key: array for index in together for key, array in fault.plant(model, index).items()}
-                    broken_model = with_values(model, values)
-                    broken = {index: broken_model.layer(index) for index in together}
-                else:
-                    broken_model, broken = model, {index: _planted_in(model, fault, index) for index in together}
-                measured = layers | {index: measured_layer(layer, [], OPTIONS) for index, layer in broken.items()}
-                findings = _findings(broken_model, measured, standing, broken, values)
-                for index in together:
-                    of_layer = {key for key in values if key.startswith(model.stem(index)) or len(together) == 1}
-                    here, before = _warned(findings, index, of_layer), _warned(clean, index)
-                    named, warned = named + (fault.kind in here), warned + bool(here - before)
-            rows.append((model.name, name + where, len(tried), named, warned, alarms))
-    return rows
+        places = {name: [[index] for index in tried]}
+        if fault.everywhere:
+            places[f"{name}, in all layers"] = [tried] if tried else []
+        for where, together in places.items():
+            cells = {"model": model.name, "fault": where, "layers": len(tried), "false_alarms": alarms}
+            made = Made(source, (), (healthy, fault, together))
+            yield Plant(where, lambda _, made=made: made, {"audit": fault.kind}, cells)  # type: ignore[misc]
+
+
+def judged(plant: Plant, made: Made) -> dict[str, int]:
+    """Layers in which the fault was named right, and in which there was any new warning."""
+    (model, layers, standing, clean), fault, places = made.more
+    named = warned = 0
+    for together in bar(places, plant.name, "layer"):
+        values: Values = {}
+        if fault.tensors:
+            values = {key: array for index in together for key, array in fault.plant(model, index).items()}
+            broken_model = with_values(model, values)
+            broken = {index: broken_model.layer(index) for index in together}
+        else:
+            broken_model, broken = model, {index: _planted_in(model, fault, index) for index in together}
+        measured = layers | {index: measured_layer(layer, [], OPTIONS) for index, layer in broken.items()}
+        findings = _findings(broken_model, measured, standing, broken, values)
+        for index in together:
+            of_layer = {key for key in values if key.startswith(model.stem(index)) or len(together) == 1}
+            here, before = _warned(findings, index, of_layer), _warned(clean, index)
+            named, warned = named + (fault.kind in here), warned + bool(here - before)
+    return {"named": named, "warned": warned}
 
 
 def _can_plant(fault: Fault, model: ws.Model, index: int) -> bool:
