@@ -24,7 +24,7 @@ from weightscope.core.results import Result
 from weightscope.core.tables import Link, Table, as_json, column
 from weightscope.model.sources import Source, as_file_name, lines_of
 from weightscope.pairs.atlas.descent import Direction, direction_of, find_direction
-from weightscope.pairs.atlas.families import FamilyTree, families_of
+from weightscope.pairs.atlas.families import FamilyTree, TreeEdge, families_of
 from weightscope.pairs.atlas.neighbours import Neighbours, neighbours_of
 from weightscope.pairs.atlas.parquet import check_parquet, write_parquet
 from weightscope.pairs.atlas.prints import Outline, Print, make_print
@@ -207,7 +207,7 @@ class Atlas(Result):
             if len(places) < 2:
                 continue
             types = dict.fromkeys(self.outlines[place].about["family"] for place in places)
-            later = {self.later(edge.first, edge.second) for edge in family.edges} - {None}
+            later = {self.later(edge) for edge in family.edges} - {None}
             first = [place for place in places if place not in later]
             is_rooted = len(first) == 1 and len(later) == len(places) - 1
             root = self.members[first[0]].name if is_rooted else ""
@@ -215,10 +215,14 @@ class Atlas(Result):
             rows.append(FamilyRow(number, len(places), ", ".join(types), root, names))
         return Table.of(FamilyRow, rows)
 
-    def later(self, first: int, second: int) -> int | None:
+    def direction(self, edge: TreeEdge) -> Direction:
+        """Which of two came first, as far as it is known."""
+        return self.directions.get((edge.first, edge.second), Direction())
+
+    def later(self, edge: TreeEdge) -> int | None:
         """The later one of two, where the weights prove it."""
-        direction = self.directions.get((first, second), Direction())
-        return {"first": second, "second": first, "": None}[direction.came_first]
+        ends = {"first": edge.second, "second": edge.first, "": None}
+        return ends[self.direction(edge).came_first]
 
     @cached_property
     def tree(self) -> Table:
@@ -226,24 +230,10 @@ class Atlas(Result):
         rows = []
         for number, family in enumerate(self.families, 1):
             for edge in family.edges:
-                direction = self.directions.get((edge.first, edge.second), Direction())
-                ends = {"first": edge.first, "second": edge.second}
-                first = ""
-                if direction.came_first:
-                    first = self.members[ends[direction.came_first]].name
-                row = TreeRow(
-                    family=number,
-                    a=self.link(edge.first, f"{PAGES}/"),
-                    b=self.link(edge.second, f"{PAGES}/"),
-                    by=edge.by,
-                    bits=edge.bits,
-                    likeness=edge.likeness,
-                    p=edge.p,
-                    first=first,
-                    how=direction.how,
-                    differs=direction.differs,
-                )
-                rows.append(row)
+                direction = self.direction(edge)
+                a, b = (self.link(place, f"{PAGES}/") for place in edge[:2])
+                first = {"first": a.text, "second": b.text}.get(direction.came_first, "")
+                rows.append(TreeRow(number, a, b, *edge[2:], first, *direction[1:]))
         return Table.of(TreeRow, rows)
 
     @cached_property

@@ -11,7 +11,7 @@ decides, then the order of the list. A processor's sums do not choose a tree.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
 from math import log, nan, sqrt
 from typing import NamedTuple
@@ -127,6 +127,19 @@ class _Forest:
         return sorted(families.values(), key=lambda each: (-len(each.members), each.members[0]))
 
 
+def places_by(outlines: Sequence[Outline], key: Callable[[Outline], Hashable]) -> list[list[int]]:
+    """Places in the list that share a key."""
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for place, each in enumerate(outlines):
+        places[key(each)].append(place)
+    return list(places.values())
+
+
+def width_of(outline: Outline) -> int:
+    """The width of the stream."""
+    return int(outline.about["d_model"])
+
+
 def levels(likeness: Sequence[float] | np.ndarray) -> np.ndarray:
     """Rank likenesses (n,) -> (n,): 0 for the highest; equal up to rounding, equal in rank."""
     alike = np.nan_to_num(np.asarray(likeness, float), nan=-np.inf)
@@ -139,10 +152,8 @@ def levels(likeness: Sequence[float] | np.ndarray) -> np.ndarray:
 
 def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[TreeEdge]:
     """Find pairs of one shape whose blocks differ in few bits."""
-    of_shape: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for place, each in enumerate(outlines):
-        of_shape[each.shape].append(place)
-    shapes = [places for places in of_shape.values() if len(places) > 1]
+    grouped = places_by(outlines, lambda each: each.shape)
+    shapes = [places for places in grouped if len(places) > 1]
     for places in bar(shapes, "pairs by bits", "shape"):
         blocks = np.stack([outlines[place].blocks for place in places])  # (n, B, V)
         counts = [[len(np.unique(block)) for block in of_one] for of_one in blocks]
@@ -176,11 +187,8 @@ def _row_of_each(sketches: Sketches) -> dict[tuple[int, int], int]:
 
 def _candidates(outlines: Sequence[Outline], forest: _Forest) -> list[tuple[int, int]]:
     """Pairs of one width and two families with similar sums of layers: the best few of each."""
-    of_width: dict[int, list[int]] = defaultdict(list)
-    for place, each in enumerate(outlines):
-        of_width[each.about["d_model"]].append(place)
     pairs: set[tuple[int, int]] = set()
-    for places in bar(list(of_width.values()), "candidates by layers", "width"):
+    for places in bar(places_by(outlines, width_of), "candidates by layers", "width"):
         roots = np.array([forest.root(place) for place in places])
         rows = [outlines[place].sums for place in places]
         starts = np.cumsum([0, *map(len, rows)])[:-1]
@@ -206,12 +214,10 @@ def _by_heads(a: Print, b: Print) -> float:
 
 def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[TreeEdge]:
     """Join each checkpoint with the families whose value dimensions have the same order."""
-    of_width: dict[int, list[int]] = defaultdict(list)
-    for place, each in enumerate(outlines):
-        of_width[each.values.shape[1]].append(place)
-    tests = sum(len(places) * (len(places) - 1) for places in of_width.values())
+    grouped = places_by(outlines, lambda each: each.values.shape[1])
+    tests = sum(len(places) * (len(places) - 1) for places in grouped)
     edges = []
-    widths = [places for places in of_width.values() if len(places) > 1]
+    widths = [places for places in grouped if len(places) > 1]
     for places in bar(widths, "pairs by values", "width"):
         roots = np.array([forest.root(place) for place in places])
         rows = [outlines[place].values for place in places]

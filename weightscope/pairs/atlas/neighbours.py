@@ -1,6 +1,5 @@
 """For every head, the most similar head of another checkpoint, and of another family."""
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log, sqrt
@@ -9,7 +8,7 @@ import numpy as np
 
 from weightscope.core.progress import bar
 from weightscope.core.results import ShowsShapes
-from weightscope.pairs.atlas.families import ROUNDING
+from weightscope.pairs.atlas.families import ROUNDING, places_by, width_of
 from weightscope.pairs.atlas.prints import Outline, Print
 from weightscope.pairs.lineage.sketches import SKETCH, as_bytes, unit_length
 
@@ -39,10 +38,7 @@ def neighbours_of(
     starts = np.cumsum([0, *sizes])
     n = starts[-1]
     neighbours = [Neighbours(np.full(n, -1), np.full(n, np.nan)) for _ in apart]
-    of_width: dict[int, list[int]] = defaultdict(list)
-    for k, each in enumerate(outlines):
-        of_width[each.about["d_model"]].append(k)
-    for chosen in bar(list(of_width.values()), "neighbours of heads", "width"):
+    for chosen in bar(places_by(outlines, width_of), "neighbours of heads", "width"):
         heads = np.concatenate([np.arange(starts[k], starts[k + 1]) for k in chosen])
         sketches = np.concatenate([as_bytes(load(k).sketches.direct) for k in chosen])  # (n, 2, K)
         # The mean of two cosines has a standard deviation of 1 / sqrt(2 K) among strangers.

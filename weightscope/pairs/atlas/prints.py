@@ -24,7 +24,6 @@ from weightscope.model.run_identity import RunIdentity, arrays_of
 from weightscope.model.sources import Source
 from weightscope.pairs.atlas.sampling import (
     MOST_WEIGHTS,
-    SampledLayer,
     keys_are_values,
     read_sample,
     sample_of,
@@ -172,8 +171,9 @@ def _described(text: np.ndarray, name: str) -> dict[str, Any]:
             and about["vocabulary"] is None
             and is_source(about.get("read"))
             and isinstance(about.get("whole"), bool)
-            and all(_is_count(about.get(key)) for key in COUNTS)
-            and all(_is_short_text(about.get(key)) for key in TEXTS)
+            and all(type(n := about.get(key)) is int and 1 <= n <= LARGEST**2 for key in COUNTS)
+            and all(isinstance(about.get(key), str) for key in TEXTS)
+            and all(len(about[key]) <= LONGEST_TEXT for key in TEXTS)
             and isinstance(about.get("dtypes"), list)
             and all(isinstance(dtype, str) for dtype in about["dtypes"])
         )
@@ -182,14 +182,6 @@ def _described(text: np.ndarray, name: str) -> dict[str, Any]:
     if not fits:
         raise unexpected(name, "another description", "its sizes and files")
     return dict(about)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= LARGEST**2
-
-
-def _is_short_text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= LONGEST_TEXT
 
 
 def make_print(
@@ -218,7 +210,8 @@ def make_print(
     parts, blocks, values = [], [], list[np.ndarray]()
     chosen = set(evenly_spread(len(sample.layers), BLOCKS).tolist())
     for place, read in enumerate(read_sample(model, sample)):
-        parts.append(_sketches_of(read))
+        sketches = layer_sketches(read.layer, None, PUBLIC)
+        parts.append(sketches._replace(head=read.heads, kv_head=read.kv_heads))
         ranks = value_ranks(read.layer)
         is_unlike = bool(values) and len(ranks) != len(values[0])
         if is_unlike or keys_are_values(model, read.layer.index):
@@ -240,15 +233,9 @@ def make_print(
         "weights_read": sample.weights,
         "state": now,
     }
-    sketches = Sketches(about, *heads, probes=PUBLIC)
-    made = Print(sketches, np.stack(blocks), np.stack(values), source_of(model.checkpoint))
+    of_heads = Sketches(about, *heads, probes=PUBLIC)
+    made = Print(of_heads, np.stack(blocks), np.stack(values), source_of(model.checkpoint))
     return made.arrays(), model.checkpoint.bytes_fetched
-
-
-def _sketches_of(read: SampledLayer) -> HeadSketches:
-    """Sketch a layer's heads, with their indices in the checkpoint."""
-    sketches = layer_sketches(read.layer, None, PUBLIC)
-    return sketches._replace(head=read.heads, kv_head=read.kv_heads)
 
 
 def bits_of(w: np.ndarray) -> np.ndarray:

@@ -10,7 +10,6 @@ from weightscope.core.formulas import plain
 from weightscope.core.progress import bar
 from weightscope.core.tables import Column, Link, Table, column
 from weightscope.pairs.atlas.atlas import BITS, BY, BY_CHANCE, LIKENESS, PAGES, Atlas
-from weightscope.pairs.atlas.descent import Direction
 from weightscope.report.pages.page import Section, write_template
 
 TEMPLATE = "atlas.html"
@@ -85,22 +84,9 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
     for edge in family.edges:
         if place in (edge.first, edge.second):
             relative = edge.second if edge.first == place else edge.first
-            later = atlas.later(edge.first, edge.second)
-            direction = atlas.directions.get((edge.first, edge.second), Direction())
-            order = ""
-            if later is not None:
-                order = "later" if later == relative else "earlier"
-            neighbour = RelativeRow(
-                name=atlas.link(relative),
-                by=edge.by,
-                bits=edge.bits,
-                likeness=edge.likeness,
-                p=edge.p,
-                order=order,
-                how=direction.how,
-                differs=direction.differs,
-            )
-            rows.append(neighbour)
+            order = {None: "", place: "earlier"}.get(atlas.later(edge), "later")
+            direction = atlas.direction(edge)
+            rows.append(RelativeRow(atlas.link(relative), *edge[2:], order, *direction[1:]))
     n = len(each.layer)
     of_all = "" if each.is_whole else f" of {each.about['heads'] * each.about['layers']:,}"
     lead = f"{counted(n, 'head')} read{of_all}; {counted(len(family.members) - 1, 'relative')}."

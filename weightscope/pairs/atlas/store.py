@@ -70,16 +70,12 @@ class Store:
         """Keep the direction of a pair."""
         keep_arrays(self._pair(pair), {"texts": np.array(direction)}, self._of(*pair))
 
-    def forget(self, name: str) -> None:
-        """Remove a checkpoint's fingerprint."""
-        with writing(self.folder, "removed"), suppress(FileNotFoundError):
-            self._print(name).unlink()
-
     def withdraw(self, names: Iterable[str]) -> None:
         """Remove fingerprints, and remember digests of their names so they stay removed."""
         digests = self.withdrawn
         for name in names:
-            self.forget(name)
+            with writing(self.folder, "removed"), suppress(FileNotFoundError):
+                self._print(name).unlink()
             digests.add(_key(name))
         self._write(WITHDRAWN, {"sha256": sorted(digests)})
 
