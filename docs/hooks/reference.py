@@ -12,7 +12,8 @@ from weightscope.heads.audit.audit import Audit
 from weightscope.heads.audit.measure import Measure, measures_of
 from weightscope.heads.circuits.names import ROLES, ROLES_BY_WIRING
 from weightscope.model.layers.steps import step_classes
-from weightscope.model.rows.stanzas import FUNCTIONS, all_cells
+from weightscope.model.rows.family import Family
+from weightscope.model.rows.stanzas import FUNCTIONS, cells_of, groups
 from weightscope.report.findings import finding_kinds
 
 CLEAR, FAINT = 0.8, 0.65  # an AUROC to report, and the least one called high; the same below 0.5
@@ -106,10 +107,25 @@ def roles(by_wiring: bool = False) -> str:
 
 def cells() -> str:
     """Every cell of a row of architectures, with the functions that it may name, and every step."""
-    rows = [(f"`{name}`", meaning, _functions(name)) for name, meaning in all_cells().items()]
+    rows = [(f"`{name}`", meaning, _functions(name)) for name, meaning in _all_cells().items()]
     for name, step in step_classes().items():
         rows.append((f"`steps.{name}`", " ".join((step.__doc__ or "").split()), ""))
     return _table(("cell", "meaning", "functions that it may name"), rows)
+
+
+def _all_cells() -> dict[str, str]:
+    """Every cell of a row -> its meaning."""
+    meanings: dict[str, str] = {}
+    for name, (part, _) in cells_of(Family).items():
+        if name in groups():
+            example = "; names that differ in braces, self_attn.{q,k,v,o}_proj, or one name for all"
+            for short, parts in getattr(groups()[name], "SHORT", {}).items():
+                meanings[f"{name}.{short}"] = ", ".join(parts) + example
+            for cell, (inner, _) in cells_of(groups()[name]).items():
+                meanings[f"{name}.{cell}"] = inner.metadata["doc"]
+        elif "doc" in part.metadata:
+            meanings[name] = part.metadata["doc"]
+    return meanings
 
 
 def _functions(cell: str) -> str:

@@ -165,6 +165,13 @@ class DequantisedTensor(WholeTensor):
         return part.raw().view("<u4").reshape(part.shape)
 
 
+def renamed(tensor: Tensor, name: str) -> Tensor:
+    """A stored tensor, or one made of several, under another name."""
+    if isinstance(tensor, StoredTensor | DequantisedTensor):
+        return replace(tensor, name=name)
+    return tensor
+
+
 def scales_activations(name: str, tensors: Mapping[str, Tensor]) -> bool:
     """True if this is the scale of a packed weight's activations."""
     module, _, last = name.rpartition(".")

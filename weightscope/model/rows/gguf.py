@@ -27,10 +27,10 @@ from weightscope.model.rows.family import Family
 # Inverses of the changes to matrices in ggml's format: functions of an array and of head counts.
 
 # (stored values, query heads, key-value heads) -> values
-Undo = Callable[[np.ndarray, int, int], np.ndarray]
+Undo = Callable[..., np.ndarray]
 
 
-def queries_in_halves(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+def queries_in_halves(rows: np.ndarray, n_heads: int, *_: int) -> np.ndarray:
     """Rows of queries from ggml's 0, r/2, 1, r/2 + 1 ... in a head, as it rotates neighbours."""
     pairs = rows.reshape(n_heads, len(rows) // (2 * n_heads), 2, *rows.shape[1:])  # (H, r/2, 2, in)
     return pairs.swapaxes(1, 2).reshape(rows.shape)
@@ -38,10 +38,10 @@ def queries_in_halves(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.nda
 
 def keys_in_halves(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
     """Rows of keys likewise."""
-    return queries_in_halves(rows, n_kv_heads, n_kv_heads)
+    return queries_in_halves(rows, n_kv_heads)
 
 
-def turned(w: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+def turned(w: np.ndarray, *_: int) -> np.ndarray:
     """GPT-2's weights, (in, out), from ggml's (out, in)."""
     return w.T
 
@@ -55,27 +55,27 @@ def in_groups(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
     return np.concatenate(groups, axis=1).reshape(rows.shape)
 
 
-def less_one(gamma: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+def less_one(gamma: np.ndarray, *_: int) -> np.ndarray:
     """w of a norm with gain 1 + w, which is stored as 1 + w."""
     return gamma - np.float32(1)
 
 
-def channels_second(kernel: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+def channels_second(kernel: np.ndarray, *_: int) -> np.ndarray:
     """PyTorch's kernels of convolutions (out, in, ...) from mlx's (out, ..., in)."""
     return np.moveaxis(kernel, -1, 1)
 
 
-def one_channel(kernels: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+def one_channel(kernels: np.ndarray, *_: int) -> np.ndarray:
     """Convolutions of single channels with their axis of one channel: (d, k) -> (d, 1, k)."""
     return kernels[:, None]
 
 
-def flat(values: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+def flat(values: np.ndarray, *_: int) -> np.ndarray:
     """Vectors that are stored as columns, or in groups."""
     return values.reshape(-1)
 
 
-def logarithm(decay: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+def logarithm(decay: np.ndarray, *_: int) -> np.ndarray:
     """State spaces' log(-A) from ggml's A, to the last digit of exp; Mamba 2's (H,) is a column."""
     decay = decay[..., 0] if decay.shape[-1] == 1 else decay
     with np.errstate(all="ignore"):  # a broken file's are NaN
@@ -237,19 +237,13 @@ def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
     norms = next(
         (norms for types, norms in COUNTED_BY_MLX.items() if re.fullmatch(types, str(kind))), ""
     )
-    tensors: dict[str, Tensor] = dict(checkpoint)
+    tensors: dict[str, Tensor] = {}
     for name, stored in checkpoint.items():
         if norms and re.fullmatch(rf"{norms}\.weight", name) and len(stored.shape) == 1:
             tensors[name] = RestoredTensor(stored, less_one, 1, 1)
         elif len(stored.shape) > 2 and OF_CONVOLUTION.fullmatch(name):
             tensors[name] = RestoredTensor(stored, channels_second, 1, 1)
-    if all(tensors[name] is stored for name, stored in checkpoint.items()):
-        return checkpoint
-    before = Checkpoint(
-        checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name
-    )
-    before.weight_files, before.stored_names = checkpoint.weight_files, checkpoint.stored_names
-    return before
+    return checkpoint.with_tensors(tensors) if tensors else checkpoint
 
 
 # A GGUF file as the checkpoint that it was converted from, the conversion undone.
@@ -454,20 +448,17 @@ def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple
         parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)()", name, re.ASCII)
     if not parts:
         return "", name
+    stem = row.prefixes[0] + (row.layer.format(i=int(parts[1])) if parts[1] else "")
     if tensor := modules.get(f"{parts[2]}.{parts[3]}".rstrip(".")):
-        stem = (
-            f"{row.prefixes[0]}{row.layer.format(i=int(parts[1]))}" if parts[1] else row.prefixes[0]
-        )
         return tensor, stem + tensor
     module = modules.get(parts[2], "")
     if not module and parts[1] and ROLES.get(parts[2]) in ("q_norm", "k_norm"):
         module = f"{row.heads.out.rpartition('.')[0]}.{parts[2]}"
     if not module:
         return "", name
-    if parts[1]:
-        return module, f"{row.prefixes[0]}{row.layer.format(i=int(parts[1]))}{module}.{parts[3]}"
-    prefix = "" if parts[2] == "output" else row.prefixes[0]  # as `Outputs.tokens` says
-    return module, f"{prefix}{module}.{parts[3]}"
+    if parts[2] == "output" and not parts[1]:  # as `Outputs.tokens` says
+        stem = ""
+    return module, f"{stem}{module}.{parts[3]}"
 
 
 def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[str, Any]:
@@ -552,13 +543,13 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
 
 def _join_latents(tensors: dict[str, Tensor], row: Family, file: object) -> None:
     """Join keys and values of a latent, which the converter splits, into one matrix."""
-    attention = row.heads.v.rpartition(".")[0]
+    attention, _, last = row.heads.v.rpartition(".")
     for name in [name for name in tensors if name.endswith(f"{attention}.{KEYS_OF_LATENT}.weight")]:
         stem = name.removesuffix(f"{KEYS_OF_LATENT}.weight")
         keys, values = tensors.pop(name), tensors.pop(f"{stem}{VALUES_OF_LATENT}.weight", None)
         if values is None:
             raise CheckpointError("has keys of a latent, but no values", file=file, tensor=name)
-        tensors[f"{stem}{row.heads.v.rpartition('.')[2]}.weight"] = OutOfLatent(keys, values)
+        tensors[f"{stem}{last}.weight"] = OutOfLatent(keys, values)
 
 
 def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -599,19 +590,17 @@ def _by_type(values: dict[str, Any], row: Family, gguf: Gguf, own_keys: Mapping[
 
 def _factors(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
     """Scaling of rotations stored in tensors: Llama 3's, and Phi-3's two lists of factors."""
-    factors, short, long = (checkpoint.get(name) for name in ROPE_FACTORS)
+    factors, *both = (checkpoint.get(name) for name in ROPE_FACTORS)
     if factors is not None:
         return {"rope_scaling": _llama3_scaling(factors.read(), config)}
-    if short is None or long is None:
-        return {}
-    for tensor in (short, long):
+    lists = {}
+    for name, tensor in zip(("short_factor", "long_factor"), both, strict=True):
+        if tensor is None:
+            return {}
         if np.prod(tensor.shape) > MOST_FACTORS:
             wanted = "a factor for each pair of a head's dimensions was expected"
             raise tensor.refuse(f"has shape {tensor.shape}; {wanted}")
-    lists = {
-        "short_factor": short.read().reshape(-1).tolist(),
-        "long_factor": long.read().reshape(-1).tolist(),
-    }
+        lists[name] = tensor.read().reshape(-1).tolist()
     key = f"{checkpoint.config.get('general.architecture')}.rope.scaling.original_context_length"
     original = checkpoint.config.get(key) or config.get("max_position_embeddings")
     return {
@@ -631,11 +620,7 @@ def _scalars(checkpoint: Checkpoint, row: Family, gguf: Gguf, n_layers: int) -> 
     for key, module in gguf.scalars.items():
         listed = checkpoint.config.get(key)
         listed = [listed] * n_layers if type(listed) is float else listed
-        if (
-            not isinstance(listed, list)
-            or len(listed) != n_layers
-            or not all(type(x) is float for x in listed)
-        ):
+        if not isinstance(listed, list) or [*map(type, listed)] != [float] * n_layers:
             raise checkpoint.config.error(key, f"a list of {n_layers} numbers, one for each layer")
         name, _, is_vector = module.partition(" as ")
         for index, value in enumerate(listed):

@@ -258,8 +258,11 @@ class Tensors:
         return len(self.rows)
 
     def __repr__(self) -> str:
-        unnamed = sum(tensor.role == tensor.name for tensor in self.rows)
-        return f"Tensors({len(self.rows)} tensors, {unnamed} of them without a role)"
+        return f"Tensors({len(self.rows)} tensors, {self._unnamed} of them without a role)"
+
+    @property
+    def _unnamed(self) -> int:
+        return sum(not tensor.has_role for tensor in self.rows)
 
     @cached_property
     def rows(self) -> tuple[NamedTensor, ...]:
@@ -305,8 +308,7 @@ class Tensors:
     @property
     def lead(self) -> str:
         """Numbers of tensors, and of tensors with a role, in a sentence."""
-        unnamed = sum(tensor.role == tensor.name for tensor in self.rows)
-        rest = ""
+        unnamed, rest = self._unnamed, ""
         if unnamed:
             rest = f"; {unnamed} have only the name in the file, since no row names them"
         return f"{counted(len(self.rows), 'tensor')}, {len(self.rows) - unnamed} with a role{rest}."
@@ -394,6 +396,45 @@ def _stated(also: Mapping[str, Sequence[str]]) -> dict[str, _RowModule]:
     return modules
 
 
+class _Stored(NamedTuple):
+    """A tensor of the file, as a row has it."""
+
+    tensor: Tensor
+    role: str
+    how: tuple[str, ...]  # words in HOW
+    norm: StoredNorm | None
+    layer: int | None
+    config: ModelConfig
+    row: Family
+
+    @property
+    def plain(self) -> str:
+        """Its role, or the role of the matrix that it is the bias of."""
+        return self.role.removesuffix(".bias")
+
+    @property
+    def is_bias(self) -> bool:
+        return self.role != self.plain
+
+    @property
+    def is_gain(self) -> bool:
+        return "norm" in self.role and not self.is_bias
+
+    @property
+    def offset(self) -> float:
+        """The number that the gains of a norm are counted from."""
+        return self.norm.offset if self.norm else FROM_ZERO in self.how
+
+    @property
+    def is_split(self) -> bool:
+        """True if the row's layout splits it into projections."""
+        letters = self.plain.split("+")
+        if self.layer is None or not {*letters} & {"q", "k", "v", "o"}:
+            return False
+        is_fused = len(letters) > 1 and self.row.heads.layout is not separate
+        return is_fused or len(self.tensor.shape) == 3
+
+
 class _Reader:
     """The tensors of one stack: their roles, and their arrays."""
 
@@ -462,12 +503,13 @@ class _Reader:
         for name in self.checkpoint:
             parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)(?:\.(weight|bias))?", name, re.ASCII)
             role = known.get(parts[2]) if parts else None
-            if parts and role in OF_MODEL and not parts[1]:
-                yield self._tensor(name, _RowModule(role), None, None, self.config, self.family, "")
+            if parts is None or role is None:
                 continue
-            role = role if parts and parts[1] else None
-            if parts and role and int(parts[1]) < self.config.n_layers:
-                index = int(parts[1])
+            if not parts[1]:
+                if role in OF_MODEL:
+                    at = None, self.config, self.family
+                    yield self._tensor(name, _RowModule(role), None, *at, "")
+            elif (index := int(parts[1])) < self.config.n_layers:
                 role += ".bias" if parts[3] == "bias" and role != "router.correction" else ""
                 config, row = in_layer(self.config, self.family, index)
                 yield self._tensor(name, _RowModule(role), None, index, config, row, "")
@@ -482,59 +524,42 @@ class _Reader:
         row: Family,
         shared: str,
     ) -> NamedTensor:
-        tensor, how = self.checkpoint[name], module.how
-        role = module.role
-        words = [*packed_as(tensor)]
-        if self._is_transposed(module, name, row) and len(tensor.shape) > 1:
-            how = (*how, TRANSPOSED)
+        tensor, role = self.checkpoint[name], module.role
+        shape, words = tensor.shape, [*packed_as(tensor)]
+        at = _Stored(tensor, role, module.how, module.norm, layer, config, row)
+        if self._is_transposed(module, name, row) and len(shape) > 1:
+            at = at._replace(how=(*module.how, TRANSPOSED))
             words.append(f"transposed {TRANSPOSED}")
-        plain = role.removesuffix(".bias")
         of_network = role.startswith(("gate", "expert", "shared"))
         if "+" in role and row.heads.layout is separate and not of_network:
-            words.append(f"one matrix as {' and '.join(plain.split('+'))}")
+            words.append(f"one matrix as {' and '.join(at.plain.split('+'))}")
         elif "+" in role:
-            words.append(f"fused {plain}")
-            if ALTERNATING in how:
+            words.append(f"fused {at.plain}")
+            if ALTERNATING in at.how:
                 words.append("rows alternating")
         words += _rotary(role, tensor, config, row, layer)
-        if "norm" in role and role == plain:
-            offset = module.norm.offset if module.norm else FROM_ZERO in how
-            offset = offset and not (isinstance(tensor, RestoredTensor) and tensor.undo is less_one)
-            words.append(f"gain counted from {0 if offset else 1}")
+        if at.is_gain:
+            is_restored = isinstance(tensor, RestoredTensor) and tensor.undo is less_one
+            words.append(f"gain counted from {1 if is_restored or not at.offset else 0}")
         words += [shared] if shared else []
-        shape = tensor.shape
-        if TRANSPOSED in how and len(shape) > 1:
+        undone: list[object] = []
+        if at.is_split:
+            heads = config.n_heads, config.n_kv_heads, config.head_dim
+            undone.append((row.heads.layout.__name__, *heads))
+        if TRANSPOSED in at.how and len(shape) > 1:
+            undone.append(TRANSPOSED)
             shape = (*shape[:-2], shape[-1], shape[-2])
-        if (joined := self._joined(role, tensor, config, row)) is not None:
-            shape = joined
-        read = partial(self._array, tensor, role, how, module.norm, layer, config, row, shape)
-        undone = tuple(self._undone(tensor, role, how, module.norm, layer, config, row))
+        if ALTERNATING in at.how:
+            undone.append(ALTERNATING)
+        if at.is_gain and at.offset:  # 1 + w may have lost digits of w
+            undone.append((float(at.offset), isinstance(tensor, RestoredTensor)))
+        if role in ("q", "k", "v", "o") and len(shape) == 3:  # a matrix, which the file has not
+            wide = config.n_heads * config.head_dim
+            shape = (config.d_model, wide) if role == "o" else (wide, config.d_model)
+        read, stored = partial(self._array, at, shape), ", ".join(words)
         return NamedTensor(
-            name, role, self.stack, layer, expert, shape, ", ".join(words), tensor, undone, read
+            name, role, self.stack, layer, expert, shape, stored, tensor, tuple(undone), read
         )
-
-    @staticmethod
-    def _undone(
-        tensor: Tensor,
-        role: str,
-        how: tuple[str, ...],
-        norm: StoredNorm | None,
-        layer: int | None,
-        config: ModelConfig,
-        row: Family,
-    ) -> Iterator[object]:
-        """Changes of a stored tensor by `_array`, and sizes that they depend on."""
-        plain = role.removesuffix(".bias")
-        if layer is not None and _is_split(plain, tensor.shape, row):
-            yield row.heads.layout.__name__, config.n_heads, config.n_kv_heads, config.head_dim
-        if TRANSPOSED in how and len(tensor.shape) > 1:
-            yield TRANSPOSED
-        if ALTERNATING in how:
-            yield ALTERNATING
-        offset = norm.offset if norm else FROM_ZERO in how
-        if "norm" in plain and role == plain and offset:
-            # 1 + w may have lost digits of w
-            yield float(offset), isinstance(tensor, RestoredTensor)
 
     @staticmethod
     def _is_transposed(module: _RowModule, name: str, row: Family) -> bool:
@@ -545,56 +570,34 @@ class _Reader:
             return row.mlp is not None and row.mlp.transposed
         return bool({*role.split("+")} & {"q", "k", "v", "o"}) and last in row.heads.transposed
 
-    @staticmethod
-    def _joined(
-        role: str, tensor: Tensor, config: ModelConfig, row: Family
-    ) -> tuple[int, ...] | None:
-        """The shape of a projection as a matrix where the file has no matrix."""
-        if role in ("q", "k", "v", "o") and len(tensor.shape) == 3:
-            wide = config.n_heads * config.head_dim
-            return (config.d_model, wide) if role == "o" else (wide, config.d_model)
-        return None
-
     # Arrays.
 
-    def _array(
-        self,
-        tensor: Tensor,
-        role: str,
-        how: tuple[str, ...],
-        norm: StoredNorm | None,
-        layer: int | None,
-        config: ModelConfig,
-        row: Family,
-        shape: tuple[int, ...],
-        expert: int | None,
-    ) -> np.ndarray:
+    def _array(self, at: _Stored, shape: tuple[int, ...], expert: int | None) -> np.ndarray:
         """A whole tensor, or one of the experts that it stacks, in one convention."""
-        plain = role.removesuffix(".bias")
-        if layer is not None and _is_split(plain, tensor.shape, row):
-            parts = [self._projection(layer, each, role != plain) for each in plain.split("+")]
-            return np.concatenate(parts)
-        self._check(tensor, role, shape, config, row)
-        stored = self.values[tensor.name]
+        if at.layer is not None and at.is_split:
+            letters = at.plain.split("+")
+            return np.concatenate(
+                [self._projection(at.layer, each, at.is_bias) for each in letters]
+            )
+        self._check(at, shape)
+        stored = self.values[at.tensor.name]
         array = stored.read() if expert is None else stored.rows(expert, expert + 1)[0]
-        if TRANSPOSED in how and array.ndim > 1:
+        if TRANSPOSED in at.how and array.ndim > 1:
             array = array.swapaxes(-1, -2)
-        if ALTERNATING in how:
-            axis = -1 if role != plain or array.ndim < 2 else -2
-            array = np.concatenate([_take(array, slice(i, None, 2), axis) for i in (0, 1)], axis)
-        if "norm" in plain and role == plain:
-            array = array + np.float32(norm.offset if norm else FROM_ZERO in how)
-        return array
+        if ALTERNATING in at.how:
+            axis = -1 if at.is_bias or array.ndim < 2 else -2
+            rows = np.moveaxis(array, axis, 0)
+            array = np.moveaxis(np.concatenate([rows[::2], rows[1::2]]), 0, axis)
+        return array + np.float32(at.offset) if at.is_gain else array
 
-    def _check(
-        self, tensor: Tensor, role: str, shape: tuple[int, ...], config: ModelConfig, row: Family
-    ) -> None:
+    @staticmethod
+    def _check(at: _Stored, shape: tuple[int, ...]) -> None:
         """Refuse a shape that the role cannot have with this config."""
-        plain, d = role.removesuffix(".bias"), config.d_model
+        plain, config, row, d = at.plain, at.config, at.row, at.config.d_model
         wanted = ""
-        if role != plain or (plain.startswith("norm.") and not plain.endswith("memory")):
+        if at.is_bias or (plain.startswith("norm.") and not plain.endswith("memory")):
             wanted = "" if 1 <= len(shape) <= 2 else "one axis or two"
-            if role == plain and shape != (d,) and plain not in OF_ANY_WIDTH:
+            if not at.is_bias and shape != (d,) and plain not in OF_ANY_WIDTH:
                 wanted = f"({d},)"
         elif plain in ("q", "k", "v", "gate", "up", "gate+up"):
             n_kv = config.n_kv_heads
@@ -609,8 +612,8 @@ class _Reader:
             if inner != d or (plain.endswith("gate+up") and shape[-2] % 2):
                 wanted = f"{d} as the width"
         if wanted:
-            role_of = f"the role {role} of {row.name} with width {d}"
-            raise tensor.refuse(f"has shape {shape}; {role_of} needs {wanted}")
+            role_of = f"the role {at.role} of {row.name} with width {d}"
+            raise at.tensor.refuse(f"has shape {shape}; {role_of} needs {wanted}")
 
     def parts(self, fused: NamedTensor) -> tuple[NamedTensor, ...]:
         """The tensors that one tensor of the file fuses."""
@@ -679,14 +682,6 @@ class _Reader:
         if bias:
             return affine.b.reshape(-1)
         return affine.w.transpose(0, 2, 1).reshape(-1, affine.shape[1])
-
-
-def _is_split(plain: str, shape: tuple[int, ...], row: Family) -> bool:
-    """True if the row's layout splits a tensor of the file into projections."""
-    letters = plain.split("+")
-    if not {*letters} & {"q", "k", "v", "o"}:
-        return False
-    return len(shape) == 3 or (len(letters) > 1 and row.heads.layout is not separate)
 
 
 def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _RowModule], Patterns]:
@@ -861,7 +856,3 @@ def _unnamed(tensor: Tensor) -> NamedTensor:
         undone=(),
         read=lambda expert: tensor.read(),
     )
-
-
-def _take(array: np.ndarray, rows: slice, axis: int) -> np.ndarray:
-    return array[..., rows] if axis == -1 else array[..., rows, :]

@@ -4,12 +4,11 @@ transformers loads by name. It draws tensors that a file lacks at random, with o
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
-from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, Tensor
+from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.gguf import GgufFile
-from weightscope.checkpoint.packings.packed import DequantisedTensor
+from weightscope.checkpoint.packings.packed import renamed
 from weightscope.core.errors import printable
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.table import FAMILIES, RECORD, lines, title
@@ -50,7 +49,9 @@ MOVED = {
 
 def unwrapped(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint under its names from before it was wrapped; itself if it was not."""
-    segments = {*WRAPPERS, DDP} if _is_known(checkpoint.config.get("model_type")) else {*WRAPPERS}
+    segments, kind = {*WRAPPERS}, checkpoint.config.get("model_type")
+    if isinstance(kind, str) and kind in _homes():
+        segments.add(DDP)
     wrapped = {name for name in checkpoint if not segments.isdisjoint(name.split("."))}
     wrapped |= {name for name in checkpoint if name.startswith(f"{DDP}.")}
     if not wrapped:
@@ -58,7 +59,7 @@ def unwrapped(checkpoint: Checkpoint) -> Checkpoint:
     bare = {name: _bare(name, segments) if name in wrapped else name for name in checkpoint}
     if len({*bare.values()}) < len(bare) or not all(bare.values()):
         return checkpoint  # two would have one name
-    tensors = {bare[name]: _renamed(tensor, bare[name]) for name, tensor in checkpoint.items()}
+    tensors = {bare[name]: renamed(tensor, bare[name]) for name, tensor in checkpoint.items()}
     same = Checkpoint(
         checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name
     )
@@ -70,12 +71,6 @@ def unwrapped(checkpoint: Checkpoint) -> Checkpoint:
 def _bare(name: str, segments: Iterable[str]) -> str:
     kept = [part for part in name.split(".") if part not in segments]
     return ".".join(kept).removeprefix(f"{DDP}.")
-
-
-def _renamed(tensor: Tensor, name: str) -> Tensor:
-    if isinstance(tensor, StoredTensor | DequantisedTensor):
-        return replace(tensor, name=name)
-    return tensor
 
 
 def unloaded_names(checkpoint: Checkpoint, places: Iterable[tuple[Family, str]]) -> tuple[str, ...]:
@@ -152,10 +147,6 @@ def _is_base(segment: str, kind: str, row: Family) -> bool:
     if row.tower or not any(row.prefixes):
         bases |= {*BASES}
     return segment in bases or (len(segment) > 2 and kind.replace("-", "_").startswith(segment))
-
-
-def _is_known(kind: object) -> bool:
-    return isinstance(kind, str) and kind in _homes()
 
 
 @lru_cache(None)

@@ -249,21 +249,6 @@ def groups() -> dict[str, type]:
     return classes
 
 
-def all_cells() -> dict[str, str]:
-    """Every cell of a row -> its meaning."""
-    meanings: dict[str, str] = {}
-    for name, (part, _) in cells_of(Family).items():
-        if name in groups():
-            example = "; names that differ in braces, self_attn.{q,k,v,o}_proj, or one name for all"
-            for short, parts in getattr(groups()[name], "SHORT", {}).items():
-                meanings[f"{name}.{short}"] = ", ".join(parts) + example
-            for cell, (inner, _) in cells_of(groups()[name]).items():
-                meanings[f"{name}.{cell}"] = inner.metadata["doc"]
-        elif "doc" in part.metadata:
-            meanings[name] = part.metadata["doc"]
-    return meanings
-
-
 def _unknown(what: str, name: str, where: str, known: Collection[str]) -> StanzaError:
     """The error for a name that no cell, size or step has."""
     advice = nearest(name, known) or f"; there are {', '.join(known)}"
@@ -516,7 +501,10 @@ def read_changes(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         if name not in known:
             raise _unknown("cell", name, place, (*known, *ABOUT))
         if name in ("when", "in"):
-            changes[cells_of(Family)[name][0].name] = _conditions(name, value, place)
+            if not isinstance(value, list) or len(value) > MOST_ITEMS:
+                raise MisfitError(place, value, f"a list of {MOST_ITEMS} tables at most")
+            conditions = (_condition(name, each, f"{place}[{i}]") for i, each in enumerate(value))
+            changes[cells_of(Family)[name][0].name] = tuple(conditions)
         elif name in groups() and value is False and NoneType in _alternatives(known[name]):
             changes[name] = None
         elif name in (*STATED, "also") and value is True:
@@ -583,12 +571,6 @@ def _step(name: str, given: Any, where: str) -> Step | None:
     if fault := fault_of(step):
         raise StanzaError(where, f"{where}: {fault}")
     return step
-
-
-def _conditions(kind: str, given: Any, where: str) -> tuple[When | In, ...]:
-    if not isinstance(given, list) or len(given) > MOST_ITEMS:
-        raise MisfitError(where, given, f"a list of {MOST_ITEMS} tables at most")
-    return tuple(_condition(kind, each, f"{where}[{i}]") for i, each in enumerate(given))
 
 
 def _condition(kind: str, given: Any, where: str) -> When | In:

@@ -71,9 +71,10 @@ class Rows(Sequence[Family]):
 
     def _stanzas(self, files: Iterable[str]) -> list[tuple[File, str]]:
         """Stanzas of these files, in order."""
+        named = (self.file(name) for name in self.texts if name in files)
         stanzas = [
             (file, title)
-            for file in (self.file(name) for name in self.texts if name in files)
+            for file in named
             for title in sorted(file.stanzas, key=lambda title: _place(file.text, title))
         ]
         return sorted(stanzas, key=lambda stanza: (*FIRST_ROWS, stanza[1]).index(stanza[1]))

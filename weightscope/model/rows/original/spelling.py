@@ -3,16 +3,16 @@
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, Tensor
+from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.packings.packed import DequantisedTensor
+from weightscope.checkpoint.packings.packed import renamed
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import regular_file
 from weightscope.model.layers.layouts import separate
@@ -97,7 +97,7 @@ def _published(
         prefix = "" if letter == "unembedding" else row.prefixes[0]  # as `Outputs.tokens` says
         stem = row.layer.format(i=layer) if layer is not None else ""
         full = f"{prefix}{stem}{within}.{end}"
-        yield full, _restored(_renamed(tensor, full), letter, len(letters) > 1, spelling, counts)
+        yield full, _restored(renamed(tensor, full), letter, len(letters) > 1, spelling, counts)
 
 
 def _module_of(name: str) -> tuple[str, str]:
@@ -125,12 +125,6 @@ def _role_of(module: str, spelling: Spelling) -> tuple[str, int | None, int | No
             indices = {key: int(digits) for key, digits in match.groupdict().items()}
             return role, indices.get("layer"), indices.get("expert")
     return "", None, None
-
-
-def _renamed(tensor: Tensor, name: str) -> Tensor:
-    if isinstance(tensor, StoredTensor | DequantisedTensor):
-        return replace(tensor, name=name)
-    return tensor
 
 
 def _restored(
