@@ -17,7 +17,7 @@ from tests.census.record import Row
 from tests.census.unnamed import Named, named
 from weightscope.adopting.comparison import Stored, names_at_work
 from weightscope.adopting.newcomers import OutOfTime, limited_time
-from weightscope.adopting.tiny_models import first_line
+from weightscope.adopting.tiny_models import class_and_line
 from weightscope.adopting.trial import TRIALS, at_work
 from weightscope.core.files import scratch_folder
 
@@ -67,7 +67,9 @@ def census(kind: str, config: Any = None) -> list[Row]:
     except Exception as error:  # whatever transformers raises
         if not by_stack:
             package = re.search(r"requires the (\w+) library", str(error))
-            reason = f"needs the package {package[1]}" if package else first_line(error).removeprefix("ValueError: ")
+            reason = (
+                f"needs the package {package[1]}" if package else class_and_line(error).removeprefix("ValueError: ")
+            )
             return [Row(kind, verdict="not built", reason=reason)]
     ran = {verdict.row for both in by_stack.values() for verdict in both if verdict.verdict != "unseen"}
     rows = [_together(kind, both) for both in by_stack.values()]

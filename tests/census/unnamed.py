@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import weightscope as ws
-from weightscope.adopting.tiny_models import first_line
+from weightscope.adopting.tiny_models import class_and_line
 from weightscope.core.errors import CheckpointError
 from weightscope.model.rows.names import Tensors
 
@@ -28,7 +28,7 @@ def named(models: Sequence[ws.Model]) -> Named:
     try:
         unnamed = [tensor.name for tensor in tensors if tensor.role == tensor.name]
     except CheckpointError as error:  # another stack's config, which no verdict is about
-        return Named(0, 0, f"not listed: {first_line(error)}")
+        return Named(0, 0, f"not listed: {class_and_line(error)}")
     return Named(len(tensors), len(unnamed), places(unnamed, tensors))
 
 

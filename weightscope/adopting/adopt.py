@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,12 @@ from weightscope.adopting.config_keys import VARIED, inside, unnamed
 from weightscope.adopting.full_size import at_full_size
 from weightscope.adopting.search import Found, Search
 from weightscope.adopting.shapes import Derived
-from weightscope.adopting.tiny_models import first_line
+from weightscope.adopting.tiny_models import class_and_line
 from weightscope.adopting.trial import TRIALS, Tiny, at_work, nearness, proved, tiny_models
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import digest_of, without_code
 from weightscope.checkpoint.opening import open_checkpoint
-from weightscope.core.errors import CheckpointError
+from weightscope.core.errors import CheckpointError, first_line
 from weightscope.core.files import scratch_folder
 from weightscope.model.config.config import KEYS
 from weightscope.model.config.reading import WAYS, prefixes_of
@@ -85,8 +84,9 @@ def _with_defaults(row: Family, defaults: Mapping[str, Any]) -> Family:
 
 def _foreign(row: Family, usual: dict[str, Any]) -> bool:
     """True if a row reads a setting that the architecture lacks: no tiny model can test it."""
-    tried = (*KEYS.values(), row.heads.kv_heads, row.heads.head_dim)
-    common = {key for keys in tried if not isinstance(keys, int) for key in keys}
+    kv_heads = row.heads.kv_heads
+    named = () if isinstance(kv_heads, int) else kv_heads
+    common = {*named, *row.heads.head_dim}.union(*KEYS.values())
     settings = {key for key, value in row.config.defaults.items() if value not in (False, None)}
     return bool(settings - usual.keys() - common)
 
@@ -115,18 +115,15 @@ def guarded(row: Family, derived: Derived, understood: Mapping[str, Any]) -> Fam
         value = understood[key]
         refused = _unproved(f"a {key} other than {value}")
         pinned = _refusing(row, derived, Unless(key, value, refused=refused))
-        row = _first_right(row, derived, key, values) or pinned
-    return row
-
-
-def _first_right(row: Family, derived: Derived, key: str, values: Sequence[Any]) -> Family | None:
-    """The first variant that reads this key and is exact with every value of it."""
-    if values:
         tried = derived.first.config[key], *values
-        for variant in _reading(row, derived, key):
-            if not any(_matters(variant, derived, key, value) for value in tried):
-                return variant
-    return None
+        variants = _reading(row, derived, key) if values else ()
+        exact = (
+            variant
+            for variant in variants
+            if not any(_matters(variant, derived, key, value) for value in tried)
+        )
+        row = next(exact, pinned)
+    return row
 
 
 def _reading(row: Family, derived: Derived, key: str) -> Iterator[Family]:
@@ -167,16 +164,15 @@ def _open(derived: Derived) -> list[str]:
     return [key for key in config if config[key] is None and re.search("clip|cap", key)]
 
 
-def _switches(row: Family, derived: Derived) -> Iterator[tuple[str, bool]]:
+def _switches(row: Family, derived: Derived) -> list[tuple[str, bool]]:
     """Boolean config values that the row does not read and that may concern attention."""
-    read = {row.heads.bias.q, row.heads.bias.k, row.heads.bias.v, row.heads.bias.out}
-    switches = (item for item in derived.first.config.items() if isinstance(item[1], bool))
-    unread = (
+    read = {*vars(row.heads.bias).values()}
+    switches = [
         (key, value)
-        for key, value in switches
-        if key not in read and not NO_ATTENTION.fullmatch(key)
-    )
-    yield from islice(unread, MOST)
+        for key, value in derived.first.config.items()
+        if isinstance(value, bool) and key not in read and not NO_ATTENTION.fullmatch(key)
+    ]
+    return switches[:MOST]
 
 
 def _options(row: Family, derived: Derived) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -245,7 +241,7 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
         if not made.__module__.startswith("transformers."):  # a user's class may have no defaults
             usual |= config.to_dict()
     except Exception as error:  # whatever transformers raises of a config
-        problem = f"transformers cannot read it: {first_line(error)}"
+        problem = f"transformers cannot read it: {class_and_line(error)}"
         raise CheckpointError(problem, file=checkpoint.config.file) from None
     rows_of: dict[str, Family] = {}
     refused: dict[str, str] = {}
@@ -384,7 +380,7 @@ def misfit(row: Family, checkpoint: Checkpoint) -> str:
         for index in first_of_type.values():
             read_layer(tensors, model.family, model.config, index)
     except CheckpointError as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
     return "" if model.attention_layers else "it has no layer of attention"
 
 
@@ -397,7 +393,7 @@ def misread(row: Family, checkpoint: Checkpoint, understood: dict[str, Any]) -> 
         stored_numbers = numbers_read(Model.of_row(checkpoint, row))
         understood_numbers = numbers_read(Model.of_row(checkpoint.with_config(understood), row))
     except CheckpointError as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
     for what, number in stored_numbers.items():
         if str(number) != str(understood_numbers[what]):
             return f"transformers reads {what} of its config.json otherwise"

@@ -13,7 +13,7 @@ import numpy as np
 import weightscope as ws
 from weightscope.adopting.hooks import NO_SCORE, Observed
 from weightscope.checkpoint.opening import open_checkpoint
-from weightscope.core.errors import CheckpointError
+from weightscope.core.errors import CheckpointError, first_line
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.maps import Affine
 
@@ -64,7 +64,7 @@ def measured(layer: Layer, call: Observed) -> Iterator[Errors | str]:
         except CheckpointError as error:
             yield f"{REFUSED}{error}"
         except (ValueError, TypeError, IndexError) as error:
-            yield f"does not run on what entered: {type(error).__name__}: {error}".splitlines()[0]
+            yield f"does not run on what entered: {type(error).__name__}: {first_line(error)}"
 
 
 Given = tuple[np.ndarray, np.ndarray | None, dict[str, np.ndarray]]
@@ -165,7 +165,9 @@ def _measure(
     gathered = layer.output(expected, x, **memory)
     outputs = [out for out in call.outputs if out.shape == gathered.shape]
     off = min((_off(gathered[read], out[read]) for out in outputs), default=np.inf)
-    where = _where(attention, expected, seen & rows[..., None])
+    wrong = (np.abs(attention - expected) > TOLERANCE) & seen & rows[..., None]
+    heads = wrong.any(axis=(1, 2))
+    where = "" if heads.all() else f" in {heads.sum()} of {len(heads)} heads"
     rounding = ROUNDING * float(np.abs(scores).max(initial=0.0))
     return Errors(float(error), float(off), _here(scores, call.scores, seen), rounding, where)
 
@@ -195,13 +197,6 @@ def _off(computed: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(computed - expected).max(initial=0.0) / largest)
 
 
-def _where(attention: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> str:
-    """The number of heads whose attention is off, in words; empty if it is all of them."""
-    wrong = (np.abs(attention - expected) > TOLERANCE) & seen
-    heads = wrong.any(axis=(1, 2))
-    return "" if heads.all() else f" in {heads.sum()} of {len(heads)} heads"
-
-
 def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
     """Probabilities of scores (H, n, m), with a sink (H,) as one more key that gives nothing."""
     if sinks is not None:
@@ -227,7 +222,7 @@ def stacks(observed: Sequence[Observed]) -> dict[str, list[Observed]]:
 
 def line_of(error: Exception, folder: Path) -> str:
     """An error's first line, without the checkpoint's folder."""
-    return str(error).splitlines()[0].replace(str(folder), folder.name)
+    return first_line(error).replace(str(folder), folder.name)
 
 
 class Stored:
@@ -302,13 +297,18 @@ def _disordered(readings: Sequence[Sequence[Reading]]) -> bool:
     """True if a model has layers in another order than their modules run in."""
     orders: dict[int, list[int]] = defaultdict(list)
     for module_readings in readings:
-        by_model: dict[int, list[int]] = defaultdict(list)
-        for model, index in module_readings:
-            by_model[id(model)].append(index)
-        for model_id, indices in by_model.items():
-            if len(indices) == 1:  # a module that several layers share has no place of its own
-                orders[model_id] += indices
+        for of_model in _by_model(module_readings):
+            if len(of_model) == 1:  # a module that several layers share has no place of its own
+                ((model, index),) = of_model
+                orders[id(model)].append(index)
     return any(order != sorted(order) for order in orders.values())
+
+
+def _by_model(readings: Sequence[Reading]) -> Iterable[list[Reading]]:
+    by_model: dict[int, list[Reading]] = defaultdict(list)
+    for reading in readings:
+        by_model[id(reading[0])].append(reading)
+    return by_model.values()
 
 
 CallsOfLayers = Mapping[tuple[int, int], Sequence[Observed]]
@@ -336,22 +336,22 @@ def problem_of_stack(
     A problem that weightscope names itself begins with `REFUSED`. `all_calls` includes other
     stacks.
     """
-    modules = [
-        module for module in dict.fromkeys(call.module for call in calls) if module in by_module
-    ]
+    of_modules: dict[str, list[Observed]] = defaultdict(list)
+    for call in calls:
+        if call.module in by_module:
+            of_modules[call.module].append(call)
     calls_of_layers = _calls_of_layers(by_module, all_calls)
     problems = []
-    for module in modules:
-        of_module = [call for call in calls if call.module == module]
+    for module, of_module in of_modules.items():
         problem = _problem_of_module(by_module[module], of_module, calls_of_layers, tolerance)
         if not problem and not any(compared_scores(call) for call in of_module):
             problem = f"{REFUSED}every query sees one key only, so that no score is compared"
         problems.append(problem)
-    if _disordered([by_module[module] for module in modules]):
+    if _disordered([by_module[module] for module in of_modules]):
         problems.append("its layers are read in another order")
     problems = [problem for problem in problems if problem]
     gravest = min(problems, key=lambda problem: problem.startswith(REFUSED), default="")
-    return gravest, len(modules)
+    return gravest, len(of_modules)
 
 
 def _problem_of_module(
@@ -402,10 +402,7 @@ def _in_turn(
     readings: Sequence[Reading], calls: Sequence[Observed]
 ) -> Iterator[tuple[ws.Model, int, int, Observed]]:
     """Every call of one module, with the model and layer that read it and the call's number."""
-    by_model: dict[int, list[Reading]] = defaultdict(list)
-    for reading in readings:
-        by_model[id(reading[0])].append(reading)
-    for model_readings in by_model.values():
+    for model_readings in _by_model(readings):
         for which, call in enumerate(calls):
             n = len(model_readings)
             model, index = model_readings[min(which, n - 1) if n < len(calls) else which % n]
@@ -427,8 +424,8 @@ def pairs(
     """Every layer of a model with each recorded call of it."""
     by_module = matched([model], names_at_work(observed, stored))
     calls_of_layers = _calls_of_layers(by_module, observed)
-    for module, readings in by_module.items():
-        calls = [call for call in observed if call.module == module]
+    for readings in by_module.values():
+        calls = calls_of_layers[id(model), readings[0][1]]
         for _, index, which, call in _in_turn(readings, calls):
             layer = model.layer(index)
             yield layer, _with_memories(layer, model, which, call, calls_of_layers)

@@ -51,39 +51,25 @@ class Part:
         # a pyramid: its width doubles with its heads
         if "depths" in self.values and isinstance(heads, list):
             return 8 * int(heads[0] if isinstance(heads[0], int) else 1)
-        named = any(
-            self.values.get(key) for key in ("head_dim", "kv_lora_rank", "d_kv", "kv_channels")
-        )
-        return (
-            self.size.free
-            if named and self.plan.free_width
-            else self.size.heads
-            * (self.own_head_dim if self.plan.own_heads else self.size.head_dim)
-        )
+        sized = ("head_dim", "kv_lora_rank", "d_kv", "kv_channels")
+        if self.plan.free_width and any(map(self.values.get, sized)):
+            return self.size.free
+        return self.size.heads * self.plain_head_dim
+
+    @property
+    def plain_head_dim(self) -> int:
+        return self.own_head_dim if self.plan.own_heads else self.size.head_dim
 
     @property
     def own_head_dim(self) -> int:
         """A head's width as the architecture has it."""
-        width = next(
-            (
-                self.values[key]
-                for key in ("hidden_size", "d_model", "n_embd")
-                if key in self.values
-            ),
-            None,
+        if named := self.values.get("head_dim"):
+            return named
+        keys = ("hidden_size", "d_model", "n_embd"), ("num_attention_heads", "num_heads")
+        width, heads = (
+            next((self.values[key] for key in names if key in self.values), None) for names in keys
         )
-        heads = next(
-            (
-                self.values[key]
-                for key in ("num_attention_heads", "num_heads")
-                if key in self.values
-            ),
-            None,
-        )
-        named = self.values.get("head_dim")
-        return named or (
-            width // heads if isinstance(width, int) and isinstance(heads, int) else 64
-        )
+        return width // heads if isinstance(width, int) and isinstance(heads, int) else 64
 
     @property
     def groups(self) -> int:
@@ -94,7 +80,7 @@ class Part:
         """A head's width; for latent attention, the width that the key means."""
         s, v = self.size, self.values
         if not self.latent:
-            return self.own_head_dim if self.plan.own_heads else s.head_dim
+            return self.plain_head_dim
         widths = {v.get("qk_rope_head_dim"): s.rope, v.get("v_head_dim"): s.value}
         if v.get("qk_rope_head_dim") and v.get("qk_nope_head_dim"):
             widths = {v["qk_rope_head_dim"] + v["qk_nope_head_dim"]: s.rope + s.nope} | widths
@@ -334,20 +320,15 @@ def _list(key: str, values: list[Any], part: Part) -> list[Any]:
         return _sections(values, part.turning)
     if key in {"long_factor", "short_factor"}:
         return [values[i * len(values) // part.turning] for i in range(part.turning)]
-    if (
-        re.fullmatch(r".*(indexes|indices|_layers|_idxs|_layer_ids)", key)
-        and values
-        and all(type(v) is int for v in values)
-    ):
-        n = layers_of(part.values)
-        few = [v for v in values if v < n]
-        return few if len(few) not in (0, n) else [n - 1]
-    if (
-        values
-        and all(type(value) is int for value in values)
-        and re.fullmatch(r"conv_dim|attention_window", key)
-    ):
-        return [16 if key == "conv_dim" else 4] * (len(values) if key == "conv_dim" else 2)
+    if values and all(type(value) is int for value in values):
+        if re.fullmatch(r".*(indexes|indices|_layers|_idxs|_layer_ids)", key):
+            n = layers_of(part.values)
+            few = [value for value in values if value < n]
+            return few if len(few) not in (0, n) else [n - 1]
+        if key == "conv_dim":
+            return [16] * len(values)
+        if key == "attention_window":
+            return [4, 4]
     return [_shrunk(value, part) if isinstance(value, dict) else value for value in values]
 
 

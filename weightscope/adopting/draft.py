@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weightscope.checkpoint.checkpoint import Checkpoint
-from weightscope.core.errors import CheckpointError, printable, printable_lines
+from weightscope.core.errors import CheckpointError, first_line, printable, printable_lines
 from weightscope.core.files import new_file, scratch_folder
 from weightscope.model.config.config import KEYS
 from weightscope.model.model import Model
@@ -311,6 +311,6 @@ def _opened(stanza: str, checkpoint: Checkpoint) -> str:
             model.attention_tensors(index)
         layer = model.layer(model.attention_layers[0])
     except CheckpointError as error:
-        return f"It does not open the checkpoint yet: {str(error).splitlines()[0]}"
+        return f"It does not open the checkpoint yet: {first_line(error)}"
     sizes = f"{len(model.attention_layers)} layers of {layer.n_heads} heads of {layer.head_dim}"
     return f"It opens, {sizes}: look at what is open before you believe a number."

@@ -27,9 +27,9 @@ from weightscope.adopting.comparison import (
     stack_of,
 )
 from weightscope.adopting.config_keys import SPECIAL, unnamed
-from weightscope.adopting.hooks import Observed, watch_layers
+from weightscope.adopting.hooks import Observed, parts_left, watch_layers
 from weightscope.adopting.inputs import Inputs
-from weightscope.adopting.tiny_models import SIZES, attention_of, first_line
+from weightscope.adopting.tiny_models import SIZES, attention_of, class_and_line
 from weightscope.adopting.trial import Tiny
 from weightscope.checkpoint.checkpoint import Checkpoint, DerivedTensor, WholeTensor
 from weightscope.core.errors import CheckpointError
@@ -107,7 +107,7 @@ def at_full_size(
         trial = _Trial(rows, config, checkpoint, tiny)
         trial.run()
     except Exception as error:  # whatever transformers raises of sizes, names or weights
-        problem = f"transformers does not run it: {first_line(error)}"
+        problem = f"transformers does not run it: {class_and_line(error)}"
         return {stack: Outcome(unproved=problem) for stack in rows}
     return {stack: trial.outcome(stack) for stack in rows}
 
@@ -178,15 +178,10 @@ class _Weights:
     def fill(self, names: Iterable[str]) -> None:
         """Make random what the file lacks of these parameters; nothing compared depends on it."""
         for name in names:
-            if (missing := self.parameter(name)).is_meta:
+            if (missing := self.model.get_parameter(name)).is_meta:
                 module, _, last = name.rpartition(".")
                 random = torch.nn.Parameter(0.02 * torch.randn(missing.shape), requires_grad=False)
                 self.model.get_submodule(module)._parameters[last] = random
-
-    def parameter(self, name: str) -> torch.Tensor:
-        """A parameter by its name."""
-        value: torch.Tensor = self.model.get_parameter(name)
-        return value
 
     def give_back(self, module: str) -> None:
         """Free the memory of a module's parameters."""
@@ -203,10 +198,10 @@ class _Texts(Inputs):
         module: Any,
         tokens: int,
         at: torch.Tensor | None,
-        *,
-        pairs: bool = False,
         special: Sequence[int] = (),
         vocabulary: int = 0,
+        *,
+        pairs: bool = False,
     ) -> None:
         size = replace(SIZES[0], length=tokens, grid=16)
         size = replace(size, vocabulary=vocabulary or size.vocabulary)
@@ -406,18 +401,12 @@ class _Trial:
         self, tokens: int, at: torch.Tensor | None, sizes: tuple[float, ...], pairs: bool = False
     ) -> bool:
         """Run the model, or parts that it does not run itself; True if any layer ran."""
-        from transformers import PreTrainedModel
-
         ran: set[str] = set()
-        modules, vocabulary = self.model.named_modules(), self.vocabulary
-        parts = [(name, part) for name, part in modules if isinstance(part, PreTrainedModel)]
-        for name, part in parts:
-            has_run = name and any(layer.startswith(name + ".") for layer in ran)
-            if has_run or all(self.problems.values()):
-                continue
+        for _, part in parts_left(self.model, ran):
+            if all(self.problems.values()):
+                break
             for special in (self.special, ()):
-                how: dict[str, Any] = {"special": special, "vocabulary": vocabulary}
-                texts = _Texts(part, tokens, at, pairs=pairs, **how)
+                texts = _Texts(part, tokens, at, special, self.vocabulary, pairs=pairs)
                 if self._any_ran(texts, part, sizes, ran):
                     break
         return bool(ran)
@@ -459,7 +448,7 @@ class _Trial:
             names = [name for name in self.parameters if name.startswith(layer + ".")]
             self.weights.fill(name for name in names if not name.startswith(attention))
             for name in names:
-                if self.weights.parameter(name).is_meta:
+                if self.model.get_parameter(name).is_meta:
                     raise CheckpointError(f"lacks '{name}'", file=self.checkpoint.name)
 
         def leave(layer: str, calls: list[Observed], again: Callable[[], list[Observed]]) -> None:
@@ -492,9 +481,9 @@ class _Trial:
         """Note how far a call reached; scores that ignore positions show no reach."""
         reach, tokens = self.reached[stack], call.attention.shape[1]
         seen = hash(call.scores.tobytes())
-        moved = inputs.at is not None and self.near.get((stack, index)) != seen
         if inputs.at is None:
             self.near.setdefault((stack, index), seen)
+        moved = inputs.at is not None and self.near.get((stack, index)) != seen
         reach.layers.add(index)
         if compared_scores(call):
             reach.scored.add(index)
@@ -536,10 +525,8 @@ class _Trial:
                 self.reached[stack].small = True
                 return ""
             stored = self.checkpoint
-            tensors = {name: stored[name] for name in stored}
-            for name, factor in factors.items():
-                tensors[name] = _Multiplied(stored[name], factor)
-            changed = Checkpoint(stored.folder, stored.files, tensors, stored.config, stored.name)
+            larger = {name: _Multiplied(stored[name], by) for name, by in factors.items()}
+            changed = stored.with_tensors(larger)
             self.weights.load(self.weights.under(path), changed)
             calls = again()
             memories, call = call.memories, calls[which]

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from weightscope.adopting.inputs import Inputs
-from weightscope.adopting.tiny_models import Size, first_line
+from weightscope.adopting.tiny_models import Size, class_and_line
 from weightscope.core.results import ShowsShapes
 
 
@@ -41,73 +41,59 @@ def rows_of(tensor: torch.Tensor, b: int, n: int) -> np.ndarray | None:
     return tensor.reshape(b, n, -1).float().numpy()
 
 
-def entering(
-    layer: Event, attends: Event, inside: list[Event], at: int, b: int, n: int, m: int
+def _entering(
+    layer: Event, attends: Event, before: list[Event], read: list[torch.Tensor], *sizes: int
 ) -> tuple[list[np.ndarray], list[np.ndarray], str]:
     """Candidates for the streams of queries and of keys, and the norm that the queries' stream
     enters.
     """
-    before = [event for event in inside if event.end < at]
-    linear = [event for event in before if isinstance(event.module, torch.nn.Linear)]
-    projections = [event for event in linear if event.start > attends.start]
-    arrive = first_of(attends.inputs, b, n)
+    b, n, m = sizes
+    arrive = _first_of(attends.inputs, b, n)
     if arrive is None:
         return [], [], ""
-    layer_input = first_of(layer.inputs, b, n)
-    through, norm = _before_norm(arrive, before, attends)
-    streams = [stream for stream in (through, arrive) if stream is not None]
+    streams, norm = _before_norm(arrive, before, attends)
+    streams.append(arrive)
+    layer_input = _first_of(layer.inputs, b, n)
     if layer_input is not None:
         known = any(np.array_equal(layer_input, stream) for stream in streams)
         streams = [layer_input] if known else [*streams, layer_input]
-    read = [tensor for event in projections for tensor in event.inputs[:1]]
-    second = first_of(read + attends.inputs, b, m) if m != n else _second(read, arrive, b, n)
-    inner = None if second is None else _before_norm(second, before, attends)[0]
-    return streams, [memory for memory in (second, inner) if memory is not None], norm
+    second = _first_of(read + attends.inputs, b, m) if m != n else _second(read, arrive, b, n)
+    if second is None:
+        return streams, [], norm
+    return streams, [second, *_before_norm(second, before, attends)[0]], norm
 
 
 def _second(read: list[torch.Tensor], arrive: np.ndarray, b: int, n: int) -> np.ndarray | None:
     """The stream of keys and values where it is not the queries', though as long."""
-    rows = [tensor_rows for tensor in read if (tensor_rows := rows_of(tensor, b, n)) is not None]
+    rows = _all_rows(read, b, n)
     if len(rows) < 3 or len(rows) < len(read) or not np.array_equal(rows[0], arrive):
         return None
     same_input = all(np.array_equal(memory_rows, rows[1]) for memory_rows in rows[2:])
     return None if not same_input or np.array_equal(rows[1], arrive) else rows[1]
 
 
-def around(
-    layer: Event, attends: Event, inside: list[Event], at: int, b: int, n: int, m: int
-) -> list[np.ndarray]:
-    """All arrays of n or m rows that entered the layer or its projections, or left a norm; each
-    once.
-    """
-    given = [*attends.inputs, *layer.inputs]
-    for event in (event for event in inside if event.end < at):
-        if event.start > attends.start and isinstance(event.module, torch.nn.Linear):
-            given += event.inputs[:1]
-        elif "norm" in type(event.module).__name__.lower():
-            given += event.outputs[:1]
-    candidates = [
-        rows
-        for tensor in given
-        for tokens in {n, m}
-        if (rows := rows_of(tensor, b, tokens)) is not None
-    ]
-    return list({(rows.shape, rows.tobytes()): rows for rows in candidates}.values())
+def _all_rows(tensors: list[torch.Tensor], b: int, *counts: int) -> list[np.ndarray]:
+    """Those of the tensors that have one of these numbers of tokens."""
+    made = (rows_of(tensor, b, n) for tensor in tensors for n in {*counts})
+    return [rows for rows in made if rows is not None]
 
 
-def first_of(tensors: list[torch.Tensor], b: int, n: int) -> np.ndarray | None:
-    return next((rows for tensor in tensors if (rows := rows_of(tensor, b, n)) is not None), None)
+def _first_of(tensors: list[torch.Tensor], b: int, n: int) -> np.ndarray | None:
+    return next(iter(_all_rows(tensors, b, n)), None)
+
+
+def is_norm(module: torch.nn.Module) -> bool:
+    """True if a module's class is called a norm."""
+    return "norm" in type(module).__name__.lower()
 
 
 def _before_norm(
     arrive: np.ndarray, before: list[Event], attends: Event
-) -> tuple[np.ndarray | None, str]:
-    """The input of the layer's norm that made these rows, in their order, and the norm; or None."""
+) -> tuple[list[np.ndarray], str]:
+    """The input of the layer's norm that made these rows, in their order, and the norm; or none."""
     wanted = arrive.reshape(-1, arrive.shape[-1])
     for event in reversed(before):
-        if "norm" not in type(event.module).__name__.lower() or event is attends:
-            continue
-        if not event.inputs or not event.outputs:
+        if not is_norm(event.module) or event is attends or not (event.inputs and event.outputs):
             continue
         made, entered = event.outputs[0], event.inputs[0]
         if made.shape != entered.shape or made.shape[-1] != wanted.shape[-1]:
@@ -117,8 +103,8 @@ def _before_norm(
         places = [rows.get(row.tobytes()) for row in wanted.astype(np.float32)]
         if None not in places:
             sources = entered.reshape(-1, entered.shape[-1]).float().numpy()[np.array(places)]
-            return sources.reshape(arrive.shape), event.name
-    return None, ""
+            return [sources.reshape(arrive.shape)], event.name
+    return [], ""
 
 
 NO_SCORE = 1e-30  # a probability below it is a mask's
@@ -234,24 +220,20 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 def _softmaxes_seen(log: _Log) -> Iterator[None]:
     """Lead every way to a softmax through the log; fused attention is done in steps."""
 
-    def seen(
-        scores: torch.Tensor, dim: int | None = None, *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        kwargs.pop("_stacklevel", None)
-        result = original(scores, dim, *args, **kwargs)
-        if dim in (-1, scores.ndim - 1):
-            log.softmax(scores, result)
-        return result
-
     original = torch.Tensor.softmax
+
+    def seen(
+        input: torch.Tensor, dim: int | None = None, dtype: Any = None, **_: Any
+    ) -> torch.Tensor:
+        result = original(input, dim, dtype)
+        if dim in (-1, input.ndim - 1):
+            log.softmax(input, result)
+        return result
 
     def functional(
         input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
     ) -> torch.Tensor:
-        return seen(input, dim, dtype=dtype)
-
-    def top(input: torch.Tensor, dim: int, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
-        return seen(input, dim, dtype=dtype)
+        return seen(input, dim, dtype)
 
     def fused(
         query: torch.Tensor,
@@ -281,7 +263,7 @@ def _softmaxes_seen(log: _Log) -> Iterator[None]:
     try:
         with (
             patch("torch.nn.functional.softmax", functional),
-            patch("torch.softmax", top),
+            patch("torch.softmax", seen),
             patch("torch.Tensor.softmax", seen),
             patch("torch.nn.functional.scaled_dot_product_attention", fused),
         ):
@@ -297,28 +279,36 @@ def watch(part: torch.nn.Module, model: torch.nn.Module, inputs: dict[str, Any])
     return log
 
 
+def parts_left(
+    model: torch.nn.Module, ran: Collection[str]
+) -> Iterator[tuple[str, PreTrainedModel]]:
+    """The model, and then its parts of which no layer is in `ran`, to which the caller adds."""
+    for name, part in list(model.named_modules()):
+        has_run = name and any(layer.startswith(name + ".") for layer in ran)
+        if isinstance(part, PreTrainedModel) and not has_run:
+            yield name, part
+
+
 def observe(
     model: PreTrainedModel, size: Size, seed: int = 0, start: int = 0
 ) -> tuple[list[Observed], list[str]]:
     """Every attention layer of a model at work: of the whole, or of parts that it does not run."""
     observed: list[Observed] = []
     problems: list[str] = []
-    modules = model.named_modules()
-    parts = [(name, module) for name, module in modules if isinstance(module, PreTrainedModel)]
-    for name, part in parts:
-        if name and any(call.layer.startswith(name + ".") for call in observed):
-            continue
+    layers: set[str] = set()
+    for name, part in parts_left(model, layers):
         problem, ran = "", False
         for given in Inputs(part, size, seed, start).attempts():
             try:
                 log = watch(part, model, given)
             except Exception as error:  # whatever it raises of inputs that are not its own
-                problem = problem or first_line(error)
+                problem = problem or class_and_line(error)
                 continue
             ran = True
             seen = [call for work in _at_work(log) for call in _observed(log, *work, given)]
             if seen:
                 observed += seen
+                layers |= {call.layer for call in seen}
                 break
         else:
             if problem and not ran:
@@ -336,7 +326,11 @@ def _at_work(log: _Log) -> Iterator[tuple[Event, Event, _Softmax]]:
     for softmax in log.softmaxes:
         around = [event for event in log.events if event.start < softmax.time < event.end]
         around.sort(key=lambda event: event.start)
-        owners = [event for event in around if _has_matrices(event.module)]
+        owners = [
+            event
+            for event in around
+            if any(parameter.ndim > 1 for parameter in event.module.parameters())
+        ]
         layers = [event for event in owners if re.search(r"\.\d+$|^\d+$", event.name)]
         if not layers:
             continue
@@ -358,17 +352,13 @@ def _at_work(log: _Log) -> Iterator[tuple[Event, Event, _Softmax]]:
         shapes = [tuple(softmax.scores.shape) for softmax in softmaxes]
         n = sum(shape[-1] for shape in shapes)
         square = all(shape[0] == 1 and shape[2:] == shape[-1:] * 2 for shape in shapes)
-        if len(shapes) > 1 and square and first_of(attends.inputs, 1, n) is not None:
+        if len(shapes) > 1 and square and _first_of(attends.inputs, 1, n) is not None:
             scores = _block_diagonal([piece.scores for piece in softmaxes], -torch.inf)
             attention = _block_diagonal([piece.attention for piece in softmaxes], 0.0)
             yield layer, attends, _Softmax(softmaxes[0].time, scores, attention)
         else:
             for softmax in softmaxes:
                 yield layer, attends, softmax
-
-
-def _has_matrices(module: torch.nn.Module) -> bool:
-    return any(parameter.ndim > 1 for parameter in module.parameters())
 
 
 def _block_diagonal(blocks: list[torch.Tensor], fill: float) -> torch.Tensor:
@@ -391,20 +381,31 @@ def _observed(
     sequences: int = 1,
 ) -> Iterator[Observed]:
     """Each sequence of the attention that a softmax was part of."""
-    b, n, m = *_batch(softmax.scores, sequences), softmax.scores.shape[-1]
+    *outer, n, m = softmax.scores.shape
+    b = int(np.prod(outer[:-1]))
+    if len(outer) == 1:  # of heads, sequence by sequence
+        b = sequences if outer[0] % sequences == 0 else 1
     scores = softmax.scores.reshape(b, -1, n, m).float().numpy()
     attention = softmax.attention.reshape(b, -1, n, m).float().numpy()
     if scores.shape[1] == 0:
         return
     inside = [event for event in log.events if layer.start < event.start and event.end < layer.end]
-    streams, memories, norm = entering(layer, attends, inside, softmax.time, b, n, m)
-    entered = around(layer, attends, inside, softmax.time, b, n, m)
+    read, around = [], [*attends.inputs, *layer.inputs]
+    ended = [event for event in inside if event.end < softmax.time]
+    for event in ended:
+        if event.start > attends.start and isinstance(event.module, torch.nn.Linear):
+            read += event.inputs[:1]
+            around += event.inputs[:1]
+        elif is_norm(event.module):
+            around += event.outputs[:1]
+    streams, memories, norm = _entering(layer, attends, ended, read, b, n, m)
+    entered = {(rows.shape, rows.tobytes()): rows for rows in _all_rows(around, b, n, m)}.values()
     ran = [event for event in sorted(inside, key=lambda event: event.start) if _holds(event.module)]
     before = tuple(event.name for event in ran if event.start < softmax.time)
     after = tuple(event.name for event in ran if event.start > softmax.time)
     later = [event for event in (*inside, layer) if event.end > softmax.time]
     firsts = [event.outputs[0] for event in later if event.outputs]
-    outputs = [rows for out in firsts[:24] if (rows := rows_of(out, b, n)) is not None]
+    outputs = _all_rows(firsts[:24], b, n)
     positions = given.get("position_ids")
     if positions is not None:
         positions = positions[0].numpy() if positions.shape[-1] == n else None
@@ -428,15 +429,8 @@ def _observed(
 
 def _holds(module: torch.nn.Module) -> bool:
     """True if a module has parameters of its own, or is a norm."""
-    norm = "norm" in type(module).__name__.lower() and not list(module.children())
+    norm = is_norm(module) and not list(module.children())
     return norm or next(module.parameters(recurse=False), None) is not None
-
-
-def _batch(scores: torch.Tensor, sequences: int) -> tuple[int, int]:
-    """(sequences, queries) of scores; with three axes the first is heads, sequence by sequence."""
-    if scores.ndim == 3:
-        return sequences if scores.shape[0] % sequences == 0 else 1, scores.shape[1]
-    return int(np.prod(scores.shape[:-3])), scores.shape[-2]
 
 
 Seen = Callable[[str, list[Observed], Callable[[], list[Observed]]], None]

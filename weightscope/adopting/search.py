@@ -9,12 +9,12 @@ that the rows of the table have.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import product
 from typing import Any
 
 from weightscope.adopting.shapes import Derived
-from weightscope.adopting.trial import NOWHERE, Nearness, Tiny, nearness, slopes_seen
+from weightscope.adopting.trial import Nearness, Tiny, nearness, slopes_seen
 from weightscope.core.progress import bar
 from weightscope.model.config import rules
 from weightscope.model.config.config import KEYS
@@ -74,12 +74,12 @@ class Found:
 
     row: Family
     first: Nearness
-    second: Nearness = NOWHERE
+    second: Nearness
 
     @property
     def rank(self) -> Any:
         """Compares candidates: larger is closer."""
-        return self.first.rank, self.second.rank
+        return self.first, self.second
 
     @property
     def problem(self) -> str:
@@ -99,7 +99,7 @@ class Search:
         """A row and how near it comes; in the second model only where it is exact in the first."""
         self.progress.update(1)
         first = nearness(row, self.tinies[0], self.stack)
-        second = NOWHERE if first.problem else nearness(row, self.tinies[1], self.stack)
+        second = Nearness() if first.problem else nearness(row, self.tinies[1], self.stack)
         return Found(row, first, second)
 
     def nearest(self, rows: Iterable[Family], best: Found | None = None) -> Found | None:
@@ -340,8 +340,7 @@ def _cell(row: Family, path: str) -> dict[str, Any]:
     """A cell of a row, as a change; a rotation is in `rope` or `grid`."""
     if path == "positions__rope":
         return turning(row.rope)
-    group, _, name = path.partition("__")
-    return {path: getattr(getattr(row, group), name) if name else getattr(row, group)}
+    return {path: reduce(getattr, path.split("__"), row)}
 
 
 def _portable(row: Family) -> tuple[Step, ...]:

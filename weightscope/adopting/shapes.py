@@ -5,8 +5,8 @@ rotation or scale: the plainest is taken, and `search` finds the right one.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from itertools import permutations
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from weightscope.adopting.config_keys import EPSILON, VARIED, inside, unnamed
-from weightscope.adopting.hooks import Observed
+from weightscope.adopting.hooks import Observed, is_norm
 from weightscope.adopting.tiny_models import parameters_of
 from weightscope.adopting.trial import Tiny
 from weightscope.model.config.config import KEYS
@@ -148,30 +148,26 @@ class Anatomy:
 
     def is_norm(self, path: str) -> bool:
         """True if a module's class is called a norm."""
-        return "norm" in type(self.module(path)).__name__.lower()
+        return is_norm(self.module(path))
 
     @cached_property
     def matrices(self) -> list[str]:
         """Modules that make queries, keys, values and more of attention's input, as they run."""
         before = [path for path in dict.fromkeys(self.call.before) if self.shape(path)]
-        inside = [path for path in before if path.startswith(self.call.module + ".")]
-        return inside or before
+        return _within(self.call, before) or before
 
     @cached_property
     def tables(self) -> list[str]:
         """Embeddings within attention, by their names within the layer: of distances, as a rule."""
-        names: list[str] = []
-        for call in self.calls:
-            inside = [path for path in call.before if path.startswith(call.module + ".")]
-            tables = [path for path in inside if isinstance(self.module(path), torch.nn.Embedding)]
-            names += map(self.relative, tables)
-        return list(dict.fromkeys(names))
+        inside = (path for call in self.calls for path in _within(call, call.before))
+        tables = (path for path in inside if isinstance(self.module(path), torch.nn.Embedding))
+        return list(dict.fromkeys(map(self.relative, tables)))
 
     @cached_property
     def late(self) -> list[str]:
         """Matrices after the softmax: inside attention, or else all."""
         after = [path for path in dict.fromkeys(self.call.after) if self.shape(path)]
-        return [path for path in after if path.startswith(self.call.module + ".")] or after[:1]
+        return _within(self.call, after) or after[:1]
 
     @cached_property
     def output(self) -> str:
@@ -212,9 +208,8 @@ class Anatomy:
     @cached_property
     def inner_norms(self) -> list[str]:
         """Norms within attention, before its softmax, in the order they run."""
-        norms = [path for path in dict.fromkeys(self.call.before) if path != self.call.norm]
-        inside = [path for path in norms if path.startswith(self.call.module + ".")]
-        return [path for path in inside if self.is_norm(path)]
+        inside = dict.fromkeys(_within(self.call, self.call.before))
+        return [path for path in inside if path != self.call.norm and self.is_norm(path)]
 
     @property
     def first_inner_norm(self) -> str:
@@ -301,6 +296,11 @@ class Anatomy:
         return ""
 
 
+def _within(call: Observed, paths: Iterable[str]) -> list[str]:
+    """Those of the modules that are within attention."""
+    return [path for path in paths if path.startswith(call.module + ".")]
+
+
 MOST_FLAGS = 6  # flags of a config that are turned over
 WORDS = {
     "n_layers": "layer|block|depth",
@@ -320,7 +320,7 @@ class Derived:
         self.each = [Anatomy(tiny, stack) for tiny in tinies]
         self.first, self.stack = self.each[0], stack
         self.flags = _flags(self.first)
-        self._left_out: dict[str, Any] = {}
+        self.left_out = cache(self._left_out)
         # In a post-norm layer cross-attention takes a norm's output, which is the stream.
         ahead = bool(self.first.call.before) and self.first.is_norm(self.first.call.before[0])
         self.before = self.first.call.norm if ahead else ""
@@ -535,7 +535,7 @@ class Derived:
             v=modules[2],
             out=out,
             ignored=self._ignored(),
-            transposed=tuple(matrices) if first.transposed else (),
+            transposed=tuple(sorted(matrices)) if first.transposed else (),
             bias=Biases(query, key, value, last),
             kv_heads=kv_heads,
             head_dim=head_dim,
@@ -561,13 +561,8 @@ class Derived:
         defaults = {name: default for name, default in known.items() if default is not None}
         return row.but(config__defaults=defaults)
 
-    def left_out(self, key: str) -> Any:
+    def _left_out(self, key: str) -> Any:
         """The architecture's default for a config key; None if that depends on other keys."""
-        if key not in self._left_out:
-            self._left_out[key] = self._without(key)
-        return self._left_out[key]
-
-    def _without(self, key: str) -> Any:
         kind = type(self.first.owner.config)
         values_without = [kind().to_dict().get(key)]  # at its own sizes, as d / H may differ
         for each in self.each:

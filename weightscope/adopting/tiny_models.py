@@ -150,7 +150,7 @@ def build(config: Any, seed: int, classes: Sequence[Any] = ()) -> Any:
         randomise(model, seed)
         return model.float().eval()
     if problem:
-        raise ValueError(f"cannot be built: {first_line(problem)}")
+        raise ValueError(f"cannot be built: {class_and_line(problem)}")
     raise ValueError("no class of transformers builds it")
 
 
@@ -165,7 +165,7 @@ def parameters_of(config: Any) -> set[str]:
     return set()
 
 
-def first_line(error: BaseException) -> str:
+def class_and_line(error: BaseException) -> str:
     """An error in a line; of a validator's wrapper, the error in it."""
     if error.__cause__ is not None and "alidation" in type(error).__name__:
         error = error.__cause__

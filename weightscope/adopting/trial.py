@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -21,10 +21,10 @@ from weightscope.adopting.comparison import (
 )
 from weightscope.adopting.config_keys import tiny_config, varied
 from weightscope.adopting.hooks import Observed, observe
-from weightscope.adopting.tiny_models import PLANS, SIZES, Size, build, classes_of, first_line
+from weightscope.adopting.tiny_models import PLANS, SIZES, Size, build, class_and_line, classes_of
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.opening import open_checkpoint
-from weightscope.core.errors import CheckpointError
+from weightscope.core.errors import CheckpointError, first_line
 from weightscope.core.files import scratch_folder
 from weightscope.model.model import Model
 from weightscope.model.rows.family import Family
@@ -51,19 +51,14 @@ class Tiny:
 class Nearness:
     """The nearness of a row to a tiny model; larger is nearer, earlier fields count first."""
 
-    opened: bool  # it opens the model, and reads all that attention stores
-    exact: int  # exact layers
-    values: int  # layers whose output is right by the model's own attention
-    here: int  # layers whose scores of a token with itself are right
-    problem: str = ""  # the problem of the first layer that is not exact; empty if all are
-
-    @property
-    def rank(self) -> tuple[bool, int, int, int]:
-        """The numbers that are compared."""
-        return self.opened, self.exact, self.values, self.here
+    opened: bool = False  # it opens the model, and reads all that attention stores
+    exact: int = 0  # exact layers
+    values: int = 0  # layers whose output is right by the model's own attention
+    here: int = 0  # layers whose scores of a token with itself are right
+    # the problem of the first layer that is not exact; empty if all are
+    problem: str = field(default="", compare=False)
 
 
-NOWHERE = Nearness(False, 0, 0, 0)
 # errors of cells that do not go together
 UNFIT = (CheckpointError, ValueError, TypeError, IndexError, StopIteration)
 
@@ -88,7 +83,7 @@ def at_work(
         try:
             model, observed, unseen = _attending(tiny_config(config, size, plan), size, seed, start)
         except Exception as error:  # whatever a config raises that does not fit together
-            problems.append(first_line(error))
+            problems.append(class_and_line(error))
             continue
         if observed and (best is None or len(stacks(observed)) > len(stacks(best[1]))):
             best = model, observed
@@ -130,7 +125,7 @@ def tiny_models(config: Any, name: object) -> Iterator[tuple[Tiny, ...]]:
                 model, observed = at_work(config, *trial)
                 model.save_pretrained(folder)
             except Exception as error:  # whatever transformers raises of an inconsistent config
-                problem = f"transformers builds no tiny model of it: {first_line(error)}"
+                problem = f"transformers builds no tiny model of it: {class_and_line(error)}"
                 raise CheckpointError(problem, file=name) from None
             checkpoint, stored = open_checkpoint(folder), Stored(model, folder)
             made.append(Tiny(model, checkpoint, stored, stacks(observed)))
@@ -146,11 +141,11 @@ def nearness(row: Family, tiny: Tiny, stack: str) -> Nearness:
             model.attention_tensors(index)
         results = [_best(layer, call) for layer, call in pairs(model, members, tiny.stored)]
     except CheckpointError as error:
-        return Nearness(False, 0, 0, 0, str(error).splitlines()[0])
+        return Nearness(problem=first_line(error))
     except (ValueError, TypeError, IndexError, KeyError) as error:  # cells that do not go together
-        return Nearness(False, 0, 0, 0, first_line(error))
+        return Nearness(problem=class_and_line(error))
     if not results:
-        return Nearness(False, 0, 0, 0, "its tensors are none of a layer's")
+        return Nearness(problem="its tensors are none of a layer's")
     problems = [result if isinstance(result, str) else result.words(EXACT) for result in results]
     numbers = [errors for errors in results if isinstance(errors, Errors)]
     return Nearness(
@@ -205,7 +200,7 @@ def proved(row: Family, tinies: Sequence[Tiny], stack: str) -> str:
         try:
             problem, unread = problem_of(Model.of_row(tiny.checkpoint, row), tiny, stack, EXACT)
         except CheckpointError as error:
-            return str(error).splitlines()[0]
+            return first_line(error)
         if problem or unread:
             return problem.removeprefix(REFUSED) or unread
     return ""

@@ -16,7 +16,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from weightscope.adopting.adopt import adopt, answer_of
-from weightscope.adopting.tiny_models import first_line
+from weightscope.adopting.tiny_models import class_and_line
 from weightscope.core.compute.cores import end_with_parent
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import new_file, regular_file, scratch_folder
@@ -91,7 +91,7 @@ def _carried_out(order: Order) -> dict[str, Any]:
     try:
         registered(user_class, checkpoint.config.raw, order.attention or "*")
     except (TypeError, AttributeError) as error:  # torch.nn.Module itself, or another metaclass
-        problem = f"`with` {order.code} is no class that can be run: {first_line(error)}"
+        problem = f"`with` {order.code} is no class that can be run: {class_and_line(error)}"
         raise CheckpointError(problem) from None
     return answer_of(adopt(checkpoint), checkpoint, f"{order.code} (PyTorch {torch.__version__})")
 
@@ -112,7 +112,9 @@ def imported(code: str, checkpoint_folder: Path) -> type:
         for part in name.split("."):
             target = getattr(target, part)
     except Exception as error:  # whatever the user's code raises
-        raise CheckpointError(f"`with` {code} cannot be imported: {first_line(error)}") from None
+        raise CheckpointError(
+            f"`with` {code} cannot be imported: {class_and_line(error)}"
+        ) from None
     if not (isinstance(target, type) and issubclass(target, torch.nn.Module)):
         problem = f"{code} is not a torch.nn.Module"
         raise CheckpointError(f"{problem}; the class of the whole model was expected")
@@ -228,7 +230,9 @@ def _arguments(user_class: Any, config: Any) -> inspect.BoundArguments:
         names = ", ".join(parameter.name for parameter in lacking)
         raise ValueError(f"{user_class.__name__} needs {names}, which config.json does not have")
     (parameter,) = lacking
-    kind = _annotation(user_class, parameter)
+    kind = parameter.annotation
+    with suppress(Exception):  # names that are not there when annotations are read
+        kind = get_type_hints(user_class.__init__).get(parameter.name)
     argument: Any = values if kind is dict else config
     if is_dataclass(kind) and isinstance(kind, type):
         known = [cell.name for cell in fields(kind) if cell.name in values]
@@ -237,14 +241,6 @@ def _arguments(user_class: Any, config: Any) -> inspect.BoundArguments:
             if not hasattr(config, cell.name):
                 object.__setattr__(config, cell.name, getattr(argument, cell.name))
     return signature.bind(**named, **{parameter.name: argument})
-
-
-def _annotation(user_class: Any, parameter: inspect.Parameter) -> Any:
-    """The class that a parameter is annotated with, where it can be told."""
-    try:
-        return get_type_hints(user_class.__init__).get(parameter.name)
-    except Exception:  # names that are not there when annotations are read
-        return parameter.annotation
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from weightscope.adopting.config_keys import tiny_config
-from weightscope.adopting.tiny_models import PLANS, SIZES, build, classes_of, first_line
+from weightscope.adopting.tiny_models import PLANS, SIZES, build, class_and_line, classes_of
 
 # What no key of a GGUF file says, by type: tiny models have the values that llama.cpp takes for granted.
 EVERY_FOURTH = ["sliding_attention"] * 3 + ["full_attention"]
@@ -85,7 +85,7 @@ def main(converter: str, out: str, *kinds: str) -> None:
                 tiny(kind, classes).save_pretrained(folder)
                 convert(folder, kind)
             except Exception as error:  # whatever transformers or the converter raise
-                (folder / "reason.txt").write_text(first_line(error))
+                (folder / "reason.txt").write_text(class_and_line(error))
 
 
 def known_to_both(converted: Mapping[str, str]) -> Iterator[tuple[str, list[Any]]]:
