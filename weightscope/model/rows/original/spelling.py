@@ -135,7 +135,8 @@ def _restored(
         return PartTensor(tensor, PARTS[role.rpartition(".")[2]], *counts)
     undo = None
     if spelling.rotary == "neighbours":
-        undo = {"q": queries_in_halves, "k": keys_in_halves}.get(role)
+        undone: dict[str, Undo] = {"q": queries_in_halves, "k": keys_in_halves}
+        undo = undone.get(role)
     return tensor if undo is None or not tensor.shape else RestoredTensor(tensor, undo, *counts)
 
 
