@@ -84,4 +84,5 @@ class Examples:
         )
         if done.returncode not in PASSES:
             raise ExampleError(f"{self.page}: {line}: status {done.returncode}: {done.stderr}")
-        return f"{line}\n{done.stdout}"
+        why = done.stderr if done.returncode else ""  # the line of a gate that failed
+        return f"{line}\n{done.stdout}{why}"
