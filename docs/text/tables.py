@@ -22,6 +22,7 @@ from weightscope.report.findings import finding_kinds
 CLEAR = 0.8  # an AUROC to report; so is one below 0.2
 FORMULA = re.compile(r"(?<!\\)\$(.+?)(?<!\\)\$")
 FRACTION = re.compile(r"frac\(((?:[^(),]|\([^()]*\))+), ((?:[^()]|\([^()]*\))+)\)")
+SIZE = re.compile(r"\|([^|]+)\|")
 QUANTILES = (0.05, 0.5, 0.95)
 
 
@@ -79,8 +80,8 @@ def measures(prefix: str) -> str:
     rows = []
     for measure in _measures(prefix):
         source = f" ({measure.source})" if measure.source else ""
-        code = f"`{FRACTION.sub(_quotient, measure.equation)}`"
-        rows.append((f"`{measure.name}`", code, _coded(measure.meaning) + source))
+        equation = SIZE.sub(_size, FRACTION.sub(_quotient, measure.equation))
+        rows.append((f"`{measure.name}`", f"`{equation}`", _coded(measure.meaning) + source))
     return _table(("measure", "equation", "what"), rows)
 
 
@@ -159,6 +160,11 @@ def _quotient(match: re.Match[str]) -> str:
     """A fraction on one line."""
     above, below = (part if _stands_alone(part) else f"({part})" for part in match.groups())
     return f"{above} / {below}"
+
+
+def _size(match: re.Match[str]) -> str:
+    """A norm or an absolute value without `|`, which ends a cell."""
+    return f"abs({match[1]})" if "λ" in match[1] else f"‖{match[1]}‖"
 
 
 def _stands_alone(part: str) -> bool:
