@@ -60,7 +60,6 @@ check: test  ## everything: `make test`, types, every other test but the census,
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "check and not census"
 	$(MAKE) docs
 
-# The tests run the examples of README and docs/, and compare what these and figures/ say with the files.
 # The rooms that need neither PyTorch nor a browser.
 OLDEST := tests/model/layers tests/heads/audit/test_audit.py tests/checkpoint tests/heads/circuits/test_circuits.py tests/pairs/claims \
 	tests/pairs/compare/test_compare.py tests/heads/detok/test_heads.py tests/core/engine tests/pairs/learned tests/model/metrics \
@@ -73,6 +72,7 @@ oldest: $(VENV)/.installed-dev  ## fast tests with the oldest packages that pypr
 		-e '.[arrow,attest,bigrams,cluster,fast,gguf]' --group test
 	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile $(OLDEST)
 
+# The tests run the examples of README and docs/, and compare what these and figures/ say with the files.
 docs: $(VENV)/.installed-dev  ## the site, site/index.html, which opens from the disk, and its tests (three minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m docs --ignore tests/docs/test_site.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
