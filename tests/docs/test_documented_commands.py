@@ -69,7 +69,7 @@ def test_options_that_sentences_name_are_there() -> None:
 # are run as they are; here is what only reads weights.
 ELSEWHERE = {
     "adopt", "draft", "row.toml", "newcomer", "norms", "outliers", "sinks", "QUANTISED.gguf", "embedded",
-    "issuer.pem", "issuer.pub", "--measure", "--on-text", "--engine", "--jobs", "--device", "--new",
+    "release", "issuer.pem", "issuer.pub", "--measure", "--on-text", "--engine", "--jobs", "--device", "--new",
 }  # fmt: skip
 REAL = {"gpt2", "all-MiniLM-L6-v2", "SmolLM2-135M-Instruct.Q4_1.gguf"}  # too large to run
 TOKENS = {"owner/name": "step-1000", " Jackson": "w5"}  # of the tiny models' tokenizer

@@ -1,6 +1,5 @@
-"""The site is built as `make docs` does: nothing dead, nothing from a network, and its examples run."""
+"""The site is built as `make docs` does: nothing dead, and nothing from a network."""
 
-import csv
 import os
 import re
 import subprocess
@@ -85,17 +84,3 @@ def test_every_link_leads_somewhere(site: Path) -> None:
 def test_every_page_is_in_the_navigation(site: Path) -> None:
     linked = {urlsplit(link).path for link in elements(site / "index.html").links} | {"index.html"}
     assert {page.name for page in pages(site)} <= linked
-
-
-def test_examples_have_run(site: Path) -> None:
-    for page in pages(site):
-        assert not re.search(r"(?<!\$){{ ", page.read_text(encoding="utf-8")), (
-            page
-        )  # ${{ }} is an expression of GitHub's
-    with (ROOT / "figures" / "gpt2-detok" / "heads.csv").open(encoding="utf-8") as file:
-        best = max(float(row["auroc"]) for row in csv.DictReader(file))
-    assert f"Head 6 does best, with {best:.3f}" in (site / "tutorial.html").read_text(encoding="utf-8")
-    report = site / "audit" / "report.html"
-    assert all(
-        (report.parent / link).is_file() for link in elements(report).links if not link.startswith(("#", "data:"))
-    )

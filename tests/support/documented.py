@@ -10,7 +10,8 @@ import click
 from weightscope.cli import main
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+HELP = ROOT / "docs" / "commands.md"  # its examples are those of --help
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").glob("*.md")} - {HELP})]
 FENCED = re.compile(r"^```[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"^(?: {4}.*\n)+", re.MULTILINE)
 PROMPT = re.compile(r"^\s*(?:\$ |- run: |run: )?weightscope (?=[a-z])(.*)$", re.MULTILINE)

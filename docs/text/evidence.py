@@ -3,20 +3,23 @@
 import csv
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import numpy as np
-from links import ROOT
 from sklearn.metrics import roc_auc_score
 
 from weightscope.heads.circuits.measured import HAD
 
+ROOT = Path(__file__).parents[2]
+
 MODELS = {"gpt2": "GPT-2", "minilm": "MiniLM", "smollm2": "SmolLM2-135M", "vit": "a small ViT"}
+RUN = ("minilm", "smollm2")
 DID = {
-    "previous_token": "that attend to the previous token",
-    "induction": "that do induction",
-    "duplicate_token": "that attend to their own token",
-    "first_token": "that attend to the first token",
-    "copying": "that copy",
+    "previous_token": "attend to the previous token",
+    "induction": "do induction",
+    "duplicate_token": "attend to their own token",
+    "first_token": "attend to the first token",
+    "copying": "copy",
 }
 FEWEST = 4  # heads with a behaviour, below which no AUROC is shown
 
@@ -27,15 +30,13 @@ def heads_of(model: str) -> dict[str, np.ndarray]:
     return _columns(f"audit-{model}/heads.csv")
 
 
-def auroc_of_behaviours(model: str, measure: str) -> Iterator[tuple[str, int, float]]:
-    """Name of each behaviour, number of its heads, and AUROC of a measure that ranks them first."""
-    if not (ROOT / f"figures/circuits/{model}/measured.csv").exists():
-        return
+def auroc_of_behaviours(model: str, measure: str) -> Iterator[tuple[str, float]]:
+    """Each behaviour of heads in a run, and the AUROC of a measure that ranks them first."""
     did, values = _columns(f"circuits/{model}/measured.csv"), heads_of(model)[measure]
     for name, words in DID.items():
         had = did[name] >= HAD[name]
         if had.sum() >= FEWEST and np.isfinite(values).all():
-            yield words, int(had.sum()), float(roc_auc_score(had, values))
+            yield words, float(roc_auc_score(had, values))
 
 
 @cache
