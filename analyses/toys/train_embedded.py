@@ -28,8 +28,12 @@ CONTEXT = 256
 MICRO_BATCH = 8  # windows whose logits are in memory at once: 1.5 times as fast as 32, which do not fit in the cache
 # Half of the forward passes have no position embeddings, so that a head has to find a token's partner by its identity.
 # Without this dropout a run of this length relies on position, and its best head stays below 0.75 bigram AUROC.
-POSITION_DROPOUT = 0.5
+POSITION_DROPOUT = 0.25
 HELD_OUT = 0.01  # of every book, its end; gives the reported loss
+# Share of windows whose second half repeats a passage of the first: without them induction heads form
+# only after far more text than a few books have.
+REPEATED = 0.5
+SHORTEST_REPEAT = 16  # tokens of a repeated passage, at least
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
@@ -56,6 +60,18 @@ def split(documents: list[np.ndarray], end_of_text: int) -> tuple[torch.Tensor, 
             stream += [np.array([end_of_text]), part]
     train, held_out = (torch.from_numpy(np.concatenate(parts).astype(np.int64)) for parts in streams)
     return train, held_out
+
+
+def with_repeats(windows: torch.Tensor) -> torch.Tensor:
+    """The windows, REPEATED of them with a passage of their first half copied into the second."""
+    half = windows.shape[1] // 2
+    for index in torch.nonzero(torch.rand(len(windows)) < REPEATED).flatten().tolist():
+        row = windows[index]
+        length = int(torch.randint(SHORTEST_REPEAT, half, ()))
+        source = int(torch.randint(0, half - length + 1, ()))
+        target = int(torch.randint(half, windows.shape[1] - length + 1, ()))
+        row[target : target + length] = row[source : source + length].clone()
+    return windows
 
 
 def loss_on(model: GPT2LMHeadModel, windows: torch.Tensor) -> torch.Tensor:
@@ -132,9 +148,12 @@ def config_text(model: GPT2LMHeadModel) -> str:
 @click.option("--batch", default=32, show_default=True, help="Windows of 256 tokens a step.")
 @click.option("--rate", default=3e-3, show_default=True, help="Peak learning rate.")
 @click.option("--vocab", default=8000, show_default=True)
+@click.option("--layers", default=4, show_default=True)
+@click.option("--width", default=192, show_default=True)
+@click.option("--heads", default=6, show_default=True, help="Heads of a layer.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--every", default=250, show_default=True, help="Steps between two evaluations of the held-out loss.")
-def main(corpus: Path, out: Path, steps: int, batch: int, rate: float, vocab: int, seed: int, every: int) -> None:
+def main(corpus: Path, out: Path, steps: int, batch: int, rate: float, vocab: int, layers: int, width: int, heads: int, seed: int, every: int) -> None:
     """Train the embedded checkpoint on every .txt file under CORPUS."""
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
@@ -148,7 +167,7 @@ def main(corpus: Path, out: Path, steps: int, batch: int, rate: float, vocab: in
     click.echo(f"{len(files)} files, {len(train):,} training tokens, {len(held_out):,} held out")
 
     config = GPT2Config(
-        vocab_size=vocab, n_positions=CONTEXT, n_embd=256, n_layer=2, n_head=8,
+        vocab_size=vocab, n_positions=CONTEXT, n_embd=width, n_layer=layers, n_head=heads,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=end_of_text, eos_token_id=end_of_text,
     )  # fmt: skip
     model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
@@ -168,7 +187,7 @@ def main(corpus: Path, out: Path, steps: int, batch: int, rate: float, vocab: in
         for group in optimiser.param_groups:
             group["lr"] = rate * schedule(step, steps)
         starts = torch.randint(len(train) - CONTEXT - 1, (batch,))
-        windows = torch.stack([train[s : s + CONTEXT + 1] for s in starts])  # (batch, CONTEXT + 1)
+        windows = with_repeats(torch.stack([train[s : s + CONTEXT + 1] for s in starts]))  # (batch, CONTEXT + 1)
         optimiser.zero_grad(set_to_none=True)
         for chunk in windows.split(MICRO_BATCH):
             loss = loss_on(model, chunk)

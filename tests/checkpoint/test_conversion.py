@@ -1,9 +1,9 @@
-"""The command printed for pickled weights, run by bash as printed: every tensor arrives, under names that are read."""
+"""The command printed for pickled weights: every tensor arrives, under names that are read, and no code runs."""
 
 import json
+import pickle
 import re
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,10 @@ def converted(source: Path) -> Path:
     """Run the command that `inspect` prints for a source; the file that it wrote."""
     refusal = run("inspect", source).stderr.strip()
     assert refusal.count("\n") == 0
-    (command,) = re.findall(r"none of its code: (python -c .*)", refusal)
-    before = set(source.parent.rglob("*.safetensors"))
-    shell = 'python() { "$PYTHON" "$@"; }; ' + command
-    subprocess.run(["bash", "-c", shell], env={"PYTHON": sys.executable}, check=True, cwd="/")
-    (written,) = set(source.parent.rglob("*.safetensors")) - before
-    return written
+    (command,) = re.findall(r"none of its code: weightscope (convert .*)", refusal)
+    result = run(*shlex.split(command))
+    assert result.exit_code == 0, result.output
+    return Path(result.stdout.splitlines()[-1])
 
 
 @pytest.fixture
@@ -69,7 +67,7 @@ def test_a_folder_keeps_every_tensor_with_and_without_model_type(named: bool, fo
     written = converted(folder)
     assert written.name == "model.safetensors"
     check(written, tensors)
-    command = ["inspect", str(folder), *([] if named else ["--family", "gpt2"])]
+    command = ["inspect", str(written.parent), *([] if named else ["--family", "gpt2"])]
     result = run(*command)
     assert result.exit_code == 0, result.stderr
 
@@ -115,7 +113,7 @@ def test_a_file_keeps_every_tensor_whatever_is_around_them(name: str, folder: Pa
 
     torch.save(FILES[name](tensors), folder / name, _use_new_zipfile_serialization=name != "legacy.pt")
     written = converted(folder / name)
-    assert written.name == f"{name}.safetensors"
+    assert written.name == "model.safetensors"
     check(written, tensors, {"lightning.ckpt": "model.", "net.pt": "net."}.get(name, ""))
 
 
@@ -131,3 +129,72 @@ def test_tensors_of_a_gpu_are_converted_without_one(folder: Path, tensors: Tenso
         with pytest.raises(RuntimeError, match="CUDA"):
             torch.load(folder / "gpu.pt", weights_only=True)
     check(converted(folder / "gpu.pt"), tensors)
+
+
+def test_dtypes_and_shapes_of_all_kinds_arrive(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch.save is torch's, which is not installed")
+    kinds = [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
+    tensors = {str(kind): torch.arange(6).reshape(2, 3).to(kind) for kind in kinds}
+    tensors |= {"scalar": torch.tensor(3.0), "empty": torch.zeros(0, 4), "view": torch.arange(9.0)[2:5]}
+    torch.save(tensors, tmp_path / "all.pt")
+    stored = safetensors_torch().load_file(converted(tmp_path / "all.pt"))
+    assert {name: (each.dtype, each.tolist()) for name, each in stored.items()} == {
+        name: (each.dtype, each.tolist()) for name, each in tensors.items()
+    }
+
+
+def safetensors_torch() -> Any:
+    return pytest.importorskip("safetensors.torch", reason="needs torch, which is not installed")
+
+
+class Runs:
+    """A pickle that runs code where it is loaded carelessly."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.parametrize("as_zip", [True, False])
+def test_no_code_runs_and_nothing_is_written(as_zip: bool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch.save is torch's, which is not installed")
+    file = tmp_path / "evil.pt"
+    torch.save({"a": Runs(tmp_path / "ran")}, file) if as_zip else file.write_bytes(
+        pickle.dumps(Runs(tmp_path / "ran"))
+    )
+    result = run("convert", file, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert "cannot be loaded without running code of its own" in result.stderr
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_converted_is_refused_in_one_line(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch.save is torch's, which is not installed")
+    contents: dict[str, Any] = {
+        "holds no tensor": {"epoch": 3},
+        "of a kind that safetensors does not have (complex64": {"a": torch.zeros(2, dtype=torch.complex64)},
+        "of a kind that safetensors does not have (float32, sparse": {"a": torch.eye(3).to_sparse()},
+    }
+    for number, (problem, content) in enumerate(contents.items()):
+        torch.save(content, tmp_path / f"{number}.pt")
+        result = run("convert", tmp_path / f"{number}.pt", "--out", tmp_path / "out")
+        assert result.exit_code == 2 and problem in result.stderr and result.stderr.count("\n") == 1
+    torch.save({"a": torch.zeros(2)}, tmp_path / "good.pt")
+    assert run("convert", tmp_path / "good.pt", "--out", tmp_path / "out").exit_code == 0
+    assert "is there already" in run("convert", tmp_path / "good.pt", "--out", tmp_path / "out").stderr
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "good.pt").read_bytes()[:200])
+    assert "or is damaged" in run("convert", tmp_path / "cut.pt", "--out", tmp_path / "new").stderr
+    assert "no such file or folder" in run("convert", tmp_path / "none.pt", "--out", tmp_path / "new").stderr
+
+
+def test_what_is_left_out_is_named(folder: Path, tensors: Tensors) -> None:
+    import torch
+
+    torch.save({"model": tensors, "optimizer": {"state": {}}, "epoch": 3}, folder / "last.pt")
+    result = run("convert", folder / "last.pt", "--out", folder / "new")
+    assert "Left out, as no tensors of the model: optimizer, epoch." in result.stdout
+    told = json.loads(run("convert", folder / "last.pt", "--out", folder / "newer", "--json").stdout)
+    assert {each["name"] for each in told["tensors"]} == {*tensors}
+    assert [each["name"] for each in told["left_out"]] == ["optimizer", "epoch"]

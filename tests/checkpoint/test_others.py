@@ -131,13 +131,13 @@ CASES = {
     "llama2.c versioned": (file("model.bin", b"24ka" + bytes(60)), "is a checkpoint of llama2.c"),
     "a pickle": (
         file("pytorch_model.bin", pickle.dumps({})),
-        r"can run any code.* none of its code: python -c '.*' \S+/pytorch_model\.bin \S+/model\.safetensors$",
+        r"can run any code.* none of its code: weightscope convert \S+/pytorch_model\.bin --out \S+/\S+-safetensors$",
     ),
     "another": (
         file("epoch-3.pt", pickle.dumps({})),
-        r"none of its code: python -c '.*' \S+/epoch-3\.pt \S+/epoch-3\.pt\.safetensors$",
+        r"none of its code: weightscope convert \S+/epoch-3\.pt --out \S+/epoch-3-safetensors$",
     ),
-    "a folder of torch": (folder_of_torch, r"\.\.\.; pytorch_model\.bin: pickled .*/pytorch_model\.bin \S+$"),
+    "a folder of torch": (folder_of_torch, r"\.\.\.; pytorch_model\.bin: pickled .*/pytorch_model\.bin --out \S+$"),
     "a zip": (file("model.bin", zip_of("weights/a.onnx")), "is a zip; unpack it first"),
     "a numpy archive": (file("weights.bin", zip_of("a.npy")), "is a NumPy archive"),
     "an array": (file("weights.bin", b"\x93NUMPY" + bytes(30)), "is a NumPy archive"),
@@ -236,3 +236,12 @@ def test_a_slip_in_writing_embedded_is_named_and_nothing_else_is(written: str, m
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     message = run("inspect", written).stderr
     assert ("did you mean 'embedded'?" in message) == (written in ("embeded", "Embedded", "embeddded")), message
+
+
+def test_a_word_of_the_help_and_a_name_without_a_network_lead_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "'embedded' opens without a network" in run("audit", "gpt2").stderr
+    refused = run("audit", "SOURCE")
+    assert refused.exit_code == 2 and "'embedded' is one that is always there" in refused.stderr

@@ -1,6 +1,7 @@
 """What the command line tells a person before it runs: help, examples, completion, near names; what --quiet leaves."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from tests.support.commands import run
 from tests.support.documented import Line, check, words_of
 from tests.support.figures import undrawn
 from weightscope.cli import main
-from weightscope.cli.command import FIRST, command
+from weightscope.cli.command import GROUPS, SYNONYMS, command
 from weightscope.cli.terminal import show
 from weightscope.core.embedded import FOLDER
 from weightscope.core.tables import Column, Table
@@ -38,19 +39,17 @@ def examples_of(name: str) -> list[str]:
 
 
 def test_command_registers_where_it_is_written() -> None:
-    """With its summary and examples, in the list of commands and, if asked, in the first help."""
+    """With its summary and examples, in the list of commands."""
 
     def look_command() -> None:
         pass
 
-    before, listed = main.epilog, [*FIRST]
     try:
-        command("Look at nothing.", ["weightscope look embedded"], first=True)(look_command)
+        command("Look at nothing.", ["weightscope look embedded"])(look_command)
         first, second = run("--help").output, run("look", "--help").output
     finally:
         del main.commands["look"]
-        main.epilog, FIRST[:] = before, listed
-    assert "  look         Look at nothing." in first and first.endswith("\n    weightscope look embedded\n")
+    assert "\nMore:\n  look         Look at nothing." in first
     assert second.endswith("  Examples:\n    weightscope look embedded\n") and "--quiet" in second
 
 
@@ -74,14 +73,31 @@ def test_help_ends_with_examples_and_each_parses(name: str) -> None:
 
 
 def test_every_help_ends_with_examples() -> None:
-    """`weightscope --help`, and the help of every command."""
-    for name in (None, *COMMANDS):
-        help_text = run(*filter(None, [name]), "--help").output
-        last = help_text.rpartition("\n\n")[2].splitlines()
-        examples = FIRST if name is None else examples_of(name)
-        assert last == ["  Examples:", *(f"    {example}" for example in examples)]
-    for example in FIRST:
-        check(Line("--help", words_of(example.removeprefix("weightscope ")), True))
+    for name in COMMANDS:
+        last = run(name, "--help").output.rpartition("\n\n")[2].splitlines()
+        assert last == ["  Examples:", *(f"    {example}" for example in examples_of(name))]
+
+
+def test_first_help_has_what_one_came_for_and_every_command_in_one_group() -> None:
+    lines = run("--help").output.splitlines()
+    wanted = [line.partition("  weightscope ")[2] for line in lines if line.startswith("    ")]
+    assert len([*filter(None, wanted)]) == 8
+    for line in filter(None, wanted):
+        check(Line("--help", words_of(line), True))
+    assert max(map(len, lines)) <= 80
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == COMMANDS
+    places = [lines.index(f"{title}:") for title in GROUPS]
+    assert places == sorted(places) and "More:" not in lines and "Commands:" not in lines
+
+
+@pytest.mark.parametrize("name", SYNONYMS)
+def test_a_name_that_people_try_first_leads_on(name: str) -> None:
+    result = run(name, "model/")
+    assert result.exit_code == 2 and name not in COMMANDS
+    meant = result.stderr.partition("Did you mean: ")[2].strip()
+    for advised in re.findall(r"weightscope ([^,]*?)(?:,|$| for)", meant):
+        check(Line("synonym", words_of(advised), True))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +142,8 @@ def test_an_option_has_one_form_over_all_commands() -> None:
             forms.setdefault(option.opts[0], set()).add((option.is_flag, kind))
     # Of `same` a share of the values, of the studies a number of heads or queries: both are what other tools call it.
     # Of `rank` a share of the matrices, as Spectrum's; else a number of rows.
-    assert {name for name, kinds in forms.items() if len(kinds) > 1} == {"--sample", "--top"}
+    # Of `same` one of two verdicts, else a severity or a kind of finding.
+    assert {name for name, kinds in forms.items() if len(kinds) > 1} == {"--sample", "--top", "--fail-on"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["audit", "--help"], ["completion", "zsh"]])

@@ -61,7 +61,11 @@ def cores_and_blas_threads() -> tuple[int, set[int]]:
 
 
 def tables_alone(
-    get_model: Callable[[], Model], layers: Mapping[int, Arrays], options: AuditOptions, provenance: Provenance
+    get_model: Callable[[], Model],
+    layers: Mapping[int, Arrays],
+    options: AuditOptions,
+    provenance: Provenance,
+    has_page: bool = True,
 ) -> Report:
     """An audit's end without figures and page, which take seconds."""
     results, files = replace(conclude(get_model(), layers, options), provenance=provenance), Files()

@@ -19,23 +19,6 @@ START = 512  # bytes from which the format is recognised
 # Files of other formats, recognised by their first bytes or their names
 
 PICKLE = "pickled files can run any code when they are loaded, so weightscope does not open them"
-# Code for `python -c` that converts one. It has no single quotes, so that a shell takes it between
-# them. Tensors keep their names; names of dictionaries within the file are prefixed, but for the
-# usual ones (UNNAMED) around all of a model. An optimiser's state is left out. Tied tensors are
-# stored twice, as safetensors wants it.
-CONVERSION = (
-    "import sys, torch, safetensors.torch as st; "
-    'UNNAMED = ("state_dict", "model_state_dict", "model", "module"); '
-    'named = lambda d, at="": {n: t for k, v in d.items() '
-    'if not (isinstance(v, dict) and str(k).startswith("optim")) '
-    'for n, t in (named(v, at if k in UNNAMED and not at else f"{at}{k}.") '
-    'if isinstance(v, dict) else {f"{at}{k}": v}).items()}; '
-    "*files, out = sys.argv[1:]; "
-    "st.save_file({n: t.detach().clone(memory_format=torch.contiguous_format) for f in files "
-    'for n, t in named(torch.load(f, map_location="cpu", weights_only=True)).items() '
-    "if torch.is_tensor(t)} "
-    'or sys.exit("no tensor in " + files[0]), out, {"format": "pt"})'
-)
 ONNX = (
     "is an ONNX graph, which drops tensor names; open the checkpoint that it was exported from, "
     "a folder or a Hub id: weightscope inspect SOURCE"
@@ -159,17 +142,13 @@ def of_other_formats(folder: Path, names: Sequence[str]) -> tuple[str, str]:
 
 
 def how_to_convert(file: Path) -> str:
-    """The command, for bash, that writes a pickled file's (or all shards') tensors next to it."""
-    folder, shard = file.parent, TORCH_SHARD.fullmatch(file.name)
-    given = f"{quote(str(folder))}/{TORCH_SHARDS}" if shard else quote(str(file))
-    names = {TORCH_LONE: LONE, TORCH_ADAPTER: ADAPTER_WEIGHTS}
-    usual = LONE if shard else names.get(file.name)
-    out = folder / f"{file.name}.safetensors"
-    if usual and not (folder / usual).exists():
-        out = folder / usual
+    """The command that writes a pickled file's (or all shards') tensors into a new folder."""
+    given = file.parent if TORCH_SHARD.fullmatch(file.name) else file
+    stem = given.name.removesuffix(file.suffix) or "model"
+    out = given.parent / f"{stem}-safetensors"
     return (
-        "; with PyTorch this writes its tensors as safetensors, and runs none of its code: "
-        f"python -c '{CONVERSION}' {given} {quote(str(out))}"
+        "; this writes its tensors as safetensors with PyTorch, and runs none of its code: "
+        f"weightscope convert {quote(str(given))} --out {quote(str(out))}"
     )
 
 

@@ -62,6 +62,7 @@ REFUSED = {
     "RevisionNotFound": "the repository has no revision '{revision}'",
 }
 NO_SUCH_FILE = "EntryNotFound"
+WITHOUT_NETWORK = "; 'embedded' opens without a network"
 SLIP = 0.85  # likeness of "embedded" to a misspelling of one letter; 0.71 to "embedding"
 BLOCK = 8 << 20  # bytes cached together, and fetched again after a failure
 CONNECTIONS = 8
@@ -223,10 +224,11 @@ class Repository:
             raise
         except OfflineModeIsEnabled:
             problem = "is not in the Hub's cache, and HF_HUB_OFFLINE is set"
-            raise self._refusal(problem + self._meant) from None
+            raise self._refusal(problem + (self._meant or WITHOUT_NETWORK)) from None
         except (HTTPError, OSError) as error:
             problem = "is not a local path, not in the Hub's cache, and the Hub cannot be reached"
-            raise self._refusal(f"{problem} ({first_line(error)}){self._meant}") from None
+            advice = self._meant or WITHOUT_NETWORK
+            raise self._refusal(f"{problem} ({first_line(error)}){advice}") from None
         except Exception as error:  # the client is of another version, or cannot handle the answer
             failure = f"{type(error).__name__} {first_line(error)}"
             raise self._refusal(f"the Hub's client failed with {failure}") from None

@@ -64,6 +64,8 @@ OF_MLX = "adapters.safetensors"  # an adapter's file from mlx-lm
 MODULES = "modules.json"  # sentence-transformers' file
 PARAMS = "params.json"  # Meta's and Mistral's own config
 EXPLICIT = "transformers_weights"  # the key of config.json
+# Names that a help text has in place of a checkpoint.
+PLACEHOLDERS = ("SOURCE", "SUSPECT", "BASE", "TUNED", "ORIGINAL", "COPY", "CHECKPOINT", "MODEL")
 LOADED = (LONE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")  # transformers' order
 MOST_ENTRIES = 1000  # entries of a folder that are looked into, and of each subfolder
 MAX_TENSORS = 250_000  # tensors of all shards, empty ones too; the largest published have 150,000
@@ -212,6 +214,9 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
             problem = f"is on this machine; a revision ({revision}) is one of the Hub's"
             raise CheckpointError(problem, file=path)
         return path
+    if str(source) in PLACEHOLDERS:
+        advice = "'embedded' is one that is always there"
+        raise CheckpointError(f"{source} stands for a folder, a file or a Hub id; {advice}")
     name, _, tag = str(source).partition("@")
     if tag and revision not in (None, tag):
         problem = f"{printable(source)} says revision {tag}, and {revision} is asked for"

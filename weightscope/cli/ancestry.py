@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,16 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import end_with, headline, print_json, show, write_text
+from weightscope.cli.terminal import (
+    FAILED,
+    UNDECIDED,
+    end_with,
+    headline,
+    print_json,
+    print_tables,
+    show,
+    write_text,
+)
 from weightscope.core.errors import CheckpointError
 
 FORMATS = ("cyclonedx", "spdx")
@@ -21,13 +31,12 @@ PROBE_KEY = options.file_to_read(
 
 
 @command(
-    "Find where a checkpoint comes from, and what was done to it. Reads each twice.",
+    "Where a checkpoint comes from, and what was done to it.",
     [
         "weightscope lineage suspect/ base/ --out lineage/",
         "weightscope lineage suspect/ base/ tuned/ other/ --out lineage/ --json",
         "weightscope lineage suspect/ fingerprints/ --out lineage/",
     ],
-    first=True,
 )
 @click.argument("suspect", shell_complete=options.complete_source)
 @click.argument(
@@ -37,7 +46,7 @@ PROBE_KEY = options.file_to_read(
     metavar="BASE [BASE ...]",
     shell_complete=options.complete_source,
 )
-@options.out
+@options.page_folder
 @options.tower
 @options.families
 @options.digest
@@ -61,7 +70,7 @@ PROBE_KEY = options.file_to_read(
 def lineage_command(
     suspect: str,
     bases: tuple[str, ...],
-    out: Path,
+    out: Path | None,
     tower: str | None,
     families: str | None,
     digest: bool,
@@ -104,17 +113,22 @@ def lineage_command(
 
     # A wrong key, folder or name ends the command before anything is read.
     key = sign_key and signatures().signing_key(sign_key)
-    folder = OutputFolder(out, names=(*RESULTS, *([FILES[sbom]] if sbom else [])))
-    folder.refuse_foreign()
+    if sbom is not None and out is None:
+        raise click.UsageError("--sbom writes into --out, which is missing")
+    names = (*RESULTS, *([FILES[sbom]] if sbom else []))
+    folder = None if out is None else OutputFolder(out, names=names)
+    if folder is not None:
+        folder.refuse_foreign()
     models = [opened(suspect, adapted), *map(opened, bases)]
     if attest is not None or sbom is not None:
         for model in models:
             if not is_fingerprint(model):
                 refuse_several_folders(model)
-    with folder:
+    with folder or nullcontext():
         result = lineage(models[0], models[1:], probe_key=probe_key, nonce=nonce)
-        result.write_files(folder)
-        if sbom is not None:
+        if folder is not None:
+            result.write_files(folder)
+        if folder is not None and sbom is not None:
             folder.json(FILES[sbom], sbom_of(result, sbom))
     if attest is not None:
         claim = statement(result, Options(tower, file_digest(families)))
@@ -135,7 +149,7 @@ def _refuse_prints(suspect: str, bases: Sequence[str]) -> None:
 
 
 @command(
-    "Write what lineage needs to know about a checkpoint, without its weights.",
+    "Traits of a checkpoint without its weights, for lineage.",
     [
         "weightscope fingerprint embedded --out embedded.wsf",
         "weightscope fingerprint LIST.txt --out fingerprints/ --jobs 2",
@@ -144,6 +158,7 @@ def _refuse_prints(suspect: str, bases: Sequence[str]) -> None:
 @options.with_source
 @click.option(
     "--out",
+    "-o",
     type=click.Path(path_type=Path),
     required=True,
     callback=options.writable,
@@ -151,9 +166,10 @@ def _refuse_prints(suspect: str, bases: Sequence[str]) -> None:
     "fingerprints.",
 )
 @PROBE_KEY
+@options.json
 @options.with_engine
 def fingerprint_command(
-    named: Any, source: str, out: Path, probe_key: Path | None, engine: Any
+    named: Any, source: str, out: Path, probe_key: Path | None, as_json: bool, engine: Any
 ) -> None:
     """Write a fingerprint: what `weightscope lineage` needs to know about a checkpoint, without its
     weights.
@@ -174,27 +190,35 @@ def fingerprint_command(
             raise click.BadParameter(problem, param_hint="--out")
         sketches = fingerprint(named(source).open(), probes)
         sketches.save(out)
+        if as_json:
+            row = {"name": sketches.name, "file": str(out), "heads": len(sketches.layer)}
+            print_tables(f"{out} is written.", (), fingerprints=[row])
+            return
         options.say_digests(sketches.read)
         size = f"{out.stat().st_size / 1e3:,.0f} kB"
         headline(f"{sketches.name}: {counted(len(sketches.layer), 'head')}, {size}")
         click.echo(out)
         return
     sources = read_list(Path(source))
-    failed = 0
+    failed, rows = 0, []
     opened = [named(each) for each in sources]
     for name, problem, read in make_prints(opened, folder_names(sources), out, engine, probes):
         options.say_digests(read)
         if problem:
             failed += 1
             click.echo(f"weightscope: {name}: {problem}", err=True)
+        elif as_json:
+            rows.append({"name": name, "file": str(out / f"{name}{SUFFIX}")})
         else:
             click.echo(out / f"{name}{SUFFIX}")
+    if as_json:
+        print_tables(f"{counted(len(rows), 'fingerprint')} in {out}.", (), fingerprints=rows)
     if failed:
         raise CheckpointError(f"{counted(failed, 'source')} of {len(sources)} could not be read")
 
 
 @command(
-    "Check the claim of a lineage by computing it again, offline.",
+    "Check a claim of lineage by computing it again.",
     [
         "weightscope verify claim.json suspect/ base/",
         "weightscope verify claim.json suspect/ base.wsf --key issuer.pub --json",
@@ -227,7 +251,7 @@ def verify_command(
 
     CLAIM is what `weightscope lineage --attest` wrote, signed or not. A BASE may be a fingerprint
     file (.wsf): then the claim is "indexed", not "verified by weights". Exit status 0 if it holds,
-    3 if not, 2 if something cannot be read.
+    3 if not, 4 if fingerprints cannot decide all that it says, 2 if something cannot be read.
     """
     from weightscope.model.sources import Source
     from weightscope.pairs.claims.digests import refuse_nameless
@@ -254,8 +278,10 @@ def verify_command(
         print_json(result.as_json())
     else:
         show(*result.printed())
+    if result.undecided:
+        sys.exit(UNDECIDED)
     if not result.holds:
-        sys.exit(3)
+        sys.exit(FAILED)
 
 
 def file_digest(file: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +11,18 @@ import click
 from weightscope.cli import options
 from weightscope.cli.command import command, in_options
 from weightscope.cli.terminal import (
+    FAILED,
     end_with,
     headline,
     is_quiet,
     print_json,
+    print_tables,
+    say_page,
     show,
     write_sarif,
     write_text,
 )
-from weightscope.core.errors import CheckpointError
+from weightscope.core.errors import CheckpointError, counted
 
 if TYPE_CHECKING:
     from weightscope.core.files import OutputFolder
@@ -50,17 +54,16 @@ ALL = "all"  # --tower all: every stack
 
 
 @command(
-    "Spectra of every head, findings and a report. Reads each weight once.",
+    "Spectra of every head, and findings: what stands out.",
     [
         "weightscope audit embedded --out audit/",
         "weightscope audit model/ --out audit/ --layers 0-3 --resume",
         "weightscope audit model/ --out audit/ --all --fail-on error --quiet",
     ],
-    first=True,
 )
 @options.with_source
 @options.tokenizer
-@options.out
+@options.page_folder
 @click.option(
     "--layers", help="Layers to audit, such as 0-3 or 0,5,7-9; default: every attention layer."
 )
@@ -123,7 +126,7 @@ ALL = "all"  # --tower all: every stack
 def audit_command(
     named: Any,
     source: str,
-    out: Path,
+    out: Path | None,
     layers: str | None,
     deltas: str,
     reference: Path | None,
@@ -146,11 +149,15 @@ def audit_command(
     Findings in --baseline or --accept stay in the results, are marked as known, and do not fail. Of
     a list, the baseline of each checkpoint is the folder of the same name within --baseline.
     """
+    from tempfile import TemporaryDirectory
+
     from weightscope.heads.audit.audit import AuditOptions
     from weightscope.heads.audit.batch import Job, audit_all
     from weightscope.model.sources import is_list, read_list
 
-    if baseline is not None and baseline.resolve() == out.resolve():
+    if out is None and resume:
+        raise click.UsageError("--resume continues what is in --out, which is missing")
+    if baseline is not None and out is not None and baseline.resolve() == out.resolve():
         problem = "the audit would overwrite its own baseline"
         raise click.UsageError(f"--baseline and --out are one folder; {problem}")
     files = {"reference": reference, "baseline": baseline, "accept": accept}
@@ -163,11 +170,14 @@ def audit_command(
     lines = read_list(Path(source)) if is_list(source) else [source]
     sources = [named(line) for line in lines]
     if is_list(source) or sources[0].tower == ALL:
+        if out is None:
+            raise click.UsageError("several audits need --out, a folder for all")
         named_stacks = _by_stack(sources)
         _audit_list(*named_stacks, out, measured, engine, resume, fail_on, sarif, as_json)
         return
-    job = Job(sources[0], out)
-    (outcome,) = audit_all([job], measured, engine, resume, lambda job, line: _say(line))
+    with nullcontext(out) if out else TemporaryDirectory() as folder:
+        job = Job(sources[0], Path(folder), has_page=out is not None)
+        (outcome,) = audit_all([job], measured, engine, resume, lambda job, line: _say(line))
     if outcome.error is not None:
         raise outcome.error
     if sarif is not None:
@@ -175,10 +185,10 @@ def audit_command(
     if as_json:
         print_json(outcome.result)
     else:
-        page = out / "report.html"
-        kept = f"{page} is up to date: an earlier run wrote it with the same weights and options"
-        headline(outcome.text or kept)
-        click.echo(page)
+        kept = "is up to date: an earlier run wrote it with the same weights and options"
+        text = outcome.text or f"{job.out / 'report.html'} {kept}"
+        click.echo(text) if out is None else headline(text)
+        say_page(out)
     _gate(_failures(outcome.findings_that_fail(fail_on), fail_on))
 
 
@@ -198,7 +208,7 @@ def _gate(*problems: str) -> None:
     """Exit with one line and status 3 if there is a problem."""
     if problem := "; ".join(filter(None, problems)):
         _say(problem)
-        sys.exit(3)
+        sys.exit(FAILED)
 
 
 def _say(line: str) -> None:
@@ -280,16 +290,15 @@ def _audit_list(
 
 
 @command(
-    "How far every head moved between checkpoints. Reads each once.",
+    "How far every head moved between checkpoints.",
     [
         "weightscope compare base/ tuned/ --out moved/",
         "weightscope compare step-1/ step-2/ step-3/ --out run/",
         "weightscope compare base/ adapter/ --out moved/ --fail-on warning",
     ],
-    first=True,
 )
 @click.argument("sources", nargs=-1, required=True, shell_complete=options.complete_source)
-@options.out
+@options.page_folder
 @options.family
 @options.tower
 @click.option(
@@ -316,7 +325,7 @@ def _audit_list(
 @options.json
 def compare_command(
     sources: tuple[str, ...],
-    out: Path,
+    out: Path | None,
     base: str | None,
     across_families: bool,
     all_tensors: bool,
@@ -340,8 +349,9 @@ def compare_command(
 
     if len(sources) < 2:
         raise click.UsageError("compare needs at least two checkpoints")
-    folder = OutputFolder(out, names=RESULTS)
-    folder.refuse_foreign()
+    folder = None if out is None else OutputFolder(out, names=RESULTS)
+    if folder is not None:
+        folder.refuse_foreign()
     adapters = {source for source in sources if is_adapter(source)}
     if base is not None and not adapters:
         raise click.UsageError("--base is for LoRA adapters; none of these sources is one")
@@ -356,9 +366,10 @@ def compare_command(
             return
         raise
     choices: dict[str, Any] = {"across_families": across_families, "all_tensors": all_tensors}
-    with folder:
+    with folder or nullcontext():
         comparison = compare(*models, labels=sources, **choices)
-        comparison.write_files(folder)
+        if folder is not None:
+            comparison.write_files(folder)
     if sarif is not None:
         write_sarif(sarif, comparison.as_json())
     end_with(comparison, out, as_json)
@@ -375,7 +386,7 @@ def compare_command(
     _gate(config, moved, _failures(failing.as_json(), fail_on))
 
 
-def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder") -> bool:
+def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder | None") -> bool:
     """Compare the tensors of the first and the last checkpoint if heads of one are not read.
 
     Return True if that is so. Gates, --sarif and --json are about heads: with them such checkpoints
@@ -389,16 +400,17 @@ def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder") -> bool:
     refusals = dict.fromkeys(opened.refusal for opened in (a, b) if not isinstance(opened, Model))
     if not refusals:
         return False
-    with folder:
+    with folder or nullcontext():
         changes = compare_tensors(a, b)
-        changes.write(folder)
+        if folder is not None:
+            changes.write(folder)
     reasons = [printable(f"Heads are not compared: {refusal}") for refusal in refusals]
     show(changes.lead, *reasons, changes.moved_most(10))
     return True
 
 
 @command(
-    "Build the reference for audit --reference. Audits every checkpoint.",
+    "How measures are distributed over checkpoints, for audit.",
     ["weightscope reference checkpoints.txt --out reference.npz"],
 )
 @click.argument(
@@ -412,10 +424,12 @@ def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder") -> bool:
 )
 @options.file_to_write(
     "--out",
+    "-o",
     required=True,
     help="REF.npz to write; REF.csv, written next to it, lists the checkpoints it is made from.",
 )
-def reference_command(listed: Path, all_tensors: bool, out: Path) -> None:
+@options.json
+def reference_command(listed: Path, all_tensors: bool, out: Path, as_json: bool) -> None:
     """Record how each measure is distributed over the heads of the checkpoints in LIST, for `audit
     --reference`.
 
@@ -427,6 +441,10 @@ def reference_command(listed: Path, all_tensors: bool, out: Path) -> None:
     reference = make_reference(listed, all_tensors)
     reference.save(out)
     write_text(reference.table.csv(), out.with_suffix(".csv"))
+    if as_json:
+        lead = f"{out}: {counted(len(reference.table), 'checkpoint')}."
+        print_tables(lead, (), audited=reference.table)
+        return
     if not is_quiet():
         show(reference.table.select("name", "family", "layers", "heads", "d_model", "licence"))
     click.echo(out)

@@ -220,41 +220,90 @@ class EndsInOneLine(click.Command):
                 raise click.UsageError(meant, error.ctx) from None
 
 
+# Groups of commands in the help of `weightscope`.
+GROUPS = {
+    "Look at one checkpoint": (
+        "inspect", "audit", "circuits", "neighbours", "detok", "bigrams", "positions", "rank",
+    ),
+    "Compare checkpoints": ("same", "compare", "learned", "lineage", "verify"),
+    "Many checkpoints": ("atlas", "fingerprint", "reference"),
+    "Run the model (PyTorch)": ("norms", "outliers", "sinks"),
+    "Own architectures": ("families", "adopt", "draft"),
+    "Files and shell": ("convert", "completion"),
+}  # fmt: skip
+
+# Names that people try first, and what to type instead.
+SYNONYMS = {
+    "check": "weightscope audit SOURCE, or weightscope inspect SOURCE --check",
+    "compat": "weightscope same ORIGINAL COPY",
+    "diff": "weightscope compare BASE TUNED, or weightscope same ORIGINAL COPY",
+    "equal": "weightscope same ORIGINAL COPY",
+    "heads": "weightscope audit SOURCE, or weightscope circuits SOURCE for what each head does",
+    "info": "weightscope inspect SOURCE",
+    "list": "weightscope inspect SOURCE --tensors",
+    "scan": "weightscope audit SOURCE",
+    "show": "weightscope inspect SOURCE",
+    "spectra": "weightscope audit SOURCE",
+    "svd": "weightscope audit SOURCE",
+    "tensors": "weightscope inspect SOURCE --tensors",
+    "validate": "weightscope audit SOURCE, or weightscope same ORIGINAL COPY",
+}
+
+
 class Commands(EndsInOneLine, click.Group):
-    """The group of commands; adds --quiet to each."""
+    """The commands in groups; adds --quiet to each."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         super().add_command(quiet_option(cmd), name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands of each group, then those that are in none."""
+        grouped = {name for names in GROUPS.values() for name in names}
+        width = max(map(len, self.commands), default=0)
+        for title, names in {**GROUPS, "More": sorted({*self.commands} - grouped)}.items():
+            commands = [self.commands[name] for name in names if name in self.commands]
+            if commands:
+                with formatter.section(title):
+                    formatter.write_dl(
+                        [(f"{each.name:{width}}", each.short_help or "") for each in commands]
+                    )
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if meant := SYNONYMS.get(args[0]) if args[0] not in self.commands else None:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean: {meant}")
+        return super().resolve_command(ctx, args)
 
 
 @click.group("weightscope", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(weightscope.__version__, prog_name="weightscope")
 def main() -> None:
-    """Analyse the attention heads of a transformer checkpoint from its weights alone.
+    """Look inside a transformer checkpoint, and compare checkpoints, from their weights alone.
 
     SOURCE is a folder, a .safetensors or .gguf file, or a Hub id with optional @revision;
     `embedded` is a small GPT-2 that ships with weightscope.
+
+    \b
+    I want to ...
+      see what a checkpoint is             weightscope inspect SOURCE
+      see what stands out in its heads     weightscope audit SOURCE
+      know what each head does             weightscope circuits SOURCE
+      see which tokens its heads join      weightscope neighbours SOURCE " ship"
+      know if a copy is the same model     weightscope same ORIGINAL COPY
+      see how far training moved it        weightscope compare BASE TUNED
+      see what was trained into it         weightscope learned BASE TUNED
+      know where it comes from             weightscope lineage SUSPECT BASE
     """
 
 
-FIRST: list[str] = []  # examples that end the help of `weightscope` itself
-
-
-def command(
-    summary: str, examples: Sequence[str], *, first: bool = False
-) -> Callable[[Callable[..., Any]], click.Command]:
+def command(summary: str, examples: Sequence[str]) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a function a command of `weightscope`, called as the function is without `_command`.
 
-    It gets its line in the list of commands and the examples that end its help. The first example
-    of a `first` command also ends the help of `weightscope` itself.
+    It gets its line in the list of commands and the examples that end its help.
     """
 
     def register(function: Callable[..., Any]) -> click.Command:
         made = click.command(short_help=summary, epilog=epilog_of(examples))(function)
         main.add_command(made)
-        if first:
-            FIRST.append(examples[0])
-            main.epilog = epilog_of(FIRST)
         return made
 
     return register

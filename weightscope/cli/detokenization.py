@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,23 @@ import click
 from weightscope.checkpoint.provenance import source_of
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import end_with, headline, is_quiet, show, write_text
+from weightscope.cli.terminal import (
+    end_with,
+    headline,
+    is_quiet,
+    print_json,
+    print_tables,
+    say_page,
+    show,
+    write_text,
+)
 from weightscope.core.errors import CheckpointError, counted
 
 LONG = 600  # seconds; a longer run is announced
 
 
 @command(
-    "Bigram AUROC of each head of a layer, over the full vocabulary.",
+    "Bigram AUROC of each head, over the full vocabulary.",
     [
         "weightscope detok embedded --out detok/",
         "weightscope detok gpt2/ --counts counts.npz --out detok/",
@@ -32,7 +42,8 @@ LONG = 600  # seconds; a longer run is announced
     help="Bigram counts (see `weightscope bigrams`); by default of the public-domain works that "
     "come with weightscope.",
 )
-@options.out
+@options.page_folder
+@options.json
 @options.layer
 @options.delta
 @options.device
@@ -51,7 +62,8 @@ def detok(
     named: Any,
     source: str,
     counts: Path | None,
-    out: Path,
+    out: Path | None,
+    as_json: bool,
     layer: int,
     delta: int,
     device: str,
@@ -60,9 +72,7 @@ def detok(
     token_ids: tuple[int, ...],
     engine: Any,
 ) -> None:
-    """Compute the bigram AUROC of every head over the full vocabulary: tables, figures and a
-    report.
-    """
+    """Compute the bigram AUROC of every head over the full vocabulary."""
     from weightscope.core.files import OutputFolder
     from weightscope.heads.detok.first_layer import FirstLayer
     from weightscope.heads.detok.heads import (
@@ -91,16 +101,17 @@ def detok(
             advice = "--sample 2000 estimates each AUROC to +-0.01 sooner"
             click.echo(f"weightscope: {took}; {advice}", err=True)
     curves = roc_curves(first, bigrams, chosen)
-    with OutputFolder(out) as files:
+    with OutputFolder(out) if out else nullcontext() as files:
         on_worker = ScorerOnWorker.of(opened, first, counts)
         auroc = measure_heads(first, bigrams, engine, on_worker, drawn)
-        auroc.write_report(files, curves)  # before tables, which then imply finished figures
-        auroc.write_tables(files)
-    end_with(auroc, out)
+        if files is not None:
+            auroc.write_report(files, curves)  # before tables, which then imply finished figures
+            auroc.write_tables(files)
+    end_with(auroc, out, as_json)
 
 
 @command(
-    "The previous tokens that each head scores highest. Reads one layer.",
+    "The previous tokens that each head scores highest.",
     [
         'weightscope neighbours embedded " ship"',
         "weightscope neighbours embedded --token-id 11 --head 3 --top 5",
@@ -115,6 +126,7 @@ def detok(
 @options.layer
 @options.delta
 @options.csv
+@options.json
 def neighbours(
     model: Any,
     token: str | None,
@@ -124,6 +136,7 @@ def neighbours(
     layer: int,
     delta: int,
     csv_file: Path | None,
+    as_json: bool,
 ) -> None:
     """List the previous tokens that each head scores highest for TOKEN (write " Jackson" for a
     token with a space).
@@ -142,6 +155,11 @@ def neighbours(
     table = ranked(first, tokenizer, ids, top, heads or None)
     if csv_file is not None:
         write_text(table.csv(), csv_file)
+    if as_json:
+        asked = ", ".join(repr(each) for each in ([token] if token is not None else token_ids))
+        lead = f"Previous tokens that heads of layer {layer} score highest before {asked}."
+        print_tables(lead, [model.checkpoint], neighbours=table)
+        return
     columns = {name: table.column(name) for name in ("head", "rank", "score", "token", "joined")}
     quoted = [*map(repr, columns["token"].values)]  # quotes show a leading space
     columns["token"] = replace(columns["token"], values=quoted)
@@ -153,7 +171,7 @@ def neighbours(
 
 
 @command(
-    "How heads weigh positions, or distances where they rotate.",
+    "How heads weigh positions, or distances if they rotate.",
     [
         "weightscope positions embedded --out positions/",
         "weightscope positions gpt2/ --out positions/ --query 500 --head 7",
@@ -162,7 +180,7 @@ def neighbours(
     ],
 )
 @options.with_model
-@options.out
+@options.page_folder
 @click.option(
     "--query",
     type=int,
@@ -201,10 +219,11 @@ def neighbours(
     "--on-text", is_flag=True, help="Also run the model on text and draw Fig. 4 (needs PyTorch)."
 )
 @options.text
+@options.json
 @options.device
 def positions(
     model: Any,
-    out: Path,
+    out: Path | None,
     query: int | None,
     unscaled: bool,
     spread: float | None,
@@ -213,6 +232,7 @@ def positions(
     counts: Path | None,
     on_text: bool,
     text: tuple[Path, ...],
+    as_json: bool,
     device: str,
 ) -> None:
     """Compute what position does to the scores of heads.
@@ -243,7 +263,7 @@ def positions(
             "--device": device != "cpu",
         }
         misplaced = [option for option, is_given in given.items() if is_given]
-        _kernels(model, out, layer, heads, counts, misplaced)
+        _kernels(model, out, as_json, layer, heads, counts, misplaced)
         return
     if counts is not None or layer is not None:
         option = "--layer" if counts is None else "--counts"
@@ -260,26 +280,31 @@ def positions(
             raise CheckpointError(f"{error}; {advice}") from None
     terms = position_terms(first, query, unscaled, SPREAD if spread is None else spread)
     check = run_on_texts(first, read_texts(text), terms.query) if on_text or text else None
-    with OutputFolder(out) as files:
-        sections = [position_section(files, terms, heads)]
-        terms.write_tables(files)
-        if check is not None:
-            check.write_tables(files)
-            sections.append(text_section(files, check, terms))
-        title = f"Position terms of layer 0 of {model.title}"
-        about = {"model": model.title, "provenance": terms.provenance}
-        write_page(files, "report.html", title, terms.lead, sections, **about)
+    if out is not None:
+        with OutputFolder(out) as files:
+            sections = [position_section(files, terms, heads)]
+            terms.write_tables(files)
+            if check is not None:
+                check.write_tables(files)
+                sections.append(text_section(files, check, terms))
+            title = f"Position terms of layer 0 of {model.title}"
+            about = {"model": model.title, "provenance": terms.provenance}
+            write_page(files, "report.html", title, terms.lead, sections, **about)
+    if as_json:
+        print_json(terms.as_json())
+        return
     for caution in terms.cautions:
         click.echo(f"weightscope: {caution}", err=True)
     headline(terms.headline)
     if not is_quiet():
         show(terms.heads.select("head", "t_p_slope", "t_pp_period", "near_mass"))
-    click.echo(out / "report.html")
+    say_page(out)
 
 
 def _kernels(
     model: Any,
-    out: Path,
+    out: Path | None,
+    as_json: bool,
     layer: int | None,
     heads: Sequence[int],
     counts: Path | None,
@@ -311,12 +336,13 @@ def _kernels(
             inputs = {}  # embeddings are used instead, as the page says
     kernels = position_kernels(model, counts, inputs)
     rows = [kernels.row(layer or 0, head) for head in drawn]
-    with OutputFolder(out) as files:
-        kernels.write_report(files, rows)
-        kernels.write_tables(files)
+    if out is not None:
+        with OutputFolder(out) as files:
+            kernels.write_report(files, rows)
+            kernels.write_tables(files)
     for caution in kernels.cautions:
         click.echo(f"weightscope: {caution}", err=True)
-    end_with(kernels, out)
+    end_with(kernels, out, as_json)
 
 
 def _tokens(
@@ -343,7 +369,7 @@ def _say_bare(first: Any) -> None:
 
 
 @command(
-    "Count the bigrams of a corpus, for detok. Tokenizes it once.",
+    "Count the bigrams of a corpus, for detok.",
     ["weightscope bigrams books/ --tokenizer gpt2/ --out counts.npz"],
 )
 @click.argument("corpus", nargs=-1, required=True)
@@ -352,8 +378,9 @@ def _say_bare(first: Any) -> None:
     required=True,
     help="SOURCE of the tokenizer: tokenizer.json, vocab.json with merges.txt, or vocab.txt.",
 )
-@options.file_to_write("--out", required=True, help="COUNTS.npz to write.")
-def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
+@options.file_to_write("--out", "-o", required=True, help="COUNTS.npz to write.")
+@options.json
+def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path, as_json: bool) -> None:
     """Count the bigrams of a corpus: files of text, JSON lines (.gz, .bz2, .zst) or Parquet, or
     folders of such files.
     """
@@ -363,4 +390,9 @@ def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
     counts = count_bigrams([Path(path) for path in corpus], Tokenizer.load(tokenizer))
     counts.save(out)
     sums = {"document": counts.documents, "token": counts.tokens, "pair": counts.pairs}
-    headline(f"{out}: {', '.join(counted(count, what) for what, count in sums.items())}")
+    lead = f"{out}: {', '.join(counted(count, what) for what, count in sums.items())}"
+    if as_json:
+        rows = [{"file": str(out)} | {f"{what}s": count for what, count in sums.items()}]
+        print_tables(lead, (), counts=rows)
+        return
+    headline(lead)

@@ -13,7 +13,15 @@ import click
 from weightscope.checkpoint.provenance import source_of
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import Listed, headline, is_quiet, print_json, show, write_text
+from weightscope.cli.terminal import (
+    Listed,
+    headline,
+    is_quiet,
+    print_json,
+    print_tables,
+    show,
+    write_text,
+)
 from weightscope.core.errors import CheckpointError, counted, printable, printable_lines, sized
 
 if TYPE_CHECKING:
@@ -24,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @command(
-    "List the supported architectures. Reads no weights.",
+    "List the supported architectures.",
     ["weightscope families", "weightscope families --csv rows.csv"],
 )
 @options.csv
@@ -35,7 +43,8 @@ if TYPE_CHECKING:
     "(PyTorch).",
 )
 @options.families
-def families_command(csv_file: Path | None, new: bool, families: str | None) -> None:
+@options.json
+def families_command(csv_file: Path | None, new: bool, families: str | None, as_json: bool) -> None:
     """List the supported architectures: row, model_types, stack, and special features.
 
     The last line says how many of the attention stacks in transformers are read exactly. --new
@@ -45,11 +54,16 @@ def families_command(csv_file: Path | None, new: bool, families: str | None) -> 
     from weightscope.model.rows.table import families_table, standing
 
     if new:
+        if as_json:
+            raise click.UsageError("--new prints lines as it goes; leave --json out")
         _newer()
         return
     table = families_table(families)
     if csv_file is not None:
         write_text(table.csv(), csv_file)
+    if as_json:
+        print_tables(standing(), (), families=table)
+        return
     show(table)
     headline(standing())
 
@@ -71,7 +85,7 @@ def _newer() -> None:
 
 
 @command(
-    "Find and verify a row for an unknown architecture (needs PyTorch).",
+    "Find and prove a row for an unknown architecture (PyTorch).",
     [
         "weightscope adopt model/",
         "weightscope adopt model/ --save",
@@ -80,7 +94,7 @@ def _newer() -> None:
 )
 @options.with_source
 @click.option("--save", is_flag=True, help="Save the rows where every command finds them.")
-@options.file_to_write("--out", help="Save the rows in this file; --families FILE reads it.")
+@options.file_to_write("--out", "-o", help="Save the rows in this file; --families FILE reads it.")
 @click.option(
     "--with",
     "code",
@@ -92,8 +106,15 @@ def _newer() -> None:
     metavar="PATTERN",
     help="With --with: modules that attend, such as 'blocks.*.mixer'.",
 )
+@options.json
 def adopt_command(
-    named: Any, source: str, save: bool, out: Path | None, code: str | None, attention: str | None
+    named: Any,
+    source: str,
+    save: bool,
+    out: Path | None,
+    code: str | None,
+    attention: str | None,
+    as_json: bool,
 ) -> None:
     """Work out how to read an unknown architecture, and verify it (needs PyTorch).
 
@@ -119,28 +140,42 @@ def adopt_command(
         answer = adopted_with(unread, code, attention or "", shows=not is_quiet())
     else:
         answer = answer_of(adopt(checkpoint), checkpoint)
+    _say_adopted(answer, checkpoint, as_json)
+    files = [_saved(answer)] if save else []
+    if out is not None:
+        write_text(answer["file"], out)
+        files.append(out)
+    if not as_json:
+        for file in files:
+            click.echo(file)
+
+
+def _say_adopted(answer: Mapping[str, Any], checkpoint: "Checkpoint", as_json: bool) -> None:
+    """Print adopted rows, what proves them, and what is not read."""
     options.say_digests(source_of(checkpoint))
     rows, proof = answer["stanzas"], answer["proof"]
     these = f"these {len(rows)} rows" if len(rows) > 1 else "this row"
     which = f"proved against {proof}"
     if answer["unproved"]:
         which = f"unproved at its own size (tiny models of {proof})"
-    click.echo(f"{printable(answer['name'])} is read by {these}, {which}:")
+    lead = f"{printable(answer['name'])} is read by {these}, {which}"
+    if as_json:
+        refused = [{"stack": stack, "why": why} for stack, why in answer["refused"].items()]
+        unproved = [{"stack": stack, "why": why} for stack, why in answer["unproved"].items()]
+        stanzas = [{"row": row} for row in rows]
+        print_tables(f"{lead}.", [checkpoint], rows=stanzas, unproved=unproved, refused=refused)
+        return
+    click.echo(f"{lead}:")
     for row in rows:
         click.echo(printable_lines(row.removesuffix("\n")))
     for stack, why in answer["unproved"].items():
         click.echo(printable(f"not run at its own size: {stack}: {why}"))
     for stack, why in answer["refused"].items():
         click.echo(printable(f"not read: {stack}: {why}"))
-    if save:
-        _save(answer)
-    if out is not None:
-        write_text(answer["file"], out)
-        click.echo(out)
 
 
-def _save(answer: Mapping[str, Any]) -> None:
-    """Write adopted rows where every command finds them."""
+def _saved(answer: Mapping[str, Any]) -> Path:
+    """Write adopted rows where every command finds them; return the file."""
     from weightscope.model.rows.table import own_folder
 
     name = answer["model_type"]
@@ -148,16 +183,19 @@ def _save(answer: Mapping[str, Any]) -> None:
         raise CheckpointError(f"'{name}' cannot be the name of a file")
     file = own_folder() / f"{name}.toml"
     write_text(answer["file"], file)
-    click.echo(file)
+    return file
 
 
 @command(
-    "Draft a row for an unknown architecture from its tensors' names.",
+    "Draft a row from the names of tensors.",
     ["weightscope draft model/", "weightscope draft model/ --out row.toml"],
 )
 @options.with_source
-@options.file_to_write("--out", help="Write the draft to this file; --families FILE reads it.")
-def draft_command(named: Any, source: str, out: Path | None) -> None:
+@options.file_to_write(
+    "--out", "-o", help="Write the draft to this file; --families FILE reads it."
+)
+@options.json
+def draft_command(named: Any, source: str, out: Path | None, as_json: bool) -> None:
     """Draft a row for an unknown architecture from the names and shapes of its tensors. Reads one
     layer.
 
@@ -168,23 +206,23 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
 
     checkpoint = named(source).checkpoint()
     text = drafted(checkpoint)
-    options.say_digests(source_of(checkpoint))
-    if out is None:
-        click.echo(text, nl=False)
+    if out is not None:
+        write_text(text, out)
+    if as_json:
+        print_tables(f"A draft of a row for {checkpoint.name}.", [checkpoint], rows=[{"row": text}])
         return
-    write_text(text, out)
-    click.echo(out)
+    options.say_digests(source_of(checkpoint))
+    click.echo(text, nl=False) if out is None else click.echo(out)
 
 
 @command(
-    "Show family, shapes, bytes an audit would read. Headers only.",
+    "Family, shapes and tensors. Reads headers only.",
     [
         "weightscope inspect openai-community/gpt2",
         "weightscope inspect embedded",
         "weightscope inspect model/ --check",
         "weightscope inspect model.gguf --tensors --json",
     ],
-    first=True,
 )
 @options.with_source
 @click.option(
@@ -205,11 +243,12 @@ def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) 
     --tensors lists one line per tensor: its role, stack, layer and expert, its shape, and how the
     file stores it. Tensors that no row names keep their name as role, and come last.
     """
-    if as_json and not by_role:
-        raise click.UsageError("--json needs --tensors")
     if check and by_role:
         raise click.UsageError("--check and --tensors are two lists; ask for one")
-    if by_role:
+    if check and as_json:
+        advice = "`weightscope audit SOURCE --all --json` prints findings"
+        raise click.UsageError(f"--json lists tensors; {advice}")
+    if by_role or as_json:
         _list_tensors(named(source), as_json)
         return
     show(*(checked(named(source)) if check else describe(named(source).open())))

@@ -148,6 +148,7 @@ device = device_option(_usable, "Device for the large matrix products.")
 runner_device = device_option(_reachable, "Device for the model and the large matrix products.")
 out = click.option(
     "--out",
+    "-o",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
     callback=writable,
@@ -155,7 +156,8 @@ out = click.option(
 )
 page_folder = click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    "-o",
+    type=click.Path(file_okay=False, path_type=Path),
     callback=writable,
     help="Folder for report.html, tables and figures.",
 )

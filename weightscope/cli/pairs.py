@@ -8,19 +8,18 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import folder_for, hand_over, write_sarif
-from weightscope.pairs.same import UP_TO
+from weightscope.cli.terminal import FAILED, UNDECIDED, folder_for, hand_over, write_sarif
+from weightscope.pairs.same import DIFFERENT, UP_TO
+from weightscope.pairs.same import UNDECIDED as UNDECIDED_VERDICT
 
 
 @command(
-    "Is this still the same model? "
-    "Compares every tensor, the config and the tokenizer of two checkpoints.",
+    "Is this still the same model? Every tensor, config, tokenizer.",
     [
         "weightscope same original/ converted.gguf",
         "weightscope same original/ exported/ --up-to rounding --out same/",
         "weightscope same org/model org/model-mlx-4bit --json",
     ],
-    first=True,
 )
 @click.argument("a", metavar="A", shell_complete=options.complete_source)
 @click.argument("b", metavar="B", shell_complete=options.complete_source)
@@ -31,6 +30,13 @@ from weightscope.pairs.same import UP_TO
     show_default=True,
     metavar="VERDICT",
     help="Weakest verdict that passes: values, rounding, quantisation or function.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice([DIFFERENT, UNDECIDED_VERDICT]),
+    default=UNDECIDED_VERDICT,
+    show_default=True,
+    help="different: an undecided answer passes too.",
 )
 @click.option(
     "--sample",
@@ -53,6 +59,7 @@ def same_command(
     a: str,
     b: str,
     up_to: str,
+    fail_on: str,
     sample: float,
     base: str | None,
     out: Path | None,
@@ -64,8 +71,8 @@ def same_command(
     differs.
 
     Verdicts, from strong to weak: same bytes, same values, rounded, quantised, same function;
-    different; undecided. Exit status 0 up to --up-to, 3 beyond it, 2 if a checkpoint cannot be
-    read.
+    different; undecided. Exit status 0 up to --up-to, 3 beyond it, 4 if undecided, 2 if a
+    checkpoint cannot be read.
     """
     from weightscope.checkpoint.adapters.diffusion import is_adapter
     from weightscope.model.sources import Source
@@ -82,12 +89,14 @@ def same_command(
     hand_over(result, folder, as_json)
     if sarif is not None:
         write_sarif(sarif, result.as_json() | {"findings": result.findings_beyond(up_to)})
+    if result.verdict == UNDECIDED_VERDICT:
+        sys.exit(UNDECIDED if fail_on == UNDECIDED_VERDICT else 0)
     if not result.holds(up_to):
-        sys.exit(3)
+        sys.exit(FAILED)
 
 
 @command(
-    "Find out what was trained into a checkpoint: how, where, and which words it raised.",
+    "What was trained into it: how, where, and which words.",
     [
         "weightscope learned base/ tuned/ --out learned/",
         "weightscope learned base/ adapter-a/ adapter-b/ --json",

@@ -11,7 +11,7 @@ from weightscope.cli.terminal import end_with
 
 
 @command(
-    "Map many checkpoints: fingerprints, families and their trees, all heads in one table.",
+    "Map many checkpoints: families, trees, all heads.",
     [
         "weightscope atlas LIST.txt --out atlas/",
         "weightscope atlas LIST.txt --out atlas/ --resume --jobs 2",

@@ -7,13 +7,14 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import headline, write_text
+from weightscope.cli.terminal import headline, print_tables, show, write_text
 from weightscope.pairs.rank import BY, TOOLS
 
 
 @command(
-    "Which matrices to train or merge, by their weights, as a file for axolotl, PEFT or mergekit.",
+    "Which matrices to train or merge, as a file for other tools.",
     [
+        "weightscope rank embedded",
         "weightscope rank embedded --for peft --out adapter_config.json",
         "weightscope rank model/ --by snr --top 0.5 --for axolotl >> config.yaml",
         "weightscope rank tuned/ --by change --base model/ --for mergekit --out merge.yaml",
@@ -41,9 +42,12 @@ from weightscope.pairs.rank import BY, TOOLS
     help="Share of the matrices of each role to choose.",
 )
 @click.option(
-    "--for", "tool", type=click.Choice(TOOLS), required=True, help="Tool that reads the file."
+    "--for",
+    "tool",
+    type=click.Choice(TOOLS),
+    help="Tool that reads the file; default: print the table.",
 )
-@options.file_to_write("--out", help="File to write; default: standard output.")
+@options.file_to_write("--out", "-o", help="File to write; default: standard output.")
 @options.file_to_write(
     "--csv", "csv_file", help="Also write every matrix with its score to this file."
 )
@@ -55,15 +59,17 @@ from weightscope.pairs.rank import BY, TOOLS
 @options.tower
 @options.families
 @options.digest
+@options.json
 def rank_command(
     source: str,
     by: str,
     base: str | None,
     top: float,
-    tool: str,
+    tool: str | None,
     out: Path | None,
     csv_file: Path | None,
     exact: bool,
+    as_json: bool,
     **how: Any,
 ) -> None:
     """Rank the matrices of every layer within their role and choose the highest, from the weights
@@ -83,14 +89,26 @@ def rank_command(
         raise click.UsageError(f"--for mergekit needs --base: {why}")
     if by == "change" and base is None:
         raise click.UsageError("--by change needs --base, the model that SOURCE was tuned from")
+    if out is not None and tool is None:
+        raise click.UsageError("--out needs --for, the tool that reads the file")
+    if as_json and tool is not None:
+        raise click.UsageError("--json prints the table, and --for a tool's file; ask for one")
     names = (source, base) if base is not None else (source,)
     opened = {name: options.opened_model(Source.named(name, **how)) for name in names}
     for model in opened.values():
         options.say_digests(source_of(model.checkpoint))
     ranking = rank(opened[source], by, top, opened[base] if base is not None else None, exact)
-    text = ranking.written_for(tool)
     if csv_file is not None:
         write_text(ranking.table.csv(), csv_file)
+    if as_json:
+        checkpoints = [model.checkpoint for model in opened.values()]
+        print_tables(ranking.lead, checkpoints, matrices=ranking.table)
+        return
+    if tool is None:
+        headline(ranking.lead)
+        show(ranking.table)
+        return
+    text = ranking.written_for(tool)
     if out is None:
         click.echo(text, nl=False)
         return

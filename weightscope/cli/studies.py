@@ -1,5 +1,6 @@
 """The commands circuits, norms, outliers and sinks."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,11 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import headline, is_quiet, show
+from weightscope.cli.terminal import headline, is_quiet, print_json, say_page, show
 
 
 @command(
-    "Name heads and find who reads whom (--measure runs the model).",
+    "What each head does, and which heads read which.",
     [
         "weightscope circuits embedded --out circuits/",
         "weightscope circuits model/ --out circuits/ --layers 0-7 --top 50",
@@ -20,7 +21,7 @@ from weightscope.cli.terminal import headline, is_quiet, show
 )
 @options.with_source
 @options.tokenizer
-@options.out
+@options.page_folder
 @click.option(
     "--layers", help="Layers to analyse, such as 0-3 or 0,5,7-9; default: every attention layer."
 )
@@ -52,12 +53,13 @@ from weightscope.cli.terminal import headline, is_quiet, show
     multiple=True,
     help="Text to run it on, a file or a folder; default: public-domain prose.",
 )
+@options.json
 @options.device
 @options.with_engine
 def circuits_command(
     named: Any,
     source: str,
-    out: Path,
+    out: Path | None,
     layers: str | None,
     top: int,
     counts: Path | None,
@@ -65,13 +67,12 @@ def circuits_command(
     pairs: Path | None,
     measure: bool,
     texts: tuple[Path, ...],
+    as_json: bool,
     device: str,
     engine: Any,
 ) -> None:
-    """Name every head by what it does and find which heads read what earlier heads write: tables
-    and a report.
-    """
-    from weightscope.core.files import OutputFolder
+    """Name every head by what it does and find which heads read what earlier heads write."""
+    from weightscope.core.files import Files, OutputFolder
     from weightscope.heads.circuits.circuits import circuits
     from weightscope.heads.circuits.components import read_by
     from weightscope.heads.circuits.names import GIVEN
@@ -81,18 +82,25 @@ def circuits_command(
     opened = named(source)
     model = options.opened_model(opened)
     on_worker = opened.as_seen(model).elsewhere if engine.elsewhere else None
-    with OutputFolder(out) as folder:
+    with OutputFolder(out) if out else nullcontext(Files()) as folder:
+        tables = {}
         if reader is not None:
-            folder.table("components.csv", read_by(model, reader))
+            tables["components.csv"] = read_by(model, reader)
         mapped = None if pairs is None else relation(model, pairs)
         if mapped is not None:
-            folder.table("relations.csv", mapped.table)
+            tables["relations.csv"] = mapped.table
+        for name, table in tables.items():
+            folder.table(name, table)
         result = circuits(model, chosen, top, device, counts, engine, on_worker)
         if measure:
             from weightscope.heads.circuits.measured import measured
 
             result = measured(model, result, texts, device)
-        result.write_files(folder)
+        if out is not None:
+            result.write_files(folder)
+    if as_json:
+        print_json(result.as_json())
+        return
     headline(result.lead)
     if mapped is not None:
         headline(mapped.lead)
@@ -102,8 +110,10 @@ def circuits_command(
         headline(f"{role}{often and f', {often}'}: {', '.join(scored)}")
     if result.accuracy is not None and not is_quiet():
         show(result.accuracy.table)
+    if out is None and tables:
+        show(*tables.values())
     options.say_caveats(result.caveats)
-    click.echo(out / "report.html")
+    say_page(out)
 
 
 # Studies that run the model, with PyTorch.
@@ -117,16 +127,19 @@ QUESTION_OPTIONS = {
 }
 
 
-def finish(study: Any, out: Path) -> None:
+def finish(study: Any, out: Path, as_json: bool) -> None:
     """Write a study's tables, figures and report, print its lines and the path of the report."""
     study.write(out)
+    if as_json:
+        print_json(study.as_json())
+        return
     for line in study.printed():
         headline(line)
-    click.echo(out / "report.html")
+    say_page(out)
 
 
 @command(
-    "What attention adds up, by kind of token. Runs the model (PyTorch).",
+    "What attention adds up, by kind of token.",
     [
         "weightscope norms embedded --out norms/",
         "weightscope norms bert/ --text books/ --inputs 100 --out norms/",
@@ -139,9 +152,17 @@ def finish(study: Any, out: Path) -> None:
 @options.number("--inputs", "Number of inputs (pairs of paragraphs).", 992)
 @length_option
 @options.number("--seed", "Random seed for the choice of texts, pairs and heads.", 0, least=0)
+@options.json
 @options.runner_device
 def norms(
-    model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: int, seed: int, device: str
+    model: Any,
+    out: Path,
+    text: tuple[Path, ...],
+    inputs: int,
+    length: int,
+    seed: int,
+    as_json: bool,
+    device: str,
 ) -> None:
     """Norm-based analysis: the norms of alpha f(x) compared with alpha, by kind of token.
 
@@ -150,11 +171,11 @@ def norms(
     from weightscope.heads.norms.measure import study_norms
     from weightscope.model.text.sequences import read_texts
 
-    finish(study_norms(model, read_texts(text), inputs, length, seed, device), out)
+    finish(study_norms(model, read_texts(text), inputs, length, seed, device), out, as_json)
 
 
 @command(
-    "Outlier dimensions and their share of scores. Runs the model (PyTorch).",
+    "Outlier dimensions, and their share of scores.",
     [
         "weightscope outliers embedded --out outliers/",
         "weightscope outliers bert/ --inputs 200 --out outliers/",
@@ -168,6 +189,7 @@ def norms(
 @options.number("--sample", "Average eq. 7 over N random inputs.", 100, metavar="N")
 @length_option
 @options.number("--seed", "Random seed for the choice of sentences.", 0, least=0)
+@options.json
 @options.runner_device
 def outliers(
     model: Any,
@@ -177,6 +199,7 @@ def outliers(
     sample: int,
     length: int,
     seed: int,
+    as_json: bool,
     device: str,
 ) -> None:
     """Find outlier dimensions of the residual stream and their share of attention scores, by kind
@@ -188,11 +211,13 @@ def outliers(
     from weightscope.heads.outliers.measure import study_outliers
     from weightscope.model.text.sequences import read_sentences
 
-    finish(study_outliers(model, read_sentences(text), inputs, sample, length, seed, device), out)
+    sentences = read_sentences(text)
+    study = study_outliers(model, sentences, inputs, sample, length, seed, device)
+    finish(study, out, as_json)
 
 
 @command(
-    "Attention sinks: bias, NOP or broadcast. Runs the model (PyTorch).",
+    "Attention sinks: bias, no-op or broadcast.",
     [
         "weightscope sinks embedded --question bias --out sinks/",
         "weightscope sinks vit/ --question kind --images photos/ --out sinks/",
@@ -231,8 +256,9 @@ def outliers(
 @click.option(
     "--own-first", is_flag=True, help="Do not prepend a first token; each text begins with its own."
 )
+@options.json
 @options.runner_device
-def sinks(model: Any, question: str, out: Path, **options: Any) -> None:
+def sinks(model: Any, question: str, out: Path, as_json: bool, **options: Any) -> None:
     """Study attention sinks: whether their update is a constant bias, or what kind each sink is.
 
     Writes tables, figures and report.html to --out.
@@ -241,7 +267,8 @@ def sinks(model: Any, question: str, out: Path, **options: Any) -> None:
         if options.pop(name) not in (None, False):
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} cannot be used with --question {question}")
-    finish(_bias(model, **options) if question == "bias" else _kind(model, **options), out)
+    study = _bias(model, **options) if question == "bias" else _kind(model, **options)
+    finish(study, out, as_json)
 
 
 def _bias(

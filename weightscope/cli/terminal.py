@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,10 +11,12 @@ import click
 from weightscope.core.progress import progress_hidden
 
 if TYPE_CHECKING:
+    from weightscope.checkpoint.checkpoint import Checkpoint
     from weightscope.core.files import OutputFolder
     from weightscope.core.tables import Table
 
 QUIET = "weightscope.quiet"  # in click's context
+FAILED, UNDECIDED = 3, 4  # exit statuses: a gate or claim failed; nothing decides it
 
 
 def _hush(context: click.Context, parameter: click.Parameter, quiet: bool) -> None:
@@ -58,6 +60,18 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, allow_nan=False))
 
 
+def print_tables(lead: str, checkpoints: Sequence["Checkpoint"], **tables: "Table | Any") -> None:
+    """Print a sentence, what was read and tables by name as one JSON object."""
+    from weightscope.checkpoint.provenance import Provenance
+    from weightscope.core.tables import Table, as_json
+
+    records = {
+        name: table.records() if isinstance(table, Table) else table
+        for name, table in tables.items()
+    }
+    print_json(as_json(Provenance.of(*checkpoints).envelope(lead) | records))
+
+
 def write_sarif(file: Path, *results: Any) -> None:
     """Write the findings of results, as --json prints them."""
     from weightscope.report.pages.sarif import sarif_log
@@ -65,14 +79,24 @@ def write_sarif(file: Path, *results: Any) -> None:
     write_text(json.dumps(sarif_log(results), indent=1) + "\n", file)
 
 
-def end_with(result: Any, out: Path, as_json: bool = False, page: str = "report.html") -> None:
+def end_with(
+    result: Any, out: Path | None, as_json: bool = False, page: str = "report.html"
+) -> None:
     """Print a result as JSON, or its lines and tables and where its page is."""
     if as_json:
         print_json(result.as_json())
         return
-    if not is_quiet():
+    if out is None or not is_quiet():
         show(*result.printed())
-    click.echo(out / page)
+    say_page(out, page)
+
+
+def say_page(out: Path | None, page: str = "report.html") -> None:
+    """Print where the page is, or which option writes one."""
+    if out is None:
+        headline("--out DIR writes the page, its figures and the tables.")
+    else:
+        click.echo(out / page)
 
 
 def folder_for(result: Any, out: Path | None) -> "OutputFolder | None":

@@ -54,7 +54,7 @@ def test_an_honest_report_is_taken_as_it_is() -> None:
 
 
 def test_an_audit_writes_nothing_of_a_report_that_names_files_elsewhere(tmp_path: Path, monkeypatch) -> None:
-    def hostile(get_model, layers, options, provenance):
+    def hostile(get_model, layers, options, provenance, has_page):
         return Report({"../stolen": b"x"}, "", SUMMARY)
 
     monkeypatch.setattr(batch, "report_task", hostile)

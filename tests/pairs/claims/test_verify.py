@@ -399,7 +399,7 @@ def test_a_damaged_file_is_one_clear_error(attack: str, models: Path, tmp_path: 
 
 def test_from_a_fingerprint_the_claim_is_indexed(models: Path, claims: Path) -> None:
     result, answer = verified(claims / "bfloat16.json", models / "bfloat16", models / "base.wsf")
-    assert result.exit_code == 0 and answer["tier"] == "indexed"
+    assert result.exit_code == 4 and answer["tier"] == "indexed" and answer["undecided"]
     assert {"verdict", "direction", "kinds", "lead", "p_value"} <= {*answer["not_checked"]}
     assert "derived" not in answer["lead"], "a direction that was not checked is not repeated"
     assert "that it was made from the claimed files is its maker's word" in run(
@@ -408,9 +408,12 @@ def test_from_a_fingerprint_the_claim_is_indexed(models: Path, claims: Path) -> 
 
 
 def test_a_claim_by_a_fingerprint_holds_by_the_weights_that_it_names(models: Path, claims: Path) -> None:
-    for base, tier, lead in (("base.wsf", "indexed", "The claim holds"), ("base", "verified by weights", "As far as")):
+    for base, tier, lead, status in (
+        ("base.wsf", "indexed", "The claim holds", 0),
+        ("base", "verified by weights", "Undecided: as far as", 4),
+    ):
         result, answer = verified(claims / "by-print.json", models / "bfloat16", models / base)
-        assert (result.exit_code, answer["tier"]) == (0, tier), result.output
+        assert (result.exit_code, answer["tier"]) == (status, tier), result.output
         assert answer["lead"].startswith(lead)
     for base, where in (("stranger.wsf", "bases[0].files[base.wsf]"), ("stranger", "bases[0].files[heads]")):
         result, answer = verified(claims / "by-print.json", models / "bfloat16", models / base)
@@ -419,7 +422,7 @@ def test_a_claim_by_a_fingerprint_holds_by_the_weights_that_it_names(models: Pat
 
 def test_a_claim_of_no_shared_heads_is_indexed_too(models: Path, claims: Path) -> None:
     result, answer = verified(claims / "stranger.json", models / "stranger", models / "base.wsf")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 4, result.output
     assert answer["lead"].endswith("holds (indexed): stranger shares no heads with base.")
 
 
@@ -428,7 +431,7 @@ def test_a_fingerprint_by_a_key_needs_the_key(models: Path, claims: Path, tmp_pa
     key.write_bytes(bytes(range(32)))
     assert run("fingerprint", models / "base", "--out", base, "--probe-key", key).exit_code == 0
     result, answer = verified(claims / "bfloat16.json", models / "bfloat16", base, **{"probe-key": key})
-    assert result.exit_code == 0 and answer["tier"] == "indexed", result.output
+    assert result.exit_code == 4 and answer["tier"] == "indexed", result.output
     result = run("verify", claims / "bfloat16.json", models / "bfloat16", base)
     assert is_one_line(result) and "give that key" in result.stderr
 
@@ -478,7 +481,7 @@ def test_a_forged_fingerprint_can_break_a_true_claim_and_bear_out_a_false_one(
     (stranger,) = json.loads((claims / "bfloat16-stranger.json").read_text())["predicate"]["bases"]
     claim = edited(claims / "bfloat16.json", predicate(bases=[stranger | {"name": "base"}]), tmp_path)
     result, answer = verified(claim, models / "bfloat16", of_base)
-    assert result.exit_code == 0 and answer["tier"] == "indexed"
+    assert result.exit_code == 4 and answer["tier"] == "indexed"
     result, answer = verified(claim, models / "bfloat16", models / "stranger")
     assert result.exit_code == 3
     assert {"field": "attention", "claim": "shared", "found": "not shared"} in answer["differences"]

@@ -108,6 +108,11 @@ def test_a_checkpoint_of_no_known_architecture_is_compared_by_names(folder: Path
     config = {"model_type": "nothing_known", "some_depth": 3}
     (tmp_path / "y" / "config.json").write_text(json.dumps(config))
     assert ws.same(tmp_path / "x", tmp_path / "y").verdict == "undecided"
+    with undrawn():
+        assert run("same", tmp_path / "x", tmp_path / "y").exit_code == 4
+        assert run("same", tmp_path / "x", tmp_path / "y", "--up-to", "values").exit_code == 4
+        assert run("same", tmp_path / "x", tmp_path / "y", "--fail-on", "different").exit_code == 0
+        assert run("same", tmp_path / "x", "embedded", "--fail-on", "different").exit_code == 3
 
 
 @pytest.mark.parametrize(("fixture", "head", "tokens"), [

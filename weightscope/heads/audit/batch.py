@@ -196,6 +196,7 @@ class Job:
 
     source: Source
     out: Path
+    has_page: bool = True  # False where the folder is thrown away
 
 
 @dataclass(frozen=True)
@@ -358,7 +359,9 @@ def _run(
                 finished.put(index, arrays_of(measured, f"layer {index}"))
                 layers.update()
             key = number, REPORT
-            engine.submit(key, report_task, get_model, finished.all(), options, provenance)
+            engine.submit(
+                key, report_task, get_model, finished.all(), options, provenance, job.has_page
+            )
             report = report_of(_value_of((yield))[1])
             folder.add(report.files)
             folder.json(KEPT, report.summary)
@@ -377,14 +380,16 @@ def report_task(
     layers: Mapping[int, Arrays],
     options: AuditOptions,
     provenance: Provenance | None = None,
+    has_page: bool = True,
 ) -> Report:
     """The task that ends a checkpoint's audit: findings, tables, figures and page, as bytes."""
     audit, files = conclude(get_model(), layers, options), Files()
     # a worker does not know the command
     audit = replace(audit, provenance=provenance or audit.provenance)
-    audit.write_report(files)  # figures come no later than the numbers
-    with phase("writing tables"):
-        audit.write_tables(files)
+    if has_page:
+        audit.write_report(files)  # figures come no later than the numbers
+        with phase("writing tables"):
+            audit.write_tables(files)
     return Report(files.contents, str(audit), audit.summary(), audit.as_json())
 
 

@@ -69,8 +69,8 @@ class Mismatch(NamedTuple):
 class Verification(Result):
     """The result of checking a claim.
 
-    `holds`; `tier` "verified by weights" or "indexed" (a base was a fingerprint, whose word was
-    taken); `signature` "valid", "not valid", "not checked" or "none"; `differences`, and
+    `holds`; `undecided`; `tier` "verified by weights" or "indexed" (a base was a fingerprint, whose
+    word was taken); `signature` "valid", "not valid", "not checked" or "none"; `differences`, and
     `not_checked`, fields that nothing is known of.
     """
 
@@ -88,21 +88,28 @@ class Verification(Result):
         return not self.differences
 
     @property
+    def undecided(self) -> bool:
+        """True if nothing differs, but weights were not at hand for all that the claim says."""
+        return self.holds and any(field in self.not_checked for field in JUDGED)
+
+    @property
     def about(self) -> str:
         outcome = f"holds, {self.tier}" if self.holds else "does not hold"
+        if self.undecided:
+            outcome = f"undecided, {self.tier}"
         return f"{printable(self.claim.name)}: {outcome}"
 
     @property
     def lead(self) -> str:
         """The outcome in words: by what the claim holds, or where it does not."""
-        if self.holds and "lead" not in self.not_checked:
+        if self.holds and not self.undecided:
             return f"The claim holds ({self.tier}): {self.recomputed}"
         if self.holds:
             bases = " or ".join(map(printable, self.claim.bases))
             shown = f"shares no heads with {bases}"
             if self.claim.predicate["attention"] == SHARED:
                 shown = f"shares heads with {bases}, layer by layer as claimed"
-            holds = f"As far as fingerprints show, the claim holds ({self.tier})"
+            holds = f"Undecided: as far as fingerprints show, the claim holds ({self.tier})"
             return f"{holds}: {printable(self.claim.name)} {shown}."
         parts = [
             f"{each.field} is {_shown(each.claim)} in the claim and {_shown(each.found)} here"
@@ -132,6 +139,7 @@ class Verification(Result):
         """The record that `weightscope verify --json` prints."""
         record = {
             "holds": self.holds,
+            "undecided": self.undecided,
             "tier": self.tier,
             "signature": self.signature,
             "verdict": str(self.claim.predicate["verdict"]),
