@@ -102,7 +102,7 @@ def test_gains_are_counted_from_one() -> None:
 def test_tied_head_is_named_by_the_tokens() -> None:
     assert ws.open_model("embedded").tensors["tokens"].stored == "also the unembedding (tied)"
     untied = fixture("llama").model.tensors
-    assert untied["tokens"].stored == "" and not fixture("llama").model.tied
+    assert untied["tokens"].stored == "" and not fixture("llama").model.ends.tied
 
 
 def test_norms_of_single_heads_have_their_numbers() -> None:

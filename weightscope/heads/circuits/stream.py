@@ -190,7 +190,7 @@ def _inputs(model: Model, tokens: np.ndarray) -> np.ndarray:
     norm = model.stream_norm(0)
     if norm is not None and embeddings.norm is None:
         x = norm(x)
-    return model.into_stream(x).astype(np.float32)
+    return model.ends.into_stream(x).astype(np.float32)
 
 
 def first_token(model: Model) -> int:

@@ -70,6 +70,11 @@ class ModelConfig(Config):
     vocab_size: int | None
 
     @property
+    def tied(self) -> bool:
+        """True unless the config says that the unembedding is not the token embedding."""
+        return self.get("tie_word_embeddings", True) is True
+
+    @property
     def initial_std(self) -> float | None:
         """Initial standard deviation of embeddings; None where the config has no sane one."""
         try:

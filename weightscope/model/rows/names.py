@@ -41,8 +41,8 @@ from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.tables import Table
 from weightscope.model.config.config import ModelConfig
-from weightscope.model.config.numbers import in_layer
 from weightscope.model.config.rope import Rope
+from weightscope.model.config.settings import in_layer
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.layouts import by_dimension_and_head, gated, separate
 from weightscope.model.layers.maps import Affine
@@ -433,8 +433,7 @@ class _Reader:
     @property
     def is_tied(self) -> bool:
         """True if logits are made by the rows of the token embedding, as the config says."""
-        is_tied = self.config.get("tie_word_embeddings", True) is True
-        return is_tied and self.family.outputs is not None
+        return self.config.tied and self.family.outputs is not None
 
     def _of_model(self) -> Iterator[NamedTensor]:
         row, checkpoint = self.family, self.checkpoint
