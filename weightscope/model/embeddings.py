@@ -286,6 +286,11 @@ class Ends:
             tensors["unembedding"] = checkpoint[rows]
         return tensors
 
+    @property
+    def stored(self) -> list[Tensor]:
+        """Every tensor of both ends, unread."""
+        return [*self.input_tensors, *self.output_tensors.values()]
+
     # Around the embedding's rows
 
     @property

@@ -234,8 +234,7 @@ def refuse_incomplete(model: "Model") -> None:
         # "none" is a stage without attention
         storing = [i for i, kind in enumerate(config.layer_types) if kind != "none"]
         absent = [i for i in storing if not checkpoint.names_under(model.stem(i))]
-        ends = model.ends
-        embeddings = [*ends.input_tensors, *ends.output_tensors.values()] if is_huge else []
+        embeddings = model.ends.stored if is_huge else []
     except CheckpointError:  # nothing of this model is there: asking for a layer reports it
         return
     if absent and len(absent) < len(storing):

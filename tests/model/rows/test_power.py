@@ -8,8 +8,8 @@ import pytest
 
 import weightscope as ws
 from tests.support.tiny_models import Fixture, centred, fixture
+from weightscope.model.config.config import same_layer
 from weightscope.model.config.reading import decide
-from weightscope.model.config.rules import same_layer
 from weightscope.model.model import Model
 from weightscope.model.opened import Opened
 

@@ -119,6 +119,11 @@ def all_full(config: Config, n_layers: int) -> tuple[str, ...]:
     return ("full_attention",) * n_layers
 
 
+def same_layer(config: ModelConfig, layer: int) -> int:
+    """Layer i has tensors of its own, under index i."""
+    return layer
+
+
 def stated(config: Config, n_layers: int) -> tuple[str, ...]:
     """Types that the config must list, as transformers' class has a rule of its own otherwise."""
     raise config.error("layer_types", "a list with every layer's type")

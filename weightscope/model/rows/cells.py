@@ -21,9 +21,10 @@ from weightscope.model.config.config import (
     Within,
     all_full,
     listed_sizes,
+    same_layer,
 )
 from weightscope.model.config.rope import GridRope, Rope
-from weightscope.model.config.rules import always, default_scale, same_layer
+from weightscope.model.config.rules import always, default_scale
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.norms import Norm
 from weightscope.model.layers.positions import Buckets, Slopes, WindowBias
