@@ -27,7 +27,7 @@ from weightscope.model.config.config import KEYS
 from weightscope.model.config.reading import WAYS, prefixes_of
 from weightscope.model.config.rope import Rope
 from weightscope.model.layers.read_layer import read_layer
-from weightscope.model.layers.steps.bounds import Clip, Softcap
+from weightscope.model.layers.steps.scores import Clip, Softcap
 from weightscope.model.model import Model
 from weightscope.model.rows.cells import LayerTensors, RowInputs
 from weightscope.model.rows.family import Family, Unless, When

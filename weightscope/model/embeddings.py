@@ -12,7 +12,7 @@ from weightscope.core.errors import CheckpointError
 from weightscope.core.results import ShowsShapes
 from weightscope.model.config.config import ModelConfig
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Norm
 from weightscope.model.rows.cells import LayerTensors, StoredNorm
 from weightscope.model.rows.family import Family
 

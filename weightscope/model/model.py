@@ -17,7 +17,7 @@ from weightscope.core.errors import CheckpointError, counted, expected, printabl
 from weightscope.model.config.reading import Reading, Stacks, decide, prefix_of, read_as
 from weightscope.model.embeddings import Embeddings, Ends, Unembedding
 from weightscope.model.layers.layer import Head, Layer, OnDemand
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Norm
 from weightscope.model.layers.read_layer import (
     attention_names,
     denied,

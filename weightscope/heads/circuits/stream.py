@@ -19,7 +19,7 @@ import numpy as np
 from weightscope.core.errors import CheckpointError
 from weightscope.core.results import ShowsShapes
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Norm
 from weightscope.model.model import Model
 from weightscope.model.rows.cells import FeedForward, StoredNorm
 

@@ -25,8 +25,8 @@ from weightscope.model.config.config import KEYS, ModelConfig, class_says
 from weightscope.model.config.settings import Settings, settings
 from weightscope.model.rows import gguf
 from weightscope.model.rows.family import Family
-from weightscope.model.rows.original.spelling import KNOWN_BY
-from weightscope.model.rows.original.spelling import as_published as original_as_published
+from weightscope.model.rows.original import KNOWN_BY
+from weightscope.model.rows.original import as_published as original_as_published
 from weightscope.model.rows.own_names import unwrapped
 from weightscope.model.rows.table import FAMILIES, known_rows, unproved
 

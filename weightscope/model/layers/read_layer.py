@@ -12,8 +12,7 @@ from weightscope.core.errors import CheckpointError
 from weightscope.model.config.config import ModelConfig
 from weightscope.model.config.settings import in_layer
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.maps import Affine, InnerNorm, Latent
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Affine, InnerNorm, Latent, Norm
 from weightscope.model.layers.positions import Buckets, Slopes, WindowBias
 from weightscope.model.layers.rotation import GridRotation, Rotation
 from weightscope.model.layers.steps import Place, Step

@@ -26,7 +26,7 @@ from weightscope.model.config.config import (
 from weightscope.model.config.rope import GridRope, Rope
 from weightscope.model.config.rules import always, default_scale
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Norm
 from weightscope.model.layers.positions import Buckets, Slopes, WindowBias
 
 # A checkpoint's tensors by the names a family's row uses, shapes checked as they are read.

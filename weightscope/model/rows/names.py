@@ -55,7 +55,7 @@ from weightscope.model.rows.gguf import (
     less_one,
     queries_in_halves,
 )
-from weightscope.model.rows.original.spelling import PartTensor
+from weightscope.model.rows.original import PartTensor
 from weightscope.model.rows.table import FAMILIES, title
 
 # Roles that are named within the model; all others within a layer.
