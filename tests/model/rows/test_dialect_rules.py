@@ -9,8 +9,8 @@ from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.config import ModelConfig, class_says
+from weightscope.model.config.dialects import settings
 from weightscope.model.config.reading import part_of
-from weightscope.model.config.settings import settings
 from weightscope.model.layers.read_layer import rotation_of
 from weightscope.model.rows.table import FAMILIES
 

@@ -23,8 +23,8 @@ from tests.support.dialects import Values, variants
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
 from weightscope.core.errors import CheckpointError
+from weightscope.model.config.dialects import in_layer, settings
 from weightscope.model.config.reading import part_of
-from weightscope.model.config.settings import in_layer, settings
 from weightscope.model.layers.read_layer import rotation_of
 from weightscope.model.layers.rotation import Rotation
 from weightscope.model.rows.family import Family

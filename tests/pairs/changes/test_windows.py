@@ -9,8 +9,8 @@ from tests.support.tiny_models import fixture
 from weightscope.checkpoint.config import Config
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.computed import differences, stated
+from weightscope.model.config.dialects import settings
 from weightscope.model.config.effects import NONE
-from weightscope.model.config.settings import settings
 from weightscope.model.rows.table import known_rows
 
 LAYERS = 6

@@ -9,8 +9,8 @@ import numpy as np
 
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.core.errors import CheckpointError
+from weightscope.model.config.dialects import in_layer
 from weightscope.model.config.reading import Reading, read_as
-from weightscope.model.config.settings import in_layer
 from weightscope.model.layers import layouts
 from weightscope.model.layers.read_layer import rotation_of
 from weightscope.model.rows.cells import Biases, FromConfig, Heads, QkNorm, StoredNorm

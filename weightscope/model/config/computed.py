@@ -19,6 +19,7 @@ from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.alike import computed_by
 from weightscope.model.config.config import Every, ModelConfig, all_full, class_says, values_of
+from weightscope.model.config.dialects import GIVEN, SCALING, TRAINED, settings
 from weightscope.model.config.effects import (
     COMPUTATION,
     EFFECTS,
@@ -39,7 +40,6 @@ from weightscope.model.config.rules import (
     windowed_or_leading,
     windows_without_rotation,
 )
-from weightscope.model.config.settings import GIVEN, SCALING, TRAINED, settings
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.gguf import KEYS as OF_GGUF
 from weightscope.model.rows.gguf import shortest

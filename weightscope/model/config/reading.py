@@ -22,7 +22,7 @@ from weightscope.checkpoint.config import Config, digest_of
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import CheckpointError, nearest
 from weightscope.model.config.config import KEYS, ModelConfig, class_says
-from weightscope.model.config.settings import Settings, settings
+from weightscope.model.config.dialects import Settings, settings
 from weightscope.model.rows import gguf
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.original import KNOWN_BY

@@ -10,7 +10,7 @@ import numpy as np
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.config import ModelConfig
-from weightscope.model.config.settings import in_layer
+from weightscope.model.config.dialects import in_layer
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.maps import Affine, InnerNorm, Latent, Norm
 from weightscope.model.layers.positions import Buckets, Slopes, WindowBias

@@ -41,8 +41,8 @@ from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.tables import Table
 from weightscope.model.config.config import ModelConfig
+from weightscope.model.config.dialects import in_layer
 from weightscope.model.config.rope import Rope
-from weightscope.model.config.settings import in_layer
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.layouts import by_dimension_and_head, gated, separate
 from weightscope.model.layers.maps import Affine
