@@ -86,8 +86,7 @@ class LayerTensors:
 # The cells: modules and tensors by name, and what a config says about both.
 
 Names = tuple[str, ...]
-# (a layer's tensors, its configured row, the config) -> the layer
-Layout = Callable[[LayerTensors, Any, ModelConfig], Layer]
+Layout = Callable[[Any], Layer]  # of `layouts.StoredHeads`
 Additive = Callable[[LayerTensors, ModelConfig, int], Slopes | Buckets | WindowBias]
 Epsilon = Annotated[float, Within(0.0, 1.0)] | None
 

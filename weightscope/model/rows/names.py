@@ -44,7 +44,12 @@ from weightscope.model.config.config import ModelConfig
 from weightscope.model.config.dialects import in_layer
 from weightscope.model.config.rope import Rope
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.layouts import by_dimension_and_head, gated, separate
+from weightscope.model.layers.layouts import (
+    StoredHeads,
+    by_dimension_and_head,
+    gated,
+    separate,
+)
 from weightscope.model.layers.maps import Affine
 from weightscope.model.rows.cells import LEGACY, LayerTensors, StoredNorm
 from weightscope.model.rows.family import Family
@@ -663,7 +668,8 @@ class _Reader:
             stem, maker = (self.prefix + family.stored_name(config, i) for i in (index, source))
             lent = dict.fromkeys(family.of_keys, maker) if maker != stem else {}
             tensors = LayerTensors(self.values, stem, needed_by, lent)
-            self._last = index, family.heads.layout(tensors, family, config)
+            stored = StoredHeads(tensors, family, config)
+            self._last = index, family.heads.layout(stored)
         layer = self._last[1]
         if role == "o":
             if bias:
