@@ -529,8 +529,8 @@ def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = Fa
 
 def other_stacks(model: Model) -> str:
     """The other attention stacks of a checkpoint, in a sentence; empty where there are none."""
-    others = model.stacks.others.items()
-    names = [name + " (not read)" * bool(stack.refusal) for name, stack in others]
+    stacks = model.stacks.others.items()
+    names = [name + " (not read)" * bool(stack.refusal) for name, stack in stacks]
     note = f"The file has other attention stacks, each a `tower` of its own: {', '.join(names)}."
     return note if names else ""
 

@@ -121,8 +121,8 @@ def unread_keys(checkpoint: Checkpoint, reading: Reading) -> list[str]:
                     inner[name] = inner = dict(inner[name])
             inner[key] = value
             try:
-                other = read_as(checkpoint.with_config(changed), reading.row)
-                if other.configured.refused or str(numbers_read(other)) != before:
+                again = read_as(checkpoint.with_config(changed), reading.row)
+                if again.configured.refused or str(numbers_read(again)) != before:
                     return False
             except CheckpointError:  # it is read, and does not go with the rest
                 return False

@@ -144,13 +144,13 @@ def settings(
 def _of_wrapper(root: Config, part: Config, row: Family) -> tuple[str, dict[str, Any]]:
     """The class of a wrapper's part, and what the part inherits from it and the wrapper."""
     wrapper = root.get("model_type")
-    own, first = f"{wrapper}.{row.part}", row.types[0]  # a class that is the wrapper's own
+    inner, first = f"{wrapper}.{row.part}", row.types[0]  # a class that is the wrapper's own
     usual = part.get("model_type") or class_says(wrapper, "parts").get(row.part) or first
-    sizes = class_says(own, "sizes") or class_says(usual, "sizes") or class_says(first, "sizes")
+    sizes = class_says(inner, "sizes") or class_says(usual, "sizes") or class_says(first, "sizes")
     inherited = {"model_type": usual, **sizes}
     if root.get("tie_word_embeddings") is True:
         inherited["tie_word_embeddings"] = True
-    return str(own if class_says(own, "names") else usual), inherited
+    return str(inner if class_says(inner, "names") else usual), inherited
 
 
 # Number and width of heads: in a model, and in one of its layers.

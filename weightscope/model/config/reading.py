@@ -242,8 +242,8 @@ class Stacks(Mapping[str, Stack]):
         """Every tensor under its role, of the stack that is read and of the others."""
         from weightscope.model.rows.names import Tensors
 
-        own = [name for name in self if name not in self.others]
-        tower = own[-1] if own else self.reading.configured.tower or "text"
+        read = [name for name in self if name not in self.others]
+        tower = read[-1] if read else self.reading.configured.tower or "text"
         stacks = {tower: (self.reading.family, self.reading.config, self.prefix)}
         for name, stack in self.others.items():
             if stack.reading is not None:
