@@ -26,7 +26,7 @@ from weightscope.heads.audit.audit import AuditOptions, measure_task
 from weightscope.heads.detok.sigma import sigma_statistics
 from weightscope.heads.outliers.measure import contributions_by_kind
 from weightscope.model.metrics.auroc import auroc_by_token
-from weightscope.model.metrics.norms import value_norms
+from weightscope.model.metrics.lengths import value_norms
 
 
 @dataclass(frozen=True)

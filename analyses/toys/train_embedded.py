@@ -153,7 +153,19 @@ def config_text(model: GPT2LMHeadModel) -> str:
 @click.option("--heads", default=6, show_default=True, help="Heads of a layer.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--every", default=250, show_default=True, help="Steps between two evaluations of the held-out loss.")
-def main(corpus: Path, out: Path, steps: int, batch: int, rate: float, vocab: int, layers: int, width: int, heads: int, seed: int, every: int) -> None:
+def main(
+    corpus: Path,
+    out: Path,
+    steps: int,
+    batch: int,
+    rate: float,
+    vocab: int,
+    layers: int,
+    width: int,
+    heads: int,
+    seed: int,
+    every: int,
+) -> None:
     """Train the embedded checkpoint on every .txt file under CORPUS."""
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)

@@ -102,7 +102,7 @@ def test_a_split_gguf_opens_from_its_folder_or_any_part(whole: Path, tmp_path: P
     folder = split(tmp_path / "split")
     for source in (folder, *sorted(folder.iterdir())):
         assert ws.same(whole, source).verdict == ws.same(source, whole).verdict == "same values"
-        assert ws.open_model(source).head_name == "lm_head.weight"
+        assert ws.open_model(source).ends.head_name == "lm_head.weight"
     assert run("audit", folder, "--out", tmp_path / "out").exit_code == 0
 
 

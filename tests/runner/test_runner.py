@@ -149,14 +149,16 @@ def test_a_replaced_output_reaches_the_next_layer(name: str, tmp_path: Path) -> 
 
 def test_a_block_that_shows_no_attention_is_named(embedded: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does whose projection has a name that the family's row does not know."""
-    reading = replace(embedded.model.reading, configured=embedded.model.family.but(heads__out="attn.elsewhere"))
+    elsewhere = replace(embedded.model.reading.settings, family=embedded.model.family.but(heads__out="attn.elsewhere"))
+    reading = replace(embedded.model.reading, settings=elsewhere)
     monkeypatch.setattr(embedded.model, "reading", reading)
     with pytest.raises(ws.CheckpointError, match="layer 0: transformers' GPT2Block does not show its attention"):
         embedded.observe(TOKENS, lambda seen: None)
 
 
 def test_a_network_without_the_familys_layers_is_refused(embedded: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    reading = replace(embedded.model.reading, configured=embedded.model.family.but(layer="layers.{i}."))
+    elsewhere = replace(embedded.model.reading.settings, family=embedded.model.family.but(layer="layers.{i}."))
+    reading = replace(embedded.model.reading, settings=elsewhere)
     monkeypatch.setattr(embedded.model, "reading", reading)
     with pytest.raises(ws.CheckpointError, match="transformers' GPT2LMHeadModel has no list of 2 layers"):
         Runner(embedded.model, embedded.network)

@@ -3,8 +3,7 @@
 import numpy as np
 
 from weightscope.model.layers.layer import Head, Layer
-from weightscope.model.layers.maps import Affine
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Affine, Norm
 
 
 def layer_of(

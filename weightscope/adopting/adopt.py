@@ -21,12 +21,13 @@ from weightscope.checkpoint.config import digest_of, without_code
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.core.errors import CheckpointError, first_line
 from weightscope.core.files import scratch_folder
+from weightscope.model.config.alike import numbers_read
 from weightscope.model.config.config import KEYS
 from weightscope.model.config.reading import WAYS, prefixes_of
 from weightscope.model.config.rope import Rope
 from weightscope.model.layers.read_layer import read_layer
-from weightscope.model.layers.steps.bounds import Clip, Softcap
-from weightscope.model.model import Model, numbers_read
+from weightscope.model.layers.steps.scores import Clip, Softcap
+from weightscope.model.model import Model
 from weightscope.model.rows.cells import LayerTensors, RowInputs
 from weightscope.model.rows.family import Family, Unless, When
 from weightscope.model.rows.stanzas import ROOTS, file_of, row_changes, stanza_of, written
@@ -390,8 +391,9 @@ def misread(row: Family, checkpoint: Checkpoint, understood: dict[str, Any]) -> 
     Older files have other keys (`rope_theta` for `rope_parameters`), which tiny models never show.
     """
     try:
-        stored_numbers = numbers_read(Model.of_row(checkpoint, row))
-        understood_numbers = numbers_read(Model.of_row(checkpoint.with_config(understood), row))
+        stored_numbers = numbers_read(Model.of_row(checkpoint, row).reading)
+        as_understood = Model.of_row(checkpoint.with_config(understood), row)
+        understood_numbers = numbers_read(as_understood.reading)
     except CheckpointError as error:
         return first_line(error)
     for what, number in stored_numbers.items():

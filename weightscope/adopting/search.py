@@ -29,9 +29,8 @@ from weightscope.model.layers.layouts import (
     stacked,
 )
 from weightscope.model.layers.steps import Step
-from weightscope.model.layers.steps.bounds import Softcap
 from weightscope.model.layers.steps.multipliers import FACTORS, HeadFactors
-from weightscope.model.layers.steps.sinks import OuterSinks, Sinks
+from weightscope.model.layers.steps.scores import OuterSinks, Sinks, Softcap
 from weightscope.model.layers.steps.temperature import OfPosition
 from weightscope.model.rows.cells import QkNorm
 from weightscope.model.rows.family import Family, turning

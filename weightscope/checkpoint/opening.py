@@ -41,8 +41,8 @@ from weightscope.checkpoint.formats import (
 )
 from weightscope.checkpoint.gguf import GgufTensor, of_one_split, open_parts
 from weightscope.checkpoint.hub import CONNECTIONS, Ahead, RemoteFile, Repository
+from weightscope.checkpoint.packings import PARTS, SETTINGS, dequantised
 from weightscope.checkpoint.packings.modelopt import KEY, SETTINGS_FILE, settings_of
-from weightscope.checkpoint.quantised import PARTS, SETTINGS, dequantised
 from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
 from weightscope.core.embedded import FOLDER
 from weightscope.core.errors import CheckpointError, printable

@@ -330,7 +330,7 @@ def describe(model: "Model") -> Iterator[str | Listed]:
         yield f"positions   {_embedding(model, family.inputs.positions)}"
     else:
         yield f"positions   {_without_embedding(model)}"
-    if not all(map(model.is_read, model.stacks.values())):
+    if model.stacks.others:
         yield from _stacks(model)
     notes = filter(None, (*model.notes, overwritten_head(model, first_look=True)))
     for number, note in enumerate(notes):
@@ -347,7 +347,7 @@ def _stacks(model: "Model") -> Iterator[str]:
         if not stack.refusal:
             sizes = f"{stack.n_layers} layers x {stack.n_heads} heads, {family and family.name}"
             what = f"{sizes} ({printable(stack.model_type)})"
-        elif model.is_read(stack):
+        elif model.stacks.is_read(stack):
             what = f"read as {model.family.name}"
         else:
             what = f"not read: {printable(stack.refusal)}"
@@ -361,7 +361,7 @@ def _budget(model: "Model") -> Iterator[str]:
     checkpoint, layers = model.checkpoint, model.attention_layers
     names = {i: [tensor.name for tensor in model.attention_tensors(i)] for i in layers}
     everything = set(chain(*names.values()))  # ALBERT's layers share tensors
-    everything |= {tensor.name for tensor in model.embedding_tensors}
+    everything |= {tensor.name for tensor in model.ends.input_tensors}
     modules = model.family.heads.projections[:2]
     ends = [f".{module}{end}" for module in modules for end in (".", "_weight", "_bias")]
     first_layer = set(names[layers[0]])

@@ -1,51 +1,23 @@
 """A checkpoint seen through its family: embeddings, layers and heads, read when asked for."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightscope.checkpoint.adapters.lora import (
-    Adapter,
-    AnyAdapter,
-    adapter_from,
-    has_tokenizer,
-    open_adapter,
-    with_adapter,
-)
+from weightscope.checkpoint.adapters.lora import with_adapter
 from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.config import read_json
-from weightscope.checkpoint.formats import ADAPTER, NEEDS_ITS_BASE
-from weightscope.checkpoint.hub import Repository
-from weightscope.checkpoint.opening import (
-    adapter_in,
-    at_revision,
-    existing,
-    locate,
-    open_at,
-    open_checkpoint,
-    resolved,
-)
+from weightscope.checkpoint.opening import adapter_in, open_checkpoint
 from weightscope.core.errors import CheckpointError, counted, expected, printable, whole
-from weightscope.model.config.numbers import attends, borrows, in_layer, kind_of
-from weightscope.model.config.reading import (
-    Reading,
-    Stack,
-    as_published,
-    decide,
-    prefix_of,
-    read_as,
-    stacks_of,
-)
-from weightscope.model.embeddings import Embeddings, Unembedding
+from weightscope.model.config.reading import Reading, Stacks, decide, prefix_of, read_as
+from weightscope.model.embeddings import Embeddings, Ends, Unembedding
 from weightscope.model.layers.layer import Head, Layer, OnDemand
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Norm
 from weightscope.model.layers.read_layer import (
     attention_names,
     denied,
@@ -54,13 +26,12 @@ from weightscope.model.layers.read_layer import (
     rotation_of,
 )
 from weightscope.model.layers.rotation import Rotation
+from weightscope.model.opened import Opened, open_source
 from weightscope.model.rows.cells import LayerTensors
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.own_names import names_sentence, unloaded_names
-from weightscope.model.stored_embeddings import StoredEmbeddings, embedding_width, is_tied
 
 if TYPE_CHECKING:
-    from weightscope.checkpoint.adapters.mlx_lm import AdapterOfMlx
     from weightscope.model.rows.names import Tensors
 
 __all__ = ["Embeddings", "Head", "Layer", "Model", "as_model", "open_model"]
@@ -143,88 +114,6 @@ def _empty(checkpoint: Checkpoint, names: list[str]) -> CheckpointError:
         "it is saved (zero_to_fp32.py, stage3_gather_16bit_weights_on_model_save)"
     )
     return CheckpointError(problem, file=checkpoint.name)
-
-
-class Opened(NamedTuple):
-    """An opened source; of an adapter, the base that it changes."""
-
-    checkpoint: Checkpoint
-    source: str = ""  # an absolute path, or a Hub id with its revision
-    tokenizer: str = ""  # its place, if not `source`
-    where: Path | Repository | None = None  # the file, folder or repository that `source` names
-    adapter: AnyAdapter | None = None
-
-
-def open_source(
-    source: str | Path,
-    revision: str | None = None,
-    base: str | Path | None = None,
-    tokenizer: str | None = None,
-) -> Opened:
-    """Open a folder, a file, a repository or an adapter; see `open_model`."""
-    named = resolved(source)
-    folder, base_revision = adapter_in(named), revision
-    if folder is None and base is not None and (adapted := _adapted_by_a_file(source, base)):
-        return adapted
-    if folder is None:
-        where = locate(named, revision)
-        if base is None:
-            checkpoint = as_published(open_at(where))
-            checkpoint.given = at_revision(source, revision)
-            place = at_revision(existing(named) or named, revision)
-            return Opened(checkpoint, place, tokenizer or "", where)
-        folder = adapter_from(where) if isinstance(where, Repository) else None
-        base_revision = None  # the revision was the adapter's; a base's is in its own name
-        if folder is None:
-            raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=named)
-    stated = read_json(folder / ADAPTER)
-    names_base = stated.get("base_model_name_or_path") or stated.get("model")  # PEFT's, mlx-lm's
-    if base is None and not names_base:
-        raise CheckpointError(NEEDS_ITS_BASE, file=folder)
-    adapter = _adapter_of(folder)
-    if base is None:
-        checkpoint = _base_of(adapter, base_revision)
-    else:
-        checkpoint = _published(base, base_revision)
-    checkpoint.given = at_revision(source, revision)
-    has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
-    elsewhere = "" if has_its_own else str(base or adapter.base)
-    return Opened(checkpoint, str(folder), tokenizer or elsewhere, folder, adapter)
-
-
-def _adapter_of(folder: Path) -> "Adapter | AdapterOfMlx":
-    """The adapter in a folder, of PEFT or mlx-lm."""
-    from weightscope.checkpoint.adapters.mlx_lm import AdapterOfMlx, is_of_mlx
-
-    return AdapterOfMlx.open(folder) if is_of_mlx(folder) else open_adapter(folder)
-
-
-def _adapted_by_a_file(source: str | Path, base: str | Path) -> Opened | None:
-    """The base with an adapter of kohya, LyCORIS or diffusers; None where the source is none."""
-    from weightscope.checkpoint.adapters.diffusion import AdapterOfFile, adapter_file
-
-    file = adapter_file(source)
-    if file is None:
-        return None
-    checkpoint = _published(base, None)
-    checkpoint.given = str(source)
-    return Opened(checkpoint, str(file), str(base), file, AdapterOfFile(file, tuple(checkpoint)))
-
-
-def _published(source: str | Path, revision: str | None) -> Checkpoint:
-    return as_published(open_checkpoint(source, revision))
-
-
-def _base_of(adapter: "Adapter | AdapterOfMlx", revision: str | None) -> Checkpoint:
-    """The checkpoint that an adapter names as its base."""
-    stated = adapter.config.get("revision")
-    try:
-        return _published(adapter.base, revision or (stated if isinstance(stated, str) else None))
-    except CheckpointError as error:
-        problem = f"is a LoRA adapter, and its base cannot be opened ({error})"
-        raise CheckpointError(
-            f"{problem}; say where it is with `base`", file=adapter.folder
-        ) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,7 +234,7 @@ def refuse_incomplete(model: "Model") -> None:
         # "none" is a stage without attention
         storing = [i for i, kind in enumerate(config.layer_types) if kind != "none"]
         absent = [i for i in storing if not checkpoint.names_under(model.stem(i))]
-        embeddings = [*model.embedding_tensors, *model.output_tensors.values()] if is_huge else []
+        embeddings = model.ends.stored if is_huge else []
     except CheckpointError:  # nothing of this model is there: asking for a layer reports it
         return
     if absent and len(absent) < len(storing):
@@ -428,17 +317,9 @@ class Model:
         return Model(opened, replace(self.reading, prefix=self.prefix))
 
     @cached_property
-    def stacks(self) -> dict[str, Stack]:
+    def stacks(self) -> Stacks:
         """The checkpoint's attention models by name, this one included; `tower` opens another."""
-        return stacks_of(self.checkpoint, self.reading)
-
-    def is_read(self, stack: Stack) -> bool:
-        """True if this model reads that stack, by whatever row."""
-        if stack.row is not None:
-            row, read = stack.row, self.family
-            return stack.prefix + row.layer + row.heads.q == self.prefix + read.layer + read.heads.q
-        before_layers = (self.prefix + self.family.layer).partition("{i}")[0]
-        return bool(before_layers) and stack.prefix.startswith(before_layers)
+        return Stacks(self.checkpoint, self.reading, self.prefix)
 
     @cached_property
     def prefix(self) -> str:
@@ -452,7 +333,7 @@ class Model:
         needed_by = f"{self.family.name} with width {config.d_model} and {config.n_heads} heads"
         return LayerTensors(self.checkpoint, self.prefix + inner, needed_by)
 
-    @cached_property
+    @property
     def tensors(self) -> "Tensors":
         """Every tensor under its role, of all stacks; nothing is read before `array()`.
 
@@ -463,20 +344,12 @@ class Model:
         >>> model.tensors["layer 1 o"].array().shape
         (256, 256)
         """
-        from weightscope.model.rows.names import Tensors
+        return self.stacks.tensors
 
-        stacks, tower = {}, self.family.tower or "text"
-        for name, stack in self.stacks.items():
-            if self.is_read(stack):
-                tower = name
-            elif stack.reading is not None:
-                stacks[name] = stack.reading.configured, stack.reading.config, stack.prefix
-        return Tensors(self.checkpoint, {tower: (self.family, self.config, self.prefix)} | stacks)
-
-    @cached_property
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """Indices of the layers that are attention of one input; hybrid models have others."""
-        return tuple(i for i in range(self.config.n_layers) if attends(self.config, self.family, i))
+        return self.reading.settings.attention_layers
 
     @cached_property
     def own_layers(self) -> tuple[int, ...]:
@@ -500,7 +373,8 @@ class Model:
     @cached_property
     def borrowing_layers(self) -> tuple[int, ...]:
         """Indices of further layers, which attend to an earlier layer's keys (`Layer.keys_of`)."""
-        return tuple(i for i in range(self.config.n_layers) if borrows(self.config, self.family, i))
+        borrows = self.reading.settings.borrows
+        return tuple(i for i in range(self.config.n_layers) if borrows(i))
 
     def layer(self, index: int) -> Layer:
         """One layer; its attention tensors are read here. The last one asked for is kept.
@@ -511,13 +385,15 @@ class Model:
             No such layer, or it is not attention, or its tensors are missing, misshapen or not
             finite.
         """
-        index, family, config = whole(index, "layer"), self.family, self.config
+        index, config = whole(index, "layer"), self.config
         if not 0 <= index < config.n_layers:
             problem = f"no layer {index}: the model has {config.n_layers}"
             raise CheckpointError(problem, file=self.checkpoint.name)
-        if not (attends(config, family, index) or borrows(config, family, index)):
-            attending = ", ".join(map(str, self.attention_layers))
-            kind = kind_of(config, family, index)
+        if index not in self.attention_layers and not self.reading.settings.borrows(index):
+            attending, kind = ", ".join(map(str, self.attention_layers)), config.layer_types[index]
+            source = self.family.keys_of(config, index)
+            if source != index:
+                kind += f" to keys and values that layer {source} has made of another stream"
             problem = f"layer {index} is {kind}, not attention; {attending} are"
             raise CheckpointError(problem, file=self.checkpoint.name)
         if self._last is None or self._last.index != index:
@@ -551,11 +427,14 @@ class Model:
     @cached_property
     def unread(self) -> str:
         """A sentence on config keys that a row without proof does not read and that may matter."""
-        keys = unread_keys(self) if self.family.origin.startswith("unproved") else []
-        if not keys:
+        if not self.family.origin.startswith("unproved"):
             return ""
-        name, listed = self.family.name, ", ".join(map(printable, keys))
-        return f"{name} does not read these keys of config.json, which may matter: {listed}"
+        from weightscope.model.config.alike import unread_keys
+
+        name, keys = self.family.name, unread_keys(self.checkpoint, self.reading)
+        listed = ", ".join(map(printable, keys))
+        problem = f"{name} does not read these keys of config.json, which may matter: {listed}"
+        return problem if keys else ""
 
     @property
     def layers(self) -> OnDemand[Layer]:
@@ -598,15 +477,10 @@ class Model:
         names = attention_names(self.checkpoint, self.prefix, self.family, self.config, index)
         return [self.checkpoint[name] for name in names]
 
-    @property
-    def embedding_tensors(self) -> list[Tensor]:
-        """The tensors of `embeddings` and `positions`, unread: rows, then norm and projections."""
-        return self._stored.input_tensors
-
-    @property
-    def output_tensors(self) -> dict[str, Tensor]:
-        """The tensors of `unembedding`, unread: rows as "unembedding", others by name."""
-        return self._stored.output_tensors
+    @cached_property
+    def ends(self) -> Ends:
+        """The parts before and after the layers, as the checkpoint stores them."""
+        return Ends(self.under(), self.family, self.config)
 
     @cached_property
     def first_layer(self) -> Layer:
@@ -623,15 +497,7 @@ class Model:
             Layer 0 is not attention, or sees more than tokens and positions, as cross-attention
             does; or position embeddings stand inside one of two norms, which does not fold.
         """
-        return self._stored.first_layer(self.layer(0))
-
-    def into_stream(self, rows: np.ndarray) -> np.ndarray:
-        """Token embedding rows (n, e) as they enter the residual stream without a position, (n, d).
-
-        They are the rows themselves, except where a norm and a projection stand between the
-        embeddings and layer 0 (ELECTRA, ALBERT).
-        """
-        return self._stored.into_stream(rows)
+        return self.ends.first_layer(self.layer(0))
 
     def stream_norm(self, index: int) -> Norm | None:
         """The norm whose output enters a layer as the residual stream.
@@ -640,7 +506,7 @@ class Model:
         embeddings; None where the stream is not normalised, as in pre-norm models.
         """
         if index == 0:
-            return self._stored.stream_norm
+            return self.ends.stream_norm
         norm, inner = self.family.norms.after, self.family.stored_name(self.config, index - 1)
         return None if norm is None else norm.read(self.under(inner), self.config)
 
@@ -656,18 +522,13 @@ class Model:
             return layer
         # broken weights are a finding
         with suppress(CheckpointError), np.errstate(invalid="ignore", over="ignore"):
-            if index == 0 and self._stored.after is not None:
+            if index == 0 and self.ends.after is not None:
                 return self.first_layer
             norm = self.stream_norm(index)
             return layer if norm is None else layer.after_norm(norm)
         return layer
 
     @property
-    def embedding_width(self) -> int:
-        """Columns of the token embedding: the model's width, unless a projection follows."""
-        return embedding_width(self.family, self.config)
-
-    @cached_property
     def embeddings(self) -> Embeddings:
         """Token and position embeddings.
 
@@ -676,14 +537,9 @@ class Model:
         CheckpointError
             The checkpoint has no token embedding.
         """
-        return self._stored.embeddings
+        return self.ends.embeddings
 
     @property
-    def first_norm(self) -> Norm | None:
-        """The norm whose sigma divides the sum of token and position rows, its gains unread."""
-        return self._stored.first_norm
-
-    @cached_property
     def positions(self) -> np.ndarray | None:
         """Position embeddings as they enter the model, learned or by a formula; None without.
 
@@ -691,15 +547,7 @@ class Model:
         -------
         float32 array of shape (n_positions, d), or None
         """
-        return self._stored.positions
-
-    @property
-    def tied(self) -> bool:
-        """True if the config says that the unembedding is the token embedding.
-
-        A file that has both has the last word.
-        """
-        return is_tied(self.family, self.config)
+        return self.ends.positions
 
     @cached_property
     def unembedding(self) -> Unembedding:
@@ -711,90 +559,7 @@ class Model:
             The family has no logits of tokens or makes them in another way, or the checkpoint has
             no unembedding.
         """
-        return self._stored.unembedding
-
-    @property
-    def head_name(self) -> str:
-        """The unembedding's name in the file, under as much of the prefix as it has, or ""."""
-        return self._stored.head_name
-
-    @cached_property
-    def _stored(self) -> StoredEmbeddings:
-        return StoredEmbeddings(self.under(), self.family, self.config)
-
-
-# Config keys that may concern attention, and keys that cannot.
-MATTERS = re.compile(
-    r"rope|rotary|attn|attention|scal(e|ing)|norm|bias|multiplier|softcap|clip|window|alibi|sink",
-    re.ASCII,
-)
-HARMLESS = re.compile(
-    r".*(dropout|_implementation|init).*|output_attentions|norm_topk_prob"
-    r"|.*(router|expert|logits?_scal).*",
-    re.ASCII,
-)
-
-
-def unread_keys(model: Model) -> list[str]:
-    """Config keys that may matter to attention and change nothing of what the row reads."""
-    part, before = model.reading.part, str(numbers_read(model))
-    named = [key for key in part if MATTERS.search(key) and not HARMLESS.fullmatch(key)]
-
-    def is_unread(key: str) -> bool:
-        return all(_reads_as(before, model, key, value) for value in _other_values(part[key]))
-
-    return [key for key in named if part[key] not in (None, False) and is_unread(key)]
-
-
-def _other_values(value: object) -> tuple[object, ...]:
-    """Other values that a key might have."""
-    if isinstance(value, bool):
-        return (not value,)
-    if isinstance(value, Mapping):
-        return ({key: _other_values(inner)[0] for key, inner in value.items()}, None)
-    return (2 * value, None) if isinstance(value, int | float) else (None,)
-
-
-def _reads_as(before: str, model: Model, key: str, value: object) -> bool:
-    """True if the row reads the same numbers from a config with this value."""
-    checkpoint = model.checkpoint
-    changed = inner = dict(checkpoint.config.raw)
-    if model.reading.part.raw is not checkpoint.config.raw:
-        for name in model.row.part.split("."):
-            inner[name] = inner = dict(inner[name])
-    inner[key] = value
-    try:
-        return str(numbers_read(Model.of_row(checkpoint.with_config(changed), model.row))) == before
-    except CheckpointError:  # it is read, and does not go with the rest
-        return False
-
-
-def numbers_read(model: Model) -> dict[str, Any]:
-    """Every number that a row reads from a config."""
-    config, family, layers = model.config, model.family, model.attention_layers
-    head_dims = [in_layer(config, family, i)[0].head_dim for i in layers]
-    flags = astuple(family.heads.bias)
-    return {
-        "sizes": [*head_dims, config.n_heads, config.n_kv_heads],
-        "the layers": (config.n_layers, config.layer_types, layers),
-        "the norm's eps": config.norm_eps,
-        "the scale": [family.scores.scale(config, i) for i in layers],
-        "the rotation": [_turns(model.rotations[i]) for i in layers],
-        **{f"the {step.name}": [step.takes(config, i) for i in layers] for step in family.steps},
-        "biases": [config.get(flag) if isinstance(flag, str) else flag for flag in flags],
-        "norms": (family.norms.before, family.scores.qk_norm),
-    }
-
-
-def _turns(rotation: Any) -> Any:
-    """Every field of a rotation, arrays as lists."""
-    if rotation is None:
-        return None
-    turns = {}
-    for field in fields(rotation):
-        value = getattr(rotation, field.name)
-        turns[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
-    return turns
+        return self.ends.unembedding
 
 
 def distinct(layers: Iterable[int], *models: Model) -> tuple[int, ...]:
@@ -812,7 +577,7 @@ def overflow(
     model: Model, what: str, layer: int | None = None, *, anywhere: bool = False
 ) -> CheckpointError:
     """The error that `what` overflows, with the largest weight near it or anywhere."""
-    near = model.embedding_tensors + (model.attention_tensors(layer) if layer is not None else [])
+    near = model.ends.input_tensors + (model.attention_tensors(layer) if layer is not None else [])
     value, name = largest_weight(model.checkpoint.values() if anywhere else near)
     problem = (
         f"{what} overflows: its largest weight is {value:.3g}, in {name}; read that tensor again "

@@ -23,7 +23,8 @@ from weightscope.checkpoint.opening import (
 from weightscope.checkpoint.provenance import read_digests
 from weightscope.core.errors import CheckpointError, printable
 from weightscope.model.config.reading import stacks_of
-from weightscope.model.model import Model, TensorsOnly, open_model, open_source, open_tensors
+from weightscope.model.model import Model, TensorsOnly, open_model, open_tensors
+from weightscope.model.opened import open_source
 from weightscope.model.rows.own_names import unwrapped
 from weightscope.model.run_identity import RunIdentity
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from analyses.toys.sinks.training import as_array
 from weightscope.model.layers.factored import Factored
-from weightscope.model.layers.norms import fold_layer_norm
+from weightscope.model.layers.maps import fold_layer_norm
 
 CLIPPED_LOW, CLIPPED_HIGH = -0.03, 1.03  # gamma and zeta, as published with clipped softmax
 POLYNOMIAL_POWER = 3

@@ -11,7 +11,7 @@ from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.core.embedded import FOLDER
 from weightscope.heads.tensors.findings import FEWEST_GAINS, layer_gains, offset_findings, untied_head
 from weightscope.model.config.reading import read_as
-from weightscope.model.model import Opened
+from weightscope.model.opened import Opened
 from weightscope.report.findings import Finding
 
 
@@ -99,7 +99,7 @@ def test_gains_to_which_nothing_was_added_are_in_order() -> None:
 
 def without_head(model: ws.Model, tied: bool = False, named: str = "ForCausalLM") -> ws.Model:
     """The model without a head, and a config that says whether it has one."""
-    rows, checkpoint = model.output_tensors.get("unembedding"), model.checkpoint
+    rows, checkpoint = model.ends.output_tensors.get("unembedding"), model.checkpoint
     tokens = model.prefix + model.family.inputs.tokens
     left = {name: t for name, t in checkpoint.items() if rows is None or name in (tokens, "") or name != rows.name}
     config = dict(checkpoint.config.raw) | {"tie_word_embeddings": tied, "architectures": [named]}

@@ -161,7 +161,8 @@ def test_gpt2_s_heads_are_named_by_their_wiring() -> None:
 def test_as_many_heads_are_drawn_as_in_the_paper() -> None:
     """The 20 largest values of each kind, of the weights as they are stored: no norm folded (its Fig. 1)."""
     model = ws.open_model(shared("gpt2-attention"))
-    model.reading = replace(model.reading, configured=model.family.but(norms__before=None))
+    bare = replace(model.reading.settings, family=model.family.but(norms__before=None))
+    model.reading = replace(model.reading, settings=bare)
     wired = wiring(model)
     for measure, labelled, unlabelled in (("pk", 24, 28), ("cs", 16, 30)):
         drawn = set()

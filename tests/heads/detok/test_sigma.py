@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from weightscope.core.compute.device import CPU, open_device
 from weightscope.heads.detok.sigma import sigma_statistics
-from weightscope.model.layers.norms import sigma
+from weightscope.model.layers.maps import sigma
 
 
 def in_blocks(tokens: np.ndarray, n_rows: int):

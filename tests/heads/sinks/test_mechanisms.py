@@ -33,8 +33,7 @@ from weightscope.heads.sinks.mechanisms import (  # noqa: E402
 )
 from weightscope.heads.sinks.page import write_mechanisms_page  # noqa: E402
 from weightscope.model.layers.layer import Layer  # noqa: E402
-from weightscope.model.layers.maps import Affine  # noqa: E402
-from weightscope.model.layers.norms import Norm  # noqa: E402
+from weightscope.model.layers.maps import Affine, Norm  # noqa: E402
 from weightscope.model.text.kinds import ImageTokens, TextTokens, image_tokens, text_tokens  # noqa: E402
 from weightscope.model.text.tokenizer import Tokenizer  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402

@@ -5,8 +5,7 @@ import pytest
 
 import weightscope as ws
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.maps import Affine
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Affine, Norm
 from weightscope.model.layers.positions import Added
 
 RNG = np.random.default_rng(0)

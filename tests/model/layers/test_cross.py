@@ -8,8 +8,7 @@ import pytest
 import weightscope as ws
 from weightscope.heads.audit.measure import measure_layer
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.maps import Affine
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Affine, Norm
 
 RNG = np.random.default_rng(0)
 H, G, D, E, R, N, M = 4, 2, 8, 6, 3, 5, 7

@@ -80,7 +80,7 @@ def test_a_norm_that_the_stream_has_passed_is_folded_in(name: str) -> None:
             continue
         y = rng.standard_normal((5, normed.q.shape[1])).astype(np.float32)
         norm = model.stream_norm(index)
-        x = model.into_stream(y) if norm is None else norm(y)  # a projection follows the norm of the embeddings
+        x = model.ends.into_stream(y) if norm is None else norm(y)  # a projection follows the norm of the embeddings
         np.testing.assert_allclose(normed.scores(y), layer.scores(x), atol=1e-4)
 
 
@@ -190,7 +190,7 @@ def test_the_first_layers_tokens_reach_their_largest_score_and_no_more(name: str
     model = fixture(name).model
     layer = model.layer(model.attention_layers[0])
     bounds = LogitBounds(model.normed_layer(layer.index), model.config.n_positions)
-    x = model.into_stream(model.embeddings.tokens)
+    x = model.ends.into_stream(model.embeddings.tokens)
     largest = bounds.of_tokens(x)
     reached = np.zeros(layer.n_heads)
     for start in (0, 1, 3, 7, 11):

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightscope.core.compute.half import Half
-from weightscope.model.layers.maps import Affine, InnerNorm
-from weightscope.model.layers.norms import Norm, rms, sigma
+from weightscope.model.layers.maps import Affine, InnerNorm, Norm, rms, sigma
 
 EPS = 1e-5
 

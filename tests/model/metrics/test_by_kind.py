@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from weightscope.model.metrics.norms import MeanByKind, counts_by_kind, sums_by_kind
+from weightscope.model.metrics.lengths import MeanByKind, counts_by_kind, sums_by_kind
 
 KINDS = np.array([[0, 2, 1, 2, 1], [0, 2, 2, 2, 1], [0, 2, 2, 1, 1]])
 

@@ -9,7 +9,7 @@ from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.config import ModelConfig, class_says
-from weightscope.model.config.numbers import completed_part, read_config
+from weightscope.model.config.dialects import settings
 from weightscope.model.config.reading import part_of
 from weightscope.model.layers.read_layer import rotation_of
 from weightscope.model.rows.table import FAMILIES
@@ -27,8 +27,7 @@ def read_as(kind: str, /, **values: Any) -> ModelConfig:
     sizes = {key: value for key, value in SIZES.items() if key in class_says(kind, "names")}
     values = {"model_type": kind, **sizes, **values}
     checkpoint = Checkpoint(Path(), (), {}, Config(values, "config.json"), "config.json")
-    config = completed_part(checkpoint.config, part_of(checkpoint, row), row)
-    return read_config(config, row.configured(config))
+    return settings(checkpoint.config, part_of(checkpoint, row), row).numbers
 
 
 def base(config: ModelConfig, layer_type: str = "full_attention") -> tuple[Any, Any]:

@@ -23,7 +23,7 @@ from tests.support.dialects import Values, variants
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
 from weightscope.core.errors import CheckpointError
-from weightscope.model.config.numbers import attends, completed_part, in_layer, read_config
+from weightscope.model.config.dialects import in_layer, settings
 from weightscope.model.config.reading import part_of
 from weightscope.model.layers.read_layer import rotation_of
 from weightscope.model.layers.rotation import Rotation
@@ -41,20 +41,20 @@ READ = {"head_dim", "attention_head_size"}  # by code, where they are there, tho
 def reading(values: Values, row: Family) -> tuple[dict[str, Any], dict[str, Rotation]]:
     """The numbers that weightscope has from a config, by name, and the rotation of each type of layer."""
     checkpoint = Checkpoint(Path(), (), {}, Config(values, "config.json"), "config.json")
-    config = completed_part(checkpoint.config, part_of(checkpoint, row), row)
-    row = row.configured(config)
+    meant = settings(checkpoint.config, part_of(checkpoint, row), row)
+    row = meant.family
     if row.refused:
         raise CheckpointError(row.refused, file="config.json")
-    model = read_config(config, row)
+    model = meant.numbers
     numbers: dict[str, Any] = {
         name: getattr(model, name) for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim")
     }
     if any(norm and norm.eps is None for norm in (row.norms.before, row.norms.after)):
         numbers["norm_eps"] = model.norm_eps
-    numbers["attention"] = tuple(attends(model, row, index) for index in range(model.n_layers))
+    numbers["attention"] = tuple(meant.attends(index) for index in range(model.n_layers))
     rotations: dict[str, Rotation] = {}
     for index in range(min(LAYERS, model.n_layers)):
-        if not attends(model, row, index):
+        if not meant.attends(index):
             continue
         inner, layer_row = in_layer(model, row, index)
         numbers[f"heads {index}"] = inner.n_heads, inner.n_kv_heads, inner.head_dim

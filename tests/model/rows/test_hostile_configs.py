@@ -13,7 +13,8 @@ import weightscope as ws
 from tests.support.tiny_models import FIXTURES, NAMES, fixture
 from weightscope.model.config.reading import decide
 from weightscope.model.layers.rotation import GridRotation
-from weightscope.model.model import Model, Opened
+from weightscope.model.model import Model
+from weightscope.model.opened import Opened
 
 VALUES = st.one_of(
     st.none(),

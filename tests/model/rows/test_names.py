@@ -12,6 +12,7 @@ import weightscope as ws
 from tests.support.commands import run
 from tests.support.tiny_models import FIXTURES, NAMES, fixture
 from weightscope.core.errors import CheckpointError
+from weightscope.model.layers.layouts import StoredHeads
 from weightscope.model.layers.maps import Affine
 from weightscope.model.rows.names import UNNAMED, modules_of
 from weightscope.model.rows.table import FAMILIES
@@ -56,7 +57,8 @@ def test_projections_are_what_the_layout_reads(name: str) -> None:
             continue
         if family.keys_of(model.config, index) != index or family.config.sizes(model.config, index):
             continue
-        layer = row.heads.layout(model.under(family.stored_name(model.config, index)), row, model.config)
+        under = model.under(family.stored_name(model.config, index))
+        layer = row.heads.layout(StoredHeads(under, row, model.config))
         for role, projection in (("q", layer.q), ("k", layer.k), ("v", layer.v)):
             key = f"layer {index} {role}"
             if key in model.tensors:  # a layer that others share has the first one's index
@@ -102,7 +104,7 @@ def test_gains_are_counted_from_one() -> None:
 def test_tied_head_is_named_by_the_tokens() -> None:
     assert ws.open_model("embedded").tensors["tokens"].stored == "also the unembedding (tied)"
     untied = fixture("llama").model.tensors
-    assert untied["tokens"].stored == "" and not fixture("llama").model.tied
+    assert untied["tokens"].stored == "" and not fixture("llama").model.ends.tied
 
 
 def test_norms_of_single_heads_have_their_numbers() -> None:

@@ -8,9 +8,10 @@ import pytest
 
 import weightscope as ws
 from tests.support.tiny_models import Fixture, centred, fixture
+from weightscope.model.config.config import same_layer
 from weightscope.model.config.reading import decide
-from weightscope.model.config.rules import same_layer
-from weightscope.model.model import Model, Opened
+from weightscope.model.model import Model
+from weightscope.model.opened import Opened
 
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 1024}
 

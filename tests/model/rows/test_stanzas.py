@@ -16,7 +16,7 @@ from tests.support.commands import run
 from tests.support.slow import mostly_checked
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.model.config.config import Every
-from weightscope.model.layers.steps.sinks import Sinks
+from weightscope.model.layers.steps.scores import Sinks
 from weightscope.model.rows.cells import Biases, QkNorm, RowInputs, StoredNorm
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.stanzas import ROOTS, file_of, read_rows, stanza_of

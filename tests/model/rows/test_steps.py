@@ -9,8 +9,8 @@ from weightscope.core.errors import CheckpointError
 from weightscope.model.config.config import ModelConfig
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.steps import Place, Reads, Step, step_classes
-from weightscope.model.layers.steps.bounds import Clip, Softcap
 from weightscope.model.layers.steps.gates import Gate
+from weightscope.model.layers.steps.scores import Clip, Softcap
 from weightscope.model.rows import stanzas
 from weightscope.model.rows.cells import LayerTensors
 from weightscope.model.rows.family import Family

@@ -45,4 +45,4 @@ def test_a_proved_row_lists_none(tmp_path: Path) -> None:
 
 def test_the_stack_that_a_family_was_named_for_is_no_other_one(tmp_path: Path) -> None:
     model = ws.open_model(changed(tmp_path / "m"), family="llama")
-    assert all(model.is_read(stack) for stack in model.stacks.values()) and not other_stacks(model)
+    assert not model.stacks.others and not other_stacks(model)

@@ -9,8 +9,8 @@ from tests.support.tiny_models import fixture
 from weightscope.checkpoint.config import Config
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.computed import differences, stated
+from weightscope.model.config.dialects import settings
 from weightscope.model.config.effects import NONE
-from weightscope.model.config.numbers import completed_part, read_config
 from weightscope.model.rows.table import known_rows
 
 LAYERS = 6
@@ -55,8 +55,7 @@ def deciding(kind: str, a: dict[str, Any], b: dict[str, Any]) -> set[str]:
 def test_layer_types_are_derived_where_they_are_left_out(kind: str, config: dict[str, Any], types: list[str]) -> None:
     row = next(iter(known_rows(kinds={kind})))
     whole = Config(config_of(kind, **config), "config.json")
-    values = completed_part(whole, whole, row)
-    assert [*read_config(values, row.configured(values)).layer_types] == types
+    assert [*settings(whole, whole, row).numbers.layer_types] == types
 
 
 WINDOWS = {"layer_types": [F] * 2 + [S] * 4}

@@ -27,7 +27,7 @@ from weightscope.heads.tensors.findings import offset_findings, scale_findings
 from weightscope.model.config.reading import read_as
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.maps import Affine
-from weightscope.model.model import Opened
+from weightscope.model.opened import Opened
 from weightscope.report.findings import Findings
 
 FACTORS = ("q", "k", "v")
@@ -418,7 +418,7 @@ def _findings(
         layers_read = heads.layers.tolist()
         findings += [*scale_findings(model), *untrained(model, heads)]
         findings += () if looks_random(model, heads) else offset_findings(model, layers_read)
-    embedded = {tensor.name for tensor in model.embedding_tensors}
+    embedded = {tensor.name for tensor in model.ends.input_tensors}
     return Findings([*findings, *(() if embedded.isdisjoint(new) else embedding_rows(model))])
 
 

@@ -303,7 +303,7 @@ def token_logits(model: Model, index: int, bounds: LogitBounds) -> np.ndarray:
             return unknown
         with np.errstate(invalid="ignore", over="ignore"):  # broken weights are a finding
             bounds = LogitBounds(model.layer(0), bounds.length)
-            return bounds.of_tokens(model.into_stream(model.embeddings.tokens))
+            return bounds.of_tokens(model.ends.into_stream(model.embeddings.tokens))
     except CheckpointError:  # no token embedding, or positions that should be there
         return unknown
 
@@ -522,14 +522,15 @@ def massive_note(sinks: FirstTokenSinks) -> str:
 def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = False) -> list[str]:
     """Names of the tensors that these layers' heads and the embeddings are measured from."""
     tensors = [tensor for index in layers for tensor in model.attention_tensors(index)]
-    tensors += [*model.embedding_tensors, *(model.output_tensors.values() if tokens_read else ())]
+    tensors += model.ends.input_tensors
+    tensors += model.ends.output_tensors.values() if tokens_read else ()
     return list(dict.fromkeys(tensor.name for tensor in tensors))
 
 
 def other_stacks(model: Model) -> str:
     """The other attention stacks of a checkpoint, in a sentence; empty where there are none."""
-    unread = {name: stack for name, stack in model.stacks.items() if not model.is_read(stack)}
-    names = [name + " (not read)" * bool(stack.refusal) for name, stack in unread.items()]
+    stacks = model.stacks.others.items()
+    names = [name + " (not read)" * bool(stack.refusal) for name, stack in stacks]
     note = f"The file has other attention stacks, each a `tower` of its own: {', '.join(names)}."
     return note if names else ""
 

@@ -182,7 +182,7 @@ def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:
 
 def _in_stream(model: Model) -> Iterable[tuple[int, np.ndarray]]:
     """The token embedding as it enters the residual stream."""
-    return ((first, model.into_stream(block)) for first, block in model.embeddings.blocks())
+    return ((first, model.ends.into_stream(block)) for first, block in model.embeddings.blocks())
 
 
 # by layer and head: a head's maps and their directions

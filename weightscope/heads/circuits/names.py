@@ -585,4 +585,4 @@ def unembedding(model: Model, tokens: np.ndarray) -> np.ndarray:
     try:
         return model.unembedding.rows(tokens)
     except CheckpointError:
-        return model.into_stream(model.embeddings.rows(tokens))
+        return model.ends.into_stream(model.embeddings.rows(tokens))

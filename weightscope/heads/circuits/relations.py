@@ -110,7 +110,7 @@ def relation_scores(
             "cross-attention reads an encoder's output, not tokens", file=model.checkpoint.name
         )
     unembedding = model.unembedding
-    rows = model.into_stream(model.embeddings.rows(pairs.sources))  # (n, d)
+    rows = model.ends.into_stream(model.embeddings.rows(pairs.sources))  # (n, d)
     hits: list[np.ndarray] = []  # (2, n, n) by head, True if it maps, suppresses source i to j
     written: list[np.ndarray] = []  # (n, d) by head of a group of layers
 
@@ -133,7 +133,7 @@ def relation_scores(
 
 def score_alone(model: Model, pairs: Pairs, top: int = TOP) -> float:
     """Share of pairs whose second token is near the first one's embedding, without any head."""
-    rows = model.into_stream(model.embeddings.rows(pairs.sources))  # (n, d)
+    rows = model.ends.into_stream(model.embeddings.rows(pairs.sources))  # (n, d)
     columns = [row[:, None] for row in rows]
     nearest = nearest_rows(model.unembedding.blocks(), columns, top, by_cosine=False)
     most = [sides[0].rows for sides in nearest]

@@ -19,7 +19,7 @@ import numpy as np
 from weightscope.core.errors import CheckpointError
 from weightscope.core.results import ShowsShapes
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Norm
 from weightscope.model.model import Model
 from weightscope.model.rows.cells import FeedForward, StoredNorm
 
@@ -190,7 +190,7 @@ def _inputs(model: Model, tokens: np.ndarray) -> np.ndarray:
     norm = model.stream_norm(0)
     if norm is not None and embeddings.norm is None:
         x = norm(x)
-    return model.into_stream(x).astype(np.float32)
+    return model.ends.into_stream(x).astype(np.float32)
 
 
 def first_token(model: Model) -> int:

@@ -578,10 +578,10 @@ def _sigma_without_tokens(
     model: Model, positions: np.ndarray, spread: float
 ) -> tuple[SigmaStatistics, Spread | None]:
     """sigma if tokens have this spread, and the spread; 1 and None without a norm."""
-    if model.first_norm is None:
+    if model.ends.first_norm is None:
         return SigmaStatistics.of_no_norm(0, len(positions)), None
     with np.errstate(over="ignore", invalid="ignore"):  # found and named with the terms
-        stand_in = Spread(spread, model.first_norm.sigma(positions).astype(np.float64) ** 2)
+        stand_in = Spread(spread, model.ends.first_norm.sigma(positions).astype(np.float64) ** 2)
         return stand_in.sigma, stand_in
 
 

@@ -547,8 +547,8 @@ def entering(model: Model, index: int, rows: np.ndarray) -> np.ndarray:
     norm = model.stream_norm(index)
     if index == 0:
         rows = rows if norm is None or model.embeddings.norm is not None else norm(rows)
-        return model.into_stream(rows)
-    stream = model.into_stream(rows)
+        return model.ends.into_stream(rows)
+    stream = model.ends.into_stream(rows)
     return stream if norm is None else norm(stream)
 
 

@@ -16,7 +16,7 @@ from weightscope.core.progress import bar
 from weightscope.core.tables import Column, Table, crossed
 from weightscope.model.layers.factored import Triangle, triangle
 from weightscope.model.layers.layer import Layer
-from weightscope.model.metrics.norms import (
+from weightscope.model.metrics.lengths import (
     MeanByKind,
     counts_by_kind,
     output_triangles,

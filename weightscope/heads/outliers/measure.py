@@ -25,7 +25,7 @@ from weightscope.core.results import ShowsShapes
 from weightscope.core.tables import Column, Table, crossed
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.rotation import Rotation
-from weightscope.model.metrics.norms import MeanByKind, counts_by_kind
+from weightscope.model.metrics.lengths import MeanByKind, counts_by_kind
 from weightscope.model.metrics.outliers import robust_z
 from weightscope.model.model import Model
 from weightscope.model.text.kinds import TokenKinds, token_kinds

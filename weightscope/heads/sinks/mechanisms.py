@@ -43,7 +43,7 @@ from weightscope.heads.sinks.strength import (
     variance_of_weights,
 )
 from weightscope.model.layers.layer import Layer
-from weightscope.model.metrics.norms import output_triangles
+from weightscope.model.metrics.lengths import output_triangles
 from weightscope.model.metrics.sinks import EVENT_SHARE, MECHANISMS, mechanism
 from weightscope.model.metrics.spectra import spectral_gap, stable_rank
 from weightscope.model.model import Model

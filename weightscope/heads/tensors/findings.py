@@ -517,11 +517,12 @@ def needed_tensors(model: Model) -> dict[str, Tensor]:
         tensors += [t for t in model.attention_tensors(i) if not _in_maps(model, i, t)]
     for i in model.borrowing_layers:  # no head of these is measured
         tensors += model.attention_tensors(i)
-    outputs = model.output_tensors
+    outputs = model.ends.output_tensors
     rows = {ROWS: outputs.pop(ROWS)} if ROWS in outputs else {}
-    if rows and not model.tied and rows[ROWS].name == model.prefix + model.family.inputs.tokens:
+    tokens = model.prefix + model.family.inputs.tokens
+    if rows and not model.ends.tied and rows[ROWS].name == tokens:
         rows = {}  # it has no unembedding: the language model's was dropped
-    tensors += [*model.embedding_tensors, *outputs.values()]
+    tensors += [*model.ends.input_tensors, *outputs.values()]
     return {tensor.name.removeprefix(model.prefix): tensor for tensor in tensors} | rows
 
 
@@ -651,13 +652,13 @@ def untied_head(model: Model) -> Iterator[Finding]:
     untied = model.family.outputs is not None and model.config.get("tie_word_embeddings") is False
     if not untied or not PREDICTS_TOKENS.search(named):
         return
-    checkpoint, head = model.checkpoint, model.output_tensors.get(ROWS)
-    known = {tensor.name for tensor in model.embedding_tensors}
+    checkpoint, head = model.checkpoint, model.ends.output_tensors.get(ROWS)
+    known = {tensor.name for tensor in model.ends.input_tensors}
     for i in range(model.config.n_layers):
         known.update(checkpoint.names_under(model.stem(i)))
     matrices = [t for name, t in checkpoint.items() if name not in known and len(t.shape) == 2]
     # under a name that no row has
-    may_be_head = any(tensor.shape[1] == model.embedding_width for tensor in matrices)
+    may_be_head = any(tensor.shape[1] == model.ends.width for tensor in matrices)
     if (head is None or head.name == tokens) and not may_be_head:
         text = f"config.json says {named} and tie_word_embeddings false; the file has no head."
         yield no_head(measure="tensors", number=0.0, usual=1.0, text=text)

@@ -15,7 +15,7 @@ import numpy as np
 
 from weightscope.checkpoint.blocks import row_width
 from weightscope.core.errors import CheckpointError
-from weightscope.model.metrics.neighbours import copies_within
+from weightscope.model.metrics.copies import copies_within
 from weightscope.model.rows.names import TRANSPOSED, NamedTensor, Tensors
 
 PARTS = ("gate", "up", "down")

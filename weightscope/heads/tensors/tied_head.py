@@ -39,7 +39,7 @@ def tie_holds(model: Model, *, first_look: bool = False) -> bool | None:
     if tokens is None:
         return None
     if head is None:
-        return True if model.tied else None
+        return True if model.ends.tied else None
     if first_look and model.checkpoint.bytes_to_fetch([tokens.name, head.name]):
         return None
     return _equal(tokens, head, first_look)
@@ -81,7 +81,7 @@ def _stored(model: Model) -> tuple[Tensor | None, Tensor | None]:
     """The token embedding and the head in the file; None for one that it lacks."""
     checkpoint = model.checkpoint.unchecked()
     tokens = checkpoint.get(model.prefix + model.family.inputs.tokens)
-    return tokens, checkpoint.get(model.head_name)
+    return tokens, checkpoint.get(model.ends.head_name)
 
 
 def _equal(x: Tensor, y: Tensor, first_look: bool) -> bool:

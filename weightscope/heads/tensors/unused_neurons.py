@@ -9,7 +9,7 @@ from weightscope.core.errors import counted
 from weightscope.heads.tensors.matrices import Matrices, Row
 from weightscope.heads.tensors.measure import unreadable
 from weightscope.heads.tensors.networks import COPY, JudgedNetwork
-from weightscope.model.metrics.neighbours import copies_within
+from weightscope.model.metrics.copies import copies_within
 from weightscope.model.metrics.outliers import log_measure, robust_z
 from weightscope.model.model import Model
 from weightscope.report.findings import Finding, FindingKind, Member, finding, listed

@@ -1,9 +1,18 @@
-"""Comparison of what two rows compute, by the roles of tensors, not by names or keys."""
+"""What a row computes and which numbers it reads, to compare rows and to find unread keys."""
 
-from dataclasses import replace
+import re
+from collections.abc import Mapping
+from dataclasses import astuple, fields, replace
 from typing import Any
 
+import numpy as np
+
+from weightscope.checkpoint.checkpoint import Checkpoint
+from weightscope.core.errors import CheckpointError
+from weightscope.model.config.dialects import in_layer
+from weightscope.model.config.reading import Reading, read_as
 from weightscope.model.layers import layouts
+from weightscope.model.layers.read_layer import rotation_of
 from weightscope.model.rows.cells import Biases, FromConfig, Heads, QkNorm, StoredNorm
 from weightscope.model.rows.family import Family
 
@@ -85,3 +94,76 @@ def _bare(norm: Any) -> Any:
     if isinstance(norm, QkNorm):
         return replace(norm, query="", key="", bias=False, gain="weight", shift="bias")
     return norm
+
+
+# Config keys that may concern attention, and keys that cannot.
+MATTERS = re.compile(
+    r"rope|rotary|attn|attention|scal(e|ing)|norm|bias|multiplier|softcap|clip|window|alibi|sink",
+    re.ASCII,
+)
+HARMLESS = re.compile(
+    r".*(dropout|_implementation|init).*|output_attentions|norm_topk_prob"
+    r"|.*(router|expert|logits?_scal).*",
+    re.ASCII,
+)
+
+
+def unread_keys(checkpoint: Checkpoint, reading: Reading) -> list[str]:
+    """Config keys that may matter to attention and change nothing of what the row reads."""
+    part, before = reading.part, str(numbers_read(reading))
+
+    def is_unread(key: str) -> bool:
+        """True if the row reads the same numbers with any other value of the key."""
+        for value in _other_values(part[key]):
+            changed = inner = dict(checkpoint.config.raw)
+            if part.raw is not checkpoint.config.raw:
+                for name in reading.row.part.split("."):
+                    inner[name] = inner = dict(inner[name])
+            inner[key] = value
+            try:
+                again = read_as(checkpoint.with_config(changed), reading.row)
+                if again.configured.refused or str(numbers_read(again)) != before:
+                    return False
+            except CheckpointError:  # it is read, and does not go with the rest
+                return False
+        return True
+
+    named = [key for key in part if MATTERS.search(key) and not HARMLESS.fullmatch(key)]
+    return [key for key in named if part[key] not in (None, False) and is_unread(key)]
+
+
+def _other_values(value: object) -> tuple[object, ...]:
+    """Other values that a key might have."""
+    if isinstance(value, bool):
+        return (not value,)
+    if isinstance(value, Mapping):
+        return ({key: _other_values(inner)[0] for key, inner in value.items()}, None)
+    return (2 * value, None) if isinstance(value, int | float) else (None,)
+
+
+def numbers_read(reading: Reading) -> dict[str, Any]:
+    """Every number that a row reads from a config."""
+    config, family, layers = reading.config, reading.family, reading.settings.attention_layers
+    head_dims = [in_layer(config, family, i)[0].head_dim for i in layers]
+    flags = astuple(family.heads.bias)
+    return {
+        "sizes": [*head_dims, config.n_heads, config.n_kv_heads],
+        "the layers": (config.n_layers, config.layer_types, layers),
+        "the norm's eps": config.norm_eps,
+        "the scale": [family.scores.scale(config, i) for i in layers],
+        "the rotation": [_turns(rotation_of(config, family, i)) for i in layers],
+        **{f"the {step.name}": [step.takes(config, i) for i in layers] for step in family.steps},
+        "biases": [config.get(flag) if isinstance(flag, str) else flag for flag in flags],
+        "norms": (family.norms.before, family.scores.qk_norm),
+    }
+
+
+def _turns(rotation: Any) -> Any:
+    """Every field of a rotation, arrays as lists."""
+    if rotation is None:
+        return None
+    turns = {}
+    for field in fields(rotation):
+        value = getattr(rotation, field.name)
+        turns[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
+    return turns

@@ -19,6 +19,7 @@ from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.alike import computed_by
 from weightscope.model.config.config import Every, ModelConfig, all_full, class_says, values_of
+from weightscope.model.config.dialects import GIVEN, SCALING, TRAINED, settings
 from weightscope.model.config.effects import (
     COMPUTATION,
     EFFECTS,
@@ -28,15 +29,6 @@ from weightscope.model.config.effects import (
     Reader,
     effect_of,
     tables,
-)
-from weightscope.model.config.numbers import (
-    GIVEN,
-    SCALING,
-    TRAINED,
-    completed_part,
-    read_config,
-    renamed,
-    standardised,
 )
 from weightscope.model.config.reading import part_of, parts
 from weightscope.model.config.rope import GridRope, Rope
@@ -338,7 +330,7 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     if all(values.get(each + TRAINED) and values.get(f"{each}factor") for each in yarns):
         turns -= {"yarn"}
     try:
-        read = row.configured(completed_part(config, part, row))
+        read = settings(config, part, row).family
     except CheckpointError:
         read = row
     any_length = (
@@ -431,13 +423,11 @@ def _normal(root: Config, row: Family, section: Config, kind: str, chosen: Confi
     makes: dict[str, frozenset[str]] = {}
     for read in (row,) if chosen is not None else _rows(kind):
         try:
-            config = (
-                completed_part(root, chosen, read)
-                if chosen is not None
-                else _read(section, read, kind, root)
-            )
-            family = read.configured(config)
-            numbers = read_config(config, family)
+            if chosen is not None:
+                meant = settings(root, chosen, read)
+            else:
+                meant = settings(root, section, read, kind, usual_values(kind))
+            config, family, numbers = meant.values, meant.family, meant.numbers
         except CheckpointError:  # as it stands, then
             continue
         made = {
@@ -533,20 +523,6 @@ def _by_layer(
         values.setdefault(rope.thetas, [base] * numbers.n_layers)
         made[rope.thetas] = frozenset({f"{GIVEN}.rope_theta"})
     return made
-
-
-def _read(section: Config, row: Family, kind: str, root: Config) -> Config:
-    """A section of another stack in the dialect of transformers 5."""
-    written = Config(renamed(section, row, kind), section.file)
-    same_meaning = row.synonyms([key for key in written if written.has(key)])
-    usual = {
-        key: value
-        for key, value in {**usual_values(kind), **row.config.defaults}.items()
-        if key not in same_meaning
-    }
-    values = {key: value for key, value in {**usual, **written}.items() if value is not None}
-    completed = row.completed(values, section.file)
-    return standardised(section, completed.raw, row.configured(completed), kind, root)
 
 
 def _rows(kind: str) -> tuple[Family, ...]:

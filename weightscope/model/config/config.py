@@ -70,6 +70,11 @@ class ModelConfig(Config):
     vocab_size: int | None
 
     @property
+    def tied(self) -> bool:
+        """True unless the config says that the unembedding is not the token embedding."""
+        return self.get("tie_word_embeddings", True) is True
+
+    @property
     def initial_std(self) -> float | None:
         """Initial standard deviation of embeddings; None where the config has no sane one."""
         try:
@@ -112,6 +117,11 @@ LayerTypes = Callable[[Config, int], tuple[str, ...]]
 def all_full(config: Config, n_layers: int) -> tuple[str, ...]:
     """Full attention in every layer."""
     return ("full_attention",) * n_layers
+
+
+def same_layer(config: ModelConfig, layer: int) -> int:
+    """Layer i has tensors of its own, under index i."""
+    return layer
 
 
 def stated(config: Config, n_layers: int) -> tuple[str, ...]:

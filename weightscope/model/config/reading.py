@@ -15,20 +15,23 @@ from functools import cached_property
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config, digest_of
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import CheckpointError, nearest
 from weightscope.model.config.config import KEYS, ModelConfig, class_says
-from weightscope.model.config.numbers import completed_part, read_config
+from weightscope.model.config.dialects import Settings, settings
 from weightscope.model.rows import gguf
 from weightscope.model.rows.family import Family
-from weightscope.model.rows.original.spelling import KNOWN_BY
-from weightscope.model.rows.original.spelling import as_published as original_as_published
+from weightscope.model.rows.original import KNOWN_BY
+from weightscope.model.rows.original import as_published as original_as_published
 from weightscope.model.rows.own_names import unwrapped
 from weightscope.model.rows.table import FAMILIES, known_rows, unproved
+
+if TYPE_CHECKING:
+    from weightscope.model.rows.names import Tensors
 
 DEEPEST = 3  # levels of objects within a config that are looked into
 SIZES = ("n_layers", "d_model", "n_heads")
@@ -61,14 +64,23 @@ class Reading:
     """A checkpoint's reading as one model, decided once and handed on."""
 
     stated: Family  # the row as the table has it, with the model's place
-    configured: Family  # the row as the config makes it
+    settings: Settings  # the meaning of the config to that row
     part: Config  # the part of config.json that describes the model, as the file has it
     prefix: str | None  # prefix of its tensors' names; None where no tensors decided it
-    config: ModelConfig
     kind: object = None  # the model_type of config.json; None where the row is on trial
     asked: str | None = None  # the name or model_type that the row was asked for by
     # stacks that rows of the table read, if they were looked for
     stacks: "Mapping[str, Stack] | None" = field(default=None, repr=False)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The numbers of the model."""
+        return self.settings.numbers
+
+    @property
+    def configured(self) -> Family:
+        """The row as the config makes it."""
+        return self.settings.family
 
     @cached_property
     def row(self) -> Family:
@@ -176,11 +188,12 @@ def read_as(
 ) -> Reading:
     """A checkpoint as a row reads it."""
     part = part_of(checkpoint, row)
-    values = completed_part(checkpoint.config, part, row)
-    family = row.configured(values)
+    meant = settings(checkpoint.config, part, row)
     if row.proved_for and row.proved_for != digest_of(checkpoint.config):
-        family = family.but(origin=f"{row.origin}, but not with this config")
-    return Reading(row, family, part, prefix, read_config(values, family), kind, asked)
+        origin = f"{row.origin}, but not with this config"
+        meant = replace(meant, family=meant.family.but(origin=origin))
+    meant.numbers  # noqa: B018 - checks every size
+    return Reading(row, meant, part, prefix, kind, asked)
 
 
 def stacks_of(checkpoint: Checkpoint, known: Reading | None = None) -> dict[str, Stack]:
@@ -193,6 +206,49 @@ def stacks_of(checkpoint: Checkpoint, known: Reading | None = None) -> dict[str,
         stacks = readable(checkpoint)
     read = {name: _read(checkpoint, stack, known) for name, stack in stacks.items()}
     return read | unread(stacks, checkpoint)
+
+
+class Stacks(Mapping[str, Stack]):
+    """The attention models of a checkpoint by name, with the one that a reading is of."""
+
+    def __init__(self, checkpoint: Checkpoint, reading: Reading, prefix: str) -> None:
+        self.checkpoint, self.reading, self.prefix = checkpoint, reading, prefix
+        self._stacks = stacks_of(checkpoint, reading)
+
+    def __getitem__(self, name: str) -> Stack:
+        return self._stacks[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stacks)
+
+    def __len__(self) -> int:
+        return len(self._stacks)
+
+    def is_read(self, stack: Stack) -> bool:
+        """True if the reading is of that stack, by whatever row."""
+        read = self.reading.configured
+        if (row := stack.row) is not None:
+            return stack.prefix + row.layer + row.heads.q == self.prefix + read.layer + read.heads.q
+        before_layers = (self.prefix + read.layer).partition("{i}")[0]
+        return bool(before_layers) and stack.prefix.startswith(before_layers)
+
+    @cached_property
+    def others(self) -> dict[str, Stack]:
+        """The stacks that are not read, by name."""
+        return {name: stack for name, stack in self.items() if not self.is_read(stack)}
+
+    @cached_property
+    def tensors(self) -> "Tensors":
+        """Every tensor under its role, of the stack that is read and of the others."""
+        from weightscope.model.rows.names import Tensors
+
+        read = [name for name in self if name not in self.others]
+        tower = read[-1] if read else self.reading.configured.tower or "text"
+        stacks = {tower: (self.reading.family, self.reading.config, self.prefix)}
+        for name, stack in self.others.items():
+            if stack.reading is not None:
+                stacks[name] = stack.reading.configured, stack.reading.config, stack.prefix
+        return Tensors(self.checkpoint, stacks)
 
 
 def _read(checkpoint: Checkpoint, stack: Stack, known: Reading | None) -> Stack:

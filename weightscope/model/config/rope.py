@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log, sqrt
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -186,7 +186,8 @@ class Rope:
         if not isinstance(kind, str) or kind not in SCALINGS:
             raise given.error("rope_type", "one of " + ", ".join(SCALINGS))
         trained = given.size("original_max_position_embeddings", default=config.n_positions or 1)
-        scaled = SCALINGS[kind](given, _base(given), width, trained, config.n_positions or trained)
+        allowed = config.n_positions or trained
+        scaled = SCALINGS[kind](Scaling(given, _base(given), width, trained, allowed))
         axes = self.sections.axes(given, width // 2) if self.sections else None
         if self.backwards:
             scaled = scaled.backwards()
@@ -212,113 +213,123 @@ class Scaled(ShowsShapes):
         )
 
 
-# Kinds of scaling: functions of the given parameters, the base, the rotated width, the positions
-# first trained on and those now allowed.
+class Scaling(NamedTuple):
+    """Rotary parameters of a config, and the sizes that their scaling depends on."""
+
+    given: Config
+    theta: float
+    width: int  # dimensions that turn
+    trained: int  # positions that the model was first trained on
+    allowed: int  # positions that it takes now
+
+    @property
+    def plain(self) -> np.ndarray:
+        """The frequencies without scaling."""
+        return inverse_powers(self.theta, self.width)
+
+    def factor(self, default: float | None = None) -> float:
+        """The config's factor of scaling."""
+        return self.given.number("factor", default=default, smallest=1e-6)
+
+    def stretch(self, key: str) -> np.ndarray:
+        """A list of the config with a divisor of each pair's frequency."""
+        value, pairs = self.given.get(key), self.width // 2
+        wanted = f"a list of {pairs} positive numbers"
+        if not isinstance(value, list) or not {*map(type, value)} <= {int, float}:
+            raise self.given.error(key, wanted)
+        if len(value) != pairs:
+            raise self.given.error(key, wanted)
+        stretch = np.array(value, np.float64)
+        if not ((stretch >= 1e-6) & (stretch <= 1e12)).all():
+            raise self.given.error(key, wanted)
+        return stretch
+
+    def refuse_single_pair(self) -> None:
+        """Refuse one pair, whose base does not grow."""
+        if self.width == 2:
+            raise self.given.error("rope_type", "one that a single pair can be scaled by")
 
 
-def _default(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    return Scaled(inverse_powers(theta, width))
+# Kinds of scaling.
 
 
-def _proportional(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+def _default(scaling: Scaling) -> Scaled:
+    return Scaled(scaling.plain)
+
+
+def _proportional(scaling: Scaling) -> Scaled:
     """The first pairs of a whole head turn as in a whole head, the others do not."""
-    frequencies = inverse_powers(theta, width) / given.number("factor", default=1.0, smallest=1e-6)
-    frequencies[int(given.number("partial_rotary_factor") * width // 2) :] = 0
+    frequencies, share = scaling.plain / scaling.factor(1.0), "partial_rotary_factor"
+    frequencies[int(scaling.given.number(share) * scaling.width // 2) :] = 0
     return Scaled(frequencies)
 
 
-def _linear(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    return Scaled(inverse_powers(theta, width) / given.number("factor", smallest=1e-6))
+def _linear(scaling: Scaling) -> Scaled:
+    return Scaled(scaling.plain / scaling.factor())
 
 
-def _dynamic(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    factor = given.number("factor", smallest=1e-6)
-    if width == 2:
-        raise given.error("rope_type", "one that a single pair can be scaled by")
-    stretched = partial(_ntk, theta, width, factor, allowed)
-    return Scaled(inverse_powers(theta, width), stretched=stretched, longest=allowed)
+def _dynamic(scaling: Scaling) -> Scaled:
+    _, theta, width, _, allowed = scaling
+    factor = scaling.factor()
+    scaling.refuse_single_pair()
+    # a partial, unlike a function made here, has the same repr for the same numbers
+    stretched = partial(ntk_frequencies, theta, width, factor, trained=allowed)
+    return Scaled(scaling.plain, stretched=stretched, longest=allowed)
 
 
-def _alpha(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    if width == 2:
-        raise given.error("rope_type", "one that a single pair can be scaled by")
+def _alpha(scaling: Scaling) -> Scaled:
+    scaling.refuse_single_pair()
+    given, theta, width, *_ = scaling
     growth = given.number("alpha", smallest=1e-6) ** (width / (width - 2))
     return Scaled(inverse_powers(theta * growth, width))
 
 
-def _ntk(theta: float, width: int, factor: float, trained: int, length: int) -> np.ndarray:
-    return ntk_frequencies(theta, width, factor, length, trained)
-
-
-def _yarn(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    factor = given.number("factor", default=allowed / trained, smallest=1e-6)
+def _yarn(scaling: Scaling) -> Scaled:
+    given, theta, width, trained, allowed = scaling
+    factor = scaling.factor(allowed / trained)
     weight, weight_all = (given.number(key, default=0) for key in ("mscale", "mscale_all_dim"))
     usual = yarn_temperature(factor)
     if weight and weight_all:
         usual = yarn_temperature(factor, weight) / yarn_temperature(factor, weight_all)
+    fast, slow = (given.number(key, default=0) for key in ("beta_fast", "beta_slow"))
+    whole = given.get("truncate", True) is not False
     frequencies = yarn_frequencies(
-        theta,
-        width,
-        factor,
-        trained,
-        given.number("beta_fast", default=0) or 32,
-        given.number("beta_slow", default=0) or 1,
-        whole=given.get("truncate", True) is not False,
+        theta, width, factor, trained, fast or 32, slow or 1, whole=whole
     )
     return Scaled(frequencies, given.number("attention_factor", default=usual))
 
 
-def _longrope(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    factor = given.number("factor", default=allowed / trained, smallest=1e-6)
+def _longrope(scaling: Scaling) -> Scaled:
+    given, trained, plain = scaling.given, scaling.trained, scaling.plain
+    factor = scaling.factor(scaling.allowed / trained)
     usual = sqrt(1 + log(factor) / log(trained)) if factor > 1 and trained > 1 else 1.0
-    short, long = (_stretch(given, key, width // 2) for key in ("short_factor", "long_factor"))
-    plain = inverse_powers(theta, width)
-    return Scaled(
-        plain / short,
-        given.number("attention_factor", default=usual),
-        lambda length: plain / long,
-        trained,
-    )
+    short, long = scaling.stretch("short_factor"), scaling.stretch("long_factor")
+    scale = given.number("attention_factor", default=usual)
+    return Scaled(plain / short, scale, lambda length: plain / long, trained)
 
 
-def _mscale(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
+def _mscale(scaling: Scaling) -> Scaled:
     """Phi-3.5-MoE: the short factors at any length, and a scale of cos and sin of its own."""
+    given = scaling.given
     short, long = (given.number(f"{length}_mscale") for length in ("short", "long"))
     if given["rope_type"] != "longrope":
         raise given.error("rope_type", "longrope")
     if short != long:
-        raise given.error(
-            "long_mscale", f"{short:g}, as short_mscale: one scale of cos and sin at any length"
-        )
-    return Scaled(inverse_powers(theta, width) / _stretch(given, "short_factor", width // 2), short)
+        wanted = f"{short:g}, as short_mscale: one scale of cos and sin at any length"
+        raise given.error("long_mscale", wanted)
+    return Scaled(scaling.plain / scaling.stretch("short_factor"), short)
 
 
-def _stretch(given: Config, key: str, pairs: int) -> np.ndarray:
-    value = given.get(key)
-    wanted = f"a list of {pairs} positive numbers"
-    if (
-        not isinstance(value, list)
-        or len(value) != pairs
-        or not {*map(type, value)} <= {int, float}
-    ):
-        raise given.error(key, wanted)
-    stretch = np.array(value, np.float64)
-    if not ((stretch >= 1e-6) & (stretch <= 1e12)).all():
-        raise given.error(key, wanted)
-    return stretch
-
-
-def _llama3(given: Config, theta: float, width: int, trained: int, allowed: int) -> Scaled:
-    low, high = (
-        given.number(key, smallest=1e-6) for key in ("low_freq_factor", "high_freq_factor")
-    )
+def _llama3(scaling: Scaling) -> Scaled:
+    given, theta, width, trained, _ = scaling
+    keys = ("low_freq_factor", "high_freq_factor")
+    low, high = (given.number(key, smallest=1e-6) for key in keys)
     if high <= low:
         raise given.error("high_freq_factor", "more than low_freq_factor")
-    factor = given.number("factor", smallest=1e-6)
-    return Scaled(llama3_frequencies(theta, width, factor, trained, low, high))
+    return Scaled(llama3_frequencies(theta, width, scaling.factor(), trained, low, high))
 
 
-SCALINGS: dict[str, Callable[[Config, float, int, int, int], Scaled]] = {
+SCALINGS: dict[str, Callable[[Scaling], Scaled]] = {
     "default": _default,
     "linear": _linear,
     "proportional": _proportional,

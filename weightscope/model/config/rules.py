@@ -461,11 +461,6 @@ class Stage:
 # The index under which a layer is stored.
 
 
-def same_layer(config: ModelConfig, layer: int) -> int:
-    """Layer i has tensors of its own, under index i."""
-    return layer
-
-
 def half(config: ModelConfig, layer: int) -> int:
     """Two layers of attention stand under each index."""
     return layer // 2

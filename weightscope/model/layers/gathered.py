@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weightscope.model.layers.norms import Norm, rms
+from weightscope.model.layers.maps import Norm, rms
 
 Gathered = np.ndarray  # (H, n, r_v): sum_j alpha_ij v(x_j) of every head and query token
 

@@ -20,8 +20,7 @@ from weightscope.model.layers.gathered import (
     EachHeadNorm,
     mass_beside,
 )
-from weightscope.model.layers.maps import Affine, InnerNorm, Latent
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Affine, InnerNorm, Latent, Norm
 from weightscope.model.layers.positions import (
     NOTHING_ADDED,
     Added,

@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike
 from weightscope.core.errors import CheckpointError
 from weightscope.core.results import ShowsShapes
 from weightscope.model.layers.gathered import sigmoid
-from weightscope.model.layers.maps import Affine
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Affine, Norm
 
 
 class ByDistance(ShowsShapes):

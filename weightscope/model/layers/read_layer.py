@@ -10,10 +10,10 @@ import numpy as np
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.config import ModelConfig
-from weightscope.model.config.numbers import in_layer
+from weightscope.model.config.dialects import in_layer
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.maps import Affine, InnerNorm, Latent
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.layouts import StoredHeads
+from weightscope.model.layers.maps import Affine, InnerNorm, Latent, Norm
 from weightscope.model.layers.positions import Buckets, Slopes, WindowBias
 from weightscope.model.layers.rotation import GridRotation, Rotation
 from weightscope.model.layers.steps import Place, Step
@@ -134,7 +134,7 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         model, prefix=stem, lent=dict.fromkeys(family.of_keys, maker) if source != index else {}
     )
     layer = replace(
-        family.heads.layout(tensors, family, config),
+        family.heads.layout(StoredHeads(tensors, family, config)),
         index=index,
         scale=family.scores.scale(config, index),
         rotation=family.rope.rotation(config, index) if family.rope else None,

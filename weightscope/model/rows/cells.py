@@ -21,11 +21,12 @@ from weightscope.model.config.config import (
     Within,
     all_full,
     listed_sizes,
+    same_layer,
 )
 from weightscope.model.config.rope import GridRope, Rope
-from weightscope.model.config.rules import always, default_scale, same_layer
+from weightscope.model.config.rules import always, default_scale
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Norm
 from weightscope.model.layers.positions import Buckets, Slopes, WindowBias
 
 # A checkpoint's tensors by the names a family's row uses, shapes checked as they are read.
@@ -85,8 +86,7 @@ class LayerTensors:
 # The cells: modules and tensors by name, and what a config says about both.
 
 Names = tuple[str, ...]
-# (a layer's tensors, its configured row, the config) -> the layer
-Layout = Callable[[LayerTensors, Any, ModelConfig], Layer]
+Layout = Callable[[Any], Layer]  # of `layouts.StoredHeads`
 Additive = Callable[[LayerTensors, ModelConfig, int], Slopes | Buckets | WindowBias]
 Epsilon = Annotated[float, Within(0.0, 1.0)] | None
 

@@ -41,10 +41,15 @@ from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.tables import Table
 from weightscope.model.config.config import ModelConfig
-from weightscope.model.config.numbers import in_layer
+from weightscope.model.config.dialects import in_layer
 from weightscope.model.config.rope import Rope
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.layouts import by_dimension_and_head, gated, separate
+from weightscope.model.layers.layouts import (
+    StoredHeads,
+    by_dimension_and_head,
+    gated,
+    separate,
+)
 from weightscope.model.layers.maps import Affine
 from weightscope.model.rows.cells import LEGACY, LayerTensors, StoredNorm
 from weightscope.model.rows.family import Family
@@ -55,7 +60,7 @@ from weightscope.model.rows.gguf import (
     less_one,
     queries_in_halves,
 )
-from weightscope.model.rows.original.spelling import PartTensor
+from weightscope.model.rows.original import PartTensor
 from weightscope.model.rows.table import FAMILIES, title
 
 # Roles that are named within the model; all others within a layer.
@@ -474,8 +479,7 @@ class _Reader:
     @property
     def is_tied(self) -> bool:
         """True if logits are made by the rows of the token embedding, as the config says."""
-        is_tied = self.config.get("tie_word_embeddings", True) is True
-        return is_tied and self.family.outputs is not None
+        return self.config.tied and self.family.outputs is not None
 
     def _of_model(self) -> Iterator[NamedTensor]:
         row, checkpoint = self.family, self.checkpoint
@@ -667,7 +671,8 @@ class _Reader:
             stem, maker = (self.prefix + family.stored_name(config, i) for i in (index, source))
             lent = dict.fromkeys(family.of_keys, maker) if maker != stem else {}
             tensors = LayerTensors(self.values, stem, needed_by, lent)
-            self._last = index, family.heads.layout(tensors, family, config)
+            stored = StoredHeads(tensors, family, config)
+            self._last = index, family.heads.layout(stored)
         layer = self._last[1]
         if role == "o":
             if bias:

@@ -32,6 +32,7 @@ from weightscope.model.config.config import (
     Within,
     all_full,
     listed_sizes,
+    same_layer,
     stated,
     values_of,
 )
@@ -183,7 +184,7 @@ NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
         rules.heads_of_attn_config,
         rules.adjusted_width,
     ),
-    "stored_layer": (rules.same_layer, rules.half, rules.shared_groups),
+    "stored_layer": (same_layer, rules.half, rules.shared_groups),
     "config": (
         cells.nothing_more,
         gguf.gemma_scalar,

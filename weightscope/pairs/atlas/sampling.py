@@ -18,7 +18,7 @@ from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor, Tenso
 from weightscope.checkpoint.hub import CONNECTIONS
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.config import ModelConfig
-from weightscope.model.config.numbers import in_layer
+from weightscope.model.config.dialects import in_layer
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.read_layer import read_layer
 from weightscope.model.layers.steps import Reads

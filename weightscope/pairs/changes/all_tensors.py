@@ -301,7 +301,7 @@ def _as_unembedding(
 ) -> Pair | None:
     """Pair an unembedding that one checkpoint stores with the tied embedding of the other."""
     stored, tied = (only.a, b) if only.a else (only.b, a)
-    if stored is None or stored.role != ROWS or not isinstance(tied, Model) or not tied.tied:
+    if stored is None or stored.role != ROWS or not isinstance(tied, Model) or not tied.ends.tied:
         return None
     rows = needed_tensors(tied).get(ROWS)
     if rows is None or len(stored.as_stored().shape) != len(rows.shape):

@@ -136,14 +136,15 @@ def basis_by_tokens(
     """
     x, y = a.embeddings, b.embeddings
     if order is not None:
-        rows = (m.into_stream(m.embeddings.rows(ids)) for m, ids in zip((a, b), order, strict=True))
+        pairs = zip((a, b), order, strict=True)
+        rows = (m.ends.into_stream(m.embeddings.rows(ids)) for m, ids in pairs)
         of_a, of_b = (each.astype(np.float64) for each in rows)
         u, _, vt = np.linalg.svd(of_a.T @ of_b)
         return Basis((u @ vt).astype(np.float32))
     n = min(x.n_tokens, y.n_tokens)
     cross = np.zeros((a.config.d_model,) * 2)
     for (_, of_a), (_, of_b) in zip(x.blocks(0, n), y.blocks(0, n), strict=True):
-        cross += a.into_stream(of_a).astype(np.float64).T @ b.into_stream(of_b)
+        cross += a.ends.into_stream(of_a).astype(np.float64).T @ b.ends.into_stream(of_b)
     u, _, vt = np.linalg.svd(cross)
     return Basis((u @ vt).astype(np.float32))
 

@@ -102,7 +102,7 @@ def settings_change(a: Model, b: Model, label: str) -> SettingsChange:
         config = [
             each._replace(effect=NONE) if _last(each.key) == TIED else each for each in config
         ]
-    rows = [[tensor.shape[0] for tensor in model.embedding_tensors[:1]] for model in (a, b)]
+    rows = [[tensor.shape[0] for tensor in model.ends.input_tensors[:1]] for model in (a, b)]
     return SettingsChange(label, config, list(_files(a, b)), rows[0] != rows[1])
 
 

@@ -46,7 +46,7 @@ def match_tokens(suspect: Model, base: Model) -> TokenOrder:
     """Pair the tokens of two models of one width, whatever their basis and order."""
     ids = [strongest(model) for model in (suspect, base)]
     x, y = (
-        model.into_stream(model.embeddings.rows(each))
+        model.ends.into_stream(model.embeddings.rows(each))
         for model, each in zip((suspect, base), ids, strict=True)
     )
     left, right, share = match_rows(x, y)
@@ -55,7 +55,7 @@ def match_tokens(suspect: Model, base: Model) -> TokenOrder:
 
 def would_show(model: Model) -> bool:
     """True if a noisy copy of the tokens in another basis and order would be found."""
-    rows = model.into_stream(model.embeddings.rows(strongest(model)))
+    rows = model.ends.into_stream(model.embeddings.rows(strongest(model)))
     rng = np.random.default_rng(0)
     spread = TRIED_WITH * float(np.sqrt(np.mean(np.square(rows, dtype=np.float64))))
     copy = rows + spread * rng.standard_normal(rows.shape, np.float32)
@@ -72,7 +72,7 @@ def strongest(model: Model) -> np.ndarray:
     if embeddings.n_tokens <= MOST_TOKENS:
         return np.arange(embeddings.n_tokens)
     norms = np.concatenate(
-        [np.linalg.norm(model.into_stream(rows), axis=1) for _, rows in embeddings.blocks()]
+        [np.linalg.norm(model.ends.into_stream(rows), axis=1) for _, rows in embeddings.blocks()]
     )
     return np.sort(np.argsort(-norms, kind="stable")[:MOST_TOKENS])
 

@@ -21,7 +21,8 @@ from weightscope.heads.circuits.stream import (
     rest_of_layer,
     why_not_exact,
 )
-from weightscope.model.model import Model, Opened
+from weightscope.model.model import Model
+from weightscope.model.opened import Opened
 from weightscope.model.text.tokenizer import Tokenizer, token_names
 
 TEXTS, LENGTH = 16, 32  # random texts, and their tokens

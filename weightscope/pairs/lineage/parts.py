@@ -253,7 +253,7 @@ def _tokens(suspect: Model, base: Model, both: Both, basis: Basis) -> PartVerdic
         return PartVerdict("absent", "not in both checkpoints")
     if not basis.known:
         return PartVerdict("undecided", UNKNOWN_BASIS)
-    if suspect.embedding_width != base.embedding_width:
+    if suspect.ends.width != base.ends.width:
         return PartVerdict("undecided", "not compared, since their widths differ")
     is_doubtful = False
     for how, (ids_x, ids_y) in _pairings(suspect, base, x.n_tokens, y.n_tokens):

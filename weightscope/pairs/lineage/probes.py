@@ -80,7 +80,7 @@ def digest_of_heads(model: Model) -> str:
         tensor.name: tensor for i in model.attention_layers for tensor in model.attention_tensors(i)
     }
     with suppress(CheckpointError):  # there are no embeddings
-        tensors |= {tensor.name: tensor for tensor in model.embedding_tensors}
+        tensors |= {tensor.name: tensor for tensor in model.ends.input_tensors}
     in_order = [tensors[name] for name in sorted(tensors)]
     combined = sha256()
     for tensor, digest in zip(in_order, in_threads(_digest, in_order), strict=True):

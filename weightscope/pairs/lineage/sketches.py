@@ -367,7 +367,7 @@ def described(model: Model) -> dict[str, Any]:
 
 def _tower(model: Model) -> str:
     """The name of the attention stack that is read; empty if there is no other."""
-    names = [name for name, stack in model.stacks.items() if model.is_read(stack)]
+    names = [name for name, stack in model.stacks.items() if model.stacks.is_read(stack)]
     return names[0] if len(model.stacks) > 1 and names else ""
 
 
@@ -401,7 +401,7 @@ def token_basis(
 
     At most `count` tokens are taken one by one; more are combined by random signs.
     """
-    rows = model.into_stream(model.embeddings.rows(ids)).astype(np.float64)  # (n, d)
+    rows = model.ends.into_stream(model.embeddings.rows(ids)).astype(np.float64)  # (n, d)
     if not np.isfinite(rows).all():
         return None
     rows -= rows.mean(axis=0)

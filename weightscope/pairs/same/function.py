@@ -57,7 +57,8 @@ def basis_of(a: Model, b: Model) -> Basis | None:
         basis = basis_by_tokens(a, b)
         blocks = zip(a.embeddings.blocks(), b.embeddings.blocks(), strict=True)
         is_turned = all(
-            _rows_turned(a, a.into_stream(x), b.into_stream(y), basis) for (_, x), (_, y) in blocks
+            _rows_turned(a, a.ends.into_stream(x), b.ends.into_stream(y), basis)
+            for (_, x), (_, y) in blocks
         )
     except (CheckpointError, ValueError):
         return None

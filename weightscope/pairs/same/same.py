@@ -619,7 +619,7 @@ def _tied_head(
     if head is None or not isinstance(tying, Model) or "tokens" not in tying.tensors:
         return None
     # encoders' heads have more than a norm and a matrix
-    ties = tying.tied or "unembedding" in tying.family.also
+    ties = tying.ends.tied or "unembedding" in tying.family.also
     if not ties or tying.config.get("tie_word_embeddings", True) is not True:
         return None
     tokens = tying.tensors["tokens"]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from weightscope.model.config.config import ModelConfig
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Norm
 from weightscope.model.rows.cells import LayerTensors
 
 

@@ -10,8 +10,7 @@ from weightscope.core.errors import CheckpointError
 from weightscope.model.config.config import ModelConfig, OneOf
 from weightscope.model.layers.gathered import softplus
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.maps import Affine, Latent
-from weightscope.model.layers.norms import Norm
+from weightscope.model.layers.maps import Affine, Latent, Norm
 from weightscope.model.layers.steps import Place, Reads, Step
 from weightscope.model.rows.cells import LayerTensors
 

@@ -1,4 +1,7 @@
-"""Bounds of scores, and of queries, keys and values."""
+"""Bounds of scores, queries, keys and values, and learned sink logits.
+
+A sink is one more term in each softmax, which takes attention and gives nothing.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -6,7 +9,7 @@ from typing import Any
 from weightscope.checkpoint.config import Config
 from weightscope.model.config.config import ModelConfig
 from weightscope.model.layers.layer import Layer
-from weightscope.model.layers.steps import Place, Step
+from weightscope.model.layers.steps import Place, Reads, Step
 from weightscope.model.rows.cells import LayerTensors
 
 
@@ -62,3 +65,51 @@ class Clip(Step):
         if layer.clip is None:
             return ""
         return f"queries, keys and values are clipped to [-{layer.clip:g}, {layer.clip:g}]"
+
+
+@dataclass(frozen=True)
+class SinkLogits(Step):
+    """Learned sink logits of heads, in each layer."""
+
+    tensor: str  # (H,)
+
+    def reads(self) -> Reads:
+        return Reads(tensors=(self.tensor,))
+
+
+@dataclass(frozen=True)
+class Sinks(SinkLogits):
+    """Sink logits inside the softmax (gpt-oss)."""
+
+    name = "sinks"
+    place = Place.SCORES
+    label = "sinks"
+
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
+        return replace(layer, sinks=tensors.read(self.tensor, (config.n_heads,)))
+
+    def caveat(self, layer: Layer) -> str:
+        return "the learned sink logit, one more term in each softmax (layer.sinks)"
+
+
+@dataclass(frozen=True)
+class OuterSinks(SinkLogits):
+    """Sink logits outside the softmax: the mass they leave multiplies a head's weighted sum
+    (Granite).
+    """
+
+    name = "outer_sinks"
+    place = Place.GATHERED
+
+    def apply(
+        self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors
+    ) -> Layer:
+        return replace(layer, outer_sinks=tensors.read(self.tensor, (config.n_heads,)))
+
+    def caveat(self, layer: Layer) -> str:
+        return (
+            "the learned sink logit, one more term in each softmax, which transformers "
+            "leaves out of attention and multiplies what a head gathers by"
+        )

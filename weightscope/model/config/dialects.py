@@ -1,14 +1,15 @@
-"""The numbers of one model from its config and a row, in any dialect of configs.
+"""The meaning of a config to a row, in any dialect of configs.
 
 transformers standardises a config before it builds a model: `attribute_map` renames sizes, and
 `convert_rope_params_to_dict` turns what older versions wrote of rotation into `rope_parameters`.
-`renamed` and `standardised` do the same. Where a config says two things at once, transformers' rule
+`settings` does the same. Where a config says two things at once, transformers' rule
 decides and a note says so; without a rule the config is refused. Where versions of transformers
 differ, the one that wrote the file decides; a file that does not name it is refused.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from weightscope.checkpoint.config import Config
@@ -24,93 +25,132 @@ NEEDED = {"n_layers", "d_model", "n_heads", "norm_eps"}  # sizes that change num
 SIZES = {name for meaning in NEEDED for name in KEYS[meaning]}
 
 
-def completed_part(config: Config, part: Config, family: Family) -> Config:
-    """The part of a config that describes this model, completed by the architecture's defaults.
+@dataclass(frozen=True)
+class Settings:
+    """A config's meaning to a row.
+
+    Attributes
+    ----------
+    values : Config
+        The config's values under the names of transformers 5, with what it leaves out.
+    family : Family
+        The row as these values make it.
+    """
+
+    values: Config
+    family: Family
+
+    @cached_property
+    def numbers(self) -> ModelConfig:
+        """The normalised numbers."""
+        config, keys, rules = self.values, self.family.size_keys, self.family.config
+        listed = config.get(rules.listed)
+        usual = len(listed) if isinstance(listed, list) else None
+        n_layers = config.size(*keys["n_layers"], default=usual, largest=MOST_LAYERS)
+        n_layers *= rules.attentions
+        d_model = config.size(*keys["d_model"])
+        n_heads, n_kv_heads, head_dim = head_sizes(config, self.family)
+        if rules.listed in config:
+            types = config.strings(rules.listed, n_layers)
+        else:
+            types = rules.layer_types(config, n_layers)
+        norm, eps, norm_kind = self.family.norms.before, 0.0, "none"
+        if norm is not None:
+            norm_kind = "layer_norm" if norm.centred else "rms_norm"
+        if norm is not None and norm.eps is not None:
+            eps = norm.eps
+        elif norm is not None or config.has(*keys["norm_eps"]):
+            eps = config.number(*keys["norm_eps"], largest=1.0)
+        rope = {}
+        if self.family.rope:
+            kinds = {kind for kind in types if self._is_attention(kind)}
+            rope = {kind: self.family.rope.parameters(config, kind) for kind in kinds}
+
+        def size_if_any(meaning: str) -> int | None:
+            return config.size(*keys[meaning]) if config.has(*keys[meaning]) else None
+
+        return ModelConfig(
+            raw=config.raw,
+            file=config.file,
+            notes=config.notes,
+            model_type=str(config.get("model_type")),
+            n_layers=n_layers,
+            d_model=d_model,
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            norm=norm_kind,
+            norm_eps=eps,
+            layer_types=types,
+            rope=rope,
+            n_positions=size_if_any("n_positions"),
+            vocab_size=size_if_any("vocab_size"),
+        )
+
+    def _is_attention(self, layer_type: str) -> bool:
+        kinds = self.family.config.attention_types
+        return not kinds or layer_type in kinds
+
+    def attends(self, index: int) -> bool:
+        """True if a layer attends to its own input; in hybrid models others do not."""
+        if not self._is_attention(self.numbers.layer_types[index]):
+            return False
+        return self.family.keys_of(self.numbers, index) == index
+
+    def borrows(self, index: int) -> bool:
+        """True if a layer attends from its input to keys and values of an earlier layer."""
+        source = self.family.keys_of(self.numbers, index)
+        return source != index and self.attends(source)
+
+    @cached_property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Indices of the layers that attend to their own input."""
+        return tuple(i for i in range(self.numbers.n_layers) if self.attends(i))
+
+
+def settings(
+    root: Config, part: Config, row: Family, kind: str = "", usual: Mapping[str, Any] | None = None
+) -> Settings:
+    """The meaning to a row of a part of a config, completed by the architecture's defaults.
 
     A key that is there and null means null, as it does to transformers. A size under one name
     leaves no default of another.
+
+    Parameters
+    ----------
+    root, part : Config
+        All of config.json, and its part for this model.
+    row : Family
+    kind : str, optional
+        The model_type of another stack's section, which inherits nothing from the whole.
+    usual : mapping, optional
+        Values that the class of `kind` takes for keys left out.
     """
     inherited: dict[str, Any] = {}
-    kind = part.get("model_type") or config.get("model_type")
-    # a wrapper's part: it may leave its sizes to the architecture, too
-    if part.raw is not config.raw:
-        wrapper = config.get("model_type")
-        inner = f"{wrapper}.{family.part}"  # a class that is the wrapper's own
-        usual = (
-            part.get("model_type")
-            or class_says(wrapper, "parts").get(family.part)
-            or family.types[0]
-        )
-        kind = inner if class_says(inner, "names") else usual
-        sizes = (
-            class_says(inner, "sizes")
-            or class_says(usual, "sizes")
-            or class_says(family.types[0], "sizes")
-        )
-        inherited = {"model_type": usual, **sizes}
-        if config.get("tie_word_embeddings") is True:
-            inherited["tie_word_embeddings"] = True
-    kind = str(kind)
-    values = Config(renamed(part, family, kind), part.file)
-    stated = family.synonyms([key for key in values if values.has(key)])
-    defaults = {**family.config.defaults, **inherited}
+    if not kind:
+        kind = str(part.get("model_type") or root.get("model_type"))
+        if part.raw is not root.raw:  # a wrapper's part may leave its sizes to the architecture
+            kind, inherited = _of_wrapper(root, part, row)
+    values = Config(_renamed(part, row, kind), part.file)
+    stated = row.synonyms([key for key in values if values.has(key)])
+    defaults = {**(usual or {}), **row.config.defaults, **inherited}
     defaults = {key: value for key, value in defaults.items() if key not in stated}
     merged = {key: value for key, value in {**defaults, **values}.items() if value is not None}
-    completed = family.completed(merged, config.file)
-    return standardised(part, completed.raw, family.configured(completed), kind, config)
+    completed = row.completed(merged, root.file)
+    final = _standardised(part, completed.raw, row.configured(completed), kind, root)
+    return Settings(final, row.configured(final))
 
 
-def read_config(config: Config, family: Family) -> ModelConfig:
-    """Normalise the values of a config from `completed_part`, by its row as configured."""
-    keys = family.size_keys
-    listed = config.get(family.config.listed)
-    usual = len(listed) if isinstance(listed, list) else None
-    n_layers = (
-        config.size(*keys["n_layers"], default=usual, largest=MOST_LAYERS)
-        * family.config.attentions
-    )
-    d_model = config.size(*keys["d_model"])
-    n_heads, n_kv_heads, head_dim = head_sizes(config, family)
-    rules = family.config
-    types = (
-        config.strings(rules.listed, n_layers)
-        if rules.listed in config
-        else rules.layer_types(config, n_layers)
-    )
-    attending = {
-        kind for kind in types if not rules.attention_types or kind in rules.attention_types
-    }
-    norm, eps, norm_kind = family.norms.before, 0.0, "none"
-    if norm is not None:
-        norm_kind = "layer_norm" if norm.centred else "rms_norm"
-    if norm is not None and norm.eps is not None:
-        eps = norm.eps
-    elif norm is not None or config.has(*keys["norm_eps"]):
-        eps = config.number(*keys["norm_eps"], largest=1.0)
-    rope = {}
-    if family.rope:
-        rope = {kind: family.rope.parameters(config, kind) for kind in attending}
-
-    def size_if_any(meaning: str) -> int | None:
-        return config.size(*keys[meaning]) if config.has(*keys[meaning]) else None
-
-    return ModelConfig(
-        raw=config.raw,
-        file=config.file,
-        notes=config.notes,
-        model_type=str(config.get("model_type")),
-        n_layers=n_layers,
-        d_model=d_model,
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
-        norm=norm_kind,
-        norm_eps=eps,
-        layer_types=types,
-        rope=rope,
-        n_positions=size_if_any("n_positions"),
-        vocab_size=size_if_any("vocab_size"),
-    )
+def _of_wrapper(root: Config, part: Config, row: Family) -> tuple[str, dict[str, Any]]:
+    """The class of a wrapper's part, and what the part inherits from it and the wrapper."""
+    wrapper = root.get("model_type")
+    inner, first = f"{wrapper}.{row.part}", row.types[0]  # a class that is the wrapper's own
+    usual = part.get("model_type") or class_says(wrapper, "parts").get(row.part) or first
+    sizes = class_says(inner, "sizes") or class_says(usual, "sizes") or class_says(first, "sizes")
+    inherited = {"model_type": usual, **sizes}
+    if root.get("tie_word_embeddings") is True:
+        inherited["tie_word_embeddings"] = True
+    return str(inner if class_says(inner, "names") else usual), inherited
 
 
 # Number and width of heads: in a model, and in one of its layers.
@@ -148,28 +188,6 @@ def in_layer(config: ModelConfig, family: Family, index: int) -> tuple[ModelConf
     ), row
 
 
-def attends(config: ModelConfig, family: Family, index: int) -> bool:
-    """True if a layer attends to its own input; in hybrid models others do not."""
-    kinds = family.config.attention_types
-    if kinds and config.layer_types[index] not in kinds:
-        return False
-    return family.keys_of(config, index) == index
-
-
-def borrows(config: ModelConfig, family: Family, index: int) -> bool:
-    """True if a layer attends from its input to keys and values that an earlier layer has made."""
-    source = family.keys_of(config, index)
-    return source != index and attends(config, family, source)
-
-
-def kind_of(config: ModelConfig, family: Family, index: int) -> str:
-    """A layer's kind, in words."""
-    source, layer_type = family.keys_of(config, index), config.layer_types[index]
-    if source == index:
-        return layer_type
-    return f"{layer_type} to keys and values that layer {source} has made of another stream"
-
-
 # Dialects
 
 
@@ -182,7 +200,7 @@ def _writer_of(config: Config) -> int | None:
 # Sizes under several names.
 
 
-def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
+def _renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
     """A config with its sizes under the names that the class of its model_type stores them by."""
     known, values = class_says(kind, "names"), dict(part)
     read = family.names
@@ -215,7 +233,7 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
 # Rotation.
 
 
-def standardised(
+def _standardised(
     part: Config, values: Mapping[str, Any], family: Family, kind: str, root: Config
 ) -> Config:
     """A config with its rotation in one form.

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy.spatial
 
-from weightscope.model.metrics import neighbours
-from weightscope.model.metrics.neighbours import CENTRES, STILL_LARGE, copies_within
+from weightscope.model.metrics import copies
+from weightscope.model.metrics.copies import CENTRES, STILL_LARGE, copies_within
 
 LIMIT = 0.3
 RNG = np.random.default_rng(0)
@@ -37,7 +37,7 @@ def test_copies_are_the_points_near_an_earlier_one(made: str) -> None:
 def test_no_tree_holds_a_large_group(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The work: distances computed, and neighbours that a query of the tree meets."""
     computed, met = [0], [0]
-    measure, tree = neighbours._distances, scipy.spatial.cKDTree
+    measure, tree = copies._distances, scipy.spatial.cKDTree
 
     def measured(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         computed[0] += len(x) * len(y)
@@ -48,7 +48,7 @@ def test_no_tree_holds_a_large_group(made: str, monkeypatch: pytest.MonkeyPatch)
         met[0] = int(within.max())
         return tree(points)
 
-    monkeypatch.setattr(neighbours, "_distances", measured)
+    monkeypatch.setattr(copies, "_distances", measured)
     monkeypatch.setattr(scipy.spatial, "cKDTree", grown)
     copies_within(MADE[made], LIMIT)
     n = len(MADE[made])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from weightscope.model.metrics.norms import output_triangles, value_norms
+from weightscope.model.metrics.lengths import output_triangles, value_norms
 
 G, H, N, R, D = 2, 6, 7, 4, 16
 
