@@ -33,6 +33,7 @@ def questions() -> Iterator[ModuleType]:
 
     - `SIGNS`: the command that wrote a folder of results, by a file that no other writes;
     - `SHARED_SIGNS`: the same by a file that others write too, where none of `SIGNS` is there;
+    - `HEADS`: the table with one row per head, by the command that writes it;
     - `FINDINGS`: names of modules; importing them registers every kind of finding of the folder.
     """
     for wing in WINGS:

@@ -8,8 +8,8 @@ from weightscope.core.errors import counted
 from weightscope.core.files import Files
 from weightscope.core.formulas import plain
 from weightscope.core.progress import bar
-from weightscope.core.tables import Column, Link, Table, column
-from weightscope.pairs.atlas.atlas import BITS, BY, BY_CHANCE, LIKENESS, PAGES, Atlas
+from weightscope.core.tables import Column, Link, Table, column, columns_of
+from weightscope.pairs.atlas.atlas import PAGES, Atlas, Likeness
 from weightscope.pairs.atlas.descent import Direction
 from weightscope.report.pages.page import Section, write_template
 
@@ -66,10 +66,7 @@ class RelativeRow(NamedTuple):
     """A neighbour in a checkpoint's tree, as a row on its page."""
 
     name: Link = column(symbol="checkpoint")
-    by: str = BY
-    bits: float = BITS
-    likeness: float = LIKENESS
-    p: float = BY_CHANCE
+    alike: Likeness = columns_of(Likeness)  # type: ignore[assignment]
     order: str = column("Whether it came earlier or later, where the weights prove it.")
     how: str = column("How the later one can be recomputed from the earlier one.")
     differs: str = column()
@@ -92,10 +89,7 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
                 order = "later" if later == relative else "earlier"
             neighbour = RelativeRow(
                 name=atlas.link(relative),
-                by=edge.by,
-                bits=edge.bits,
-                likeness=edge.likeness,
-                p=edge.p,
+                alike=Likeness(edge.by, edge.bits, edge.likeness, edge.p),
                 order=order,
                 how=direction.how,
                 differs=direction.differs,

@@ -73,7 +73,8 @@ class MovedEdgeRow(NamedTuple):
 
 
 def _edges(a: Wiring, b: Wiring, order: np.ndarray) -> Table:
-    rows, back = [], np.argsort(order, axis=1)
+    rows: list[MovedEdgeRow] = []
+    back = np.argsort(order, axis=1)
     layer = np.arange(len(order))[:, None]
     for kind in PROJECTIONS:
         # b's heads in the order of a's, those that write and those that read
