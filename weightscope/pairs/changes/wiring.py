@@ -105,4 +105,5 @@ def _edges(a: Wiring, b: Wiring, order: np.ndarray) -> Table:
                     cs_b=cs_b,
                 )
                 rows.append(row)
-    return Table.of(MovedEdgeRow, sorted(rows, key=lambda row: -abs(row.pk_change)))
+    rows.sort(key=lambda row: -abs(row.pk_change))
+    return Table.of(MovedEdgeRow, rows)
