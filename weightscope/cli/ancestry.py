@@ -200,7 +200,7 @@ def fingerprint_command(
         "weightscope verify claim.json suspect/ base.wsf --key issuer.pub --json",
     ],
 )
-@click.argument("claim", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("claim", type=options.FILE)
 @click.argument("suspect", shell_complete=options.complete_source)
 @click.argument(
     "bases",

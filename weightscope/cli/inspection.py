@@ -28,11 +28,9 @@ if TYPE_CHECKING:
     ["weightscope families", "weightscope families --csv rows.csv"],
 )
 @options.csv
-@click.option(
+@options.flag(
     "--new",
-    is_flag=True,
-    help="Try the architectures of the installed transformers that the census does not cover "
-    "(PyTorch).",
+    "Try the architectures of the installed transformers that the census does not cover (PyTorch).",
 )
 @options.families
 def families_command(csv_file: Path | None, new: bool, families: str | None) -> None:
@@ -79,7 +77,7 @@ def _newer() -> None:
     ],
 )
 @options.with_source
-@click.option("--save", is_flag=True, help="Save the rows where every command finds them.")
+@options.flag("--save", "Save the rows where every command finds them.")
 @options.file_to_write("--out", help="Save the rows in this file; --families FILE reads it.")
 @click.option(
     "--with",
@@ -187,17 +185,10 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
     first=True,
 )
 @options.with_source
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Read every tensor once and report what stands out; works for any architecture.",
+@options.flag(
+    "--check", "Read every tensor once and report what stands out; works for any architecture."
 )
-@click.option(
-    "--tensors",
-    "by_role",
-    is_flag=True,
-    help="List every tensor of the file with its role. Headers only.",
-)
+@options.flag("--tensors", "List every tensor of the file with its role. Headers only.", "by_role")
 @options.json
 def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) -> None:
     """Show family, shapes, dtypes, and the bytes an audit would read.
