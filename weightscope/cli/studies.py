@@ -65,8 +65,7 @@ def circuits_command(
     and a report.
     """
     from weightscope.core.files import OutputFolder
-    from weightscope.heads.circuits.circuits import circuits
-    from weightscope.heads.circuits.components import read_by
+    from weightscope.heads.circuits.circuits import circuits, read_by
     from weightscope.heads.circuits.names import GIVEN
     from weightscope.heads.circuits.relations import relation
 

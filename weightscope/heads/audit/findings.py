@@ -88,10 +88,6 @@ def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = 
     names = {"token_rows": inputs.tokens, "position_rows": inputs.positions}
     reported = {model.prefix + names[row.measure] for row in rows if row.measure in names}
     reported |= {name for in_layer in heads.broken.values() for name in in_layer}
-    broken_elsewhere = [
-        _not_finite({name: count_not_finite(model.checkpoint[name])}, " outside the layers")
-        for name in sorted((model.checkpoint.noted or set()) - reported)
-    ]
     return Findings(
         [
             *broken_layers(model, heads),
@@ -108,7 +104,10 @@ def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = 
             *scale_findings(model),
             *(() if looks_random(model, heads) else offset_findings(model, layers)),
             *rows,
-            *broken_elsewhere,
+            *(  # the last, when all else has been read
+                _not_finite({name: count_not_finite(model.checkpoint[name])}, " outside the layers")
+                for name in sorted((model.checkpoint.noted or set()) - reported)
+            ),
         ]
     )
 

@@ -373,6 +373,14 @@ def position_kernels(
         raise CheckpointError(problem, file=model.checkpoint.name)
     fields = zip(*(curves for curves, _ in by_layer), strict=True)
     layers, heads, mean, band, windows = map(np.concatenate, fields)
+    width = max(pairs.usage.shape[1] for _, pairs in by_layer)
+
+    def padded(values: np.ndarray) -> np.ndarray:
+        missing = width - values.shape[1]
+        return np.pad(values, ((0, 0), (0, missing)), constant_values=np.nan)
+
+    of_pairs = zip(*(pairs for _, pairs in by_layer), strict=True)
+    pairs_of_all = ByPair(*(np.concatenate([*map(padded, field)]) for field in of_pairs))
     return PositionKernels(
         model.title,
         layers,
@@ -380,7 +388,7 @@ def position_kernels(
         distances,
         mean,
         band,
-        _concatenated([pairs for _, pairs in by_layer]),
+        pairs_of_all,
         context,
         windows if windows.size else None,
         "" if tokens is None else tokens.origin,
@@ -472,17 +480,6 @@ def _of_layer(
         waves = np.broadcast_to(2 * np.pi / np.abs(kernel.frequencies), kernel.usage.shape)
     pairs = ByPair(waves, kernel.usage, kernel.by_position, kernel.by_content)
     return _Curves(*labels, mean, band, empty), pairs
-
-
-def _concatenated(layers: list[ByPair]) -> ByPair:
-    """The pairs of all layers' heads, padded with NaN to the widest layer."""
-    width = max(pairs.usage.shape[1] for pairs in layers)
-
-    def padded(values: np.ndarray) -> np.ndarray:
-        missing = width - values.shape[1]
-        return np.pad(values, ((0, 0), (0, missing)), constant_values=np.nan)
-
-    return ByPair(*(np.concatenate([*map(padded, field)]) for field in zip(*layers, strict=True)))
 
 
 def _left_out(layer: Layer, layer_type: str) -> list[str]:
