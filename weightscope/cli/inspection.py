@@ -1,7 +1,7 @@
 """The commands inspect, families, adopt and draft: what a checkpoint is, and how to read it."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -42,30 +42,24 @@ def families_command(csv_file: Path | None, new: bool, families: str | None) -> 
     """
     from weightscope.model.rows.table import families_table, standing
 
-    if new:
-        _newer()
+    if new:  # one line for every attention stack of every type that the census does not cover
+        from weightscope.runner.loading import import_torch
+
+        import_torch()
+        from weightscope.adopting.adopt import PROOF
+        from weightscope.adopting.newcomers import newcomers, verdicts
+
+        kinds = newcomers()
+        if not kinds:
+            click.echo(f"the census covers every model_type of {PROOF}")
+        for line in chain.from_iterable(map(verdicts, kinds)):
+            click.echo(line)
         return
     table = families_table(families)
     if csv_file is not None:
         write_text(table.csv(), csv_file)
     show(table)
     headline(standing())
-
-
-def _newer() -> None:
-    """Print one line for every attention stack of every type that the census does not cover."""
-    from weightscope.runner.loading import import_torch
-
-    import_torch()
-    from weightscope.adopting.adopt import PROOF
-    from weightscope.adopting.newcomers import newcomers, verdicts
-
-    kinds = newcomers()
-    if not kinds:
-        click.echo(f"the census covers every model_type of {PROOF}")
-    for kind in kinds:
-        for line in verdicts(kind):
-            click.echo(line)
 
 
 @command(
@@ -131,22 +125,17 @@ def adopt_command(
     for stack, why in answer["refused"].items():
         click.echo(printable(f"not read: {stack}: {why}"))
     if save:
-        _save(answer)
+        from weightscope.model.rows.table import own_folder
+
+        name = answer["model_type"]
+        if not name.replace("-", "_").replace(".", "_").isidentifier():
+            raise CheckpointError(f"'{name}' cannot be the name of a file")
+        file = own_folder() / f"{name}.toml"
+        write_text(answer["file"], file)
+        click.echo(file)
     if out is not None:
         write_text(answer["file"], out)
         click.echo(out)
-
-
-def _save(answer: Mapping[str, Any]) -> None:
-    """Write adopted rows where every command finds them."""
-    from weightscope.model.rows.table import own_folder
-
-    name = answer["model_type"]
-    if not name.replace("-", "_").replace(".", "_").isidentifier():
-        raise CheckpointError(f"'{name}' cannot be the name of a file")
-    file = own_folder() / f"{name}.toml"
-    write_text(answer["file"], file)
-    click.echo(file)
 
 
 @command(
@@ -278,10 +267,12 @@ def describe(model: "Model") -> Iterator[str | Listed]:
     heads = f"{config.n_heads} heads x {config.head_dim} dims"
     yield f"heads       {heads}, {config.n_kv_heads} KV heads"
     yield f"tokens      {_embedding(model, family.inputs.tokens)}"
-    if family.inputs.positions:
-        yield f"positions   {_embedding(model, family.inputs.positions)}"
-    else:
-        yield f"positions   {_without_embedding(model)}"
+    positions = _embedding(model, family.inputs.positions)
+    if not family.inputs.positions and config.rope:
+        positions = "rotary: queries and keys turn by position, and nothing is stored"
+    elif not family.inputs.positions and family.positions.bias:
+        positions = "a bias on scores"
+    yield f"positions   {positions}"
     if not all(map(model.is_read, model.stacks.values())):
         yield from _stacks(model)
     notes = filter(None, (*model.notes, overwritten_head(model, first_look=True)))
@@ -342,13 +333,6 @@ def _first_tensors(model: "Model") -> Listed:
         rows.append((name, tensor.dtype, str(tensor.shape)))
     lines = "\n".join(f"  {'  '.join(row)}" for row in rows)
     return Listed(Table.of_rows(["tensor", "dtype", "shape"], rows), lines)
-
-
-def _without_embedding(model: "Model") -> str:
-    """Means by which a model without position embeddings tells positions apart."""
-    if model.config.rope:
-        return "rotary: queries and keys turn by position, and nothing is stored"
-    return "a bias on scores" if model.family.positions.bias else _embedding(model, "")
 
 
 def _embedding(model: "Model", name: str) -> str:

@@ -249,7 +249,16 @@ def _index(value: Any) -> int | None:
 def _finding(entry: Any) -> Finding:
     """A finding of findings.json; 0.1.0 had `items` (indices) in place of members."""
     if "members" in entry:
-        members = tuple(_member(member) for member in entry["members"])
+        members = tuple(
+            Member(
+                str(each["what"]),
+                _index(each["index"]),
+                _index(each.get("layer")),
+                str(each.get("name", "")),
+                None if each.get("number") is None else _number(each["number"]),
+            )
+            for each in entry["members"]
+        )
     else:
         members = tuple(Member("", _index(index)) for index in entry["items"])
     return Finding(
@@ -262,10 +271,3 @@ def _finding(entry: Any) -> Finding:
         known=str(entry.get("known", "")),
         members=members,
     )
-
-
-def _member(entry: Any) -> Member:
-    """A member of a finding in findings.json."""
-    number, layer = entry.get("number"), _index(entry.get("layer"))
-    what, index, name = str(entry["what"]), _index(entry["index"]), str(entry.get("name", ""))
-    return Member(what, index, layer, name, None if number is None else _number(number))
