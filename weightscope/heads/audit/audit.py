@@ -15,7 +15,7 @@ from weightscope.core.compute.device import open_device
 from weightscope.core.errors import CheckpointError, counted, printable, sized, wholes
 from weightscope.core.files import HIDDEN, REPORT, OutputFolder
 from weightscope.core.progress import bar, progress_shown
-from weightscope.core.results import Result
+from weightscope.core.results import Result, holds_arrays
 from weightscope.core.tables import Column, Table, as_json
 from weightscope.heads.audit.directions import (
     HeadDirections,
@@ -536,7 +536,7 @@ def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Audit(Result):
     """The result of an audit. A notebook shows it as a table, `print` as the command does."""
 

@@ -14,7 +14,6 @@ deeper by copying layers, are one finding.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from scipy.linalg import solve_triangular
 from weightscope.core.compute import lapack
 from weightscope.core.compute.cores import in_threads
 from weightscope.core.errors import counted
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.heads.audit.measure import MeasuredHeads
 from weightscope.model.layers.factored import inner, triangle
 from weightscope.model.layers.layer import Head, Layer
@@ -227,7 +226,7 @@ def likeness_of(a: Head, b: Head, name: str) -> SpaceLikeness | None:
     return SpaceLikeness(overlap, angle, float((left.between * right.between).sum() / length))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class FactorPair(ShowsShapes):
     """One side of two heads' maps, with the inner products that give angles and norms."""
 

@@ -15,7 +15,7 @@ import numpy as np
 from weightscope.core.compute import lapack
 from weightscope.core.compute.cores import in_threads
 from weightscope.core.compute.device import CPU, Device
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
 from weightscope.model.layers.factored import (
     Triangle,
@@ -120,7 +120,7 @@ def _gains(layer: Layer) -> list[np.ndarray]:
     ]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Projection(ShowsShapes):
     """Products of one head's (d, r) factor that are computed once."""
 

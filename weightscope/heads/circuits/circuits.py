@@ -16,7 +16,7 @@ from weightscope.core.engine import Engine
 from weightscope.core.errors import CheckpointError, counted, printable, wholes
 from weightscope.core.files import Files
 from weightscope.core.progress import bar
-from weightscope.core.results import Result, ShowsShapes
+from weightscope.core.results import Result, ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table, column
 from weightscope.heads.circuits.names import GIVEN, HeadRoles, head_roles, roles_table
 from weightscope.heads.circuits.passes import GetModel, wiring
@@ -224,7 +224,7 @@ def edges_table(model: Model, wired: Wiring, roles: HeadRoles, top: int) -> Tabl
     return Table.of(EdgeRow, rows)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Channel(ShowsShapes):
     """The singular directions of W_VO(a) W(b), which carry an edge."""
 
@@ -323,7 +323,7 @@ class Accuracy:
     text: str  # the text and the tokens it was measured on
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Circuits(Result):
     """The circuits of one checkpoint.
 

@@ -11,7 +11,7 @@ import numpy as np
 from weightscope.core.compute.cores import in_threads, one_blas_thread
 from weightscope.core.errors import CheckpointError, TooLargeError, sized
 from weightscope.core.progress import bar
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
 from weightscope.heads.circuits.passes import multiplications, wiring, wiring_by_keys
 from weightscope.heads.circuits.stream import (
@@ -229,7 +229,7 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class HeadRoles(ShowsShapes):
     """Scores of every head and the names they give."""
 
@@ -379,7 +379,7 @@ NAMED_AT_LEAST = 3 / 4
 UNASKED = 2 * 10**9  # stored bytes of feed-forward networks that an audit reads without `--sinks`
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class FirstTokenSinks(ShowsShapes):
     """Sinks at the first token of short random texts; NaN where `note` says why."""
 

@@ -25,7 +25,7 @@ from weightscope.core.compute.device import CPU, Device, open_device
 from weightscope.core.engine import Engine, ThisProcess, array_of
 from weightscope.core.errors import CheckpointError, TooLargeError
 from weightscope.core.progress import bar
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.heads.circuits.stream import attention_norm
 from weightscope.heads.circuits.wiring import (
     MEASURES,
@@ -49,7 +49,7 @@ LEAST_USED = float(np.finfo(np.float32).eps)
 WELL_CONDITIONED = 1e3
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Spaces(ShowsShapes):
     """Spaces of A heads, or of A key-value heads that S query heads share, in a stream of d."""
 
@@ -150,7 +150,7 @@ def layer_spaces(
     return spaces
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class _Factor(ShowsShapes):
     """A (d, r) matrix as Q R: Q = columns @ inverse has orthonormal columns up to the rank."""
 
@@ -198,7 +198,7 @@ def _put(
 PRODUCT_BYTES = 16 << 20  # bytes of one product: small enough to be summed while in the cache
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class WrittenRows(ShowsShapes):
     """Rows that represent a layer's writing heads, to multiply with what other heads read."""
 
@@ -387,7 +387,7 @@ def multiplications(model: Model, n_layers: int) -> int:
     return pairs * config.n_heads * read * config.head_dim**2 * config.d_model
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class _Pass(ShowsShapes):
     """The wiring, and the largest shares of directions that bound its estimates."""
 

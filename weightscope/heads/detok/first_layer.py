@@ -16,7 +16,7 @@ from weightscope.core.compute.cores import in_threads
 from weightscope.core.compute.device import open_device
 from weightscope.core.errors import CheckpointError
 from weightscope.core.progress import bar
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.core.tables import Table, column
 from weightscope.heads.detok.positions import (
     FEWEST,
@@ -39,7 +39,7 @@ from weightscope.model.text.tokenizer import Tokenizer, token_names
 TERMS = ("ee", "pp", "pe", "ep", "e", "p")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Parts(ShowsShapes):
     """Summands of queries or keys, (n, r) for a sequence, rotated if its layer rotates."""
 
@@ -48,7 +48,7 @@ class Parts(ShowsShapes):
     b: np.ndarray  # the bias
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class SixTerms(ShowsShapes):
     """Eq. 14 for one head and one sequence, without 1/sqrt(d').
 

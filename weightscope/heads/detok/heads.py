@@ -21,7 +21,7 @@ from weightscope.core.compute.device import open_device
 from weightscope.core.engine import Engine, ThisProcess, array_of
 from weightscope.core.errors import CheckpointError, TooLargeError, printable
 from weightscope.core.progress import bar, phase, progress_shown
-from weightscope.core.results import Result, ShowsShapes
+from weightscope.core.results import Result, ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.first_layer import FirstLayer, bare_embeddings
 from weightscope.model.metrics.auroc import (
@@ -45,7 +45,7 @@ STRATUM_SIZE = 20  # items
 LEVEL = 0.95
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Stratified(ShowsShapes):
     """Items drawn without replacement from strata of a population (Cochran 1977, chapter 5)."""
 
@@ -137,7 +137,7 @@ def products_a_second(r: int) -> float:
 # ROC curves (Fig. 2)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class TokenRoc(ShowsShapes):
     """ROC curves of one current token (Fig. 2), a pair of arrays per head."""
 
@@ -172,7 +172,7 @@ TABLES: dict[str, Callable[["BigramAuroc"], Any]] = {
 }
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class BigramAuroc(Result):
     """AUROC with which each head's T^ee ranks the previous tokens that occur, by current token.
 

@@ -6,7 +6,7 @@ tokens are from it (the band).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -18,7 +18,7 @@ from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.errors import CheckpointError, counted
 from weightscope.core.progress import bar
-from weightscope.core.results import Result, ShowsShapes
+from weightscope.core.results import Result, ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.heads import counts_for
 from weightscope.heads.detok.positions import FEWEST, near_mass, recency, trends
@@ -78,7 +78,7 @@ class ByPair(NamedTuple):
     by_content: np.ndarray  # standard deviation over tokens of what the pair adds
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class PositionKernels(ShowsShapes, Result):
     """Mean scores by distance of all heads (h) of a model without position embeddings."""
 

@@ -1,7 +1,7 @@
 """The position terms T^p and T^pp of every head (detokenization paper, section 4 and Fig. 3)."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from weightscope.core.compute.cores import in_threads
 from weightscope.core.compute.device import CPU, Device, rows_that_fit
 from weightscope.core.errors import counted
 from weightscope.core.files import Files
-from weightscope.core.results import Result, ShowsShapes
+from weightscope.core.results import Result, ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
 from weightscope.model.layers.factored import Factored
 
@@ -37,7 +37,7 @@ TokenBlocks = Callable[[], Iterable[tuple[int, np.ndarray]]]
 BlockOfSigma = tuple[np.ndarray, list[np.ndarray]]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class SigmaStatistics(ShowsShapes):
     """sigma(e_t + p_j) summarised over every token t and position j, all float64."""
 
@@ -176,7 +176,7 @@ def _on_device(
         yield token_sum, [device.get(s).astype(np.float64) for s in (*statistics, *band)]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Spread(ShowsShapes):
     """A substitute for token embeddings: standard deviation s, uncorrelated with p_j."""
 
@@ -190,7 +190,7 @@ class Spread(ShowsShapes):
         return SigmaStatistics(np.empty(0), sigma, sigma, sigma, *3 * (1 / sigma,))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class PositionTerms(ShowsShapes, Result):
     """Position terms of all heads at one query position."""
 

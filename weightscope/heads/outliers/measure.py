@@ -20,7 +20,7 @@ from scipy.stats import spearmanr
 from weightscope.core.compute.device import namespace, vecdot
 from weightscope.core.formulas import plain
 from weightscope.core.progress import bar
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table, crossed
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.rotation import Rotation
@@ -57,7 +57,7 @@ def over_all(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.nansum(means * counts, axis=-1) / counts.sum()
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class StreamMeans(ShowsShapes):
     """Means over tokens by their K kinds; NaN for a kind without tokens."""
 
@@ -193,7 +193,7 @@ def contributions_by_kind(
     return xp.stack(contributions)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Contributions(ShowsShapes):
     """Means of C (eq. 7) by layer, head, dimension and kind of key, for each key's mean query.
 
@@ -323,7 +323,7 @@ def left_out(layer: Layer) -> Iterator[str]:
         yield "the clipping of keys"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Guess(ShowsShapes):
     """Estimates for every dimension from the weights alone, without a run."""
 

@@ -360,25 +360,25 @@ class SinkMechanisms(Study):
     @cached_property
     def events(self) -> Table:
         """One row per input, layer and head, with or without a sink event."""
-        sequence, layer, head = (index.ravel() for index in np.indices(self.position.shape))
-        return Table(
-            [
-                Column("input", np.array(list(self.inputs.sequences))[sequence]),
-                Column("layer", self.layer_indices[layer]),
-                Column("head", head),
-                Column("position", self.position.ravel()),
-                Column("token", self.labels.ravel()),
-                Column("kind", np.array(self.kinds)[self.kind.ravel()]),
-                Column("strength", self.strength.ravel()),
-                Column("epsilon", self.epsilon.ravel()),
-                Column("event_share", self.share.ravel()),
-                Column("ratio_out", self.ratio.ravel()),
-                Column("stable_rank", self.rank.ravel()),
-                Column("norm_ratio", self.norm_ratio.ravel()),
-                Column("mechanism", self.mechanism.ravel()),
-                *_measure_columns({name: array.ravel() for name, array in self.measures.items()}),
-            ]
-        )
+        sequence, layer, head = np.indices(self.position.shape)  # (I, L, H) each
+        columns = {
+            "input": np.array(list(self.inputs.sequences))[sequence],
+            "layer": self.layer_indices[layer],
+            "head": head,
+            "position": self.position,
+            "token": self.labels,
+            "kind": np.array(self.kinds)[self.kind],
+            "strength": self.strength,
+            "epsilon": self.epsilon,
+            "event_share": self.share,
+            "ratio_out": self.ratio,
+            "stable_rank": self.rank,
+            "norm_ratio": self.norm_ratio,
+            "mechanism": self.mechanism,
+        }
+        of_measures = {name: array.ravel() for name, array in self.measures.items()}
+        named = [Column(name, values.ravel()) for name, values in columns.items()]
+        return Table([*named, *_measure_columns(of_measures)])
 
     @cached_property
     def heads(self) -> Table:

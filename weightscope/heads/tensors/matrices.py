@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial, reduce
 from math import nan, prod
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
 from weightscope.core.compute.cores import in_threads, usable_cores
 from weightscope.core.errors import CheckpointError
 from weightscope.core.progress import bar
+from weightscope.core.results import holds_arrays
 from weightscope.core.tables import Column, Table, column, columns_of
 from weightscope.heads.tensors.measure import (
     Everything,
@@ -185,7 +186,7 @@ class MatrixRow(NamedTuple):
         )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Matrices(Everything):
     """All tensors of a checkpoint in numbers, and all its matrices."""
 
