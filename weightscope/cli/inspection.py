@@ -190,25 +190,20 @@ def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) 
     if check and by_role:
         raise click.UsageError("--check and --tensors are two lists; ask for one")
     if by_role:
-        _list_tensors(named(source), as_json)
+        from weightscope.checkpoint.provenance import Provenance
+
+        opened = named(source).open_tensors()
+        tensors = opened.tensors
+        lead = printable(f"{tensors.lead} {getattr(opened, 'refusal', '')}".rstrip())
+        if as_json:
+            envelope = Provenance.of(tensors.checkpoint).envelope(lead)
+            print_json(envelope | {"tensors": tensors.as_json()})
+            return
+        options.say_digests(source_of(tensors.checkpoint))
+        headline(lead)
+        show(tensors.table)
         return
     show(*(checked(named(source)) if check else describe(named(source).open())))
-
-
-def _list_tensors(source: "Source", as_json: bool) -> None:
-    """Print every tensor under its role, as far as known; say first why heads are not read."""
-    from weightscope.checkpoint.provenance import Provenance
-
-    opened = source.open_tensors()
-    tensors = opened.tensors
-    lead = f"{tensors.lead} {getattr(opened, 'refusal', '')}".rstrip()
-    if as_json:
-        envelope = Provenance.of(tensors.checkpoint).envelope(printable(lead))
-        print_json(envelope | {"tensors": tensors.as_json()})
-        return
-    options.say_digests(source_of(tensors.checkpoint))
-    headline(printable(lead))
-    show(tensors.table)
 
 
 def checked(source: "Source") -> Iterator["str | Table"]:

@@ -558,12 +558,7 @@ def read_checkpoints(path: Path) -> list[dict[str, str]]:
 
 def make_reference(path: Path, all_tensors: bool = False) -> Reference:
     """The reference of the checkpoints in a list, with `all_tensors` of their matrices too."""
-    return Reference.of(list(_distributions(read_checkpoints(path), all_tensors)))
-
-
-def _distributions(
-    rows: Sequence[dict[str, str]], all_tensors: bool
-) -> Iterator[tuple[Known, Mapping[str, np.ndarray]]]:
+    rows, parts = read_checkpoints(path), list[tuple[Known, Mapping[str, np.ndarray]]]()
     # all are opened first, so that a missing one is noticed before the first is measured
     models = [Source.named(row["source"]).open() for row in rows]
     digests: dict[str, str] = {}
@@ -584,7 +579,8 @@ def _distributions(
             distributions = distribution(MeasuredHeads(measured, model.config.d_model))
             if all_tensors:
                 distributions |= ComparableMatrices.of(read_matrices(model)).distribution()
-            yield known, distributions
+            parts.append((known, distributions))
+    return Reference.of(parts)
 
 
 def _known(row: dict[str, str], model: Model) -> Known:

@@ -27,8 +27,13 @@ def write_audit_page(files: Files, audit: Audit) -> None:
 
     Names and tokens of the checkpoint are escaped.
     """
-    heads, shown = audit.measured, _shown_by_maps(audit)
+    heads = audit.measured
     mapped = [measure for measure in heads.measures if measure.scale]
+    maps, shown = {measure.name for measure in mapped}, dict[str, list[str]]()
+    for finding in audit.findings:  # on the map of their measure, or of sigma_1 if it has none
+        name = finding.measure if finding.measure in maps else f"{finding.map}_sigma1"
+        if finding.layer is not None and name in maps:
+            shown.setdefault(name, []).append(f"{finding.title} ({finding.where})")
     names = ("qk", "vo", "vo_affine")
     spectra = stacked([heads.arrays[f"{name}_singular_values"] for name in names])
     columns = spectra.reshape(-1, spectra.shape[-1]).T
@@ -107,18 +112,6 @@ def ranks_by_role(matrices: Matrices) -> Table | None:
         "median over layers."
     )
     return Table.of_rows(header, rows, caption)
-
-
-def _shown_by_maps(audit: Audit) -> dict[str, list[str]]:
-    """Findings that each map shows, by measure; on the map of sigma_1 if theirs has none."""
-    mapped = {measure.name for measure in audit.measured.measures if measure.scale}
-    shown: dict[str, list[str]] = {}
-    for finding in audit.findings:
-        names = (finding.measure, f"{finding.map}_sigma1")
-        name = next((name for name in names if name in mapped), "")
-        if finding.layer is not None and name:
-            shown.setdefault(name, []).append(f"{finding.title} ({finding.where})")
-    return shown
 
 
 LABELS = ("layer", "head", "kv_head")  # columns of heads.csv that are no measures
