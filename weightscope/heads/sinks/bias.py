@@ -485,7 +485,7 @@ def sink_bias(
     layers = updates.layers["layer"].tolist()
     losses = text_losses(runner, dict(zip(layers, updates.mu, strict=True)), evaluated, kept)
     stored = model.attention_tensors(layers[0])
-    # of the projections; the beta of a norm before does not count
+    # projections alone: the beta of a norm before does not count
     biases = tuple(f"{name}.bias" for name in model.family.heads.projections if name)
     layer_shown = layers[int(updates.strength.mean(axis=1).argmax())]
     return SinkBias.of(

@@ -86,7 +86,7 @@ class FamilyRow(NamedTuple):
 
 
 class Likeness(NamedTuple):
-    """How alike two relatives are: columns of tree.csv and of the pages of checkpoints."""
+    """Likeness of two relatives, as columns of tree.csv and of the pages of checkpoints."""
 
     by: str = column(
         "What joins the pair: bits of blocks, heads, or the order of value dimensions."

@@ -254,7 +254,7 @@ class ChangeRow(NamedTuple):
 
 
 class OtherRow(NamedTuple):
-    """The change of a tensor beside the heads, as a row of a page."""
+    """The change of a tensor outside the heads, as a row of a page."""
 
     tensor: str = column()
     change: float = column(symbol="$‖ΔW‖/‖W‖$")
