@@ -23,7 +23,7 @@ from weightscope.core.compute.cores import in_threads, usable_cores
 from weightscope.core.compute.device import CPU, Device, open_device
 from weightscope.core.errors import CheckpointError
 from weightscope.heads.audit.audit import AuditOptions, measure_task
-from weightscope.heads.detok.sigma import sigma_statistics
+from weightscope.heads.detok.positions import sigma_statistics
 from weightscope.heads.outliers.measure import contributions_by_kind
 from weightscope.model.metrics.auroc import auroc_by_token
 from weightscope.model.metrics.lengths import value_norms

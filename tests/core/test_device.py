@@ -31,7 +31,7 @@ from weightscope.heads.audit.batch import FinishedLayers, layers_identity
 from weightscope.heads.circuits import passes
 from weightscope.heads.detok.first_layer import FirstLayer
 from weightscope.heads.detok.heads import ScorerOnWorker, measure_heads
-from weightscope.heads.detok.sigma import sigma_statistics
+from weightscope.heads.detok.positions import sigma_statistics
 from weightscope.model.layers.factored import inner
 from weightscope.model.metrics.auroc import auroc_by_token
 from weightscope.model.sources import Source

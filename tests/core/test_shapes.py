@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ def classes_of_arrays() -> list[tuple[str, str]]:
         for path in sorted(ROOT.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)
-        and any("dataclass" in ast.unparse(each) for each in node.decorator_list)
+        and any(re.search("dataclass|holds_arrays", ast.unparse(each)) for each in node.decorator_list)
         and any(isinstance(field, ast.AnnAssign) and holds_arrays(field.annotation) for field in node.body)
     ]
 

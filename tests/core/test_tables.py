@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.arrow import AS_ARROW, MIXED
 from tests.support.environments import environment, run_in
-from weightscope.core.tables import Column, Link, Table, as_json, column
+from weightscope.core.tables import Column, Link, Table, as_json, column, columns_of
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J'
 
@@ -159,6 +159,23 @@ def test_rows_say_what_their_cells_are() -> None:
     assert (size.symbol, size.unit, size.meaning, size.format) == ("$s$", "nats", "", ".1f")
     assert table.column("head").meaning == "Its index." and size.is_numeric
     assert Table.of(Sized, []).csv() == "head,size\n"
+
+
+def test_row_within_a_row_gives_its_columns() -> None:
+    class Ends(NamedTuple):
+        low: float = column("Least.")
+        high: float = column("Most.", format=".0f")
+
+    class Ranged(NamedTuple):
+        name: str = column()
+        ends: Ends = columns_of(Ends)  # type: ignore[assignment]
+        count: int = column()
+
+    table = Table.of(Ranged, [Ranged("a", Ends(1.0, 2.0), 3)])
+    assert table.names == ["name", "low", "high", "count"] and [*table.rows()] == [("a", 1.0, 2.0, 3)]
+    assert table.column("high").format == ".0f" and Table.of(Ranged, []).names == table.names
+    with pytest.raises(ValueError, match="lacks a cell"):
+        Table.of(Ranged, [Ranged("a", count=3)])
 
 
 def test_row_that_lacks_a_cell_is_refused() -> None:

@@ -20,7 +20,7 @@ from weightscope.core.files import HIDDEN, OutputFolder
 from weightscope.core.results import Result, questions
 from weightscope.core.tables import Column, Link, Table
 from weightscope.heads.detok.kernels import position_kernels
-from weightscope.report.written import Written, signs
+from weightscope.report.written import Written, declared
 
 OLD = Path(__file__).parents[1] / "fixtures" / "written"  # by 0.1.0; make_written.py says how
 FINDING = b"""[{"kind": "zero_head", "layer": 0, "head": 7, "map": null, "measure": "x", "number": 1, "usual": null,
@@ -90,11 +90,12 @@ def test_a_result_is_read_back(kind: str, broken: Path, tmp_path: Path) -> None:
 
 def test_questions_declare_what_they_write_and_load_nothing_for_it() -> None:
     """A file tells one command; one that several write counts only where none of these is there."""
-    declared = [sign for question in questions() for sign in getattr(question, "SIGNS", {})]
+    own = [sign for question in questions() for sign in getattr(question, "SIGNS", {})]
     shared = [sign for question in questions() for sign in getattr(question, "SHARED_SIGNS", {})]
-    assert len({*declared, *shared}) == len(declared) + len(shared) and [*signs()] == declared + shared
-    assert {*RESULTS} <= {*signs().values()}
-    code = "import sys, weightscope.report.written as w; w.signs(); print(*sys.modules)"
+    signs = declared("SIGNS", "SHARED_SIGNS")
+    assert len({*own, *shared}) == len(own) + len(shared) and [*signs] == own + shared
+    assert {*RESULTS} <= {*signs.values()} and {*declared("HEADS")} <= {*signs.values()}
+    code = "import sys, weightscope.report.written as w; w.declared('SIGNS'); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"matplotlib", "torch", "scipy", "weightscope.heads.audit.audit"} & {*loaded}
 

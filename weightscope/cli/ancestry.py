@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,7 @@ def lineage_command(
     from weightscope.core.files import OutputFolder
     from weightscope.model.sources import Source
     from weightscope.pairs.claims.claim import Options, statement
-    from weightscope.pairs.claims.digests import refuse_several_folders
+    from weightscope.pairs.claims.digests import refuse_nameless, refuse_several_folders
     from weightscope.pairs.claims.sbom import FILES, sbom_of
     from weightscope.pairs.claims.verify import signatures
     from weightscope.pairs.lineage.lineage import RESULTS, lineage
@@ -103,7 +102,10 @@ def lineage_command(
     if sign_key is not None and attest is None:
         raise click.UsageError("--sign-key needs --attest")
     if attest is not None or sbom is not None:
-        _refuse_prints(suspect, bases)
+        if is_fingerprint(suspect):
+            needed = "--attest and --sbom are about files, so the suspect's weights are needed"
+            raise CheckpointError(f"is a fingerprint; {needed}", file=suspect)
+        refuse_nameless((suspect, *bases))
 
     def opened(source: str, base: str | None = None) -> Any:
         if is_fingerprint(source) or prints_in(source):
@@ -135,17 +137,6 @@ def lineage_command(
         signed = claim if key is None else signatures().signed(claim, key)
         write_text(json.dumps(signed, indent=1) + "\n", attest)
     end_with(result, out, as_json)
-
-
-def _refuse_prints(suspect: str, bases: Sequence[str]) -> None:
-    """Refuse fingerprints and nameless sources, which a claim or an SBOM cannot be about."""
-    from weightscope.pairs.claims.digests import refuse_nameless
-    from weightscope.pairs.lineage.sketches import is_fingerprint
-
-    if is_fingerprint(suspect):
-        needed = "--attest and --sbom are about files, so the suspect's weights are needed"
-        raise CheckpointError(f"is a fingerprint; {needed}", file=suspect)
-    refuse_nameless((suspect, *bases))
 
 
 @command(
@@ -224,7 +215,7 @@ def fingerprint_command(
         "weightscope verify claim.json suspect/ base.wsf --key issuer.pub --json",
     ],
 )
-@click.argument("claim", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("claim", type=options.FILE)
 @click.argument("suspect", shell_complete=options.complete_source)
 @click.argument(
     "bases",

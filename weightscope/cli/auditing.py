@@ -77,16 +77,10 @@ ALL = "all"  # --tower all: every stack
 @options.number(
     "--directions", "Singular directions of each map to project onto the tokens.", least=0
 )
-@click.option(
-    "--all",
-    "all_tensors",
-    is_flag=True,
-    help="Also read every tensor of the file, attention or not.",
-)
-@click.option(
+@options.flag("--all", "Also read every tensor of the file, attention or not.", "all_tensors")
+@options.flag(
     "--exact",
-    is_flag=True,
-    help="With --all: all singular values of matrices whose smaller side is above 2048 too; "
+    "With --all: all singular values of matrices whose smaller side is above 2048 too; "
     "default: a sketch.",
 )
 @options.file_to_read(
@@ -107,7 +101,7 @@ ALL = "all"  # --tower all: every stack
     help="Largest logit that QK-Clip allows, such as 100: heads.csv gets the smallest factor of "
     "each head's scores.",
 )
-@click.option("--resume", is_flag=True, help="Continue an interrupted audit; keep a finished one.")
+@options.flag("--resume", "Continue an interrupted audit; keep a finished one.")
 @fail_on_option
 @click.option(
     "--baseline",
@@ -306,13 +300,8 @@ def _audit_list(
 )
 @options.families
 @options.digest
-@click.option("--across-families", is_flag=True, help="Also compare heads of different families.")
-@click.option(
-    "--all",
-    "all_tensors",
-    is_flag=True,
-    help="Also compare every tensor of the files, attention or not.",
-)
+@options.flag("--across-families", "Also compare heads of different families.")
+@options.flag("--all", "Also compare every tensor of the files, attention or not.", "all_tensors")
 @click.option(
     "--max-change",
     type=click.FloatRange(0),
@@ -413,14 +402,9 @@ def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder | None") -> 
     "How measures are distributed over checkpoints, for audit.",
     ["weightscope reference checkpoints.txt --out reference.npz"],
 )
-@click.argument(
-    "listed", metavar="LIST", type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
-@click.option(
-    "--all",
-    "all_tensors",
-    is_flag=True,
-    help="Record every matrix too, for the percentiles of audit --all.",
+@click.argument("listed", metavar="LIST", type=options.FILE)
+@options.flag(
+    "--all", "Record every matrix too, for the percentiles of audit --all.", "all_tensors"
 )
 @options.file_to_write(
     "--out",

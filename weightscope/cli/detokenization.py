@@ -36,11 +36,9 @@ LONG = 600  # seconds; a longer run is announced
     ],
 )
 @options.with_source
-@click.option(
-    "--counts",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Bigram counts (see `weightscope bigrams`); by default of the public-domain works that "
-    "come with weightscope.",
+@options.counts(
+    "Bigram counts (see `weightscope bigrams`); by default of the public-domain works that "
+    "come with weightscope."
 )
 @options.page_folder
 @options.json
@@ -186,11 +184,7 @@ def neighbours(
     type=int,
     help="Query position i; default: 500, or the last position of a shorter model.",
 )
-@click.option(
-    "--unscaled",
-    is_flag=True,
-    help="Read no token embedding: --spread gives sigma, the file numerators.",
-)
+@options.flag("--unscaled", "Read no token embedding: --spread gives sigma, the file numerators.")
 @click.option(
     "--spread",
     type=click.FloatRange(0, min_open=True),
@@ -208,16 +202,12 @@ def neighbours(
     multiple=True,
     help="Draw this head, of --layer or 0; may be repeated.",
 )
-@click.option(
-    "--counts",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Bigram counts: how often tokens occur, where scores are averaged over tokens "
-    "(no position embeddings).",
+@options.counts(
+    "Bigram counts: how often tokens occur, where scores are averaged over tokens "
+    "(no position embeddings)."
 )
 @options.tokenizer
-@click.option(
-    "--on-text", is_flag=True, help="Also run the model on text and draw Fig. 4 (needs PyTorch)."
-)
+@options.flag("--on-text", "Also run the model on text and draw Fig. 4 (needs PyTorch).")
 @options.text
 @options.json
 @options.device

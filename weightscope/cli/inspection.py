@@ -36,11 +36,9 @@ if TYPE_CHECKING:
     ["weightscope families", "weightscope families --csv rows.csv"],
 )
 @options.csv
-@click.option(
+@options.flag(
     "--new",
-    is_flag=True,
-    help="Try the architectures of the installed transformers that the census does not cover "
-    "(PyTorch).",
+    "Try the architectures of the installed transformers that the census does not cover (PyTorch).",
 )
 @options.families
 @options.json
@@ -53,10 +51,20 @@ def families_command(csv_file: Path | None, new: bool, families: str | None, as_
     """
     from weightscope.model.rows.table import families_table, standing
 
-    if new:
+    if new:  # one line for every attention stack of every type that the census does not cover
         if as_json:
             raise click.UsageError("--new prints lines as it goes; leave --json out")
-        _newer()
+        from weightscope.runner.loading import import_torch
+
+        import_torch()
+        from weightscope.adopting.adopt import PROOF
+        from weightscope.adopting.newcomers import newcomers, verdicts
+
+        kinds = newcomers()
+        if not kinds:
+            click.echo(f"the census covers every model_type of {PROOF}")
+        for line in chain.from_iterable(map(verdicts, kinds)):
+            click.echo(line)
         return
     table = families_table(families)
     if csv_file is not None:
@@ -68,22 +76,6 @@ def families_command(csv_file: Path | None, new: bool, families: str | None, as_
     headline(standing())
 
 
-def _newer() -> None:
-    """Print one line for every attention stack of every type that the census does not cover."""
-    from weightscope.runner.loading import import_torch
-
-    import_torch()
-    from weightscope.adopting.adopt import PROOF
-    from weightscope.adopting.newcomers import newcomers, verdicts
-
-    kinds = newcomers()
-    if not kinds:
-        click.echo(f"the census covers every model_type of {PROOF}")
-    for kind in kinds:
-        for line in verdicts(kind):
-            click.echo(line)
-
-
 @command(
     "Find and prove a row for an unknown architecture (PyTorch).",
     [
@@ -93,7 +85,7 @@ def _newer() -> None:
     ],
 )
 @options.with_source
-@click.option("--save", is_flag=True, help="Save the rows where every command finds them.")
+@options.flag("--save", "Save the rows where every command finds them.")
 @options.file_to_write("--out", "-o", help="Save the rows in this file; --families FILE reads it.")
 @click.option(
     "--with",
@@ -225,17 +217,10 @@ def draft_command(named: Any, source: str, out: Path | None, as_json: bool) -> N
     ],
 )
 @options.with_source
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Read every tensor once and report what stands out; works for any architecture.",
+@options.flag(
+    "--check", "Read every tensor once and report what stands out; works for any architecture."
 )
-@click.option(
-    "--tensors",
-    "by_role",
-    is_flag=True,
-    help="List every tensor of the file with its role. Headers only.",
-)
+@options.flag("--tensors", "List every tensor of the file with its role. Headers only.", "by_role")
 @options.json
 def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) -> None:
     """Show family, shapes, dtypes, and the bytes an audit would read.
@@ -249,25 +234,20 @@ def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) 
         advice = "`weightscope audit SOURCE --all --json` prints findings"
         raise click.UsageError(f"--json lists tensors; {advice}")
     if by_role or as_json:
-        _list_tensors(named(source), as_json)
+        from weightscope.checkpoint.provenance import Provenance
+
+        opened = named(source).open_tensors()
+        tensors = opened.tensors
+        lead = printable(f"{tensors.lead} {getattr(opened, 'refusal', '')}".rstrip())
+        if as_json:
+            envelope = Provenance.of(tensors.checkpoint).envelope(lead)
+            print_json(envelope | {"tensors": tensors.as_json()})
+            return
+        options.say_digests(source_of(tensors.checkpoint))
+        headline(lead)
+        show(tensors.table)
         return
     show(*(checked(named(source)) if check else describe(named(source).open())))
-
-
-def _list_tensors(source: "Source", as_json: bool) -> None:
-    """Print every tensor under its role, as far as known; say first why heads are not read."""
-    from weightscope.checkpoint.provenance import Provenance
-
-    opened = source.open_tensors()
-    tensors = opened.tensors
-    lead = f"{tensors.lead} {getattr(opened, 'refusal', '')}".rstrip()
-    if as_json:
-        envelope = Provenance.of(tensors.checkpoint).envelope(printable(lead))
-        print_json(envelope | {"tensors": tensors.as_json()})
-        return
-    options.say_digests(source_of(tensors.checkpoint))
-    headline(printable(lead))
-    show(tensors.table)
 
 
 def checked(source: "Source") -> Iterator["str | Table"]:
@@ -326,10 +306,12 @@ def describe(model: "Model") -> Iterator[str | Listed]:
     heads = f"{config.n_heads} heads x {config.head_dim} dims"
     yield f"heads       {heads}, {config.n_kv_heads} KV heads"
     yield f"tokens      {_embedding(model, family.inputs.tokens)}"
-    if family.inputs.positions:
-        yield f"positions   {_embedding(model, family.inputs.positions)}"
-    else:
-        yield f"positions   {_without_embedding(model)}"
+    positions = _embedding(model, family.inputs.positions)
+    if not family.inputs.positions and config.rope:
+        positions = "rotary: queries and keys turn by position, and nothing is stored"
+    elif not family.inputs.positions and family.positions.bias:
+        positions = "a bias on scores"
+    yield f"positions   {positions}"
     if model.stacks.others:
         yield from _stacks(model)
     notes = filter(None, (*model.notes, overwritten_head(model, first_look=True)))
@@ -390,13 +372,6 @@ def _first_tensors(model: "Model") -> Listed:
         rows.append((name, tensor.dtype, str(tensor.shape)))
     lines = "\n".join(f"  {'  '.join(row)}" for row in rows)
     return Listed(Table.of_rows(["tensor", "dtype", "shape"], rows), lines)
-
-
-def _without_embedding(model: "Model") -> str:
-    """Means by which a model without position embeddings tells positions apart."""
-    if model.config.rope:
-        return "rotary: queries and keys turn by position, and nothing is stored"
-    return "a bias on scores" if model.family.positions.bias else _embedding(model, "")
 
 
 def _embedding(model: "Model", name: str) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from weightscope.core.errors import printable
 from weightscope.core.files import check_writable
 
 SHELLS = ("bash", "zsh", "fish")
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)  # one that is there
 
 
 @command(
@@ -47,32 +48,34 @@ def complete_source(
     return [*shipped, CompletionItem(typed, type="file")]
 
 
-def complete_family(
-    context: click.Context, parameter: click.Parameter, typed: str
-) -> list[CompletionItem]:
-    """Complete the name of a family."""
+def completing(
+    names: Callable[[], Iterable[str]],
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Make a function that gives names complete what was typed."""
+
+    def complete(context: click.Context, parameter: click.Parameter, typed: str) -> Any:
+        return [CompletionItem(name) for name in names() if name.startswith(typed)]
+
+    return complete
+
+
+@completing
+def complete_family() -> list[str]:
+    """Names of families."""
     from weightscope.model.rows.table import known_rows
 
-    names = sorted({row.name for row in known_rows()})
-    return [CompletionItem(name) for name in names if name.startswith(typed)]
+    return sorted({row.name for row in known_rows()})
 
 
-def complete_tower(
-    context: click.Context, parameter: click.Parameter, typed: str
-) -> list[CompletionItem]:
-    """Complete the usual name of a stack."""
-    names = ("text", "vision", "audio", "encoder", "decoder", "cross", "all")
-    return [CompletionItem(name) for name in names if name.startswith(typed)]
-
-
-def complete_limit(
-    context: click.Context, parameter: click.Parameter, typed: str
-) -> list[CompletionItem]:
-    """Complete a severity or a kind of finding."""
+@completing
+def complete_limit() -> list[str]:
+    """Severities and kinds of findings."""
     from weightscope.report.findings import SEVERITIES, finding_kinds
 
-    names = (*SEVERITIES, *finding_kinds())
-    return [CompletionItem(name) for name in names if name.startswith(typed)]
+    return [*SEVERITIES, *finding_kinds()]
+
+
+TOWERS = ("text", "vision", "audio", "encoder", "decoder", "cross", "all")  # usual names of stacks
 
 
 def writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -109,10 +112,19 @@ def number(
     return click.option(name, show_default=default is not None, **more)
 
 
+def flag(name: str, help: str, parameter: str | None = None) -> Callable[[Any], Any]:
+    """An option without a value."""
+    return click.option(*filter(None, (name, parameter)), is_flag=True, help=help)
+
+
+def counts(help: str) -> Callable[[Any], Any]:
+    """--counts, a file of bigram counts."""
+    return click.option("--counts", type=click.Path(dir_okay=False, path_type=Path), help=help)
+
+
 def file_to_read(name: str, help: str, **more: Any) -> Callable[[Any], Any]:
     """An option that names a file that is there."""
-    kind = click.Path(exists=True, dir_okay=False, path_type=Path)
-    return click.option(name, type=kind, help=help, **more)
+    return click.option(name, type=FILE, help=help, **more)
 
 
 def file_to_write(*names: str, help: str, **more: Any) -> Callable[[Any], Any]:
@@ -193,7 +205,7 @@ family = click.option(
 )
 tower = click.option(
     "--tower",
-    shell_complete=complete_tower,
+    shell_complete=completing(lambda: TOWERS),
     help="Attention stack to read, if there are several: text, vision, encoder, decoder, cross ...",
 )
 families = click.option(
@@ -201,17 +213,13 @@ families = click.option(
     type=click.Path(exists=True, dir_okay=False, resolve_path=True),
     help="File of architecture rows, as written by `weightscope adopt --save`.",
 )
-json = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else."
-)
+json = flag("--json", "Print the result as JSON and nothing else.", "as_json")
 sarif = file_to_write(
     "--sarif",
     "sarif",
     help="Also write the findings to this file as SARIF 2.1.0, for code scanning.",
 )
-digest = click.option(
-    "--digest", is_flag=True, help="Also read the files whole, for the SHA-256 of each."
-)
+digest = flag("--digest", "Also read the files whole, for the SHA-256 of each.")
 
 
 def digest_lines(source: Mapping[str, Any]) -> list[str]:

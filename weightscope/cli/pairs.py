@@ -110,11 +110,7 @@ def same_command(
     metavar="TUNED [TUNED ...]",
     shell_complete=options.complete_source,
 )
-@click.option(
-    "--exact",
-    is_flag=True,
-    help="Look for intruder dimensions in matrices of any size (minutes each).",
-)
+@options.flag("--exact", "Look for intruder dimensions in matrices of any size (minutes each).")
 @options.page_folder
 @options.tower
 @options.families

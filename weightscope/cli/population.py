@@ -21,15 +21,11 @@ from weightscope.cli.terminal import end_with
 @click.argument(
     "listing",
     required=False,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=options.FILE,
     metavar="[LIST]",
 )
 @options.out
-@click.option(
-    "--resume",
-    is_flag=True,
-    help="Keep what an earlier run has finished; fetch only what has changed.",
-)
+@options.flag("--resume", "Keep what an earlier run has finished; fetch only what has changed.")
 @click.option(
     "--withdraw",
     multiple=True,

@@ -51,11 +51,7 @@ from weightscope.pairs.rank import BY, TOOLS
 @options.file_to_write(
     "--csv", "csv_file", help="Also write every matrix with its score to this file."
 )
-@click.option(
-    "--exact",
-    is_flag=True,
-    help="All singular values of matrices whose smaller side is above 2048 too.",
-)
+@options.flag("--exact", "All singular values of matrices whose smaller side is above 2048 too.")
 @options.tower
 @options.families
 @options.digest

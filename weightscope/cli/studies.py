@@ -26,11 +26,8 @@ from weightscope.cli.terminal import headline, is_quiet, print_json, say_page, s
     "--layers", help="Layers to analyse, such as 0-3 or 0,5,7-9; default: every attention layer."
 )
 @options.number("--top", "Number of edges of each kind, by each measure.", 20)
-@click.option(
-    "--counts",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Bigram counts (see `weightscope bigrams`), to find detokenization heads in the first "
-    "layer.",
+@options.counts(
+    "Bigram counts (see `weightscope bigrams`), to find detokenization heads in the first layer."
 )
 @click.option(
     "--reader",
@@ -41,11 +38,7 @@ from weightscope.cli.terminal import headline, is_quiet, print_json, say_page, s
 @options.file_to_read(
     "--pairs", "CSV file of pairs, such as France,Paris: also write which heads map them."
 )
-@click.option(
-    "--measure",
-    is_flag=True,
-    help="Also run the model and report how well the names hold (PyTorch).",
-)
+@options.flag("--measure", "Also run the model and report how well the names hold (PyTorch).")
 @click.option(
     "--text",
     "texts",
@@ -73,8 +66,7 @@ def circuits_command(
 ) -> None:
     """Name every head by what it does and find which heads read what earlier heads write."""
     from weightscope.core.files import Files, OutputFolder
-    from weightscope.heads.circuits.circuits import circuits
-    from weightscope.heads.circuits.components import read_by
+    from weightscope.heads.circuits.circuits import circuits, read_by
     from weightscope.heads.circuits.names import GIVEN
     from weightscope.heads.circuits.relations import relation
 
@@ -247,15 +239,9 @@ def outliers(
     metavar="TEXTS",
 )
 @options.number("--evaluated", "bias: number of texts for perplexity.  [default: 4]")
-@click.option("--thorough", is_flag=True, help="bias: 40 texts, 16 of them evaluated.")
-@click.option(
-    "--paper",
-    is_flag=True,
-    help="bias: the paper's sizes, 100 texts of 512 tokens and 100 evaluated.",
-)
-@click.option(
-    "--own-first", is_flag=True, help="Do not prepend a first token; each text begins with its own."
-)
+@options.flag("--thorough", "bias: 40 texts, 16 of them evaluated.")
+@options.flag("--paper", "bias: the paper's sizes, 100 texts of 512 tokens and 100 evaluated.")
+@options.flag("--own-first", "Do not prepend a first token; each text begins with its own.")
 @options.json
 @options.runner_device
 def sinks(model: Any, question: str, out: Path, as_json: bool, **options: Any) -> None:

@@ -2,13 +2,13 @@
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from reprlib import Repr
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from markupsafe import Markup
 
@@ -16,6 +16,7 @@ from weightscope.core.files import REPORT, Files, OutputFolder
 from weightscope.core.tables import Table, as_json, templates
 
 SPECTRA = "model.layers.figures:spectrum_figure"  # draws singular values of maps by name
+Holder = TypeVar("Holder")
 WINGS = ("heads", "pairs")  # folders of weightscope; each folder in them is a question
 
 
@@ -33,6 +34,7 @@ def questions() -> Iterator[ModuleType]:
 
     - `SIGNS`: the command that wrote a folder of results, by a file that no other writes;
     - `SHARED_SIGNS`: the same by a file that others write too, where none of `SIGNS` is there;
+    - `HEADS`: the table with one row per head, by the command that writes it;
     - `FINDINGS`: names of modules; importing them registers every kind of finding of the folder.
     """
     for wing in WINGS:
@@ -48,12 +50,17 @@ def notebook(lead: str, *tables: Any, picture: bytes = b"") -> str:
     return template.render(lead=lead, tables=html, picture=b64encode(picture).decode())
 
 
-class ShowsShapes:
-    """Base of dataclasses that hold arrays: their repr shows the shapes of the arrays.
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
+def holds_arrays(cls: type[Holder]) -> type[Holder]:
+    """Declare a frozen dataclass of arrays.
 
-    Arrays cannot be compared to one truth value, so these classes are declared with
-    `@dataclass(eq=False, repr=False)`: an object equals only itself, and can be a key.
+    Arrays cannot be compared to one truth value: an object equals only itself, and can be a key.
     """
+    return dataclass(frozen=True, eq=False, repr=False)(cls)
+
+
+class ShowsShapes:
+    """Base of dataclasses that hold arrays: their repr shows the shapes of the arrays."""
 
     def __repr__(self: Any) -> str:
         names = [field.name for field in fields(self) if field.repr]

@@ -76,9 +76,15 @@ def column(meaning: str = "", *, symbol: str = "", unit: str = "", format: str =
 
 
 def columns_of(row: Any) -> tuple[Column, ...]:
-    """The columns of a NamedTuple of cells, without values; see `Table.of`."""
-    described = row._field_defaults
-    return tuple(replace(described.get(name, Column(name)), name=name) for name in row._fields)
+    """The columns of a NamedTuple of cells, without values; see `Table.of`.
+
+    As the default of a field that is such a NamedTuple itself, they are columns of the outer one.
+    """
+    columns: list[Column] = []
+    for name in row._fields:
+        described = row._field_defaults.get(name, Column(name))
+        columns += described if type(described) is tuple else [replace(described, name=name)]
+    return tuple(columns)
 
 
 class Table:
@@ -149,10 +155,14 @@ class Table:
            0  25%
            1  75%
         """
-        columns, rows = columns_of(row), list(rows)
-        if any(isinstance(cell, Column) for cells in rows for cell in cells):
+        flat = [list(cells) for cells in rows]
+        for place, name in reversed([*enumerate(row._fields)]):
+            if type(row._field_defaults.get(name)) is tuple:  # a row within the row
+                for cells in flat:
+                    cells[place : place + 1] = cells[place]
+        if any(isinstance(cell, Column) for cells in flat for cell in cells):
             raise ValueError(f"a {row.__name__} lacks a cell of {', '.join(row._fields)}")
-        return cls.of_rows(columns, rows, caption)
+        return cls.of_rows(columns_of(row), flat, caption)
 
     @property
     def names(self) -> list[str]:

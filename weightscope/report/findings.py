@@ -8,6 +8,8 @@ from itertools import groupby
 from math import inf, log
 from typing import Any, NamedTuple, TypeVar, overload
 
+import numpy as np
+
 from weightscope.core.errors import CheckpointError, counted, nearest, printable
 from weightscope.core.results import notebook, questions
 from weightscope.core.tables import Table, as_json, column, templates
@@ -151,6 +153,11 @@ class Finding:
     members: tuple[Member, ...] = ()  # everything that it is about
     known: str = ""  # why it fails no gate: it is in a baseline, or somebody has accepted it
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.generic):  # a number of Python's compares, pickles and prints
+                object.__setattr__(self, name, value.item())
+
     @property
     def title(self) -> str:
         """The title of its kind."""
@@ -280,8 +287,8 @@ class Findings(list[Finding]):
         if not self:
             return "No findings."
         parts = []
+        counts = [(kind_of(name), n) for name, n in self.kinds.items()]
         for severity, count in self.severities.items():
-            counts = [(kind_of(name), n) for name, n in self.kinds.items()]
             kinds = [f"{n} × {kind.title}" for kind, n in counts if kind.severity == severity]
             if kinds:
                 parts.append(f"{counted(count, severity)} ({', '.join(kinds)})")
@@ -345,7 +352,7 @@ def checked_limits(limits: Iterable[str]) -> tuple[str, ...]:
 
 def of_head(layer: int, head: int, *, number: float, **about: Any) -> Finding:
     """A finding about one head of a layer."""
-    members = (Member("head", head, number=number),)
+    members = (Member("head", head, number=float(number)),)
     return Finding(layer=layer, head=head, number=number, members=members, **about)
 
 

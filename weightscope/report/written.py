@@ -20,7 +20,6 @@ from weightscope.core.results import notebook, questions
 from weightscope.core.tables import FORMULA_STARTS, Column, Table
 from weightscope.report.findings import Finding, Findings, Member, finding_kinds
 
-HEADS = ("heads.csv", "roles.csv", "trends.csv")  # tables with one row per head
 LARGEST = 1 << 30  # bytes of a table or a JSON
 LARGEST_ARRAYS = 16 << 30  # bytes of arrays, unpacked
 SPELT = {"inf": np.inf, "-inf": -np.inf, None: np.nan}  # numbers that JSON has no numerals for
@@ -33,16 +32,13 @@ UNREADABLE = (
 
 
 @cache
-def signs() -> dict[str, str]:
-    """Command that wrote a folder, by a file; the first that is there decides.
-
-    Each question declares its own, and files that several write come last.
-    """
-    declared: dict[str, str] = {}
-    for kind in ("SIGNS", "SHARED_SIGNS"):
+def declared(*kinds: str) -> dict[str, str]:
+    """Declarations of all questions: those of the first kind, then those of the others."""
+    every: dict[str, str] = {}
+    for kind in kinds:
         for question in questions():
-            declared |= getattr(question, kind, {})
-    return declared
+            every |= getattr(question, kind, {})
+    return every
 
 
 def load(folder: str | Path) -> "Written":
@@ -76,7 +72,8 @@ def load(folder: str | Path) -> "Written":
     ('audit', (8,), (1, 8, 32))
     """
     files = tuple(name for name in OutputFolder(Path(folder)).listed if not name.startswith(HIDDEN))
-    kind = next((kind for name, kind in signs().items() if name in files), None)
+    signs = declared("SIGNS", "SHARED_SIGNS")  # the first that is there decides
+    kind = next((kind for name, kind in signs.items() if name in files), None)
     if kind is None:
         problem = f"holds no results: {HIDDEN}/manifest.json lists none of a command that has ended"
         advice = "copy the whole folder, hidden files included, or run the command again"
@@ -100,8 +97,8 @@ class Written:
     @property
     def heads(self) -> Table:
         """The table with one row per head."""
-        name = next((name for name in HEADS if name in self.files), None)
-        if name is None:
+        name = declared("HEADS").get(self.kind)
+        if name not in self.files:
             problem = f"`{self.kind}` wrote no table of heads; it wrote {', '.join(self.tables)}"
             raise CheckpointError(problem, file=self.folder)
         return self.tables[name]
@@ -205,7 +202,7 @@ class Written:
         return "\n".join(filter(None, [self.lead, repr(self)]))
 
     def _repr_html_(self) -> str:
-        shown = [self.heads] if any(name in self.files for name in HEADS) else []
+        shown = [self.heads] if declared("HEADS").get(self.kind) in self.files else []
         return notebook(self.lead or repr(self), *shown)
 
 
@@ -252,7 +249,16 @@ def _index(value: Any) -> int | None:
 def _finding(entry: Any) -> Finding:
     """A finding of findings.json; 0.1.0 had `items` (indices) in place of members."""
     if "members" in entry:
-        members = tuple(_member(member) for member in entry["members"])
+        members = tuple(
+            Member(
+                str(each["what"]),
+                _index(each["index"]),
+                _index(each.get("layer")),
+                str(each.get("name", "")),
+                None if each.get("number") is None else _number(each["number"]),
+            )
+            for each in entry["members"]
+        )
     else:
         members = tuple(Member("", _index(index)) for index in entry["items"])
     return Finding(
@@ -265,10 +271,3 @@ def _finding(entry: Any) -> Finding:
         known=str(entry.get("known", "")),
         members=members,
     )
-
-
-def _member(entry: Any) -> Member:
-    """A member of a finding in findings.json."""
-    number, layer = entry.get("number"), _index(entry.get("layer"))
-    what, index, name = str(entry["what"]), _index(entry["index"]), str(entry.get("name", ""))
-    return Member(what, index, layer, name, None if number is None else _number(number))

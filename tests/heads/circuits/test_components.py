@@ -8,8 +8,7 @@ import pytest
 import weightscope as ws
 from tests.support.commands import run
 from tests.support.weights import shared
-from weightscope.heads.circuits.circuits import _channel, channel_tokens
-from weightscope.heads.circuits.components import components, read_by
+from weightscope.heads.circuits.circuits import _channel, channel_tokens, components, read_by
 from weightscope.model.layers.factored import Factored
 
 

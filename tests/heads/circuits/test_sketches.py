@@ -14,8 +14,7 @@ from tests.support.weights import shared
 from weightscope.core.engine import Processes
 from weightscope.core.files import Files
 from weightscope.heads.circuits import passes
-from weightscope.heads.circuits.passes import PROBES, WrittenRows, doubt, pair_scores, sketched, wiring
-from weightscope.heads.circuits.spaces import layer_spaces
+from weightscope.heads.circuits.passes import PROBES, WrittenRows, doubt, layer_spaces, pair_scores, sketched, wiring
 from weightscope.heads.circuits.wiring import MEASURES, PROJECTIONS, strongest
 from weightscope.model.sources import Source
 

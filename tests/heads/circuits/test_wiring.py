@@ -17,8 +17,7 @@ from tests.support.tiny_models import NAMES, fixture
 from weightscope.core.compute.device import CPU, Device, open_device
 from weightscope.core.files import Files
 from weightscope.heads.circuits import passes
-from weightscope.heads.circuits.passes import WrittenRows, pair_scores, wiring
-from weightscope.heads.circuits.spaces import Spaces, layer_spaces
+from weightscope.heads.circuits.passes import Spaces, WrittenRows, layer_spaces, pair_scores, wiring
 from weightscope.heads.circuits.wiring import PROJECTIONS, random_overlap
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.rotation import Rotation, inverse_powers

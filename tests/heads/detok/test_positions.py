@@ -18,14 +18,15 @@ from tests.support.weights import shared
 from weightscope.heads.detok.first_layer import FirstLayer, position_terms
 from weightscope.heads.detok.page import longest
 from weightscope.heads.detok.positions import (
+    SigmaStatistics,
     in_runs,
     near_mass,
     position_numerators,
     recency,
+    sigma_statistics,
     spread_over_tokens,
     trends,
 )
-from weightscope.heads.detok.sigma import SigmaStatistics, sigma_statistics
 from weightscope.model.layers.factored import Factored
 from weightscope.model.metrics.outliers import undertrained_rows
 

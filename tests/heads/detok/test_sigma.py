@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weightscope.core.compute.device import CPU, open_device
-from weightscope.heads.detok.sigma import sigma_statistics
+from weightscope.heads.detok.positions import sigma_statistics
 from weightscope.model.layers.maps import sigma
 
 

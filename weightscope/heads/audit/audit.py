@@ -15,7 +15,7 @@ from weightscope.core.compute.device import open_device
 from weightscope.core.errors import CheckpointError, counted, printable, sized, wholes
 from weightscope.core.files import HIDDEN, REPORT, OutputFolder
 from weightscope.core.progress import bar, progress_shown
-from weightscope.core.results import Result
+from weightscope.core.results import Result, holds_arrays
 from weightscope.core.tables import Column, Table, as_json
 from weightscope.heads.audit.directions import (
     HeadDirections,
@@ -106,12 +106,12 @@ class AuditOptions:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        plain: dict[str, Any] = {
-            "layers": None if self.layers is None else wholes(self.layers, "layers"),
-            "deltas": wholes(self.deltas, "deltas"),
-        }
+        plain: dict[str, Any] = {"deltas": wholes(self.deltas, "deltas")}
+        if self.layers is not None:
+            plain["layers"] = wholes(self.layers, "layers")
         for name in ("reference", "baseline", "accept"):
-            plain[name] = None if getattr(self, name) is None else str(getattr(self, name))
+            if getattr(self, name) is not None:
+                plain[name] = str(getattr(self, name))
         for name, value in plain.items():  # values that compare, pickle and are written as JSON
             object.__setattr__(self, name, value)
         if self.layers == ():
@@ -336,8 +336,10 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
     sinks = first_token_sinks(model, list(layers), options.sinks)
     heads = MeasuredHeads(layers, model.config.d_model, sink_columns(sinks))
-    if options.clip is not None:
-        heads.append(clip_column(heads.table["qk_logit_bound"], options.clip))
+    if (clip := options.clip) is not None:
+        factor = "The smallest factor by which QK-Clip may multiply scores to keep them below"
+        gamma = clip / np.maximum(heads.table["qk_logit_bound"], clip)
+        heads.append(Column("qk_clip", gamma, "γ", meaning=f"{factor} {clip:g}: min(1, τ/bound)."))
     standing = Standing(model, heads, Reference.load(options.reference or OWN))
     measured_layers = heads.layers.tolist()
     with one_blas_thread():
@@ -351,13 +353,20 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
             name_findings(model.checkpoint),
         ]
         findings = Findings(chain(findings, *subjects))
-    head_notes = (
+    notes = (
+        model.checkpoint.note,
+        model.names_note,
+        model.checkpoint.weight_files.sentence,
+        f"The row of {model.unread}." if model.unread else "",
+        other_stacks(model),
+        model.sharing,
+        *tokens_notes,
+        *undecided,
         positions_of(unchecked)[1],
         unbounded_note(heads.unbounded),
         sinks.note or sink_note(sinks),
         massive_note(sinks),
     )
-    notes = (*model_notes(model), *tokens_notes, *undecided, *head_notes)
     roles = affordable_names(model)
     if options.all_tensors:
         matrices = read_matrices(model, options.exact)
@@ -387,16 +396,6 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         roles=roles,
         provenance=Provenance.of(model.checkpoint),
     )
-
-
-def model_notes(model: Model) -> Iterator[str]:
-    """Notes on how a checkpoint was read, some of them empty."""
-    yield model.checkpoint.note
-    yield model.names_note
-    yield model.checkpoint.weight_files.sentence
-    yield f"The row of {model.unread}." if model.unread else ""
-    yield other_stacks(model)
-    yield model.sharing
 
 
 def with_tensor_findings(
@@ -457,13 +456,6 @@ def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, ...]:
     )
 
 
-def clip_column(bounds: np.ndarray, tau: float) -> Column:
-    """QK-Clip's factor for heads whose largest logits are their bounds."""
-    factor = "The smallest factor by which QK-Clip may multiply scores to keep them below"
-    meaning = f"{factor} {tau:g}: min(1, τ/bound)."
-    return Column("qk_clip", tau / np.maximum(bounds, tau), "γ", meaning=meaning)
-
-
 def unbounded_note(reasons: Mapping[int, str]) -> str:
     """Why nothing bounds the logits of some layers, in a sentence; empty where all are bounded."""
     by_reason: dict[str, list[int]] = {}
@@ -478,14 +470,14 @@ def sink_note(sinks: FirstTokenSinks) -> str:
     known = np.isfinite(sinks.share)
     if not known.any():
         return ""
-    heads = counted(int(np.count_nonzero(known)), "head")
+    heads = counted(int(known.sum()), "head")
     sink = known & (np.nan_to_num(sinks.share) >= EVENT_WEIGHT)
     if not sink.any():
         none = f"No head of {heads} gives the first token half of its attention or more"
         return f"{none} (sink_share in heads.csv)."
     kinds = sinks.kind[sink].tolist()
     counts = ", ".join(f"{n} {kind}" for kind in MECHANISMS if (n := kinds.count(kind)))
-    some = f"{np.count_nonzero(sink)} of {heads} give the first token half of their attention"
+    some = f"{sink.sum()} of {heads} give the first token half of their attention"
     return f"{some} or more (sink_share in heads.csv{f'; kinds: {counts}' * bool(counts)})."
 
 
@@ -495,14 +487,13 @@ def with_massive(findings: Findings, massive: Massive | None) -> Findings:
         return findings
 
     def joined(finding: Finding) -> Finding:
-        if finding.kind != outlier_dimension.name:
-            return finding
         which = "one of these" if massive.dimension in finding.items else "not one of these"
         where = f"dimension {massive.dimension}, {which}"
         text = f"{finding.text} The first token's massive activation is in {where}."
         return replace(finding, text=text)
 
-    return Findings(map(joined, findings))
+    dimensions = outlier_dimension.name
+    return Findings(joined(each) if each.kind == dimensions else each for each in findings)
 
 
 def massive_note(sinks: FirstTokenSinks) -> str:
@@ -546,7 +537,7 @@ def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Audit(Result):
     """The result of an audit. A notebook shows it as a table, `print` as the command does."""
 
@@ -630,16 +621,16 @@ class Audit(Result):
 
     def summary(self) -> dict[str, str | int | float]:
         """The checkpoint as one row: its sizes, numbers of findings and medians over its heads."""
+        severities = self.findings.severities.items()
         row: dict[str, str | int | float] = {
             "family": self.family,
             "layers": len(self.measured.layers),
             "heads": self.measured.n_heads,
             "d_model": self.d_model,
             "findings": len(self.findings),
+            **{f"{severity}s": count for severity, count in severities},
+            "known": sum(bool(finding.known) for finding in self.findings),
         }
-        for severity, count in self.findings.severities.items():
-            row[f"{severity}s"] = count
-        row["known"] = sum(bool(finding.known) for finding in self.findings)
         for name in SUMMARY:
             known = self._known(name)
             row[name] = float(np.median(known)) if len(known) else np.nan

@@ -337,15 +337,11 @@ def _run(
         if resume and (earlier := _earlier(folder)) is not None:
             result = _of_this_run(earlier.result, provenance)
             return AuditOutcome(job, digest, earlier.summary, result=result)
-        get_model: Callable[[], Model] = partial(_itself, model)
-        if engine.elsewhere:
-            get_model = job.source.as_seen(model).elsewhere
+        elsewhere = engine.elsewhere
+        get_model = job.source.as_seen(model).elsewhere if elsewhere else lambda: model
         with folder:
-            layers_wanted, layer_identity = (
-                options.layers_of(model),
-                layers_identity(model, options),
-            )
-            finished = FinishedLayers(job.out, layer_identity, layers_wanted, resume)
+            wanted, of_layers = options.layers_of(model), layers_identity(model, options)
+            finished = FinishedLayers(job.out, of_layers, wanted, resume)
             if finished.notice is not None:
                 say(finished.notice)
             left = finished.left
@@ -406,39 +402,30 @@ def _value_of(ended: tuple[int, Any, Exception | None]) -> tuple[int, Any]:
     return index, value
 
 
-def _itself(model: Model) -> Model:
-    return model
-
-
 # A worker may run another version, or be hostile. Its messages are pickles, and unpickling one may
 # run code: these checks do not make an untrusted network safe (docs/scale.md). They keep malformed
 # results out, and files inside their folder.
 
 
-def _are_files(files: Any) -> bool:
-    return isinstance(files, dict) and all(isinstance(part, bytes) for part in files.values())
-
-
-def _is_text(text: Any) -> bool:
-    return isinstance(text, str) and all(line.isprintable() for line in text.split("\n"))
-
-
-def _is_row(row: Any) -> bool:
-    plain = (str, int, float)
-    return isinstance(row, dict) and all(type(value) in plain for value in row.values())
-
-
 def _is_audit(result: Any) -> bool:
-    if not isinstance(result, dict) or not _is_json(result):
-        return False
-    return _are_findings(result.get("findings", []))
+    is_json = isinstance(result, dict) and _is_json(result)
+    return is_json and _are_findings(result.get("findings", []))
 
 
 # parts of a report: a description, and a check
 PARTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "files": ("files by name", _are_files),
-    "text": ("lines that a terminal can show", _is_text),
-    "summary": ("a row of plain values", _is_row),
+    "files": (
+        "files by name",
+        lambda files: isinstance(files, dict) and {*map(type, files.values())} <= {bytes},
+    ),
+    "text": (
+        "lines that a terminal can show",
+        lambda text: isinstance(text, str) and all(map(str.isprintable, text.split("\n"))),
+    ),
+    "summary": (
+        "a row of plain values",
+        lambda row: isinstance(row, dict) and {*map(type, row.values())} <= {str, int, float},
+    ),
     "result": ("JSON with findings of known kinds", _is_audit),
 }
 
@@ -478,12 +465,10 @@ def _are_findings(value: Any) -> bool:
     kinds = finding_kinds() if value else {}
 
     def is_finding(entry: Any) -> bool:
-        if type(entry) is not dict:
-            return False
         texts = [entry.get(name) for name in ("kind", "title", "text")]
-        return all(type(text) is str for text in texts) and entry["kind"] in kinds
+        return {*map(type, texts)} == {str} and entry["kind"] in kinds
 
-    return type(value) is list and all(map(is_finding, value))
+    return type(value) is list and all(type(each) is dict and is_finding(each) for each in value)
 
 
 BY_SEVERITY = [f"{severity}s" for severity in SEVERITIES]  # columns by which a summary is sorted
@@ -501,12 +486,10 @@ def _earlier(folder: OutputFolder) -> Report | None:
         return None
     if not all(type(summary.get(name)) is int for name in COUNTS):
         return None
-    family, same_count = (
-        summary.get("family"),
-        summary["findings"] == len(result.get("findings", ())),
-    )
+    family, count = summary.get("family"), len(result.get("findings", ()))
     is_named = isinstance(family, str) and family.isprintable()
-    return Report({}, "", summary, result) if same_count and is_named else None
+    is_whole = is_named and summary["findings"] == count
+    return Report({}, "", summary, result) if is_whole else None
 
 
 SUMMARY = (
@@ -580,12 +563,7 @@ def read_checkpoints(path: Path) -> list[dict[str, str]]:
 
 def make_reference(path: Path, all_tensors: bool = False) -> Reference:
     """The reference of the checkpoints in a list, with `all_tensors` of their matrices too."""
-    return Reference.of(list(_distributions(read_checkpoints(path), all_tensors)))
-
-
-def _distributions(
-    rows: Sequence[dict[str, str]], all_tensors: bool
-) -> Iterator[tuple[Known, Mapping[str, np.ndarray]]]:
+    rows, parts = read_checkpoints(path), list[tuple[Known, Mapping[str, np.ndarray]]]()
     # all are opened first, so that a missing one is noticed before the first is measured
     models = [Source.named(row["source"]).open() for row in rows]
     digests: dict[str, str] = {}
@@ -606,7 +584,8 @@ def _distributions(
             distributions = distribution(MeasuredHeads(measured, model.config.d_model))
             if all_tensors:
                 distributions |= ComparableMatrices.of(read_matrices(model)).distribution()
-            yield known, distributions
+            parts.append((known, distributions))
+    return Reference.of(parts)
 
 
 def _known(row: dict[str, str], model: Model) -> Known:

@@ -230,9 +230,19 @@ def _with_tokens(
         head: [(map_name, direction.block) for map_name, direction in maps]
         for head, maps in group.items()
     }
-    spaces = _spaces(group, read, written)
+    spaces: dict[TokenRows, deque[np.ndarray]] = {read: deque(), written: deque()}  # (d, k)
+    for map_name, direction in chain.from_iterable(group.values()):
+        if not direction.block.wide:
+            of_sides = zip(SIDES[map_name], (direction.left, direction.right), strict=True)
+            for side, space in of_sides:
+                spaces[written if side == WRITES else read].append(space)
     group.clear()
-    nearest = {rows: iter(rows.nearest(_taken(some))) for rows, some in spaces.items() if some}
+
+    def taken(some: deque[np.ndarray]) -> Iterator[np.ndarray]:
+        while some:
+            yield some.popleft()  # and no longer kept
+
+    nearest = {rows: iter(rows.nearest(taken(some))) for rows, some in spaces.items() if some}
 
     def line(map_name: str, block: SpectrumBlock) -> Line:
         sides: list[tuple[str, TokenRows, Nearest, list[str]]] = []
@@ -248,25 +258,6 @@ def _with_tokens(
         HeadDirections(layer, head, tuple(line(map_name, block) for map_name, block in of_head))
         for (layer, head), of_head in blocks.items()
     ]
-
-
-def _spaces(
-    group: Group, read: TokenRows, written: TokenRows
-) -> dict[TokenRows, deque[np.ndarray]]:
-    """The spaces (d, k) that are compared with the rows of each kind."""
-    spaces: dict[TokenRows, deque[np.ndarray]] = {read: deque(), written: deque()}
-    for map_name, direction in chain.from_iterable(group.values()):
-        if direction.block.wide:
-            continue
-        for side, space in zip(SIDES[map_name], (direction.left, direction.right), strict=True):
-            spaces[written if side == WRITES else read].append(space)
-    return spaces
-
-
-def _taken(spaces: deque[np.ndarray]) -> Iterator[np.ndarray]:
-    """Each of them in turn, and no longer kept."""
-    while spaces:
-        yield spaces.popleft()
 
 
 def with_tokens(findings: Findings, directions: Sequence[HeadDirections]) -> Findings:

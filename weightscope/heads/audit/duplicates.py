@@ -14,7 +14,6 @@ deeper by copying layers, are one finding.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from scipy.linalg import solve_triangular
 from weightscope.core.compute import lapack
 from weightscope.core.compute.cores import in_threads
 from weightscope.core.errors import counted
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.heads.audit.measure import MeasuredHeads
 from weightscope.model.layers.factored import inner, triangle
 from weightscope.model.layers.layer import Head, Layer
@@ -128,9 +127,24 @@ def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
             for repeated, places_alike in by_layers.items():
                 # One head of each layer per cluster, for all heads: the layers repeat each other.
                 if len(places_alike) == n_heads > 1 and len(set(repeated)) == len(repeated):
-                    yield _repeated_layers(kind, name, repeated, places_alike)
-                else:
-                    yield from (_like_heads(kind, name, *cluster) for cluster in places_alike)
+                    every = [place for places, _ in places_alike for place in places]
+                    least = least_alike(likeness for _, likeness in places_alike)
+                    text = (
+                        f"{counted(len(repeated), 'layer')}, {spans(repeated)}, have the same "
+                        f"spaces head by head, {counted(n_heads, 'head')} each; the least alike:"
+                    )
+                    yield _alike(kind, name, sorted(every), least, text)
+                    continue
+                for places, likeness in places_alike:
+                    (_, head), (next_layer, next_head), *more = places
+                    nearly = "" if kind is duplicate_heads else "nearly "
+                    text = f"Its spaces are {nearly}those of layer {next_layer} head {next_head}:"
+                    if more:
+                        text = (
+                            f"{counted(len(places), 'head')} have {nearly}the same spaces, "
+                            f"{_by_layer(places)}; the least alike:"
+                        )
+                    yield _alike(kind, name, places, likeness, text, head)
 
 
 def clusters(
@@ -212,7 +226,7 @@ def likeness_of(a: Head, b: Head, name: str) -> SpaceLikeness | None:
     return SpaceLikeness(overlap, angle, float((left.between * right.between).sum() / length))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class FactorPair(ShowsShapes):
     """One side of two heads' maps, with the inner products that give angles and norms."""
 
@@ -240,47 +254,26 @@ class FactorPair(ShowsShapes):
         return float(self.between.trace() / np.sqrt(self.gram_a.trace() * self.gram_b.trace()))
 
 
-def _repeated_layers(
-    kind: FindingKind, name: str, layers: tuple[int, ...], clusters: list[Cluster]
+def _alike(
+    kind: FindingKind,
+    name: str,
+    places: list[Place],
+    likeness: SpaceLikeness,
+    text: str,
+    head: int | None = None,
 ) -> Finding:
-    """Layers all of whose heads have a counterpart in each of the others."""
-    likeness = least_alike(likeness for _, likeness in clusters)
-    places = sorted(place for places, _ in clusters for place in places)
-    return kind(
-        layer=layers[0],
-        map=name,
-        measure="mean_cos2",
-        number=likeness.overlap,
-        text=f"{counted(len(layers), 'layer')}, {spans(layers)}, have the same spaces head by "
-        f"head, {counted(len(clusters), 'head')} each; the least alike: {_described(likeness)}.",
-        members=_members(layers[0], places),
-    )
-
-
-def _like_heads(
-    kind: FindingKind, name: str, places: list[Place], likeness: SpaceLikeness
-) -> Finding:
-    (layer, head), (next_layer, next_head), *more = places
-    nearly = "" if kind is duplicate_heads else "nearly "
-    if more:
-        same = f"{counted(len(places), 'head')} have {nearly}the same spaces, {_by_layer(places)}"
-        text = f"{same}; the least alike: {_described(likeness)}."
-    else:
-        spaces = f"Its spaces are {nearly}those of layer {next_layer} head {next_head}"
-        text = f"{spaces}: {_described(likeness)}."
+    """A finding about heads; `text` is followed by how alike they are."""
+    layer = places[0][0]
+    members = [Member("head", h, None if index == layer else index) for index, h in places]
     return kind(
         layer=layer,
         head=head,
         map=name,
         measure="mean_cos2",
         number=likeness.overlap,
-        text=text,
-        members=_members(layer, places),
+        text=f"{text} {_described(likeness)}.",
+        members=tuple(members),
     )
-
-
-def _members(layer: int, places: Sequence[Place]) -> tuple[Member, ...]:
-    return tuple(Member("head", h, None if index == layer else index) for index, h in places)
 
 
 def _described(likeness: SpaceLikeness) -> str:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weightscope.checkpoint.checkpoint import Tensor
 from weightscope.heads.audit.measure import MeasuredHeads
 from weightscope.heads.tensors.findings import beyond_siblings, lower_median, other_gains
 from weightscope.heads.tensors.measure import BITS
@@ -73,7 +72,12 @@ def factor_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     misplaced = _misplaced(heads)
     yield from _misplaced_findings(heads, misplaced)
     exchanged = _exchanged(model, heads, misplaced)
-    yield from _exchanged_findings(heads, exchanged)
+    for name, layers in exchanged.items():
+        which = "W_Q and W_K" if name == "qk" else "W_V and W_O"
+        for i, (number, usual, sentence) in layers.items():
+            about = {"measure": "factors_exchanged", "number": number, "usual": usual}
+            text = f"{which} look exchanged: {sentence}."
+            yield swapped_factors(layer=heads.layers[i], map=name, text=text, **about)
     known = misplaced.layers.union(*exchanged.values())
     strange = dict(_unrelated(model, heads))
     yield from strange.values()
@@ -102,30 +106,23 @@ def _large_biases(heads: MeasuredHeads) -> Iterator[Finding]:
         biases = heads.arrays["factor_bias"] / usual_norms  # (L, H, 3)
     findings = []
     for i, h, which in np.argwhere(np.isfinite(biases) & (biases > OUT_OF_PROPORTION[:3])).tolist():
-        ratio, usual = float(biases[i, h, which]), known_median(biases[..., which])
+        ratio, usual = biases[i, h, which], known_median(biases[..., which])
         times = f"{ratio:,.3g} times as long as {FACTORS[which]} (median head: {usual:.2g})"
-        large = large_bias.of_head(
-            int(heads.layers[i]),
-            h,
-            map=_map_of(which),
-            measure=f"{BIASES[which]}_bias",
-            number=ratio,
-            usual=usual,
-            text=f"Its {BIASES[which]} bias is {times}.",
-        )
-        findings.append(large)
+        about = {"map": _map_of(which), "measure": f"{BIASES[which]}_bias", "usual": usual}
+        text = f"Its {BIASES[which]} bias is {times}."
+        findings.append(large_bias.of_head(heads.layers[i], h, number=ratio, text=text, **about))
     yield from aggregated(findings, heads.n_heads)
     # (L,) lower bound of what a layer writes
     summed = np.sqrt((norms[..., 2] ** 2 * norms[..., 3] ** 2).sum(axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = heads.arrays["output_bias_norm"] / summed  # (L,)
     for i in np.flatnonzero(np.isfinite(ratios) & (ratios > OUT_OF_PROPORTION[3])).tolist():
-        ratio, usual = float(ratios[i]), known_median(ratios)
+        ratio, usual = ratios[i], known_median(ratios)
         times = (
             f"{ratio:,.3g} times as long as W_V and W_O together (the median layer: {usual:.2g})"
         )
         yield large_bias(
-            layer=int(heads.layers[i]),
+            layer=heads.layers[i],
             map="vo",
             measure="output_bias",
             number=ratio,
@@ -150,7 +147,7 @@ def _without_scales(heads: MeasuredHeads) -> Iterator[Finding]:
         what, size = f"{FACTORS[which]}: the norm of a head's factor", float(norms[i, which])
         in_layer = norms[i, :3] if which < 3 else norms[i, 3:]
         usual = lower_median(in_layer), lower_median(norms[:, which])
-        layer = int(heads.layers[i])
+        layer = heads.layers[i]
         yield from beyond_siblings(what, size, *usual, layer=layer, map=_map_of(which))
 
 
@@ -202,7 +199,7 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
         usual = known_median(np.delete(relation, i))
         if not (everywhere or usual >= TRAINED):
             continue
-        times, elsewhere = float(np.exp(relation[i])), float(np.exp(usual))
+        times, elsewhere = np.exp(relation[i]), np.exp(usual)
         usually = f"{elsewhere:.2g}, which is as wrong" if everywhere else f"{elsewhere:.0f}"
         compared = f"{times:.2g} times as alike as W_Q and W_V, W_K and W_O (elsewhere {usually})"
         kind = mixed_factors
@@ -213,7 +210,7 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
         elif _random(model, heads, i):
             kind = untrained_layer
             text = f"Its factors have the spectra of random matrices. {text}"
-        layer, measure = int(heads.layers[i]), "factor_relation"
+        layer, measure = heads.layers[i], "factor_relation"
         yield i, kind(layer=layer, measure=measure, number=times, usual=elsewhere, text=text)
 
 
@@ -235,7 +232,8 @@ def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     vectors = [  # gains and biases
         t for t in read if t.dtype in BITS and sum(size > 1 for size in t.shape) == 1
     ]
-    if all(map(_is_constant, vectors)) and (vectors or _enough(heads)):
+    varied = any((values != values.flat[0]).any() for values in (t.read() for t in vectors))
+    if not varied and (vectors or _enough(heads)):
         ratios = [ratio for i in range(len(layers)) for ratio in _spread(model, heads, i)]
         which = f"W_Q, W_K, W_V and W_O of {indexed('layer', layers)}"
         constant = (
@@ -244,7 +242,7 @@ def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
         looks = f"have the spectra of random matrices{constant * bool(vectors)}"
         yield untrained_weights(
             measure="factor_spread",
-            number=float(np.mean(ratios)),
+            number=np.mean(ratios),
             usual=1.0,
             text=f"{which} {looks}: they are as initialised.",
             members=_layer_members(layers),
@@ -262,7 +260,7 @@ def _unlearned_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]
         return
     layers = [layer for layer in heads.layers[alone].tolist() if _is_shuffled(model.layer(layer))]
     if len(layers) > few:
-        times = float(np.exp(known_median(relation[alone])))
+        times = np.exp(known_median(relation[alone]))
         text = (
             f"In {indexed('layer', layers)} W_Q, W_K, W_V and W_O have no singular value beyond "
             "the spectrum of the same entries shuffled, and W_Q and W_K, W_V and W_O are "
@@ -296,11 +294,6 @@ def _is_shuffled(layer: Layer) -> bool:
     return all(beyond_shuffled(w) <= shuffled_error(w) for w in matrices)
 
 
-def _is_constant(tensor: Tensor) -> bool:
-    values = tensor.read()
-    return bool((values == values.flat[0]).all())
-
-
 def _enough(heads: MeasuredHeads) -> bool:
     """True if there are too many heads for random ones to be alike on average."""
     return len(heads.table) >= HEADS
@@ -332,13 +325,13 @@ def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]
             alone = i > 0 and usual >= TRAINED and far
             if i in known or not (alone or usual < APART):
                 continue
-            times, elsewhere = float(np.exp(relations[i, pair])), float(np.exp(usual))
+            times, elsewhere = np.exp(relations[i, pair]), np.exp(usual)
             text = (
                 f"{which} are only {times:.2g} times as alike as W_Q and W_V, W_K and W_O "
                 f"(elsewhere {elsewhere:.2g}): one of them may be transposed, or of another layer."
             )
             yield mixed_factors(
-                layer=int(heads.layers[i]),
+                layer=heads.layers[i],
                 map=name,
                 measure="pair_relation",
                 number=times,
@@ -520,7 +513,7 @@ def _reversed_profiles(differences: np.ndarray) -> dict[int, Exchange]:
     for i in opposite:
         cosine = f"cosine {along[i]:.2f}, usually {usual:.2f}"
         sentence = f"along the stream they differ as they do in other layers, reversed ({cosine})"
-        exchanged[i] = Exchange(float(along[i]), usual, sentence)
+        exchanged[i] = Exchange(along[i], usual, sentence)
     return exchanged
 
 
@@ -537,28 +530,12 @@ def _exchanged_biases(heads: MeasuredHeads) -> dict[int, Exchange]:
         least = np.abs(ratios[nearest]).min()
         # NaN without a bias
         if abs(signs.sum()) == 2 and np.minimum(least, -ratios[i] * signs[0]) > np.log(BIAS_RATIO):
-            ratio, usual = float(np.exp(ratios[i])), float(np.exp(np.median(ratios[nearest])))
+            ratio, usual = np.exp(ratios[i]), np.exp(np.median(ratios[nearest]))
             times = (
                 f"{ratio:.2g} times as long as the key bias, in the neighbours {usual:.2g} times"
             )
             exchanged[i] = Exchange(ratio, usual, f"the query bias is {times}")
     return exchanged
-
-
-def _exchanged_findings(
-    heads: MeasuredHeads, exchanged: dict[str, dict[int, Exchange]]
-) -> Iterator[Finding]:
-    for name, layers in exchanged.items():
-        which = "W_Q and W_K" if name == "qk" else "W_V and W_O"
-        for i, exchange in layers.items():
-            yield swapped_factors(
-                layer=int(heads.layers[i]),
-                map=name,
-                measure="factors_exchanged",
-                number=exchange.number,
-                usual=exchange.usual,
-                text=f"{which} look exchanged: {exchange.sentence}.",
-            )
 
 
 unbalanced_factors = finding(
@@ -585,19 +562,13 @@ def _unbalanced(
         far = np.abs(differences) >= np.log(limit)
         far &= np.abs(robust_z(differences)) >= UNBALANCED_Z
         for i in np.flatnonzero(far).tolist():
-            ratio, usual = float(np.exp(ratios[i])), float(np.exp(ratios[i] - differences[i]))
+            ratio, usual = np.exp(ratios[i]), np.exp(ratios[i] - differences[i])
             times = (
                 f"{ratio:.3g} times as large as {FACTORS[b]}; in its neighbours {usual:.3g} times"
             )
-            unbalanced = unbalanced_factors(
-                layer=int(heads.layers[i]),
-                map=_map_of(a),
-                measure="factor_balance",
-                number=ratio,
-                usual=usual,
-                text=f"{FACTORS[a]} is {times}.",
-            )
-            yield i, unbalanced
+            about = {"measure": "factor_balance", "number": ratio, "usual": usual}
+            text = f"{FACTORS[a]} is {times}."
+            yield i, unbalanced_factors(layer=heads.layers[i], map=_map_of(a), text=text, **about)
 
 
 noise_floor = finding(
@@ -629,9 +600,9 @@ def _noisy(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]:
             "weights."
         )
         yield noise_floor(
-            layer=int(heads.layers[i]),
+            layer=heads.layers[i],
             measure="noise_floor",
-            number=float(score[i]),
+            number=score[i],
             usual=known_median(score),
             text=text,
             members=(Member("layer", int(heads.layers[i])),),

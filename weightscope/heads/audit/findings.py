@@ -1,6 +1,6 @@
 """Find what stands out in one model: faulty and unusual heads, outlier dimensions, rows."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -86,7 +86,8 @@ def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = 
     explained = [layers.index(f.layer) for f in dimensions if f.number >= SHARE_THAT_EXPLAINS]
     inputs = model.family.inputs
     names = {"token_rows": inputs.tokens, "position_rows": inputs.positions}
-    reported = [model.prefix + names[row.measure] for row in rows if row.measure in names]
+    reported = {model.prefix + names[row.measure] for row in rows if row.measure in names}
+    reported |= {name for in_layer in heads.broken.values() for name in in_layer}
     return Findings(
         [
             *broken_layers(model, heads),
@@ -103,7 +104,10 @@ def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = 
             *scale_findings(model),
             *(() if looks_random(model, heads) else offset_findings(model, layers)),
             *rows,
-            *broken_elsewhere(model, heads, reported),
+            *(  # the last, when all else has been read
+                _not_finite({name: count_not_finite(model.checkpoint[name])}, " outside the layers")
+                for name in sorted((model.checkpoint.noted or set()) - reported)
+            ),
         ]
     )
 
@@ -123,15 +127,6 @@ def broken_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
         if not reached:
             what = " change the layer's attention, but none of these numbers"
             yield _not_finite(counts, what, layer)
-
-
-def broken_elsewhere(
-    model: Model, heads: MeasuredHeads, reported: Iterable[str]
-) -> Iterator[Finding]:
-    """NaN and infinity in all else that was read, except in tensors that are reported."""
-    in_layers = {name for names in heads.broken.values() for name in names}
-    for name in sorted((model.checkpoint.noted or set()) - in_layers - set(reported)):
-        yield _not_finite({name: count_not_finite(model.checkpoint[name])}, " outside the layers")
 
 
 def _not_finite(
@@ -249,11 +244,14 @@ def _faulty_heads(
     norms, gaps = heads.grid(f"{name}_frobenius"), heads.grid(f"{name}_gap")
     alive = norms[np.isfinite(norms) & (norms > 0)]
     usual = float(np.median(alive)) if len(alive) else float("nan")
-    ranks = _ranks_of_the_rest(heads, name)
+    spectra = heads.arrays[f"{name}_singular_values"]
+    finite = np.where(np.isfinite(spectra), spectra, 0.0)
+    alone = (finite[..., 0] > 0) & ~finite[..., 1:].any(axis=-1)
+    ranks = np.where(alone, 0.0, effective_rank(finite[..., 1:]))  # without the first direction
     findings = {}
     for i, h in np.argwhere(np.isfinite(norms)).tolist():
-        s = heads.arrays[f"{name}_singular_values"][i, h]
-        s, gap = s[np.isfinite(s)], float(gaps[i, h])
+        s, gap = spectra[i, h], float(gaps[i, h])
+        s = s[np.isfinite(s)]
         fault = _dead(MAPS[name], float(norms[i, h]), usual)
         if fault is None:
             fault = _collapse(heads, name, (i, h), s, ranks, standing)
@@ -261,28 +259,15 @@ def _faulty_heads(
             rest = known_median(gaps)
             first = f"The first singular value of {MAPS[name]}"
             text = f"{first} is {gap:.1f} times the second (the median head: {rest:.2f})."
-            text += _to_first_token(heads, name, (i, h))
+            if name == "qk" and "sink_share" in heads.table.names:
+                share = heads.grid("sink_share")[i, h]
+                sentence = f" The head gives the first token {share:.2f} of its attention."
+                text += sentence * bool(np.isfinite(share))
             fault = Fault(spectral_spike, "gap", gap, rest, text)
         if fault is not None:
-            findings[i, h] = fault.kind.of_head(
-                int(heads.layers[i]),
-                h,
-                map=name,
-                measure=f"{name}_{fault.measure}",
-                number=fault.number,
-                usual=fault.usual,
-                text=fault.text,
-            )
+            about = fault._asdict() | {"measure": f"{name}_{fault.measure}"}
+            findings[i, h] = about.pop("kind").of_head(heads.layers[i], h, map=name, **about)
     return findings
-
-
-def _to_first_token(heads: MeasuredHeads, name: str, place: Place) -> str:
-    """Attention that a spiked head gives the first token, as a sentence; empty if not known."""
-    if name != "qk" or "sink_share" not in heads.table.names:
-        return ""
-    share = float(heads.grid("sink_share")[place])
-    sentence = f" The head gives the first token {share:.2f} of its attention."
-    return sentence if np.isfinite(share) else ""
 
 
 zero_head = finding(
@@ -312,14 +297,6 @@ def _dead(w: str, norm: float, usual: float) -> Fault | None:
         text = f"The Frobenius norm of {w} is {norm:.3g}, {times}."
         return Fault(near_dead_head, "frobenius", norm, usual, text)
     return None
-
-
-def _ranks_of_the_rest(heads: MeasuredHeads, name: str) -> np.ndarray:
-    """Effective ranks (L, H) of a map without its first direction; NaN if it is not finite."""
-    spectra = heads.arrays[f"{name}_singular_values"]
-    spectra = np.where(np.isfinite(spectra), spectra, 0.0)
-    alone = (spectra[..., 0] > 0) & ~spectra[..., 1:].any(axis=-1)
-    return np.where(alone, 0.0, effective_rank(spectra[..., 1:]))
 
 
 rank_collapsed = finding(
@@ -354,7 +331,7 @@ def _collapse(
     another checkpoint has such a head.
     """
     i, w, r = place[0], MAPS[name], len(s)
-    layer, rank, measure = int(heads.layers[i]), float(ranks[place]), f"{name}_effective_rank"
+    layer, rank, measure = heads.layers[i], float(ranks[place]), f"{name}_effective_rank"
     large = int((s > COLLAPSED * s[0]).sum())
     if large > COLLAPSED_TO * r and not rank < BULK * r:
         return None
@@ -409,38 +386,26 @@ def _far_from_others(
         z = robust_z(differences)
         strange = (np.abs(z) >= LAYER_Z) & (np.abs(differences) >= np.log(LAYER_FACTOR))
         for i in np.flatnonzero(strange).tolist():
-            value, usual = float(np.exp(medians[i])), float(np.exp(medians[i] - differences[i]))
+            value, usual = np.exp(medians[i]), np.exp(medians[i] - differences[i])
             among = f"its neighbours' is {usual:.3g} (z = {z[i]:.1f})"
             if i not in layers or abs(z[i]) > layers[i][0]:
-                off = layer_off_trend(
-                    layer=int(heads.layers[i]),
-                    map=name,
-                    measure=measure,
-                    number=value,
-                    usual=usual,
-                    text=f"The median {measure} of its heads is {value:.3g}; {among}.",
-                )
-                layers[i] = abs(float(z[i])), off
+                text = f"The median {measure} of its heads is {value:.3g}; {among}."
+                about = {"map": name, "measure": measure, "usual": usual, "text": text}
+                layers[i] = abs(z[i]), layer_off_trend(layer=heads.layers[i], number=value, **about)
         distances = logs - medians[:, None]
         z = robust_z(distances)
         strange = (np.abs(z) >= HEAD_Z) & (np.abs(distances) >= np.log(HEAD_FACTOR))
         for i, h in np.argwhere(strange).tolist():
-            value, usual = float(np.exp(logs[i, h])), float(np.exp(medians[i]))
+            value, usual = np.exp(logs[i, h]), np.exp(medians[i])
             score = f"z = {z[i, h]:.1f} among this checkpoint's heads"
             if (i, h) not in far or abs(z[i, h]) > far[i, h][0]:
-                outlier = outlier_head.of_head(
-                    int(heads.layers[i]),
-                    h,
-                    map=name,
-                    measure=measure,
-                    number=value,
-                    usual=usual,
-                    text=f"{measure} is {value:.3g}; the median of its layer is {usual:.3g} "
-                    f"({score}).",
+                text = (
+                    f"{measure} is {value:.3g}; the median of its layer is {usual:.3g} ({score})."
                 )
-                far[i, h] = abs(float(z[i, h])), outlier
-    outliers = {place: outlier for place, (_, outlier) in far.items()}
-    return [off for _, off in layers.values()], outliers
+                about = {"map": name, "measure": measure, "usual": usual, "text": text}
+                outlier = outlier_head.of_head(heads.layers[i], h, number=value, **about)
+                far[i, h] = abs(z[i, h]), outlier
+    return [off for _, off in layers.values()], {place: each for place, (_, each) in far.items()}
 
 
 FLOAT16 = 65_504.0  # the largest number that it holds
@@ -460,14 +425,14 @@ def large_logits(heads: MeasuredHeads) -> Iterator[Finding]:
     products, usual = bounds / heads.arrays["score_scale"], known_median(bounds)
     large = []
     for i, h in np.argwhere(products > FLOAT16).tolist():
-        bound, product = float(bounds[i, h]), float(products[i, h])
+        bound, product = bounds[i, h], products[i, h]
         text = (
             f"The weights allow scores of up to {bound:,.0f} (the median head: {usual:,.0f}): "
             f"products of queries and keys of up to {product:,.0f}, and float16 holds at most "
             f"{FLOAT16:,.0f}."
         )
         about = {"map": "qk", "measure": "qk_logit_bound", "usual": usual, "text": text}
-        large.append(beyond_float16.of_head(int(heads.layers[i]), h, number=bound, **about))
+        large.append(beyond_float16.of_head(heads.layers[i], h, number=bound, **about))
     yield from aggregated(large, heads.n_heads)
 
 
@@ -482,7 +447,7 @@ def outlier_dimensions(heads: MeasuredHeads, stream: str = "Residual") -> Iterat
         order = np.argsort(-row, kind="stable")
         outsized = order[row[order] > max(OUTSIZED * even, OUTSIZED_SHARE)]
         if len(outsized):
-            share = float(row[outsized[0]])
+            share = row[outsized[0]]
             text = (
                 f"{stream} dimension {outsized[0]} carries {share:.1%} of W_QK's squared norm on "
                 f"the keys' side, {share / even:.0f} times its even share"
@@ -505,7 +470,7 @@ def outlier_gains(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
         order = np.argsort(-gains, kind="stable")
         outsized = order[(z[order] > GAIN_Z) & (gains[order] > GAIN_FACTOR * usual)]
         if len(outsized):
-            by = f"by {float(gains[outsized[0]]):.3g} (median {usual:.3g})"
+            by = f"by {gains[outsized[0]]:.3g} (median {usual:.3g})"
             text = f"The norm before attention scales dimension {outsized[0]} {by}"
             yield _dimensions(outsized, gains, text, layer=layer, measure="norm_gain", usual=usual)
 
@@ -523,7 +488,7 @@ def _dimensions(outsized: np.ndarray, values: np.ndarray, text: str, **about: An
     """A finding about dimensions: outsized (k,) indices into values (d,), the largest first."""
     rest = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
     return outlier_dimension(
-        number=float(values[outsized[0]]),
+        number=values[outsized[0]],
         text=f"{text}{rest}.",
         members=tuple(Member("dimension", j, number=float(values[j])) for j in outsized.tolist()),
         **about,
@@ -623,7 +588,7 @@ def _rows(
     for kind, side, rows in ((undertrained_rows, "below", low), (oversized_rows, "above", high)):
         if not len(rows):
             continue
-        extreme, members = float(kept[rows[0]]), members_of(rows)
+        extreme, members = kept[rows[0]], members_of(rows)
         farthest = f"the farthest is row {rows[0]} with {extreme:.3g} (median {usual:.3g})"
         problem = f"have a norm far {side} the others'; {farthest}"
         if side == "below" and initial is not None:
@@ -643,9 +608,8 @@ def _rows(
 def _names(rows: Sequence[Member]) -> str:
     """The first few rows by their names, to end a sentence; empty where they have none."""
     names = [printable(repr(row.name)) for row in rows[:TOKENS_NAMED] if row.name]
-    if not names:
-        return ""
-    return f": {', '.join(names)}{' ...' if len(rows) > TOKENS_NAMED else ''}"
+    more = " ..." if len(rows) > TOKENS_NAMED else ""
+    return f": {', '.join(names)}{more}" if names else ""
 
 
 def with_roles(findings: Findings, roles: Mapping[tuple[int, int], str]) -> Findings:

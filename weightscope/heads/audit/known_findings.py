@@ -127,12 +127,10 @@ def _rows(content: bytes) -> Iterator[dict[str, str]]:
         if content.count(what) > most:
             raise ValueError(f"more than {most} '{what.decode()}'; no more are read")
     text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
-    is_json = content.removeprefix(BOM_UTF8).lstrip()[:1] in (b"[", b"{")
-    return _of_json(json.load(text)) if is_json else _of_csv(text)
-
-
-def _of_csv(lines: Iterable[str]) -> Iterator[dict[str, str]]:
-    reader = csv.DictReader(lines, strict=True)
+    if content.removeprefix(BOM_UTF8).lstrip()[:1] in (b"[", b"{"):
+        yield from _of_json(json.load(text))
+        return
+    reader = csv.DictReader(text, strict=True)
     columns = set(reader.fieldnames or ["no kind"])
     if wrong := columns - {*NAMES, "reason"} or {"kind"} - columns:
         expected = f"kind and any of {', '.join(NAMES)}, reason are expected"

@@ -15,7 +15,7 @@ import numpy as np
 from weightscope.core.compute import lapack
 from weightscope.core.compute.cores import in_threads
 from weightscope.core.compute.device import CPU, Device
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
 from weightscope.model.layers.factored import (
     Triangle,
@@ -97,9 +97,7 @@ def measure_layer(
         columns = np.full_like(columns, np.nan)  # no head is finite, so the shares are unknown
     with np.errstate(invalid="ignore"):
         shares = columns / columns.sum() if columns.sum() > 0 else columns
-    sinks = np.full(n_heads, np.nan)
-    if layer.sinks is not None:
-        sinks = layer.sinks.astype(np.float64)
+    sinks = np.full(n_heads, np.nan) if layer.sinks is None else layer.sinks.astype(np.float64)
     of_layer = {
         "qk_column_share": shares,
         "kv_head": np.repeat(np.arange(n_kv), shared_by),
@@ -115,16 +113,14 @@ def measure_layer(
 def _gains(layer: Layer) -> list[np.ndarray]:
     """The gain (d,) that is folded into each of W_Q, W_K, W_V and W_O; ones where none is."""
     read = layer.memory_norm if layer.cross else layer.norm  # norm of what keys and values read
-    norms = layer.norm, read, read, None
     widths = layer.d_model, layer.k.shape[1], layer.v.shape[1], layer.d_model
-    gains = [np.ones(width) for width in widths]
-    for i, norm in enumerate(norms):
-        if norm is not None and len(norm.gamma):
-            gains[i] = norm.gamma.astype(np.float64)
-    return gains
+    return [
+        np.ones(width) if norm is None or not len(norm.gamma) else norm.gamma.astype(np.float64)
+        for norm, width in zip((layer.norm, read, read, None), widths, strict=True)
+    ]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Projection(ShowsShapes):
     """Products of one head's (d, r) factor that are computed once."""
 
@@ -176,21 +172,33 @@ def _measure_heads(
         value = value or Projection.of(w_v, value_gram, against[1])
         query = Projection.of(w_q, query_gram, against[0])
         output = Projection.of(w_o, output_gram, against[0])
-        singular = _spectrum("qk", query, key, layer.d_model, directions)
-        singular |= _spectrum("vo", value, output, layer.d_model, directions)
-        linear = singular["vo_singular_values"]
-        measured.append(_qk(query, key, b_q, forms) | singular | _vo(value, output, b_v, linear))
-        measured[-1] |= _one_space(query, key, qk, vo)
+        arrays: dict[str, np.ndarray] = {}
+        for name, between in forms.items():
+            arrays[FORM + name] = core_singular_values(query.triangle, key.triangle, between)
+        for name, left, right, bias in (("qk", query, key, b_q), ("vo", value, output, b_v)):
+            arrays |= _spectrum(name, left, right, layer.d_model, directions)
+            # |b_Q W_K'| = |R_K b_Q'|
+            bias_norm = np.linalg.norm(right.triangle.r @ bias.astype(np.float64))
+            arrays[f"{name}_bias_norm"] = np.array(bias_norm)
+            arrays[f"{name}_route"] = np.array(route_of(left.triangle, right.triangle))
+            arrays |= {f"{name[0]}_sketch": left.sketch, f"{name[1]}_sketch": right.sketch}
+        linear = arrays["vo_singular_values"]
+        affine = affine_singular_values(value.triangle, b_v, output.triangle, linear)
+        symmetric = symmetric_eigenvalues(query.gram, key.gram, qk)[:LEADING]
+        bound = bounds.of(head)
         if bounds.layer is layer:
-            sigma1 = singular["qk_singular_values"][0]
-            bound = bounds.of(head, (query.gram, key.gram), sigma1)
-        else:
-            bound = bounds.of(head)
-        measured[-1]["qk_logit_bound"] = np.array(bound)
+            bound = bounds.of(head, (query.gram, key.gram), arrays["qk_singular_values"][0])
         rows, columns = _lengths(w_q, key.triangle), _lengths(w_k, query.triangle)  # (d,), W_QK's
-        measured[-1]["qk_directionality"] = np.array(directionality(rows, columns))
+        arrays |= {
+            "vo_affine_singular_values": affine,
+            "qk_symmetric_share": np.array(symmetric_share(query.gram, key.gram, qk)),
+            "qk_symmetric_eigenvalues": symmetric,
+            "vo_eigenvalues": eigenvalues(vo),
+            "qk_logit_bound": np.array(bound),
+            "qk_directionality": np.array(directionality(rows, columns)),
+        }
         grams = query.gram, key.gram, value.gram, output.gram
-        measured[-1] |= factor_arrays(grams, (b_q, b_k, b_v)) | column_energies(grams)
+        measured.append(arrays | factor_arrays(grams, (b_q, b_k, b_v)) | column_energies(grams))
         of_queries, of_outputs = of_queries + _row_squares(w_q), of_outputs + _row_squares(w_o)
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
@@ -213,42 +221,6 @@ def _two_spaces(a: Any, b: Any, device: Device) -> tuple[np.ndarray, np.ndarray,
     """Gram matrices of factors on two spaces; NaN for their product, which needs a common one."""
     nothing = np.full((a.shape[1], b.shape[1]), np.nan)
     return inner(a, device=device), inner(b, device=device), nothing
-
-
-def _qk(
-    query: Projection, key: Projection, b_q: np.ndarray, forms: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    arrays: dict[str, np.ndarray] = {}
-    for name, between in forms.items():
-        arrays[FORM + name] = core_singular_values(query.triangle, key.triangle, between)
-    # |b_Q W_K'| = |R_K b_Q'|
-    arrays["qk_bias_norm"] = np.array(np.linalg.norm(key.triangle.r @ b_q.astype(np.float64)))
-    arrays["qk_route"] = np.array(route_of(query.triangle, key.triangle))
-    return arrays | {"q_sketch": query.sketch, "k_sketch": key.sketch}
-
-
-def _vo(
-    value: Projection, output: Projection, b_v: np.ndarray, linear: np.ndarray
-) -> dict[str, np.ndarray]:
-    affine = affine_singular_values(value.triangle, b_v, output.triangle, linear)
-    return {
-        "vo_affine_singular_values": affine,
-        "vo_bias_norm": np.array(np.linalg.norm(output.triangle.r @ b_v.astype(np.float64))),
-        "vo_route": np.array(route_of(value.triangle, output.triangle)),
-        "v_sketch": value.sketch,
-        "o_sketch": output.sketch,
-    }
-
-
-def _one_space(
-    query: Projection, key: Projection, qk: np.ndarray, vo: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Measures of maps within one space: qk = W_K' W_Q and vo = W_O W_V (r, r); NaN of others."""
-    return {
-        "qk_symmetric_share": np.array(symmetric_share(query.gram, key.gram, qk)),
-        "qk_symmetric_eigenvalues": symmetric_eigenvalues(query.gram, key.gram, qk)[:LEADING],
-        "vo_eigenvalues": eigenvalues(vo),
-    }
 
 
 def _spectrum(
@@ -611,7 +583,9 @@ class MeasuredHeads:
 
     def __init__(self, layers: Mapping[int, Arrays], d: int, more: Sequence[Column] = ()) -> None:
         self.layers, self.by_layer = np.array(list(layers)), layers
-        every = [_without_vectors(layers[layer]) for layer in layers]
+        every = []  # without singular vectors
+        for of_layer in layers.values():
+            every.append({name: array for name, array in of_layer.items() if name not in VECTORS})
         caveats, self.unbounded, self.broken = dict[str, None](), {}, {}
         for layer, arrays in zip(layers, every, strict=True):
             caveats |= dict.fromkeys(map(str, arrays["caveats"]))
@@ -633,9 +607,12 @@ class MeasuredHeads:
             Column("kv_head", kv_head, meaning="The key-value head that it uses."),
         ]
         for measure in self.measures:
-            values = measure.compute(_without_padding(self.arrays[measure.array]), d).ravel()
-            symbol = f"${measure.symbol}$"
-            columns.append(Column(measure.name, values, symbol, meaning=measure.meaning))
+            values = self.arrays[measure.array]
+            if values.ndim > 2:  # spectra, shorter ones with NaN at their ends
+                padding = np.isfinite(values[..., :1]) & np.isnan(values)
+                values = np.where(padding, 0.0, values)
+            numbers, symbol = measure.compute(values, d).ravel(), f"${measure.symbol}$"
+            columns.append(Column(measure.name, numbers, symbol, meaning=measure.meaning))
         self.table = Table([*columns, *more])
 
     def append(self, column: Column) -> None:
@@ -669,14 +646,3 @@ class MeasuredHeads:
         names += ["vo_singular_values", "vo_affine_singular_values", "vo_eigenvalues"]
         names += ["qk_symmetric_eigenvalues", "qk_column_share"]
         return {"layers": self.layers} | {name: self.arrays[name] for name in names}
-
-
-def _without_vectors(arrays: Arrays) -> Arrays:
-    return {name: array for name, array in arrays.items() if name not in VECTORS}
-
-
-def _without_padding(values: np.ndarray) -> np.ndarray:
-    """Spectra (L, H, r) with zeros for the NaN at their ends; other arrays unchanged."""
-    if values.ndim < 3:
-        return values
-    return np.where(np.isfinite(values[..., :1]) & np.isnan(values), 0.0, values)

@@ -11,7 +11,7 @@ from weightscope.core.progress import bar
 from weightscope.core.tables import Column, Table, crossed
 from weightscope.heads.audit import figures
 from weightscope.heads.audit.audit import FIGURES, Audit
-from weightscope.heads.audit.measure import MeasuredHeads, forms_of, stacked
+from weightscope.heads.audit.measure import forms_of, stacked
 from weightscope.heads.tensors.matrices import MEASURES, Matrices
 from weightscope.report.findings import listed
 from weightscope.report.pages.page import Figure, Section, write_page, write_template
@@ -27,15 +27,24 @@ def write_audit_page(files: Files, audit: Audit) -> None:
 
     Names and tokens of the checkpoint are escaped.
     """
-    heads, shown = audit.measured, _shown_by_maps(audit)
+    heads = audit.measured
     mapped = [measure for measure in heads.measures if measure.scale]
-    files.table("spectra.csv", _spectra_table(heads))
+    maps, shown = {measure.name for measure in mapped}, dict[str, list[str]]()
+    for finding in audit.findings:  # on the map of their measure, or of sigma_1 if it has none
+        name = finding.measure if finding.measure in maps else f"{finding.map}_sigma1"
+        if finding.layer is not None and name in maps:
+            shown.setdefault(name, []).append(f"{finding.title} ({finding.where})")
+    names = ("qk", "vo", "vo_affine")
+    spectra = stacked([heads.arrays[f"{name}_singular_values"] for name in names])
+    columns = spectra.reshape(-1, spectra.shape[-1]).T
+    rows = crossed(of=names, layer=heads.layers, head=range(heads.n_heads))  # one per map and head
+    values = [Column(f"sigma{i}", column) for i, column in enumerate(columns, 1)]
+    files.table("spectra.csv", Table([*rows, *values]))
     drawn = [
         (description, save(getattr(figures, function)(heads), files, name, numbers_in))
         for name, (function, numbers_in, description) in bar(FIGURES.items(), "figures", "figure")
     ]
-    facts, reference = _facts(audit), audit.standing.reference
-    matrices = audit.everything
+    facts, reference, matrices = _facts(audit), audit.standing.reference, audit.everything
     of_matrices, ranks = None, None if matrices is None else ranks_by_role(matrices)
     if matrices is not None and any(
         row.spectrum and row.layer is not None for row in matrices.rows
@@ -54,8 +63,8 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         "findings": findings,
         "maps": facts,
         "measures": measures,
-        "everything": None if matrices is None else matrices.roles.as_json(),
-        "matrices": None if of_matrices is None else of_matrices.as_json(),
+        "everything": matrices and matrices.roles.as_json(),
+        "matrices": of_matrices and of_matrices.as_json(),
         "ranks": None if ranks is None else ranks.as_json(),
         "reference": {"described": audit.standing.described, **reference.table.as_json()},
     }
@@ -72,7 +81,7 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         measures=mapped,
         maps=sorted(mapped, key=lambda measure: measure.name not in shown),  # with findings first
         shown={name: listed(findings, NAMED) for name, findings in shown.items()},
-        everything=audit.everything,
+        everything=matrices,
         of_matrices=of_matrices,
         ranks=ranks,
         standing=audit.standing,
@@ -96,38 +105,13 @@ def ranks_by_role(matrices: Matrices) -> Table | None:
         medians = (np.median(same[f"{column.name}_percentile"]) for column in known)
         rows.append((role, len(same), same["compared_with"].max(), *medians))
     columns = [replace(column, format=".0f") for column in known]
-    header: list[str | Column] = [
-        "role",
-        "matrices",
-        Column("checkpoints", meaning="At most."),
-        *columns,
-    ]
+    checkpoints = Column("checkpoints", meaning="At most.")
+    header: list[str | Column] = ["role", "matrices", checkpoints, *columns]
     caption = (
         "Percentile of each measure among the matrices of the role in other checkpoints, the "
         "median over layers."
     )
     return Table.of_rows(header, rows, caption)
-
-
-def _shown_by_maps(audit: Audit) -> dict[str, list[str]]:
-    """Findings that each map shows, by measure; on the map of sigma_1 if theirs has none."""
-    mapped = {measure.name for measure in audit.measured.measures if measure.scale}
-    shown: dict[str, list[str]] = {}
-    for finding in audit.findings:
-        names = (finding.measure, f"{finding.map}_sigma1")
-        name = next((name for name in names if name in mapped), "")
-        if finding.layer is not None and name:
-            shown.setdefault(name, []).append(f"{finding.title} ({finding.where})")
-    return shown
-
-
-def _spectra_table(heads: MeasuredHeads) -> Table:
-    """The singular values that are drawn, one row per map and head."""
-    names = ("qk", "vo", "vo_affine")
-    spectra = stacked([heads.arrays[f"{name}_singular_values"] for name in names])
-    columns = spectra.reshape(-1, spectra.shape[-1]).T
-    labels = crossed(of=names, layer=heads.layers, head=range(heads.n_heads))
-    return Table([*labels, *(Column(f"sigma{i}", column) for i, column in enumerate(columns, 1))])
 
 
 LABELS = ("layer", "head", "kv_head")  # columns of heads.csv that are no measures

@@ -26,7 +26,7 @@ import numpy as np
 
 from weightscope.core.errors import CheckpointError, counted
 from weightscope.core.files import new_file, regular_file
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
 from weightscope.heads.audit.measure import MeasuredHeads
 from weightscope.heads.tensors.matrices import MEASURES, Matrices, sides
@@ -76,7 +76,7 @@ class Known:
                 raise TypeError(f"{field.name} is of another type")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Reference(ShowsShapes):
     """Distributions of the measures of heads and matrices over checkpoints, by third of layers."""
 

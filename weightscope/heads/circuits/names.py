@@ -11,7 +11,7 @@ import numpy as np
 from weightscope.core.compute.cores import in_threads, one_blas_thread
 from weightscope.core.errors import CheckpointError, TooLargeError, sized
 from weightscope.core.progress import bar
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
 from weightscope.heads.circuits.passes import multiplications, wiring, wiring_by_keys
 from weightscope.heads.circuits.stream import (
@@ -229,7 +229,7 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class HeadRoles(ShowsShapes):
     """Scores of every head and the names they give."""
 
@@ -254,7 +254,9 @@ def head_names(model: Model) -> np.ndarray:
     if lacking is None:
         return assign_names(scores, ROLES)[0]
     if len(model.own_layers) > 1:  # else no head reads what another has written
-        wired = wiring_by_keys(model, _may_feed_keys)
+        # Queries count where a writer would feed keys without their share subtracted.
+        least = FEEDS_KEYS.least
+        wired = wiring_by_keys(model, lambda wired, layers: _shares(wired, layers, "k") >= least)
         scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wired)
     return assign_names(scores, ROLES_BY_WIRING)[0]
 
@@ -377,7 +379,7 @@ NAMED_AT_LEAST = 3 / 4
 UNASKED = 2 * 10**9  # stored bytes of feed-forward networks that an audit reads without `--sinks`
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class FirstTokenSinks(ShowsShapes):
     """Sinks at the first token of short random texts; NaN where `note` says why."""
 
@@ -507,13 +509,13 @@ def by_wiring(wiring: Wiring) -> tuple[np.ndarray, np.ndarray]:
     """
     of_readers, of_writers = np.full(wiring.rank["k"].shape, np.nan), []
     for spaces in wiring.by_layer:
-        by_keys, by_queries = (_shares(wiring, kind, spaces) for kind in ("k", "q"))
+        by_keys, by_queries = (_shares(wiring, spaces, kind) for kind in ("k", "q"))
         of_readers = np.fmax(of_readers, _largest(by_keys, (0, 1)))
         of_writers.append(_largest(by_keys - by_queries, (2, 3))[0])
     return of_readers, np.array(of_writers)
 
 
-def _shares(wiring: Wiring, kind: str, layers: slice) -> np.ndarray:
+def _shares(wiring: Wiring, layers: slice, kind: str) -> np.ndarray:
     """Share beyond chance of what heads read that these layers write; NaN where unknown."""
     random = wiring.random_pk(kind, layers).mean
     most = np.minimum(wiring.rank["o"][layers, :, None, None], wiring.rank[kind])
@@ -523,11 +525,6 @@ def _shares(wiring: Wiring, kind: str, layers: slice) -> np.ndarray:
     # Narrow models have large shares by chance: only shares that stand out count.
     not_counted = np.where(np.isnan(shares), np.nan, 0.0)
     return np.where(wiring.z_of("pk", kind, layers) > LEAST_Z, shares, not_counted)
-
-
-def _may_feed_keys(wiring: Wiring, layers: slice) -> np.ndarray:
-    """Pairs whose queries matter: without their share subtracted, the writer feeds keys."""
-    return _shares(wiring, "k", layers) >= FEEDS_KEYS.least
 
 
 def _largest(values: np.ndarray, axes: tuple[int, int]) -> np.ndarray:

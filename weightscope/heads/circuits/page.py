@@ -6,6 +6,7 @@ import numpy as np
 
 from weightscope.core.files import Files
 from weightscope.core.progress import phase
+from weightscope.core.tables import as_json
 from weightscope.heads.circuits.circuits import READS, Circuits
 from weightscope.heads.circuits.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED, diagram
 from weightscope.heads.circuits.names import COLUMNS, GIVEN
@@ -87,7 +88,7 @@ def facts(circuits: Circuits) -> dict[str, Any]:
     for name, (symbol, _) in COLUMNS.items():
         values = circuits.roles.scores[name]
         if np.isfinite(values).any():
-            scores[symbol] = _json(values)
+            scores[symbol] = as_json([[round(float(cell), 3) for cell in row] for row in values])
     return {
         "layers": circuits.wiring.layers.tolist(),
         "heads": circuits.wiring.n_heads,
@@ -128,9 +129,3 @@ def page_edges(wired: Wiring) -> list[list[Any]]:
             numbers = (round(float(pk), 2), round(float(z[pair]), 1), round(float(cs), 4))
             rows.append([number, *map(int, pair), *numbers, int(pair in among)])
     return rows
-
-
-def _json(values: np.ndarray) -> list[list[float | None]]:
-    return [
-        [round(float(value), 3) if np.isfinite(value) else None for value in row] for row in values
-    ]

@@ -12,12 +12,11 @@ those that scale what joins the stream (Granite).
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from weightscope.core.errors import CheckpointError
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.maps import Norm
 from weightscope.model.model import Model
@@ -62,7 +61,7 @@ ZIPF_SHIFT = 200
 FEWEST_TOKENS = 4
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Stream(ShowsShapes):
     """Input of one layer and its attention, for 2 sequences of a first token and N others twice."""
 
@@ -226,7 +225,7 @@ def _first_named(model: Model) -> tuple[str, int | None]:
 # A few tokens pass exactly: no attention is averaged, for there is nothing far away.
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class ShortTexts(ShowsShapes):
     """Input of one layer and its attention, exact, for D sequences of n random tokens."""
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from weightscope.core.files import Files
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 
 PROJECTIONS = ("q", "k", "v")
 ALL = slice(None)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class RandomOverlap(ShowsShapes):
     """Mean and spread of the overlap of two randomly oriented spaces.
 
@@ -43,7 +43,7 @@ def random_overlap(
     return RandomOverlap(trace_a * trace_b / d, np.sqrt(variance))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Wiring(ShowsShapes):
     """Both measures of all pairs, and their values for random matrices of the same kind."""
 

@@ -2,3 +2,4 @@
 
 # Command, by a file.
 SIGNS = {"tokens.npz": "detok", "positions.npz": "positions", "kernel.npz": "positions"}
+HEADS = {"detok": "heads.csv", "positions": "trends.csv"}  # tables of heads

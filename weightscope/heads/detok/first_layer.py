@@ -16,18 +16,19 @@ from weightscope.core.compute.cores import in_threads
 from weightscope.core.compute.device import open_device
 from weightscope.core.errors import CheckpointError
 from weightscope.core.progress import bar
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.core.tables import Table, column
 from weightscope.heads.detok.positions import (
     FEWEST,
     QUERY,
     SPREAD,
     PositionTerms,
+    SigmaStatistics,
     Spread,
     in_runs,
     position_numerators,
+    sigma_statistics,
 )
-from weightscope.heads.detok.sigma import SigmaStatistics, sigma_statistics
 from weightscope.model.embeddings import ids_of
 from weightscope.model.layers.layer import Head, Layer
 from weightscope.model.layers.maps import InnerNorm
@@ -38,7 +39,7 @@ from weightscope.model.text.tokenizer import Tokenizer, token_names
 TERMS = ("ee", "pp", "pe", "ep", "e", "p")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Parts(ShowsShapes):
     """Summands of queries or keys, (n, r) for a sequence, rotated if its layer rotates."""
 
@@ -47,7 +48,7 @@ class Parts(ShowsShapes):
     b: np.ndarray  # the bias
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class SixTerms(ShowsShapes):
     """Eq. 14 for one head and one sequence, without 1/sqrt(d').
 
@@ -369,22 +370,19 @@ class FirstLayer:
         if layer.q_norm is not None:
             queries[:, : layer.q_norm.dims] *= self._scalars(layer.q_norm, current[None])
         if layer.k_norm is None:
-            scores = self._scores_of_queries(queries)
+            embeddings = self.model.embeddings
+            by_head = [head.w_k @ queries[head.index] for head in self.heads]
+            maps = np.stack(by_head, axis=1)  # (d, H)
+            scores = np.empty((embeddings.n_tokens, len(self.heads)), np.float32)  # (V, H)
+            for first, block in embeddings.blocks():
+                rows = slice(first, first + len(block))
+                np.matmul(block / self.divisor[rows, None], maps, out=scores[rows])
+            scores = scores.T
         else:  # the norm scales each key, so keys are made before they are compared
             keys = [self.key_factor(kv_head) for kv_head in range(layer.n_kv_heads)]
             scores = np.stack([keys[head.kv_head] @ queries[head.index] for head in self.heads])
         self.check_finite("T^ee", scores, self.layer)
         return scores
-
-    def _scores_of_queries(self, queries: np.ndarray) -> np.ndarray:
-        """T^ee of one query per head, (H, r), with every token as a key: (H, vocab)."""
-        embeddings = self.model.embeddings
-        maps = np.stack([head.w_k @ queries[head.index] for head in self.heads], axis=1)  # (d, H)
-        scores = np.empty((embeddings.n_tokens, len(self.heads)), np.float32)  # (V, H)
-        for first, block in embeddings.blocks():
-            rows = slice(first, first + len(block))
-            np.matmul(block / self.divisor[rows, None], maps, out=scores[rows])
-        return scores.T
 
     def neighbours(
         self, *tokens: str | int, top: int = 10, heads: Sequence[int] | None = None
@@ -555,7 +553,12 @@ def position_terms(
         untrained = f"untrained are {in_runs(undertrained)}"
         raise CheckpointError(f"{problem}; {untrained}", file=model.checkpoint.name)
     if unscaled:
-        sigma, stand_in = _sigma_without_tokens(model, positions, spread)
+        sigma, stand_in = SigmaStatistics.of_no_norm(0, len(positions)), None
+        if model.ends.first_norm is not None:
+            with np.errstate(over="ignore", invalid="ignore"):  # found and named with the terms
+                squares = model.ends.first_norm.sigma(positions).astype(np.float64) ** 2
+                stand_in = Spread(spread, squares)
+                sigma = stand_in.sigma
     else:
         sigma, stand_in = first.sigma, None
     with np.errstate(over="ignore", invalid="ignore"):  # found and named below
@@ -572,17 +575,6 @@ def position_terms(
     for what, values in (("T^p", terms.t_p), ("T^pp", terms.t_pp)):
         first.check_finite(what, values, first.layer)
     return terms
-
-
-def _sigma_without_tokens(
-    model: Model, positions: np.ndarray, spread: float
-) -> tuple[SigmaStatistics, Spread | None]:
-    """sigma if tokens have this spread, and the spread; 1 and None without a norm."""
-    if model.ends.first_norm is None:
-        return SigmaStatistics.of_no_norm(0, len(positions)), None
-    with np.errstate(over="ignore", invalid="ignore"):  # found and named with the terms
-        stand_in = Spread(spread, model.ends.first_norm.sigma(positions).astype(np.float64) ** 2)
-        return stand_in.sigma, stand_in
 
 
 def _instead(layer: Layer) -> str:

@@ -21,7 +21,7 @@ from weightscope.core.compute.device import open_device
 from weightscope.core.engine import Engine, ThisProcess, array_of
 from weightscope.core.errors import CheckpointError, TooLargeError, printable
 from weightscope.core.progress import bar, phase, progress_shown
-from weightscope.core.results import Result, ShowsShapes
+from weightscope.core.results import Result, ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.first_layer import FirstLayer, bare_embeddings
 from weightscope.model.metrics.auroc import (
@@ -45,7 +45,7 @@ STRATUM_SIZE = 20  # items
 LEVEL = 0.95
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Stratified(ShowsShapes):
     """Items drawn without replacement from strata of a population (Cochran 1977, chapter 5)."""
 
@@ -137,7 +137,7 @@ def products_a_second(r: int) -> float:
 # ROC curves (Fig. 2)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class TokenRoc(ShowsShapes):
     """ROC curves of one current token (Fig. 2), a pair of arrays per head."""
 
@@ -172,7 +172,7 @@ TABLES: dict[str, Callable[["BigramAuroc"], Any]] = {
 }
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class BigramAuroc(Result):
     """AUROC with which each head's T^ee ranks the previous tokens that occur, by current token.
 
@@ -228,54 +228,26 @@ class BigramAuroc(Result):
             auroc_paper = auroc * self.sample.sizes.sum() / self.auroc.shape[1]
             occurrences = occurrences.astype(float)
             occurrences[self.sample.items] *= self.sample.weights
+            from_low = "lower end of the mean's 95 % interval"
             between = [
-                Column(
-                    "auroc_low",
-                    low,
-                    "95 % from",
-                    meaning="lower end of the mean's 95 % interval",
-                    format=".3f",
-                ),
-                Column("auroc_high", high, "to", meaning="upper end", format=".3f"),
+                Column("auroc_low", low, "95 % from", "", from_low, ".3f"),
+                Column("auroc_high", high, "to", "", "upper end", ".3f"),
             ]
+        specific, constant = self._means(self.specific), self._means(self.constant)
+        less_mean = "AUROC of T^ee less its mean over current tokens"
+        of_mean = "AUROC of that mean, which is the same for all current tokens"
+        over_all, following = "mean over all tokens", "those that follow some token in the counts"
+        by_frequency = [mean_by_frequency(scores, occurrences) for scores in self.auroc]
+        in_text = "mean over places in text: each token as often as it occurs"
         columns = [
             Column("head", np.arange(len(self.auroc))),
-            Column("auroc", auroc, symbol, meaning="mean over the tokens scored", format=".3f"),
+            Column("auroc", auroc, symbol, "", "mean over the tokens scored", ".3f"),
             *between,
-            Column(
-                "auroc_paper",
-                auroc_paper,
-                "AUROC, paper's mean",
-                meaning="mean over all tokens",
-                format=".3f",
-            ),
-            Column(
-                "auroc_specific",
-                self._means(self.specific),
-                "AUROC, specific part",
-                format=".3f",
-                meaning="AUROC of T^ee less its mean over current tokens",
-            ),
-            Column(
-                "auroc_constant",
-                self._means(self.constant),
-                "AUROC, constant part",
-                format=".3f",
-                meaning="AUROC of that mean, which is the same for all current tokens",
-            ),
-            Column(
-                "tokens_scored",
-                scored,
-                "tokens scored",
-                meaning="those that follow some token in the counts",
-            ),
-            Column(
-                "auroc_by_frequency",
-                [mean_by_frequency(scores, occurrences) for scores in self.auroc],
-                "AUROC by frequency",
-                meaning="mean over places in text: each token as often as it occurs",
-                format=".3f",
-            ),
+            Column("auroc_paper", auroc_paper, "AUROC, paper's mean", "", over_all, ".3f"),
+            Column("auroc_specific", specific, "AUROC, specific part", "", less_mean, ".3f"),
+            Column("auroc_constant", constant, "AUROC, constant part", "", of_mean, ".3f"),
+            Column("tokens_scored", scored, "tokens scored", meaning=following),
+            Column("auroc_by_frequency", by_frequency, "AUROC by frequency", "", in_text, ".3f"),
         ]
         caption = (
             "Table 2. The paper's mean counts a token that follows no token as 0. By frequency, a "
@@ -422,7 +394,12 @@ def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
     """The bigram counts, after checking that they are for this model's tokens."""
     n_tokens = model.embeddings.n_tokens
     if counts is None:
-        counts = _count_works(model)
+        try:
+            counts = count_bigrams(works(), Tokenizer.load(model.tokenizer))
+        except CheckpointError as error:
+            how = "`weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
+            problem = f"needs bigram counts ({error}); {how}"
+            raise CheckpointError(problem, file=model.name) from None
     elif not isinstance(counts, Counts):
         counts = load_counts(counts)
     try:
@@ -432,15 +409,6 @@ def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
     else:  # a list of tokens may be padded to the embedding
         counts.check(n_tokens, None if isinstance(tokenizer, TokenList) else tokenizer.hash)
     return counts
-
-
-def _count_works(model: Model) -> Counts:
-    """Count the bigrams of the texts that come with weightscope, by the model's tokenizer."""
-    try:
-        return count_bigrams(works(), Tokenizer.load(model.tokenizer))
-    except CheckpointError as error:
-        how = "`weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
-        raise CheckpointError(f"needs bigram counts ({error}); {how}", file=model.name) from None
 
 
 def measure_heads(
@@ -474,26 +442,13 @@ def measure_heads(
             done.update(stop - start)
     caveats = (*first.attention.caveats, *counts.caveats)
     provenance = Provenance.of(first.model.checkpoint)
-    auroc, specific, constant = aurocs
-    baseline = auroc_of_previous_frequency(counts.matrix(n_tokens))
-    return BigramAuroc(
-        first.model.title,
-        first.layer,
-        counts,
-        auroc,
-        specific,
-        constant,
-        baseline,
-        caveats,
-        sample,
-        provenance,
-    )
-
-
-def auroc_of_previous_frequency(counts: Any) -> np.ndarray:
-    """AUROC of the previous token's frequency before other tokens, (V,), from counts (V, V)."""
-    frequency = np.bincount(counts.indices, counts.data, counts.shape[1])
-    return auroc_of_own_scores(frequency, frequency[counts.indices] - counts.data, counts)
+    matrix = counts.matrix(n_tokens)  # (V, V)
+    frequency = np.bincount(matrix.indices, matrix.data, n_tokens)
+    before_others = frequency[matrix.indices] - matrix.data
+    baseline = auroc_of_own_scores(frequency, before_others, matrix)
+    model, (auroc, specific, constant) = first.model.title, aurocs
+    aurocs_of = auroc, specific, constant, baseline
+    return BigramAuroc(model, first.layer, counts, *aurocs_of, caveats, sample, provenance)
 
 
 def auroc_of_rows(
@@ -524,7 +479,11 @@ class Scorer:
         some token, and of that mean.
         """
         with self._making:
-            keys, mean = self._key_factor(self._first.heads[head].kv_head), self._mean_query(head)
+            kv_head = self._first.heads[head].kv_head  # heads that share it follow each other
+            if self._keys is None or self._keys[0] != kv_head:
+                self._keys = None
+                self._keys = kv_head, self._first.key_factor(kv_head)
+            keys, mean = self._keys[1], self._mean_query(head)
         if isinstance(tokens, range):
             queries = self._first.query_factor(head, tokens.start, tokens.stop)
             counts = self._matrix[tokens.start : tokens.stop]
@@ -537,13 +496,6 @@ class Scorer:
             return np.stack((*aurocs, auroc_of_one_order(keys @ mean, counts)))
         except TooLargeError:
             raise overflow(self._first.model, f"T^ee of head {head}", self._first.layer) from None
-
-    def _key_factor(self, kv_head: int) -> np.ndarray:
-        """The key factor; the last one is kept, since heads that share it follow each other."""
-        if self._keys is None or self._keys[0] != kv_head:
-            self._keys = None
-            self._keys = kv_head, self._first.key_factor(kv_head)
-        return self._keys[1]
 
     def _mean_query(self, head: int) -> np.ndarray:
         """The mean query of the scored tokens, float32 (r,); the last head's is kept."""

@@ -6,7 +6,7 @@ tokens are from it (the band).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -18,7 +18,7 @@ from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.errors import CheckpointError, counted
 from weightscope.core.progress import bar
-from weightscope.core.results import Result, ShowsShapes
+from weightscope.core.results import Result, ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.heads import counts_for
 from weightscope.heads.detok.positions import FEWEST, near_mass, recency, trends
@@ -78,7 +78,7 @@ class ByPair(NamedTuple):
     by_content: np.ndarray  # standard deviation over tokens of what the pair adds
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class PositionKernels(ShowsShapes, Result):
     """Mean scores by distance of all heads (h) of a model without position embeddings."""
 
@@ -373,6 +373,14 @@ def position_kernels(
         raise CheckpointError(problem, file=model.checkpoint.name)
     fields = zip(*(curves for curves, _ in by_layer), strict=True)
     layers, heads, mean, band, windows = map(np.concatenate, fields)
+    width = max(pairs.usage.shape[1] for _, pairs in by_layer)
+
+    def padded(values: np.ndarray) -> np.ndarray:
+        missing = width - values.shape[1]
+        return np.pad(values, ((0, 0), (0, missing)), constant_values=np.nan)
+
+    of_pairs = zip(*(pairs for _, pairs in by_layer), strict=True)
+    pairs_of_all = ByPair(*(np.concatenate([*map(padded, field)]) for field in of_pairs))
     return PositionKernels(
         model.title,
         layers,
@@ -380,7 +388,7 @@ def position_kernels(
         distances,
         mean,
         band,
-        _concatenated([pairs for _, pairs in by_layer]),
+        pairs_of_all,
         context,
         windows if windows.size else None,
         "" if tokens is None else tokens.origin,
@@ -472,17 +480,6 @@ def _of_layer(
         waves = np.broadcast_to(2 * np.pi / np.abs(kernel.frequencies), kernel.usage.shape)
     pairs = ByPair(waves, kernel.usage, kernel.by_position, kernel.by_content)
     return _Curves(*labels, mean, band, empty), pairs
-
-
-def _concatenated(layers: list[ByPair]) -> ByPair:
-    """The pairs of all layers' heads, padded with NaN to the widest layer."""
-    width = max(pairs.usage.shape[1] for pairs in layers)
-
-    def padded(values: np.ndarray) -> np.ndarray:
-        missing = width - values.shape[1]
-        return np.pad(values, ((0, 0), (0, missing)), constant_values=np.nan)
-
-    return ByPair(*(np.concatenate([*map(padded, field)]) for field in zip(*layers, strict=True)))
 
 
 def _left_out(layer: Layer, layer_type: str) -> list[str]:

@@ -1,7 +1,6 @@
 """The first layer's attention on text against its weights (detokenization paper, section 5)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from weightscope.core.compute.cores import in_threads
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import Files
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.first_layer import (
     TERMS,
@@ -26,7 +25,7 @@ BAND = (2.5, 97.5)  # percentiles over texts, as in the authors' Fig. 4
 MOST_DIFFERENCE = 1e-4  # difference of an attention weight of the model and of the six terms
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class TextCheck(ShowsShapes):
     """Attention of the first layer's heads on text, and the contributions of its terms."""
 

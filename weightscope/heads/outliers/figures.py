@@ -20,7 +20,19 @@ from weightscope.heads.outliers.measure import (
     OutlierAnalysis,
     StreamMeans,
 )
-from weightscope.report.pages import style
+from weightscope.report.pages.style import (
+    COLOURS,
+    COLUMN,
+    MARKERS,
+    head_style,
+    in_our_style,
+    index_along,
+    kind_styles,
+    layer_bar,
+    layer_colours,
+    subplots,
+    whole_numbers,
+)
 
 MOST_IN_LEGEND = 16  # heads
 MOST_NAMED = 12  # dimensions in one panel
@@ -35,40 +47,40 @@ LEANS: tuple[tuple[Literal["center", "left", "right"], int], ...] = (
 )
 
 
-@style.in_our_style()
+@in_our_style()
 def means_figure(outliers: OutlierAnalysis) -> Figure:
     """Fig. 1: mean of every dimension of each layer's output, with outliers named."""
     stream = outliers.stream
     means, z = stream.means[..., 0], stream.z[..., 0]  # (L + 1, d)
     outputs = np.arange(len(means))
-    figure, axis = style.subplots(figsize=(2 * style.COLUMN, 2.4))
-    for row, colour in zip(means, style.layer_colours(outputs), strict=True):
+    figure, axis = subplots(figsize=(2 * COLUMN, 2.4))
+    for row, colour in zip(means, layer_colours(outputs), strict=True):
         axis.plot(row, color=colour, linewidth=0.6, rasterized=True)
     visible = np.abs(means).max(axis=0) > 0.04 * np.abs(means).max()
     far = np.abs(z).max(axis=0) > DIMENSION_Z
     _name(axis, means, [int(j) for j in stream.outliers if far[j] and visible[j]][:MOST_NAMED])
     axis.set_xlim(-1, means.shape[1])
     axis.margins(y=0.12)
-    style.index_along(axis, "dimension $j$", 9)
+    index_along(axis, "dimension $j$", 9)
     axis.set_ylabel(r"mean of $x_j$ over tokens")
-    style.layer_bar(figure, axis, outputs, "output of layer (0: embeddings)")
+    layer_bar(figure, axis, outputs, "output of layer (0: embeddings)")
     _untangle(figure)
     return figure
 
 
-@style.in_our_style()
+@in_our_style()
 def attention_figure(stream: StreamMeans) -> Figure:
     """Fig. 2: mean attention to a token of each kind, by layer, over all heads and queries."""
-    figure, axis = style.subplots(figsize=(style.COLUMN, 2.2))
+    figure, axis = subplots(figsize=(COLUMN, 2.2))
     _kind_lines(axis, stream.layer_indices, stream.attention.mean(axis=1), stream.kind_names)
-    style.index_along(axis, "attention layer")
+    index_along(axis, "attention layer")
     axis.set_ylabel(r"mean of $\alpha$ to one token")
     axis.set_ylim(bottom=0)
     axis.legend(ncols=2 if len(stream.kind_names) > 2 else 1)
     return figure
 
 
-@style.in_our_style()
+@in_our_style()
 def values_figure(stream: StreamMeans, dimensions: np.ndarray) -> Figure:
     """Fig. 3: mean of each outlier dimension over tokens of each kind; a panel each."""
     dimensions = dimensions[:MOST_DRAWN]
@@ -86,17 +98,17 @@ def values_figure(stream: StreamMeans, dimensions: np.ndarray) -> Figure:
     return figure
 
 
-@style.in_our_style()
+@in_our_style()
 def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.ndarray) -> Figure:
     """Fig. 4: C of every dimension in a few layers, a dot per head; outliers named in black."""
     figure, axes, _ = _grid(len(rows), 1, 1.6, 0.3)
-    figure.set_figwidth(2 * style.COLUMN)
+    figure.set_figwidth(2 * COLUMN)
     for row, axis in zip(rows, axes, strict=True):
         _dots(axis, c, row, 6)
         _name_large(axis, c.overall[row], dimensions, 0.2)
         axis.margins(y=0.16)
         axis.set_ylabel("mean $C_j$")
-    style.index_along(axes[-1], "dimension $j$", 9)
+    index_along(axes[-1], "dimension $j$", 9)
     n_heads = c.overall.shape[1]
     if n_heads <= MOST_IN_LEGEND:
         look: dict[str, Any] = {"linestyle": "", "markersize": 4, "markeredgewidth": 0}
@@ -109,12 +121,12 @@ def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.n
     return figure
 
 
-@style.in_our_style()
+@in_our_style()
 def all_layers_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
     """Fig. 5: the same for all layers, on one scale per layer."""
     n_layers = len(c.overall)
     figure, axes, _ = _grid(n_layers, 4 if n_layers > 6 else 3, 1.25, 0.4)
-    figure.set_figwidth(2 * style.COLUMN)
+    figure.set_figwidth(2 * COLUMN)
     for row, axis in enumerate(axes):
         _dots(axis, c, row, 2)
         _name_large(axis, c.overall[row], dimensions, 0.4)
@@ -126,12 +138,12 @@ def all_layers_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
     return figure
 
 
-@style.in_our_style()
+@in_our_style()
 def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
     """Score of each kind of key above the last: all dimensions, outliers, the largest two."""
     shown = [kind for kind in range(len(c.kind_names) - 1) if c.counts[kind]]
-    size = style.COLUMN * min(2, len(shown)), 3.0
-    figure, axes = style.subplots(1, len(shown), figsize=size, squeeze=False)
+    size = COLUMN * min(2, len(shown)), 3.0
+    figure, axes = subplots(1, len(shown), figsize=size, squeeze=False)
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.28), "ncols": 2}
     for kind, axis in zip(shown, axes[0], strict=True):
         gaps = c.gaps[:, kind]  # (L, d)
@@ -143,22 +155,22 @@ def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
         for j in sorted(map(int, np.argsort(-np.abs(gaps).max(axis=0))[:2])):
             axis.plot(c.layer_indices, gaps[:, j], label=str(j), **_dimension_style(j, dimensions))
         axis.set_title(f"{plain(c.kind_names[kind])} above {c.kind_names[-1]}")
-        style.index_along(axis, "attention layer")
+        index_along(axis, "attention layer")
         axis.legend(title="dimensions", title_fontsize=7, **below)
     # a label of the first panel would be cut off
     figure.supylabel("mean score, before $1/\\sqrt{d'}$", fontsize=8)
     return figure
 
 
-@style.in_our_style()
+@in_our_style()
 def guess_figure(agreement: Table) -> Figure:
     """Agreement of the weights' guesses with the measured order of dimensions, by layer."""
-    figure, axis = style.subplots(figsize=(style.COLUMN, 2.2))
+    figure, axis = subplots(figsize=(COLUMN, 2.2))
     axis.axhline(0, color="0.6", linewidth=0.6)
     for place, column in enumerate(agreement.columns[1:]):
         if np.isfinite(column.values).any():
             axis.plot(agreement["layer"], column.values, label=column.name, **_line_style(place))
-    style.index_along(axis, "attention layer")
+    index_along(axis, "attention layer")
     axis.set_ylabel("Spearman correlation")
     figure.legend(loc="outside lower center", ncols=2, fontsize=6)
     return figure
@@ -168,8 +180,8 @@ def _grid(n: int, most_columns: int, height: float, more: float) -> tuple[Figure
     """n panels that share x: the figure, their axes row by row, and how many columns there are."""
     columns = min(most_columns, n)
     rows = -(-n // columns)
-    size = (style.COLUMN * min(2, columns), height * rows + more)
-    figure, grid = style.subplots(rows, columns, figsize=size, sharex=True, squeeze=False)
+    size = (COLUMN * min(2, columns), height * rows + more)
+    figure, grid = subplots(rows, columns, figsize=size, sharex=True, squeeze=False)
     for axis in grid.flat[n:]:
         axis.set_axis_off()
     for axis in grid.flat[n - columns : n]:  # the panels with no panel below
@@ -179,9 +191,9 @@ def _grid(n: int, most_columns: int, height: float, more: float) -> tuple[Figure
 
 def _kind_lines(axis: Axes, x: np.ndarray, means: np.ndarray, kinds: Sequence[str]) -> None:
     """(len(x), K) means, one line per kind of token."""
-    for kind, values, look in zip(kinds, means.T, style.kind_styles(len(kinds)), strict=True):
+    for kind, values, look in zip(kinds, means.T, kind_styles(len(kinds)), strict=True):
         axis.plot(x, values, label=plain(kind), **look)
-    axis.xaxis.set_major_locator(style.whole_numbers())
+    axis.xaxis.set_major_locator(whole_numbers())
 
 
 def _dots(axis: Axes, c: Contributions, row: int, size: float) -> None:
@@ -190,20 +202,20 @@ def _dots(axis: Axes, c: Contributions, row: int, size: float) -> None:
     by_head = c.overall[row]  # (H, d)
     n_heads, d = by_head.shape
     heads, dimension = np.divmod(np.random.default_rng(0).permutation(n_heads * d), d)
-    for first in range(0, n_heads, len(style.COLOURS)):  # heads that share a marker
-        members = (heads >= first) & (heads < first + len(style.COLOURS))
-        colours = [style.head_style(head)["color"] for head in heads[members]]
+    for first in range(0, n_heads, len(COLOURS)):  # heads that share a marker
+        members = (heads >= first) & (heads < first + len(COLOURS))
+        colours = [head_style(head)["color"] for head in heads[members]]
         x, y = dimension[members], by_head[heads[members], dimension[members]]
         marker = _head_dot(first)["marker"]
         axis.scatter(x, y, s=size, c=colours, marker=marker, linewidth=0, rasterized=True)
     axis.set_xlim(-1, d)
-    axis.xaxis.set_major_locator(style.whole_numbers(4 if size < 4 else 9))
+    axis.xaxis.set_major_locator(whole_numbers(4 if size < 4 else 9))
     axis.set_title(f"layer {c.layer_indices[row]}", loc="left")
 
 
 def _head_dot(head: int) -> dict[str, Any]:
-    marker = style.MARKERS[head // len(style.COLOURS) % len(style.MARKERS)]
-    return {"color": style.head_style(head)["color"], "marker": marker}
+    marker = MARKERS[head // len(COLOURS) % len(MARKERS)]
+    return {"color": head_style(head)["color"], "marker": marker}
 
 
 def _name_large(axis: Axes, of_heads: np.ndarray, dimensions: np.ndarray, share: float) -> None:
@@ -270,5 +282,5 @@ def _dimension_style(j: int, dimensions: np.ndarray) -> dict[str, Any]:
 
 
 def _line_style(place: int) -> dict[str, Any]:
-    marker = style.MARKERS[place % len(style.MARKERS)]
-    return style.head_style(place) | {"marker": marker, "markersize": 3}
+    marker = MARKERS[place % len(MARKERS)]
+    return head_style(place) | {"marker": marker, "markersize": 3}

@@ -9,8 +9,7 @@ from d x r products; no array of all queries, keys and dimensions is made. Avera
 on the arrays' own device, by the array API standard.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -21,7 +20,7 @@ from scipy.stats import spearmanr
 from weightscope.core.compute.device import namespace, vecdot
 from weightscope.core.formulas import plain
 from weightscope.core.progress import bar
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table, crossed
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.rotation import Rotation
@@ -58,7 +57,7 @@ def over_all(means: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.nansum(means * counts, axis=-1) / counts.sum()
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class StreamMeans(ShowsShapes):
     """Means over tokens by their K kinds; NaN for a kind without tokens."""
 
@@ -126,14 +125,18 @@ def observe_stream(
         received = seen.attention.sum(axis=-2) / queries  # (b, H, n)
         attention[seen.layer.index].add(received, of_tokens)
 
-    def observe_end(returned: tuple[Any, ...]) -> None:
+    def observe_end(block: Any, args: Any, returned: Any) -> None:
         (seen,) = latest
         if seen.layer.index == layers[-1]:
-            stream = next(x for x in returned if getattr(x, "shape", None) == seen.x.shape)
+            outputs = returned if isinstance(returned, tuple) else (returned,)
+            stream = next(x for x in outputs if getattr(x, "shape", None) == seen.x.shape)
             hidden[-1].add(stream.cpu().numpy().transpose(0, 2, 1), kinds(seen.tokens))
 
-    with _at_the_end(runner, observe_end):
+    handle = runner.blocks[-1].register_forward_hook(observe_end)
+    try:
         runner.observe(sequences, observe)
+    finally:
+        handle.remove()
     return StreamMeans(
         kinds.names,
         hidden[0].counts,
@@ -149,20 +152,6 @@ def mask_of(attention: np.ndarray) -> np.ndarray:
     A mask leaves exact zeros in every head and sequence.
     """
     return np.asarray(attention.any(axis=(0, 1)))
-
-
-@contextmanager
-def _at_the_end(runner: Runner, observe_end: Callable[[tuple[Any, ...]], None]) -> Iterator[None]:
-    """Pass on what the last block returns at every call."""
-
-    def hook(block: Any, args: Any, returned: Any) -> None:
-        observe_end(returned if isinstance(returned, tuple) else (returned,))
-
-    handle = runner.blocks[-1].register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def mean_queries(queries: Any, mask: np.ndarray, rotation: Rotation | None = None) -> Any:
@@ -204,7 +193,7 @@ def contributions_by_kind(
     return xp.stack(contributions)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Contributions(ShowsShapes):
     """Means of C (eq. 7) by layer, head, dimension and kind of key, for each key's mean query.
 
@@ -334,7 +323,7 @@ def left_out(layer: Layer) -> Iterator[str]:
         yield "the clipping of keys"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Guess(ShowsShapes):
     """Estimates for every dimension from the weights alone, without a run."""
 
@@ -396,19 +385,15 @@ def _of_layer(model: Model, index: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     w_q, b_q = map(np.stack, zip(*queries, strict=True))
     w_k = key_maps(layer)
     if norm is None:
-        gains, query, key = _pre_norm_gains(model, index), b_q, np.ones_like(w_k[0, :, 0])
+        gains, query, key = np.full(model.config.d_model, np.nan), b_q, np.ones_like(w_k[0, :, 0])
+        if (pre_norm := model.family.norm_of(index)) is not None:
+            stored = model.under(model.family.stored_name(model.config, index))
+            gains = pre_norm.read(stored, model.config).gamma
     else:
         gains, key = norm.gamma, norm.beta
         query = key @ w_q + b_q  # (H, r)
     c = summed_contributions(key[None], query[:, None], w_k)  # (H, d)
     return column_norms(w_q, w_k).mean(axis=0), np.abs(gains), np.abs(c).mean(axis=0)
-
-
-def _pre_norm_gains(model: Model, index: int) -> np.ndarray:
-    norm = model.family.norm_of(index)
-    if norm is None:
-        return np.full(model.config.d_model, np.nan)
-    return norm.read(model.under(model.family.stored_name(model.config, index)), model.config).gamma
 
 
 def column_norms(w_q: np.ndarray, w_k: np.ndarray) -> np.ndarray:

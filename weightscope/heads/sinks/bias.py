@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import sha256
 from itertools import product
 from operator import attrgetter
@@ -76,7 +76,11 @@ READINGS = PREDICTORS[:-1]  # the predictors that read weights
 
 def predict_sinks(model: Model, first: int, seed: int = 0) -> Table:
     """Compute every predictor for every head from the attention weights and the embeddings."""
-    x = _embeddings(model, first, seed)
+    embeddings = model.embeddings
+    n = SAMPLE if model.positions is None else min(SAMPLE, len(model.positions) - 1)
+    following = np.random.default_rng(seed).integers(embeddings.n_tokens, size=n)
+    x = embeddings.rows(np.array([first, *following]))
+    x = x if model.positions is None else x + model.positions[: len(x)]
     indices = bar(model.attention_layers, "heads that may sink", "layer")
     layers = {index: predict_layer(model.layer(index), x) for index in indices}
     heads = [
@@ -131,14 +135,6 @@ def prediction_aurocs(predicted: Mapping[str, np.ndarray] | Table, strength: np.
             auroc = weighted_auroc(values, sinks, np.ones(len(sinks), np.int64))
         rows.append(PredictorRow(name, meaning, auroc))
     return Table.of(PredictorRow, rows)
-
-
-def _embeddings(model: Model, first: int, seed: int) -> np.ndarray:
-    embeddings = model.embeddings
-    n = SAMPLE if model.positions is None else min(SAMPLE, len(model.positions) - 1)
-    following = np.random.default_rng(seed).integers(embeddings.n_tokens, size=n)
-    x = embeddings.rows(np.array([first, *following]))
-    return x if model.positions is None else x + model.positions[: len(x)]
 
 
 # Static Sink Patching: replace the sink's update by a constant while a model runs (section 4).
@@ -229,14 +225,13 @@ def text_losses(
         for start, (_, chosen), how in work
     ]
     kept, mus = kept or Kept(None, runner.model), np.stack(list(means.values()))
-
-    def losses_of(text: np.ndarray) -> dict[str, np.ndarray]:
-        return {"losses": losses_under(runner, [text], interventions)}
-
     by_text = []
     for text in bar(texts, "evaluated", "text"):
-        arrays = kept.get({"text": text, "mu": mus}, partial(losses_of, text))
-        by_text.append(arrays["losses"])
+
+        def losses(text: np.ndarray = text) -> dict[str, np.ndarray]:
+            return {"losses": losses_under(runner, [text], interventions)}
+
+        by_text.append(kept.get({"text": text, "mu": mus}, losses)["losses"])
     names = [NONE, *(f"{name}_{how}_{start}" for start, (name, _), how in work)]
     columns = [
         Column("text", np.arange(len(texts))),
@@ -489,13 +484,16 @@ def sink_bias(
     predicted = predict_sinks(model, begin)  # only after the model is known to be causal
     layers = updates.layers["layer"].tolist()
     losses = text_losses(runner, dict(zip(layers, updates.mu, strict=True)), evaluated, kept)
+    stored = model.attention_tensors(layers[0])
+    # projections alone: the beta of a norm before does not count
+    biases = tuple(f"{name}.bias" for name in model.family.heads.projections if name)
     layer_shown = layers[int(updates.strength.mean(axis=1).argmax())]
     return SinkBias.of(
         runner,
         model=name_of(model),
         source=texts.source,
         stored=stored_in(model, layers[0]),
-        biased=has_biases(model, layers[0]),
+        biased=any(tensor.name.endswith(biases) for tensor in stored),
         first=framing.tokenizer.text(begin) if first else "",
         sizes=TextSizes(len(measured), longest, len(evaluated)),
         updates=updates,
@@ -517,9 +515,3 @@ def stored_in(model: Model, layer: int) -> str:
     """The dtypes of the attention matrices in the file; quantised models have their own."""
     matrices = [tensor for tensor in model.attention_tensors(layer) if len(tensor.shape) > 1]
     return " and ".join(sorted({tensor.dtype for tensor in matrices}))
-
-
-def has_biases(model: Model, layer: int) -> bool:
-    """True if attention's projections have biases; the beta of a norm before does not count."""
-    names = tuple(f"{name}.bias" for name in model.family.heads.projections if name)
-    return any(tensor.name.endswith(names) for tensor in model.attention_tensors(layer))

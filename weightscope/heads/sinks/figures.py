@@ -309,16 +309,13 @@ def plane_figure(sinks: SinkMechanisms) -> Figure:
             axes[1].scatter([], [], color="0.3", marker=KIND_MARKERS[kind], s=6, label=f"at {name}")
     _fit(axes[0], ratio, rank)
     axes[0].set_ylabel("stable rank of $Au$ (1)")
-    legends = (("outside lower left", axes[0]), ("outside lower right", axes[1]))
-    for place, axis in legends:
-        handles, labels = axis.get_legend_handles_labels()
-        if axis is axes[1]:
-            handles, labels = handles[1:], labels[1:]
+    for place, axis, skipped in (
+        ("outside lower left", axes[0], 0),
+        ("outside lower right", axes[1], 1),
+    ):
+        handles, labels = (every[skipped:] for every in axis.get_legend_handles_labels())
         if handles:
-            spacing = {"markerscale": 2, "handletextpad": 0.2, "columnspacing": 1.0}
-            legend = figure.legend(handles, labels, loc=place, ncols=len(handles), **spacing)
-            for handle in filter(None, legend.legend_handles):
-                handle.set_alpha(1)
+            _opaque_legend(figure, place, handles, labels, handletextpad=0.2, columnspacing=1.0)
     layer_bar(figure, axes[1], sinks.layer_indices)
     return figure
 
@@ -490,12 +487,16 @@ def lemma_figure(sinks: SinkMechanisms) -> Figure:
     axes[1, 1].set_title("Lemma 4")
     axes[1, 1].set_xlabel(r"bound on $|V'-V|\,/\,V$ (1)")
     axes[1, 1].set_ylabel(r"$|V'-V|\,/\,V$ (1)")
-    handles, labels = axes[0, 1].get_legend_handles_labels()
-    place: dict[str, Any] = {"loc": "outside lower center", "ncols": len(handles)}
-    legend = figure.legend(handles, labels, markerscale=2, **place)
+    _opaque_legend(figure, "outside lower center", *axes[0, 1].get_legend_handles_labels())
+    return figure
+
+
+def _opaque_legend(figure: Figure, loc: Any, handles: Any, labels: Any, **spacing: Any) -> None:
+    """Draw a legend whose dots are larger than those in the panels, and not transparent."""
+    ncols = len(handles)
+    legend = figure.legend(handles, labels, loc=loc, ncols=ncols, markerscale=2, **spacing)
     for handle in filter(None, legend.legend_handles):
         handle.set_alpha(1)
-    return figure
 
 
 def _against_bound(
@@ -576,8 +577,7 @@ def _spread(
 def _plain_numbers(side: Axis) -> None:
     """Label a logarithmic axis 1, 2, 5, 10 ..."""
 
-    def between_tens(value: float, _: int) -> str:
-        return f"{value:g}" if f"{value:.0e}"[0] in "25" else ""
-
     side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    side.set_minor_formatter(FuncFormatter(between_tens))
+    side.set_minor_formatter(
+        FuncFormatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
+    )

@@ -360,25 +360,25 @@ class SinkMechanisms(Study):
     @cached_property
     def events(self) -> Table:
         """One row per input, layer and head, with or without a sink event."""
-        sequence, layer, head = (index.ravel() for index in np.indices(self.position.shape))
-        return Table(
-            [
-                Column("input", np.array(list(self.inputs.sequences))[sequence]),
-                Column("layer", self.layer_indices[layer]),
-                Column("head", head),
-                Column("position", self.position.ravel()),
-                Column("token", self.labels.ravel()),
-                Column("kind", np.array(self.kinds)[self.kind.ravel()]),
-                Column("strength", self.strength.ravel()),
-                Column("epsilon", self.epsilon.ravel()),
-                Column("event_share", self.share.ravel()),
-                Column("ratio_out", self.ratio.ravel()),
-                Column("stable_rank", self.rank.ravel()),
-                Column("norm_ratio", self.norm_ratio.ravel()),
-                Column("mechanism", self.mechanism.ravel()),
-                *_measure_columns({name: array.ravel() for name, array in self.measures.items()}),
-            ]
-        )
+        sequence, layer, head = np.indices(self.position.shape)  # (I, L, H) each
+        columns = {
+            "input": np.array(list(self.inputs.sequences))[sequence],
+            "layer": self.layer_indices[layer],
+            "head": head,
+            "position": self.position,
+            "token": self.labels,
+            "kind": np.array(self.kinds)[self.kind],
+            "strength": self.strength,
+            "epsilon": self.epsilon,
+            "event_share": self.share,
+            "ratio_out": self.ratio,
+            "stable_rank": self.rank,
+            "norm_ratio": self.norm_ratio,
+            "mechanism": self.mechanism,
+        }
+        of_measures = {name: array.ravel() for name, array in self.measures.items()}
+        named = [Column(name, values.ravel()) for name, values in columns.items()]
+        return Table([*named, *_measure_columns(of_measures)])
 
     @cached_property
     def heads(self) -> Table:
@@ -583,6 +583,8 @@ class SinkObserver:
         by_input = [self.inputs.tokens.kinds(self.sequences[index], n) for index in seen.inputs]
         kinds = np.stack(by_input)  # (b, n)
         of_kind = np.eye(len(self.inputs.tokens.names), dtype=bool)[kinds]  # (b, n, K)
+        length = np.where(of_kind, norms(seen.x)[..., None], 0.0)  # (b, n, K)
+        count = of_kind.sum(axis=1)  # (b, K)
         after = seen.x + seen.output
         before = token_variance(seen.x)  # (b,)
         rank, lemma_3 = rank_measures(attention, updates, position)
@@ -601,7 +603,8 @@ class SinkObserver:
             "through": similarity_through(seen.x, after),
             "variance_before": before,
             "variance_after": token_variance(after),
-            **norms_by_kind(seen.x, of_kind),
+            "norm_mean": np.where(count > 0, length.sum(axis=1) / np.maximum(count, 1), np.nan),
+            "norm_largest": np.where(count > 0, length.max(axis=1), np.nan),
             **lemma_3,
             **variance_measures(seen, updates, position, before),
             **routing_measures(seen, self.pairs[seen.layer.index], position),
@@ -636,16 +639,6 @@ def first_pairs(layer: Layer) -> FirstPair:
     left, sigmas, right = zip(*(head.qk.leading(1) for head in layer.heads), strict=True)
     largest = np.array([s[0] for s in sigmas])
     return FirstPair(largest, np.stack(left)[..., 0], np.stack(right)[..., 0])
-
-
-def norms_by_kind(x: np.ndarray, of_kind: np.ndarray) -> dict[str, np.ndarray]:
-    """Mean and largest norm of each kind of token, (b, K); NaN where there is none."""
-    length = np.where(of_kind, norms(x)[..., None], 0.0)  # (b, n, K)
-    count = of_kind.sum(axis=1)  # (b, K)
-    return {
-        "norm_mean": np.where(count > 0, length.sum(axis=1) / np.maximum(count, 1), np.nan),
-        "norm_largest": np.where(count > 0, length.max(axis=1), np.nan),
-    }
 
 
 def rank_measures(

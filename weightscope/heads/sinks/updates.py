@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weightscope.core.errors import CheckpointError
-from weightscope.core.results import ShowsShapes
+from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
 from weightscope.heads.sinks.strength import sink_strength
 from weightscope.model.layers.layer import Layer
@@ -220,7 +220,7 @@ class LayerUpdates(ShowsShapes):
         return np.percentile(by_text, SPREAD, axis=0)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class UpdateMeasures(ShowsShapes):
     """Eqs 2-6 for L attention layers."""
 

@@ -194,9 +194,8 @@ def name_findings(names: Iterable[str]) -> Iterator[Finding]:
         yield count_finding(unprintable_name, odd, text)
 
 
-def _members(tensors: Iterable[TensorFacts], values: Iterable[float]) -> tuple[Member, ...]:
-    pairs = zip(tensors, values, strict=True)
-    return tuple(Member("tensor", None, name=tensor.name, number=value) for tensor, value in pairs)
+def _members(tensors: Facts) -> tuple[Member, ...]:
+    return tuple(Member("tensor", None, name=each.name, number=each.rms) for each in tensors)
 
 
 def _names(facts: Facts) -> str:
@@ -206,13 +205,14 @@ def _names(facts: Facts) -> str:
 def _not_finite(facts: Facts) -> Iterator[Finding]:
     broken = [tensor for tensor in facts if tensor.not_finite]
     if broken:
-        counts = [tensor.not_finite for tensor in broken]
-        where = listed([f"{tensor.not_finite:,} in {tensor.name}" for tensor in broken], NAMED)
+        counts = {tensor.name: tensor.not_finite for tensor in broken}
+        where = listed([f"{count:,} in {name}" for name, count in counts.items()], NAMED)
+        text = f"NaN or infinite values in {counted(len(broken), 'tensor')}: {where}."
         yield not_finite(
             measure="values_not_finite",
-            number=sum(counts),
-            text=f"NaN or infinite values in {counted(len(broken), 'tensor')}: {where}.",
-            members=_members(broken, map(float, counts)),
+            number=sum(counts.values()),
+            text=text,
+            members=tuple(Member("tensor", None, name=n, number=float(counts[n])) for n in counts),
         )
 
 
@@ -225,8 +225,7 @@ def _zero_tensors(facts: Facts) -> Iterator[Finding]:
         matrices = zero and row_count(zero[0]) > 1
         if zero and zero[0].kind == "f" and (matrices or 2 * len(zero) < len(members)):
             text = f"{_names(zero)}: zero throughout, {len(zero)} of {len(members)} of {role}."
-            each = _members(zero, [0.0] * len(zero))
-            yield zero_tensor(measure="rms", number=0.0, text=text, members=each)
+            yield zero_tensor(measure="rms", number=0.0, text=text, members=_members(zero))
 
 
 zero_tensor = finding(
@@ -289,7 +288,7 @@ def _scales(facts: Facts) -> Iterator[Finding]:
             tensor.rms,
             usual_in_layer[layer],
             usual_in_role[tensor.role],
-            members=_members([tensor], [tensor.rms]),
+            members=_members([tensor]),
         )
 
 
@@ -419,8 +418,8 @@ def _equal_tensors(facts: Facts) -> Iterator[Finding]:
 
 def _tensors(kind: FindingKind, tensors: Facts, text: str) -> Finding:
     """A finding that counts tensors, each with its root mean square."""
-    members = _members(tensors, (tensor.rms for tensor in tensors))
-    return kind(measure="tensors", number=float(len(tensors)), text=text, members=members)
+    number, members = float(len(tensors)), _members(tensors)
+    return kind(measure="tensors", number=number, text=text, members=members)
 
 
 odd_dtype = finding(
@@ -483,13 +482,8 @@ def _norms(facts: Facts) -> Iterator[Finding]:
                 f"{farthest.name} has a root mean square of {farthest.rms:.3g}; its neighbours' is "
                 f"{farthest.rms / np.exp(difference):.3g} (z = {z[order[0]]:.1f}){more}."
             )
-            far_tensors = [members[i] for i in order]
-            yield norm_off_role(
-                measure="rms",
-                number=farthest.rms,
-                text=text,
-                members=_members(far_tensors, (tensor.rms for tensor in far_tensors)),
-            )
+            far_members = _members([members[i] for i in order])
+            yield norm_off_role(measure="rms", number=farthest.rms, text=text, members=far_members)
 
 
 # Tensors that a model depends on outside its heads' maps: biases, norms, sinks, embeddings,
@@ -583,14 +577,6 @@ def other_gains(model: Model) -> dict[str, Tensor]:
     return gains
 
 
-def _offset_of_gains(model: Model) -> float:
-    """Offset of the gains of other norms: the norms that the row names have the same."""
-    row = model.family
-    network_norm = None if row.mlp is None else row.mlp.norm
-    known = [row.norms.after, network_norm, *(row.norm_of(i) for i in model.attention_layers)]
-    return max((norm.offset for norm in known if norm is not None), default=0.0)
-
-
 def scale_findings(model: Model) -> Iterator[Finding]:
     """Tensors without the scale of trained weights: zero gains, dropped biases, large values.
 
@@ -602,7 +588,10 @@ def scale_findings(model: Model) -> Iterator[Finding]:
     judged |= {model.prefix + name for name in (inputs.tokens, inputs.positions)}
     noted, gains = model.checkpoint.noted, other_gains(model)
     offsets = {f"{norm.module}.{norm.gain}": norm.offset for norm in norms}
-    offsets |= dict.fromkeys(gains, _offset_of_gains(model))
+    # the norms that the row names have the offset of the others
+    row = model.family
+    named = [row.norms.after, row.mlp and row.mlp.norm, *map(row.norm_of, model.attention_layers)]
+    offsets |= dict.fromkeys(gains, max((norm.offset for norm in named if norm), default=0.0))
     for name, tensor in (*needed_tensors(model).items(), *gains.items()):
         is_output = name.rpartition(".")[0].endswith(model.family.heads.out)
         if tensor.name in judged or name == ROWS or is_output:
@@ -613,17 +602,13 @@ def scale_findings(model: Model) -> Iterator[Finding]:
             if noted is not None and not isfinite(rms):
                 noted.add(tensor.name)
             yield from scale_finding(tensor.name, rms, name in offsets, offset)
-    yield from _dropped_biases(model)
-
-
-def _dropped_biases(model: Model) -> Iterator[Finding]:
-    """Biases of attention that are zero in fewer than half of the layers."""
-    by_role: dict[str, dict[int, Tensor]] = {}
+    # biases of attention that are zero in fewer than half of the layers
+    biases_by_role: dict[str, dict[int, Tensor]] = defaultdict(dict)
     for i in model.attention_layers:
         for tensor in model.attention_tensors(i):
             if tensor.name.endswith(".bias") and tensor.dtype in BITS:
-                by_role.setdefault(tensor.name.removeprefix(model.stem(i)), {})[i] = tensor
-    for role, biases in by_role.items():
+                biases_by_role[tensor.name.removeprefix(model.stem(i))][i] = tensor
+    for role, biases in biases_by_role.items():
         zero = {i: bias.name for i, bias in biases.items() if squares_of(bias) == 0}
         if zero and 2 * len(zero) < len(biases):
             share = f"{len(zero)} of {len(biases)} of {role}"

@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial, reduce
 from math import nan, prod
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
 from weightscope.core.compute.cores import in_threads, usable_cores
 from weightscope.core.errors import CheckpointError
 from weightscope.core.progress import bar
+from weightscope.core.results import holds_arrays
 from weightscope.core.tables import Column, Table, column, columns_of
 from weightscope.heads.tensors.measure import (
     Everything,
@@ -126,7 +127,7 @@ class Row(NamedTuple):
 
 
 class MatrixRow(NamedTuple):
-    """A tensor or a matrix, as a row of a table; its measures follow."""
+    """A tensor or a matrix and its measures, as a row of a table."""
 
     tensor: str = column()
     role: str = column("Its role; the name without numbers where no row knows it.")
@@ -151,6 +152,10 @@ class MatrixRow(NamedTuple):
     rms_median: float = column("Of the role.", symbol="median rms")
     rms_least: float = column("Of the role.", symbol="least rms")
     rms_most: float = column("Of the role.", symbol="largest rms")
+    measures: Measures = MEASURES  # type: ignore[assignment]
+    spectrum: str = column(
+        "How singular values were computed: exact or sketch; empty for vectors and integers."
+    )
 
     @classmethod
     def of(cls, row: Row, tensors: int, median: float, least: float, most: float) -> "MatrixRow":
@@ -176,16 +181,12 @@ class MatrixRow(NamedTuple):
             rms_median=median,
             rms_least=least,
             rms_most=most,
+            measures=row.numbers,
+            spectrum=row.spectrum,
         )
 
 
-SPECTRUM = Column(
-    "spectrum",
-    meaning="How singular values were computed: exact or sketch; empty for vectors and integers.",
-)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
+@holds_arrays
 class Matrices(Everything):
     """All tensors of a checkpoint in numbers, and all its matrices."""
 
@@ -199,10 +200,7 @@ class Matrices(Everything):
         roles = by_role(row.facts for row in self.rows)
         spreads = {role: (len(tensors), *spread_of(tensors)) for role, tensors in roles.items()}
         rows = [MatrixRow.of(row, *spreads[row.facts.role]) for row in self.rows]
-        measured = Table.of(Measures, [row.numbers for row in self.rows])
-        spectra = replace(SPECTRUM, values=[row.spectrum for row in self.rows])
-        tensors = Table.of(MatrixRow, rows)
-        return Table([*tensors.columns, *measured.columns, spectra, *self.percentiles])
+        return Table([*Table.of(MatrixRow, rows).columns, *self.percentiles])
 
     def grids(self, names: Iterable[str]) -> tuple[np.ndarray, list[str], dict[str, np.ndarray]]:
         """Layers (L,), roles (R,) and measures (L, R) of matrices; the median of several."""

@@ -350,16 +350,12 @@ def read_facts(checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, Tensor
     total = sum(checkpoint[name].nbytes for name in names)
     with bar(what="tensors", unit="B", total=total, unit_scale=True) as progress:
         parts = batches(streamed(checkpoint, names), lambda block: block.stop - block.start, BLOCK)
-        for part in in_threads(lambda blocks: [*map(_facts_and_bytes, blocks)], parts):
-            for more, n_bytes in part:
+        for part in in_threads(lambda blocks: [(facts_of(each), each) for each in blocks], parts):
+            for more, block in part:
                 facts[more.name] = facts[more.name].and_then(more) if more.name in facts else more
-                progress.update(n_bytes)
+                size = block.stop - block.start
+                progress.update(more.nbytes * size // max(1, more.size))
     return facts
-
-
-def _facts_and_bytes(block: Block) -> tuple[TensorFacts, int]:
-    tensor = block.tensor
-    return facts_of(block), tensor.nbytes * (block.stop - block.start) // max(1, prod(tensor.shape))
 
 
 def why_unread(tensor: Tensor) -> str:

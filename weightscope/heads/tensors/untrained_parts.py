@@ -55,7 +55,7 @@ def untrained_parts(model: Model, everything: Everything) -> Iterator[Finding]:
             parts[_part_of(tensor.name, layers)].append(tensor)
     for part, tensors in parts.items():
         vectors = [tensor for tensor in tensors if row_count(tensor) == 1]
-        matrices = [tensor for tensor in tensors if _is_judged(tensor)]
+        matrices = [tensor for tensor in tensors if row_count(tensor) > 1 and _is_judged(tensor)]
         if not matrices or not vectors or not all(tensor.constant for tensor in vectors):
             continue
         stored = (model.checkpoint[tensor.name].unchecked(set()) for tensor in matrices)
@@ -85,8 +85,6 @@ def _part_of(name: str, layers: str) -> str:
 
 def _is_judged(tensor: TensorFacts) -> bool:
     """True for a matrix that is not too narrow, and whose rows are not looked up."""
-    if row_count(tensor) == 1:
-        return False
     module = tensor.name.rpartition(".")[0].rpartition(".")[2]
     narrow_side = min(tensor.shape[0], JUDGED_ROWS, prod(tensor.shape[1:]))
     return narrow_side >= LEAST_WIDE and not LOOKED_UP.search(module)

@@ -21,7 +21,7 @@ from weightscope.core.errors import CheckpointError, counted, one_line, printabl
 from weightscope.core.files import Files, OutputFolder
 from weightscope.core.progress import bar, phase
 from weightscope.core.results import Result
-from weightscope.core.tables import Link, Table, as_json, column
+from weightscope.core.tables import Link, Table, as_json, column, columns_of
 from weightscope.model.sources import Source, as_file_name, lines_of
 from weightscope.pairs.atlas.descent import Direction, direction_of, find_direction
 from weightscope.pairs.atlas.families import FamilyTree, TreeEdge, families_of
@@ -85,16 +85,20 @@ class FamilyRow(NamedTuple):
     names: str = column()
 
 
-# Columns on a pair of relatives, in tree.csv and on the pages of checkpoints.
-BY = column("What joins the pair: bits of blocks, heads, or the order of value dimensions.")
-BITS = column("Bits of 16 in which blocks of W_K differ on average.", format=".2f")
-LIKENESS = column(
-    "Mean cosine of the maps of counterpart heads; by values, mean correlation of ranks.",
-    format=".3f",
-)
-BY_CHANCE = column(
-    "By values, the chance that any strangers of the list are this alike.", format=".1e"
-)
+class Likeness(NamedTuple):
+    """Likeness of two relatives, as columns of tree.csv and of the pages of checkpoints."""
+
+    by: str = column(
+        "What joins the pair: bits of blocks, heads, or the order of value dimensions."
+    )
+    bits: float = column("Bits of 16 in which blocks of W_K differ on average.", format=".2f")
+    likeness: float = column(
+        "Mean cosine of the maps of counterpart heads; by values, mean correlation of ranks.",
+        format=".3f",
+    )
+    p: float = column(
+        "By values, the chance that any strangers of the list are this alike.", format=".1e"
+    )
 
 
 class TreeRow(NamedTuple):
@@ -103,10 +107,7 @@ class TreeRow(NamedTuple):
     family: int = column()
     a: Link = column()
     b: Link = column()
-    by: str = BY
-    bits: float = BITS
-    likeness: float = LIKENESS
-    p: float = BY_CHANCE
+    alike: Likeness = columns_of(Likeness)  # type: ignore[assignment]
     first: str = column("Which of the two came first, where the weights prove it.")
     how: str = column("How the other one can be recomputed from it.")
     differs: str = column("What differs, of pairs that were read whole.")
@@ -233,7 +234,8 @@ class Atlas(Result):
                 direction = self.direction(edge)
                 a, b = (self.link(place, f"{PAGES}/") for place in edge[:2])
                 first = {"first": a.text, "second": b.text}.get(direction.came_first, "")
-                rows.append(TreeRow(number, a, b, *edge[2:], first, *direction[1:]))
+                alike = Likeness(edge.by, edge.bits, edge.likeness, edge.p)
+                rows.append(TreeRow(number, a, b, alike, first, *direction[1:]))
         return Table.of(TreeRow, rows)
 
     @cached_property

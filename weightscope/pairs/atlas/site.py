@@ -8,8 +8,8 @@ from weightscope.core.errors import counted
 from weightscope.core.files import Files
 from weightscope.core.formulas import plain
 from weightscope.core.progress import bar
-from weightscope.core.tables import Column, Link, Table, column
-from weightscope.pairs.atlas.atlas import BITS, BY, BY_CHANCE, LIKENESS, PAGES, Atlas
+from weightscope.core.tables import Column, Link, Table, column, columns_of
+from weightscope.pairs.atlas.atlas import PAGES, Atlas, Likeness
 from weightscope.report.pages.page import Section, write_template
 
 TEMPLATE = "atlas.html"
@@ -65,10 +65,7 @@ class RelativeRow(NamedTuple):
     """A neighbour in a checkpoint's tree, as a row on its page."""
 
     name: Link = column(symbol="checkpoint")
-    by: str = BY
-    bits: float = BITS
-    likeness: float = LIKENESS
-    p: float = BY_CHANCE
+    alike: Likeness = columns_of(Likeness)  # type: ignore[assignment]
     order: str = column("Whether it came earlier or later, where the weights prove it.")
     how: str = column("How the later one can be recomputed from the earlier one.")
     differs: str = column()
@@ -86,7 +83,8 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
             relative = edge.second if edge.first == place else edge.first
             order = {None: "", place: "earlier"}.get(atlas.later(edge), "later")
             direction = atlas.direction(edge)
-            rows.append(RelativeRow(atlas.link(relative), *edge[2:], order, *direction[1:]))
+            alike = Likeness(edge.by, edge.bits, edge.likeness, edge.p)
+            rows.append(RelativeRow(atlas.link(relative), alike, order, *direction[1:]))
     n = len(each.layer)
     of_all = "" if each.is_whole else f" of {each.about['heads'] * each.about['layers']:,}"
     lead = f"{counted(n, 'head')} read{of_all}; {counted(len(family.members) - 1, 'relative')}."

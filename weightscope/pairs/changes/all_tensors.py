@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, isfinite, log, prod, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from weightscope.checkpoint.checkpoint import Tensor
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import counted
 from weightscope.core.files import Files
-from weightscope.core.tables import Column, Table
+from weightscope.core.tables import Column, Table, column
 from weightscope.heads.tensors.findings import (
     LARGEST_RMS,
     ROWS,
@@ -115,24 +116,26 @@ class TensorChanges:
     def table(self) -> Table:
         """One row per tensor; its csv() is tensors.csv."""
         rows = [
-            (
-                c.name,
-                c.role or role_of(c.name)[0],
-                c.kind.value,
-                c.detail,
-                c.change,
-                c.largest,
-                c.values_changed,
-                c.rows_changed,
-                np.nan if c.rank is None else float(c.rank),
-                *c.dtypes,
-                *map(shown_shape, c.shapes),
-                c.name_b,
-                c.paired_by,
+            ChangeRow(
+                tensor=c.name,
+                role=c.role or role_of(c.name)[0],
+                kind=c.kind.value,
+                detail=c.detail,
+                change=c.change,
+                largest=c.largest,
+                values_changed=c.values_changed,
+                rows_changed=c.rows_changed,
+                rank=np.nan if c.rank is None else float(c.rank),
+                dtype_a=c.dtypes[0],
+                dtype_b=c.dtypes[1],
+                shape_a=shown_shape(c.shapes[0]),
+                shape_b=shown_shape(c.shapes[1]),
+                tensor_b=c.name_b,
+                paired_by=c.paired_by,
             )
             for c in self.changes
         ]
-        return Table.of_rows(COLUMNS, rows)
+        return Table.of(ChangeRow, rows)
 
     def moved_most(self, n: int, identical: int = 0) -> Table:
         """The tensors that changed most, then some that are identical, for people."""
@@ -166,18 +169,18 @@ class TensorChanges:
     def directions(self) -> Table | None:
         """One row per tensor changed along a shared direction; None without one."""
         rows = [
-            (
-                shared.label(i),
-                self.changes[i].shown_name,
-                layer_of(self.changes[i]),
-                along.strength,
-                along.left,
-                along.cosine,
+            AlongRow(
+                direction=shared.label(i),
+                tensor=self.changes[i].shown_name,
+                layer=layer_of(self.changes[i]),
+                strength=along.strength,
+                left=along.left,
+                cosine=along.cosine,
             )
             for shared in self.shared
             for i, along in shared.members.items()
         ]
-        return Table.of_rows(DIRECTIONS, rows) if rows else None
+        return Table.of(AlongRow, rows) if rows else None
 
     @property
     def direction_vectors(self) -> dict[str, np.ndarray] | None:
@@ -213,46 +216,48 @@ def in_places(changes: Sequence[Change]) -> str:
     )
 
 
-DIRECTIONS = (
-    Column("direction", meaning="Its number among those that were removed, or that changes share."),
-    Column("tensor"),
-    Column("layer", format=".0f"),
-    Column(
-        "strength",
-        meaning="Of what the tensor had along it, how much was subtracted: 1 leaves nothing.",
-    ),
-    Column("left", meaning="How much of its size along it is left."),
-    Column(
-        "cosine", meaning="Of the change along it and what was subtracted there: 1 for a removal."
-    ),
-)
-COLUMNS = (
-    Column(
-        "tensor", meaning="Its name in the first checkpoint; in the last where only that has it."
-    ),
-    Column("role", meaning="Its role; the name where no row knows it."),
-    Column("kind", meaning="What kind of change it is."),
-    Column("detail", meaning="The same in more detail."),
-    Column(
-        "change",
-        symbol="$‖ΔW‖/‖W‖$",
-        meaning="Frobenius norm of the change, relative to the tensor before.",
-    ),
-    Column("largest", meaning="The largest change of a value."),
-    Column("values_changed", symbol="values changed"),
-    Column("rows_changed", symbol="rows changed"),
-    Column("rank", meaning="Of the change, where it is low.", format=".0f"),
-    Column("dtype_a", symbol="dtype before"),
-    Column("dtype_b", symbol="dtype after"),
-    Column("shape_a", symbol="shape before"),
-    Column("shape_b", symbol="shape after"),
-    Column("tensor_b", symbol="tensor after", meaning="Its name in the last checkpoint."),
-    Column(
-        "paired_by",
-        symbol="paired by",
-        meaning="Role, or only the name where no row knows the tensor.",
-    ),
-)
+class AlongRow(NamedTuple):
+    """A tensor changed along a shared direction, as a row of directions.csv."""
+
+    direction: str = column("Its number among those that were removed, or that changes share.")
+    tensor: str = column()
+    layer: int | None = column(format=".0f")
+    strength: float = column(
+        "Of what the tensor had along it, how much was subtracted: 1 leaves nothing."
+    )
+    left: float = column("How much of its size along it is left.")
+    cosine: float = column("Of the change along it and what was subtracted there: 1 for a removal.")
+
+
+class ChangeRow(NamedTuple):
+    """The change of a tensor, as a row of tensors.csv."""
+
+    tensor: str = column("Its name in the first checkpoint; in the last where only that has it.")
+    role: str = column("Its role; the name where no row knows it.")
+    kind: str = column("What kind of change it is.")
+    detail: str = column("The same in more detail.")
+    change: float = column(
+        "Frobenius norm of the change, relative to the tensor before.", symbol="$‖ΔW‖/‖W‖$"
+    )
+    largest: float = column("The largest change of a value.")
+    values_changed: int = column(symbol="values changed")
+    rows_changed: int = column(symbol="rows changed")
+    rank: float = column("Of the change, where it is low.", format=".0f")  # NaN where it is not
+    dtype_a: str = column(symbol="dtype before")
+    dtype_b: str = column(symbol="dtype after")
+    shape_a: str = column(symbol="shape before")
+    shape_b: str = column(symbol="shape after")
+    tensor_b: str = column("Its name in the last checkpoint.", symbol="tensor after")
+    paired_by: str = column(
+        "Role, or only the name where no row knows the tensor.", symbol="paired by"
+    )
+
+
+class OtherRow(NamedTuple):
+    """The change of a tensor outside the heads, as a row of a page."""
+
+    tensor: str = column()
+    change: float = column(symbol="$‖ΔW‖/‖W‖$")
 
 
 def _in_common(changes: Sequence[Change]) -> str:
@@ -369,8 +374,8 @@ class OtherChanges(TensorChanges):
         """The tensors that changed most, then some that did not, for people."""
         order = sorted(self.moved, key=lambda change: -np.nan_to_num(change.change, nan=np.inf))
         still = [change for change in self._limited if change.change <= UNMOVED]
-        rows = [(change.shown_name, change.change) for change in [*order[:n], *still[:identical]]]
-        return Table.of_rows((Column("tensor"), Column("change", symbol="$‖ΔW‖/‖W‖$")), rows)
+        shown = [*order[:n], *still[:identical]]
+        return Table.of(OtherRow, [OtherRow(each.shown_name, each.change) for each in shown])
 
     @property
     def headline(self) -> str:

@@ -1,6 +1,7 @@
 """Changes of the roles of heads and of the edges between them, where these take seconds."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,8 +57,24 @@ def circuit_changes(a: Model, b: Model, order: np.ndarray) -> CircuitChanges | N
     return CircuitChanges(Table(columns), _edges(wiring_a, wiring_b, order))
 
 
+class MovedEdgeRow(NamedTuple):
+    """An edge between heads before and after, as a row of edges.csv."""
+
+    kind: str
+    from_layer: int
+    from_head: int
+    to_layer: int
+    to_head: int
+    pk_a: float
+    pk_b: float
+    pk_change: float
+    cs_a: float
+    cs_b: float
+
+
 def _edges(a: Wiring, b: Wiring, order: np.ndarray) -> Table:
-    rows, back = [], np.argsort(order, axis=1)
+    rows: list[MovedEdgeRow] = []
+    back = np.argsort(order, axis=1)
     layer = np.arange(len(order))[:, None]
     for kind in PROJECTIONS:
         # b's heads in the order of a's, those that write and those that read
@@ -75,8 +92,18 @@ def _edges(a: Wiring, b: Wiring, order: np.ndarray) -> Table:
             if abs(change) > EDGE_MOVED * max(1, a.rank["o"][pair[:2]]):
                 i, writer, j, reader = pair
                 pk_a, pk_b, cs_a, cs_b = (float(scores[pair]) for scores in (*pk, *cs))
-                edge = [kind, int(a.layers[i]), writer, int(a.layers[j]), reader]
-                rows.append([*edge, pk_a, pk_b, change, cs_a, cs_b])
-    ends = ["from_layer", "from_head", "to_layer", "to_head"]
-    header = ["kind", *ends, "pk_a", "pk_b", "pk_change", "cs_a", "cs_b"]
-    return Table.of_rows(header, sorted(rows, key=lambda row: -abs(row[7])))
+                row = MovedEdgeRow(
+                    kind=kind,
+                    from_layer=int(a.layers[i]),
+                    from_head=writer,
+                    to_layer=int(a.layers[j]),
+                    to_head=reader,
+                    pk_a=pk_a,
+                    pk_b=pk_b,
+                    pk_change=change,
+                    cs_a=cs_a,
+                    cs_b=cs_b,
+                )
+                rows.append(row)
+    rows.sort(key=lambda row: -abs(row.pk_change))
+    return Table.of(MovedEdgeRow, rows)

@@ -3,3 +3,4 @@
 FINDINGS = ("compare",)  # modules that import every module here that reports findings
 SIGNS = {"trajectory.csv": "compare"}  # command, by a file
 SHARED_SIGNS = {"tensors.csv": "compare"}  # checkpoints whose heads are not read
+HEADS = {"compare": "heads.csv"}  # its table of heads

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.files import REPORT
 from weightscope.core.progress import bar, progress_shown
 from weightscope.core.results import Result, ShowsShapes
-from weightscope.core.tables import Column, Table, as_json
+from weightscope.core.tables import Table, as_json, column
 from weightscope.model.model import Model, TensorsOnly, open_tensors
 from weightscope.pairs.changes.all_tensors import TensorChanges, changes_with_directions
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
@@ -244,73 +244,55 @@ class Learned(Result):
     @cached_property
     def table(self) -> Table:
         """One row per changed matrix; its csv() is updates.csv."""
-        rows = [
-            (
-                tune.name,
-                each.label,
-                each.role,
-                np.nan if each.layer is None else each.layer,
-                each.change,
-                np.nan if each.rank is None else each.rank,
-                *_first(each),
-                each.stable_rank,
-                each.noise,
-                each.n_directions,
-                *_intruders(each),
-            )
-            for tune in self.tunes
-            for each in tune.updates
-        ]
-        return Table.of_rows(COLUMNS, rows)
+        rows = [_update_row(tune.name, each) for tune in self.tunes for each in tune.updates]
+        return Table.of(UpdateRow, rows)
 
     @cached_property
     def word_table(self) -> Table | None:
         """One row per listed token; its csv() is words.csv."""
         rows = [
-            (tune.name, rank, int(token), name, tune.words.before[token], tune.words.after[token])
+            WordRow(
+                tune=tune.name,
+                rank=rank,
+                token_id=int(token),
+                token=name,
+                before=tune.words.before[token],
+                after=tune.words.after[token],
+            )
             for tune in self.tunes
             if tune.words
             for rank, (token, name) in enumerate(
                 zip(tune.words.top, tune.words.labels, strict=True), 1
             )
         ]
-        return Table.of_rows(WORD_COLUMNS, rows) if rows else None
+        return Table.of(WordRow, rows) if rows else None
 
     @cached_property
     def shared_table(self) -> Table | None:
         """One row per direction that matrices of several layers share; its csv() is shared.csv."""
         rows = [
-            (
-                tune.name,
-                each.side,
-                each.strength,
-                each.chance,
-                len(each.matrices),
-                spans(each.layers),
+            SharedRow(
+                tune=tune.name,
+                side=each.side,
+                strength=each.strength,
+                chance=each.chance,
+                matrices=len(each.matrices),
+                layers=spans(each.layers),
             )
             for tune in self.tunes
             for each in tune.shared
         ]
-        return Table.of_rows(SHARED_COLUMNS, rows) if rows else None
+        return Table.of(SharedRow, rows) if rows else None
 
     @cached_property
     def overlap_table(self) -> Table | None:
         """One row per matrix that two tunes change; its csv() is overlaps.csv."""
         rows = [
-            (
-                a,
-                b,
-                each.label,
-                each.reads,
-                each.writes,
-                each.chance_reads,
-                each.chance_writes,
-                each.cosine,
-            )
+            OverlapRow(a, b, each.label, **{name: getattr(each, name) for name in MEANS})
             for (a, b), pairs in self.overlaps.items()
             for each in pairs
         ]
-        return Table.of_rows(PAIR_COLUMNS, rows) if rows else None
+        return Table.of(OverlapRow, rows) if rows else None
 
     @property
     def directions(self) -> dict[str, np.ndarray] | None:
@@ -347,7 +329,7 @@ class Learned(Result):
         """The content of learned.json, which `weightscope learned --json` prints."""
         pairs = [
             {"a": a, "b": b, "matrices": len(each)}
-            | (means(each) if each else dict.fromkeys(OVERLAP_COLUMNS))
+            | (means(each) if each else dict.fromkeys(MEANS))
             for (a, b), each in self.overlaps.items()
         ]
         tunes = [tune.as_json() for tune in self.tunes]
@@ -359,84 +341,103 @@ class Learned(Result):
         )
 
 
-OVERLAP_COLUMNS = ("reads", "writes", "chance_reads", "chance_writes", "cosine")
-COLUMNS = (
-    Column("tune"),
-    Column("matrix"),
-    Column("role"),
-    Column("layer", format=".0f"),
-    Column(
-        "change", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of the change, relative to the base."
-    ),
-    Column("rank", meaning="Of the change, where it is low.", format=".0f"),
-    Column("sigma1", symbol="$σ_1(ΔW)$", meaning="Largest singular value of the change."),
-    Column("first_share", symbol="first direction", meaning="Its share of the change's energy."),
-    Column("stable_rank", symbol="stable rank", meaning="$‖ΔW‖_F^2 / σ_1^2$."),
-    Column("noise", meaning="Spectral norm that rounding to the stored dtype leaves."),
-    Column("directions", meaning="How many of the first 16 are more than rounding.", format=".0f"),
-    Column(
-        "intruders",
+class UpdateRow(NamedTuple):
+    """The change of one matrix, as a row of updates.csv; NaN for what was not found."""
+
+    tune: str = column()
+    matrix: str = column()
+    role: str = column()
+    layer: float = column(format=".0f")
+    change: float = column(
+        "Frobenius norm of the change, relative to the base.", symbol="$‖ΔW‖/‖W‖$"
+    )
+    rank: float = column("Of the change, where it is low.", format=".0f")
+    sigma1: float = column("Largest singular value of the change.", symbol="$σ_1(ΔW)$")
+    first_share: float = column("Its share of the change's energy.", symbol="first direction")
+    stable_rank: float = column("$‖ΔW‖_F^2 / σ_1^2$.", symbol="stable rank")
+    noise: float = column("Spectral norm that rounding to the stored dtype leaves.")
+    directions: int = column("How many of the first 16 are more than rounding.", format=".0f")
+    intruders: float = column(
+        "Intruder dimensions among the first 10; empty where they were not looked for.",
         format=".0f",
-        meaning="Intruder dimensions among the first 10; empty where they were not looked for.",
-    ),
-    Column(
-        "least_cosine",
-        symbol="least cosine",
-        meaning="Of the first 10 singular vectors with any of the base's.",
-    ),
-    Column(
-        "principal",
-        meaning="The change's energy in the base's principal directions, over what chance gives.",
-    ),
-    Column("drift", meaning="How far the base's leading singular values moved, relative."),
-)
-WORD_COLUMNS = (
-    Column("tune"),
-    Column("rank"),
-    Column("token_id", symbol="id"),
-    Column("token"),
-    Column("before", meaning="Mean probability in the base, after random tokens."),
-    Column("after", meaning="The same in the tune."),
-)
-SHARED_COLUMNS = (
-    Column("tune"),
-    Column("side"),
-    Column("strength", meaning="Mean squared cosine with the leading directions of each matrix."),
-    Column("chance", meaning="The largest that random directions reach."),
-    Column("matrices", meaning="How many have it."),
-    Column("layers"),
-)
-PAIR_COLUMNS = (
-    Column("a"),
-    Column("b"),
-    Column("matrix"),
-    Column(
-        "reads",
-        meaning="Mean squared cosine of the spaces that both read; 1 for one inside the other.",
-    ),
-    Column("writes", meaning="The same of the spaces that both write."),
-    Column("chance_reads", meaning="Of random spaces."),
-    Column("chance_writes", meaning="Of random spaces."),
-    Column("cosine", meaning="Of the two changes: 1 where they add up, -1 where they cancel."),
-)
+    )
+    least_cosine: float = column(
+        "Of the first 10 singular vectors with any of the base's.", symbol="least cosine"
+    )
+    principal: float = column(
+        "The change's energy in the base's principal directions, over what chance gives."
+    )
+    drift: float = column("How far the base's leading singular values moved, relative.")
+
+
+class WordRow(NamedTuple):
+    """A token that a tune says more often, as a row of words.csv."""
+
+    tune: str = column()
+    rank: int = column()
+    token_id: int = column(symbol="id")
+    token: str = column()
+    before: float = column("Mean probability in the base, after random tokens.")
+    after: float = column("The same in the tune.")
+
+
+class SharedRow(NamedTuple):
+    """A direction that matrices of several layers share, as a row of shared.csv."""
+
+    tune: str = column()
+    side: str = column()
+    strength: float = column("Mean squared cosine with the leading directions of each matrix.")
+    chance: float = column("The largest that random directions reach.")
+    matrices: int = column("How many have it.")
+    layers: str = column()
+
+
+class OverlapRow(NamedTuple):
+    """A matrix that two tunes change, as a row of overlaps.csv."""
+
+    a: str = column()
+    b: str = column()
+    matrix: str = column()
+    reads: float = column(
+        "Mean squared cosine of the spaces that both read; 1 for one inside the other."
+    )
+    writes: float = column("The same of the spaces that both write.")
+    chance_reads: float = column("Of random spaces.")
+    chance_writes: float = column("Of random spaces.")
+    cosine: float = column("Of the two changes: 1 where they add up, -1 where they cancel.")
+
+
+MEANS = OverlapRow._fields[3:]  # numbers whose means over matrices are reported
 
 
 def means(overlaps: Sequence[SpaceOverlap]) -> dict[str, float]:
     """The mean of each number over matrices."""
-    return {
-        name: float(np.mean([getattr(each, name) for each in overlaps])) for name in OVERLAP_COLUMNS
-    }
+    return {name: float(np.mean([getattr(each, name) for each in overlaps])) for name in MEANS}
 
 
-def _first(update: Update) -> tuple[float, float]:
-    return float(update.s[0]), update.first_share
-
-
-def _intruders(update: Update) -> tuple[float, float, float, float]:
+def _update_row(tune: str, update: Update) -> UpdateRow:
     each = update.intruders
-    if each is None:
-        return np.nan, np.nan, np.nan, np.nan
-    return each.count, float(each.cosines.min()), each.principal, each.drift
+    intruders = least_cosine = principal = drift = np.nan
+    if each is not None:
+        intruders, least_cosine = each.count, float(each.cosines.min())
+        principal, drift = each.principal, each.drift
+    return UpdateRow(
+        tune=tune,
+        matrix=update.label,
+        role=update.role,
+        layer=np.nan if update.layer is None else update.layer,
+        change=update.change,
+        rank=np.nan if update.rank is None else update.rank,
+        sigma1=float(update.s[0]),
+        first_share=update.first_share,
+        stable_rank=update.stable_rank,
+        noise=update.noise,
+        directions=update.n_directions,
+        intruders=intruders,
+        least_cosine=least_cosine,
+        principal=principal,
+        drift=drift,
+    )
 
 
 def learned(

@@ -2,7 +2,7 @@
 
 from weightscope.core.files import Files
 from weightscope.core.formulas import plain
-from weightscope.core.tables import Column, Table
+from weightscope.core.tables import Table
 from weightscope.pairs.learned.figures import learned_figure
 from weightscope.pairs.learned.learned import Learned
 from weightscope.report.pages.page import Figure, Section, write_page
@@ -51,9 +51,7 @@ def _trained(learned: Learned) -> Table:
         (tune.name, tune.training.kind, str(tune.training.rank or ""), tune.training.evidence)
         for tune in learned.tunes
     ]
-    return Table.of_rows(
-        (Column("tune"), Column("training"), Column("rank"), Column("evidence")), rows
-    )
+    return Table.of_rows(("tune", "training", "rank", "evidence"), rows)
 
 
 TRAINING = (

@@ -52,4 +52,4 @@ def kinds_table(lineage: Lineage) -> Table:
     rows = [(kind.kind, spans(kind.layers), kind.evidence, kind.strength) for kind in lineage.kinds]
     meaning = "Share of the compared layers, heads or tensors that show it."
     strength = Column("strength", meaning=meaning, format=".2f")
-    return Table.of_rows([Column("kind"), Column("layers"), Column("evidence"), strength], rows)
+    return Table.of_rows(["kind", "layers", "evidence", strength], rows)

@@ -4,7 +4,7 @@ from collections import Counter
 
 from weightscope.core.files import Files
 from weightscope.core.formulas import plain
-from weightscope.core.tables import Column, Table
+from weightscope.core.tables import Table
 from weightscope.pairs.same.figures import same_figure
 from weightscope.pairs.same.same import Same
 from weightscope.report.pages.page import Figure, Section, write_page
@@ -29,17 +29,17 @@ def write_same_page(files: Files, same: Same) -> None:
         sections.append(Section("Tensors that differ", text, [same.worst(LISTED)]))
     if same.config:
         keys = Table.of_rows(
-            (Column("key"), Column("in A"), Column("in B")),
+            ("key", "in A", "in B"),
             [(k, str(a), str(b)) for k, a, b in same.config],
         )
         sections.append(Section("Config keys that decide what is computed", "", [keys]))
     differing = [(each.file, each.detail) for each in (*same.beside.deciding, *same.beside.named)]
     if differing:
-        table = Table.of_rows((Column("file"), Column("how")), differing)
+        table = Table.of_rows(("file", "how"), differing)
         sections.append(Section("Other files that differ", "", [table]))
     sections.append(Section("Every tensor", "", [Figure(picture, caption), by_role(same)]))
     sections.append(Section("Tokenizer", plain(same.tokens.lead)))
-    meanings = Table.of_rows((Column("verdict"), Column("rests on")), list(MEANINGS.items()))
+    meanings = Table.of_rows(("verdict", "rests on"), list(MEANINGS.items()))
     sections.append(Section("What the verdicts rest on", "", [meanings]))
     title, model = plain(f"Is {same.name_b} still {same.name_a}?"), plain(same.name_b)
     write_page(
@@ -61,7 +61,7 @@ def by_role(same: Same) -> Table:
         verdicts = Counter(each.verdict for each in same.tensors if each.role == role)
         words = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
         rows.append((role, sum(verdicts.values()), words))
-    return Table.of_rows((Column("role"), Column("tensors"), Column("verdicts")), rows)
+    return Table.of_rows(("role", "tensors", "verdicts"), rows)
 
 
 MEANINGS = {

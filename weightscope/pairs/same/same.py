@@ -17,7 +17,7 @@ from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.files import REPORT
 from weightscope.core.progress import bar, progress_shown
 from weightscope.core.results import Result
-from weightscope.core.tables import Column, Table, as_json
+from weightscope.core.tables import Table, as_json, column
 from weightscope.heads.tensors.tied_head import TIED, overwritten_head, says_tied
 from weightscope.model.config.computed import Difference
 from weightscope.model.config.effects import UNKNOWN
@@ -287,20 +287,8 @@ class Same(Result):
     @cached_property
     def table(self) -> Table:
         """One row per tensor; its csv() is tensors.csv."""
-        rows = [
-            (
-                each.name_b,
-                each.name_a,
-                each.role,
-                each.layer if each.layer is not None else np.nan,
-                each.verdict,
-                each.deed,
-                each.size,
-                each.detail,
-            )
-            for each in self.tensors
-        ]
-        return Table.of_rows(COLUMNS, rows)
+        rows = [_row(each, each.name_b) for each in self.tensors]
+        return Table.of(TensorRow, rows)
 
     def printed(self) -> list[str | Table]:
         """The parts that the terminal shows, from top to bottom."""
@@ -317,18 +305,8 @@ class Same(Result):
 
     def worst(self, most: int) -> Table:
         """The tensors that differ, the worst first."""
-        rows = [
-            (
-                each.name,
-                each.role,
-                np.nan if each.layer is None else each.layer,
-                each.deed,
-                each.size,
-                each.detail,
-            )
-            for each in self.differing[:most]
-        ]
-        return Table.of_rows([column for column in COLUMNS if column.name in SHOWN], rows)
+        rows = [_row(each, each.name) for each in self.differing[:most]]
+        return Table.of(TensorRow, rows).select(*SHOWN)
 
     def shown(self) -> list[Table]:
         """The tensors that differ."""
@@ -375,19 +353,35 @@ def _severity(judged: Judged) -> tuple[int, float]:
     return -VERDICTS.index(judged.verdict), -float(np.nan_to_num(judged.size, nan=np.inf))
 
 
-COLUMNS = (
-    Column("tensor", meaning="Its name in B's file."),
-    Column("name_a", symbol="in A"),
-    Column("role"),
-    Column("layer", format=".0f"),
-    Column("verdict"),
-    Column("deed", meaning="What was done to it."),
-    Column(
-        "size", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of B - A, relative to A.", format=".3g"
-    ),
-    Column("detail"),
-)
+class TensorRow(NamedTuple):
+    """A tensor and what was done to it, as a row of tensors.csv."""
+
+    tensor: str = column("Its name in B's file.")
+    name_a: str = column(symbol="in A")
+    role: str = column()
+    layer: float = column(format=".0f")  # NaN outside the layers
+    verdict: str = column()
+    deed: str = column("What was done to it.")
+    size: float = column(
+        "Frobenius norm of B - A, relative to A.", symbol="$‖ΔW‖/‖W‖$", format=".3g"
+    )
+    detail: str = column()
+
+
 SHOWN = ("tensor", "role", "layer", "deed", "size", "detail")
+
+
+def _row(judged: Judged, name: str) -> TensorRow:
+    return TensorRow(
+        tensor=name,
+        name_a=judged.name_a,
+        role=judged.role,
+        layer=np.nan if judged.layer is None else judged.layer,
+        verdict=judged.verdict,
+        deed=judged.deed,
+        size=judged.size,
+        detail=judged.detail,
+    )
 
 
 def same(

@@ -36,7 +36,14 @@ def _run(result: Mapping[str, Any]) -> Json:
     findings, error = result.get("findings", []), result.get("error")
     kinds = {finding["kind"]: finding for finding in findings}
     files = [(source, file) for source in result["sources"] for file in source["files"]]
-    artifacts = [_artifact(source, file) for source, file in files]
+    artifacts = []
+    for source, file in files:
+        artifact: Json = {"location": {"uri": _uri(source, file)}}
+        if "size" in file:
+            artifact["length"] = file["size"]
+        if "sha256" in file:
+            artifact["hashes"] = {"sha-256": file["sha256"]}
+        artifacts.append(artifact)
     weights = [_uri(source, file) for source, file in files if "header_sha256" in file]
     invocation: Json = {"executionSuccessful": not error, "endTimeUtc": result["date"]}
     if result["command"]:
@@ -59,16 +66,6 @@ def _uri(source: Mapping[str, Any], file: Mapping[str, Any]) -> str:
     """A file's path as the command was given it."""
     name = source["name"].rstrip("/")
     return quote(name if name.endswith(file["name"]) else f"{name}/{file['name']}")
-
-
-def _artifact(source: Mapping[str, Any], file: Mapping[str, Any]) -> Json:
-    """A file that was read, with its digest where that is known."""
-    artifact: Json = {"location": {"uri": _uri(source, file)}}
-    if "size" in file:
-        artifact["length"] = file["size"]
-    if "sha256" in file:
-        artifact["hashes"] = {"sha-256": file["sha256"]}
-    return artifact
 
 
 def _rule(finding: Mapping[str, Any]) -> Json:
