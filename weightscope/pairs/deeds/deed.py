@@ -42,6 +42,7 @@ class What(Enum):
     MERGED = "merged"
     EXPONENTIATED = "exponentiated"
     SEARCHED = "quantised by search"
+    PERHAPS_SEARCHED = "perhaps quantised by search"
     COMPENSATED = "quantised with compensated errors"
     TOO_WIDE = "scales too large"
     REINTERPRETED = "dtype reinterpreted"

@@ -39,6 +39,7 @@ VERDICT_OF = {
     What.EXPONENTIATED: ROUNDED,
     What.QUANTISED: QUANTISED,
     What.SEARCHED: QUANTISED,
+    What.PERHAPS_SEARCHED: UNDECIDED,
     What.COMPENSATED: QUANTISED,
 }
 
@@ -162,8 +163,11 @@ def judge(
     if parts.share < 1:
         return _judged(parts, UNDECIDED, Deed(What.SAMPLED), change.change)
     done = find(Sees.ORIGINALS, pair, change, may_compensate) if may_quantise else None
-    verdict = VERDICT_OF.get(done.what, DIFFERENT) if done else DIFFERENT
-    return _judged(parts, verdict, done or what_was_done(parts, change), change.change)
+    if done is None or done.proof is Proof.NONE:
+        explained = what_was_done(parts, change)
+        if done is None or explained.proof is not Proof.NONE:
+            done = explained
+    return _judged(parts, VERDICT_OF.get(done.what, DIFFERENT), done, change.change)
 
 
 def what_was_done(parts: Compared, change: Change) -> Deed:
