@@ -71,6 +71,7 @@ class What(Enum):
     SCALES_MOVED = "scales moved"
     HEAD_BASIS = "heads in another basis"
     STREAM_BASIS = "stream in another basis"
+    NEARLY_A_GAUGE = "another order or basis but for some values"
 
 
 class Proof(Enum):

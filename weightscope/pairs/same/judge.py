@@ -263,7 +263,7 @@ def _of_other_shape(parts: Compared) -> Deed:
     if len(a) == len(b) == 2 and a == b[::-1] and prod(a) <= LARGEST_WHOLE:
         x, y = (Block(tensor, 0, prod(a)).values() for tensor in (pair.a, pair.b))
         if error_of(x.reshape(a).T, y.reshape(b)) <= tolerance_of(pair):
-            return Deed(What.TRANSPOSED, detail=shapes, proof=Proof.VALUES)
+            return Deed(What.TRANSPOSED, detail=shapes)
     is_vector = len(a) == len(b) == 1
     if pair.problem and not is_vector:
         return Deed(What.RESHAPED, detail=shapes)
