@@ -172,6 +172,8 @@ def last_words(pair: Pair, change: Change, role: str, done: Deed | None, touched
             detail = f"rank {rank}, up to the rounding of {pair.b.dtype}"
         if rank is not None and rank <= OF_TOUCHED * touched:
             return Deed(What.LOW_RANK, detail=detail, rank=rank)
+    if done is None and change.kind is What.FEW_ROWS:
+        done = change.deed
     if done is not None:
         return done
     if not np.isfinite(change.moved):
