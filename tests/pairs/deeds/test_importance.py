@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import ggml_search
 from weightscope.checkpoint.checkpoint import Tensor
+from weightscope.checkpoint.ggml_blocks import UNEVEN
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.pairs.deeds.deed import Proof, What
 from weightscope.pairs.deeds.importance import BY_IMPORTANCE, WITH_IMPORTANCE
@@ -112,3 +113,29 @@ def test_few_rows_leave_a_search_undecided(tmp_path: Path) -> None:
     each = judged(a, b)
     assert (each.verdict, each.deed) == (UNDECIDED, "B perhaps quantised by search (Q4_0)")
     assert "of values in their cells" in each.detail
+
+
+def uneven(w: np.ndarray, smaller: float) -> np.ndarray:
+    """The bytes of an IQ4_NL copy, its codes the nearest on the stored grids; each third has a smaller scale."""
+    x = w.reshape(len(w), -1, GROUP)
+    largest = np.abs(x).max(axis=2)
+    largest[:, ::3] *= smaller
+    scale = (largest / max(UNEVEN)).astype(np.float16)
+    levels = scale.astype(np.float32)[..., None, None] * np.float32(UNEVEN)
+    codes = np.abs(x[..., None] - levels).argmin(axis=3).astype(np.uint8)
+    packed = codes[..., : GROUP // 2] | codes[..., GROUP // 2 :] << 4
+    return np.concatenate([scale[..., None].view(np.uint8), packed], axis=2).reshape(len(w), -1)
+
+
+@pytest.mark.parametrize(("smaller", "deed"), [(1.0, "B quantised (IQ4_NL)"), (0.75, "B quantised by search (IQ4_NL)")])
+def test_searched_scales_leave_values_in_their_cells_or_beyond_the_end(
+    smaller: float, deed: str, tmp_path: Path
+) -> None:
+    w = weights(256, 192)
+    ggml_search.write(tmp_path / "b.gguf", {"w.weight": (uneven(w, smaller), "IQ4_NL")})
+    b = open_checkpoint(tmp_path / "b.gguf")["w.weight"]
+    each = judged(written(tmp_path / "a.gguf", w), b)
+    assert (each.verdict, each.deed) == (QUANTISED, deed)
+    noise = 0.05 * 0.1 * np.abs(w).reshape(256, -1, GROUP).max(axis=2).repeat(GROUP, axis=1)
+    changed = w + noise * np.random.default_rng(1).standard_normal(w.shape)
+    assert judged(written(tmp_path / "c.gguf", changed.astype(np.float32)), b).verdict in (DIFFERENT, UNDECIDED)
