@@ -24,11 +24,11 @@ from weightscope.pairs.deeds.pair import Pair, few_rows_each
 GROUP = 32
 WITH_IMPORTANCE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")  # types whose plain codes are not searched
 BY_IMPORTANCE = "one importance of the inputs gives every scale and code"
-EQUATIONS = 2 * GROUP  # the fewest that show the importance of as many inputs as a block has
+EQUATIONS = 2 * GROUP  # fewer do not show the importance of a block's inputs
 HALF = 2.0**-10  # two roundings to float16: of the scale, and of those that showed the importance
 SMALLEST_HALF = 2.0**-24
 AROUND = 1.0  # codes: the most by which the tried scales differ from the plain one
-# times that the importance is solved for: equations are as exact as the weights make them
+# solutions of the equations, each divided by what the weights of the last make of it
 ROUNDS = 6
 TIE = 1e-5  # steps: float32's rounding of a value over its scale
 
