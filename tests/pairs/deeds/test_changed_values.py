@@ -198,3 +198,24 @@ def test_values_at_the_ends_of_float32_are_compared(value: float, at: str) -> No
         sides[at][places] = value
         for role in ("q", "norm.before", "tokens"):
             assert found(Side(sides["x"]), Side(sides["y"]), role) != Deed("negated")
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+@pytest.mark.parametrize("is_zero", [False, True])
+def test_a_row_and_a_column_are_not_a_lora(kind: str, is_zero: bool, tmp_path: Path) -> None:
+    """They have rank two, whatever is in them."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((96, 80)).astype(np.float32)
+    y = x.copy()
+    y[:, 7] = 0 if is_zero else rng.standard_normal(96)
+    y[3] += 0.1 * rng.standard_normal(80).astype(np.float32)
+    stored_y = CASTS["BF16"](y) if kind == "BF16" else y
+    files = []
+    for name, values in (("x", x), ("y", stored_y)):
+        save_file({name: np.ascontiguousarray(values)}, tmp_path / f"{name}.safetensors")
+        files.append(open_checkpoint(tmp_path / f"{name}.safetensors")[name])
+    named: Any = SimpleNamespace(name="x", role="up", layer=0, expert=None, stack=None)
+    judged = judge(Compared("up", named, named, Pair(*files), Sizes("up")))
+    assert judged.verdict == "different" and judged.deed.startswith("other values in some")
+    if kind == "F32":
+        assert (judged.done.way, judged.detail) == ("rows and columns", "1 of 96 rows and 1 of 80 columns")

@@ -372,3 +372,58 @@ def test_gains_of_one_are_not_what_trained_ones_are_rounded_to(changed: Changing
             weights[name] = np.random.default_rng(0).uniform(0.999, 1.003, weights[name].shape).astype(np.float32)
 
     assert changed(to_half, nearly).verdict == "rounded"  # as all other tensors were
+
+
+# One value beside a change that keeps the function.
+
+
+def heads_permuted(weights: Weights, sizes: tuple[int, int, int]) -> None:
+    """Key-value heads in another order, with the queries that ask them."""
+    kv_heads = sizes[1]
+    order = np.random.default_rng(2).permutation(kv_heads)
+    for letter in "qkv":
+        w = weights[_module(f"self_attn.{letter}_proj")]
+        weights[_module(f"self_attn.{letter}_proj")] = w.reshape(kv_heads, -1, w.shape[1])[order].reshape(w.shape)
+    o = weights[_module("self_attn.o_proj")]
+    weights[_module("self_attn.o_proj")] = o.reshape(len(o), kv_heads, -1)[:, order].reshape(o.shape)
+
+
+def signs_and_neurons_moved(weights: Weights) -> None:
+    neurons_permuted(weights)
+    signs = np.random.default_rng(0).choice(np.float32([-1, 1]), len(weights[_module("mlp.up_proj")]))
+    weights[_module("mlp.up_proj")] *= signs[:, None]
+    weights[_module("mlp.down_proj")] *= signs
+
+
+ATTENTION = tuple(f"self_attn.{letter}_proj" for letter in "qkvo")
+MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+GAUGES: dict[str, tuple[Callable[[Weights, tuple[int, int, int]], None], tuple[str, ...]]] = {
+    "heads": (heads_permuted, ATTENTION),
+    "basis of values": (values_turned, ATTENTION[2:]),
+    "pairs turned": (pairs_turned, ATTENTION[:2]),
+    "neurons": (lambda weights, _: neurons_permuted(weights), MLP),
+    "signs and neurons": (lambda weights, _: signs_and_neurons_moved(weights), MLP),
+    "norm": (lambda weights, _: norm_folded(weights), (*ATTENTION[:3], "input_layernorm")),
+    "scales": (lambda weights, _: scales_moved(weights), ATTENTION[2:]),
+    "stream": (lambda weights, _: stream_permuted(weights), (*ATTENTION, *MLP, "input_layernorm")),
+}
+
+
+@pytest.mark.parametrize("gauge", GAUGES)
+def test_a_gauge_gives_every_value(gauge: str, changed, original: Path) -> None:
+    """One value of each tensor by more than its rounding, however little that moves the outputs."""
+    change, names = GAUGES[gauge]
+    sizes = _heads(original)
+    assert changed(lambda weights: change(weights, sizes)).verdict == "same function"
+    rng = np.random.default_rng(3)
+    for name in names:
+        for by in (1e-3, 2e-5):
+
+            def one_more(weights: Weights, name: str = name, by: float = by) -> None:
+                change(weights, sizes)
+                w = weights[_module(name)] = np.ascontiguousarray(weights[_module(name)])
+                large = np.flatnonzero(np.abs(w) >= np.median(np.abs(w)))
+                w.reshape(-1)[rng.choice(large)] *= np.float32(1 + by)
+
+            same = changed(one_more)
+            assert same.verdict in ("different", "undecided"), (name, by, same.lead)

@@ -107,6 +107,19 @@ def test_what_changes_the_function_is_different(changed, change: Callable[[Weigh
     assert changed(change).verdict == "different"
 
 
+@pytest.mark.parametrize("change", [experts_moved, experts_and_neurons_moved, norm_folded])
+@pytest.mark.parametrize("name", [GATE.format(2), UP.format(0), DOWN.format(1), ROUTER])
+def test_one_value_beside_experts_in_another_order_is_found(
+    changed, change: Callable[[Weights], None], name: str
+) -> None:
+    def one_more(weights: Weights) -> None:
+        change(weights)
+        weights[name] = np.ascontiguousarray(weights[name])
+        weights[name][3, 5] *= np.float32(1 + 1e-3)
+
+    assert changed(one_more).verdict in ("different", "undecided")
+
+
 def test_scales_that_cancel_if_experts_are_gated_as_most_are_leave_it_undecided(changed) -> None:
     same = changed(lambda weights: scales_moved(weights, -0.5))
     assert same.verdict == "undecided"

@@ -1,6 +1,6 @@
 """Deeds that are found block by block, in tensors of any size, up to their stored rounding."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod, sqrt
@@ -384,22 +384,47 @@ def _of_low_rank(pair: Pair, change: Change) -> Deed | None:
         )
         rank = min((rank for rank in ranks if rank is not None), default=None)
         if rank is not None:
-            if where := _confined(pair, change, rank):
-                return Deed(What.FEW_ROWS, "rows", where)
             rounding = next(dtype for dtype, fraction in BITS.items() if fraction == bits)
+            if where := _confined(pair, rounding, rank):
+                which = [each for each in ("rows", "columns") if each in where]
+                return Deed(What.FEW_ROWS, " and ".join(which), where)
             return Deed(What.LOW_RANK, detail=f"up to the rounding of {rounding}", rank=rank)
         if bits <= min(fractions):
             break
     return None
 
 
-def _confined(pair: Pair, change: Change, rank: int) -> str:
-    """The rows or columns of a change, where these are so few that any change has its rank."""
+def _confined(pair: Pair, rounding: str, rank: int) -> str:
+    """The rows and columns of a change, where these are so few that any change has its rank.
+
+    A row that is not one of them changed in no more columns than there are, and the reverse.
+    """
     if pair.is_stack:
         return ""
-    if change.rows_changed <= rank:
-        return f"{change.rows_changed:,} of {rows_of(pair):,} rows"
-    columns = np.zeros(pair.a.shape[1], bool)
-    for x, y in pair.pairs():
-        columns |= (x != y).any(axis=0)
-    return f"{columns.sum():,} of {len(columns):,} columns" if columns.sum() <= rank else ""
+    of_rows: list[np.ndarray] = []
+    of_columns = np.zeros(pair.a.shape[1], np.int64)
+    for moved in _moved(pair, rounding):
+        of_rows.append(moved.sum(axis=1))
+        of_columns += moved.sum(axis=0)
+    counts = np.concatenate(of_rows), of_columns
+    for each, which in zip(counts, ("rows", "columns"), strict=True):
+        if (each > 0).sum() <= rank:
+            return f"{(each > 0).sum():,} of {len(each):,} {which}"
+    rows, columns = (each > rank for each in counts)
+    start = 0
+    for moved in _moved(pair, rounding):
+        if moved[~rows[start : start + len(moved)]][:, ~columns].any():
+            return ""
+        start += len(moved)
+    if rows.sum() + columns.sum() > rank:
+        return ""
+    places = f"{columns.sum():,} of {len(columns):,} columns"
+    return f"{rows.sum():,} of {len(rows):,} rows and {places}"
+
+
+def _moved(pair: Pair, rounding: str) -> Iterator[np.ndarray]:
+    """True for values that changed beyond this rounding, in blocks of rows."""
+    cast = CASTS.get(rounding, np.positive)
+    for values in pair.pairs():
+        x, y = (cast(np.ascontiguousarray(each)) for each in values)
+        yield x != y

@@ -143,7 +143,7 @@ def deed_of(pair: Pair, sizes: Sizes, *, is_stacked: bool = False) -> tuple[Deed
 
 
 def _transposed_experts(pair: Pair, tolerance: float) -> Deed | None:
-    """Detect that the first of several square experts is transposed."""
+    """Detect that the first of several square experts is transposed; the others are not read."""
     *_, rows, width = pair.a.shape
     if len(pair.a.shape) != 3 or rows != width:
         return None
@@ -155,7 +155,7 @@ def _transposed_experts(pair: Pair, tolerance: float) -> Deed | None:
     )
     if error_of(x.T, y) > tolerance:
         return None
-    return Deed(What.TRANSPOSED, ", within each expert", proof=Proof.VALUES)
+    return Deed(What.TRANSPOSED, ", within each expert")
 
 
 def last_words(pair: Pair, change: Change, role: str, done: Deed | None, touched: int) -> Deed:
@@ -172,6 +172,8 @@ def last_words(pair: Pair, change: Change, role: str, done: Deed | None, touched
             detail = f"rank {rank}, up to the rounding of {pair.b.dtype}"
         if rank is not None and rank <= OF_TOUCHED * touched:
             return Deed(What.LOW_RANK, detail=detail, rank=rank)
+    if done is None and change.kind is What.FEW_ROWS:
+        done = change.deed
     if done is not None:
         return done
     if not np.isfinite(change.moved):

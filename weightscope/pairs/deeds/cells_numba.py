@@ -12,22 +12,31 @@ from weightscope.core.compute.compiled import compiled
 # sums are reordered; nothing else has a sum of more than two
 @partial(compiled, fastmath={"reassoc"})
 def count(
-    x: Any, y: Any, least: Any, most: Any, room: Any, far: Any, bound: Any
+    x: Any,
+    y: Any,
+    least: Any,
+    most: Any,
+    room: Any,
+    far: Any,
+    bound: Any,
+    slope: Any,
+    shift: Any,
 ) -> tuple[int, int, float, float, float] | None:
     """Count changed and far values, and sum squares of x, y, x - y; None if one is outside.
 
     x, y (n, group); of each group (n, 1): least, most and room of its grid, how far off is far out,
-    and how far beyond its ends a value may be.
+    how far beyond its ends a value may be, and y before its scale was rounded: slope y + shift.
     """
     changed, outer, of_x, of_y, moved = 0, 0, 0.0, 0.0, 0.0
     for g in range(len(x)):
         low, high = least[g, 0], most[g, 0]
         inner, outside, farthest = room[g, 0], far[g, 0], bound[g, 0]
+        a, b = slope[g, 0], shift[g, 0]
         wrong, n_changed, n_outer = 0, 0, 0
         for j in range(x.shape[1]):
             p, q = np.float64(x[g, j]), np.float64(y[g, j])
             inside = min(max(p, low), high)
-            off, beyond = abs(inside - q), abs(p - inside)
+            off, beyond = abs(inside - (a * q + b)), abs(p - inside)
             is_changed = (off > 0) | (beyond > 0)
             wrong |= (off > inner) | (beyond > farthest)
             n_changed += is_changed

@@ -42,6 +42,7 @@ class What(Enum):
     MERGED = "merged"
     EXPONENTIATED = "exponentiated"
     SEARCHED = "quantised by search"
+    PERHAPS_SEARCHED = "perhaps quantised by search"
     COMPENSATED = "quantised with compensated errors"
     TOO_WIDE = "scales too large"
     REINTERPRETED = "dtype reinterpreted"
@@ -70,6 +71,7 @@ class What(Enum):
     SCALES_MOVED = "scales moved"
     HEAD_BASIS = "heads in another basis"
     STREAM_BASIS = "stream in another basis"
+    NEARLY_A_GAUGE = "another order or basis but for some values"
 
 
 class Proof(Enum):

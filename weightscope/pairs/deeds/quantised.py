@@ -14,6 +14,7 @@ from weightscope.heads.tensors.measure import BITS
 from weightscope.model.rows.gguf import RestoredTensor, logarithm
 from weightscope.pairs.deeds.change import Change, unchanged
 from weightscope.pairs.deeds.deed import Deed, Proof, Sees, What, deed, search
+from weightscope.pairs.deeds.importance import BY_IMPORTANCE, WITH_IMPORTANCE, is_searched
 from weightscope.pairs.deeds.pair import Pair
 from weightscope.pairs.deeds.recomputed import (
     CLIPPED,
@@ -38,6 +39,7 @@ from weightscope.pairs.deeds.thresholds import (
     NOT_ZERO,
     OF_LARGEST,
     OUTLIERS,
+    SCALES_SEARCHED,
     SEARCHED,
     SHARED,
     USUAL,
@@ -48,6 +50,11 @@ SUMMED = ("BF16", "F16")  # floats besides float32 that adapters are merged in
 ROUNDED_BEFORE = {"F16": ("BF16",), "F8_E4M3": ("BF16", "F16"), "F8_E5M2": ("BF16", "F16")}
 # formats that GPTQ writes
 WITH_COMPENSATION = ("GPTQ int", "compressed-tensors int", "AutoRound int")
+# formats that AutoRound writes, which learns how to round each value
+WITH_CODES_TUNED = ("AutoRound int", "GPTQ int", "AWQ int")
+# ggml's types that have a search for scales alone: codes are the nearest on the stored grid
+WITH_SCALES_SEARCHED = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+OF_ZERO = 0.01  # half-steps from the middle code to zero, up to which a grid has no zero point
 
 
 # Other roundings than one cast
@@ -183,16 +190,9 @@ def packing_of(tensor: Tensor) -> str:
     return "" if tensor.dtype in BITS else tensor.dtype
 
 
-deed(
-    What.SEARCHED,
-    "{made} {first}quantised by search{dtype}",
-    was="{was_first}quantised by search{dtype}",
-)
-deed(
-    What.COMPENSATED,
-    "{made} {first}quantised with compensated errors{dtype}",
-    was="{was_first}quantised with compensated errors{dtype}",
-)
+for what in (What.SEARCHED, What.PERHAPS_SEARCHED, What.COMPENSATED):
+    words = f"{{first}}{what.value}{{dtype}}"
+    deed(what, f"{{made}} {words}", was=words.replace("first", "was_first"))
 
 
 @search(order=18, sees=Sees.ORIGINALS)
@@ -207,7 +207,8 @@ def quantised(pair: Pair, change: Change, may_compensate: bool = True) -> Deed |
         originals = [("", older)]
         if newer.ends() is not None and older.dtype == "F32":
             originals += [(cast, RoundedTensor(older, cast)) for cast in SUMMED]
-        for prove in (_by_cells, _by_error, *([_by_compensation] if may_compensate else [])):
+        proofs = (_by_cells, _by_sums, _by_error, *([_by_compensation] if may_compensate else []))
+        for prove in proofs:
             for first, original in originals:
                 if done := prove(original, newer, change):
                     return replace(done, made=made, first=first)
@@ -250,15 +251,52 @@ def _by_cells(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
     return replace(EACH_IN_ITS_CELL, dtype=packing_of(newer)) if is_proved else None
 
 
-def _by_error(older: Tensor, newer: Tensor, change: Change) -> Deed | None:
-    """Values near enough their originals, where a format searches its codes."""
-    if newer.dtype not in CODEBOOKS:
-        return _bounded(What.SEARCHED, older, newer, SEARCHED)
-    usual = CODEBOOKS[newer.dtype]
-    if change.change > USUAL * usual or not _resembles_both_ways(older, newer):
+def _by_sums(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
+    """Values in the cells that a writer leaves that divides and adds in BF16."""
+    of_bf16 = older.dtype == "BF16" or (isinstance(older, RoundedTensor) and older.cast == "BF16")
+    ends = newer.ends()
+    if ends is None or not of_bf16:
         return None
-    detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual:.2f}"
-    return Deed(What.SEARCHED, detail=detail, dtype=newer.dtype, proof=Proof.BOUND)
+    levels = ends[2]
+    if isinstance(levels, int) and not any(part.dtype == "BF16" for part in newer.parts):  # scales
+        return None
+    used = Used()
+    for stored in stored_cells(older, newer):
+        x, grids = stored.placed.x, stored.grids
+        summands = 2 * np.abs(x)  # the scale, and what it divides
+        if isinstance(levels, int):
+            offset = np.abs(grids.least + levels * grids.half)
+            if np.any(offset > OF_ZERO * grids.half):  # of a zero point, which was added
+                summands = summands + np.abs(x - grids.least)
+        room = _half_unit("BF16") * summands
+        is_near_ends = stored.beyond <= CLIPPED * grids.end + grids.lost + room
+        if not ((stored.off <= grids.room + room) & is_near_ends).all():
+            return None
+        used.add(stored.placed)
+    if used.hardly:
+        return None
+    detail = "every value in its cell, up to the rounding of sums in BF16"
+    return Deed(What.QUANTISED, detail=detail, dtype=packing_of(newer), proof=Proof.BOUND)
+
+
+def _by_error(older: Tensor, newer: Tensor, change: Change) -> Deed | None:
+    """Values as a search for scales or codes leaves them, in types whose writers search."""
+    kind = newer.dtype
+    if kind in CODEBOOKS:
+        usual = CODEBOOKS[kind]
+        if change.change > USUAL * usual or not _resembles_both_ways(older, newer):
+            return None
+        detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual:.2f}"
+        return Deed(What.SEARCHED, detail=detail, dtype=kind, proof=Proof.BOUND)
+    if kind in WITH_IMPORTANCE:
+        if is_searched(older, newer):
+            return Deed(What.SEARCHED, detail=BY_IMPORTANCE, dtype=kind, proof=Proof.GRID)
+        perhaps = _bounded(What.PERHAPS_SEARCHED, older, newer, SEARCHED)
+        return perhaps and replace(perhaps, proof=Proof.NONE)
+    if kind in WITH_SCALES_SEARCHED:
+        return _bounded(What.SEARCHED, older, newer, SCALES_SEARCHED)
+    is_tuned = kind.startswith(WITH_CODES_TUNED)
+    return _bounded(What.SEARCHED, older, newer, SEARCHED) if is_tuned else None
 
 
 def _by_compensation(older: Tensor, newer: Tensor, _: Change) -> Deed | None:

@@ -55,6 +55,9 @@ SUPER_BLOCK = 256
 # the largest such multiple
 SCALE_CODES = {"Q2_K": 15, "Q3_K": 31, "Q4_K": 63, "Q5_K": 63, "Q6_K": 127, "IQ4_XS": 31}
 WITH_MINIMUM = ("Q2_K", "Q4_K", "Q5_K")  # and minima, multiples of another
+# first and last code of ggml's types whose plain writers make a scale for the largest value, or for
+# the least and the largest
+PLAIN = {"Q4_0": (-8, 7), "Q4_1": (0, 15), "Q5_0": (-16, 15), "Q5_1": (0, 31), "Q8_0": (-128, 127)}
 # floats that sums are rounded to: sums of float32 differ by how they were computed
 COARSE = ("BF16", "F16")
 ARITHMETIC = 2.0**-22  # error of a float32 sum, over its summands' sizes
@@ -232,6 +235,9 @@ class Grids(NamedTuple):
     # the least distance between values on it, and zero, that its scale was made for
     needed: np.ndarray
     spared: float  # share of the grids, at most, whose values are not as far apart
+    # a newer value before its scale was rounded: slope times it, and shift
+    slope: np.ndarray
+    shift: np.ndarray
 
 
 class OnGrids(NamedTuple):
@@ -331,7 +337,8 @@ def _nearest_stored(
         count = import_module(NUMBA).count
         for x, y, grids in _on_grids(older, newer, few=False):
             far, bound = 2 * OUTER * grids.half, CLIPPED * grids.end + grids.lost
-            counted = count(x, y, grids.least, grids.most, grids.room, far, bound)
+            room, made = grids.room, (grids.slope, grids.shift)
+            counted = count(x, y, grids.least, grids.most, room, far, bound, *made)
             used.add(OnGrids(x, y, grids))
             yield None if counted is None else Cells(*counted)
     else:
@@ -354,8 +361,11 @@ def stored_cells(older: Tensor, newer: Tensor) -> Iterator[StoredCells]:
 
 
 def _placed(on: OnGrids) -> StoredCells:
-    inside = np.clip(on.x, on.grids.least, on.grids.most)
-    return StoredCells(np.abs(inside - on.y), np.abs(on.x - inside), on)
+    grids = on.grids
+    inside = np.clip(on.x, grids.least, grids.most)
+    return StoredCells(
+        np.abs(inside - (on.y * grids.slope + grids.shift)), np.abs(on.x - inside), on
+    )
 
 
 def _on_grids(older: Tensor, newer: Tensor, *, few: bool = True) -> Iterator[OnGrids]:
@@ -377,7 +387,42 @@ def _on_grids(older: Tensor, newer: Tensor, *, few: bool = True) -> Iterator[OnG
             p = x[groups].astype(floats[0], copy=False)
             q = y[groups].astype(floats[1], copy=False)
             least, most = (end[groups].astype(np.float64) for end in (low, high))
-            yield OnGrids(p, q, _grids(p, q, least, most, newer.dtype, levels))
+            placed = OnGrids(p, q, _grids(p, q, least, most, newer.dtype, levels))
+            if newer.dtype in PLAIN:
+                placed = _before_its_scale_was_rounded(placed, least, most, older, newer)
+            yield placed
+
+
+def _before_its_scale_was_rounded(
+    placed: OnGrids, low: np.ndarray, high: np.ndarray, older: Tensor, newer: Tensor
+) -> OnGrids:
+    """Cells under the scale that a plain writer makes for the largest value.
+
+    Where this is not the scale that is stored, up to float16's rounding, they stay.
+    """
+    x, y, grids = placed
+    first, last = PLAIN[newer.dtype]
+    bottom, top = (each(axis=1, keepdims=True).astype(np.float64) for each in (x.min, x.max))
+    if first:  # scales of the first code have its sign; those of eight bits are positive
+        farthest = np.where(top > -bottom, top, bottom)
+        scale = np.abs(farthest) / last if newer.dtype == "Q8_0" else farthest / first
+        bottom, top = first * scale, last * scale
+    room = SCALE * (np.abs(low) + np.abs(high)) + max(-first, last) * TINY
+    is_made = (np.abs(bottom - low) <= room) & (np.abs(top - high) <= room) & (low != high)
+    slope = np.where(is_made, (top - bottom) / np.where(is_made, high - low, 1.0), 1.0)
+    half = grids.half * np.abs(slope)
+    # float16's own rounding of the largest value, where that is what older values are stored in
+    rounding = 2.0 ** -(BITS["F16"] + 1) if older.dtype == "F16" else ARITHMETIC
+    exact = half * (1 + 1e-4) + rounding * np.maximum(np.abs(bottom), np.abs(top))
+    written = grids._replace(
+        least=np.where(is_made, np.minimum(bottom, top), grids.least),
+        most=np.where(is_made, np.maximum(bottom, top), grids.most),
+        half=half,
+        room=np.where(is_made, exact, grids.room),
+        slope=slope,
+        shift=np.where(is_made, bottom - slope * low, 0.0),
+    )
+    return OnGrids(x, y, written)
 
 
 def _grids(
@@ -419,7 +464,9 @@ def _grids(
     enough = STEPS_USED if isinstance(levels, int) else FLOAT_STEPS_USED
     needed = span * (1 - SCALE) * min(USED, enough * steps.min()) - unsure
     spared = TWO_LEVELS_SPARED if len(places) == 2 else 0.0
-    return Grids(least, most, half, end, half * (1 + 1e-4) + fine, lost, needed, spared)
+    slope, shift = np.ones_like(span), np.zeros_like(span)
+    room = half * (1 + 1e-4) + fine
+    return Grids(least, most, half, end, room, lost, needed, spared, slope, shift)
 
 
 def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Cells | None:

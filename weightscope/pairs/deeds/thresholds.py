@@ -131,6 +131,8 @@ class Bounds(NamedTuple):
 # Quantisers that search for a scale, weighted by an importance matrix too; measured on ggml's, see
 # `analyses.experiments.faithful_conversions`.
 SEARCHED = Bounds(32, 2.0, 3.0, 0.0, 0.003)
+# Bounds where only scales are searched: values are in their cells, or beyond the end of a grid
+SCALES_SEARCHED = Bounds(32, 2.0, 1.0, 0.0, 0.003)
 # GPTQ, which moves values by several steps to make up for the errors of those before; measured on
 # llm-compressor's, calibrated on random tokens: rows to 2.7, values to 8.4, 66 % in their cells.
 COMPENSATED = Bounds(0, 3.0, 10.0, 0.6, 0.02)

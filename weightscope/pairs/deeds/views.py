@@ -282,6 +282,11 @@ def views_of(pair: Pair, most: int = LARGEST_WHOLE) -> list[View]:
     return some
 
 
+def whole_view(pair: Pair) -> View:
+    """All values of both along their rows, however many there are."""
+    return views_of(pair, prod(pair.a.shape))[0]
+
+
 def _read(tensor: Tensor) -> Iterator[list[np.ndarray]]:
     """Blocks of values; and of half-steps where a grid is stored."""
     cells = stored_cells(tensor, tensor) if tensor.ends() is not None else None

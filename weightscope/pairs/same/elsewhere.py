@@ -13,12 +13,11 @@ from weightscope.checkpoint.formats import SAFETENSORS
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError
 from weightscope.model.model import Model, TensorsOnly
-from weightscope.pairs.deeds.change import change_of_all
 from weightscope.pairs.deeds.deed import Deed, Proof, What, deed
 from weightscope.pairs.deeds.orders import places_of
 from weightscope.pairs.deeds.pair import Pair, first_rows, whole
 from weightscope.pairs.deeds.thresholds import EXACT
-from weightscope.pairs.deeds.views import error_of, tolerance_of
+from weightscope.pairs.deeds.views import error_of, explained, tolerance_of, whole_view
 from weightscope.pairs.same import DIFFERENT, SAME_FUNCTION
 from weightscope.pairs.same.judge import Compared, Judged
 from weightscope.pairs.same.mixture import is_free
@@ -58,7 +57,7 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[
         ]
         if len({each.label for each in near}) != 1:
             continue
-        if change_of_all(Pair(near[0].tensors.a, here.tensors.b)).change <= max(tolerance, EXACT):
+        if not whole_view(Pair(near[0].tensors.a, here.tensors.b)).changed.any():
             result[i] = replace(result[i], done=_named(here, near[0]))
     return result
 
@@ -165,5 +164,9 @@ def _is_moved(judged: Judged, parts: Compared, places: np.ndarray) -> bool:
         if before == judged.expert:
             return judged.verdict != DIFFERENT
         return judged.what is What.EXPERTS and judged.done.place == before
-    x, y = _arrays(parts)
-    return len(x) == len(y) == len(places) and error_of(x[places], y) <= tolerance_of(parts.tensors)
+    if {parts.tensors.a.shape[0], parts.tensors.b.shape[0]} != {len(places)}:
+        return False
+    view = whole_view(parts.tensors)
+    block = np.arange(len(view.changed) // len(places))
+    order = (places[:, None] * len(block) + block).reshape(-1)
+    return bool(explained(view.x.at(order), view.y).all())

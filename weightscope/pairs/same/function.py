@@ -10,7 +10,7 @@ differ far from the first alone (pairs that turn slowly, buckets of long distanc
 to the last.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from math import prod
 
@@ -23,8 +23,10 @@ from weightscope.model.layers.positions import WindowBias
 from weightscope.model.layers.rotation import GridRotation
 from weightscope.model.model import Model
 from weightscope.pairs.changes.head import Basis, basis_by_tokens
+from weightscope.pairs.deeds.catalogue import UNEXPLAINED
 from weightscope.pairs.deeds.deed import Deed, What, deed
 from weightscope.pairs.same import DIFFERENT
+from weightscope.pairs.same.gauge import Gauges
 from weightscope.pairs.same.judge import Judged
 from weightscope.pairs.same.mixture import (
     MIXTURE,
@@ -75,11 +77,11 @@ def basis_of(a: Model, b: Model) -> Basis | None:
 
 
 def _rows_turned(a: Model, x: np.ndarray, y: np.ndarray, basis: Basis) -> bool:
-    """True if each row of y (n, d) is that row of x in the other basis."""
+    """True if each value of y (n, d) is that of x in the other basis."""
     if x.shape != y.shape:
         return False
-    moved, size = (np.linalg.norm(each, axis=-1) for each in (_turned(x, basis) - y, x))
-    return bool((moved <= allowed(a, basis) * size).all())
+    usual = np.sqrt(np.mean(np.square(x, dtype=np.float64), axis=-1, keepdims=True))
+    return bool((np.abs(_turned(x, basis) - y) <= allowed(a, basis) * usual).all())
 
 
 # Roles outside the layers whose last axis is the stream's.
@@ -363,23 +365,38 @@ def is_shown(model: Model, basis: Basis, size: float, changed: Sequence[Judged])
     return size <= min(allowed(model, basis), least / SHOWN)
 
 
+def without_gauge(a: Model, b: Model, changed: Sequence[Judged], basis: Basis) -> list[Judged]:
+    """Tensors, of one layer or after the last, whose values are not A's in another gauge."""
+    experts, loose = None, 0.0
+    if changed and any(map(_of_mixture, (each.role for each in changed))):
+        index = changed[0].layer or 0
+        x = _inputs(a, index)
+        both = Mixture(a, index, x, asymmetric), Mixture(b, index, _turned(x, basis), asymmetric)
+        experts = order_of_experts(a, *both, allowed(a, basis))
+    if basis.rotation is not None and not basis.permuted:
+        loose = allowed(a, basis)
+    return Gauges(a, b, changed, experts, basis.rotation, loose).uncertified()
+
+
 deed(What.NORMS_FOLDED, "norms folded")
 deed(What.NEURONS, "neurons in another order")
 deed(What.SIGNS_MOVED, "signs moved between factors")
 deed(What.SCALES_MOVED, "scales moved between factors")
 deed(What.HEAD_BASIS, "heads in another basis")
 deed(What.STREAM_BASIS, "the stream's coordinates {way}")
+deed(What.NEARLY_A_GAUGE, "in another order or basis, but for some values")
 
 NETWORK = {"gate", "up", "down", "gate+up"}
 SCALED = {What.SCALED, What.FACTORS, What.BLOCK_FACTORS}
 # The deed where the function stays: (roles, deeds, its name); the first fit counts, none fits all.
-RENAMED: tuple[tuple[set[str], set[What], Deed], ...] = (
+RENAMED: tuple[tuple[set[str], Set[What], Deed], ...] = (
     ({"norm"}, set(), Deed(What.NORMS_FOLDED)),
     (NETWORK, {What.REORDERED}, Deed(What.NEURONS)),
     (set(), {What.HEADS}, Deed(What.HEADS)),
     (set(), {What.NEGATED}, Deed(What.SIGNS_MOVED)),
     (set(), SCALED, Deed(What.SCALES_MOVED)),
-    ({"q", "k", "v", "o"}, set(), Deed(What.HEAD_BASIS)),
+    ({"q", "k", "v", "o", "q+k+v", "k+v"}, set(), Deed(What.HEAD_BASIS)),
+    (NETWORK, UNEXPLAINED, Deed(What.NEURONS)),
     ({*MIXTURE}, set(), Deed(What.EXPERTS, ", or their neurons")),
 )
 FOLDED = {*SCALED, What.TUNED, What.FEW_ROWS}  # deeds that a folded norm leaves in a matrix

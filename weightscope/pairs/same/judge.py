@@ -39,6 +39,7 @@ VERDICT_OF = {
     What.EXPONENTIATED: ROUNDED,
     What.QUANTISED: QUANTISED,
     What.SEARCHED: QUANTISED,
+    What.PERHAPS_SEARCHED: UNDECIDED,
     What.COMPENSATED: QUANTISED,
 }
 
@@ -162,8 +163,11 @@ def judge(
     if parts.share < 1:
         return _judged(parts, UNDECIDED, Deed(What.SAMPLED), change.change)
     done = find(Sees.ORIGINALS, pair, change, may_compensate) if may_quantise else None
-    verdict = VERDICT_OF.get(done.what, DIFFERENT) if done else DIFFERENT
-    return _judged(parts, verdict, done or what_was_done(parts, change), change.change)
+    if done is None or done.proof is Proof.NONE:
+        explained = what_was_done(parts, change)
+        if done is None or explained.proof is not Proof.NONE:
+            done = explained
+    return _judged(parts, VERDICT_OF.get(done.what, DIFFERENT), done, change.change)
 
 
 def what_was_done(parts: Compared, change: Change) -> Deed:
@@ -259,7 +263,7 @@ def _of_other_shape(parts: Compared) -> Deed:
     if len(a) == len(b) == 2 and a == b[::-1] and prod(a) <= LARGEST_WHOLE:
         x, y = (Block(tensor, 0, prod(a)).values() for tensor in (pair.a, pair.b))
         if error_of(x.reshape(a).T, y.reshape(b)) <= tolerance_of(pair):
-            return Deed(What.TRANSPOSED, detail=shapes, proof=Proof.VALUES)
+            return Deed(What.TRANSPOSED, detail=shapes)
     is_vector = len(a) == len(b) == 1
     if pair.problem and not is_vector:
         return Deed(What.RESHAPED, detail=shapes)

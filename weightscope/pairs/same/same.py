@@ -63,6 +63,7 @@ from weightscope.pairs.same.function import (
     last_apart,
     renamed,
     where_equal,
+    without_gauge,
 )
 from weightscope.pairs.same.judge import (
     Compared,
@@ -679,11 +680,16 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
         ):
             return list(judged)
     with_norms = {judged[i].layer for i in mine if judged[i].role.startswith("norm.")}
+    proved = [moved[place] for place in same_ones] + ([of_last] if last else [])
+    left = {id(each) for tensors in proved for each in without_gauge(a, b, tensors, basis)}
     result = list(judged)
     for i in mine:
         each = judged[i]
         place, is_folded = (each.stack or own, each.layer), each.layer in with_norms
-        if place in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
+        if id(each) in left:
+            done = Deed(What.NEARLY_A_GAUGE, detail=GIVES_THE_SAME)
+            result[i] = replace(each, verdict=UNDECIDED, done=done)
+        elif place in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
             now = in_basis if turned else renamed(each.role, each.done, folded=is_folded)
             detail = "; ".join(filter(None, (each.detail, "" if turned else GIVES_THE_SAME)))
             done = replace(now, detail=detail)
