@@ -84,8 +84,9 @@ def attacks() -> Iterator[str]:
     for tried in rows("lineage-attacks/attacks.csv"):
         if tried["model"] == "llama-0":
             base = f" to {tried['base']}" if tried["attack"].startswith(("registry", "print")) else ""
-            cost = (f"{float(tried['kl']):.2g}", f"{float(tried['first_kept']):.0%}") if tried["kl"] else ("none", "all")
-            yield row(tried["attack"], tried["strength"], *cost, tried["verdict"] + base)
+            cost = f"{float(tried['kl']):.2g}" if tried["kl"] else "none"
+            kept = f"{float(tried['first_kept']):.0%}" if tried["first_kept"] else "all"
+            yield row(tried["attack"], tried["strength"], cost, kept, tried["verdict"] + base)
 
 
 BASES = {"embedded": "embedded", "llama-0": "llama-0", "smollm2": "SmolLM2, six topics"}
