@@ -405,7 +405,6 @@ QUOTED: dict[str, list[float]] = {
         max(column("sink-toys/broadcast.csv", f"layer{layer}_rank").max() for layer in (0, 1))
     ],
     "({:.1f} to {:.1f} % of pairs of a head and an image, by variant)": ends(100 * of_variants("event")),
-    "{:.0f} to {:.0f} % of pairs broadcast": ends(100 * of_variants("broadcast")),
     "held-out loss {:.2f} nats": [TRAINING["held_out_loss"][-1][1]],
     "In models that no threshold was set on, it named {:.0f} heads after induction, in three models, and {:.0f} of": [
         cell(ALL, name, score="induction", scale="score") for name in ("named", "right")
