@@ -77,7 +77,7 @@ def test_some_pairs_against_matrices_of_d_by_d(gpt2: ws.Model, found: Wiring) ->
 
 
 def test_what_heads_write_is_centred_and_what_that_changes(gpt2: ws.Model, found: Wiring) -> None:
-    """The numbers of docs/circuits.md: PK with W_O as stored, over PK with W_O centred, of all pairs."""
+    """PK with W_O as stored, over PK with W_O centred, of all pairs."""
     layers = [gpt2.layer(i) for i in range(12)]
     stored = [np.linalg.qr(np.swapaxes(layer.w_o, 1, 2).astype(np.float64))[0] for layer in layers]  # (12, 768, 64)
     changes = []
