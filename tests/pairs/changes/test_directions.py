@@ -73,8 +73,9 @@ STRENGTHS += [(strengths, dtype) for strengths in ((1.0,) * LAYERS, KERNEL) for 
 FEW = [((1.0,) * LAYERS, "float32"), ((2.0,) * LAYERS, "float32"), (KERNEL, "bfloat16")]
 
 
-@pytest.mark.parametrize(("strengths", "dtype"), mostly_checked(STRENGTHS, fast=FEW))
-def test_any_strength_is_found_in_every_tensor(base: Path, tmp_path: Path, strengths, dtype) -> None:
+@pytest.mark.parametrize("case", mostly_checked(STRENGTHS, fast=FEW), ids=str)
+def test_any_strength_is_found_in_every_tensor(base: Path, tmp_path: Path, case) -> None:
+    strengths, dtype = case
     change = cut(strengths, "embed_tokens.weight")
     suspect = edited(base, tmp_path / "cut", change, dtype)
     models = [ws.open_model(path) for path in (base, suspect)]
