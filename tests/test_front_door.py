@@ -60,14 +60,6 @@ call()
     assert python(code).splitlines() == ["16 16 16", "related"] * 2
 
 
-@pytest.mark.parametrize(
-    "first", ["import weightscope.heads.detok.first_layer", "import weightscope; weightscope.first_layer"]
-)
-def test_public_names_do_not_depend_on_earlier_imports(first: str) -> None:
-    code = f"{first}\nimport weightscope as ws\nprint(callable(ws.first_layer))"
-    assert python(code).split() == ["True"]
-
-
 def test_the_lines_that_a_newcomer_types(tmp_path: Path) -> None:
     model = ws.open_model("embedded")
     assert [layer.index for layer in model.layers] == list(model.attention_layers)
