@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 import weightscope as ws
 from tests.support import tasks
+from tests.support.commands import run_undrawn as run
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from weightscope.cli import main
@@ -33,10 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = run("bigrams", folder / "corpus.txt", "--tokenizer", folder, "--out", folder / "counts.npz")
     assert result.exit_code == 0 and ": 1 document, " in result.output, result.output
     return folder
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.cases import CASES
-from tests.support.tiny_models import FIXTURES, NAMES, centred, fixture
+from tests.support.tiny_models import EACH_MECHANISM, FIXTURES, NAMES, centred, fixture
 from weightscope.model.model import Model
 from weightscope.model.rows.table import FAMILIES
 
@@ -191,7 +191,7 @@ def test_impossible_config_value_is_refused(name: str, config: dict[str, Any], m
         model.embeddings.sigma(np.arange(3), np.arange(3))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH_MECHANISM)
 def test_a_missing_or_misshapen_tensor_is_named(name: str, tmp_path: Path) -> None:
     """Every tensor that a layer is read from, one at a time."""
     tiny = fixture(name)
