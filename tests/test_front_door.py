@@ -11,7 +11,18 @@ import pytest
 import weightscope as ws
 from tests.support.bigram_counts import embedded_counts
 
-HEAVY = ("numpy", "scipy", "matplotlib", "torch", "transformers", "pandas", "sklearn", "cupy")
+HEAVY = (
+    "numpy",
+    "scipy",
+    "matplotlib",
+    "torch",
+    "transformers",
+    "pandas",
+    "sklearn",
+    "cupy",
+    "numba",
+    "huggingface_hub",
+)
 
 
 def python(code: str) -> str:

@@ -195,13 +195,6 @@ def test_bigrams_are_not_counted_for_a_checkpoint_without_tokens(tmp_path: Path)
     assert "vit has no token embedding" in message and "--counts" not in message
 
 
-def test_an_unknown_model_type_names_adopt(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, gpt2_weights(), model_type="gpt2-but-new")
-    message = refused("inspect", folder)
-    assert "unknown model_type 'gpt2-but-new'" in message and "`weightscope adopt SOURCE`" in message
-    assert run("inspect", folder, "--family", "gpt2").exit_code == 0
-
-
 @pytest.mark.parametrize(
     "command",
     [

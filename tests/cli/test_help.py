@@ -140,7 +140,7 @@ def test_help_loads_no_module_that_only_work_needs(arguments: list[str]) -> None
     assert "click" in loaded and not loaded & {
         "numpy", "tqdm", "tempfile", "secrets", "random", "hashlib", "difflib", "subprocess", "importlib.metadata",
         "rich", "scipy", "matplotlib", "jinja2", "joblib", "torch", "transformers", "cupy", "numba", "tokenizers",
-        "pyarrow", "sklearn", "huggingface_hub", "distributed",
+        "pyarrow", "sklearn", "huggingface_hub", "distributed", "pandas",
     }  # fmt: skip
 
 
