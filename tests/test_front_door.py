@@ -11,18 +11,7 @@ import pytest
 import weightscope as ws
 from tests.support.bigram_counts import embedded_counts
 
-HEAVY = (
-    "numpy",
-    "scipy",
-    "matplotlib",
-    "torch",
-    "transformers",
-    "pandas",
-    "sklearn",
-    "cupy",
-    "numba",
-    "huggingface_hub",
-)
+HEAVY = ("numpy", "scipy", "matplotlib", "torch", "transformers", "pandas", "sklearn", "cupy", "numba")
 
 
 def python(code: str) -> str:
