@@ -52,7 +52,7 @@ test check docs: export OPENBLAS_NUM_THREADS = 1
 # Compiled modules are kept, whatever the environment says: each of a hundred processes would compile all of them.
 test check docs: export PYTHONDONTWRITEBYTECODE =
 
-test: $(VENV)/.installed-dev  ## what a change needs: lint and the fast tests (six minutes)
+test: $(VENV)/.installed-dev  ## what a change needs: lint and the fast tests (five minutes)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile

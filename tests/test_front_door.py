@@ -79,7 +79,7 @@ def test_the_lines_that_a_newcomer_types(tmp_path: Path) -> None:
     assert (tmp_path / "heads.csv").is_file()
     assert "<table" in audit._repr_html_()
     assert ws.compare(model, model).heads["qk_change"].max() == 0
-    assert ws.bigram_auroc(model, embedded_counts()).auroc.shape[0] == 8
+    assert ws.bigram_auroc(model, embedded_counts(), sample=100).auroc.shape[0] == 8
     assert ws.first_layer(model).terms(7, [11, 12, 13], [0, 1, 2]).ee.shape == (3, 3)
     assert audit.plot().axes and head.plot_spectrum().axes
 
