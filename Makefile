@@ -49,8 +49,10 @@ sink-toys: $(VENV)/.installed-runner  ## train toys in which both kinds of sink 
 
 # Two processes of tests share the cores; threads of BLAS in each would wait for one another.
 test check docs docs-text: export OPENBLAS_NUM_THREADS = 1
+# Compiled modules are kept, whatever the environment says: each of a hundred processes would compile all of them.
+test check docs docs-text: export PYTHONDONTWRITEBYTECODE =
 
-test: $(VENV)/.installed-dev  ## what a change needs: lint and the fast tests (six minutes)
+test: $(VENV)/.installed-dev  ## what a change needs: lint and the fast tests (five minutes)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -45,8 +45,8 @@ def checkpoint_in(name: str) -> Path:
         _join([file for _, file in parts], made)
     else:
         weights = _only(files, name)
-        beside = [weights] if weights.suffix == ".gguf" else weights.parent.iterdir()
-        for file in beside:
+        of_checkpoint = [weights] if weights.suffix == ".gguf" else weights.parent.iterdir()
+        for file in of_checkpoint:
             if file.is_file():
                 (made / file.name).symlink_to(file)
     return made.rename(folder)

@@ -11,7 +11,7 @@ import pytest
 import weightscope as ws
 from tests.support.bigram_counts import embedded_counts
 
-HEAVY = ("numpy", "scipy", "matplotlib", "torch", "transformers", "pandas", "sklearn", "cupy")
+HEAVY = ("numpy", "scipy", "matplotlib", "torch", "transformers", "pandas", "sklearn", "cupy", "numba")
 
 
 def python(code: str) -> str:
@@ -60,14 +60,6 @@ call()
     assert python(code).splitlines() == ["16 16 16", "related"] * 2
 
 
-@pytest.mark.parametrize(
-    "first", ["import weightscope.heads.detok.first_layer", "import weightscope; weightscope.first_layer"]
-)
-def test_public_names_do_not_depend_on_earlier_imports(first: str) -> None:
-    code = f"{first}\nimport weightscope as ws\nprint(callable(ws.first_layer))"
-    assert python(code).split() == ["True"]
-
-
 def test_the_lines_that_a_newcomer_types(tmp_path: Path) -> None:
     model = ws.open_model("embedded")
     assert [layer.index for layer in model.layers] == list(model.attention_layers)
@@ -87,7 +79,7 @@ def test_the_lines_that_a_newcomer_types(tmp_path: Path) -> None:
     assert (tmp_path / "heads.csv").is_file()
     assert "<table" in audit._repr_html_()
     assert ws.compare(model, model).heads["qk_change"].max() == 0
-    assert ws.bigram_auroc(model, embedded_counts()).auroc.shape[0] == 8
+    assert ws.bigram_auroc(model, embedded_counts(), sample=100).auroc.shape[0] == 8
     assert ws.first_layer(model).terms(7, [11, 12, 13], [0, 1, 2]).ee.shape == (3, 3)
     assert audit.plot().axes and head.plot_spectrum().axes
 

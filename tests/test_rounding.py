@@ -17,8 +17,8 @@ from weightscope.heads.circuits.names import head_names
 from weightscope.pairs.atlas.atlas import AtlasOptions, make_atlas
 from weightscope.pairs.lineage.lineage import lineage
 
-ROOMS = ("architectures", "atlas", "attention", "audit", "changes", "circuits", "compute", "embeddings", "lineage",
-         "metrics", "model", "same", "tensors")  # fmt: skip
+ROOMS = ("core.compute", "model", "heads.audit", "heads.circuits", "heads.tensors", "pairs.atlas", "pairs.changes",
+         "pairs.lineage", "pairs.same")  # fmt: skip
 PRESERVING = ("heads permuted", "basis of heads", "norms folded", "stream rotated", "stream permuted")
 OTHERS = ("bfloat16", "drift 3 %", "last layers removed")
 

@@ -171,98 +171,78 @@ class PlainModel(PreTrainedModel):
         return self.norm(x)
 
 
-class ScaleOfWideHeads(Plain):
-    def scale(self) -> float:
-        return float(self.r**-0.5) if self.r <= 32 else 1 / self.r
+def trick(name: str, **parts: Callable[..., Any]) -> type[Plain]:
+    """Llama's attention with some parts replaced."""
+    return type(name, (Plain,), parts)
 
 
-class TurnsThirtyTwo(Plain):
-    def turned_dims(self) -> int:
-        return min(int(self.r), 32)
+def scaled(name: str, factor: Callable[[Plain], float]) -> type[Plain]:
+    """Scores times a factor."""
+    return trick(name, scale=lambda self: float(self.r**-0.5) * factor(self))
 
 
-class ClampsVectors(Plain):
-    def vectors(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return q.clamp(-6, 6), k.clamp(-6, 6), v.clamp(-6, 6)
+def sharpened(name: str, when: Callable[[Plain, torch.Tensor, torch.Tensor], torch.Tensor], by: float) -> type[Plain]:
+    """Queries of some positions times a factor: `when` gives what broadcasts to (b, heads, n, 1)."""
+    return trick(name, queries=lambda self, q, places: q * torch.where(when(self, q, places), by, 1.0))
 
 
-class ClampsScores(Plain):
-    def scores(self, scores: torch.Tensor) -> torch.Tensor:
-        return scores.clamp(-12, 12)
+def gaining(name: str, keys: Callable[[Plain], torch.Tensor], by: float) -> type[Plain]:
+    """Scores of some keys raised: `keys` gives what broadcasts to (b, heads, n, n)."""
+    return trick(name, scores=lambda self, scores: scores + by * keys(self))
 
 
-class ScaleOfDepth(Plain):
-    def scale(self) -> float:
-        return float(self.r**-0.5) * (1 if self.config.num_hidden_layers <= 8 else 0.7)
+def handing(name: str, made: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> type[Plain]:
+    """A tensor made of positions of queries and of keys, which the model hands to every layer."""
+    return trick(name, made_once=staticmethod(lambda n: made(torch.arange(n)[:, None], torch.arange(n))[None, None]))
 
 
-class EighthDoesNotTurn(Plain):
-    def turned_dims(self) -> int:
-        return 0 if self.layer % 8 == 7 else int(self.r)
+def _first_key_raised(self: Plain, scores: torch.Tensor) -> torch.Tensor:
+    if scores.shape[-1] > 600:
+        scores[..., 0] += 1
+    return scores
 
 
-class TemperatureFrom512(Plain):
-    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return q * torch.where(positions >= 512, 1.5, 1.0)[:, None]
+def _late_normed(self: Plain, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (q * torch.rsqrt(q.square().mean(-1, keepdim=True)) if self.layer >= 6 else q), k, v
 
 
-class LargerBaseFrom64(Plain):
-    def base(self, n: int) -> float:
-        return float(self.config.rope_theta) * (4 if n > 64 else 1)
+def _last_halved(self: Plain, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return q, k, v / 2 if self.layer == self.config.num_hidden_layers - 1 > 6 else v
 
 
-class NinthHeadDoesNotTurn(Plain):
-    def turned(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return torch.cat((super().turned(x[:, :8], positions), x[:, 8:]), 1)
+def _by_logarithm(self: Plain, q: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return q * ((places + 1).log() / log(self.config.max_position_embeddings)).clamp(min=1)[:, None]
 
 
-class LogarithmOfLength(Plain):
-    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        window = self.config.max_position_embeddings
-        return q * ((positions + 1).log() / log(window)).clamp(min=1)[:, None]
+def _restarted(self: Plain, places: torch.Tensor) -> torch.Tensor:
+    ends = torch.cat((torch.zeros(1, dtype=torch.bool), self.ids[0, :-1] == 2))
+    return places - torch.where(ends, places, 0).cummax(0).values
 
 
-class SlowsBeyondForty(Plain):
-    def scores(self, scores: torch.Tensor) -> torch.Tensor:
-        return torch.where(scores > 40, 20 + scores / 2, scores)
+def _base_by_length(self: Plain, n: int) -> float:
+    trained = self.config.max_position_embeddings
+    return float(self.config.rope_theta) * max(1.0, 2 * n / trained - 1) ** (self.r / (self.r - 2))
 
 
-class LastHalvesValues(Plain):
-    def vectors(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        last = self.config.num_hidden_layers - 1
-        return q, k, v / 2 if self.layer == last > 6 else v
+def _like(self: Plain) -> torch.Tensor:
+    """Keys of the query's own token, but not the token itself."""
+    like = (self.ids[:, :, None] == self.ids[:, None]) & ~torch.eye(self.ids.shape[1], dtype=torch.bool)
+    return like[:, None]
 
 
-class SinkFrom600(Plain):
-    def scores(self, scores: torch.Tensor) -> torch.Tensor:
-        if scores.shape[-1] > 600:
-            scores[..., 0] += 1
-        return scores
+def _after_eos(self: Plain, q: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Queries past an EOS, as far as ten tokens."""
+    at = torch.arange(q.shape[2])
+    return (at - torch.where(self.ids == 2, at, -100).cummax(1).values < 10)[:, None, :, None]
 
 
-class ScaleOfWideStreams(Plain):
-    def scale(self) -> float:
-        return float(self.r**-0.5) * (1 if self.config.hidden_size <= 160 else 160 / self.config.hidden_size)
+def _alone(self: Plain, scores: torch.Tensor) -> torch.Tensor:
+    n = scores.shape[-1]
+    return Plain.weighed(self, scores.masked_fill(~torch.eye(n, dtype=torch.bool) & (n > 30), -torch.inf))
 
 
-class StopsAt700(Plain):
-    def places(self, positions: torch.Tensor) -> torch.Tensor:
-        return positions.clamp(max=700)
-
-
-class LateQueriesAreNormed(Plain):
-    def vectors(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (q * torch.rsqrt(q.square().mean(-1, keepdim=True)) if self.layer >= 6 else q), k, v
-
-
-class WrapsPositions(Plain):
-    def places(self, positions: torch.Tensor) -> torch.Tensor:
-        return positions % self.config.max_position_embeddings
-
-
-class ScaleOfManyHeads(Plain):
-    def scale(self) -> float:
-        return float(self.r**-0.5) * (1 if self.h <= 8 else 0.5)
+def _eight_heads_turned(self: Plain, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return torch.cat((Plain.turned(self, x[:, :8], places), x[:, 8:]), 1)
 
 
 class WindowConfig(PlainConfig):
@@ -285,167 +265,89 @@ class NoWindowConfig(PlainConfig):
         del self.max_position_embeddings
 
 
-class BiasForBos(Plain):
-    def scores(self, scores: torch.Tensor) -> torch.Tensor:
-        return scores + 3.0 * (self.ids == 1)[:, None, None]
-
-
-class RestartsAfterEos(Plain):
-    def places(self, positions: torch.Tensor) -> torch.Tensor:
-        ends = torch.cat((torch.zeros(1, dtype=torch.bool), self.ids[0, :-1] == 2))
-        return positions - torch.where(ends, positions, 0).cummax(0).values
-
-
-class Recency(Plain):
-    @staticmethod
-    def made_once(n: int) -> torch.Tensor:
-        near = torch.arange(n)[:, None] - torch.arange(n) < 8
-        return torch.where(near, 0.0, -1.5)[None, None]
-
-
-class TemperatureFrom6000(Plain):
-    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return q * torch.where(positions >= 6000, 1.5, 1.0)[:, None]
-
-
-class BaseByLength(Plain):
-    def base(self, n: int) -> float:
-        trained = self.config.max_position_embeddings
-        return float(self.config.rope_theta) * max(1.0, 2 * n / trained - 1) ** (self.r / (self.r - 2))
-
-
-class ScaleOfBatches(Plain):
-    def scale(self) -> float:
-        return float(self.r**-0.5) * (1 if len(self.ids) == 1 else 0.7)
-
-
-class BiasForTheLastId(Plain):
-    def scores(self, scores: torch.Tensor) -> torch.Tensor:
-        return scores + 2.0 * (self.ids == self.config.vocab_size - 1)[:, None, None]
-
-
-class BiasForUnusedSpecial(Plain):
-    """An id of the config amid a large vocabulary."""
-
-    def scores(self, scores: torch.Tensor) -> torch.Tensor:
-        return scores + 2.0 * (self.ids == self.config.sep_token_id)[:, None, None]
-
-
-class LikeAttendsToLike(Plain):
-    """Keys of the query's own token gain, but not the token itself."""
-
-    def scores(self, scores: torch.Tensor) -> torch.Tensor:
-        like = (self.ids[:, :, None] == self.ids[:, None]) & ~torch.eye(self.ids.shape[1], dtype=torch.bool)
-        return scores + 2.0 * like[:, None]
-
-
-class FirstTokenIsBos(Plain):
-    def scale(self) -> float:
-        return float(self.r**-0.5) * (0.7 if self.ids[0, 0] == 1 else 1)
-
-
-class NearestKeyGains(Plain):
-    """As a bias by key alone, of two values, which all queries share."""
-
-    @staticmethod
-    def made_once(n: int) -> torch.Tensor:
-        return torch.where(torch.arange(n) < 4, 1.0, 0.0).expand(1, 1, n, n)
-
-
-class BooleanBias(Plain):
-    @staticmethod
-    def made_once(n: int) -> torch.Tensor:
-        return (torch.arange(n)[:, None] - torch.arange(n) < 3)[None, None]
-
-
-class OddLengths(Plain):
-    def scale(self) -> float:
-        n = self.ids.shape[1]
-        return float(self.r**-0.5) * (0.8 if n % 2 and n > 32 else 1)
-
-
-class SecondSequence(Plain):
-    """The second sequence of a batch has another temperature."""
-
-    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return q * torch.where(torch.arange(len(q)) > 0, 1.3, 1.0)[:, None, None, None]
-
-
-class CountsTokens(Plain):
-    """Positions that it is given are not looked at, and from token 1,500 on there is a temperature."""
-
-    def places(self, positions: torch.Tensor) -> torch.Tensor:
-        return torch.arange(len(positions))
-
-    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return q * torch.where(torch.arange(len(positions)) >= 1500, 1.5, 1.0)[:, None]
-
-
-class LastLayerOfBos(Plain):
-    def scores(self, scores: torch.Tensor) -> torch.Tensor:
-        last = self.layer == self.config.num_hidden_layers - 1
-        return scores + (2.0 * (self.ids == 1)[:, None, None] if last else 0)
-
-
-class TemperatureAfterEos(Plain):
-    """Queries past an EOS, as far as ten tokens."""
-
-    def queries(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(q.shape[2])
-        last = torch.where(self.ids == 2, places, -100).cummax(1).values
-        return q * torch.where(places - last < 10, 1.4, 1.0)[:, None, :, None]
-
-
-class Alone(Plain):
-    """Tokens of long texts see themselves only, whatever their scores are."""
-
-    def weighed(self, scores: torch.Tensor) -> torch.Tensor:
-        n = scores.shape[-1]
-        alone = ~torch.eye(n, dtype=torch.bool) & (n > 30)
-        return super().weighed(scores.masked_fill(alone, -torch.inf))
-
+ScaleOfWideHeads = trick("ScaleOfWideHeads", scale=lambda self: float(self.r**-0.5) if self.r <= 32 else 1 / self.r)
+TemperatureFrom6000 = sharpened("TemperatureFrom6000", lambda _, q, places: (places >= 6000)[:, None], 1.5)
+BaseByLength = trick("BaseByLength", base=_base_by_length)
+Alone = trick("Alone", weighed=_alone)  # tokens of long texts see themselves only, whatever their scores are
 
 # What acts on certain tokens, lengths, batches and additions only.
 SELDOM: dict[str, tuple[type[Plain], type[PlainConfig], dict[str, Any]]] = {
-    "keys of BOS gain 3": (BiasForBos, PlainConfig, {"vocab_size": 400}),
-    "positions restart after EOS": (RestartsAfterEos, PlainConfig, {"vocab_size": 400}),
-    "a recency bias of two values is handed to layers": (Recency, PlainConfig, {}),
+    "keys of BOS gain 3": (
+        gaining("BiasForBos", lambda self: (self.ids == 1)[:, None, None], 3.0), PlainConfig, {"vocab_size": 400}),
+    "positions restart after EOS": (
+        trick("RestartsAfterEos", places=_restarted), PlainConfig, {"vocab_size": 400}),
+    "a recency bias of two values is handed to layers": (
+        handing("Recency", lambda i, j: torch.where(i - j < 8, 0.0, -1.5)), PlainConfig, {}),
     "queries have a temperature from position 6000": (TemperatureFrom6000, WindowConfig, {}),
-    "batches have another scale": (ScaleOfBatches, PlainConfig, {}),
-    "keys of the last id gain": (BiasForTheLastId, PlainConfig, {"vocab_size": 50000}),
-    "keys of a special token gain": (BiasForUnusedSpecial, PlainConfig, {"vocab_size": 50000, "sep_token_id": 30123}),
-    "like attends to like": (LikeAttendsToLike, PlainConfig, {"vocab_size": 10**6}),
-    "a text that begins with BOS has another scale": (FirstTokenIsBos, PlainConfig, {"vocab_size": 400}),
-    "the first keys gain by a tensor of two values": (NearestKeyGains, PlainConfig, {}),
-    "near keys gain by a boolean tensor": (BooleanBias, PlainConfig, {}),
-    "odd lengths have another scale": (OddLengths, PlainConfig, {}),
-    "the second sequence has a temperature": (SecondSequence, PlainConfig, {}),
+    "batches have another scale": (
+        scaled("ScaleOfBatches", lambda self: 1 if len(self.ids) == 1 else 0.7), PlainConfig, {}),
+    "keys of the last id gain": (
+        gaining("BiasForTheLastId", lambda self: (self.ids == self.config.vocab_size - 1)[:, None, None], 2.0),
+        PlainConfig, {"vocab_size": 50000}),
+    "keys of a special token gain": (  # an id of the config amid a large vocabulary
+        gaining("BiasForUnusedSpecial", lambda self: (self.ids == self.config.sep_token_id)[:, None, None], 2.0),
+        PlainConfig, {"vocab_size": 50000, "sep_token_id": 30123}),
+    "like attends to like": (gaining("LikeAttendsToLike", _like, 2.0), PlainConfig, {"vocab_size": 10**6}),
+    "a text that begins with BOS has another scale": (
+        scaled("FirstTokenIsBos", lambda self: 0.7 if self.ids[0, 0] == 1 else 1), PlainConfig, {"vocab_size": 400}),
+    "the first keys gain by a tensor of two values": (  # as a bias by key alone, which all queries share
+        handing("NearestKeyGains", lambda i, j: torch.where(j < 4, 1.0, 0.0) + 0 * i), PlainConfig, {}),
+    "near keys gain by a boolean tensor": (handing("BooleanBias", lambda i, j: i - j < 3), PlainConfig, {}),
+    "odd lengths have another scale": (
+        scaled("OddLengths", lambda self: 0.8 if self.ids.shape[1] % 2 and self.ids.shape[1] > 32 else 1),
+        PlainConfig, {}),
+    "the second sequence has a temperature": (
+        sharpened("SecondSequence", lambda _, q, places: (torch.arange(len(q)) > 0)[:, None, None, None], 1.3),
+        PlainConfig, {}),
     "tokens are counted, and have a temperature from 1500": (
-        CountsTokens, PlainConfig, {"max_position_embeddings": 2048},
-    ),
-    "keys of BOS gain in the last layer": (LastLayerOfBos, PlainConfig, {"vocab_size": 400, "num_hidden_layers": 6}),
-    "ten tokens past EOS have a temperature": (TemperatureAfterEos, PlainConfig, {"vocab_size": 400}),
+        type("CountsTokens", (sharpened("", lambda _, q, places: (torch.arange(len(places)) >= 1500)[:, None], 1.5),),
+             {"places": lambda self, places: torch.arange(len(places))}),
+        PlainConfig, {"max_position_embeddings": 2048}),
+    "keys of BOS gain in the last layer": (
+        gaining("LastLayerOfBos", lambda self: ((self.ids == 1) & (self.layer == self.config.num_hidden_layers - 1))
+                [:, None, None], 2.0),
+        PlainConfig, {"vocab_size": 400, "num_hidden_layers": 6}),
+    "ten tokens past EOS have a temperature": (
+        sharpened("TemperatureAfterEos", _after_eos, 1.4), PlainConfig, {"vocab_size": 400}),
 }  # fmt: skip
 
 TRICKS: dict[str, tuple[type[Plain], dict[str, int]]] = {
     "scale depends on heads wider than 32": (ScaleOfWideHeads, {"head_dim": 48}),
-    "32 dimensions turn at most": (TurnsThirtyTwo, {"head_dim": 48}),
-    "queries, keys and values are clamped at 6": (ClampsVectors, {}),
-    "scores are clamped at 12": (ClampsScores, {}),
-    "scale depends on more than 8 layers": (ScaleOfDepth, {"num_hidden_layers": 9}),
-    "every eighth layer does not turn": (EighthDoesNotTurn, {"num_hidden_layers": 8}),
-    "queries have a temperature from position 512": (TemperatureFrom512, {"max_position_embeddings": 2048}),
-    "the base is four times as large beyond 64 tokens": (LargerBaseFrom64, {}),
-    "heads past the eighth do not turn": (NinthHeadDoesNotTurn, {"num_attention_heads": 10}),
-    "queries grow with log n beyond the trained window": (LogarithmOfLength, {}),
-    "scores beyond 40 grow half as fast": (SlowsBeyondForty, {}),
-    "the last of many layers halves values": (LastHalvesValues, {"num_hidden_layers": 8}),
-    "the first key gains beyond 600 tokens": (SinkFrom600, {}),
-    "scale depends on streams wider than 160": (ScaleOfWideStreams, {"hidden_size": 176}),
-    "positions stop at 700": (StopsAt700, {"max_position_embeddings": 4096}),
-    "queries are normed from the seventh layer on": (LateQueriesAreNormed, {"num_hidden_layers": 7}),
-    "positions begin again beyond the trained window": (WrapsPositions, {"max_position_embeddings": 4096}),
-    "scale depends on more than 8 heads": (ScaleOfManyHeads, {"num_attention_heads": 10}),
+    "32 dimensions turn at most": (
+        trick("TurnsThirtyTwo", turned_dims=lambda self: min(int(self.r), 32)), {"head_dim": 48}),
+    "queries, keys and values are clamped at 6": (
+        trick("ClampsVectors", vectors=lambda self, *of_heads: tuple(each.clamp(-6, 6) for each in of_heads)), {}),
+    "scores are clamped at 12": (trick("ClampsScores", scores=lambda self, scores: scores.clamp(-12, 12)), {}),
+    "scale depends on more than 8 layers": (
+        scaled("ScaleOfDepth", lambda self: 1 if self.config.num_hidden_layers <= 8 else 0.7),
+        {"num_hidden_layers": 9}),
+    "every eighth layer does not turn": (
+        trick("EighthDoesNotTurn", turned_dims=lambda self: 0 if self.layer % 8 == 7 else int(self.r)),
+        {"num_hidden_layers": 8}),
+    "queries have a temperature from position 512": (
+        sharpened("TemperatureFrom512", lambda _, q, places: (places >= 512)[:, None], 1.5),
+        {"max_position_embeddings": 2048}),
+    "the base is four times as large beyond 64 tokens": (
+        trick("LargerBaseFrom64", base=lambda self, n: float(self.config.rope_theta) * (4 if n > 64 else 1)), {}),
+    "heads past the eighth do not turn": (
+        trick("NinthHeadDoesNotTurn", turned=_eight_heads_turned), {"num_attention_heads": 10}),
+    "queries grow with log n beyond the trained window": (trick("LogarithmOfLength", queries=_by_logarithm), {}),
+    "scores beyond 40 grow half as fast": (
+        trick("SlowsBeyondForty", scores=lambda self, scores: torch.where(scores > 40, 20 + scores / 2, scores)), {}),
+    "the last of many layers halves values": (
+        trick("LastHalvesValues", vectors=_last_halved), {"num_hidden_layers": 8}),
+    "the first key gains beyond 600 tokens": (trick("SinkFrom600", scores=_first_key_raised), {}),
+    "scale depends on streams wider than 160": (
+        scaled("ScaleOfWideStreams", lambda self: min(1, 160 / self.config.hidden_size)), {"hidden_size": 176}),
+    "positions stop at 700": (
+        trick("StopsAt700", places=lambda self, places: places.clamp(max=700)), {"max_position_embeddings": 4096}),
+    "queries are normed from the seventh layer on": (
+        trick("LateQueriesAreNormed", vectors=_late_normed), {"num_hidden_layers": 7}),
+    "positions begin again beyond the trained window": (
+        trick("WrapsPositions", places=lambda self, places: places % self.config.max_position_embeddings),
+        {"max_position_embeddings": 4096}),
+    "scale depends on more than 8 heads": (
+        scaled("ScaleOfManyHeads", lambda self: 1 if self.h <= 8 else 0.5), {"num_attention_heads": 10}),
 }  # fmt: skip
 
 

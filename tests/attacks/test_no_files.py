@@ -7,12 +7,18 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import weightscope as ws
 from tests.support.commands import is_one_line, run
+from weightscope.checkpoint.hub import BlockCache
+from weightscope.core.engine import open_engine
 from weightscope.core.errors import CheckpointError
-from weightscope.core.files import regular_file
+from weightscope.core.files import HIDDEN, OutputFolder, new_file, regular_file
+from weightscope.heads.audit.batch import FinishedLayers
+from weightscope.model.run_identity import RunIdentity
+from weightscope.model.text.corpus import corpus_files
 
 SMALL = Path(ws.__file__).parent / "core" / "embedded"
 KINDS = ("pipe", "socket", "folder", "/dev/zero", "/proc/self/mem", "/proc/self/pagemap", "/proc/kmsg", "a loop")
@@ -76,6 +82,59 @@ def test_path_that_is_not_a_regular_file_is_one_line(option: str, kind: str, her
     usage = "Usage: " in result.stderr and "Error: " in result.stderr.splitlines()[-1]
     optional = (option == "adapter_config.json" and result.exit_code == 0) or (option, kind) == ("--baseline", "folder")
     assert is_one_line(result) or usage or optional, f"{result.output} {result.exception!r}"
+
+
+def _written(path: Path) -> None:
+    with new_file(path):
+        pass
+
+
+def _image(path: Path) -> None:
+    pytest.importorskip("PIL", reason="images need Pillow")
+    from weightscope.runner.images import read_images
+
+    read_images(path.parent, 1)
+
+
+def _scheduler(path: Path) -> None:
+    pytest.importorskip("distributed", reason="Dask comes with the extra `cluster`")
+    open_engine("dask", str(path))
+
+
+# What no option names itself: a file of a folder, or one that is written.
+READ: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "text in a folder": ("text.jsonl", lambda path: corpus_files([path.parent])),
+    "image in a folder": ("a.png", _image),
+    "scheduler": ("scheduler.json", _scheduler),
+    "results": ("heads.csv", _written),
+}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "/dev/zero"])
+@pytest.mark.parametrize("what", READ)
+def test_file_in_a_folder_that_is_not_a_regular_one_is_refused(what: str, kind: str, here: Path) -> None:
+    name, read = READ[what]
+    put(kind, here / name)
+    with pytest.raises(CheckpointError):
+        read(here / name)
+
+
+def test_kept_layers_that_are_pipes_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    with OutputFolder(tmp_path) as out:
+        out.text("heads.csv", "head\n")
+    layers, blocks = FinishedLayers(tmp_path, RunIdentity.of(), [0], resume=False), BlockCache("a", "b")
+    layers.put(0, {"x": np.ones(2)})
+    blocks.put("0-3", b"abc")
+    (layer,) = layers.folder.iterdir()
+    (block,) = (path for path in (tmp_path / "assets").rglob("*") if path.is_file())
+    for path in (layer, block, tmp_path / "heads.csv"):
+        path.unlink()
+        os.mkfifo(path)
+    assert layers.get(0) is None and blocks.get("0-3") is None and not OutputFolder(tmp_path).is_finished()
+    (tmp_path / HIDDEN / "manifest.json").unlink()
+    os.mkfifo(tmp_path / HIDDEN / "manifest.json")
+    assert not OutputFolder(tmp_path).is_finished()
 
 
 def test_a_read_that_fails_is_one_line(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from benchmarks import whole
 from benchmarks.results import Bench, Measured
@@ -22,6 +23,7 @@ def test_a_made_up_file_has_the_header_of_its_sparse_one_and_the_same_bytes_howe
     assert len(np.unique(rows, axis=0)) == 256
 
 
+@pytest.mark.check
 def test_a_streamed_model_is_audited() -> None:
     streamed = whole.Whole("two layers", SIZES, "audit", served=True)
     row = whole.measure(streamed)

@@ -1,7 +1,11 @@
 """Where the tensors are that have no role."""
 
+import pytest
+
 from tests.census.unnamed import Named, named, places
 from tests.support.tiny_models import fixture
+
+pytestmark = pytest.mark.check  # adopting imports PyTorch
 
 
 def test_tensors_without_a_role_are_within_layers_or_elsewhere() -> None:

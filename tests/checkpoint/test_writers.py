@@ -18,24 +18,28 @@ import weightscope as ws
 from tests.fuzz.checkpoints import repaired
 from tests.fuzz.mutate import mutated_value
 from tests.support.rounding import rounded
+from tests.support.slow import mostly_checked
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.core.errors import CheckpointError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 WRITERS = ("compressed_tensors", "gpt_oss", "llmcompressor", "modelopt")
 FOLDERS = sorted(path.parent for writer in WRITERS for path in (FIXTURES / writer).glob("*/expected.npz"))
-NAMES = [f"{path.parent.name}/{path.name}" for path in FOLDERS]
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
+def name(folder: Path) -> str:
+    return f"{folder.parent.name}/{folder.name}"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name)
 def test_weights_are_to_the_bit_what_their_writer_reads_back(folder: Path) -> None:
     checkpoint, expected = open_checkpoint(folder), np.load(folder / "expected.npz")
     (dtype,) = json.loads((folder / "written_by.json").read_text())["dtypes"]
     assert expected.files
-    for name in expected.files:
-        read = checkpoint[name].read()
-        assert read.shape == expected[name].shape == checkpoint[name].shape
-        np.testing.assert_array_equal(rounded(read, dtype), expected[name], err_msg=name)
+    for key in expected.files:
+        read = checkpoint[key].read()
+        assert read.shape == expected[key].shape == checkpoint[key].shape
+        np.testing.assert_array_equal(rounded(read, dtype), expected[key], err_msg=key)
 
 
 def test_documented_counts_are_those_of_the_fixtures() -> None:
@@ -55,7 +59,7 @@ def test_documented_counts_are_those_of_the_fixtures() -> None:
 MODELS = [folder for folder in FOLDERS if "model_type" in json.loads((folder / "config.json").read_text())]
 
 
-@pytest.mark.parametrize("folder", MODELS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+@pytest.mark.parametrize("folder", mostly_checked(MODELS, fast=MODELS[::8]), ids=name)
 def test_every_tensor_has_a_role_and_the_model_is_audited(folder: Path) -> None:
     model = ws.open_model(folder)
     unnamed = [tensor.name for tensor in model.tensors if tensor.role == tensor.name]
@@ -67,7 +71,7 @@ def test_every_tensor_has_a_role_and_the_model_is_audited(folder: Path) -> None:
     assert len(ws.audit(model).heads) == config.n_layers * config.n_heads
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
+@pytest.mark.parametrize("folder", mostly_checked(FOLDERS, fast=FOLDERS[::8]), ids=name)
 def test_mutants_are_read_or_refused(folder: Path, tmp_path: Path, mutants: int = 15) -> None:
     """Other dtypes, shapes and missing parts, in legal files, under settings with other values."""
     rng, content = random.Random(folder.name), (folder / "model.safetensors").read_bytes()

@@ -1,7 +1,6 @@
 """The command line as a user meets it: files as promised, one clear line for bad input, nothing half written."""
 
 import csv
-import json
 import subprocess
 import sys
 from importlib import import_module
@@ -9,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 import weightscope as ws
 from tests.support import tasks
+from tests.support.commands import run_undrawn as run
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from weightscope.cli import main
-from weightscope.core.files import REPORT, OutputFolder, check_writable
+from weightscope.core.files import REPORT, OutputFolder
 from weightscope.heads.audit import batch
 
 TEXT = "the cat sat on the mat. the dog sat on the cat, and the mat was flat. a hat on a cat is that.\n" * 40
@@ -34,10 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = run("bigrams", folder / "corpus.txt", "--tokenizer", folder, "--out", folder / "counts.npz")
     assert result.exit_code == 0 and ": 1 document, " in result.output, result.output
     return folder
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -199,23 +195,6 @@ def test_bigrams_are_not_counted_for_a_checkpoint_without_tokens(tmp_path: Path)
     assert "vit has no token embedding" in message and "--counts" not in message
 
 
-def test_an_unknown_model_type_names_adopt(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, gpt2_weights(), model_type="gpt2-but-new")
-    message = refused("inspect", folder)
-    assert "unknown model_type 'gpt2-but-new'" in message and "`weightscope adopt SOURCE`" in message
-    assert run("inspect", folder, "--family", "gpt2").exit_code == 0
-
-
-def test_importing_weightscope_loads_nothing_heavy() -> None:
-    script = (
-        "import sys, json, weightscope, weightscope.cli;"
-        "print(json.dumps([m for m in ('torch', 'transformers', 'matplotlib', 'cupy', 'numba', 'tokenizers',"
-        "'pyarrow', 'sklearn', 'huggingface_hub', 'scipy', 'joblib', 'distributed') if m in sys.modules]))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == []
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -234,13 +213,6 @@ def test_unwritable_output_is_refused_before_computing(command: list[str], tmp_p
     result = run(*command)
     assert result.exit_code == 2
     assert result.stderr == "weightscope: nothing can be written to file/out (Not a directory)\n"
-
-
-def test_checking_that_a_folder_is_writable_leaves_nothing(tmp_path: Path) -> None:
-    check_writable(tmp_path / "a" / "b")
-    assert not list(tmp_path.iterdir())
-    check_writable(tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_revision_of_a_local_path_is_refused(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """What the command line tells a person before it runs: help, examples, completion, near names; what --quiet leaves."""
 
-import os
 import re
 import shlex
 import shutil
@@ -157,6 +156,8 @@ def test_help_loads_no_module_that_only_work_needs(arguments: list[str]) -> None
     loaded = set(done.stdout.rpartition("LOADED")[2].split())
     assert "click" in loaded and not loaded & {
         "numpy", "tqdm", "tempfile", "secrets", "random", "hashlib", "difflib", "subprocess", "importlib.metadata",
+        "rich", "scipy", "matplotlib", "jinja2", "joblib", "torch", "transformers", "cupy", "numba", "tokenizers",
+        "pyarrow", "sklearn", "huggingface_hub", "distributed", "pandas",
     }  # fmt: skip
 
 
@@ -201,15 +202,6 @@ def test_words_are_folded_at_any_width(capsys: pytest.CaptureFixture[str], monke
     main(["families"], standalone_mode=False)
     *lines, last = click.unstyle(capsys.readouterr().out).splitlines()
     assert any("─" in line for line in lines) and max(map(len, lines)) <= 80 and last.startswith("Checked ")
-
-
-def test_help_loads_nothing_heavy() -> None:
-    code = "import sys, weightscope.cli as c; c.main(['--help'], standalone_mode=False); print(sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
-    loaded = done.stdout.rpartition("\n[")[2]
-    assert not any(
-        f"'{name}'" in loaded for name in ("rich", "numpy", "scipy", "matplotlib", "jinja2", "joblib", "torch")
-    )
 
 
 def test_the_tensors_of_a_layer_are_ruled_on_a_terminal_and_lines_in_a_pipe(

@@ -14,6 +14,7 @@ import weightscope as ws
 import weightscope.report.pages
 from tests.support.commands import Weights, run, with_tokenizer
 from tests.support.figures import undrawn
+from tests.support.slow import mostly_checked
 from weightscope.cli import main
 from weightscope.pairs.claims.claim import statement
 
@@ -136,9 +137,10 @@ def test_what_commands_print_and_write_fits_its_schema(printed: dict[str, Any]) 
     assert printed["audits"][1]["error"] and printed["verify"]["differences"]
 
 
-@pytest.mark.parametrize(
-    "shape", ["atlas", "audit", "compare", "lineage", "same", "learned", "verify", "claim", "inspect"]
-)
+SHAPES = ["atlas", "audit", "compare", "lineage", "same", "learned", "verify", "claim", "inspect"]
+
+
+@pytest.mark.parametrize("shape", mostly_checked(SHAPES, fast=["audit", "same", "claim"]))
 def test_a_key_more_or_less_or_of_another_type_is_refused(shape: str, printed: dict[str, Any]) -> None:
     value, checks = printed[shape], validator(shape)
     optional = set() if shape in ("atlas", "same", "learned", "verify", "claim", "inspect") else {"tensors"}

@@ -16,21 +16,26 @@ def names_of(node: ast.AST) -> list[str]:
 
 
 @cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports_of(path: Path) -> set[str]:
     """Dotted names of all that a module imports, wherever in it."""
-    return {name for node in ast.walk(ast.parse(path.read_text())) for name in names_of(node)}
+    return {name for node in ast.walk(_parsed(path)) for name in names_of(node)}
 
 
 @cache
 def imports_when_loaded(path: Path) -> set[str]:
     """Dotted names of what is imported as soon as the module is: not in a function, a `try` or an `if`."""
-    return {name for node in ast.parse(path.read_text()).body for name in names_of(node)}
+    return {name for node in _parsed(path).body for name in names_of(node)}
 
 
 def modules_imported(path: Path) -> set[str]:
     """Dotted names of the modules that a module imports: `from a import b` is a.b where that is a module, else a."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.ImportFrom):
             names |= {name if _is_module(name) else str(node.module) for name in names_of(node)[1:]}
         else:

@@ -79,10 +79,11 @@ def perturbed_products(rooms: tuple[str, ...], salt: int) -> Iterator[None]:
         size = einsum(how, *map(np.abs, of), **options)
         return _moved(result, size, length, salt, *of)
 
+    within = tuple(f"weightscope.{room}" for room in rooms)
     modules = [module for name, module in sys.modules.items() if name.startswith("weightscope.")]
     for module in modules:
         source = Path(module.__file__ or "").read_text()
-        if module.__name__.split(".")[1] not in rooms or " @ " not in source:
+        if not module.__name__.startswith(within) or " @ " not in source:
             continue
         tree = ast.fix_missing_locations(_Products().visit(ast.parse(source)))
         code_of = {each.co_qualname: each for each in _codes(compile(tree, module.__file__ or "", "exec"))}

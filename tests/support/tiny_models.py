@@ -6,11 +6,11 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
-import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.cases import CASES, Case, case_of
+from tests.support.slow import mostly_checked
 
 FIXTURES = Path(__file__).parents[1] / "model" / "rows" / "fixtures"
 
@@ -60,7 +60,7 @@ MECHANISMS = {
 }  # fmt: skip
 assert set(NAMES) >= MECHANISMS
 # For tests too slow to run on every fixture in `make test`: those above there, the rest in `make check`.
-EACH_MECHANISM = [name if name in MECHANISMS else pytest.param(name, marks=pytest.mark.check) for name in NAMES]
+EACH_MECHANISM = mostly_checked(NAMES, fast=MECHANISMS)
 
 
 def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:

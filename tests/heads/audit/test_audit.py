@@ -108,6 +108,7 @@ def test_an_audit_shows_itself(checkpoint: Path) -> None:
     assert "not requested" in audit.lead and audit.lead in str(audit)
     assert "<mi>σ</mi>" in audit._repr_html_() and "<table" in audit._repr_html_()
     assert len({audit, audit}) == 1 and audit == audit
+    assert len(audit.plot().axes) == 12  # six maps, each with its scale
     for finding in audit.findings:
         assert finding.text in repr(audit.findings) or len(audit.findings) > SHOWN
 
@@ -138,15 +139,6 @@ def test_an_audit_needs_no_folder_and_says_nothing_unasked(
 def test_a_wrong_argument_is_named(wrong: dict[str, Any], said: str, checkpoint: Path) -> None:
     with pytest.raises(ws.CheckpointError, match=said):
         ws.audit(ws.open_model(checkpoint), **wrong)
-
-
-def test_drawing_leaves_the_callers_matplotlib_alone(checkpoint: Path) -> None:
-    import matplotlib as mpl
-
-    before, backend = dict(mpl.rcParams), mpl.get_backend()
-    figure = ws.audit(ws.open_model(checkpoint), directions=0).plot()
-    assert len(figure.axes) == 12  # six maps, each with its scale
-    assert dict(mpl.rcParams) == before and mpl.get_backend() == backend
 
 
 def test_a_spike_is_told_with_the_tokens_along_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import weightscope as ws
 from tests.support.audit import audit_of, names_in
 from tests.support.plants.faults import initialised_anew
-from tests.support.tiny_models import MECHANISMS, NAMES, fixture
+from tests.support.tiny_models import EACH_MECHANISM, MECHANISMS, fixture
 from weightscope.core.files import REPORT
 from weightscope.heads.audit.audit import FIGURES, AuditOptions, measured_layer
 from weightscope.heads.audit.factor_findings import factor_findings
@@ -35,7 +35,7 @@ def audited(name: str, out: Path) -> ws.Model:
     return model.model
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH_MECHANISM)
 def test_an_audit_ends_well_and_its_files_are_whole(name: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     model = audited(name, out)

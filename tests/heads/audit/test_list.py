@@ -15,7 +15,6 @@ from weightscope.cli import main
 from weightscope.core.files import HIDDEN, OutputFolder
 from weightscope.heads.audit import batch
 from weightscope.heads.audit.directions import directions_of
-from weightscope.model.sources import read_list
 
 
 def run(*arguments: object) -> Result:
@@ -148,11 +147,6 @@ def test_names_that_a_spreadsheet_would_take_for_formulas_are_kept_like_others(
     monkeypatch.setattr(batch, "measure_task", None)  # not called
     assert run("audit", "list.txt", "--out", "out", "--resume").exit_code == 0
     assert [row["status"] for row in table(tmp_path / "out")] == ["ok"] * 3
-
-
-def test_a_list_may_begin_with_the_mark_that_some_editors_write(tmp_path: Path) -> None:
-    (tmp_path / "list.txt").write_bytes(b"\xef\xbb\xbf# steps\r\nowner/model\r\n")
-    assert read_list(tmp_path / "list.txt") == ["owner/model"]
 
 
 def test_a_list_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:

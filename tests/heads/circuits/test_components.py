@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.commands import run
+from tests.support.commands import run_undrawn
 from tests.support.weights import shared
 from weightscope.heads.circuits.circuits import _channel, channel_tokens, components, read_by
 from weightscope.model.layers.factored import Factored
@@ -60,7 +60,7 @@ def test_a_zero_head_has_no_component(embedded: ws.Model) -> None:
 
 
 def test_the_command_writes_the_components_that_a_head_reads(tmp_path: Path) -> None:
-    result = run("circuits", "embedded", "--out", tmp_path, "--top", "2", "--reader", "1.3")
+    result = run_undrawn("circuits", "embedded", "--out", tmp_path, "--top", "2", "--reader", "1.3")
     assert result.exit_code == 0, result.output
     lines = (tmp_path / "components.csv").read_text().splitlines()
     assert lines[0] == "kind,from_layer,from_head,component,component_cs,usual_cs,share,cs"

@@ -1,6 +1,5 @@
 """`ws.bigram_auroc`: a model and counts in, Table 2 out, in every form that a user may want."""
 
-import csv
 import json
 import re
 import shutil
@@ -16,11 +15,11 @@ from sklearn.metrics import roc_auc_score
 import weightscope as ws
 from analyses.recipes import detok_tables
 from tests.support.bigram_counts import embedded_counts
+from tests.support.slow import mostly_checked
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from tests.support.weights import shared
 from weightscope.core.embedded import FOLDER
-from weightscope.core.files import REPORT
 from weightscope.heads.detok.first_layer import FirstLayer
 from weightscope.heads.detok.heads import BigramAuroc, roc_curves
 from weightscope.model.metrics.auroc import weighted_auroc
@@ -149,7 +148,7 @@ def test_a_model_without_counts_and_tokenizer_says_how_to_make_them(tiny_gpt2: P
         ws.bigram_auroc(ws.open_model(tiny_gpt2))
 
 
-@pytest.mark.parametrize("copied", [False, True], ids=["embedded", "a copy"])
+@pytest.mark.parametrize("copied", mostly_checked([False, True], fast=[True]))
 def test_without_counts_the_works_that_come_along_are_counted_and_named(tmp_path: Path, copied: bool) -> None:
     """The embedded checkpoint's files in another folder are a checkpoint like any other, with a tokenizer."""
     if copied:
@@ -182,16 +181,6 @@ def test_a_result_is_short_in_words_and_a_table_in_a_notebook(embedded_auroc: Bi
     assert "<table" in embedded_auroc._repr_html_()
     assert embedded_auroc.ranked["head"][0] == 6
     assert embedded_auroc.heads["head"].tolist() == list(range(8))
-
-
-def test_a_result_writes_what_the_command_writes(embedded_auroc: BigramAuroc, tmp_path: Path) -> None:
-    embedded_auroc.write(tmp_path)
-    names = {path.name for path in tmp_path.iterdir()} - {".weightscope"}
-    assert names == {"heads.csv", "tokens.npz", *REPORT, "auroc.png", "auroc.svg", "auroc.figure.csv"}
-    with (tmp_path / "heads.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["head"] for row in rows] == [str(head) for head in range(8)]
-    assert "Table 2" in (tmp_path / "report.html").read_text()
 
 
 def test_a_result_plots_a_figure(embedded_auroc: BigramAuroc) -> None:

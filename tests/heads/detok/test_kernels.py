@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.bigram_counts import embedded_counts
-from tests.support.commands import run
+from tests.support.commands import run, run_undrawn
 from tests.support.small_llama import write_small_llama
 from tests.support.tiny_models import FIXTURES, fixture
 from tests.support.weights import package
@@ -125,7 +125,7 @@ def test_the_command_writes_curves_trends_and_figures(tmp_path: Path) -> None:
 
 def test_later_layers_see_tokens_that_passed_through_the_model(tmp_path: Path) -> None:
     source = write_small_llama(tmp_path / "llama", layers=2)
-    result = run("positions", source, "--out", tmp_path / "out")
+    result = run_undrawn("positions", source, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "96 random tokens" in (tmp_path / "out" / "report.html").read_text()
     model = ws.open_model(source)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weightscope as ws
-from tests.support.commands import run
+from tests.support.commands import run, run_undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from tests.support.weights import shared
@@ -119,25 +119,25 @@ def half_trained(folder: Path, trained: int) -> Path:
 
 def test_an_untrained_query_position_is_warned_of_on_stderr_and_on_the_page(tmp_path: Path) -> None:
     source, out = half_trained(tmp_path / "model", 15), tmp_path / "out"
-    result = run("positions", source, "--out", out, "--query", "30")
+    result = run_undrawn("positions", source, "--out", out, "--query", "30")
     assert result.exit_code == 0, result.output
     warning = "Query position 30 was hardly ever trained"
     assert f"weightscope: {warning}" in result.stderr and "the last trained position is 14" in result.stderr
     assert "25 positions hardly ever trained (15-39)" in result.stderr
     assert warning in (out / "report.html").read_text()
     assert np.load(out / "positions.npz")["undertrained"].tolist() == [*range(15, 40)]
-    result = run("positions", source, "--out", out, "--query", "14")
+    result = run_undrawn("positions", source, "--out", out, "--query", "14")
     assert result.exit_code == 0 and "Query position" not in result.stderr + (out / "report.html").read_text()
 
 
 def test_too_few_trained_positions_for_a_trend_are_an_error_in_a_line(tmp_path: Path) -> None:
     source = half_trained(tmp_path / "model", 10)
-    result = run("positions", source, "--out", tmp_path / "out", "--query", "7")
+    result = run_undrawn("positions", source, "--out", tmp_path / "out", "--query", "7")
     assert result.exit_code == 0, result.output
     weights = gpt2_weights(d=64, n_positions=40)
     weights["wpe.weight"][[1, 2, 3, 4]] *= 1e-3
     source = write_checkpoint(tmp_path / "early", weights)
-    result = run("positions", source, "--out", tmp_path / "out", "--query", "7")
+    result = run_undrawn("positions", source, "--out", tmp_path / "out", "--query", "7")
     assert result.exit_code == 2
     assert "only 4 of the positions up to 7 look trained, and a trend needs 8; untrained are 1-4" in result.stderr
 
@@ -159,7 +159,7 @@ def test_a_model_without_position_embeddings_is_told_what_to_use_instead(name: s
 
 def test_the_command_prints_its_result_as_a_sentence(tmp_path: Path) -> None:
     """The head named gives the nearest tenth of the positions the most attention."""
-    lead = run("positions", "embedded", "--out", tmp_path).stdout.splitlines()[0]
+    lead = run_undrawn("positions", "embedded", "--out", tmp_path).stdout.splitlines()[0]
     near = position_terms(FirstLayer(ws.open_model("embedded"))).heads["near_mass"]
     assert f"head {near.argmax()} gives {near.max():.0%} of its attention to the nearest tenth" in lead
 
@@ -231,7 +231,9 @@ def without_tokens(folder: Path, n_positions: int = 40) -> Path:
 def test_a_spread_divides_each_part_by_its_own_sigma(tmp_path: Path) -> None:
     """Eq. 14 with sigma_j^2 = s^2 + Var p_j: T^p by sigma_j, T^pp by sigma_i sigma_j. The file keeps the numerators."""
     source = without_tokens(tmp_path / "model")
-    result = run("positions", source, "--out", tmp_path / "out", "--unscaled", "--spread", "0.3", "--query", "30")
+    result = run_undrawn(
+        "positions", source, "--out", tmp_path / "out", "--unscaled", "--spread", "0.3", "--query", "30"
+    )
     assert result.exit_code == 0, result.output
     model = ws.open_model(source)
     wpe, heads = model.positions.astype(float), model.layer(0).heads

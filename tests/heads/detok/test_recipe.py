@@ -1,6 +1,5 @@
 """The recipe of `make gpt2-detok`: from a Hub, from a folder, and without any Hub at all."""
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ from click.testing import CliRunner
 
 from analyses.recipes.gpt2_detok import main
 from tests.support.hub_server import Hub, without_hub
+from tests.support.parquet import shard
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.core.files import REPORT, OutputFolder
 from weightscope.model.text.bigrams import count_bigrams
@@ -33,22 +33,12 @@ def repository(tmp_path: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def shard(number: int) -> bytes:
-    """A Parquet file of documents, as OpenWebText's shards are, each of its own."""
-    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet comes with the extra `bigrams`")
-    import pyarrow
-
-    file = io.BytesIO()
-    parquet.write_table(pyarrow.table({"text": [*TEXT, f"cat {number}"]}), file)
-    return file.getvalue()
-
-
 def test_gpt2_and_openwebtext_come_from_the_hub(
     hub: Hub, repository: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     hub.repositories["gpt2"] = repository
-    shards = {f"plain_text/train-{i:05d}-of-00080.parquet": shard(i) for i in range(3)}
+    shards = {f"plain_text/train-{i:05d}-of-00080.parquet": shard([*TEXT, f"cat {i}"]) for i in range(3)}
     hub.repositories[f"datasets/{OPENWEBTEXT}"] = {"README.md": b"", **shards}
     result = CliRunner().invoke(main, ["--out", "out"], catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -5,7 +5,6 @@ so numbers that read tokens mean nothing here.
 """
 
 import csv
-import io
 import json
 import re
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.numpy import load_file, save
 from analyses.recipes import detok_tables
 from analyses.recipes.gpt2_detok import main
 from tests.support.hub_server import Hub
+from tests.support.parquet import shard
 from weightscope.heads.detok import page as detok_page
 from weightscope.model.text.sequences import OPENWEBTEXT
 
@@ -51,15 +51,6 @@ def gpt2() -> dict[str, bytes]:
         "tokenizer_config.json": json.dumps({"model_max_length": POSITIONS}).encode(),
         **{name: (TOKENIZER / name).read_bytes() for name in ("vocab.json", "merges.txt")},
     }
-
-
-def shard(texts: list[str]) -> bytes:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet comes with the extra `bigrams`")
-    import pyarrow
-
-    file = io.BytesIO()
-    parquet.write_table(pyarrow.table({"text": texts}), file)
-    return file.getvalue()
 
 
 def test_the_first_run_with_a_network_ends_with_the_papers_tables_in_one_page(

@@ -7,7 +7,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.bigram_counts import embedded_counts
-from tests.support.commands import run
+from tests.support.commands import run, run_undrawn
 from tests.support.tiny_models import fixture
 from weightscope.heads.detok import heads
 from weightscope.heads.detok.first_layer import FirstLayer
@@ -58,7 +58,7 @@ def test_queries_of_chosen_tokens_are_rows_of_all_where_a_norm_is_in_between() -
 
 
 def test_the_command_takes_a_sample_and_refuses_one_that_is_too_small(tmp_path: Path) -> None:
-    result = run("detok", "embedded", "--sample", "150", "--out", tmp_path / "out")
+    result = run_undrawn("detok", "embedded", "--sample", "150", "--out", tmp_path / "out")
     assert result.exit_code == 0 and "95 % from" in result.output
     assert "150 of 8,000 tokens were drawn" in (tmp_path / "out" / "report.html").read_text()
     result = run("detok", "embedded", "--sample", "9", "--out", tmp_path / "none")

@@ -7,6 +7,7 @@ import pytest
 from matplotlib.text import Annotation
 
 from tests.support.legible import faults
+from tests.support.slow import mostly_checked
 from weightscope.heads.outliers.figures import MOST_DRAWN, all_layers_figure, contributions_figure, values_figure
 from weightscope.heads.outliers.measure import Contributions, StreamMeans
 
@@ -27,7 +28,7 @@ def test_numbers_of_neighbouring_dimensions_do_not_touch(draw):
             assert not first.get_window_extent().overlaps(second.get_window_extent())
 
 
-@pytest.mark.parametrize("n", [1, 4, 10, MOST_DRAWN + 1])
+@pytest.mark.parametrize("n", mostly_checked([1, 4, 10, MOST_DRAWN + 1], fast=[MOST_DRAWN + 1]))
 def test_every_outlier_dimension_is_drawn_by_kind(n):
     hidden = np.random.default_rng(0).normal(size=(7, 64, 3))
     stream = StreamMeans(("[CLS]", "[SEP]", "other"), np.array([2, 2, 9]), np.arange(6), hidden, np.ones((6, 4, 3)))

@@ -1,11 +1,11 @@
-"""Lemmas 2 to 4: numbers of plain loops in float64, bounds that hold of any head, and heads that attain them."""
+"""Lemmas 2 to 4: bounds that hold of any head, and heads that attain them; test_mechanisms.py has plain loops."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.a_head import a_head, softmax
+from tests.support.a_head import a_head
 from weightscope.heads.sinks import strength as sinks
 
 ROUNDING = 1e-9
@@ -57,30 +57,6 @@ def test_lemma_3_holds_where_rows_do_not_sum_to_one(head: A_HEAD, held: float, s
         fit = sinks.rank_one(attention, updates, np.array(s))
         assert never_above(fit.distance, fit.bound, float(np.abs(updates).max()))
         assert never_above(fit.residual, fit.residual_bound, float(np.abs(updates).max()))
-
-
-def test_lemma_3_by_plain_loops() -> None:
-    rng = np.random.default_rng(0)
-    attention, updates = softmax(rng.normal(size=(3, 7, 5))), rng.normal(size=(3, 5, 4))
-    sink = np.array([4, 0, 2])
-    fit = sinks.rank_one(attention, updates, sink)
-    for head, s in enumerate(sink):
-        a, u = attention[head], updates[head]
-        written = [sum(a[i, j] * u[j] for j in range(5)) for i in range(7)]
-        epsilon = 1 - min(a[:, s])
-        assert epsilon == pytest.approx(sinks.least_epsilon(a, s))
-        assert sinks.spill(a, np.array(s)) == pytest.approx(epsilon)
-        away = np.sqrt(sum(np.linalg.norm(written[i] - u[s]) ** 2 for i in range(7)))
-        rest = np.sqrt(sum(np.linalg.norm(written[i] - a[i, s] * u[s]) ** 2 for i in range(7)))
-        assert fit.distance[head] == pytest.approx(away)
-        assert fit.bound[head] == pytest.approx(
-            np.sqrt(7) * epsilon * max(np.linalg.norm(u[j] - u[s]) for j in range(5))
-        )
-        assert fit.residual[head] == pytest.approx(rest)
-        other_lengths = [np.linalg.norm(u[j]) for j in range(5) if j != s]
-        assert fit.residual_bound[head] == pytest.approx(np.sqrt(7) * epsilon * max(other_lengths))
-        assert fit.leading[head] == pytest.approx(np.linalg.svd(np.outer(a[:, s], u[s]), compute_uv=False)[0])
-        assert fit.leading_bound[head] == pytest.approx((1 - epsilon) * np.sqrt(7) * np.linalg.norm(u[s]))
 
 
 def test_lemma_3_is_attained_with_one_far_token() -> None:
@@ -172,18 +148,6 @@ def test_a_gate_of_one_singular_direction_has_its_sink_along_it() -> None:
     sink_cosine, other_cosine = sinks.alignment(tokens, direction, np.array([3]))
     assert sink_cosine == pytest.approx(1) and other_cosine == pytest.approx(0)
     assert tokens @ matrix @ tokens[3] == pytest.approx(6 * 4 * (tokens @ u))
-
-
-def test_alignment_by_plain_loops_for_heads_with_different_sinks() -> None:
-    rng = np.random.default_rng(5)
-    tokens, directions = rng.normal(size=(2, 5, 6)), np.linalg.qr(rng.normal(size=(6, 3)))[0].T
-    sink = np.array([[0, 4, 2], [1, 1, 3]])
-    sink_cosine, other_cosine = sinks.alignment(tokens, directions, sink)
-    for text, head in np.ndindex(2, 3):
-        cosines = [abs(x @ directions[head]) / np.linalg.norm(x) for x in tokens[text]]
-        s = sink[text, head]
-        assert sink_cosine[text, head] == pytest.approx(cosines[s])
-        assert other_cosine[text, head] == pytest.approx(np.mean([c for j, c in enumerate(cosines) if j != s]))
 
 
 def test_a_sink_is_compared_with_the_keys_that_queries_see() -> None:

@@ -237,8 +237,8 @@ class TestFullVocabulary:
 
     def test_scikit_learn_agrees(self, way):
         rng = np.random.default_rng(3)
-        left, right = factors(rng, 400, 16, "distinct")
-        counts = random_counts(rng, (400, 400), 0.05, most=1000)
+        left, right = factors(rng, 150, 16, "distinct")
+        counts = random_counts(rng, (150, 150), 0.05, most=1000)
         auroc = auroc_by_token(left, right, as_csr(counts), **way)
         expected = [
             roc_auc_score(weights > 0, row, sample_weight=np.maximum(weights, 1))

@@ -33,6 +33,8 @@ from weightscope.model.rows.table import FAMILIES
 torch = pytest.importorskip("torch", reason="rotary modules are made by torch, which is not installed")
 transformers = pytest.importorskip("transformers", reason="configs are read by transformers, which is not installed")
 
+pytestmark = pytest.mark.check
+
 FAR = 100_000  # positions, beyond what any config was trained on
 LAYERS = 8  # looked at, among which every class's own layer types are
 READ = {"head_dim", "attention_head_size"}  # by code, where they are there, though the class has them not
@@ -216,7 +218,6 @@ def counted(every: int) -> tuple[Counter[str], list[str]]:
     return tally, wrong
 
 
-@pytest.mark.check
 def test_a_sample_of_all_dialects_in_every_family_reads_as_transformers_does_or_is_refused() -> None:
     """One variant in eight of every type, another eighth for each."""
     tally, wrong = counted(8)
@@ -242,7 +243,6 @@ EAGER = {  # variants whose models are run: what each adds to a config, by model
 }  # fmt: skip
 
 
-@pytest.mark.check
 @pytest.mark.parametrize("kind", EAGER)
 def test_the_eager_model_of_a_mixed_config_is_read_exactly(kind: str, tmp_path: Path) -> None:
     from tests.census.judge import judge, readings

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.tiny_models import NAMES, centred, fixture, softmax
+from tests.support.tiny_models import EACH_MECHANISM, NAMES, centred, fixture, softmax
 from weightscope.model.layers.layer import Layer
 from weightscope.model.layers.rotation import GridRotation
 
@@ -45,7 +45,7 @@ def test_values_add_up_to_the_eager_models_output(name: str) -> None:
             assert any("gather" in caveat for caveat in layer.caveats)
 
 
-@each_fixture
+@pytest.mark.parametrize("name", EACH_MECHANISM)
 def test_heads_are_the_layer_as_matrices(name: str) -> None:
     """Every pair's score is scale times qk_at(delta) with its biases and the scalars named; every value is vo's."""
     tiny = fixture(name)

@@ -114,27 +114,20 @@ def write_gguf(
     return path
 
 
-@pytest.mark.parametrize(
-    ("architecture", "biases"), [("llama", False), ("llama", True), ("qwen2", True), ("qwen3", False)]
-)
-def test_gguf_weights_equal_the_originals(architecture: str, biases: bool, tmp_path: Path) -> None:
-    weights = hugging_face_weights(biases)
-    checkpoint = opened(write_gguf(tmp_path / "model.gguf", weights, architecture))
+def test_parts_of_gguf_weights_equal_the_originals(tmp_path: Path) -> None:
+    weights = hugging_face_weights(biases=True)
+    checkpoint = opened(write_gguf(tmp_path / "model.gguf", weights))
     assert set(checkpoint) == set(weights)
     for name, w in weights.items():
-        np.testing.assert_array_equal(checkpoint[name].read(), w)
         np.testing.assert_array_equal(checkpoint[name].rows(3, 9), w[3:9])
         np.testing.assert_array_equal(np.concatenate([block for _, block in checkpoint[name].blocks(7)]), w)
     assert checkpoint.nbytes == sum(w.nbytes for w in weights.values())
 
 
 @pytest.mark.parametrize(("architecture", "biases"), [("llama", True), ("qwen3", False)])
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-def test_gguf_tensors_have_the_roles_of_their_originals(
-    architecture: str, biases: bool, kind: str, tmp_path: Path
-) -> None:  # fmt: skip
+def test_packed_gguf_tensors_have_the_roles_of_their_originals(architecture: str, biases: bool, tmp_path: Path) -> None:
     weights = hugging_face_weights(biases)
-    converted = ws.open_model(write_gguf(tmp_path / "model.gguf", weights, architecture, kind=kind))
+    converted = ws.open_model(write_gguf(tmp_path / "model.gguf", weights, architecture, kind="Q8_0"))
     (tmp_path / "original").mkdir()
     save_file(weights, tmp_path / "original" / "model.safetensors")
     (tmp_path / "original" / "config.json").write_text(json.dumps({**converted.checkpoint.config}))
@@ -143,13 +136,10 @@ def test_gguf_tensors_have_the_roles_of_their_originals(
     for label in original.tensors.labels:
         ours, theirs = (model.tensors[label] for model in (converted, original))
         assert (ours.role, ours.layer, ours.shape) == (theirs.role, theirs.layer, theirs.shape)
-        error = 0 if kind == "F32" else np.abs(theirs.array()).max() / 100
-        np.testing.assert_allclose(ours.array(), theirs.array(), atol=error, rtol=0)
+        np.testing.assert_allclose(ours.array(), theirs.array(), atol=np.abs(theirs.array()).max() / 100, rtol=0)
     assert original.tensors["layer 0 q"].stored == "rotary halves"
-    words = ["packed Q8_0 (GGUF)"] * (kind != "F32") + [
-        "rotary neighbours" if architecture == "llama" else "rotary halves"
-    ]
-    assert converted.tensors["layer 0 q"].stored == ", ".join(words)
+    pairs = "neighbours" if architecture == "llama" else "halves"
+    assert converted.tensors["layer 0 q"].stored == f"packed Q8_0 (GGUF), rotary {pairs}"
 
 
 MLX = Path(__file__).parents[2] / "fixtures" / "mlx" / "mixed"  # a Llama of these sizes
@@ -294,19 +284,6 @@ def test_factors_that_are_not_llama_3s_are_taken_as_they_are(tmp_path: Path) -> 
     assert scaling["rope_type"] == "longrope" and scaling["attention_factor"] == 1
     np.testing.assert_array_equal(np.float32(scaling["short_factor"]), factors)
     assert scaling["long_factor"] == scaling["short_factor"]
-
-
-@pytest.mark.check
-def test_transformers_loads_the_same_weights(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    path = write_gguf(tmp_path / "model.gguf", hugging_face_weights(), kind="Q8_0")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
-    checkpoint = opened(path)
-    theirs = {name: w for name, w in model.state_dict().items() if name != "lm_head.weight"}
-    assert set(theirs) == set(checkpoint)
-    for name, w in theirs.items():
-        np.testing.assert_array_equal(checkpoint[name].read(), w.numpy())
 
 
 def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:

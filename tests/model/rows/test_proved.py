@@ -65,7 +65,7 @@ VERDICTS = {
     ("whole", "qwen2", "llama", ""),  # another part than by default, exact on its own
     ("whole", "qwen2", "mystery", "the qwen2 stack of model_type 'whole'"),
     ("older", "qwen2", "mystery", ""),  # a census that names no rows
-    ("nobody's", "llama", "llama", "model_type 'nobody's'"),
+    ("unlisted", "llama", "llama", "model_type 'unlisted'"),
 ])  # fmt: skip
 def test_census_decides_whether_a_row_is_proved(
     kind: str, row: str, part: str, missing: str, monkeypatch: pytest.MonkeyPatch

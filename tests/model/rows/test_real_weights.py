@@ -10,11 +10,12 @@ import pytest
 import weightscope as ws
 from tests.support.tiny_models import softmax
 from tests.support.weights import package, shared
+from weightscope.core.embedded import FOLDER
 
 pytestmark = pytest.mark.check
 
 SENTENCES = (
-    "The committee published its findings on Tuesday, and nobody was surprised.",
+    "The committee published its findings on Tuesday, and few were surprised.",
     "A small boat crossed the harbour while rain fell on the empty market.",
 )
 PROSE = (
@@ -29,7 +30,7 @@ def eager(folder: Path, auto: str, modules: Sequence[str]) -> tuple[Any, list[np
     pytest.importorskip("torch", reason="the model to compare with runs on torch, which is not installed")
     transformers = pytest.importorskip("transformers", reason="there is no transformers to compare with")
     transformers.logging.disable_progress_bar()
-    model = getattr(transformers, auto).from_pretrained(folder, attn_implementation="eager").eval()
+    model = getattr(transformers, auto).from_pretrained(folder, attn_implementation="eager").float().eval()
     outputs: list[np.ndarray] = []
     for name, module in model.named_modules():
         if name.endswith(tuple(modules)) and ".mlp." not in name and "intermediate" not in name:
@@ -67,6 +68,14 @@ def test_minilm_on_sentences(sentence: str) -> None:
     rows = model.embeddings.tokens[ids] + model.embeddings.positions[: len(ids)]
     ours = softmax(model.first_layer.scores(rows), None)
     np.testing.assert_allclose(ours, result.attentions[0][0].numpy(), atol=1e-5)
+
+
+def test_embedded_gpt2() -> None:
+    torch = pytest.importorskip("torch")
+    gpt2, outputs = eager(FOLDER, "AutoModel", ["attn.c_proj"])
+    with torch.no_grad():
+        result = gpt2(torch.arange(30)[None], output_hidden_states=True, output_attentions=True)
+    assert_reproduces(ws.open_model(FOLDER), result, outputs, causal=True)
 
 
 @pytest.mark.parametrize("first", [0, 1])

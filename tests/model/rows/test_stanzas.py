@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.commands import run
-from tests.support.slow import mostly_checked
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.model.config.config import Every
 from weightscope.model.layers.steps.scores import Sinks
@@ -277,7 +276,8 @@ def test_two_files_of_rows_give_two_fingerprints(tmp_path: Path) -> None:
     assert identity(NEW) != RunIdentity.of_model(ws.open_model(folder, family="llama"))
 
 
-@pytest.mark.parametrize("option", mostly_checked(["family", "families"], fast=["families"]))
+@pytest.mark.check
+@pytest.mark.parametrize("option", ["family", "families"])
 def test_every_output_says_that_a_row_is_not_the_tables(option: str, tmp_path: Path) -> None:
     folder = renamed(tmp_path / "model")
     given = {"family": "llama", "families": str(saved(tmp_path / "row.toml"))}[option]

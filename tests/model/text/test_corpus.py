@@ -15,7 +15,7 @@ from weightscope.core.errors import CheckpointError
 from weightscope.model.text import corpus
 from weightscope.model.text.bigrams import pieces
 from weightscope.model.text.corpus import corpus_files, documents, read_documents
-from weightscope.model.text.tokenizer import GPT2, SAFE_CUTS
+from weightscope.model.text.tokenizer import GPT2, SAFE_CUTS, Tokenizer
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the 'bigrams' extra")
 parquet = pytest.importorskip("pyarrow.parquet", reason="needs the 'bigrams' extra")
@@ -208,7 +208,9 @@ def test_paths_without_text_are_refused(tmp_path):
         read(tmp_path / "pipe")
 
 
-@pytest.mark.parametrize(("name", "library"), [("a.parquet", "pyarrow"), ("a.txt.zst", "zstandard")])
+@pytest.mark.parametrize(
+    ("name", "library"), [("a.parquet", "pyarrow"), ("a.txt.zst", "zstandard"), ("tokenizer.json", "tokenizers")]
+)
 def test_a_missing_library_is_named_with_its_remedy(tmp_path, monkeypatch, name, library):
     def without(module, *arguments, importing=builtins.__import__):
         if module.split(".")[0] == library:
@@ -218,4 +220,4 @@ def test_a_missing_library_is_named_with_its_remedy(tmp_path, monkeypatch, name,
     (tmp_path / name).write_bytes(b"any")
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(CheckpointError, match=rf"{library} library: pip install {library}$"):
-        read(tmp_path)
+        Tokenizer.load(tmp_path) if library == "tokenizers" else read(tmp_path)

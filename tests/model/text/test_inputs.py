@@ -1,12 +1,12 @@
 """Which texts an analysis reads, in order: those given, the works in the package, OpenWebText on the Hub."""
 
 import bz2
-import io
 from pathlib import Path
 
 import pytest
 
 from tests.support.hub_server import Hub
+from tests.support.parquet import shard
 from weightscope.core.errors import CheckpointError
 from weightscope.model.text import sequences
 from weightscope.model.text.sequences import OPENWEBTEXT, WORKS, read_sentences, read_texts, works
@@ -41,22 +41,12 @@ def test_the_works_are_small_and_each_has_its_source() -> None:
         assert f"| {title} | {author} (" in sources
 
 
-def test_more_text_than_the_works_hold_comes_from_the_hub(hub: Hub, shard: bytes) -> None:
-    hub.repositories[f"datasets/{OPENWEBTEXT}"] = {"plain_text/train-00000-of-00080.parquet": shard}
+def test_more_text_than_the_works_hold_comes_from_the_hub(hub: Hub) -> None:
+    documents = ["of the web", "and of it too"]
+    hub.repositories[f"datasets/{OPENWEBTEXT}"] = {"plain_text/train-00000-of-00080.parquet": shard(documents)}
     read = read_texts(characters=10**9)
-    assert read.texts == ["of the web", "and of it too"]
+    assert read.texts == documents
     assert read.source == f"the first 2 documents of {OPENWEBTEXT} on the Hub"
-
-
-@pytest.fixture
-def shard() -> bytes:
-    """A Parquet file of two documents."""
-    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet comes with the extra `bigrams`")
-    import pyarrow
-
-    file = io.BytesIO()
-    parquet.write_table(pyarrow.table({"text": ["of the web", "and of it too"]}), file)
-    return file.getvalue()
 
 
 def test_included_works_are_used_if_the_hub_fails(monkeypatch: pytest.MonkeyPatch) -> None:

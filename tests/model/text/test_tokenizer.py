@@ -1,6 +1,5 @@
 """A tokenizer is found by what lies in a folder, and known by what its ids mean."""
 
-import builtins
 import json
 import shutil
 
@@ -202,18 +201,6 @@ def test_a_bad_tokenizer_is_one_clear_error(tmp_path, attack):
     with pytest.raises(CheckpointError, match=message) as error:
         Tokenizer.load(tmp_path)
     assert str(error.value).isprintable()
-
-
-def test_a_missing_library_is_named_with_its_remedy(tmp_path, monkeypatch):
-    def without(module, *arguments, importing=builtins.__import__):
-        if module == "tokenizers":
-            raise ImportError(module)
-        return importing(module, *arguments)
-
-    (tmp_path / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(CheckpointError, match=r"tokenizers library: pip install tokenizers$"):
-        Tokenizer.load(tmp_path)
 
 
 @pytest.mark.check

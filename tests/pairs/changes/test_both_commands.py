@@ -9,6 +9,7 @@ import pytest
 import weightscope as ws
 from tests.support.plants.derivations import DERIVATIONS
 from tests.support.plants.named_parts import Weights, read_weights, write_weights
+from tests.support.slow import mostly_checked
 from tests.support.small_llama import write_small_llama
 from weightscope.pairs.deeds.thresholds import UNMOVED
 
@@ -46,7 +47,7 @@ def test_both_commands_name_another_basis_within_heads(base: Path, tmp_path: Pat
     assert factors > 0.5 and maps < UNMOVED
 
 
-@pytest.mark.parametrize("deed", ["4 bits, groups of 32", "8 bits, rows", "Q8_0", "NF4"])
+@pytest.mark.parametrize("deed", mostly_checked(["4 bits, groups of 32", "8 bits, rows", "Q8_0", "NF4"], fast=["Q8_0"]))
 def test_both_commands_name_the_same_grid(deed: str, base: Path, tmp_path: Path) -> None:
     comparison, (kind,), _ = both(base, DERIVATIONS[deed].change(read_weights(base)), tmp_path / "b")
     grid = kind.removeprefix("quantised (").removesuffix(")")

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 import weightscope as ws
 from tests.support.plants.named_parts import read_weights, write_weights
+from tests.support.slow import mostly_checked
 from tests.support.small_llama import write_small_llama
 from tests.support.stacked_experts import saved, stacked_and_separate
 from weightscope.pairs.changes.all_tensors import TensorChanges, compare_tensors
@@ -67,9 +68,14 @@ def by_hand(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
     return direction, strength
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("strengths", [(s,) * LAYERS for s in (0.1, 0.5, 0.8, 1.0, 1.3, 2.0)] + [KERNEL], ids=str)
-def test_any_strength_is_found_in_every_tensor(base: Path, tmp_path: Path, strengths, dtype) -> None:
+STRENGTHS = [((s,) * LAYERS, "float32") for s in (0.1, 0.5, 0.8, 1.0, 1.3, 2.0)]
+STRENGTHS += [(strengths, dtype) for strengths in ((1.0,) * LAYERS, KERNEL) for dtype in ("bfloat16", "float16")]
+FEW = [((1.0,) * LAYERS, "float32"), ((2.0,) * LAYERS, "float32"), (KERNEL, "bfloat16")]
+
+
+@pytest.mark.parametrize("case", mostly_checked(STRENGTHS, fast=FEW), ids=str)
+def test_any_strength_is_found_in_every_tensor(base: Path, tmp_path: Path, case) -> None:
+    strengths, dtype = case
     change = cut(strengths, "embed_tokens.weight")
     suspect = edited(base, tmp_path / "cut", change, dtype)
     models = [ws.open_model(path) for path in (base, suspect)]
@@ -147,7 +153,7 @@ CHANGES: dict[str, tuple[Change, set[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", mostly_checked(["float32", "bfloat16"], fast=["bfloat16"]))
 @pytest.mark.parametrize("name", CHANGES)
 def test_no_other_change_is_called_a_removal(base: Path, tmp_path: Path, name: str, dtype: str) -> None:
     change, kinds = CHANGES[name]

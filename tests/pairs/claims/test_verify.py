@@ -15,6 +15,7 @@ from click.testing import Result
 from tests.support.commands import is_one_line, run
 from tests.support.figures import undrawn
 from tests.support.provenance import envelope_in
+from tests.support.slow import mostly_checked
 from weightscope.core.errors import CheckpointError
 from weightscope.model.model import open_model
 from weightscope.pairs.claims.claim import AS_IS
@@ -127,51 +128,34 @@ def within(*path: str | int, value: Any) -> Edit:
 
 
 ZEROS = "0" * 64
+# Each leaf of a claim is edited below; these have other shapes, or show what is said.
 LIES: dict[str, tuple[Edit, str]] = {
     "another verdict": (predicate(verdict="related"), "verdict is 'related' in the claim and 'derived' here"),
-    "another direction": (within("predicate", "direction", "first", value="suspect"), "direction.first is 'suspect'"),
-    "another base": (predicate(base="Meta-Llama-3.1-8B"), "base is 'Meta-Llama-3.1-8B' in the claim and 'base' here"),
     "a smaller p": (predicate(p_value=1e-320), "p_value is 1e-320"),
-    "a p of text": (predicate(p_value="0"), "p_value is '0'"),
     "an endless number": (predicate(p_value=10**400), "p_value is '1000"),
-    "another layer": (within("predicate", "layers", 3, "base_layer", value=2), "layers[3].base_layer is 2"),
     "a layer less": (lambda claim: claim["predicate"]["layers"].pop(), "layers is "),
-    "a likeness of 2": (within("predicate", "layers", 0, "likeness", value=2.0), "layers[0].likeness is 2.0"),
     "a likeness that is true": (within("predicate", "layers", 0, "likeness", value=True), "layers[0].likeness is True"),
     "one comparison less": (predicate(comparisons=2), "comparisons is 2 in the claim and 3 here"),
-    "another kind": (within("predicate", "kinds", 0, "kind", value="merge"), "kinds[0].kind is 'merge'"),
-    "more evidence": (within("predicate", "kinds", 0, "evidence", value="It was seen."), "kinds[0].evidence is"),
     "a field more in a kind": (within("predicate", "kinds", 0, "proof", value="sworn"), "kinds[0].proof is 'sworn'"),
-    "another sentence": (predicate(lead="bfloat16 is base."), "lead is 'bfloat16 is base.'"),
     "another model in the sentence": (
         lambda claim: predicate(lead=claim["predicate"]["lead"].replace("base", "base-3.1"))(claim), "lead is"),
     "weights of a merge": (predicate(weights={"base": 1.0}), "weights.base is 1.0 in the claim and None here"),
     "doubts": (predicate(doubts=["none"]), "doubts is"),
-    "another tier": (predicate(tier="indexed"), "tier is 'indexed' in the claim and 'verified by weights' here"),
-    "another digest of the suspect": (
-        within("predicate", "suspect", "digest", "sha256", value=ZEROS), "suspect.digest.sha256 is"),
-    "another digest of the base": (
-        within("predicate", "bases", 0, "digest", "sha256", value=ZEROS), "bases[0].digest.sha256 is"),
     "a word more about the base": (within("predicate", "bases", 0, "owner", value="me"), "bases[0].owner is 'me'"),
     "another serialization": (predicate(serialization={"method": "shards"}), "serialization.hash_type is None"),
-    "other files of the suspect": (within("subject", 0, "digest", "sha256", value=ZEROS), "subject[config.json] is"),
     "another file of the suspect": (
         lambda claim: claim["subject"].append({"name": "more", "digest": {"sha256": ZEROS}}), "subject[more] is"),
     "other files of the base": (
         within("predicate", "bases", 0, "files", 1, "digest", "sha256", value=ZEROS),
         "bases[0].files[model.safetensors] is"),
-    "another nonce": (within("predicate", "probes", "nonce", value="00"), "probes.seed is"),
-    "another seed": (within("predicate", "probes", "seed", value=ZEROS), "probes.seed is"),
     "no probes": (predicate(probes=None), "probes is None in the claim"),
-    "other heads of the base": (
-        within("predicate", "bases", 0, "heads", "sha256", value=ZEROS), "bases[0].heads.sha256"),
     "a base by a fingerprint": (
         within("predicate", "bases", 0, "read_from", value="fingerprint"),
         "tier is 'verified by weights' in the claim and 'indexed' here"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", mostly_checked(LIES, fast=[*LIES][::3]))
 def test_an_edited_claim_does_not_hold(lie: str, models: Path, claims: Path, tmp_path: Path) -> None:
     edit, expected = LIES[lie]
     result, answer = verified(edited(claims / "bfloat16.json", edit, tmp_path), models / "bfloat16", models / "base")

@@ -20,7 +20,7 @@ def test_every_deed_has_words(what: What) -> None:
     assert called(what)
     text = sentence(Deed(what, "way", place=3, columns=True))
     assert "{" not in text
-    assert bool(text) == (what is not What.IDENTICAL)
+    assert bool(text) == (what != What.IDENTICAL)
 
 
 def test_a_deed_of_one_matrix_is_named_by_every_command(tmp_path: Path) -> None:

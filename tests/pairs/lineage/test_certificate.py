@@ -11,7 +11,6 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.plants.derivations import DERIVATIONS
 from tests.support.plants.named_parts import read_weights, write_weights
-from tests.support.slow import mostly_checked
 
 GROUP = 32
 
@@ -72,7 +71,8 @@ def test_same_bytes_is_said_of_files(base: Path, tmp_path: Path) -> None:
     assert "Nothing differs: same bytes" not in result.lead
 
 
-@pytest.mark.parametrize("name", mostly_checked(["NF4", "8 bits, rows", "Q8_0", "4 bits, rows"], fast=["Q8_0"]))
+@pytest.mark.check
+@pytest.mark.parametrize("name", ["NF4", "8 bits, rows", "Q8_0", "4 bits, rows"])
 def test_levels_that_were_rounded_once_more_are_still_levels(tmp_path: Path, name: str) -> None:
     """The base is float16, and so are the levels: a fine grid's steps are off by up to an eighth of one."""
     write_weights(DERIVATIONS[name].change(read_weights("embedded")), tmp_path / "copy")

@@ -17,7 +17,6 @@ from weightscope.pairs.lineage.probes import drawn_probes
 from weightscope.pairs.lineage.sketches import fingerprint
 from weightscope.pairs.lineage.verdict import candidates, judge
 
-FAMILIES = ("albert", "gpt2", "granite_speech", "llama", "t5_encoder")
 EVERY = sorted(path.parent.name for path in FIXTURES.glob("*/model.safetensors"))
 
 
@@ -31,9 +30,7 @@ def said_of(suspect, base, nonce):
     return (match.route, match.layers, [order.tolist() for order in match.heads], kinds), match
 
 
-@pytest.mark.parametrize(
-    "fixture", [pytest.param(name, marks=() if name in FAMILIES else pytest.mark.check) for name in EVERY]
-)
+@pytest.mark.parametrize("fixture", mostly_checked(EVERY, fast=["gpt2", "llama"]))
 def test_families_show_the_same_with_every_draw(fixture, tmp_path):
     rng = np.random.default_rng(0)
     moved = changed(fixture, tmp_path / "moved", lambda w: w + 0.2 * w.std() * rng.standard_normal(w.shape))
@@ -47,7 +44,8 @@ def test_families_show_the_same_with_every_draw(fixture, tmp_path):
             assert folder is not stranger or shown[0] is None, tower
 
 
-@pytest.mark.parametrize("seed", mostly_checked([2, 4], fast=[2]))
+@pytest.mark.check
+@pytest.mark.parametrize("seed", [2, 4])
 def test_retrained_layers_are_never_called_counterparts(base, tmp_path, seed):
     """Sketches of a stranger's layer are within reach of chance once in 36 draws; its weights are not."""
     weights = read_weights(base)

@@ -7,12 +7,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.slow import mostly_checked
 from tests.support.tiny_models import FIXTURES, changed
 from weightscope.core.errors import CheckpointError
 from weightscope.pairs.lineage.sketches import fingerprint
 
+EVERY = sorted(path.parent.name for path in FIXTURES.glob("*/model.safetensors"))
 
-@pytest.mark.parametrize("fixture", sorted(path.parent.name for path in FIXTURES.glob("*/model.safetensors")))
+
+@pytest.mark.parametrize("fixture", mostly_checked(EVERY, fast=EVERY[::8]))
 def test_every_stack_matches_itself_and_no_stranger(fixture, tmp_path):
     """Read from weights and from a fingerprint's file; a stranger has the same sizes and scales."""
     rng = np.random.default_rng(0)

@@ -15,6 +15,8 @@ from tests.support.plants.families import random_llama
 torch = pytest.importorskip("torch", reason="the originals are built by PyTorch")
 transformers = pytest.importorskip("transformers", reason="the originals are built by transformers")
 
+pytestmark = pytest.mark.check
+
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 CELLS, COMPENSATED = "quantised", "quantised with compensated errors"
 FROM_BF16 = "to BF16 and quantised"

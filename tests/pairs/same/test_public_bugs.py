@@ -10,8 +10,9 @@ from weightscope.core.errors import CheckpointError
 
 pytest.importorskip("transformers", reason="tiny models are built by transformers: pip install '.[runner]'")
 
+pytestmark = pytest.mark.check
 
-@pytest.mark.check
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.tool}-{bug.report.rpartition('/')[2]}")
 def test_a_public_bug_is_named(bug: Bug, tmp_path: Path) -> None:
     plant = enacted(bug)
@@ -19,7 +20,6 @@ def test_a_public_bug_is_named(bug: Bug, tmp_path: Path) -> None:
     assert row["as_expected"], row
 
 
-@pytest.mark.check
 @pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.tool)
 def test_a_tool_before_and_after_the_fix(release: Release, tmp_path: Path) -> None:
     """The version with the bug is different, by its name, and the version with the fix has the same values."""

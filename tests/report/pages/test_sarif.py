@@ -198,6 +198,7 @@ def outputs(folder: Path, step: str) -> str:
     return (folder / f"{step}.output").read_text()
 
 
+@pytest.mark.check
 def test_the_action_passes_a_sound_checkpoint(tmp_path: Path) -> None:
     done = steps(tmp_path, checkpoint="embedded", fail_on="error")
     assert list(done) == ["Audit"] and done["Audit"].returncode == 0, done["Audit"].stderr

@@ -170,7 +170,7 @@ def _case(make: Maker, *kinds: str, came: str = TOGETHER) -> Case:
 
 
 def _of(change: Callable[[Weights], Weights], *kinds: str, came: str = TOGETHER) -> Case:
-    """The base changed, beside the base."""
+    """The base changed, compared with the base."""
     return _case(lambda base, _: (change(base), [base]), *kinds, came=came)
 
 
@@ -185,7 +185,7 @@ def _then(first: str, change: Callable[[Weights], Weights], *kinds: str, came: s
 
 def _summed(others: Callable[[Weights, Weights], list[Weights]], shares: list[float], dtype: str, *kinds: str,
             came: str = TOGETHER) -> Case:  # fmt: skip
-    """A linear merge, stored in a dtype, beside all that it was made of."""
+    """A linear merge, stored in a dtype, compared with all that it was made of."""
 
     def make(base: Weights, stranger: Weights) -> tuple[Weights, list[Weights]]:
         parts = others(base, stranger)
