@@ -143,8 +143,7 @@ def audit_command(
     Findings in --baseline or --accept stay in the results, are marked as known, and do not fail. Of
     a list, the baseline of each checkpoint is the folder of the same name within --baseline.
     """
-    from tempfile import TemporaryDirectory
-
+    from weightscope.core.files import scratch_folder
     from weightscope.heads.audit.audit import AuditOptions
     from weightscope.heads.audit.batch import Job, audit_all
     from weightscope.model.sources import is_list, read_list
@@ -169,8 +168,8 @@ def audit_command(
         named_stacks = _by_stack(sources)
         _audit_list(*named_stacks, out, measured, engine, resume, fail_on, sarif, as_json)
         return
-    with nullcontext(out) if out else TemporaryDirectory() as folder:
-        job = Job(sources[0], Path(folder), has_page=out is not None)
+    with nullcontext(out) if out else scratch_folder() as folder:
+        job = Job(sources[0], folder, has_page=out is not None)
         (outcome,) = audit_all([job], measured, engine, resume, lambda job, line: _say(line))
     if outcome.error is not None:
         raise outcome.error

@@ -215,4 +215,5 @@ def _copy_beside(folder: Path, out: Path) -> None:
         is_small = file.is_file() and file.stat().st_size <= MAX_BESIDE
         is_wanted = file.name.endswith(BESIDE) and not file.name.endswith(INDEX)
         if is_small and is_wanted and not (out / file.name).exists():
-            shutil.copyfile(file, out / file.name)
+            with file.open("rb") as read, new_file(out / file.name) as written:
+                shutil.copyfileobj(read, written)
