@@ -257,8 +257,13 @@ def in_another_order(seen: Seen) -> Deed | None:
             bits = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}").astype(np.uint64)
             rows[side].append((bits * of_columns).sum(axis=1))
             columns[side] += (bits * of_rows).sum(axis=0)
-    of_a, of_b = (np.sort(np.concatenate(each)) for each in rows)
-    if np.array_equal(of_a, of_b):
+    of_a, of_b = (np.concatenate(each) for each in rows)
+    if np.array_equal(np.sort(of_a), np.sort(of_b)):
+        if pair.is_stack:
+            experts = (side.reshape(pair.a.shape[0], -1) for side in (of_a, of_b))
+            before, after = (sorted(map(tuple, side)) for side in experts)
+            if before == after:
+                return Deed(What.EXPERTS, proof=Proof.VALUES)
         return Deed(What.REORDERED, detail="rows", proof=Proof.VALUES)
     if np.array_equal(np.sort(columns[0]), np.sort(columns[1])):
         return Deed(What.REORDERED, detail="columns", columns=True, proof=Proof.VALUES)
@@ -322,11 +327,13 @@ def confined(seen: Seen) -> Deed | None:
 def _has_other_values(pair: Pair, made: str) -> bool:
     """Detect erased values: as far off as strangers, by more than a step of the row's grid.
 
-    A code of zero stands for values below one step, which the least other values show: of several
-    grids the coarsest.
+    Asked of neighbours in a row, and of columns. A code of zero stands for values below one step,
+    which the least other values show: of several grids the coarsest.
     """
     # the largest change in rows of zeros, and the coarsest step of any row
     without, coarsest = 0.0, 0.0
+    # of each column: squares before, after and of the change, and a value off by more than a step
+    squares, is_far = np.zeros((3, pair.a.shape[-1])), np.zeros(pair.a.shape[-1], bool)
     for values in pair.pairs():
         x, y = values if made == "B" else values[::-1]
         width = x.shape[1] if x.shape[1] % LEAST_WIDTH else LEAST_WIDTH
@@ -339,9 +346,14 @@ def _has_other_values(pair: Pair, made: str) -> bool:
         steps = np.where(np.isinf(least), 0.0, least).max(axis=1)
         if (farthest > steps)[steps > 0].any():
             return True
+        by_column = (each.reshape(x.shape) for each in (before, after, moved))
+        squares += [np.square(each).sum(axis=0) for each in by_column]
+        is_far |= (np.abs(moved.reshape(x.shape)) > steps[:, None])[steps > 0].any(axis=0)
         without = max(without, farthest[steps == 0].max(initial=0.0))
         coarsest = max(coarsest, steps.max(initial=0.0))
-    return without > coarsest
+    is_strange = np.sqrt(squares[2]) > KEPT * np.sqrt(squares[:2].max(axis=0))
+    is_asked = rows_of(pair) >= LEAST_WIDTH
+    return without > coarsest or bool(is_asked and (is_strange & is_far).any())
 
 
 def new_grid(
