@@ -39,7 +39,9 @@ from weightscope.pairs.deeds.thresholds import (
     LEAST_FACTOR,
     QUANTISED,
     SAME_SIZE,
+    SMALL_STEP,
     STORED,
+    WITHIN_A_STEP,
 )
 
 PROVED = 50  # the order of search before which a deed gives every value
@@ -120,8 +122,10 @@ def one_value(seen: Seen) -> Deed | None:
         is_everywhere &= bool((y == value).all())
     if value == 0:
         share = change.values_changed / max(1, prod(pair.a.shape))
-        values = "all values" if share == 1 else f"{share:.2g} of the values"
-        return Deed(What.ZEROED, detail=f"{values}{_where(seen)}", proof=Proof.VALUES)
+        way, values = "some values ", f"{share:.2g} of the values"
+        if share == 1:
+            way, values = "", "all values"
+        return Deed(What.ZEROED, way, f"{values}{_where(seen)}", proof=Proof.VALUES)
     if is_everywhere and value is not None:
         return Deed(What.CONSTANT, detail=f"to {value:.3g}", proof=Proof.VALUES)
     return None
@@ -170,6 +174,38 @@ def factors_of_rows(seen: Seen) -> Deed | None:
                 detail = f"{which} by {min(ends):.3g} to {max(ends):.3g}"
                 return Deed(What.FACTORS, detail=detail, proof=Proof.VALUES)
     return None
+
+
+@on_blocks(
+    What.ROUNDED_OTHERWISE,
+    "rounded in another way, each value within a step of {way}",
+    called="the same up to the rounding of 16 bits",
+    order=45,
+)
+def rounded_otherwise(seen: Seen) -> Deed | None:
+    """No value off by more than a step of 16 bits, where any sum would move the least further."""
+    pair, change = seen.pair, seen.change
+    if not change.is_matrix or not 0 < change.change < 1:
+        return None
+    dtype, telling = "", 0
+    size = SMALL_STEP * sqrt(change.moved / prod(pair.a.shape))
+    for part in pair.blocks():
+        x, y = pair.read(*part[1:])
+        if not dtype:
+            held = {precision(side[:AT_ONCE].astype(np.float32)) for side in (x, y)}
+            halves = ({*change.dtypes} | held) & {"BF16", "F16"}
+            dtype = min(halves, key=FRACTION.__getitem__, default="")
+            if not dtype:
+                return None
+        exponent = np.frexp(np.maximum(np.abs(x), np.abs(y)))[1] - 1
+        exponent = np.maximum(exponent, SMALLEST.get(dtype, -126)) - FRACTION[dtype]
+        steps = np.ldexp(1.0, exponent)
+        if not (np.abs(y.astype(np.float64) - x) <= steps).all():
+            return None
+        telling += np.count_nonzero((steps < size) & (x != 0))
+    if telling < WITHIN_A_STEP:
+        return None
+    return Deed(What.ROUNDED_OTHERWISE, dtype, proof=Proof.BOUND)
 
 
 def _fitted(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:

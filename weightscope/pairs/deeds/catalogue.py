@@ -26,7 +26,9 @@ from weightscope.pairs.deeds.deed import (
     find,
 )
 from weightscope.pairs.deeds.directions import Along, first_directions
+from weightscope.pairs.deeds.orders import ROTATED
 from weightscope.pairs.deeds.pair import SAMPLED_ROWS, Pair
+from weightscope.pairs.deeds.rounding import FRACTION
 from weightscope.pairs.deeds.thresholds import (
     IN_A_SAMPLE,
     LEAST_FACTOR,
@@ -89,6 +91,12 @@ def classify(pair: Pair, change: Change, *, may_look_again: bool = True) -> Chan
     return replace(change, deed=done, along=along)
 
 
+def exceeds_rounding(change: Change) -> bool:
+    """True if a change exceeds a step of the coarser dtype, and a conversion's noise."""
+    step = 2.0 ** -min(FRACTION.get(dtype, 23) for dtype in change.dtypes)
+    return change.change > max(step, LEAST_FACTOR)
+
+
 @np.errstate(all="ignore")
 def deed_by_views(pair: Pair, change: Change) -> Deed | None:
     """The proved deed of a vector or a matrix, tried on a few rows and columns first.
@@ -96,9 +104,10 @@ def deed_by_views(pair: Pair, change: Change) -> Deed | None:
     A matrix of which some rows no longer resemble their former values may be quantised as well.
     """
     shape, is_unlike = pair.a.shape, not change.is_tuned
-    sizes = Sizes(pair.role or pair.a.name)
-    if len(shape) > 2 or shape != pair.b.shape or not change.change > LEAST_FACTOR:
+    if len(shape) > 2 or shape != pair.b.shape or not exceeds_rounding(change):
         return None
+    # how many heads there are is not known here
+    sizes = Sizes("" if {*pair.role.split("+")} & ROTATED else pair.role or pair.a.name)
     if not is_unlike and len(shape) == 2:
         first = first_views(pair)
         is_unlike = any(view.has_unlike for view in first)
