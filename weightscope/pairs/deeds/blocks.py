@@ -202,7 +202,7 @@ def rounded_otherwise(seen: Seen) -> Deed | None:
         steps = np.ldexp(1.0, exponent)
         if not (np.abs(y.astype(np.float64) - x) <= steps).all():
             return None
-        telling += np.count_nonzero((steps < size) & (x != 0))
+        telling += int(np.count_nonzero((steps < size) & (x != 0)))
     if telling < WITHIN_A_STEP:
         return None
     return Deed(What.ROUNDED_OTHERWISE, dtype, proof=Proof.BOUND)

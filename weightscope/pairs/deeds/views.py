@@ -320,10 +320,12 @@ def views_of(pair: Pair, most: int = LARGEST_WHOLE) -> list[View]:
 
 def first_views(pair: Pair) -> list[View]:
     """Views of a few of a matrix's first rows, of which one block is read."""
-    x, y = next(pair.pairs())
-    few = evenly_spread(len(x), SAMPLED_ROWS)
-    blocks = ((pair.a, x[few]), (pair.b, y[few]))
-    x, y = (_side(tensor, [[rows]], rows.shape[1]) for tensor, rows in blocks)
+    of_a, of_b = next(pair.pairs())
+    few = evenly_spread(len(of_a), SAMPLED_ROWS)
+    x, y = (
+        _side(tensor, [[rows[few]]], rows.shape[1])
+        for tensor, rows in ((pair.a, of_a), (pair.b, of_b))
+    )
     views = [View(x, y, is_whole=False)]
     return [*views, View(x.turned, y.turned, columns=True, is_whole=False)]
 
