@@ -187,25 +187,26 @@ def rounded_otherwise(seen: Seen) -> Deed | None:
     pair, change = seen.pair, seen.change
     if not change.is_matrix or not 0 < change.change < 1:
         return None
-    dtype, telling = "", 0
+    halves, telling = set[str](), 0
     size = SMALL_STEP * sqrt(change.moved / prod(pair.a.shape))
     for part in pair.blocks():
         x, y = pair.read(*part[1:])
-        if not dtype:
+        if not halves:
             held = {precision(side[:AT_ONCE].astype(np.float32)) for side in (x, y)}
             halves = ({*change.dtypes} | held) & {"BF16", "F16"}
-            dtype = min(halves, key=FRACTION.__getitem__, default="")
-            if not dtype:
+            if not halves:
                 return None
         exponent = np.frexp(np.maximum(np.abs(x), np.abs(y)))[1] - 1
-        exponent = np.maximum(exponent, SMALLEST.get(dtype, -126)) - FRACTION[dtype]
-        steps = np.ldexp(1.0, exponent)
+        exponents = [
+            np.maximum(exponent, SMALLEST.get(dtype, -126)) - FRACTION[dtype] for dtype in halves
+        ]
+        steps = np.ldexp(1.0, np.max(exponents, axis=0))
         if not (np.abs(y.astype(np.float64) - x) <= steps).all():
             return None
         telling += int(np.count_nonzero((steps < size) & (x != 0)))
     if telling < WITHIN_A_STEP:
         return None
-    return Deed(What.ROUNDED_OTHERWISE, dtype, proof=Proof.BOUND)
+    return Deed(What.ROUNDED_OTHERWISE, " or ".join(sorted(halves)), proof=Proof.BOUND)
 
 
 def _fitted(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:

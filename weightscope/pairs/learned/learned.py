@@ -717,8 +717,10 @@ def deeds_tried(
 
 
 def proved(done: Deed | None) -> Deed | None:
-    """The deed, unless it is only a likeness."""
-    return None if done is None or done.proof is Proof.NONE else done
+    """The deed, unless it is only a likeness; values may have become NaN too."""
+    if done is None or (done.proof is Proof.NONE and done.what is not What.NOT_FINITE):
+        return None
+    return done
 
 
 def in_words(deeds: Sequence[Deed], tried: int) -> str:
