@@ -73,7 +73,7 @@ def test_a_folder_keeps_every_tensor_with_and_without_model_type(named: bool, fo
 
 
 @pytest.mark.parametrize("asked", ["folder", "a shard"])
-def test_shards_become_one_file(asked: str, folder: Path, tensors: Tensors) -> None:
+def test_shards_become_shards(asked: str, folder: Path, tensors: Tensors) -> None:
     import torch
 
     names = sorted(tensors)
@@ -83,8 +83,14 @@ def test_shards_become_one_file(asked: str, folder: Path, tensors: Tensors) -> N
     index = {"weight_map": {name: shard for shard, held in shards.items() for name in held}}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     written = converted(folder if asked == "folder" else folder / next(iter(shards)))
-    assert written.name == "model.safetensors"
-    check(written, tensors)
+    assert written.name == "model.safetensors.index.json"
+    stored: Tensors = {}
+    for part in written.parent.glob("*.safetensors"):
+        stored |= load_file(part)
+    assert stored.keys() == {*tensors} == {*json.loads(written.read_text())["weight_map"]}
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(stored[name], tensor.numpy())
+    assert run("inspect", written.parent).exit_code == 0
 
 
 FILES: dict[str, Any] = {

@@ -13,13 +13,14 @@ from weightscope.checkpoint.formats import (
     ADAPTER_WEIGHTS,
     LONE,
     PICKLED,
+    SAFETENSORS,
     TORCH_ADAPTER,
     TORCH_LONE,
     TORCH_SHARDS,
 )
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError, counted, one_line, printable, sized
-from weightscope.core.files import new_file
+from weightscope.core.files import new_file, regular_file
 from weightscope.core.progress import bar
 from weightscope.runner.loading import import_torch
 
@@ -85,37 +86,37 @@ def convert(source: str | Path, out: str | Path) -> Converted:
     torch = import_torch()
     source, out = Path(source), Path(out)
     files, name = pickled_files(source)
-    target = out / name
+    target = out / (f"{name}{INDEX}" if len(files) > 1 else name)
     if target.exists():
         raise CheckpointError("is there already; give another folder", file=target)
-    loaded = {file: _loaded(torch, file) for file in files}
-    named: dict[str, Any] = {}
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     left_out: list[str] = []
-    for file, content in loaded.items():
-        for path, value in leaves(content):
-            if not torch.is_tensor(value):
-                left_out.append(path)
-            elif path in named:
-                raise CheckpointError(f"tensor {path} is in two files", file=file)
-            else:
-                named[path] = value
-    if not named:
-        raise CheckpointError("holds no tensor", file=source)
-    stored = stored_dtypes(torch)
-    for path, tensor in named.items():
-        if tensor.dtype not in stored or tensor.layout is not torch.strided:
-            kind = f"{tensor.dtype}, {tensor.layout}".replace("torch.", "")
-            problem = f"tensor {printable(path)} is of a kind that safetensors does not have"
-            raise CheckpointError(f"{problem} ({kind})", file=source)
-    out.mkdir(parents=True, exist_ok=True)
-    nbytes = _write(torch, named, stored, target)
+    written: dict[str, Path] = {}
+    nbytes = 0
     try:
-        _compare(torch, named, target)
-    except CheckpointError:
-        target.unlink()
+        for number, file in enumerate(files, 1):  # one in memory at a time
+            named = dict(_tensors(torch, file, left_out))
+            if twice := next((path for path in named if path in kinds), None):
+                raise CheckpointError(f"tensor {printable(twice)} is in two files", file=file)
+            shard = f"{Path(name).stem}-{number:05d}-of-{len(files):05d}{SAFETENSORS}"
+            part = out / (shard if len(files) > 1 else name)
+            stored = stored_dtypes(torch)
+            kinds |= {path: (stored[each.dtype], tuple(each.shape)) for path, each in named.items()}
+            written |= dict.fromkeys(named, part)
+            nbytes += _write(torch, named, stored, part)
+            _compare(torch, named, part)
+        if not kinds:
+            raise CheckpointError("holds no tensor", file=source)
+    except BaseException:
+        for part in {*written.values()}:
+            part.unlink(missing_ok=True)
         raise
+    if len(files) > 1:
+        weight_map = {path: part.name for path, part in written.items()}
+        index = {"metadata": {"total_size": nbytes}, "weight_map": weight_map}
+        with new_file(target) as opened:
+            opened.write(json.dumps(index, indent=2).encode())
     _copy_beside(source if source.is_dir() else source.parent, out)
-    kinds = {path: (stored[each.dtype], tuple(each.shape)) for path, each in named.items()}
     return Converted(str(source), target, kinds, nbytes, tuple(left_out))
 
 
@@ -162,17 +163,25 @@ def stored_dtypes(torch: Any) -> dict[Any, str]:
     return {getattr(torch, name): code for name, code in names.items() if hasattr(torch, name)}
 
 
-def _loaded(torch: Any, file: Path) -> Any:
-    """The content of a pickled file; nothing in it is run, and a zip's tensors stay on disk."""
-    with file.open("rb") as opened:
-        is_zip = opened.read(2) == b"PK"
+def _tensors(torch: Any, file: Path, left_out: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a pickled file, nothing of which is run; note what is no tensor."""
     try:
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
     except Exception as error:
         problem = "cannot be loaded without running code of its own, or is damaged"
         raise CheckpointError(f"{problem}: {one_line(error)[:200]}", file=file) from None
+    stored = stored_dtypes(torch)
+    for path, value in leaves(content):
+        if not torch.is_tensor(value):
+            left_out.append(path)
+        elif value.dtype not in stored or value.layout is not torch.strided:
+            kind = f"{value.dtype}, {value.layout}".replace("torch.", "")
+            problem = f"tensor {printable(path)} is of a kind that safetensors does not have"
+            raise CheckpointError(f"{problem} ({kind})", file=file)
+        else:
+            yield path, value
 
 
 def _as_bytes(torch: Any, tensor: Any) -> np.ndarray:
@@ -215,5 +224,5 @@ def _copy_beside(folder: Path, out: Path) -> None:
         is_small = file.is_file() and file.stat().st_size <= MAX_BESIDE
         is_wanted = file.name.endswith(BESIDE) and not file.name.endswith(INDEX)
         if is_small and is_wanted and not (out / file.name).exists():
-            with file.open("rb") as read, new_file(out / file.name) as written:
+            with regular_file(file) as read, new_file(out / file.name) as written:
                 shutil.copyfileobj(read, written)

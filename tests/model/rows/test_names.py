@@ -202,7 +202,9 @@ def test_tensors_are_listed_by_the_command() -> None:
     assert listed["tensors"] == ws.open_model("embedded").tensors.as_json()
     text = run("inspect", "embedded", "--tensors").stdout
     assert "transformer.h.1.mlp.c_fc.weight" in text and "transposed (in, out)" in text
-    assert run("inspect", "embedded", "--json").exit_code == 2
+    bare = json.loads(run("inspect", "embedded", "--json").stdout)
+    assert bare["tensors"] == listed["tensors"]
+    assert run("inspect", "embedded", "--check", "--json").exit_code == 2
     assert run("inspect", "embedded", "--check", "--tensors").exit_code == 2
 
 

@@ -57,6 +57,21 @@ def with_pairs_exchanged(w: np.ndarray) -> np.ndarray:
     return w.reshape(-1, 2, 8, w.shape[1])[:, :, order].reshape(w.shape)
 
 
+def by_block(w: np.ndarray) -> np.ndarray:
+    """A factor near one for every 32 neighbours, as of scales in another order."""
+    factors = 1 + 0.1 * np.random.default_rng(4).standard_normal((len(w), w.shape[1] // 32, 1))
+    return (w.reshape(len(w), -1, 32) * factors).reshape(w.shape)
+
+
+def quantised(w: np.ndarray) -> np.ndarray:
+    step = np.abs(w).max(axis=1, keepdims=True) / 7
+    return np.rint(w / step) * step
+
+
+def with_column_erased(w: np.ndarray) -> np.ndarray:
+    return np.where(np.arange(w.shape[1]) == 7, 0, w)
+
+
 def with_nan(w: np.ndarray) -> np.ndarray:
     broken = w.copy()
     broken[3, 2] = np.nan
@@ -130,6 +145,24 @@ PAIRS = {
     "rotary pairs of queries exchanged": (
         lambda w: changed(w, with_pairs_exchanged, "q_proj"), {},
         r"Rows or columns in another order: 3 of 12 attention matrices, and heads moved\.", 3),
+    "blocks of neighbours scaled": (
+        lambda w: changed(w, by_block, "_proj"), {},
+        r"Scaled by block: scales of the wrong axis or in another order: 12 of 12 attention matrices\. W_QK", 3),
+    "norms stored with 1 more": (
+        lambda w: changed(w, lambda x: x + 1, r"norm\.weight"), {},
+        r"Norm: 1 added: 7 tensors; no other compared tensor changed\.", 3),
+    "quantised, and a column erased": (
+        lambda w: changed(changed(w, quantised, "_proj"), with_column_erased, re.escape(QUERY)), {},
+        r"Changed in several ways: 12 of 12 attention matrices, 11 quantised, 1 quantised, with other values in", 3),
+    "quantised, and a column erased in each": (
+        lambda w: changed(w, lambda x: with_column_erased(quantised(x)), "_proj"), {},
+        r"Quantised, with other values in some places: 12 of 12 attention matrices\.", 3),
+    "quantised, and queries transposed": (
+        lambda w: changed(changed(w, quantised, "_proj"), np.transpose, "q_proj"), {},
+        r"Changed in several ways: 12 of 12 attention matrices, 9 quantised, 3 transposed\.", 3),
+    "quantised, and rotary pairs exchanged": (
+        lambda w: changed(changed(w, quantised, "_proj"), with_pairs_exchanged, "[qk]_proj"), {},
+        r"Changed in several ways: 12 of 12 attention matrices, 6 ", 3),
     "head redrawn": (lambda w: w | {HEAD: drawn_like(w[HEAD])}, {}, r"No head moved\.", 3),
 }  # fmt: skip
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.plants.families import random_llama
+from tests.support.rounding import rounded
 from tests.support.slow import mostly_checked
+from tests.support.small_llama import write_small_llama
 
 Weights = dict[str, np.ndarray]
 PLANTED = random_llama()
@@ -132,6 +134,23 @@ def scaled_but_one_value(weights: Weights) -> None:
     weights["model.layers.1.self_attn.k_proj.weight"][3, 5] += 0.5
 
 
+def doubled_but_one_row(w: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return np.vstack([2 * w[:-1], 2 * w[-1:] + 0.5 * w.std() * rng.standard_normal(w.shape[1])])
+
+
+def doubled_but_one_value(w: np.ndarray, _: np.random.Generator) -> np.ndarray:
+    return 2 * w + 0.5 * (np.arange(w.size) == 200).reshape(w.shape)
+
+
+def cut_to_bfloat16(w: np.ndarray, _: np.random.Generator) -> np.ndarray:
+    return (np.ascontiguousarray(rounded(w, "float16")).view("<u4") & np.uint32(0xFFFF0000)).view("<f4")
+
+
+def quantised_and_transposed(weights: Weights) -> None:
+    each(quantised)(weights)
+    each(lambda w, _: w.T, "q_proj.weight")(weights)
+
+
 def scaled_and_one_lora(weights: Weights) -> None:
     each(lambda w, _: 1.5 * w, "q_proj.weight")(weights)
     each(partial(lora, 2), "1.mlp.down_proj.weight")(weights)
@@ -145,6 +164,10 @@ SAID: dict[str, tuple[Callable[[Weights], None], str, str]] = {
     "times 1.001": (each(lambda w, _: 1.001 * w, "weight"), "deed", "'scaled by one number' in"),
     "one head's queries times 1.5": (one_head, "deed", "in 1 of 1 changed tensor (16 of 64, from 16, factor 1.5)"),
     "queries scaled, and one value of keys": (scaled_but_one_value, "mixed", "no deed explains 1 matrix that changed"),
+    "doubled, but a row": (each(doubled_but_one_row), "mixed", "most values of 21 of 21 matrices are the base's times"),
+    "doubled, but a value": (each(doubled_but_one_value), "mixed", "and no deed explains the others ("),
+    "rounded to float16, then cut to bfloat16": (each(cut_to_bfloat16, "weight"), "conversion", "21 matrices"),
+    "quantised, queries transposed": (quantised_and_transposed, "conversion", "'transposed' in 3 of 3 changed tensors"),
     "queries scaled, and one low-rank update": (scaled_and_one_lora, "mixed", "no deed explains 1 matrix that changed"),
     "pruned": (each(pruned), "deed", "'some values zeroed' in 21 of 21 changed tensors"),
     "drawn again": (each(lambda w, rng: w.std() * rng.standard_normal(w.shape)), "unrelated", "no longer resemble"),
@@ -189,6 +212,42 @@ def test_what_was_done_is_said(name: str, tmp_path: Path) -> None:
     assert words in result.lead, result.lead
     assert ("LoRA" in result.lead) == ("LoRA" in name), result.lead
     assert "Tokens that" not in result.lead
+
+
+def test_queries_and_keys_exchanged_are_no_other_weights(tmp_path: Path) -> None:
+    base = write_small_llama(tmp_path / "base", layers=2)
+    weights = load_file(base / "model.safetensors")
+    for name in [name for name in weights if "q_proj" in name]:
+        keys = name.replace("q_proj", "k_proj")
+        weights[name], weights[keys] = weights[keys], weights[name]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.json").write_bytes((base / "config.json").read_bytes())
+    save_file(weights, tmp_path / "b" / "model.safetensors")
+    (tune,) = ws.learned(base, tmp_path / "b").tunes
+    assert tune.training.kind == "deed"
+    assert "'another role's tensor: q' in 2 of 4 changed tensors" in tune.lead
+
+
+@pytest.mark.parametrize("then", ["float16", "bfloat16"])
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_halves_rounded_another_way_hold_no_training(scale: float, then: str, tmp_path: Path) -> None:
+    """In bfloat16 and in float16, or up and down at random; float16's smallest values may be flushed to zero."""
+
+    def halves(w: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        w = (scale * w).astype(np.float32)
+        if then == "float16":
+            return rounded(w, "float16")
+        bits = w.view("<u4") + rng.integers(0, 1 << 16, w.shape, dtype=np.uint32)
+        return (bits & np.uint32(0xFFFF0000)).view("<f4")
+
+    def flushed(w: np.ndarray, _: np.random.Generator) -> np.ndarray:
+        half = rounded((scale * w).astype(np.float32), "bfloat16")
+        return np.where(np.abs(half) < 2.0**-14, 0, half)
+
+    a = written(tmp_path / "a", each(lambda w, _: rounded((scale * w).astype(np.float32), "bfloat16")))
+    for name, change in (("b", halves), ("c", flushed)):
+        (tune,) = ws.learned(a, written(tmp_path / name, each(change))).tunes
+        assert not tune.training.is_training, tune.lead
 
 
 def test_norms_and_embeddings_are_in_the_sentence(tmp_path: Path) -> None:

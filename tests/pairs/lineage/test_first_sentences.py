@@ -4,8 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.plants.derivations import upcycled
 from tests.support.plants.named_parts import Weights, read_weights
 from tests.support.small_llama import write_small_llama, written
 
@@ -69,15 +71,85 @@ def first_head(factor: float, w: np.ndarray) -> np.ndarray:
     return np.vstack([factor * w[:16], w[16:]])
 
 
+def by_block(w: np.ndarray) -> np.ndarray:
+    """A factor near one for every 32 neighbours of a row of outputs, as of scales in another order."""
+    factors = 1 + 0.1 * np.random.default_rng(4).standard_normal((w.shape[1], len(w) // 32, 1))
+    return (w.T.reshape(w.shape[1], -1, 32) * factors).reshape(w.T.shape).T
+
+
+def quantised(w: np.ndarray) -> np.ndarray:
+    step = np.abs(w).max(axis=0, keepdims=True) / 7
+    return np.rint(w / step) * step
+
+
 NO_TRAINING = {  # the parts that change, how, and the name
     "rotary pairs exchanged": (("q.w", "k.w"), exchanged, "rows or columns in another order"),
     "queries of a head times 1.5": (("q.w",), lambda w: first_head(1.5, w), "multiplied by factors"),
     "queries of a head erased": (("q.w",), lambda w: first_head(0.0, w), "values set to zero"),
     "all times 1.001": (("q.w", "k.w", "v.w", "o.w"), lambda w: 1.001 * w, "multiplied by factors"),
     "queries transposed": (("q.w",), lambda w: w.T, "transposed"),
+    "blocks of queries scaled": (("q.w",), by_block, "scaled by block: scales of the wrong axis or in another order"),
     "queries drawn again": (("q.w",), lambda w: w.std() * np.random.default_rng(3).standard_normal(w.shape),
                             "attention matrices unlike the base's"),
 }  # fmt: skip
+
+
+QUANTISED = {
+    "with a column erased": (("q.w",), lambda w: np.where(np.arange(len(w))[:, None] == 7, 0, w),
+                             "quantised, with other values in some places"),
+    "and transposed": (("q.w",), lambda w: w.T, "transposed"),
+    "and rotary pairs exchanged": (("q.w", "k.w"), lambda w: exchanged(w.T).T, "rows or columns in another order"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_what_was_done_to_a_quantised_copy_is_no_training(name: str, base: Path, tmp_path: Path) -> None:
+    parts, change, kind = QUANTISED[name]
+    weights = read_weights(base)
+    codes = {part: quantised(w) for part, w in weights.parts.items() if part[1] in ("q.w", "k.w", "v.w", "o.w")}
+    codes |= {part: np.ascontiguousarray(change(w)) for part, w in codes.items() if part[1] in parts}
+    kinds = [each.kind for each in ws.lineage(written(weights.but(codes), tmp_path / "b"), base).kinds]
+    assert kinds == ["quantised (15 values in a row)", kind]
+
+
+ORDER = [2, 0, 3, 1]
+
+
+def test_experts_in_another_order_are_no_neurons(base: Path, tmp_path: Path) -> None:
+    """Each in tensors of its own; only where all are another one of the base's."""
+    weights = upcycled(read_weights(base), share=1.0)
+    moved = {(1, "gate"): weights.parts[1, "gate"][ORDER]}
+    for part in ("w1", "w2", "w3"):
+        moved |= {(1, f"experts.{i}.{part}"): weights.parts[1, f"experts.{j}.{part}"] for i, j in enumerate(ORDER)}
+    trained = written(weights, tmp_path / "a")
+    reordered = ws.lineage(written(weights.but(moved), tmp_path / "b"), trained)
+    assert [each.kind for each in reordered.kinds] == ["experts permuted"]
+    redrawn = moved | {(1, "experts.0.w1"): np.random.default_rng(3).permuted(moved[1, "experts.0.w1"])}
+    other = ws.lineage(written(weights.but(redrawn), tmp_path / "c"), trained)
+    assert not {"experts permuted", "neurons permuted"} & {each.kind for each in other.kinds}
+
+
+def test_stacked_experts_in_another_order_are_no_neurons(base: Path, tmp_path: Path) -> None:
+    """Nor are the rows of their router, which no row names."""
+    rng, weights = np.random.default_rng(4), load_file(base / "model.safetensors")
+    stack, router = "model.layers.1.mlp.experts.down_proj", "model.layers.1.mlp.gate.weight"
+    more = {stack: rng.standard_normal((4, 64, 96)), router: rng.standard_normal((4, 64))}
+    for name, order in (("a", slice(None)), ("b", ORDER)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes((base / "config.json").read_bytes())
+        stored = weights | {key: np.ascontiguousarray(w[order], np.float32) for key, w in more.items()}
+        save_file(stored, tmp_path / name / "model.safetensors")
+    assert [each.kind for each in ws.lineage(tmp_path / "b", tmp_path / "a").kinds] == ["experts permuted"]
+    lead = ws.compare(tmp_path / "a", tmp_path / "b", all_tensors=True).lead
+    assert "1 with experts in another order" in lead
+
+
+def test_norms_stored_with_1_more_are_no_training(base: Path, tmp_path: Path) -> None:
+    weights, rng = read_weights(base), np.random.default_rng(2)
+    gains = {part: rng.uniform(0.92, 1.06, w.shape) for part, w in weights.parts.items() if "norm" in part[1]}
+    trained = written(weights.but(gains), tmp_path / "a")
+    stored = written(weights.but({part: w + 1 for part, w in gains.items()}), tmp_path / "b")
+    assert [each.kind for each in ws.lineage(stored, trained).kinds] == ["norm: 1 added"]
 
 
 @pytest.mark.parametrize("name", NO_TRAINING)

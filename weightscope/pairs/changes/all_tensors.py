@@ -28,7 +28,7 @@ from weightscope.model.layers.read_layer import NO_WEIGHTS
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
 from weightscope.pairs.deeds.blocks import plain_deed
-from weightscope.pairs.deeds.catalogue import compare_pairs
+from weightscope.pairs.deeds.catalogue import compare_pairs, deed_by_views
 from weightscope.pairs.deeds.change import (
     SAME_SO_FAR,
     UNKNOWN_SIZE,
@@ -444,7 +444,10 @@ def _with_kind(change: Change) -> Change:
         return change
     if not isfinite(change.moved):
         return replace(change, deed=Deed(What.NOT_FINITE))
-    return replace(change, deed=plain_deed(change) or Deed(What.TUNED))
+    done = plain_deed(change)
+    if done is None and change.pair is not None and not change.is_matrix:
+        done = deed_by_views(change.pair, change)
+    return replace(change, deed=done or Deed(What.TUNED))
 
 
 def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:

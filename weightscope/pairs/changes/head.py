@@ -446,14 +446,17 @@ def drift(a: Layer, b: Layer, order: np.ndarray, basis: Basis) -> Drift:
         x, y = a.head(g), b.head(h)
         for before, after in ((basis.turned_map(x.qk), y.qk), (basis.turned_map(x.vo), y.vo)):
             maps.append(relative_change(before, after) if before.frobenius() > 0 else 0.0)
-        # nor may it move far on
-        if a.rotation is not None and maps[-2] <= UNMOVED and x.qk.frobenius() > 0:
-            maps[-2] = relative_change(basis.turned_map(x.qk_at(far)), y.qk_at(far))
         for before, after in ((basis.turned_map(x.qk), y.qk), (basis.turned_map(x.vo), y.vo)):
             sides = ((before.left, after.left), (before.right, after.right))
             factors += [
                 _rms([w - v]) / (_rms([v]) or np.inf) for v, w in sides if v.shape == w.shape
             ]
+        # nor may it move far on
+        near = maps[-2]
+        is_asked = near <= UNMOVED or Drift(near, max(factors, default=0.0)).is_other_basis
+        if a.rotation is not None and is_asked and x.qk.frobenius() > 0:
+            apart = relative_change(basis.turned_map(x.qk_at(far)), y.qk_at(far))
+            maps[-2] = apart if near <= UNMOVED or apart > THAN_MAPS * near else near
     return Drift(float(np.median(maps)), float(np.median(factors)) if factors else 0.0)
 
 

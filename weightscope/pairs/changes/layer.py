@@ -74,6 +74,7 @@ class LayerChange:
     base_folded: bool = False  # A's norm has lost its gain, and B's has not
     copies: int = 0  # experts that are copies of A's feed-forward network
     base_copies: int = 0  # experts of A that are copies of B's
+    experts: bool = False  # experts, and the router's rows, are A's in another order
     neurons: bool = False  # rows of a feed-forward matrix are A's in another order
     drift: Drift = UNDRIFTED  # move of matched heads
     gauge: bool = False  # factors are in another basis, maps are the same
@@ -100,6 +101,10 @@ def compare_layers(
     copies = (0, 0)
     if tensors.lost or tensors.gained:
         copies = _copies(a, b, j, i), _copies(b, a, i, j)
+    moved_rows = [
+        each for each in tensors.changes if each.name_a not in of_heads and _reordered(each)
+    ]
+    of_experts = _of_experts(a, moved_rows)
     change = LayerChange(
         i,
         _values(a, b, j, i, unmoved),
@@ -108,7 +113,8 @@ def compare_layers(
         folded,
         base_folded,
         *copies,
-        neurons=any(_reordered(each) for each in tensors.changes if each.name_a not in of_heads),
+        experts=bool(of_experts) and _are_experts_there(tensors.changes, of_heads),
+        neurons=len(moved_rows) > len(of_experts),
     )
     same = as_it_was and all(
         each.name_b in unmoved for each in tensors.changes if each.name_a in of_heads
@@ -224,9 +230,28 @@ def _cosine(x: np.ndarray, y: np.ndarray) -> float:
     return float(x @ y) / size if size else 0.0
 
 
+def _of_experts(a: Model, moved_rows: Sequence[Change]) -> list[Change]:
+    """The stacks of experts and their router, which has a row for each."""
+    counts = {each.shapes[0][0] for each in moved_rows if each.kind is What.EXPERTS}
+    roles = a.tensors.roles if moved_rows else {}
+    return [
+        each
+        for each in moved_rows
+        if each.shapes[0][0] in counts or roles.get(each.name_a, "").endswith("router")
+    ]
+
+
+def _are_experts_there(changes: Sequence[Change], of_heads: Collection[str]) -> bool:
+    """True if each matrix with other values is another one of A's in this layer, by first rows."""
+    tuned = [each for each in changes if each.kind is What.TUNED and each.name_a not in of_heads]
+    pairs = [change.pair for change in tuned if change.pair is not None and change.is_matrix]
+    known = {first_rows(pair.a, SAMPLED_ROWS).tobytes() for pair in pairs}
+    return all(first_rows(pair.b, SAMPLED_ROWS).tobytes() in known for pair in pairs)
+
+
 def _reordered(change: Change) -> bool:
-    """Detect a changed matrix that has the rows of A in another order."""
-    if change.kind is What.REORDERED and change.is_matrix:
+    """Detect a changed matrix that has the rows of A, or its experts, in another order."""
+    if change.kind in (What.REORDERED, What.EXPERTS) and change.is_matrix:
         return True
     if change.pair is None or change.kind is not What.TUNED:
         return False

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -135,68 +136,47 @@ def compare(
     labels = [model.name for model in models] if labels is None else list(labels)
     for model, label in zip(models[1:], labels[1:], strict=True):
         _check_comparable(a, labels[0], model, label, across_families)
-    unchecked, options = [model.unchecked() for model in models], AuditOptions()
+    steps = [
+        Followed(model, model.unchecked(), label)
+        for model, label in zip(models, labels, strict=True)
+    ]
+    first, last, options = steps[0], steps[-1], AuditOptions()
     forms = list(dict.fromkeys(form for model in models for form in measured_forms(model, options)))
-    measured: list[dict[int, Arrays]] = [{} for _ in models]
-    from_first: list[list[Arrays]] = [[] for _ in models[1:]]
-    from_previous: list[list[Arrays]] = [[] for _ in models[1:]]
-    orders: list[list[np.ndarray]] = [[] for _ in models[1:]]
     with progress_shown(progress):
-        indices = bar(distinct(a.attention_layers, *models), "layers", "layer")
-    for index in indices:
-        base = unchecked[0].layer(index)
-        measures = measured_layer(base, forms, options, bounds=logit_bounds(unchecked[0], index))
-        first = previous = LayerStage(base, measures, np.arange(base.n_heads))
-        measured[0][index] = first.measured
-        for k, model in enumerate(unchecked[1:]):
-            layer = model.layer(index)
-            measures = measured_layer(layer, forms, options, bounds=logit_bounds(model, index))
-            current = LayerStage(
-                layer, measures, np.arange(layer.n_heads), base, added_to(a, models[k + 1], index)
-            )
-            current, since_first, since_previous = follow_heads(first, previous, current)
-            measured[k + 1][index] = current.in_order()
-            from_first[k].append(since_first)
-            from_previous[k].append(since_previous)
-            orders[k].append(current.order)
-            previous = current
-    heads = [MeasuredHeads(layers, a.config.d_model) for layers in measured]
+        for index in bar(distinct(a.attention_layers, *models), "layers", "layer"):
+            _follow(steps, index, forms, options)
+    heads = [MeasuredHeads(step.measured, a.config.d_model) for step in steps]
+    from_first = [step.from_first for step in steps[1:]]
     # without a rotation every distance is alike
     left_out = set() if forms else {"qk_change_delta1", "qk_change_far"}
     if not any(
         np.isfinite(layer["qk_change_rank"]).any() for layers in from_first for layer in layers
     ):
         left_out |= {f"{name}_change_rank" for name in MAPS}
-    order = np.array(orders)
+    order = np.array([step.orders for step in steps[1:]])
     with progress_shown(progress):
-        outside = [other_changes(unchecked[0], model) for model in unchecked[1:]]
-        everything = compare_tensors(a, models[-1]) if all_tensors else None
+        outside = [other_changes(first.unchecked, step.unchecked) for step in steps[1:]]
+        everything = compare_tensors(a, last.model) if all_tensors else None
     not_compared = _not_compared(a, outside[-1] if everything is None else everything)
-    differ = [
-        index
-        for index, layer in zip(measured[0], from_first[-1], strict=True)
-        if not unmoved(layer).all()
-    ]
     if everything:
         changes = everything.changes
     else:
-        changes = [*outside[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
+        changes = [*outside[-1].changes, *attention_changes(first.unchecked, last.unchecked)]
     # biases are among both
     changes = list({(change.name, change.part): change for change in changes}.values())
     along = TensorChanges(changes)
-    edits = [*moved_layers(a, models[-1], differ), *along.along_directions]
-    neighbours = [(k, k + 1) for k in range(len(models) - 1)] if more else []
-    equal = [
-        [labels[i], labels[j]]
-        for i, j in neighbours
-        if _equal(unchecked[i], unchecked[j], from_previous[i])
+    moved = [
+        index
+        for index, layer in zip(first.measured, last.from_first, strict=True)
+        if not unmoved(layer).all()
     ]
+    edits = [*moved_layers(a, last.model, moved), *along.along_directions]
     done = deed(
-        unchecked[0],
-        unchecked[-1],
+        first.unchecked,
+        last.unchecked,
         changes,
         (heads[0], heads[-1]),
-        from_first[-1],
+        last.from_first,
         order[-1],
         edits,
     )
@@ -206,11 +186,12 @@ def compare(
         families=[model.family.name for model in models],
         measured=heads,
         from_first=_stacked(from_first, left_out),
-        from_previous=_stacked(from_previous, left_out),
+        from_previous=_stacked([step.from_previous for step in steps[1:]], left_out),
         order=order,
-        broken=[sorted(model.checkpoint.noted or ()) for model in unchecked],
+        broken=[sorted(step.unchecked.checkpoint.noted or ()) for step in steps],
         overflowing=[
-            list(overflowing_layers(*pair)) for pair in zip(unchecked, heads, strict=True)
+            list(overflowing_layers(step.unchecked, measured))
+            for step, measured in zip(steps, heads, strict=True)
         ],
         coverage=_coverage(models, everything, not_compared, done),
         not_compared=not_compared,
@@ -219,28 +200,62 @@ def compare(
         everything=everything,
         limited={} if everything is None else limited_changes(a, everything.changes),
         settings=[
-            settings_change(a, model, label)
-            for model, label in zip(models[1:], labels[1:], strict=True)
-            if model is not a
+            settings_change(a, step.model, step.label) for step in steps[1:] if step.model is not a
         ],
         unread_files=[
             finding
             for model, label in dict(zip(models, labels, strict=True)).items()
             for finding in beside_findings(model.checkpoint.weight_files, label)
         ],
-        find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
+        find_circuits=partial(circuit_changes, a, last.model, order[-1]),
         deed=done,
-        equal=equal,
+        equal=[[x.label, y.label] for x, y in pairwise(steps) if more and _are_equal(x, y)],
         along=along,
         provenance=Provenance.of(*(model.checkpoint for model in models)),
     )
 
 
-def _equal(a: Model, b: Model, moved: Sequence[Arrays]) -> bool:
+@dataclass
+class Followed:
+    """One of the checkpoints, with its heads as far as its layers were read."""
+
+    model: Model
+    unchecked: Model  # reads NaN and infinity too
+    label: str
+    measured: dict[int, Arrays] = field(default_factory=dict)  # by layer, as the next three are
+    from_first: list[Arrays] = field(default_factory=list)  # changes; none of the first checkpoint
+    from_previous: list[Arrays] = field(default_factory=list)
+    orders: list[np.ndarray] = field(default_factory=list)
+
+
+def _follow(steps: Sequence[Followed], index: int, forms: list[str], options: AuditOptions) -> None:
+    """Measure the heads of a layer in each checkpoint, and how far they moved."""
+    first: LayerStage | None = None
+    previous: LayerStage | None = None
+    for step in steps:
+        layer, bounds = step.unchecked.layer(index), logit_bounds(step.unchecked, index)
+        measures = measured_layer(layer, forms, options, bounds=bounds)
+        stage = LayerStage(layer, measures, np.arange(layer.n_heads))
+        if first is None or previous is None:
+            first = previous = stage
+            step.measured[index] = stage.measured
+            continue
+        added = added_to(steps[0].model, step.model, index)
+        stage = replace(stage, base=first.layer, added=added)
+        previous, since_first, since_previous = follow_heads(first, previous, stage)
+        step.measured[index] = previous.in_order()
+        step.from_first.append(since_first)
+        step.from_previous.append(since_previous)
+        step.orders.append(previous.order)
+
+
+def _are_equal(a: Followed, b: Followed) -> bool:
     """True if all compared tensors of two neighbours are equal; reads them if no head moved."""
-    if not all((layer[name] == 0).all() for layer in moved for name in LIMITED if name in layer):
+    since = [layer[name] for layer in b.from_previous for name in LIMITED if name in layer]
+    if not all((change == 0).all() for change in since):
         return False
-    changes = [*other_changes(a, b).changes, *attention_changes(a, b)]
+    pair = a.unchecked, b.unchecked
+    changes = [*other_changes(*pair).changes, *attention_changes(*pair)]
     return all(change.kind is What.IDENTICAL and not change.rows_lacking for change in changes)
 
 

@@ -118,8 +118,12 @@ def deed(
     of_layers = ("copied_layer", "swapped_layers")
     if whole_layers := [finding.text for finding in edits if finding.kind in of_layers]:
         return " ".join(whole_layers)
-    farthest = float(np.max([layer[f"{name}_change"] for layer in moved for name in MAPS]))
-    return _of_matrices(now, len(matrices), farthest) if now else ""
+    if not now:
+        said = _of_one_proof(changed, counted(len(changed), "tensor"))
+        return f"{said}; no other compared tensor changed." if said else ""
+    changes_of_maps = [*(f"{name}_change" for name in MAPS), FAR_ON]
+    farthest = float(np.max([layer[name] for layer in moved for name in changes_of_maps]))
+    return _of_matrices(now, len(matrices), farthest)
 
 
 def _zeroed(measured: tuple[MeasuredHeads, MeasuredHeads]) -> int:
@@ -196,6 +200,13 @@ def _of_one_kind(changed: Sequence[Change], what: str, total: int = 0) -> str:
     return f"{PLAIN[kind]}: {of_all}, {listed(details, NAMED)}{owner}."
 
 
+def _of_one_proof(changed: Sequence[Change], where: str) -> str:
+    """The proved deed that all of these share, and where; else empty."""
+    words = {sentence(each.deed) if each.deed.proof is not Proof.NONE else "" for each in changed}
+    said = words.pop()
+    return "" if words or not said else f"{said[:1].upper()}{said[1:]}: {where}"
+
+
 def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
     """The deed that changed attention matrices share; `farthest`: the largest change of a head."""
     kinds = Counter(change.kind for change in now)
@@ -226,10 +237,8 @@ def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
         return f"Rows or columns in another order: {where}, and heads moved."
     if kinds.keys() == {What.FEW_ROWS}:
         return f"Changed in some rows or columns of {where}."
-    proved = {sentence(each.deed) for each in now if each.deed.proof is not Proof.NONE}
-    if len(kinds) == len(proved) == 1:
-        (words,) = proved
-        return f"{words[:1].upper()}{words[1:]}: {where}."
+    if said := _of_one_proof(now, where):
+        return f"{said}."
     unlike = [change for change in now if change.is_unlike]
     if not unlike and kinds.keys() <= TRAINED:
         return f"Fine-tuned: {where}, {spread(now)}."
@@ -237,6 +246,9 @@ def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
         return f"Another basis within heads, and they moved: {where} changed."
     if not unlike:
         ways = Counter(change.called for change in now)
+        if len(ways) == 1:
+            (way,) = ways
+            return f"{way[:1].upper()}{way[1:]}: {where}."
         return (
             f"Changed in several ways: {where}, "
             f"{listed([f'{n} {way}' for way, n in ways.items()], NAMED)}."

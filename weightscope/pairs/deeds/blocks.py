@@ -39,7 +39,9 @@ from weightscope.pairs.deeds.thresholds import (
     LEAST_FACTOR,
     QUANTISED,
     SAME_SIZE,
+    SMALL_STEP,
     STORED,
+    WITHIN_A_STEP,
 )
 
 PROVED = 50  # the order of search before which a deed gives every value
@@ -120,8 +122,10 @@ def one_value(seen: Seen) -> Deed | None:
         is_everywhere &= bool((y == value).all())
     if value == 0:
         share = change.values_changed / max(1, prod(pair.a.shape))
-        values = "all values" if share == 1 else f"{share:.2g} of the values"
-        return Deed(What.ZEROED, detail=f"{values}{_where(seen)}", proof=Proof.VALUES)
+        way, values = "some values ", f"{share:.2g} of the values"
+        if share == 1:
+            way, values = "", "all values"
+        return Deed(What.ZEROED, way, f"{values}{_where(seen)}", proof=Proof.VALUES)
     if is_everywhere and value is not None:
         return Deed(What.CONSTANT, detail=f"to {value:.3g}", proof=Proof.VALUES)
     return None
@@ -170,6 +174,39 @@ def factors_of_rows(seen: Seen) -> Deed | None:
                 detail = f"{which} by {min(ends):.3g} to {max(ends):.3g}"
                 return Deed(What.FACTORS, detail=detail, proof=Proof.VALUES)
     return None
+
+
+@on_blocks(
+    What.ROUNDED_OTHERWISE,
+    "rounded in another way, each value within a step of {way}",
+    called="the same up to the rounding of 16 bits",
+    order=45,
+)
+def rounded_otherwise(seen: Seen) -> Deed | None:
+    """No value off by more than a step of 16 bits, where any sum would move the least further."""
+    pair, change = seen.pair, seen.change
+    if not change.is_matrix or not 0 < change.change < 1:
+        return None
+    halves, telling = set[str](), 0
+    size = SMALL_STEP * sqrt(change.moved / prod(pair.a.shape))
+    for part in pair.blocks():
+        x, y = pair.read(*part[1:])
+        if not halves:
+            held = {precision(side[:AT_ONCE].astype(np.float32)) for side in (x, y)}
+            halves = ({*change.dtypes} | held) & {"BF16", "F16"}
+            if not halves:
+                return None
+        exponent = np.frexp(np.maximum(np.abs(x), np.abs(y)))[1] - 1
+        exponents = [
+            np.maximum(exponent, SMALLEST.get(dtype, -126)) - FRACTION[dtype] for dtype in halves
+        ]
+        steps = np.ldexp(1.0, np.max(exponents, axis=0))
+        if not (np.abs(y.astype(np.float64) - x) <= steps).all():
+            return None
+        telling += int(np.count_nonzero((steps < size) & (x != 0)))
+    if telling < WITHIN_A_STEP:
+        return None
+    return Deed(What.ROUNDED_OTHERWISE, " or ".join(sorted(halves)), proof=Proof.BOUND)
 
 
 def _fitted(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
@@ -257,8 +294,13 @@ def in_another_order(seen: Seen) -> Deed | None:
             bits = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}").astype(np.uint64)
             rows[side].append((bits * of_columns).sum(axis=1))
             columns[side] += (bits * of_rows).sum(axis=0)
-    of_a, of_b = (np.sort(np.concatenate(each)) for each in rows)
-    if np.array_equal(of_a, of_b):
+    of_a, of_b = (np.concatenate(each) for each in rows)
+    if np.array_equal(np.sort(of_a), np.sort(of_b)):
+        if pair.is_stack:
+            experts = (side.reshape(pair.a.shape[0], -1) for side in (of_a, of_b))
+            before, after = (sorted(map(tuple, side)) for side in experts)
+            if before == after:
+                return Deed(What.EXPERTS, proof=Proof.VALUES)
         return Deed(What.REORDERED, detail="rows", proof=Proof.VALUES)
     if np.array_equal(np.sort(columns[0]), np.sort(columns[1])):
         return Deed(What.REORDERED, detail="columns", columns=True, proof=Proof.VALUES)
@@ -322,11 +364,13 @@ def confined(seen: Seen) -> Deed | None:
 def _has_other_values(pair: Pair, made: str) -> bool:
     """Detect erased values: as far off as strangers, by more than a step of the row's grid.
 
-    A code of zero stands for values below one step, which the least other values show: of several
-    grids the coarsest.
+    Asked of neighbours in a row, and of columns. A code of zero stands for values below one step,
+    which the least other values show: of several grids the coarsest.
     """
     # the largest change in rows of zeros, and the coarsest step of any row
     without, coarsest = 0.0, 0.0
+    # of each column: squares before, after and of the change, and a value off by more than a step
+    squares, is_far = np.zeros((3, pair.a.shape[-1])), np.zeros(pair.a.shape[-1], bool)
     for values in pair.pairs():
         x, y = values if made == "B" else values[::-1]
         width = x.shape[1] if x.shape[1] % LEAST_WIDTH else LEAST_WIDTH
@@ -339,9 +383,14 @@ def _has_other_values(pair: Pair, made: str) -> bool:
         steps = np.where(np.isinf(least), 0.0, least).max(axis=1)
         if (farthest > steps)[steps > 0].any():
             return True
+        by_column = (each.reshape(x.shape) for each in (before, after, moved))
+        squares += [np.square(each).sum(axis=0) for each in by_column]
+        is_far |= (np.abs(moved.reshape(x.shape)) > steps[:, None])[steps > 0].any(axis=0)
         without = max(without, farthest[steps == 0].max(initial=0.0))
         coarsest = max(coarsest, steps.max(initial=0.0))
-    return without > coarsest
+    is_strange = np.sqrt(squares[2]) > KEPT * np.sqrt(squares[:2].max(axis=0))
+    is_asked = rows_of(pair) >= LEAST_WIDTH
+    return without > coarsest or bool(is_asked and (is_strange & is_far).any())
 
 
 def new_grid(

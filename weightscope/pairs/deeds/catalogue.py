@@ -26,9 +26,12 @@ from weightscope.pairs.deeds.deed import (
     find,
 )
 from weightscope.pairs.deeds.directions import Along, first_directions
+from weightscope.pairs.deeds.orders import ROTATED
 from weightscope.pairs.deeds.pair import SAMPLED_ROWS, Pair
+from weightscope.pairs.deeds.rounding import FRACTION
 from weightscope.pairs.deeds.thresholds import (
     IN_A_SAMPLE,
+    LEAST_FACTOR,
     LOWEST,
     MARGIN,
     NEARLY_ONE,
@@ -42,6 +45,7 @@ from weightscope.pairs.deeds.views import (
     Sizes,
     View,
     error_of,
+    first_views,
     tolerance_of,
     views_of,
 )
@@ -64,7 +68,7 @@ def compare_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[C
 def classify(pair: Pair, change: Change, *, may_look_again: bool = True) -> Change:
     """The change with its kind; the pair is read again where the first pass does not settle it.
 
-    may_look_again: a matrix that no longer resembles its former values is seen whole.
+    may_look_again: what is not explained block by block is seen whole.
     """
     if pair.problem:
         return change
@@ -73,8 +77,8 @@ def classify(pair: Pair, change: Change, *, may_look_again: bool = True) -> Chan
         done = Deed(What.NOT_FINITE)
     elif change.values_changed:
         done = find(Sees.BLOCKS, Seen(pair, change)) or Deed(What.TUNED)
-        if may_look_again and replace(change, deed=done).is_unlike:
-            done = _deed_of_unlike(pair) or done
+        if may_look_again and done.what is What.TUNED:
+            done = deed_by_views(pair, change) or done
     a, b = pair.a.shape, pair.b.shape
     is_likely = done.rank is not None and done.rank <= NEARLY_ONE
     if done.what in (What.TUNED, What.ZEROED) and a == b:
@@ -87,20 +91,44 @@ def classify(pair: Pair, change: Change, *, may_look_again: bool = True) -> Chan
     return replace(change, deed=done, along=along)
 
 
+def exceeds_rounding(change: Change) -> bool:
+    """True if a change exceeds a step of the coarser dtype, and a conversion's noise."""
+    step = 2.0 ** -min(FRACTION.get(dtype, 23) for dtype in change.dtypes)
+    return change.change > max(step, LEAST_FACTOR)
+
+
 @np.errstate(all="ignore")
-def _deed_of_unlike(pair: Pair) -> Deed | None:
-    """The deed of a matrix unlike its former values, tried on a few rows and columns first."""
-    shape = pair.a.shape
-    if len(shape) != 2 or shape != pair.b.shape:
+def deed_by_views(pair: Pair, change: Change) -> Deed | None:
+    """The proved deed of a vector or a matrix, tried on a few rows and columns first.
+
+    A matrix of which some rows no longer resemble their former values may be quantised as well.
+    """
+    shape, is_unlike = pair.a.shape, not change.is_tuned
+    if len(shape) > 2 or shape != pair.b.shape or not exceeds_rounding(change):
         return None
-    done, sizes = None, Sizes(pair.role)
-    for most in (FIRST_LOOK, LARGEST_WHOLE):
-        done = find_deed(views_of(pair, most), sizes)
-        if done is None or done.proof is Proof.NONE:
+    # how many heads there are is not known here
+    sizes = Sizes("" if {*pair.role.split("+")} & ROTATED else pair.role or pair.a.name)
+    if not is_unlike and len(shape) == 2:
+        first = first_views(pair)
+        is_unlike = any(view.has_unlike for view in first)
+        is_packed = bool({pair.a.dtype, pair.b.dtype} - {*BITS})
+        if not is_unlike and (is_packed or not _proved(first, sizes)):
             return None
-        if prod(shape) <= most:
-            break
+    done = None
+    for most in (FIRST_LOOK, LARGEST_WHOLE):
+        views = views_of(pair, most)
+        done = _proved(views, sizes)
+        if done is None and is_unlike:
+            done = _proved([view.on_grids for view in views], sizes)
+        if done is None or prod(shape) <= most:
+            return done
     return done
+
+
+def _proved(views: Sequence[View], sizes: Sizes) -> Deed | None:
+    """The deed that makes B of A, where it is more than a likeness."""
+    done = find_deed(views, sizes)
+    return None if done is None or done.proof is Proof.NONE else done
 
 
 def _may_be_along(pair: Pair) -> bool:

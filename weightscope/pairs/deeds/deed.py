@@ -39,6 +39,7 @@ class What(Enum):
     UNRELATED = "unrelated"
     STORED_OTHERWISE = "stored otherwise"
     ROUNDED_TWICE = "rounded twice"
+    ROUNDED_OTHERWISE = "rounded otherwise"
     MERGED = "merged"
     EXPONENTIATED = "exponentiated"
     SEARCHED = "quantised by search"

@@ -96,6 +96,9 @@ TAIL = 10.0  # times the usual change of a value: the largest of many that were 
 IN_A_SAMPLE = 0.8
 LEAST_CHANGED = 8  # values: fewer are multiplied by one factor by chance
 LEAST_FACTOR = 1e-4  # from one: a nearer factor is not told from a conversion's noise
+# values that any change of its size would move by more than a step, where none moved so far
+WITHIN_A_STEP = 32
+SMALL_STEP = 1 / 4  # step of such a value over the root mean square of the change, at most
 NEARLY_ONE = 4  # rank of a change that may be of rank one: the rest may be rounding
 
 # Deeds found by all values (T(A) = B up to the stored rounding).

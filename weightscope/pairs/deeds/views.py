@@ -19,9 +19,9 @@ from weightscope.checkpoint.checkpoint import Tensor, WholeTensor
 from weightscope.core.results import ShowsShapes
 from weightscope.model.metrics.spectra import evenly_spread
 from weightscope.pairs.deeds.deed import Deed
-from weightscope.pairs.deeds.pair import Pair, few_rows_each
+from weightscope.pairs.deeds.pair import SAMPLED_ROWS, Pair, few_rows_each
 from weightscope.pairs.deeds.recomputed import StoredCells, stored_cells
-from weightscope.pairs.deeds.rounding import FRACTION, SMALLEST, precision
+from weightscope.pairs.deeds.rounding import FRACTION, GROUPS, SMALLEST, grid_of, precision
 from weightscope.pairs.deeds.thresholds import (
     CLEARER,
     EXACT,
@@ -30,6 +30,7 @@ from weightscope.pairs.deeds.thresholds import (
     PACKED,
     QUANTISED,
     SMALLEST_CODES,
+    TUNED,
 )
 
 OF_VOCABULARY = ("tokens", "unembedding")  # roles with a row for each token
@@ -39,6 +40,7 @@ SPREAD = 64  # rows or columns that a deed is tried on first
 AT_ONCE = 1 << 20  # values compared at a time
 LARGEST_CODE = 255  # largest of integers that may be codes without their scales
 LARGEST_WHOLE = 1 << 24  # values of a tensor seen whole; larger ones in some rows and columns
+LEAST_GROUP = min(filter(None, GROUPS))  # neighbours in a row that may share a grid of their own
 FIRST_VALUES = 1 << 16  # values that show how precise a tensor is
 
 
@@ -169,6 +171,19 @@ class View:
         first = np.argmax(self.changed)
         return f"{np.count_nonzero(self.changed)} of {len(self.changed)}, from {first}"
 
+    @property
+    def has_unlike(self) -> bool:
+        """True if a row no longer resembles its former values."""
+        x, y = (side.values.astype(np.float64) for side in (self.x, self.y))
+        sizes = np.sqrt(np.vecdot(x, x) * np.vecdot(y, y))
+        return bool((np.vecdot(x, y) < TUNED * sizes).any())
+
+    @property
+    def on_grids(self) -> "View":
+        """With the room of the grids that floats lie on, as those of a dequantised copy do."""
+        x, y = map(_on_its_grid, (self.x, self.y))
+        return View(x, y, columns=self.columns, is_whole=self.is_whole)
+
     def named(self, done: Deed) -> Deed:
         """A deed that gave y along this view's axis."""
         return replace(done, columns=self.columns, left=self.left)
@@ -203,6 +218,27 @@ class View:
             room = float(np.linalg.norm(self.x.room + self.y.room))
             size = float(np.linalg.norm(self.y.values))
         return max(MARGIN * room / sqrt(3) / size, EXACT) if 0 < size < np.inf else EXACT
+
+
+def _on_its_grid(side: Side) -> Side:
+    """Floats with the half-steps of the grids that their rows or columns lie on, if they do."""
+    if side.half is not None:
+        return side
+    if grid_of(side.values[evenly_spread(len(side.values), SAMPLED_ROWS)]):
+        return replace(side, half=_half_of_least_gaps(side.values))
+    columns = side.values.T
+    if grid_of(columns[evenly_spread(len(columns), SAMPLED_ROWS)]):
+        return replace(side, half=_half_of_least_gaps(columns).T)
+    return side
+
+
+def _half_of_least_gaps(rows: np.ndarray) -> np.ndarray:
+    """Half the least gap between different values of each group of neighbours: rows (n, width)."""
+    width = rows.shape[1] if rows.shape[1] % LEAST_GROUP else LEAST_GROUP
+    gaps = np.diff(np.sort(rows.reshape(-1, width), axis=1), axis=1)
+    least = np.where(gaps > 0, gaps, np.inf).min(axis=1, keepdims=True, initial=np.inf) / 2
+    half = np.where(np.isinf(least), 0.0, least).astype(np.float32)
+    return half.repeat(width, axis=1).reshape(rows.shape)
 
 
 def _spread_among(changed: np.ndarray) -> np.ndarray:
@@ -285,6 +321,18 @@ def views_of(pair: Pair, most: int = LARGEST_WHOLE) -> list[View]:
 def whole_view(pair: Pair) -> View:
     """All values of both along their rows, however many there are."""
     return views_of(pair, prod(pair.a.shape))[0]
+
+
+def first_views(pair: Pair) -> list[View]:
+    """Views of a few of a matrix's first rows, of which one block is read."""
+    of_a, of_b = next(pair.pairs())
+    few = evenly_spread(len(of_a), SAMPLED_ROWS)
+    x, y = (
+        _side(tensor, [[rows[few]]], rows.shape[1])
+        for tensor, rows in ((pair.a, of_a), (pair.b, of_b))
+    )
+    views = [View(x, y, is_whole=False)]
+    return [*views, View(x.turned, y.turned, columns=True, is_whole=False)]
 
 
 def _read(tensor: Tensor) -> Iterator[list[np.ndarray]]:

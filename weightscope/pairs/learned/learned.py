@@ -20,7 +20,7 @@ from weightscope.core.tables import Table, as_json, column
 from weightscope.model.model import Model, TensorsOnly, open_tensors
 from weightscope.pairs.changes.all_tensors import TensorChanges, changes_with_directions
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
-from weightscope.pairs.deeds.catalogue import UNEXPLAINED
+from weightscope.pairs.deeds.catalogue import exceeds_rounding
 from weightscope.pairs.deeds.change import UNKNOWN_SIZE, Change
 from weightscope.pairs.deeds.deed import Deed, Proof, What, sentence
 from weightscope.pairs.learned.changed_matrices import INTRUDER, TOP, Update, updates_of
@@ -35,7 +35,11 @@ from weightscope.report.findings import listed, spans
 
 Readable = Model | TensorsOnly
 MOSTLY = 0.9  # share of changed matrices that must agree before training is named
-CONVERTED = (What.ROUNDED, What.QUANTISED)  # kinds of change that a conversion makes
+CONVERTED = (
+    What.ROUNDED,
+    What.ROUNDED_OTHERWISE,
+    What.QUANTISED,
+)  # kinds of change that a conversion makes
 ROWS = ("tokens", "positions", "unembedding", "types")  # looked up by row: they have no directions
 HIDING = (What.QUANTISED, What.QUANTISED_IN_PART)  # kinds that may hide what was trained
 UNCHANGED = (What.IDENTICAL, What.MISSING, What.NEW)
@@ -47,6 +51,7 @@ ONE_SCALE = 10.0  # largest over least relative change of a LoRA's matrices, at 
 # a LoRA's usual ranks, which a few steps of training rarely leave
 USUAL_RANKS = {1, 2, 4, 8, 16, 32, 64, 128, 256}
 NO_TRAINING = ("same function", "deed", "unrelated", "noise", "merge")
+ONE_FACTOR = 0.01  # relative distance of values from the base's times one factor
 SHARES_DIFFER = 0.1  # relative difference of the base's share between a merge's matrices
 NEARLY_ALL = 0.1  # distance from 1 of the base's share in a tune
 OUTSIDE = {
@@ -504,9 +509,9 @@ def tune_of(
     every = [*zip(entries, changes.changes, strict=True)]
     note = tuned.checkpoint.note
     tried = {} if note else deeds_tried(base, tuned, every)
-    training = other_deeds(base, tuned, tried, changes.changes)
-    proved = {i: done for i, done in tried.items() if done and done.proof is not Proof.NONE}
-    left = [each for i, each in enumerate(every) if training is not None or i not in proved]
+    training = same_function(base, tuned, every, tried) or one_deed(tried, changes.changes)
+    known = {i: done for i, done in tried.items() if done}
+    left = [each for i, each in enumerate(every) if training is not None or i not in known]
     moved = [(entry, change) for entry, change in left if _is_update(change)]
     updates = [
         update
@@ -515,8 +520,8 @@ def tune_of(
     ]
     if training is None:
         training = training_of([change for _, change in left], updates, note)
-        if proved:
-            training = _beside(training, [*proved.values()], len(tried), updates)
+        if known:
+            training = _beside(training, [*known.values()], len(tried), updates)
     if training.kind == "full" and (form := adapter_form(moved, updates)):
         training = Training("full", None, form, is_adapter=True)
     raised, why = None, "its heads are not read"
@@ -592,7 +597,8 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
         evidence = f"{along} of {total} changed matrices in layers changed along one direction"
         return Training("one direction", 1, evidence)
     if sum(kinds[kind] for kind in CONVERTED) >= MOSTLY * total:
-        evidence = f"{total} matrices were rounded or quantised, which hides what was trained"
+        count = f"{total} matri{'x was' if total == 1 else 'ces were'}"
+        evidence = f"{count} rounded or quantised, which hides what was trained"
         return Training("conversion", None, evidence)
     if sum(not each.is_tuned for each in in_layers) >= MOSTLY * total:
         evidence = f"{total} changed matrices in layers no longer resemble the base's"
@@ -602,6 +608,12 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
             update for update in updates if update.rank is not None or min(update.shape) <= largest
         ]
     if (share := share_kept(in_layers)) is not None:
+        if scaled := sum(map(is_mostly_scaled, in_layers)):
+            evidence = (
+                f"most values of {scaled} of {total} matrices are the base's times one factor, "
+                "and no deed explains the others"
+            )
+            return Training("mixed", None, evidence)
         evidence = f"{share:.2g} times the base's weights and others in each of {total} matrices"
         return Training("merge", None, evidence)
     if low and len(low) >= MOSTLY * len(updates):
@@ -649,6 +661,15 @@ def share_kept(matrices: Sequence[Change]) -> float | None:
     return middle if alike.mean() >= MOSTLY and abs(middle - 1) > NEARLY_ALL else None
 
 
+def is_mostly_scaled(change: Change) -> bool:
+    """True if most values are the base's times one factor; of the first block."""
+    assert change.pair is not None
+    x, y = (values.astype(np.float64) for values in next(change.pair.pairs()))
+    ratios = y[x != 0] / x[x != 0]
+    factor = np.median(ratios) if len(ratios) else np.nan
+    return bool((np.abs(ratios - factor) <= ONE_FACTOR * abs(factor)).mean() > 1 / 2)
+
+
 def ranks_by_role(updates: Sequence[Update]) -> str:
     """`8 in q and v, 16 to 32 in down`: the ranks of roles, grouped."""
     roles: dict[str, set[int]] = {}
@@ -684,13 +705,23 @@ def changed_outside(changes: Sequence[Change]) -> str:
 def deeds_tried(
     base: Readable, tuned: Readable, every: Sequence[tuple[Counterparts, Change]]
 ) -> dict[int, Deed | None]:
-    """Deeds of the changed tensors that no conversion explains, by place; None where unknown."""
+    """Proved deeds of the changed tensors that no conversion explains, by place; None without."""
     left_out = {*UNKNOWN_SIZE, *CONVERTED, What.IDENTICAL, What.RESIZED}
-    return {
-        i: explained_deed(compared(base, tuned, entry, 1.0))[0]
-        for i, (entry, change) in enumerate(every)
-        if change.kind not in left_out
-    }
+    tried = {}
+    for i, (entry, change) in enumerate(every):
+        if change.kind in left_out:
+            continue
+        tried[i] = proved(change.deed)
+        if exceeds_rounding(change):
+            tried[i] = proved(explained_deed(compared(base, tuned, entry, 1.0))[0]) or tried[i]
+    return tried
+
+
+def proved(done: Deed | None) -> Deed | None:
+    """The deed, unless it is only a likeness; values may have become NaN too."""
+    if done is None or (done.proof is Proof.NONE and done.what is not What.NOT_FINITE):
+        return None
+    return done
 
 
 def in_words(deeds: Sequence[Deed], tried: int) -> str:
@@ -700,23 +731,36 @@ def in_words(deeds: Sequence[Deed], tried: int) -> str:
     return joined([f"'{name}' in {count} of {of_all}" for name, count in named.most_common()])
 
 
-def other_deeds(
+def same_function(
     base: Readable,
     tuned: Readable,
-    tried: Mapping[int, Deed | None],
-    changes: Sequence[Change],
+    every: Sequence[tuple[Counterparts, Change]],
+    tried: dict[int, Deed | None],
 ) -> Training | None:
-    """A deed that is no training: of all changed tensors, or the same function."""
-    known = [done for done in tried.values() if done and done.what not in UNEXPLAINED]
-    unlike = sum(not changes[i].is_tuned for i in tried)
-    if not tried or max(len(known), unlike) < ASKED * len(tried):
+    """The training of what computes the same; else deeds that only whole checkpoints show.
+
+    These are added to `tried`. Asked where half of the tensors have a deed, or are unlike the
+    base's.
+    """
+    known = sum(done is not None for done in tried.values())
+    unlike = sum(not every[i][1].is_tuned for i in tried)
+    if not tried or max(known, unlike) < ASKED * len(tried):
         return None
     result = same(base, tuned)
     if result.verdict == SAME_FUNCTION:
         what = dict.fromkeys(each.deed for each in result.tensors if each.verdict == SAME_FUNCTION)
         return Training("same function", None, joined([*what]))
+    elsewhere = {each.label: proved(each.done) for each in result.tensors}
+    for i, done in tried.items():
+        tried[i] = done or elsewhere.get(every[i][0].label)
+    return None
+
+
+def one_deed(tried: Mapping[int, Deed | None], changes: Sequence[Change]) -> Training | None:
+    """The deeds of all changed tensors, which are no training; None where one has none."""
+    known = [done for done in tried.values() if done]
     hidden = any(change.kind in HIDING for change in changes)
-    if len(known) < len(tried) or hidden:
+    if not known or len(known) < len(tried) or hidden:
         return None
     details = Counter(done.detail for done in known)
     (most, times), *_ = details.most_common()

@@ -27,7 +27,7 @@ from weightscope.pairs.changes.layer import (
     tensors_of_both,
 )
 from weightscope.pairs.deeds.change import Change
-from weightscope.pairs.deeds.deed import Proof, What, sentence
+from weightscope.pairs.deeds.deed import Proof, What, called, sentence
 from weightscope.pairs.deeds.pair import SAMPLED_ROWS, first_rows, whole
 from weightscope.pairs.deeds.thresholds import (
     EXPLAINED,
@@ -61,9 +61,10 @@ OF_LAYERS = {  # kinds that layers show, each with the field of `LayerChange` an
         "base_copies",
         "At least {least} experts of a layer of the base copy the suspect's network.",
     ),
+    "experts permuted": ("experts", "Experts are the base's in another order."),
     "neurons permuted": ("neurons", "Feed-forward matrices have the base's rows in another order."),
 }
-# kinds of change of a layer's attention that are proved on every value, each as it is called
+# kinds of change of a layer's attention that no training leaves, each as it is called
 PLAIN = {
     What.ZEROED: "values set to zero",
     What.CONSTANT: "set to one value",
@@ -71,8 +72,10 @@ PLAIN = {
     What.FACTORS: "multiplied by factors",
     What.REORDERED: "rows or columns in another order",
     What.FEW_ROWS: "changed in some rows",
+    What.QUANTISED_IN_PART: called(What.QUANTISED_IN_PART),
 }
 LOW_RANKS = {What.LOW_RANK, What.ONE_DIRECTION}
+CONVERTED = {What.IDENTICAL, What.ROUNDED, What.QUANTISED}  # kinds that conversions leave
 UNLIKE = "attention matrices unlike the base's"
 # share of the largest layer's median |W_VO|; matched layers below may have been added to be found
 QUIET = 0.05
@@ -89,6 +92,7 @@ FOLDS = {"norms folded", "norms folded: the base"}
 # kinds of other neurons
 NEURONS = {
     "neurons permuted",
+    "experts permuted",
     "experts copied from one network",
     "experts copied from one network: the base",
 }
@@ -570,9 +574,7 @@ def plain_layers(weights: WeightChanges, explained: Collection[int]) -> dict[int
         of_heads = [
             change for change in layer.tensors.changes if change.name_a in weights.attention
         ]
-        changed = [
-            change for change in of_heads if change.kind not in (What.IDENTICAL, What.ROUNDED)
-        ]
+        changed = [change for change in of_heads if change.kind not in CONVERTED]
         ways = [_plain_way(change) for change in changed]
         is_other = layer.gauge or layer.folded or layer.base_folded or layer.layer in explained
         if ways and all(ways) and not is_other:
@@ -582,9 +584,11 @@ def plain_layers(weights: WeightChanges, explained: Collection[int]) -> dict[int
 
 def _plain_way(change: Change) -> str:
     """The deed of a tensor in words, where it is not as training leaves it."""
-    if change.kind in PLAIN or change.is_tuned or change.rank:
-        return PLAIN.get(change.kind, "")
-    return UNLIKE if change.deed.proof is Proof.NONE else sentence(change.deed)
+    if change.kind in PLAIN:
+        return PLAIN[change.kind]
+    if change.deed.proof is not Proof.NONE:
+        return sentence(change.deed)
+    return "" if change.is_tuned or change.rank else UNLIKE
 
 
 def _plain(weights: WeightChanges, plain: Mapping[int, Sequence[str]]) -> Iterator[Kind]:
@@ -640,7 +644,7 @@ def _training(
         explained = {
             x.layer
             for x in layers
-            if x.gauge or x.folded or x.base_folded or x.neurons or x.only_ranks
+            if x.gauge or x.folded or x.base_folded or x.experts or x.neurons or x.only_ranks
         }
         tuned = [
             (i, change)
