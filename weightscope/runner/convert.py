@@ -96,6 +96,8 @@ def convert(source: str | Path, out: str | Path) -> Converted:
     try:
         for number, file in enumerate(files, 1):  # one in memory at a time
             named = dict(_tensors(torch, file, left_out))
+            if not named:
+                continue
             if twice := next((path for path in named if path in kinds), None):
                 raise CheckpointError(f"tensor {printable(twice)} is in two files", file=file)
             shard = f"{Path(name).stem}-{number:05d}-of-{len(files):05d}{SAFETENSORS}"
