@@ -19,6 +19,10 @@ START = 512  # bytes from which the format is recognised
 # Files of other formats, recognised by their first bytes or their names
 
 PICKLE = "pickled files can run any code when they are loaded, so weightscope does not open them"
+CONVERT = (
+    "; this writes its tensors as safetensors with PyTorch, and runs none of its code: "
+    "weightscope convert {} --out {}"
+)
 ONNX = (
     "is an ONNX graph, which drops tensor names; open the checkpoint that it was exported from, "
     "a folder or a Hub id: weightscope inspect SOURCE"
@@ -146,10 +150,7 @@ def how_to_convert(file: Path) -> str:
     given = file.parent if TORCH_SHARD.fullmatch(file.name) else file
     stem = given.name.removesuffix(file.suffix) or "model"
     out = given.parent / f"{stem}-safetensors"
-    return (
-        "; this writes its tensors as safetensors with PyTorch, and runs none of its code: "
-        f"weightscope convert {quote(str(given))} --out {quote(str(out))}"
-    )
+    return CONVERT.format(quote(str(given)), quote(str(out)))
 
 
 def _is_llama2_c(start: bytes, size: int) -> bool:

@@ -179,11 +179,12 @@ def fingerprint_command(
         if out.suffix != SUFFIX:
             problem = f"{out} does not end in {SUFFIX}, the suffix of fingerprint files"
             raise click.BadParameter(problem, param_hint="--out")
-        sketches = fingerprint(named(source).open(), probes)
+        model = named(source).open()
+        sketches = fingerprint(model, probes)
         sketches.save(out)
         if as_json:
             row = {"name": sketches.name, "file": str(out), "heads": len(sketches.layer)}
-            print_tables(f"{out} is written.", (), fingerprints=[row])
+            print_tables(f"{out} is written.", [model.checkpoint], fingerprints=[row])
             return
         options.say_digests(sketches.read)
         size = f"{out.stat().st_size / 1e3:,.0f} kB"

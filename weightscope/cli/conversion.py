@@ -16,19 +16,19 @@ from weightscope.cli.terminal import headline, print_tables
         "weightscope convert model/ --out converted/",
     ],
 )
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("pickled", type=click.Path(path_type=Path))
 @options.out
 @options.json
-def convert_command(source: Path, out: Path, as_json: bool) -> None:
+def convert_command(pickled: Path, out: Path, as_json: bool) -> None:
     """Write the tensors of a pickled checkpoint (.bin, .pt, .pth, .ckpt) as safetensors, and run
     none of its code.
 
-    SOURCE is a file, or a folder of transformers' shards. Every tensor is kept but an optimiser's,
+    PICKLED is a file, or a folder of transformers' shards. Every tensor is kept but an optimiser's,
     read again and compared; config and tokenizer files are copied along. Needs PyTorch.
     """
     from weightscope.runner.convert import convert
 
-    result = convert(source, out)
+    result = convert(pickled, out)
     if as_json:
         rows = [
             {"name": name, "dtype": dtype, "shape": str(list(shape))}

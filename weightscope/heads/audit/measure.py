@@ -185,9 +185,10 @@ def _measure_heads(
         linear = arrays["vo_singular_values"]
         affine = affine_singular_values(value.triangle, b_v, output.triangle, linear)
         symmetric = symmetric_eigenvalues(query.gram, key.gram, qk)[:LEADING]
-        bound = bounds.of(head)
         if bounds.layer is layer:
             bound = bounds.of(head, (query.gram, key.gram), arrays["qk_singular_values"][0])
+        else:
+            bound = bounds.of(head)
         rows, columns = _lengths(w_q, key.triangle), _lengths(w_k, query.triangle)  # (d,), W_QK's
         arrays |= {
             "vo_affine_singular_values": affine,

@@ -52,6 +52,8 @@ ROUNDED_BEFORE = {"F16": ("BF16",), "F8_E4M3": ("BF16", "F16"), "F8_E5M2": ("BF1
 WITH_COMPENSATION = ("GPTQ int", "compressed-tensors int", "AutoRound int")
 # formats that AutoRound writes, which learns how to round each value
 WITH_CODES_TUNED = ("AutoRound int", "GPTQ int", "AWQ int")
+# a format that is rounded plainly, or by mlx-lm's GPTQ or DWQ, which leave nothing to tell them by
+PERHAPS_TUNED = ("MLX int",)
 # ggml's types that have a search for scales alone: codes are the nearest on the stored grid
 WITH_SCALES_SEARCHED = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 OF_ZERO = 0.01  # half-steps from the middle code to zero, up to which a grid has no zero point
@@ -288,9 +290,9 @@ def _by_error(older: Tensor, newer: Tensor, change: Change) -> Deed | None:
             return None
         detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual:.2f}"
         return Deed(What.SEARCHED, detail=detail, dtype=kind, proof=Proof.BOUND)
-    if kind in WITH_IMPORTANCE:
-        if is_searched(older, newer):
-            return Deed(What.SEARCHED, detail=BY_IMPORTANCE, dtype=kind, proof=Proof.GRID)
+    if kind in WITH_IMPORTANCE and is_searched(older, newer):
+        return Deed(What.SEARCHED, detail=BY_IMPORTANCE, dtype=kind, proof=Proof.GRID)
+    if kind in WITH_IMPORTANCE or kind.startswith(PERHAPS_TUNED):
         perhaps = _bounded(What.PERHAPS_SEARCHED, older, newer, SEARCHED)
         return perhaps and replace(perhaps, proof=Proof.NONE)
     if kind in WITH_SCALES_SEARCHED:
