@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,27 @@ def test_a_study_of_the_wheel(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
     run(installed, "weightscope", "norms", "embedded", "--text", "text.txt", "--out", "out", folder=tmp_path)
     assert (tmp_path / "out" / "heads.csv").exists() and (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.check
+def test_the_command_of_the_hub_runs_ours_as_its_extension(installed: Path, tmp_path: Path) -> None:
+    """As `hf extensions install` leaves it, with this wheel in place of a repository's."""
+    extensions = pytest.importorskip("huggingface_hub.cli.extensions", reason="this hf has no extensions")
+    folder = tmp_path / ".local" / "share" / "hf" / "extensions" / "hf-weightscope"
+    program = installed / "hf-weightscope"
+    about = {"owner": "example", "repo": "hf-weightscope", "repo_id": "example/hf-weightscope"}
+    about |= {"short_name": "weightscope", "executable_path": str(program), "type": "python"}
+    extensions.ExtensionManifest(**about, installed_at=datetime.now()).save(folder)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    variables = clean | {"HOME": str(tmp_path), "HF_HUB_DISABLE_UPDATE_CHECK": "1", "HF_HUB_OFFLINE": "1"}
+    for arguments, status, printed in (
+        (["inspect", "embedded"], 0, "checkpoint  model.safetensors: 28 tensors"),
+        (["inspect", "nowhere"], 2, "weightscope: nowhere"),
+        (["inspect"], 2, "Usage: hf-weightscope inspect"),
+    ):
+        command = [Path(sysconfig.get_path("scripts")) / "hf", "weightscope", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+        assert done.returncode == status and (done.stdout + done.stderr).startswith(printed), done
 
 
 @pytest.mark.check

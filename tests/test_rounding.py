@@ -18,7 +18,7 @@ from weightscope.pairs.atlas.atlas import AtlasOptions, make_atlas
 from weightscope.pairs.lineage.lineage import lineage
 
 ROOMS = ("core.compute", "model", "heads.audit", "heads.circuits", "heads.tensors", "pairs.atlas", "pairs.changes",
-         "pairs.lineage", "pairs.same")  # fmt: skip
+         "pairs.deeds", "pairs.lineage", "pairs.same")  # fmt: skip
 PRESERVING = ("heads permuted", "basis of heads", "norms folded", "stream rotated", "stream permuted")
 OTHERS = ("bfloat16", "drift 3 %", "last layers removed")
 

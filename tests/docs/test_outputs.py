@@ -1,4 +1,4 @@
-"""Commands that pages of docs/ show with their output print it, of real checkpoints and copies made of them."""
+"""Commands in docs/ print the output that the pages show, on real checkpoints and copies of these."""
 
 import shlex
 from pathlib import Path

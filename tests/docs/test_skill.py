@@ -38,6 +38,10 @@ def test_it_has_what_agents_look_for() -> None:
     assert about["name"] == "weightscope" and 100 < len(about["description"]) < 1024
 
 
+def test_it_fits_one_screen() -> None:
+    assert len(TEXT.splitlines()) <= 45
+
+
 @pytest.mark.parametrize("typed", COMMANDS)
 def test_a_command_can_be_typed_as_it_stands(typed: str) -> None:
     _, name, *arguments = shlex.split(typed)

@@ -25,7 +25,7 @@ CONTAINERS = {"F32": "float32", "BF16, two shards": "bfloat16 in two shards"}
 
 
 def damaged() -> Iterator[str]:
-    """Of each container: cases whose logits differ, and what `same` said of them."""
+    """Cases of each container whose logits differ, and what `same` said about each."""
     table = rows("planted-deeds/deeds.csv")
     for container in dict.fromkeys(case["container"] for case in table):
         cases = [case for case in table if case["container"] == container]
@@ -93,7 +93,7 @@ BASES = {"embedded": "embedded", "llama-0": "llama-0", "smollm2": "SmolLM2, six 
 
 
 def topics() -> Iterator[str]:
-    """The precision of the listed tokens, next to that of baselines."""
+    """The precision of the listed tokens, next to baselines."""
     kept = {(case["model"], case["training"], case["number"]): case["value"] for case in rows("learned/summary.csv")}
     for model, name in BASES.items():
         for training in ("full", "LoRA 8"):

@@ -1,4 +1,4 @@
-"""Pages read as plain Markdown: outputs, tables and pictures are those of today's code (`make docs-text`)."""
+"""Pages read as plain Markdown: outputs, tables and pictures are what today's code makes (`make docs-text`)."""
 
 import re
 from pathlib import Path

@@ -10,7 +10,7 @@ import click
 from weightscope.cli import main
 
 ROOT = Path(__file__).parents[2]
-HELP = ROOT / "docs" / "commands.md"  # its examples are those of --help
+HELP = ROOT / "docs" / "commands.md"  # its examples come from --help
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").glob("*.md")} - {HELP})]
 FENCED = re.compile(r"^```[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"^(?: {4}.*\n)+", re.MULTILINE)

@@ -243,7 +243,7 @@ def _positions(draft: Draft, outside: Shapes, config: Mapping[str, Any], d: int)
     elif rotary and not tables:
         draft.cells.append("positions.rope = true")
         advice = "{ interleaved = true } if neighbours turn"
-        draft.open.append(f"# positions.rope = ?  # of {', '.join(rotary)}; {advice}")
+        draft.open.append(f"# positions.rope = ?  # from {', '.join(rotary)}; {advice}")
     else:
         advice = "positions.bias for ALiBi or buckets; nothing if there are none"
         draft.leave("positions.rope", [*tables, *rotary, advice])

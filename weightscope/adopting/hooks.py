@@ -282,7 +282,7 @@ def watch(part: torch.nn.Module, model: torch.nn.Module, inputs: dict[str, Any])
 def parts_left(
     model: torch.nn.Module, ran: Collection[str]
 ) -> Iterator[tuple[str, PreTrainedModel]]:
-    """The model, and then its parts of which no layer is in `ran`, to which the caller adds."""
+    """The model, then its parts without a layer in `ran`, to which the caller adds."""
     for name, part in list(model.named_modules()):
         has_run = name and any(layer.startswith(name + ".") for layer in ran)
         if isinstance(part, PreTrainedModel) and not has_run:
@@ -383,7 +383,7 @@ def _observed(
     """Each sequence of the attention that a softmax was part of."""
     *outer, n, m = softmax.scores.shape
     b = int(np.prod(outer[:-1]))
-    if len(outer) == 1:  # of heads, sequence by sequence
+    if len(outer) == 1:  # heads, sequence by sequence
         b = sequences if outer[0] % sequences == 0 else 1
     scores = softmax.scores.reshape(b, -1, n, m).float().numpy()
     attention = softmax.attention.reshape(b, -1, n, m).float().numpy()

@@ -143,7 +143,7 @@ def adopt_command(
 
 
 def _say_adopted(answer: Mapping[str, Any], checkpoint: "Checkpoint", as_json: bool) -> None:
-    """Print adopted rows, what proves them, and what is not read."""
+    """Print adopted rows, their proof, and tensors left unread."""
     options.say_digests(source_of(checkpoint))
     rows, proof = answer["stanzas"], answer["proof"]
     these = f"these {len(rows)} rows" if len(rows) > 1 else "this row"

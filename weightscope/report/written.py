@@ -33,7 +33,7 @@ UNREADABLE = (
 
 @cache
 def declared(*kinds: str) -> dict[str, str]:
-    """Declarations of all questions: those of the first kind, then those of the others."""
+    """Declarations of all questions: the first kind's, then the others'."""
     every: dict[str, str] = {}
     for kind in kinds:
         for question in questions():

@@ -166,7 +166,7 @@ def stored_dtypes(torch: Any) -> dict[Any, str]:
 
 
 def _tensors(torch: Any, file: Path, left_out: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of a pickled file, nothing of which is run; note what is no tensor."""
+    """Yield the tensors of a pickled file, without running any code; note other objects."""
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except MemoryError:

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from string import Template
 
@@ -12,12 +13,14 @@ import pytest
 import yaml
 from click.testing import Result
 
+import weightscope as ws
 from tests.support.commands import run_undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
 from weightscope.report.findings import finding_kinds
 
-RECIPE = Path(__file__).parents[3] / "docs" / "release.md"
+ROOT = Path(__file__).parents[3]
+RECIPE = ROOT / "docs" / "release.md"
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +133,7 @@ def test_list_puts_the_most_severe_first_and_fails_with_it(work: Path, tmp_path:
 
 @pytest.mark.parametrize(("name", "status"), [("step", 0), ("nan", 3)])
 def test_recipe_passes_good_weights_and_stops_broken_ones(work: Path, tmp_path: Path, name, status) -> None:
-    text, _ = re.findall(r"```yaml\n(.*?)```", RECIPE.read_text(), re.DOTALL)
+    text, *_ = re.findall(r"```yaml\n(.*?)```", RECIPE.read_text(), re.DOTALL)
     workflow = yaml.safe_load(text)
     (job,) = workflow["jobs"].values()
     lines = [step["run"] for step in job["steps"] if "run" in step]
@@ -143,6 +146,24 @@ def test_recipe_passes_good_weights_and_stops_broken_ones(work: Path, tmp_path: 
         patch.chdir(tmp_path)
         assert [run_undrawn(*command[1:]).exit_code for command in commands] == [status, status]
     assert (tmp_path / "weights" / "audit" / "report.html").exists()
+
+
+def test_pre_commit_hook_stops_broken_weights(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook, run in the folder of a checkpoint as pre-commit runs it: one command, no names of files."""
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    assert hook["language"] == "python" and hook["pass_filenames"] is False
+    assert all(re.search(hook["files"], name) for name in ("a/model.safetensors", "config.json", "b.gguf"))
+    assert not any(re.search(hook["files"], name) for name in ("README.md", "myconfig.json", "safetensors.py"))
+    program, *arguments = [*shlex.split(hook["entry"]), *hook["args"]]
+    assert program in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    for name, status in {"good": 0, "nan": 3}.items():
+        monkeypatch.chdir(work / name)
+        before = sorted(Path().iterdir())
+        assert run_undrawn(*arguments).exit_code == status
+        assert sorted(Path().iterdir()) == before
+    *_, config = re.findall(r"```yaml\n(.*?)```", RECIPE.read_text(), re.DOTALL)
+    (repo,) = yaml.safe_load(config)["repos"]
+    assert repo["hooks"] == [{"id": hook["id"]}] and repo["rev"] == f"v{ws.__version__}"
 
 
 def test_recipe_names_existing_kinds_and_options() -> None:

@@ -374,7 +374,7 @@ def test_gains_of_one_are_not_what_trained_ones_are_rounded_to(changed: Changing
     assert changed(to_half, nearly).verdict == "rounded"  # as all other tensors were
 
 
-# One value beside a change that keeps the function.
+# One value next to a change that keeps the function.
 
 
 def heads_permuted(weights: Weights, sizes: tuple[int, int, int]) -> None:

@@ -1,6 +1,7 @@
 """Findings as SARIF 2.1.0, and the steps of action.yml, run as the shell of a job runs them."""
 
 import json
+import re
 import shutil
 import stat
 import subprocess
@@ -219,6 +220,28 @@ def test_inputs_of_the_action_are_no_options_and_no_outputs(tmp_path: Path) -> N
         done = steps(tmp_path, checkpoint="embedded", out=out)
         assert done["Audit"].returncode == 2 and "out has more than one line" in done["Audit"].stderr
         assert not (tmp_path / "audit.output").exists()
+
+
+@pytest.mark.parametrize("package", ["", "weightscope-attention @ file:///a"])
+def test_the_action_installs_its_own_checkout_unless_told_otherwise(tmp_path: Path, package: str) -> None:
+    """Defaults of inputs are read before an action's path is known, so the step falls back on it."""
+    (step,) = (step for step in ACTION["runs"]["steps"] if step["name"] == "Install")
+    assert step["env"] == {"PACKAGE": "${{ inputs.package || github.action_path }}"}
+    assert ACTION["inputs"]["package"]["default"] == ""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PACKAGE": package or "/the/checkout"}
+    done = subprocess.run(["bash", "-ec", step["run"]], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["-m", "pip", "install", "--quiet", "--", package or "/the/checkout"]
+
+
+def test_the_recipe_names_the_action_by_the_tag_of_this_version() -> None:
+    _, recipe, _ = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "release.md").read_text(), re.DOTALL)
+    action, _ = yaml.safe_load(recipe)
+    assert (
+        action["uses"] == f"example/weightscope@v{ws.__version__}" and action["with"].keys() <= ACTION["inputs"].keys()
+    )
 
 
 @pytest.mark.check

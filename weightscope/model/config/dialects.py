@@ -32,7 +32,7 @@ class Settings:
     Attributes
     ----------
     values : Config
-        The config's values under the names of transformers 5, with what it leaves out.
+        The config's values under the names of transformers 5, defaults filled in.
     family : Family
         The row as these values make it.
     """

@@ -86,7 +86,7 @@ class LayerTensors:
 # The cells: modules and tensors by name, and what a config says about both.
 
 Names = tuple[str, ...]
-Layout = Callable[[Any], Layer]  # of `layouts.StoredHeads`
+Layout = Callable[[Any], Layer]  # makes a Layer of `layouts.StoredHeads`
 Additive = Callable[[LayerTensors, ModelConfig, int], Slopes | Buckets | WindowBias]
 Epsilon = Annotated[float, Within(0.0, 1.0)] | None
 

@@ -96,7 +96,7 @@ class SettingsChange(NamedTuple):
 
 
 def settings_change(a: Model, b: Model, label: str) -> SettingsChange:
-    """Compare the config and the files of `b`, called `label`, with those of `a`."""
+    """Compare the config and the files of `a` and `b`; `label` names `b`."""
     config = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
     if any(_last(each.key) == TIED for each in config) and all(map(tie_holds, (a, b))):
         config = [

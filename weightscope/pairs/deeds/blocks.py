@@ -364,12 +364,12 @@ def confined(seen: Seen) -> Deed | None:
 def _has_other_values(pair: Pair, made: str) -> bool:
     """Detect erased values: as far off as strangers, by more than a step of the row's grid.
 
-    Asked of neighbours in a row, and of columns. A code of zero stands for values below one step,
+    Asked of neighbours in a row, and of columns. A code of zero covers values below one step,
     which the least other values show: of several grids the coarsest.
     """
     # the largest change in rows of zeros, and the coarsest step of any row
     without, coarsest = 0.0, 0.0
-    # of each column: squares before, after and of the change, and a value off by more than a step
+    # each column's squares before, after and of the change; a value off by more than a step
     squares, is_far = np.zeros((3, pair.a.shape[-1])), np.zeros(pair.a.shape[-1], bool)
     for values in pair.pairs():
         x, y = values if made == "B" else values[::-1]

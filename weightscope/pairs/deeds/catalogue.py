@@ -12,7 +12,7 @@ from weightscope.checkpoint.checkpoint import Checkpoint, Tensor, WholeTensor
 from weightscope.core.compute.cores import in_threads
 from weightscope.heads.tensors.measure import BITS
 from weightscope.model.metrics.spectra import evenly_spread, low_rank
-from weightscope.pairs.deeds import orders, scales, values  # noqa: F401 - register their deeds
+from weightscope.pairs.deeds import orders, values  # noqa: F401 - register their deeds
 from weightscope.pairs.deeds.blocks import Seen
 from weightscope.pairs.deeds.change import Change, first_pass, with_shown_casts
 from weightscope.pairs.deeds.deed import (
@@ -68,7 +68,7 @@ def compare_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[C
 def classify(pair: Pair, change: Change, *, may_look_again: bool = True) -> Change:
     """The change with its kind; the pair is read again where the first pass does not settle it.
 
-    may_look_again: what is not explained block by block is seen whole.
+    may_look_again: a change not explained block by block is seen whole.
     """
     if pair.problem:
         return change
@@ -101,12 +101,12 @@ def exceeds_rounding(change: Change) -> bool:
 def deed_by_views(pair: Pair, change: Change) -> Deed | None:
     """The proved deed of a vector or a matrix, tried on a few rows and columns first.
 
-    A matrix of which some rows no longer resemble their former values may be quantised as well.
+    A matrix with rows that no longer resemble their former values may be quantised as well.
     """
     shape, is_unlike = pair.a.shape, not change.is_tuned
     if len(shape) > 2 or shape != pair.b.shape or not exceeds_rounding(change):
         return None
-    # how many heads there are is not known here
+    # the number of heads is not known here
     sizes = Sizes("" if {*pair.role.split("+")} & ROTATED else pair.role or pair.a.name)
     if not is_unlike and len(shape) == 2:
         first = first_views(pair)

@@ -49,7 +49,7 @@ class Blocks(NamedTuple):
         """Coefficients of the inputs' importance in what scale and minimum are off, relative to
         these, (n, groups, 32).
 
-        The sums that they are divided by are those of the weights so far.
+        They are divided by sums of the weights so far.
         """
         left = self.weights * (self.x - self.scale * self.codes - self.minimum)
         w, has_minimum = self.weights * importance, self.minimum < 0

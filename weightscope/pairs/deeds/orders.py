@@ -10,7 +10,7 @@ from weightscope.core.errors import counted
 from weightscope.model.metrics.spectra import evenly_spread
 from weightscope.pairs.deeds.deed import Deed, Proof, What, deed, search
 from weightscope.pairs.deeds.thresholds import EXACT, FARTHEST
-from weightscope.pairs.deeds.views import TABLES, Sizes, View, error_of
+from weightscope.pairs.deeds.views import AT_ONCE, TABLES, Sizes, View, error_of
 
 MOST_SHIFTED = 16  # rows by which a vocabulary is looked for in another place
 BLOCKS = (256, 128, 64, 32, 16)  # neighbours that share a scale in quantised formats
@@ -214,25 +214,31 @@ def places_of(x: np.ndarray, y: np.ndarray, block: int, tolerance: float) -> np.
         return None
     if not np.isfinite(x).all() & np.isfinite(y).all():
         return None
-    rng = np.random.default_rng(0)
-    turn = rng.standard_normal((block * x.shape[1], min(8, block * x.shape[1]))).astype(np.float32)
+    blocks = [side.reshape(-1, block, side.shape[1]) for side in (x, y)]  # views, (n / block, ...)
     with np.errstate(all="ignore"):
-        sides = (side.reshape(len(side) // block, -1).astype(np.float32) @ turn for side in (x, y))
-        of_x, of_y = (side.astype(np.float64) for side in sides)
+        of_x, of_y = map(_sketch, blocks)
     if not (np.isfinite(of_x).all() and np.isfinite(of_y).all()):
         return None  # their sums overflow
-    if any(len(np.unique(side, axis=0)) < len(side) for side in (of_x, of_y)):
-        return None  # equal blocks have no order, and a tree is slow where many points are one
     few = of_y[evenly_spread(len(of_y), PROBED)]
     nearest = np.array([np.linalg.norm(of_x - row, axis=1).min() for row in few])
     size = float(np.linalg.norm(of_y)) / sqrt(len(of_y))
     # most changes end here
     if np.linalg.norm(nearest) > FARTHEST * max(tolerance, EXACT) * size * sqrt(len(few)):
         return None
+    if any(len({hash(each.tobytes()) for each in side}) < len(side) for side in blocks):
+        return None  # equal blocks have no order, and a tree is slow where many points are one
     from scipy.spatial import cKDTree  # SciPy takes a while to import
 
     _, places = cKDTree(of_x).query(of_y)
     if len({*places.tolist()}) < len(places):
         return None
-    ordered = x.reshape(-1, block, x.shape[1])[places].reshape(x.shape)
+    ordered = blocks[0][places].reshape(x.shape)
     return places if error_of(ordered, y) <= tolerance else None
+
+
+def _sketch(blocks: np.ndarray) -> np.ndarray:
+    """Each block along a few random directions, (n, m); float32 sums would hide what is equal."""
+    width, step = blocks[0].size, max(1, AT_ONCE // blocks[0].size)
+    turn = np.random.default_rng(0).standard_normal((width, min(8, width)))
+    parts = (blocks[i : i + step].astype(np.float64) for i in range(0, len(blocks), step))
+    return np.concatenate([part.reshape(len(part), width) @ turn for part in parts])

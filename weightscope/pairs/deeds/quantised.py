@@ -265,10 +265,10 @@ def _by_sums(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
     used = Used()
     for stored in stored_cells(older, newer):
         x, grids = stored.placed.x, stored.grids
-        summands = 2 * np.abs(x)  # the scale, and what it divides
+        summands = 2 * np.abs(x)  # the scale, and the value it divides
         if isinstance(levels, int):
             offset = np.abs(grids.least + levels * grids.half)
-            if np.any(offset > OF_ZERO * grids.half):  # of a zero point, which was added
+            if np.any(offset > OF_ZERO * grids.half):  # its zero point was added
                 summands = summands + np.abs(x - grids.least)
         room = _half_unit("BF16") * summands
         is_near_ends = stored.beyond <= CLIPPED * grids.end + grids.lost + room

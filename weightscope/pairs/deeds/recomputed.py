@@ -403,7 +403,7 @@ def _before_its_scale_was_rounded(
     x, y, grids = placed
     first, last = PLAIN[newer.dtype]
     bottom, top = (each(axis=1, keepdims=True).astype(np.float64) for each in (x.min, x.max))
-    if first:  # scales of the first code have its sign; those of eight bits are positive
+    if first:  # scales of the first code have its sign; eight bits have positive ones
         farthest = np.where(top > -bottom, top, bottom)
         scale = np.abs(farthest) / last if newer.dtype == "Q8_0" else farthest / first
         bottom, top = first * scale, last * scale

@@ -167,7 +167,7 @@ class View:
 
     @property
     def where(self) -> str:
-        """The number of rows that changed, and the first of them."""
+        """The number of rows that changed, and the first one."""
         first = np.argmax(self.changed)
         return f"{np.count_nonzero(self.changed)} of {len(self.changed)}, from {first}"
 
@@ -180,7 +180,7 @@ class View:
 
     @property
     def on_grids(self) -> "View":
-        """With the room of the grids that floats lie on, as those of a dequantised copy do."""
+        """With the room of the grids that floats lie on, as in a dequantised copy."""
         x, y = map(_on_its_grid, (self.x, self.y))
         return View(x, y, columns=self.columns, is_whole=self.is_whole)
 
@@ -293,7 +293,7 @@ def _first_values(tensor: Tensor) -> np.ndarray:
 def views_of(pair: Pair, most: int = LARGEST_WHOLE) -> list[View]:
     """Both along their rows and, of a matrix, along their columns.
 
-    All values, or of a tensor of more than `most` those of some rows and columns.
+    All values, or some rows and columns of a tensor of more than `most`.
     """
     shape, is_matrix = pair.a.shape, len(pair.a.shape) > 1
     width = shape[-1] if is_matrix else 1
@@ -324,7 +324,7 @@ def whole_view(pair: Pair) -> View:
 
 
 def first_views(pair: Pair) -> list[View]:
-    """Views of a few of a matrix's first rows, of which one block is read."""
+    """Views of a few of a matrix's first rows, from one block."""
     of_a, of_b = next(pair.pairs())
     few = evenly_spread(len(of_a), SAMPLED_ROWS)
     x, y = (

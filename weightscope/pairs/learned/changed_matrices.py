@@ -72,7 +72,7 @@ class Update(ShowsShapes):
 
     @property
     def is_noise(self) -> bool:
-        """True if no direction exceeds those of independent noise of this size (Johnstone 2001)."""
+        """True if no direction exceeds independent noise of this size (Johnstone 2001)."""
         rows, columns = sqrt(self.shape[0] - 1), sqrt(self.shape[1])
         edge, spread = (rows + columns) ** 2, (rows + columns) * (1 / rows + 1 / columns) ** (1 / 3)
         return bool(

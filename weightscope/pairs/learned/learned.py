@@ -769,7 +769,7 @@ def one_deed(tried: Mapping[int, Deed | None], changes: Sequence[Change]) -> Tra
 
 
 def adapter_form(moved: Sequence[tuple[Counterparts, Change]], updates: Sequence[Update]) -> str:
-    """A phrase if changes of full rank are those of a DoRA or a LoKr; else empty."""
+    """A phrase if changes of full rank come from a DoRA or a LoKr; else empty."""
     full = [
         entry for (entry, _), update in zip(moved, updates, strict=False) if update.rank is None
     ]

@@ -538,7 +538,7 @@ class AlignmentRow(NamedTuple):
 
 
 class BackgroundRow(NamedTuple):
-    """A base compared by one route, beside what strangers show."""
+    """A base compared by one route, next to what strangers show."""
 
     base: str = column()
     route: str = column("What was compared.")

@@ -12,7 +12,7 @@ TIED = "tie_word_embeddings"
 STEPS = ("normalizer", "pre_tokenizer", "decoder")
 
 
-class Settings(NamedTuple):
+class ConfigDifferences(NamedTuple):
     """The keys in which two configs differ, by what they decide."""
 
     deciding: list[Difference]
@@ -22,8 +22,8 @@ class Settings(NamedTuple):
 
 def compare_settings(
     a: Model | TensorsOnly, b: Model | TensorsOnly, *, same_head: bool
-) -> Settings:
-    """Keys in which two configs differ; that of tied heads only if heads differ."""
+) -> ConfigDifferences:
+    """Keys in which two configs differ; the key of tied heads only if heads differ."""
     if isinstance(a, Model) and isinstance(b, Model):
         differing = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
     else:
@@ -35,7 +35,7 @@ def compare_settings(
         kind: [each for each in differing if each.effect == kind] for kind in (COMPUTATION, UNKNOWN)
     }
     rest = [each for each in differing if each.effect not in kinds]
-    return Settings(kinds[COMPUTATION], kinds[UNKNOWN], rest)
+    return ConfigDifferences(kinds[COMPUTATION], kinds[UNKNOWN], rest)
 
 
 class TokenizerVerdict(NamedTuple):

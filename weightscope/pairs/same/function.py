@@ -77,7 +77,7 @@ def basis_of(a: Model, b: Model) -> Basis | None:
 
 
 def _rows_turned(a: Model, x: np.ndarray, y: np.ndarray, basis: Basis) -> bool:
-    """True if each value of y (n, d) is that of x in the other basis."""
+    """True if each value of y (n, d) is the value of x in the other basis."""
     if x.shape != y.shape:
         return False
     usual = np.sqrt(np.mean(np.square(x, dtype=np.float64), axis=-1, keepdims=True))

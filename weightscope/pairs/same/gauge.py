@@ -29,7 +29,7 @@ SKETCHED = 8  # directions that rows are matched in; heads in as many more than 
 
 
 @dataclass(frozen=True, eq=False)
-class Matrix:
+class Rounded:
     """A matrix in float64, and the rounding of what stores it."""
 
     values: np.ndarray
@@ -37,7 +37,7 @@ class Matrix:
     least: float  # the smallest normal number
 
     @classmethod
-    def of(cls, tensor: NamedTensor, values: np.ndarray) -> "Matrix":
+    def of(cls, tensor: NamedTensor, values: np.ndarray) -> "Rounded":
         """Some values of a tensor."""
         dtype = tensor.tensor.dtype
         unit, least = 2.0 ** -(FRACTION.get(dtype, 23) + 1), 2.0 ** SMALLEST.get(dtype, -126)
@@ -48,14 +48,14 @@ class Matrix:
         """Half a step at each value."""
         return self.unit * np.maximum(np.abs(self.values), self.least)
 
-    def at(self, rows: np.ndarray | slice | int) -> "Matrix":
+    def at(self, rows: np.ndarray | slice | int) -> "Rounded":
         """Some rows."""
         return replace(self, values=self.values[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class Gains:
-    """The gains of a norm in A and B, (d,), and what it adds."""
+    """The gains and the bias of a norm in A and B, (d,)."""
 
     stem: str = ""  # its label
     gains: tuple[np.ndarray | float, np.ndarray | float] = (1.0, 1.0)
@@ -82,7 +82,7 @@ class Gauges:
             norm = None if _is_norm(each) else self._norm_of(stem, each, norms)
             if norm is not None:
                 held |= {stem, norm.stem}
-        by_deed = {Proof.VALUES, Proof.GRID}  # of vectors, which no matrix certifies
+        by_deed = {Proof.VALUES, Proof.GRID}  # enough for vectors, which no matrix certifies
         return [
             each
             for each in self.changed
@@ -91,7 +91,7 @@ class Gauges:
         ]
 
     def _gains(self, stem: str) -> Gains:
-        """The gains of a norm, and what it adds, in both."""
+        """The gains and the bias of a norm, in both."""
         sides = []
         for model in (self.a, self.b):
             keys = (stem, f"{stem}.bias")
@@ -120,17 +120,17 @@ class Gauges:
                 return norm
         return None
 
-    def _matrices(self, stem: str, judged: Judged) -> Iterator[tuple[list[Matrix], list[Matrix]]]:
+    def _matrices(self, stem: str, judged: Judged) -> Iterator[tuple[list[Rounded], list[Rounded]]]:
         """A matrix, and a bias if it has one, in A and in B; of a stack, each expert's."""
         before = stem
         if self.experts is not None and judged.expert is not None:
             before = stem.replace(
                 f" expert {judged.expert} ", f" expert {self.experts[judged.expert]} "
             )
-        sides: list[list[Matrix]] = []
+        sides: list[list[Rounded]] = []
         for model, key in ((self.a, before), (self.b, stem)):
             named = [model.tensors[each] for each in (key, f"{key}.bias") if each in model.tensors]
-            sides.append([Matrix.of(each, each.array()) for each in named])
+            sides.append([Rounded.of(each, each.array()) for each in named])
         if sides[0][0].values.ndim != 3:
             yield sides[0], sides[1]
             return
@@ -138,7 +138,7 @@ class Gauges:
             place = i if self.experts is None else int(self.experts[i])
             yield [each.at(place) for each in sides[0]], [each.at(i) for each in sides[1]]
 
-    def _is_gauge(self, x: list[Matrix], y: list[Matrix], norm: Gains, head_dim: int) -> bool:
+    def _is_gauge(self, x: list[Rounded], y: list[Rounded], norm: Gains, head_dim: int) -> bool:
         """True if some L gives every value: of matrices that read the stream, or write to it."""
         if len(x) != len(y) or x[0].values.shape != y[0].values.shape or x[0].values.ndim != 2:
             return False
@@ -161,7 +161,7 @@ class Gauges:
             _is_near(written, np.abs(written.values), biases[1], self.loose).all()
         )
 
-    def _turned(self, x: Matrix) -> Matrix | None:
+    def _turned(self, x: Rounded) -> Rounded | None:
         """A matrix in B's coordinates of the stream, a bias in its last column left as it is."""
         if self.turn is None:
             return x
@@ -170,7 +170,7 @@ class Gauges:
             return None
         return replace(x, values=np.hstack([x.values[:, :d] @ self.turn, x.values[:, d:]]))
 
-    def _fits(self, x: Matrix, y: Matrix, head_dim: int) -> bool:
+    def _fits(self, x: Rounded, y: Rounded, head_dim: int) -> bool:
         return _rows_fit(x, y, self.loose) or _heads_fit(x, y, head_dim, self.loose)
 
 
@@ -183,7 +183,7 @@ def _is_norm(judged: Judged) -> bool:
     return judged.role.startswith("norm.")
 
 
-def _reading(side: list[Matrix], gains: np.ndarray | float, added: np.ndarray | float) -> Matrix:
+def _reading(side: list[Rounded], gains: np.ndarray | float, added: np.ndarray | float) -> Rounded:
     """A matrix times the gains that it reads, with what else it adds as a last column."""
     matrix, *biases = side
     values = matrix.values * gains
@@ -195,14 +195,14 @@ def _reading(side: list[Matrix], gains: np.ndarray | float, added: np.ndarray | 
     return replace(matrix, values=values)
 
 
-def _is_near(made: Matrix, sizes: np.ndarray, y: Matrix, loose: float) -> np.ndarray:
+def _is_near(made: Rounded, sizes: np.ndarray, y: Rounded, loose: float) -> np.ndarray:
     """True for rows of y that were made so; sizes of the summands of each value."""
     usual = np.sqrt(np.mean(y.values**2, axis=1, keepdims=True)) if loose else 0.0
     allowed = FARTHEST * (made.unit * sizes + y.room) + ARITHMETIC * sizes + loose * usual
     return np.asarray((np.abs(made.values - y.values) <= allowed).all(axis=1))
 
 
-def _rows_fit(x: Matrix, y: Matrix, loose: float) -> bool:
+def _rows_fit(x: Rounded, y: Rounded, loose: float) -> bool:
     """True if each row of y is a row of x times a number."""
     left = np.flatnonzero(~_scaled(x, y, loose))
     if not len(left):
@@ -211,8 +211,8 @@ def _rows_fit(x: Matrix, y: Matrix, loose: float) -> bool:
     return places is not None and bool(_scaled(x.at(places), y.at(left), loose).all())
 
 
-def _scaled(x: Matrix, y: Matrix, loose: float) -> np.ndarray:
-    """True for rows of y that are those of x times a number each."""
+def _scaled(x: Rounded, y: Rounded, loose: float) -> np.ndarray:
+    """True for each row of y that is the row of x times a number."""
     squares = np.vecdot(x.values, x.values)
     factors = np.vecdot(x.values, y.values) / np.where(squares > 0, squares, 1.0)
     made = replace(x, values=x.values * factors[:, None])
@@ -235,8 +235,8 @@ def _likely_rows(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
     return np.asarray(numbers[cKDTree(points).query(sides[1])[1]] % len(x))
 
 
-def _heads_fit(x: Matrix, y: Matrix, head_dim: int, loose: float) -> bool:
-    """True if the rows of each head of y are those of one head of x in another basis."""
+def _heads_fit(x: Rounded, y: Rounded, head_dim: int, loose: float) -> bool:
+    """True if each head of y has the rows of one head of x, in another basis."""
     n, width = y.values.shape
     if not 1 < head_dim <= width or n % head_dim:
         return False

@@ -33,7 +33,9 @@ def write_same_page(files: Files, same: Same) -> None:
             [(k, str(a), str(b)) for k, a, b in same.config],
         )
         sections.append(Section("Config keys that decide what is computed", "", [keys]))
-    differing = [(each.file, each.detail) for each in (*same.beside.deciding, *same.beside.named)]
+    differing = [
+        (each.file, each.detail) for each in (*same.companions.deciding, *same.companions.named)
+    ]
     if differing:
         table = Table.of_rows(("file", "how"), differing)
         sections.append(Section("Other files that differ", "", [table]))

@@ -41,9 +41,9 @@ from weightscope.pairs.same import (
     UP_TO,
     VERDICTS,
 )
-from weightscope.pairs.same.beside import Beside, compare_beside
+from weightscope.pairs.same.companions import Companions, compare_companions
 from weightscope.pairs.same.config_and_tokens import (
-    Settings,
+    ConfigDifferences,
     TokenizerVerdict,
     compare_settings,
     compare_tokenizers,
@@ -128,14 +128,14 @@ class Same(Result):
     name_b: str
     verdict: str
     tensors: Sequence[Judged]
-    settings: Settings
+    settings: ConfigDifferences
     tokens: TokenizerVerdict
     not_compared: Sequence[str]  # names of tensors that were not compared, and why
     # a sentence for each checkpoint with a head or with files that are not read by all
     unread_files: Sequence[str]
     sample: float
     provenance: Provenance
-    beside: Beside  # files next to weights and config.json that differ
+    companions: Companions  # files next to weights and config.json that differ
     unloaded: Sequence[str]  # names in B's file that the class of its config would not load
     names: str  # a sentence on these; empty where there are none
     where: str = ""  # on which inputs what computes the same was compared
@@ -199,7 +199,7 @@ class Same(Result):
             unknown = [
                 f"{key.key} in config.json differs, and its effect {_effect(key)}" for key in keys
             ]
-            unknown += map(str, self.beside.deciding)
+            unknown += map(str, self.companions.deciding)
             why = joined([f"{each.name} ({each.deed})" for each in self.differing] + unknown)
             return f"Whether {b} is {a} is undecided: {printable(why)}.{rest}{looked}"
         parts = []
@@ -210,7 +210,7 @@ class Same(Result):
                 "config.json computes something else "
                 f"({listed([str(key) for key in self.settings.deciding], NAMED)})"
             )
-        parts += map(str, self.beside.deciding[:NAMED])
+        parts += map(str, self.companions.deciding[:NAMED])
         return f"{b} is not {a}: {printable('; '.join(parts))}.{rest}{looked}"
 
     @property
@@ -252,7 +252,7 @@ class Same(Result):
             ]
         rows += [
             (UNDECIDED, "file", each.file, None, each.detail, np.nan, str(each))
-            for each in self.beside.deciding
+            for each in self.companions.deciding
         ]
         return [
             dict(
@@ -297,8 +297,8 @@ class Same(Result):
         if self.settings.idle:
             keys = listed([printable(each.named) for each in self.settings.idle], NAMED)
             parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
-        if self.beside.named:
-            files = listed([*map(str, self.beside.named)], NAMED)
+        if self.companions.named:
+            files = listed([*map(str, self.companions.named)], NAMED)
             parts.append(
                 f"Next to the weights, and without effect on what they compute: {printable(files)}."
             )
@@ -339,9 +339,9 @@ class Same(Result):
                         {
                             "file": each.file,
                             "detail": each.detail,
-                            "decides": each in self.beside.deciding,
+                            "decides": each in self.companions.deciding,
                         }
-                        for each in (*self.beside.deciding, *self.beside.named)
+                        for each in (*self.companions.deciding, *self.companions.named)
                     ],
                     "tensors": [each.as_json() for each in self.tensors],
                 }
@@ -425,8 +425,8 @@ def same(
     keep_freed()
     with progress_shown(progress), np.errstate(all="ignore"):  # values that overflow are different
         read_known_digests(a.checkpoint, b.checkpoint)
-        beside = compare_beside(a, b)
-        judged, left = _judged(a, b, sample, beside)
+        companions = compare_companions(a, b)
+        judged, left = _judged(a, b, sample, companions)
         tokens = compare_tokenizers(a, b)
     hand_back()
     head = [each for each in judged if each.role == "unembedding"]
@@ -447,13 +447,13 @@ def same(
         and same_files(a.checkpoint, b.checkpoint)
     ):
         verdict = SAME_BYTES
-    if settings.unknown or beside.deciding:
+    if settings.unknown or companions.deciding:
         verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
     if settings.deciding:
         verdict = DIFFERENT
     provenance = Provenance.of(a.checkpoint, b.checkpoint)
     unread_files = {
-        letter: _unread(each.checkpoint, beside) for letter, each in (("A", a), ("B", b))
+        letter: _unread(each.checkpoint, companions) for letter, each in (("A", a), ("B", b))
     }
     unread = [f"{letter}: {tie}" for letter, tie in ties.items() if tie]
     unread += [
@@ -475,7 +475,7 @@ def same(
         unread,
         sample,
         provenance,
-        beside,
+        companions,
         b.unloaded,
         names_sentence(b.unloaded, len(b.checkpoint), f"{printable(b.name)}'s"),
         where,
@@ -501,9 +501,9 @@ def _effect(key: Difference) -> str:
     return "depends on the reader" if key.key.rpartition(".")[2] == TIED else "is not known"
 
 
-def _unread(checkpoint: Checkpoint, beside: Beside) -> WeightFiles:
-    """The files next to a checkpoint's weights, without those of modules that were compared."""
-    compared = {file.path for each in beside.modules or () for file in each.checkpoint.files}
+def _unread(checkpoint: Checkpoint, companions: Companions) -> WeightFiles:
+    """The files next to a checkpoint's weights, except files of modules that were compared."""
+    compared = {file.path for each in companions.modules or () for file in each.checkpoint.files}
     files = checkpoint.weight_files
     return replace(
         files, names=[name for name in files.names if checkpoint.folder / name not in compared]
@@ -517,10 +517,13 @@ def _needs_head(model: Readable) -> bool:
 
 
 def _judged(
-    a: Readable, b: Readable, sample: float, beside: Beside
+    a: Readable, b: Readable, sample: float, companions: Companions
 ) -> tuple[list[Judged], list[str]]:
     """Every tensor of both with its verdict, and the names of those that were not compared."""
-    tensors = [*counterparts(a, b), *(counterparts(*beside.modules) if beside.modules else ())]
+    tensors = [
+        *counterparts(a, b),
+        *(counterparts(*companions.modules) if companions.modules else ()),
+    ]
     parts = [compared(a, b, each, sample) for each in tensors if each.a and each.b]
     only_a = [(each.a, each.label) for each in tensors if each.a and not each.b]
     only_b = [(each.b, each.label) for each in tensors if each.b and not each.a]

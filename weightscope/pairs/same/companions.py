@@ -52,8 +52,8 @@ class FileDifference(NamedTuple):
         return f"{self.file} {self.detail}"
 
 
-class Beside(NamedTuple):
-    """Differences next to two checkpoints, and the tensors of their further modules."""
+class Companions(NamedTuple):
+    """Differences of the files next to two checkpoints, and their further modules."""
 
     deciding: tuple[FileDifference, ...] = ()
     named: tuple[FileDifference, ...] = ()
@@ -67,11 +67,11 @@ class _SentenceModule(NamedTuple):
     path: str
 
 
-def compare_beside(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Beside:
+def compare_companions(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Companions:
     """Compare the files next to two checkpoints, by whether they decide what is computed."""
     places = [*map(_place_of, (a.checkpoint, b.checkpoint))]
     if None in places:
-        return Beside()
+        return Companions()
     x, y = (place for place in places if place is not None)
     decides, named = [*_code(x, y)], [*_named(x, y)]
     of_a, of_b = x.modules, y.modules
@@ -83,17 +83,17 @@ def compare_beside(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Beside:
                     MODULES, f"is only in {only}: its pooling and other modules were not compared"
                 )
             )
-        return Beside(tuple(decides), tuple(named))
+        return Companions(tuple(decides), tuple(named))
     kinds = [[module.kind for module in modules] for modules in (of_a, of_b)]
     if kinds[0] != kinds[1]:
         decides.append(
             FileDifference(MODULES, f"names {', '.join(kinds[0])} in A, {', '.join(kinds[1])} in B")
         )
-        return Beside(tuple(decides), tuple(named))
+        return Companions(tuple(decides), tuple(named))
     decides += _settings(x, y)
     decides += _others(x, y)
     is_here = isinstance(x.where, Path) and isinstance(y.where, Path)
-    return Beside(tuple(decides), tuple(named), (x.tensors, y.tensors) if is_here else None)
+    return Companions(tuple(decides), tuple(named), (x.tensors, y.tensors) if is_here else None)
 
 
 class _Place:
