@@ -106,7 +106,8 @@ class Blocks(NamedTuple):
         low = np.maximum(low.max(axis=2), most - AROUND)
         high = np.minimum(high.min(axis=2), most + AROUND)
         is_nearest = (low <= high) & ~(is_zero & (self.codes != 0)).any(axis=2)
-        return bool((is_nearest | ~self.x.any(axis=2)).all())
+        of_zeros = ~self.x.any(axis=2) & ~(self.codes * self.scale + self.minimum).any(axis=2)
+        return bool((is_nearest | of_zeros).all())
 
 
 def _finite(x: np.ndarray) -> np.ndarray:
