@@ -626,10 +626,11 @@ class Audit(Result):
         if not len(shares):
             return numbers
         kinds = [*self.heads["sink_kind"]]
-        of_all = [f"of {len(shares):,}", *(f"{n} {k}" for k in MECHANISMS if (n := kinds.count(k)))]
+        by_kind = ", ".join(f"{n} {kind}" for kind in MECHANISMS if (n := kinds.count(kind)))
         half = "heads that give the first token at least half of their attention"
         n_sinks = int((shares >= EVENT_WEIGHT).sum())
-        numbers.append(Number(f"{n_sinks:,}", half, ", ".join(of_all)))
+        of_all = f"of {len(shares):,}{by_kind and f': {by_kind}'}"
+        numbers.append(Number(f"{n_sinks:,}", half, of_all))
         value, where = "none", ""
         if self.massive is not None:
             value = f"{self.massive.value:,.0f}"
