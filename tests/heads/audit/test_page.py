@@ -11,7 +11,7 @@ from markupsafe import escape
 import weightscope as ws
 from tests.support.browser import Page
 from tests.support.commands import run
-from tests.support.figures import unsaved
+from tests.support.figures import undrawn, unsaved
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.heads.audit import figures
 
@@ -91,10 +91,16 @@ def test_numbers_that_were_not_computed_are_left_out() -> None:
 
 
 def test_a_map_of_zeros_is_not_drawn(page_file: Path, tmp_path: Path) -> None:
-    with unsaved():
-        ws.audit("embedded", directions=0).write(tmp_path)
-    assert 'data-measure="vo_bias_norm"' not in (tmp_path / "report.html").read_text()
-    assert 'data-measure="vo_bias_norm"' in page_file.read_text()
+    weights = gpt2_weights(n_layers=2, d=48, vocab=60)
+    for layer in range(2):
+        weights[f"h.{layer}.attn.c_attn.bias"][:] = 0
+        weights[f"h.{layer}.ln_1.bias"][:] = 0
+    audit = ws.audit(write_checkpoint(tmp_path / "unbiased", weights, n_head=6), directions=0)
+    with undrawn():
+        audit.write(tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert not audit.heads["vo_bias_norm"].any() and "not drawn: qk_bias_norm, vo_bias_norm" in page
+    assert 'data-measure="vo_bias_norm"' not in page and 'data-measure="vo_bias_norm"' in page_file.read_text()
 
 
 def test_a_click_on_what_heads_do_and_on_a_findings_picture_shows_the_head(tab: Page, page_file: Path) -> None:

@@ -125,7 +125,7 @@ function drawCells(canvas, [widest, highest], colour, sign, framed) {
   canvas.style.maxWidth = `${wide * nHeads}px`;
   const pen = canvas.getContext("2d");
   pen.scale(2, 2);
-  pen.font = `bold ${0.7 * least}px sans-serif`;
+  pen.font = `bold ${Math.min(0.95 * least, 24)}px sans-serif`;
   [pen.textAlign, pen.textBaseline] = ["center", "middle"];
   for (const i of count(nLayers)) for (const head of count(nHeads)) {
     const [x, y] = [head * wide, i * high];
