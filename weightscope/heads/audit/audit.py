@@ -63,7 +63,7 @@ ALL_PAIRS = 4e11  # multiply-adds of the scores of all pairs of tokens in layer 
 A_SCORE = 64  # multiply-adds in the time that a score takes besides its products
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head
 # measures that summarise a checkpoint
-LARGEST = {  # measures whose largest value an audit begins with
+FIRST_NUMBERS = {  # measures whose largest value an audit begins with
     "qk_sigma1": "largest singular value of W_QK",
     "qk_logit_bound": "largest bound on a logit",
 }
@@ -613,7 +613,7 @@ class Audit(Result):
     def numbers(self) -> list[Number]:
         """The numbers to begin with; those that were not computed are left out."""
         numbers = [Number(f"{len(self.heads):,}", "heads", self.described)]
-        for name, meaning in LARGEST.items():
+        for name, meaning in FIRST_NUMBERS.items():
             values = self.heads[name]
             if np.isfinite(values).any():
                 row = int(np.where(np.isfinite(values), values, -np.inf).argmax())
