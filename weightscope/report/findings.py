@@ -282,18 +282,21 @@ class Findings(list[Finding]):
         return {severity: counts[severity] for severity in SEVERITIES}
 
     @property
-    def headline(self) -> str:
-        """Number of findings of each severity and kind, in a sentence."""
+    def verdict(self) -> str:
+        """Number of findings of each severity: `No errors or warnings; 2 notes`."""
         if not self:
-            return "No findings."
-        parts = []
-        counts = [(kind_of(name), n) for name, n in self.kinds.items()]
-        for severity, count in self.severities.items():
-            kinds = [f"{n} × {kind.title}" for kind, n in counts if kind.severity == severity]
-            if kinds:
-                parts.append(f"{counted(count, severity)} ({', '.join(kinds)})")
+            return "No findings"
+        *severe, notes = ((n, counted(n, name)) for name, n in self.severities.items())
+        parts = [" and ".join(words for n, words in severe if n) or "No errors or warnings"]
+        parts += [notes[1]] if notes[0] else []
         known = sum(bool(finding.known) for finding in self)
-        return f"Findings: {', '.join(parts)}{f'; {known} of them known' * bool(known)}."
+        return "; ".join(parts + [f"{known} of them known"] * bool(known))
+
+    @property
+    def headline(self) -> str:
+        """The verdict, and the number of findings of each kind, in a sentence."""
+        kinds = ", ".join(f"{n} × {kind_of(name).title}" for name, n in self.kinds.items())
+        return f"{self.verdict} ({kinds})." if kinds else f"{self.verdict}."
 
     @property
     def table(self) -> Table:

@@ -105,7 +105,10 @@ def test_python_gives_what_the_command_writes(checkpoint: Path, out: Path, tmp_p
 def test_an_audit_shows_itself(checkpoint: Path) -> None:
     audit = ws.audit(ws.open_model(checkpoint), directions=0)
     assert repr(audit).startswith("Audit(twelve layers: 12 layers of 4 heads, ") and "\n" not in repr(audit)
-    assert "not requested" in audit.lead and audit.lead in str(audit)
+    assert "not requested" in audit.lead and audit.lead.startswith(audit.findings.headline)
+    printed = str(audit)
+    assert printed.startswith(audit.findings.headline) and printed.endswith(" ".join(audit.remarks))
+    assert all(remark in audit.lead for remark in audit.remarks)
     assert "<mi>σ</mi>" in audit._repr_html_() and "<table" in audit._repr_html_()
     assert len({audit, audit}) == 1 and audit == audit
     assert len(audit.plot().axes) == 12  # six maps, each with its scale

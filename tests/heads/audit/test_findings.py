@@ -353,10 +353,13 @@ def test_the_most_severe_findings_come_first_and_are_counted() -> None:
     severities = [finding.severity for finding in findings]
     assert severities == sorted(severities, key=SEVERITIES.index)
     errors = findings.severities["error"]
-    assert (
-        findings.headline.startswith(f"Findings: {errors} error")
-        and "1 × weights that are not finite" in findings.headline
-    )
+    warnings, notes = findings.severities["warning"], findings.severities["note"]
+    assert findings.verdict == f"{errors} errors and {warnings} warnings; {notes} notes"
+    assert findings.headline.startswith(f"{findings.verdict} (1 × ")
+    assert "1 × weights that are not finite" in findings.headline
+    assert findings.that_fail(["error"]).verdict == f"{errors} errors"
+    milder = Findings(finding for finding in findings if finding.severity == "note")
+    assert milder.verdict == f"No errors or warnings; {notes} notes"
     assert sum(findings.severities.values()) == len(kinds)
     assert {finding.severity for finding in findings.that_fail(["warning"])} == {"error", "warning"}
     assert [finding.kind for finding in findings.that_fail(["zero_head"])] == ["zero_head"]

@@ -11,6 +11,7 @@ from markupsafe import escape
 import weightscope as ws
 from tests.support.browser import Page
 from tests.support.commands import run
+from tests.support.figures import undrawn, unsaved
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.heads.audit import figures
 
@@ -62,6 +63,59 @@ def test_findings_stand_before_everything_else(page_file: Path) -> None:
     assert "Read the tensor again from its source" in text
 
 
+def test_the_verdict_and_five_numbers_stand_first(tab: Page, tmp_path: Path) -> None:
+    audit = ws.audit("embedded", directions=0)
+    with unsaved():
+        audit.write(tmp_path)
+    tab.open(tmp_path / "report.html", 390)
+    assert tab.run("document.querySelector('h1').textContent") == audit.findings.verdict
+    read = "[...document.querySelectorAll('.numbers li')].map(e => [e.querySelector('b').textContent, e.textContent])"
+    shown = dict(tab.run(read))
+    qk, bound = (np.nanmax(audit.heads[name]) for name in ("qk_sigma1", "qk_logit_bound"))
+    assert [*shown] == ["16", f"{qk:.3g}", f"{bound:.3g}", "0", "none"]
+    assert "largest bound on a logit" in shown[f"{bound:.3g}"] and "massive activation" in shown["none"]
+    tops = "['.numbers', '#deeds', '#findings', '#heads', 'footer ul'].map(e => document.querySelector(e).offsetTop)"
+    assert tab.run(tops) == sorted(tab.run(tops))
+    assert audit.coverage and "Attention only" in tab.run("document.querySelector('footer').textContent")
+    assert "Attention only" not in tab.run("document.querySelector('header').textContent")
+    assert tab.run("document.querySelector('#findings').textContent.includes('`')") is False
+    assert tab.complaints == []
+
+
+def test_numbers_that_were_not_computed_are_left_out() -> None:
+    audit = ws.audit("embedded", directions=0, sinks=False)
+    assert [number.meaning.split()[0] for number in audit.numbers] == ["heads", "largest", "largest"]
+    assert any("not asked for" in remark for remark in audit.remarks)
+    lines = str(audit).splitlines()
+    assert lines[0] == audit.findings.headline and lines[-1] == " ".join(audit.remarks)
+
+
+def test_a_map_of_zeros_is_not_drawn(page_file: Path, tmp_path: Path) -> None:
+    weights = gpt2_weights(n_layers=2, d=48, vocab=60)
+    for layer in range(2):
+        weights[f"h.{layer}.attn.c_attn.bias"][:] = 0
+        weights[f"h.{layer}.ln_1.bias"][:] = 0
+    audit = ws.audit(write_checkpoint(tmp_path / "unbiased", weights, n_head=6), directions=0)
+    with undrawn():
+        audit.write(tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert not audit.heads["vo_bias_norm"].any() and "not drawn: qk_bias_norm, vo_bias_norm" in page
+    assert 'data-measure="vo_bias_norm"' not in page and 'data-measure="vo_bias_norm"' in page_file.read_text()
+
+
+def test_a_click_on_what_heads_do_and_on_a_findings_picture_shows_the_head(tab: Page, page_file: Path) -> None:
+    tab.open(page_file, 1280)
+    assert "has a finding" in tab.run("document.querySelector('#deeds ul').textContent")
+    for picture in ("#deeds canvas", "#spectral_spike .picture canvas"):
+        tab.run(f"choose(0, 0); document.querySelector('{picture}').scrollIntoView({{block: 'center'}})")
+        box = tab.run(
+            f"(r => [r.x, r.y, r.width, r.height])(document.querySelector('{picture}').getBoundingClientRect())"
+        )
+        tab.click(box[0] + box[2] * (4 + 0.5) / 6, box[1] + box[3] * (3 + 0.5) / 4)
+        assert tab.run("document.getElementById('chosen').textContent") == "Layer 3, head 4"
+    assert tab.complaints == []
+
+
 def test_the_maps_that_show_a_finding_stand_first_and_name_it(page_file: Path) -> None:
     text = page_file.read_text(encoding="utf-8")
     maps = re.findall(r'<figure>\s*<figcaption>(.*?)</figcaption>.*?data-measure="(\w+)"', text, re.DOTALL)
@@ -87,7 +141,7 @@ def test_the_page_loads_in_silence_and_fits(width: int, dark: bool, tab: Page, p
 
 def test_names_from_a_checkpoint_stay_text(tab: Page, page_file: Path) -> None:
     tab.open(page_file, 1280)
-    assert tab.run("document.querySelector('h1').textContent") == f"The heads of {HOSTILE}"
+    assert tab.run("document.querySelector('header .lead').textContent") == f"The heads of {HOSTILE}"
     assert tab.run("document.images.length") == 0
 
 
@@ -125,7 +179,9 @@ def test_a_number_stands_beside_those_of_other_checkpoints(tab: Page, page_file:
     tab.run("choose(0, 2, false)")
     row = "[...document.querySelectorAll('#measures tbody tr')].find(row => row.cells[0].textContent === 'vo_sigma1')"
     short, words = tab.run(f"(cell => [cell.textContent, cell.title])({row}.cells[2])")
-    assert short and re.fullmatch(r"(\d+(st|nd|rd|th) percentile|(above|below) all heads) of \d+ checkpoints", words)
+    assert short and re.fullmatch(
+        r"(higher than \d+% of the heads|(higher|lower) than every head) of \d+ other checkpoints?", words
+    )
     column = tab.run("facts.measures.findIndex(measure => measure.name === 'vo_sigma1')") + 2
     in_table = f"document.querySelector('#rows tr[data-at=\"0.2\"]').cells[{column}].title"
     assert tab.run(in_table) == words

@@ -87,7 +87,7 @@ def test_a_checkpoint_counts_as_one_however_many_heads_it_has() -> None:
     reference = reference_of(*[low] * 13, around)
     (percentile,), count = reference.percentiles("qk_sigma1", 1, np.array([2.0]))
     assert (percentile, count) == (pytest.approx(100 * 13.5 / 14), 14)
-    assert phrase(percentile, count) == "96th percentile of 14 checkpoints"
+    assert phrase(percentile, count) == "Higher than 96% of the heads of 14 other checkpoints."
     assert reference.without("m13").percentiles("qk_sigma1", 1, np.array([2.0])) == (100, 13)
 
 
@@ -155,7 +155,7 @@ def test_the_page_and_the_tables_say_it(three: Path, made: Path, tmp_path: Path,
     spike, loud = (
         findings.split(f'id="{kind}"')[1].split("</details>")[0] for kind in ("spectral_spike", "outlier_head")
     )
-    assert "<small>above all heads of 3 checkpoints</small>" in spike
+    assert "<small>Higher than every head of 3 other checkpoints.</small>" in spike
     assert "among this checkpoint&#39;s heads" in loud and "<small>" not in loud  # one scale
     facts = json.loads(page.split('id="facts">')[1].split("</script>")[0])
     assert facts["compared_with"]["qk_sigma1"] == [3] * 6

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,10 @@ ALL_PAIRS = 4e11  # multiply-adds of the scores of all pairs of tokens in layer 
 A_SCORE = 64  # multiply-adds in the time that a score takes besides its products
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head
 # measures that summarise a checkpoint
+FIRST_NUMBERS = {  # measures whose largest value an audit begins with
+    "qk_sigma1": "largest singular value of W_QK",
+    "qk_logit_bound": "largest bound on a logit",
+}
 SUMMARY = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")
 
 # figures: a function of figures.py, the file with the numbers, and a description
@@ -394,6 +398,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         coverage=coverage,
         everything=everything,
         roles=roles,
+        massive=sinks.massive,
         provenance=Provenance.of(model.checkpoint),
     )
 
@@ -537,6 +542,17 @@ def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str
     )
 
 
+class Number(NamedTuple):
+    """One of the numbers that an audit begins with."""
+
+    value: str
+    meaning: str
+    detail: str  # where it is, or of how many
+
+    def __str__(self) -> str:
+        return f"{self.value:>8}  {self.meaning}{self.detail and f' ({self.detail})'}"
+
+
 @holds_arrays
 class Audit(Result):
     """The result of an audit. A notebook shows it as a table, `print` as the command does."""
@@ -556,6 +572,7 @@ class Audit(Result):
     coverage: str = ""  # share of the checkpoint that was read, as a sentence
     everything: Matrices | None = None  # all tensors, attention or not, with `all_tensors`
     roles: Roles = field(default_factory=dict)  # names of heads for what they do, by layer and head
+    massive: Massive | None = None  # the first token's massive activation, if it has one
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -575,17 +592,50 @@ class Audit(Result):
 
     @property
     def lead(self) -> str:
-        """Summary of what was measured, found and left out, in a few sentences."""
-        heads = self.measured
+        """Summary of what was found, measured and left out, in a few sentences."""
+        return " ".join([self.findings.headline, f"{self.described}.", *self.remarks])
+
+    @property
+    def described(self) -> str:
+        """The architecture and its sizes."""
         n_kv = int(self.heads["kv_head"].max()) + 1
-        kv = f", {n_kv} key-value heads" if n_kv != heads.n_heads else ""
+        kv = f", {n_kv} key-value heads" * (n_kv != self.measured.n_heads)
+        return f"{self.family}, {self._sizes}{kv}, width {self.d_model}"
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences on what was read, how, and what was left out."""
         routes = [*self.heads["qk_route"], *self.heads["vo_route"]]
-        by_qr = ""
-        if n_qr := routes.count("qr"):
-            by_qr = f"{n_qr} of {len(routes)} spectra took the accurate QR route."
-        sizes = f"{self.family}, {self._sizes}{kv}, width {self.d_model}."
-        sentences = (sizes, self.coverage, self.findings.headline, by_qr, *self.notes)
-        return " ".join(filter(None, sentences))
+        by_qr = f"{routes.count('qr')} of {len(routes)} spectra took the accurate QR route."
+        return [*filter(None, (self.coverage, by_qr * ("qr" in routes), *self.notes))]
+
+    @property
+    def numbers(self) -> list[Number]:
+        """The numbers to begin with; those that were not computed are left out."""
+        numbers = [Number(f"{len(self.heads):,}", "heads", self.described)]
+        for name, meaning in FIRST_NUMBERS.items():
+            values = self.heads[name]
+            if np.isfinite(values).any():
+                row = int(np.where(np.isfinite(values), values, -np.inf).argmax())
+                where = f"layer {self.heads['layer'][row]} head {self.heads['head'][row]}"
+                if name == "qk_logit_bound" and self.measured.unbounded:
+                    where += f"; none in {indexed('layer', self.measured.unbounded)}"
+                value = f"{values[row]:,.0f}" if 1e3 <= values[row] < 1e6 else f"{values[row]:.3g}"
+                numbers.append(Number(value, meaning, where))
+        shares = self._known("sink_share")
+        if not len(shares):
+            return numbers
+        kinds = [*self.heads["sink_kind"]]
+        by_kind = ", ".join(f"{n} {kind}" for kind in MECHANISMS if (n := kinds.count(kind)))
+        half = "heads that give the first token at least half of their attention"
+        n_sinks = int((shares >= EVENT_WEIGHT).sum())
+        of_all = f"of {len(shares):,}{by_kind and f': {by_kind}'}"
+        numbers.append(Number(f"{n_sinks:,}", half, of_all))
+        value, where = "none", ""
+        if self.massive is not None:
+            value = f"{self.massive.value:,.0f}"
+            where = f"dimension {self.massive.dimension}, from layer {self.massive.layer} on"
+        return [*numbers, Number(value, "massive activation of the first token", where)]
 
     @property
     def _sizes(self) -> str:
@@ -600,7 +650,9 @@ class Audit(Result):
         caveats = [f"not in these numbers: {caveat}" for caveat in self.caveats]
         findings = [repr(self.findings)] if self.findings else []
         unscaled = f"W_QK: {UNSCALED[0].lower()}{UNSCALED[1:]}"
-        return "\n".join([self.lead, *findings, self.ranges().text(), unscaled, *caveats])
+        numbers = [*map(str, self.numbers), self.ranges().text(), unscaled]
+        found = [self.findings.headline, *findings]
+        return "\n".join([*found, *numbers, *caveats, " ".join(self.remarks)]).rstrip()
 
     def ranges(self) -> Table:
         """The spread of the heads in the measures that summarise a checkpoint."""

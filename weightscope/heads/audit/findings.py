@@ -480,7 +480,7 @@ outlier_dimension = finding(
     "outlier dimension",
     rank=140,
     look_next="Measure the dimension on text (`weightscope outliers`): this is a share of "
-    "weights, and only the first token's activations were followed, where the lead names one.",
+    "weights, and only the first token's activations were followed, where the audit names one.",
 )
 
 

@@ -1,5 +1,7 @@
 """The pages of an audit and of a list of audits, with their figures. One file each, no network."""
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +14,14 @@ from weightscope.core.tables import Column, Table, crossed
 from weightscope.heads.audit import figures
 from weightscope.heads.audit.audit import FIGURES, Audit
 from weightscope.heads.audit.measure import forms_of, stacked
+from weightscope.heads.circuits.figures import ROLE_COLOURS, UNNAMED
 from weightscope.heads.tensors.matrices import MEASURES, Matrices
-from weightscope.report.findings import listed
+from weightscope.model.metrics.sinks import BROADCAST, NEITHER, NOP
+from weightscope.report.findings import Finding, listed
 from weightscope.report.pages.page import Figure, Section, write_page, write_template
 from weightscope.report.pages.style import save
 
+UNNAMED_ROLE = "no role given"
 NAMED = 3  # findings that a map's caption names
 SINGULAR_VALUES = 250_000  # on a page, 2 MB of it; spectra.npz and spectra.csv have all
 FEWEST_POINTS = 24  # points of a curve
@@ -29,10 +34,12 @@ def write_audit_page(files: Files, audit: Audit) -> None:
     """
     heads = audit.measured
     mapped = [measure for measure in heads.measures if measure.scale]
+    zero = [measure.name for measure in mapped if not np.any(heads.table[measure.name])]
+    mapped = [measure for measure in mapped if measure.name not in zero]
     maps, shown = {measure.name for measure in mapped}, dict[str, list[str]]()
-    for finding in audit.findings:  # on the map of their measure, or of sigma_1 if it has none
-        name = finding.measure if finding.measure in maps else f"{finding.map}_sigma1"
-        if finding.layer is not None and name in maps:
+    for finding in audit.findings:
+        name = _map_of(finding, maps)
+        if finding.layer is not None and name:
             shown.setdefault(name, []).append(f"{finding.title} ({finding.where})")
     names = ("qk", "vo", "vo_affine")
     spectra = stacked([heads.arrays[f"{name}_singular_values"] for name in names])
@@ -44,7 +51,8 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         (description, save(getattr(figures, function)(heads), files, name, numbers_in))
         for name, (function, numbers_in, description) in bar(FIGURES.items(), "figures", "figure")
     ]
-    facts, reference, matrices = _facts(audit), audit.standing.reference, audit.everything
+    facts, deeds = _facts(audit, maps), deeds_of(audit)
+    reference, matrices = audit.standing.reference, audit.everything
     of_matrices, ranks = None, None if matrices is None else ranks_by_role(matrices)
     if matrices is not None and any(
         row.spectrum and row.layer is not None for row in matrices.rows
@@ -60,8 +68,10 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         findings.append({**finding.as_json(), "percentile": audit.standing.of(finding)})
     measures = [{"name": m.name, "symbol": m.symbol, "meaning": m.meaning} for m in mapped]
     numbers = {
+        "verdict": audit.findings.verdict,
+        "numbers": [number._asdict() for number in audit.numbers],
         "findings": findings,
-        "maps": facts,
+        "maps": facts | {"deeds": deeds},
         "measures": measures,
         "everything": matrices and matrices.roles.as_json(),
         "matrices": of_matrices and of_matrices.as_json(),
@@ -77,6 +87,11 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         lead=audit.lead,
         provenance=audit.provenance,
         caveats=audit.caveats,
+        verdict=audit.findings.verdict,
+        first_numbers=audit.numbers,
+        remarks=audit.remarks,
+        deeds=deeds,
+        zero=zero,
         findings=audit.findings.html(buttons=True, percentile=audit.standing.of),
         measures=mapped,
         maps=sorted(mapped, key=lambda measure: measure.name not in shown),  # with findings first
@@ -85,9 +100,37 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         of_matrices=of_matrices,
         ranks=ranks,
         standing=audit.standing,
-        facts=facts,
+        facts=facts | {"deeds": deeds},
         drawn=drawn,
     )
+
+
+def _map_of(finding: Finding, maps: Collection[str]) -> str:
+    """The map that shows a finding: of its measure, else of sigma_1; empty where neither is."""
+    names = (finding.measure, f"{finding.map}_sigma1")
+    return next((name for name in names if name in maps), "")
+
+
+SIGNS = {NOP: "●", BROADCAST: "▲", NEITHER: "○"}  # of sinks, by kind
+
+
+def deeds_of(audit: Audit) -> list[dict[str, Any]]:
+    """The legend of what the heads do: roles, sinks and findings; empty where nothing is known."""
+    layers = set(audit.measured.layers.tolist())
+    roles = Counter(role for (layer, _), role in audit.roles.items() if role and layer in layers)
+    kinds = Counter(audit.heads["sink_kind"].tolist())
+    found = {(each.layer, head) for each in audit.findings for head in each.heads}
+    marks: list[dict[str, Any]] = []
+    for role, colour in ROLE_COLOURS.items():
+        marks.append({"name": role, "heads": roles.pop(role, 0), "colour": colour})
+    unnamed = len(audit.heads) - sum(mark["heads"] for mark in marks)
+    for kind, sign in SIGNS.items():
+        name = f"sink, {kind}"
+        marks.append({"name": name, "heads": kinds[kind], "kind": kind, "sign": sign})
+    marks.append({"name": "has a finding", "heads": len(found), "framed": True})
+    marks = [mark for mark in marks if mark["heads"]]
+    without = {"name": UNNAMED_ROLE, "heads": unnamed, "colour": UNNAMED}
+    return [*marks, without] if marks and unnamed else marks
 
 
 def ranks_by_role(matrices: Matrices) -> Table | None:
@@ -117,7 +160,7 @@ def ranks_by_role(matrices: Matrices) -> Table | None:
 LABELS = ("layer", "head", "kv_head")  # columns of heads.csv that are no measures
 
 
-def _facts(audit: Audit) -> dict[str, Any]:
+def _facts(audit: Audit, maps: Collection[str]) -> dict[str, Any]:
     """The data that the page's script draws."""
     heads = audit.measured
     spectra = {name: array for name, array in heads.arrays.items() if "singular_values" in name}
@@ -126,17 +169,21 @@ def _facts(audit: Audit) -> dict[str, Any]:
     places = {name: _places(array.shape[2], points) for name, array in spectra.items()}
     percentiles = {name: np.round(grid) for name, grid in audit.standing.grids.items()}
     columns = [name for name in heads.table.names if name not in LABELS]
-    findings = [
-        {name: getattr(finding, name) for name in ("layer", "heads", "title", "text")}
-        for finding in audit.findings
-    ]
+    findings = []
+    for finding in audit.findings:
+        shown = ("kind", "layer", "heads", "title", "text")
+        about = {name: getattr(finding, name) for name in shown}
+        findings.append(about | {"map": _map_of(finding, maps)})
     lines = {f"{head.layer}.{head.head}": head.as_json()["lines"] for head in audit.directions}
     return {
         "layers": heads.layers.tolist(),
         "heads": heads.n_heads,
         "kv_heads": heads.grid("kv_head")[0].tolist(),
         "roles": {f"{layer}.{head}": role for (layer, head), role in audit.roles.items()},
-        "measures": [{"name": m.name, "log": m.scale == "log"} for m in heads.measures if m.scale],
+        "measures": [
+            {"name": m.name, "log": m.scale == "log"} for m in heads.measures if m.name in maps
+        ],
+        "unnamed": UNNAMED_ROLE,
         "percentiles": {name: _plain(grid, 3) for name, grid in percentiles.items()},
         "compared_with": {name: count.tolist() for name, count in audit.standing.counts.items()},
         "columns": {name: _plain(heads.grid(name), 6) for name in columns},

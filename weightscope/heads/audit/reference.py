@@ -351,7 +351,7 @@ class Standing:
         return float(known), count
 
     def of(self, finding: Finding) -> str:
-        """Percentile of a finding's number for its layer, as a phrase; empty if unknown.
+        """Percentile of a finding's number for its layer, as a sentence; empty if unknown.
 
         Heads and layers that are judged against others of the same checkpoint have none: a norm
         that is far above its layer's median may be small among other checkpoints, whose widths
@@ -379,20 +379,19 @@ class Standing:
 
 
 def phrase(percentile: float, count: int) -> str:
-    """`97th percentile of 14 checkpoints`; empty where it is unknown.
+    """A percentile among other checkpoints' heads in a sentence; empty where it is unknown.
 
     Examples
     --------
     >>> phrase(96.6, 14)
-    '97th percentile of 14 checkpoints'
+    'Higher than 97% of the heads of 14 other checkpoints.'
     >>> phrase(100.0, 1)
-    'above all heads of 1 checkpoint'
+    'Higher than every head of 1 other checkpoint.'
     """
     if np.isnan(percentile) or not count:
         return ""
-    checkpoints = counted(count, "checkpoint")
+    checkpoints = counted(count, "other checkpoint")
     if percentile in (0, 100):
-        return f"{'above' if percentile else 'below'} all heads of {checkpoints}"
+        return f"{'Higher' if percentile else 'Lower'} than every head of {checkpoints}."
     rounded = min(max(round(percentile), 1), 99)
-    ending = "th" if 10 < rounded < 14 else {1: "st", 2: "nd", 3: "rd"}.get(rounded % 10, "th")
-    return f"{rounded}{ending} percentile of {checkpoints}"
+    return f"Higher than {rounded}% of the heads of {checkpoints}."

@@ -26,7 +26,7 @@ function make(tag, parent, text = "", className = "") {
   const element = document.createElement(tag);
   element.textContent = text;
   element.className = className;
-  parent.append(element);
+  parent?.append(element);
   return element;
 }
 
@@ -43,13 +43,13 @@ function standing(name, i, head) {
   const percentile = (facts.percentiles[name] || [])[i]?.[head] ?? null;
   if (percentile === null) return { short: "", words: "" };
   const count = facts.compared_with[name][i];
-  const of = `${count} checkpoint${count === 1 ? "" : "s"}`;
+  const of = `${count} other checkpoint${count === 1 ? "" : "s"}`;
   if (percentile === 0 || percentile === 100) {
-    return { short: percentile ? "above all" : "below all", words: `${percentile ? "above" : "below"} all heads of ${of}` };
+    return { short: percentile ? "above all" : "below all", words: `${percentile ? "higher" : "lower"} than every head of ${of}` };
   }
   const last = percentile % 10;
   const ending = percentile > 10 && percentile < 14 ? "th" : { 1: "st", 2: "nd", 3: "rd" }[last] || "th";
-  return { short: `${percentile}${ending}`, words: `${percentile}${ending} percentile of ${of}` };
+  return { short: `${percentile}${ending}`, words: `higher than ${percentile}% of the heads of ${of}` };
 }
 
 // ---- Heat maps: one canvas pixel a head, enlarged by the style sheet.
@@ -92,18 +92,89 @@ function drawHeatMap({ name, log }) {
   highEnd.textContent = rounded(high);
   bar.style.background = `linear-gradient(90deg, ${CIVIDIS.map(channels => `rgb(${channels})`)})`;
 
+  leads(map, (i, head) => {
+    const { words } = standing(name, i, head);
+    return `: ${shown(values[i][head])}${words && `, ${words}`}`;
+  });
+}
+
+// A click on a map shows the head under it, whose name and `about(i, head)` are the tooltip.
+function leads(map, about, go = () => {}) {
   const headAt = event => {
-    const box = canvas.getBoundingClientRect();
+    const box = map.getBoundingClientRect();
     const i = Math.floor((event.clientY - box.top) / box.height * nLayers);
     const head = Math.floor((event.clientX - box.left) / box.width * nHeads);
     return [within(0, i, nLayers - 1), within(0, head, nHeads - 1)];
   };
-  map.addEventListener("click", event => choose(...headAt(event), true));
+  map.addEventListener("click", event => {
+    choose(...headAt(event), true);
+    go();
+  });
   map.addEventListener("mousemove", event => {
     const [i, head] = headAt(event);
-    const { words } = standing(name, i, head);
-    map.title = `layer ${facts.layers[i]} head ${head}${called(facts.layers[i], head)}: ${shown(values[i][head])}${words && `, ${words}`}`;
+    map.title = `layer ${facts.layers[i]} head ${head}${called(facts.layers[i], head)}${about(i, head)}`;
   });
+}
+
+// ---- Maps of cells with signs and frames: what each head does, and where the findings of a kind are.
+
+function drawCells(canvas, [widest, highest], colour, sign, framed) {
+  const wide = within(3, Math.floor(widest / nHeads), 48), high = within(3, Math.floor(highest / nLayers), wide);
+  const least = Math.min(wide, high), edge = Math.max(0.8, least / 20);
+  [canvas.width, canvas.height] = [2 * wide * nHeads, 2 * high * nLayers]; // two pixels each, for dense screens
+  canvas.style.maxWidth = `${wide * nHeads}px`;
+  const pen = canvas.getContext("2d");
+  pen.scale(2, 2);
+  pen.font = `bold ${Math.min(0.95 * least, 24)}px sans-serif`;
+  [pen.textAlign, pen.textBaseline] = ["center", "middle"];
+  for (const i of count(nLayers)) for (const head of count(nHeads)) {
+    const [x, y] = [head * wide, i * high];
+    pen.fillStyle = colour(i, head);
+    pen.fillRect(x + 0.5, y + 0.5, wide - 1, high - 1);
+    pen.fillStyle = "#000";
+    pen.fillText(sign(i, head), x + wide / 2, y + high / 2);
+    if (!framed(i, head)) continue;
+    for (const [stroke, inset] of [["#fff", 2.5], ["#000", 1]]) {
+      pen.strokeStyle = stroke;
+      pen.lineWidth = 1.5 * edge;
+      pen.strokeRect(x + inset * edge, y + inset * edge, wide - 2 * inset * edge, high - 2 * inset * edge);
+    }
+  }
+}
+
+// Whether a head is one that these findings are about.
+function among(findings) {
+  const found = new Set(findings.flatMap(({ layer, heads }) => heads.map(head => `${layer}.${head}`)));
+  return (i, head) => found.has(`${facts.layers[i]}.${head}`);
+}
+
+function drawDeeds() {
+  const canvas = document.querySelector("#deeds canvas");
+  if (!canvas) return;
+  const colours = Object.fromEntries(facts.deeds.map(({ name, colour }) => [name, colour]));
+  const signs = Object.fromEntries(facts.deeds.map(({ kind, sign }) => [kind, sign]));
+  const role = (i, head) => facts.roles[`${facts.layers[i]}.${head}`] || facts.unnamed;
+  const kind = (i, head) => facts.columns.sink_kind?.[i][head];
+  drawCells(canvas, [360, 360], (i, head) => colours[role(i, head)], (i, head) => signs[kind(i, head)] || "", among(facts.findings));
+  leads(canvas.parentElement, (i, head) => kind(i, head) in signs ? `: ${kind(i, head)} sink` : "", () => byId("heads").scrollIntoView());
+}
+
+// The map of a kind's measure, with the heads framed that its findings are about.
+function drawPictures() {
+  for (const details of document.querySelectorAll(".kind")) {
+    const findings = facts.findings.filter(({ kind, map, heads }) => kind === details.id && map && heads.length);
+    if (!findings.length) continue;
+    const { map: name } = findings[0], values = facts.columns[name];
+    const { colour } = colourScale(values, facts.measures.find(measure => measure.name === name).log);
+    const figure = make("figure", null, "", "picture"), canvas = make("canvas", figure);
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", `${name} by layer and head, with the heads of these findings framed`);
+    drawCells(canvas, [208, 130], (i, head) => `rgb(${colour(values[i][head])})`, () => "", among(findings));
+    leads(canvas, (i, head) => `: ${shown(values[i][head])}`, () => byId("heads").scrollIntoView());
+    const caption = make("figcaption", figure);
+    caption.append(document.querySelector(`#maps canvas[data-measure="${name}"]`).closest("figure").querySelector("b math, b").cloneNode(true), " by layer and head; framed: the heads found here");
+    details.querySelector("summary").after(figure);
+  }
 }
 
 // The frame of the chosen head lies over every map.
@@ -346,6 +417,8 @@ function sortTable(column, descending) {
 // ---- Start.
 
 facts.measures.forEach(drawHeatMap);
+drawDeeds();
+drawPictures();
 fillTable();
 byId("own").open = !stacked.matches; // a long list, which would hide the maps
 
