@@ -26,7 +26,7 @@ SMALL = {
 BELOW, ABOVE = "₀₁₂₃ᵢ", "⁰¹²³⁴⁺'"
 FENCES = {"(": ")", "[": "]", "{": "}"}
 FORMULA = re.compile(r"(?<!\\)(\$\$?)(.{1,200}?)(?<!\\)\1")
-COMMAND = re.compile(r"`([^`]+)`")
+COMMAND = re.compile(r"(?<![^\s(])`([^`\s][^`]*)`(?![\w'\"])")  # not a token in quotes, '`'
 TOKEN = re.compile(r"\s*(\w\u0303|[0-9]+(?:\.[0-9]+)?|[A-Za-z]+|[<>!]=|\S)")
 
 

@@ -11,6 +11,7 @@ from matplotlib.image import imread
 
 from tests.support.browser import Page
 from weightscope.core.files import Folder
+from weightscope.core.formulas import coded, prose
 from weightscope.core.tables import Table, templates
 from weightscope.report.pages.page import Figure, Filed, Section, Terms, write_page
 from weightscope.report.pages.style import Drawing, in_our_style, save, subplots
@@ -94,6 +95,15 @@ def test_a_lead_goes_on_after_its_heading(tmp_path: Path) -> None:
         assert f'<h1>b is a$b</h1><p class="lead">{shown}</p>' in page
         assert json.loads((tmp_path / "report.json").read_text())["lead"] == lead
     assert "<dt>0.5</dt>" in page and "<code>A</code></dd>" in page and "<h2>" not in page
+
+
+def test_text_between_backticks_is_code_unless_it_is_a_token() -> None:
+    text = "Run `compare --all` (`same` too), $x$ or `a`; tokens '`', 'b' and '`'."
+    assert coded(text) == (
+        "Run <code>compare --all</code> (<code>same</code> too), $x$ or <code>a</code>; "
+        "tokens &#39;`&#39;, &#39;b&#39; and &#39;`&#39;."
+    )
+    assert str(prose(text)).count("<code>") == 3 and "<math>" in prose(text)
 
 
 def test_a_table_is_a_click_from_its_csv(tab: Page, tmp_path: Path) -> None:

@@ -88,20 +88,15 @@ def write_report(files: Files, circuits: Circuits) -> None:
 
 def _glance(circuits: Circuits) -> Terms:
     """The numbers below the heading: heads, names, and the strongest edge of all kinds."""
-    rows: list[tuple[object, str]] = [
-        (f"{len(circuits.heads):,}", f"heads in {counted(len(circuits.wiring.layers), 'layer')}")
-    ]
+    layers = counted(len(circuits.wiring.layers), "layer")
+    rows: list[tuple[object, str]] = [(f"{len(circuits.heads):,}", f"heads in {layers}")]
     rows += [(len(heads), role) for role, heads in circuits.named.items()]
     edges = circuits.strongest_edges
     if len(edges):
-        writer, reader, shared, of, random, _ = next(edges.rows())
-        rows.append(
-            (
-                f"{shared:.1f} of {of}",
-                f"dimensions that {writer} writes and {reader} read: the strongest edge (random "
-                f"spaces: {random:.1f})",
-            )
-        )
+        writer, reader = (edges[side][0].partition(",")[0] for side in ("from", "to"))
+        what = f"dimensions that {writer} writes and {reader} read, the strongest edge"
+        random = f"random spaces: {edges['pk_random'][0]:.1f}"
+        rows.append((f"{edges['pk'][0]:.1f} of {edges['of'][0]}", f"{what} ({random})"))
     return Terms(rows, large=True)
 
 

@@ -58,7 +58,8 @@ def heading(lineage: Lineage) -> str:
         return f"Where {name} comes from is undecided"
     if lineage.base is None:
         names = [printable(each.base.name) for each in lineage.compared]
-        return f"{name} shares nothing with {names[0] if len(names) == 1 else 'any base'}"
+        bases = names[0] if len(names) == 1 else "any base"
+        return f"Nothing that {name} shares with {bases} was found"
     base = printable(lineage.base)
     if lineage.verdict == "derived":
         parents = [
