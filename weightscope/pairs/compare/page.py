@@ -13,6 +13,7 @@ from weightscope.heads.audit.measure import MAPS
 from weightscope.model.metrics.outliers import known_median
 from weightscope.pairs.compare import figures
 from weightscope.pairs.compare.compare import FIGURES, Comparison
+from weightscope.pairs.deeds.deed import What
 from weightscope.report.pages.page import Figure, Filed, Section, Terms, write_page
 from weightscope.report.pages.style import Drawing, save
 
@@ -35,10 +36,8 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
     findings = Section("Findings", parts=[comparison.findings])
     if not comparison.findings:
         findings = Section("Findings", "None besides what the first sentence says.")
-    moved, n_heads = int((~comparison.unmoved).sum()), comparison.unmoved.size
-    how_many = f"{moved:,} of {counted(n_heads, 'head')}" if moved else "No head"
     the_map, *tables = _how_far(comparison, drawn)
-    numbers = Section("", parts=[_numbers(comparison, moved)])
+    numbers = Section("", parts=[_numbers(comparison)])
     sections = [numbers, the_map, findings, *tables]
     circuits = comparison.circuits
     if circuits is not None and (len(circuits.roles) or len(circuits.edges)):
@@ -60,7 +59,7 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
     write_page(
         files,
         "report.html",
-        printable(f"{how_many} moved from {first} to {last}"),
+        heading(comparison),
         comparison.lead,
         sections,
         comparison.caveats,
@@ -69,9 +68,25 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
     )
 
 
-def _numbers(comparison: Comparison, moved: int) -> Terms:
+def heading(comparison: Comparison) -> str:
+    """The number of heads that moved; where none did, what else changed."""
+    moved = int((~comparison.unmoved).sum())
+    places = printable(f"from {comparison.labels[0]} to {comparison.labels[-1]}")
+    if moved:
+        heads = counted(comparison.unmoved.size, "head")
+        return f"{moved:,} of {heads} moved {places}"
+    everything = comparison.everything
+    kinds = set() if everything is None else {*everything.kinds} - {What.IDENTICAL}
+    if kinds or comparison.others[-1].moved:
+        return f"No head moved {places}, but other tensors did"
+    decided = any(change.deciding for change in comparison.settings)
+    return f"No head moved {places}{', but the config changed' if decided else ''}"
+
+
+def _numbers(comparison: Comparison) -> Terms:
     """Heads, those that moved and how far, and findings."""
     n_layers, n_heads = comparison.unmoved.shape
+    moved = int((~comparison.unmoved).sum())
     rows: list[tuple[object, str]] = [
         (f"{n_layers * n_heads:,}", f"heads in {counted(n_layers, 'layer')}"),
         (f"{moved:,}", "moved"),
