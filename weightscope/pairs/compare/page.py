@@ -36,9 +36,9 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
     findings = Section("Findings", parts=[comparison.findings])
     if not comparison.findings:
         findings = Section("Findings", "None besides what the first sentence says.")
-    the_map, *tables = _how_far(comparison, drawn)
+    the_map, *most_moved = _how_far(comparison, drawn)
     numbers = Section("", parts=[_numbers(comparison)])
-    sections = [numbers, the_map, findings, *tables]
+    sections = [numbers, the_map, findings, *most_moved]
     circuits = comparison.circuits
     if circuits is not None and (len(circuits.roles) or len(circuits.edges)):
         parts = [table for table in (circuits.roles, circuits.edges) if len(table)]

@@ -30,8 +30,9 @@ def write_learned_page(files: Files, learned: Learned) -> None:
         Section("Where it moved", parts=[Figure(picture, caption)]),
     ]
     if len(most_changed):
-        parts = [Filed(most_changed, "updates.csv"), Terms.of_columns(most_changed)]
-        sections.append(Section("What changed most", CHANGED, parts))
+        table = Filed(most_changed, "updates.csv")
+        explained = Terms.of_columns(most_changed)
+        sections.append(Section("What changed most", CHANGED, [table, explained]))
     sections.append(Section("How each was trained", TRAINING, [_trained(learned)]))
     no_words = " ".join(
         plain(f"None for {tune.name}: {tune.no_words}.") for tune in learned.tunes if tune.no_words
