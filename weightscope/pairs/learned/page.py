@@ -60,7 +60,7 @@ def heading(learned: Learned) -> str:
     """How the one tune was changed, which `lead` begins with, or how many were trained how."""
     if len(learned.tunes) == 1:
         return learned.tunes[0].how
-    kinds = Counter(tune.training.kind for tune in learned.tunes)
+    kinds = Counter(CALLED.get(tune.training.kind, tune.training.kind) for tune in learned.tunes)
     by_kind = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     return f"{counted(len(learned.tunes), 'tune')} of {printable(learned.base)}: {by_kind}"
 
@@ -97,6 +97,7 @@ TRAINING = (
     "to rounding, and so do a few steps of training; more of it leaves none of low rank. "
     "Whether a tune was supervised or reinforced is not claimed."
 )
+CALLED = {"deed": "no training", "none": "unchanged"}  # in a heading, after a number
 ON_PAGE = (
     "tune", "matrix", "layer", "change", "rank", "first_share", "stable_rank", "intruders",
     "least_cosine",
