@@ -26,12 +26,12 @@ SMALL = {
 BELOW, ABOVE = "₀₁₂₃ᵢ", "⁰¹²³⁴⁺'"
 FENCES = {"(": ")", "[": "]", "{": "}"}
 FORMULA = re.compile(r"(?<!\\)(\$\$?)(.{1,200}?)(?<!\\)\1")
-COMMAND = re.compile(r"`([^`]+)`")
+COMMAND = re.compile(r"(?<![^\s(])`([^`\s][^`]*)`(?![\w'\"])")  # not a token in quotes, '`'
 TOKEN = re.compile(r"\s*(\w\u0303|[0-9]+(?:\.[0-9]+)?|[A-Za-z]+|[<>!]=|\S)")
 
 
 def prose(text: str) -> Markup:
-    """Text as HTML: everything escaped, formulas as MathML.
+    """Text as HTML: everything escaped, formulas as MathML, commands between backticks as code.
 
     Examples
     --------
@@ -40,9 +40,9 @@ def prose(text: str) -> Markup:
     """
     html, end = Markup(), 0
     for match in FORMULA.finditer(text):
-        html += escape(_bare(text[end : match.start()])) + mathml(match[2], block=match[1] == "$$")
+        html += coded(_bare(text[end : match.start()])) + mathml(match[2], block=match[1] == "$$")
         end = match.end()
-    return html + escape(_bare(text[end:]))
+    return html + coded(_bare(text[end:]))
 
 
 def spoken(text: str) -> str:

@@ -26,6 +26,7 @@ class Link:
 
     path: str
     text: str
+    anchor: str = ""  # within that page, or within this one where `path` is empty
 
     def __str__(self) -> str:
         return self.text

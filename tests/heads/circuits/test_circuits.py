@@ -198,6 +198,27 @@ def test_the_page_asks_for_nothing_fits_and_can_be_used_with_keys(width: int, ta
     assert tab.run(chosen) == f"Head 1.{address[4:]}" and tab.complaints == []
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_heads_in_tables_lead_to_their_panel_and_two_layers_fill_the_diagram(
+    width: int, tab: Page, tmp_path: Path
+) -> None:
+    ws.circuits("embedded").write(tmp_path)
+    tab.open(tmp_path / "report.html", width)
+    drawn = "[...document.querySelectorAll('#diagram circle')].at(-1).getBoundingClientRect().right"
+    assert tab.run(f"canvas.getBoundingClientRect().right - {drawn}") < 60
+    for cell in ("tr:last-child td:nth-child(2)", "tr:first-child td:nth-child(1)"):
+        link = f"document.querySelector('#edges tbody {cell} a')"
+        for _ in range(2):  # again, after another head was chosen
+            tab.run(f"{link}.click()")
+            tab.settle()
+            head = tab.run(f"{link}.textContent").rpartition(" ")[2]
+            assert tab.run("document.getElementById('chosen').textContent") == f"Head {head}"
+            assert abs(tab.run("document.getElementById('wiring').getBoundingClientRect().top")) < 2
+            tab.run("document.getElementById('diagram').focus()")
+            tab.press("Escape")
+    assert tab.complaints == []
+
+
 @pytest.mark.check
 def test_the_diagram_fits_or_scrolls_in_its_own_box(tab: Page, tmp_path: Path) -> None:
     ws.circuits(fixture("gpt2").model).write(tmp_path / "few")

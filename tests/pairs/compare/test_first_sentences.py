@@ -15,6 +15,7 @@ from tests.support.figures import undrawn
 from tests.support.slow import mostly_checked
 from tests.support.small_llama import write_small_llama
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from weightscope.pairs.compare.page import heading
 from weightscope.pairs.deeds.deed import What
 
 Weights = dict[str, np.ndarray]
@@ -275,7 +276,24 @@ def test_page_without_findings_does_not_say_that_nothing_stands_out(base: Path, 
     with undrawn():
         comparison.write(tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text()
+    assert f"<h1>12 of 12 heads moved from {comparison.labels[0]} to {comparison.labels[1]}</h1>" in page
     assert "Nothing in these weights" not in page and "None besides what the first sentence says." in page
+
+
+def test_heading_of_a_page_says_what_moved_where_no_head_did(tied: Path, tmp_path: Path) -> None:
+    weights, config = load_file(tied / "model.safetensors"), config_of(tied)
+    changes = {
+        "": (weights, config),
+        ", but other tensors did": (weights | {FINAL: weights[FINAL] * 1.1}, config),
+        ", but the config changed": (weights, config | {"rms_norm_eps": 0.5}),
+    }
+    for number, (rest, changed_to) in enumerate(changes.items()):
+        b = write(tmp_path / str(number), *changed_to)
+        for options in ({}, {"all_tensors": True}):
+            comparison = ws.compare(tied, b, **options)
+            first, last = comparison.labels
+            assert heading(comparison) == f"No head moved from {first} to {last}{rest}"
+            assert all(part if isinstance(part, str) else len(part) for part in comparison.printed())
 
 
 def test_bias_that_moved_alone_is_said(tmp_path: Path) -> None:

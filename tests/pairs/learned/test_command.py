@@ -17,6 +17,7 @@ from tests.support.commands import is_one_line, run
 from tests.support.figures import undrawn
 from tests.support.plants.families import random_llama
 from weightscope.heads.circuits.stream import ShortTexts, follow_exactly
+from weightscope.pairs.learned.page import heading
 from weightscope.pairs.learned.words import mean_probabilities
 
 Weights = dict[str, np.ndarray]
@@ -103,11 +104,19 @@ def test_it_writes_its_page_and_tables(tmp_path: Path) -> None:
     assert printed["tunes"][0]["training"] == {"kind": "low rank", "rank": 3, "evidence": evidence}
     page = (tmp_path / "out" / "report.html").read_text()
     assert "no search for backdoors" in page and "Collisions" in page
+    assert "<h1>2 tunes of a: 2 low rank</h1>" in page
     arrays = np.load(tmp_path / "out" / "directions.npz")
     name = "model.layers.1.mlp.down_proj.weight"
     d = load_file(tuned / "model.safetensors")[name] - PLANTED.tensors[name]
     s, u, v = (arrays[f"0 layer 1 down {what}"][:3] for what in ("s", "written", "read"))
     assert np.allclose((u * s[:, None]).T @ v, d, atol=1e-6)
+
+
+def test_the_heading_of_one_tune_is_how_it_was_changed(tmp_path: Path) -> None:
+    base, tuned = written(tmp_path / "a"), written(tmp_path / "b", lora(3))
+    learned = ws.learned(base, tuned)
+    assert heading(learned) == learned.tunes[0].how
+    assert learned.lead.startswith(f"{heading(learned)}. ")
 
 
 def test_a_picture_shows_each_tune(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What lineage says of networks that are empty, noisy or hold broken values; no traceback and no other sentence."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.figures import undrawn
 from tests.support.plants.derivations import upcycled
 from tests.support.plants.named_parts import Weights, read_weights
 from tests.support.small_llama import write_small_llama, written
+from weightscope.pairs.lineage.page import heading
 
 NETWORK = ("gate.w", "up.w", "down.w")
 
@@ -159,3 +162,21 @@ def test_what_is_no_training_is_not_named_so(name: str, base: Path, tmp_path: Pa
     changed = {part: np.ascontiguousarray(change(w)) for part, w in weights.parts.items() if part[1] in parts}
     assert len(changed) == 2 * len(parts)
     assert [each.kind for each in ws.lineage(written(weights.but(changed), tmp_path / "b"), base).kinds] == [kind]
+
+
+def test_heading_of_a_page_is_the_verdict(base: Path, tmp_path: Path) -> None:
+    """The lead goes on after it where they share an origin."""
+    noisy = written(with_networks(read_weights(base), lambda w: w * 1.5), tmp_path / "noisy")
+    related, apart = (ws.lineage(suspect, base) for suspect in (noisy, "embedded"))
+    unrelated = replace(apart, verdict="unrelated")
+    for lineage, verdict in (
+        (related, "noisy and base share an origin"),
+        (apart, "Where embedded comes from is undecided"),
+        (unrelated, "Nothing that embedded shares with base was found"),
+    ):
+        assert heading(lineage) == verdict
+        assert lineage.verdict != "related" or lineage.lead.startswith(f"{verdict}: ")
+        with undrawn():
+            lineage.write(tmp_path / lineage.verdict)
+        assert f"<h1>{verdict}</h1>" in (tmp_path / lineage.verdict / "report.html").read_text()
+        assert "<dt>" in (tmp_path / lineage.verdict / "report.html").read_text()

@@ -12,6 +12,7 @@ import weightscope as ws
 from tests.support.commands import Weights, is_one_line, run, with_tokenizer
 from tests.support.figures import undrawn
 from tests.support.tiny_models import FIXTURES
+from weightscope.pairs.same.page import heading
 
 
 def rounded(weights: Weights) -> None:
@@ -79,6 +80,17 @@ def test_it_writes_a_page_a_map_and_tables(folder: Path, tmp_path: Path) -> None
     names = {path.name for path in (tmp_path / "out").iterdir() if path.is_file()}
     assert {"report.html", "same.json", "tensors.csv", "same.png", "same.svg"} <= names
     assert "norm: 1 added" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("a", "b", "verdict"), [
+    ("a", "copy", "copy is a: same bytes"), ("a", "half", "half is a, rounded"), ("half", "a", "half is a, rounded"),
+    ("a", "wrong", "wrong is not a"),
+])  # fmt: skip
+def test_the_heading_of_its_page_is_the_verdict(a: str, b: str, verdict: str, folder: Path) -> None:
+    same = ws.same(folder / a, folder / b)
+    assert heading(same) == verdict
+    if same.verdict != "same bytes":
+        assert same.lead.startswith((f"{verdict}. ", f"{verdict}: "))
 
 
 def test_a_look_at_a_sample_says_so(folder: Path) -> None:

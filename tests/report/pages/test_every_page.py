@@ -25,7 +25,10 @@ PAGES: dict[str, list[str]] = {
     "circuits": ["circuits", "embedded"],
     "compare": ["compare", "embedded", "MOVED", "--all"],
     "detok": ["detok", "embedded", "--sample", "100", "--token", " the"],
+    "learned": ["learned", "embedded", "MOVED"],
+    "lineage": ["lineage", "MOVED", "embedded"],
     "positions": ["positions", "embedded"],
+    "same": ["same", "embedded", "MOVED"],
 }
 STUDIES: dict[str, list[str]] = {
     "norms": ["norms", "embedded", "--text", "TEXT.txt", "--inputs", "2", "--length", "16"],
@@ -105,7 +108,8 @@ def test_a_figure_is_a_click_from_its_files_and_says_what_it_shows(
         "[...document.querySelectorAll('.drawing [role=img]')]"
         ".map(d => [d.getAttribute('aria-label'), d.closest('figure').querySelector('figcaption').textContent])"
     ):
-        assert "from" in figure and "Model: " in caption
+        assert figure and "Model: " in caption
+        assert "from" in figure or name in {"learned", "same"}  # their maps have no numbered axes
 
 
 SHEET = 703  # pixels: A4 less the margins of print.css

@@ -11,8 +11,9 @@ from matplotlib.image import imread
 
 from tests.support.browser import Page
 from weightscope.core.files import Folder
+from weightscope.core.formulas import coded, prose
 from weightscope.core.tables import Table, templates
-from weightscope.report.pages.page import Figure, Filed, Section, write_page
+from weightscope.report.pages.page import Figure, Filed, Section, Terms, write_page
 from weightscope.report.pages.style import Drawing, in_our_style, save, subplots
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J'
@@ -67,6 +68,42 @@ def test_columns_sort_both_ways_with_empty_cells_last(tab: Page, tmp_path: Path)
     assert tab.run("document.querySelectorAll('th[aria-sort]').length") == 1
     assert tab.complaints == []
     assert tab.requests == [(tmp_path / "report.html").as_uri()]
+
+
+def test_a_long_table_shows_one_layer_when_asked(tab: Page, tmp_path: Path) -> None:
+    long, short = ([(layer, f"layer {layer} o") for layer in layers] for layers in ([*range(12), 3], [0, 1]))
+    tables = [Table.of_rows(("layer", "matrix"), rows) for rows in (long, short)]
+    write_page(Folder(tmp_path), "report.html", "", "", [Section("", "", tables)])
+    tab.open(tmp_path / "report.html", 390)
+    assert tab.run("document.querySelectorAll('select').length") == 1
+    seen = "[...document.querySelectorAll('table')[0].tBodies[0].rows].filter(row => row.checkVisibility())"
+    tab.run("document.querySelector('select').value = 'L3'")
+    tab.run("document.querySelector('select').dispatchEvent(new Event('change'))")
+    assert tab.run(f"{seen}.map(row => row.cells[1].textContent)") == ["layer 3 o"] * 2
+    tab.run("document.querySelector('select').selectedIndex = 0")
+    tab.run("document.querySelector('select').dispatchEvent(new Event('change'))")
+    assert tab.run(f"{seen}.length") == 13
+    tab.run("document.querySelectorAll('th button')[1].click()")
+    assert tab.run(f"{seen}.map(row => row.cells[1].textContent)") == [f"layer {n} o" for n in sorted([*range(12), 3])]
+
+
+def test_a_lead_goes_on_after_its_heading(tmp_path: Path) -> None:
+    numbers = Section("", parts=[Terms([("0.5", "largest $x_i$ of `A`")], large=True)])
+    for lead, shown in (("b is a$b: `c` & d.", "<code>c</code> &amp; d."), ("b is a$bc.", "b is a$bc.")):
+        write_page(Folder(tmp_path), "report.html", "b is a$b", lead, [numbers])
+        page = (tmp_path / "report.html").read_text()
+        assert f'<h1>b is a$b</h1><p class="lead">{shown}</p>' in page
+        assert json.loads((tmp_path / "report.json").read_text())["lead"] == lead
+    assert "<dt>0.5</dt>" in page and "<code>A</code></dd>" in page and "<h2>" not in page
+
+
+def test_text_between_backticks_is_code_unless_it_is_a_token() -> None:
+    text = "Run `compare --all` (`same` too), $x$ or `a`; tokens '`', 'b' and '`'."
+    assert coded(text) == (
+        "Run <code>compare --all</code> (<code>same</code> too), $x$ or <code>a</code>; "
+        "tokens &#39;`&#39;, &#39;b&#39; and &#39;`&#39;."
+    )
+    assert str(prose(text)).count("<code>") == 3 and "<math>" in prose(text)
 
 
 def test_a_table_is_a_click_from_its_csv(tab: Page, tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
 """The page of circuits: an interactive diagram, names, edges, and the names' accuracy."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from weightscope.core.errors import counted
 from weightscope.core.files import Files
 from weightscope.core.progress import phase
-from weightscope.core.tables import as_json
+from weightscope.core.tables import Link, Table, as_json
 from weightscope.heads.circuits.circuits import READS, Circuits
 from weightscope.heads.circuits.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED, diagram
 from weightscope.heads.circuits.names import COLUMNS, GIVEN
 from weightscope.heads.circuits.wiring import PROJECTIONS, Wiring, strongest
-from weightscope.report.pages.page import write_template
+from weightscope.report.pages.page import Terms, write_template
 from weightscope.report.pages.style import save
 
 ON_PAGE = 300  # the most edges of each kind shown at once
@@ -37,6 +39,7 @@ MEANINGS = {
 def write_report(files: Files, circuits: Circuits) -> None:
     """Write report.html, circuits.png and circuits.svg."""
     named = circuits.named_heads
+    listed = named.take(range(min(len(named), ROWS)))
     drawn = save(diagram(circuits), files, "circuits", "edges.csv")
     shown, edges, accuracy = facts(circuits), circuits.strongest_edges, circuits.accuracy
     roles = []
@@ -63,7 +66,8 @@ def write_report(files: Files, circuits: Circuits) -> None:
         "report.html",
         "circuits.html",
         numbers=numbers,
-        title=f"Circuits of {circuits.name}",
+        title=f"{circuits.n_named or 'None'} of the {counted(len(circuits.heads), 'head')} of "
+        f"{circuits.name} {'is' if circuits.n_named < 2 else 'are'} named",
         lead=circuits.lead,
         provenance=circuits.provenance,
         caveats=circuits.caveats,
@@ -74,11 +78,50 @@ def write_report(files: Files, circuits: Circuits) -> None:
         kind_colours=KIND_COLOURS,
         accuracy=accuracy,
         drawn=drawn,
-        edges=edges,
-        named=named.take(range(min(len(named), ROWS))),
+        glance=_glance(circuits),
+        edges=_linked(edges),
+        named=_linked_heads(listed),
         found_named=len(named),
         at_once=ROWS,
     )
+
+
+def _glance(circuits: Circuits) -> Terms:
+    """The numbers below the heading: heads, names, and the strongest edge of all kinds."""
+    layers = counted(len(circuits.wiring.layers), "layer")
+    rows: list[tuple[object, str]] = [(f"{len(circuits.heads):,}", f"heads in {layers}")]
+    rows += [(len(heads), role) for role, heads in circuits.named.items()]
+    edges = circuits.strongest_edges
+    if len(edges):
+        writer, reader = (edges[side][0].partition(",")[0] for side in ("from", "to"))
+        what = f"dimensions that {writer} writes and {reader} read, the strongest edge"
+        random = f"random spaces: {edges['pk_random'][0]:.1f}"
+        rows.append((f"{edges['pk'][0]:.1f} of {edges['of'][0]}", f"{what} ({random})"))
+    return Terms(rows, large=True)
+
+
+def _linked(edges: Table) -> Table:
+    """The edges with links from each head to its panel; a cell is `keys of 1.4, induction`."""
+
+    def link(cell: str) -> Link:
+        layer, _, head = cell.partition(",")[0].rpartition(" ")[2].partition(".")
+        return Link("", cell, f"L{layer}H{head}")
+
+    return _replaced(edges, {name: [*map(link, edges[name])] for name in ("from", "to")})
+
+
+def _linked_heads(named: Table) -> Table:
+    """Named heads with links to their panels."""
+    places = zip(named["layer"], named["head"], strict=True)
+    return _replaced(named, {"head": [Link("", str(h), f"L{i}H{h}") for i, h in places]})
+
+
+def _replaced(table: Table, cells: dict[str, list[Link]]) -> Table:
+    columns = [
+        replace(each, values=cells[each.name]) if each.name in cells else each
+        for each in table.columns
+    ]
+    return Table(columns)
 
 
 def facts(circuits: Circuits) -> dict[str, Any]:

@@ -383,7 +383,7 @@ class Comparison(Result):
         if len(moved):
             shown = ("layer", "head", "qk_change", "vo_change", "qk_change_rank", "vo_change_rank")
             parts.append(moved.select(*(name for name in shown if name in moved)))
-        if self.everything is not None and set(self.everything.kinds) - {"identical"}:
+        if self.everything is not None and set(self.everything.kinds) - {What.IDENTICAL}:
             parts.append(self.everything.moved_most(PRINTED))
         return [*parts, *(f"not in these numbers: {caveat}" for caveat in self.caveats)]
 

@@ -1,14 +1,20 @@
-"""The page of a comparison, with its figures. One file, no network."""
+"""The page of a comparison: heads that moved, numbers, their map, findings and tables."""
 
 from collections.abc import Callable
 
+import numpy as np
+
+from weightscope.core.errors import counted, printable
 from weightscope.core.files import Files
 from weightscope.core.formulas import plain
 from weightscope.core.progress import bar
 from weightscope.core.tables import Table
+from weightscope.heads.audit.measure import MAPS
+from weightscope.model.metrics.outliers import known_median
 from weightscope.pairs.compare import figures
 from weightscope.pairs.compare.compare import FIGURES, Comparison
-from weightscope.report.pages.page import Figure, Filed, Section, write_page
+from weightscope.pairs.deeds.deed import What
+from weightscope.report.pages.page import Figure, Filed, Section, Terms, write_page
 from weightscope.report.pages.style import Drawing, save
 
 LISTED = 40  # heads or tensors in a table: the most that moved, and the most that did not
@@ -30,7 +36,9 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
     findings = Section("Findings", parts=[comparison.findings])
     if not comparison.findings:
         findings = Section("Findings", "None besides what the first sentence says.")
-    sections = [findings, *_how_far(comparison, drawn)]
+    the_map, *most_moved = _how_far(comparison, drawn)
+    numbers = Section("", parts=[_numbers(comparison)])
+    sections = [numbers, the_map, findings, *most_moved]
     circuits = comparison.circuits
     if circuits is not None and (len(circuits.roles) or len(circuits.edges)):
         parts = [table for table in (circuits.roles, circuits.edges) if len(table)]
@@ -51,13 +59,45 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
     write_page(
         files,
         "report.html",
-        f"From {first} to {last}",
+        heading(comparison),
         comparison.lead,
         sections,
         comparison.caveats,
         model=subject,
         provenance=comparison.provenance,
     )
+
+
+def heading(comparison: Comparison) -> str:
+    """The number of heads that moved; where none did, what else changed."""
+    moved = int((~comparison.unmoved).sum())
+    places = printable(f"from {comparison.labels[0]} to {comparison.labels[-1]}")
+    if moved:
+        heads = counted(comparison.unmoved.size, "head")
+        return f"{moved:,} of {heads} moved {places}"
+    everything = comparison.everything
+    kinds = set() if everything is None else {*everything.kinds} - {What.IDENTICAL}
+    if kinds or comparison.others[-1].moved:
+        return f"No head moved {places}, but other tensors did"
+    decided = any(change.deciding for change in comparison.settings)
+    return f"No head moved {places}{', but the config changed' if decided else ''}"
+
+
+def _numbers(comparison: Comparison) -> Terms:
+    """Heads, those that moved and how far, and findings."""
+    n_layers, n_heads = comparison.unmoved.shape
+    moved = int((~comparison.unmoved).sum())
+    rows: list[tuple[object, str]] = [
+        (f"{n_layers * n_heads:,}", f"heads in {counted(n_layers, 'layer')}"),
+        (f"{moved:,}", "moved"),
+    ]
+    for name, w in MAPS.items():
+        change = comparison.from_first[f"{name}_change"][-1]
+        if moved and np.isfinite(change).any():
+            what = f"largest relative change of ${w}$ (median {known_median(change):.2g})"
+            rows.append((f"{np.nanmax(change):.3g}", what))
+    rows.append((f"{len(comparison.findings):,}", "findings"))
+    return Terms(rows, large=True)
 
 
 def _changed_first(moved_most: Callable[[int, int], Table], file: str = "") -> Filed:

@@ -124,13 +124,18 @@ class Tune(ShowsShapes):
         return sum(update.intruders.count for update in self.looked_at if update.intruders)
 
     @property
-    def lead(self) -> str:
-        """Sentences on how it was changed, how far and where, and the words that rose."""
+    def how(self) -> str:
+        """How it was changed, and how far, as a sentence without its full stop."""
         how = HOW[self.training.kind].format(
             name=printable(self.name), evidence=self.training.evidence
         )
         sizes = spread_of([update for update in self.updates if np.isfinite(update.change)])
-        parts = [f"{how}{f' ({sizes})' if sizes else ''}."]
+        return f"{how} ({sizes})" if sizes else how
+
+    @property
+    def lead(self) -> str:
+        """Sentences on how it was changed, how far and where, and the words that rose."""
+        parts = [f"{self.how}."]
         if self.also and self.training.is_training:
             parts.append(self.also)
         if self.looked_at and self.training.is_training:

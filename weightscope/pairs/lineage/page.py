@@ -1,12 +1,14 @@
-"""The page of a lineage: the verdict, the picture, what differs, and the reference."""
+"""The page of a lineage: the verdict, numbers, the picture, what differs, and the reference."""
 
+import numpy as np
+
+from weightscope.core.errors import printable
 from weightscope.core.files import Files
-from weightscope.core.formulas import plain
 from weightscope.core.tables import Column, Table
 from weightscope.pairs.lineage.figures import lineage_figure
 from weightscope.pairs.lineage.lineage import Lineage
 from weightscope.report.findings import spans
-from weightscope.report.pages.page import Figure, Section, write_page
+from weightscope.report.pages.page import Figure, Filed, Section, Terms, write_page
 from weightscope.report.pages.style import save
 
 CAPTION = (
@@ -26,25 +28,64 @@ def write_lineage_page(files: Files, lineage: Lineage) -> None:
     """Write the picture as PNG and SVG, and report.html."""
     picture = save(lineage_figure(lineage), files, "lineage")
     sections = [
-        Section("By part", parts=[lineage.part_table]),
+        Section("", parts=[_numbers(lineage)]),
         Section("Layers", parts=[Figure(picture, CAPTION)]),
+        Section("By part", parts=[lineage.part_table]),
     ]
     if lineage.kinds:
         sections.append(Section("What differs", parts=[kinds_table(lineage)]))
     if lineage.origin is not None:
-        sections.append(Section("Layer by layer", parts=[lineage.alignment]))
+        sections.append(
+            Section("Layer by layer", parts=[Filed(lineage.alignment, "alignment.csv")])
+        )
     sections.append(Section("What it was judged against", REFERENCE, [lineage.background]))
     sections.append(Section("What proves nothing", NO_EVIDENCE, [lineage.no_evidence]))
-    name = plain(lineage.suspect.name)
     write_page(
         files,
         "report.html",
-        f"Where {name} comes from",
-        plain(lineage.lead),
+        heading(lineage),
+        lineage.lead,
         sections,
-        model=name,
+        model=lineage.suspect.name,
         provenance=lineage.provenance,
     )
+
+
+def heading(lineage: Lineage) -> str:
+    """The verdict as the heading of the page; `lead` begins with most of them."""
+    name = printable(lineage.suspect.name)
+    if lineage.verdict == "undecided":
+        return f"Where {name} comes from is undecided"
+    if lineage.base is None:
+        names = [printable(each.base.name) for each in lineage.compared]
+        bases = names[0] if len(names) == 1 else "any base"
+        return f"Nothing that {name} shares with {bases} was found"
+    base = printable(lineage.base)
+    if lineage.verdict == "derived":
+        parents = [
+            f"{printable(parent)} ({share:.2f})" for parent, share in lineage.weights.items()
+        ]
+        return f"{name} was derived from {' and '.join(parents) or base}"
+    return f"{name} and {base} share an origin"
+
+
+def _numbers(lineage: Lineage) -> Terms:
+    """Layers with a counterpart, their likeness, parts in common, and bases."""
+    rows: list[tuple[object, str]] = []
+    if lineage.origin is not None:
+        match = lineage.origin.match
+        found = sum(j is not None for j in match.layers)
+        rows.append((f"{found} of {len(match.layers)}", "layers have a counterpart"))
+        rows.append((f"{match.mean:.2f}", "their mean likeness: 1 for a copy"))
+    if lineage.parts:
+        shared = sum(part.is_shared for part in lineage.parts.values())
+        rows.append((f"{shared} of {len(lineage.parts)}", "parts share an origin"))
+    if lineage.drift:
+        largest = "largest change of a layer's heads relative to the base: $‖ΔW‖/‖W‖$"
+        rows.append((f"{np.nanmax([*lineage.drift.values()]):.2g}", largest))
+    if len(lineage.compared) > 1:
+        rows.append((f"{len(lineage.compared):,}", "bases compared"))
+    return Terms(rows, large=True)
 
 
 def kinds_table(lineage: Lineage) -> Table:

@@ -1,13 +1,27 @@
-"""The page of a comparison: the verdict, the map, and what differs, the worst first."""
+"""The page of a comparison: the verdict, its numbers, the map, and the worst differences first."""
 
 from collections import Counter
 
+import numpy as np
+
+from weightscope.core.errors import printable
 from weightscope.core.files import Files
 from weightscope.core.formulas import plain
 from weightscope.core.tables import Table
+from weightscope.pairs.same import (
+    DIFFERENT,
+    QUANTISED,
+    ROUNDED,
+    SAME_BYTES,
+    SAME_FUNCTION,
+    SAME_VALUES,
+    UNDECIDED,
+    VERDICTS,
+)
 from weightscope.pairs.same.figures import same_figure
 from weightscope.pairs.same.same import Same
-from weightscope.report.pages.page import Figure, Section, write_page
+from weightscope.pairs.same.sentences import coarser, is_one
+from weightscope.report.pages.page import Figure, Filed, Section, Terms, write_page
 from weightscope.report.pages.style import save
 
 LISTED = 60  # tensors in the table of the page
@@ -20,13 +34,17 @@ def write_same_page(files: Files, same: Same) -> None:
         "Each tensor by its role and layer, in the colour of its verdict; the worst of several "
         "experts counts."
     )
-    sections = []
+    sections = [
+        Section("", parts=[_numbers(same)]),
+        Section("Every tensor", parts=[Figure(picture, caption)]),
+    ]
     if same.differing:
         text = (
             f"{len(same.differing)} of {len(same.tensors)}, the worst first; all are in "
-            "tensors.csv."
+            "`tensors.csv`."
         )
-        sections.append(Section("Tensors that differ", text, [same.worst(LISTED)]))
+        worst = Filed(same.worst(LISTED), "tensors.csv")
+        sections.append(Section("Tensors that differ", text, [worst]))
     if same.config:
         keys = Table.of_rows(
             ("key", "in A", "in B"),
@@ -39,20 +57,51 @@ def write_same_page(files: Files, same: Same) -> None:
     if differing:
         table = Table.of_rows(("file", "how"), differing)
         sections.append(Section("Other files that differ", "", [table]))
-    sections.append(Section("Every tensor", "", [Figure(picture, caption), by_role(same)]))
+    sections.append(Section("Verdicts by role", "", [by_role(same)]))
     sections.append(Section("Tokenizer", plain(same.tokens.lead)))
-    meanings = Table.of_rows(("verdict", "rests on"), list(MEANINGS.items()))
-    sections.append(Section("What the verdicts rest on", "", [meanings]))
-    title, model = plain(f"Is {same.name_b} still {same.name_a}?"), plain(same.name_b)
+    sections.append(Section("What the verdicts rest on", "", [Terms([*MEANINGS.items()])]))
     write_page(
         files,
         "report.html",
-        title,
-        plain(same.lead),
+        heading(same),
+        same.lead,
         sections,
-        model=model,
+        model=same.name_b,
         provenance=same.provenance,
     )
+
+
+def heading(same: Same) -> str:
+    """The verdict as the heading of the page; `lead` begins with most of them."""
+    a, b = printable(same.name_a), printable(same.name_b)
+    if same.verdict == DIFFERENT:
+        return f"{b} is not {a}"
+    if same.verdict == UNDECIDED:
+        return f"Whether {b} is {a} is undecided"
+    if same.verdict in (ROUNDED, QUANTISED):
+        return coarser(same.name_a, same.name_b, same.verdict, same.tensors)
+    if same.verdict == SAME_FUNCTION:
+        return f"{b} computes what {a} does" if a != b else "B computes what A does"
+    return f"{is_one(same.name_a, same.name_b)}: {same.verdict}"
+
+
+def _numbers(same: Same) -> Terms:
+    """Tensors by verdict, the largest change, and what else differs."""
+    rows: list[tuple[object, str]] = [(f"{len(same.tensors):,}", "tensors compared")]
+    if same.verdict != SAME_BYTES:
+        by_verdict = sorted(same.counts.items(), key=lambda each: VERDICTS.index(each[0]))
+        rows += [(f"{count:,}", COUNTED.get(verdict, verdict)) for verdict, count in by_verdict]
+    sizes = [each.size for each in same.differing if np.isfinite(each.size)]
+    if sizes:
+        rows.append((f"{max(sizes):.3g}", "largest $‖ΔW‖/‖W‖$: change of a tensor relative to A"))
+    for many, what in (
+        (same.config, "config keys that decide, or may, differ"),
+        (same.beside.deciding, "other files that may decide differ"),
+        (same.not_compared, "tensors not compared"),
+    ):
+        if many:
+            rows.append((f"{len(many):,}", what))
+    return Terms(rows, large=True)
 
 
 def by_role(same: Same) -> Table:
@@ -66,6 +115,7 @@ def by_role(same: Same) -> Table:
     return Table.of_rows(("role", "tensors", "verdicts"), rows)
 
 
+COUNTED = {SAME_VALUES: "have the same values", SAME_FUNCTION: "differ without effect"}
 MEANINGS = {
     "same bytes": "The weights and config.json hold the same bytes.",
     "same values": "Every tensor is equal by role, whatever the container, order, fusing or dtype.",

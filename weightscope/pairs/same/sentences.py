@@ -56,18 +56,28 @@ def joined(parts: Sequence[str], shown: int = NAMED) -> str:
     return f"{', '.join(named)} and {last}" if last else ", ".join(named)
 
 
+def _by_letter(a: str, b: str) -> dict[str, str]:
+    return {"A": printable(a), "B": printable(b)} if a != b else {"A": "A", "B": "B"}
+
+
+def coarser(a: str, b: str, verdict: str, tensors: Sequence[Judged]) -> str:
+    """The beginning of a sentence on what was rounded or quantised: `b is a, rounded`."""
+    made = {each.done.made for each in tensors if each.verdict in (ROUNDED, QUANTISED)}
+    names = _by_letter(a, b)
+    if len(made) > 1:
+        return f"{names['B']} is {names['A']}, {verdict} in part"
+    newer, older = ("A", "B") if made == {"A"} else ("B", "A")
+    return f"{names[newer]} is {names[older]}, {verdict}"
+
+
 def coarser_lead(a: str, b: str, verdict: str, tensors: Sequence[Judged], same: int) -> str:
     """The first sentence on what was rounded or quantised, and in which of two checkpoints."""
-    coarser = (each.done for each in tensors if each.verdict in (ROUNDED, QUANTISED))
-    deeds = Counter((done.made, was(done)) for done in coarser)
-    letters = {made for made, _ in deeds}
-    names = {"A": printable(a), "B": printable(b)} if a != b else {"A": "A", "B": "B"}
-    newer = next(iter(letters)) if len(letters) == 1 else ""
-    first = f"{names['B']} is {names['A']}, {verdict} in part"
-    if newer:
-        older = {"A": "B", "B": "A"}[newer]
-        first = f"{names[newer]} is {names[older]}, {verdict}"
-    whose = {letter: "" if newer else f" of {names[letter]}" for letter in "AB"}
+    rewritten = (each.done for each in tensors if each.verdict in (ROUNDED, QUANTISED))
+    deeds = Counter((done.made, was(done)) for done in rewritten)
+    first = coarser(a, b, verdict, tensors)
+    both_made = len({made for made, _ in deeds}) > 1
+    names = _by_letter(a, b)
+    whose = {letter: f" of {names[letter]}" if both_made else "" for letter in "AB"}
     total = len(tensors)
     if len(deeds) == 1 and deeds.total() == total:
         ((_, words),) = deeds

@@ -6,7 +6,8 @@ const nLayers = facts.layers.length;
 const nHeads = facts.heads;
 const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 34, TOP = 26, RIGHT = 18, BOTTOM = 30;
-const ACROSS = Math.max(30, Math.min(240, 820 / nLayers)), DOWN = Math.max(15, Math.min(34, 560 / nHeads));
+const room = (byId("canvas").clientWidth - LEFT - RIGHT - 20) / Math.max(nLayers - 1, 1);
+const ACROSS = Math.max(30, Math.min(240, 820 / nLayers), room), DOWN = Math.max(15, Math.min(34, 560 / nHeads));
 const WIDTH = LEFT + RIGHT + ACROSS * (nLayers - 1) + 20, HEIGHT = TOP + BOTTOM + DOWN * (nHeads - 1) + 10;
 const THICKEST = 6;
 const OF_A_HEAD = 8; // edges of each direction that the panel lists
@@ -186,4 +187,5 @@ function openAddress() {
   if (named) byId("wiring").scrollIntoView();
 }
 addEventListener("hashchange", openAddress);
+for (const link of document.querySelectorAll("td a[href^='#L']")) link.addEventListener("click", () => setTimeout(openAddress)); // also again
 openAddress();

@@ -3,12 +3,12 @@
 
 const isKnown = value => value !== null && value !== "" && !Number.isNaN(value);
 
-// What `Array.sort` asks for: numbers by size, text by alphabet, what is unknown last in either direction.
+// What `Array.sort` asks for: numbers by size, text by alphabet and the numbers in it, what is unknown last in either direction.
 function order(a, b, descending) {
   if (!isKnown(a) || !isKnown(b)) return isKnown(b) - isKnown(a);
   const [first, second] = descending ? [b, a] : [a, b];
   if (typeof first === "number" && typeof second === "number") return first - second;
-  return String(first).localeCompare(String(second));
+  return String(first).localeCompare(String(second), undefined, { numeric: true });
 }
 
 // Calls sort(column, descending) when a name in the header row is clicked.
@@ -84,4 +84,22 @@ for (const table of document.querySelectorAll("table.sortable")) {
     const value = row => valueOf(row.cells[column]);
     body.append(...[...body.rows].sort((a, b) => order(value(a), value(b), descending)));
   });
+}
+
+// A longer table with a column of layers can show those of one layer.
+const LONG = 10; // rows
+for (const table of document.querySelectorAll("table.sortable")) {
+  const rows = [...table.tBodies[0].rows];
+  const column = [...table.tHead.rows[0].cells].findIndex(name => name.textContent === "layer");
+  if (column < 0 || rows.length < LONG) continue;
+  const layerOf = row => row.cells[column].textContent;
+  const label = document.createElement("label"), select = document.createElement("select");
+  label.className = "aside";
+  label.append("layer ", select);
+  select.append(new Option("all"));
+  for (const layer of [...new Set(rows.map(layerOf))].sort((a, b) => a - b)) select.append(new Option(layer || "none", `L${layer}`));
+  select.addEventListener("change", () => {
+    for (const row of rows) row.classList.toggle("elsewhere", select.value !== "all" && select.value !== `L${layerOf(row)}`);
+  });
+  table.closest(".wide").before(label);
 }

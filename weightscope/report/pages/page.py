@@ -56,6 +56,29 @@ class Filed:
         return {**self.table.as_json(), "file": self.file, **changed}
 
 
+@dataclass(frozen=True)
+class Terms:
+    """A list of terms and what they mean; large, the numbers below a page's heading."""
+
+    rows: Sequence[tuple[object, str]]
+    large: bool = False
+
+    @classmethod
+    def of_columns(cls, table: Table) -> "Terms":
+        """The columns of a table that have a meaning."""
+        explained = [column for column in table.columns if column.meaning]
+        return cls([(column.symbol or column.name, column.meaning) for column in explained])
+
+    def html(self) -> str:
+        """A description list, formulas as in `core.formulas`."""
+        html: str = templates().get_template("terms.html").render(terms=self)
+        return html
+
+    def as_json(self) -> dict[str, Any]:
+        """Its entry in the page's JSON: a table."""
+        return Table.of_rows(("term", "meaning"), self.rows).as_json()
+
+
 class Shown(Protocol):
     """A part of a section: a table, a figure, a list of findings."""
 
@@ -145,7 +168,8 @@ def write_template(
 ) -> None:
     """Render a template of this folder; write it with its JSON (sections, or `numbers`).
 
-    The end of the page shows the result's origin.
+    The end of the page shows the result's origin. A lead that begins with the title goes on after
+    it.
     """
     if numbers is None:
         numbers = {"sections": [section.as_json() for section in sections]}
@@ -153,4 +177,6 @@ def write_template(
     about = {"title": title, "caveats": list(caveats)}
     files.json(name.replace(".html", ".json"), {**made, **about, **numbers}, indent=None)
     page = templates().get_template(template)
+    rest = lead.removeprefix(title)
+    lead = rest.lstrip(".: ") if rest.startswith((". ", ": ")) else lead
     files.text(name, page.render(values, **about, lead=lead, made=made, sections=sections))
