@@ -63,9 +63,12 @@ call()
 def test_the_lines_that_a_newcomer_types(tmp_path: Path) -> None:
     model = ws.open_model("embedded")
     assert [layer.index for layer in model.layers] == list(model.attention_layers)
+    assert repr(model.head(1, 5)) == repr(model.layer(1).head(5))
     assert len(model.layers[:1]) == 1 and model.layers[-1].index == len(model.layers) - 1
     head = model.layers[0].heads[6]
     assert repr(head) == repr(model.layer(0).head(6))
+    for name in ("W_Q", "W_K", "W_V", "W_O"):
+        assert np.array_equal(getattr(head, name), getattr(head, name.lower()))
     d, r = head.w_q.shape
     assert head.w_k.shape == head.w_v.shape == (d, r) and head.w_o.shape == (r, d) and head.b_q.shape == (r,)
     x = np.random.default_rng(0).normal(size=(3, d))
@@ -95,6 +98,8 @@ def test_the_line_that_runs_the_model() -> None:
 def test_an_analysis_takes_a_models_name_as_well(embedded: ws.Model) -> None:
     assert ws.audit("embedded", directions=0).heads.csv() == ws.audit(embedded, directions=0).heads.csv()
     assert ws.compare("embedded", "embedded").heads["qk_change"].max() == 0
+    listed = ws.compare(["embedded", embedded, embedded], labels=["a", "b", "c"])
+    assert listed.labels == ws.compare(embedded, embedded, embedded, labels=["a", "b", "c"]).labels
     assert repr(ws.circuits("embedded")) == repr(ws.circuits(embedded))
     joined = ws.neighbours("embedded", "ibility", top=2, heads=[6])["joined"].tolist()
     assert joined == [" responsibility", " insensibility"]
@@ -103,6 +108,11 @@ def test_an_analysis_takes_a_models_name_as_well(embedded: ws.Model) -> None:
 WRONG: list[tuple[type[Exception], str, Callable[[ws.Model], object]]] = [
     (TypeError, "model is 3, of type int; expected a Model", lambda model: ws.audit(3)),
     (TypeError, "model is None", lambda model: ws.compare(model, None)),
+    (TypeError, "compare takes two models or more; 1 given", lambda model: ws.compare(model)),
+    (TypeError, "compare takes two models or more; 1 given", lambda model: ws.compare([model])),
+    (TypeError, "model is 3", lambda model: ws.compare([model, 3])),
+    (ws.CheckpointError, "no layer 2", lambda model: model.head(2, 0)),
+    (ws.CheckpointError, "no head 8", lambda model: model.head(0, 8)),
     (TypeError, "source is None", lambda model: ws.open_model(None)),
     (TypeError, "layers is '0-1', of type str; expected a sequence", lambda model: ws.audit(model, layers="0-1")),
     (TypeError, "layers is '0-1'", lambda model: ws.circuits(model, layers="0-1")),

@@ -2,6 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,9 @@ from weightscope.core.tables import Table, as_json, templates
 
 SPECTRA = "model.layers.figures:spectrum_figure"  # draws singular values of maps by name
 Holder = TypeVar("Holder")
+given_axes: ContextVar[Any] = ContextVar(
+    "the caller's Axes, which a figure is drawn into", default=None
+)
 WINGS = ("heads", "pairs")  # folders of weightscope; each folder in them is a question
 
 
@@ -135,9 +139,24 @@ class Result:
         """Import the function at "module:function" of the folder that the class is in."""
         return function_at(place, cls.__module__.rpartition(".")[0])
 
-    def plot(self) -> Any:
-        """The first figure of the result's page: a matplotlib Figure."""
-        return self.function_at(self.FIGURE)(self)
+    def plot(self, *options: Any, ax: Any = None) -> Any:
+        """The first figure of the result's page: a matplotlib Figure.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+            Draw into these instead, if the figure has one panel.
+
+        Raises
+        ------
+        ValueError
+            The figure has several panels.
+        """
+        before = given_axes.set(ax)
+        try:
+            return self.function_at(self.FIGURE)(self, *options)
+        finally:
+            given_axes.reset(before)
 
     def write(self, out: str | Path) -> None:
         """Write tables, figures and report.html into a folder, as the command does.

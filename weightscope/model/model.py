@@ -401,6 +401,10 @@ class Model:
             self._last = read_layer(self.under(), self.family, self.config, index)
         return self._last
 
+    def head(self, layer: int, head: int) -> Head:
+        """One query head: `layer(layer).head(head)`."""
+        return self.layer(layer).head(head)
+
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """Sentences on how the config was read, and on parts of attention that are not read."""

@@ -307,7 +307,7 @@ class BigramAuroc(Result):
     @property
     def ranked(self) -> Table:
         """`heads`, best head first."""
-        return self.heads.sorted_by("auroc", descending=True)
+        return self.heads.sort("auroc", descending=True)
 
     @property
     def lead(self) -> str:
@@ -318,7 +318,7 @@ class BigramAuroc(Result):
             f"AUROC {auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is "
             f"chance. The previous token's frequency alone has {self.auroc_baseline:.2f}."
         )
-        specific = self.heads.sorted_by("auroc_specific", descending=True)
+        specific = self.heads.sort("auroc_specific", descending=True)
         result += (
             f" Of scores less what is the same for all current tokens, head {specific['head'][0]} "
             f"has the highest AUROC, {specific['auroc_specific'][0]:.2f}."
