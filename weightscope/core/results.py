@@ -83,7 +83,17 @@ class _ShapeRepr(Repr):
 SHAPES = _ShapeRepr()
 
 
-class Result:
+class ListsForUsers:
+    """Base of objects whose completion leaves out what only weightscope itself calls."""
+
+    INTERNAL: ClassVar[frozenset[str]] = frozenset()
+
+    def __dir__(self) -> list[str]:
+        left_out = {"INTERNAL", *self.INTERNAL}
+        return [name for name in super().__dir__() if name not in left_out]
+
+
+class Result(ListsForUsers):
     """Base of results. They are data: figures and pages are imported when they are needed."""
 
     FIGURE: ClassVar[str] = ""  # "module:function" of its folder that draws the result
@@ -91,6 +101,10 @@ class Result:
     # Function for each file: its table, arrays by name or JSON; None leaves the file out.
     TABLES: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
     FILES: ClassVar[tuple[str, ...]] = REPORT  # mark a folder as holding such a result
+    INTERNAL = frozenset((
+        "FIGURE", "FILES", "PAGE", "TABLES", "about", "function_at", "printed", "shown",
+        "write_files", "write_report", "write_tables",
+    ))  # fmt: skip
 
     @property
     def lead(self) -> str:

@@ -348,7 +348,7 @@ def bigram_auroc(
     layer: int = 0,
     delta: int = 1,
     device: str = "cpu",
-    progress: bool = False,
+    progress: bool | None = None,
     sample: int | None = None,
 ) -> BigramAuroc:
     """AUROC with which every head's T^ee ranks previous tokens that occur, over the vocabulary.
@@ -362,8 +362,8 @@ def bigram_auroc(
         works in the public domain that come with weightscope.
     layer, delta, device
         As in `FirstLayer`.
-    progress : bool
-        Show a bar.
+    progress : bool, optional
+        Show a bar; by default in a notebook only.
     sample : int, optional
         Score this many randomly drawn current tokens against the full vocabulary: means then have
         intervals.

@@ -94,7 +94,7 @@ def compare(
     labels: Sequence[str] | None = None,
     across_families: bool = False,
     all_tensors: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> "Comparison":
     """Measure every head of every checkpoint, and how far it moved.
 
@@ -113,8 +113,8 @@ def compare(
     all_tensors : bool
         Also compare every tensor of the first and the last checkpoint, attention or not; see
         `compare_tensors`.
-    progress : bool
-        Show a bar.
+    progress : bool, optional
+        Show a bar; by default in a notebook only.
 
     Raises
     ------
