@@ -97,7 +97,7 @@ def plain_powers(figure: Figure) -> None:
 
 def subplots(
     rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], **options: Any
-) -> tuple[Figure, Any]:
+) -> tuple[Any, Any]:
     """A figure and its axes, as `matplotlib.pyplot.subplots` gives them, or those of the caller."""
     axis = given_axes.get()
     if axis is not None:
