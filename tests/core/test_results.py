@@ -126,3 +126,13 @@ def test_a_figure_of_several_panels_refuses_one_axes() -> None:
     with pytest.raises(TypeError, match="ax is 3, of type int; expected a matplotlib Axes"):
         ws.same(MODEL, MODEL).plot(ax=3)
     assert not axis.has_data()
+
+
+@pytest.mark.check
+def test_a_figure_of_one_panel_leaves_the_callers_notes_alone() -> None:
+    pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
+    outer = Figure(figsize=(8, 4), layout="constrained")
+    left, right = (part.subplots() for part in outer.subfigures(1, 2))
+    note = left.annotate("mine", (0.5, 0.5), (3, 4), textcoords="offset points")
+    STUDIES["OutlierAnalysis"]().plot(ax=right)
+    assert right.lines and note.get_visible() and note.xyann == (3, 4)
