@@ -10,6 +10,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.bigram_counts import embedded_counts
+from tests.support.tiny_models import fixture
 
 HEAVY = ("numpy", "scipy", "matplotlib", "torch", "transformers", "pandas", "sklearn", "cupy", "numba")
 
@@ -63,9 +64,12 @@ call()
 def test_the_lines_that_a_newcomer_types(tmp_path: Path) -> None:
     model = ws.open_model("embedded")
     assert [layer.index for layer in model.layers] == list(model.attention_layers)
+    assert repr(model.head(1, 5)) == repr(model.layer(1).head(5))
     assert len(model.layers[:1]) == 1 and model.layers[-1].index == len(model.layers) - 1
     head = model.layers[0].heads[6]
     assert repr(head) == repr(model.layer(0).head(6))
+    for name in ("W_Q", "W_K", "W_V", "W_O"):
+        assert np.array_equal(getattr(head, name), getattr(head, name.lower()))
     d, r = head.w_q.shape
     assert head.w_k.shape == head.w_v.shape == (d, r) and head.w_o.shape == (r, d) and head.b_q.shape == (r,)
     x = np.random.default_rng(0).normal(size=(3, d))
@@ -95,14 +99,57 @@ def test_the_line_that_runs_the_model() -> None:
 def test_an_analysis_takes_a_models_name_as_well(embedded: ws.Model) -> None:
     assert ws.audit("embedded", directions=0).heads.csv() == ws.audit(embedded, directions=0).heads.csv()
     assert ws.compare("embedded", "embedded").heads["qk_change"].max() == 0
+    listed = ws.compare(["embedded", embedded, embedded], labels=["a", "b", "c"])
+    assert listed.labels == ws.compare(embedded, embedded, embedded, labels=["a", "b", "c"]).labels
     assert repr(ws.circuits("embedded")) == repr(ws.circuits(embedded))
     joined = ws.neighbours("embedded", "ibility", top=2, heads=[6])["joined"].tolist()
     assert joined == [" responsibility", " insensibility"]
 
 
+def test_what_a_command_does_is_a_call_as_well(embedded: ws.Model, tmp_path: Path) -> None:
+    terms = ws.positions("embedded", query=100)
+    assert terms.query == 100 and terms.heads.csv() == ws.first_layer(embedded).positions(100).heads.csv()
+    assert len(ws.positions(embedded, unscaled=True).heads) == 8
+    kernels = ws.positions(fixture("llama").model)
+    assert kernels.heads.names[:2] == ["layer", "head"]
+    assert ws.rank("embedded", "change", base=embedded).rows == ws.rank(embedded, "change", base="embedded").rows
+    ws.fingerprint("embedded").save(tmp_path / "embedded.wsf")
+    assert ws.lineage("embedded", tmp_path / "embedded.wsf").verdict == "related"
+
+
+def test_an_atlas_takes_a_list_of_names(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow comes with the extra `atlas`")
+    (tmp_path / "list.txt").write_text("embedded\n")
+    listed = ws.atlas(tmp_path / "list.txt", tmp_path / "by-file")
+    assert ws.atlas(["embedded"], str(tmp_path / "by-name")).lead == listed.lead
+    assert ws.atlas(("embedded",), tmp_path / "by-file", resume=True).made == 0
+    assert (tmp_path / "by-name" / "index.html").is_file()
+    with pytest.raises(ws.CheckpointError, match="the list names no source"):
+        ws.atlas([], tmp_path / "refused")
+
+
+def test_completion_shows_a_page(embedded: ws.Model) -> None:
+    """What is left out of it still answers; what users' scripts rely on is listed."""
+    model = {"config", "family", "stacks", "layers", "layer", "head", "embeddings", "unembedding", "tensors", "name"}
+    result = {"heads", "plot", "write", "lead", "as_json", "provenance"}
+    audit = ws.audit(embedded, directions=0)
+    for thing, contract in (embedded, model), (audit, result | {"findings"}), (ws.compare(embedded, embedded), result):
+        listed = {name for name in dir(thing) if not name.startswith("_")}
+        assert contract <= listed and len(listed) < 40 and not any(name.isupper() for name in listed), sorted(listed)
+    assert embedded.prefix == "transformer." and audit.PAGE
+
+
 WRONG: list[tuple[type[Exception], str, Callable[[ws.Model], object]]] = [
     (TypeError, "model is 3, of type int; expected a Model", lambda model: ws.audit(3)),
     (TypeError, "model is None", lambda model: ws.compare(model, None)),
+    (TypeError, "compare takes two models or more; 1 given", lambda model: ws.compare(model)),
+    (TypeError, "compare takes two models or more; 1 given", lambda model: ws.compare([model])),
+    (TypeError, "model is 3", lambda model: ws.compare([model, 3])),
+    (ws.CheckpointError, "no layer 2", lambda model: model.head(2, 0)),
+    (ws.CheckpointError, "no head 8", lambda model: model.head(0, 8)),
+    (ws.CheckpointError, "by is 'size'; it is one of snr, stable-rank", lambda model: ws.rank(model, "size")),
+    (ws.CheckpointError, "has position embeddings; counts are for", lambda model: ws.positions(model, counts="c.npz")),
+    (ws.CheckpointError, "scores by distance need no query", lambda model: ws.positions(fixture("llama").model, 3)),
     (TypeError, "source is None", lambda model: ws.open_model(None)),
     (TypeError, "layers is '0-1', of type str; expected a sequence", lambda model: ws.audit(model, layers="0-1")),
     (TypeError, "layers is '0-1'", lambda model: ws.circuits(model, layers="0-1")),

@@ -13,13 +13,15 @@ Every head of a checkpoint, and how heads move between checkpoints
 Whether a copy is still the same model
     `same`
 Where a checkpoint comes from, and what was done to it
-    `lineage`
+    `lineage`, `fingerprint`
+Many checkpoints; matrices to train
+    `atlas`, `rank`
 What was trained into a checkpoint
     `learned`
 What each head is, and which heads read what others write
     `circuits`
 The first layer as a function of tokens and positions
-    `first_layer`, `FirstLayer`, `neighbours`, `bigram_auroc`, `load_counts`
+    `first_layer`, `FirstLayer`, `neighbours`, `bigram_auroc`, `positions`, `load_counts`
 Activations, with PyTorch
     `open_runner`
 Results
@@ -55,20 +57,24 @@ if TYPE_CHECKING:
     from weightscope.heads.circuits.circuits import circuits
     from weightscope.heads.detok.first_layer import FirstLayer, first_layer, neighbours
     from weightscope.heads.detok.heads import bigram_auroc
+    from weightscope.heads.detok.kernels import positions
     from weightscope.model.layers.factored import Factored
     from weightscope.model.model import Model, open_model
     from weightscope.model.text.counts import load_counts
+    from weightscope.pairs.atlas.atlas import atlas
     from weightscope.pairs.compare.compare import compare
     from weightscope.pairs.learned.learned import learned
     from weightscope.pairs.lineage.lineage import lineage
+    from weightscope.pairs.lineage.sketches import fingerprint
+    from weightscope.pairs.rank.rank import rank
     from weightscope.pairs.same.same import same
     from weightscope.report.written import load
     from weightscope.runner.runner import open_runner
 
 __all__ = [
-    "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "bigram_auroc",
-    "circuits", "compare", "first_layer", "learned", "lineage", "load", "load_counts",
-    "neighbours", "open_model", "open_runner", "same",
+    "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "atlas", "audit",
+    "bigram_auroc", "circuits", "compare", "fingerprint", "first_layer", "learned", "lineage",
+    "load", "load_counts", "neighbours", "open_model", "open_runner", "positions", "rank", "same",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
@@ -78,10 +84,12 @@ _HOMES = {
     "FirstLayer": "heads.detok.first_layer",
     "Model": "model.model",
     "Table": "core.tables",
+    "atlas": "pairs.atlas.atlas",
     "audit": "heads.audit.audit",
     "bigram_auroc": "heads.detok.heads",
     "circuits": "heads.circuits.circuits",
     "compare": "pairs.compare.compare",
+    "fingerprint": "pairs.lineage.sketches",
     "first_layer": "heads.detok.first_layer",
     "learned": "pairs.learned.learned",
     "lineage": "pairs.lineage.lineage",
@@ -90,6 +98,8 @@ _HOMES = {
     "neighbours": "heads.detok.first_layer",
     "open_model": "model.model",
     "open_runner": "runner.runner",
+    "positions": "heads.detok.kernels",
+    "rank": "pairs.rank.rank",
     "same": "pairs.same.same",
 }
 

@@ -27,7 +27,7 @@ def rows_of(model: ws.Model, file: Path) -> Iterator[tuple[Any, ...]]:
     """The heads beyond chance for one relation, or its best; the highest score first."""
     found = relation(model, file)
     for way, ending in WAYS.items():
-        table = found.table.sorted_by(f"score{ending}", descending=True)
+        table = found.table.sort(f"score{ending}", descending=True)
         beyond = table.where(table[f"p_model{ending}"] <= LEVEL)
         kept = beyond if len(beyond) else table.take([0])
         cells = (kept[name] for name in ("layer", "head", *(f"{name}{ending}" for name in HEADER[-4:-1])))

@@ -16,7 +16,7 @@ from weightscope.cli.command import EndsInOneLine
 from weightscope.core import progress
 from weightscope.core.engine import ThisProcess
 from weightscope.core.files import Files
-from weightscope.core.progress import bar, bar_class, phase, progress_shown
+from weightscope.core.progress import bar, bar_class, phase, progress_hidden, progress_shown
 from weightscope.heads.audit.audit import AuditOptions, measure_task
 from weightscope.heads.audit.batch import report_task
 from weightscope.heads.detok.first_layer import FirstLayer
@@ -137,6 +137,30 @@ def test_python_calls_print_nothing_by_default(monkeypatch: pytest.MonkeyPatch) 
     output = said_by(command, monkeypatch)
     assert "layers" in output and "drawing ..." in output
     assert said_by(library, monkeypatch) == "", "the command has ended"
+
+
+def test_a_notebook_shows_progress_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def library(progress: bool | None = None) -> None:
+        with progress_shown(progress):
+            list(bar(range(3), "layers"))
+            with phase("drawing"):
+                time.sleep(0.01)
+
+    def quietly() -> None:
+        with progress_hidden():
+            library()
+
+    assert said_by(library, monkeypatch) == ""
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
+    said = said_by(library, monkeypatch)
+    assert "layers" in said and "drawing ..." in said
+    assert said_by(lambda: library(progress=False), monkeypatch) == said_by(quietly, monkeypatch) == ""
+    assert "layers" in said_by(lambda: [*bar(range(3), "layers")], monkeypatch)  # a call without the option
+    monkeypatch.setattr(progress, "DELAY", 2)
+    quick = Terminal()
+    monkeypatch.setattr(sys, "stderr", quick)
+    library()
+    assert not quick.getvalue()  # what takes less than two seconds
 
 
 def test_tasks_show_their_progress_where_their_command_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Every result has a sentence, a notebook's view and a figure, and writes the files that it names."""
 
+import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -100,3 +101,38 @@ def test_a_new_result_has_a_json_by_default() -> None:
         "heads": [{"head": 0, "size": 0.5}, {"head": 1, "size": None}],
         "kinds": {"copying": 1, "largest": "inf"},
     }
+
+
+def test_a_figure_of_one_panel_goes_into_the_callers_axes() -> None:
+    """Beside another plot of the caller's, whose style and whose other axes stay as they were."""
+    figure = Figure(figsize=(8, 4))
+    left, right = figure.subplots(1, 2)
+    right.plot([0, 1])
+    assert ws.same(MODEL, MODEL).plot(ax=left) is figure
+    assert left.collections and left.get_legend() and not figure.legends and len(right.lines) == 1
+    auroc = ws.bigram_auroc(MODEL, embedded_counts(), sample=100)
+    auroc.plot(ax=right)
+    assert right.get_legend() and len(figure.axes) == 2
+    figure.savefig(io.BytesIO())
+    learned = ws.learned(MODEL, MODEL)
+    assert learned.plot(ax=figure.add_subplot(3, 1, 3)) is figure
+    assert len(ws.audit(MODEL, directions=0).plot().axes) == 12  # nothing is left for the next
+
+
+def test_a_figure_of_several_panels_refuses_one_axes() -> None:
+    axis = Figure().subplots()
+    with pytest.raises(ValueError, match=r"has 6 panels and does not fit into one Axes; leave out `ax`"):
+        ws.audit(MODEL, directions=0).plot(ax=axis)
+    with pytest.raises(TypeError, match="ax is 3, of type int; expected a matplotlib Axes"):
+        ws.same(MODEL, MODEL).plot(ax=3)
+    assert not axis.has_data()
+
+
+@pytest.mark.check
+def test_a_figure_of_one_panel_leaves_the_callers_notes_alone() -> None:
+    pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
+    outer = Figure(figsize=(8, 4), layout="constrained")
+    left, right = (part.subplots() for part in outer.subfigures(1, 2))
+    note = left.annotate("mine", (0.5, 0.5), (3, 4), textcoords="offset points")
+    STUDIES["OutlierAnalysis"]().plot(ax=right)
+    assert right.lines and note.get_visible() and note.xyann == (3, 4)

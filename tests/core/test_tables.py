@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.arrow import AS_ARROW, MIXED
 from tests.support.environments import environment, run_in
+from weightscope.core.errors import CheckpointError
 from weightscope.core.tables import Column, Link, Table, as_json, column, columns_of
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J'
@@ -67,8 +70,8 @@ def test_a_sentence_in_a_cell_is_folded() -> None:
 
 
 def test_rows_are_taken_sorted_and_chosen(table: Table) -> None:
-    assert table.sorted_by("auroc", descending=True)["head"].tolist() == [0, 2, 1]  # NaN last either way
-    assert table.sorted_by("auroc")["head"].tolist() == [2, 0, 1]
+    assert table.sort("auroc", descending=True)["head"].tolist() == [0, 2, 1]  # NaN last either way
+    assert table.sort("auroc")["head"].tolist() == [2, 0, 1]
     assert table.where(table["head"] > 0).select("token", "head").names == ["token", "head"]
     assert "token" in table and "x" not in table
 
@@ -94,7 +97,7 @@ def test_pandas_is_named_where_it_is_missing(table: Table, monkeypatch: pytest.M
     pd = pytest.importorskip("pandas")
     assert table.to_pandas().equals(pd.DataFrame({name: table[name] for name in table.names}))
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(ImportError, match="pip install pandas"):
+    with pytest.raises(CheckpointError, match="needs pandas: pip install pandas"):
         table.to_pandas()
 
 
@@ -113,14 +116,47 @@ def test_records_are_valid_json() -> None:
 def test_arrow_has_every_number_exactly_and_what_columns_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     pa = pytest.importorskip("pyarrow", reason="Arrow comes with the extra `arrow`")
     arrow = pa.table(MIXED)
+    assert arrow.equals(MIXED.to_arrow(), check_metadata=True)
     assert {field.name: (str(field.type), arrow[field.name].to_pylist()) for field in arrow.schema} == AS_ARROW
     assert arrow.schema.field("head").metadata == {b"symbol": b"$h$", b"meaning": b"Its index."}
     assert arrow.schema.metadata == {b"caption": b"heads"}
     empty = pa.table(MIXED.take([]))
     assert len(empty) == 0 and empty.column_names == MIXED.names
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ImportError, match="pip install pyarrow"):
-        MIXED.__arrow_c_stream__()
+    for to_arrow in (MIXED.__arrow_c_stream__, MIXED.to_arrow):
+        with pytest.raises(CheckpointError, match="needs pyarrow: pip install pyarrow"):
+            to_arrow()
+
+
+def test_polars_takes_the_table_itself_and_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", SimpleNamespace(DataFrame=lambda table: ("frame of", table)))
+    assert MIXED.to_polars() == ("frame of", MIXED)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(CheckpointError, match="needs polars: pip install polars"):
+        MIXED.to_polars()
+
+
+def test_a_csv_goes_into_a_file_whole_or_not_at_all(table: Table, tmp_path: Path) -> None:
+    table.to_csv(tmp_path / "heads.csv")
+    table.to_csv(str(tmp_path / "again.csv"))
+    assert (tmp_path / "heads.csv").read_bytes() == (tmp_path / "again.csv").read_bytes() == table.csv().encode()
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        table.to_csv(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"heads.csv", "again.csv"}
+
+
+def test_the_first_rows_and_rows_by_text(table: Table) -> None:
+    assert table.head(2)["head"].tolist() == [0, 1] and len(table.head()) == len(table.head(99)) == 3
+    assert not len(table.head(0))
+    words = Table([Column("word", ["b", "", "a", "b"]), Column("n", [0, 1, 2, 3]), Column("is", [True, False] * 2)])
+    assert words.sort("word")["n"].tolist() == [1, 2, 0, 3]
+    assert words.sort("word", descending=True)["n"].tolist() == [0, 3, 2, 1]
+    assert words.sort("is", descending=True)["n"].tolist() == [0, 2, 1, 3]
+    odd = Table([Column("some", [10, None, 9]), Column("byte", np.array([0, 255, 7], np.uint8)), Column("n", range(3))])
+    assert odd.sort("some")["n"].tolist() == [2, 0, 1] and odd.sort("some", descending=True)["n"].tolist() == [0, 2, 1]
+    assert odd.sort("byte", descending=True)["n"].tolist() == [1, 2, 0]
+    with pytest.raises(KeyError, match=r"no column 'wrd'.*did you mean 'word'"):
+        words.sort("wrd")
 
 
 READERS = """
@@ -128,6 +164,7 @@ import json
 import duckdb, polars
 from tests.support.arrow import MIXED
 frame = polars.DataFrame(MIXED)
+assert frame.equals(MIXED.to_polars())
 heads = duckdb.from_arrow(MIXED)
 queried = duckdb.sql("select sum(head), count(sigma1), max(layer) from heads").fetchall()
 print(json.dumps([frame.to_dict(as_series=False), {name: list(cells) for name, cells in

@@ -32,6 +32,8 @@ def test_examples(path: Path) -> None:
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
     if "runner" in parts:
         pytest.importorskip("torch")
+    if "atlas" in parts:
+        pytest.importorskip("pyarrow", reason="pyarrow comes with the extra `atlas`")
     module = import_module(".".join(parts).removesuffix(".__init__"))
     result = doctest.testmod(module)  # what differs is printed, and pytest shows it
     assert result.attempted and not result.failed

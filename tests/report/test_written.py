@@ -132,6 +132,9 @@ def test_what_no_command_wrote_is_refused(audit: Path, tmp_path: Path) -> None:
     for folder in (tmp_path / "nowhere", tmp_path, audit / "heads.csv"):
         with pytest.raises(ws.CheckpointError, match="holds no results"):
             ws.load(folder)
+    for source in ("embedded", FOLDER, FOLDER / "model.safetensors"):
+        with pytest.raises(ws.CheckpointError, match="is a checkpoint, not results; `open_model` opens it"):
+            ws.load(source)
     shutil.rmtree(audit / HIDDEN)
     with pytest.raises(ws.CheckpointError, match="hidden files included"):
         ws.load(audit)

@@ -301,10 +301,8 @@ def _kernels(
     misplaced: Sequence[str],
 ) -> None:
     """Write the scores by distance of a model without position embeddings."""
-    import numpy as np
-
     from weightscope.core.files import OutputFolder
-    from weightscope.heads.circuits.stream import FREQUENT, streams, why_no_stream
+    from weightscope.heads.circuits.stream import frequent_inputs
     from weightscope.heads.detok.kernels import position_kernels
 
     if misplaced:
@@ -315,16 +313,7 @@ def _kernels(
     if layer is not None or heads:
         chosen = model.layer(layer or 0)
         drawn = [chosen.head(head).index for head in heads] or [head.index for head in chosen.heads]
-    inputs: dict[int, Any] = {}
-    if why_no_stream(model) is None:
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):  # seen below
-                inputs = {stream.layer.index: stream.x[FREQUENT, 1:] for stream in streams(model)}
-        except CheckpointError:  # a later layer cannot be followed
-            inputs = {}
-        if not all(np.isfinite(x).all() for x in inputs.values()):
-            inputs = {}  # embeddings are used instead, as the page says
-    kernels = position_kernels(model, counts, inputs)
+    kernels = position_kernels(model, counts, frequent_inputs(model))
     rows = [kernels.row(layer or 0, head) for head in drawn]
     if out is not None:
         with OutputFolder(out) as files:

@@ -1,4 +1,4 @@
-"""Progress bars after two seconds: commands show them, calls from Python on request.
+"""Progress bars after two seconds: commands and notebooks show them, other calls on request.
 
 They are drawn on a terminal or in a notebook only: a log gets neither bars nor control characters.
 
@@ -16,13 +16,18 @@ from typing import Any
 DELAY = 2  # seconds before a bar appears
 LONG = 60  # seconds left after the first part; longer work is announced in a line that stays
 
-_is_shown: ContextVar[bool] = ContextVar("progress is shown", default=False)
+# None: in a notebook only
+_is_shown: ContextVar[bool | None] = ContextVar("progress is shown", default=None)
 
 
 @contextmanager
-def progress_shown(wanted: bool = True) -> Iterator[None]:
-    """Show progress while the block runs, if `wanted` or if the caller shows it already."""
-    before = _is_shown.set(wanted or _is_shown.get())
+def progress_shown(wanted: bool | None = True) -> Iterator[None]:
+    """Show progress while the block runs, if `wanted` or if the caller shows it already.
+
+    None leaves it to the caller, who shows it in a notebook.
+    """
+    callers = _is_shown.get()
+    before = _is_shown.set(callers if wanted is None else wanted or bool(callers))
     try:
         yield
     finally:
@@ -39,9 +44,12 @@ def progress_hidden() -> Iterator[None]:
         _is_shown.reset(before)
 
 
-def _is_seen() -> bool:
-    """True if stderr is a terminal or a notebook's cell; the shell may have closed it (None)."""
-    return sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+def _is_drawn() -> bool:
+    """True if progress is shown on a terminal or in a notebook; stderr may be closed (None)."""
+    shown, in_notebook = _is_shown.get(), "ipykernel" in sys.modules
+    if sys.stderr is None or not (in_notebook or sys.stderr.isatty()):
+        return False
+    return in_notebook if shown is None else shown
 
 
 def bar(
@@ -53,8 +61,7 @@ def bar(
     **options: Any,
 ) -> Any:
     """A progress bar over items, or moved by its `update`; drawn on a terminal or notebook only."""
-    hidden = not (_is_shown.get() and _is_seen())
-    options |= {"desc": what, "unit": unit, "total": total, "disable": hidden}
+    options |= {"desc": what, "unit": unit, "total": total, "disable": not _is_drawn()}
     return bar_class()(items, delay=DELAY, leave=False, dynamic_ncols=True, **options)
 
 
@@ -107,7 +114,7 @@ def _minutes(seconds: float) -> str:
 @contextmanager
 def phase(what: str) -> Iterator[None]:
     """Name work without countable parts on a terminal, once it has taken two seconds."""
-    if not _is_shown.get() or not _is_seen():
+    if not _is_drawn():
         yield
         return
 

@@ -2,6 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,9 @@ from weightscope.core.tables import Table, as_json, templates
 
 SPECTRA = "model.layers.figures:spectrum_figure"  # draws singular values of maps by name
 Holder = TypeVar("Holder")
+given_axes: ContextVar[Any] = ContextVar(
+    "the caller's Axes, which a figure is drawn into", default=None
+)
 WINGS = ("heads", "pairs")  # folders of weightscope; each folder in them is a question
 
 
@@ -79,7 +83,17 @@ class _ShapeRepr(Repr):
 SHAPES = _ShapeRepr()
 
 
-class Result:
+class ListsForUsers:
+    """Base of objects whose completion leaves out what only weightscope itself calls."""
+
+    INTERNAL: ClassVar[frozenset[str]] = frozenset()
+
+    def __dir__(self) -> list[str]:
+        left_out = {"INTERNAL", *self.INTERNAL}
+        return [name for name in super().__dir__() if name not in left_out]
+
+
+class Result(ListsForUsers):
     """Base of results. They are data: figures and pages are imported when they are needed."""
 
     FIGURE: ClassVar[str] = ""  # "module:function" of its folder that draws the result
@@ -87,6 +101,10 @@ class Result:
     # Function for each file: its table, arrays by name or JSON; None leaves the file out.
     TABLES: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
     FILES: ClassVar[tuple[str, ...]] = REPORT  # mark a folder as holding such a result
+    INTERNAL = frozenset((
+        "FIGURE", "FILES", "PAGE", "TABLES", "about", "function_at", "printed", "shown",
+        "write_files", "write_report", "write_tables",
+    ))  # fmt: skip
 
     @property
     def lead(self) -> str:
@@ -135,9 +153,24 @@ class Result:
         """Import the function at "module:function" of the folder that the class is in."""
         return function_at(place, cls.__module__.rpartition(".")[0])
 
-    def plot(self) -> Any:
-        """The first figure of the result's page: a matplotlib Figure."""
-        return self.function_at(self.FIGURE)(self)
+    def plot(self, *options: Any, ax: Any = None) -> Any:
+        """The first figure of the result's page: a matplotlib Figure.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+            Draw into these instead, if the figure has one panel.
+
+        Raises
+        ------
+        ValueError
+            The figure has several panels.
+        """
+        before = given_axes.set(ax)
+        try:
+            return self.function_at(self.FIGURE)(self, *options)
+        finally:
+            given_axes.reset(before)
 
     def write(self, out: str | Path) -> None:
         """Write tables, figures and report.html into a folder, as the command does.

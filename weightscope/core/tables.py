@@ -5,14 +5,17 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib import import_module
 from math import isfinite, isnan
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 from markupsafe import Markup
 
-from weightscope.core.errors import expected, nearest, printable
+from weightscope.core.errors import CheckpointError, expected, nearest, printable
+from weightscope.core.files import new_file
 from weightscope.core.formulas import coded, plain, prose, spoken
 
 SHOWN = 12  # rows that a notebook shows of each end of a long table
@@ -212,9 +215,16 @@ class Table:
         """The rows for which the mask is true."""
         return self.take(np.flatnonzero(mask))
 
-    def sorted_by(self, name: str, descending: bool = False) -> "Table":
-        """Rows sorted by a numeric column, NaN last; ties keep their order."""
-        values = np.asarray(self[name])
+    def head(self, n: int = 5) -> "Table":
+        """The first n rows."""
+        return self.take(np.arange(len(self))[:n])
+
+    def sort(self, name: str, descending: bool = False) -> "Table":
+        """Rows sorted by a column, numbers with NaN last, text by its letters; ties keep order."""
+        cells, kind = _arrow_cells(self[name])
+        values = np.asarray(cells, None if kind in (None, "string") else float)  # None is NaN
+        if values.dtype.kind != "f":
+            values = np.unique(values, return_inverse=True)[1]  # ranks, which have negatives
         return self.take(np.argsort(-values if descending else values, kind="stable"))
 
     def select(self, *names: str) -> "Table":
@@ -230,6 +240,17 @@ class Table:
         writer.writerow(self.names)
         writer.writerows([_csv_cell(value) for value in row] for row in self.rows())
         return text.getvalue()
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write `csv()` into a file, completely or not at all.
+
+        Raises
+        ------
+        CheckpointError
+            The file cannot be written.
+        """
+        with new_file(Path(path)) as file:
+            file.write(self.csv().encode())
 
     def html(self, on_page: bool = True, file: str = "", changed: int | None = None) -> str:
         """The table as HTML, every cell escaped.
@@ -275,30 +296,33 @@ class Table:
 
         Raises
         ------
-        ImportError
+        CheckpointError
             pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError:
-            raise ImportError("to_pandas needs pandas: pip install pandas") from None
-        return pd.DataFrame({column.name: column.values for column in self.columns})
+        return _library("pandas").DataFrame({column.name: column.values for column in self.columns})
 
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Stream for readers of Arrow's PyCapsule interface: polars.DataFrame, pyarrow.table.
+    def to_polars(self) -> Any:
+        """A polars DataFrame, by way of `to_arrow`.
+
+        Raises
+        ------
+        CheckpointError
+            polars or pyarrow is not installed.
+        """
+        return _library("polars").DataFrame(self)
+
+    def to_arrow(self) -> Any:
+        """A pyarrow Table.
 
         A number is null where it was not measured. Fields have symbol, unit and meaning as
         metadata.
 
         Raises
         ------
-        ImportError
+        CheckpointError
             pyarrow is not installed.
         """
-        try:
-            import pyarrow as pa
-        except ImportError:
-            raise ImportError("a table becomes Arrow with pyarrow: pip install pyarrow") from None
+        pa = _library("pyarrow")
         arrays, fields = [], []
         for column in self.columns:
             array = pa.array(*_arrow_cells(column.values), from_pandas=True)
@@ -307,7 +331,11 @@ class Table:
             arrays.append(array)
             fields.append(pa.field(column.name, array.type, metadata=filled))
         schema = pa.schema(fields, {"caption": self.caption} if self.caption else None)
-        return pa.Table.from_arrays(arrays, schema=schema).__arrow_c_stream__(requested_schema)
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Stream for readers of Arrow's PyCapsule interface: polars.DataFrame, pyarrow.table."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
         names = ", ".join(self.names[:6]) + (", ..." if len(self.columns) > 6 else "")
@@ -319,6 +347,13 @@ class Table:
         ends = self.take([*range(SHOWN), *range(len(self) - SHOWN, len(self))])
         note = f"<p>the first and the last {SHOWN} of {len(self):,} rows</p>"
         return ends.html(on_page=False) + note
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise CheckpointError(f"this form of a table needs {name}: pip install {name}") from None
 
 
 def crossed(**labels: Any) -> list[Column]:

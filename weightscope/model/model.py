@@ -14,6 +14,7 @@ from weightscope.checkpoint.adapters.lora import with_adapter
 from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.opening import adapter_in, open_checkpoint
 from weightscope.core.errors import CheckpointError, counted, expected, printable, whole
+from weightscope.core.results import ListsForUsers
 from weightscope.model.config.reading import Reading, Stacks, decide, prefix_of, read_as
 from weightscope.model.embeddings import Embeddings, Ends, Unembedding
 from weightscope.model.layers.layer import Head, Layer, OnDemand
@@ -250,7 +251,7 @@ def refuse_incomplete(model: "Model") -> None:
             raise tensor.refuse(f"has {rows} rows; no vocabulary has more than {MOST_ROWS}")
 
 
-class Model:
+class Model(ListsForUsers):
     """A checkpoint as a row of the table of architectures reads it.
 
     Examples
@@ -263,6 +264,11 @@ class Model:
     Factored(256 x 256, rank <= 32)
     """
 
+    INTERNAL = frozenset((
+        "attention_tensors", "borrowing_layers", "ends", "names_note", "normed_layer", "of_row",
+        "own_layers", "prefix", "reading", "rotations", "row", "sharing", "stem", "stream_norm",
+        "title", "unchecked", "under", "unread", "weights_of", "where",
+    ))  # fmt: skip
     called: str = ""  # its name, if it should have another than its place
 
     def __init__(self, opened: Opened, reading: Reading) -> None:
@@ -400,6 +406,10 @@ class Model:
             self.checkpoint.prefetch(tensor.name for tensor in self.attention_tensors(index))
             self._last = read_layer(self.under(), self.family, self.config, index)
         return self._last
+
+    def head(self, layer: int, head: int) -> Head:
+        """One query head: `layer(layer).head(head)`."""
+        return self.layer(layer).head(head)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:

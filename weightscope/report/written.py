@@ -6,6 +6,7 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.checkpoint.opening import locate, open_at
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.core.files import HIDDEN, OutputFolder, regular_file
@@ -77,6 +79,9 @@ def load(folder: str | Path) -> "Written":
     if kind is None:
         problem = f"holds no results: {HIDDEN}/manifest.json lists none of a command that has ended"
         advice = "copy the whole folder, hidden files included, or run the command again"
+        with suppress(CheckpointError):
+            if isinstance(place := locate(folder), Path) and open_at(place):
+                problem, advice = "is a checkpoint, not results", "`open_model` opens it"
         raise CheckpointError(f"{problem}; {advice}", file=folder)
     return Written(Path(folder), kind, files)
 

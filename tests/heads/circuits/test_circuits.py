@@ -236,7 +236,7 @@ def test_the_page_lists_the_strongest_edges_in_few_columns_with_words(embedded: 
     shown = circuits.strongest_edges
     assert len(shown) == 20 and len(shown.columns) == 6
     assert list(shown["pk_z"]) == sorted(circuits.edges["pk_z"][circuits.edges["ranked_by"] == "pk"])[::-1][:20]
-    row = circuits.edges.where(circuits.edges["ranked_by"] == "pk").sorted_by("pk_z", descending=True).records()[0]
+    row = circuits.edges.where(circuits.edges["ranked_by"] == "pk").sort("pk_z", descending=True).records()[0]
     assert shown["to"][0].startswith(f"values of {row['to_layer']}.{row['to_head']}") and row["kind"] == "v"
     assert shown["of"][0] == 32 and not any("_" in column.heading for column in shown.columns)
     assert not len(ws.circuits(embedded, layers=[0]).strongest_edges)

@@ -65,3 +65,44 @@ def test_the_norm_of_a_nonfinite_matrix_is_not_finite(broken: float) -> None:
     left[1, 1] = broken
     assert not np.isfinite(Factored(left, np.ones((4, 2))).frobenius())
     assert not np.isfinite(Factored(np.ones((4, 2)), left).frobenius())
+
+
+KEYS = [
+    (slice(3), slice(3)), (0, 1), (-1, slice(None)), (slice(None), 2), 4, slice(1, 9, 3), [0, 5], ([0, 5], 2),
+    ([0, 5], slice(2)), (slice(2), [0, 5]), ([0, 5, 5], [1, 2, 3]), np.arange(6) > 3, (np.int64(2), np.int8(1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_elements_are_those_of_the_dense_matrix(key: object) -> None:
+    rng = np.random.default_rng(0)
+    w = Factored(rng.normal(size=(6, 2)).astype(np.float32), rng.normal(size=(6, 2)).astype(np.float32))
+    expected = w.dense()[key]
+    assert np.shape(w[key]) == np.shape(expected) and np.asarray(w[key]).dtype == np.float32
+    np.testing.assert_allclose(w[key], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "key", [(0, 1, 2), (0,), (), None, ..., (..., 0), 1.5, "0", (slice(2), None), True, [[0], [1]]]
+)
+def test_what_is_no_element_is_refused(key: object) -> None:
+    with pytest.raises(
+        IndexError, match=r"Factored\(4 x 3, rank <= 2\) takes a row, or a row and a column: w\[:3, :3\]"
+    ):
+        Factored(np.ones((4, 2)), np.ones((3, 2)))[key]
+
+
+def test_an_element_beyond_the_matrix_is_refused_and_rows_end() -> None:
+    w = Factored(np.ones((4, 2)), np.ones((3, 2)))
+    with pytest.raises(IndexError, match="out of bounds"):
+        w[0, 3]
+    assert [row.shape for row in w] == [(3,)] * 4
+
+
+def test_norm_and_trace_are_those_of_the_dense_matrix() -> None:
+    rng = np.random.default_rng(0)
+    w = Factored(rng.normal(size=(6, 2)), rng.normal(size=(6, 2)))
+    assert w.norm() == w.frobenius() == pytest.approx(np.linalg.norm(w.dense()))
+    assert w.trace() == pytest.approx(np.trace(w.dense())) == pytest.approx(w.eigvals().sum().real)
+    with pytest.raises(ValueError, match=r"Factored\(4 x 3, rank <= 2\) has no trace: it is not square"):
+        Factored(np.ones((4, 2)), np.ones((3, 2))).trace()

@@ -183,7 +183,7 @@ def audit(
     device: str = "cpu",
     all_tensors: bool = False,
     reference: str | Path | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     baseline: str | Path | None = None,
     accept: str | Path | None = None,
     sinks: bool | None = None,
@@ -215,8 +215,8 @@ def audit(
     reference : path, optional
         Other checkpoints to compare the heads with, a file that `weightscope reference` wrote; by
         default the one that comes with the package.
-    progress : bool
-        Show a bar.
+    progress : bool, optional
+        Show a bar; by default in a notebook only.
     baseline : path, optional
         Folder of an earlier audit: its findings are marked as known, unless they are worse by a
         tenth.

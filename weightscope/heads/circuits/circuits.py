@@ -136,7 +136,7 @@ def read_by(model: Model, reader: str) -> Table:
         rows,
         f"Components of earlier heads that {reader} reads most.",
     )
-    return table.sorted_by("component_cs", descending=True) if rows else table
+    return table.sort("component_cs", descending=True) if rows else table
 
 
 TOKENS = 5  # tokens named at each end of a channel's first direction
@@ -401,7 +401,7 @@ class Circuits(Result):
     @property
     def strongest_edges(self) -> Table:
         """The strongest pairs of all kinds by PK, in the main columns; `edges` has the rest."""
-        edges = self.edges.where(self.edges["ranked_by"] == "pk").sorted_by("pk_z", descending=True)
+        edges = self.edges.where(self.edges["ranked_by"] == "pk").sort("pk_z", descending=True)
         edges = edges.take(range(min(len(edges), TOP)))
         place = {int(layer): i for i, layer in enumerate(self.wiring.layers)}
         writers = [place[int(layer)] for layer in edges["from_layer"]]

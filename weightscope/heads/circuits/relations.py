@@ -170,7 +170,7 @@ def _table(model: Model, hits: np.ndarray, permutations: int) -> Table:
             meaning = f"{meaning} {verb}"
             column = Column(name + ending, values[:, side], symbol, format=".3g", meaning=meaning)
             columns.append(column)
-    return Table(columns).sorted_by("score", descending=True)
+    return Table(columns).sort("score", descending=True)
 
 
 class Relation(NamedTuple):
@@ -186,7 +186,7 @@ class Relation(NamedTuple):
         sentences = []
         for ending, verb in (("", "map"), ("_suppressed", "suppress")):
             kept = self.table.where(self.table[f"p_model{ending}"] <= LEVEL)
-            kept = kept.sorted_by(f"score{ending}", descending=True)
+            kept = kept.sort(f"score{ending}", descending=True)
             places = zip(kept["layer"], kept["head"], kept[f"score{ending}"], strict=True)
             named = [f"{layer}.{head} ({score:.0%})" for layer, head, score in places][:NAMED]
             sentences.append(f"beyond chance, {verb} them: {', '.join(named) or 'no head'}")

@@ -138,6 +138,18 @@ def streams(model: Model) -> Iterator[Stream]:
             x = rest_of_layer(model, row, index, x, attended)
 
 
+def frequent_inputs(model: Model) -> dict[int, np.ndarray]:
+    """Inputs (n, d) of attention layers on frequent tokens; empty if they cannot be followed."""
+    if why_no_stream(model) is not None:
+        return {}
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):  # seen below
+            inputs = {stream.layer.index: stream.x[FREQUENT, 1:] for stream in streams(model)}
+    except CheckpointError:  # a later layer cannot be followed
+        return {}
+    return inputs if all(np.isfinite(x).all() for x in inputs.values()) else {}
+
+
 def attend(
     layer: Layer,
     x: np.ndarray,

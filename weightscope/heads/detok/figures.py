@@ -23,6 +23,7 @@ from weightscope.report.pages.style import (
     in_our_style,
     index_along,
     layer_rows,
+    legend_outside,
     subplots,
 )
 
@@ -63,7 +64,8 @@ def auroc_figure(auroc: BigramAuroc) -> Figure:
     axis.set_ylim(len(table) - 0.5, -0.8)
     axis.set_xlim(0, 1)
     axis.set_xlabel("bigram AUROC of $T^{ee}$ (1)")
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", fontsize=6)
+    handles, _ = axis.get_legend_handles_labels()
+    legend_outside(figure, axis, "lower center", handles=handles, fontsize=6)
     return figure
 
 

@@ -307,7 +307,7 @@ class BigramAuroc(Result):
     @property
     def ranked(self) -> Table:
         """`heads`, best head first."""
-        return self.heads.sorted_by("auroc", descending=True)
+        return self.heads.sort("auroc", descending=True)
 
     @property
     def lead(self) -> str:
@@ -318,7 +318,7 @@ class BigramAuroc(Result):
             f"AUROC {auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is "
             f"chance. The previous token's frequency alone has {self.auroc_baseline:.2f}."
         )
-        specific = self.heads.sorted_by("auroc_specific", descending=True)
+        specific = self.heads.sort("auroc_specific", descending=True)
         result += (
             f" Of scores less what is the same for all current tokens, head {specific['head'][0]} "
             f"has the highest AUROC, {specific['auroc_specific'][0]:.2f}."
@@ -348,7 +348,7 @@ def bigram_auroc(
     layer: int = 0,
     delta: int = 1,
     device: str = "cpu",
-    progress: bool = False,
+    progress: bool | None = None,
     sample: int | None = None,
 ) -> BigramAuroc:
     """AUROC with which every head's T^ee ranks previous tokens that occur, over the vocabulary.
@@ -362,8 +362,8 @@ def bigram_auroc(
         works in the public domain that come with weightscope.
     layer, delta, device
         As in `FirstLayer`.
-    progress : bool
-        Show a bar.
+    progress : bool, optional
+        Show a bar; by default in a notebook only.
     sample : int, optional
         Score this many randomly drawn current tokens against the full vocabulary: means then have
         intervals.

@@ -20,8 +20,10 @@ from weightscope.core.errors import CheckpointError, counted
 from weightscope.core.progress import bar
 from weightscope.core.results import Result, ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
+from weightscope.heads.circuits.stream import frequent_inputs
+from weightscope.heads.detok.first_layer import FirstLayer, position_terms
 from weightscope.heads.detok.heads import counts_for
-from weightscope.heads.detok.positions import FEWEST, near_mass, recency, trends
+from weightscope.heads.detok.positions import FEWEST, PositionTerms, near_mass, recency, trends
 from weightscope.model.config.config import ModelConfig
 from weightscope.model.layers.kernel import (
     FAST,
@@ -311,6 +313,55 @@ TRENDS = (
     ),
     ("sinusoid_share", "share of the curve's variance that it explains beyond the line"),
 )
+
+
+def positions(
+    model: Model | str | Path,
+    query: int | None = None,
+    *,
+    unscaled: bool = False,
+    counts: Counts | str | Path | None = None,
+) -> PositionTerms | PositionKernels:
+    """Compute what position does to the scores of heads.
+
+    Parameters
+    ----------
+    model : Model, str or Path
+    query : int, optional
+        The position that looks, of a model with position embeddings.
+    unscaled : bool
+        Read no token embedding, hence without sigma; of a model with position embeddings.
+    counts : Counts, str or Path, optional
+        Bigram counts, which weigh the tokens of a model without position embeddings.
+
+    Returns
+    -------
+    PositionTerms or PositionKernels
+        T^p and T^pp of the first layer's heads; without position embeddings the mean score by
+        distance of every head.
+
+    Raises
+    ------
+    CheckpointError
+        An option is for models of the other kind, or no score depends on position.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> terms = ws.positions("embedded")
+    >>> terms.query, terms.nearest_head()
+    (127, 1)
+    """
+    model = as_model(model)
+    if model.positions is None and (query is not None or unscaled):
+        problem = "has no position embedding, and scores by distance need no query and no sigma"
+        raise CheckpointError(problem, file=model.checkpoint.name)
+    if model.positions is None:
+        return position_kernels(model, counts, frequent_inputs(model))
+    if counts is not None:
+        problem = "has position embeddings; counts are for models without"
+        raise CheckpointError(problem, file=model.checkpoint.name)
+    return position_terms(FirstLayer(model), query, unscaled)
 
 
 def position_kernels(

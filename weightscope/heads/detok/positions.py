@@ -370,9 +370,9 @@ class PositionTerms(ShowsShapes, Result):
         """Names of the columns that a page shows."""
         return SHOWN if self.spread is None else (*SHOWN, "near_mass_low", "near_mass_high")
 
-    def plot(self, head: int | None = None) -> Any:
+    def plot(self, head: int | None = None, *options: Any, ax: Any = None) -> Any:
         """Draw Fig. 3 of the paper for a head, by default the one that looks nearest."""
-        return self.function_at(self.FIGURE)(self, self.nearest_head() if head is None else head)
+        return super().plot(self.nearest_head() if head is None else head, *options, ax=ax)
 
     def nearest_head(self) -> int:
         """The head that position makes look nearest."""

@@ -143,7 +143,7 @@ def _stretch(files: Files, norms: NormAnalysis, printed: bool) -> Section:
 def _lengths(norms: NormAnalysis, printed: bool) -> Section:
     layers = norms.layers.select("layer", *(f"|x| {name}" for name in MOMENTS))
     heads = norms.heads.select("layer", "head", *(f"|f| {name}" for name in MOMENTS))
-    heads = heads.sorted_by("|f| cv", descending=True)
+    heads = heads.sort("|f| cv", descending=True)
     layer, head, cv = (heads[name] for name in ("layer", "head", "|f| cv"))
     text = (
         f"$|f(x)|$ varies by {cv[0]:.0%} of its mean in layer {layer[0]} head {head[0]}, by "

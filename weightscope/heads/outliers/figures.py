@@ -1,6 +1,6 @@
 """Figures of the outlier-dimensions paper: means, attention by kind of token, C by dimension."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 from typing import Any, Literal
 
@@ -64,7 +64,7 @@ def means_figure(outliers: OutlierAnalysis) -> Figure:
     index_along(axis, "dimension $j$", 9)
     axis.set_ylabel(r"mean of $x_j$ over tokens")
     layer_bar(figure, axis, outputs, "output of layer (0: embeddings)")
-    _untangle(figure)
+    _untangle(figure, [axis])
     return figure
 
 
@@ -117,7 +117,7 @@ def contributions_figure(c: Contributions, rows: Sequence[int], dimensions: np.n
             for head in range(n_heads)
         ]
         figure.legend(handles=handles, loc="outside right center", handletextpad=0.1)
-    _untangle(figure)
+    _untangle(figure, axes)
     return figure
 
 
@@ -134,7 +134,7 @@ def all_layers_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
         axis.yaxis.set_major_locator(MaxNLocator(nbins=4))
     figure.supxlabel("dimension $j$", fontsize=8)
     figure.supylabel("mean $C_j$, one dot per head", fontsize=8)
-    _untangle(figure)
+    _untangle(figure, axes)
     return figure
 
 
@@ -244,13 +244,13 @@ def _name(
         )
 
 
-def _untangle(figure: Figure) -> None:
+def _untangle(figure: Figure, axes: Iterable[Axes]) -> None:
     """Move numbers aside, then outwards, until none touches another or another's values.
 
     The numbers of the largest values come first; one that has no place near its value is left out.
     """
-    figure.draw_without_rendering()
-    for axis in figure.axes:
+    figure.figure.draw_without_rendering()  # the whole one, if this is a part of the caller's
+    for axis in axes:
         names = [text for text in axis.texts if isinstance(text, Annotation)]
         names.sort(key=lambda name: -abs(name.xy[1]))
         feet = {name: axis.transData.transform((name.xy[0], 0)) for name in names}

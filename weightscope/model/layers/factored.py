@@ -97,6 +97,23 @@ class Factored:
             raise ValueError(f"x @ {self}: x has shape {x.shape}; expected ({d},) or (n, {d})")
         return np.asarray((x @ self.left) @ self.right.T)
 
+    def __getitem__(self, key: Any) -> Any:
+        """Elements, as of the dense matrix: w[0, 1], w[:3, :3], w[[0, 5]]; only they are computed.
+
+        Raises
+        ------
+        IndexError
+            The key is not a row, or a row and a column, each a whole number, a slice or a list.
+        """
+        rows, columns = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
+        places = [np.asarray(part) for part in (rows, columns) if not isinstance(part, slice)]
+        if (isinstance(key, tuple) and len(key) != 2) or not all(map(_is_index, places)):
+            raise IndexError(f"{self} takes a row, or a row and a column: w[:3, :3]")
+        left, right = self.left[rows], self.right[columns]
+        if [place.ndim for place in places] == [1, 1]:  # pairs, as NumPy takes two lists
+            return (left * right).sum(axis=1)
+        return left @ right.T
+
     @property
     def T(self) -> "Factored":  # noqa: N802 - as NumPy calls it
         """The transpose."""
@@ -178,6 +195,14 @@ class Factored:
             squared = (inner(self.left) * inner(self.right)).sum()
         return float(np.sqrt(np.maximum(0.0, squared)))  # np.maximum, which unlike max keeps a NaN
 
+    norm = frobenius
+
+    def trace(self) -> float:
+        """Sum of the diagonal, which is also the sum of `eigvals`."""
+        if self.shape[0] != self.shape[1]:
+            raise ValueError(f"{self} has no trace: it is not square")
+        return float(np.einsum("dr,dr", self.left, self.right, dtype=np.float64))
+
     def stable_rank(self) -> float:
         """|W|_F^2 / sigma_1^2, between 1 and r; NaN for the zero matrix."""
         s = self.svdvals()
@@ -192,6 +217,11 @@ class Factored:
 
     def _repr_html_(self) -> str:
         return notebook(repr(self), spectra({"": self}), picture=self._repr_png_())
+
+
+def _is_index(place: np.ndarray) -> bool:
+    """True for a whole number or a list of them, and for a mask."""
+    return place.dtype.kind in "iub"[: 2 + place.ndim] and place.ndim < 2
 
 
 def _numbers(given: Any, product: str) -> np.ndarray:

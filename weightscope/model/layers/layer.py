@@ -156,6 +156,9 @@ class Head:
         """W_O, (r_v, d)."""
         return np.asarray(self.layer.w_o[self.index])
 
+    # as TransformerLens spells them
+    W_Q, W_K, W_V, W_O = w_q, w_k, w_v, w_o
+
     @property
     def b_q(self) -> np.ndarray:
         """b_Q, (r,), including the contribution of the norm."""

@@ -123,7 +123,7 @@ def count_bigrams(
     tokenizer: Tokenizer,
     *,
     jobs: int | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Counts:
     """Count the bigrams of a corpus."""
     files = corpus_files(corpus_paths)

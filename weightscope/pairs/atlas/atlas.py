@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weightscope.checkpoint.provenance import Provenance
-from weightscope.core.engine import Engine, Finished
+from weightscope.core.engine import Engine, Finished, ThisProcess
 from weightscope.core.errors import CheckpointError, counted, one_line, printable
 from weightscope.core.files import Files, OutputFolder
 from weightscope.core.progress import bar, phase
@@ -374,8 +374,55 @@ class AtlasOptions:
     withdraw: tuple[str, ...] = ()  # checkpoints to remove
 
 
+def atlas(
+    sources: Sequence[str | Path] | str | Path,
+    out: str | Path,
+    *,
+    megabytes: int = MOST_WEIGHTS // 500_000,
+    prove: int = PROVED_BYTES // 1_000_000,
+    resume: bool = False,
+) -> Atlas:
+    """Map many checkpoints: families with their trees, and one table of all heads.
+
+    Parameters
+    ----------
+    sources : sequence of str or Path, or str or Path
+        What `open_model` opens, each by its name, or a text file with one on each line.
+    out : str or Path
+        Folder that is written as `weightscope atlas` writes it.
+    megabytes : int
+        Attention weights to read of a checkpoint, in MB at 16 bits each.
+    prove : int
+        Read relatives of up to so many MB whole, to prove which came first.
+    resume : bool
+        Keep what an earlier run has finished, and fetch only what has changed.
+
+    Raises
+    ------
+    CheckpointError
+        The list cannot be read, the folder cannot be written to, or pyarrow is not installed.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> from weightscope.core.files import scratch_folder
+    >>> with scratch_folder() as out:
+    ...     ws.atlas(["embedded"], out)
+    Atlas(1 checkpoint, 16 heads)
+    """
+    options = AtlasOptions(megabytes * 500_000, prove * 1_000_000, None, resume)
+    names = sources if isinstance(sources, str | Path) else [str(source) for source in sources]
+    if not names:
+        raise CheckpointError("the list names no source")
+    with ThisProcess() as engine:
+        return make_atlas(names, Path(out), engine, options)
+
+
 def make_atlas(
-    listing: Path | None, out: Path, engine: Engine, options: AtlasOptions = AtlasOptions()
+    listing: Sequence[str] | str | Path | None,
+    out: Path,
+    engine: Engine,
+    options: AtlasOptions = AtlasOptions(),
 ) -> Atlas:
     """Make an atlas of the checkpoints in a list and write it into a folder.
 
@@ -388,7 +435,7 @@ def make_atlas(
         The list cannot be read, the folder cannot be written to, or the engine has failed.
     """
     check_parquet()
-    names = None if listing is None else lines_of(listing)
+    names = lines_of(Path(listing)) if isinstance(listing, str | Path) else listing
     store = Store(out, options.most, options.families)
     with OutputFolder(out, names=RESULTS) as folder:
         if names is not None and not options.resume and len(store):

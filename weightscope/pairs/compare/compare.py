@@ -90,13 +90,11 @@ RESULTS = (
 
 
 def compare(
-    a: Model | str | Path,
-    b: Model | str | Path,
-    *more: Model | str | Path,
+    *checkpoints: Model | str | Path | Sequence[Model | str | Path],
     labels: Sequence[str] | None = None,
     across_families: bool = False,
     all_tensors: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> "Comparison":
     """Measure every head of every checkpoint, and how far it moved.
 
@@ -105,9 +103,9 @@ def compare(
 
     Parameters
     ----------
-    a, b, *more : Model, str or Path
-        Models, or what `open_model` opens, with the same layers, heads and width, in the order of
-        training.
+    *checkpoints : Model, str or Path
+        Two models or more, or what `open_model` opens, or a list of them: with the same layers,
+        heads and width, in the order of training.
     labels : sequence of str, optional
         What to call them; their names by default.
     across_families : bool
@@ -115,8 +113,8 @@ def compare(
     all_tensors : bool
         Also compare every tensor of the first and the last checkpoint, attention or not; see
         `compare_tensors`.
-    progress : bool
-        Show a bar.
+    progress : bool, optional
+        Show a bar; by default in a notebook only.
 
     Raises
     ------
@@ -131,7 +129,10 @@ def compare(
     >>> comparison.heads["qk_change"].max(), comparison.lead.split(". ")[1]
     (np.float64(0.0), 'No head moved')
     """
-    models = tuple(map(as_model, (a, b, *more)))
+    listed = checkpoints[0] if len(checkpoints) == 1 else checkpoints
+    models = tuple(map(as_model, listed if isinstance(listed, list | tuple) else checkpoints))
+    if len(models) < 2:
+        raise TypeError(f"compare takes two models or more; {len(models)} given")
     a = models[0]
     labels = [model.name for model in models] if labels is None else list(labels)
     for model, label in zip(models[1:], labels[1:], strict=True):
@@ -209,7 +210,9 @@ def compare(
         ],
         find_circuits=partial(circuit_changes, a, last.model, order[-1]),
         deed=done,
-        equal=[[x.label, y.label] for x, y in pairwise(steps) if more and _are_equal(x, y)],
+        equal=[
+            [x.label, y.label] for x, y in pairwise(steps) if len(steps) > 2 and _are_equal(x, y)
+        ],
         along=along,
         provenance=Provenance.of(*(model.checkpoint for model in models)),
     )

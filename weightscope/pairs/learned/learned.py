@@ -454,7 +454,7 @@ def learned(
     base: Readable | str | Path,
     *tuned: Readable | str | Path,
     exact: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Learned:
     """Find out what was trained into tunes of a base: directions, intruders, words, method.
 
@@ -466,8 +466,8 @@ def learned(
         Tunes of the base, or LoRA adapters for it.
     exact : bool
         Look for intruder dimensions in matrices of any size.
-    progress : bool
-        Show a progress bar.
+    progress : bool, optional
+        Show a bar; by default in a notebook only.
 
     Raises
     ------

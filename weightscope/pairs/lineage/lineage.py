@@ -92,7 +92,7 @@ def lineage(
     *,
     probe_key: str | Path | None = None,
     nonce: str | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> "Lineage":
     """Find out whether a checkpoint shares an origin with one of several others.
 
@@ -108,8 +108,8 @@ def lineage(
     nonce : str, optional
         What the probes of checkpoints are drawn with, to make an earlier result again; drawn anew
         without it.
-    progress : bool
-        Show a progress bar.
+    progress : bool, optional
+        Show a bar; by default in a notebook only.
 
     Returns
     -------

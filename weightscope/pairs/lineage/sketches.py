@@ -153,8 +153,8 @@ def fingerprint(source: Model | str | Path, probes: Probes = PUBLIC) -> Sketches
 
     Examples
     --------
-    >>> from weightscope.pairs.lineage.sketches import fingerprint
-    >>> sketches = fingerprint("embedded")
+    >>> import weightscope as ws
+    >>> sketches = ws.fingerprint("embedded")  # `sketches.save("embedded.wsf")` keeps it
     >>> sketches.direct.shape, sketches.layers
     ((16, 2, 128), [0, 1])
     """

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isnan, sqrt
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from weightscope.core.errors import CheckpointError, printable
 from weightscope.core.tables import Column, Table
 from weightscope.heads.tensors.matrices import MEASURES, is_matrix, measured_rows
 from weightscope.heads.tensors.measure import why_unread
-from weightscope.model.model import Model
+from weightscope.model.model import Model, as_model
 from weightscope.model.rows.names import NamedTensor
 from weightscope.pairs.changes.all_tensors import compare_tensors
 from weightscope.pairs.rank import BY, TOOLS
@@ -86,18 +87,22 @@ class Ranking:
 
 
 def rank(
-    model: Model, by: str = "snr", top: float = 0.25, base: Model | None = None, exact: bool = False
+    model: Model | str | Path,
+    by: str = "snr",
+    top: float = 0.25,
+    base: Model | str | Path | None = None,
+    exact: bool = False,
 ) -> Ranking:
     """Rank the matrices of a model's layers within each role, and choose the first of each.
 
     Parameters
     ----------
-    model : Model
+    model : Model, str or Path
     by : {"snr", "stable-rank", "alpha", "change"}
         The highest come first.
     top : float
         Share of the matrices of each role to choose, at least one of each.
-    base : Model, optional
+    base : Model, str or Path, optional
         What "change" is measured from, and what mergekit takes the others from.
     exact : bool
         Compute spectra of large matrices in full; see `read_matrices`.
@@ -106,12 +111,22 @@ def rank(
     ------
     CheckpointError
         There is no base to measure a change from, or no row knows the layers' matrices.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> ranking = ws.rank("embedded", by="stable-rank")
+    >>> ranking.chosen[0], len(ranking.table)
+    ('transformer.h.0.attn.c_attn.weight', 8)
     """
+    if by not in BY:
+        raise CheckpointError(f"by is '{printable(by)}'; it is one of {', '.join(BY)}")
     if not 0 < top <= 1:
         share = "the share of matrices to choose, above 0 and at most 1"
         raise CheckpointError(f"top is {top:g}; it is {share}")
     if by == "change" and base is None:
         raise CheckpointError("`by='change'` needs `base`, the model that it was tuned from")
+    model, base = as_model(model), None if base is None else as_model(base)
     unchecked = model.unchecked()
     tensors = unchecked.tensors
     linear = [tensor for tensor in tensors if _is_linear(tensor, tensors.own)]

@@ -8,7 +8,7 @@ from matplotlib.patches import Patch
 from weightscope.core.formulas import plain
 from weightscope.pairs.same import VERDICTS
 from weightscope.pairs.same.same import Same
-from weightscope.report.pages.style import COLUMN, in_our_style, subplots
+from weightscope.report.pages.style import COLUMN, in_our_style, legend_outside, subplots
 
 OUTSIDE = "model"  # column of tensors outside layers
 FLOW = (  # roles from a model's input to its output; others go in the middle
@@ -58,5 +58,5 @@ def same_figure(same: Same) -> Figure:
     keys = [
         Patch(color=COLOURS[i], label=f"{VERDICTS[i]} ({same.counts[VERDICTS[i]]})") for i in there
     ]
-    figure.legend(handles=keys, loc="outside upper left", ncols=min(4, len(keys)))
+    legend_outside(figure, axis, "upper left", handles=keys, ncols=min(4, len(keys)))
     return figure

@@ -390,7 +390,7 @@ def same(
     b: Readable | str | Path,
     *,
     sample: float = 1.0,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Same:
     """Decide if two checkpoints hold the same model, and name each tensor's change.
 
@@ -404,8 +404,8 @@ def same(
         The original and the copy: models, or what `open_model` opens.
     sample : float
         Share of the values to read, for a first look; 1 reads all.
-    progress : bool
-        Show a progress bar.
+    progress : bool, optional
+        Show a bar; by default in a notebook only.
 
     Raises
     ------

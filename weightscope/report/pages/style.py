@@ -23,8 +23,9 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator
 
-from weightscope.core.errors import counted
+from weightscope.core.errors import counted, expected
 from weightscope.core.files import Files
+from weightscope.core.results import given_axes
 from weightscope.core.tables import Column, Table
 from weightscope.model.layers.figures import ShownFigure
 
@@ -96,10 +97,26 @@ def plain_powers(figure: Figure) -> None:
 
 def subplots(
     rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], **options: Any
-) -> tuple[Figure, Any]:
-    """A figure and its axes, as `matplotlib.pyplot.subplots` gives them."""
+) -> tuple[Any, Any]:
+    """A figure and its axes, as `matplotlib.pyplot.subplots` gives them, or those of the caller."""
+    axis = given_axes.get()
+    if axis is not None:
+        if not isinstance(axis, Axes):
+            raise expected(axis, "ax", "a matplotlib Axes")
+        if rows * columns > 1:
+            problem = f"this figure has {rows * columns} panels and does not fit into one Axes"
+            raise ValueError(f"{problem}; leave out `ax`")
+        return axis.figure, axis if options.get("squeeze", True) else np.array([[axis]])
     figure = StyledFigure(figsize=figsize)
     return figure, figure.subplots(rows, columns, **options)
+
+
+def legend_outside(figure: Figure, axis: Axes, place: str, **options: Any) -> None:
+    """Draw a legend around our own figure; in a caller's, which may hold more, within the axis."""
+    if isinstance(figure, StyledFigure):
+        figure.legend(loc=f"outside {place}", **options)
+    else:
+        axis.legend(**options)
 
 
 def head_style(head: int) -> dict[str, str]:
