@@ -22,6 +22,7 @@ UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST)(_|$)")
 # Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
 NO_LIMITS = {
+    "runner.convert.MAX_BESIDE",  # larger files are not copied along
     "checkpoint.packings.mlx.LARGEST_NVFP4", "pairs.same.figures.MOST_ROLES", "pairs.deeds.views.LARGEST_WHOLE",
     "pairs.deeds.orders.MOST_SHIFTED", "pairs.learned.spaces.MOST_SHARED",
     "adopting.full_size.MOST_SCORES", "adopting.full_size.MOST_WORK",  # beyond them a row is labelled unproved

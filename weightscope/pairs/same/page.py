@@ -96,7 +96,7 @@ def _numbers(same: Same) -> Terms:
         rows.append((f"{max(sizes):.3g}", "largest $‖ΔW‖/‖W‖$: change of a tensor relative to A"))
     for many, what in (
         (same.config, "config keys that decide, or may, differ"),
-        (same.beside.deciding, "other files that may decide differ"),
+        (same.companions.deciding, "other files that may decide differ"),
         (same.not_compared, "tensors not compared"),
     ):
         if many:
