@@ -14,7 +14,7 @@ from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.errors import CheckpointError, counted, printable, sized
 from weightscope.core.files import REPORT, Files
 from weightscope.core.progress import bar, progress_shown
-from weightscope.core.results import Result
+from weightscope.core.results import Result, ShowsShapes
 from weightscope.core.tables import Column, Table, as_json
 from weightscope.heads.audit.audit import AuditOptions, logit_bounds, measured_forms, measured_layer
 from weightscope.heads.audit.findings import (
@@ -218,8 +218,8 @@ def compare(
     )
 
 
-@dataclass
-class Followed:
+@dataclass(eq=False, repr=False)
+class Followed(ShowsShapes):
     """One of the checkpoints, with its heads as far as its layers were read."""
 
     model: Model

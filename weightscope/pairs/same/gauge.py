@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weightscope.core.errors import CheckpointError
+from weightscope.core.results import ShowsShapes
 from weightscope.model.model import Model
 from weightscope.model.rows.names import NamedTensor
 from weightscope.pairs.deeds.deed import Proof
@@ -28,8 +29,8 @@ from weightscope.pairs.same.judge import Judged
 SKETCHED = 8  # directions that rows are matched in; heads in as many more than they have rows
 
 
-@dataclass(frozen=True, eq=False)
-class Rounded:
+@dataclass(frozen=True, eq=False, repr=False)
+class Rounded(ShowsShapes):
     """A matrix in float64, and the rounding of what stores it."""
 
     values: np.ndarray
@@ -53,8 +54,8 @@ class Rounded:
         return replace(self, values=self.values[rows])
 
 
-@dataclass(frozen=True, eq=False)
-class Gains:
+@dataclass(frozen=True, eq=False, repr=False)
+class Gains(ShowsShapes):
     """The gains and the bias of a norm in A and B, (d,)."""
 
     stem: str = ""  # its label
@@ -62,8 +63,8 @@ class Gains:
     added: tuple[np.ndarray | float, np.ndarray | float] = (0.0, 0.0)
 
 
-@dataclass(frozen=True, eq=False)
-class Gauges:
+@dataclass(frozen=True, eq=False, repr=False)
+class Gauges(ShowsShapes):
     """Tensors of a layer, or of what follows the last, that may be A's in another gauge."""
 
     a: Model
