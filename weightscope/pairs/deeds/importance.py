@@ -116,8 +116,9 @@ def _finite(x: np.ndarray) -> np.ndarray:
 
 def is_searched(older: Tensor, newer: Tensor) -> bool:
     """True if one importance of the inputs gives every code and scale of each matrix."""
-    rows = newer.shape[-2]
-    if newer.dtype not in WITH_IMPORTANCE or rows * (1 + newer.dtype.endswith("_1")) < EQUATIONS:
+    if newer.dtype not in WITH_IMPORTANCE or newer.ends() is None:  # of a part of a fused tensor
+        return False
+    if newer.shape[-2] * (1 + newer.dtype.endswith("_1")) < EQUATIONS:
         return False
     importance = np.ones((prod(newer.shape[:-2]), newer.shape[-1] // GROUP, GROUP))
     with np.errstate(all="ignore"):

@@ -580,7 +580,10 @@ def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judge
         compared(a, b, Counterparts(a.tensors.label(x), x, y, "role"), fused.share)
         for x, y in pairs
     ]
-    deeds = find_elsewhere([judge(each) for each in parts], parts)
+    try:
+        deeds = find_elsewhere([judge(each) for each in parts], parts)
+    except CheckpointError:  # values that are not finite have no parts
+        return judged
     rounding = tolerance_of(fused.tensors)  # a part in one convention has no cells of its own
     done = {
         each.deed: (each.done, each.role)
