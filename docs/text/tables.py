@@ -142,7 +142,7 @@ def roles(by_wiring: bool = False) -> str:
 def cells() -> str:
     """Every cell of a row of architectures, with the functions that it may name, and every step."""
     rows = [(f"`{name}`", meaning, _functions(name)) for name, meaning in _all_cells().items()]
-    for name, step in step_classes().items():
+    for name, step in sorted(step_classes().items()):
         rows.append((f"`steps.{name}`", " ".join((step.__doc__ or "").split()), ""))
     return _table(("cell", "meaning", "functions that it may name"), rows)
 
