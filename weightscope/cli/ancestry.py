@@ -14,6 +14,7 @@ from weightscope.cli.terminal import (
     FAILED,
     UNDECIDED,
     end_with,
+    folder_for,
     headline,
     print_json,
     print_tables,
@@ -88,13 +89,12 @@ def lineage_command(
     BASE may also be a folder of fingerprint files; those most like the suspect are compared.
     --attest and --sbom read all files whole, for their digests.
     """
-    from weightscope.core.files import OutputFolder
     from weightscope.model.sources import Source
     from weightscope.pairs.claims.claim import Options, statement
     from weightscope.pairs.claims.digests import refuse_nameless, refuse_several_folders
     from weightscope.pairs.claims.sbom import FILES, sbom_of
     from weightscope.pairs.claims.verify import signatures
-    from weightscope.pairs.lineage.lineage import RESULTS, lineage
+    from weightscope.pairs.lineage.lineage import Lineage, lineage
     from weightscope.pairs.lineage.sketches import is_fingerprint
     from weightscope.pairs.lineage.verdict import prints_in
 
@@ -117,10 +117,7 @@ def lineage_command(
     key = sign_key and signatures().signing_key(sign_key)
     if sbom is not None and out is None:
         raise click.UsageError("--sbom writes into --out, which is missing")
-    names = (*RESULTS, *([FILES[sbom]] if sbom else []))
-    folder = None if out is None else OutputFolder(out, names=names)
-    if folder is not None:
-        folder.refuse_foreign()
+    folder = folder_for(Lineage, out, *([FILES[sbom]] if sbom else []))
     models = [opened(suspect, adapted), *map(opened, bases)]
     if attest is not None or sbom is not None:
         for model in models:

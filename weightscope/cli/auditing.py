@@ -13,6 +13,7 @@ from weightscope.cli.command import command, in_options
 from weightscope.cli.terminal import (
     FAILED,
     end_with,
+    folder_for,
     headline,
     is_quiet,
     print_json,
@@ -330,16 +331,13 @@ def compare_command(
     """
     from weightscope.checkpoint.adapters.diffusion import is_adapter
     from weightscope.core.errors import printable
-    from weightscope.core.files import OutputFolder
     from weightscope.model.sources import Source
     from weightscope.pairs.changes.settings import first_sentence
-    from weightscope.pairs.compare.compare import RESULTS, compare
+    from weightscope.pairs.compare.compare import Comparison, compare
 
     if len(sources) < 2:
         raise click.UsageError("compare needs at least two checkpoints")
-    folder = None if out is None else OutputFolder(out, names=RESULTS)
-    if folder is not None:
-        folder.refuse_foreign()
+    folder = folder_for(Comparison, out)
     adapters = {source for source in sources if is_adapter(source)}
     if base is not None and not adapters:
         raise click.UsageError("--base is for LoRA adapters; none of these sources is one")

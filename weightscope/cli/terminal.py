@@ -99,13 +99,13 @@ def say_page(out: Path | None, page: str = "report.html") -> None:
         click.echo(out / page)
 
 
-def folder_for(result: Any, out: Path | None) -> "OutputFolder | None":
+def folder_for(result: Any, out: Path | None, *more: str) -> "OutputFolder | None":
     """The folder for a kind of result, if asked for; another's is refused before any work."""
     from weightscope.core.files import OutputFolder
 
     if out is None:
         return None
-    folder = OutputFolder(out, names=result.FILES)
+    folder = OutputFolder(out, names=(*result.FILES, *more))
     folder.refuse_foreign()
     return folder
 
