@@ -195,6 +195,20 @@ def test_what_cannot_be_converted_is_refused_in_one_line(tmp_path: Path) -> None
     assert "no such file or folder" in run("convert", tmp_path / "none.pt", "--out", tmp_path / "new").stderr
 
 
+def test_weights_of_another_model_stay_as_they_are(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch.save is torch's, which is not installed")
+    model, out = tmp_path / "model", tmp_path / "out"
+    model.mkdir()
+    out.mkdir()
+    for number in (1, 2):
+        torch.save({f"layer.{number}": torch.ones(2)}, model / f"pytorch_model-{number:05d}-of-00002.bin")
+    other = out / "model-00002-of-00002.safetensors"  # without an index
+    other.write_bytes(b"another model")
+    result = run("convert", model, "--out", out)
+    assert result.exit_code == 2 and f"{other.name}: is there already" in result.stderr
+    assert [*out.iterdir()] == [other] and other.read_bytes() == b"another model"
+
+
 def test_what_is_left_out_is_named(folder: Path, tensors: Tensors) -> None:
     import torch
 

@@ -87,8 +87,8 @@ def convert(source: str | Path, out: str | Path) -> Converted:
     source, out = Path(source), Path(out)
     files, name = pickled_files(source)
     target = out / (f"{name}{INDEX}" if len(files) > 1 else name)
-    if target.exists():
-        raise CheckpointError("is there already; give another folder", file=target)
+    if weights := next(out.glob(f"*{SAFETENSORS}*"), None):
+        raise CheckpointError("is there already; give another folder", file=weights)
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     left_out: list[str] = []
     written: dict[str, Path] = {}
