@@ -31,7 +31,7 @@ BARE = """
 import runpy, sys
 class NoExtras:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in "tokenizers pyarrow zstandard numba gguf torch distributed cryptography".split():
+        if name.split(".")[0] in "pyarrow zstandard numba gguf torch distributed cryptography".split():
             raise ModuleNotFoundError(name=name)
 sys.meta_path.insert(0, NoExtras())
 runpy.run_module("weightscope", run_name="__main__", alter_sys=True)
@@ -53,9 +53,13 @@ def test_a_command_of_the_readme(words: list[str], tmp_path: Path, monkeypatch: 
 def test_a_command_needs_no_extra(command: str, tmp_path: Path) -> None:
     """Run in a process in which no package of an extra can be imported."""
     two = command in {"compare", "same", "learned", "lineage"}
-    out = {"inspect": [], "rank": ["--for", "peft"], "fingerprint": ["--out", "embedded.wsf"]}.get(
-        command, ["--out", "out"]
-    )
+    options = {
+        "inspect": [],
+        "neighbours": [" ship"],
+        "rank": ["--for", "peft"],
+        "fingerprint": ["--out", "embedded.wsf"],
+    }
+    out = options.get(command, ["--out", "out"])
     typed = [sys.executable, "-c", BARE, command, "embedded", *(["embedded"] if two else []), *out]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(typed, cwd=tmp_path, env=environment, capture_output=True, text=True)
