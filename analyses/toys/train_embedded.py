@@ -26,13 +26,12 @@ from weightscope.model.text.tokenizer import END_OF_TEXT
 
 CONTEXT = 256
 MICRO_BATCH = 8  # windows whose logits are in memory at once: 1.5 times as fast as 32, which do not fit in the cache
-# Half of the forward passes have no position embeddings, so that a head has to find a token's partner by its identity.
-# Without this dropout a run of this length relies on position, and its best head stays below 0.75 bigram AUROC.
-POSITION_DROPOUT = 0.25
+# Share of forward passes without position embeddings, so that a head has to find a token's partner by its identity.
+POSITION_DROPOUT = 0.1
 HELD_OUT = 0.01  # of every book, its end; gives the reported loss
-# Share of windows whose second half repeats a passage of the first: without them induction heads form
-# only after far more text than a few books have.
-REPEATED = 0.5
+# Share of windows whose second half repeats a passage of the first, at the start and from the middle of training on:
+# without them induction heads form only after far more text than a few books have.
+REPEATED = (1.0, 0.4)
 SHORTEST_REPEAT = 16  # tokens of a repeated passage, at least
 
 
@@ -62,10 +61,12 @@ def split(documents: list[np.ndarray], end_of_text: int) -> tuple[torch.Tensor, 
     return train, held_out
 
 
-def with_repeats(windows: torch.Tensor) -> torch.Tensor:
+def with_repeats(windows: torch.Tensor, done: float) -> torch.Tensor:
     """The windows, REPEATED of them with a passage of their first half copied into the second."""
     half = windows.shape[1] // 2
-    for index in torch.nonzero(torch.rand(len(windows)) < REPEATED).flatten().tolist():
+    first, last = REPEATED
+    share = max(last, first - 2 * done * (first - last))
+    for index in torch.nonzero(torch.rand(len(windows)) < share).flatten().tolist():
         row = windows[index]
         length = int(torch.randint(SHORTEST_REPEAT, half, ()))
         source = int(torch.randint(0, half - length + 1, ()))
@@ -81,6 +82,13 @@ def loss_on(model: GPT2LMHeadModel, windows: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
 
 
+def sinusoids(positions: int, width: int) -> torch.Tensor:
+    """Sines and cosines of position (positions, width), from which heads of the previous token form sooner."""
+    rates = 10_000 ** (-torch.arange(0, width, 2) / width)
+    angles = torch.arange(positions)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
 class PositionDropout:
     """Drops the position embeddings of a whole forward pass with probability POSITION_DROPOUT."""
 
@@ -91,6 +99,19 @@ class PositionDropout:
     def _scaled(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], rows: torch.Tensor) -> torch.Tensor:
         dropped = self.model.training and torch.rand(()) < POSITION_DROPOUT
         return torch.zeros_like(rows) if dropped else rows
+
+
+@torch.no_grad()
+def repeat_losses(model: GPT2LMHeadModel, stream: torch.Tensor) -> tuple[float, float]:
+    """The loss over held-out passages of half a context, and over the same passages read again."""
+    half = CONTEXT // 2
+    passages = stream[: len(stream) // half * half].reshape(-1, half)[:MICRO_BATCH]
+    model.eval()
+    logits = model(torch.cat([passages, passages], dim=1), use_cache=False).logits[:, :-1]
+    model.train()
+    targets = torch.cat([passages, passages], dim=1)[:, 1:]
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    return float(losses[:, : half - 1].mean()), float(losses[:, half:].mean())
 
 
 @torch.no_grad()
@@ -183,6 +204,7 @@ def main(
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=end_of_text, eos_token_id=end_of_text,
     )  # fmt: skip
     model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
+    model.transformer.wpe.weight.data = sinusoids(CONTEXT, width) * model.config.initializer_range * math.sqrt(2)
     PositionDropout(model)
     model.train()
     optimiser = optimiser_of(model, rate)
@@ -191,6 +213,7 @@ def main(
         "optimiser": "AdamW, betas 0.9 0.95, weight decay 0.1 on matrices, gradient norm clipped at 1",
         "position_dropout": POSITION_DROPOUT, "precision": "bfloat16 autocast on CPU", "torch": torch.__version__,
         "training_tokens": len(train), "held_out_tokens": len(held_out), "held_out_loss": [],
+        "repeats": REPEATED, "repeats_loss": [],
         "corpus": [{"file": f.name, "sha256": hashlib.sha256(f.read_bytes()).hexdigest()} for f in files],
     }  # fmt: skip
 
@@ -199,7 +222,8 @@ def main(
         for group in optimiser.param_groups:
             group["lr"] = rate * schedule(step, steps)
         starts = torch.randint(len(train) - CONTEXT - 1, (batch,))
-        windows = with_repeats(torch.stack([train[s : s + CONTEXT + 1] for s in starts]))  # (batch, CONTEXT + 1)
+        windows = torch.stack([train[s : s + CONTEXT + 1] for s in starts])  # (batch, CONTEXT + 1)
+        windows = with_repeats(windows, step / steps)
         optimiser.zero_grad(set_to_none=True)
         for chunk in windows.split(MICRO_BATCH):
             loss = loss_on(model, chunk)
@@ -208,9 +232,12 @@ def main(
         optimiser.step()
         if (step + 1) % every == 0 or step + 1 == steps:
             rate_now = (step + 1) * batch * CONTEXT / (time.perf_counter() - started)
+            repeats = repeat_losses(model, held_out)
+            record["repeats_loss"].append([step + 1, *(round(each, 4) for each in repeats)])
             record["held_out_loss"].append([step + 1, round(held_out_loss(model, held_out), 4)])
             click.echo(
                 f"step {step + 1}/{steps}  loss {loss.item():.3f}  held out {record['held_out_loss'][-1][1]:.3f}"
+                f"  repeats {repeats[0]:.2f} {repeats[1]:.2f}"
                 f"  {rate_now:,.0f} tokens/s"
             )
             write(model, out, record)
