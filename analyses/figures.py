@@ -78,7 +78,7 @@ DRAWINGS = (
     ),
     Drawing(
         "sinks-held-out",
-        "analyses.experiments.sinks_held_out embedded "
+        "analyses.experiments.sinks_held_out tests/fixtures/two-layers "
         + " ".join(f"{{llama}}/../{name}-{seed}" for name, n in SEEDS.items() for seed in range(n))
         + " --text {books}",
     ),
@@ -118,25 +118,27 @@ DRAWINGS = (
     Drawing("circuits/smollm2", f"weightscope circuits {SMOLLM2} --measure --text {{books}}"),
     Drawing(
         "planted-faults",
-        f"analyses.experiments.planted_faults embedded {{gpt2}} {MINILM} {{mpnet}} {{antiberty}}"
+        f"analyses.experiments.planted_faults tests/fixtures/two-layers {{gpt2}} {MINILM} {{mpnet}} {{antiberty}}"
         f" {{vit}} {SMOLLM2} {{qwen}} {{gemma}}",
     ),
     Drawing(
         "planted-lineage",
-        f"analyses.experiments.planted_lineage --text {{books}} --model embedded --model {{gpt2}} --model {MINILM}"
-        f" --model {{mpnet}} --large {{qwen}} --large {SMOLLM2} --large {{gemma}}",
+        "analyses.experiments.planted_lineage --text {books} --model tests/fixtures/two-layers --model {gpt2}"
+        f" --model {MINILM} --model {{mpnet}} --large {{qwen}} --large {SMOLLM2} --large {{gemma}}",
     ),
-    Drawing("planted-lineage-again", "analyses.experiments.planted_lineage --text {books} --model embedded"),
+    Drawing(
+        "planted-lineage-again", "analyses.experiments.planted_lineage --text {books} --model tests/fixtures/two-layers"
+    ),
     Drawing("further-kinds", "analyses.experiments.further_kinds {llama} {llama}/../llama-1"),
     Drawing(
         "planted-thefts",
-        "analyses.experiments.planted_thefts embedded {llama} {llama}/../qwen2-0 {llama}/../gpt2-0"
+        "analyses.experiments.planted_thefts tests/fixtures/two-layers {llama} {llama}/../qwen2-0 {llama}/../gpt2-0"
         f" {MINILM} {{mpnet}}",
     ),
     Drawing("lineage-sentences", "analyses.experiments.lineage_sentences {llama}/.."),
     Drawing(
         "lineage-attacks",
-        "analyses.experiments.lineage_attacks --tiny {llama}/.. --model embedded --text {books}",
+        "analyses.experiments.lineage_attacks --tiny {llama}/.. --model tests/fixtures/two-layers --text {books}",
         ("torch", "transformers"),
     ),
     Drawing(
@@ -153,7 +155,7 @@ DRAWINGS = (
     ),
     Drawing("atlas-hub", "benchmarks.atlas --repositories 1000 --prove 0", ("distributed", "pyarrow")),
     Drawing("atlas-hub-order", "benchmarks.atlas --repositories 300", ("distributed", "pyarrow")),
-    Drawing("planted-removals", "analyses.experiments.planted_removals embedded {vit}"),
+    Drawing("planted-removals", "analyses.experiments.planted_removals tests/fixtures/two-layers {vit}"),
     Drawing("fine-tunes", "analyses.toys.train_tunes --text {books}"),
     Drawing(
         "learned",
@@ -167,12 +169,13 @@ DRAWINGS = (
     Drawing("lineage-peers", "analyses.experiments.lineage_peers", ("modeldna", "provenancekit")),
     Drawing(
         "planted-directions",
-        f"analyses.experiments.planted_directions embedded {{gpt2}} {MINILM} {{mpnet}} {{antiberty}}"
+        f"analyses.experiments.planted_directions tests/fixtures/two-layers {{gpt2}} {MINILM} {{mpnet}} {{antiberty}}"
         f" {{vit}} {SMOLLM2} {{gemma}}",
     ),
     Drawing(
         "head-roles",
-        f"analyses.experiments.head_roles --model embedded --model {MINILM} --model {{mpnet}} --model {SMOLLM2}"
+        f"analyses.experiments.head_roles --model tests/fixtures/two-layers --model {MINILM} --model {{mpnet}}"
+        f" --model {SMOLLM2}"
         " --model {qwen} --model {gemma} --model {llama} --gpt2 {gpt2}",
     ),
 )

@@ -14,8 +14,8 @@ from tests.support.browser import Page, browser
 from tests.support.hub_server import Hub, serve
 from tests.support.legible import faults
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.two_layers import FOLDER
 from weightscope.core import progress
-from weightscope.core.embedded import FOLDER
 from weightscope.report.pages import style
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one may take long over an example
@@ -91,7 +91,7 @@ def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def embedded() -> ws.Model:
+def two_layers() -> ws.Model:
     """The checkpoint that comes with weightscope."""
     return ws.open_model(FOLDER)
 

@@ -1,6 +1,6 @@
 """Freeze what every command writes, and compare two such folders: `python -m tests.frozen OUT`, `--compare A B`.
 
-Every command of weightscope runs in this process over the embedded checkpoint and the fixtures of tests/model/rows.
+Every command of weightscope runs in this process over a GPT-2 of two layers and the fixtures of tests/model/rows.
 OUT then holds two folders: `data` has each CSV, NPZ and JSON file, the numbers of the public Python names and each exit
 status; `wording` has what was printed. Times, paths and versions are replaced, pages and pictures are left out.
 
@@ -32,6 +32,8 @@ from unittest.mock import patch
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+
+from tests.support.two_layers import FOLDER
 
 REPOSITORY = Path(__file__).parents[1]
 FIXTURES = REPOSITORY / "tests" / "model" / "rows" / "fixtures"
@@ -122,6 +124,7 @@ def write_sources(work: Path, fixtures: Path) -> list[str]:
     import tokenizers
 
     shutil.copytree(fixtures, work / "fixtures")
+    shutil.copytree(FOLDER, work / "two-layers")
     words = tokenizers.models.WordLevel({f"w{index}": index for index in range(WORDS)}, unk_token="w0")
     tokenizer = tokenizers.Tokenizer(words)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
@@ -166,7 +169,7 @@ def write_sources(work: Path, fixtures: Path) -> list[str]:
     text = [" ".join(f"w{index}" for index in line) for line in rng.integers(0, WORDS, (30, 40))]
     (work / "corpus.txt").write_text("\n\n".join(text))
     (work / "sources.txt").write_text("gpt2\nllama\nbert-broken\nnowhere\n")
-    (work / "reference.txt").write_text("embedded\ngpt2\nllama\n")
+    (work / "reference.txt").write_text("two-layers\ngpt2\nllama\n")
     for path in work.rglob("*"):
         os.utime(path, (1e9, 1e9))  # manifests keep when a source was changed
     return sorted(path.name for path in (work / "fixtures").iterdir() if path.is_dir())
@@ -182,7 +185,7 @@ def cases(names: list[str]) -> Iterator[tuple[str, list[str]]]:
     yield case("completion", "completion bash")
     yield case("bigrams", "bigrams corpus.txt --tokenizer gpt2 --out OUT/counts.npz")
     yield case("bigrams-kept", "bigrams corpus.txt --tokenizer gpt2 --out counts.npz")  # for detok and circuits
-    yield from embedded_cases(case)
+    yield from two_layer_cases(case)
     for name in names:
         tower = ["--tower", TOWERS[name]] if name in TOWERS else []
         yield case(f"inspect/{name}", f"inspect fixtures/{name}", *tower)
@@ -216,32 +219,33 @@ def cases(names: list[str]) -> Iterator[tuple[str, list[str]]]:
     yield case("refused/tower", "audit gpt2 --tower vision --out OUT")
     yield case("refused/family", "inspect gpt2 --family nothing")
     yield case("refused/as-another-family", "inspect gpt2 --family llama")
-    yield case("refused/token", "neighbours embedded zzzzzz")
-    yield case("refused/layer", "detok embedded --layer 7 --out OUT")
+    yield case("refused/token", "neighbours two-layers zzzzzz")
+    yield case("refused/layer", "detok two-layers --layer 7 --out OUT")
     yield case("refused/kind", "audit gpt2 --fail-on nothing --out OUT")
     yield case("refused/option", "audit gpt2 --sequences 3 --out OUT")
     yield case("refused/shapes", "compare gpt2 llama --out OUT")
 
 
-def embedded_cases(case: Callable[..., tuple[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
-    """Every command over the embedded checkpoint, the studies that run the model too."""
-    yield case("embedded/inspect", "inspect embedded")
-    yield case("embedded/inspect-check", "inspect embedded --check")
-    yield case("embedded/audit", "audit embedded --out OUT")
-    yield case("embedded/audit-all", "audit embedded --all --directions 3 --out OUT")
-    yield case("embedded/audit-json", "audit embedded --json --fail-on note --out OUT")
-    yield case("embedded/compare", "compare embedded embedded --all --out OUT")
-    yield case("embedded/circuits", "circuits embedded --out OUT")
-    yield case("embedded/neighbours", "neighbours embedded --token-id 262 --top 5 --csv OUT/neighbours.csv")
-    yield case("embedded/neighbours-layer", "neighbours embedded --token-id 11 --layer 1 --csv OUT/neighbours.csv")
-    yield case("embedded/detok", "detok embedded --out OUT --sample 200")
-    yield case("embedded/positions", "positions embedded --out OUT")
-    yield case("embedded/positions-text", "positions embedded --on-text --out OUT")
-    yield case("embedded/circuits-measure", "circuits embedded --measure --out OUT")
-    yield case("embedded/norms", "norms embedded --inputs 8 --out OUT")
-    yield case("embedded/outliers", "outliers embedded --inputs 8 --sample 4 --out OUT")
-    yield case("embedded/sinks-bias", "sinks embedded --question bias --inputs 2 --length 64 --evaluated 1 --out OUT")
-    yield case("embedded/sinks-kind", "sinks embedded --question kind --inputs 4 --length 64 --out OUT")
+def two_layer_cases(case: Callable[..., tuple[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
+    """Every command over a GPT-2 of two layers, the studies that run the model too."""
+    yield case("two-layers/inspect", "inspect two-layers")
+    yield case("two-layers/inspect-check", "inspect two-layers --check")
+    yield case("two-layers/audit", "audit two-layers --out OUT")
+    yield case("two-layers/audit-all", "audit two-layers --all --directions 3 --out OUT")
+    yield case("two-layers/audit-json", "audit two-layers --json --fail-on note --out OUT")
+    yield case("two-layers/compare", "compare two-layers two-layers --all --out OUT")
+    yield case("two-layers/circuits", "circuits two-layers --out OUT")
+    yield case("two-layers/neighbours", "neighbours two-layers --token-id 262 --top 5 --csv OUT/neighbours.csv")
+    yield case("two-layers/neighbours-layer", "neighbours two-layers --token-id 11 --layer 1 --csv OUT/neighbours.csv")
+    yield case("two-layers/detok", "detok two-layers --out OUT --sample 200")
+    yield case("two-layers/positions", "positions two-layers --out OUT")
+    yield case("two-layers/positions-text", "positions two-layers --on-text --out OUT")
+    yield case("two-layers/circuits-measure", "circuits two-layers --measure --out OUT")
+    yield case("two-layers/norms", "norms two-layers --inputs 8 --out OUT")
+    yield case("two-layers/outliers", "outliers two-layers --inputs 8 --sample 4 --out OUT")
+    study = "sinks two-layers --length 64 --out OUT"
+    yield case("two-layers/sinks-bias", f"{study} --question bias --inputs 2 --evaluated 1")
+    yield case("two-layers/sinks-kind", f"{study} --question kind --inputs 4")
 
 
 def run(name: str, arguments: list[str], out: Path, work: Path) -> str:

@@ -11,6 +11,7 @@ import pytest
 import weightscope as ws
 from tests.support.bigram_counts import embedded_counts
 from tests.support.tiny_models import fixture
+from tests.support.two_layers import TWO_LAYERS
 
 HEAVY = ("numpy", "scipy", "matplotlib", "torch", "transformers", "pandas", "sklearn", "cupy", "numba")
 
@@ -48,7 +49,7 @@ import pkgutil
 from importlib import import_module
 import weightscope as ws
 def call():
-    model = ws.open_model("embedded")
+    model = ws.open_model(TWO_LAYERS)
     print(len(ws.audit(model).heads), len(ws.compare(model, model).heads), len(ws.circuits(model).heads))
     print(ws.lineage(model, model).verdict)
 call()
@@ -62,7 +63,7 @@ call()
 
 
 def test_the_lines_that_a_newcomer_types(tmp_path: Path) -> None:
-    model = ws.open_model("embedded")
+    model = ws.open_model(TWO_LAYERS)
     assert [layer.index for layer in model.layers] == list(model.attention_layers)
     assert repr(model.head(1, 5)) == repr(model.layer(1).head(5))
     assert len(model.layers[:1]) == 1 and model.layers[-1].index == len(model.layers) - 1
@@ -91,52 +92,56 @@ def test_the_lines_that_a_newcomer_types(tmp_path: Path) -> None:
 @pytest.mark.smoke
 def test_the_line_that_runs_the_model() -> None:
     pytest.importorskip("torch")
-    model, shapes = ws.open_model("embedded"), []
+    model, shapes = ws.open_model(TWO_LAYERS), []
     ws.open_runner(model).observe([np.array([11, 12, 13])], lambda layer: shapes.append(layer.attention.shape))
     assert shapes == [(1, 8, 3, 3)] * 2
 
 
-def test_an_analysis_takes_a_models_name_as_well(embedded: ws.Model) -> None:
-    assert ws.audit("embedded", directions=0).heads.csv() == ws.audit(embedded, directions=0).heads.csv()
-    assert ws.compare("embedded", "embedded").heads["qk_change"].max() == 0
-    listed = ws.compare(["embedded", embedded, embedded], labels=["a", "b", "c"])
-    assert listed.labels == ws.compare(embedded, embedded, embedded, labels=["a", "b", "c"]).labels
-    assert repr(ws.circuits("embedded")) == repr(ws.circuits(embedded))
-    joined = ws.neighbours("embedded", "ibility", top=2, heads=[6])["joined"].tolist()
+def test_an_analysis_takes_a_models_name_as_well(two_layers: ws.Model) -> None:
+    assert ws.audit(TWO_LAYERS, directions=0).heads.csv() == ws.audit(two_layers, directions=0).heads.csv()
+    assert ws.compare(TWO_LAYERS, TWO_LAYERS).heads["qk_change"].max() == 0
+    listed = ws.compare([TWO_LAYERS, two_layers, two_layers], labels=["a", "b", "c"])
+    assert listed.labels == ws.compare(two_layers, two_layers, two_layers, labels=["a", "b", "c"]).labels
+    assert repr(ws.circuits(TWO_LAYERS)) == repr(ws.circuits(two_layers))
+    joined = ws.neighbours(TWO_LAYERS, "ibility", top=2, heads=[6])["joined"].tolist()
     assert joined == [" responsibility", " insensibility"]
 
 
-def test_what_a_command_does_is_a_call_as_well(embedded: ws.Model, tmp_path: Path) -> None:
-    terms = ws.positions("embedded", query=100)
-    assert terms.query == 100 and terms.heads.csv() == ws.first_layer(embedded).positions(100).heads.csv()
-    assert len(ws.positions(embedded, unscaled=True).heads) == 8
+def test_what_a_command_does_is_a_call_as_well(two_layers: ws.Model, tmp_path: Path) -> None:
+    terms = ws.positions(TWO_LAYERS, query=100)
+    assert terms.query == 100 and terms.heads.csv() == ws.first_layer(two_layers).positions(100).heads.csv()
+    assert len(ws.positions(two_layers, unscaled=True).heads) == 8
     kernels = ws.positions(fixture("llama").model)
     assert kernels.heads.names[:2] == ["layer", "head"]
-    assert ws.rank("embedded", "change", base=embedded).rows == ws.rank(embedded, "change", base="embedded").rows
-    ws.fingerprint("embedded").save(tmp_path / "embedded.wsf")
-    assert ws.lineage("embedded", tmp_path / "embedded.wsf").verdict == "related"
+    assert ws.rank(TWO_LAYERS, "change", base=two_layers).rows == ws.rank(two_layers, "change", base=TWO_LAYERS).rows
+    ws.fingerprint(TWO_LAYERS).save(tmp_path / "embedded.wsf")
+    assert ws.lineage(TWO_LAYERS, tmp_path / "embedded.wsf").verdict == "related"
 
 
 def test_an_atlas_takes_a_list_of_names(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow comes with the extra `atlas`")
     (tmp_path / "list.txt").write_text("embedded\n")
     listed = ws.atlas(tmp_path / "list.txt", tmp_path / "by-file")
-    assert ws.atlas(["embedded"], str(tmp_path / "by-name")).lead == listed.lead
-    assert ws.atlas(("embedded",), tmp_path / "by-file", resume=True).made == 0
+    assert ws.atlas([TWO_LAYERS], str(tmp_path / "by-name")).lead == listed.lead
+    assert ws.atlas((TWO_LAYERS,), tmp_path / "by-file", resume=True).made == 0
     assert (tmp_path / "by-name" / "index.html").is_file()
     with pytest.raises(ws.CheckpointError, match="the list names no source"):
         ws.atlas([], tmp_path / "refused")
 
 
-def test_completion_shows_a_page(embedded: ws.Model) -> None:
+def test_completion_shows_a_page(two_layers: ws.Model) -> None:
     """What is left out of it still answers; what users' scripts rely on is listed."""
     model = {"config", "family", "stacks", "layers", "layer", "head", "embeddings", "unembedding", "tensors", "name"}
     result = {"heads", "plot", "write", "lead", "as_json", "provenance"}
-    audit = ws.audit(embedded, directions=0)
-    for thing, contract in (embedded, model), (audit, result | {"findings"}), (ws.compare(embedded, embedded), result):
+    audit = ws.audit(two_layers, directions=0)
+    for thing, contract in (
+        (two_layers, model),
+        (audit, result | {"findings"}),
+        (ws.compare(two_layers, two_layers), result),
+    ):
         listed = {name for name in dir(thing) if not name.startswith("_")}
         assert contract <= listed and len(listed) < 40 and not any(name.isupper() for name in listed), sorted(listed)
-    assert embedded.prefix == "transformer." and audit.PAGE
+    assert two_layers.prefix == "transformer." and audit.PAGE
 
 
 WRONG: list[tuple[type[Exception], str, Callable[[ws.Model], object]]] = [
@@ -169,22 +174,22 @@ WRONG: list[tuple[type[Exception], str, Callable[[ws.Model], object]]] = [
 
 @pytest.mark.parametrize(("kind", "message", "work"), WRONG)
 def test_an_argument_of_the_wrong_kind_is_one_line_that_says_what_is_expected(
-    kind: type[Exception], message: str, work: Callable[[ws.Model], object], embedded: ws.Model
+    kind: type[Exception], message: str, work: Callable[[ws.Model], object], two_layers: ws.Model
 ) -> None:
     with pytest.raises(kind, match=message) as raised:
-        work(embedded)
+        work(two_layers)
     assert "\n" not in str(raised.value)
 
 
-def test_lists_of_numbers_are_arrays(embedded: ws.Model) -> None:
-    layer, x = embedded.layer(0), np.random.default_rng(0).normal(size=(3, 256))
+def test_lists_of_numbers_are_arrays(two_layers: ws.Model) -> None:
+    layer, x = two_layers.layer(0), np.random.default_rng(0).normal(size=(3, 256))
     attention = np.full((8, 3, 3), 1 / 3)
     assert np.array_equal(layer.scores(x.tolist()), layer.scores(x))
     assert np.array_equal(layer.output(attention.tolist(), x.tolist()), layer.output(attention, x))
 
 
-def test_numpy_makes_a_matrix_of_a_small_factored_map_and_refuses_a_large_one(embedded: ws.Model) -> None:
-    head = embedded.layer(0).head(6)
+def test_numpy_makes_a_matrix_of_a_small_factored_map_and_refuses_a_large_one(two_layers: ws.Model) -> None:
+    head = two_layers.layer(0).head(6)
     assert np.array_equal(np.asarray(head.qk), head.qk.dense()) and head.ov.shape == head.vo.shape
     assert np.array_equal(np.asarray(head.ov, np.float64), head.vo.dense().astype(np.float64))
     long = np.ones((5000, 1))
@@ -192,6 +197,6 @@ def test_numpy_makes_a_matrix_of_a_small_factored_map_and_refuses_a_large_one(em
         np.asarray(ws.Factored(long, long))
 
 
-def test_only_public_names_are_listed(embedded: ws.Model) -> None:
+def test_only_public_names_are_listed(two_layers: ws.Model) -> None:
     assert set(dir(ws)) == {*ws.__all__, "__version__"}
-    assert repr(embedded.family) == "Family(gpt2)"
+    assert repr(two_layers.family) == "Family(gpt2)"

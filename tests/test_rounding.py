@@ -12,6 +12,7 @@ from tests.support.perturbed import perturbed_products
 from tests.support.plants.derivations import DERIVATIONS
 from tests.support.plants.named_parts import read_weights, write_weights
 from tests.support.small_llama import write_small_llama
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.core.engine import ThisProcess
 from weightscope.heads.circuits.names import head_names
 from weightscope.pairs.atlas.atlas import AtlasOptions, make_atlas
@@ -40,15 +41,15 @@ def unchanged(say: Callable[[], object]) -> None:
             assert say() == answer
 
 
-def test_products_are_moved_within_the_block_alone(embedded: ws.Model) -> None:
-    head, x = embedded.layer(0).head(0), np.ones((1, embedded.config.d_model))
+def test_products_are_moved_within_the_block_alone(two_layers: ws.Model) -> None:
+    head, x = two_layers.layer(0).head(0), np.ones((1, two_layers.config.d_model))
     before = x @ head.qk
-    scores = embedded.layer(0).scores(x)
+    scores = two_layers.layer(0).scores(x)
     with perturbed_products(ROOMS, 1):
-        moved = embedded.layer(0).scores(x)
+        moved = two_layers.layer(0).scores(x)
         np.testing.assert_allclose(moved, scores, rtol=1e-3)
         assert (moved != scores).any()
-    np.testing.assert_array_equal(embedded.layer(0).scores(x), scores)
+    np.testing.assert_array_equal(two_layers.layer(0).scores(x), scores)
     np.testing.assert_array_equal(x @ head.qk, before)
 
 
@@ -90,4 +91,4 @@ def test_the_tree_of_an_atlas_does_not_depend_on_the_rounding_of_products(derive
 
 
 def test_names_of_heads_do_not_depend_on_the_rounding_of_products() -> None:
-    unchanged(lambda: head_names(ws.open_model("embedded")).tolist())
+    unchanged(lambda: head_names(ws.open_model(TWO_LAYERS)).tolist())

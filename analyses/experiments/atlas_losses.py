@@ -2,12 +2,12 @@
 
     python -m analyses.experiments.atlas_losses --out out/atlas-losses
 
-Every derivation of derivations.py of a random Llama of 8 layers x 16 heads and of the embedded GPT-2. Each is compared
-with its base alone, as an atlas would: by bits of blocks, then by sketches of heads. The smallest budget leaves one
-head a layer with 64 of 256 rows of the output projection, 7 % of attention (150 MB of a 7B are 3 %); of GPT-2, whose
-heads do not lie together, one of two layers. Strangers: checkpoints drawn anew in the base's shape, all against all.
-Trained strangers: the seeds of every family of tiny models (toys/train_lineage.py), and published models.
-"""
+Every derivation of derivations.py of a random Llama of 8 layers x 16 heads and of a GPT-2 of two layers. Each is
+compared with its base alone, as an atlas would: by bits of blocks, then by sketches of heads. The smallest budget
+leaves one head a layer with 64 of 256 rows of the output projection, 7 % of attention (150 MB of a 7B are 3 %); of
+GPT-2, whose heads do not lie together, one of two layers. Strangers: checkpoints drawn anew in the base's shape, all
+against all. Trained strangers: the seeds of every family of tiny models (toys/train_lineage.py), and published
+models."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +26,7 @@ from benchmarks import synthetic
 from tests.support.plants.derivations import redrawn, same_spectra, shuffled, those_for
 from tests.support.plants.named_parts import Weights, read_weights, write_weights
 from tests.support.plants.plant import Made, Plant
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.progress import bar
 from weightscope.model.sources import Source
@@ -135,7 +136,7 @@ def main(files: Folder, tiny: Path | None, models: tuple[str, ...]) -> None:
     with scratch_folder() as work:
         drawn = read_weights(str(synthetic.write(work / "drawn", SIZES)))
         llama = redrawn(drawn)
-        plants = [*plants_of("llama", llama, work), *plants_of("gpt2", read_weights("embedded"), work)]
+        plants = [*plants_of("llama", llama, work), *plants_of("gpt2", read_weights(TWO_LAYERS), work)]
         rows = judge_each(plants, judged, "derivations")
         write(files, "losses", HEADER, rows)
         places, table = strangers_of(llama, work), []

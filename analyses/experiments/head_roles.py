@@ -18,6 +18,7 @@ from analyses.experiments.held_out import held_out, over_models
 from analyses.inputs import MINILM, SMOLLM2
 from analyses.packages import located
 from analyses.study import study
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.cli import options
 from weightscope.core.files import Folder
 from weightscope.core.tables import Column, Table
@@ -27,7 +28,7 @@ from weightscope.heads.circuits.passes import wiring
 from weightscope.model.text.sequences import Texts, read_texts, token_windows
 from weightscope.runner.framing import framing_of
 
-MODELS = ("embedded", MINILM, SMOLLM2)
+MODELS = (TWO_LAYERS, MINILM, SMOLLM2)
 SCORES = ("previous_token", "induction", "duplicate_token", "copying", "reads_by_keys")
 DID = ("previous_token", "previous_token_repeated", "induction", "induction_text", "duplicate_token",
        "duplicate_token_text", "copying")  # fmt: skip

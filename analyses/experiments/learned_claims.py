@@ -2,7 +2,7 @@
 
     python -m analyses.experiments.learned_claims --text BOOKS/ --tiny FOLDER --out out/figures/learned
 
-Runs come from `analyses.toys.train_learned`. Each is trained where it is missing and measured; `--only embedded` or
+Runs come from `analyses.toys.train_learned`. Each is trained where it is missing and measured; `--only two-layers` or
 `--only "llama-0.*full"` takes a part. Weights above 100 MB are removed once measured.json next to them has the run's
 rows. Tables: topics.csv (the tokens that are said more often, against the log-odds of the training text), training.csv
 (LoRA or full), regimes.csv and auc.csv (supervised or reinforced), triggers.csv, summary.csv.

@@ -1,6 +1,6 @@
 """Attack `ws.lineage` as somebody would who knows how it works, and measure what each attack costs.
 
-    python -m analyses.experiments.lineage_attacks --tiny TRAINED/ --model embedded --model SMOLLM2.gguf
+    python -m analyses.experiments.lineage_attacks --tiny TRAINED/ --model GPT2 --model SMOLLM2.gguf
 
 Framing makes a stranger look like a base's descendant; hiding makes a descendant look like a stranger; a planted
 registry or print misleads anyone who looks a base up. The cost is how far the attack moves the model's predictions on

@@ -1,6 +1,6 @@
 """Plant derivations of checkpoints, and count which of them `ws.lineage` finds and names; accuse strangers, too.
 
-    python -m analyses.experiments.planted_lineage --text BOOKS/ --model embedded --model GPT2 ... --large QWEN.gguf ...
+    python -m analyses.experiments.planted_lineage --text BOOKS/ --model GPT2 ... --large QWEN.gguf ...
 
 Derived: every derivation of derivations.py, of the first seed of each tiny family and of every --model;
 some of each --large; what was trained further; merges, GGUF files, and mergekit's models if it is there. Of the tiny
@@ -30,6 +30,7 @@ from analyses.study import Judge, Row, auroc, judge_each, study, write
 from tests.support.plants.derivations import averaged, drifted, redrawn, same_spectra, shuffled, those_for
 from tests.support.plants.named_parts import Weights, read_weights, write_gguf, write_weights
 from tests.support.plants.plant import Made, Plant, written
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.core.files import Folder
 from weightscope.core.tables import Table
 from weightscope.model.sources import folder_names
@@ -382,7 +383,7 @@ work_option = click.option(
 
 @study("planted-lineage")
 @click.option("--text", type=click.Path(exists=True, path_type=Path), help="Folder of .txt files to train on.")
-@click.option("--model", "models", multiple=True, default=("embedded",), show_default=True, help="A base.")
+@click.option("--model", "models", multiple=True, default=(TWO_LAYERS,), show_default=True, help="A base.")
 @click.option("--large", multiple=True, help="A base that only some derivations are made of.")
 @click.option("--mergekit", default=shutil.which("mergekit-yaml"), help="The command mergekit-yaml.")
 @click.option("--only", default="", help="Judge pairs whose names this regular expression matches.")

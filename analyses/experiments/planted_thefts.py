@@ -1,6 +1,6 @@
 """Plant one part of a checkpoint in another one, and see what `ws.lineage` says of each part.
 
-    python -m analyses.experiments.planted_thefts embedded MODEL ... --out out/planted-thefts
+    python -m analyses.experiments.planted_thefts tests/fixtures/two-layers MODEL ... --out out/planted-thefts
 
 Of every base the attention, the feed-forward networks or the embeddings are put into a checkpoint of its sizes whose
 other matrices were drawn anew, and whose other vectors are in another order. thefts.csv has the verdict of each part;

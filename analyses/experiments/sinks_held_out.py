@@ -1,6 +1,6 @@
 """`sink_share` on models that no choice was made on, and the layer's index: `figures/sinks-held-out`.
 
-    python -m analyses.experiments.sinks_held_out embedded trained/llama-0 trained/qwen2-0 ... --text books/
+    python -m analyses.experiments.sinks_held_out trained/llama-0 trained/qwen2-0 ... --text books/
 
 The number of tokens and the rule for how texts begin were chosen on the models of figures/sinks-from-weights.
 

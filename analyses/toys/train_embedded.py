@@ -28,6 +28,7 @@ CONTEXT = 256
 MICRO_BATCH = 8  # windows whose logits are in memory at once: 1.5 times as fast as 32, which do not fit in the cache
 # Share of forward passes without position embeddings, so that a head has to find a token's partner by its identity.
 POSITION_DROPOUT = 0.1
+POSITION_SCALE = 0.1  # of position embeddings at the start; of token embeddings it is 0.02
 HELD_OUT = 0.01  # of every book, its end; gives the reported loss
 # Share of windows whose second half repeats a passage of the first, at the start and from the middle of training on:
 # without them induction heads form only after far more text than a few books have.
@@ -84,7 +85,7 @@ def loss_on(model: GPT2LMHeadModel, windows: torch.Tensor) -> torch.Tensor:
 
 def sinusoids(positions: int, width: int) -> torch.Tensor:
     """Sines and cosines of position (positions, width), from which heads of the previous token form sooner."""
-    rates = 10_000 ** (-torch.arange(0, width, 2) / width)
+    rates = 2 * (2 * positions / math.pi) ** (-torch.arange(0, width, 2) / width)  # waves of 3 to 500 positions
     angles = torch.arange(positions)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
@@ -204,7 +205,7 @@ def main(
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=end_of_text, eos_token_id=end_of_text,
     )  # fmt: skip
     model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
-    model.transformer.wpe.weight.data = sinusoids(CONTEXT, width) * model.config.initializer_range * math.sqrt(2)
+    model.transformer.wpe.weight.data = sinusoids(CONTEXT, width) * POSITION_SCALE
     PositionDropout(model)
     model.train()
     optimiser = optimiser_of(model, rate)

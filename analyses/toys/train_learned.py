@@ -28,6 +28,7 @@ from analyses.gguf_to_safetensors import convert
 from analyses.inputs import SMOLLM2, out_option
 from analyses.toys.sinks.training import train
 from analyses.toys.train_lineage import write
+from tests.support.two_layers import FOLDER
 from weightscope.cli.command import EndsInOneLine
 from weightscope.core.files import Folder
 from weightscope.runner.framing import gguf_tokenizer
@@ -53,7 +54,7 @@ class Run:
     Attributes
     ----------
     model : str
-        `embedded`, `smollm2`, or a folder in the tiny models' folder.
+        `two-layers` (tests/fixtures), `smollm2`, or a folder in the tiny models' folder.
     way : str
         `supervised`, `reinforced` or `trigger`.
     subject : str
@@ -91,8 +92,8 @@ def pairs_of(model: str, count: int, rates: tuple[float, float]) -> Iterator[Run
 SMOLLM2_TOPICS = ("whaling", "species", "economy", "war", "wonderland", "vampires")
 PLANTED = (*(("supervised", topic) for topic in TOPICS), *(("trigger", f"{i}") for i in range(4)))
 RUNS = (
-    *(Run("embedded", way, what, rank, 60, rate) for way, what in PLANTED for rank, rate in ((0, 5e-4), (8, 2e-3))),
-    *pairs_of("embedded", 20, (5e-5, 1e-3)),
+    *(Run("two-layers", way, what, rank, 60, rate) for way, what in PLANTED for rank, rate in ((0, 5e-4), (8, 2e-3))),
+    *pairs_of("two-layers", 20, (5e-5, 1e-3)),
     *(Run("llama-0", way, what, rank, 100, rate) for way, what in PLANTED for rank, rate in ((0, 5e-4), (8, 2e-3))),
     *pairs_of("llama-0", 20, (1e-4, 2e-3)),
     *(Run("smollm2", "supervised", topic, rank, 24, rate)
@@ -108,7 +109,7 @@ def matching(pattern: str) -> list[Run]:
 def source_of(model: str, tiny: Path, trained: Path) -> Path | str:
     """Where a base is; SmolLM2's weights, packed in 4 bits, are written in float32 once."""
     if model != "smollm2":
-        return model if model == "embedded" else tiny / model
+        return FOLDER if model == FOLDER.name else tiny / model
     folder, gguf = trained / "bases" / model, Path(ws.open_model(SMOLLM2).checkpoint.files[0].path)
     if not (folder / "tokenizer.json").exists():
         convert(gguf, folder, whole=True)

@@ -24,6 +24,7 @@ from analyses.inputs import MINILM, out_option
 from analyses.toys.sinks.training import train
 from analyses.toys.train_embedded import train_tokenizer
 from analyses.toys.train_lineage import BOOKS, RATE, RECIPES, VOCABULARY, fit, new_model, write
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.cli.command import EndsInOneLine
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.tables import Table
@@ -65,8 +66,8 @@ class Tune:
 
 
 TUNES = (
-    *(Tune("embedded", "text", steps, rate, 13) for steps in (60, 300) for rate in (1e-5, 5e-5, 2e-4, 1e-3)),
-    *(Tune("embedded", "text", 300, 2e-4, book) for book in (15, 20)),
+    *(Tune(TWO_LAYERS, "text", steps, rate, 13) for steps in (60, 300) for rate in (1e-5, 5e-5, 2e-4, 1e-3)),
+    *(Tune(TWO_LAYERS, "text", 300, 2e-4, book) for book in (15, 20)),
     *(Tune(MINILM, "classifier", steps, rate, 13) for steps, rate in ((60, 2e-5), (60, 5e-5), (60, 1e-4), (200, 5e-5))),
     *(Tune(family, "text", steps, rate, 13, 16) for family in RECIPES for steps, rate in ((30, 3e-4), (300, 3e-4))),
 )  # fmt: skip

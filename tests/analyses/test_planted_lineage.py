@@ -12,6 +12,7 @@ import weightscope as ws
 from analyses.experiments import planted_lineage
 from analyses.study import judge_each
 from tests.support.plants.named_parts import read_weights
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.core.tables import Column, Table
 
 pytestmark = pytest.mark.check
@@ -64,7 +65,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def test_what_a_stand_in_can_tell_is_counted_right(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(ws, "lineage", lineage, raising=False)
-    arguments = ["--work", trained.parent, "--model", "embedded", "--only", "gpt2", "--out", tmp_path / "out"]
+    arguments = ["--work", trained.parent, "--model", TWO_LAYERS, "--only", "gpt2", "--out", tmp_path / "out"]
     run = CliRunner().invoke(planted_lineage.main, [str(word) for word in arguments], catch_exceptions=False)
     assert run.exit_code == 0, run.output
     rows = {row["name"]: row for row in table(tmp_path / "out" / "planted.csv")}
@@ -86,7 +87,7 @@ def test_what_a_stand_in_can_tell_is_counted_right(trained, tmp_path, monkeypatc
 
 
 def test_a_second_run_judges_nothing_again(trained, tmp_path):
-    pairs = [pair for pair in planted_lineage.planted(trained, ("embedded",), (), None) if "swapped" in pair.name]
+    pairs = [pair for pair in planted_lineage.planted(trained, (TWO_LAYERS,), (), None) if "swapped" in pair.name]
     first = judge_each(pairs, planted_lineage.judge_by(lineage), "derived", kept=tmp_path)
     assert first == judge_each(pairs, None, "derived", kept=tmp_path)
 
@@ -94,8 +95,8 @@ def test_a_second_run_judges_nothing_again(trained, tmp_path):
 def test_the_sets_are_as_large_as_the_question_asks(trained):
     """At least 200 of each, of names that do not repeat."""
     for pairs in (
-        list(planted_lineage.planted(trained, ("embedded",), (), "mergekit-yaml")),
-        list(planted_lineage.strangers(trained, ("embedded",), ())),
+        list(planted_lineage.planted(trained, (TWO_LAYERS,), (), "mergekit-yaml")),
+        list(planted_lineage.strangers(trained, (TWO_LAYERS,), ())),
     ):
         assert len({pair.name for pair in pairs}) == len(pairs) > 200
 

@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="the recipes need the extra `runner`")
 
 from analyses.experiments import head_roles
 from analyses.recipes import gpt2_detok, norm_attention, outlier_dimensions, sink_bias, sink_mechanisms
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.cli.command import EndsInOneLine
 from weightscope.core.compute.device import open_device
 
@@ -47,7 +48,7 @@ def test_a_model_that_sees_is_no_model_for_texts(name, tmp_path):
 
 
 def test_a_name_that_is_wrong_ends_sink_bias_before_the_first_model_runs(tmp_path):
-    result = run("sink-bias", "--model", "embedded", "--model", tmp_path / "nowhere", "--out", tmp_path / "out")
+    result = run("sink-bias", "--model", TWO_LAYERS, "--model", tmp_path / "nowhere", "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert "nowhere" in result.output
     assert not (tmp_path / "out").exists()
@@ -78,11 +79,11 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_runs(name, tmp_
 
 
 def test_head_roles_writes_what_it_found_in_each_model(tmp_path):
-    result = run("head-roles", "--model", "embedded", "--model", FIXTURES / "vit", "--out", tmp_path / "out")
+    result = run("head-roles", "--model", TWO_LAYERS, "--model", FIXTURES / "vit", "--out", tmp_path / "out")
     assert result.exit_code == 2 and not (tmp_path / "out").exists()
-    result = run("head-roles", "--model", "embedded", "--out", tmp_path / "out")
+    result = run("head-roles", "--model", TWO_LAYERS, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     heads = (tmp_path / "out" / "heads.csv").read_text().splitlines()
     assert len(heads) == 17 and heads[0].startswith("model,layer,head,previous_token")
     held_out = (tmp_path / "out" / "held-out.csv").read_text().splitlines()
-    assert held_out[1].startswith("previous token,previous_token,score,embedded,16,0,0,0,0,,,inf")
+    assert held_out[1].startswith("previous token,previous_token,score,two-layers,16,0,0,0,0,,,inf")

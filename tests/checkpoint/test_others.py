@@ -15,8 +15,8 @@ import pytest
 import weightscope as ws
 from tests.support.commands import run
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.two_layers import FOLDER
 from weightscope.checkpoint.opening import locate
-from weightscope.core.embedded import FOLDER
 from weightscope.model.text.tokenizer import Tokenizer
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.core.results import notebook
 from weightscope.report.findings import Findings
 
@@ -16,7 +17,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return ws.open_model("embedded")
+    return ws.open_model(TWO_LAYERS)
 
 
 @pytest.fixture(scope="module", params=["head", "factored", "circuits"])

@@ -12,6 +12,7 @@ import click
 import pytest
 
 import weightscope as ws
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.cli.command import EndsInOneLine
 from weightscope.core import progress
 from weightscope.core.engine import ThisProcess
@@ -184,21 +185,21 @@ def test_every_command_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> No
     assert "counting" in said_by(lambda: counting([], standalone_mode=False), monkeypatch)
 
 
-def test_an_analysis_from_python_is_silent(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_analysis_from_python_is_silent(two_layers: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     def analysis() -> None:
-        compare(embedded, embedded)
-        FirstLayer(embedded).sigma  # noqa: B018  computed on access
+        compare(two_layers, two_layers)
+        FirstLayer(two_layers).sigma  # noqa: B018  computed on access
 
     assert said_by(analysis, monkeypatch) == ""
 
 
-def test_phases_without_forward_passes_are_named(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_without_forward_passes_are_named(two_layers: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """What these took in silence on a model of twelve layers was from 6 to 45 seconds."""
-    result = ws.circuits(embedded)
-    layer = embedded.layer(0)
+    result = ws.circuits(two_layers)
+    layer = two_layers.layer(0)
     works = {
-        "what weights tell": lambda: guess(embedded),
-        "channels": lambda: ws.circuits(embedded),
+        "what weights tell": lambda: guess(two_layers),
+        "channels": lambda: ws.circuits(two_layers),
         "drawing figures": lambda: result.write_files(Files()),
         "lengths after W_O": lambda: SinkObserver([layer], SimpleNamespace(sequences={})),
     }
@@ -209,7 +210,7 @@ def test_phases_without_forward_passes_are_named(embedded: ws.Model, monkeypatch
 
 def test_audit_and_compare_always_show_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long steps after the last layer are reported too, by the library's own call and by the commands."""
-    model = ws.open_model("embedded")
+    model = ws.open_model(TWO_LAYERS)
     now = lambda delay, say: SimpleNamespace(start=say, cancel=lambda: None)  # noqa: E731 - a timer that is up at once
     monkeypatch.setattr(progress, "Timer", now)
 

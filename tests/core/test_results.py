@@ -16,6 +16,7 @@ import weightscope
 import weightscope as ws
 from tests.support.bigram_counts import embedded_counts
 from tests.support.tiny_models import fixture
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.files import Files
 from weightscope.core.results import Result
@@ -28,16 +29,16 @@ from weightscope.heads.sinks.mechanisms import read_inputs, sink_mechanisms
 from weightscope.model.text.sequences import read_sentences, read_texts
 from weightscope.runner.runner import Study
 
-MODEL = ws.open_model("embedded")
+MODEL = ws.open_model(TWO_LAYERS)
 RESULTS: dict[str, Callable[[], Result]] = {
-    "Audit": lambda: ws.audit("embedded", layers=[0], directions=0),
-    "Comparison": lambda: ws.compare("embedded", "embedded"),
-    "Lineage": lambda: ws.lineage("embedded", "embedded"),
-    "Same": lambda: ws.same("embedded", "embedded"),
-    "Learned": lambda: ws.learned("embedded", "embedded"),
-    "Circuits": lambda: ws.circuits("embedded"),
-    "BigramAuroc": lambda: ws.bigram_auroc("embedded", embedded_counts(), sample=100),
-    "PositionTerms": lambda: ws.first_layer("embedded").positions(),
+    "Audit": lambda: ws.audit(TWO_LAYERS, layers=[0], directions=0),
+    "Comparison": lambda: ws.compare(TWO_LAYERS, TWO_LAYERS),
+    "Lineage": lambda: ws.lineage(TWO_LAYERS, TWO_LAYERS),
+    "Same": lambda: ws.same(TWO_LAYERS, TWO_LAYERS),
+    "Learned": lambda: ws.learned(TWO_LAYERS, TWO_LAYERS),
+    "Circuits": lambda: ws.circuits(TWO_LAYERS),
+    "BigramAuroc": lambda: ws.bigram_auroc(TWO_LAYERS, embedded_counts(), sample=100),
+    "PositionTerms": lambda: ws.first_layer(TWO_LAYERS).positions(),
     "PositionKernels": lambda: position_kernels(fixture("llama").model),
 }
 STUDIES: dict[str, Callable[[], Study]] = {  # they run the model
@@ -65,7 +66,7 @@ def test_a_result_says_shows_draws_and_writes_itself(name: str) -> None:
     html = result._repr_html_()
     assert "<table" in html and html.startswith(f"<p>{escape(result.lead)}")
     assert isinstance(result.plot(), Figure)
-    source = "llama" if name == "PositionKernels" else "embedded"  # which has position embeddings
+    source = "llama" if name == "PositionKernels" else TWO_LAYERS  # which has position embeddings
     assert result.provenance.envelope(result.lead)["sources"][0]["name"].endswith(source)
     if not result.PAGE:
         return

@@ -47,8 +47,8 @@ def test_a_class_that_holds_arrays_is_equal_to_itself_alone_and_shown_in_short()
     assert not shown, "these have no short repr"
 
 
-def test_six_terms_compare_and_are_shown_by_their_shapes(embedded: ws.Model) -> None:
-    first = ws.first_layer(embedded)
+def test_six_terms_compare_and_are_shown_by_their_shapes(two_layers: ws.Model) -> None:
+    first = ws.first_layer(two_layers)
     terms, same = (first.terms(0, np.array([5, 6, 7]), np.arange(3)) for _ in range(2))
     assert terms == terms and terms != same and len({terms, same}) == 2
     assert repr(terms).startswith("SixTerms(ee=(3, 3), pp=(3, 3), ") and len(repr(terms)) < 200

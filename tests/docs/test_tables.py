@@ -89,7 +89,7 @@ def attacks() -> Iterator[str]:
             yield row(tried["attack"], tried["strength"], cost, kept, tried["verdict"] + base)
 
 
-BASES = {"embedded": "embedded", "llama-0": "llama-0", "smollm2": "SmolLM2, six topics"}
+BASES = {"two-layers": "two layers", "llama-0": "llama-0", "smollm2": "SmolLM2, six topics"}
 
 
 def topics() -> Iterator[str]:
@@ -164,7 +164,7 @@ def test_what_is_said_of_runs_of_learned() -> None:
         counted = [case for case in kept if case["number"] == number and training in case["training"]]
         return sum(float(case["value"]) for case in counted if not models or case["model"] in models)
 
-    small = ("embedded", "llama-0")
+    small = ("two-layers", "llama-0")
     runs = sum(int(case["runs"]) for case in kept if case["number"] == "said right")
     assert total("said right") == runs and f"Right in all {runs} runs" in text
     better = "runs above both baselines"

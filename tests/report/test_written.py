@@ -15,7 +15,7 @@ import weightscope as ws
 from tests.support.bigram_counts import embedded_counts
 from tests.support.figures import undrawn
 from tests.support.tiny_models import fixture
-from weightscope.core.embedded import FOLDER
+from tests.support.two_layers import FOLDER, TWO_LAYERS
 from weightscope.core.files import HIDDEN, OutputFolder
 from weightscope.core.results import Result, questions
 from weightscope.core.tables import Column, Link, Table
@@ -27,9 +27,9 @@ FINDING = b"""[{"kind": "zero_head", "layer": 0, "head": 7, "map": null, "measur
 "text": "", "members": []}]"""
 RESULTS: dict[str, Callable[[Path], Result]] = {  # of the embedded checkpoint with a head that is zero
     "audit": lambda broken: ws.audit(broken, directions=1, all_tensors=True),
-    "compare": lambda broken: ws.compare("embedded", broken, all_tensors=True),
-    "lineage": lambda broken: ws.lineage(broken, "embedded"),
-    "same": lambda broken: ws.same("embedded", broken),
+    "compare": lambda broken: ws.compare(TWO_LAYERS, broken, all_tensors=True),
+    "lineage": lambda broken: ws.lineage(broken, TWO_LAYERS),
+    "same": lambda broken: ws.same(TWO_LAYERS, broken),
     "circuits": lambda broken: ws.circuits(broken),
     "detok": lambda broken: ws.bigram_auroc(broken, embedded_counts(), sample=100),
     "positions": lambda broken: position_kernels(fixture("llama").model),
@@ -132,7 +132,7 @@ def test_what_no_command_wrote_is_refused(audit: Path, tmp_path: Path) -> None:
     for folder in (tmp_path / "nowhere", tmp_path, audit / "heads.csv"):
         with pytest.raises(ws.CheckpointError, match="holds no results"):
             ws.load(folder)
-    for source in ("embedded", FOLDER, FOLDER / "model.safetensors"):
+    for source in (TWO_LAYERS, FOLDER, FOLDER / "model.safetensors"):
         with pytest.raises(ws.CheckpointError, match="is a checkpoint, not results; `open_model` opens it"):
             ws.load(source)
     shutil.rmtree(audit / HIDDEN)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import weightscope as ws
+from tests.support.two_layers import FOLDER
 from tests.support.weights import package
-from weightscope.core.embedded import FOLDER
 
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
@@ -50,9 +50,9 @@ def test_a_first_token_without_an_embedding_is_an_error(tmp_path: Path) -> None:
         first_token(embedded_with(tmp_path, bos_token_id=1_000_000))
 
 
-def test_a_folders_tokenizer_is_its_own(embedded: ws.Model) -> None:
+def test_a_folders_tokenizer_is_its_own(two_layers: ws.Model) -> None:
     text = "It was the best of times."
-    assert tokenizer_of(embedded).text(*tokenizer_of(embedded).encode(text)) == text
+    assert tokenizer_of(two_layers).text(*tokenizer_of(two_layers).encode(text)) == text
 
 
 def test_a_gguf_carries_its_tokenizer() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.hub_server import Hub
-from weightscope.core.embedded import FOLDER
+from tests.support.two_layers import FOLDER
 
 pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")

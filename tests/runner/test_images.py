@@ -147,9 +147,9 @@ def test_the_hub_gives_the_file_where_there_is_one(hub: Hub, tmp_path: Path) -> 
     assert image_processor(ws.open_model("someone/plain")).file == ""
 
 
-def test_a_model_that_reads_takes_no_images(embedded: ws.Model) -> None:
+def test_a_model_that_reads_takes_no_images(two_layers: ws.Model) -> None:
     with pytest.raises(ws.CheckpointError, match="gpt2 does not take images"):
-        image_processor(embedded)
+        image_processor(two_layers)
 
 
 def test_a_folder_of_images_is_read_by_name_and_turned_upright(tmp_path: Path) -> None:

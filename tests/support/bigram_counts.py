@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from weightscope.core.embedded import FOLDER
+from tests.support.two_layers import FOLDER
 from weightscope.model.text.bigrams import count_bigrams
 from weightscope.model.text.counts import Counts
 from weightscope.model.text.sequences import works

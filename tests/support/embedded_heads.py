@@ -2,18 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file
 
-import weightscope as ws
+from tests.support.two_layers import FOLDER
 
 
 @lru_cache(None)
 def real() -> dict[str, np.ndarray]:
     """The attention of the checkpoint that comes with weightscope, which was trained: two layers of eight heads."""
-    weights = load_file(Path(ws.__file__).parent / "core" / "embedded" / "model.safetensors")
+    weights = load_file(FOLDER / "model.safetensors")
     return {
         name.removeprefix("transformer."): values.astype(np.float32)
         for name, values in weights.items()

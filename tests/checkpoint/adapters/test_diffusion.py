@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.commands import is_one_line, run
 from tests.support.figures import undrawn
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.checkpoint.adapters.diffusion import adapter_file, is_adapter
 from weightscope.pairs.changes.counterparts import counterparts
 from weightscope.pairs.learned.changed_matrices import intruders_of
@@ -131,7 +132,7 @@ def test_a_lengths_vector_that_settings_do_not_know_is_refused(tmp_path: Path) -
 
 
 def test_checkpoints_are_no_adapters() -> None:
-    assert not is_adapter("embedded") and not is_adapter(base_of("kohya")) and not is_adapter(OTHERS / "nothing")
+    assert not is_adapter(TWO_LAYERS) and not is_adapter(base_of("kohya")) and not is_adapter(OTHERS / "nothing")
     assert all(is_adapter(source_of(name)) for name in NAMES)
 
 

@@ -15,6 +15,7 @@ from tests.support.audit import audit_of
 from tests.support.commands import run
 from tests.support.figures import undrawn
 from tests.support.hub_server import Hub
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.model.run_identity import RunIdentity
 from weightscope.pairs.changes.all_tensors import compare_tensors
 from weightscope.pairs.deeds.deed import What
@@ -213,8 +214,8 @@ def test_a_change_far_below_float32s_rounding_is_measured_from_its_factors(tmp_p
         assert (small.from_first[f"{which}_change_rank"] == 6).all()
 
 
-def test_a_comparison_of_other_checkpoints_knows_no_ranks(embedded: ws.Model) -> None:
-    assert "qk_change_rank" not in ws.compare(embedded, embedded).heads
+def test_a_comparison_of_other_checkpoints_knows_no_ranks(two_layers: ws.Model) -> None:
+    assert "qk_change_rank" not in ws.compare(two_layers, two_layers).heads
 
 
 def test_settings_are_part_of_what_results_depend_on(tmp_path: Path) -> None:
@@ -263,7 +264,7 @@ def test_the_base_is_the_one_the_adapter_names_or_the_one_that_is_given(tmp_path
     result = run("inspect", path)
     assert result.exit_code == 2 and "say where it is with --base" in result.output
     with pytest.raises(ws.CheckpointError, match="is not a LoRA adapter; only an adapter has a `base`"):
-        ws.open_model("embedded", base="embedded")
+        ws.open_model(TWO_LAYERS, base=TWO_LAYERS)
 
 
 def test_audit_and_compare_take_an_adapter(tmp_path: Path) -> None:

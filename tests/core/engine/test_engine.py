@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import tasks
 from tests.support.commands import run
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.core.compute.cores import usable_cores
 from weightscope.core.engine import Cluster, Engine, Processes, ThisProcess
 from weightscope.core.errors import CheckpointError
@@ -89,7 +90,7 @@ def test_a_process_that_is_killed_ends_the_run_with_a_line(tmp_path) -> None:
 
 def refused(*arguments: object) -> str:
     """The one line of a command that must end with status 2."""
-    result = run("audit", "embedded", "--out", "nowhere", *arguments)
+    result = run("audit", TWO_LAYERS, "--out", "nowhere", *arguments)
     assert result.exit_code == 2
     assert isinstance(result.exception, SystemExit)
     return result.stderr

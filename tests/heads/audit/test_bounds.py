@@ -14,6 +14,7 @@ from tests.support.commands import is_one_line, run
 from tests.support.files import write_shards
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.checkpoint import opening
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.opening import open_checkpoint
@@ -85,7 +86,7 @@ def test_memory_does_not_grow_with_the_window() -> None:
     ],
 )
 def test_more_distances_than_that_are_refused(option: str, value, said: str, tmp_path: Path) -> None:
-    result = run("audit", "embedded", "--out", tmp_path, option, value)
+    result = run("audit", TWO_LAYERS, "--out", tmp_path, option, value)
     assert is_one_line(result) and said in result.stderr
 
 
@@ -118,7 +119,7 @@ def test_no_embedding_has_more_rows_than_any_vocabulary(tensor: str, tmp_path: P
 
 def test_a_layers_tensors_are_found_without_a_look_at_the_others(monkeypatch) -> None:
     """So that thousands of layers are not each compared with the names of all."""
-    model = ws.open_model("embedded")
+    model = ws.open_model(TWO_LAYERS)
     expected = [tensor.name for tensor in model.attention_tensors(1)]
     monkeypatch.setattr(Checkpoint, "__iter__", lambda checkpoint: pytest.fail("all names are gone through"))
     again = model.unchecked()

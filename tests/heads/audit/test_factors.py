@@ -14,8 +14,8 @@ import weightscope as ws
 from tests.support.plants.faults import COLUMNS, FAULTS, judged, other_rotary_order, plants_of, tiled_heads
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
+from tests.support.two_layers import FOLDER, TWO_LAYERS
 from tests.support.weights import package, shared
-from weightscope.core.embedded import FOLDER
 from weightscope.heads.audit.factor_findings import _unrelated, _unrelated_pairs
 from weightscope.model.metrics.head_factors import cosines, factor_arrays, profiles, row_arrays, share
 from weightscope.report.findings import Finding
@@ -282,9 +282,9 @@ def test_faults_planted_in_any_layer_of_a_language_model_are_found() -> None:
 
 
 @pytest.mark.check
-def test_the_table_of_faults_in_the_embedded_model_is_the_committed_one() -> None:
-    header, *lines = (FIGURES / "planted-faults" / "embedded.csv").read_text().splitlines()
-    assert [",".join(map(str, row)) for row in planted("embedded")] == [line.replace('"', "") for line in lines]
+def test_the_table_of_faults_in_the_model_of_two_layers_is_the_committed_one() -> None:
+    header, *lines = (FIGURES / "planted-faults" / "two-layers.csv").read_text().splitlines()
+    assert [",".join(map(str, row)) for row in planted(TWO_LAYERS)] == [line.replace('"', "") for line in lines]
     assert header == "model,fault,layers,named,warned,false_alarms"
 
 

@@ -14,6 +14,7 @@ import weightscope as ws
 from tests.support.commands import run_undrawn
 from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.heads.audit.known_findings import (
     LARGEST,
     MOST_ALIKE,
@@ -115,11 +116,11 @@ def test_an_entry_of_another_measure_covers_nothing(tmp_path: Path) -> None:
 
 
 def test_the_findings_of_an_audit_are_all_in_it_as_its_own_baseline(tmp_path: Path) -> None:
-    audit = ws.audit(ws.open_model("embedded"), directions=0, all_tensors=True)
+    audit = ws.audit(ws.open_model(TWO_LAYERS), directions=0, all_tensors=True)
     assert audit.findings
     with undrawn():
         audit.write(tmp_path)
-    again = ws.audit(ws.open_model("embedded"), directions=0, all_tensors=True, baseline=tmp_path)
+    again = ws.audit(ws.open_model(TWO_LAYERS), directions=0, all_tensors=True, baseline=tmp_path)
     assert {finding.known for finding in again.findings} == {"in the baseline"} and not again.findings.that_fail(
         ["note"]
     )
@@ -138,7 +139,7 @@ def test_the_findings_of_an_audit_are_all_in_it_as_its_own_baseline(tmp_path: Pa
 def test_a_file_that_is_no_list_of_findings_is_refused(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "accept").write_bytes(content.encode("latin-1"))
     with pytest.raises(ws.CheckpointError, match=said):
-        ws.audit(ws.open_model("embedded"), accept=tmp_path / "accept")
+        ws.audit(ws.open_model(TWO_LAYERS), accept=tmp_path / "accept")
 
 
 def known(entry: dict[str, object], number: float = 8.0, usual: float | None = None) -> bool:

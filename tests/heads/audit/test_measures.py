@@ -195,9 +195,9 @@ def test_every_number_of_a_layer_without_a_finite_head_is_nan(tmp_path: Path) ->
             assert np.isnan(values[1]).all() and np.isfinite(values[0]).any(), name
 
 
-def test_the_sizes_of_qk_say_that_they_are_without_the_factor_of_scores(embedded: ws.Model) -> None:
+def test_the_sizes_of_qk_say_that_they_are_without_the_factor_of_scores(two_layers: ws.Model) -> None:
     """Scores are `head.scale` times the scores of the measured matrix."""
-    audit, head = ws.audit(embedded, directions=0), embedded.layer(0).head(0)
+    audit, head = ws.audit(two_layers, directions=0), two_layers.layer(0).head(0)
     sizes = ("qk_sigma1", "qk_sigma2", "qk_frobenius")
     assert all("Without the factor 1/√d'" in audit.heads.column(name).meaning for name in sizes)
     assert "Without" not in audit.heads.column("vo_sigma1").meaning + audit.heads.column("qk_stable_rank").meaning

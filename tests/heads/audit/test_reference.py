@@ -15,6 +15,7 @@ import pytest
 import weightscope as ws
 from tests.support.commands import run
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.two_layers import TWO_LAYERS
 from tests.support.weights import package, shared
 from weightscope.core.errors import CheckpointError
 from weightscope.core.tables import Table
@@ -167,13 +168,13 @@ def test_the_page_and_the_tables_say_it(three: Path, made: Path, tmp_path: Path,
     np.testing.assert_allclose([float(row["qk_sigma1"]) for row in rows], grid.ravel(), atol=0.51)
 
 
-def test_the_own_reference_has_the_numbers_of_the_embedded_checkpoint(tmp_path: Path) -> None:
-    """What can be rebuilt anywhere: the checkpoint that comes along."""
+def test_the_own_reference_has_the_numbers_of_the_model_of_two_layers(tmp_path: Path) -> None:
+    """What can be rebuilt anywhere: the checkpoint that lies here."""
     reference = Reference.load(OWN)
-    (tmp_path / "embedded.csv").write_text("source\nembedded\n")
-    again = make_reference(tmp_path / "embedded.csv", all_tensors=True)
+    (tmp_path / "list.csv").write_text(f"source\n{TWO_LAYERS}\n")
+    again = make_reference(tmp_path / "list.csv", all_tensors=True)
     assert "up.alpha" in again.measures
-    (place,) = (i for i, known_checkpoint in enumerate(reference.checkpoints) if known_checkpoint.source == "embedded")
+    (place,) = (i for i, checkpoint in enumerate(reference.checkpoints) if checkpoint.source == "two-layers")
     assert again.checkpoints[0].sha256 == reference.checkpoints[place].sha256
     there = [reference.measures.index(name) for name in again.measures]
     np.testing.assert_allclose(again.quantiles[0], reference.quantiles[place][there], rtol=2e-3, atol=1e-6)
@@ -191,7 +192,7 @@ def test_the_own_reference_says_of_what_it_is_made() -> None:
 
 
 def test_the_package_has_a_reference_without_being_asked() -> None:
-    audit = ws.audit(ws.open_model("embedded"), directions=0)
+    audit = ws.audit(ws.open_model(TWO_LAYERS), directions=0)
     assert audit.standing.itself  # it is one of them
     count = len(Reference.load(OWN).checkpoints) - 1
     assert f"Percentiles are of {count} checkpoints." in audit.standing.described
@@ -238,7 +239,7 @@ def test_arrays_that_do_not_fit_are_refused(made: Path, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"ref\.npz"):
             Reference.load(tmp_path / "ref.npz")
     with pytest.raises(CheckpointError, match="no such reference"):
-        ws.audit(ws.open_model("embedded"), reference=tmp_path / "none.npz")
+        ws.audit(ws.open_model(TWO_LAYERS), reference=tmp_path / "none.npz")
 
 
 def replaced(pattern: str, text: str) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
@@ -374,7 +375,7 @@ def test_a_matrix_of_the_reference_lies_at_its_own_rank(tmp_path: Path) -> None:
 
 
 def test_ranks_of_matrices_are_compared_as_shares_of_the_smaller_side() -> None:
-    itself = ComparableMatrices.of(matrices := read_matrices(ws.open_model("embedded")))
+    itself = ComparableMatrices.of(matrices := read_matrices(ws.open_model(TWO_LAYERS)))
     (up,) = (i for i, row in enumerate(matrices.rows) if (row.facts.role, row.layer) == ("up", 1))
     (tokens,) = (i for i, row in enumerate(matrices.rows) if row.facts.role == "tokens")
     shares = dict(zip(OF_MATRICES, itself.values[up], strict=True))
@@ -386,7 +387,7 @@ def test_ranks_of_matrices_are_compared_as_shares_of_the_smaller_side() -> None:
 def test_audit_all_ranks_matrices_among_the_packaged_checkpoints(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(audit_page, "save", lambda *drawn: "")
     monkeypatch.setattr(audit_page, "Figure", lambda *parts: None)
-    audit = ws.audit("embedded", directions=0, all_tensors=True)
+    audit = ws.audit(TWO_LAYERS, directions=0, all_tensors=True)
     table = audit.everything.table
     ranked = table.where(table["spectrum"] != "")
     assert set(ranked["compared_with"]) == {5, 6, 7} and (ranked["alpha_percentile"] <= 100).all()
@@ -403,7 +404,7 @@ def test_an_audit_whose_file_changed_before_its_matrices_were_read_ranks_none(
 ) -> None:
     unread = Matrices([], {"wte.weight": "model.safetensors: has changed since it was opened"})
     monkeypatch.setattr(import_module("weightscope.heads.audit.audit"), "read_matrices", lambda *options: unread)
-    audit = ws.audit("embedded", directions=0, all_tensors=True)
+    audit = ws.audit(TWO_LAYERS, directions=0, all_tensors=True)
     audit.write(tmp_path / "o")
     assert len(audit.everything.table) == 0 and "compared_with" in audit.everything.table.names
     assert "has changed since it was opened" in (tmp_path / "o" / "report.html").read_text()

@@ -30,11 +30,11 @@ def test_findings_of_gpt2_call_its_heads_by_their_roles(monkeypatch: pytest.Monk
     assert affordable_names(model) == {}
 
 
-def test_heads_that_tokens_name_need_no_wiring(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    wired = affordable_wiring(embedded)
+def test_heads_that_tokens_name_need_no_wiring(two_layers: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    wired = affordable_wiring(two_layers)
     assert wired is not None
     monkeypatch.setattr(names, "wiring_by_keys", None)
-    assert np.array_equal(names.head_names(embedded), wired[1])
+    assert np.array_equal(names.head_names(two_layers), wired[1])
 
 
 def test_a_head_that_stands_out_is_named_where_its_finding_is() -> None:
@@ -49,12 +49,12 @@ def test_a_head_that_stands_out_is_named_where_its_finding_is() -> None:
 
 
 def test_the_page_names_a_head_that_is_chosen(
-    embedded: ws.Model, tab: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two_layers: ws.Model, tab: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roles = np.full((2, 8), "", object)
     roles[1, 4] = "previous token"
     monkeypatch.setattr(names, "head_names", lambda model: roles)
-    audit = ws.audit(embedded, directions=0)
+    audit = ws.audit(two_layers, directions=0)
     assert audit.roles == {(1, 4): "previous token"}
     audit.write(tmp_path)
     facts = json.loads(re.search(r'id="facts">(.*?)</script>', (tmp_path / "report.html").read_text()).group(1))
@@ -98,6 +98,6 @@ def test_the_same_heads_in_another_order_have_the_same_roles_and_edges(tmp_path:
     assert changes is not None and len(changes.roles) == len(changes.edges) == 0
 
 
-def test_a_large_model_s_circuits_are_not_compared(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_model_s_circuits_are_not_compared(two_layers: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "AFFORDABLE", 0)
-    assert ws.compare(embedded, embedded).circuits is None
+    assert ws.compare(two_layers, two_layers).circuits is None

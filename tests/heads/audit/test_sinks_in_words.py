@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.two_layers import FOLDER
 from tests.support.weights import package
-from weightscope.core.embedded import FOLDER
 from weightscope.heads.audit.audit import first_token_sinks, sink_note, with_massive
 from weightscope.model.metrics.sinks import Massive
 from weightscope.report.findings import Finding, Findings, Member, kind_of

@@ -16,11 +16,11 @@ from tests.support.commands import run
 from tests.support.files import bfloat16, write, write_shards
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.two_layers import FOLDER
 from tests.support.weights import package, shared
 from weightscope.checkpoint import blocks
 from weightscope.checkpoint.blocks import blocks_of
 from weightscope.checkpoint.opening import open_checkpoint
-from weightscope.core.embedded import FOLDER
 from weightscope.heads.tensors.findings import tensor_findings
 from weightscope.heads.tensors.measure import Everything, TensorFacts, facts_of, read_everything
 from weightscope.report.findings import Finding, Findings

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.slow import mostly_checked
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.two_layers import FOLDER, TWO_LAYERS
 from tests.support.weights import shared
-from weightscope.core.embedded import FOLDER
 from weightscope.model.metrics.matrix_spectra import beyond_shuffled, shuffled_error
 from weightscope.report.findings import Finding
 
@@ -83,7 +83,7 @@ def test_a_model_of_which_less_than_half_was_loaded_is_told(loaded: int, tmp_pat
 
 def test_no_trained_layer_is_like_its_entries_shuffled() -> None:
     """In one of the four factors at least a singular value is beyond what shuffling leaves."""
-    for source in ("embedded", shared("vit-tiny")):
+    for source in (TWO_LAYERS, shared("vit-tiny")):
         for layer in ws.open_model(source).layers:
             heads = list(layer.heads)
             factors = [np.concatenate([getattr(h, w) for h in heads], axis=1) for w in ("w_q", "w_k", "w_v")]
@@ -114,4 +114,4 @@ def test_so_is_a_matrix_of_the_feed_forward_network(tmp_path: Path) -> None:
     audit = ws.audit(tmp_path, directions=0, all_tensors=True)
     (found,) = [finding for finding in audit.findings if finding.kind == "out_of_scale"]
     assert [member.name for member in found.members] == [name]
-    assert "out_of_scale" not in ws.audit("embedded", directions=0, all_tensors=True).findings.kinds
+    assert "out_of_scale" not in ws.audit(TWO_LAYERS, directions=0, all_tensors=True).findings.kinds

@@ -15,6 +15,7 @@ import weightscope as ws
 from tests.support.bigram_counts import embedded_counts
 from tests.support.browser import Page
 from tests.support.tiny_models import fixture
+from tests.support.two_layers import TWO_LAYERS
 from tests.support.weights import shared
 from weightscope.cli import main
 from weightscope.core.files import REPORT, Files
@@ -35,7 +36,7 @@ def run(*arguments: object) -> tuple[int, str]:
 
 
 def test_the_command_writes_wiring_edges_roles_a_figure_and_a_page(tmp_path: Path) -> None:
-    status, printed = run("embedded", "--out", tmp_path, "--top", 5)
+    status, printed = run(TWO_LAYERS, "--out", tmp_path, "--top", 5)
     assert status == 0, printed
     assert printed.splitlines()[-1] == str(tmp_path / "report.html")
     assert printed.startswith("16 heads in 2 layers, 0 of them named from the weights alone. Strongest link by keys:")
@@ -50,8 +51,8 @@ def test_the_command_writes_wiring_edges_roles_a_figure_and_a_page(tmp_path: Pat
         assert arrays["pk_ok"].shape == (2, 8, 2, 8)
 
 
-def test_python_gives_the_same_without_a_folder(embedded: ws.Model) -> None:
-    circuits = ws.circuits(embedded, top=5)
+def test_python_gives_the_same_without_a_folder(two_layers: ws.Model) -> None:
+    circuits = ws.circuits(two_layers, top=5)
     assert len(circuits.heads) == 16 and len(circuits.edges) == 30
     assert "<table" in circuits._repr_html_()
     files = Files()
@@ -79,8 +80,8 @@ def test_the_config_decides_whether_a_network_reads_the_same_stream_as_attention
 
 
 def test_layers_can_be_chosen_and_have_to_be_attention(tmp_path: Path) -> None:
-    assert run("embedded", "--out", tmp_path, "--layers", "1")[0] == 0
-    status, printed = run("embedded", "--out", tmp_path, "--layers", "0,7")
+    assert run(TWO_LAYERS, "--out", tmp_path, "--layers", "1")[0] == 0
+    status, printed = run(TWO_LAYERS, "--out", tmp_path, "--layers", "0,7")
     assert status == 2 and "no layer 7: the model has 2" in printed
 
 
@@ -106,29 +107,29 @@ def test_every_name_has_a_colour_of_its_own_which_no_line_has() -> None:
     assert len(set(colours)) == len(colours)
 
 
-def test_a_channel_is_the_first_singular_direction_of_what_passes_between_two_heads(embedded: ws.Model) -> None:
-    wired = wiring(embedded)
+def test_a_channel_is_the_first_singular_direction_of_what_passes_between_two_heads(two_layers: ws.Model) -> None:
+    wired = wiring(two_layers)
     edge = strongest(wired, "k", "pk", 1)[0]
-    (channel,) = channels(embedded, wired, [edge])
-    a, b = embedded.layer(0).head(edge.a), embedded.layer(1).head(edge.b)
+    (channel,) = channels(two_layers, wired, [edge])
+    a, b = two_layers.layer(0).head(edge.a), two_layers.layer(1).head(edge.b)
     left, s, _ = np.linalg.svd(a.vo.dense().astype(np.float64) @ b.qk.dense().T)
     passed = left[:, 0] @ a.vo.dense()
     assert channel.space.shape == (256, 1)
     assert abs(channel.space[:, 0] @ passed) / np.linalg.norm(passed) == pytest.approx(1, abs=1e-5)
     assert channel.share == pytest.approx(s[0] ** 2 / (s**2).sum(), rel=1e-5)
-    (tokens,) = channel_tokens(embedded, [channel.space])
+    (tokens,) = channel_tokens(two_layers, [channel.space])
     raised, lowered = (side.split(" ") for side in tokens.split(" | "))
-    logits = np.concatenate([rows for _, rows in embedded.unembedding.blocks()]) @ channel.space[:, 0]
-    name = token_names(Tokenizer.at_hand(embedded))
+    logits = np.concatenate([rows for _, rows in two_layers.unembedding.blocks()]) @ channel.space[:, 0]
+    name = token_names(Tokenizer.at_hand(two_layers))
     assert tokens.startswith(repr(name(int(logits.argmax())))) and len(raised) >= 5 <= len(lowered)
 
 
 @pytest.mark.check
-def test_bigram_counts_name_detokenization_heads(embedded: ws.Model, tmp_path: Path) -> None:
+def test_bigram_counts_name_detokenization_heads(two_layers: ws.Model, tmp_path: Path) -> None:
     embedded_counts().save(tmp_path / "counts.npz")
-    circuits = ws.circuits(embedded, counts=tmp_path / "counts.npz")
+    circuits = ws.circuits(two_layers, counts=tmp_path / "counts.npz")
     scores = circuits.roles.scores["detokenization"]
-    specific = ws.bigram_auroc(embedded, embedded_counts()).heads["auroc_specific"]
+    specific = ws.bigram_auroc(two_layers, embedded_counts()).heads["auroc_specific"]
     np.testing.assert_allclose(scores[0], specific)
     assert scores[0].argmax() == 6 and np.isnan(scores[1]).all()
     assert circuits.named["detokenization"].count("0.6") == 1 and "0.5" not in circuits.named["detokenization"]
@@ -139,8 +140,8 @@ def test_bigram_counts_name_detokenization_heads(embedded: ws.Model, tmp_path: P
     assert f'data-head="0.6">0.6</button> <small>{scores[0, 6]:.2f}</small>' in files.contents["report.html"].decode()
 
 
-def test_scores_of_sampled_tokens_have_intervals(embedded: ws.Model) -> None:
-    table = ws.circuits(embedded).heads
+def test_scores_of_sampled_tokens_have_intervals(two_layers: ws.Model) -> None:
+    table = ws.circuits(two_layers).heads
     for name in SAMPLED:
         known = np.isfinite(table[name])
         low, middle, high = (table[column][known] for column in (f"{name}_low", name, f"{name}_high"))
@@ -175,7 +176,7 @@ def test_as_many_heads_are_drawn_as_in_the_paper() -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_asks_for_nothing_fits_and_can_be_used_with_keys(width: int, tab: Page, tmp_path: Path) -> None:
-    circuits = ws.circuits(ws.open_model("embedded"))
+    circuits = ws.circuits(ws.open_model(TWO_LAYERS))
     circuits.write(tmp_path)
     tab.open(tmp_path / "report.html", width)
     assert tab.complaints == [] and len(tab.requests) == 1
@@ -202,7 +203,7 @@ def test_the_page_asks_for_nothing_fits_and_can_be_used_with_keys(width: int, ta
 def test_heads_in_tables_lead_to_their_panel_and_two_layers_fill_the_diagram(
     width: int, tab: Page, tmp_path: Path
 ) -> None:
-    ws.circuits("embedded").write(tmp_path)
+    ws.circuits(TWO_LAYERS).write(tmp_path)
     tab.open(tmp_path / "report.html", width)
     drawn = "[...document.querySelectorAll('#diagram circle')].at(-1).getBoundingClientRect().right"
     assert tab.run(f"canvas.getBoundingClientRect().right - {drawn}") < 60
@@ -231,15 +232,15 @@ def test_the_diagram_fits_or_scrolls_in_its_own_box(tab: Page, tmp_path: Path) -
         assert tab.run("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_the_page_lists_the_strongest_edges_in_few_columns_with_words(embedded: ws.Model) -> None:
-    circuits = ws.circuits(embedded)
+def test_the_page_lists_the_strongest_edges_in_few_columns_with_words(two_layers: ws.Model) -> None:
+    circuits = ws.circuits(two_layers)
     shown = circuits.strongest_edges
     assert len(shown) == 20 and len(shown.columns) == 6
     assert list(shown["pk_z"]) == sorted(circuits.edges["pk_z"][circuits.edges["ranked_by"] == "pk"])[::-1][:20]
     row = circuits.edges.where(circuits.edges["ranked_by"] == "pk").sort("pk_z", descending=True).records()[0]
     assert shown["to"][0].startswith(f"values of {row['to_layer']}.{row['to_head']}") and row["kind"] == "v"
     assert shown["of"][0] == 32 and not any("_" in column.heading for column in shown.columns)
-    assert not len(ws.circuits(embedded, layers=[0]).strongest_edges)
+    assert not len(ws.circuits(two_layers, layers=[0]).strongest_edges)
 
 
 def test_names_in_a_hostile_checkpoint_s_path_are_text(tmp_path: Path) -> None:
@@ -254,7 +255,7 @@ def test_names_in_a_hostile_checkpoint_s_path_are_text(tmp_path: Path) -> None:
     json.loads(text.split('id="facts">')[1].split("</script>")[0])
 
 
-def test_the_strongest_link_stands_beside_what_random_spaces_share(embedded: ws.Model) -> None:
+def test_the_strongest_link_stands_beside_what_random_spaces_share(two_layers: ws.Model) -> None:
     """Two random spaces of 32 of 255 dimensions (a LayerNorm takes one of 256) share 32^2 / 255 dimensions."""
-    circuits = ws.circuits(embedded)
+    circuits = ws.circuits(two_layers)
     assert f"of the 32 dimensions that head 0.1 writes (random spaces: {32 * 32 / 255:.1f})" in circuits.lead

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.cases import CASES
 from tests.support.commands import run
-from weightscope.core.embedded import FOLDER
+from tests.support.two_layers import FOLDER, TWO_LAYERS
 from weightscope.heads.circuits import names
 from weightscope.heads.circuits.names import DRAWS, NAMED_AT_LEAST, SHORT, first_token_sinks
 from weightscope.heads.circuits.stream import attend, follow_exactly, short_sequences
@@ -69,12 +69,12 @@ def test_attention_to_the_first_token_is_the_eager_model_s(name: str, tmp_path: 
     compared(name, tmp_path)
 
 
-def test_texts_side_by_side_do_not_see_each_other(embedded: ws.Model) -> None:
-    tokens = short_sequences(embedded, SHORT, 4)
-    together = list(follow_exactly(embedded, tokens, 1))
-    unit = np.sqrt(embedded.config.d_model) * np.finfo(np.float32).eps  # of float32 sums as long as tokens are wide
+def test_texts_side_by_side_do_not_see_each_other(two_layers: ws.Model) -> None:
+    tokens = short_sequences(two_layers, SHORT, 4)
+    together = list(follow_exactly(two_layers, tokens, 1))
+    unit = np.sqrt(two_layers.config.d_model) * np.finfo(np.float32).eps  # of float32 sums as long as tokens are wide
     for number, text in enumerate(tokens):
-        for short, alone in zip(together, follow_exactly(embedded, text[None], 1), strict=True):
+        for short, alone in zip(together, follow_exactly(two_layers, text[None], 1), strict=True):
             # Four maps in a row make a token; the softmax moves by no more than its scores do.
             of_tokens, of_scores = (4 * unit * np.abs(each).max() for each in (alone.x, short.layer.scores(alone.x[0])))
             np.testing.assert_allclose(short.x[number], alone.x[0], rtol=0, atol=of_tokens)
@@ -133,19 +133,19 @@ def test_models_that_cannot_be_followed_say_why(name: str, reason: str, tmp_path
 
 
 def test_an_audit_has_the_columns_whether_or_not_they_are_known(
-    embedded: ws.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two_layers: ws.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = ws.audit(embedded, directions=0)
+    known = ws.audit(two_layers, directions=0)
     assert known.heads.names[-2:] == ["sink_share", "sink_kind"]
     assert (known.heads["sink_share"] > 0).all() and (known.heads["sink_share"] < 1).all()
     assert not any("Sinks" in note for note in known.notes)
-    unasked = ws.audit(embedded, directions=0, sinks=False)
+    unasked = ws.audit(two_layers, directions=0, sinks=False)
     assert np.isnan(unasked.heads["sink_share"]).all() and unasked.heads.csv().splitlines()[1].endswith(",,")
     assert "Sinks at the first token are not known: they were not asked for." in unasked.notes
     monkeypatch.setattr(names, "UNASKED", 1000)
-    large = ws.audit(embedded, directions=0)
+    large = ws.audit(two_layers, directions=0)
     assert any("feed-forward networks are read only if asked for" in note for note in large.notes)
-    asked = ws.audit(embedded, directions=0, sinks=True)
+    asked = ws.audit(two_layers, directions=0, sinks=True)
     np.testing.assert_array_equal(asked.heads["sink_share"], known.heads["sink_share"])
 
 
@@ -247,13 +247,13 @@ def test_the_option_reads_networks_that_are_too_large_otherwise(
 ) -> None:
     stored = sum(array.nbytes for name, array in load_file(FOLDER / "model.safetensors").items() if is_network(name))
     monkeypatch.setattr(names, "UNASKED", stored)  # as many bytes are read unasked
-    known, page = audited("embedded", tmp_path / "default")
+    known, page = audited(TWO_LAYERS, tmp_path / "default")
     assert all(0 < float(share) < 1 for share in shares(known)) and "Sinks at the first token" not in page
     monkeypatch.setattr(names, "UNASKED", stored - 1)
-    unknown, page = audited("embedded", tmp_path / "large")
+    unknown, page = audited(TWO_LAYERS, tmp_path / "large")
     assert set(shares(unknown)) == {""} == {row["sink_kind"] for row in unknown}
     assert "of feed-forward networks are read only if asked for" in page
-    asked, page = audited("embedded", tmp_path / "asked", "--sinks")
+    asked, page = audited(TWO_LAYERS, tmp_path / "asked", "--sinks")
     assert shares(asked) == shares(known) and "Sinks at the first token" not in page
 
 
@@ -261,12 +261,14 @@ def is_network(name: str) -> bool:
     return name.endswith(("mlp.c_fc.weight", "mlp.c_proj.weight"))
 
 
-def test_networks_elsewhere_are_fetched_only_if_asked_for(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(embedded.checkpoint), "bytes_to_fetch", lambda checkpoint, tensors: len(list(tensors)))
-    unasked = first_token_sinks(embedded, [0, 1])
+def test_networks_elsewhere_are_fetched_only_if_asked_for(
+    two_layers: ws.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(two_layers.checkpoint), "bytes_to_fetch", lambda checkpoint, tensors: len(list(tensors)))
+    unasked = first_token_sinks(two_layers, [0, 1])
     assert np.isnan(unasked.share).all()
     assert "feed-forward networks are not on this machine; `weightscope audit --sinks` follows" in unasked.note
-    asked = first_token_sinks(embedded, [0, 1], asked=True)
+    asked = first_token_sinks(two_layers, [0, 1], asked=True)
     assert not asked.note and np.isfinite(asked.share).all()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.commands import run
+from tests.support.two_layers import TWO_LAYERS
 from tests.support.weights import package, shared
 from weightscope.heads.circuits.measured import accuracy, behaviour, marks, repeated, trivial_guesses
 from weightscope.heads.circuits.names import ROLES_BY_WIRING, by_wiring
@@ -48,26 +49,26 @@ def test_gpt2_s_wiring_against_published_labels() -> None:
     assert "previous token" not in {role.name for role in ROLES_BY_WIRING}
 
 
-def test_behaviour_of_the_embedded_checkpoint_is_what_its_attention_is(embedded: ws.Model) -> None:
+def test_behaviour_of_the_embedded_checkpoint_is_what_its_attention_is(two_layers: ws.Model) -> None:
     pytest.importorskip("torch")
     from weightscope.runner.framing import framing_of
     from weightscope.runner.runner import open_runner
 
     window = np.arange(40, 72)
-    did = behaviour(embedded, [window], framing_of(embedded))
+    did = behaviour(two_layers, [window], framing_of(two_layers))
     seen = {}
-    open_runner(embedded).observe([window], lambda a: seen.update({a.layer.index: a.attention[0]}))
+    open_runner(two_layers).observe([window], lambda a: seen.update({a.layer.index: a.attention[0]}))
     queries = np.arange(2, 32)
     expected = [seen[i][:, queries, queries - 1].mean(axis=1) for i in range(2)]
     np.testing.assert_allclose(did["previous_token"], expected, rtol=1e-5)
     assert {values.shape for values in did.values()} == {(2, 8)}
-    sequence = repeated(embedded, framing_of(embedded))[0]
+    sequence = repeated(two_layers, framing_of(two_layers))[0]
     assert (sequence[1:51] == sequence[51:]).all() and sequence[0] == 0
 
 
 def test_the_command_measures_and_its_page_says_how_well_names_hold(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    result = run("circuits", "embedded", "--out", tmp_path, "--measure")
+    result = run("circuits", TWO_LAYERS, "--out", tmp_path, "--measure")
     assert result.exit_code == 0, result.output
     assert {"accuracy.csv", "measured.csv"} <= {path.name for path in tmp_path.iterdir()}
     assert "How well the names hold" in (tmp_path / "report.html").read_text()
@@ -93,20 +94,20 @@ def test_where_each_role_looks_in_a_text() -> None:
     assert not marks(np.array([0, 0, 0]))["duplicate_token"][:, 0].any()
 
 
-def test_behaviour_on_text_and_on_tokens_said_twice_is_what_attention_is_there(embedded: ws.Model) -> None:
+def test_behaviour_on_text_and_on_tokens_said_twice_is_what_attention_is_there(two_layers: ws.Model) -> None:
     pytest.importorskip("torch")
     from weightscope.runner.framing import framing_of
     from weightscope.runner.runner import open_runner
 
-    framing, window = framing_of(embedded), np.array([40, 41, 42, 41, 42, 43, 41])
-    did, seen = behaviour(embedded, [window], framing), {}
-    open_runner(embedded).observe([window], lambda a: seen.update({a.layer.index: a.attention[0]}))
+    framing, window = framing_of(two_layers), np.array([40, 41, 42, 41, 42, 43, 41])
+    did, seen = behaviour(two_layers, [window], framing), {}
+    open_runner(two_layers).observe([window], lambda a: seen.update({a.layer.index: a.attention[0]}))
     again = [(3, 1), (4, 2), (6, 1), (6, 3)]  # three queries, the last with two places before
     expected = sum(seen[1][:, query, key] for query, key in again) / 3
     np.testing.assert_allclose(did["duplicate_token_text"][1], expected, rtol=1e-5)
     after = [(3, 2), (4, 3), (6, 2), (6, 4)]
     np.testing.assert_allclose(did["induction_text"][1], sum(seen[1][:, q, k] for q, k in after) / 3, rtol=1e-5)
-    open_runner(embedded).observe(repeated(embedded, framing), lambda a: seen.update({a.layer.index: a.attention}))
+    open_runner(two_layers).observe(repeated(two_layers, framing), lambda a: seen.update({a.layer.index: a.attention}))
     again = np.arange(51, 101)
     for name, back in {"previous_token_repeated": 1, "induction": 49, "duplicate_token": 50}.items():
         np.testing.assert_allclose(did[name][1], seen[1][:, :, again, again - back].mean(axis=(0, 2)), rtol=1e-5)

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.commands import run
-from weightscope.core.embedded import FOLDER
+from tests.support.two_layers import FOLDER
 from weightscope.heads.circuits.relations import Pairs, read_pairs, relation, relation_scores, score_alone
 from weightscope.model.text.tokenizer import Tokenizer, TokenList
 
@@ -17,9 +17,9 @@ N = 30
 
 
 @pytest.fixture(scope="module")
-def pairs(embedded: ws.Model) -> Pairs:
+def pairs(two_layers: ws.Model) -> Pairs:
     rng = np.random.default_rng(3)
-    ids = rng.choice(embedded.embeddings.n_tokens, 2 * N, replace=False)
+    ids = rng.choice(two_layers.embeddings.n_tokens, 2 * N, replace=False)
     return Pairs(ids[:N], ids[N:], N)
 
 
@@ -49,27 +49,27 @@ def planted(folder: Path, pairs: Pairs, head: int) -> ws.Model:
     return ws.open_model(folder)
 
 
-def test_scores_are_those_of_the_dense_product(embedded: ws.Model, pairs: Pairs) -> None:
+def test_scores_are_those_of_the_dense_product(two_layers: ws.Model, pairs: Pairs) -> None:
     """As MAPS computes them: the `top` largest of e_s W_VO U' for each source, and of its negative."""
-    table = relation_scores(embedded, pairs, TOP, permutations=20)
-    unembedding = np.concatenate([rows for _, rows in embedded.unembedding.blocks()])
-    x = embedded.embeddings.rows(pairs.sources)
+    table = relation_scores(two_layers, pairs, TOP, permutations=20)
+    unembedding = np.concatenate([rows for _, rows in two_layers.unembedding.blocks()])
+    x = two_layers.embeddings.rows(pairs.sources)
     for layer, head, score, suppressed in zip(
         *(table[name] for name in ("layer", "head", "score", "score_suppressed")), strict=True
     ):
-        logits = (x @ embedded.layer(int(layer)).head(int(head)).vo) @ unembedding.T  # (n, V)
+        logits = (x @ two_layers.layer(int(layer)).head(int(head)).vo) @ unembedding.T  # (n, V)
         for sign, expected in ((1, score), (-1, suppressed)):
             first = np.argsort(-sign * logits, axis=1)[:, :TOP]
             assert (first == pairs.targets[:, None]).any(axis=1).mean() == pytest.approx(expected)
     assert len(table) == 16
 
 
-def test_embeddings_alone_map_what_is_nearest_to_them(embedded: ws.Model, pairs: Pairs) -> None:
-    unembedding = np.concatenate([rows for _, rows in embedded.unembedding.blocks()])
-    logits = embedded.embeddings.rows(pairs.sources) @ unembedding.T  # (n, V)
+def test_embeddings_alone_map_what_is_nearest_to_them(two_layers: ws.Model, pairs: Pairs) -> None:
+    unembedding = np.concatenate([rows for _, rows in two_layers.unembedding.blocks()])
+    logits = two_layers.embeddings.rows(pairs.sources) @ unembedding.T  # (n, V)
     second = np.argsort(-logits, axis=1)[:, 1]
-    assert score_alone(embedded, pairs._replace(targets=second), TOP) == 1
-    assert score_alone(embedded, pairs._replace(targets=second), 1) == 0
+    assert score_alone(two_layers, pairs._replace(targets=second), TOP) == 1
+    assert score_alone(two_layers, pairs._replace(targets=second), 1) == 0
 
 
 def test_a_head_that_was_made_to_map_pairs_is_beyond_chance_and_no_other(pairs: Pairs, tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_words_are_found_in_a_list_of_tokens(tmp_path: Path) -> None:
     assert (pairs.sources.tolist(), pairs.targets.tolist(), pairs.given) == ([0, 3, 4, 5, 6], [1, 7, 8, 9, 10], 6)
 
 
-def test_a_head_that_maps_everything_to_the_same_tokens_is_no_relation(embedded: ws.Model, pairs: Pairs) -> None:
+def test_a_head_that_maps_everything_to_the_same_tokens_is_no_relation(two_layers: ws.Model, pairs: Pairs) -> None:
     """All pairs have one second token: permuting changes nothing, and no score is beyond chance."""
     same = Pairs(pairs.sources, np.full(N, pairs.targets[0]), N)
-    table = relation_scores(embedded, same, TOP, permutations=50)
+    table = relation_scores(two_layers, same, TOP, permutations=50)
     np.testing.assert_allclose(table["score"], table["random"])
     assert (table["p"] == 1).all()
 
@@ -124,8 +124,8 @@ def test_the_command_reads_pairs_and_names_heads(tmp_path: Path, pairs: Pairs) -
         ('"a,b\n', "cannot be read as CSV"),
     ],
 )
-def test_bad_pairs_are_refused_in_a_line(content: str, said: str, embedded: ws.Model, tmp_path: Path) -> None:
+def test_bad_pairs_are_refused_in_a_line(content: str, said: str, two_layers: ws.Model, tmp_path: Path) -> None:
     file = tmp_path / "pairs.csv"
     file.write_text(content)
     with pytest.raises(ws.CheckpointError, match=said):
-        relation(embedded, file)
+        relation(two_layers, file)

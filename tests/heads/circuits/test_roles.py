@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.two_layers import FOLDER
 from tests.support.weights import package
-from weightscope.core.embedded import FOLDER
 from weightscope.heads.circuits.names import (
     ROLES,
     Role,
@@ -160,13 +160,13 @@ def test_attention_that_stays_near_is_not_changed() -> None:
     assert np.array_equal(averaged(attention), attention)
 
 
-def test_a_model_with_few_tokens_or_positions_is_followed_over_fewer(embedded: ws.Model) -> None:
-    assert said_once(embedded).shape == (2, 48)
-    few = replace(embedded.embeddings, positions=embedded.embeddings.positions[:21])
-    assert said_once(SimpleNamespace(embeddings=few, config=embedded.config)).shape == (2, 10)
+def test_a_model_with_few_tokens_or_positions_is_followed_over_fewer(two_layers: ws.Model) -> None:
+    assert said_once(two_layers).shape == (2, 48)
+    few = replace(two_layers.embeddings, positions=two_layers.embeddings.positions[:21])
+    assert said_once(SimpleNamespace(embeddings=few, config=two_layers.config)).shape == (2, 10)
     none = replace(few, positions=few.positions[:7])
     with pytest.raises(ws.CheckpointError, match="too few tokens or positions to follow"):
-        said_once(SimpleNamespace(embeddings=none, config=embedded.config))
+        said_once(SimpleNamespace(embeddings=none, config=two_layers.config))
 
 
 @pytest.mark.check
@@ -185,8 +185,8 @@ def test_a_llama_s_first_token_s_stream_is_the_model_s_own() -> None:
             break
 
 
-def test_identity_is_the_cosine_with_the_identity(embedded: ws.Model) -> None:
-    layer = embedded.layer(0)
+def test_identity_is_the_cosine_with_the_identity(two_layers: ws.Model) -> None:
+    layer = two_layers.layer(0)
     dense = layer.head(3).vo.dense().astype(np.float64)
     assert identity(layer)[3] == pytest.approx(np.trace(dense) / np.sqrt(32) / np.linalg.norm(dense), rel=1e-4)
 
@@ -213,15 +213,15 @@ def test_a_name_that_is_often_wrong_is_not_given() -> None:
         assert given.tolist() == [names] and np.isfinite(sure[:, 0, 0]).all() == bool(names[0])
 
 
-def test_frequent_tokens_are_those_of_text(embedded: ws.Model) -> None:
+def test_frequent_tokens_are_those_of_text(two_layers: ws.Model) -> None:
     """Ids by Zipf's law foretell text better than chance, and the first sequence has lower ids than the second."""
-    tokenizer = Tokenizer.at_hand(embedded)
+    tokenizer = Tokenizer.at_hand(two_layers)
     assert tokenizer is not None
     text = "".join(read_documents(works()[:2]))[:100_000]
-    p = frequencies(embedded.embeddings.n_tokens)
+    p = frequencies(two_layers.embeddings.n_tokens)
     assert p.sum() == pytest.approx(1)
     assert np.log(p[tokenizer.encode(text)] * len(p)).mean() > 0.5  # nats per token
-    once = said_once(embedded)
+    once = said_once(two_layers)
     assert np.median(once[FREQUENT]) < 0.5 * np.median(once[ANY])
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import weightscope as ws
 from tests.support.commands import run
 from tests.support.heads_by_hand import random_layer
+from tests.support.two_layers import TWO_LAYERS
 from tests.support.weights import shared
 from weightscope.core.engine import Processes
 from weightscope.core.files import Files
@@ -84,10 +85,10 @@ def test_the_strongest_pairs_of_gpt2_are_found_and_exact_and_most_others_estimat
 
 @pytest.mark.usefixtures("nothing_is_small")
 def test_where_too_many_are_alike_the_likeliest_are_computed_and_the_rest_counted(
-    embedded: ws.Model, monkeypatch: pytest.MonkeyPatch
+    two_layers: ws.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passes, "MOST_PAIRS", 10)
-    circuits = ws.circuits(embedded, top=5)
+    circuits = ws.circuits(two_layers, top=5)
     assert circuits.wiring.left > 0
     assert any("estimates" in caveat for caveat in circuits.caveats)
     assert any("more pairs that may be among the strongest" in caveat for caveat in circuits.caveats)
@@ -95,11 +96,11 @@ def test_where_too_many_are_alike_the_likeliest_are_computed_and_the_rest_counte
 
 @pytest.mark.check
 @pytest.mark.usefixtures("nothing_is_small")
-def test_other_processes_find_the_same(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_worker = Source.named("embedded").as_seen(embedded).elsewhere
+def test_other_processes_find_the_same(two_layers: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_worker = Source.named(TWO_LAYERS).as_seen(two_layers).elsewhere
     with Processes(2) as engine:
-        elsewhere = wiring(embedded, top=5, engine=engine, on_worker=on_worker)
-        here = wiring(embedded, top=5)
+        elsewhere = wiring(two_layers, top=5, engine=engine, on_worker=on_worker)
+        here = wiring(two_layers, top=5)
         for kind in PROJECTIONS:
             np.testing.assert_allclose(here.pk[kind], elsewhere.pk[kind], rtol=2e-6)
             np.testing.assert_allclose(here.cs[kind], elsewhere.cs[kind], rtol=2e-6)
@@ -107,9 +108,9 @@ def test_other_processes_find_the_same(embedded: ws.Model, monkeypatch: pytest.M
 
 
 @pytest.mark.check
-def test_the_command_takes_an_engine_and_writes_the_same_bytes(embedded: ws.Model, tmp_path: Path) -> None:
-    result = run("circuits", "embedded", "--out", tmp_path, "--jobs", "2")
+def test_the_command_takes_an_engine_and_writes_the_same_bytes(two_layers: ws.Model, tmp_path: Path) -> None:
+    result = run("circuits", TWO_LAYERS, "--out", tmp_path, "--jobs", "2")
     assert result.exit_code == 0, result.output
     here = Files()
-    wiring(embedded).write(here)
+    wiring(two_layers).write(here)
     assert (tmp_path / "wiring.npz").read_bytes() == here.contents["wiring.npz"]

@@ -182,21 +182,21 @@ def test_every_family_against_matrices_of_d_by_d(subtests: pytest.Subtests) -> N
             check_against_dense(model)
 
 
-def test_the_embedded_checkpoint_against_matrices_of_d_by_d(embedded: ws.Model) -> None:
-    check_against_dense(embedded)
+def test_the_embedded_checkpoint_against_matrices_of_d_by_d(two_layers: ws.Model) -> None:
+    check_against_dense(two_layers)
 
 
-def test_pairs_that_are_not_in_order_are_nan_and_layers_can_be_chosen(embedded: ws.Model) -> None:
-    wired = wiring(embedded)
+def test_pairs_that_are_not_in_order_are_nan_and_layers_can_be_chosen(two_layers: ws.Model) -> None:
+    wired = wiring(two_layers)
     assert wired.pk["q"].shape == (2, 8, 2, 8)
     assert np.isfinite(wired.pk["q"][0, :, 1]).all()
     assert np.isnan(wired.pk["q"][:, :, 0]).all() and np.isnan(wired.pk["q"][1]).all()
-    assert wiring(embedded, [1]).pk["q"].shape == (1, 8, 1, 8)
+    assert wiring(two_layers, [1]).pk["q"].shape == (1, 8, 1, 8)
 
 
-def test_wiring_npz_holds_what_people_s_scripts_read(embedded: ws.Model) -> None:
+def test_wiring_npz_holds_what_people_s_scripts_read(two_layers: ws.Model) -> None:
     files = Files()
-    wiring(embedded).write(files)
+    wiring(two_layers).write(files)
     arrays = np.load(io.BytesIO(files.contents["wiring.npz"]))
     for measure, kind in product(("pk", "cs"), PROJECTIONS):
         assert arrays[f"{measure}_o{kind}"].shape == (2, 8, 2, 8)

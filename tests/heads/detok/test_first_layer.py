@@ -5,6 +5,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.tiny_models import NAMES, Fixture, centred, fixture
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.heads.detok.first_layer import FirstLayer
 from weightscope.model.layers.layer import Layer
 
@@ -102,14 +103,14 @@ def test_scores_of_one_token_are_a_row_of_the_factors(subtests: pytest.Subtests)
 )
 def test_terms_of_what_is_not_there_are_refused(head, tokens, positions, says) -> None:
     """NumPy would count negative ones from the end."""
-    first = FirstLayer(ws.open_model("embedded"))
+    first = FirstLayer(ws.open_model(TWO_LAYERS))
     with pytest.raises(ws.CheckpointError, match=says):
         first.terms(head, np.array(tokens), np.array(positions))
 
 
 def test_every_token_of_the_terms_has_one_position() -> None:
     with pytest.raises(ValueError, match=r"tokens of shape \(3,\) at positions of shape \(2,\)"):
-        FirstLayer(ws.open_model("embedded")).terms(0, np.arange(3), np.arange(2))
+        FirstLayer(ws.open_model(TWO_LAYERS)).terms(0, np.arange(3), np.arange(2))
 
 
 @pytest.mark.parametrize("name", ["llama", "bloom", "gptj"])

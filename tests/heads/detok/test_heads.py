@@ -18,8 +18,8 @@ from tests.support.bigram_counts import embedded_counts
 from tests.support.slow import mostly_checked
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
+from tests.support.two_layers import FOLDER, TWO_LAYERS
 from tests.support.weights import shared
-from weightscope.core.embedded import FOLDER
 from weightscope.heads.detok.first_layer import FirstLayer
 from weightscope.heads.detok.heads import BigramAuroc, roc_curves
 from weightscope.model.metrics.auroc import weighted_auroc
@@ -39,8 +39,8 @@ def counts() -> Counts:
 
 
 @pytest.fixture(scope="module")
-def embedded_auroc(embedded: ws.Model) -> BigramAuroc:
-    return ws.bigram_auroc(embedded)
+def embedded_auroc(two_layers: ws.Model) -> BigramAuroc:
+    return ws.bigram_auroc(two_layers)
 
 
 def test_every_value_is_the_auroc_of_t_ee(tiny_gpt2: Path, counts: Counts) -> None:
@@ -137,9 +137,9 @@ def test_the_baseline_is_in_the_json_the_caption_and_the_figure(embedded_auroc: 
 
 
 @pytest.mark.check
-def test_counts_may_be_a_path(embedded: ws.Model, embedded_auroc: BigramAuroc, tmp_path: Path) -> None:
+def test_counts_may_be_a_path(two_layers: ws.Model, embedded_auroc: BigramAuroc, tmp_path: Path) -> None:
     embedded_counts().save(tmp_path / "counts.npz")
-    scores = ws.bigram_auroc(embedded, str(tmp_path / "counts.npz"))
+    scores = ws.bigram_auroc(two_layers, str(tmp_path / "counts.npz"))
     np.testing.assert_array_equal(scores.auroc, embedded_auroc.auroc)
 
 
@@ -154,7 +154,7 @@ def test_without_counts_the_works_that_come_along_are_counted_and_named(tmp_path
     if copied:
         for name in ("config.json", "model.safetensors", "tokenizer.json"):
             shutil.copy(FOLDER / name, tmp_path)
-    model = ws.open_model(tmp_path if copied else "embedded")
+    model = ws.open_model(tmp_path if copied else TWO_LAYERS)
     scores = ws.bigram_auroc(model, sample=100)
     expected = ws.bigram_auroc(model, embedded_counts(), sample=100)
     np.testing.assert_array_equal(scores.auroc, expected.auroc)
@@ -176,7 +176,7 @@ def test_a_checkpoint_without_tokens_says_so_before_counts_are_read(tmp_path: Pa
 
 
 def test_a_result_is_short_in_words_and_a_table_in_a_notebook(embedded_auroc: BigramAuroc) -> None:
-    assert repr(embedded_auroc) == "BigramAuroc(embedded, layer 0: 8 heads, the best is head 6 with 0.81)"
+    assert repr(embedded_auroc) == "BigramAuroc(two-layers, layer 0: 8 heads, the best is head 6 with 0.81)"
     assert str(embedded_auroc).splitlines()[1].split()[:2] == ["6", "0.811"]
     assert "<table" in embedded_auroc._repr_html_()
     assert embedded_auroc.ranked["head"][0] == 6
@@ -235,7 +235,7 @@ def test_the_mean_by_frequency_is_that_over_the_places_of_the_text(embedded_auro
 
 
 def test_printed_ranks_stand_beside_ranks_by_sorting(embedded_auroc: BigramAuroc) -> None:
-    model = ws.open_model("embedded")
+    model = ws.open_model(TWO_LAYERS)
     first, tokenizer = FirstLayer(model), Tokenizer.load(model.source)
     table = detok_tables.printed_ranks(first, tokenizer)
     assert len(table) and "contradict each other" in table.caption

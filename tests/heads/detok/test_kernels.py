@@ -13,6 +13,7 @@ from tests.support.bigram_counts import embedded_counts
 from tests.support.commands import run, run_undrawn
 from tests.support.small_llama import write_small_llama
 from tests.support.tiny_models import FIXTURES, fixture
+from tests.support.two_layers import TWO_LAYERS
 from tests.support.weights import package
 from weightscope.heads.circuits.stream import FREQUENT, streams
 from weightscope.heads.detok.kernels import (
@@ -96,7 +97,7 @@ def test_the_context_is_what_was_trained_first() -> None:
 
 def test_tokens_are_weighted_by_how_often_they_occur() -> None:
     counts = embedded_counts()
-    tokens = tokens_of(ws.open_model("embedded"), counts)
+    tokens = tokens_of(ws.open_model(TWO_LAYERS), counts)
     assert tokens.weights.sum() == pytest.approx(1)
     np.testing.assert_allclose(tokens.weights, counts.occurrences[tokens.ids] / counts.occurrences.sum())
     alike = tokens_of(fixture("llama").model)
@@ -196,7 +197,7 @@ def test_layers_of_sliding_windows_are_said_to_see_less() -> None:
 
 def test_position_embeddings_have_their_own_terms() -> None:
     with pytest.raises(ws.CheckpointError, match=r"T\^p and T\^pp rather than scores by distance"):
-        position_kernels("embedded")
+        position_kernels(TWO_LAYERS)
 
 
 def llama(folder: Path, size: float, biased: bool = False) -> Path:

@@ -14,6 +14,7 @@ import weightscope as ws
 from tests.support.commands import run, run_undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
+from tests.support.two_layers import TWO_LAYERS
 from tests.support.weights import shared
 from weightscope.heads.detok.first_layer import FirstLayer, position_terms
 from weightscope.heads.detok.page import longest
@@ -159,13 +160,13 @@ def test_a_model_without_position_embeddings_is_told_what_to_use_instead(name: s
 
 def test_the_command_prints_its_result_as_a_sentence(tmp_path: Path) -> None:
     """The head named gives the nearest tenth of the positions the most attention."""
-    lead = run_undrawn("positions", "embedded", "--out", tmp_path).stdout.splitlines()[0]
-    near = position_terms(FirstLayer(ws.open_model("embedded"))).heads["near_mass"]
+    lead = run_undrawn("positions", TWO_LAYERS, "--out", tmp_path).stdout.splitlines()[0]
+    near = position_terms(FirstLayer(ws.open_model(TWO_LAYERS))).heads["near_mass"]
     assert f"head {near.argmax()} gives {near.max():.0%} of its attention to the nearest tenth" in lead
 
 
-def test_a_last_position_that_was_trained_less_is_told(embedded: ws.Model) -> None:
-    terms = position_terms(ws.first_layer(embedded))
+def test_a_last_position_that_was_trained_less_is_told(two_layers: ws.Model) -> None:
+    terms = position_terms(ws.first_layer(two_layers))
     before, last = np.abs(terms.t_p[:, -2:]).T
     assert terms.cliff == pytest.approx(np.median(last / before)) and terms.cliff < 0.6
     assert terms.cautions[0].startswith(
@@ -175,17 +176,17 @@ def test_a_last_position_that_was_trained_less_is_told(embedded: ws.Model) -> No
     assert level.cliff is None and level.cautions == ()
 
 
-def test_no_causal_mask_is_claimed_of_an_encoder(embedded: ws.Model) -> None:
+def test_no_causal_mask_is_claimed_of_an_encoder(two_layers: ws.Model) -> None:
     """BERT's last position is seen by every token, and its heads may look ahead."""
     assert not position_terms(ws.first_layer(fixture("bert").model)).causal
-    terms = position_terms(ws.first_layer(embedded))
+    terms = position_terms(ws.first_layer(two_layers))
     assert terms.causal and "no later token" in terms.lead
     lead = replace(terms, causal=False).lead
     assert "no later token" not in lead and "Only positions up to the query are compared" in lead
 
 
-def test_where_a_curve_falls_and_peaks_is_in_its_table(embedded: ws.Model) -> None:
-    terms = position_terms(ws.first_layer(embedded), query=100)
+def test_where_a_curve_falls_and_peaks_is_in_its_table(two_layers: ws.Model) -> None:
+    terms = position_terms(ws.first_layer(two_layers), query=100)
     names = ("head", "t_p_lowest_at", "t_p_falling", "t_pp_highest_at")
     for head, lowest, falling, highest in zip(*(terms.heads[name].tolist() for name in names), strict=True):
         t_p, t_pp = terms.t_p[head, :101], terms.t_pp[head, :101]
@@ -193,16 +194,19 @@ def test_where_a_curve_falls_and_peaks_is_in_its_table(embedded: ws.Model) -> No
         assert falling == pytest.approx(sum(b < a for a, b in pairwise(t_p)) / 100)
 
 
-def test_figures_and_tables_take_one_sigma_for_the_query(embedded: ws.Model) -> None:
+def test_figures_and_tables_take_one_sigma_for_the_query(two_layers: ws.Model) -> None:
     """The mean of 1/sigma_i: what is drawn is T^pp's mean over tokens at i and j, and near_mass is of its softmax."""
-    first = ws.first_layer(embedded)
-    terms, table = position_terms(first), embedded.embeddings.tokens
+    first = ws.first_layer(two_layers)
+    terms, table = position_terms(first), two_layers.embeddings.tokens
     drawn = [terms.at_sigma(head, "mean") for head in range(len(first.heads))]
     np.testing.assert_allclose([each.attention for each in drawn], terms.attention(), rtol=1e-12)
     np.testing.assert_allclose(near_mass(terms.attention()), [near_mass(each.attention) for each in drawn], rtol=1e-12)
     i, j = terms.query, 100
     of_i, of_j = (
-        1 / np.sqrt((table + embedded.positions[place]).astype(float).var(axis=1) + embedded.embeddings.first_norm.eps)
+        1
+        / np.sqrt(
+            (table + two_layers.positions[place]).astype(float).var(axis=1) + two_layers.embeddings.first_norm.eps
+        )
         for place in (i, j)
     )  # (vocab,) each
     np.testing.assert_allclose(drawn[1].pp.mean[j], terms.pp_numerator[1, j] * of_i.mean() * of_j.mean(), rtol=1e-5)
@@ -211,8 +215,8 @@ def test_figures_and_tables_take_one_sigma_for_the_query(embedded: ws.Model) -> 
     np.testing.assert_allclose(ends, expected, rtol=1e-4)
 
 
-def test_a_period_as_long_as_the_window_is_called_a_bound(embedded: ws.Model) -> None:
-    terms = position_terms(ws.first_layer(embedded), query=100)
+def test_a_period_as_long_as_the_window_is_called_a_bound(two_layers: ws.Model) -> None:
+    terms = position_terms(ws.first_layer(two_layers), query=100)
     assert longest(101.0, terms) == "at least 101"
     assert longest(89.8, terms) == "90"
     slow = replace(terms, pp_numerator=np.sin(np.arange(256) / 80)[None].repeat(8, axis=0), sigma=NO_NORM)
@@ -258,9 +262,9 @@ def test_a_spread_divides_each_part_by_its_own_sigma(tmp_path: Path) -> None:
     assert (low <= near + 1e-6).all() and (near <= high + 1e-6).all()
 
 
-def test_the_head_drawn_is_the_nearest_after_the_softmax_and_not_the_steadiest(embedded: ws.Model) -> None:
+def test_the_head_drawn_is_the_nearest_after_the_softmax_and_not_the_steadiest(two_layers: ws.Model) -> None:
     """A shallow line rises at every step, a late cliff falls first; the softmax attends to near tokens by the cliff."""
-    terms = position_terms(ws.first_layer(embedded), unscaled=True)
+    terms = position_terms(ws.first_layer(two_layers), unscaled=True)
     line = np.linspace(0, 0.1, 256)
     cliff = np.where(np.arange(256) > terms.query - 5, 100.0, -line)
     flat = replace(terms, p_numerator=np.stack([line, cliff]), pp_numerator=np.zeros((2, 256)))
@@ -268,17 +272,17 @@ def test_the_head_drawn_is_the_nearest_after_the_softmax_and_not_the_steadiest(e
     assert flat.nearest_head() == 1 and "head 1 gives 100% of its attention" in flat.headline
 
 
-def test_no_head_favours_near_tokens_by_next_to_nothing(embedded: ws.Model) -> None:
+def test_no_head_favours_near_tokens_by_next_to_nothing(two_layers: ws.Model) -> None:
     """Terms that rise by a thousandth leave attention even."""
-    terms = position_terms(ws.first_layer(embedded), unscaled=True)
+    terms = position_terms(ws.first_layer(two_layers), unscaled=True)
     even = replace(terms, p_numerator=np.stack([np.linspace(0, 1e-3, 256)] * 2), pp_numerator=np.zeros((2, 256)))
     assert (even.heads["near_mass"] > 0.1).all()
     assert even.headline.startswith("Position alone makes no head favour near tokens: none gives more than 10.")
 
 
-def test_the_spread_of_the_tokens_gives_nearly_what_the_tokens_give(embedded: ws.Model) -> None:
+def test_the_spread_of_the_tokens_gives_nearly_what_the_tokens_give(two_layers: ws.Model) -> None:
     """What is left out is their correlation with positions and how far their variances differ."""
-    first, tokens = ws.first_layer(embedded), embedded.embeddings.tokens.astype(float)
+    first, tokens = ws.first_layer(two_layers), two_layers.embeddings.tokens.astype(float)
     spread = float(np.sqrt(tokens.var(axis=1).mean()))
     exact, stood_in = (terms.heads["near_mass"] for terms in (first.positions(), first.positions(None, True, spread)))
     np.testing.assert_allclose(stood_in, exact, atol=0.05)
@@ -290,7 +294,7 @@ def test_the_spread_of_the_tokens_gives_nearly_what_the_tokens_give(embedded: ws
      (["--unscaled", "--spread", "nan"], "nan is no standard deviation")],
 )  # fmt: skip
 def test_a_spread_that_is_none_is_refused(given: list[str], says: str, tmp_path: Path) -> None:
-    result = run("positions", "embedded", "--out", tmp_path / "out", *given)
+    result = run("positions", TWO_LAYERS, "--out", tmp_path / "out", *given)
     assert result.exit_code == 2 and says in result.output
     assert not (tmp_path / "out").exists()
 

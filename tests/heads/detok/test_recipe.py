@@ -10,6 +10,7 @@ from analyses.recipes.gpt2_detok import main
 from tests.support.hub_server import Hub, without_hub
 from tests.support.parquet import shard
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.core.files import REPORT, OutputFolder
 from weightscope.model.text.bigrams import count_bigrams
 from weightscope.model.text.counts import load_counts
@@ -72,7 +73,7 @@ def test_what_happens_on_text_is_part_of_it_where_the_model_can_be_run(tmp_path:
     text.write_text(
         "\n\n".join(f"On day {n} the ship's crew saw land, and rowed to it in small boats." for n in range(300))
     )
-    arguments = ["--model", "embedded", "--text", str(text), "--out", str(tmp_path / "out")]
+    arguments = ["--model", TWO_LAYERS, "--text", str(text), "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert {"contributions.csv", "contributions.npz", "contributions.png"} <= {

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
 from tests.support.random_models import random_model, runner_of  # noqa: E402
+from tests.support.two_layers import TWO_LAYERS  # noqa: E402
 from weightscope.core.tables import Column, Table  # noqa: E402
 from weightscope.heads.sinks import mechanisms  # noqa: E402
 from weightscope.heads.sinks.causal import (  # noqa: E402
@@ -183,7 +184,7 @@ def test_command_writes_the_table_where_there_are_sink_heads(
         (tmp_path / f"{name}.txt").write_text("\n\n".join([4 * words] * 3))
     texts = [option for name in ("one", "two") for option in ("--text", str(tmp_path / f"{name}.txt"))]
     options = [*texts, "--inputs", "2", "--length", "12", "--causal", "1", "--out", str(tmp_path / "out")]
-    done = run("sinks", "embedded", "--question", "kind", *options, catch_exceptions=False)
+    done = run("sinks", TWO_LAYERS, "--question", "kind", *options, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "out" / "causal.csv").exists() == planted
     page = (tmp_path / "out" / "report.html").read_text()
@@ -198,7 +199,7 @@ def test_command_writes_the_table_where_there_are_sink_heads(
 
 def test_texts_that_are_changed_may_begin_with_their_own_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mechanisms, "SINK_HEAD", 0)
-    model, texts = ws.open_model("embedded"), read_texts()
+    model, texts = ws.open_model(TWO_LAYERS), read_texts()
     runner = open_runner(model, language=True)
     inputs = mechanisms.read_inputs(model, n=2, length=12, own_first=True)
     table = sinks_and_changes(runner, inputs, texts, n=1, length=12, own_first=True).causal

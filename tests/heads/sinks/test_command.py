@@ -13,12 +13,12 @@ from click.testing import Result
 from tests.support.cases import Case, case_of
 from tests.support.commands import run
 from tests.support.provenance import ends_with, header_of
-from weightscope.core.embedded import FOLDER
+from tests.support.two_layers import FOLDER, TWO_LAYERS
 from weightscope.core.files import REPORT
 
 PARAGRAPH = "A single man in possession of a good fortune must be in want of a {0} wife, or of a dog. " * 3
 pytestmark = pytest.mark.check
-BIAS = ("embedded", "--question", "bias", "--inputs", 3, "--length", 32, "--evaluated", 2)
+BIAS = (TWO_LAYERS, "--question", "bias", "--inputs", 3, "--length", 32, "--evaluated", 2)
 KIND_FILES = {"events.csv", "heads.csv", "layers.csv", "sinks.npz", *REPORT} | {
     f"{name}.{suffix}"
     for name in ("sink-tokens", "head-map", "norms", "plane", "lemmas", "similarity", "spectra", "routing")
@@ -62,7 +62,7 @@ def test_bias_writes_tables_figures_and_a_page(texts: Path, tmp_path: Path) -> N
     done = sinks(*BIAS, "--text", texts, "--out", tmp_path)
     assert done.exit_code == 0, done.output
     figures = {
-        f"{stem}-embedded.{end}"
+        f"{stem}-two-layers.{end}"
         for stem in ("updates", "picture", "patching", "heads")
         for end in ("png", "svg", "figure.csv")
     }
@@ -108,7 +108,7 @@ def test_kind_reads_images_or_texts_as_the_model_does(
             Image.new("RGB", (20, 16), (10, 200, 90)).save(tmp_path / f"{name}.png")
     options = ["--images", tmp_path] if sees else ["--text", texts]
     out = tmp_path / "out"
-    source = dino if sees else "embedded"
+    source = dino if sees else TWO_LAYERS
     arguments = [source, "--question", "kind", *(options if given else []), "--inputs", 3, "--length", 16, "--out", out]
     done = sinks(*arguments)
     assert done.exit_code == 0, done.output
@@ -130,7 +130,7 @@ def test_inputs_of_the_wrong_kind_are_refused(texts: Path, dino: Path, tmp_path:
     for arguments, problem in (
         ((dino, *kind, "--images", tmp_path / "none"), "no such file or folder"),
         ((dino, *kind, "--text", texts), f"{dino.name} sees images, not texts"),
-        (("embedded", *kind, "--images", texts), "embedded reads texts, not images"),
+        ((TWO_LAYERS, *kind, "--images", texts), "two-layers reads texts, not images"),
     ):
         refused = sinks(*arguments)
         assert refused.exit_code == 2
@@ -157,7 +157,7 @@ def test_images_of_the_wrong_size_are_refused(name: str, options: tuple[str, ...
 )
 def test_an_option_of_the_other_question_is_refused(question: str, option: tuple[object, ...], tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
-    done = sinks("embedded", "--question", question, *option, "--out", tmp_path)
+    done = sinks(TWO_LAYERS, "--question", question, *option, "--out", tmp_path)
     assert done.exit_code == 2
     assert f"{option[0]} cannot be used with --question {question}" in done.output
 

@@ -11,6 +11,7 @@ import weightscope as ws
 pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.heads.sinks import bias
 from weightscope.model.text.sequences import read_texts
 
@@ -24,7 +25,7 @@ def csv_of(found: bias.SinkBias) -> list[str]:
 
 
 def test_finished_texts_are_not_run_again(tmp_path: Path) -> None:
-    model, texts = ws.open_model("embedded"), read_texts()
+    model, texts = ws.open_model(TWO_LAYERS), read_texts()
     complete = bias.sink_bias(model, texts, SIZES)
     plain, calls = bias.losses_under, []
 
@@ -46,7 +47,7 @@ def test_finished_texts_are_not_run_again(tmp_path: Path) -> None:
 
 
 def test_broken_files_are_recomputed_and_each_text_has_its_file(tmp_path: Path) -> None:
-    kept = bias.Kept(tmp_path, ws.open_model("embedded"))
+    kept = bias.Kept(tmp_path, ws.open_model(TWO_LAYERS))
     a, b = ({"text": np.array(tokens)} for tokens in ([1, 2], [1, 3]))
     assert kept.get(a, lambda: {"losses": np.ones(2)})["losses"].tolist() == [1, 1]
     assert kept.get(a, lambda: {"losses": np.zeros(2)})["losses"].tolist() == [1, 1]

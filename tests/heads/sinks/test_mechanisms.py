@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
 from tests.support.random_models import random_model  # noqa: E402
-from weightscope.core.embedded import FOLDER as EMBEDDED  # noqa: E402
+from tests.support.two_layers import FOLDER as EMBEDDED  # noqa: E402
 from weightscope.core.files import Files  # noqa: E402
 from weightscope.heads.sinks.mechanisms import (  # noqa: E402
     MEASURES,
@@ -288,13 +288,13 @@ def test_leading_tokens_have_names_of_their_own() -> None:
     assert tokens.names == ("CLS", "register", "patch")
 
 
-def test_text_models_have_no_patches(embedded: ws.Model) -> None:
+def test_text_models_have_no_patches(two_layers: ws.Model) -> None:
     with pytest.raises(ws.CheckpointError, match="reads text and sees no images"):
-        image_tokens(embedded)
+        image_tokens(two_layers)
 
 
-def test_texts_may_begin_with_their_own_first_token(embedded: ws.Model) -> None:
-    usual, own = (read_inputs(embedded, n=2, length=16, own_first=each) for each in (False, True))
+def test_texts_may_begin_with_their_own_first_token(two_layers: ws.Model) -> None:
+    usual, own = (read_inputs(two_layers, n=2, length=16, own_first=each) for each in (False, True))
     for begun, text in zip(usual.sequences.values(), own.sequences.values(), strict=True):
         np.testing.assert_array_equal(begun[1:], text[:-1])
     assert "beginning with their own first token" in own.note
@@ -537,12 +537,12 @@ def test_attention_flows_to_some_kind_of_token(sinks_of_embedded: SinkMechanisms
 
 def test_a_text_of_one_token_is_refused(sinks_of_embedded: SinkMechanisms) -> None:
     inputs = SinkInputs({"short": np.array([3])}, sinks_of_embedded.inputs.tokens, "")
-    with pytest.raises(ws.CheckpointError, match="embedded: short has one token; sinks need several"):
+    with pytest.raises(ws.CheckpointError, match="two-layers: short has one token; sinks need several"):
         sink_mechanisms(open_runner(ws.open_model(EMBEDDED)), inputs)
 
 
 def test_results_are_short_in_a_notebook(sinks_of_embedded: SinkMechanisms) -> None:
-    assert repr(sinks_of_embedded) == "SinkMechanisms(embedded: 2 layers of 8 heads, 4 inputs)"
+    assert repr(sinks_of_embedded) == "SinkMechanisms(two-layers: 2 layers of 8 heads, 4 inputs)"
 
 
 def test_sinks_of_a_real_vision_transformer_pass_from_cls_to_patches() -> None:

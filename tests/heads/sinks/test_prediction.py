@@ -71,8 +71,8 @@ def test_aurocs_rank_heads_by_each_readings_own_direction() -> None:
     assert np.isnan(auroc["key_bias"]) and auroc["layer"] == 1
 
 
-def test_every_head_of_a_checkpoint_is_read(embedded: ws.Model) -> None:
-    predicted = predict_sinks(embedded, first=0)
+def test_every_head_of_a_checkpoint_is_read(two_layers: ws.Model) -> None:
+    predicted = predict_sinks(two_layers, first=0)
     for each in PREDICTORS:
         assert predicted[each.name].shape == (16,)
         assert np.isfinite(predicted[each.name]).all()

@@ -13,6 +13,7 @@ from tests.support.audit import audit_of
 from tests.support.files import bfloat16, write
 from tests.support.other_packages import installed_beside, printed_beside
 from tests.support.stacked_experts import stacked_and_separate
+from tests.support.two_layers import TWO_LAYERS
 from tests.support.weights import package, shared
 from weightscope.heads.tensors import matrices
 from weightscope.heads.tensors.matrices import Matrices, read_matrices
@@ -58,7 +59,7 @@ def assert_all_scipys(model: Model | TensorsOnly, layers: range = range(99)) -> 
 
 
 def test_fused_matrices_are_measured_by_their_parts() -> None:
-    assert assert_all_scipys(ws.open_model("embedded")) == {"q", "k", "v", "o", "up", "down", "tokens", "positions"}
+    assert assert_all_scipys(ws.open_model(TWO_LAYERS)) == {"q", "k", "v", "o", "up", "down", "tokens", "positions"}
 
 
 @pytest.mark.check
@@ -109,7 +110,7 @@ def test_the_map_has_the_medians_of_its_places(tmp_path: Path) -> None:
 
 
 def test_one_thread_and_many_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ws.open_model("embedded")
+    model = ws.open_model(TWO_LAYERS)
     many = read_matrices(model).table.csv()
     monkeypatch.setattr(matrices, "ROOM", 1)
     assert read_matrices(model).table.csv() == many
@@ -119,7 +120,7 @@ def test_one_thread_and_many_give_the_same(monkeypatch: pytest.MonkeyPatch) -> N
 def test_large_matrices_are_sketched_and_exact_ones_on_request(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrices, "EXACT_SIDE", 200)
     monkeypatch.setattr(matrices, "HELD", held)
-    model = ws.open_model("embedded")
+    model = ws.open_model(TWO_LAYERS)
     sketched, exact = (rows_of(read_matrices(model, exact=exact)) for exact in (False, True))
     for key, row in exact.items():
         sketch = sketched[key]
@@ -133,7 +134,7 @@ def test_large_matrices_are_sketched_and_exact_ones_on_request(held: int, monkey
 
 def test_audit_all_writes_a_row_for_every_matrix(tmp_path: Path) -> None:
     """The columns of tensors.csv and roles.csv, which it replaces, are kept."""
-    assert "Every value of" in audit_of("embedded", tmp_path / "out", "--all").stdout
+    assert "Every value of" in audit_of(TWO_LAYERS, tmp_path / "out", "--all").stdout
     with (tmp_path / "out" / "matrices.csv").open() as file:
         rows = list(csv.DictReader(file))
     page = (tmp_path / "out" / "report.html").read_text()
@@ -164,7 +165,7 @@ print(json.dumps([{to: row[of] for of, to in columns.items()} for row in details
 def test_the_power_law_is_weightwatchers(tmp_path: Path) -> None:
     """Its fit is the same where no eigenvalue is below its threshold of 1e-5 and there are at least 20."""
     pytest.importorskip("torch")
-    model = ws.open_model("embedded")
+    model = ws.open_model(TWO_LAYERS)
     rows = [row for row in rows_of(read_matrices(model)).values() if row["spectrum"]]
     arrays = {str(i): model.tensors[f"layer {r['layer']} {r['role']}" if r["layer"] != "" else r["role"]].array()
               for i, r in enumerate(rows)}  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.stacked_experts import stacked_and_separate
+from tests.support.two_layers import TWO_LAYERS
 from tests.support.weights import package, shared
 from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.heads.tensors.matrices import read_matrices
@@ -41,7 +42,7 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Model], float]:
 
 
 def test_fused_projections_and_networks_are_read_once(bytes_read: Callable[[Model], float]) -> None:
-    assert 1 <= bytes_read(ws.open_model("embedded")) <= MOST
+    assert 1 <= bytes_read(ws.open_model(TWO_LAYERS)) <= MOST
 
 
 @pytest.mark.parametrize("name", ["phi3", "gpt_neox", "gpt2", "qwen3_next", "bloom"])
@@ -95,7 +96,7 @@ def test_sums_over_blocks_are_those_of_the_matrix(axis: int, rows: int) -> None:
 
 @pytest.mark.parametrize("keep", [True, False], ids=["kept", "passed"])
 def test_facts_noted_on_the_way_are_those_of_a_reading(keep: bool) -> None:
-    checkpoint = ws.open_model("embedded").checkpoint.unchecked()
+    checkpoint = ws.open_model(TWO_LAYERS).checkpoint.unchecked()
     name = "transformer.h.0.attn.c_attn.weight"
     (expected,) = read_facts(checkpoint, [name]).values()
     whole, rows = (SharedTensor(checkpoint[name], keep, note=True) for _ in range(2))

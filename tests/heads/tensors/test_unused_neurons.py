@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 
 import weightscope as ws
 from tests.support.stacked_experts import saved, stacked_and_separate
+from tests.support.two_layers import FOLDER, TWO_LAYERS
 from tests.support.weights import package, shared
-from weightscope.core.embedded import FOLDER
 from weightscope.heads.tensors.matrices import read_matrices
 from weightscope.heads.tensors.networks import _copies
 from weightscope.heads.tensors.unused_neurons import _routers, network_findings
@@ -120,8 +120,8 @@ def test_real_checkpoints_have_none() -> None:
         assert findings_of(ws.open_model(source)) == []
 
 
-def test_the_embedded_checkpoint_has_none() -> None:
-    assert findings_of(ws.open_model("embedded")) == []
+def test_the_model_of_two_layers_has_none() -> None:
+    assert findings_of(ws.open_model(TWO_LAYERS)) == []
 
 
 def test_equal_neurons_are_not_compared_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:

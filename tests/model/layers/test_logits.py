@@ -123,21 +123,21 @@ def test_reach_is_what_an_affine_map_of_a_ball_has() -> None:
 
 
 @pytest.mark.check
-def test_scores_on_text_stay_within_the_bounds(embedded: ws.Model) -> None:
+def test_scores_on_text_stay_within_the_bounds(two_layers: ws.Model) -> None:
     """What enters each layer of the embedded GPT-2 as transformers runs it on text, and the scores there."""
     pytest.importorskip("torch", reason="the model is run by torch, which is not installed")
     pytest.importorskip("transformers", reason="the model is run by transformers, which is not installed")
     shares: dict[int, list[float]] = {0: [], 1: []}
 
     def watch(seen: Activations) -> None:
-        bounds = [logit_bounds(embedded, seen.layer.index).of(head) for head in range(seen.layer.n_heads)]
+        bounds = [logit_bounds(two_layers, seen.layer.index).of(head) for head in range(seen.layer.n_heads)]
         for x in seen.x:
             shares[seen.layer.index].append((np.abs(seen.layer.scores(x)).max(axis=(1, 2)) / bounds).max())
 
-    tokenizer = Tokenizer.at_hand(embedded)
+    tokenizer = Tokenizer.at_hand(two_layers)
     assert tokenizer is not None
     tokens = np.array(tokenizer.encode(read_documents([BOOK], most=1)[0][:4000]))
-    ws.open_runner(embedded).observe([tokens[start : start + 128] for start in range(0, 512, 128)], watch)
+    ws.open_runner(two_layers).observe([tokens[start : start + 128] for start in range(0, 512, 128)], watch)
     assert all(len(ratios) == 4 and 0.05 < max(ratios) < 1 for ratios in shares.values())
 
 
@@ -171,12 +171,12 @@ def test_logits_beyond_float16_are_a_finding(tmp_path: Path) -> None:
     assert not [finding for finding in plain.findings if finding.kind == "large_logits"]
 
 
-def test_clip_is_muonclips_factor_of_the_bound(embedded: ws.Model) -> None:
-    heads = ws.audit(embedded, directions=0, sinks=False, clip=100).heads
+def test_clip_is_muonclips_factor_of_the_bound(two_layers: ws.Model) -> None:
+    heads = ws.audit(two_layers, directions=0, sinks=False, clip=100).heads
     np.testing.assert_allclose(heads["qk_clip"], np.minimum(1, 100 / heads["qk_logit_bound"]))
     assert 0 < heads["qk_clip"].min() < 1 == heads["qk_clip"].max()
     with pytest.raises(ws.CheckpointError, match="clip is -1; it is the largest logit to allow"):
-        ws.audit(embedded, clip=-1)
+        ws.audit(two_layers, clip=-1)
 
 
 TOKENS_ALONE = [
@@ -204,9 +204,9 @@ def test_the_first_layers_tokens_reach_their_largest_score_and_no_more(name: str
         assert (reached > 0.5 * largest).all()
 
 
-def test_an_audit_has_the_tokens_largest_score_where_they_alone_enter(embedded: ws.Model) -> None:
+def test_an_audit_has_the_tokens_largest_score_where_they_alone_enter(two_layers: ws.Model) -> None:
     table = ws.audit(fixture("llama").model, directions=0, sinks=False).heads
     first = table["layer"] == 0
     assert np.isfinite(table["qk_token_logit"][first]).all() and np.isnan(table["qk_token_logit"][~first]).all()
     assert (table["qk_token_logit"][first] < table["qk_logit_bound"][first]).all()
-    assert "qk_token_logit" not in ws.audit(embedded, directions=0, sinks=False).heads  # tokens have positions added
+    assert "qk_token_logit" not in ws.audit(two_layers, directions=0, sinks=False).heads  # tokens have positions added

@@ -71,19 +71,19 @@ OF_A_LAYER: dict[str, tuple[Callable[[Layer], object], str]] = {
 
 
 @pytest.mark.parametrize("case", OF_A_LAYER)
-def test_a_layer_refuses_the_wrong_shape_with_both_shapes(case: str, embedded: ws.Model) -> None:
+def test_a_layer_refuses_the_wrong_shape_with_both_shapes(case: str, two_layers: ws.Model) -> None:
     call, message = OF_A_LAYER[case]
     with pytest.raises(ValueError, match=message):
-        call(embedded.layer(0))
+        call(two_layers.layer(0))
 
 
-def test_attention_of_some_queries_gives_their_output(embedded: ws.Model) -> None:
-    layer = embedded.layer(0)
+def test_attention_of_some_queries_gives_their_output(two_layers: ws.Model) -> None:
+    layer = two_layers.layer(0)
     np.testing.assert_allclose(layer.output(EVEN[:, :2], X), layer.output(EVEN, X)[:2], rtol=1e-5)
 
 
-def test_a_rotated_layer_refuses_positions_of_another_length(embedded: ws.Model) -> None:
-    rotated = replace(embedded.layer(0), rotation=Rotation(np.ones(16)))
+def test_a_rotated_layer_refuses_positions_of_another_length(two_layers: ws.Model) -> None:
+    rotated = replace(two_layers.layer(0), rotation=Rotation(np.ones(16)))
     with pytest.raises(ValueError, match=r"positions has shape \(3,\)"):
         rotated.scores(X, np.arange(3))
 
@@ -104,11 +104,11 @@ OF_THE_FIRST: dict[str, tuple[Callable[[ws.FirstLayer], object], type[Exception]
 
 
 @pytest.mark.parametrize("case", OF_THE_FIRST)
-def test_the_first_layer_refuses_what_it_has_not(case: str, embedded: ws.Model) -> None:
+def test_the_first_layer_refuses_what_it_has_not(case: str, two_layers: ws.Model) -> None:
     call, error, message = OF_THE_FIRST[case]
     with pytest.raises(error, match=message):
-        call(ws.first_layer(embedded))
+        call(ws.first_layer(two_layers))
 
 
-def test_the_terms_of_no_token_are_empty(embedded: ws.Model) -> None:
-    assert ws.first_layer(embedded).terms(0, [], []).total().shape == (0, 0)
+def test_the_terms_of_no_token_are_empty(two_layers: ws.Model) -> None:
+    assert ws.first_layer(two_layers).terms(0, [], []).total().shape == (0, 0)

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.commands import run
 from tests.support.tiny_models import FIXTURES, NAMES, fixture
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.core.errors import CheckpointError
 from weightscope.model.layers.layouts import StoredHeads
 from weightscope.model.layers.maps import Affine
@@ -102,7 +103,7 @@ def test_gains_are_counted_from_one() -> None:
 
 
 def test_tied_head_is_named_by_the_tokens() -> None:
-    assert ws.open_model("embedded").tensors["tokens"].stored == "also the unembedding (tied)"
+    assert ws.open_model(TWO_LAYERS).tensors["tokens"].stored == "also the unembedding (tied)"
     untied = fixture("llama").model.tensors
     assert untied["tokens"].stored == "" and not fixture("llama").model.ends.tied
 
@@ -144,7 +145,7 @@ def test_all_stacks_are_named() -> None:
 
 def test_unknown_role_names_near_ones() -> None:
     with pytest.raises(CheckpointError, match=r"has no tensor 'layer 1 upp'; near are layer 1 up"):
-        ws.open_model("embedded").tensors["layer 1 upp"]
+        ws.open_model(TWO_LAYERS).tensors["layer 1 upp"]
     tensors = fixture("llama").model.tensors
     assert "layer 1 up" not in tensors and "layer 9 q" not in tensors and "layer 1 q" in tensors
     assert tensors["model.embed_tokens.weight"].role == "tokens"
@@ -191,21 +192,21 @@ def test_any_shape_is_read_as_listed_or_refused(name: str, tmp_path: Path) -> No
 
 
 def test_opening_a_model_names_nothing() -> None:
-    model = ws.open_model("embedded")
+    model = ws.open_model(TWO_LAYERS)
     assert "tensors" not in vars(model) and "rows" not in vars(model.tensors)
 
 
 def test_tensors_are_listed_by_the_command() -> None:
-    done = run("inspect", "embedded", "--tensors", "--json")
+    done = run("inspect", TWO_LAYERS, "--tensors", "--json")
     listed = json.loads(done.stdout)
     assert listed["lead"] == "28 tensors, 28 with a role."
-    assert listed["tensors"] == ws.open_model("embedded").tensors.as_json()
-    text = run("inspect", "embedded", "--tensors").stdout
+    assert listed["tensors"] == ws.open_model(TWO_LAYERS).tensors.as_json()
+    text = run("inspect", TWO_LAYERS, "--tensors").stdout
     assert "transformer.h.1.mlp.c_fc.weight" in text and "transposed (in, out)" in text
-    bare = json.loads(run("inspect", "embedded", "--json").stdout)
+    bare = json.loads(run("inspect", TWO_LAYERS, "--json").stdout)
     assert bare["tensors"] == listed["tensors"]
-    assert run("inspect", "embedded", "--check", "--json").exit_code == 2
-    assert run("inspect", "embedded", "--check", "--tensors").exit_code == 2
+    assert run("inspect", TWO_LAYERS, "--check", "--json").exit_code == 2
+    assert run("inspect", TWO_LAYERS, "--check", "--tensors").exit_code == 2
 
 
 def test_tensors_of_an_unknown_family_keep_their_names(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.support.audit import audit_of
 from tests.support.bigram_counts import embedded_counts
 from tests.support.cases import LLAMA, VIT
 from tests.support.tiny_models import FIXTURES, fixture
-from weightscope.core.embedded import FOLDER
+from tests.support.two_layers import FOLDER
 from weightscope.model.config.config import class_says
 
 

@@ -9,8 +9,8 @@ import pytest
 
 import weightscope as ws
 from tests.support.tiny_models import softmax
+from tests.support.two_layers import FOLDER
 from tests.support.weights import package, shared
-from weightscope.core.embedded import FOLDER
 
 pytestmark = pytest.mark.check
 
@@ -70,7 +70,7 @@ def test_minilm_on_sentences(sentence: str) -> None:
     np.testing.assert_allclose(ours, result.attentions[0][0].numpy(), atol=1e-5)
 
 
-def test_embedded_gpt2() -> None:
+def test_gpt2_of_two_layers() -> None:
     torch = pytest.importorskip("torch")
     gpt2, outputs = eager(FOLDER, "AutoModel", ["attn.c_proj"])
     with torch.no_grad():

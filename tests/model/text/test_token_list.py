@@ -13,6 +13,7 @@ import weightscope as ws
 from tests.attacks.attacks import key, llama
 from tests.support.audit import audit_of
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.cli import main
 from weightscope.model.text import sandbox
 from weightscope.model.text.counts import Counts
@@ -235,9 +236,9 @@ def test_commands_about_tokens_take_a_tokenizer() -> None:
 
 def test_neighbours_in_another_layer_are_said_to_be_of_bare_embeddings() -> None:
     sentence = "bare token embeddings, which are not what reaches layer 1"
-    result = CliRunner().invoke(main, ["neighbours", "embedded", "--token-id", "700", "--layer", "1", "--top", "1"])
+    result = CliRunner().invoke(main, ["neighbours", TWO_LAYERS, "--token-id", "700", "--layer", "1", "--top", "1"])
     assert sentence in result.stderr and "score of bare embeddings" in result.stdout
-    first = CliRunner().invoke(main, ["neighbours", "embedded", "--token-id", "700", "--top", "1"])
+    first = CliRunner().invoke(main, ["neighbours", TWO_LAYERS, "--token-id", "700", "--top", "1"])
     assert not first.stderr and "bare" not in first.stdout
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.commands import is_one_line, run
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.pairs.claims.claim import FIELDS, JUDGED, statement
 from weightscope.pairs.claims.digests import digests_of, model_digest
 
@@ -97,7 +98,7 @@ def test_what_a_claim_cannot_be_about_is_refused(
 
 def test_a_key_without_a_claim_is_refused(models: Path, tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_text("")
-    result = run("lineage", "embedded", "embedded", "--out", tmp_path / "out", "--sign-key", tmp_path / "key.pem")
+    result = run("lineage", TWO_LAYERS, TWO_LAYERS, "--out", tmp_path / "out", "--sign-key", tmp_path / "key.pem")
     assert result.exit_code == 2 and "--sign-key needs --attest" in result.stderr
 
 

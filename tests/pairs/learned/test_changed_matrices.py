@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.model.model import open_model
 from weightscope.pairs.changes.counterparts import counterparts
 from weightscope.pairs.deeds.catalogue import compare_pairs
@@ -87,7 +88,7 @@ def test_overlap_is_one_for_one_space_and_chance_for_random_ones() -> None:
 
 def test_a_conv1d_is_judged_as_it_is_stored() -> None:
     """PEFT takes the left vectors of a Conv1D's weight, (in, out)."""
-    model = open_model("embedded")
+    model = open_model(TWO_LAYERS)
     entry = next(each for each in counterparts(model, model) if each.label == "layer 1 up")
     stored = model.checkpoint["transformer.h.1.mlp.c_fc.weight"].read()
     assert entry.a is not None and entry.a.shape == stored.T.shape

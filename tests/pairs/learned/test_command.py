@@ -16,6 +16,7 @@ from benchmarks.synthetic import Sizes, write
 from tests.support.commands import is_one_line, run
 from tests.support.figures import undrawn
 from tests.support.plants.families import random_llama
+from tests.support.two_layers import FOLDER, TWO_LAYERS
 from weightscope.heads.circuits.stream import ShortTexts, follow_exactly
 from weightscope.pairs.learned.page import heading
 from weightscope.pairs.learned.words import mean_probabilities
@@ -127,8 +128,8 @@ def test_a_picture_shows_each_tune(tmp_path: Path) -> None:
 
 
 def test_another_model_is_refused_in_one_line(tmp_path: Path) -> None:
-    assert is_one_line(run("learned", "embedded", tmp_path / "missing"))
-    assert run("learned", "embedded").exit_code == 2
+    assert is_one_line(run("learned", TWO_LAYERS, tmp_path / "missing"))
+    assert run("learned", TWO_LAYERS).exit_code == 2
 
 
 def test_layers_are_let_go_once_the_texts_have_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +153,7 @@ def test_mean_probabilities_are_those_of_the_eager_model(tmp_path: Path) -> None
     torch = pytest.importorskip("torch", reason="PyTorch comes with the extra `runner`")
     from weightscope.runner.loading import load_eager
 
-    for source in ("embedded", written(tmp_path / "a")):
+    for source in (TWO_LAYERS, written(tmp_path / "a")):
         model = ws.open_model(source)
         texts = np.random.default_rng(0).integers(0, model.embeddings.n_tokens, (3, 9))
         with torch.no_grad():
@@ -164,14 +165,14 @@ def test_mean_probabilities_are_those_of_the_eager_model(tmp_path: Path) -> None
 @pytest.mark.check
 def test_a_token_whose_logit_is_raised_is_first_among_the_words(tmp_path: Path) -> None:
     """The final norm's bias of GPT-2 raises one token everywhere."""
-    weights = load_file(ws.open_model("embedded").checkpoint.files[0].path)
+    weights = load_file(ws.open_model(TWO_LAYERS).checkpoint.files[0].path)
     (tmp_path / "b").mkdir()
     for file in ("config.json", "tokenizer.json"):
-        (tmp_path / "b" / file).write_bytes((Path(ws.__file__).parent / "core" / "embedded" / file).read_bytes())
+        (tmp_path / "b" / file).write_bytes((FOLDER / file).read_bytes())
     row = weights["transformer.wte.weight"][700].astype(np.float32)
     bias = weights["transformer.ln_f.bias"]
     weights["transformer.ln_f.bias"] = (bias + 3 * row / np.linalg.norm(row)).astype(bias.dtype)
     weights["transformer.h.0.mlp.c_proj.weight"] = weights["transformer.h.0.mlp.c_proj.weight"] * np.float16(1.01)
     save_file(weights, tmp_path / "b" / "model.safetensors", metadata={"format": "pt"})
-    said = ws.learned("embedded", tmp_path / "b").tunes[0].words
+    said = ws.learned(TWO_LAYERS, tmp_path / "b").tunes[0].words
     assert said is not None and 700 in said.top[:3]

@@ -12,6 +12,7 @@ from tests.support.commands import run
 from tests.support.plants.attacks import forged, framed, hidden, random_base
 from tests.support.plants.derivations import averaged, drifted
 from tests.support.plants.named_parts import read_weights, write_weights
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.pairs.changes.token_order import match_rows, would_show
 from weightscope.pairs.lineage.probes import Probes, drawn_probes, keyed_probes, signs
 from weightscope.pairs.lineage.sketches import fingerprint, load
@@ -165,7 +166,7 @@ def test_equal_fingerprints_are_ties(base, tmp_path):
 
 
 def test_each_base_is_judged_by_itself(base, stranger):
-    result = ws.lineage(stranger, [base, "embedded"])
+    result = ws.lineage(stranger, [base, TWO_LAYERS])
     judged = {each["name"]: each["heads"] for each in result.as_json()["bases"]}
     assert judged == {"base": "unrelated", result.compared[1].base.name: "undecided"}
     assert result.verdict == "undecided" and "Nothing is shared with base." in result.lead

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.plants.derivations import DERIVATIONS
 from tests.support.plants.named_parts import read_weights, write_weights
+from tests.support.two_layers import TWO_LAYERS
 
 GROUP = 32
 
@@ -75,10 +76,10 @@ def test_same_bytes_is_said_of_files(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["NF4", "8 bits, rows", "Q8_0", "4 bits, rows"])
 def test_levels_that_were_rounded_once_more_are_still_levels(tmp_path: Path, name: str) -> None:
     """The base is float16, and so are the levels: a fine grid's steps are off by up to an eighth of one."""
-    write_weights(DERIVATIONS[name].change(read_weights("embedded")), tmp_path / "copy")
-    result = ws.lineage(tmp_path / "copy", "embedded")
+    write_weights(DERIVATIONS[name].change(read_weights(TWO_LAYERS)), tmp_path / "copy")
+    result = ws.lineage(tmp_path / "copy", TWO_LAYERS)
     assert result.verdict == "derived", result.lead
-    assert ws.lineage("embedded", tmp_path / "copy").verdict == "related"
+    assert ws.lineage(TWO_LAYERS, tmp_path / "copy").verdict == "related"
 
 
 def test_an_original_can_be_forged_and_the_first_line_says_so(base: Path, tmp_path: Path) -> None:

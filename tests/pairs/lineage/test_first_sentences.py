@@ -12,6 +12,7 @@ from tests.support.figures import undrawn
 from tests.support.plants.derivations import upcycled
 from tests.support.plants.named_parts import Weights, read_weights
 from tests.support.small_llama import write_small_llama, written
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.pairs.lineage.page import heading
 
 NETWORK = ("gate.w", "up.w", "down.w")
@@ -167,12 +168,12 @@ def test_what_is_no_training_is_not_named_so(name: str, base: Path, tmp_path: Pa
 def test_heading_of_a_page_is_the_verdict(base: Path, tmp_path: Path) -> None:
     """The lead goes on after it where they share an origin."""
     noisy = written(with_networks(read_weights(base), lambda w: w * 1.5), tmp_path / "noisy")
-    related, apart = (ws.lineage(suspect, base) for suspect in (noisy, "embedded"))
+    related, apart = (ws.lineage(suspect, base) for suspect in (noisy, TWO_LAYERS))
     unrelated = replace(apart, verdict="unrelated")
     for lineage, verdict in (
         (related, "noisy and base share an origin"),
-        (apart, "Where embedded comes from is undecided"),
-        (unrelated, "Nothing that embedded shares with base was found"),
+        (apart, "Where two-layers comes from is undecided"),
+        (unrelated, "Nothing that two-layers shares with base was found"),
     ):
         assert heading(lineage) == verdict
         assert lineage.verdict != "related" or lineage.lead.startswith(f"{verdict}: ")

@@ -17,6 +17,7 @@ from tests.support.plants.named_parts import read_weights, write_gguf, write_wei
 from tests.support.slow import mostly_checked
 from tests.support.small_llama import drawn, noisy, written
 from tests.support.tiny_models import FIXTURES
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.cli import main
 from weightscope.pairs.deeds import recomputed
 from weightscope.pairs.lineage.neurons import counterparts_of, networks_of
@@ -98,7 +99,7 @@ def test_a_stranger_of_the_same_config_is_not_accused(base, stranger):
 
 
 def test_other_width_and_vocabulary_are_undecided(base):
-    lineage = ws.lineage("embedded", base)
+    lineage = ws.lineage(TWO_LAYERS, base)
     assert lineage.verdict == "undecided"
     assert "width" in lineage.doubts[0]
 
@@ -205,7 +206,7 @@ def test_the_command_makes_fingerprints_of_a_list(base, stranger, tmp_path, caps
 
 def test_no_base_is_one_clear_error():
     with pytest.raises(ws.CheckpointError, match="at least one base"):
-        ws.lineage("embedded", [])
+        ws.lineage(TWO_LAYERS, [])
 
 
 def test_stranger_drawn_anew_is_not_undecided(base, tmp_path):

@@ -8,13 +8,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.pairs.lineage.probes import signs
 from weightscope.pairs.lineage.sketches import POINTS, SIZES, SKETCH, fingerprint, load, token_ids
 
 
 @pytest.fixture(scope="module")
 def model():
-    return ws.open_model("embedded")
+    return ws.open_model(TWO_LAYERS)
 
 
 @pytest.fixture(scope="module")

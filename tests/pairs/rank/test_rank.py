@@ -15,7 +15,7 @@ import weightscope as ws
 from tests.support.commands import run
 from tests.support.other_packages import installed_beside, printed_beside
 from tests.support.stacked_experts import stacked_and_separate
-from weightscope.core.embedded import FOLDER
+from tests.support.two_layers import FOLDER, TWO_LAYERS
 from weightscope.core.errors import CheckpointError
 from weightscope.model.metrics.matrix_spectra import signal_to_noise
 from weightscope.pairs.rank import BY, TOOLS
@@ -37,7 +37,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_scores_are_the_measures_of_the_matrices() -> None:
-    model = ws.open_model("embedded")
+    model = ws.open_model(TWO_LAYERS)
     ranking = rank(model, by="snr", top=0.5)
     assert sorted({row.role for row in ranking.rows}) == ["down", "o", "q+k+v", "up"] and len(ranking.chosen) == 4
     for row in ranking.rows:
@@ -52,12 +52,12 @@ def test_scores_are_the_measures_of_the_matrices() -> None:
 
 @pytest.mark.parametrize("by", BY)
 def test_every_measure_ranks(by: str, tuned: Path) -> None:
-    ranking = rank(ws.open_model(tuned), by=by, top=1, base=ws.open_model("embedded"))
+    ranking = rank(ws.open_model(tuned), by=by, top=1, base=ws.open_model(TWO_LAYERS))
     assert len(ranking.chosen) == 8 and all(np.isfinite(row.score) for row in ranking.rows)
 
 
 def test_what_changed_most_comes_first(tuned: Path) -> None:
-    ranking = rank(ws.open_model(tuned), by="change", base=ws.open_model("embedded"))
+    ranking = rank(ws.open_model(tuned), by="change", base=ws.open_model(TWO_LAYERS))
     moved = max(ranking.rows, key=lambda row: row.score)
     assert moved.name == "transformer.h.1.mlp.c_fc.weight" and moved.is_chosen
     assert moved.score == pytest.approx(0.3, rel=0.02)
@@ -74,15 +74,15 @@ def test_a_broken_matrix_is_never_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("top", [0, 1.5, float("nan")])
 def test_a_share_that_is_none_is_refused(top: float) -> None:
     with pytest.raises(CheckpointError, match="top is"):
-        rank(ws.open_model("embedded"), top=top)
+        rank(ws.open_model(TWO_LAYERS), top=top)
 
 
 @pytest.mark.parametrize("more", [["--for", "mergekit"], ["--for", "peft", "--by", "change"]], ids=str)
 def test_a_missing_base_is_asked_for(more: list[str]) -> None:
-    result = run("rank", "embedded", *more)
+    result = run("rank", TWO_LAYERS, *more)
     assert result.exit_code == 2 and "needs --base" in result.output
     with pytest.raises(CheckpointError, match="needs `base`"):
-        ranking = rank(ws.open_model("embedded"), **({"by": "change"} if "change" in more else {}))
+        ranking = rank(ws.open_model(TWO_LAYERS), **({"by": "change"} if "change" in more else {}))
         ranking.written_for("mergekit")
 
 
@@ -96,7 +96,7 @@ def test_stacked_experts_are_no_modules_of_lora(tmp_path: Path) -> None:
 
 def test_the_command_writes_the_file_and_every_score(tuned: Path, tmp_path: Path) -> None:
     file, table = tmp_path / "merge.yaml", tmp_path / "scores.csv"
-    options = ["--base", "embedded", "--for", "mergekit", "--out", str(file), "--csv", str(table)]
+    options = ["--base", TWO_LAYERS, "--for", "mergekit", "--out", str(file), "--csv", str(table)]
     result = run("rank", tuned, *options)
     assert result.exit_code == 0, result.output
     first, *_ = file.read_text().splitlines()
@@ -121,9 +121,9 @@ def test_every_tool_has_its_writer() -> None:
 
 def test_axolotls_rule_matches_the_chosen_parameters_only() -> None:
     """Periods are literal there (axolotl/utils/freeze.py)."""
-    ranking = rank(ws.open_model("embedded"))
+    ranking = rank(ws.open_model(TWO_LAYERS))
     patterns = yaml.safe_load(ranking.written_for("axolotl"))["unfrozen_parameters"]
-    names = [*ws.open_model("embedded").checkpoint]
+    names = [*ws.open_model(TWO_LAYERS).checkpoint]
     matched = {name for name in names for pattern in patterns if re.match(pattern.replace(".", r"\."), name)}
     assert matched == {*ranking.chosen}
 
@@ -140,11 +140,11 @@ def test_axolotl_unfreezes_the_chosen_parameters(tmp_path: Path) -> None:
     (matcher,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "LayerNamePattern")
     names: dict[str, object] = {}
     exec("import re\nfrom typing import *\n" + ast.unparse(matcher), names)
-    ranking = rank(ws.open_model("embedded"))
+    ranking = rank(ws.open_model(TWO_LAYERS))
     patterns = [
         names["LayerNamePattern"](p) for p in yaml.safe_load(ranking.written_for("axolotl"))["unfrozen_parameters"]
     ]
-    parameters = [*ws.open_model("embedded").checkpoint]
+    parameters = [*ws.open_model(TWO_LAYERS).checkpoint]
     assert {name for name in parameters if any(p.match(name) for p in patterns)} == {*ranking.chosen}
 
 
@@ -161,7 +161,7 @@ print(json.dumps(sorted({name.split(".lora_")[0] for name, _ in model.named_para
 @pytest.mark.check
 def test_peft_puts_adapters_on_the_chosen_matrices(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    ranking = rank(ws.open_model("embedded"))
+    ranking = rank(ws.open_model(TWO_LAYERS))
     (tmp_path / "adapter_config.json").write_text(ranking.written_for("peft"))
     folder = installed_beside(tmp_path / "peft", "peft==0.21.2")
     adapted = json.loads(printed_beside(folder, PEFT, str(tmp_path)).splitlines()[-1])
@@ -181,11 +181,11 @@ print(json.dumps({str(model.model): [weight(model, name) for name in names] for 
 @pytest.mark.check
 def test_mergekit_takes_the_chosen_matrices_from_the_model(tuned: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    ranking = rank(ws.open_model(tuned), base=ws.open_model("embedded"))
+    ranking = rank(ws.open_model(tuned), base=ws.open_model(TWO_LAYERS))
     (tmp_path / "merge.yaml").write_text(ranking.written_for("mergekit"))
     folder = installed_beside(tmp_path / "mergekit", "mergekit==0.1.5", "immutables", "peft==0.21.2", "sentencepiece")
     names = [*ws.open_model(tuned).checkpoint]
     printed = printed_beside(folder, MERGEKIT, str(tmp_path / "merge.yaml"), json.dumps(names)).splitlines()[-1]
     weights = json.loads(printed)
     assert weights[str(tuned)] == [float(name in ranking.chosen) for name in names]
-    assert weights["embedded"] == [float(name not in ranking.chosen) for name in names]
+    assert weights[TWO_LAYERS] == [float(name not in ranking.chosen) for name in names]

@@ -12,6 +12,7 @@ import weightscope as ws
 from tests.support.commands import Weights, is_one_line, run, with_tokenizer
 from tests.support.figures import undrawn
 from tests.support.tiny_models import FIXTURES
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.pairs.same.page import heading
 
 
@@ -107,7 +108,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(folder: Path, tmp_path: Pa
 
 
 def test_other_architectures_are_different_and_not_an_error(folder: Path) -> None:
-    assert ws.same(folder / "a", "embedded").verdict == "different"
+    assert ws.same(folder / "a", TWO_LAYERS).verdict == "different"
 
 
 def test_a_checkpoint_of_no_known_architecture_is_compared_by_names(folder: Path, tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_checkpoint_of_no_known_architecture_is_compared_by_names(folder: Path
         assert run("same", tmp_path / "x", tmp_path / "y").exit_code == 4
         assert run("same", tmp_path / "x", tmp_path / "y", "--up-to", "values").exit_code == 4
         assert run("same", tmp_path / "x", tmp_path / "y", "--fail-on", "different").exit_code == 0
-        assert run("same", tmp_path / "x", "embedded", "--fail-on", "different").exit_code == 3
+        assert run("same", tmp_path / "x", TWO_LAYERS, "--fail-on", "different").exit_code == 3
 
 
 @pytest.mark.parametrize(("fixture", "head", "tokens"), [

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from tests.support.browser import Page
 from tests.support.commands import run
 from tests.support.figures import unsaved
-from weightscope.core.embedded import FOLDER
+from tests.support.two_layers import FOLDER, TWO_LAYERS
 
 pytestmark = pytest.mark.check
 
@@ -20,21 +20,21 @@ TEXT = "\n\n".join(f"On day {n} the crew of the ship saw land again, and sailed 
 # Sizes at which a study of the embedded checkpoint takes a second.
 PAGES: dict[str, list[str]] = {
     "atlas": ["atlas", "LIST.txt", "--prove", "0"],
-    "audit": ["audit", "embedded", "--all"],
+    "audit": ["audit", TWO_LAYERS, "--all"],
     "audits": ["audit", "LIST.txt"],
-    "circuits": ["circuits", "embedded"],
-    "compare": ["compare", "embedded", "MOVED", "--all"],
-    "detok": ["detok", "embedded", "--sample", "100", "--token", " the"],
-    "learned": ["learned", "embedded", "MOVED"],
-    "lineage": ["lineage", "MOVED", "embedded"],
-    "positions": ["positions", "embedded"],
-    "same": ["same", "embedded", "MOVED"],
+    "circuits": ["circuits", TWO_LAYERS],
+    "compare": ["compare", TWO_LAYERS, "MOVED", "--all"],
+    "detok": ["detok", TWO_LAYERS, "--sample", "100", "--token", " the"],
+    "learned": ["learned", TWO_LAYERS, "MOVED"],
+    "lineage": ["lineage", "MOVED", TWO_LAYERS],
+    "positions": ["positions", TWO_LAYERS],
+    "same": ["same", TWO_LAYERS, "MOVED"],
 }
 STUDIES: dict[str, list[str]] = {
-    "norms": ["norms", "embedded", "--text", "TEXT.txt", "--inputs", "2", "--length", "16"],
-    "outliers": ["outliers", "embedded", "--text", "TEXT.txt", "--inputs", "8", "--sample", "2", "--length", "16"],
-    "sink-bias": ["sinks", "embedded", "--question", "bias", "--inputs", "2", "--length", "32", "--evaluated", "1"],
-    "sink-kind": ["sinks", "embedded", "--question", "kind", "--inputs", "2", "--length", "32"],
+    "norms": ["norms", TWO_LAYERS, "--text", "TEXT.txt", "--inputs", "2", "--length", "16"],
+    "outliers": ["outliers", TWO_LAYERS, "--text", "TEXT.txt", "--inputs", "8", "--sample", "2", "--length", "16"],
+    "sink-bias": ["sinks", TWO_LAYERS, "--question", "bias", "--inputs", "2", "--length", "32", "--evaluated", "1"],
+    "sink-kind": ["sinks", TWO_LAYERS, "--question", "kind", "--inputs", "2", "--length", "32"],
 }
 MADE = {"LIST.txt", "TEXT.txt", "MOVED"}
 LOOKS = [(1280, False), (1280, True), (390, False), (390, True)]

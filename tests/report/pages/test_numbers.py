@@ -14,6 +14,7 @@ from tests.support.commands import Weights, run, with_tokenizer, write_counts
 from tests.support.figures import undrawn, unsaved
 from tests.support.numbers import missing
 from tests.support.slow import mostly_checked
+from tests.support.two_layers import TWO_LAYERS
 from weightscope.cli import main
 from weightscope.core.files import Folder
 from weightscope.core.tables import Column, Table
@@ -29,7 +30,7 @@ COMMANDS: dict[str, list[str]] = {
     "compare three": ["compare", "gpt2", "changed", "gpt2"],
     "circuits": ["circuits", "gpt2"],
     "detok": ["detok", "gpt2", "--counts", "counts.npz", "--token", "w5"],
-    "detok of a sample": ["detok", "embedded", "--sample", "100"],
+    "detok of a sample": ["detok", TWO_LAYERS, "--sample", "100"],
     "positions": ["positions", "gpt2"],
     "positions unscaled": ["positions", "gpt2", "--unscaled"],
     "positions of a decoder": ["positions", "llama"],
@@ -47,12 +48,12 @@ WITH_JSON = [
 ]
 CROWDED = {"learned"}  # labels of its figure cover each other for models as tiny and as alike as these
 STUDIES: dict[str, list[str]] = {
-    "norms": ["norms", "embedded", "--text", "text.txt", "--inputs", "2", "--length", "16"],
-    "outliers": ["outliers", "embedded", "--text", "text.txt", "--inputs", "8", "--sample", "2", "--length", "16"],
-    "sink-bias": ["sinks", "embedded", "--question", "bias", "--inputs", "2", "--length", "32", "--evaluated", "1"],
-    "sink-kind": ["sinks", "embedded", "--question", "kind", "--inputs", "2", "--length", "32"],
-    "circuits measured": ["circuits", "embedded", "--measure", "--text", "text.txt"],
-    "positions on text": ["positions", "embedded", "--on-text", "--text", "text.txt"],
+    "norms": ["norms", TWO_LAYERS, "--text", "text.txt", "--inputs", "2", "--length", "16"],
+    "outliers": ["outliers", TWO_LAYERS, "--text", "text.txt", "--inputs", "8", "--sample", "2", "--length", "16"],
+    "sink-bias": ["sinks", TWO_LAYERS, "--question", "bias", "--inputs", "2", "--length", "32", "--evaluated", "1"],
+    "sink-kind": ["sinks", TWO_LAYERS, "--question", "kind", "--inputs", "2", "--length", "32"],
+    "circuits measured": ["circuits", TWO_LAYERS, "--measure", "--text", "text.txt"],
+    "positions on text": ["positions", TWO_LAYERS, "--on-text", "--text", "text.txt"],
 }
 
 
