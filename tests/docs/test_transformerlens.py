@@ -11,10 +11,10 @@ def stored(model: ws.Model) -> dict[str, np.ndarray]:
     return {name: tensor.read().astype(np.float64) for name, tensor in model.checkpoint.items()}
 
 
-def test_a_gpt2_head_is_the_stored_one_with_its_norm_folded_in(embedded: ws.Model) -> None:
-    weights, r, d = stored(embedded), 32, 256
+def test_a_gpt2_head_is_the_stored_one_with_its_norm_folded_in(two_layers: ws.Model) -> None:
+    weights, r, d = stored(two_layers), 32, 256
     for layer, head in ((0, 6), (1, 3)):
-        ours, of = embedded.head(layer, head), f"transformer.h.{layer}."
+        ours, of = two_layers.head(layer, head), f"transformer.h.{layer}."
         gamma, beta = weights[of + "ln_1.weight"], weights[of + "ln_1.bias"]
         fused, bias = weights[of + "attn.c_attn.weight"], weights[of + "attn.c_attn.bias"]
         for place, (name, b) in enumerate((("W_Q", ours.b_q), ("W_K", ours.b_k), ("W_V", ours.b_v))):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.support.commands import is_one_line, run
-from tests.support.two_layers import TWO_LAYERS
 from weightscope.core.engine import ThisProcess
 from weightscope.core.errors import CheckpointError
 from weightscope.pairs.atlas import atlas as atlas_module
@@ -145,7 +144,7 @@ def test_a_line_of_many_characters_does_not_hide_the_list(tmp_path: Path) -> Non
     """What a run has kept is read again whatever its list held."""
     (tmp_path / "list.txt").write_text(f"embedded\n{'x' * 5000}\n")
     assert len(made(tmp_path / "list.txt", tmp_path / "out").members) == 1
-    gone = made(None, tmp_path / "out", withdraw=(TWO_LAYERS,))
+    gone = made(None, tmp_path / "out", withdraw=("embedded",))
     assert not gone.members and gone.withdrawn == 1
     assert not list((tmp_path / "out").rglob("print-*.npz"))
 
@@ -171,7 +170,7 @@ def test_a_tampered_folder_is_one_clear_error(attack: str, tmp_path: Path) -> No
     name, value = TAMPERED[attack]
     (file,) = [*(tmp_path / "out").rglob("list.json")]
     (file.parent / name).write_text(value if isinstance(value, str) else json.dumps(value))
-    result = run("atlas", "--out", tmp_path / "out", "--withdraw", TWO_LAYERS)
+    result = run("atlas", "--out", tmp_path / "out", "--withdraw", "embedded")
     assert is_one_line(result) and "was changed since the atlas was made" in result.stderr, result.output
 
 
@@ -180,8 +179,8 @@ def test_any_text_may_be_a_source_of_a_kept_list(source: str, tmp_path: Path) ->
     (tmp_path / "list.txt").write_text("embedded\n")
     made(tmp_path / "list.txt", tmp_path / "out")
     (file,) = [*(tmp_path / "out").rglob("list.json")]
-    file.write_text(json.dumps({"sources": [TWO_LAYERS, source], "errors": {source: source}}))
-    result = run("atlas", "--out", tmp_path / "out", "--withdraw", TWO_LAYERS)
+    file.write_text(json.dumps({"sources": ["embedded", source], "errors": {source: source}}))
+    result = run("atlas", "--out", tmp_path / "out", "--withdraw", "embedded")
     assert result.exit_code == 0 or is_one_line(result), result.output
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.two_layers import TWO_LAYERS
 from weightscope.core.errors import CheckpointError
 from weightscope.model.run_identity import keep_arrays, kept_arrays
 from weightscope.model.sources import Source
@@ -20,16 +19,16 @@ from weightscope.pairs.atlas.store import Store
 
 @pytest.fixture(scope="module")
 def arrays() -> dict[str, np.ndarray]:
-    made = make_print(Source.named(TWO_LAYERS))
+    made = make_print(Source.named("embedded"))
     assert made is not None and made[1] == 0  # nothing is fetched of a local file
     return made[0]
 
 
 def test_a_fingerprint_is_read_as_it_was_made(arrays: dict[str, np.ndarray], tmp_path: Path) -> None:
     store = Store(tmp_path, 5)
-    assert store.get(TWO_LAYERS) is None
-    store.put(TWO_LAYERS, arrays)
-    kept = store.get(TWO_LAYERS)
+    assert store.get("embedded") is None
+    store.put("embedded", arrays)
+    kept = store.get("embedded")
     assert kept is not None and kept.outline().is_whole and len(store) == 1
     again = kept.arrays()
     assert all((again[name] == array).all() for name, array in arrays.items())
@@ -39,18 +38,18 @@ def test_a_fingerprint_of_other_options_or_another_name_is_not_used(
     arrays: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     store, rows = Store(tmp_path, 5), tmp_path / "rows.toml"
-    store.put(TWO_LAYERS, arrays)
+    store.put("embedded", arrays)
     rows.write_text("")
-    assert Store(tmp_path, 6).get(TWO_LAYERS) is None
-    assert Store(tmp_path, 5, str(rows)).get(TWO_LAYERS) is None
+    assert Store(tmp_path, 6).get("embedded") is None
+    assert Store(tmp_path, 5, str(rows)).get("embedded") is None
     (path,) = store.folder.glob("print-*.npz")
     path.replace(store._print("other"))
     assert store.get("other") is None
-    store.put(TWO_LAYERS, arrays)
-    content = bytearray((path := store._print(TWO_LAYERS)).read_bytes())
+    store.put("embedded", arrays)
+    content = bytearray((path := store._print("embedded")).read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    assert store.get(TWO_LAYERS) is None
+    assert store.get("embedded") is None
 
 
 def test_a_fingerprint_that_unpacks_to_more_than_its_file_is_not_read(tmp_path: Path) -> None:
