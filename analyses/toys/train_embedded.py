@@ -1,23 +1,26 @@
-"""Train the checkpoint that ships inside weightscope, from a folder of plain text.
+"""Train the checkpoint that ships inside weightscope, from a folder of plain text, in four runs.
 
-    python -m analyses.toys.train_embedded --corpus BOOKS/ --out weightscope/embedded
+    python -m analyses.toys.train_embedded --corpus BOOKS/ --out weightscope/core/embedded
 
-A GPT-2 of two layers, eight heads, width 256 and context 256 over a byte-level BPE of 8,000 tokens: small enough to
-ship, large enough that the first attention layer learns what the papers measure. One run writes everything that the
-analysis needs: weights (float16 safetensors), config, tokenizer, and training.json with the seed, the steps, the loss
-and the files of the corpus. `weightscope bigrams` then counts the same folder.
+A GPT-2 of four layers, six heads, width 192 and context 256 over a byte-level BPE of 8,000 tokens: small enough to
+ship, large enough that heads of the previous token and induction heads form. Trained plainly, a model of this size
+has none after 20 million tokens. So windows repeat passages, and one run has windows of 64 tokens, at any position,
+among which the previous token is found sooner. Each run goes on where the one before was stopped; RUNS has them all.
+
+training.json has the seed, the runs, the losses and the files of the corpus.
 """
 
 import hashlib
 import json
 import math
-import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 import numpy as np
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -25,15 +28,10 @@ from weightscope.core.files import Folder
 from weightscope.model.text.tokenizer import END_OF_TEXT
 
 CONTEXT = 256
+STEP = 8192  # tokens
+SEED = 0
 MICRO_BATCH = 8  # windows whose logits are in memory at once: 1.5 times as fast as 32, which do not fit in the cache
-# Share of forward passes without position embeddings, so that a head has to find a token's partner by its identity.
-POSITION_DROPOUT = 0.1
-POSITION_SCALE = 0.04  # of position embeddings at the start; of token embeddings it is 0.02
 HELD_OUT = 0.01  # of every book, its end; gives the reported loss
-# Share of windows whose second half repeats a passage of the first, at the start and from the middle of training on:
-# without them induction heads form only after far more text than a few books have.
-REPEATED = (1.0, 0.4)
-SHORTEST_REPEAT = 32  # tokens of a repeated passage, at least
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
@@ -62,14 +60,51 @@ def split(documents: list[np.ndarray], end_of_text: int) -> tuple[torch.Tensor, 
     return train, held_out
 
 
-def with_repeats(windows: torch.Tensor, done: float) -> torch.Tensor:
-    """The windows, REPEATED of them with a passage of their first half copied into the second."""
+@dataclass(frozen=True)
+class Run:
+    """Options of one run.
+
+    Attributes
+    ----------
+    steps, stopped : int
+        The steps of the schedule of the learning rate, and those that were done.
+    span : int
+        Tokens of a window; 8,192 tokens are a step.
+    rate : float
+        Peak learning rate.
+    repeats : tuple of float
+        Share of windows whose second half repeats a passage of the first, at the start and from the middle on.
+    shortest : int
+        Tokens of such a passage, at least.
+    without_positions : float
+        Share of forward passes without position embeddings: heads have to find a token's partner by its identity.
+    """
+
+    steps: int
+    stopped: int
+    span: int
+    rate: float
+    repeats: tuple[float, float]
+    shortest: int
+    without_positions: float
+
+
+RUNS = (
+    Run(2400, 800, 256, 3e-3, (0.5, 0.5), 16, 0.25),
+    Run(1200, 350, 256, 1e-3, (1.0, 0.4), 32, 0.0),
+    Run(1200, 450, 64, 2e-3, (1.0, 0.4), 12, 0.0),
+    Run(800, 800, 256, 2e-3, (0.4, 0.4), 16, 0.1),
+)
+
+
+def with_repeats(windows: torch.Tensor, run: Run, done: float) -> torch.Tensor:
+    """The windows, some of them with a passage of their first half copied into the second."""
     half = windows.shape[1] // 2
-    first, last = REPEATED
+    first, last = run.repeats
     share = max(last, first - 2 * done * (first - last))
     for index in torch.nonzero(torch.rand(len(windows)) < share).flatten().tolist():
         row = windows[index]
-        length = int(torch.randint(SHORTEST_REPEAT, half, ()))
+        length = int(torch.randint(run.shortest, half, ()))
         source = int(torch.randint(0, half - length + 1, ()))
         target = int(torch.randint(half, windows.shape[1] - length + 1, ()))
         row[target : target + length] = row[source : source + length].clone()
@@ -77,28 +112,24 @@ def with_repeats(windows: torch.Tensor, done: float) -> torch.Tensor:
 
 
 def loss_on(model: GPT2LMHeadModel, windows: torch.Tensor) -> torch.Tensor:
-    """Mean next-token cross-entropy in nats; windows is (batch, CONTEXT + 1)."""
+    """Mean next-token cross-entropy in nats over windows (batch, span + 1), which begin anywhere in training."""
+    span = windows.shape[1] - 1
+    start = int(torch.randint(CONTEXT - span + 1, ())) if model.training else 0
+    places = torch.arange(start, start + span)[None]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(windows[:, :-1], use_cache=False).logits  # (batch, CONTEXT, vocab)
+        logits = model(windows[:, :-1], position_ids=places, use_cache=False).logits  # (batch, span, vocab)
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
 
 
-def sinusoids(positions: int, width: int) -> torch.Tensor:
-    """Sines and cosines of position (positions, width), from which heads of the previous token form sooner."""
-    rates = 2 * (2 * positions / math.pi) ** (-torch.arange(0, width, 2) / width)  # waves of 3 to 500 positions
-    angles = torch.arange(positions)[:, None] * rates
-    return torch.cat([angles.sin(), angles.cos()], dim=1)
-
-
 class PositionDropout:
-    """Drops the position embeddings of a whole forward pass with probability POSITION_DROPOUT."""
+    """Drops the position embeddings of a whole forward pass with the probability `share`."""
 
-    def __init__(self, model: GPT2LMHeadModel) -> None:
-        self.model = model
+    def __init__(self, model: GPT2LMHeadModel, share: float) -> None:
+        self.model, self.share = model, share
         model.transformer.wpe.register_forward_hook(self._scaled)
 
     def _scaled(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], rows: torch.Tensor) -> torch.Tensor:
-        dropped = self.model.training and torch.rand(()) < POSITION_DROPOUT
+        dropped = self.model.training and torch.rand(()) < self.share
         return torch.zeros_like(rows) if dropped else rows
 
 
@@ -163,33 +194,39 @@ def config_text(model: GPT2LMHeadModel) -> str:
     return json.dumps(config | {"bos_token_id": 0, "eos_token_id": 0, "dtype": "float16"}, indent=1)
 
 
+def trained(model: GPT2LMHeadModel, run: Run, train: torch.Tensor) -> Iterator[int]:
+    """Train, and yield the number of each step that is done."""
+    torch.manual_seed(SEED)
+    positions = PositionDropout(model, run.without_positions)
+    optimiser = optimiser_of(model, run.rate)
+    batch = STEP // run.span
+    for step in range(run.stopped):
+        for group in optimiser.param_groups:
+            group["lr"] = run.rate * schedule(step, run.steps)
+        starts = torch.randint(len(train) - run.span - 1, (batch,))
+        windows = torch.stack([train[s : s + run.span + 1] for s in starts])  # (batch, span + 1)
+        windows = with_repeats(windows, run, step / run.steps)
+        optimiser.zero_grad(set_to_none=True)
+        for chunk in windows.split(MICRO_BATCH * CONTEXT // run.span):
+            (loss_on(model, chunk) * len(chunk) / batch).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        yield step + 1
+    positions.share = 0.0
+
+
 @click.command()
 @click.option("--corpus", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of .txt files.")
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-@click.option("--steps", default=2400, show_default=True)
-@click.option("--batch", default=32, show_default=True, help="Windows of 256 tokens a step.")
-@click.option("--rate", default=3e-3, show_default=True, help="Peak learning rate.")
 @click.option("--vocab", default=8000, show_default=True)
 @click.option("--layers", default=4, show_default=True)
 @click.option("--width", default=192, show_default=True)
 @click.option("--heads", default=6, show_default=True, help="Heads of a layer.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--every", default=250, show_default=True, help="Steps between two evaluations of the held-out loss.")
-def main(
-    corpus: Path,
-    out: Path,
-    steps: int,
-    batch: int,
-    rate: float,
-    vocab: int,
-    layers: int,
-    width: int,
-    heads: int,
-    seed: int,
-    every: int,
-) -> None:
+@click.option("--first", default=1, show_default=True, help="The run to begin with, from the model in OUT.")
+@click.option("--every", default=50, show_default=True, help="Steps between two evaluations.")
+def main(corpus: Path, out: Path, vocab: int, layers: int, width: int, heads: int, first: int, every: int) -> None:
     """Train the embedded checkpoint on every .txt file under CORPUS."""
-    torch.manual_seed(seed)
+    torch.manual_seed(SEED)
     out.mkdir(parents=True, exist_ok=True)
     files = sorted(corpus.rglob("*.txt"))
     texts = [file.read_text(encoding="utf-8") for file in files]
@@ -205,46 +242,28 @@ def main(
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=end_of_text, eos_token_id=end_of_text,
     )  # fmt: skip
     model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
-    model.transformer.wpe.weight.data = sinusoids(CONTEXT, width) * POSITION_SCALE
-    for block in model.transformer.h:  # GPT-2's 0.02 is for wider models: queries and keys hardly learn from it
-        for matrix in (block.attn.c_attn, block.attn.c_proj):
-            torch.nn.init.normal_(matrix.weight, std=width**-0.5)
-    PositionDropout(model)
-    model.train()
-    optimiser = optimiser_of(model, rate)
     record = {
-        "seed": seed, "steps": steps, "tokens_per_step": batch * CONTEXT, "peak_learning_rate": rate,
+        "seed": SEED, "tokens_per_step": STEP, "runs": [asdict(run) for run in RUNS],
         "optimiser": "AdamW, betas 0.9 0.95, weight decay 0.1 on matrices, gradient norm clipped at 1",
-        "position_dropout": POSITION_DROPOUT, "precision": "bfloat16 autocast on CPU", "torch": torch.__version__,
-        "training_tokens": len(train), "held_out_tokens": len(held_out), "held_out_loss": [],
-        "repeats": REPEATED, "repeats_loss": [],
+        "precision": "bfloat16 autocast on CPU; float16 between runs", "torch": torch.__version__,
+        "training_tokens": len(train), "held_out_tokens": len(held_out),
+        "losses": [],  # run, step, held out, and of held-out passages: read first and read again
         "corpus": [{"file": f.name, "sha256": hashlib.sha256(f.read_bytes()).hexdigest()} for f in files],
     }  # fmt: skip
-
-    started = time.perf_counter()
-    for step in range(steps):
-        for group in optimiser.param_groups:
-            group["lr"] = rate * schedule(step, steps)
-        starts = torch.randint(len(train) - CONTEXT - 1, (batch,))
-        windows = torch.stack([train[s : s + CONTEXT + 1] for s in starts])  # (batch, CONTEXT + 1)
-        windows = with_repeats(windows, step / steps)
-        optimiser.zero_grad(set_to_none=True)
-        for chunk in windows.split(MICRO_BATCH):
-            loss = loss_on(model, chunk)
-            (loss * len(chunk) / batch).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        if (step + 1) % every == 0 or step + 1 == steps:
-            rate_now = (step + 1) * batch * CONTEXT / (time.perf_counter() - started)
-            repeats = repeat_losses(model, held_out)
-            record["repeats_loss"].append([step + 1, *(round(each, 4) for each in repeats)])
-            record["held_out_loss"].append([step + 1, round(held_out_loss(model, held_out), 4)])
-            click.echo(
-                f"step {step + 1}/{steps}  loss {loss.item():.3f}  held out {record['held_out_loss'][-1][1]:.3f}"
-                f"  repeats {repeats[0]:.2f} {repeats[1]:.2f}"
-                f"  {rate_now:,.0f} tokens/s"
-            )
-            write(model, out, record)
+    if first > 1:
+        record["losses"] = json.loads((out / "training.json").read_text())["losses"]
+    for number, run in enumerate(RUNS[first - 1 :], first):
+        if number > 1:
+            stored = load_file(out / "model.safetensors")
+            model.load_state_dict({name: values.float() for name, values in stored.items()}, strict=False)
+            model.tie_weights()
+        model.train()
+        for step in trained(model, run, train):
+            if step % every == 0 or step == run.stopped:
+                losses = [round(loss, 4) for loss in (held_out_loss(model, held_out), *repeat_losses(model, held_out))]
+                record["losses"].append([number, step, *losses])
+                click.echo(f"run {number}, step {step} of {run.stopped}: held out {losses[0]}, again {losses[1:]}")
+                write(model, out, record)
 
 
 if __name__ == "__main__":
