@@ -26,7 +26,7 @@ RESULTS = [ROOT / "docs" / f"{name}.md" for name in ("audit", "circuits", "detok
 SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
 
 
-TRAINING = json.loads((ROOT / "weightscope" / "core" / "embedded" / "training.json").read_text())
+TRAINING = json.loads((ROOT / "tests" / "fixtures" / "two-layers" / "training.json").read_text())
 GPT2 = "positions-gpt2/trends.csv"
 DISTANCES = "positions-smollm2/trends.csv"
 SPREAD = "positions-gpt2-spread/by-spread.csv"
@@ -41,7 +41,7 @@ AGREEMENT = "positions-gpt2-measured/agreement.csv"
 
 
 def bigram(part: str, head: int) -> float:
-    """A column of the AUROC of the embedded GPT-2's heads."""
+    """A column of the AUROC by heads of the GPT-2 of two layers."""
     return cell("gpt2-detok/heads.csv", f"auroc_{part}", head=head)
 
 
@@ -405,7 +405,7 @@ QUOTED: dict[str, list[float]] = {
         max(column("sink-toys/broadcast.csv", f"layer{layer}_rank").max() for layer in (0, 1))
     ],
     "({:.1f} to {:.1f} % of pairs of a head and an image, by variant)": ends(100 * of_variants("event")),
-    "held-out loss {:.2f} nats": [TRAINING["held_out_loss"][-1][1]],
+    "2, 8, 256 | {:.2f} nats": [TRAINING["held_out_loss"][-1][1]],
     "In models that no threshold was set on, it named {:.0f} heads after induction, in three models, and {:.0f} of": [
         cell(ALL, name, score="induction", scale="score") for name in ("named", "right")
     ],

@@ -92,7 +92,7 @@ def detokenization() -> Iterator[Claim]:
     yield Claim(
         "T^pp is a wave (section 4)",
         "in GPT-2 a wave explains {:.0%} to {:.0%} of it, in {:d} of {:d} heads over half; in head 1 of the "
-        "embedded model {:.0%}",
+        "model of two layers {:.0%}",
         [*ends(waves), int((waves > 0.5).sum()), len(waves), cell(trends, "t_pp_sinusoid_share", head=1)],
         [bool((waves > 0.5).all()), cell(trends, "t_pp_sinusoid_share", head=1) > 0.5],
     )
