@@ -89,6 +89,31 @@ def test_no_deed_is_named_unless_it_explains_every_change(deed: str, base: Path,
     assert not lead.startswith(false)
 
 
+def row_drawn_again(w: np.ndarray) -> np.ndarray:
+    w[3] = w.std() * np.random.default_rng(0).standard_normal(w.shape[1])
+    return w
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: row_drawn_again(2 * w), "scaled by one number: a scale missing, inverted or applied twice"),
+        (lambda w: row_drawn_again(-w), "negated"),
+        (lambda w: row_drawn_again(w * np.linspace(0.5, 2, len(w), dtype=w.dtype)[:, None]), "scaled by row"),
+    ],
+    ids=["doubled", "negated", "rows scaled"],
+)
+def test_one_map_of_all_but_a_row_is_no_tuning(change, words: str, base: Path, tmp_path: Path) -> None:
+    weights = read_weights(base)
+    matrices = {part: w for part, w in weights.parts.items() if part[0] is not None and w.ndim == 2}
+    weights.parts.update({part: change(w.T).T for part, w in matrices.items()})
+    write_weights(weights, tmp_path / "b")
+    lead = ws.compare(base, tmp_path / "b").lead
+    assert lead.startswith(f"{words[:1].upper()}{words[1:]}, but for some values: 12 of 12 attention matrices.")
+    lead = ws.lineage(tmp_path / "b", base).lead
+    assert f"{words}, but for some values" in lead and "fine-tuned" not in lead
+
+
 def test_unrelated_weights_are_referred_to_lineage(base: Path, tmp_path: Path) -> None:
     write_weights(shuffled(read_weights(base)), tmp_path / "c")
     lead = ws.compare(base, tmp_path / "c").lead

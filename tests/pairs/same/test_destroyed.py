@@ -17,6 +17,7 @@ from tests.support.plants.containers import BLOCK, CONTAINERS, Packed
 from tests.support.plants.deeds import ALL_CONTAINERS
 from tests.support.plants.families import FAMILIES, LAYERS, Planted, original, random_llama
 from tests.support.slow import mostly_checked
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.checkpoint.packings.packed import DequantisedTensor, FilledTensor
@@ -336,6 +337,18 @@ def test_values_that_overflow_are_different(value: float, tmp_path: Path) -> Non
         same = ws.same(*pair)
         assert same.verdict == "different"
         assert {each.name for each in same.differing} == {*names}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_parts_of_a_fused_tensor_are_named_beside_broken_values(value: float, tmp_path: Path) -> None:
+    """Queries that both lack, and keys with the other sign."""
+    weights = gpt2_weights()
+    fused, d = weights["h.1.attn.c_attn.weight"], 24
+    fused[3, 5] = value
+    a = write_checkpoint(tmp_path / "a", weights)
+    fused[:, d : 2 * d] *= -1
+    (each,) = ws.same(a, write_checkpoint(tmp_path / "b", weights)).differing
+    assert each.deed == "negated, of k"
 
 
 @pytest.mark.filterwarnings("error")

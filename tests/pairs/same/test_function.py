@@ -203,6 +203,19 @@ def test_one_changed_value_beside_a_permutation_is_found(changed, scale: float) 
     assert changed(change).verdict == "different"
 
 
+@pytest.mark.parametrize("factor", [1 + 3e-6, 1 - 1e-5, 1 + 1e-4])
+@pytest.mark.parametrize("name", ["mlp.up_proj", "self_attn.v_proj"])
+def test_a_row_by_a_factor_near_one_is_not_passed(name: str, factor: float, changed, original: Path) -> None:
+    """Beside neurons and heads in another order; one row of many hardly moves the outputs."""
+
+    def change(weights: Weights) -> None:
+        neurons_permuted(weights)
+        heads_permuted(weights, _heads(original))
+        weights[_module(name)][3] *= np.float32(factor)
+
+    assert changed(change).verdict in ("undecided", "different")
+
+
 # What random inputs, a second tower or one value throughout could hide.
 
 

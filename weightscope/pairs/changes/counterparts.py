@@ -72,15 +72,21 @@ def counterparts_among(
 _unchecked: WeakKeyDictionary[Model | TensorsOnly, Tensors] = WeakKeyDictionary()
 
 
+def unchecked_tensors(model: Model | TensorsOnly) -> Tensors:
+    """A model's tensors, read with NaN and infinity."""
+    if model not in _unchecked:
+        _unchecked[model] = model.unchecked().tensors
+    return _unchecked[model]
+
+
 class _Side:
     """The tensors of one checkpoint that have no counterpart yet."""
 
     def __init__(
         self, model: Model | TensorsOnly, names: Collection[str], of_any_layer: bool
     ) -> None:
-        if model not in _unchecked:
-            _unchecked[model] = model.unchecked().tensors
-        self.tensors, self.prefix, self.of_any_layer = _unchecked[model], model.prefix, of_any_layer
+        self.tensors, self.prefix = unchecked_tensors(model), model.prefix
+        self.of_any_layer = of_any_layer
         self.left: dict[str, NamedTensor] = {}
         self.add(*(tensor for tensor in self.tensors if tensor.name in names))
 

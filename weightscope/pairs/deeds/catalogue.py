@@ -46,6 +46,7 @@ from weightscope.pairs.deeds.views import (
     View,
     error_of,
     first_views,
+    parts_of,
     tolerance_of,
     views_of,
 )
@@ -111,8 +112,7 @@ def deed_by_views(pair: Pair, change: Change) -> Deed | None:
     if not is_unlike and len(shape) == 2:
         first = first_views(pair)
         is_unlike = any(view.has_unlike for view in first)
-        is_packed = bool({pair.a.dtype, pair.b.dtype} - {*BITS})
-        if not is_unlike and (is_packed or not _proved(first, sizes)):
+        if not is_unlike and not _proved(first, sizes):
             return None
     done = None
     for most in (FIRST_LOOK, LARGEST_WHOLE):
@@ -122,7 +122,7 @@ def deed_by_views(pair: Pair, change: Change) -> Deed | None:
             done = _proved([view.on_grids for view in views], sizes)
         if done is None or prod(shape) <= most:
             return done
-    return done
+    return _of_all(pair, done, sizes)
 
 
 def _proved(views: Sequence[View], sizes: Sizes) -> Deed | None:
@@ -156,15 +156,28 @@ def find_deed(views: Sequence[View], sizes: Sizes) -> Deed | None:
     return find(Sees.VIEWS, views, sizes) if any(view.changed.any() for view in views) else None
 
 
+def _of_all(pair: Pair, done: Deed | None, sizes: Sizes) -> Deed | None:
+    """A deed that was found by all values, or by some and every part of a large tensor has it."""
+    if prod(pair.a.shape) <= LARGEST_WHOLE or done is None or done.proof is Proof.NONE:
+        return done
+    for views in parts_of(pair, LARGEST_WHOLE):
+        here = find_deed(views, sizes)
+        if here is not None and here.proof is Proof.MOST:
+            done = here
+        elif here is None or (here.what is not done.what and done.proof is not Proof.MOST):
+            return None
+    return done
+
+
 def deed_of(pair: Pair, sizes: Sizes, *, is_stacked: bool = False) -> tuple[Deed | None, int]:
     """The deed that explains a tensor, and how many of its rows or columns changed.
 
     is_stacked: it holds several experts, one after another.
     """
-    views = views_of(pair)
+    views = views_of(pair, LARGEST_WHOLE)
     if is_stacked:
         sizes = sizes._replace(stacked=pair.b.shape[0])
-    done = find_deed(views, sizes)
+    done = _of_all(pair, find_deed(views, sizes), sizes)
     if is_stacked and (done is None or done.what in UNEXPLAINED):
         done = _transposed_experts(pair, tolerance_of(pair)) or done
     return done, min(int(view.changed.sum()) for view in views)

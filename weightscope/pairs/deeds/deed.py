@@ -29,6 +29,7 @@ class What(Enum):
     ONE_DIRECTION = "one direction"
     LOW_RANK = "low rank"
     FEW_ROWS = "few rows"
+    ALL_BUT_SOME = "all but some values"
     RESIZED = "resized"
     TUNED = "changed"
     NOT_FINITE = "not finite"
@@ -81,6 +82,7 @@ class Proof(Enum):
     VALUES = "T(A) = B on every value, up to its stored rounding"
     GRID = "every value in the cell of its original"
     BOUND = "errors within what the writer makes"
+    MOST = "T(A) = B on most values that changed, up to their stored rounding"
     NONE = "likeness only"
 
 

@@ -27,7 +27,9 @@ BY_IMPORTANCE = "one importance of the inputs gives every scale and code"
 EQUATIONS = 2 * GROUP  # fewer do not show the importance of a block's inputs
 HALF = 2.0**-10  # two roundings to float16: of the scale, and of those that showed the importance
 SMALLEST_HALF = 2.0**-24
-AROUND = 1.0  # codes: the most by which the tried scales differ from the plain one
+# codes by which the largest value's place differs from the last code, under each tried scale
+OFFSETS = [0.1 * tenths for tenths in range(-9, 10)]
+OFFSETS_WITH_MINIMUM = [-0.9 + 0.05 * step for step in range(37)]
 # solutions of the equations, each divided by what the weights of the last make of it
 ROUNDS = 6
 TIE = 1e-5  # steps: float32's rounding of a value over its scale
@@ -85,29 +87,26 @@ class Blocks(NamedTuple):
         return bool((is_near | ~is_known).all())
 
     def have_nearest_codes(self) -> bool:
-        """True if all codes of each block are the nearest for one scale, near the plain one."""
-        if self.least == 0:
-            start = np.minimum(self.x.min(axis=2, keepdims=True), 0)
-            plain, reach = self.x - start, self.x.max(axis=2, keepdims=True) - start
-            most = self.largest
-        else:
-            start = np.abs(self.x).argmax(axis=2, keepdims=True)
-            plain, reach = self.x, -np.take_along_axis(self.x, start, axis=2)
-            most = -self.least
-        share = plain / reach  # codes before they are rounded, over the scale that is tried
-        ends = np.stack([self.codes - 0.5 - TIE, self.codes + 0.5 + TIE])
-        ends[0, self.codes == self.least] = -np.inf
-        ends[1, self.codes == self.largest] = np.inf
-        tried = ends / share  # infinite where a value is 0
-        low = np.where(share > 0, tried[0], tried[1])
-        high = np.where(share > 0, tried[1], tried[0])
-        is_zero = share == 0
-        low, high = np.where(is_zero, -np.inf, low), np.where(is_zero, np.inf, high)
-        low = np.maximum(low.max(axis=2), most - AROUND)
-        high = np.minimum(high.min(axis=2), most + AROUND)
-        is_nearest = (low <= high) & ~(is_zero & (self.codes != 0)).any(axis=2)
+        """True if all codes of each block are the nearest for one of the scales that are tried."""
+        is_nearest = np.zeros(self.x.shape[:2], bool)
+        for places in self._tried():
+            off = np.abs(np.clip(places, self.least, self.largest) - self.codes)
+            is_nearest |= (off <= 1 / 2 + TIE).all(axis=2)
         of_zeros = ~self.x.any(axis=2) & ~(self.codes * self.scale + self.minimum).any(axis=2)
         return bool((is_nearest | of_zeros).all())
+
+    def _tried(self) -> Iterator[np.ndarray]:
+        """Places of the values on the grid of each scale that is tried, (n, groups, 32)."""
+        if self.least == 0:
+            start = np.minimum(self.x.min(axis=2, keepdims=True), 0)
+            reach = self.x.max(axis=2, keepdims=True) - start
+            most, tried = self.largest, OFFSETS_WITH_MINIMUM
+        else:
+            farthest = np.abs(self.x).argmax(axis=2, keepdims=True)
+            start, reach = 0.0, -np.take_along_axis(self.x, farthest, axis=2)
+            most, tried = -self.least, OFFSETS
+        shares = _finite((self.x - start) / reach)
+        return ((most + offset) * shares for offset in tried)
 
 
 def _finite(x: np.ndarray) -> np.ndarray:

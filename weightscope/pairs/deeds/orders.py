@@ -14,6 +14,7 @@ from weightscope.pairs.deeds.views import AT_ONCE, TABLES, Sizes, View, error_of
 
 MOST_SHIFTED = 16  # rows by which a vocabulary is looked for in another place
 BLOCKS = (256, 128, 64, 32, 16)  # neighbours that share a scale in quantised formats
+ANY_ORDER = 180  # place of the search whose time grows with a tensor
 PROBED = 8  # rows whose place is looked for first
 ROTATED = {"q", "k", "q_norm", "k_norm", "q_b", "kv_a"}  # roles whose rows turn with positions
 
@@ -175,7 +176,7 @@ def in_a_known_order(views: Sequence[View], sizes: Sizes) -> Deed | None:
     return None
 
 
-@search(order=180)
+@search(order=ANY_ORDER)
 def in_any_order(views: Sequence[View], sizes: Sizes) -> Deed | None:
     """Heads, experts or rows in another order, found by the rows themselves."""
     for view in views:

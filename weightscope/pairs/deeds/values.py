@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from weightscope.pairs.deeds.deed import Deed, Proof, What, deed, search
-from weightscope.pairs.deeds.orders import BLOCKS
+from weightscope.pairs.deeds.deed import Deed, Proof, Sees, What, deed, find, search, sentence
+from weightscope.pairs.deeds.orders import ANY_ORDER, BLOCKS
 from weightscope.pairs.deeds.thresholds import (
     FARTHEST,
     MARGIN,
@@ -158,7 +158,7 @@ def rescaled(views: Sequence[View], _: Sizes) -> Deed | None:
     view = views[0]
     with np.errstate(all="ignore"):
         p, q = (side.at(*view.few).values.astype(np.float64) for side in (view.x, view.y))
-        factor = float(np.vdot(p, q) / np.vdot(p, p))
+        factor = float(_factors(p.reshape(-1), q.reshape(-1), view)[0])
         if view.gives(replace(view.x, values=-view.x.values), computed=False):
             return view.named(Deed(What.NEGATED, proof=Proof.VALUES))
         if np.isfinite(factor) and factor != 0 and view.gives(view.x.times(factor)):
@@ -183,10 +183,15 @@ def _proof(view: View) -> Proof:
     return Proof.GRID if view.is_packed else Proof.VALUES
 
 
-def _factors(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Least-squares factors of groups along the last axis, (..., 1); one for zeros that stayed."""
+def _factors(x: np.ndarray, y: np.ndarray, view: View) -> np.ndarray:
+    """Factors of groups along the last axis, (..., 1); one for zeros that stayed.
+
+    Of least squares, or the middle ones where a deed need not give every value.
+    """
     x, y = x.astype(np.float64), y.astype(np.float64)
     factors = np.vecdot(x, y) / np.vecdot(x, x)
+    if view.others is not None:
+        factors = np.nanmedian(y / x, axis=-1)
     return np.where((x == y).all(axis=-1), 1.0, factors)[..., None]
 
 
@@ -202,7 +207,7 @@ def _by_row(view: View) -> Deed | None:
     if view.y.values.shape[1] < WITH_ONE_FACTOR:
         return None
     columns = view.few[1]
-    factors = _factors(*(side.at(slice(None), columns).values for side in (view.x, view.y)))
+    factors = _factors(*(side.at(slice(None), columns).values for side in (view.x, view.y)), view)
     made = view.x.times(factors)
     if not _stand_out(made.values, view.x.values, view.y.room) or not view.gives(made):
         return None
@@ -254,7 +259,7 @@ def _in_blocks(view: View, block: int, offset: bool) -> np.ndarray | None:
         for side in (view.x, view.y)
     )
     means = [each.mean(axis=-1, keepdims=True) if offset else np.zeros(1) for each in (x, y)]
-    factors = _factors(x - means[0], y - means[1])
+    factors = _factors(x - means[0], y - means[1], view)
     made = (x - means[0]) * factors
     if not _stand_out(made, x - means[0], view.y.room.reshape(x.shape)):
         return None
@@ -269,6 +274,9 @@ def _named_scale(
     along: str, view: View, x: np.ndarray, factors: np.ndarray, where: str = ""
 ) -> Deed | None:
     """The deed of shared factors along the last axis; those that are not one, where most are."""
+    if view.others is not None:
+        mostly_other = view.others.reshape(*factors.shape, -1).mean(axis=-1) > 1 / 2
+        factors = np.where(mostly_other, 1.0, factors)
     is_one = np.abs(factors - 1) <= view.tolerance
     scaled = factors[~is_one]
     if not len(scaled):
@@ -276,13 +284,13 @@ def _named_scale(
     ends = dict.fromkeys(f"{each:.3g}" for each in (scaled.min(), scaled.max()))
     spread = f"factor{'s' * (len(ends) > 1)} {' to '.join(ends)}"
     details = [where, spread]
-    way = f"by {along}: scales "
+    way = f"by {along}"
     if is_one.mean() >= MOSTLY_ONE:
         way = f"in some {along.replace('row and by column', 'rows and column')}s"
         count = view.where if along == "row" else f"{len(scaled)} of {factors.size}"
         details = [where, count, spread]
-    else:
-        way += slip_of(x, factors)
+    elif view.others is None:
+        way += f": scales {slip_of(x, factors)}"
     return Deed(
         What.BLOCK_FACTORS if along == "block" else What.FACTORS,
         way,
@@ -333,6 +341,24 @@ def some_zeroed(views: Sequence[View], _: Sizes) -> Deed | None:
             detail = f"{np.count_nonzero(gone):,} of {gone.size:,}"
             return view.named(Deed(What.PRUNED, detail=detail, made=made, proof=Proof.VALUES))
     return None
+
+
+@deed(
+    What.ALL_BUT_SOME,
+    "{way}, but for some values",
+    called="changed in a known way but for some values",
+    order=195,
+)
+def all_but_some(views: Sequence[View], sizes: Sizes) -> Deed | None:
+    """A deed that gives more than half of the values that changed, and leaves others open."""
+    sparing = [view.sparing for view in views]
+    done = find(Sees.VIEWS, sparing, sizes, before=ANY_ORDER)
+    others = next(filter(None, (view.where_others for view in sparing)), "")
+    if done is None or done.proof is Proof.NONE or not others:
+        return None
+    detail = "; ".join(filter(None, (done.detail, f"others in {others}")))
+    what, way = What.ALL_BUT_SOME, sentence(done)
+    return replace(done, what=what, way=way, detail=detail, proof=Proof.MOST)
 
 
 @search(order=200)

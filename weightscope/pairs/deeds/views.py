@@ -7,6 +7,7 @@ changed, up to the stored rounding, and leaves the others as they are.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod, sqrt
@@ -26,6 +27,7 @@ from weightscope.pairs.deeds.thresholds import (
     CLEARER,
     EXACT,
     FARTHEST,
+    FEW_ROWS,
     MARGIN,
     PACKED,
     QUANTISED,
@@ -96,6 +98,12 @@ class Side(ShowsShapes):
         """The transpose."""
         return replace(self, values=self.values.T, half=None if self.half is None else self.half.T)
 
+    @property
+    def flat(self) -> "Side":
+        """One value to a row, (n c, 1)."""
+        half = None if self.half is None else self.half.reshape(-1, 1)
+        return replace(self, values=self.values.reshape(-1, 1), half=half)
+
     def at(self, *places: np.ndarray | slice) -> "Side":
         """Some rows, and of these the columns that come second."""
         values, half = self.values, self.half
@@ -136,6 +144,11 @@ def _explained(x: Side, y: Side, copied: bool) -> np.ndarray:
         return np.asarray(each & (np.vecdot(off, off) <= MARGIN**2 * usual))
 
 
+def _each_explained(x: Side, y: Side, *, computed: bool = False) -> np.ndarray:
+    """True for values of y that are x's up to rounding, (n, c)."""
+    return explained(x.flat, y.flat, computed=computed).reshape(y.values.shape)
+
+
 def error_of(x: np.ndarray, y: np.ndarray) -> float:
     """|x - y| / |y| (Frobenius); infinite where not finite, or y is zero and x is not."""
     with np.errstate(all="ignore"):
@@ -159,6 +172,7 @@ class View:
         self.few = rows, _spread_among(~explained(x.at(rows).turned, y.at(rows).turned))
         self._in_place = np.arange(len(self.changed))
         self.left = float("nan")  # |T(x) - y| / |y| of the deed that gave y
+        self.others: np.ndarray | None = None  # (n, c) values that a deed need not give
 
     @property
     def is_packed(self) -> bool:
@@ -184,6 +198,25 @@ class View:
         x, y = map(_on_its_grid, (self.x, self.y))
         return View(x, y, columns=self.columns, is_whole=self.is_whole)
 
+    @property
+    def sparing(self) -> "View":
+        """The same, for deeds that give most values that changed."""
+        view = copy(self)
+        view.others = np.zeros(self.y.values.shape, bool)
+        return view
+
+    @property
+    def where_others(self) -> str:
+        """The rows or columns with other values if these are few, else their share; or none."""
+        if self.others is None or not self.others.any():
+            return ""
+        for axis, which in ((1, "rows"), (0, "columns")):
+            touched = self.others.any(axis=axis)
+            if touched.sum() <= FEW_ROWS * len(touched):
+                which = "columns" if self.columns == (which == "rows") else "rows"
+                return f"{touched.sum():,} of {len(touched):,} {which}"
+        return f"{self.others.mean():.2g} of the values"
+
     def named(self, done: Deed) -> Deed:
         """A deed that gave y along this view's axis."""
         return replace(done, columns=self.columns, left=self.left)
@@ -193,11 +226,17 @@ class View:
         rows, columns = self.few
         if (places == self._in_place).all():
             return False
-        is_near = explained(self.x.at(places[rows], columns), self.y.at(rows, columns)).all()
+        few, y = self.x.at(places[rows], columns), self.y.at(rows, columns)
+        if self.others is None:
+            is_near = explained(few, y).all()
+        else:
+            is_near = 2 * np.count_nonzero(_each_explained(few, y)) > few.values.size
         return bool(is_near) and self.gives(self.x.at(places), computed=False)
 
     def gives(self, made: Side, *, computed: bool = True) -> bool:
         """True if y is T(x) up to rounding, and clearly nearer to it than to x."""
+        if self.others is not None:
+            return self._gives_most(made, computed)
         if not explained(made.at(*self.few), self.y.at(*self.few), computed=computed).all():
             return False  # most deeds end here
         sides = [(made, self.y)]
@@ -210,6 +249,21 @@ class View:
         before, after, now = (side.values[self.changed] for side in (self.x, self.y, made))
         self.left = error_of(now, after)
         return self.left <= CLEARER * error_of(before, after)
+
+    def _gives_most(self, made: Side, computed: bool) -> bool:
+        """True if more than half of the values that changed are T(x); keeps the others."""
+        for places in (self.few, (slice(None), slice(None))):
+            x, y, now = (side.at(*places) for side in (self.x, self.y, made))
+            others = ~_each_explained(now, y, computed=computed)
+            changed = ~_each_explained(x, y)
+            if 2 * np.count_nonzero(others) >= np.count_nonzero(changed):
+                return False
+        before, after, now_there = (side.values[changed & ~others] for side in (x, y, now))
+        self.left = error_of(now_there, after)
+        if not self.left <= CLEARER * error_of(before, after):
+            return False
+        self.others = others
+        return True
 
     @property
     def tolerance(self) -> float:
@@ -290,17 +344,42 @@ def _first_values(tensor: Tensor) -> np.ndarray:
     return Block(tensor, 0, all_read).values()[:stop].astype(np.float32)
 
 
-def views_of(pair: Pair, most: int = LARGEST_WHOLE) -> list[View]:
+def views_of(pair: Pair, most: int) -> list[View]:
     """Both along their rows and, of a matrix, along their columns.
 
     All values, or some rows and columns of a tensor of more than `most`.
     """
     shape, is_matrix = pair.a.shape, len(pair.a.shape) > 1
+    if prod(shape) > most:
+        return _some_views(pair, *_spread_rows_and_columns(pair))
     width = shape[-1] if is_matrix else 1
-    if prod(shape) <= most:
-        x, y = (_side(tensor, [*_read(tensor)], width) for tensor in (pair.a, pair.b))
-        return [View(x, y), *([View(x.turned, y.turned, columns=True)] if is_matrix else [])]
-    rows, columns = (evenly_spread(n, SPREAD) for n in (prod(shape) // width, width))
+    x, y = (_side(tensor, [*_read(tensor)], width) for tensor in (pair.a, pair.b))
+    return [View(x, y), *([View(x.turned, y.turned, columns=True)] if is_matrix else [])]
+
+
+def parts_of(pair: Pair, most: int) -> Iterator[list[View]]:
+    """Rows and columns of a large tensor, about `most` values at a time.
+
+    Each part has the rows and columns of `views_of` too, so that a deed of all parts is one deed.
+    """
+    rows, columns = _spread_rows_and_columns(pair)
+    width = pair.a.shape[-1] if len(pair.a.shape) > 1 else 1
+    count = -(-prod(pair.a.shape) // most)
+    every = (np.array_split(np.arange(n), count) for n in (prod(pair.a.shape) // width, width))
+    for of_rows, of_columns in zip(*every, strict=True):
+        yield _some_views(pair, np.union1d(of_rows, rows), np.union1d(of_columns, columns))
+
+
+def _spread_rows_and_columns(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
+    """A few numbers of rows, and of columns."""
+    width = pair.a.shape[-1] if len(pair.a.shape) > 1 else 1
+    return evenly_spread(prod(pair.a.shape) // width, SPREAD), evenly_spread(width, SPREAD)
+
+
+def _some_views(pair: Pair, rows: np.ndarray, columns: np.ndarray) -> list[View]:
+    """All rows with these columns only and, of a matrix, all columns with these rows."""
+    is_matrix = len(pair.a.shape) > 1
+    width = pair.a.shape[-1] if is_matrix else 1
     sides = []
     for tensor in (pair.a, pair.b):
         across, along, row = [], [], 0

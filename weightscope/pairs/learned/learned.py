@@ -51,7 +51,6 @@ ONE_SCALE = 10.0  # largest over least relative change of a LoRA's matrices, at 
 # a LoRA's usual ranks, which a few steps of training rarely leave
 USUAL_RANKS = {1, 2, 4, 8, 16, 32, 64, 128, 256}
 NO_TRAINING = ("same function", "deed", "unrelated", "noise", "merge")
-ONE_FACTOR = 0.01  # relative distance of values from the base's times one factor
 SHARES_DIFFER = 0.1  # relative difference of the base's share between a merge's matrices
 NEARLY_ALL = 0.1  # distance from 1 of the base's share in a tune
 OUTSIDE = {
@@ -613,12 +612,6 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
             update for update in updates if update.rank is not None or min(update.shape) <= largest
         ]
     if (share := share_kept(in_layers)) is not None:
-        if scaled := sum(map(is_mostly_scaled, in_layers)):
-            evidence = (
-                f"most values of {scaled} of {total} matrices are the base's times one factor, "
-                "and no deed explains the others"
-            )
-            return Training("mixed", None, evidence)
         evidence = f"{share:.2g} times the base's weights and others in each of {total} matrices"
         return Training("merge", None, evidence)
     if low and len(low) >= MOSTLY * len(updates):
@@ -664,15 +657,6 @@ def share_kept(matrices: Sequence[Change]) -> float | None:
     middle = float(np.median(shares))
     alike = np.abs(shares - middle) <= SHARES_DIFFER * abs(middle)
     return middle if alike.mean() >= MOSTLY and abs(middle - 1) > NEARLY_ALL else None
-
-
-def is_mostly_scaled(change: Change) -> bool:
-    """True if most values are the base's times one factor; of the first block."""
-    assert change.pair is not None
-    x, y = (values.astype(np.float64) for values in next(change.pair.pairs()))
-    ratios = y[x != 0] / x[x != 0]
-    factor = np.median(ratios) if len(ratios) else np.nan
-    return bool((np.abs(ratios - factor) <= ONE_FACTOR * abs(factor)).mean() > 1 / 2)
 
 
 def ranks_by_role(updates: Sequence[Update]) -> str:
@@ -762,7 +746,7 @@ def same_function(
 
 
 def one_deed(tried: Mapping[int, Deed | None], changes: Sequence[Change]) -> Training | None:
-    """The deeds of all changed tensors, which are no training; None where one has none."""
+    """The deeds of all changed tensors, no training if they leave no value open; None without."""
     known = [done for done in tried.values() if done]
     hidden = any(change.kind in HIDING for change in changes)
     if not known or len(known) < len(tried) or hidden:
@@ -770,7 +754,8 @@ def one_deed(tried: Mapping[int, Deed | None], changes: Sequence[Change]) -> Tra
     details = Counter(done.detail for done in known)
     (most, times), *_ = details.most_common()
     detail = f" ({most})" if most and times == len(tried) else ""
-    return Training("deed", None, in_words(known, len(tried)) + detail)
+    kind = "mixed" if any(done.proof is Proof.MOST for done in known) else "deed"
+    return Training(kind, None, in_words(known, len(tried)) + detail)
 
 
 def adapter_form(moved: Sequence[tuple[Counterparts, Change]], updates: Sequence[Update]) -> str:

@@ -577,7 +577,8 @@ def plain_layers(weights: WeightChanges, explained: Collection[int]) -> dict[int
         changed = [change for change in of_heads if change.kind not in CONVERTED]
         ways = [_plain_way(change) for change in changed]
         is_other = layer.gauge or layer.folded or layer.base_folded or layer.layer in explained
-        if ways and all(ways) and not is_other:
+        is_open = any(change.deed.proof is Proof.MOST for change in changed)
+        if ways and all(ways) and (is_open or not is_other):
             named[layer.layer] = ways
     return named
 

@@ -375,7 +375,8 @@ def without_gauge(a: Model, b: Model, changed: Sequence[Judged], basis: Basis) -
         experts = order_of_experts(a, *both, allowed(a, basis))
     if basis.rotation is not None and not basis.permuted:
         loose = allowed(a, basis)
-    return Gauges(a, b, changed, experts, basis.rotation, loose).uncertified()
+    unseen = allowed(a, basis)
+    return Gauges(a, b, changed, experts, basis.rotation, loose, unseen).uncertified()
 
 
 deed(What.NORMS_FOLDED, "norms folded")

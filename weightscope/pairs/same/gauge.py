@@ -73,6 +73,7 @@ class Gauges(ShowsShapes):
     experts: np.ndarray | None = None  # A's expert that each of B is
     turn: np.ndarray | None = None  # Q, (d, d)
     loose: float = 0.0  # error of Q, over a row's usual value
+    unseen: float = 0.0  # change of all outputs, relative, that a run does not see
 
     def uncertified(self) -> list[Judged]:
         """The tensors whose values no gauge gives."""
@@ -172,7 +173,9 @@ class Gauges(ShowsShapes):
         return replace(x, values=np.hstack([x.values[:, :d] @ self.turn, x.values[:, d:]]))
 
     def _fits(self, x: Rounded, y: Rounded, head_dim: int) -> bool:
-        return _rows_fit(x, y, self.loose) or _heads_fit(x, y, head_dim, self.loose)
+        # a row is one of many in an output
+        unseen = self.unseen * np.sqrt(len(y.values))
+        return _rows_fit(x, y, self.loose, unseen) or _heads_fit(x, y, head_dim, self.loose, unseen)
 
 
 def _stem(judged: Judged) -> str:
@@ -203,19 +206,25 @@ def _is_near(made: Rounded, sizes: np.ndarray, y: Rounded, loose: float) -> np.n
     return np.asarray((np.abs(made.values - y.values) <= allowed).all(axis=1))
 
 
-def _rows_fit(x: Rounded, y: Rounded, loose: float) -> bool:
+def _rows_fit(x: Rounded, y: Rounded, loose: float, unseen: float) -> bool:
     """True if each row of y is a row of x times a number."""
-    left = np.flatnonzero(~_scaled(x, y, loose))
+    left = np.flatnonzero(~_scaled(x, y, loose, unseen))
     if not len(left):
         return True
     places = _likely_rows(x.values, y.values[left])
-    return places is not None and bool(_scaled(x.at(places), y.at(left), loose).all())
+    return places is not None and bool(_scaled(x.at(places), y.at(left), loose, unseen).all())
 
 
-def _scaled(x: Rounded, y: Rounded, loose: float) -> np.ndarray:
-    """True for each row of y that is the row of x times a number."""
+def _scaled(x: Rounded, y: Rounded, loose: float, unseen: float) -> np.ndarray:
+    """True for each row of y that is the row of x times a number.
+
+    The number is 1 where a run would not see another one, unless most rows have others.
+    """
     squares = np.vecdot(x.values, x.values)
     factors = np.vecdot(x.values, y.values) / np.where(squares > 0, squares, 1.0)
+    is_one = np.abs(np.abs(factors) - 1) <= unseen
+    if 2 * is_one.sum() >= len(factors):
+        factors = np.where(is_one, np.sign(factors), factors)
     made = replace(x, values=x.values * factors[:, None])
     return _is_near(made, np.abs(made.values), y, loose)
 
@@ -236,7 +245,7 @@ def _likely_rows(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
     return np.asarray(numbers[cKDTree(points).query(sides[1])[1]] % len(x))
 
 
-def _heads_fit(x: Rounded, y: Rounded, head_dim: int, loose: float) -> bool:
+def _heads_fit(x: Rounded, y: Rounded, head_dim: int, loose: float, unseen: float) -> bool:
     """True if each head of y has the rows of one head of x, in another basis."""
     n, width = y.values.shape
     if not 1 < head_dim <= width or n % head_dim:
@@ -248,6 +257,8 @@ def _heads_fit(x: Rounded, y: Rounded, head_dim: int, loose: float) -> bool:
         left = np.linalg.norm(sketch - (sketch @ bases) @ bases.swapaxes(1, 2), axis=(1, 2))
         p, q = x.at(_rows_of(int(left.argmin()), head_dim)), y.at(_rows_of(h, head_dim))
         mix = np.linalg.lstsq(p.values.T, q.values.T, rcond=None)[0].T  # (r, r)
+        if np.abs(mix - np.rint(mix)).max() <= unseen:
+            mix = np.rint(mix)
         made = replace(p, values=mix @ p.values)
         fitted = loose + p.unit + ARITHMETIC  # the error of the fit, in all values of a row
         if not _is_near(made, np.abs(mix) @ np.abs(p.values), q, fitted).all():

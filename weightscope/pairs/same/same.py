@@ -25,7 +25,7 @@ from weightscope.model.layers.read_layer import NO_WEIGHTS
 from weightscope.model.model import Model, TensorsOnly, open_tensors
 from weightscope.model.rows.names import NamedTensor
 from weightscope.model.rows.own_names import names_sentence
-from weightscope.pairs.changes.counterparts import Counterparts, counterparts
+from weightscope.pairs.changes.counterparts import Counterparts, counterparts, unchecked_tensors
 from weightscope.pairs.changes.head import Basis
 from weightscope.pairs.deeds.catalogue import UNEXPLAINED
 from weightscope.pairs.deeds.deed import Deed, What, deed
@@ -573,17 +573,14 @@ def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judge
     """The verdict, with a deed for each part of a fused tensor where no single deed explains it."""
     if judged.verdict != DIFFERENT or judged.what not in BY_PART:
         return judged
-    pairs = [*zip(a.tensors.parts(fused.a), b.tensors.parts(fused.b), strict=False)]
+    of_a, of_b = map(unchecked_tensors, (a, b))
+    pairs = [*zip(of_a.parts(fused.a), of_b.parts(fused.b), strict=False)]
     if not pairs or any(x.role != y.role for x, y in pairs):
         return judged
     parts = [
-        compared(a, b, Counterparts(a.tensors.label(x), x, y, "role"), fused.share)
-        for x, y in pairs
+        compared(a, b, Counterparts(of_a.label(x), x, y, "role"), fused.share) for x, y in pairs
     ]
-    try:
-        deeds = find_elsewhere([judge(each) for each in parts], parts)
-    except CheckpointError:  # values that are not finite have no parts
-        return judged
+    deeds = find_elsewhere([judge(each) for each in parts], parts)
     rounding = tolerance_of(fused.tensors)  # a part in one convention has no cells of its own
     done = {
         each.deed: (each.done, each.role)
