@@ -2,7 +2,6 @@
 
 import json
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +116,13 @@ def lineage_command(
     key = sign_key and signatures().signing_key(sign_key)
     if sbom is not None and out is None:
         raise click.UsageError("--sbom writes into --out, which is missing")
-    folder = folder_for(Lineage, out, *([FILES[sbom]] if sbom else []))
+    into = folder_for(Lineage, out, *([FILES[sbom]] if sbom else []))
     models = [opened(suspect, adapted), *map(opened, bases)]
     if attest is not None or sbom is not None:
         for model in models:
             if not is_fingerprint(model):
                 refuse_several_folders(model)
-    with folder or nullcontext():
+    with into as folder:
         result = lineage(models[0], models[1:], probe_key=probe_key, nonce=nonce)
         if folder is not None:
             result.write_files(folder)

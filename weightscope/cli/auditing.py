@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -337,7 +337,7 @@ def compare_command(
 
     if len(sources) < 2:
         raise click.UsageError("compare needs at least two checkpoints")
-    folder = folder_for(Comparison, out)
+    into = folder_for(Comparison, out)
     adapters = {source for source in sources if is_adapter(source)}
     if base is not None and not adapters:
         raise click.UsageError("--base is for LoRA adapters; none of these sources is one")
@@ -348,11 +348,11 @@ def compare_command(
         models = [options.opened_model(source) for source in named]
     except CheckpointError:
         needs_heads = as_json or sarif or fail_on or max_change is not None
-        if all_tensors and not needs_heads and _tensors_alone(named, folder):
+        if all_tensors and not needs_heads and _tensors_alone(named, into):
             return
         raise
     choices: dict[str, Any] = {"across_families": across_families, "all_tensors": all_tensors}
-    with folder or nullcontext():
+    with into as folder:
         comparison = compare(*models, labels=sources, **choices)
         if folder is not None:
             comparison.write_files(folder)
@@ -372,7 +372,9 @@ def compare_command(
     _gate(config, moved, _failures(failing.as_json(), fail_on))
 
 
-def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder | None") -> bool:
+def _tensors_alone(
+    named: Sequence["Source"], into: AbstractContextManager["OutputFolder | None"]
+) -> bool:
     """Compare the tensors of the first and the last checkpoint if heads of one are not read.
 
     Return True if that is so. Gates, --sarif and --json are about heads: with them such checkpoints
@@ -386,7 +388,7 @@ def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder | None") -> 
     refusals = dict.fromkeys(opened.refusal for opened in (a, b) if not isinstance(opened, Model))
     if not refusals:
         return False
-    with folder or nullcontext():
+    with into as folder:
         changes = compare_tensors(a, b)
         if folder is not None:
             changes.write(folder)

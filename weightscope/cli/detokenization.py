@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from weightscope.cli import options
 from weightscope.cli.command import command
 from weightscope.cli.terminal import (
     end_with,
+    folder_for,
     headline,
     is_quiet,
     print_json,
@@ -71,9 +71,9 @@ def detok(
     engine: Any,
 ) -> None:
     """Compute the bigram AUROC of every head over the full vocabulary."""
-    from weightscope.core.files import OutputFolder
     from weightscope.heads.detok.first_layer import FirstLayer
     from weightscope.heads.detok.heads import (
+        BigramAuroc,
         ScorerOnWorker,
         counts_for,
         draw_tokens,
@@ -99,7 +99,7 @@ def detok(
             advice = "--sample 2000 estimates each AUROC to +-0.01 sooner"
             click.echo(f"weightscope: {took}; {advice}", err=True)
     curves = roc_curves(first, bigrams, chosen)
-    with OutputFolder(out) if out else nullcontext() as files:
+    with folder_for(BigramAuroc, out) as files:
         on_worker = ScorerOnWorker.of(opened, first, counts)
         auroc = measure_heads(first, bigrams, engine, on_worker, drawn)
         if files is not None:
@@ -232,11 +232,10 @@ def positions(
     score by distance of every head of every layer, its spread over tokens, and which wavelengths
     heads use.
     """
-    from weightscope.core.files import OutputFolder
     from weightscope.heads.detok.first_layer import FirstLayer, position_terms
     from weightscope.heads.detok.on_text import run_on_texts
     from weightscope.heads.detok.page import position_section, text_section
-    from weightscope.heads.detok.positions import SPREAD
+    from weightscope.heads.detok.positions import SPREAD, PositionTerms
     from weightscope.model.text.sequences import read_texts
     from weightscope.report.pages.page import write_page
 
@@ -268,10 +267,11 @@ def positions(
         except CheckpointError as error:
             advice = "sigma needs one. `weightscope positions --unscaled` works without"
             raise CheckpointError(f"{error}; {advice}") from None
+    into = folder_for(PositionTerms, out)
     terms = position_terms(first, query, unscaled, SPREAD if spread is None else spread)
     check = run_on_texts(first, read_texts(text), terms.query) if on_text or text else None
-    if out is not None:
-        with OutputFolder(out) as files:
+    with into as files:
+        if files is not None:
             sections = [position_section(files, terms, heads)]
             terms.write_tables(files)
             if check is not None:
@@ -301,9 +301,8 @@ def _kernels(
     misplaced: Sequence[str],
 ) -> None:
     """Write the scores by distance of a model without position embeddings."""
-    from weightscope.core.files import OutputFolder
     from weightscope.heads.circuits.stream import frequent_inputs
-    from weightscope.heads.detok.kernels import position_kernels
+    from weightscope.heads.detok.kernels import PositionKernels, position_kernels
 
     if misplaced:
         why = f"scores by distance need no {misplaced[0]}"
@@ -313,10 +312,11 @@ def _kernels(
     if layer is not None or heads:
         chosen = model.layer(layer or 0)
         drawn = [chosen.head(head).index for head in heads] or [head.index for head in chosen.heads]
+    into = folder_for(PositionKernels, out)
     kernels = position_kernels(model, counts, frequent_inputs(model))
     rows = [kernels.row(layer or 0, head) for head in drawn]
-    if out is not None:
-        with OutputFolder(out) as files:
+    with into as files:
+        if files is not None:
             kernels.write_report(files, rows)
             kernels.write_tables(files)
     for caution in kernels.cautions:

@@ -80,13 +80,13 @@ def same_command(
 
     if base is not None and not any(map(is_adapter, (a, b))):
         raise click.UsageError("--base is the base of a LoRA adapter, and neither A nor B is one")
-    folder = folder_for(Same, out)
+    into = folder_for(Same, out)
     sources = [
         Source.named(each, base=base if is_adapter(each) else None, **how) for each in (a, b)
     ]
     models = [options.opened_model(source, tensors_suffice=True) for source in sources]
     result = same(*models, sample=sample, progress=True)
-    hand_over(result, folder, as_json)
+    hand_over(result, into, as_json)
     if sarif is not None:
         write_sarif(sarif, result.as_json() | {"findings": result.findings_beyond(up_to)})
     if result.verdict == UNDECIDED_VERDICT:
@@ -129,9 +129,9 @@ def learned_command(
     from weightscope.model.sources import Source
     from weightscope.pairs.learned.learned import Learned, learned
 
-    folder = folder_for(Learned, out)
+    into = folder_for(Learned, out)
     tunes = [Source.named(each, base=a if is_adapter(each) else None, **how) for each in tuned]
     sources = [Source.named(a, **how), *tunes]
     models = [options.opened_model(source, tensors_suffice=True) for source in sources]
     result = learned(*models, exact=exact, progress=True)
-    hand_over(result, folder, as_json)
+    hand_over(result, into, as_json)

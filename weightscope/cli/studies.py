@@ -1,6 +1,5 @@
 """The commands circuits, norms, outliers and sinks."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import headline, is_quiet, print_json, say_page, show
+from weightscope.cli.terminal import folder_for, headline, is_quiet, print_json, say_page, show
 
 
 @command(
@@ -65,8 +64,7 @@ def circuits_command(
     engine: Any,
 ) -> None:
     """Name every head by what it does and find which heads read what earlier heads write."""
-    from weightscope.core.files import Files, OutputFolder
-    from weightscope.heads.circuits.circuits import circuits, read_by
+    from weightscope.heads.circuits.circuits import Circuits, circuits, read_by
     from weightscope.heads.circuits.names import GIVEN
     from weightscope.heads.circuits.relations import relation
 
@@ -74,22 +72,22 @@ def circuits_command(
     opened = named(source)
     model = options.opened_model(opened)
     on_worker = opened.as_seen(model).elsewhere if engine.elsewhere else None
-    with OutputFolder(out) if out else nullcontext(Files()) as folder:
+    with folder_for(Circuits, out) as folder:
         tables = {}
         if reader is not None:
             tables["components.csv"] = read_by(model, reader)
         mapped = None if pairs is None else relation(model, pairs)
         if mapped is not None:
             tables["relations.csv"] = mapped.table
-        for name, table in tables.items():
-            folder.table(name, table)
         result = circuits(model, chosen, top, device, counts, engine, on_worker)
         if measure:
             from weightscope.heads.circuits.measured import measured
 
             result = measured(model, result, texts, device)
-        if out is not None:
+        if folder is not None:
             result.write_files(folder)
+            for name, table in tables.items():
+                folder.table(name, table)
     if as_json:
         print_json(result.as_json())
         return

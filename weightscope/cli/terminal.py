@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -99,21 +100,25 @@ def say_page(out: Path | None, page: str = "report.html") -> None:
         click.echo(out / page)
 
 
-def folder_for(result: Any, out: Path | None, *more: str) -> "OutputFolder | None":
-    """The folder for a kind of result, if asked for; another's is refused before any work."""
+def folder_for(
+    kind: Any, out: Path | None, *more: str
+) -> AbstractContextManager["OutputFolder | None"]:
+    """The folder for a kind of result, to enter, or None; another's is refused before any work."""
     from weightscope.core.files import OutputFolder
 
     if out is None:
-        return None
-    folder = OutputFolder(out, names=(*result.FILES, *more))
+        return nullcontext()
+    folder = OutputFolder(out, names=(*kind.FILES, *more))
     folder.refuse_foreign()
     return folder
 
 
-def hand_over(result: Any, folder: "OutputFolder | None", as_json: bool) -> None:
+def hand_over(
+    result: Any, into: AbstractContextManager["OutputFolder | None"], as_json: bool
+) -> None:
     """Write a result into its folder, if any, and print all of it, even with --quiet."""
-    if folder is not None:
-        with folder:
+    with into as folder:
+        if folder is not None:
             result.write_files(folder)
     if as_json:
         print_json(result.as_json())

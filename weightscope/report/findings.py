@@ -185,6 +185,16 @@ class Finding:
         return [member.index for member in of_layer if member.index is not None]
 
     @property
+    def whole_layers(self) -> dict[int, float]:
+        """Its number in each layer that it is about as a whole; empty of heads and tensors."""
+        if any(member.what in ("head", "tensor") for member in self.members):
+            return {}
+        numbers = {m.layer: m.number for m in self.members if m.layer is not None}
+        if not numbers and self.layer is not None:
+            return {self.layer: self.number}
+        return {layer: number for layer, number in numbers.items() if number is not None}
+
+    @property
     def where(self) -> str:
         """`layer 3 head 7 (induction) qk`, or as much of it as is known."""
         parts = [] if self.layer is None else [f"layer {self.layer}"]

@@ -256,3 +256,25 @@ def test_the_table_sorts_both_ways_and_a_row_shows_its_head(tab: Page, page_file
         "[...document.querySelectorAll('#rows tbody tr')[2].cells].slice(0, 2).map(c => c.textContent)"
     )
     assert tab.run("document.getElementById('chosen').textContent") == f"Layer {layer}, head {head}"
+
+
+def test_findings_of_whole_layers_have_a_picture_by_layer(tab: Page, tmp_path: Path) -> None:
+    weights = gpt2_weights(n_layers=8, d=48, vocab=60)
+    weights["h.3.attn.c_attn.weight"][:, :96] *= 4  # queries and keys
+    weights["h.5.ln_1.weight"][7] = 40
+    audit = ws.audit(write_checkpoint(tmp_path / "scaled", weights, n_head=6), directions=0)
+    with undrawn():
+        audit.write(tmp_path / "out")
+    (off,) = (finding for finding in audit.findings if finding.kind == "layer_off_trend")
+    assert off.whole_layers == {3: off.number}
+    for width in (1280, 390):
+        tab.open(tmp_path / "out" / "report.html", width)
+        for kind, measure in (("layer_off_trend", off.measure), ("outlier_dimension", "norm_gain")):
+            texts = tab.run(
+                f"[...document.querySelectorAll('#{kind} .picture')]"
+                ".map(p => [p.querySelector('.title').textContent, p.querySelectorAll('.dots').length])"
+            )
+            assert measure in dict(texts), texts
+            assert dict(texts)[measure] == (1 if kind == "layer_off_trend" else 2)  # the rest of a gain is not known
+        assert tab.run("document.documentElement.scrollWidth") <= width
+    assert tab.complaints == []

@@ -151,7 +151,7 @@ def _without_scales(heads: MeasuredHeads) -> Iterator[Finding]:
         yield from beyond_siblings(what, size, *usual, layer=layer, map=_map_of(which))
 
 
-def _relation(heads: MeasuredHeads) -> np.ndarray:
+def factor_relation(heads: MeasuredHeads) -> np.ndarray:
     """Log likeness of factors that belong together over other pairs' likeness, (L,)."""
     likeness = _mean(heads.arrays["factor_likeness"], axis=1)  # (L, 4)
     return log_measure(likeness[:, :2].sum(axis=1)) - log_measure(likeness[:, 2:].sum(axis=1))
@@ -191,7 +191,7 @@ swapped_factors = finding(
 
 def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Finding]]:
     """Layers whose factors do not belong together, by position; none if that is so in all."""
-    relation = _relation(heads)
+    relation = factor_relation(heads)
     everywhere = known_median(relation) <= -TRAINED  # swapped in most layers
     if not _enough(heads):
         return
@@ -253,7 +253,7 @@ def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
 
 def _unlearned_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """Untrained layers drawn by any law, if they are most; fewer are `_unrelated` to the others."""
-    relation = _relation(heads)
+    relation = factor_relation(heads)
     few = len(heads.layers) / 2
     alone = np.flatnonzero(relation < TRAINED).tolist() if _enough(heads) else []
     if len(alone) <= few or not known_median(relation[alone]) < UNRELATED:

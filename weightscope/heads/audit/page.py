@@ -10,12 +10,14 @@ import numpy as np
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.files import Files
 from weightscope.core.progress import bar
-from weightscope.core.tables import Column, Table, crossed
+from weightscope.core.tables import Column, Table, as_json, crossed
 from weightscope.heads.audit import figures
 from weightscope.heads.audit.audit import FIGURES, Audit
+from weightscope.heads.audit.factor_findings import factor_relation
 from weightscope.heads.audit.measure import forms_of, stacked
 from weightscope.heads.circuits.figures import ROLE_COLOURS, UNNAMED
 from weightscope.heads.tensors.matrices import MEASURES, Matrices
+from weightscope.model.metrics.outliers import layer_medians, log_measure
 from weightscope.model.metrics.sinks import BROADCAST, NEITHER, NOP
 from weightscope.report.findings import Finding, listed
 from weightscope.report.pages.page import Figure, Section, write_page, write_template
@@ -171,9 +173,9 @@ def _facts(audit: Audit, maps: Collection[str]) -> dict[str, Any]:
     columns = [name for name in heads.table.names if name not in LABELS]
     findings = []
     for finding in audit.findings:
-        shown = ("kind", "layer", "heads", "title", "text")
+        shown = ("kind", "layer", "heads", "title", "text", "measure", "usual", "whole_layers")
         about = {name: getattr(finding, name) for name in shown}
-        findings.append(about | {"map": _map_of(finding, maps)})
+        findings.append(as_json(about | {"map": _map_of(finding, maps)}))
     lines = {f"{head.layer}.{head.head}": head.as_json()["lines"] for head in audit.directions}
     return {
         "layers": heads.layers.tolist(),
@@ -191,9 +193,23 @@ def _facts(audit: Audit, maps: Collection[str]) -> dict[str, Any]:
         "places": {name: indices.tolist() for name, indices in places.items()},
         "forms": forms_of(heads.arrays),
         "findings": findings,
+        "profiles": {name: _plain(values, 4) for name, values in _profiles(audit).items()},
         "read_through": list(audit.notes) if audit.directions else [],
         "directions": lines,
     }
+
+
+def _profiles(audit: Audit) -> dict[str, np.ndarray]:
+    """Measures (L,) of all layers, where a finding is about whole layers: of heads the median."""
+    heads, profiles = audit.measured, dict[str, np.ndarray]()
+    for measure in {finding.measure for finding in audit.findings if finding.whole_layers}:
+        if measure in heads.table.names:
+            profiles[measure] = np.exp(layer_medians(log_measure(heads.grid(measure))))
+        elif measure == "qk_column_share":
+            profiles[measure] = heads.arrays[measure].max(axis=1)
+        elif measure == "factor_relation":
+            profiles[measure] = np.exp(factor_relation(heads))
+    return profiles
 
 
 def _places(r: int, points: int) -> np.ndarray:

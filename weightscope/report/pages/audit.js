@@ -177,6 +177,24 @@ function drawPictures() {
   }
 }
 
+// The layers that the findings of a kind are about as a whole, among all layers where their measure is known.
+function drawProfiles() {
+  for (const details of document.querySelectorAll(".kind")) {
+    const ofLayers = facts.findings.filter(({ kind, usual, measure, whole_layers: at }) =>
+      kind === details.id && Object.values(at).some(number => number > 0) && (usual > 0 || measure in facts.profiles));
+    for (const name of new Set(ofLayers.map(({ measure }) => measure))) {
+      const findings = ofLayers.filter(({ measure }) => measure === name), profile = facts.profiles[name];
+      const at = value => facts.layers.map(layer => value(findings.find(finding => layer in finding.whole_layers), layer));
+      const found = { values: at((finding, layer) => finding?.whole_layers[layer]), colour: ORANGE, dots: 9 };
+      const rest = profile ? { values: profile, colour: BLUE, dash: "none" } : { values: at(finding => finding?.usual), colour: BLUE, dots: 5 };
+      const figure = make("figure", null, "", "picture");
+      plot(figure, name, [rest, found], [], { under: "layer", label: i => facts.layers[i], size: SMALL });
+      make("figcaption", figure, `${name} by layer; large dots: found here; ${profile ? "line: every layer" : "small dots: usual"}`);
+      details.querySelector("summary").after(figure);
+    }
+  }
+}
+
 // The frame of the chosen head lies over every map.
 function frame(i, head) {
   for (const { style } of document.querySelectorAll("#maps .frame")) {
@@ -200,6 +218,7 @@ function moveByKey(event) {
 // ---- Spectra: singular values on a logarithmic axis, the chosen head over its layer's others.
 
 const PLOT = { width: 380, height: 190, left: 46, right: 372, top: 20, bottom: 160 };
+const SMALL = { width: 264, height: 136, left: 46, right: 256, top: 20, bottom: 106 };
 const ROUND_OFF = 1e-9; // of the largest value; what is below is drawn on the axis
 
 function makeSvg(tag, parent, attributes = {}, text = "") {
@@ -224,13 +243,13 @@ function ticks(low, high) {
   const exponents = count(Math.max(0, Math.floor((high - first) / step) + 1)).map(k => first + k * step);
   const label = e => Math.abs(e) > 3 ? `1e${e}` : String(Number((10 ** e).toPrecision(1)));
   if (exponents.length > 1) return exponents.map(e => [10 ** e, label(e)]);
-  return count(4).map(k => 10 ** (low + (high - low) * k / 3)).map(value => [value, value.toPrecision(2)]);
+  return count(4).map(k => 10 ** (low + (high - low) * k / 3)).map(value => [value, Number(value.toPrecision(2))]);
 }
 
 // Curves are { name, values, colour, dash }; mates are the values of the layer's other heads.
-function plot(parent, title, curves, mates, under = "index i") {
-  const { left, right, top, bottom, width, height } = PLOT;
-  const svg = makeSvg("svg", parent, { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
+function plot(parent, title, curves, mates, { under = "index i", label = k => k + 1, size = PLOT } = {}) {
+  const { left, right, top, bottom, width, height } = size;
+  const svg = makeSvg("svg", parent, { viewBox: `0 0 ${width} ${height}`, class: "plot", role: "img", "aria-label": title });
   makeSvg("text", svg, { x: left, y: 13, class: "title" }, title);
   if (!curves.some(curve => curve.values.length)) {
     makeSvg("text", svg, { x: left, y: 60 }, "no finite singular value");
@@ -241,26 +260,27 @@ function plot(parent, title, curves, mates, under = "index i") {
   const [low, high] = decades(spectra.flat().filter(value => value > 0));
   const x = index => left + (right - left) * (length > 1 ? index / (length - 1) : 0.5);
   const y = value => bottom - (bottom - top) * (Math.max(Math.log10(value), low) - low) / (high - low);
-  const path = values => {
+  const path = (values, dots) => {
     const points = values.map((value, k) => [value, k]).filter(([value]) => value > 0);
-    return "M" + points.map(([value, k]) => `${x(k).toFixed(1)} ${y(value).toFixed(1)}`).join("L");
+    return "M" + points.map(([value, k]) => `${x(k).toFixed(1)} ${y(value).toFixed(1)}`).join(dots ? "h0M" : "L") + (dots ? "h0" : "");
   };
 
   makeSvg("path", svg, { class: "axis", d: `M${left} ${top}V${bottom}H${right}` });
-  for (const [value, label] of ticks(low, high)) {
-    makeSvg("text", svg, { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, label);
+  for (const [value, mark] of ticks(low, high)) {
+    makeSvg("text", svg, { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, mark);
   }
   for (const index of new Set([0, Math.floor((length - 1) / 2), length - 1])) {
     const anchor = index === 0 ? "start" : index === length - 1 ? "end" : "middle";
-    makeSvg("text", svg, { x: x(index), y: bottom + 13, "text-anchor": anchor }, index + 1);
+    makeSvg("text", svg, { x: x(index), y: bottom + 13, "text-anchor": anchor }, label(index));
   }
   makeSvg("text", svg, { x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, under);
   for (const values of mates) makeSvg("path", svg, { class: "mates", d: path(values) });
   const line = (curve, d) => {
-    makeSvg("path", svg, { class: "line", stroke: curve.colour, "stroke-dasharray": curve.dash, d });
+    const dots = curve.dots ? { "stroke-width": curve.dots, "stroke-linecap": "round" } : { "stroke-dasharray": curve.dash };
+    makeSvg("path", svg, { class: curve.dots ? "dots" : "line", stroke: curve.colour, ...dots, d });
   };
-  for (const curve of curves) line(curve, path(curve.values));
-  if (curves.length > 1) legend(svg, left + 8 * title.length + 14, curves, line);
+  for (const curve of curves) line(curve, path(curve.values, curve.dots));
+  if (curves.length > 1 && curves[0].name) legend(svg, left + 8 * title.length + 14, curves, line);
 }
 
 // Names of the curves to the right of the title.
@@ -294,7 +314,7 @@ function showSpectra(i, head) {
   panel.replaceChildren();
   plot(panel, "σᵢ(W_QK)", [
     { name: "distance 0", values: own("qk_singular_values"), colour: BLUE, dash: "none" }, ...forms,
-  ], mates("qk_singular_values"), "index i; σᵢ has no 1/√d′");
+  ], mates("qk_singular_values"), { under: "index i; σᵢ has no 1/√d′" });
   plot(panel, "σᵢ(W_VO)", [
     { name: "linear", values: own("vo_singular_values"), colour: ORANGE, dash: "none" },
     { name: "with bias", values: own("vo_affine_singular_values"), colour: GREEN, dash: "5 3" },
@@ -419,6 +439,7 @@ function sortTable(column, descending) {
 facts.measures.forEach(drawHeatMap);
 drawDeeds();
 drawPictures();
+drawProfiles();
 fillTable();
 byId("own").open = !stacked.matches; // a long list, which would hide the maps
 
