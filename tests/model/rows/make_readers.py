@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.census.layouts import LlamaCpp, Vllm
-from tests.model.rows.make_config_defaults import derived
+from weightscope.model.config.config import KEYS
 from weightscope.model.config.readers import ACTIVATIONS, BASE, EPS, FILE, FIVE, FOUR, HEAD, LLAMA_CPP, TAKEN, VLLM
 from weightscope.model.rows.table import FAMILIES
 
@@ -54,10 +54,9 @@ def of_transformers() -> dict[str, Any]:
         make = CONFIG_MAPPING[kind]
         with suppress(Exception):
             usual = make()
-            following = derived(make, vars(usual))
             for key in TAKEN:
                 if hasattr(usual, key):
-                    value = None if key == "head_dim" and key in following else getattr(usual, key)
+                    value = None if key == "head_dim" and follows_width(make, usual) else getattr(usual, key)
                     tables["values"][key][json.dumps(value)].append(kind)
             for key, stored in other_names(make, usual).items():
                 tables["names"][key][stored].append(kind)
@@ -102,6 +101,16 @@ def transformers_4() -> bool:
     return transformers.__version__.startswith("4.57.")
 
 
+def follows_width(make: Any, usual: Any) -> bool:
+    """Whether the size of a head that a class has follows from its other sizes."""
+    for key in KEYS["d_model"]:
+        if type(getattr(usual, key, None)) is int:
+            with suppress(Exception):
+                if make(**{key: 2 * getattr(usual, key)}).head_dim != usual.head_dim:
+                    return True
+    return False
+
+
 def other_names(make: Any, usual: Any) -> dict[str, str]:
     """Keys that a class stores under other keys."""
     found: dict[str, str] = {}
@@ -120,7 +129,10 @@ def other_names(make: Any, usual: Any) -> dict[str, str]:
 
 def read_by(make: Any) -> set[str]:
     """Keys that the code of a config's models reads."""
-    files = Path(inspect.getfile(make)).parent.glob("modeling_*.py")
+    others = ("modeling_flax", "modeling_tf")
+    files = [
+        file for file in Path(inspect.getfile(make)).parent.glob("modeling_*.py") if not file.name.startswith(others)
+    ]
     texts = (file.read_text(encoding="utf-8") for file in files)
     return {next(filter(None, match.groups())) for text in texts for match in IN_CODE.finditer(text)}
 

@@ -6,7 +6,7 @@ transformers 5 takes what a model's row reads (`dialects`). transformers 4.57 do
 and the classes that the others have code for; tests/model/rows/make_readers.py writes it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isclose
@@ -16,8 +16,16 @@ from typing import Any, NamedTuple
 from weightscope.checkpoint.config import Config, read_json
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.computed import usual_values
-from weightscope.model.config.config import ModelConfig
-from weightscope.model.config.dialects import FULL, GIVEN, SCALING, SLIDING, TRAINED, settings
+from weightscope.model.config.config import ModelConfig, class_says
+from weightscope.model.config.dialects import (
+    FULL,
+    GIVEN,
+    SCALING,
+    SLIDING,
+    TRAINED,
+    settings,
+    writer_of,
+)
 from weightscope.model.config.effects import tables, values_by_type
 from weightscope.model.config.rope import Rope
 from weightscope.model.rows.family import Family
@@ -44,6 +52,7 @@ TAKEN = (
 SAME_SCALING = {"su": "longrope", "mrope": "default"}  # older name -> newer
 NOT_SCALING = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section")
 LLAMA_CPP_BASE = 10000.0  # where a file of its own has none
+WRITTEN = ("default", "linear", "yarn", "longrope", "llama3")  # kinds that its files may have
 UNSAID = (DETAILS, SHARE)  # rules of their own in its converter's classes
 OWN = "own"  # what classes of its converter have rules of their own for
 UNKNOWN = "does not read this type"
@@ -58,6 +67,7 @@ class Takes(NamedTuple):
     # by what it is of; without what the reader's code decides whatever the file says
     values: Mapping[str, Any] = {}
     why: str = ""  # why it takes nothing
+    keys: Mapping[str, str] = {}  # where transformers 4.57 looks for each
 
 
 class Disagreement(NamedTuple):
@@ -67,15 +77,17 @@ class Disagreement(NamedTuple):
     taken: Mapping[str, Any]  # reader -> its value
     advice: str
 
-    def __str__(self) -> str:
+    @property
+    def values(self) -> str:
+        """What each reader takes, in words."""
         groups: list[tuple[Any, list[str]]] = []
         for reader, value in self.taken.items():
             group = next((names for other, names in groups if _same(value, other)), None)
             if group is None:
                 groups.append((value, group := []))
             group.append(reader)
-        parts = [f"{shown(value)} to {' and '.join(names)}" for value, names in groups]
-        return f"{self.what}: {', '.join(parts)}. {self.advice}"
+        parts = (f"{shown(value)} ({', '.join(names)})" for value, names in groups)
+        return f"{self.what} {', '.join(parts)}"
 
 
 def taken(root: Config, part: Config, row: Family) -> list[Takes]:
@@ -97,17 +109,18 @@ def taken(root: Config, part: Config, row: Family) -> list[Takes]:
     return [file.of_four(), five, file.of_vllm(five), file.of_llama_cpp()]
 
 
-def disagreements(readings: Iterable[Takes], part: Config) -> list[Disagreement]:
-    """What readers take otherwise, of those that take anything."""
+def disagreements(readings: Sequence[Takes], root: Config) -> list[Disagreement]:
+    """What readers take otherwise, of those that take anything; root: all of config.json."""
     by_what: dict[str, dict[str, Any]] = {}
     for reading in readings:
         for what, value in reading.values.items():
             by_what.setdefault(what, {})[reading.reader] = value
-    found = []
+    keys, found = readings[0].keys, []
     for what, values in by_what.items():
         first, *others = values.values()
         if not all(_same(first, other) for other in others):
-            found.append(Disagreement(what, values, _advice(what, values, part)))
+            advice = _advice(what, values, keys.get(what, ""), writer_of(root))
+            found.append(Disagreement(what, values, advice))
     return found
 
 
@@ -124,15 +137,15 @@ def _same(x: Any, y: Any) -> bool:
     return bool(x == y)
 
 
-def _advice(what: str, values: Mapping[str, Any], part: Config) -> str:
-    """What to write, so that all take the same."""
-    is_unread = FOUR in values and FIVE in values and GIVEN in part
-    if is_unread and what.startswith(BASE):
-        advice = f"{FOUR} does not read {GIVEN}: write the base at the top of config.json too"
-        return f"{advice}, as rope_theta." if what == BASE else f"{advice}, in its older words."
-    if is_unread and what.startswith((SCALED, DETAILS, SHARE)):
-        return f"{FOUR} does not read {GIVEN}: write it in the older words too."
-    return "Write it into config.json in the words that each of them reads."
+def _advice(what: str, values: Mapping[str, Any], key: str, writer: int | None) -> str:
+    """What to write, so that all take what the file's writer meant."""
+    turns = what.startswith((BASE, SCALED, DETAILS, SHARE))
+    if turns and writer is not None and writer < 5:
+        return f"{FIVE} looks for {GIVEN}: write it there too."
+    if key and not {FOUR, FIVE} - values.keys() and not _same(values[FOUR], values[FIVE]):
+        value = "it" if what.startswith((SCALED, DETAILS)) else shown(values[FIVE])
+        return f"{FOUR} looks for {key}: write {value} there."
+    return "Write it where each of them looks."
 
 
 # transformers' classes, as far as readers.json describes them
@@ -243,15 +256,31 @@ class _File:
         if made is None:
             return Takes(FOUR, why=UNKNOWN)
         values = self._turns({kind: self._turn_of_four(made, kind) for kind in self.numbers.rope})
+        keys = self._keys_of_four(values)
         values[HEAD] = self.numbers.head_dim
-        if self.family.heads.head_dim in ((), ("head_dim",)):
+        stored = class_says(self._kind, "names").get("head_dim", "head_dim")
+        if self.family.heads.head_dim in ((), ("head_dim",)) and stored == "head_dim":
             given = made.take(self.part, "head_dim") if "head_dim" in made.reads else None
             values[HEAD] = given or self._even_share
         if key := next((key for key in self._eps_keys if key in made.values), ""):
-            values[EPS] = made.take(self.part, key)
+            values[EPS], keys[EPS] = made.take(self.part, key), key
         if self.family.outputs is not None:
             values[TIED] = made.take(self.part, TIE, True) is True
-        return Takes(FOUR, values | made.others(self.part))
+        before = f"{self.family.part}." if self.part.raw is not self.root.raw else ""
+        keys = {what: before + key for what, key in keys.items()}
+        return Takes(FOUR, values | made.others(self.part), keys=keys)
+
+    def _keys_of_four(self, turns: Mapping[str, Any]) -> dict[str, str]:
+        """The older keys of what rotary parameters say, and of others that all classes share."""
+        keys, rope = {HEAD: "head_dim", TIED: TIE, WINDOW: SLIDES}, self.family.rope
+        if isinstance(rope, Rope):
+            local = rope.local[0] if rope.local else rope.theta_key
+            own = {SCALED: SCALING, DETAILS: SCALING, SHARE: rope.fraction_key}
+            for what in turns:
+                name, _, kind = what.partition(", ")
+                base = local if kind == SLIDING else rope.theta_key
+                keys[what] = base if name == BASE else own[name]
+        return keys
 
     def of_vllm(self, five: Takes) -> Takes:
         """vLLM: through transformers 5, with activations of its own code."""
@@ -273,6 +302,9 @@ class _File:
         given = {**(made.values if made else {}), **self.root.raw, **self.part.raw}
         values = self._turns(self._turns_of_llama_cpp(given))
         values = {what: value for what, value in values.items() if not what.startswith(UNSAID)}
+        for what in [what for what in values if what.startswith(SCALED)]:
+            if values[what].partition(" ")[0] not in WRITTEN:
+                del values[what]
         values[HEAD] = given.get("head_dim") or self._even_share
         keys = EPS_KEYS.get(self.numbers.norm, ()) if self._eps_keys else ()
         if key := next((key for key in keys if key in given), ""):
@@ -324,7 +356,8 @@ class _File:
     def _turn_of_four(self, made: _Class, kind: str) -> dict[str, Any]:
         """Rotary parameters of layers of one kind in transformers 4.57."""
         rope = self.family.rope
-        assert isinstance(rope, Rope)
+        if not isinstance(rope, Rope):
+            return {}
         key = rope.local[0] if kind == SLIDING and rope.local else rope.theta_key
         is_scaled = rope.scaling and not (kind == SLIDING and rope.local and not rope.local_scaled)
         scaling = made.take(self.part, SCALING) if is_scaled else None
