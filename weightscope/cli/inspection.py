@@ -295,7 +295,7 @@ def _show_readers(model: "Model", as_json: bool) -> None:
     in_order = sorted(readings, key=lambda each: -len(each.values))  # the longest first
     names = dict.fromkeys(what for reading in in_order for what in reading.values)
     table = [
-        (what, *(shown(each.values[what]) if what in each.values else "" for each in readings))
+        (what, *(printable(shown(each.values.get(what, ""))) for each in readings))
         for what in names
     ]
     show(Table.of_rows(["what", *READERS], table))

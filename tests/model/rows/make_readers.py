@@ -123,7 +123,7 @@ def other_names(make: Any, usual: Any) -> dict[str, str]:
                     for name in TAKEN
                     if name != key and getattr(made, name, None) == probe != getattr(usual, name, None)
                 ]
-                found |= {key: name for name in changed}
+                found.update((key, name) for name in changed)
     return found
 
 

@@ -28,8 +28,9 @@ def taken_by_readers(model: Model, *, first_look: bool = False) -> list[Takes]:
     _, head = stored_ends(model)
     if head is None:
         return readings
-    # they run the head that is in the file, but 4.57 overwrites it where its config ties
-    overwrites = not says_tied(model) and tie_holds(model, first_look=first_look) is False
+    # all run the head that is in the file, but 4.57 overwrites it where its config ties
+    ties = any(each.reader == FOUR and each.values.get(TIED) for each in readings)
+    overwrites = ties and not says_tied(model) and tie_holds(model, first_look=first_look) is False
     return [_with_head(reading, overwrites) for reading in readings]
 
 

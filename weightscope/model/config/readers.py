@@ -7,6 +7,7 @@ and the classes that the others have code for; tests/model/rows/make_readers.py 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isclose
@@ -56,8 +57,10 @@ WRITTEN = ("default", "linear", "yarn", "longrope", "llama3")  # kinds that its 
 UNSAID = (DETAILS, SHARE)  # rules of their own in its converter's classes
 OWN = "own"  # what classes of its converter have rules of their own for
 UNKNOWN = "does not read this type"
+ELSEWHERE = "reads towers beside a language model by code of its own"
+LANGUAGE = ("", "text", "decoder")  # towers of a language model
 UNNAMED = "reads by class, and config.json names none"
-LONGEST = 300  # characters of a scaling's parameters
+SHOWN = 300  # characters of a value in a table or a sentence
 
 
 class Takes(NamedTuple):
@@ -105,8 +108,10 @@ def taken(root: Config, part: Config, row: Family) -> list[Takes]:
         file = _File(root, part, meant.numbers, meant.family)
     except CheckpointError as error:
         return [Takes(reader, why=f"not compared: {error}") for reader in READERS]
-    five = file.of_five()
-    return [file.of_four(), five, file.of_vllm(five), file.of_llama_cpp()]
+    four, five = file.of_four(), file.of_five()
+    if row.tower not in LANGUAGE:
+        return [four, five, *(Takes(reader, why=ELSEWHERE) for reader in (VLLM, LLAMA_CPP))]
+    return [four, five, file.of_vllm(five), file.of_llama_cpp()]
 
 
 def disagreements(readings: Sequence[Takes], root: Config) -> list[Disagreement]:
@@ -128,12 +133,13 @@ def shown(value: Any) -> str:
     """A value in a table or a sentence."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
-    return f"{value:.12g}" if isinstance(value, int | float) else str(value)
+    return f"{value:.12g}" if isinstance(value, float) else str(value)[:SHOWN]
 
 
 def _same(x: Any, y: Any) -> bool:
     if isinstance(x, int | float) and isinstance(y, int | float):
-        return isclose(x, y)
+        with suppress(OverflowError):  # a whole number may be too large for a float
+            return isclose(x, y)
     return bool(x == y)
 
 
@@ -309,8 +315,9 @@ class _File:
         keys = EPS_KEYS.get(self.numbers.norm, ()) if self._eps_keys else ()
         if key := next((key for key in keys if key in given), ""):
             values[EPS] = given[key]
-        if made and self._names & table["windows"]:
-            values |= {WINDOW: made.others(self.part).get(WINDOW)}
+        others = made.others(self.part) if made else {}
+        if WINDOW in others and self._names & table["windows"]:
+            values[WINDOW] = others[WINDOW]
         own = [what for what, names in table[OWN].items() if self._names & names]
         kept = {what: value for what, value in values.items() if what.partition(",")[0] not in own}
         return Takes(LLAMA_CPP, kept)
@@ -333,21 +340,20 @@ class _File:
         if not isinstance(rope, Rope) or not rope.theta_key:  # the code's own
             return values
         kinds = [kind for kind, turn in self.numbers.rope.items() if turn.has("rope_theta")]
-        alike = not rope.local and len({str(_plain(self.numbers.rope[kind])) for kind in kinds}) < 2
+        alike = not rope.local and len({str(self.numbers.rope[kind].raw) for kind in kinds}) < 2
         for kind in kinds[:1] if alike else kinds:
             turn, where = by_kind.get(kind), "" if alike else f", {kind}"
             if turn is None:
                 continue
             scaling = _plain(turn)
-            called = SAME_SCALING.get(str(_word(turn)), _word(turn))
             if turn.get("rope_theta") is not None:
                 values[BASE + where] = turn["rope_theta"]
+            called = SAME_SCALING.get(_word(turn), _word(turn))
             values[SCALED + where] = called
             if called != "default":
                 trained = turn.get(TRAINED) or self.part.get(TRAINED) or self.numbers.n_positions
-                values[SCALED + where] = (
-                    f"{called} by {scaling['factor']:g}" if "factor" in scaling else called
-                )
+                times = f" by {shown(scaling['factor'])}" if "factor" in scaling else ""
+                values[SCALED + where] = called + times
                 values[DETAILS + where] = _words({**scaling, TRAINED: trained})
             if rope.fraction is not None and not rope.dims_key:
                 values[SHARE + where] = turn.get("partial_rotary_factor", 1.0)
@@ -383,8 +389,9 @@ class _File:
         return by_kind | {SLIDING: {**full, **(turns.get(SLIDING) or {})}}
 
 
-def _word(turn: Mapping[str, Any]) -> Any:
-    return turn.get("rope_type", turn.get("type")) or "default"
+def _word(turn: Mapping[str, Any]) -> str:
+    """The kind of scaling."""
+    return str(turn.get("rope_type", turn.get("type")) or "default")
 
 
 def _plain(turn: Mapping[str, Any]) -> dict[str, Any]:
@@ -393,4 +400,4 @@ def _plain(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(scaling: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in sorted(scaling.items()))[:LONGEST]
+    return ", ".join(f"{key} {value}" for key, value in sorted(scaling.items()))
