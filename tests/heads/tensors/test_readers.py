@@ -53,7 +53,7 @@ def test_same_has_a_line_where_one_file_is_taken_otherwise(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("is_equal", [True, False])
 def test_a_tie_counts_where_it_changes_the_head(is_equal: bool, tmp_path: Path) -> None:
-    """4.57 ties a head that config.json says nothing of, if its class does; transformers 5 keeps the one in the file."""
+    """Where no reader ties, the head in the file is not compared with the embedding."""
     folder = copied(tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + np.float32(not is_equal)

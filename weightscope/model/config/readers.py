@@ -309,7 +309,7 @@ class _File:
         values = self._turns(self._turns_of_llama_cpp(given))
         values = {what: value for what, value in values.items() if not what.startswith(UNSAID)}
         for what in [what for what in values if what.startswith(SCALED)]:
-            if values[what].partition(" ")[0] not in WRITTEN:
+            if values[what].partition(" ")[0] not in WRITTEN or what.endswith(SLIDING):
                 del values[what]
         values[HEAD] = given.get("head_dim") or self._even_share
         keys = EPS_KEYS.get(self.numbers.norm, ()) if self._eps_keys else ()
@@ -339,12 +339,13 @@ class _File:
         rope, values = self.family.rope, dict[str, Any]()
         if not isinstance(rope, Rope) or not rope.theta_key:  # the code's own
             return values
-        kinds = [kind for kind, turn in self.numbers.rope.items() if turn.has("rope_theta")]
+        kinds = sorted(kind for kind, turn in self.numbers.rope.items() if turn.has("rope_theta"))
         alike = not rope.local and len({str(self.numbers.rope[kind].raw) for kind in kinds}) < 2
         for kind in kinds[:1] if alike else kinds:
-            turn, where = by_kind.get(kind), "" if alike else f", {kind}"
-            if turn is None:
-                continue
+            where = "" if alike else f", {kind}"
+            turn = by_kind.get(kind, {})
+            if alike:
+                turn = by_kind.get(FULL, turn)
             scaling = _plain(turn)
             if turn.get("rope_theta") is not None:
                 values[BASE + where] = turn["rope_theta"]
@@ -373,7 +374,7 @@ class _File:
             "partial_rotary_factor": made.take(self.part, rope.fraction_key, 1.0),
         }
 
-    def _turns_of_llama_cpp(self, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    def _turns_of_llama_cpp(self, given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """Rotary parameters by kind of layer, as its converter looks for them."""
         found = given.get(GIVEN, given.get(SCALING))
         turns = dict(found) if isinstance(found, Mapping) else {}
@@ -384,9 +385,11 @@ class _File:
         if not {FULL, SLIDING} & turns.keys():
             turns.setdefault("rope_theta", LLAMA_CPP_BASE if base is None else base)
             turns[SLIDING] = {} if local is None else {"rope_theta": local}
-        full = turns.get(FULL, turns)
-        by_kind = {kind: full for kind in self.numbers.rope if kind != SLIDING}
-        return by_kind | {SLIDING: {**full, **(turns.get(SLIDING) or {})}}
+        full, sliding = (
+            entry if isinstance(entry := turns.get(kind), Mapping) else usual
+            for kind, usual in ((FULL, turns), (SLIDING, {}))
+        )
+        return {**dict.fromkeys((*self.numbers.rope, FULL), full), SLIDING: sliding}
 
 
 def _word(turn: Mapping[str, Any]) -> str:
