@@ -43,6 +43,7 @@ COMMANDS = {  # what prints JSON: the schema of it, and the arguments
     "fingerprint": ("tables of fingerprint", ["model", "--out", "model.wsf"]),
     "reference": ("tables of reference", ["model.txt", "--out", "reference.npz"]),
     "draft": ("tables of draft", ["model"]),
+    "inspect --readers": ("tables of readers", ["model", "--readers"]),
 }
 RUN_THE_MODEL = {"adopt", "convert", "norms", "outliers", "sinks"}  # tried with PyTorch, by their own tests
 FOLDERS = {"audit", "atlas", "compare", "lineage", "same", "learned"}  # also write results

@@ -214,6 +214,7 @@ def draft_command(named: Any, source: str, out: Path | None, as_json: bool) -> N
         "weightscope inspect embedded",
         "weightscope inspect model/ --check",
         "weightscope inspect model.gguf --tensors --json",
+        "weightscope inspect model/ --readers",
     ],
 )
 @options.with_source
@@ -221,18 +222,32 @@ def draft_command(named: Any, source: str, out: Path | None, as_json: bool) -> N
     "--check", "Read every tensor once and report what stands out; works for any architecture."
 )
 @options.flag("--tensors", "List every tensor of the file with its role. Headers only.", "by_role")
+@options.flag(
+    "--readers",
+    "Show what transformers 4.57 and 5, vLLM and llama.cpp take from config.json.",
+)
 @options.json
-def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) -> None:
+def inspect(
+    named: Any, source: str, check: bool, by_role: bool, readers: bool, as_json: bool
+) -> None:
     """Show family, shapes, dtypes, and the bytes an audit would read.
 
     --tensors lists one line per tensor: its role, stack, layer and expert, its shape, and how the
     file stores it. Tensors that no row names keep their name as role, and come last.
+
+    --readers shows what four readers take from config.json, such as the base of rotation, and where
+    they disagree.
     """
+    if readers and (check or by_role):
+        raise click.UsageError("--readers is a table of its own; leave --check and --tensors out")
     if check and by_role:
         raise click.UsageError("--check and --tensors are two lists; ask for one")
     if check and as_json:
         advice = "`weightscope audit SOURCE --all --json` prints findings"
         raise click.UsageError(f"--json lists tensors; {advice}")
+    if readers:
+        _show_readers(named(source).open(), as_json)
+        return
     if by_role or as_json:
         from weightscope.checkpoint.provenance import Provenance
 
@@ -248,6 +263,45 @@ def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) 
         show(tensors.table)
         return
     show(*(checked(named(source)) if check else describe(named(source).open())))
+
+
+def _show_readers(model: "Model", as_json: bool) -> None:
+    """Print what each reader takes from config.json, and where they disagree."""
+    from weightscope.core.tables import Table
+    from weightscope.heads.tensors.readers import (
+        disagreement_line,
+        readers_disagree,
+        taken_by_readers,
+    )
+    from weightscope.model.config.readers import READERS, shown
+
+    readings = taken_by_readers(model, first_look=True)
+    found = readers_disagree(model, first_look=True)
+    lead = "Readers of config.json agree on what they take from it."
+    lead = disagreement_line(found) if found else lead
+    if as_json:
+        rows = [
+            {"what": what, "reader": reading.reader, "value": value}
+            for reading in readings
+            for what, value in reading.values.items()
+        ]
+        unread = [{"reader": each.reader, "why": each.why} for each in readings if each.why]
+        differing = [{"what": each.what, "advice": each.advice} for each in found]
+        tables = {"readers": rows, "unread": unread, "disagreements": differing}
+        print_tables(lead, [model.checkpoint], **tables)
+        return
+    options.say_digests(source_of(model.checkpoint))
+    headline(lead)
+    in_order = sorted(readings, key=lambda each: -len(each.values))  # the longest first
+    names = dict.fromkeys(what for reading in in_order for what in reading.values)
+    table = [
+        (what, *(printable(shown(each.values.get(what, ""))) for each in readings))
+        for what in names
+    ]
+    show(Table.of_rows(["what", *READERS], table))
+    for each in readings:
+        if each.why:
+            click.echo(printable(f"{each.reader}: {each.why}"))
 
 
 def checked(source: "Source") -> Iterator["str | Table"]:

@@ -20,6 +20,7 @@ from weightscope.heads.tensors.findings import (
     scale_findings,
     untied_head,
 )
+from weightscope.heads.tensors.readers import reader_findings
 from weightscope.heads.tensors.tied_head import tied_head_finding
 from weightscope.model.embeddings import BLOCK_BYTES
 from weightscope.model.metrics.outliers import (
@@ -101,6 +102,7 @@ def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = 
             *outlier_gains(model, layers),
             *untied_head(model),
             *tied_head_finding(model),
+            *reader_findings(model),
             *scale_findings(model),
             *(() if looks_random(model, heads) else offset_findings(model, layers)),
             *rows,

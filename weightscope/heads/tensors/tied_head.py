@@ -35,7 +35,7 @@ def tie_holds(model: Model, *, first_look: bool = False) -> bool | None:
     A first look reads some rows, and nothing over a network. None where there is no head, or where
     it was not read.
     """
-    tokens, head = _stored(model)
+    tokens, head = stored_ends(model)
     if tokens is None:
         return None
     if head is None:
@@ -47,7 +47,7 @@ def tie_holds(model: Model, *, first_look: bool = False) -> bool | None:
 
 def overwritten_head(model: Model, *, first_look: bool = False) -> str:
     """Describe a head that the config ties and the file holds with other values, if any."""
-    tokens, head = _stored(model)
+    tokens, head = stored_ends(model)
     if tokens is None or head is None or not says_tied(model):
         return ""
     if tie_holds(model, first_look=first_look) is not False:
@@ -71,13 +71,13 @@ overwritten = finding(
 
 def tied_head_finding(model: Model) -> Iterator[Finding]:
     """A head in the file that readers overwrite, as its config ties it."""
-    _, head = _stored(model)
+    _, head = stored_ends(model)
     if head is not None and (text := overwritten_head(model)):
         members = (Member("tensor", None, name=head.name),)
         yield overwritten(measure="tensors", number=1.0, usual=0.0, text=text, members=members)
 
 
-def _stored(model: Model) -> tuple[Tensor | None, Tensor | None]:
+def stored_ends(model: Model) -> tuple[Tensor | None, Tensor | None]:
     """The token embedding and the head in the file; None for one that it lacks."""
     checkpoint = model.checkpoint.unchecked()
     tokens = checkpoint.get(model.prefix + model.family.inputs.tokens)

@@ -6,7 +6,6 @@ counts, unless it is known to have no effect on what a trained model computes: a
 decide anything.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from weightscope.model.config.effects import (
     Reader,
     effect_of,
     tables,
+    values_by_type,
 )
 from weightscope.model.config.reading import part_of, parts
 from weightscope.model.config.rope import GridRope, Rope
@@ -620,12 +620,7 @@ def _as_stated(values: dict[str, Any], spelled: dict[str, str], section: Config)
 
 def usual_values(kind: str) -> dict[str, Any]:
     """Values that the class of a model_type takes for keys left out."""
-    values = {}
-    for key, texts in tables()["usual"].items():
-        for text, kinds in texts.items():
-            if kind in kinds.split():
-                values[key] = json.loads(text)
-    return values
+    return values_by_type(tables()["usual"], kind)
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -191,7 +191,7 @@ def in_layer(config: ModelConfig, family: Family, index: int) -> tuple[ModelConf
 # Dialects
 
 
-def _writer_of(config: Config) -> int | None:
+def writer_of(config: Config) -> int | None:
     """The major version of transformers that wrote a config; None where it is not stated."""
     major = str(config.get("transformers_version") or "").partition(".")[0]
     return int(major) if major.isascii() and major.isdigit() and len(major) < 4 else None
@@ -251,7 +251,7 @@ def _standardised(
     emptied = SCALING in part and not part[SCALING]
     usual = class_says(kind, "rope") or class_says(family.types[0], "rope")
     free = not class_says(kind, "names")
-    rotary = _Rotary(config, rope, usual, _writer_of(root), free=free, emptied=emptied)
+    rotary = _Rotary(config, rope, usual, writer_of(root), free=free, emptied=emptied)
     made = {key: value for key, value in values.items() if key != SCALING}
     made[GIVEN] = rotary.standard()
     return replace(config, raw=made, notes=tuple(rotary.notes))

@@ -5,6 +5,7 @@ reads. A key that this code reads counts, whatever it is called; one that it tak
 decides nothing; one that it does not know may be for another reader.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -130,6 +131,16 @@ def effect_of(key: str, read: frozenset[str], readers: Mapping[str, Reader]) -> 
         place = ".".join(words[: words.index("rope_parameters")])
         return COMPUTATION if place not in readers or readers[place].may_turn else UNKNOWN
     return COMPUTATION if KNOWN.fullmatch(words[-1]) else UNKNOWN
+
+
+def values_by_type(table: Mapping[str, Mapping[str, str]], kind: str) -> dict[str, Any]:
+    """Values of a model_type in a table of key -> value as JSON -> model_types."""
+    return {
+        key: json.loads(text)
+        for key, texts in table.items()
+        for text, kinds in texts.items()
+        if kind in kinds.split()
+    }
 
 
 @lru_cache(None)

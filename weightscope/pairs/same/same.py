@@ -18,6 +18,7 @@ from weightscope.core.files import REPORT
 from weightscope.core.progress import bar, progress_shown
 from weightscope.core.results import Result
 from weightscope.core.tables import Table, as_json, column
+from weightscope.heads.tensors.readers import disagreement_line, readers_disagree
 from weightscope.heads.tensors.tied_head import TIED, overwritten_head, says_tied
 from weightscope.model.config.computed import Difference
 from weightscope.model.config.effects import UNKNOWN
@@ -456,6 +457,7 @@ def same(
         letter: _unread(each.checkpoint, companions) for letter, each in (("A", a), ("B", b))
     }
     unread = [f"{letter}: {tie}" for letter, tie in ties.items() if tie]
+    unread += _readers_lines(a, b)
     unread += [
         f"{letter}: {files.sentence}" for letter, files in unread_files.items() if files.telling
     ]
@@ -481,6 +483,15 @@ def same(
         where,
         digests,
     )
+
+
+def _readers_lines(a: Readable, b: Readable) -> list[str]:
+    """A line for a config.json that readers disagree on, unless they do so on both alike."""
+    found = [readers_disagree(each) if isinstance(each, Model) else [] for each in (a, b)]
+    if found[0] == found[1]:
+        return []
+    sides = zip("AB", found, strict=True)
+    return [f"{letter}: {disagreement_line(these)}" for letter, these in sides if these]
 
 
 def _as_stored(judged: Judged, a: Checkpoint, b: Checkpoint) -> Judged:
