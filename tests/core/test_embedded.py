@@ -1,59 +1,29 @@
-"""The checkpoint that comes with weightscope shows what the paper reports of GPT-2; an untrained one does not."""
+"""The checkpoint that comes with weightscope has induction heads, and the weights alone say whose keys read which head."""
 
 import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.bigram_counts import embedded_counts
 from weightscope.core.embedded import FOLDER
-from weightscope.heads.detok.first_layer import FirstLayer, position_terms, ranked
-from weightscope.model.text.tokenizer import Tokenizer
+
+PASSAGE = 64  # tokens that are read twice
 
 
 @pytest.fixture(scope="module")
-def first(embedded: ws.Model) -> FirstLayer:
-    return FirstLayer(embedded)
+def model() -> ws.Model:
+    return ws.open_model("embedded")
 
 
-def test_a_head_ranks_the_tokens_that_come_before(embedded: ws.Model) -> None:
-    heads = ws.bigram_auroc(embedded).heads
-    assert heads["auroc"].max() >= 0.80
-    assert heads["tokens_scored"].min() > 6_500
-
-
-@pytest.mark.check
-def test_an_untrained_model_of_the_same_shape_ranks_nothing(tmp_path) -> None:
-    torch = pytest.importorskip("torch", reason="the initialisation is PyTorch's, in the extra `runner`")
-    transformers = pytest.importorskip("transformers", reason="the initialisation is transformers'")
-    torch.manual_seed(0)
-    config = transformers.GPT2Config.from_json_file(str(FOLDER / "config.json"))
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    auroc = ws.bigram_auroc(ws.open_model(tmp_path), embedded_counts()).heads["auroc"]
-    assert 0.45 < auroc.min() < auroc.max() < 0.55
-
-
-def test_position_makes_a_head_favour_near_tokens(first: FirstLayer) -> None:
-    heads = position_terms(first).heads
-    assert heads["near_mass"].max() > 0.5  # an even attention gives the nearest tenth 0.1
-    assert ((heads["near_mass"] > 0.5) & (heads["t_p_slope"] > 0)).any()
+@pytest.fixture(scope="module")
+def attention(model: ws.Model) -> np.ndarray:
+    """Attention (L, H, 2n, 2n) over passages of frequent tokens that are read twice, a mean over eight."""
+    pytest.importorskip("torch", reason="running the model needs the extra `runner`")
+    passages = np.random.default_rng(0).integers(300, 1500, (8, PASSAGE))
+    seen: dict[int, list[np.ndarray]] = {}
+    texts = [np.concatenate([passage, passage]) for passage in passages]
+    ws.open_runner(model).observe(texts, lambda a: seen.setdefault(a.layer.index, []).append(a.attention))
+    return np.array([np.mean([each.reshape(-1, *each.shape[-2:]).reshape(-1, 6, 128, 128).mean(0) for each in seen[i]], axis=0) for i in sorted(seen)])
 
 
 def test_everything_shipped_is_small() -> None:
-    assert sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file()) < 8_000_000
-
-
-def test_sigma_is_read_from_the_real_embeddings(embedded: ws.Model) -> None:
-    rows, columns = np.arange(0, 8000, 997), np.array([0, 3, 255])
-    e, p = embedded.embeddings.tokens[rows].astype(np.float64), embedded.positions[columns].astype(np.float64)
-    expected = np.sqrt((e[:, None] + p).var(axis=-1) + 1e-5)
-    np.testing.assert_allclose(embedded.embeddings.sigma(rows[:, None], columns), expected, rtol=1e-5)
-
-
-EXAMPLES = {"riety": " prop", "ibility": " respons", "iamond": " d", "ishop": " B", "'t": " don"}
-
-
-@pytest.mark.parametrize(("token", "previous"), EXAMPLES.items())
-def test_a_split_words_first_part_ranks_first_for_some_head(first: FirstLayer, token: str, previous: str) -> None:
-    tokenizer = Tokenizer.load(FOLDER)
-    table = ranked(first, tokenizer, [tokenizer.id_of(token)], top=1)
-    assert previous in table["token"]
+    assert sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file()) < 7_600_000
