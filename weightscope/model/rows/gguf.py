@@ -21,6 +21,7 @@ from weightscope.checkpoint.storage import Storage
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.rope import Rope
 from weightscope.model.layers.layouts import grouped, latent
+from weightscope.model.rows import mixers
 from weightscope.model.rows.cells import Gguf
 from weightscope.model.rows.family import Family
 
@@ -70,6 +71,11 @@ def one_channel(kernels: np.ndarray, *_: int) -> np.ndarray:
     return kernels[:, None]
 
 
+def one_channel_of_four(kernels: np.ndarray, *_: int) -> np.ndarray:
+    """Kimi's convolutions, which ggml has with four axes: (1, d, 1, k) -> (d, 1, k)."""
+    return kernels.reshape(-1, 1, kernels.shape[-1])
+
+
 def flat(values: np.ndarray, *_: int) -> np.ndarray:
     """Vectors that are stored as columns, or in groups."""
     return values.reshape(-1)
@@ -77,27 +83,30 @@ def flat(values: np.ndarray, *_: int) -> np.ndarray:
 
 def logarithm(decay: np.ndarray, *_: int) -> np.ndarray:
     """State spaces' log(-A) from ggml's A, to the last digit of exp; Mamba 2's (H,) is a column."""
-    decay = decay[..., 0] if decay.shape[-1] == 1 else decay
+    decay = decay[:, 0] if decay.shape[1:] == (1,) else decay
     with np.errstate(all="ignore"):  # a broken file's are NaN
         return np.log(-decay.astype(np.float64)).astype(np.float32)
 
 
-# Inverses for tensors outside attention and the network, by ggml's names.
+# Inverses for mixers' tensors, by ggml's names.
 UNDONE: dict[str, Undo] = {
     "shortconv.conv": one_channel,
     "ssm_conv1d": one_channel,
+    **{f"ssm_conv1d_{letter}": one_channel_of_four for letter in "qkv"},
     "ssm_a": logarithm,
     "ssm_d": flat,
     "ssm_norm": flat,
 }
-AXES: dict[Undo, int] = {turned: 2, one_channel: 2}  # least number of axes; 1 for others
+# Least number of axes; 1 for others.
+AXES: dict[Undo, int] = {turned: 2, one_channel: 2, one_channel_of_four: 4, flat: 2}
 # Shape of the stored values -> shape; the same for others.
 SHAPES: dict[Undo, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
     turned: lambda shape: shape[::-1],
     one_channel: lambda shape: (shape[0], 1, *shape[1:]),
+    one_channel_of_four: lambda shape: (prod(shape[:-1]), 1, shape[-1]),
     flat: lambda shape: (prod(shape),),
     channels_second: lambda shape: (shape[0], shape[-1], *shape[1:-1]),
-    logarithm: lambda shape: shape[:-1] if shape[-1] == 1 else shape,
+    logarithm: lambda shape: shape[:1] if shape[1:] == (1,) else shape,
 }
 
 OF_ROWS: tuple[Undo, ...] = (queries_in_halves, keys_in_halves, in_groups)  # rows stay whole
@@ -151,6 +160,15 @@ def t5_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
         problem = "has biases by distance in every layer, as UMT5; such files are not read"
         raise CheckpointError(problem, file=keys.file)
     return {"relative_attention_max_distance": 128}
+
+
+def delta_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """The width of a value head of linear layers."""
+    own_keys = keys.inside("own")
+    if own_keys.get("ssm.inner_size") is None:
+        return {}
+    width, heads = own_keys.size("ssm.inner_size"), own_keys.size("ssm.time_step_rank")
+    return {"linear_value_head_dim": width // heads}
 
 
 def lfm2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
@@ -355,6 +373,7 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
             tensors[full] = RestoredTensor(renamed, undo, *heads)
     if row.heads.layout is latent:
         _join_latents(tensors, row, file)
+    _restore_mixers(tensors, row, gguf, Config(config, file))
     tensors |= _scalars(checkpoint, row, gguf, Config(config, file).size("num_hidden_layers"))
     config |= _factors(checkpoint, Config(config, file))
     tokens = tensors.get(row.prefixes[0] + row.inputs.tokens)
@@ -406,7 +425,7 @@ def modules_of(row: Family, gguf: Gguf) -> dict[str, str]:
     if row.heads.layout is latent:
         attention = row.heads.k.rpartition(".")[0]
         named |= {name: f"{attention}.{last}" for name, last in OF_LATENTS.items()}
-    return {**named, **gguf.modules}
+    return {**named, **mixers.named_by_ggml(row.mixer), **gguf.modules}
 
 
 def _undone(row: Family, gguf: Gguf) -> dict[str, Undo]:
@@ -425,9 +444,8 @@ def _undone(row: Family, gguf: Gguf) -> dict[str, Undo]:
     undone |= {norm.module: less_one for norm in norms if norm and norm.offset}
     if qk_norm and qk_norm.offset:
         undone |= {qk_norm.query: less_one, qk_norm.key: less_one}
-    return undone | {
-        gguf.modules[name]: undo for name, undo in UNDONE.items() if name in gguf.modules
-    }
+    by_ggml = mixers.named_by_ggml(row.mixer)
+    return undone | {by_ggml[name]: undo for name, undo in UNDONE.items() if name in by_ggml}
 
 
 def _of_stack(name: str, row: Family, names: Mapping[str, str]) -> tuple[str, str] | None:
@@ -550,6 +568,27 @@ def _join_latents(tensors: dict[str, Tensor], row: Family, file: object) -> None
         if values is None:
             raise CheckpointError("has keys of a latent, but no values", file=file, tensor=name)
         tensors[f"{stem}{last}.weight"] = OutOfLatent(keys, values)
+
+
+def _restore_mixers(tensors: dict[str, Tensor], row: Family, gguf: Gguf, config: Config) -> None:
+    """Put value heads of linear layers in order, and join what Qwen3-Next has in one tensor."""
+    orders = mixers.tiled(config) if gguf.tiled else {}
+    modules = mixers.roles_of(row.mixer)
+    layer = re.compile(f"{re.escape(row.prefixes[0] + row.layer)}".replace(r"\{i\}", r"\d+") + "(.*)")
+    for name in [*tensors]:
+        inner = layer.fullmatch(name)
+        module = inner[1].removesuffix(".weight") if inner else ""
+        role = modules.get(module, "").removeprefix(mixers.OF_MIXER)
+        if (order := orders.get(role)) and order.divides(tensors[name].shape):
+            tensors[name] = RestoredTensor(tensors[name], order, 1, 1)
+        gates = f"{name.removesuffix('qkv.weight')}z.weight"
+        is_split = f"{name.removesuffix('qkv.weight')}ba.weight" in tensors
+        if role == "qkv" and is_split and gates in tensors:
+            n_keys = config.size("linear_num_key_heads")
+            full = f"{name.removesuffix('.weight')}z.weight"
+            rows = tensors.pop(name)
+            rows = replace(rows, name=full) if isinstance(rows, GgufTensor) else rows
+            tensors[full] = mixers.JoinedGates(rows, tensors.pop(gates), n_keys)
 
 
 def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -196,6 +196,7 @@ NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
         gguf.bert_config,
         gguf.latent_config,
         gguf.glm4_config,
+        gguf.delta_config,
         gguf.lfm2_config,
         gguf.t5_config,
     ),
