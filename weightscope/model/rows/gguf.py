@@ -171,6 +171,27 @@ def delta_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     return {"linear_value_head_dim": width // heads}
 
 
+def nemotron_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """The pattern of Nemotron-H's layers, by which layers have keys and which a network."""
+    own_keys = keys.inside("own")
+    network = "E" if own_keys.get("expert_count") else "-"
+    attends, widths = (
+        own_keys.get(key) for key in ("attention.head_count_kv", "feed_forward_length")
+    )
+    if not (isinstance(attends, list) and isinstance(widths, list) and len(attends) == len(widths)):
+        problem = "has no lists of key-value heads and of networks' widths by layer"
+        raise CheckpointError(problem, file=keys.file)
+    kinds = zip(attends, widths, strict=True)
+    letters = ("*" if heads else network if width else "M" for heads, width in kinds)
+    return {"hybrid_override_pattern": "".join(letters)}
+
+
+def falcon_h1_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """No multipliers: the converter multiplies the weights."""
+    names_of = ("embedding", "attention_in", "attention_out", "key")
+    return {f"{name}_multiplier": 1.0 for name in names_of}
+
+
 def lfm2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """The network's width, which needs no further adjustment."""
     return {"block_auto_adjust_ff_dim": False}
@@ -363,7 +384,7 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
         module, full = _of_stack(name, row, gguf.whole) or _published_name(name, row, modules)
         if full in tensors:
             raise CheckpointError("has two tensors that mean the same", file=file, tensor=name)
-        renamed = replace(stored, name=full) if isinstance(stored, GgufTensor) else stored
+        renamed = _renamed(stored, full)
         undo = undone.get(module)
         if undo in (less_one, one_channel) and full.endswith(".bias"):
             undo = None
@@ -530,7 +551,7 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
     _by_type(values, row, gguf, own_keys)
     if isinstance(row.rope, Rope) and row.rope.dims_key:
         values[row.rope.dims_key] = turning
-    elif turning != head_dim:
+    elif turning != head_dim and row.rope is not None:
         if not isinstance(row.rope, Rope) or row.rope.fraction is None:
             raise CheckpointError(
                 "rotates a part of each head alone, which is not read", file=keys.file
@@ -567,7 +588,8 @@ def _join_latents(tensors: dict[str, Tensor], row: Family, file: object) -> None
         keys, values = tensors.pop(name), tensors.pop(f"{stem}{VALUES_OF_LATENT}.weight", None)
         if values is None:
             raise CheckpointError("has keys of a latent, but no values", file=file, tensor=name)
-        tensors[f"{stem}{last}.weight"] = OutOfLatent(keys, values)
+        full = f"{stem}{last}.weight"
+        tensors[full] = OutOfLatent(_renamed(keys, full), values)
 
 
 def _restore_mixers(tensors: dict[str, Tensor], row: Family, gguf: Gguf, config: Config) -> None:
@@ -586,9 +608,12 @@ def _restore_mixers(tensors: dict[str, Tensor], row: Family, gguf: Gguf, config:
         if role == "qkv" and is_split and gates in tensors:
             n_keys = config.size("linear_num_key_heads")
             full = f"{name.removesuffix('.weight')}z.weight"
-            rows = tensors.pop(name)
-            rows = replace(rows, name=full) if isinstance(rows, GgufTensor) else rows
+            rows = _renamed(tensors.pop(name), full)
             tensors[full] = mixers.JoinedGates(rows, tensors.pop(gates), n_keys)
+
+
+def _renamed(stored: Tensor, name: str) -> Tensor:
+    return replace(stored, name=name) if isinstance(stored, GgufTensor) else stored
 
 
 def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:
