@@ -512,6 +512,8 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
         for meaning, key in named.items()
         if own_keys.get(key) is not None
     }
+    if row.refused:  # its head counts are 0
+        values |= {"num_attention_heads": 1, "num_key_value_heads": 1}
     values |= _by_layer(Config(values, keys.file), own_keys)
     config = Config(values, keys.file)
     if (first := keys.get("tokenizer.ggml.bos_token_id")) is not None:
