@@ -299,7 +299,7 @@ REFUSED = {
     "odd heads": (Converted("gpt_neox", "gptneox"), {"blk.0.attn_qkv.weight": ones(97, 32)}, "values do not divide"),
     "endless factors": (Converted("phi3", "phi3"), factors(ones(5000), ones(5000)), "a factor for each pair"),
     "another architecture": (
-        Converted("llama", "mamba"),
+        Converted("llama", "zebra"),
         {},
         "read are gpt2, llama, ",
     ),
@@ -311,7 +311,7 @@ def test_unsupported_gguf_feature_is_refused(refused: str, tmp_path: Path) -> No
     case, tensors, stated = REFUSED[refused]
     path = written(Converted(case.fixture, "llama"), tmp_path / "m.gguf") if refused == "another architecture" else None
     if path is not None:
-        path.write_bytes(path.read_bytes().replace(b"llama", b"mamba"))
+        path.write_bytes(path.read_bytes().replace(b"llama", b"zebra"))
     with pytest.raises(ws.CheckpointError, match=stated):
         ws.open_model(path or written(case, tmp_path / "model.gguf", **tensors))
 

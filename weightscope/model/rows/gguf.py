@@ -598,7 +598,8 @@ def _restore_mixers(tensors: dict[str, Tensor], row: Family, gguf: Gguf, config:
     """Put value heads of linear layers in order, and join what Qwen3-Next has in one tensor."""
     orders = mixers.tiled(config) if gguf.tiled else {}
     modules = mixers.roles_of(row.mixer)
-    layer = re.compile(f"{re.escape(row.prefixes[0] + row.layer)}".replace(r"\{i\}", r"\d+") + "(.*)")
+    stem = re.escape(row.prefixes[0] + row.layer).replace(r"\{i\}", r"\d{1,7}")
+    layer = re.compile(f"{stem}(.*)", re.ASCII)
     for name in [*tensors]:
         inner = layer.fullmatch(name)
         module = inner[1].removesuffix(".weight") if inner else ""

@@ -59,6 +59,7 @@ MIXERS: Mapping[str, Mapping[str, str]] = {
         "g_b_proj": "gate_b",
         "o_norm": "norm",
         "o_proj": "out",
+        "dense": "out",
     },
     "conv": {"in_proj": "in", "conv": "conv", "out_proj": "out"},
     "lightning": {
