@@ -17,6 +17,7 @@ from weightscope.checkpoint.checkpoint import (
 )
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GgufTensor
+from weightscope.checkpoint.packings.packed import renamed
 from weightscope.checkpoint.storage import Storage
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.rope import Rope
@@ -264,6 +265,8 @@ COUNTED_BY_MLX = {
 }
 
 
+# Parts that mlx-lm splits kv_b_proj into.
+KEYS_BY_MLX, VALUES_BY_MLX = "embed_q", "unembed_out"
 # Convolutions by their names: mlx has their channels last, PyTorch second.
 OF_CONVOLUTION = re.compile(
     r"(.*\.)?(\w*conv\w*|patch_embed\w*(\.proj(ection)?)?)\.weight", re.ASCII
@@ -282,7 +285,26 @@ def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
             tensors[name] = RestoredTensor(stored, less_one, 1, 1)
         elif len(stored.shape) > 2 and OF_CONVOLUTION.fullmatch(name):
             tensors[name] = RestoredTensor(stored, channels_second, 1, 1)
-    return checkpoint.with_tensors(tensors) if tensors else checkpoint
+    restored = checkpoint.with_tensors(tensors) if tensors else checkpoint
+    return _with_latents_joined(restored)
+
+
+def _with_latents_joined(checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint with maps out of latents in one tensor; mlx-lm has two, by heads."""
+    tensors = dict(checkpoint)
+    for name in [name for name in checkpoint if name.endswith(f".{KEYS_BY_MLX}.weight")]:
+        stem = name.removesuffix(f"{KEYS_BY_MLX}.weight")
+        values = tensors.pop(f"{stem}{VALUES_BY_MLX}.weight", None)
+        if values is not None:
+            full = f"{stem}kv_b_proj.weight"
+            tensors[full] = OutOfLatent(renamed(tensors.pop(name), full), values)
+    if len(tensors) == len(checkpoint):
+        return checkpoint
+    joined = Checkpoint(
+        checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name
+    )
+    joined.weight_files = checkpoint.weight_files
+    return joined
 
 
 # A GGUF file as the checkpoint that it was converted from, the conversion undone.
@@ -384,14 +406,14 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
         module, full = _of_stack(name, row, gguf.whole) or _published_name(name, row, modules)
         if full in tensors:
             raise CheckpointError("has two tensors that mean the same", file=file, tensor=name)
-        renamed = _renamed(stored, full)
+        named = _renamed(stored, full)
         undo = undone.get(module)
         if undo in (less_one, one_channel) and full.endswith(".bias"):
             undo = None
         if undo is None or len(stored.shape) < AXES.get(undo, 1):
-            tensors[full] = renamed
+            tensors[full] = named
         else:
-            tensors[full] = RestoredTensor(renamed, undo, *heads)
+            tensors[full] = RestoredTensor(named, undo, *heads)
     if row.heads.layout is latent:
         _join_latents(tensors, row, file)
     _restore_mixers(tensors, row, gguf, Config(config, file))

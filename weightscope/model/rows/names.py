@@ -28,6 +28,7 @@
 | mixer.A_log, .dt_bias, .D | log of -A, bias of steps, skip (Mamba, DeltaNet, KDA) |
 | mixer.x, .dt, .dt_norm, .B_norm, .C_norm | Mamba 1: to steps, B and C; from steps; norms of each |
 | mixer.norm | of the mixer's output, gated or not |
+| projector.up, projector.down | from an image's tower to the language model |
 | the name of a step, as sinks or layer_scale | a rare mechanism; see docs/rows.md |
 
 `.bias` follows the role of a bias or a norm's beta. A norm that feeds attention and the network is
@@ -80,6 +81,8 @@ OF_MODEL = (
     "class",
     "registers",
     "patches",
+    "projector.up",
+    "projector.down",
     "mask",
     "unembedding",
     "norm.inputs",
