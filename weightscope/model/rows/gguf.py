@@ -184,7 +184,10 @@ def nemotron_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
         raise CheckpointError(problem, file=keys.file)
     kinds = zip(attends, widths, strict=True)
     letters = ("*" if heads else network if width else "M" for heads, width in kinds)
-    return {"hybrid_override_pattern": "".join(letters)}
+    values: dict[str, Any] = {"hybrid_override_pattern": "".join(letters)}
+    if network == "E":  # their width is the experts'
+        values["intermediate_size"] = None
+    return values
 
 
 def falcon_h1_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
@@ -627,7 +630,12 @@ def _restore_mixers(tensors: dict[str, Tensor], row: Family, gguf: Gguf, config:
         module = inner[1].removesuffix(".weight") if inner else ""
         role = modules.get(module, "").removeprefix(mixers.OF_MIXER)
         if (order := orders.get(role)) and order.divides(tensors[name].shape):
-            tensors[name] = RestoredTensor(tensors[name], order, 1, 1)
+            stored = tensors[name]
+            if role == "A_log" and isinstance(stored, RestoredTensor):  # the logarithm is last
+                ordered = RestoredTensor(stored.stored, order, 1, 1)
+                tensors[name] = replace(stored, stored=ordered)
+            else:
+                tensors[name] = RestoredTensor(stored, order, 1, 1)
         gates = f"{name.removesuffix('qkv.weight')}z.weight"
         is_split = f"{name.removesuffix('qkv.weight')}ba.weight" in tensors
         if role == "qkv" and is_split and gates in tensors:
@@ -654,6 +662,10 @@ def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:
                 values["layer_types"] = [
                     "full_attention" if size else "linear_attention" for size in each
                 ]
+    if isinstance(recurrent := own_keys.get("attention.recurrent_layers"), list):
+        values["layer_types"] = [
+            "linear_attention" if is_linear else "full_attention" for is_linear in recurrent
+        ]
     if isinstance(windows := own_keys.get("attention.sliding_window_pattern"), list):
         values["layer_types"] = [
             "sliding_attention" if window else "full_attention" for window in windows
