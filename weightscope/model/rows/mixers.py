@@ -147,6 +147,21 @@ def named_by_ggml(mixers: Names) -> dict[str, str]:
     }
 
 
+# Heads of their values: counts and width, by keys of config.json.
+HEADS = (
+    ("linear_num_value_heads", "linear_num_key_heads", "linear_value_head_dim"),
+    ("linear_num_heads", "linear_num_heads", "linear_head_dim"),
+    ("mamba_num_heads", "mamba_num_heads", "mamba_head_dim"),
+    ("mamba_n_heads", "mamba_n_heads", "mamba_d_head"),
+)
+
+
+def heads_of(config: Config) -> tuple[int, ...]:
+    """Value heads of a mixer, the key heads that they share, and their width; empty if unknown."""
+    named = next((keys for keys in HEADS if all(type(config.get(k)) is int for k in keys)), ())
+    return tuple(map(config.size, named))
+
+
 # ggml's changes to them, undone.
 
 
