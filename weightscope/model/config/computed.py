@@ -72,6 +72,7 @@ UNTOLD = {
     "window_block_indexes",
 }
 WINDOW, GATE = "sliding_window", "use_sliding_window"
+LISTED = ("layer_types", "layers_block_type", "sliding_window_pattern")
 PATTERN_OF_BLOCKS = "hybrid_override_pattern"  # Nemotron-H's letters for layers
 LIKE = {"mamba": "linear_attention", "attention": "full_attention"}  # types of layers by one name
 # Keys that only decide the layers' types.
@@ -472,7 +473,7 @@ def _normal(root: Config, row: Family, section: Config, kind: str, chosen: Confi
             )
         if "n_layers" in family.size_keys:
             period = getattr(family.config.layer_types, "key", PATTERN_OF_BLOCKS)
-            names = (family.config.listed, "layer_types", str(period), "sliding_window_pattern")
+            names = (family.config.listed, str(period), *LISTED)
             types = [LIKE.get(kind, kind) for kind in numbers.layer_types]
             _replace(values, spelled, section, names, family.config.listed, types)
             makes |= _by_layer(values, numbers, family, kind)

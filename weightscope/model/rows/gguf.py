@@ -190,12 +190,6 @@ def nemotron_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     return values
 
 
-def falcon_h1_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """No multipliers: the converter multiplies the weights."""
-    names_of = ("embedding", "attention_in", "attention_out", "key")
-    return {f"{name}_multiplier": 1.0 for name in names_of}
-
-
 def lfm2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """The network's width, which needs no further adjustment."""
     return {"block_auto_adjust_ff_dim": False}

@@ -199,7 +199,6 @@ NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
         gguf.glm4_config,
         gguf.delta_config,
         gguf.nemotron_config,
-        gguf.falcon_h1_config,
         gguf.lfm2_config,
         gguf.t5_config,
     ),

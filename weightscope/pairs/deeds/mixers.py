@@ -15,6 +15,7 @@ from weightscope.pairs.deeds.pair import Pair
 from weightscope.pairs.deeds.views import LARGEST_WHOLE, Sizes, View
 
 OF_EXP = 4  # half-units of float32 that an exponential function may be off by
+RATES = f"{OF_MIXER}A_log"
 CONVOLUTIONS = ("conv", "q_conv", "k_conv", "v_conv")
 OF_VALUES = ("gate", "alpha", "beta", "A_log", "dt_bias", "out")  # a row for each value head
 BEFORE_VALUES = ("qkv", "conv")  # queries and keys come first
@@ -29,12 +30,19 @@ def in_an_order_of_mixers(views: Sequence[View], sizes: Sizes) -> Deed | None:
     """Orders of value heads and of fused parts that readers of linear layers differ in."""
     if not sizes.role.startswith(OF_MIXER):
         return None
+    are_rates = sizes.role == RATES
     for view in views:
         places = np.arange(len(view.changed))
         for tried in _orders(places, sizes, columns=view.columns):
-            if view.moves(tried.rows):
+            if view.moves(tried.rows) or (are_rates and _moves_rates(view, tried.rows)):
                 return view.named(tried.deed)
     return None
+
+
+def _moves_rates(view: View, places: np.ndarray) -> bool:
+    """True if y is x in these places, but for what -exp in float32 and its logarithm cost."""
+    x = view.x.at(places)
+    return view.gives(replace(x, half=None, unit=OF_EXP * x.unit, least=1.0))
 
 
 def _orders(x: np.ndarray, sizes: Sizes, *, columns: bool) -> Iterator[TriedOrder]:
@@ -91,7 +99,7 @@ def _parts(x: np.ndarray, role: str, n_keys: int, values: int, first: int) -> It
 @search(order=115)
 def rates_for_logarithms(views: Sequence[View], sizes: Sizes) -> Deed | None:
     """A = -exp(A_log), or its size, stored as A_log."""
-    if sizes.role != f"{OF_MIXER}A_log":
+    if sizes.role != RATES:
         return None
     view = views[0]
     for made, x, y in (("B", view.x, view.y), ("A", view.y, view.x)):
