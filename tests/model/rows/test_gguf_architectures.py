@@ -264,7 +264,8 @@ def test_transformers_own_reader_finds_the_same_weights(case: Converted, tmp_pat
 
 def test_every_gguf_row_is_compared() -> None:
     """Here, or with the converter's own files, whose verdicts are in docs/gguf.md."""
-    rows = {name for row in FAMILIES if row.gguf is not None for name in row.gguf.architecture}
+    read = [row.gguf.architecture for row in FAMILIES if row.gguf is not None and not row.refused]
+    rows = {name for names in read for name in names} - {"nemotron_h"}  # of nemotron_h_moe, without experts
     table = (line.split(" | ") for line in PAGE.read_text().splitlines() if " | equal | " in line)
     assert rows - {case.architecture for case in CASES} <= {architecture for _, architecture, *_ in table}
 
