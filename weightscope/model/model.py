@@ -31,6 +31,7 @@ from weightscope.model.opened import Opened, open_source
 from weightscope.model.rows.cells import LayerTensors
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.own_names import names_sentence, unloaded_names
+from weightscope.model.rows.table import FAMILIES
 
 if TYPE_CHECKING:
     from weightscope.model.rows.names import Tensors
@@ -196,6 +197,8 @@ def open_tensors(
         checkpoint = open_source(source, revision, base, tokenizer).checkpoint
     except CheckpointError:  # a GGUF file of an architecture that no row reads keeps ggml's names
         checkpoint = open_checkpoint(source, revision)
+    kind = checkpoint.config.get("model_type")
+    family = str(kind) if family is None and kind in FAMILIES.unsupported else family
     with suppress(CheckpointError):
         return TensorsOnly(checkpoint, str(refusal), decide(checkpoint, family, tower, families))
     return TensorsOnly(checkpoint, str(refusal))

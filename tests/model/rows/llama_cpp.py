@@ -9,6 +9,7 @@ models have none; tensors and all other keys are its own.
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from weightscope.adopting.config_keys import tiny_config
@@ -34,6 +36,13 @@ ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {"query_pre_attn_scalar": 32, "layer_types": EVERY_SIXTH, "num_hidden_layers": 6},
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "minicpmv4_6"), AMONG_LINEAR),
     **{f"{kind}_text": AMONG_LINEAR for kind in ("qwen3_5", "qwen3_5_moe")},
+    "bamba": {"attn_layer_indices": [1]},
+    "mamba": {"intermediate_size": 384},  # twice as wide as the model
+    "falcon_mamba": {"intermediate_size": 384},
+    "nemotron_h": {
+        "mamba_head_dim": 16,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    },
     "apertus": {
         "rope_parameters": {
             "rope_type": "llama3",
@@ -57,8 +66,14 @@ ASSUMED: Mapping[str, Mapping[str, Any]] = {
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"n_ctx": 64}, "gpt-sw3": {"n_ctx": 64}, "gpt_neox": {"rotary_pct": 0.25}, "cohere2": {"rotary_pct": 1.0},
     "solar_open": {"partial_rotary_factor": 1.0}, "minimax_m2": {"rotary_dim": 32}, "falcon": {"num_kv_heads": 1},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2}, "falcon_h1": {"head_dim": 32},
+    "kimi_linear": {
+        "linear_attn_config": {"full_attn_layers": [3, 6], "short_conv_kernel_size": 4, "head_dim": 16},
+        "first_k_dense_replace": 1,
+    },
 }  # fmt: skip
+# Names that published files have and transformers no longer writes: a pattern and what stands for it.
+PUBLISHED_NAMES = {"kimi_linear": (r"block_sparse_moe\.((?:gate|up|down)_proj)", r"mlp.\1")}
 AS_WIDE_AS_ITS_HEADS, UNGROUPED = PLANS[2], PLANS[3]
 # The converter of these takes d / H for the width of a head, or as many keys as queries.
 PLAN = {
@@ -83,6 +98,9 @@ def main(converter: str, out: str, *kinds: str) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 tiny(kind, classes).save_pretrained(folder)
+                if kind in PUBLISHED_NAMES:
+                    file, spelling = folder / "model.safetensors", PUBLISHED_NAMES[kind]
+                    save_file({re.sub(*spelling, name): array for name, array in load_file(file).items()}, file)
                 convert(folder, kind)
             except Exception as error:  # whatever transformers or the converter raise
                 (folder / "reason.txt").write_text(class_and_line(error))

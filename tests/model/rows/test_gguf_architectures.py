@@ -264,7 +264,8 @@ def test_transformers_own_reader_finds_the_same_weights(case: Converted, tmp_pat
 
 def test_every_gguf_row_is_compared() -> None:
     """Here, or with the converter's own files, whose verdicts are in docs/gguf.md."""
-    rows = {name for row in FAMILIES if row.gguf is not None for name in row.gguf.architecture}
+    read = [row.gguf.architecture for row in FAMILIES if row.gguf is not None and not row.refused]
+    rows = {name for names in read for name in names} - {"nemotron_h"}  # of nemotron_h_moe, without experts
     table = (line.split(" | ") for line in PAGE.read_text().splitlines() if " | equal | " in line)
     assert rows - {case.architecture for case in CASES} <= {architecture for _, architecture, *_ in table}
 
@@ -299,7 +300,7 @@ REFUSED = {
     "odd heads": (Converted("gpt_neox", "gptneox"), {"blk.0.attn_qkv.weight": ones(97, 32)}, "values do not divide"),
     "endless factors": (Converted("phi3", "phi3"), factors(ones(5000), ones(5000)), "a factor for each pair"),
     "another architecture": (
-        Converted("llama", "mamba"),
+        Converted("llama", "zebra"),
         {},
         "read are gpt2, llama, ",
     ),
@@ -311,7 +312,7 @@ def test_unsupported_gguf_feature_is_refused(refused: str, tmp_path: Path) -> No
     case, tensors, stated = REFUSED[refused]
     path = written(Converted(case.fixture, "llama"), tmp_path / "m.gguf") if refused == "another architecture" else None
     if path is not None:
-        path.write_bytes(path.read_bytes().replace(b"llama", b"mamba"))
+        path.write_bytes(path.read_bytes().replace(b"llama", b"zebra"))
     with pytest.raises(ws.CheckpointError, match=stated):
         ws.open_model(path or written(case, tmp_path / "model.gguf", **tensors))
 

@@ -17,7 +17,7 @@ from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.alike import computed_by
-from weightscope.model.config.config import Every, ModelConfig, all_full, class_says, values_of
+from weightscope.model.config.config import ModelConfig, all_full, class_says, values_of
 from weightscope.model.config.dialects import GIVEN, SCALING, TRAINED, settings
 from weightscope.model.config.effects import (
     COMPUTATION,
@@ -72,6 +72,9 @@ UNTOLD = {
     "window_block_indexes",
 }
 WINDOW, GATE = "sliding_window", "use_sliding_window"
+LISTED = ("layer_types", "layers_block_type", "sliding_window_pattern")
+PATTERN_OF_BLOCKS = "hybrid_override_pattern"  # Nemotron-H's letters for layers
+LIKE = {"mamba": "linear_attention", "attention": "full_attention"}  # types of layers by one name
 # Keys that only decide the layers' types.
 OF_TYPES = {
     GATE,
@@ -100,11 +103,12 @@ BESIDES = {
     "attention.sliding_window": ("sliding_window",),
     "rope.freq_base_swa": ("rope_parameters.sliding_attention.rope_theta",),
     "expert_count": ("num_experts", "num_local_experts"),
-    "expert_used_count": ("num_experts_per_tok", "moe_k"),
+    "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "moe_k"),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "expert_shared_feed_forward_length": (
         "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
         "shared_intermediate_size",
         "moe_num_shared_experts * moe_intermediate_size",
     ),
@@ -121,11 +125,17 @@ BESIDES = {
     "interleave_moe_layer_step": ("interleave_moe_layer_step", "moe_layer_interval"),
     "nextn_predict_layers": ("num_nextn_predict_layers",),
     "shortconv.l_cache": ("conv_L_cache",),
-    "ssm.conv_kernel": ("mamba_d_conv",),
-    "ssm.state_size": ("mamba_d_state",),
-    "ssm.group_count": ("mamba_n_groups",),
-    "ssm.inner_size": ("mamba_expand * hidden_size",),
-    "ssm.time_step_rank": ("mamba_dt_rank", "mamba_n_heads"),
+    "ssm.conv_kernel": ("mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim"),
+    "ssm.state_size": ("mamba_d_state", "ssm_state_size", "state_size"),
+    "ssm.group_count": ("mamba_n_groups", "n_groups"),
+    "ssm.inner_size": (
+        "mamba_expand * hidden_size",
+        "linear_num_value_heads * linear_value_head_dim",
+        "mamba_num_heads * mamba_head_dim",
+        "num_heads * head_dim",
+    ),
+    "ssm.time_step_rank": ("mamba_dt_rank", "mamba_n_heads", "mamba_num_heads"),
+    "kda.head_dim": ("linear_head_dim",),
 }
 # A GGUF file's number -> scores of experts.
 GATES = {1: "softmax", 2: "sigmoid", 4: "sqrtsoftplus"}
@@ -135,9 +145,9 @@ PATTERN = "attention.sliding_window_pattern"  # a GGUF file's key of the layers 
 # Keys of a GGUF file that the config is made from, that tensors' shapes show, or that do not
 # concern the computation.
 NOTHING_MORE = re.compile(
-    r"rope\.(dimension_count|scaling\.(type|factor|finetuned|attn_factor|original_context_length"
+    r"rope\.(dimension_(count|sections)|scaling\.(type|factor|finetuned|attn_factor|original_context_length"
     r"|yarn_beta_(fast|slow)))|attention\.((key|value)_length_mla|value_length|max_alibi_bias"
-    r"|clamp_kqv|causal)|use_parallel_residual|vocab_size|pooling_type|tensor_data_layout",
+    r"|clamp_kqv|causal|recurrent_layers)|use_parallel_residual|vocab_size|pooling_type|tensor_data_layout",
     re.ASCII,
 )
 # Scalings of rotations that do not depend on the longest text. A tuned model computes the same with
@@ -462,13 +472,10 @@ def _normal(root: Config, row: Family, section: Config, kind: str, chosen: Confi
                 numbers.head_dim,
             )
         if "n_layers" in family.size_keys:
-            period = (
-                family.config.layer_types.key
-                if isinstance(family.config.layer_types, Every)
-                else "layer_types"
-            )
-            names = (family.config.listed, "layer_types", str(period), "sliding_window_pattern")
-            _replace(values, spelled, section, names, family.config.listed, [*numbers.layer_types])
+            period = getattr(family.config.layer_types, "key", PATTERN_OF_BLOCKS)
+            names = (family.config.listed, str(period), *LISTED)
+            types = [LIKE.get(kind, kind) for kind in numbers.layer_types]
+            _replace(values, spelled, section, names, family.config.listed, types)
             makes |= _by_layer(values, numbers, family, kind)
         present |= {key for key in ("head_dim", family.config.listed, *makes) if key in values}
         if isinstance(family.rope, Rope):

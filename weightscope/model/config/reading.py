@@ -712,7 +712,7 @@ def _row_named(
         raise CheckpointError(
             f"no family is called '{name}'; known are {', '.join(known)}{nearest(name, known)}"
         )
-    if not fitting:
+    if not fitting or (name is None and wanted in FAMILIES.unsupported):
         raise _refuse_unknown(rows, checkpoint)
     towers = sorted({row.tower for row in fitting})
     asked = tower or (

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weightscope.checkpoint.config import Config
-from weightscope.model.config.config import ModelConfig, listed_sizes
+from weightscope.model.config.config import ModelConfig, listed_sizes, stated
 from weightscope.model.layers.rotation import yarn_temperature
 
 # Scales of scores.
@@ -212,6 +212,16 @@ def by_blocks(config: Config, n_layers: int) -> tuple[str, ...]:
     ):
         raise config.error("hybrid_override_pattern", f"{n_layers} letters of {', '.join('M-*E')}")
     return tuple(CALLED[letter] for letter in pattern[:n_layers])
+
+
+def kimi_layers(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Kimi Linear's published configs: numbers of attention layers, counted from 1."""
+    attends = config.inside("linear_attn_config").get("full_attn_layers")
+    if not isinstance(attends, list):
+        return stated(config, n_layers)
+    return tuple(
+        "full_attention" if i + 1 in attends else "linear_attention" for i in range(n_layers)
+    )
 
 
 def in_alternation(config: Config, n_layers: int) -> tuple[str, ...]:

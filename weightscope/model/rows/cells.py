@@ -384,6 +384,10 @@ class Gguf:
     halves: bool = cell(
         "rows of queries and keys are reordered, since ggml rotates neighbours", False
     )
+    tiled: bool = cell(
+        "value heads of linear layers are reordered, since ggml repeats all key heads in turn",
+        False,
+    )
     config: Callable[[Config, Collection[str]], dict[str, Any]] = cell(
         "values of config.json that have no key of their own in a GGUF file", nothing_more
     )

@@ -115,6 +115,12 @@ class Family:
     mlp: FeedForward | None = group(
         "the feed-forward network; not inherited unless `mlp = true`", stated=True
     )
+    mixer: Names = cell(
+        "kind and module of what mixes tokens without a softmax, in other layers or beside "
+        'attention: "mamba2:mixer"; kinds are mamba, mamba2, delta, kda, conv, lightning, rglru, '
+        "rwkv",
+        (),
+    )
     parallel: bool = cell("attention and the network read the same stream", False)
     also: Mapping[str, Names] = cell(
         "modules by role that nothing is computed from; not inherited unless `also = true`: "

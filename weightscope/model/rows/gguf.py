@@ -17,10 +17,12 @@ from weightscope.checkpoint.checkpoint import (
 )
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GgufTensor
+from weightscope.checkpoint.packings.packed import renamed
 from weightscope.checkpoint.storage import Storage
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.rope import Rope
 from weightscope.model.layers.layouts import grouped, latent
+from weightscope.model.rows import mixers
 from weightscope.model.rows.cells import Gguf
 from weightscope.model.rows.family import Family
 
@@ -70,6 +72,11 @@ def one_channel(kernels: np.ndarray, *_: int) -> np.ndarray:
     return kernels[:, None]
 
 
+def one_channel_of_four(kernels: np.ndarray, *_: int) -> np.ndarray:
+    """Kimi's convolutions, which ggml has with four axes: (1, d, 1, k) -> (d, 1, k)."""
+    return kernels.reshape(-1, 1, kernels.shape[-1])
+
+
 def flat(values: np.ndarray, *_: int) -> np.ndarray:
     """Vectors that are stored as columns, or in groups."""
     return values.reshape(-1)
@@ -77,27 +84,30 @@ def flat(values: np.ndarray, *_: int) -> np.ndarray:
 
 def logarithm(decay: np.ndarray, *_: int) -> np.ndarray:
     """State spaces' log(-A) from ggml's A, to the last digit of exp; Mamba 2's (H,) is a column."""
-    decay = decay[..., 0] if decay.shape[-1] == 1 else decay
+    decay = decay[:, 0] if decay.shape[1:] == (1,) else decay
     with np.errstate(all="ignore"):  # a broken file's are NaN
         return np.log(-decay.astype(np.float64)).astype(np.float32)
 
 
-# Inverses for tensors outside attention and the network, by ggml's names.
+# Inverses for mixers' tensors, by ggml's names.
 UNDONE: dict[str, Undo] = {
     "shortconv.conv": one_channel,
     "ssm_conv1d": one_channel,
+    **{f"ssm_conv1d_{letter}": one_channel_of_four for letter in "qkv"},
     "ssm_a": logarithm,
     "ssm_d": flat,
     "ssm_norm": flat,
 }
-AXES: dict[Undo, int] = {turned: 2, one_channel: 2}  # least number of axes; 1 for others
+# Least number of axes; 1 for others.
+AXES: dict[Undo, int] = {turned: 2, one_channel: 2, one_channel_of_four: 4, flat: 2}
 # Shape of the stored values -> shape; the same for others.
 SHAPES: dict[Undo, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
     turned: lambda shape: shape[::-1],
     one_channel: lambda shape: (shape[0], 1, *shape[1:]),
+    one_channel_of_four: lambda shape: (prod(shape[:-1]), 1, shape[-1]),
     flat: lambda shape: (prod(shape),),
     channels_second: lambda shape: (shape[0], shape[-1], *shape[1:-1]),
-    logarithm: lambda shape: shape[:-1] if shape[-1] == 1 else shape,
+    logarithm: lambda shape: shape[:1] if shape[1:] == (1,) else shape,
 }
 
 OF_ROWS: tuple[Undo, ...] = (queries_in_halves, keys_in_halves, in_groups)  # rows stay whole
@@ -151,6 +161,33 @@ def t5_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
         problem = "has biases by distance in every layer, as UMT5; such files are not read"
         raise CheckpointError(problem, file=keys.file)
     return {"relative_attention_max_distance": 128}
+
+
+def delta_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """The width of a value head of linear layers."""
+    own_keys = keys.inside("own")
+    if own_keys.get("ssm.inner_size") is None:
+        return {}
+    width, heads = own_keys.size("ssm.inner_size"), own_keys.size("ssm.time_step_rank")
+    return {"linear_value_head_dim": width // heads}
+
+
+def nemotron_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """The pattern of Nemotron-H's layers, by which layers have keys and which a network."""
+    own_keys = keys.inside("own")
+    network = "E" if own_keys.get("expert_count") else "-"
+    attends, widths = (
+        own_keys.get(key) for key in ("attention.head_count_kv", "feed_forward_length")
+    )
+    if not (isinstance(attends, list) and isinstance(widths, list) and len(attends) == len(widths)):
+        problem = "has no lists of key-value heads and of networks' widths by layer"
+        raise CheckpointError(problem, file=keys.file)
+    kinds = zip(attends, widths, strict=True)
+    letters = ("*" if heads else network if width else "M" for heads, width in kinds)
+    values: dict[str, Any] = {"hybrid_override_pattern": "".join(letters)}
+    if network == "E":  # their width is the experts'
+        values["intermediate_size"] = None
+    return values
 
 
 def lfm2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
@@ -225,6 +262,8 @@ COUNTED_BY_MLX = {
 }
 
 
+# Parts that mlx-lm splits kv_b_proj into.
+KEYS_BY_MLX, VALUES_BY_MLX = "embed_q", "unembed_out"
 # Convolutions by their names: mlx has their channels last, PyTorch second.
 OF_CONVOLUTION = re.compile(
     r"(.*\.)?(\w*conv\w*|patch_embed\w*(\.proj(ection)?)?)\.weight", re.ASCII
@@ -243,7 +282,26 @@ def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
             tensors[name] = RestoredTensor(stored, less_one, 1, 1)
         elif len(stored.shape) > 2 and OF_CONVOLUTION.fullmatch(name):
             tensors[name] = RestoredTensor(stored, channels_second, 1, 1)
-    return checkpoint.with_tensors(tensors) if tensors else checkpoint
+    restored = checkpoint.with_tensors(tensors) if tensors else checkpoint
+    return _with_latents_joined(restored)
+
+
+def _with_latents_joined(checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint with maps out of latents in one tensor; mlx-lm has two, by heads."""
+    tensors = dict(checkpoint)
+    for name in [name for name in checkpoint if name.endswith(f".{KEYS_BY_MLX}.weight")]:
+        stem = name.removesuffix(f"{KEYS_BY_MLX}.weight")
+        values = tensors.pop(f"{stem}{VALUES_BY_MLX}.weight", None)
+        if values is not None:
+            full = f"{stem}kv_b_proj.weight"
+            tensors[full] = OutOfLatent(renamed(tensors.pop(name), full), values)
+    if len(tensors) == len(checkpoint):
+        return checkpoint
+    joined = Checkpoint(
+        checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name
+    )
+    joined.weight_files = checkpoint.weight_files
+    return joined
 
 
 # A GGUF file as the checkpoint that it was converted from, the conversion undone.
@@ -345,16 +403,17 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
         module, full = _of_stack(name, row, gguf.whole) or _published_name(name, row, modules)
         if full in tensors:
             raise CheckpointError("has two tensors that mean the same", file=file, tensor=name)
-        renamed = replace(stored, name=full) if isinstance(stored, GgufTensor) else stored
+        named = _renamed(stored, full)
         undo = undone.get(module)
         if undo in (less_one, one_channel) and full.endswith(".bias"):
             undo = None
         if undo is None or len(stored.shape) < AXES.get(undo, 1):
-            tensors[full] = renamed
+            tensors[full] = named
         else:
-            tensors[full] = RestoredTensor(renamed, undo, *heads)
+            tensors[full] = RestoredTensor(named, undo, *heads)
     if row.heads.layout is latent:
         _join_latents(tensors, row, file)
+    _restore_mixers(tensors, row, gguf, Config(config, file))
     tensors |= _scalars(checkpoint, row, gguf, Config(config, file).size("num_hidden_layers"))
     config |= _factors(checkpoint, Config(config, file))
     tokens = tensors.get(row.prefixes[0] + row.inputs.tokens)
@@ -406,7 +465,7 @@ def modules_of(row: Family, gguf: Gguf) -> dict[str, str]:
     if row.heads.layout is latent:
         attention = row.heads.k.rpartition(".")[0]
         named |= {name: f"{attention}.{last}" for name, last in OF_LATENTS.items()}
-    return {**named, **gguf.modules}
+    return {**named, **mixers.named_by_ggml(row.mixer), **gguf.modules}
 
 
 def _undone(row: Family, gguf: Gguf) -> dict[str, Undo]:
@@ -425,9 +484,8 @@ def _undone(row: Family, gguf: Gguf) -> dict[str, Undo]:
     undone |= {norm.module: less_one for norm in norms if norm and norm.offset}
     if qk_norm and qk_norm.offset:
         undone |= {qk_norm.query: less_one, qk_norm.key: less_one}
-    return undone | {
-        gguf.modules[name]: undo for name, undo in UNDONE.items() if name in gguf.modules
-    }
+    by_ggml = mixers.named_by_ggml(row.mixer)
+    return undone | {by_ggml[name]: undo for name, undo in UNDONE.items() if name in by_ggml}
 
 
 def _of_stack(name: str, row: Family, names: Mapping[str, str]) -> tuple[str, str] | None:
@@ -473,6 +531,8 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
         for meaning, key in named.items()
         if own_keys.get(key) is not None
     }
+    if row.refused:  # its head counts are 0
+        values |= {"num_attention_heads": 1, "num_key_value_heads": 1}
     values |= _by_layer(Config(values, keys.file), own_keys)
     config = Config(values, keys.file)
     if (first := keys.get("tokenizer.ggml.bos_token_id")) is not None:
@@ -512,7 +572,7 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
     _by_type(values, row, gguf, own_keys)
     if isinstance(row.rope, Rope) and row.rope.dims_key:
         values[row.rope.dims_key] = turning
-    elif turning != head_dim:
+    elif turning != head_dim and row.rope is not None:
         if not isinstance(row.rope, Rope) or row.rope.fraction is None:
             raise CheckpointError(
                 "rotates a part of each head alone, which is not read", file=keys.file
@@ -549,7 +609,38 @@ def _join_latents(tensors: dict[str, Tensor], row: Family, file: object) -> None
         keys, values = tensors.pop(name), tensors.pop(f"{stem}{VALUES_OF_LATENT}.weight", None)
         if values is None:
             raise CheckpointError("has keys of a latent, but no values", file=file, tensor=name)
-        tensors[f"{stem}{last}.weight"] = OutOfLatent(keys, values)
+        full = f"{stem}{last}.weight"
+        tensors[full] = OutOfLatent(_renamed(keys, full), values)
+
+
+def _restore_mixers(tensors: dict[str, Tensor], row: Family, gguf: Gguf, config: Config) -> None:
+    """Put value heads of linear layers in order, and join what Qwen3-Next has in one tensor."""
+    orders = mixers.tiled(config) if gguf.tiled else {}
+    modules = mixers.roles_of(row.mixer)
+    stem = re.escape(row.prefixes[0] + row.layer).replace(r"\{i\}", r"\d{1,7}")
+    layer = re.compile(f"{stem}(.*)", re.ASCII)
+    for name in [*tensors]:
+        inner = layer.fullmatch(name)
+        module = inner[1].removesuffix(".weight") if inner else ""
+        role = modules.get(module, "").removeprefix(mixers.OF_MIXER)
+        if (order := orders.get(role)) and order.divides(tensors[name].shape):
+            stored = tensors[name]
+            if role == "A_log" and isinstance(stored, RestoredTensor):  # the logarithm is last
+                ordered = RestoredTensor(stored.stored, order, 1, 1)
+                tensors[name] = replace(stored, stored=ordered)
+            else:
+                tensors[name] = RestoredTensor(stored, order, 1, 1)
+        gates = f"{name.removesuffix('qkv.weight')}z.weight"
+        is_split = f"{name.removesuffix('qkv.weight')}ba.weight" in tensors
+        if role == "qkv" and is_split and gates in tensors:
+            n_keys = config.size("linear_num_key_heads")
+            full = f"{name.removesuffix('.weight')}z.weight"
+            rows = _renamed(tensors.pop(name), full)
+            tensors[full] = mixers.JoinedGates(rows, tensors.pop(gates), n_keys)
+
+
+def _renamed(stored: Tensor, name: str) -> Tensor:
+    return replace(stored, name=name) if isinstance(stored, GgufTensor) else stored
 
 
 def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -565,6 +656,10 @@ def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:
                 values["layer_types"] = [
                     "full_attention" if size else "linear_attention" for size in each
                 ]
+    if isinstance(recurrent := own_keys.get("attention.recurrent_layers"), list):
+        values["layer_types"] = [
+            "linear_attention" if is_linear else "full_attention" for is_linear in recurrent
+        ]
     if isinstance(windows := own_keys.get("attention.sliding_window_pattern"), list):
         values["layer_types"] = [
             "sliding_attention" if window else "full_attention" for window in windows

@@ -20,6 +20,15 @@
 | unembedding | the language-model head |
 | pooler | the map of the first token, or of the pooled ones, after the layers |
 | inputs.projection, outputs.projection | between the embedding's width and the model's |
+| mixer.in, mixer.out | into and out of a mixer without a softmax (Mamba, DeltaNet, convolution) |
+| mixer.q, .k, .v, .qkv, .qkvz | what a linear layer's state is read and written along, its gate z |
+| mixer.gate, .gate_a, .gate_b | the output's gate (z); by way of a latent |
+| mixer.beta, .alpha, .ba, .alpha_a, .alpha_b | strength of writing, decay (alpha); both in one |
+| mixer.conv, .q_conv, .k_conv, .v_conv | causal convolutions, (channels, 1, taps) |
+| mixer.A_log, .dt_bias, .D | log of -A, bias of steps, skip (Mamba, DeltaNet, KDA) |
+| mixer.x, .dt, .dt_norm, .B_norm, .C_norm | Mamba 1: to steps, B and C; from steps; norms of each |
+| mixer.norm | of the mixer's output, gated or not |
+| projector.up, projector.down | from an image's tower to the language model |
 | the name of a step, as sinks or layer_scale | a rare mechanism; see docs/rows.md |
 
 `.bias` follows the role of a bias or a norm's beta. A norm that feeds attention and the network is
@@ -51,6 +60,7 @@ from weightscope.model.layers.layouts import (
     separate,
 )
 from weightscope.model.layers.maps import Affine
+from weightscope.model.rows import mixers
 from weightscope.model.rows.cells import LEGACY, LayerTensors, StoredNorm
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.gguf import (
@@ -71,6 +81,8 @@ OF_MODEL = (
     "class",
     "registers",
     "patches",
+    "projector.up",
+    "projector.down",
     "mask",
     "unembedding",
     "norm.inputs",
@@ -466,7 +478,9 @@ class _Reader:
         for stem, layers in seen.items():
             shared = f"shared by layers {', '.join(map(str, layers))}" if len(layers) > 1 else ""
             config, row = in_layer(self.config, self.family, layers[0])
-            modules, patterns = modules_of(row)
+            kinds = self.family.config.attention_types
+            attends = not kinds or config.layer_types[layers[0]] in kinds
+            modules, patterns = modules_of(row, attends=attends)
             for name in self.checkpoint.names_under(stem):
                 if matched := _match(name.removeprefix(stem), modules, patterns):
                     yield self._tensor(name, *matched, layers[0], config, row, shared)
@@ -689,8 +703,13 @@ class _Reader:
         return affine.w.transpose(0, 2, 1).reshape(-1, affine.shape[1])
 
 
-def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _RowModule], Patterns]:
-    """Modules and tensors that a row names in a layer or in the model; patterns of experts."""
+def modules_of(
+    row: Family, *, of_model: bool = False, attends: bool = True
+) -> tuple[dict[str, _RowModule], Patterns]:
+    """Modules and tensors that a row names in a layer or in the model; patterns of experts.
+
+    attends: the layer has attention, whose names a mixer of other layers may have too.
+    """
     modules: dict[str, _RowModule] = {}
     patterns: Patterns = []
     norms, qk_norm = row.stored_norms, row.scores.qk_norm
@@ -714,6 +733,9 @@ def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _RowMo
             modules |= {name: _RowModule(_of_step(step.name, name, shared)) for name in shared}
     else:
         _add_attention(row, modules)
+        for name, role in mixers.roles_of(row.mixer).items():
+            if not (attends and name in modules):
+                modules[name] = _RowModule(role)
     stated = _stated(row.also)
     named = {name for name, module in modules.items() if not module.role.startswith("attention.")}
     surrounding = {name: module for name, module in network_of(row).items() if name not in named}

@@ -12,7 +12,7 @@ from weightscope.checkpoint.checkpoint import Checkpoint, Tensor, WholeTensor
 from weightscope.core.compute.cores import in_threads
 from weightscope.heads.tensors.measure import BITS
 from weightscope.model.metrics.spectra import evenly_spread, low_rank
-from weightscope.pairs.deeds import orders, values  # noqa: F401 - register their deeds
+from weightscope.pairs.deeds import mixers, orders, values  # noqa: F401 - register their deeds
 from weightscope.pairs.deeds.blocks import Seen
 from weightscope.pairs.deeds.change import Change, first_pass, with_shown_casts
 from weightscope.pairs.deeds.deed import (

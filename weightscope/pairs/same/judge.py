@@ -24,6 +24,7 @@ from weightscope.pairs.deeds.change import (
     unchanged,
 )
 from weightscope.pairs.deeds.deed import UNTOUCHED, Deed, Proof, Sees, What, deed, find, sentence
+from weightscope.pairs.deeds.mixers import laid_out_otherwise
 from weightscope.pairs.deeds.pair import Pair, Part, first_rows_of
 from weightscope.pairs.deeds.quantised import in_cells
 from weightscope.pairs.deeds.views import LARGEST_WHOLE, Sizes, error_of, tolerance_of
@@ -259,6 +260,8 @@ def _of_other_shape(parts: Compared) -> Deed:
     """Rows added or cut, a transpose, or another shape."""
     pair = parts.tensors
     a, b = pair.a.shape, pair.b.shape
+    if done := laid_out_otherwise(pair, parts.sizes.role):
+        return done
     shapes = f"{' x '.join(map(str, a))} in A, {' x '.join(map(str, b))} in B"
     if len(a) == len(b) == 2 and a == b[::-1] and prod(a) <= LARGEST_WHOLE:
         x, y = (Block(tensor, 0, prod(a)).values() for tensor in (pair.a, pair.b))

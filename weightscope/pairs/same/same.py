@@ -24,6 +24,7 @@ from weightscope.model.config.computed import Difference
 from weightscope.model.config.effects import UNKNOWN
 from weightscope.model.layers.read_layer import NO_WEIGHTS
 from weightscope.model.model import Model, TensorsOnly, open_tensors
+from weightscope.model.rows.mixers import OF_MIXER, heads_of
 from weightscope.model.rows.names import NamedTensor
 from weightscope.model.rows.own_names import names_sentence
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts, unchecked_tensors
@@ -616,6 +617,8 @@ def compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> C
         rotation, config = b.rotations.get(y.layer) if y.layer is not None else None, b.config
         turned = 0 if rotation is None else 2 * len(rotation.frequencies)
         sizes = Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned)
+        if y.role.startswith(OF_MIXER):
+            sizes = Sizes(y.role, *heads_of(config))
     return Compared(paired.label, x, y, pair, sizes, sample)
 
 
