@@ -117,6 +117,7 @@ OF_WRAPPERS = {
         "merger.linear_fc1",
         "merger.mlp.0",
         "img_projection.0",
+        "proj_mlp.fc1",
     ),
     "projector.down": (
         "multi_modal_projector.linear_2",
@@ -127,6 +128,7 @@ OF_WRAPPERS = {
         "merger.linear_fc2",
         "merger.mlp.2",
         "img_projection.2",
+        "proj_mlp.fc2",
     ),
     "projector.norm.outputs": ("perceive.after_rms",),
     "projector.convolution": ("perceive.proj.0",),
@@ -138,6 +140,17 @@ OF_WRAPPERS = {
     "inputs.projection": ("pre_projection",),
     "outputs.projection": ("post_projection",),
 }
+OF_WRAPPERS |= {
+    f"region.{kind}.{role}": (f"region.{prefix}_{end}",)
+    for kind, prefix in (("coordinate", "coord"), ("size", "size"))
+    for role, end in (
+        ("features", "features"),
+        ("encoder", "encoder"),
+        ("decoder", "decoder"),
+        ("decoder.up", "decoder.fc1"),
+        ("decoder.down", "decoder.fc2"),
+    )
+}  # Moondream's coordinates and sizes of a box
 _ENDS = {end: role for role, ends in OF_WRAPPERS.items() for end in ends}
 _DEEP = re.compile(r"deepstack_merger_list\.(\d{1,6})\.", re.ASCII)
 # Modules of latent attention, by the last part of their names, in every architecture that has it.
