@@ -384,6 +384,35 @@ def heads_of_attn_config(config: Config) -> dict[str, object]:
     return {"num_key_value_heads": attention["kv_n_heads"]} if attention.has("kv_n_heads") else {}
 
 
+def sizes_of_parts(config: Config) -> dict[str, object]:
+    """Moondream's sizes, where the config's own config has any."""
+    parts = config.inside("config")
+    return {**parts.inside("text"), **parts.inside("vision")}
+
+
+def heads_of_blocks(config: Config) -> dict[str, object]:
+    """Nemotron NAS: key-value heads, the same in every layer that attends."""
+    per_group = {block.count("n_heads_in_group") for block in _attending(config) if block}
+    if len(per_group) != 1:
+        raise config.error("block_configs", "one n_heads_in_group for all layers that attend")
+    return {"num_key_value_heads": config.count("num_attention_heads") // min(per_group)}
+
+
+def blocks_with_attention(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Nemotron NAS: layers whose attention neither is left out nor is one matrix."""
+    kinds = ("full_attention" if block else "no_attention" for block in _attending(config))
+    return tuple(kinds)[:n_layers]
+
+
+def _attending(config: Config) -> list[Config | None]:
+    """Attention's part of every block; None where there is none."""
+    blocks = config.get("block_configs")
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise config.error("block_configs", "a list with an object for each layer")
+    parts = [Config(block, config.file).inside("attention") for block in blocks]
+    return [None if p.get("no_op") or p.get("replace_with_linear") else p for p in parts]
+
+
 @dataclass(frozen=True)
 class OfHalf:
     """FastSpeech2's sizes of one half: from the object of that name, not from the top."""

@@ -28,7 +28,9 @@
 | mixer.A_log, .dt_bias, .D | log of -A, bias of steps, skip (Mamba, DeltaNet, KDA) |
 | mixer.x, .dt, .dt_norm, .B_norm, .C_norm | Mamba 1: to steps, B and C; from steps; norms of each |
 | mixer.norm | of the mixer's output, gated or not |
-| projector.up, projector.down | from an image's tower to the language model |
+| projector.norm, projector.up, projector.down | from a tower's width to the text model's |
+| indexer.q, .k, .k_norm, .weights | the choice of the keys that a query sees |
+| streams.attention.mix, .base, .scale | residual streams mixed (hyper-connections) |
 | the name of a step, as sinks or layer_scale | a rare mechanism; see docs/rows.md |
 
 `.bias` follows the role of a bias or a norm's beta. A norm that feeds attention and the network is
@@ -90,7 +92,78 @@ OF_MODEL = (
     "inputs.projection",
     "outputs.projection",
     "pooler",
+    "streams.outputs.mix",
+    "streams.outputs.base",
+    "streams.outputs.scale",
 )
+# Modules of an indexer, in every architecture that has one.
+OF_INDEXER = {
+    "wq_b": "indexer.q",
+    "wk": "indexer.k",
+    "k_norm": "indexer.k_norm",
+    "weights_proj": "indexer.weights",
+}
+# Modules outside all stacks, by the end of their names: projectors above all. Wrappers have no row.
+OF_WRAPPERS = {
+    "projector": (
+        "multi_modal_projector",
+        "multi_modal_projector.linear",
+        "modality_projection.proj",
+        "perceive.mlp",
+    ),
+    "projector.norm": (
+        "multi_modal_projector.layer_norm",
+        "mlp1.0",
+        "mm_projector.pre_norm",
+        "merger.norm",
+        "merger.ln_q",
+        "perceive.before_rms",
+    ),
+    "projector.up": (
+        "multi_modal_projector.linear_1",
+        "vision_projection.linear_1",
+        "mm_projector.0",
+        "mm_projector.in_proj",
+        "mlp1.1",
+        "merger.linear_fc1",
+        "merger.mlp.0",
+        "img_projection.0",
+        "proj_mlp.fc1",
+    ),
+    "projector.down": (
+        "multi_modal_projector.linear_2",
+        "vision_projection.linear_2",
+        "mm_projector.2",
+        "mm_projector.out_proj",
+        "mlp1.3",
+        "merger.linear_fc2",
+        "merger.mlp.2",
+        "img_projection.2",
+        "proj_mlp.fc2",
+    ),
+    "projector.norm.outputs": ("perceive.after_rms",),
+    "projector.convolution": ("perceive.proj.0",),
+    "projector.reduction": ("perceive.proj.2",),
+    "projector.begin": ("perceive.image_begin",),
+    "projector.newline": ("image_newline", "sub_GN"),
+    "projector.separator": ("glb_GN", "perceive.image_sep"),
+    "projector.end": ("perceive.image_end",),
+    "inputs.projection": ("pre_projection",),
+    "outputs.projection": ("post_projection",),
+}
+OF_WRAPPERS |= {
+    f"region.{kind}.{role}": (f"region.{prefix}_{end}",)
+    for kind, prefix in (("coordinate", "coord"), ("size", "size"))
+    for role, end in (
+        ("features", "features"),
+        ("encoder", "encoder"),
+        ("decoder", "decoder"),
+        ("decoder.up", "decoder.fc1"),
+        ("decoder.down", "decoder.fc2"),
+    )
+}  # Moondream's coordinates and sizes of a box
+_ENDS = {end: role for role, ends in OF_WRAPPERS.items() for end in ends}
+_DEEP = re.compile(r"deepstack_merger_list\.(\d{1,6})\.", re.ASCII)
 # Modules of latent attention, by the last part of their names, in every architecture that has it.
 OF_LATENTS = {
     "q_proj": "q",
@@ -288,7 +361,9 @@ class Tensors:
         for reader in self.readers:
             for tensor in reader.named():
                 named.setdefault(tensor.name, tensor)
-        left = [_unnamed(tensor) for name, tensor in self.checkpoint.items() if name not in named]
+        left = [
+            _of_wrapper(tensor) for name, tensor in self.checkpoint.items() if name not in named
+        ]
         return (*(named[name] for name in self.checkpoint if name in named), *left)
 
     @cached_property
@@ -800,6 +875,9 @@ def _add_attention(row: Family, modules: dict[str, _RowModule]) -> None:
         modules.setdefault(module, _RowModule(f"attention.{module.rpartition('.')[2]}"))
     for step in row.steps:
         reads = step.reads()
+        for module in reads.ignored:  # an indexer's
+            inner = {f"{module}.{name}": _RowModule(role) for name, role in OF_INDEXER.items()}
+            modules.update({**inner, **modules})
         names = (*reads.modules, *reads.tensors)
         for name in names:
             if name and name not in modules:
@@ -869,11 +947,20 @@ def _rotary(
         yield f"rotary {'neighbours' if rotation.interleaved else 'halves'}"
 
 
-def _unnamed(tensor: Tensor) -> NamedTensor:
-    words = ", ".join((*packed_as(tensor), UNNAMED))
+def _of_wrapper(tensor: Tensor) -> NamedTensor:
+    """A tensor that no row names: of a projector, or without a role."""
+    module, _, kind = tensor.name.rpartition(".")
+    is_module = kind in ("weight", "bias")
+    plain = _DEEP.sub("merger.", module if is_module else tensor.name).split(".")
+    ends = (".".join(plain[start:]) for start in range(len(plain)))
+    role = next((_ENDS[end] for end in ends if end in _ENDS), "")
+    if role and (deep := _DEEP.search(tensor.name)):
+        role = role.replace("projector", f"projector.{deep[1]}")
+    role += ".bias" if role and is_module and kind == "bias" else ""
+    words = ", ".join((*packed_as(tensor), *([] if role else [UNNAMED])))
     return NamedTensor(
         name=tensor.name,
-        role=tensor.name,
+        role=role or tensor.name,
         stack=None,
         layer=None,
         expert=None,
