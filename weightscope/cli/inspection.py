@@ -281,22 +281,22 @@ def _show_readers(model: "Model", as_json: bool) -> None:
     lead = disagreement_line(found) if found else lead
     if as_json:
         rows = [
-            {"what": what, "reader": reading.reader, "value": value}
+            {"what": str(place), "reader": reading.reader, "value": value}
             for reading in readings
-            for what, value in reading.values.items()
+            for place, value in reading.values.items()
         ]
         unread = [{"reader": each.reader, "why": each.why} for each in readings if each.why]
-        differing = [{"what": each.what, "advice": each.advice} for each in found]
+        differing = [{"what": str(each.place), "advice": each.advice} for each in found]
         tables = {"readers": rows, "unread": unread, "disagreements": differing}
         print_tables(lead, [model.checkpoint], **tables)
         return
     options.say_digests(source_of(model.checkpoint))
     headline(lead)
     in_order = sorted(readings, key=lambda each: -len(each.values))  # the longest first
-    names = dict.fromkeys(what for reading in in_order for what in reading.values)
+    places = dict.fromkeys(place for reading in in_order for place in reading.values)
     table = [
-        (what, *(printable(shown(each.values.get(what, ""))) for each in readings))
-        for what in names
+        (str(place), *(printable(shown(each.values.get(place, ""))) for each in readings))
+        for place in places
     ]
     show(Table.of_rows(["what", *READERS], table))
     for each in readings:

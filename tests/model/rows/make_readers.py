@@ -24,16 +24,16 @@ from typing import Any
 
 from tests.census.layouts import LlamaCpp, Vllm
 from weightscope.model.config.config import KEYS
-from weightscope.model.config.readers import ACTIVATIONS, BASE, EPS, FILE, FIVE, FOUR, HEAD, LLAMA_CPP, TAKEN, VLLM
+from weightscope.model.config.readers import ACTIVATIONS, FILE, FIVE, FOUR, LLAMA_CPP, TAKEN, VLLM, What
 from weightscope.model.rows.table import FAMILIES
 
 PROBES = {str: "gelu_10", bool: None, int: 37, float: 37.0, dict: {"rope_type": "linear", "factor": 37.0}}
 IN_CODE = re.compile(r"\bconfig\.(\w+)|getattr\((?:self\.)?config, \"(\w+)\"")
 # What a converter may write by rules of its own, and the lines that write what all classes take.
 OWN = {
-    BASE: (r"add_rope_freq_base\(|self\.hparams\['rope_theta'\] = ", r"\(self\.rope_parameters[.\[]"),
-    HEAD: (r"add_key_length\(|hparams\.pop\('head_dim'", r"hparams(\.get\(|\[)'head_dim'"),
-    EPS: (
+    What.BASE: (r"add_rope_freq_base\(|self\.hparams\['rope_theta'\] = ", r"\(self\.rope_parameters[.\[]"),
+    What.HEAD: (r"add_key_length\(|hparams\.pop\('head_dim'", r"hparams(\.get\(|\[)'head_dim'"),
+    What.EPS: (
         r"add_layer_norm(_rms)?_eps\(",
         r"hparams(\.get\(|\[)'(rms_norm_eps|norm_eps|layer_norm_epsilon|layer_norm_eps)'",
     ),

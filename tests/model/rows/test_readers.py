@@ -11,24 +11,16 @@ from tests.model.rows.readers_at_work import FILE, plants
 from weightscope.checkpoint.config import Config
 from weightscope.model.config.dialects import FULL, SLIDING
 from weightscope.model.config.readers import (
-    ACTIVATION,
     ACTIVATIONS,
-    BASE,
-    DETAILS,
-    EPS,
     EPS_KEYS,
     FIVE,
     FOUR,
-    HEAD,
     LLAMA_CPP,
     READERS,
-    SCALED,
-    SHARE,
-    TIED,
     UNKNOWN,
     VLLM,
-    WINDOW,
     Takes,
+    What,
     disagreements,
     shown,
     taken,
@@ -36,6 +28,8 @@ from weightscope.model.config.readers import (
 from weightscope.model.rows.table import FAMILIES
 
 FACTS = json.loads(FILE.read_text(encoding="utf-8"))
+ACTIVATION, BASE, DETAILS, EPS, HEAD = What.ACTIVATION, What.BASE, What.DETAILS, What.EPS, What.HEAD
+SCALED, SHARE, TIED, WINDOW = What.SCALED, What.SHARE, What.TIED, What.WINDOW
 LOCAL = ("rope_local_base_freq", "local_rope_theta")
 
 
@@ -77,8 +71,7 @@ def wrong(
 ) -> Iterator[tuple[str, Any, Any]]:
     """What a reader is said to take and does not."""
     inner = content.get("text_config", content)
-    for what, value in takes.values.items():
-        name, _, kind = what.partition(", ")
+    for (name, kind), value in takes.values.items():
         given = turn(version, usual, asked, kind)
         if name == BASE:
             truth = {given.get("rope_theta")}
@@ -113,7 +106,7 @@ def wrong(
         elif name == ACTIVATION:
             truth = {asked[key] for key in ACTIVATIONS if key in asked}
         if value not in truth:
-            yield what, value, truth
+            yield f"{name} {kind}", value, truth
 
 
 def differences(version: str, kinds: set[str]) -> tuple[int, int, list[Any]]:
@@ -197,7 +190,7 @@ def test_what_readers_of_a_llama_disagree_on(change: dict[str, Any], what: list[
     assert [reading.reader for reading in readings] == [*READERS]
     assert not any(reading.why for reading in readings)
     found = disagreements(readings, root)
-    assert [each.what for each in found] == what
+    assert [each.place.what for each in found] == what
     if what == [BASE]:
         assert found[0].values == "rotary base 10000 (transformers 4.57), 500000 (transformers 5, vLLM, llama.cpp)"
         assert found[0].advice == "transformers 4.57 looks for rope_theta: write 500000 there."
@@ -235,7 +228,7 @@ def test_readers_agree_on_healthy_files(fixture: Path) -> None:
     kind = part.get("model_type")
     if any(kind in row.types for row in FAMILIES):
         for each in disagreements(taken(root, part, row_of(kind)), root):
-            assert each.what.startswith((BASE, SCALED, SHARE, DETAILS)) and "rope_parameters" in part
+            assert each.place.what in (BASE, SCALED, SHARE, DETAILS) and "rope_parameters" in part
             assert each.taken[FIVE] != each.taken[FOUR]
             others = {shown(value) for reader, value in each.taken.items() if reader != FOUR}
             assert len(others) == 1

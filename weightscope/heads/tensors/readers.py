@@ -6,9 +6,10 @@ from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.heads.tensors.tied_head import says_tied, stored_ends, tie_holds
 from weightscope.model.config.readers import (
     FOUR,
-    TIED,
     Disagreement,
+    Place,
     Takes,
+    What,
     disagreements,
     taken,
 )
@@ -16,6 +17,7 @@ from weightscope.model.model import Model
 from weightscope.report.findings import Finding, finding
 
 CONFIG = "config.json"
+TIED = Place(What.TIED)
 NAMED = 3  # disagreements in a sentence
 
 

@@ -9,6 +9,7 @@ and the classes that the others have code for; tests/model/rows/make_readers.py 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from math import isclose
 from pathlib import Path
@@ -34,9 +35,6 @@ from weightscope.model.rows.family import Family
 FILE = Path(__file__).with_name("readers.json")
 FOUR, FIVE, VLLM, LLAMA_CPP = "transformers 4.57", "transformers 5", "vLLM", "llama.cpp"
 READERS = FOUR, FIVE, VLLM, LLAMA_CPP
-BASE, SCALED, DETAILS, SHARE = "rotary base", "rotary scaling", "scaling details", "rotating share"
-HEAD, EPS, TIED = "head size", "norm eps", "tied embeddings"
-WINDOW, ACTIVATION = "sliding window", "activation"
 TIE, SLIDES, GATE = "tie_word_embeddings", "sliding_window", "use_sliding_window"
 EPS_KEYS = {
     "rms_norm": ("rms_norm_eps", "norm_eps"),
@@ -54,7 +52,6 @@ SAME_SCALING = {"su": "longrope", "mrope": "default"}  # older name -> newer
 NOT_SCALING = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section")
 LLAMA_CPP_BASE = 10000.0  # where a file of its own has none
 WRITTEN = ("default", "linear", "yarn", "longrope", "llama3")  # kinds that its files may have
-UNSAID = (DETAILS, SHARE)  # rules of their own in its converter's classes
 OWN = "own"  # what classes of its converter have rules of their own for
 UNKNOWN = "does not read this type"
 ELSEWHERE = "reads towers beside a language model by code of its own"
@@ -63,20 +60,48 @@ UNNAMED = "reads by class, and config.json names none"
 SHOWN = 300  # characters of a value in a table or a sentence
 
 
+class What(StrEnum):
+    """Something that a reader takes."""
+
+    BASE = "rotary base"
+    SCALED = "rotary scaling"
+    DETAILS = "scaling details"
+    SHARE = "rotating share"
+    HEAD = "head size"
+    EPS = "norm eps"
+    TIED = "tied embeddings"
+    WINDOW = "sliding window"
+    ACTIVATION = "activation"
+
+
+ROTARY = (What.BASE, What.SCALED, What.DETAILS, What.SHARE)
+UNSAID = (What.DETAILS, What.SHARE)  # rules of their own in the classes of llama.cpp's converter
+
+
+class Place(NamedTuple):
+    """Something that a reader takes, for layers of one kind if kinds differ."""
+
+    what: What
+    layers: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}, {self.layers}" if self.layers else str(self.what)
+
+
 class Takes(NamedTuple):
     """What one reader takes from a config.json."""
 
     reader: str
-    # by what it is of; without what the reader's code decides whatever the file says
-    values: Mapping[str, Any] = {}
+    # without what the reader's code decides, whatever the file says
+    values: Mapping[Place, Any] = {}
     why: str = ""  # why it takes nothing
-    keys: Mapping[str, str] = {}  # where transformers 4.57 looks for each
+    keys: Mapping[Place, str] = {}  # where transformers 4.57 looks for each
 
 
 class Disagreement(NamedTuple):
     """Something that readers take otherwise from the same file."""
 
-    what: str
+    place: Place
     taken: Mapping[str, Any]  # reader -> its value
     advice: str
 
@@ -90,7 +115,7 @@ class Disagreement(NamedTuple):
                 groups.append((value, group := []))
             group.append(reader)
         parts = (f"{shown(value)} ({', '.join(names)})" for value, names in groups)
-        return f"{self.what} {', '.join(parts)}"
+        return f"{self.place} {', '.join(parts)}"
 
 
 def taken(root: Config, part: Config, row: Family) -> list[Takes]:
@@ -116,16 +141,16 @@ def taken(root: Config, part: Config, row: Family) -> list[Takes]:
 
 def disagreements(readings: Sequence[Takes], root: Config) -> list[Disagreement]:
     """What readers take otherwise, of those that take anything; root: all of config.json."""
-    by_what: dict[str, dict[str, Any]] = {}
+    by_place: dict[Place, dict[str, Any]] = {}
     for reading in readings:
-        for what, value in reading.values.items():
-            by_what.setdefault(what, {})[reading.reader] = value
+        for place, value in reading.values.items():
+            by_place.setdefault(place, {})[reading.reader] = value
     keys, found = readings[0].keys, []
-    for what, values in by_what.items():
+    for place, values in by_place.items():
         first, *others = values.values()
         if not all(_same(first, other) for other in others):
-            advice = _advice(what, values, keys.get(what, ""), writer_of(root))
-            found.append(Disagreement(what, values, advice))
+            advice = _advice(place.what, values, keys.get(place, ""), writer_of(root))
+            found.append(Disagreement(place, values, advice))
     return found
 
 
@@ -143,13 +168,12 @@ def _same(x: Any, y: Any) -> bool:
     return bool(x == y)
 
 
-def _advice(what: str, values: Mapping[str, Any], key: str, writer: int | None) -> str:
+def _advice(what: What, values: Mapping[str, Any], key: str, writer: int | None) -> str:
     """What to write, so that all take what the file's writer meant."""
-    turns = what.startswith((BASE, SCALED, DETAILS, SHARE))
-    if turns and writer is not None and writer < 5:
+    if what in ROTARY and writer is not None and writer < 5:
         return f"{FIVE} looks for {GIVEN}: write it there too."
     if key and not {FOUR, FIVE} - values.keys() and not _same(values[FOUR], values[FIVE]):
-        value = "it" if what.startswith((SCALED, DETAILS)) else shown(values[FIVE])
+        value = "it" if what in (What.SCALED, What.DETAILS) else shown(values[FIVE])
         return f"{FOUR} looks for {key}: write {value} there."
     return "Write it where each of them looks."
 
@@ -172,16 +196,16 @@ class _Class:
                 return part[name]
         return self.values.get(key, default)
 
-    def others(self, part: Mapping[str, Any]) -> dict[str, Any]:
+    def others(self, part: Mapping[str, Any]) -> dict[Place, Any]:
         """Window and activation, where the class has a key for them."""
         values = {}
         if SLIDES in self.values:
             is_used = GATE not in self.values or self.take(part, GATE) is True
-            values[WINDOW] = (self.take(part, SLIDES) or None) if is_used else None
+            values[Place(What.WINDOW)] = (self.take(part, SLIDES) or None) if is_used else None
         for key in ACTIVATIONS:
             if key in self.reads and key in self.values:
                 value = self.take(part, key)
-                values[ACTIVATION] = "silu" if value == "swish" else value
+                values[Place(What.ACTIVATION)] = "silu" if value == "swish" else value
                 break
         return values
 
@@ -240,11 +264,11 @@ class _File:
         made = _class_of(self._kind, FIVE)
         if made is None:
             return Takes(FIVE, why=UNKNOWN)
-        values = self._turns(self.numbers.rope) | {HEAD: self.numbers.head_dim}
+        values = self._turns(self.numbers.rope) | {Place(What.HEAD): self.numbers.head_dim}
         if self._eps_keys:
-            values[EPS] = self.numbers.norm_eps
+            values[Place(What.EPS)] = self.numbers.norm_eps
         if self.family.outputs is not None:
-            values[TIED] = self._tied_by_five(made)
+            values[Place(What.TIED)] = self._tied_by_five(made)
         return Takes(FIVE, values | made.others(self.part))
 
     def _tied_by_five(self, made: _Class) -> bool:
@@ -263,29 +287,30 @@ class _File:
             return Takes(FOUR, why=UNKNOWN)
         values = self._turns({kind: self._turn_of_four(made, kind) for kind in self.numbers.rope})
         keys = self._keys_of_four(values)
-        values[HEAD] = self.numbers.head_dim
+        values[Place(What.HEAD)] = self.numbers.head_dim
         stored = class_says(self._kind, "names").get("head_dim", "head_dim")
         if self.family.heads.head_dim in ((), ("head_dim",)) and stored == "head_dim":
             given = made.take(self.part, "head_dim") if "head_dim" in made.reads else None
-            values[HEAD] = given or self._even_share
+            values[Place(What.HEAD)] = given or self._even_share
         if key := next((key for key in self._eps_keys if key in made.values), ""):
-            values[EPS], keys[EPS] = made.take(self.part, key), key
+            values[Place(What.EPS)], keys[Place(What.EPS)] = made.take(self.part, key), key
         if self.family.outputs is not None:
-            values[TIED] = made.take(self.part, TIE, True) is True
+            values[Place(What.TIED)] = made.take(self.part, TIE, True) is True
         before = f"{self.family.part}." if self.part.raw is not self.root.raw else ""
-        keys = {what: before + key for what, key in keys.items()}
+        keys = {place: before + key for place, key in keys.items()}
         return Takes(FOUR, values | made.others(self.part), keys=keys)
 
-    def _keys_of_four(self, turns: Mapping[str, Any]) -> dict[str, str]:
+    def _keys_of_four(self, turns: Mapping[Place, Any]) -> dict[Place, str]:
         """The older keys of what rotary parameters say, and of others that all classes share."""
-        keys, rope = {HEAD: "head_dim", TIED: TIE, WINDOW: SLIDES}, self.family.rope
-        if isinstance(rope, Rope):
-            local = rope.local[0] if rope.local else rope.theta_key
-            own = {SCALED: SCALING, DETAILS: SCALING, SHARE: rope.fraction_key}
-            for what in turns:
-                name, _, kind = what.partition(", ")
-                base = local if kind == SLIDING else rope.theta_key
-                keys[what] = base if name == BASE else own[name]
+        keys = {Place(What.HEAD): "head_dim", Place(What.TIED): TIE, Place(What.WINDOW): SLIDES}
+        if not isinstance(rope := self.family.rope, Rope):
+            return keys
+        local = rope.local[0] if rope.local else rope.theta_key
+        for place in turns:
+            keys[place] = {
+                What.BASE: local if place.layers == SLIDING else rope.theta_key,
+                What.SHARE: rope.fraction_key,
+            }.get(place.what, SCALING)
         return keys
 
     def of_vllm(self, five: Takes) -> Takes:
@@ -293,10 +318,14 @@ class _File:
         table = _tables()[VLLM]
         if not self._names & table["classes"]:
             return Takes(VLLM, why=UNKNOWN if self._names else UNNAMED)
-        activation = five.values.get(ACTIVATION, "silu")
+        activation = five.values.get(Place(What.ACTIVATION), "silu")
         if activation != "silu" and self._names & table["silu"]:
             return Takes(VLLM, why=f"refuses the activation {activation}: its code has silu alone")
-        values = {what: value for what, value in five.values.items() if what != ACTIVATION}
+        values = {
+            place: value
+            for place, value in five.values.items()
+            if place.what is not What.ACTIVATION
+        }
         return Takes(VLLM, values, five.why)
 
     def of_llama_cpp(self) -> Takes:
@@ -307,19 +336,20 @@ class _File:
         made = _class_of(self._kind, FOUR)
         given = {**(made.values if made else {}), **self.root.raw, **self.part.raw}
         values = self._turns(self._turns_of_llama_cpp(given))
-        values = {what: value for what, value in values.items() if not what.startswith(UNSAID)}
-        for what in [what for what in values if what.startswith(SCALED)]:
-            if values[what].partition(" ")[0] not in WRITTEN or what.endswith(SLIDING):
-                del values[what]
-        values[HEAD] = given.get("head_dim") or self._even_share
+        for place in [*values]:
+            kind = str(values[place]).partition(" ")[0]
+            is_unsaid = kind not in WRITTEN or place.layers == SLIDING
+            if place.what in UNSAID or (place.what is What.SCALED and is_unsaid):
+                del values[place]
+        values[Place(What.HEAD)] = given.get("head_dim") or self._even_share
         keys = EPS_KEYS.get(self.numbers.norm, ()) if self._eps_keys else ()
         if key := next((key for key in keys if key in given), ""):
-            values[EPS] = given[key]
+            values[Place(What.EPS)] = given[key]
         others = made.others(self.part) if made else {}
-        if WINDOW in others and self._names & table["windows"]:
-            values[WINDOW] = others[WINDOW]
-        own = [what for what, names in table[OWN].items() if self._names & names]
-        kept = {what: value for what, value in values.items() if what.partition(",")[0] not in own}
+        if Place(What.WINDOW) in others and self._names & table["windows"]:
+            values[Place(What.WINDOW)] = others[Place(What.WINDOW)]
+        own = {what for what, names in table[OWN].items() if self._names & names}
+        kept = {place: value for place, value in values.items() if place.what not in own}
         return Takes(LLAMA_CPP, kept)
 
     @property
@@ -334,30 +364,30 @@ class _File:
 
     # Rotation
 
-    def _turns(self, by_kind: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def _turns(self, by_kind: Mapping[str, Mapping[str, Any]]) -> dict[Place, Any]:
         """What rotary parameters say, of each kind of layer where kinds may differ."""
-        rope, values = self.family.rope, dict[str, Any]()
+        rope, values = self.family.rope, dict[Place, Any]()
         if not isinstance(rope, Rope) or not rope.theta_key:  # the code's own
             return values
         kinds = sorted(kind for kind, turn in self.numbers.rope.items() if turn.has("rope_theta"))
         alike = not rope.local and len({str(self.numbers.rope[kind].raw) for kind in kinds}) < 2
         for kind in kinds[:1] if alike else kinds:
-            where = "" if alike else f", {kind}"
+            where = "" if alike else kind
             turn = by_kind.get(kind, {})
             if alike:
                 turn = by_kind.get(FULL, turn)
             scaling = _plain(turn)
             if turn.get("rope_theta") is not None:
-                values[BASE + where] = turn["rope_theta"]
+                values[Place(What.BASE, where)] = turn["rope_theta"]
             called = SAME_SCALING.get(_word(turn), _word(turn))
-            values[SCALED + where] = called
+            values[Place(What.SCALED, where)] = called
             if called != "default":
                 trained = turn.get(TRAINED) or self.part.get(TRAINED) or self.numbers.n_positions
                 times = f" by {shown(scaling['factor'])}" if "factor" in scaling else ""
-                values[SCALED + where] = called + times
-                values[DETAILS + where] = _words({**scaling, TRAINED: trained})
+                values[Place(What.SCALED, where)] = called + times
+                values[Place(What.DETAILS, where)] = _words({**scaling, TRAINED: trained})
             if rope.fraction is not None and not rope.dims_key:
-                values[SHARE + where] = turn.get("partial_rotary_factor", 1.0)
+                values[Place(What.SHARE, where)] = turn.get("partial_rotary_factor", 1.0)
         return values
 
     def _turn_of_four(self, made: _Class, kind: str) -> dict[str, Any]:
