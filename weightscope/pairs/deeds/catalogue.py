@@ -112,7 +112,8 @@ def deed_by_views(pair: Pair, change: Change) -> Deed | None:
     if not is_unlike and len(shape) == 2:
         first = first_views(pair)
         is_unlike = any(view.has_unlike for view in first)
-        if not is_unlike and not _proved(first, sizes):
+        is_packed = bool({pair.a.dtype, pair.b.dtype} - {*BITS})
+        if not is_unlike and (is_packed or not _proved(first, sizes)):
             return None
     done = None
     for most in (FIRST_LOOK, LARGEST_WHOLE):
