@@ -112,6 +112,7 @@ DRAWINGS = (
     Drawing("audit-vit", "weightscope audit {vit}"),
     Drawing("compare-vit", f"weightscope compare {FASHION} {FASHION}-registers --across-families"),
     Drawing("lineage", "analyses.experiments.lineage_pictures --model {mpnet}"),
+    Drawing("circuits/embedded", "weightscope circuits embedded --measure --text {books}"),
     Drawing("circuits/gpt2", "weightscope circuits {gpt2}"),
     Drawing("hero", "analyses.hero"),
     Drawing("circuits/minilm", f"weightscope circuits {MINILM} --measure --text {{books}}"),

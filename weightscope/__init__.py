@@ -2,9 +2,9 @@
 
     >>> import weightscope as ws
     >>> model = ws.open_model("embedded")  # a folder, a file or a Hub id; a small GPT-2 is embedded
-    >>> head = model.layer(0).head(6)
+    >>> head = model.layer(3).head(5)
     >>> head.qk.shape
-    (256, 256)
+    (192, 192)
 
 Checkpoints and their heads
     `open_model`, `Model`, `Factored`, `CheckpointError`

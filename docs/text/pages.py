@@ -47,7 +47,9 @@ class Examples:
 
     def __init__(self, page: str, folder: Path) -> None:
         self.page, self.folder, self.names = page, folder, dict[str, Any]()
-        (folder / "tests").symlink_to(ROOT / "tests")  # a page may name a checkpoint of the checkout
+        (folder / "tests").symlink_to(
+            ROOT / "tests"
+        )  # a page may name a checkpoint of the checkout
 
     def shown(self, block: re.Match[str]) -> str:
         """One block as it belongs in the page."""

@@ -30,7 +30,7 @@ class CheckpointError(Exception):
     ...     ws.open_model("embedded").layer(9)
     ... except ws.CheckpointError as error:
     ...     print(error)
-    model.safetensors: no layer 9: the model has 2
+    model.safetensors: no layer 9: the model has 4
     """
 
     def __init__(self, problem: str, *, file: object = None, tensor: str | None = None) -> None:

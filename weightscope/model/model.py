@@ -82,7 +82,7 @@ def open_model(
     --------
     >>> import weightscope as ws
     >>> ws.open_model("embedded")
-    Model(gpt2: 2 layers of 8 heads, width 256)
+    Model(gpt2: 4 layers of 6 heads, width 192)
     """
     if not isinstance(source, str | Path):
         raise expected(
@@ -262,9 +262,9 @@ class Model(ListsForUsers):
     >>> import weightscope as ws
     >>> model = ws.open_model("embedded")
     >>> model.name, model.attention_layers
-    ('embedded', (0, 1))
+    ('embedded', (0, 1, 2, 3))
     >>> model.layer(1).head(0).vo
-    Factored(256 x 256, rank <= 32)
+    Factored(192 x 192, rank <= 32)
     """
 
     INTERNAL = frozenset((
@@ -351,7 +351,7 @@ class Model(ListsForUsers):
         >>> import weightscope as ws
         >>> model = ws.open_model("embedded")
         >>> model.tensors["layer 1 o"].array().shape
-        (256, 256)
+        (192, 192)
         """
         return self.stacks.tensors
 
@@ -458,9 +458,9 @@ class Model(ListsForUsers):
         >>> import weightscope as ws
         >>> model = ws.open_model("embedded")
         >>> [layer.n_heads for layer in model.layers]
-        [8, 8]
+        [6, 6, 6, 6]
         >>> model.layers[-1]
-        Layer(1: 8 heads of 32, width 256)
+        Layer(3: 6 heads of 32, width 192)
         """
         return OnDemand(self.attention_layers, self.layer, "attention layers")
 

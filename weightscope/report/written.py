@@ -71,7 +71,7 @@ def load(folder: str | Path) -> "Written":
     ...     audit = ws.load(out)
     ...     spectra = audit.arrays("spectra.npz")["qk_singular_values"]
     ...     audit.kind, audit.heads["qk_sigma1"].shape, spectra.shape
-    ('audit', (8,), (1, 8, 32))
+    ('audit', (6,), (1, 6, 32))
     """
     files = tuple(name for name in OutputFolder(Path(folder)).listed if not name.startswith(HIDDEN))
     signs = declared("SIGNS", "SHARED_SIGNS")  # the first that is there decides

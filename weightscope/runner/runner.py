@@ -110,8 +110,10 @@ def open_runner(
     >>> def show(seen):
     ...     print(seen.layer, seen.attention.shape)
     >>> runner.observe([np.array([11, 12, 13])], show)
-    Layer(0: 8 heads of 32, width 256) (1, 8, 3, 3)
-    Layer(1: 8 heads of 32, width 256) (1, 8, 3, 3)
+    Layer(0: 6 heads of 32, width 192) (1, 6, 3, 3)
+    Layer(1: 6 heads of 32, width 192) (1, 6, 3, 3)
+    Layer(2: 6 heads of 32, width 192) (1, 6, 3, 3)
+    Layer(3: 6 heads of 32, width 192) (1, 6, 3, 3)
     """
     model, opened = as_model(model), open_device(device)
     where = torch_device(opened)

@@ -244,9 +244,9 @@ def audit(
     >>> import weightscope as ws
     >>> audit = ws.audit("embedded", directions=0)
     >>> audit
-    Audit(embedded: 2 layers of 8 heads, 2 findings)
+    Audit(embedded: 4 layers of 6 heads, 5 findings)
     >>> audit.heads["qk_sigma1"].shape
-    (16,)
+    (24,)
     """
     opened = as_model(model)
     options = AuditOptions(

@@ -496,9 +496,9 @@ def circuits(
     >>> import weightscope as ws
     >>> found = ws.circuits(ws.open_model("embedded"))
     >>> found
-    Circuits(embedded: 16 heads, 0 named)
+    Circuits(embedded: 24 heads, 0 named)
     >>> found.wiring.pk["k"].shape
-    (2, 8, 2, 8)
+    (4, 6, 4, 6)
     """
     model, layers = as_model(model), None if layers is None else wholes(layers, "layers")
     for layer in layers or ():

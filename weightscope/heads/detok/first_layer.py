@@ -159,7 +159,7 @@ class FirstLayer:
     --------
     >>> import weightscope as ws
     >>> first = ws.FirstLayer(ws.open_model("embedded"))
-    >>> first.query_factor(7).shape, first.key_factor(7).shape
+    >>> first.query_factor(5).shape, first.key_factor(5).shape
     ((8000, 32), (8000, 32))
     """
 
@@ -407,8 +407,8 @@ class FirstLayer:
         --------
         >>> import weightscope as ws
         >>> first = ws.first_layer(ws.open_model("embedded"))
-        >>> first.neighbours("ibility", top=2, heads=[6])["joined"].tolist()
-        [' responsibility', ' insensibility']
+        >>> first.neighbours(" ship", top=2, heads=[3])["joined"].tolist()
+        ["'s ship", ' was ship']
         """
         tokenizer: Any
         if any(isinstance(token, str) for token in tokens):
@@ -494,7 +494,7 @@ def first_layer(
     Examples
     --------
     >>> import weightscope as ws
-    >>> terms = ws.first_layer("embedded").terms(7, [11, 12, 13], [0, 1, 2])
+    >>> terms = ws.first_layer("embedded").terms(5, [11, 12, 13], [0, 1, 2])
     >>> terms.ee.shape
     (3, 3)
     """
@@ -514,8 +514,8 @@ def neighbours(
     Examples
     --------
     >>> import weightscope as ws
-    >>> ws.neighbours("embedded", "ibility", top=2, heads=[6])["joined"].tolist()
-    [' responsibility', ' insensibility']
+    >>> ws.neighbours("embedded", " ship", top=2, heads=[3])["joined"].tolist()
+    ["'s ship", ' was ship']
     """
     return first_layer(model, layer, delta).neighbours(*tokens, top=top, heads=heads)
 

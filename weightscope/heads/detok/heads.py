@@ -379,9 +379,9 @@ def bigram_auroc(
     >>> import weightscope as ws
     >>> auroc = ws.bigram_auroc(ws.open_model("embedded"))
     >>> auroc
-    BigramAuroc(embedded, layer 0: 8 heads, the best is head 6 with 0.81)
+    BigramAuroc(embedded, layer 0: 6 heads, the best is head 5 with 0.77)
     >>> auroc.auroc.shape
-    (8, 8000)
+    (6, 8000)
     """
     model = as_model(model)
     with progress_shown(progress):

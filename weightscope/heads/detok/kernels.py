@@ -350,7 +350,7 @@ def positions(
     >>> import weightscope as ws
     >>> terms = ws.positions("embedded")
     >>> terms.query, terms.nearest_head()
-    (127, 1)
+    (127, 3)
     """
     model = as_model(model)
     if model.positions is None and (query is not None or unscaled):

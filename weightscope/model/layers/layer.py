@@ -92,13 +92,13 @@ class Head:
     Examples
     --------
     >>> import weightscope as ws
-    >>> head = ws.open_model("embedded").layers[0].heads[6]
+    >>> head = ws.open_model("embedded").layers[3].heads[5]
     >>> head
-    Head(layer 0, head 6: width 256, head_dim 32)
+    Head(layer 3, head 5: width 192, head_dim 32)
     >>> head.w_q.shape, head.w_o.shape, head.b_q.shape
-    ((256, 32), (32, 256), (32,))
+    ((192, 32), (32, 192), (32,))
     >>> head.qk
-    Factored(256 x 256, rank <= 32)
+    Factored(192 x 192, rank <= 32)
     """
 
     layer: "Layer"
@@ -200,7 +200,7 @@ class Head:
         Examples
         --------
         >>> import weightscope as ws
-        >>> head = ws.open_model("embedded").layers[0].heads[6]  # learned positions: no rotation
+        >>> head = ws.open_model("embedded").layers[3].heads[5]  # learned positions: no rotation
         >>> {name: form.rank_bound for name, form in head.forms().items()}
         {'delta1': 32, 'mean64': 32, 'free': 32, 'turning': 0}
         """

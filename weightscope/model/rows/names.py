@@ -330,7 +330,7 @@ class Tensors:
     >>> import weightscope as ws
     >>> tensors = ws.open_model("embedded").tensors
     >>> tensors["layer 1 q"].array().shape, tensors["layer 1 q"].stored
-    ((256, 256), 'transposed (in, out), fused q+k+v')
+    ((192, 192), 'transposed (in, out), fused q+k+v')
     >>> [tensor.role for tensor in tensors][:3]
     ['q+k+v.bias', 'q+k+v', 'o.bias']
     """

@@ -408,7 +408,7 @@ def atlas(
     >>> from weightscope.core.files import scratch_folder
     >>> with scratch_folder() as out:
     ...     ws.atlas(["embedded"], out)
-    Atlas(1 checkpoint, 16 heads)
+    Atlas(1 checkpoint, 24 heads)
     """
     options = AtlasOptions(megabytes * 500_000, prove * 1_000_000, None, resume)
     names = sources if isinstance(sources, str | Path) else [str(source) for source in sources]

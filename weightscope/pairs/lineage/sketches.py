@@ -156,7 +156,7 @@ def fingerprint(source: Model | str | Path, probes: Probes = PUBLIC) -> Sketches
     >>> import weightscope as ws
     >>> sketches = ws.fingerprint("embedded")  # `sketches.save("embedded.wsf")` keeps it
     >>> sketches.direct.shape, sketches.layers
-    ((16, 2, 128), [0, 1])
+    ((24, 2, 128), [0, 1, 2, 3])
     """
     model = as_model(source)
     if not model.attention_layers:

@@ -117,7 +117,7 @@ def rank(
     >>> import weightscope as ws
     >>> ranking = ws.rank("embedded", by="stable-rank")
     >>> ranking.chosen[0], len(ranking.table)
-    ('transformer.h.0.attn.c_attn.weight', 8)
+    ('transformer.h.0.attn.c_proj.weight', 16)
     """
     if by not in BY:
         raise CheckpointError(f"by is '{printable(by)}'; it is one of {', '.join(BY)}")
