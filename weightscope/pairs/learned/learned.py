@@ -240,10 +240,8 @@ class Learned(Result):
                 f"{side} {mean[side]:.0%} (random {mean[f'chance_{side}']:.0%})"
                 for side in ("reads", "writes")
             ]
-            where = (
-                f"{'collide' if collide else 'do not collide'} in the {len(each)} matrices that "
-                "both change"
-            )
+            which = "the one matrix" if len(each) == 1 else f"the {len(each)} matrices"
+            where = f"{'collide' if collide else 'do not collide'} in {which} that both change"
             sentences.append(
                 f"{pair} {where}: overlap of {' and '.join(parts)}; their changes have "
                 f"cosine {mean['cosine']:.2g}."

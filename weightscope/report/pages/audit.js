@@ -78,13 +78,14 @@ function paint(canvas, values, colour) {
   pen.putImageData(image, 0, 0);
 }
 
+const rounded = x => Number.isFinite(x) ? String(Number(x.toPrecision(3))) : "none";
+
 function drawHeatMap({ name, log }) {
   const canvas = document.querySelector(`canvas[data-measure="${name}"]`);
   const map = canvas.parentElement;
   const [lowEnd, bar, highEnd] = canvas.closest("figure").querySelector(".scale").children;
   const values = facts.columns[name];
   const { low, high, colour } = colourScale(values, log);
-  const rounded = x => Number.isFinite(x) ? String(Number(x.toPrecision(3))) : "none";
 
   canvas.style.aspectRatio = `${nHeads} / ${Math.min(nLayers, 1.4 * nHeads)}`;
   paint(canvas, values, colour);
@@ -159,21 +160,23 @@ function drawDeeds() {
   leads(canvas.parentElement, (i, head) => kind(i, head) in signs ? `: ${kind(i, head)} sink` : "", () => byId("heads").scrollIntoView());
 }
 
-// The map of a kind's measure, with the heads framed that its findings are about.
+// The maps of a kind's measures, with the heads framed that its findings are about.
 function drawPictures() {
   for (const details of document.querySelectorAll(".kind")) {
-    const findings = facts.findings.filter(({ kind, map, heads }) => kind === details.id && map && heads.length);
-    if (!findings.length) continue;
-    const { map: name } = findings[0], values = facts.columns[name];
-    const { colour } = colourScale(values, facts.measures.find(measure => measure.name === name).log);
-    const figure = make("figure", null, "", "picture"), canvas = make("canvas", figure);
-    canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", `${name} by layer and head, with the heads of these findings framed`);
-    drawCells(canvas, [208, 130], (i, head) => `rgb(${colour(values[i][head])})`, () => "", among(findings));
-    leads(canvas, (i, head) => `: ${shown(values[i][head])}`, () => byId("heads").scrollIntoView());
-    const caption = make("figcaption", figure);
-    caption.append(document.querySelector(`#maps canvas[data-measure="${name}"]`).closest("figure").querySelector("b math, b").cloneNode(true), " by layer and head; framed: the heads found here");
-    details.querySelector("summary").after(figure);
+    const ofHeads = facts.findings.filter(({ kind, map, heads }) => kind === details.id && map && heads.length);
+    for (const name of new Set(ofHeads.map(({ map }) => map))) {
+      const values = facts.columns[name];
+      const { low, high, colour } = colourScale(values, facts.measures.find(measure => measure.name === name).log);
+      const figure = make("figure", null, "", "picture"), canvas = make("canvas", figure);
+      canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-label", `${name} by layer and head, with the heads of these findings framed`);
+      drawCells(canvas, [208, 130], (i, head) => `rgb(${colour(values[i][head])})`, () => "", among(ofHeads.filter(({ map }) => map === name)));
+      leads(canvas, (i, head) => `: ${shown(values[i][head])}`, () => byId("heads").scrollIntoView());
+      const caption = make("figcaption", figure);
+      const range = Number.isFinite(low) ? `; dark: ${rounded(low)}, bright: ${rounded(high)}` : "";
+      caption.append(document.querySelector(`#maps canvas[data-measure="${name}"]`).closest("figure").querySelector("b math, b").cloneNode(true), ` by layer and head${range}; framed: the heads found here`);
+      details.querySelector("summary").after(figure);
+    }
   }
 }
 
