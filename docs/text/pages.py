@@ -49,7 +49,7 @@ class Examples:
         self.page, self.folder, self.names = page, folder, dict[str, Any]()
         (folder / "tests").symlink_to(
             ROOT / "tests"
-        )  # a page may name a checkpoint of the checkout
+        )  # for pages that name a checkpoint
 
     def shown(self, block: re.Match[str]) -> str:
         """One block as it belongs in the page."""
