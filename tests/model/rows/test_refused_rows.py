@@ -130,10 +130,9 @@ def test_a_checkpoint_of_no_known_architecture_opens_for_its_tensors(tmp_path: P
 
 
 @pytest.mark.parametrize(("like", "kind"), [("qwen2", "dots_ocr"), ("phi3", "phi3_v")])
-def test_rows_of_remote_code_are_unproved(like: str, kind: str, tmp_path: Path) -> None:
-    """Their published code builds on these; it was read as text, and never run."""
+def test_rows_of_remote_code_say_what_proves_them(like: str, kind: str, tmp_path: Path) -> None:
     model = ws.open_model(changed(like, tmp_path, model_type=kind))
-    assert model.family.origin.startswith(f"unproved: model_type '{kind}' was never compared")
+    assert model.family.origin.startswith("proved against a tiny model after ") and f"'{kind}'" in model.family.origin
     head, theirs = (opened.layer(0).head(1) for opened in (model, ws.open_model(FIXTURES / like)))
     np.testing.assert_array_equal(head.qk_at(3).dense(), theirs.qk_at(3).dense())
 
@@ -162,7 +161,7 @@ def test_llada_is_a_llama_under_other_names(tmp_path: Path) -> None:
             json.dumps(config | {"model_type": folder, "n_kv_heads": n_kv_heads, "block_type": "llama"})
         )
     model, llama = (ws.open_model(tmp_path / name) for name in ("llada", "llama"))
-    assert model.family.origin.startswith("unproved: model_type 'llada'")
+    assert model.family.origin.startswith("proved against a tiny model after llama.cpp's code")
     for index in llama.attention_layers:
         ours, theirs = model.layer(index).head(1), llama.layer(index).head(1)
         np.testing.assert_array_equal(ours.qk_at(2).dense(), theirs.qk_at(2).dense())

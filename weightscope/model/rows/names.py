@@ -99,6 +99,7 @@ OF_WRAPPERS = {
         "multi_modal_projector.linear",
         "modality_projection.proj",
         "perceive.mlp",
+        "patch_merger.merging_layer",
     ),
     "projector.norm": (
         "multi_modal_projector.layer_norm",
@@ -107,6 +108,7 @@ OF_WRAPPERS = {
         "merger.norm",
         "merger.ln_q",
         "perceive.before_rms",
+        "vision_projection.norm",
     ),
     "projector.up": (
         "multi_modal_projector.linear_1",
