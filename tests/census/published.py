@@ -444,7 +444,8 @@ def llada(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
 def qwen(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
     s = text(
         number, EQUAL, layers="transformer.h", tokens="transformer.wte", attention="attn", fused="c_attn", out="c_proj",
-        bias=True, before="ln_1", after="ln_2", mlp=("mlp.w2", "mlp.w1", "mlp.c_proj"), last="transformer.ln_f", eps=1e-6,
+        bias=True, before="ln_1", after="ln_2", mlp=("mlp.w2", "mlp.w1", "mlp.c_proj"), last="transformer.ln_f",
+        eps=1e-6,
     )  # fmt: skip
     return {
         "hidden_size": s.width, "num_attention_heads": s.heads, "num_hidden_layers": s.n, "kv_channels": s.head_dim,

@@ -101,18 +101,17 @@ def test_tensors_of_a_refused_row_have_roles(tmp_path: Path) -> None:
         (64, 32),
         (64, 32),
     ]
-    assert [tensor.name for tensor in opened.tensors if not tensor.has_role] == [
-        f"model.layers.{i}.hc_attn_fn" for i in range(2)
-    ]
+    assert opened.tensors["layer 1 streams.attention.mix"].array().shape == (24, 128)
+    assert all(tensor.has_role for tensor in opened.tensors)
     listed = run("inspect", folder, "--tensors").stdout
-    assert "31 with a role" in listed and "keys that also serve as values" in listed
+    assert "33 with a role" in listed and "keys that also serve as values" in listed
 
 
 def test_refused_checkpoints_compare_by_tensors(tmp_path: Path) -> None:
     a, b = deepseek_v4(tmp_path / "a"), deepseek_v4(tmp_path / "b", changed=1.0)
     done = run("compare", a, b, "--all", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
-    assert "1 changed in some rows or columns only" in done.stdout and "2 of them, which no row names" in done.stdout
+    assert "1 changed in some rows or columns only" in done.stdout
     assert "Heads are not compared: model.safetensors: deepseek_v4 with keys that also serve as values" in done.stdout
     assert "layers.1.attn.wkv.weight,kv,few rows" in (tmp_path / "out" / "tensors.csv").read_text()
     for option in ((), ("--all", "--json"), ("--all", "--max-change", "1"), ("--all", "--fail-on", "error")):
