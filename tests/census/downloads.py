@@ -43,9 +43,9 @@ transformers' class, one of remote code by the model_type of its repositories; i
 | all {count} architectures | {exact:.0%} | {named:.0%} |
 | the {most} most downloaded | {top_exact:.0%} | {top_named:.0%} |
 
-{by_description:.0%} of the downloads are exact against tiny models of published descriptions
-([published.csv](../weightscope/model/rows/published.csv), `python -m tests.census.published`), since transformers has no
-class of them; what opens them says so. `python -m tests.census.downloads DOWNLOADS.csv` counts again.
+{by_description:.0%} of the downloads are exact against tiny models of published descriptions, since transformers has no
+class of them ([published.csv](../weightscope/model/rows/published.csv), `python -m tests.census.published`). Whatever
+opens them says so. `python -m tests.census.downloads DOWNLOADS.csv` counts again.
 
 | not exact | downloads | architectures |
 | --- | --- | --- |

@@ -355,6 +355,7 @@ class Tensors:
         left = [
             _of_wrapper(tensor) for name, tensor in self.checkpoint.items() if name not in named
         ]
+        left.sort(key=lambda tensor: not tensor.has_role)
         return (*(named[name] for name in self.checkpoint if name in named), *left)
 
     @cached_property
