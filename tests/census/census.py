@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -60,7 +61,7 @@ def census(kind: str, config: Any = None) -> list[Row]:
                 stored, (models, problem, refusals) = Stored(model, folder), readings(folder)
                 for verdict in judge(observed, stored, models, problem, refusals):
                     by_stack.setdefault(verdict.stack, []).append(verdict)
-                roles = roles if first else named(models)
+                roles = roles if first else named(models, Path(folder))
                 first = first or (model, layers_read(models, names_at_work(observed, stored)), trial[1])
     except OutOfTime as error:
         return [Row(kind, verdict="not built", reason=str(error))]

@@ -1,4 +1,4 @@
-"""Tiny models of architectures that only remote code has, written from their published descriptions, and a census of them.
+"""Tiny models of architectures that only remote code has, after their published descriptions, and a census of them.
 
     python -m tests.census.published [TYPE ...] [--out weightscope/model/rows/published.csv]
 
@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -293,8 +293,8 @@ def census(published: Published) -> list[Row]:
             roles = roles if number else named(models)
     rows = [_together(published.kind, both) for both in by_stack.values()]
     return [
-        replace(row, stack=row.stack.removeprefix("tree."), classes=1, tensors=roles.tensors, unnamed=roles.unnamed,
-                where=roles.where)
+        replace(row, stack=row.stack.removeprefix("tree."), reason=row.reason or published.by, classes=1,
+                tensors=roles.tensors, unnamed=roles.unnamed, where=roles.where)
         for row in rows
     ]  # fmt: skip
 
@@ -303,7 +303,7 @@ def census(published: Published) -> list[Row]:
 
 FREE, EQUAL = ((80, 4, 2, 24), (120, 6, 3, 32)), ((96, 4, 4, 24), (192, 6, 6, 32))
 IMAGES = ((72, 3, 3, 24), (128, 4, 4, 32))
-VLLM = "vLLM 0.33's text"
+VLLM = "vLLM's code"
 
 
 def text(number: int, sizes: Any = FREE, **cells: Any) -> Spec:
@@ -444,7 +444,8 @@ def llada(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
 def qwen(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
     s = text(
         number, EQUAL, layers="transformer.h", tokens="transformer.wte", attention="attn", fused="c_attn", out="c_proj",
-        bias=True, before="ln_1", after="ln_2", mlp=("mlp.w2", "mlp.w1", "mlp.c_proj"), last="transformer.ln_f", eps=1e-6,
+        bias=True, before="ln_1", after="ln_2", mlp=("mlp.w2", "mlp.w1", "mlp.c_proj"), last="transformer.ln_f",
+        eps=1e-6,
     )  # fmt: skip
     return {
         "hidden_size": s.width, "num_attention_heads": s.heads, "num_hidden_layers": s.n, "kv_channels": s.head_dim,
@@ -468,6 +469,16 @@ def llada2(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
     )  # fmt: skip
     flags = {"use_qk_norm": True, "use_qkv_bias": False, "use_bias": False, "partial_rotary_factor": 0.5}
     return llama(s, num_experts=4, first_k_dense_replace=1, **flags), (s,)
+
+
+def mixture(specs: Sequence[Spec]) -> dict[str, Sequence[int]]:
+    """A router, an expert and the shared one of layer 1, which do not run."""
+    d, start = specs[0].width, "model.layers.1.mlp."
+    parts = [(f"{place}.{part}_proj.weight", (d, 16) if part == "down" else (16, d))
+             for place in ("experts.0", "shared_experts") for part in ("gate", "up", "down")]  # fmt: skip
+    return {f"{start}gate.weight": (4, d), f"{start}gate.expert_bias": (4,)} | {
+        start + name: size for name, size in parts
+    }
 
 
 def mimo(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
@@ -497,24 +508,24 @@ PUBLISHED = (
         "img_projection.2.bias", "sub_GN", "glb_GN")),
     Published("h2ovl_chat", VLLM, h2ovl, projector(
         "mlp1.", "1.weight", "1.bias", "0.weight", "0.bias", "3.weight", "3.bias")),
-    Published("moondream1", "its authors' text", moondream, projector(
+    Published("moondream1", "its authors' code", moondream, projector(
         "model.", "vision.proj_mlp.fc1.weight", "vision.proj_mlp.fc1.bias", "vision.proj_mlp.fc2.weight",
         "vision.proj_mlp.fc2.bias", "region.coord_features", "region.coord_encoder.weight", "region.coord_encoder.bias",
         "region.coord_decoder.fc1.weight", "region.coord_decoder.fc2.bias", "region.size_features",
         "region.size_encoder.weight", "region.size_decoder.fc1.weight", "region.size_decoder.fc2.bias")),
     Published("dots_ocr", VLLM, dots_ocr),
     Published("nemotron-nas", VLLM, deci),
-    Published("llada", "llama.cpp's text", llada),
+    Published("llada", "llama.cpp's code", llada),
     Published("qwen", VLLM, qwen),
     Published("minicpm", VLLM, minicpm),
-    Published("llada2_moe", "llama.cpp's text", llada2),
-    Published("bailing_moe_v2", VLLM, llada2),
+    Published("llada2_moe", "llama.cpp's code", llada2, mixture),
+    Published("bailing_moe_v2", VLLM, llada2, mixture),
     Published("mimo", VLLM, mimo),
-    Published("llava_llama", "its authors' text", llava, projector(
+    Published("llava_llama", "its authors' code", llava, projector(
         "model.", "mm_projector.0.weight", "mm_projector.0.bias", "mm_projector.2.weight", "mm_projector.2.bias",
         "image_newline")),
-    Published("llava_mistral", "its authors' text", llava),
-    Published("llava_qwen", "its authors' text", llava_qwen, projector(
+    Published("llava_mistral", "its authors' code", llava),
+    Published("llava_qwen", "its authors' code", llava_qwen, projector(
         "model.", "mm_projector.0.weight", "mm_projector.0.bias", "mm_projector.2.weight", "mm_projector.2.bias",
         "image_newline")),
 )  # fmt: skip
@@ -530,9 +541,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     rows = [row for each in PUBLISHED if not options.types or each.kind in options.types for row in census(each)]
     for row in rows:
-        print(
-            f"{row.type:16} {row.verdict:8} {row.kind:6} {row.stack}  {row.reason}  {row.tensors} {row.unnamed} {row.where}"
-        )
+        found = f"{row.type:16} {row.verdict:8} {row.kind:6} {row.stack}  {row.reason}"
+        print(f"{found}  {row.tensors} tensors, {row.unnamed} without a role {row.where}")
     if options.out:
         write(options.out, rows)
     return int(any(row.verdict == "WRONG" for row in rows))

@@ -5,10 +5,11 @@ import io
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 
+from tests.census import downloads
 from tests.census.layout_record import Line, disagreements, written
 from weightscope.core.files import new_file
 from weightscope.model.rows.table import OF, RECORD, lines
@@ -90,7 +91,7 @@ A row of these says so among its notes.
 
 ## What share of models this is
 
-Not known here: no public list of models with their downloads and its date has been matched with this table yet.
+{downloads}
 
 ## Not checked
 
@@ -212,6 +213,7 @@ def page(rows: Sequence[Row], version: str) -> str:
         exact_classes=f"{sum(row.classes for row in tried):,} classes{more}",
         compared=len(known := written()), differing="\n".join(map(_differing, filter(disagreements, known))),
         unseen=", ".join(f"{row.type} ({row.row})" for row in rows if row.verdict == "unseen") or "none",
+        downloads=downloads.section([{**asdict(row), "unnamed": str(row.unnamed)} for row in rows]),
         **{f"{name}_types": len({row.type for row in rows if row.verdict == verdict}) for name, verdict in VERDICTS},
     )  # fmt: skip
 

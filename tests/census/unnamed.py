@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import weightscope as ws
 from weightscope.adopting.tiny_models import class_and_line
 from weightscope.core.errors import CheckpointError
+from weightscope.model.model import open_tensors
 from weightscope.model.rows.names import Tensors
 
 MOST_PLACES = 6  # named of those that lack a role
@@ -20,11 +22,12 @@ class Named(NamedTuple):
     where: str = ""
 
 
-def named(models: Sequence[ws.Model]) -> Named:
-    """What the models that are read of one checkpoint name together."""
-    if not models:
+def named(models: Sequence[ws.Model], folder: Path | None = None) -> Named:
+    """What the models read of one checkpoint name together; without any, what a refused row names in `folder`."""
+    opened = models[0] if models else None if folder is None else open_tensors(folder)
+    if opened is None or not opened.tensors.readers:
         return Named(0, 0, "no stack is read")
-    tensors = models[0].tensors
+    tensors = opened.tensors
     try:
         unnamed = [tensor.name for tensor in tensors if tensor.role == tensor.name]
     except CheckpointError as error:  # another stack's config, which no verdict is about

@@ -237,6 +237,8 @@ def test_rows_start_from_their_own_file_or_from_a_root() -> None:
     files = {title: file for file in map(FAMILIES.file, FAMILIES.texts) for title in file.stanzas}
     for stanza, file in files.items():
         like = file.stanzas[stanza].get("like")
+        if file is FAMILIES.file("remote.toml"):  # its rows start from what the published code builds on
+            continue
         if like and files[like] is not file and (like not in ROOTS or stanza in ROOTS):
             strangers.append(stanza)
     assert not strangers

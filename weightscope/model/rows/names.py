@@ -110,6 +110,7 @@ OF_WRAPPERS = {
         "multi_modal_projector.linear",
         "modality_projection.proj",
         "perceive.mlp",
+        "patch_merger.merging_layer",
     ),
     "projector.norm": (
         "multi_modal_projector.layer_norm",
@@ -118,6 +119,7 @@ OF_WRAPPERS = {
         "merger.norm",
         "merger.ln_q",
         "perceive.before_rms",
+        "vision_projection.norm",
     ),
     "projector.up": (
         "multi_modal_projector.linear_1",
@@ -364,6 +366,7 @@ class Tensors:
         left = [
             _of_wrapper(tensor) for name, tensor in self.checkpoint.items() if name not in named
         ]
+        left.sort(key=lambda tensor: not tensor.has_role)
         return (*(named[name] for name in self.checkpoint if name in named), *left)
 
     @cached_property

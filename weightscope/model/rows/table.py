@@ -206,6 +206,8 @@ def _special(row: Family) -> Iterator[str]:
 # census is read when the first checkpoint is opened, not when weightscope is imported.
 
 RECORD = Path(__file__).parent / "architectures.csv"
+# The same of types that only remote code has: tiny models of their published descriptions.
+PUBLISHED = Path(__file__).parent / "published.csv"
 OF = "# transformers "  # start of a census' first line, before the version
 # model_types that the census does not have, each with a tiny model in `tests/model/rows/fixtures`.
 IN_FIXTURES = ("squeezebert",)
@@ -223,6 +225,8 @@ def title(row: Family) -> str:
 def unproved(row: Family, model_type: object, part_type: object) -> str:
     """The reason why a row may not read a model_type exactly, with the way to prove it, or ""."""
     kind = str(model_type)[:40]
+    if text := published().get((kind, title(row))):
+        return f"proved against a tiny model after {text}, not against the code of '{kind}' itself"
     missing = _missing(title(row), str(model_type), str(part_type))
     if not missing:
         return ""
@@ -256,6 +260,13 @@ def census() -> Mapping[str, Mapping[str, set[str]]]:
         for row in (line.get("row") or "").split() or [""]:
             verdicts[line["type"]][row].add(line["verdict"])
     return verdicts
+
+
+@lru_cache(None)
+def published() -> Mapping[tuple[str, str], str]:
+    """Texts after which a row was proved, by model_type and row."""
+    exact = [line for line in lines(PUBLISHED) if line["verdict"] == "exact"]
+    return {(line["type"], row): line["reason"] for line in exact for row in line["row"].split()}
 
 
 def lines(path: Path) -> Iterable[dict[str, str]]:
