@@ -32,7 +32,8 @@ under that role, and every layer as it is computed with: rotations, scales, norm
 `python -m pytest tests/model/rows/test_llama_cpp.py -m ""` repeats it.
 
 Some numbers have no key in the file, because llama.cpp takes them for granted, such as which layers of Gemma 3 use a
-window; the tiny models have those values. `A_log` is equal up to the rounding of exp in float32. A tensor that no row names keeps ggml's name.
+window; the tiny models have those values. `A_log` is equal up to the rounding of exp in float32.
+A tensor that no row names keeps ggml's name.
 
 | type | architecture in the file | verdict | roles equal | tensors without a role | reason |
 | --- | --- | --- | --- | --- | --- |
