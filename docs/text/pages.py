@@ -47,9 +47,7 @@ class Examples:
 
     def __init__(self, page: str, folder: Path) -> None:
         self.page, self.folder, self.names = page, folder, dict[str, Any]()
-        (folder / "tests").symlink_to(
-            ROOT / "tests"
-        )  # for pages that name a checkpoint
+        (folder / "tests").symlink_to(ROOT / "tests")  # for pages that name a checkpoint
 
     def shown(self, block: re.Match[str]) -> str:
         """One block as it belongs in the page."""
