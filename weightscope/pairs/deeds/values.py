@@ -206,8 +206,8 @@ def _by_row(view: View) -> Deed | None:
     """A factor for each row."""
     if view.y.values.shape[1] < WITH_ONE_FACTOR:
         return None
-    columns = view.few[1]
-    factors = _factors(*(side.at(slice(None), columns).values for side in (view.x, view.y)), view)
+    few = slice(None), view.few[1]
+    factors = _factors(view.x.at(*few).values, view.y.at(*few).values, view)
     made = view.x.times(factors)
     if not _stand_out(made.values, view.x.values, view.y.room) or not view.gives(made):
         return None

@@ -211,7 +211,7 @@ class View:
         if self.others is None or not self.others.any():
             return ""
         for axis, which in ((1, "rows"), (0, "columns")):
-            touched = self.others.any(axis=axis)
+            touched = np.atleast_1d(self.others.any(axis=axis))
             if touched.sum() <= FEW_ROWS * len(touched):
                 which = "columns" if self.columns == (which == "rows") else "rows"
                 return f"{touched.sum():,} of {len(touched):,} {which}"
