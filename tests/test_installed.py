@@ -149,7 +149,7 @@ def test_the_command_of_the_hub_runs_ours_as_its_extension(installed: Path, tmp_
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     variables = clean | {"HOME": str(tmp_path), "HF_HUB_DISABLE_UPDATE_CHECK": "1", "HF_HUB_OFFLINE": "1"}
     for arguments, status, printed in (
-        (["inspect", "embedded"], 0, "checkpoint  model.safetensors: 28 tensors"),
+        (["inspect", "embedded"], 0, "checkpoint  model.safetensors: 52 tensors"),
         (["inspect", "nowhere"], 2, "weightscope: nowhere"),
         (["inspect"], 2, "Usage: hf-weightscope inspect"),
     ):

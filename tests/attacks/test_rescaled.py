@@ -52,7 +52,7 @@ def test_tensors_not_compared_are_in_headline_and_json(tmp_path: Path) -> None:
         completed = run("compare", same, scaled, "--out", tmp_path / "out", "--json")
     result = json.loads(completed.stdout)
     assert result["largest_change"] == 0 and f"transformer.{WITH_ALL[0]}" in result["not_compared"]
-    assert "Not compared: 4 of 28 tensors" in result["coverage"]
+    assert "Not compared: 8 of 52 tensors" in result["coverage"]
     assert {row["tensor"] for row in result["other_tensors"]}.isdisjoint(result["not_compared"])
     comparison = ws.compare(ws.open_model(same), ws.open_model(scaled), all_tensors=True)
     assert comparison.not_compared == [] and comparison.farthest[0] == f"transformer.{WITH_ALL[0]}"

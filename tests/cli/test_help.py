@@ -209,12 +209,12 @@ def test_the_tensors_of_a_layer_are_ruled_on_a_terminal_and_lines_in_a_pipe(
 ) -> None:
     name = "transformer.h.0.attn.c_attn.bias"
     main(["inspect", "embedded"], standalone_mode=False)
-    assert f"\n  {name}  F16  (768,)\n" in capsys.readouterr().out
+    assert f"\n  {name}  F16  (576,)\n" in capsys.readouterr().out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     main(["inspect", "embedded"], standalone_mode=False)
     output = click.unstyle(capsys.readouterr().out)
-    assert "─" in output and f"\n {name}     F16     (768,) " in output
+    assert "─" in output and f"\n {name}     F16     (576,) " in output
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,12 @@ def test_everything_shipped_is_small() -> None:
 
 def test_the_strongest_edges_by_keys_end_at_the_induction_heads() -> None:
     edges = ws.circuits("embedded").edges
-    keys = [row for row in edges.rows if row.kind == "k" and row.ranked_by == "pk"][:6]
-    assert {(row.to_layer, row.to_head) for row in keys} == {*INDUCTION}
-    assert {row.from_layer for row in keys} == {2}
+    keys = edges.where((edges["kind"] == "k") & (edges["ranked_by"] == "pk")).head(6)
+    assert {*zip(keys["to_layer"].tolist(), keys["to_head"].tolist(), strict=True)} == {*INDUCTION}
+    assert {*keys["from_layer"].tolist()} == {2}
 
 
+@pytest.mark.check
 def test_heads_do_what_the_page_says() -> None:
     pytest.importorskip("torch", reason="running the model needs the extra `runner`")
     model = ws.open_model("embedded")

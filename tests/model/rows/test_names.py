@@ -19,7 +19,7 @@ from weightscope.model.rows.names import UNNAMED, modules_of
 from weightscope.model.rows.table import FAMILIES
 
 # Tensors of the fixtures that no row names: state-space layers, heads of pretraining, adapters after a tower.
-UNNAMED_TENSORS = 53
+UNNAMED_TENSORS = 50
 
 
 def matrix(projection: Affine) -> np.ndarray:

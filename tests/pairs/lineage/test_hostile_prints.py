@@ -129,7 +129,7 @@ def test_sizes_are_refused_before_anything_is_compared(
 
 def test_a_checkpoint_of_too_many_layers_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sketches, "MOST_LAYERS", 1)
-    with pytest.raises(ws.CheckpointError, match="has 2 layers with attention; at most 1 are compared"):
+    with pytest.raises(ws.CheckpointError, match="has 4 layers with attention; at most 1 are compared"):
         ws.lineage("embedded", "embedded")
 
 

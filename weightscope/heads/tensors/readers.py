@@ -24,7 +24,7 @@ NAMED = 3  # disagreements in a sentence
 def taken_by_readers(model: Model, *, first_look: bool = False) -> list[Takes]:
     """What each reader takes from a model's config.json; an error where it has none."""
     if not _has_config(model):
-        problem = "was read without a config.json; --readers shows what others take from one"
+        problem = "was read without a config.json, so other readers take nothing from one"
         raise CheckpointError(problem, file=model.name)
     readings = taken(model.checkpoint.config, model.reading.part, model.row)
     _, head = stored_ends(model)
