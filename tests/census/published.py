@@ -2,8 +2,9 @@
 
     python -m tests.census.published [TYPE ...] [--out weightscope/model/rows/published.csv]
 
-Each `Published` names the tensors and the config keys of the files, and the text that describes the mechanism; one
-eager `Stack` computes attention from that. Two sizes of each are run, saved and compared as the census does.
+Each `Published` names the tensors and the config keys of the files, and the text that describes the mechanism: code of
+other projects, as read on 28 November 2026. The authors' own code was not run. One eager model computes attention from
+that. Two sizes of each are run, saved and compared as the census does.
 """
 
 import argparse
@@ -303,7 +304,9 @@ def census(published: Published) -> list[Row]:
 
 FREE, EQUAL = ((80, 4, 2, 24), (120, 6, 3, 32)), ((96, 4, 4, 24), (192, 6, 6, 32))
 IMAGES = ((72, 3, 3, 24), (128, 4, 4, 32))
-VLLM = "vLLM's code"
+VLLM, SGLANG, LLAMA_CPP = "vLLM 0.33.0's code", "SGLang 0.5.23's code", "llama.cpp's code"
+OLDER_VLLM = "vLLM 0.11.0's code"  # later ones left the type out
+MOONDREAM_3 = "vLLM 0.33.0's code of Moondream 3 and its published description"
 
 
 def text(number: int, sizes: Any = FREE, **cells: Any) -> Spec:
@@ -462,13 +465,17 @@ def minicpm(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
     return config, (s,)
 
 
-def llada2(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
+def bailing(number: int, **cells: Any) -> tuple[dict[str, Any], Sequence[Spec]]:
     s = text(
         number, tokens="model.word_embeddings", attention="attention", fused="query_key_value", out="dense",
-        qk_norms=("query_layernorm", "key_layernorm"), theta=6e5, rotary=FREE[number][3] // 2,
+        qk_norms=("query_layernorm", "key_layernorm"), theta=6e5, rotary=FREE[number][3] // 2, **cells,
     )  # fmt: skip
-    flags = {"use_qk_norm": True, "use_qkv_bias": False, "use_bias": False, "partial_rotary_factor": 0.5}
-    return llama(s, num_experts=4, first_k_dense_replace=1, **flags), (s,)
+    flags = {"use_qk_norm": True, "use_rmsnorm": True, "use_qkv_bias": False, "use_bias": False}
+    return llama(s, num_experts=4, first_k_dense_replace=1, partial_rotary_factor=0.5, **flags), (s,)
+
+
+def llada2(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
+    return bailing(number, causal=False)  # tokens of one block see each other
 
 
 def mixture(specs: Sequence[Spec]) -> dict[str, Sequence[int]]:
@@ -486,6 +493,13 @@ def mimo(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
     m = replace(s, layers="model.mtp_layers", tokens="", head="", last="", n=1)
     config = llama(s, num_nextn_predict_layers=1, attention_bias=True, use_sliding_window=False)
     return config, (s, m)
+
+
+def next_token(specs: Sequence[Spec]) -> dict[str, Sequence[int]]:
+    """What joins a token and a state before the layer that predicts the next, which does not run."""
+    d, start = specs[0].width, "model.mtp_layers.0."
+    norms = {f"{start}{name}_layernorm.weight": (d,) for name in ("token", "hidden", "final")}
+    return norms | {f"{start}input_proj.weight": (d, 2 * d)}
 
 
 def llava(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
@@ -508,24 +522,24 @@ PUBLISHED = (
         "img_projection.2.bias", "sub_GN", "glb_GN")),
     Published("h2ovl_chat", VLLM, h2ovl, projector(
         "mlp1.", "1.weight", "1.bias", "0.weight", "0.bias", "3.weight", "3.bias")),
-    Published("moondream1", "its authors' code", moondream, projector(
+    Published("moondream1", MOONDREAM_3, moondream, projector(
         "model.", "vision.proj_mlp.fc1.weight", "vision.proj_mlp.fc1.bias", "vision.proj_mlp.fc2.weight",
         "vision.proj_mlp.fc2.bias", "region.coord_features", "region.coord_encoder.weight", "region.coord_encoder.bias",
         "region.coord_decoder.fc1.weight", "region.coord_decoder.fc2.bias", "region.size_features",
         "region.size_encoder.weight", "region.size_decoder.fc1.weight", "region.size_decoder.fc2.bias")),
     Published("dots_ocr", VLLM, dots_ocr),
     Published("nemotron-nas", VLLM, deci),
-    Published("llada", "llama.cpp's code", llada),
-    Published("qwen", VLLM, qwen),
+    Published("llada", LLAMA_CPP, llada),
+    Published("qwen", OLDER_VLLM, qwen),
     Published("minicpm", VLLM, minicpm),
-    Published("llada2_moe", "llama.cpp's code", llada2, mixture),
-    Published("bailing_moe_v2", VLLM, llada2, mixture),
-    Published("mimo", VLLM, mimo),
-    Published("llava_llama", "its authors' code", llava, projector(
+    Published("llada2_moe", SGLANG, llada2, mixture),
+    Published("bailing_moe_v2", VLLM, bailing, mixture),
+    Published("mimo", VLLM, mimo, next_token),
+    Published("llava_llama", SGLANG, llava, projector(
         "model.", "mm_projector.0.weight", "mm_projector.0.bias", "mm_projector.2.weight", "mm_projector.2.bias",
         "image_newline")),
-    Published("llava_mistral", "its authors' code", llava),
-    Published("llava_qwen", "its authors' code", llava_qwen, projector(
+    Published("llava_mistral", SGLANG, llava),
+    Published("llava_qwen", SGLANG, llava_qwen, projector(
         "model.", "mm_projector.0.weight", "mm_projector.0.bias", "mm_projector.2.weight", "mm_projector.2.bias",
         "image_newline")),
 )  # fmt: skip

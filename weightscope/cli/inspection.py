@@ -277,7 +277,13 @@ def _show_readers(model: "Model", as_json: bool) -> None:
 
     readings = taken_by_readers(model, first_look=True)
     found = readers_disagree(model, first_look=True)
+    takers = [each.reader for each in readings if each.values]
     lead = "Readers of config.json agree on what they take from it."
+    if len(takers) < 2:
+        lead = (
+            f"Nothing to compare: {'only ' + takers[0] if takers else 'no reader'} is known to take"
+        )
+        lead += " something from this config.json."
     lead = disagreement_line(found) if found else lead
     if as_json:
         rows = [

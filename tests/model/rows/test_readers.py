@@ -216,6 +216,13 @@ def test_another_activation_is_refused_where_code_has_one() -> None:
     assert taken(root, root, row_of("llama"))[2].why == "refuses the activation gelu: its code has silu alone"
 
 
+def test_remote_code_is_not_said_to_be_unread_by_vllm() -> None:
+    root = Config({**LLAMA, "model_type": "minicpm", "architectures": ["MiniCPMForCausalLM"]}, "config.json")
+    four, five, vllm, llama_cpp = taken(root, root, row_of("minicpm"))
+    assert (four.why, five.why) == (UNKNOWN, UNKNOWN) and "code of its own" in vllm.why
+    assert llama_cpp.values and not vllm.values
+
+
 @pytest.mark.parametrize(
     "fixture",
     sorted(path.parent for path in (Path(__file__).parent / "fixtures").glob("*/config.json")),

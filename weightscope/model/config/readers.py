@@ -56,6 +56,7 @@ OWN = "own"  # what classes of its converter have rules of their own for
 UNKNOWN = "does not read this type"
 ELSEWHERE = "reads towers beside a language model by code of its own"
 LANGUAGE = ("", "text", "decoder")  # towers of a language model
+OTHERWISE = "reads it by code of its own, which is not compared"
 UNNAMED = "reads by class, and config.json names none"
 SHOWN = 300  # characters of a value in a table or a sentence
 
@@ -326,7 +327,7 @@ class _File:
             for place, value in five.values.items()
             if place.what is not What.ACTIVATION
         }
-        return Takes(VLLM, values, five.why)
+        return Takes(VLLM, values, OTHERWISE if five.why == UNKNOWN else five.why)
 
     def of_llama_cpp(self) -> Takes:
         """llama.cpp's converter: through transformers 4.57, or the bare file of an unknown type."""

@@ -206,7 +206,7 @@ def _special(row: Family) -> Iterator[str]:
 # census is read when the first checkpoint is opened, not when weightscope is imported.
 
 RECORD = Path(__file__).parent / "architectures.csv"
-# The same of types that only remote code has: tiny models of their published descriptions.
+# The same of types that only remote code has: tiny models after what other projects publish.
 PUBLISHED = Path(__file__).parent / "published.csv"
 OF = "# transformers "  # start of a census' first line, before the version
 # model_types that the census does not have, each with a tiny model in `tests/model/rows/fixtures`.
