@@ -30,7 +30,8 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 # transformers' name -> ggml's name, shapes in both
-MIXER = {
+Shape = tuple[int, ...]
+MIXER: dict[str, tuple[str, Shape, Shape | None]] = {
     "in_proj.weight": ("ssm_in.weight", (INNER + CHANNELS + HEADS, WIDTH), None),
     "conv1d.weight": ("ssm_conv1d.weight", (CHANNELS, 1, 4), (CHANNELS, 4)),
     "conv1d.bias": ("ssm_conv1d.bias", (CHANNELS,), None),
@@ -40,12 +41,15 @@ MIXER = {
     "norm.weight": ("ssm_norm.weight", (INNER,), (GROUPS, INNER // GROUPS)),
     "out_proj.weight": ("ssm_out.weight", (WIDTH, INNER), None),
 }
-NAMES = {
+NAMES: dict[str, tuple[str, Shape, Shape | None]] = {
     "backbone.embeddings.weight": ("token_embd.weight", (TOKENS, WIDTH), None),
     "backbone.norm_f.weight": ("output_norm.weight", (WIDTH,), None),
     "lm_head.weight": ("output.weight", (TOKENS, WIDTH), None),
     "backbone.layers.0.norm.weight": ("blk.0.attn_norm.weight", (WIDTH,), None),
-    **{f"backbone.layers.0.mixer.{name}": (f"blk.0.{ggml}", *shapes) for name, (ggml, *shapes) in MIXER.items()},
+    **{
+        f"backbone.layers.0.mixer.{name}": (f"blk.0.{ggml}", shape, stored)
+        for name, (ggml, shape, stored) in MIXER.items()
+    },
 }
 
 
