@@ -49,7 +49,7 @@ import pkgutil
 from importlib import import_module
 import weightscope as ws
 def call():
-    model = ws.open_model(TWO_LAYERS)
+    model = ws.open_model("embedded")
     print(len(ws.audit(model).heads), len(ws.compare(model, model).heads), len(ws.circuits(model).heads))
     print(ws.lineage(model, model).verdict)
 call()
@@ -59,7 +59,7 @@ for module in pkgutil.walk_packages(ws.__path__, "weightscope."):
 assert all(callable(getattr(ws, name)) for name in ws.__all__)
 call()
 """
-    assert python(code).splitlines() == ["16 16 16", "related"] * 2
+    assert python(code).splitlines() == ["24 24 24", "related"] * 2
 
 
 def test_the_lines_that_a_newcomer_types(tmp_path: Path) -> None:

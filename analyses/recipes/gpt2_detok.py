@@ -17,6 +17,7 @@ import click
 from analyses.inputs import first_available, out_option
 from analyses.recipes import detok_tables
 from analyses.recipes.detok_tables import neighbour_section, printed_ranks, single_tokens
+from tests.support import two_layers
 from weightscope import CheckpointError
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
@@ -33,7 +34,7 @@ from weightscope.model.text.sequences import Texts, openwebtext, read_texts
 from weightscope.model.text.tokenizer import Tokenizer
 from weightscope.report.pages.page import Section, write_page
 
-EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
+TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 
 
 @click.command("gpt2-detok", cls=EndsInOneLine)
@@ -48,13 +49,13 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     # load
     model = first_available([source, "embedded"] if source == "gpt2" else [source])
     model.embeddings  # noqa: B018  refuse a checkpoint without token embeddings before looking for a tokenizer
-    embedded = model.checkpoint.folder == FOLDER
-    name = "the checkpoint that ships with weightscope" if embedded else model.name
+    name = "the checkpoint that ships with weightscope" if model.checkpoint.folder == FOLDER else model.name
+    small = model.checkpoint.folder in (FOLDER, two_layers.FOLDER)
     first, tokenizer = FirstLayer(model, device=device), Tokenizer.load(model.source)
-    counts = counts_for(model, counts_file or (None if embedded else openwebtext_counts(tokenizer, shards)))
-    ids = single_tokens(tokenizer, EMBEDDED_TOKENS if embedded else detok_tables.TOKENS)
+    counts = counts_for(model, counts_file or (None if small else openwebtext_counts(tokenizer, shards)))
+    ids = single_tokens(tokenizer, TOKENS if small else detok_tables.TOKENS)
     tokens = {text: token for text, token in ids.items() if len(counts.row(token)[0])}
-    texts = texts_to_run_on(text, counted=counts_file is None and not embedded)
+    texts = texts_to_run_on(text, counted=counts_file is None and not small)
 
     # compute
     auroc = measure_heads(first, counts)

@@ -132,7 +132,7 @@ OBEYED = [character for character in NAME if not character.isprintable() and cha
     [
         "inspect MODEL --check", "audit MODEL --all --directions 2 --out OUT", "compare MODEL OTHER --all --out OUT",
         "compare MODEL OTHER --max-change 0.1 --out OUT", "circuits MODEL --out OUT",
-        "neighbours MODEL ibility --head 6", "positions MODEL --out OUT",
+        "neighbours MODEL ibility --head 5", "positions MODEL --out OUT",
     ],
 )  # fmt: skip
 def test_names_are_spelled_out_on_the_terminal_and_on_pages(words: str, tmp_path: Path) -> None:

@@ -19,5 +19,4 @@ def test_every_tensor_is_counted() -> None:
     assert named([]) == Named(0, 0, "no stack is read")
     model = fixture("llama").model
     assert named([model]) == Named(len(model.checkpoint), 0)
-    hybrid = named([fixture("falcon_h1").model])
-    assert 0 < hybrid.unnamed < hybrid.tensors and "mamba" in hybrid.where
+    assert named([fixture("falcon_h1").model]).unnamed == 0

@@ -90,7 +90,7 @@ def test_rows_that_changed_are_counted(count: int, role: str) -> None:
     assert found(Side(x), Side(y), role) == Deed(What.FEW_ROWS, "rows", f"{count} of 256, from 5")
 
 
-def test_a_deed_with_one_value_beside_it_is_not_named() -> None:
+def test_a_deed_with_one_value_beside_it_is_named_with_it() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((64, 64)).astype(np.float32)
     for what, y in {What.NEGATED: -x, What.SCALED: 3 * x, What.HEADS: np.roll(x, 8, axis=0)}.items():
@@ -98,7 +98,8 @@ def test_a_deed_with_one_value_beside_it_is_not_named() -> None:
         shifted[3, 5] += 0.01
         deeds = [found(Side(x), Side(each), "q") for each in (exact, shifted)]
         assert deeds[0] is not None and deeds[0].what is what
-        assert deeds[1] is None or deeds[1].proof is Proof.MOST, deeds[1]
+        assert deeds[1] is not None and (deeds[1].what, deeds[1].proof) == (What.ALL_BUT_SOME, Proof.MOST)
+        assert deeds[1].detail.endswith("others in 1 of 64 rows")
 
 
 @pytest.mark.parametrize(("factor", "slip"), [(0.01, "applied twice"), (100.0, "missing")])
@@ -133,7 +134,7 @@ def test_two_neurons_negated_are_counted() -> None:
 
 
 def test_a_tensor_that_nothing_explains_is_judged_in_few_steps(tmp_path: Path) -> None:
-    """Counted in calls of functions, which no machine changes: a search without bounds took ten times as many."""
+    """Counted in calls of functions, which no machine changes: a search without bounds took eight times as many."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((320, 320)).astype(np.float32)
     pairs = {"x": x, "y": x + 0.03 * rng.standard_normal(x.shape).astype(np.float32)}
@@ -144,7 +145,7 @@ def test_a_tensor_that_nothing_explains_is_judged_in_few_steps(tmp_path: Path) -
     judge(parts)  # modules are imported
     profile = Profile()
     assert profile.runcall(judge, parts).deed == "other values"
-    assert Stats(profile).total_calls < 36_000  # type: ignore[attr-defined]
+    assert Stats(profile).total_calls < 40_000  # type: ignore[attr-defined]
 
 
 Q, DOWN, TOKENS = (

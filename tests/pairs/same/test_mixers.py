@@ -64,6 +64,15 @@ def test_value_heads_that_a_gguf_file_leaves_grouped_are_named(fault: str, tmp_p
     assert differing[name].startswith("value heads: from tiled to grouped by key head")
 
 
+def test_rates_in_another_order_are_named_in_a_gguf_file(tmp_path: Path) -> None:
+    """Each is off by the rounding of -exp and its logarithm."""
+    pytest.importorskip("gguf", reason="GGUF files are written by the package gguf")
+    planted = qwen35()
+    planted[LINEAR + "A_log"] = np.roll(planted[LINEAR + "A_log"], 1)
+    result = ws.same(saved(qwen35(), tmp_path / "a"), gguf_file(by_llama_cpp(planted), tmp_path / "b.gguf"))
+    assert [(each.name_a, each.deed) for each in result.differing] == [(LINEAR + "A_log", "rows in another order")]
+
+
 def test_copies_of_a_linear_layer_are_the_same(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="GGUF files are written by the package gguf")
     original = saved(qwen35(), tmp_path / "a")

@@ -91,6 +91,7 @@ SHADOWED = {
 }
 KV_HEADS = "num_key_value_heads"  # read by no code where the row does not read it
 GATING = "expert_gating_func"
+LEADING, OF_NETWORKS = "leading_dense_block_count", "mlp_layer_types"
 # Keys of a GGUF file besides sizes -> names in configs; the first present counts. A name may be a
 # product of names.
 BESIDES = {
@@ -117,7 +118,7 @@ BESIDES = {
     GATING: ("score_function", "scoring_func", "score_func", "moe_router_activation_func"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
-    "leading_dense_block_count": (
+    LEADING: (
         "first_k_dense_replace",
         "num_dense_layers",
         "moe_layer_start_index",
@@ -133,8 +134,15 @@ BESIDES = {
         "linear_num_value_heads * linear_value_head_dim",
         "mamba_num_heads * mamba_head_dim",
         "num_heads * head_dim",
+        "intermediate_size",
     ),
-    "ssm.time_step_rank": ("mamba_dt_rank", "mamba_n_heads", "mamba_num_heads"),
+    "ssm.time_step_rank": (
+        "mamba_dt_rank",
+        "mamba_n_heads",
+        "mamba_num_heads",
+        "num_heads",
+        "time_step_rank",
+    ),
     "kda.head_dim": ("linear_head_dim",),
 }
 # A GGUF file's number -> scores of experts.
@@ -272,6 +280,10 @@ def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference
 def _besides(key: str, values: Mapping[str, Any]) -> tuple[str, Any] | None:
     """The first name in a config of a GGUF file's key, and its value; for a product the key."""
     known: list[tuple[str, Any]] = []
+    by_layer = next((path for path in values if f".{path}".endswith(f".{OF_NETWORKS}")), "")
+    types = values.get(by_layer) if key == LEADING else None
+    if isinstance(types, list) and "dense" not in types[(dense := types.count("dense")) :]:
+        return by_layer, dense
     for names in BESIDES.get(key, ()):
         factors = [
             next((path for path in values if f".{path}".endswith(f".{name}")), "")

@@ -172,6 +172,15 @@ def delta_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     return {"linear_value_head_dim": width // heads}
 
 
+def mamba2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """Heads of Mamba 2 and their width."""
+    own_keys = keys.inside("own")
+    heads = own_keys.size("ssm.time_step_rank")
+    names_of_heads = ("num_heads", "num_attention_heads", "num_key_value_heads")
+    head_dim = own_keys.size("ssm.inner_size") // heads
+    return {**dict.fromkeys(names_of_heads, heads), "head_dim": head_dim}
+
+
 def nemotron_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """The pattern of Nemotron-H's layers, by which layers have keys and which a network."""
     own_keys = keys.inside("own")
@@ -532,7 +541,7 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
         if own_keys.get(key) is not None
     }
     if row.refused:  # its head counts are 0
-        values |= {"num_attention_heads": 1, "num_key_value_heads": 1}
+        values |= dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 1)
     values |= _by_layer(Config(values, keys.file), own_keys)
     config = Config(values, keys.file)
     if (first := keys.get("tokenizer.ggml.bos_token_id")) is not None:

@@ -201,6 +201,7 @@ NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
         gguf.latent_config,
         gguf.glm4_config,
         gguf.delta_config,
+        gguf.mamba2_config,
         gguf.nemotron_config,
         gguf.lfm2_config,
         gguf.t5_config,

@@ -10,7 +10,7 @@ import numpy as np
 from weightscope.checkpoint.blocks import Block
 from weightscope.model.rows.mixers import OF_MIXER
 from weightscope.pairs.deeds.deed import Deed, Proof, What, deed, search
-from weightscope.pairs.deeds.orders import TriedOrder
+from weightscope.pairs.deeds.orders import ANY_ORDER, TriedOrder
 from weightscope.pairs.deeds.pair import Pair
 from weightscope.pairs.deeds.views import LARGEST_WHOLE, Sizes, View
 
@@ -37,6 +37,22 @@ def in_an_order_of_mixers(views: Sequence[View], sizes: Sizes) -> Deed | None:
             if view.moves(tried.rows) or (are_rates and _moves_rates(view, tried.rows)):
                 return view.named(tried.deed)
     return None
+
+
+@search(order=ANY_ORDER + 1)
+def rates_in_any_order(views: Sequence[View], sizes: Sizes) -> Deed | None:
+    """Rates in another order, which their sizes show."""
+    view = views[0]
+    if sizes.role != RATES or not view.is_whole:
+        return None
+    of_x, of_y = (np.argsort(side.values[:, 0], kind="stable") for side in (view.x, view.y))
+    places = np.empty_like(of_x)
+    places[of_y] = of_x
+    if not _moves_rates(view, places):
+        return None
+    moved = np.count_nonzero(places != np.arange(len(places)))
+    detail = f"{moved} of {len(places)} moved"
+    return view.named(Deed(What.REORDERED, detail=detail, proof=Proof.VALUES))
 
 
 def _moves_rates(view: View, places: np.ndarray) -> bool:

@@ -2,10 +2,12 @@
 
 from typing import NamedTuple
 
+from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.model.config.computed import Difference, as_written, differences, stated
 from weightscope.model.config.effects import COMPUTATION, UNKNOWN
 from weightscope.model.model import Model, TensorsOnly
+from weightscope.model.rows.family import Family
 from weightscope.model.text.tokenizer import Tokenizer
 
 TIED = "tie_word_embeddings"
@@ -24,8 +26,10 @@ def compare_settings(
     a: Model | TensorsOnly, b: Model | TensorsOnly, *, same_head: bool
 ) -> ConfigDifferences:
     """Keys in which two configs differ; the key of tied heads only if heads differ."""
-    if isinstance(a, Model) and isinstance(b, Model):
-        differing = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
+    both_read = isinstance(a, Model) and isinstance(b, Model)
+    from_keys = any(isinstance(each.checkpoint.files[0], GgufFile) for each in (a, b))
+    if (both_read or from_keys) and (x := _row_of(a)) and (y := _row_of(b)):
+        differing = differences(stated(a.checkpoint, x), stated(b.checkpoint, y))
     else:
         differing = differences(as_written(a.checkpoint), as_written(b.checkpoint))
     differing = [
@@ -36,6 +40,13 @@ def compare_settings(
     }
     rest = [each for each in differing if each.effect not in kinds]
     return ConfigDifferences(kinds[COMPUTATION], kinds[UNKNOWN], rest)
+
+
+def _row_of(model: Model | TensorsOnly) -> Family | None:
+    """The row that reads a checkpoint, or its tensors."""
+    if isinstance(model, Model):
+        return model.row
+    return model.reading.row if model.reading else None
 
 
 class TokenizerVerdict(NamedTuple):

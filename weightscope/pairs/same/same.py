@@ -618,7 +618,8 @@ def compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> C
         turned = 0 if rotation is None else 2 * len(rotation.frequencies)
         sizes = Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned)
         if y.role.startswith(OF_MIXER):
-            sizes = Sizes(y.role, *heads_of(config))
+            of_a = a.config if isinstance(a, Model) else config  # a GGUF file may not say it
+            sizes = Sizes(y.role, *(heads_of(config) or heads_of(of_a)))
     return Compared(paired.label, x, y, pair, sizes, sample)
 
 
