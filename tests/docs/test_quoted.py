@@ -284,7 +284,7 @@ HELD_OUT = ("sink_share", "layer", "sink_share_correlation", "layer_correlation"
 
 def of_family(family: str) -> list[dict[str, str]]:
     """The rows of models that no choice was made on."""
-    return [row for row in rows("sinks-held-out/held-out.csv") if row["model"].split("-")[0] == family]
+    return [row for row in rows("sinks-held-out/held-out.csv") if family in (row["model"], row["model"].rsplit("-", 1)[0])]
 
 
 def unseen_rows() -> Iterator[str]:

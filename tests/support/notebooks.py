@@ -14,7 +14,9 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 def is_progress(output: Any) -> bool:
     """True for bars and for the names of phases, which a slow machine shows."""
     lines = filter(str.strip, re.split(r"[\r\n]", output.get("text", "")))
-    return output.get("name") == "stderr" and all(re.search(r" \.\.\.$|\d+/\d+|to go$", line) for line in lines)
+    return output.get("name") == "stderr" and all(
+        re.search(r" \.\.\.$|\d[\d.]*[kM]?/\d|to go$", line) for line in lines
+    )
 
 
 def executed(path: Path, cells: int | None = None) -> Any:

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.cases import CASES, GPT, LLAMA, MHA, Case
+from tests.support.remote_rows import is_remote
 from weightscope.heads.circuits import stream as followed
 from weightscope.heads.circuits.names import unembedding
 from weightscope.heads.circuits.stream import rest_of_layer, sequences, streams, why_no_stream
@@ -32,8 +33,7 @@ def with_config(name: str, suffix: str, **config: Any) -> Case:
     return replace(by_name[name], name=f"{name}_{suffix}", config=by_name[name].config | config)
 
 
-REMOTE = {"llada"}  # rows of remote code: transformers has no class to run
-FOLLOWED = {row.name for row in FAMILIES if row.mlp is not None} - REMOTE
+FOLLOWED = {row.name for row in FAMILIES if row.mlp is not None and not is_remote(row)}
 # Rows whose attention is another's, so that they have no golden file of their own.
 MORE = (
     Case("cohere2", "cohere2", LLAMA | {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}),

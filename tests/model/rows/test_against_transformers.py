@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.remote_rows import is_remote
 from tests.support.tiny_models import FIXTURES, NAMES, Fixture, centred, fixture
 from weightscope.model.config.config import KEYS, class_says
 from weightscope.model.rows.family import Family
@@ -97,9 +98,8 @@ def follows_sizes(row: Family, model_type: str, key: str) -> bool:
 @made_by_5
 def test_defaults_are_the_architectures(subtests: pytest.Subtests) -> None:
     """What a row takes for granted when config.json leaves it out is what transformers would."""
-    remote = {"phi3_v", "dots_ocr", "llada"}  # their code is not part of transformers
-    for row in (row for row in FAMILIES if not row.refused):
-        for model_type in (kind for kind in row.types if "Refined" not in kind and kind not in remote):
+    for row in (row for row in FAMILIES if not row.refused and not is_remote(row)):
+        for model_type in (kind for kind in row.types if "Refined" not in kind):
             with subtests.test(row=row.name, tower=row.tower, model_type=model_type):
                 assert_defaults_are_transformers(row, model_type)
 
