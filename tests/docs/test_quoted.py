@@ -27,6 +27,7 @@ SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
 
 
 TRAINING = json.loads((ROOT / "tests" / "fixtures" / "two-layers" / "training.json").read_text())
+EMBEDDED = json.loads((ROOT / "weightscope" / "core" / "embedded" / "training.json").read_text())
 GPT2 = "positions-gpt2/trends.csv"
 DISTANCES = "positions-smollm2/trends.csv"
 SPREAD = "positions-gpt2-spread/by-spread.csv"
@@ -284,7 +285,9 @@ HELD_OUT = ("sink_share", "layer", "sink_share_correlation", "layer_correlation"
 
 def of_family(family: str) -> list[dict[str, str]]:
     """The rows of models that no choice was made on."""
-    return [row for row in rows("sinks-held-out/held-out.csv") if family in (row["model"], row["model"].rsplit("-", 1)[0])]
+    return [
+        row for row in rows("sinks-held-out/held-out.csv") if family in (row["model"], row["model"].rsplit("-", 1)[0])
+    ]
 
 
 def unseen_rows() -> Iterator[str]:
@@ -406,6 +409,10 @@ QUOTED: dict[str, list[float]] = {
     ],
     "({:.1f} to {:.1f} % of pairs of a head and an image, by variant)": ends(100 * of_variants("event")),
     "2, 8, 256 | {:.2f} nats": [TRAINING["held_out_loss"][-1][1]],
+    "4, 6, 192 | {:.2f} nats": [EMBEDDED["losses"][-1][2]],
+    "head 2.1 gives the previous token {:.0f} % of its attention": [
+        100 * cell("circuits/embedded/measured.csv", "previous_token", layer=2, head=1)
+    ],
     "In models that no threshold was set on, it named {:.0f} heads after induction, in three models, and {:.0f} of": [
         cell(ALL, name, score="induction", scale="score") for name in ("named", "right")
     ],
@@ -538,7 +545,9 @@ def test_the_readme_says_how_many_architectures_are_read() -> None:
 
 # Numbers of these pages that no file under figures/ holds, and whose they are.
 ELSEWHERE = {
-    "4.56": "a version",
+    "4.56": "a version", "4.57": "a version",
+    "3.5": "a head", "2.1": "a head",
+    "54 %": "tests/core/test_embedded.py runs it", "35 %": "likewise",
     "0.5": "chance, and the rule of a broadcast", "0.45": "untrained models of the shape", "0.55": "the same",
     "4.11": "a head", "5.1": "a head", "6.9": "a head", "5.5": "a head", "7.2": "a head", "7.10": "a head",
     "9.9": "a head",
