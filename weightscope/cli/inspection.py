@@ -268,7 +268,7 @@ def inspect(
 def _show_readers(model: "Model", as_json: bool) -> None:
     """Print what each reader takes from config.json, and where they disagree."""
     from weightscope.core.tables import Table
-    from weightscope.heads.tensors.readers import (
+    from weightscope.heads.tensors.config_readers import (
         disagreement_line,
         readers_disagree,
         taken_by_readers,

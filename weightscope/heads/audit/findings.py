@@ -13,6 +13,7 @@ from weightscope.heads.audit.duplicates import duplicates
 from weightscope.heads.audit.factor_findings import factor_findings, looks_random, untrained
 from weightscope.heads.audit.measure import MAPS, MeasuredHeads
 from weightscope.heads.audit.reference import Standing
+from weightscope.heads.tensors.config_readers import reader_findings
 from weightscope.heads.tensors.findings import (
     not_finite,
     offset_findings,
@@ -20,7 +21,6 @@ from weightscope.heads.tensors.findings import (
     scale_findings,
     untied_head,
 )
-from weightscope.heads.tensors.readers import reader_findings
 from weightscope.heads.tensors.tied_head import tied_head_finding
 from weightscope.model.embeddings import BLOCK_BYTES
 from weightscope.model.metrics.outliers import (

@@ -18,7 +18,7 @@ from weightscope.core.files import REPORT
 from weightscope.core.progress import bar, progress_shown
 from weightscope.core.results import Result
 from weightscope.core.tables import Table, as_json, column
-from weightscope.heads.tensors.readers import disagreement_line, readers_disagree
+from weightscope.heads.tensors.config_readers import disagreement_line, readers_disagree
 from weightscope.heads.tensors.tied_head import TIED, overwritten_head, says_tied
 from weightscope.model.config.computed import Difference
 from weightscope.model.config.effects import UNKNOWN

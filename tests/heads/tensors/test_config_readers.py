@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.commands import run
 from weightscope.core.errors import CheckpointError
-from weightscope.heads.tensors.readers import readers_disagree, taken_by_readers
+from weightscope.heads.tensors.config_readers import readers_disagree, taken_by_readers
 from weightscope.model.config.readers import What
 
 FIXTURES = Path(__file__).parents[2] / "model" / "rows" / "fixtures"
