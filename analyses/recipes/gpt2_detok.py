@@ -5,7 +5,7 @@
 Computes what the paper reports: the AUROC of every head (Table 2), ROC curves (Fig. 2), the previous tokens that heads
 look for (Tables 1 and 3), and the position terms (Fig. 3). With PyTorch (the extra `runner`) it also runs the layer on
 text (section 5, Fig. 4). Without --counts it counts the first shards of OpenWebText, and then also runs the layer on
-documents of theirs. If the Hub cannot be reached, it analyses the checkpoint that ships with weightscope.
+documents of theirs. If the Hub cannot be reached, it analyses the GPT-2 of two layers in this checkout.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,10 @@ import click
 from analyses.inputs import first_available, out_option
 from analyses.recipes import detok_tables
 from analyses.recipes.detok_tables import neighbour_section, printed_ranks, single_tokens
-from tests.support import two_layers
+from tests.support.two_layers import FOLDER, TWO_LAYERS
 from weightscope import CheckpointError
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.core.embedded import FOLDER
 from weightscope.core.files import OutputFolder
 from weightscope.core.formulas import plain
 from weightscope.core.tables import Column, Table
@@ -47,10 +46,10 @@ TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, ...], out: Path, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
     # load
-    model = first_available([source, "embedded"] if source == "gpt2" else [source])
+    model = first_available([source, TWO_LAYERS] if source == "gpt2" else [source])
     model.embeddings  # noqa: B018  refuse a checkpoint without token embeddings before looking for a tokenizer
-    name = "the checkpoint that ships with weightscope" if model.checkpoint.folder == FOLDER else model.name
-    small = model.checkpoint.folder in (FOLDER, two_layers.FOLDER)
+    small = model.checkpoint.folder == FOLDER
+    name = "a GPT-2 of two layers" if small else model.name
     first, tokenizer = FirstLayer(model, device=device), Tokenizer.load(model.source)
     counts = counts_for(model, counts_file or (None if small else openwebtext_counts(tokenizer, shards)))
     ids = single_tokens(tokenizer, TOKENS if small else detok_tables.TOKENS)

@@ -54,17 +54,17 @@ def test_gpt2_and_openwebtext_come_from_the_hub(
     assert Path("again/heads.csv").read_bytes() == Path("out/heads.csv").read_bytes()
 
 
-def test_without_the_hub_the_embedded_checkpoint_is_used_and_named(
+def test_without_the_hub_the_model_of_two_layers_is_used_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_hub(monkeypatch, tmp_path)
     result = CliRunner().invoke(main, ["--out", str(tmp_path / "out")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert result.output.splitlines()[0].endswith("trying embedded")
-    assert "the checkpoint that ships with weightscope" in (tmp_path / "out" / "report.html").read_text()
+    assert result.output.splitlines()[0].endswith("tests/fixtures/two-layers")
+    assert "a GPT-2 of two layers" in (tmp_path / "out" / "report.html").read_text()
     assert {path.name for path in (tmp_path / "out").iterdir()} >= WRITTEN
     with np.load(tmp_path / "out" / "tokens.npz") as arrays:
-        assert arrays["auroc"].shape == (6, 8000)
+        assert arrays["auroc"].shape == (8, 8000)
 
 
 def test_what_happens_on_text_is_part_of_it_where_the_model_can_be_run(tmp_path: Path) -> None:
