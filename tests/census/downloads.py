@@ -2,7 +2,7 @@
 
     python -m tests.census.downloads DOWNLOADS.csv
 
-reads columns `architecture` and `downloads`, writes downloads.csv beside this file (shares, and the model_type of each
+reads columns `architecture` and `downloads`, writes downloads.csv next to this file (shares, and the model_type of each
 architecture), and prints the section of docs/architectures.md that `section` makes of it.
 """
 
@@ -19,7 +19,7 @@ from weightscope.model.rows.table import PUBLISHED, lines
 SHARES = Path(__file__).with_name("downloads.csv")
 MOST_DOWNLOADED = 45
 MOST_NAMED = 6  # architectures of one reason that are named
-# model_types of architectures that transformers has no class of: those of their repositories' config.json.
+# model_types of architectures that transformers has no class for: those of their repositories' config.json.
 OF_REPOSITORIES = {
     "Phi3VForCausalLM": "phi3_v", "H2OVLChatModel": "h2ovl_chat", "HfMoondream": "moondream1",
     "DotsOCRForCausalLM": "dots_ocr", "DeciLMForCausalLM": "nemotron-nas", "LLaDAModelLM": "llada",
@@ -45,7 +45,7 @@ compared).
 | all {count} architectures | {exact:.0%} | {read:.0%} | {named:.0%} |
 | the {most} most downloaded | {top_exact:.0%} | {top_read:.0%} | {top_named:.0%} |
 
-The second share includes architectures of remote code, of which transformers has no class. Their rows agree with tiny
+The second share includes architectures of remote code, that transformers has no class for. Their rows agree with tiny
 models that were written by hand after what vLLM, SGLang and llama.cpp publish of them
 ([published.csv](../weightscope/model/rows/published.csv), `python -m tests.census.published`); the code in their
 repositories was not run. Whatever opens them says so. `python -m tests.census.downloads DOWNLOADS.csv` counts again.
@@ -99,7 +99,7 @@ def write(shares: Sequence[tuple[str, float, str]]) -> None:
 
 
 def judged(rows: Sequence[Mapping[str, str]]) -> list[Line]:
-    """Every architecture of the committed shares, by the census' rows and those of published descriptions."""
+    """Every architecture of the committed shares, by the census' rows and by published descriptions."""
     from tests.census.record import mechanism
 
     described = {line["type"] for line in lines(PUBLISHED)}

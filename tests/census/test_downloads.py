@@ -1,4 +1,4 @@
-"""Shares of downloads are those of the committed table, and the page shows them."""
+"""Shares of downloads equal the committed table's, and the page shows them."""
 
 import csv
 from pathlib import Path

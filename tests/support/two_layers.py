@@ -1,4 +1,4 @@
-"""A GPT-2 of two layers, trained on books, of which kept figures and frozen results are."""
+"""A GPT-2 of two layers, trained on books; kept figures and frozen results use it."""
 
 from pathlib import Path
 

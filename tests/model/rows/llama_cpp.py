@@ -72,7 +72,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
         "first_k_dense_replace": 1,
     },
 }  # fmt: skip
-# Names that published files have and transformers no longer writes: a pattern and what stands for it.
+# Names that published files have and transformers no longer writes: a pattern and its replacement.
 PUBLISHED_NAMES = {"kimi_linear": (r"block_sparse_moe\.((?:gate|up|down)_proj)", r"mlp.\1")}
 AS_WIDE_AS_ITS_HEADS, UNGROUPED = PLANS[2], PLANS[3]
 # The converter of these takes d / H for the width of a head, or as many keys as queries.

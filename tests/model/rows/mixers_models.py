@@ -1,4 +1,4 @@
-"""Tiny random models of every type with layers without a softmax, each with several of them."""
+"""Tiny random models of every type with layers without a softmax, each with several such layers."""
 
 from typing import Any
 

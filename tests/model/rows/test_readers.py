@@ -229,7 +229,7 @@ def test_remote_code_is_not_said_to_be_unread_by_vllm() -> None:
     ids=lambda path: path.name,
 )
 def test_readers_agree_on_healthy_files(fixture: Path) -> None:
-    """A file of transformers 5 has its numbers where 4.57 does not look; nothing else is told of these."""
+    """A file of transformers 5 has its numbers where 4.57 does not look; nothing else is said of these."""
     root = Config(json.loads((fixture / "config.json").read_text()), "config.json")
     part = root.inside("text_config") if "text_config" in root else root
     kind = part.get("model_type")

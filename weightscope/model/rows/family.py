@@ -116,7 +116,7 @@ class Family:
         "the feed-forward network; not inherited unless `mlp = true`", stated=True
     )
     mixer: Names = cell(
-        "kind and module of what mixes tokens without a softmax, in other layers or beside "
+        "kind and module of a mixer without a softmax, in other layers or next to "
         'attention: "mamba2:mixer"; kinds are mamba, mamba2, delta, kda, conv, lightning, rglru, '
         "rwkv",
         (),

@@ -96,7 +96,7 @@ MIXERS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# ggml's names -> roles, of which a kind has one.
+# ggml's names -> roles; a kind has one of each.
 OF_GGML: Mapping[str, Names] = {
     "ssm_in": ("in", "qkvz"),
     "ssm_out": ("out",),
