@@ -25,7 +25,7 @@ from weightscope.report.written import Written, declared
 OLD = Path(__file__).parents[1] / "fixtures" / "written"  # by 0.1.0; make_written.py says how
 FINDING = b"""[{"kind": "zero_head", "layer": 0, "head": 7, "map": null, "measure": "x", "number": 1, "usual": null,
 "text": "", "members": []}]"""
-RESULTS: dict[str, Callable[[Path], Result]] = {  # of the embedded checkpoint with a head that is zero
+RESULTS: dict[str, Callable[[Path], Result]] = {  # of the model of two layers with a head that is zero
     "audit": lambda broken: ws.audit(broken, directions=1, all_tensors=True),
     "compare": lambda broken: ws.compare(TWO_LAYERS, broken, all_tensors=True),
     "lineage": lambda broken: ws.lineage(broken, TWO_LAYERS),
@@ -38,7 +38,7 @@ RESULTS: dict[str, Callable[[Path], Result]] = {  # of the embedded checkpoint w
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded checkpoint with a head whose queries are zero."""
+    """The model of two layers with a head whose queries are zero."""
     folder = tmp_path_factory.mktemp("broken") / "model"
     shutil.copytree(FOLDER, folder)
     weights = load_file(folder / "model.safetensors")

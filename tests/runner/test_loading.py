@@ -26,7 +26,7 @@ CODE = "import pathlib\npathlib.Path(__file__).with_name('it-ran').touch()\n"
 
 @pytest.fixture
 def with_code(tmp_path: Path) -> Path:
-    """The embedded checkpoint as a model of its own kind, with its code in the same folder."""
+    """The model of two layers as a model of its own kind, with its code in the same folder."""
     shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     for name in ("configuration", "modeling", "tokenization"):

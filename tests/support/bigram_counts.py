@@ -1,4 +1,4 @@
-"""Bigrams of the works that come with weightscope, by the embedded tokenizer."""
+"""Bigrams of the works that come with weightscope, by the tokenizer of both small models."""
 
 from functools import cache
 

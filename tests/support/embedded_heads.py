@@ -1,4 +1,4 @@
-"""The attention of the checkpoint that comes with weightscope, and the same heads in another order."""
+"""The attention of a GPT-2 of two layers, and the same heads in another order."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -11,7 +11,7 @@ from tests.support.two_layers import FOLDER
 
 @lru_cache(None)
 def real() -> dict[str, np.ndarray]:
-    """The attention of the checkpoint that comes with weightscope, which was trained: two layers of eight heads."""
+    """The attention of a trained GPT-2 of two layers of eight heads."""
     weights = load_file(FOLDER / "model.safetensors")
     return {
         name.removeprefix("transformer."): values.astype(np.float32)
@@ -21,7 +21,7 @@ def real() -> dict[str, np.ndarray]:
 
 
 def of_heads(part: int, heads: Iterable[int]) -> np.ndarray:
-    """The columns of c_attn that are queries (0), keys (1) or values (2) of the embedded checkpoint's heads."""
+    """The columns of c_attn that are queries (0), keys (1) or values (2) of its heads."""
     return np.concatenate([np.arange(256 * part + 32 * h, 256 * part + 32 * h + 32) for h in heads])
 
 

@@ -270,21 +270,19 @@ def _show_readers(model: "Model", as_json: bool) -> None:
     from weightscope.core.tables import Table
     from weightscope.heads.tensors.config_readers import (
         disagreement_line,
-        readers_disagree,
         taken_by_readers,
     )
-    from weightscope.model.config.readers import READERS, shown
+    from weightscope.model.config.readers import READERS, disagreements, shown
 
     readings = taken_by_readers(model, first_look=True)
-    found = readers_disagree(model, first_look=True)
+    found = disagreements(readings, model.checkpoint.config)
     takers = [each.reader for each in readings if each.values]
     lead = "Readers of config.json agree on what they take from it."
-    if len(takers) < 2:
-        lead = (
-            f"Nothing to compare: {'only ' + takers[0] if takers else 'no reader'} is known to take"
-        )
-        lead += " something from this config.json."
-    lead = disagreement_line(found) if found else lead
+    if found:
+        lead = disagreement_line(found)
+    elif len(takers) < 2:
+        who = f"only {takers[0]}" if takers else "no reader"
+        lead = f"Nothing to compare: {who} is known to take something from this config.json."
     if as_json:
         rows = [
             {"what": str(place), "reader": reading.reader, "value": value}

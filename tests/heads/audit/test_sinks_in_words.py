@@ -17,7 +17,7 @@ from weightscope.report.findings import Finding, Findings, Member, kind_of
 
 @pytest.fixture(scope="module")
 def spiked(tmp_path_factory: pytest.TempPathFactory) -> ws.Model:
-    """The embedded model with a spike in W_QK of layer 1 head 1."""
+    """The model of two layers with a spike in W_QK of layer 1 head 1."""
     folder = tmp_path_factory.mktemp("spiked")
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(FOLDER / name, folder)

@@ -171,7 +171,7 @@ def test_a_first_token_that_the_vocabulary_lacks_gives_no_kind_of_sink(tmp_path:
 
 
 def planted(folder: Path, weight: float) -> ws.Model:
-    """The embedded model with one large entry in the down-projection of layer 0, for a unit that is on at first."""
+    """The model of two layers with one large entry in the down-projection of layer 0, of a unit on at first."""
     shutil.copy(FOLDER / "config.json", folder)
     weights = load_file(FOLDER / "model.safetensors")
     up, bias, down = (next(name for name in weights if name.endswith(f"h.0.mlp.{end}"))

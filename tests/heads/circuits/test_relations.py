@@ -24,7 +24,7 @@ def pairs(two_layers: ws.Model) -> Pairs:
 
 
 def planted(folder: Path, pairs: Pairs, head: int) -> ws.Model:
-    """The embedded model whose layer 1 has a head that writes the target of each source in place of its own output."""
+    """The model of two layers whose layer 1 has a head that writes the target of each source, not its own output."""
     weights = dict(load_file(FOLDER / "model.safetensors"))
     model = ws.open_model(FOLDER)
     unembedding = np.concatenate([rows for _, rows in model.unembedding.blocks()])

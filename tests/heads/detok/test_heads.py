@@ -150,7 +150,7 @@ def test_a_model_without_counts_and_tokenizer_says_how_to_make_them(tiny_gpt2: P
 
 @pytest.mark.parametrize("copied", mostly_checked([False, True], fast=[True]))
 def test_without_counts_the_works_that_come_along_are_counted_and_named(tmp_path: Path, copied: bool) -> None:
-    """The embedded checkpoint's files in another folder are a checkpoint like any other, with a tokenizer."""
+    """Files in another folder are a checkpoint like any other, with a tokenizer."""
     if copied:
         for name in ("config.json", "model.safetensors", "tokenizer.json"):
             shutil.copy(FOLDER / name, tmp_path)

@@ -124,7 +124,7 @@ def test_reach_is_what_an_affine_map_of_a_ball_has() -> None:
 
 @pytest.mark.check
 def test_scores_on_text_stay_within_the_bounds(two_layers: ws.Model) -> None:
-    """What enters each layer of the embedded GPT-2 as transformers runs it on text, and the scores there."""
+    """What enters each layer of the GPT-2 of two layers as transformers runs it on text, and the scores there."""
     pytest.importorskip("torch", reason="the model is run by torch, which is not installed")
     pytest.importorskip("transformers", reason="the model is run by transformers, which is not installed")
     shares: dict[int, list[float]] = {0: [], 1: []}

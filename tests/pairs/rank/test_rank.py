@@ -24,7 +24,7 @@ from weightscope.pairs.rank.rank import WRITERS, rank, yaml_text
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded checkpoint with one matrix moved far and all others a little."""
+    """The model of two layers with one matrix moved far and all others a little."""
     folder = tmp_path_factory.mktemp("tuned")
     weights, rng = load_file(FOLDER / "model.safetensors"), np.random.default_rng(0)
     for name, w in weights.items():
