@@ -104,8 +104,8 @@ def _with_positions(
     choices: list[list[dict[str, np.ndarray]]] = [[more]]
     if taken["added"]:
         z = x if layer.norm is None else layer.norm(x)
-        of = layer.added.of_queries or layer.added.of_keys
-        choices.append([{"added": p} for p in _positions(call, z, of)])
+        first = layer.added.of_queries or layer.added.of_keys
+        choices.append([{"added": p} for p in _positions(call, z, first)])
     if taken["added_to_memory"] and memory is not None:
         y = memory if layer.memory_norm is None else layer.memory_norm(memory)
         choices.append([{"added_to_memory": p} for p in _positions(call, y, layer.added.of_keys)])

@@ -491,12 +491,12 @@ def varied(values: Mapping[str, Any], epsilons: Iterator[int] | None = None) -> 
     With these, the model's output shows which keys it reads, and from which part of the config.
     """
     epsilons = count(1) if epsilons is None else epsilons
-    other = dict(values)
+    changed = dict(values)
     for key, value in values.items():
         if isinstance(value, Mapping):
-            other[key] = varied(value, epsilons)
+            changed[key] = varied(value, epsilons)
         elif EPSILON.fullmatch(str(key)) and type(value) is float:
-            other[key] = 0.02 * next(epsilons)
+            changed[key] = 0.02 * next(epsilons)
         elif type(value) in (int, float) and VARIED.fullmatch(str(key)):
-            other[key] = type(value)(1.5 * value)
-    return other
+            changed[key] = type(value)(1.5 * value)
+    return changed

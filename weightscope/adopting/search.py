@@ -206,11 +206,11 @@ class Search:
     def contents(self, row: Family) -> Iterator[Changes]:
         """Norms of queries and keys, scales, caps and temperatures, each with each."""
         if self.derived.first.inner_norms:
-            others = self.derived.qk_norms()
+            inner = self.derived.qk_norms()
         else:
             kinds = product((False, True), (None, 1e-5, 1e-6))
-            others = [QkNorm("", "", centred=centred, eps=eps) for centred, eps in kinds]
-        norms = [row.scores.qk_norm, *others]
+            inner = [QkNorm("", "", centred=centred, eps=eps) for centred, eps in kinds]
+        norms = [row.scores.qk_norm, *inner]
         numbers = self.derived.first.config.items()
         caps = [key for key, value in numbers if "cap" in key and isinstance(value, float)]
         # Values that cross-attention makes of its memory do not tell the stream's norm: scores do.

@@ -134,8 +134,8 @@ def pickled_files(source: Path) -> tuple[list[Path], str]:
     shards = sorted(source.glob(TORCH_SHARDS))
     if not shards:
         expected = f"{TORCH_LONE}, {TORCH_SHARDS} or {TORCH_ADAPTER}"
-        others = [each.name for each in sorted(source.iterdir()) if each.suffix in PICKLED]
-        advice = f"; name one of its files: {', '.join(others[:NAMED])}" if others else ""
+        pickled = [each.name for each in sorted(source.iterdir()) if each.suffix in PICKLED]
+        advice = f"; name one of its files: {', '.join(pickled[:NAMED])}" if pickled else ""
         raise CheckpointError(f"has no {expected}{advice}", file=source)
     return shards, LONE
 

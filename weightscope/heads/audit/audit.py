@@ -651,8 +651,8 @@ class Audit(Result):
         findings = [repr(self.findings)] if self.findings else []
         unscaled = f"W_QK: {UNSCALED[0].lower()}{UNSCALED[1:]}"
         numbers = [*map(str, self.numbers), self.ranges().text(), unscaled]
-        found = [self.findings.headline, *findings]
-        return "\n".join([*found, *numbers, *caveats, " ".join(self.remarks)]).rstrip()
+        first = [self.findings.headline, *findings]
+        return "\n".join([*first, *numbers, *caveats, " ".join(self.remarks)]).rstrip()
 
     def ranges(self) -> Table:
         """The spread of the heads in the measures that summarise a checkpoint."""

@@ -121,7 +121,7 @@ def deeds_of(audit: Audit) -> list[dict[str, Any]]:
     layers = set(audit.measured.layers.tolist())
     roles = Counter(role for (layer, _), role in audit.roles.items() if role and layer in layers)
     kinds = Counter(audit.heads["sink_kind"].tolist())
-    found = {(each.layer, head) for each in audit.findings for head in each.heads}
+    concerned = {(each.layer, head) for each in audit.findings for head in each.heads}
     marks: list[dict[str, Any]] = []
     for role, colour in ROLE_COLOURS.items():
         marks.append({"name": role, "heads": roles.pop(role, 0), "colour": colour})
@@ -129,7 +129,7 @@ def deeds_of(audit: Audit) -> list[dict[str, Any]]:
     for kind, sign in SIGNS.items():
         name = f"sink, {kind}"
         marks.append({"name": name, "heads": kinds[kind], "kind": kind, "sign": sign})
-    marks.append({"name": "has a finding", "heads": len(found), "framed": True})
+    marks.append({"name": "has a finding", "heads": len(concerned), "framed": True})
     marks = [mark for mark in marks if mark["heads"]]
     without = {"name": UNNAMED_ROLE, "heads": unnamed, "colour": UNNAMED}
     return [*marks, without] if marks and unnamed else marks

@@ -770,8 +770,8 @@ def _off_alone(
     for of_role in gains.values():
         names = [name for _, (name, _, _) in sorted(of_role.items())]
         for i, name in enumerate(names):
-            others = [j for j in range(len(names)) if j != i]
-            near = [names[j] for j in sorted(others, key=lambda j: abs(j - i))[:FEWEST_GAINS]]
+            rest = [j for j in range(len(names)) if j != i]
+            near = [names[j] for j in sorted(rest, key=lambda j: abs(j - i))[:FEWEST_GAINS]]
             if len(near) < FEWEST_GAINS - 1:
                 continue
             negative_around = np.median([negative[neighbour] for neighbour in near])

@@ -292,9 +292,9 @@ def _yarn(scaling: Scaling) -> Scaled:
     if weight and weight_all:
         usual = yarn_temperature(factor, weight) / yarn_temperature(factor, weight_all)
     fast, slow = (given.number(key, default=0) for key in ("beta_fast", "beta_slow"))
-    whole = given.get("truncate", True) is not False
+    rounded = given.get("truncate", True) is not False
     frequencies = yarn_frequencies(
-        theta, width, factor, trained, fast or 32, slow or 1, whole=whole
+        theta, width, factor, trained, fast or 32, slow or 1, whole=rounded
     )
     return Scaled(frequencies, given.number("attention_factor", default=usual))
 

@@ -119,8 +119,8 @@ def deed(
     if whole_layers := [finding.text for finding in edits if finding.kind in of_layers]:
         return " ".join(whole_layers)
     if not now:
-        said = _of_one_proof(changed, counted(len(changed), "tensor"))
-        return f"{said}; no other compared tensor changed." if said else ""
+        shared = _of_one_proof(changed, counted(len(changed), "tensor"))
+        return f"{shared}; no other compared tensor changed." if shared else ""
     changes_of_maps = [*(f"{name}_change" for name in MAPS), FAR_ON]
     farthest = float(np.max([layer[name] for layer in moved for name in changes_of_maps]))
     return _of_matrices(now, len(matrices), farthest)
@@ -203,8 +203,8 @@ def _of_one_kind(changed: Sequence[Change], what: str, total: int = 0) -> str:
 def _of_one_proof(changed: Sequence[Change], where: str) -> str:
     """The proved deed that all of these share, and where; else empty."""
     words = {sentence(each.deed) if each.deed.proof is not Proof.NONE else "" for each in changed}
-    said = words.pop()
-    return "" if words or not said else f"{said[:1].upper()}{said[1:]}: {where}"
+    shared = words.pop()
+    return "" if words or not shared else f"{shared[:1].upper()}{shared[1:]}: {where}"
 
 
 def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:

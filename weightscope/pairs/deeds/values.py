@@ -353,10 +353,10 @@ def all_but_some(views: Sequence[View], sizes: Sizes) -> Deed | None:
     """A deed that gives more than half of the values that changed, and leaves others open."""
     sparing = [view.sparing for view in views]
     done = find(Sees.VIEWS, sparing, sizes, before=ANY_ORDER)
-    others = next(filter(None, (view.where_others for view in sparing)), "")
-    if done is None or done.proof is Proof.NONE or not others:
+    left_over = next(filter(None, (view.where_others for view in sparing)), "")
+    if done is None or done.proof is Proof.NONE or not left_over:
         return None
-    detail = "; ".join(filter(None, (done.detail, f"others in {others}")))
+    detail = "; ".join(filter(None, (done.detail, f"others in {left_over}")))
     what, way = What.ALL_BUT_SOME, sentence(done)
     return replace(done, what=what, way=way, detail=detail, proof=Proof.MOST)
 

@@ -774,13 +774,15 @@ class Lineage(Result):
             for route, match in compared.matches.items():
                 strangers, spread = BACKGROUND.get(route, (np.nan, np.nan))
                 unpaired = match.unpaired
-                others = float(np.nanmean(unpaired)) if np.isfinite(unpaired).any() else np.nan
+                mean_unpaired = (
+                    float(np.nanmean(unpaired)) if np.isfinite(unpaired).any() else np.nan
+                )
                 row = BackgroundRow(
                     base=compared.base.name,
                     route=ROUTES[route],
                     layers_found=sum(j is not None for j in match.layers),
                     likeness=match.mean,
-                    other_pairs=others,
+                    other_pairs=mean_unpaired,
                     strangers=strangers,
                     spread=spread,
                     log10_p=match.log_p / log(10),

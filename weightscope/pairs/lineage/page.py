@@ -74,8 +74,8 @@ def _numbers(lineage: Lineage) -> Terms:
     rows: list[tuple[object, str]] = []
     if lineage.origin is not None:
         match = lineage.origin.match
-        found = sum(j is not None for j in match.layers)
-        rows.append((f"{found} of {len(match.layers)}", "layers have a counterpart"))
+        paired = sum(j is not None for j in match.layers)
+        rows.append((f"{paired} of {len(match.layers)}", "layers have a counterpart"))
         rows.append((f"{match.mean:.2f}", "their mean likeness: 1 for a copy"))
     if lineage.parts:
         shared = sum(part.is_shared for part in lineage.parts.values())

@@ -110,11 +110,11 @@ def differing_part(differing: Sequence[Judged], total: int) -> str:
     if len(differing) == 1:
         detail = f" ({worst.detail})" if worst.detail else ""
         return f"1 of {counted(total, 'tensor')} differs: {worst.name} by '{worst.deed}'{detail}"
-    of = f"{len(differing):,} of {counted(total, 'tensor')} differ"
+    count = f"{len(differing):,} of {counted(total, 'tensor')} differ"
     if len(kinds) == 1:
-        return f"{of}, all by '{worst.deed}'; the worst is {worst.name}"
+        return f"{count}, all by '{worst.deed}'; the worst is {worst.name}"
     named = joined([f"{number:,} by '{deed}'" for deed, number in kinds.most_common()])
-    return f"{of}, {named}; the worst is {worst.name}, by '{worst.deed}'"
+    return f"{count}, {named}; the worst is {worst.name}, by '{worst.deed}'"
 
 
 def digests_of(checkpoint: Checkpoint, letter: str) -> str:
