@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from tests.support.plants.deeds import NOT_SAME, ROUNDING
+from tests.support.plants.mixers import counted
 from tests.support.quoted import ROOT, rows, said
 
 pytestmark = pytest.mark.docs
@@ -35,6 +36,12 @@ def damaged() -> Iterator[str]:
         families = len({case["family"] for case in cases})
         counts = len(differing), verdicts["different"], verdicts["refused"]
         yield row(CONTAINERS.get(container, container), families, *counts, *right)
+
+
+def mixers() -> Iterator[str]:
+    """Layers without a softmax: tensors named, and copies with one of them damaged."""
+    for name, kinds, tensors, named, *counts, _ in counted(rows("planted-mixers/mixers.csv")):
+        yield row(name, kinds, tensors, named, *counts)
 
 
 WRITERS = {
@@ -139,7 +146,7 @@ def hub() -> Iterator[str]:
 
 
 TABLES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
-    "same": (damaged, faithful, versions, reenacted), "lineage": (attacks,), "learned": (topics,),
+    "same": (damaged, mixers, faithful, versions, reenacted), "lineage": (attacks,), "learned": (topics,),
     "atlas": (lost, strangers, hub),
 }  # fmt: skip
 
