@@ -165,6 +165,7 @@ DRAWINGS = (
     ),
     Drawing("relations", f"analyses.experiments.relations {SMOLLM2}"),
     Drawing("planted-deeds", "analyses.experiments.planted_deeds", ("torch", "transformers", "gguf")),
+    Drawing("planted-mixers", "analyses.experiments.planted_mixers", ("torch", "transformers")),
     Drawing("faithful", "analyses.experiments.faithful_conversions", ("torch", "transformers", "peft", "xllamacpp")),
     Drawing("same", "analyses.experiments.public_bugs --versions", ("torch", "transformers")),
     Drawing("lineage-peers", "analyses.experiments.lineage_peers", ("modeldna", "provenancekit")),
