@@ -26,7 +26,7 @@ from weightscope.adopting.newcomers import model_types
 from weightscope.core.files import new_file
 from weightscope.model.rows.table import RECORD
 
-MOST_MEMORY = 12 << 30
+MOST_MEMORY = 20 << 30
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,5 +1,6 @@
 """Parts of a whole: empty tensors of sharded states, parts of split files, changes without their base."""
 
+import json
 import shutil
 import struct
 from collections.abc import Callable
@@ -179,3 +180,14 @@ def test_a_ctranslate2_folder_is_named_as_such(tmp_path: Path) -> None:
         result = run("inspect", source)
         assert is_one_line(result), result.output
         assert "is a model of CTranslate2 (TransformerDecoderSpec)" in result.stderr
+
+
+def test_a_vision_tower_without_registers_is_read(tmp_path: Path) -> None:
+    """DINOv3's default config has none of them, and its file a tensor of shape (1, 0, d)."""
+    shutil.copytree(FIXTURES / "dinov3_vit", tmp_path / "a")
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config | {"num_register_tokens": 0}))
+    weights = load_file(tmp_path / "a" / "model.safetensors")
+    (name,) = (name for name in weights if "register" in name)
+    save_file(weights | {name: weights[name][:, :0]}, tmp_path / "a" / "model.safetensors")
+    assert ws.open_model(tmp_path / "a").layer(1).heads

@@ -222,6 +222,15 @@ CASES = (
     Case("glm4_moe", "glm4_moe", LLAMA | EXPERTS | {
         "head_dim": 8, "use_qk_norm": True, "attention_bias": True, "n_routed_experts": 2, "first_k_dense_replace": 2,
     } | rope("default", partial_rotary_factor=0.5)),
+    Case("sarvam_moe", "sarvam_moe", LLAMA | EXPERTS | {
+        "head_dim": 8, "n_routed_experts": 2, "first_k_dense_replace": 2,
+    } | rope("default")),
+    Case("exaone", "exaone", LLAMA | rope("default")),
+    Case("lara_mini", "lara_mini", LLAMA | EXPERTS | {
+        "num_hidden_layers": 3, "layer_types": ["linear_attention", "sliding_attention", "full_attention"],
+        "head_dim": 8, "sliding_window": 4, "shared_expert_intermediate_size": 8, "linear_key_head_dim": 4,
+        "linear_value_head_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+    } | rope("default")),
     Case("gpt_oss", "gpt_oss", LLAMA | {
         "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 4,
     } | rope("yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=32)),
@@ -231,6 +240,8 @@ CASES = (
         "yarn", factor=8.0, mscale=1.0, mscale_all_dim=0.7, original_max_position_embeddings=8)),
     Case("deepseek_v3_halves", "deepseek_v3", LLAMA | MLA | {
         "q_lora_rank": 6, "n_group": 1, "topk_group": 1, "rope_interleave": False} | rope("default")),
+    Case("sarvam_mla", "sarvam_mla", LLAMA | MLA | rope(
+        "yarn", factor=8.0, mscale=1.0, mscale_all_dim=0.7, original_max_position_embeddings=8)),
     Case("llama4", "llama4_text", LLAMA | {
         "head_dim": 8, "no_rope_layers": [1, 0], "floor_scale": 4, "num_local_experts": 2, "intermediate_size_mlp": 8,
     } | rope("default")),

@@ -207,11 +207,7 @@ INTEGERS: tuple[tuple[str, Callable[[Part, int], int]], ...] = (
     ),
     (
         r"image_size|img_size|pretrain_image_size|input_size",
-        lambda p, v: (
-            v
-            if v == 1
-            else (8 * p.size.window if "depths" in p.values else p.size.grid) * _patch(p.values)
-        ),
+        lambda p, v: v if v == 1 else _image_side(p),
     ),
     (r"mm_tokens_per_image|image_seq_len(gth)?", lambda p, v: 4),
     (r"num_mel_bins|n_mels|num_queries|num_query_tokens", lambda p, v: min(v, 16)),
@@ -226,6 +222,12 @@ MEANINGS = tuple((re.compile(pattern), meaning) for pattern, meaning in INTEGERS
 PERIODIC = re.compile(
     r".*(interval|period|pattern|cross_attention_layers|indexes|indices|_step)", re.ASCII
 )
+
+
+def _image_side(part: Part) -> int:
+    """A side of which merges of windows and strides leave several patches."""
+    patches = 8 * part.size.window if "depths" in part.values else part.size.grid
+    return patches * int(part.values.get("output_stride", _patch(part.values)))
 
 
 def _patch(values: Mapping[str, Any]) -> int:

@@ -102,8 +102,8 @@ def open_model(
 
 
 def empty_tensors(checkpoint: Checkpoint) -> list[str]:
-    """The tensors without elements, by name."""
-    return [name for name, tensor in checkpoint.items() if 0 in tensor.shape]
+    """The tensors of shape (0,), by name; a model may have none of something, such as registers."""
+    return [name for name, tensor in checkpoint.items() if tensor.shape == (0,)]
 
 
 def _empty(checkpoint: Checkpoint, names: list[str]) -> CheckpointError:

@@ -23,6 +23,7 @@ from weightscope.model.rows.table import FAMILIES
 torch = pytest.importorskip("torch", reason="the eager models are torch's, which is not installed")
 transformers = pytest.importorskip("transformers", reason="the eager models are transformers', which is not installed")
 from tests.support.random_models import inputs_of, random_model  # noqa: E402
+from weightscope.runner.hooks import blocks_of  # noqa: E402
 
 pytestmark = pytest.mark.check
 
@@ -72,7 +73,7 @@ def array(value: Any) -> np.ndarray:
 
 
 @contextmanager
-def recorded(network: Any, case: Case, layer_names: list[str]) -> Iterator[dict[str, list[np.ndarray]]]:
+def recorded(network: Any, case: Case, model: ws.Model) -> Iterator[dict[str, list[np.ndarray]]]:
     """What enters and leaves every layer, and what its attention gives, each a list by layer."""
     seen: dict[str, list[np.ndarray]] = {"in": [], "attended": [], "out": []}
 
@@ -80,9 +81,9 @@ def recorded(network: Any, case: Case, layer_names: list[str]) -> Iterator[dict[
         seen["in"].append(array(given[0] if given else named["hidden_states"]))
         seen["out"].append(array(output))
 
-    hooks = []
+    hooks, blocks = [], {id(block) for block in blocks_of(network, model)}
     for name, module in network.named_modules():
-        if name.endswith(tuple(layer_names)):
+        if id(module) in blocks:
             hooks.append(module.register_forward_hook(layer, with_kwargs=True))
         elif re.search(case.output, name):
             hooks.append(module.register_forward_hook(lambda m, i, o: seen["attended"].append(array(o))))
@@ -100,8 +101,7 @@ def test_layers_beside_attention_are_the_eager_model_s(case: Case, tmp_path: Pat
     row = model.family.mlp
     assert row is not None
     assert unembedding(model, np.arange(3)).shape == (3, model.config.d_model)
-    names = [model.family.stored_name(model.config, i).rstrip(".") for i in range(model.config.n_layers)]
-    with recorded(network, case, names) as seen, torch.inference_mode():
+    with recorded(network, case, model) as seen, torch.inference_mode():
         network(**inputs_of(case))
     assert len(seen["in"]) == len(seen["attended"]) == model.config.n_layers
     for index, (x, attended, out) in enumerate(zip(*seen.values(), strict=True)):
@@ -126,9 +126,8 @@ def test_a_stream_is_the_eager_model_s_but_for_what_is_averaged(
     network = random_model(replace(case, config=config))
     network.save_pretrained(tmp_path)
     model = ws.open_model(tmp_path)
-    names = [model.family.stored_name(model.config, i).rstrip(".") for i in range(model.config.n_layers)]
     tokens = sequences(model)
-    with recorded(network, case, names) as seen, torch.inference_mode():
+    with recorded(network, case, model) as seen, torch.inference_mode():
         network(input_ids=torch.tensor(tokens))
     causal = model.family.mlp is not None and model.family.mlp.causal
     first = [stream.x[:, 0] for stream in streams(model)]

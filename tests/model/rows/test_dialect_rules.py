@@ -1,10 +1,15 @@
 """The rules by which contradictory and older configs are read, stated by hand; `test_dialects` proves them."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import weightscope as ws
+from tests.support.tiny_models import FIXTURES, centred, fixture
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
 from weightscope.core.errors import CheckpointError
@@ -116,3 +121,18 @@ def test_two_names_of_a_size_agree_or_are_refused() -> None:
     with pytest.raises(CheckpointError, match="'n_head' is 8, but llama reads 'num_attention_heads', which is missing"):
         read_as("llama", num_attention_heads=None, n_head=8)
     assert read_as("llama", n_head=8).n_heads == 4
+
+
+def test_sarvam_s_first_config_is_deepseek_s_in_other_words(tmp_path: Path) -> None:
+    """Its yarn has a name of its own, its `head_dim` is the latent's width and the rotary key's."""
+    config, weights = json.loads((FIXTURES / "sarvam_mla" / "config.json").read_text()), "model.safetensors"
+    given = config.pop("rope_parameters")
+    theta, kind = given.pop("rope_theta"), given.pop("rope_type")
+    config |= {"rope_theta": theta, "rope_scaling": given | {"type": f"deepseek_{kind}"}, "head_dim": 8 + 4}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"q_head_dim": 6 + 4}))
+    shutil.copy(FIXTURES / "sarvam_mla" / weights, tmp_path / weights)
+    expected = fixture("sarvam_mla").arrays
+    scores = ws.open_model(tmp_path).layer(1).scores(expected["x1"])
+    seen = np.isfinite(expected["scores1"])
+    assert np.abs(centred(scores, seen) - centred(expected["scores1"], seen))[seen].max() < 1e-5
+    assert ws.same(FIXTURES / "sarvam_mla", tmp_path).holds

@@ -58,7 +58,7 @@ PLAIN_TURNS = ("default", "axial")  # kinds of rotation that nothing scales
 # Values that transformers takes for an empty key by another key: key -> (other key, its value,
 # value taken).
 IMPLIED = {"num_ln_in_parallel_attn": ("new_decoder_architecture", True, 2)}
-FOLLOWS = {"qk_head_dim", "head_dim"}  # keys computed from others wherever they are
+FOLLOWS = {"qk_head_dim", "q_head_dim", "head_dim"}  # keys computed from others wherever they are
 # Keys that follow from others where they are left out, in a way that neither a row nor a tensor's
 # shape shows.
 UNTOLD = {

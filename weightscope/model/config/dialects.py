@@ -391,7 +391,8 @@ class _Rotary:
     def _kind(self, chosen: Mapping[str, Any]) -> Any:
         """The kind of scaling, by the newer word or else the older."""
         kinds = (chosen.get(word) for word in ("rope_type", "type"))
-        return next((kind for kind in kinds if kind is not None), "default")
+        kind = next((kind for kind in kinds if kind is not None), "default")
+        return "yarn" if kind == "deepseek_yarn" else kind  # the name in Sarvam 105B's own config
 
     def _say(self, made: Mapping[str, Any], unread: Mapping[str, Any], rule: str) -> None:
         """Note which of two contradictory statements is read."""

@@ -390,6 +390,11 @@ def sizes_of_parts(config: Config) -> dict[str, object]:
     return {**parts.inside("text"), **parts.inside("vision")}
 
 
+def part_that_turns(config: Config) -> dict[str, object]:
+    """Sarvam 105B: its first configs have in head_dim the width of latent and rotary key."""
+    return {"head_dim": config.size("qk_rope_head_dim")}
+
+
 def heads_of_blocks(config: Config) -> dict[str, object]:
     """Nemotron NAS: key-value heads, the same in every layer that attends."""
     per_group = {block.count("n_heads_in_group") for block in _attending(config) if block}

@@ -257,12 +257,10 @@ CORES = 4  # CodeGen was trained on this many at once
 
 
 def in_four_blocks(stored: StoredHeads) -> Layer:
-    """CodeGen: one Linear in four blocks, each with q, v and k of a fourth of the heads."""
+    """CodeGen: one Linear in four blocks, each with a fourth of the rows of q, v and k."""
     d, h, _, r = stored.sizes
-    if h % CORES:
-        raise stored.config.error(
-            "n_head", f"a multiple of {CORES}: its heads are in this many blocks"
-        )
+    if h * r % CORES:
+        raise stored.config.error("n_embd", f"a multiple of {CORES}: heads are in this many blocks")
     w, b = stored.linear("q", 3 * h * r)
     w, b = np.asarray(w).reshape(CORES, 3, -1, d), b.reshape(CORES, 3, -1)
     q, v, k = (by_head(w[:, i].reshape(h * r, d), b[:, i].reshape(h * r), h) for i in range(3))

@@ -185,6 +185,7 @@ NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
         rules.of_fusion,
         rules.heads_of_attn_config,
         rules.heads_of_blocks,
+        rules.part_that_turns,
         rules.sizes_of_parts,
         rules.adjusted_width,
     ),
