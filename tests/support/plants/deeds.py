@@ -419,7 +419,8 @@ DEEDS: dict[str, Deed] = {
     "experts moved, router left": _deed("experts in another order", experts_moved, True, False),
     "router moved, experts left": _deed("experts in another order", experts_moved, False, True),
     "experts and router moved": _deed("", experts_moved, True, True),
-    "nibbles swapped": _deed("nibbles swapped", nibbles, slip=swapped_nibbles),
+    # Halves of 32 places exchanged are heads in another order where heads are 16 wide.
+    "nibbles swapped": _deed("nibbles swapped|heads in another order", nibbles, slip=swapped_nibbles),
     "scales missing": _deed("scales missing", divided, "missing", slip=no_scales),
     "scales inverted": _deed("scales inverted", divided, "inverted", slip=inverted_scales),
     "scales of the wrong axis": _deed("wrong axis", divided, "of the wrong axis", slip=other_axis),
