@@ -67,8 +67,8 @@ def test_what_same_says_does_not_depend_on_the_rounding_of_products(derived: Pat
 @pytest.mark.parametrize("name", [*PRESERVING, *OTHERS])
 def test_what_lineage_says_does_not_depend_on_the_rounding_of_products(derived: Path, name: str) -> None:
     def say() -> object:
-        found = lineage(derived / name, [derived / "base"], nonce="rounding")
-        return found.verdict, found.came_first, [kind.kind for kind in found.kinds]
+        result = lineage(derived / name, [derived / "base"], nonce="rounding")
+        return result.verdict, result.came_first, [kind.kind for kind in result.kinds]
 
     unchanged(say)
 

@@ -57,5 +57,5 @@ def test_broken_value_ends_in_a_result_or_one_line(
     result = run_undrawn(*COMMANDS[name](base, folder, tmp_path / "out"))  # an unexpected exception is raised
     assert result.exit_code in (0, 2, 3, 4)
     assert result.exit_code != 2 or result.stderr.count("\n") == 1
-    said = " ".join(result.output.split())
-    assert not [pattern for pattern in CONTRADICTIONS if re.search(pattern, said)]
+    printed = " ".join(result.output.split())
+    assert not [pattern for pattern in CONTRADICTIONS if re.search(pattern, printed)]

@@ -555,8 +555,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     rows = [row for each in PUBLISHED if not options.types or each.kind in options.types for row in census(each)]
     for row in rows:
-        found = f"{row.type:16} {row.verdict:8} {row.kind:6} {row.stack}  {row.reason}"
-        print(f"{found}  {row.tensors} tensors, {row.unnamed} without a role {row.where}")
+        line = f"{row.type:16} {row.verdict:8} {row.kind:6} {row.stack}  {row.reason}"
+        print(f"{line}  {row.tensors} tensors, {row.unnamed} without a role {row.where}")
     if options.out:
         write(options.out, rows)
     return int(any(row.verdict == "WRONG" for row in rows))

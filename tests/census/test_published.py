@@ -15,9 +15,9 @@ def test_published_descriptions_are_read_as_the_record_says(kind: str) -> None:
     from tests.census import published
 
     (description,) = (each for each in published.PUBLISHED if each.kind == kind)
-    found = [(row.stack, row.verdict, row.row, row.unnamed) for row in published.census(description)]
+    rows = [(row.stack, row.verdict, row.row, row.unnamed) for row in published.census(description)]
     recorded = [line for line in lines(PUBLISHED) if line["type"] == kind]
-    assert found == [(line["stack"], line["verdict"], line["row"], int(line["unnamed"])) for line in recorded]
+    assert rows == [(line["stack"], line["verdict"], line["row"], int(line["unnamed"])) for line in recorded]
 
 
 def test_every_description_is_exact_with_all_roles() -> None:

@@ -215,6 +215,6 @@ def test_what_is_left_out_is_named(folder: Path, tensors: Tensors) -> None:
     torch.save({"model": tensors, "optimizer": {"state": {}}, "epoch": 3}, folder / "last.pt")
     result = run("convert", folder / "last.pt", "--out", folder / "new")
     assert "Left out, as no tensors of the model: optimizer, epoch." in result.stdout
-    told = json.loads(run("convert", folder / "last.pt", "--out", folder / "newer", "--json").stdout)
-    assert {each["name"] for each in told["tensors"]} == {*tensors}
-    assert [each["name"] for each in told["left_out"]] == ["optimizer", "epoch"]
+    printed = json.loads(run("convert", folder / "last.pt", "--out", folder / "newer", "--json").stdout)
+    assert {each["name"] for each in printed["tensors"]} == {*tensors}
+    assert [each["name"] for each in printed["left_out"]] == ["optimizer", "epoch"]

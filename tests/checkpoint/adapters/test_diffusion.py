@@ -157,7 +157,7 @@ def test_intruder_cosines_are_those_that_pefts_own_code_compares(name: str) -> N
               if entry.a and entry.b}  # fmt: skip
     for module, cosines in expected.items():
         a, b = stored[f"{module}.weight"]
-        found = intruders_of(a.read(), a.read().astype(np.float64) + b.delta())
-        np.testing.assert_allclose(found.cosines, cosines, rtol=0, atol=1e-6)
-        assert found.count == sum(cosine < 0.5 for cosine in cosines)
+        intruders = intruders_of(a.read(), a.read().astype(np.float64) + b.delta())
+        np.testing.assert_allclose(intruders.cosines, cosines, rtol=0, atol=1e-6)
+        assert intruders.count == sum(cosine < 0.5 for cosine in cosines)
     assert len(expected) == 8 and any(cosine < 0.5 for cosines in expected.values() for cosine in cosines)

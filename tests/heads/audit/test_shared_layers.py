@@ -32,10 +32,10 @@ def test_a_later_place_is_audited_where_it_is_asked_for() -> None:
 @pytest.mark.parametrize("name", SHARING)
 def test_no_head_is_linked_to_itself(name: str) -> None:
     own, _ = SHARING[name]
-    found = ws.circuits(fixture(name).model)
-    assert found.wiring.layers.tolist() == own
-    assert np.isfinite(found.wiring.pk["k"]).any() == (len(own) > 1)
-    assert any("share one set of weights" in caveat for caveat in found.caveats)
+    circuits = ws.circuits(fixture(name).model)
+    assert circuits.wiring.layers.tolist() == own
+    assert np.isfinite(circuits.wiring.pk["k"]).any() == (len(own) > 1)
+    assert any("share one set of weights" in caveat for caveat in circuits.caveats)
 
 
 @pytest.mark.parametrize("name", SHARING)

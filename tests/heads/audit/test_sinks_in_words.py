@@ -37,8 +37,8 @@ def test_heads_that_give_the_first_token_half_are_counted_in_the_lead(spiked: ws
     share = np.full(sinks.share.shape, 0.2)
     kind = np.full(share.shape, "none", object)
     share[1, :3], kind[1, :3] = 0.5, ["nop", "neither", "nop"]
-    said = "3 of 16 heads give the first token half of their attention or more (sink_share in heads.csv; kinds: 2 nop, "
-    assert sink_note(replace(sinks, share=share, kind=kind)) == f"{said}1 neither)."
+    text = "3 of 16 heads give the first token half of their attention or more (sink_share in heads.csv; kinds: 2 nop, "
+    assert sink_note(replace(sinks, share=share, kind=kind)) == f"{text}1 neither)."
     assert sink_note(replace(sinks, share=np.full_like(share, 0.2))).startswith("No head of 16 heads gives the first")
     assert sink_note(replace(sinks, share=np.full_like(share, np.nan))) == ""
 

@@ -99,8 +99,8 @@ def test_a_matrix_a_thousand_times_its_siblings_is_told(name: str, tmp_path: Pat
     columns = slice(0, D)  # W_Q of the fused matrix
     weights[name][:, columns] *= 2048
     audit = ws.audit(write_checkpoint(tmp_path / "m", weights), directions=0)
-    found = [finding for finding in audit.findings if finding.kind == "out_of_scale"]
-    assert [finding.layer for finding in found] == [1] and "may have lost its scales" in found[0].text
+    out_of_scale = [finding for finding in audit.findings if finding.kind == "out_of_scale"]
+    assert [finding.layer for finding in out_of_scale] == [1] and "may have lost its scales" in out_of_scale[0].text
     weights[name][:, columns] /= 16
     audit = ws.audit(write_checkpoint(tmp_path / "less", weights), directions=0)
     assert "out_of_scale" not in audit.findings.kinds

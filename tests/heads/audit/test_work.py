@@ -65,13 +65,13 @@ def test_a_token_is_multiplied_once_with_each_direction_that_is_shown(
     products = counted(
         monkeypatch, spaces._Strip, "hits", lambda strip, rows, _: {"products": len(rows) * len(strip.columns)}
     )
-    found = ws.audit(model, directions=2).directions
+    directions = ws.audit(model, directions=2).directions
     shown = sum(
         len(line.block.values) * sum(not side[0].endswith("−") for side in line.sides)
-        for head in found
+        for head in directions
         for line in head.lines
     )
-    assert len(found) == LAYERS * HEADS and products["products"] == TOKENS * shown
+    assert len(directions) == LAYERS * HEADS and products["products"] == TOKENS * shown
 
 
 def test_every_layer_is_read_once_to_measure_it_and_once_for_its_vectors(

@@ -39,8 +39,8 @@ def test_near_equal_components_are_one_space_whatever_its_basis(two_layers: ws.M
     turned = np.block([[turn, np.zeros((2, 1))], [np.zeros((1, 2)), np.ones((1, 1))]])
     for basis in (np.eye(3), turned):
         vo = Factored(left * (3, 2.998, 1), right)
-        other = Factored((left @ basis) * (3, 2.998, 1), right @ basis)
-        first, last = components(other, read)
+        near = Factored((left @ basis) * (3, 2.998, 1), right @ basis)
+        first, last = components(near, read)
         assert (first.named, last.named) == ("1-2", "3")
         assert first.cs == pytest.approx(components(vo, read)[0].cs, rel=1e-3)
     identity = Factored(np.eye(256)[:, :3] * (3, 2.998, 1), np.eye(256)[:, :3])

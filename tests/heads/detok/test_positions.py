@@ -256,8 +256,8 @@ def test_a_spread_divides_each_part_by_its_own_sigma(tmp_path: Path) -> None:
     np.testing.assert_allclose(terms.heads["near_mass"], near, rtol=1e-5)
     assert terms.nearest_head() == near.argmax()
     assert f"none gives more than {near.max():.1%} of its attention to the nearest tenth" in result.stdout
-    said = "s = 0.3 (0.15 and 0.6 shown too) replaces the token embeddings: this holds where they are"
-    assert said in result.stderr and said in (tmp_path / "out" / "report.html").read_text()
+    sentence = "s = 0.3 (0.15 and 0.6 shown too) replaces the token embeddings: this holds where they are"
+    assert sentence in result.stderr and sentence in (tmp_path / "out" / "report.html").read_text()
     low, high = (terms.heads[f"near_mass_{end}"] for end in ("low", "high"))
     assert (low <= near + 1e-6).all() and (near <= high + 1e-6).all()
 

@@ -64,16 +64,16 @@ def test_a_mixers_output_follows_from_its_tensors_by_role(kind: str, tmp_path: P
 
         return hook
 
-    found = [*mixers(opened.tensors)]
-    assert found
+    of_model = [*mixers(opened.tensors)]
+    assert of_model
     paths = {name.removeprefix(f"{model.base_model_prefix}."): name for name, _ in model.named_modules()}
-    saved = [module.removeprefix(opened.tensors.readers[0].prefix) for _, _, module, _ in found]
+    saved = [module.removeprefix(opened.tensors.readers[0].prefix) for _, _, module, _ in of_model]
     places = [paths.get(module) or paths[module.replace(".attention", ".self_attn")] for module in saved]
     for place in places:
         model.get_submodule(place).register_forward_hook(watch(place), with_kwargs=True)
     with torch.no_grad():
         model(input_ids=torch.arange(3, 3 + TOKENS)[None], use_cache=False)
-    for place, (mixer, layer, _, arrays) in zip(places, found, strict=True):
+    for place, (mixer, layer, _, arrays) in zip(places, of_model, strict=True):
         x, y = seen[place]
         config = getattr(model.config, "text_config", model.config)
         compute = mamba_of_heads if config.model_type == "zamba" else MIXED[mixer]

@@ -70,8 +70,8 @@ def judged(a, b):
     change = unchanged(a, b)
     for part in pair.blocks():
         change = change.and_then(change_of(part))
-    found = quantised(pair, change)
-    return (sentence(found), found.detail) if found else None
+    deed = quantised(pair, change)
+    return (sentence(deed), deed.detail) if deed else None
 
 
 @pytest.mark.parametrize("kind", KINDS)

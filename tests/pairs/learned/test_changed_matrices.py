@@ -29,9 +29,9 @@ def test_intruders_are_those_of_the_definition(shape: tuple[int, int], size: flo
     before = RNG.standard_normal(shape).astype(np.float32)
     low = RNG.standard_normal((shape[0], 2)) @ RNG.standard_normal((2, shape[1]))
     after = (before + size * low).astype(np.float32)
-    found = intruders_of(before, after)
-    assert np.allclose(found.cosines, by_definition(before, after), atol=1e-9)
-    assert found.count == (by_definition(before, after) < 0.5).sum()
+    intruders = intruders_of(before, after)
+    assert np.allclose(intruders.cosines, by_definition(before, after), atol=1e-9)
+    assert intruders.count == (by_definition(before, after) < 0.5).sum()
 
 
 def test_a_planted_strong_direction_is_an_intruder_and_rounding_is_none() -> None:

@@ -174,5 +174,5 @@ def test_a_token_whose_logit_is_raised_is_first_among_the_words(tmp_path: Path) 
     weights["transformer.ln_f.bias"] = (bias + 3 * row / np.linalg.norm(row)).astype(bias.dtype)
     weights["transformer.h.0.mlp.c_proj.weight"] = weights["transformer.h.0.mlp.c_proj.weight"] * np.float16(1.01)
     save_file(weights, tmp_path / "b" / "model.safetensors", metadata={"format": "pt"})
-    said = ws.learned(TWO_LAYERS, tmp_path / "b").tunes[0].words
-    assert said is not None and 700 in said.top[:3]
+    in_words = ws.learned(TWO_LAYERS, tmp_path / "b").tunes[0].words
+    assert in_words is not None and 700 in in_words.top[:3]

@@ -368,8 +368,8 @@ def test_scales_that_are_not_finite_are_different(name: str, scale: float, tmp_p
     first, last = json.loads(content[8:start])[part.name]["data_offsets"]
     content[start + first : start + last] = np.append(np.float16(scale), part.raw().view("<f2")[1:]).tobytes()
     file.write_bytes(content)
-    other = plain(fixture, checkpoint, tmp_path / "other", {tensor.name: "shuffled"})
-    for pair in ((whole, copy), (copy, whole), (fixture, copy), (other, copy), (copy, other)):
+    shuffled = plain(fixture, checkpoint, tmp_path / "other", {tensor.name: "shuffled"})
+    for pair in ((whole, copy), (copy, whole), (fixture, copy), (shuffled, copy), (copy, shuffled)):
         same = ws.same(*pair)
         assert same.verdict == "different"
         assert [each.name for each in same.differing] == [tensor.name]

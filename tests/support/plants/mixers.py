@@ -80,9 +80,9 @@ def judged(plant: Plant, made: Made) -> dict[str, Any]:
     before, after = plant.expects["logits"], logits(made.suspect)
     broken = not np.isfinite(after).all()
     moved = np.inf if broken else float(np.linalg.norm(after - before) / np.linalg.norm(before))
-    found = [each.name_a for each in result.differing]
+    names = [each.name_a for each in result.differing]
     deeds = "; ".join(sorted({each.deed for each in result.differing}))
-    right = found == [plant.cells["tensor"]] if plant.cells["tensor"] else not found
+    right = names == [plant.cells["tensor"]] if plant.cells["tensor"] else not names
     return {"logits": float(f"{moved:.3g}"), "verdict": result.verdict, "found": right, "deed": deeds}
 
 
@@ -103,7 +103,7 @@ def counted(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, int, 
         damaged = [row for row in rows if row["type"] in kinds and row["tensor"]]
         moved = [row for row in damaged if float(row["logits"]) > ROUNDING]
         convicted = sum(row["verdict"] in NOT_SAME for row in moved)
-        found = sum(str(row["found"]) == "True" for row in moved)
+        right = sum(str(row["found"]) == "True" for row in moved)
         spared = sum(row["verdict"] not in NOT_SAME for row in damaged if row not in moved)
         named = sum(size[1] for size in sizes), sum(size[2] for size in sizes)
-        yield layers, len(sizes), *named, len(damaged), len(moved), convicted, found, spared
+        yield layers, len(sizes), *named, len(damaged), len(moved), convicted, right, spared
