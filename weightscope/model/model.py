@@ -19,6 +19,7 @@ from weightscope.model.config.reading import Reading, Stacks, decide, prefix_of,
 from weightscope.model.embeddings import Embeddings, Ends, Unembedding
 from weightscope.model.layers.layer import Head, Layer, OnDemand
 from weightscope.model.layers.maps import Norm
+from weightscope.model.layers.mixer import Mixer, read_mixer
 from weightscope.model.layers.read_layer import (
     attention_names,
     denied,
@@ -360,6 +361,14 @@ class Model(ListsForUsers):
         """Indices of the layers that are attention of one input; hybrid models have others."""
         return self.reading.settings.attention_layers
 
+    @property
+    def mixer_layers(self) -> tuple[int, ...]:
+        """Indices of the layers with a state or a convolution in place of a softmax, or beside it.
+
+        See `mixer`.
+        """
+        return tuple(self.tensors.of_mixers) if self.family.mixer else ()
+
     @cached_property
     def own_layers(self) -> tuple[int, ...]:
         """Attention layers that do not share an earlier one's weights; in ALBERT there is one."""
@@ -413,6 +422,22 @@ class Model(ListsForUsers):
     def head(self, layer: int, head: int) -> Head:
         """One query head: `layer(layer).head(head)`."""
         return self.layer(layer).head(head)
+
+    def mixer(self, index: int) -> Mixer:
+        """One of the `mixer_layers`: how long its state lasts, and what it is written and read by.
+
+        Raises
+        ------
+        CheckpointError
+            The layer has none, or its tensors are missing, misshapen or not finite.
+
+        Examples
+        --------
+        >>> import weightscope as ws
+        >>> model = ws.open_model("tests/model/rows/fixtures/qwen3_next")  # doctest: +SKIP
+        >>> model.mixer(0).time_scales  # tokens, one for each head  # doctest: +SKIP
+        """
+        return read_mixer(self.tensors, whole(index, "layer"))
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
