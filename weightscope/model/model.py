@@ -434,10 +434,13 @@ class Model(ListsForUsers):
         Examples
         --------
         >>> import weightscope as ws
-        >>> model = ws.open_model("tests/model/rows/fixtures/qwen3_next")  # doctest: +SKIP
+        >>> model = ws.open_model("nvidia/Nemotron-H-8B-Base-8K")  # doctest: +SKIP
         >>> model.mixer(0).time_scales  # tokens, one for each head  # doctest: +SKIP
         """
-        return read_mixer(self.tensors, whole(index, "layer"))
+        index = whole(index, "layer")
+        stored = self.tensors.of_mixers.get(index, {}) if index in self.mixer_layers else {}
+        self.checkpoint.prefetch(tensor.name for tensor in stored.values())
+        return read_mixer(self.tensors, index)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:

@@ -1,0 +1,149 @@
+"""Heads of layers without a softmax in an audit: how long a state lasts, spectra of its maps."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.core.errors import CheckpointError, counted
+from weightscope.core.results import ShowsShapes, holds_arrays
+from weightscope.core.tables import Table, column
+from weightscope.model.layers.factored import core_singular_values, inner_products, triangle
+from weightscope.model.layers.mixer import Mixer
+from weightscope.model.metrics.spectra import copying_score, effective_rank, eigenvalues
+from weightscope.model.model import Model
+from weightscope.report.findings import indexed
+
+FIXED = "the input part of a step is taken to be zero"
+RANDOM = "The same of random normal factors of these shapes, as at initialisation."
+
+
+class MixerRow(NamedTuple):
+    """One head of a layer without a softmax; its singular values as in heads.csv."""
+
+    layer: int = column("Its index in the checkpoint.")
+    head: int = column("Head that has a state; 0 where a layer has one for each channel.")
+    kind: str = column("Kind of layer.")
+    time_scale: float = column(
+        "Tokens after which 1/e of the state is left, if nothing but the bias sets the step "
+        "(median over channels where each has its own).",
+        symbol="time scale",
+        unit="tokens",
+    )
+    time_scale_min: float = column("Of the head's channels.", symbol="least", unit="tokens")
+    time_scale_max: float = column("Of the head's channels.", symbol="largest", unit="tokens")
+    qk_sigma1: float = column("Largest singular value of W_QK.", symbol="$σ₁(W_QK)$")
+    qk_effective_rank: float = column("Effective rank of W_QK.", symbol="$erank(W_QK)$")
+    qk_effective_rank_random: float = column(RANDOM, symbol="of random factors")
+    vo_sigma1: float = column("Largest singular value of W_VO.", symbol="$σ₁(W_VO)$")
+    vo_effective_rank: float = column("Effective rank of W_VO.", symbol="$erank(W_VO)$")
+    vo_effective_rank_random: float = column(RANDOM, symbol="of random factors")
+    vo_copying_score: float = column(
+        "Share of positive eigenvalue mass of W_VO; about 0.32 at random.",
+        symbol="copying score",
+        format=".3f",
+    )
+
+
+class OfMap(NamedTuple):
+    """Measures of one map W = left right'."""
+
+    sigma1: float
+    effective_rank: float
+    copying: float
+
+
+def measure_map(left: np.ndarray, right: np.ndarray) -> OfMap:
+    """Measures of left right', (d, r) each; NaN where a factor is not finite."""
+    left_gram, right_gram, cross = inner_products(left, right)
+    s = core_singular_values(triangle(left, left_gram), triangle(right, right_gram))
+    copying = copying_score(eigenvalues(cross)) if np.isfinite(cross).all() else np.nan
+    return OfMap(float(s[0]), float(effective_rank(s)), float(copying))
+
+
+@cache
+def rank_of_random(d: int, r: int) -> float:
+    """The effective rank of left right' with normal factors (d, r); one draw, always the same."""
+    left, right = np.random.default_rng(0).standard_normal((2, d, r), np.float32)
+    return measure_map(left, right).effective_rank
+
+
+@holds_arrays
+class MeasuredMixers(ShowsShapes):
+    """Layers without a softmax, measured."""
+
+    table: Table  # one row per head; it is mixers.csv
+    layers: dict[int, str]  # kind of each layer that has a state
+    caveats: tuple[str, ...]  # what stands between the maps and what the layers compute
+    names: tuple[str, ...]  # tensors that were read
+    notes: tuple[str, ...]  # layers without a state or that cannot be read, in sentences
+
+    @property
+    def where(self) -> str:
+        """The layers with a state by their kind, in words."""
+        by_kind: dict[str, list[int]] = {}
+        for layer, kind in self.layers.items():
+            by_kind.setdefault(kind, []).append(layer)
+        return ", ".join(f"{kind} in {indexed('layer', i)}" for kind, i in by_kind.items())
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the table has and lacks, in sentences."""
+        if not len(self.table):
+            return self.notes
+        heads = counted(len(self.table), "head")
+        between = f" Between its matrices and what is computed: {'; '.join(self.caveats)}."
+        rest = between if self.caveats else ""
+        return f"mixers.csv has {heads} without a softmax ({self.where}).{rest}", *self.notes
+
+
+def measured_mixers(model: Model, layers: Sequence[int] | None = None) -> MeasuredMixers | None:
+    """Measure the layers without a softmax; None if the model has none among `layers`."""
+    indices = [i for i in model.mixer_layers if layers is None or i in layers]
+    if not indices:
+        return None
+    tensors = model.tensors.of_mixers
+    rows, kinds = list[MixerRow](), dict[int, str]()
+    caveats, names, left_out = dict[str, None](), list[str](), dict[str, list[int]]()
+    for index in indices:
+        try:
+            mixer = model.mixer(index)
+        except CheckpointError as error:
+            left_out.setdefault(f"could not be read: {error}", []).append(index)
+            continue
+        names += (tensor.name for tensor in tensors[index].values())
+        if mixer.n_heads:
+            kinds[index] = mixer.kind
+            caveats |= dict.fromkeys(mixer.caveats)
+            rows += measured_heads(mixer)
+        else:
+            left_out.setdefault(mixer.refused, []).append(index)
+    notes = [
+        f"Without a softmax and not measured, {indexed('layer', layers)}: {why}."
+        for why, layers in left_out.items()
+    ]
+    table = Table.of(MixerRow, rows, f"Time scales where {FIXED}.")
+    return MeasuredMixers(table, kinds, tuple(caveats), tuple(names), tuple(notes))
+
+
+def measured_heads(mixer: Mixer) -> Iterator[MixerRow]:
+    """One row per head; query and key heads that several share are measured once."""
+    nothing = OfMap(np.nan, np.nan, np.nan)
+    of_keys: dict[int, OfMap] = {}
+    for index, scales in enumerate(mixer.time_scales):
+        qk, vo, randomly = nothing, nothing, [np.nan, np.nan]
+        if not mixer.refused:
+            head = mixer.head(index)
+            if head.key_head not in of_keys:
+                of_keys[head.key_head] = measure_map(head.w_q, head.w_k)
+            qk, vo = of_keys[head.key_head], measure_map(head.w_v, head.w_o.T)
+            randomly = [rank_of_random(*w.shape) for w in (head.w_q, head.w_v)]
+        yield MixerRow(
+            mixer.index,
+            index,
+            mixer.kind,
+            *map(float, (np.median(scales), np.min(scales), np.max(scales))),
+            *(qk.sigma1, qk.effective_rank, randomly[0]),
+            *(vo.sigma1, vo.effective_rank, randomly[1], vo.copying),
+        )
