@@ -367,7 +367,9 @@ class Model(ListsForUsers):
 
         See `mixer`.
         """
-        return tuple(self.tensors.of_mixers) if self.family.mixer else ()
+        with suppress(CheckpointError):  # a tensor that the row needs to name others is not there
+            return tuple(self.tensors.of_mixers) if self.family.mixer else ()
+        return ()
 
     @cached_property
     def own_layers(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.core.errors import CheckpointError, counted
+from weightscope.core.progress import bar
 from weightscope.core.results import ShowsShapes, holds_arrays
 from weightscope.core.tables import Table, column
 from weightscope.model.layers.factored import core_singular_values, inner_products, triangle
@@ -106,7 +107,7 @@ def measured_mixers(model: Model, layers: Sequence[int] | None = None) -> Measur
     tensors = model.tensors.of_mixers
     rows, kinds = list[MixerRow](), dict[int, str]()
     caveats, names, left_out = dict[str, None](), list[str](), dict[str, list[int]]()
-    for index in indices:
+    for index in bar(indices, "layers without a softmax", "layer"):
         try:
             mixer = model.mixer(index)
         except CheckpointError as error:
@@ -140,10 +141,17 @@ def measured_heads(mixer: Mixer) -> Iterator[MixerRow]:
             qk, vo = of_keys[head.key_head], measure_map(head.w_v, head.w_o.T)
             randomly = [rank_of_random(*w.shape) for w in (head.w_q, head.w_v)]
         yield MixerRow(
-            mixer.index,
-            index,
-            mixer.kind,
-            *map(float, (np.median(scales), np.min(scales), np.max(scales))),
-            *(qk.sigma1, qk.effective_rank, randomly[0]),
-            *(vo.sigma1, vo.effective_rank, randomly[1], vo.copying),
+            layer=mixer.index,
+            head=index,
+            kind=mixer.kind,
+            time_scale=float(np.median(scales)),
+            time_scale_min=float(np.min(scales)),
+            time_scale_max=float(np.max(scales)),
+            qk_sigma1=qk.sigma1,
+            qk_effective_rank=qk.effective_rank,
+            qk_effective_rank_random=randomly[0],
+            vo_sigma1=vo.sigma1,
+            vo_effective_rank=vo.effective_rank,
+            vo_effective_rank_random=randomly[1],
+            vo_copying_score=vo.copying,
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -306,8 +306,8 @@ def read_mixer(tensors: "Tensors", index: int) -> Mixer:
     """
     reader, layers = tensors.readers[0], tensors.of_mixers
     if index not in layers:
-        known = f"; {', '.join(map(str, layers))} are" if layers else ""
-        problem = f"layer {index} is none without a softmax{known}"
+        others = f"those are {', '.join(map(str, layers))}" if layers else "it has none"
+        problem = f"layer {index} is not one without a softmax; {others}"
         raise CheckpointError(problem, file=tensors.checkpoint.name)
     kind, _, _ = reader.family.mixer[0].partition(":")
     return KINDS[kind](Stored(index, layers[index], reader.config))
@@ -336,11 +336,14 @@ def _delta(stored: Stored) -> Mixer:
     else:
         maps = stored.split("qkv", [n_keys * width, n_keys * width, n_heads * w_o.shape[1]])
     heads = zip(maps, (n_keys, n_keys, n_heads), strict=False)
+    q, k, v = (stored.affine(rows.reshape(n, -1, d)) for rows, n in heads)
     return Mixer(
         stored.index,
         "Gated DeltaNet",
         step_rates(stored.decays("A_log", n_heads), stored.decays("dt_bias", n_heads))[:, 0],
-        *(stored.affine(rows.reshape(n, -1, d)) for rows, n in heads),
+        q,
+        k,
+        v,
         w_o,
         (CONVOLVED, LENGTHS, ERASES, NORMED, GATED),
     )
@@ -357,11 +360,14 @@ def _kda(stored: Stored) -> Mixer:
     else:
         rates = step_rates(a_log, bias)
     by_head, heads = bias.size == n_heads, {"q": n_keys, "k": n_keys, "v": n_heads}
+    q, k, v = (stored.affine(stored.split_evenly(role, n)[0]) for role, n in heads.items())
     return Mixer(
         stored.index,
         "Gated DeltaNet" if by_head else "KDA",
         rates[:, 0] if by_head else rates,
-        *(stored.affine(stored.split_evenly(role, n)[0]) for role, n in heads.items()),
+        q,
+        k,
+        v,
         stored.outputs(n_heads),
         (CONVOLVED, LENGTHS, ERASES, NORMED, GATED),
     )
@@ -406,7 +412,7 @@ def _mamba2(stored: Stored) -> Mixer:
     return Mixer(stored.index, "Mamba 2", rates, c, b, x, w_o, caveats)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -420,9 +426,9 @@ def _limits_of_steps(config: ModelConfig) -> tuple[float, float]:
     if not isinstance(limits, list) or len(limits) != 2:
         raise config.error("time_step_limit", "a list of two numbers")
     # transformers 5 writes infinity as an object
-    least, most = (each.get("__float__") if isinstance(each, dict) else each for each in limits)
-    most = np.inf if most in ("Infinity", None) else most
-    if not _is_number(least) or not _is_number(most):
+    given = [each.get("__float__") if isinstance(each, dict) else each for each in limits]
+    least, most = (np.inf if each == "Infinity" else each for each in given)
+    if not (_is_number(least) and _is_number(most)):
         raise config.error("time_step_limit", "a list of two numbers")
     return float(least), float(most)
 
@@ -434,14 +440,10 @@ def _lightning(stored: Stored) -> Mixer:
         rates = stored.decays("slope", n_heads)[:, 0]
     else:
         rates = slopes(n_heads, stored.index, stored.config.n_layers)
-    return Mixer(
-        stored.index,
-        "lightning attention",
-        rates,
-        *map(stored.affine, stored.split_evenly("qkv", n_heads, 3)),
-        stored.outputs(n_heads),
-        ("SiLU of queries, keys and values", NORMED, GATED),
-    )
+    q, k, v = map(stored.affine, stored.split_evenly("qkv", n_heads, 3))
+    caveats = "SiLU of queries, keys and values", NORMED, GATED
+    w_o = stored.outputs(n_heads)
+    return Mixer(stored.index, "lightning attention", rates, q, k, v, w_o, caveats)
 
 
 def _mamba(stored: Stored) -> Mixer:
