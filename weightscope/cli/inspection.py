@@ -403,7 +403,7 @@ def _budget(model: "Model") -> Iterator[str]:
     everything = set(chain(*names.values()))  # ALBERT's layers share tensors
     everything |= {tensor.name for tensor in model.ends.input_tensors}
     for index in model.mixer_layers:
-        everything |= {tensor.name for tensor in model.tensors.of_mixers[index].values()}
+        everything |= {*model.mixer_names(index)}
     modules = model.family.heads.projections[:2]
     ends = [f".{module}{end}" for module in modules for end in (".", "_weight", "_bias")]
     first_layer = set(names[layers[0]])

@@ -19,7 +19,6 @@ from weightscope.model.config.reading import Reading, Stacks, decide, prefix_of,
 from weightscope.model.embeddings import Embeddings, Ends, Unembedding
 from weightscope.model.layers.layer import Head, Layer, OnDemand
 from weightscope.model.layers.maps import Norm
-from weightscope.model.layers.mixer import Mixer, read_mixer
 from weightscope.model.layers.read_layer import (
     attention_names,
     denied,
@@ -35,6 +34,7 @@ from weightscope.model.rows.own_names import names_sentence, unloaded_names
 from weightscope.model.rows.table import FAMILIES
 
 if TYPE_CHECKING:
+    from weightscope.model.layers.mixer import Mixer
     from weightscope.model.rows.names import Tensors
 
 __all__ = ["Embeddings", "Head", "Layer", "Model", "as_model", "open_model"]
@@ -269,8 +269,8 @@ class Model(ListsForUsers):
     """
 
     INTERNAL = frozenset((
-        "attention_tensors", "borrowing_layers", "ends", "names_note", "normed_layer", "of_row",
-        "own_layers", "prefix", "reading", "rotations", "row", "sharing", "stem", "stream_norm",
+        "attention_tensors", "borrowing_layers", "ends", "mixer_names", "names_note",
+        "normed_layer", "of_row", "own_layers", "prefix", "reading", "rotations", "row", "sharing", "stem", "stream_norm",
         "title", "unchecked", "under", "unread", "weights_of", "where",
     ))  # fmt: skip
     called: str = ""  # its name, if it should have another than its place
@@ -425,8 +425,8 @@ class Model(ListsForUsers):
         """One query head: `layer(layer).head(head)`."""
         return self.layer(layer).head(head)
 
-    def mixer(self, index: int) -> Mixer:
-        """One of the `mixer_layers`: how long its state lasts, and what it is written and read by.
+    def mixer(self, index: int) -> "Mixer":
+        """One of the `mixer_layers`: how long its state lasts, and the maps that write and read it.
 
         Raises
         ------
@@ -439,10 +439,17 @@ class Model(ListsForUsers):
         >>> model = ws.open_model("nvidia/Nemotron-H-8B-Base-8K")  # doctest: +SKIP
         >>> model.mixer(0).time_scales  # tokens, one for each head  # doctest: +SKIP
         """
+        from weightscope.model.layers.mixer import read_mixer
+
         index = whole(index, "layer")
-        stored = self.tensors.of_mixers.get(index, {}) if index in self.mixer_layers else {}
-        self.checkpoint.prefetch(tensor.name for tensor in stored.values())
+        self.checkpoint.prefetch(self.mixer_names(index))
         return read_mixer(self.tensors, index)
+
+    def mixer_names(self, index: int) -> list[str]:
+        """Names of the tensors that `mixer(index)` reads; empty where it has none."""
+        from weightscope.model.layers.mixer import names_read
+
+        return names_read(self.tensors, index) if index in self.mixer_layers else []
 
     @cached_property
     def notes(self) -> tuple[str, ...]:

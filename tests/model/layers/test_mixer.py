@@ -12,8 +12,9 @@ torch = pytest.importorskip("torch", reason="tiny models are made by torch, whic
 transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
 
 from tests.model.rows.mixers_models import tiny_mixers  # noqa: E402
+from weightscope.checkpoint.checkpoint import StoredTensor  # noqa: E402
 from weightscope.core.errors import CheckpointError  # noqa: E402
-from weightscope.model.layers.mixer import Mixer, read_mixer, slopes, step_rates  # noqa: E402
+from weightscope.model.layers.mixer import Mixer, names_read, read_mixer, slopes, step_rates  # noqa: E402
 from weightscope.model.model import open_tensors  # noqa: E402
 
 DELTA = ("qwen3_next", "qwen3_5_text", "kimi_linear", "bailing_hybrid", "olmo_hybrid")
@@ -248,3 +249,28 @@ def test_time_scales_of_mamba_2_as_initialised() -> None:
     grid = np.linspace(0, 1, 2001)
     product = np.multiply.outer(1 + 15 * grid, 0.001 * 100**grid)
     assert np.median(scales) == pytest.approx(np.median(1 / product), rel=0.03) == pytest.approx(14, rel=0.03)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    "kind", ["qwen3_5_text", "kimi_linear", "bamba", "minimax", "jamba", "lfm2", "recurrent_gemma"]
+)
+def test_the_tensors_that_are_listed_are_the_ones_read(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_mixers(kind).save_pretrained(tmp_path)
+    tensors = open_tensors(tmp_path).tensors
+    read: set[str] = set()
+    raw = StoredTensor.raw
+
+    def noting(tensor: StoredTensor, *where: Any) -> np.ndarray:
+        read.add(tensor.name)
+        return raw(tensor, *where)
+
+    monkeypatch.setattr(StoredTensor, "raw", noting)
+    for index in tensors.of_mixers:
+        read.clear()
+        mixer = read_mixer(tensors, index)
+        for head in () if mixer.refused else mixer.heads:
+            assert head.qk.shape == head.vo.shape
+        assert read == {*names_read(tensors, index)}

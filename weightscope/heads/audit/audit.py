@@ -24,6 +24,7 @@ from weightscope.heads.audit.directions import (
     with_tokens,
 )
 from weightscope.heads.audit.findings import (
+    broken_mixers,
     findings_of,
     outlier_dimension,
     positions_of,
@@ -358,8 +359,9 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
             beside_findings(model.checkpoint.weight_files),
             name_findings(model.checkpoint),
         ]
+        if (mixers := measured_mixers(unchecked, options.layers)) is not None:
+            subjects.append(broken_mixers(unchecked, mixers.broken))
         findings = Findings(chain(findings, *subjects))
-        mixers = measured_mixers(unchecked, options.layers)
     notes = (
         model.checkpoint.note,
         model.names_note,

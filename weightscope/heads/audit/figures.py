@@ -132,8 +132,8 @@ def time_scales(heads: MeasuredHeads, mixers: MeasuredMixers) -> Figure:
     """
     table = mixers.table
     layers = np.array(sorted({*heads.layers.tolist(), *mixers.layers}))  # (L,)
-    beside = bool({*heads.layers.tolist()} & {*mixers.layers})  # both in one layer
-    first = heads.n_heads if beside else 0
+    side_by_side = bool({*heads.layers.tolist()} & {*mixers.layers})  # both in one layer
+    first = heads.n_heads if side_by_side else 0
     width = max(heads.n_heads, first + int(table["head"].max()) + 1)
     scales, softmax = np.full((2, len(layers), width), np.nan)
     rows = np.searchsorted(layers, table["layer"])
@@ -152,7 +152,7 @@ def time_scales(heads: MeasuredHeads, mixers: MeasuredMixers) -> Figure:
     bar.locator = LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(4)
     bar.formatter = StrMethodFormatter("{x:g}")
     bar.minorticks_off()
-    named = "heads with a softmax" + ", then those without" * beside
+    named = "heads with a softmax" + ", then those without" * side_by_side
     patch = Patch(color=COLOURS[5], label=named)
     axis.legend(handles=[patch], loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
     axis.set_xlabel("head")

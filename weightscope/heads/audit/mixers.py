@@ -76,8 +76,9 @@ class MeasuredMixers(ShowsShapes):
 
     table: Table  # one row per head; it is mixers.csv
     layers: dict[int, str]  # kind of each layer that has a state
-    caveats: tuple[str, ...]  # what stands between the maps and what the layers compute
+    caveats: tuple[str, ...]  # operations between the maps and what the layers compute
     names: tuple[str, ...]  # tensors that were read
+    broken: dict[int, set[str]]  # by layer, the tensors in which NaN or infinity was read
     notes: tuple[str, ...]  # layers without a state or that cannot be read, in sentences
 
     @property
@@ -90,7 +91,7 @@ class MeasuredMixers(ShowsShapes):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What the table has and lacks, in sentences."""
+        """Sentences on the table's rows, and on layers without one."""
         if not len(self.table):
             return self.notes
         heads = counted(len(self.table), "head")
@@ -100,12 +101,14 @@ class MeasuredMixers(ShowsShapes):
 
 
 def measured_mixers(model: Model, layers: Sequence[int] | None = None) -> MeasuredMixers | None:
-    """Measure the layers without a softmax; None if the model has none among `layers`."""
+    """Measure the layers without a softmax; None if the model has none among `layers`.
+
+    The model is an unchecked one: NaN makes NaN measures, which are a finding.
+    """
     indices = [i for i in model.mixer_layers if layers is None or i in layers]
     if not indices:
         return None
-    tensors = model.tensors.of_mixers
-    rows, kinds = list[MixerRow](), dict[int, str]()
+    rows, kinds, broken = list[MixerRow](), dict[int, str](), dict[int, set[str]]()
     caveats, names, left_out = dict[str, None](), list[str](), dict[str, list[int]]()
     for index in bar(indices, "layers without a softmax", "layer"):
         try:
@@ -113,11 +116,14 @@ def measured_mixers(model: Model, layers: Sequence[int] | None = None) -> Measur
         except CheckpointError as error:
             left_out.setdefault(f"could not be read: {error}", []).append(index)
             continue
-        names += (tensor.name for tensor in tensors[index].values())
+        names += (of_layer := model.mixer_names(index))
+        if noted := (model.checkpoint.noted or set()).intersection(of_layer):
+            broken[index] = noted
         if mixer.n_heads:
             kinds[index] = mixer.kind
             caveats |= dict.fromkeys(mixer.caveats)
-            rows += measured_heads(mixer)
+            with np.errstate(invalid="ignore", over="ignore"):  # broken weights are a finding
+                rows += measured_heads(mixer)
         else:
             left_out.setdefault(mixer.refused, []).append(index)
     notes = [
@@ -125,7 +131,7 @@ def measured_mixers(model: Model, layers: Sequence[int] | None = None) -> Measur
         for why, layers in left_out.items()
     ]
     table = Table.of(MixerRow, rows, f"Time scales where {FIXED}.")
-    return MeasuredMixers(table, kinds, tuple(caveats), tuple(names), tuple(notes))
+    return MeasuredMixers(table, kinds, tuple(caveats), tuple(names), broken, tuple(notes))
 
 
 def measured_heads(mixer: Mixer) -> Iterator[MixerRow]:

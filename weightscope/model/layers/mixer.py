@@ -1,4 +1,4 @@
-"""Layers without a softmax: how long the state of a head lasts, and what it is written and read by.
+"""Layers without a softmax: how long the state of a head lasts, and its maps.
 
 The state of a head is a matrix, to which a token adds its key times its value, and which its query
 reads: S_t = a_t S_(t-1) + k_t' v_t, o_t = q_t S_t (linear attention; in Mamba 2 C, B and x are q, k
@@ -219,7 +219,7 @@ class MixerHead:
 
 
 @dataclass(frozen=True)
-class Stored:
+class MixerTensors:
     """The tensors of one layer by role, and the config that says how they are divided."""
 
     index: int
@@ -291,7 +291,7 @@ class Stored:
         if "norm" not in self:
             return w_o
         gain = self.read("norm").reshape(-1)
-        if gain.size not in w_o.shape[1:2] + out.shape[1:]:  # of a head, or of all together
+        if gain.size not in w_o.shape[1:2] + out.shape[1:]:  # for one head, or for all together
             raise self.refuse("norm", f"{w_o.shape[1]} or {out.shape[1]} values")
         return w_o * np.resize(gain, out.shape[1]).reshape(n_heads, -1, 1)
 
@@ -310,7 +310,21 @@ def read_mixer(tensors: "Tensors", index: int) -> Mixer:
         problem = f"layer {index} is not one without a softmax; {others}"
         raise CheckpointError(problem, file=tensors.checkpoint.name)
     kind, _, _ = reader.family.mixer[0].partition(":")
-    return KINDS[kind](Stored(index, layers[index], reader.config))
+    return KINDS[kind](MixerTensors(index, layers[index], reader.config))
+
+
+# Roles of the tensors that rates and maps are made of; others are not read.
+OF_RATES = {"A_log", "dt_bias", "slope", "lambda", "alpha.bias", "decay"}
+OF_MAPS = {"q", "k", "v", "qkv", "qkvz", "in", "in.bias", "out", "norm", *NORMS}
+WITH_MAPS = {"mamba2", "delta", "kda", "lightning"}
+
+
+def names_read(tensors: "Tensors", index: int) -> list[str]:
+    """Names of the tensors that `read_mixer` reads."""
+    kind, _, _ = tensors.readers[0].family.mixer[0].partition(":")
+    roles = OF_RATES | OF_MAPS if kind in WITH_MAPS else OF_RATES
+    stored = tensors.of_mixers.get(index, {})
+    return [tensor.name for role, tensor in stored.items() if role in roles]
 
 
 CONVOLVED = "a causal convolution of each channel and SiLU between projections and state"
@@ -322,7 +336,7 @@ STEPS = "the step of a token scales what it writes, and how much of the state it
 SKIPPED = "D times the token's own value is added to what is read"
 
 
-def _delta(stored: Stored) -> Mixer:
+def _delta(stored: MixerTensors) -> Mixer:
     """Gated DeltaNet: S_t = a_t (1 - beta_t k_t' k_t) S_(t-1) + beta_t k_t' v_t, a_t of a head."""
     n_heads, d = prod(stored.tensor("A_log").shape), stored.config.d_model
     n_keys = stored.config.size("linear_num_key_heads")
@@ -349,7 +363,7 @@ def _delta(stored: Stored) -> Mixer:
     )
 
 
-def _kda(stored: Stored) -> Mixer:
+def _kda(stored: MixerTensors) -> Mixer:
     """KDA: as Gated DeltaNet, with a_t of each channel of the keys; OLMo Hybrid's is of a head."""
     n_heads = prod(stored.tensor("A_log").shape)
     n_keys = stored.config.size("linear_num_key_heads", default=n_heads)
@@ -374,13 +388,13 @@ def _kda(stored: Stored) -> Mixer:
 
 
 GROUPS = ("mamba_n_groups", "n_groups", "mamba_ngroups")
-# transformers moves their steps up to time_step_min, those of others into time_step_limit
+# steps that transformers raises to time_step_min; it clips other types' to time_step_limit
 FLOORED = {"nemotron_h", "zamba2"}
 # Falcon-H1's factors of the gate, x, B, C and the step
 MULTIPLIERS = "ssm_multipliers"
 
 
-def _mamba2(stored: Stored) -> Mixer:
+def _mamba2(stored: MixerTensors) -> Mixer:
     """Mamba 2: S_t = a_t S_(t-1) + Delta_t B_t' x_t, o_t = C_t S_t + D x_t; a_t of a head."""
     config, n_heads = stored.config, prod(stored.tensor("A_log").shape)
     n_groups = config.size(*GROUPS, default=1)
@@ -433,7 +447,7 @@ def _limits_of_steps(config: ModelConfig) -> tuple[float, float]:
     return float(least), float(most)
 
 
-def _lightning(stored: Stored) -> Mixer:
+def _lightning(stored: MixerTensors) -> Mixer:
     """Lightning attention: S_t = a S_(t-1) + k_t' v_t, a of a head and layer."""
     n_heads = stored.config.n_heads
     if "slope" in stored:
@@ -446,7 +460,7 @@ def _lightning(stored: Stored) -> Mixer:
     return Mixer(stored.index, "lightning attention", rates, q, k, v, w_o, caveats)
 
 
-def _mamba(stored: Stored) -> Mixer:
+def _mamba(stored: MixerTensors) -> Mixer:
     """Mamba: each channel has states of its own, S_t = exp(-exp(A_log) Delta_t) S_(t-1) + ..."""
     a_log = stored.read("A_log").astype(np.float64)  # (channels, states); Zamba's by head
     bias = stored.read("dt_bias").astype(np.float64)
@@ -458,7 +472,7 @@ def _mamba(stored: Stored) -> Mixer:
     return Mixer(stored.index, "Mamba", rates, refused=why)
 
 
-def _rglru(stored: Stored) -> Mixer:
+def _rglru(stored: MixerTensors) -> Mixer:
     """RG-LRU: h_t = a_t h_(t-1) + sqrt(1 - a_t^2) (i_t x_t), a_t of a channel."""
     bias = stored.read("alpha.bias").astype(np.float64)  # (H, channels)
     if bias.ndim != 2:
@@ -468,21 +482,21 @@ def _rglru(stored: Stored) -> Mixer:
     return Mixer(stored.index, "RG-LRU", rates, refused=why)
 
 
-def _rwkv(stored: Stored) -> Mixer:
+def _rwkv(stored: MixerTensors) -> Mixer:
     """RWKV 4: a channel's sums decay by exp(-exp(w)), whatever the token (Peng et al. 2023)."""
     rates = np.exp(stored.read("decay").astype(np.float64)).reshape(1, -1)
     why = "a channel's state is read through a gate, and no queries"
     return Mixer(stored.index, "RWKV", rates, refused=why)
 
 
-def _convolution(stored: Stored) -> Mixer:
+def _convolution(stored: MixerTensors) -> Mixer:
     """A convolution keeps no state."""
     taps = stored.tensor("conv").shape[-1]
     why = f"a convolution keeps no state; it sees {taps} tokens"
     return Mixer(stored.index, "short convolution", np.empty(0), refused=why)
 
 
-KINDS: Mapping[str, Callable[[Stored], Mixer]] = {
+KINDS: Mapping[str, Callable[[MixerTensors], Mixer]] = {
     "mamba": _mamba,
     "mamba2": _mamba2,
     "delta": _delta,
