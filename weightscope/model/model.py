@@ -270,8 +270,9 @@ class Model(ListsForUsers):
 
     INTERNAL = frozenset((
         "attention_tensors", "borrowing_layers", "ends", "mixer_names", "names_note",
-        "normed_layer", "of_row", "own_layers", "prefix", "reading", "rotations", "row", "sharing", "stem", "stream_norm",
-        "title", "unchecked", "under", "unread", "weights_of", "where",
+        "normed_layer", "of_row", "own_layers", "prefix", "reading", "rotations", "row",
+        "sharing", "stem", "stream_norm", "title",
+        "unchecked", "under", "unread", "weights_of", "where",
     ))  # fmt: skip
     called: str = ""  # its name, if it should have another than its place
 
