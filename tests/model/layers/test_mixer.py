@@ -1,5 +1,6 @@
 """Layers without a softmax: time scales are how transformers' own modules forget, maps what they are handed."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
 transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 
 from tests.model.rows.mixers_models import tiny_mixers  # noqa: E402
 from weightscope.checkpoint.checkpoint import StoredTensor  # noqa: E402
@@ -274,3 +277,30 @@ def test_the_tensors_that_are_listed_are_the_ones_read(
         for head in () if mixer.refused else mixer.heads:
             assert head.qk.shape == head.vo.shape
         assert read == {*names_read(tensors, index)}
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("kind", ["bailing_hybrid", "nemotron_h", "zamba2", "bamba", "falcon_h1", "qwen3_next"])
+def test_a_number_that_a_config_leaves_out_is_the_classs_or_refused(kind: str, tmp_path: Path) -> None:
+    tiny_mixers(kind).save_pretrained(tmp_path)
+    whole = open_tensors(tmp_path).tensors
+    written = json.loads((tmp_path / "config.json").read_text())
+    usual = CONFIG_MAPPING[kind]().to_dict()
+    for key in {*MEANT} & {*written}:
+        (tmp_path / "config.json").write_text(json.dumps({k: value for k, value in written.items() if k != key}))
+        left_out = open_tensors(tmp_path).tensors
+        for index in left_out.of_mixers:
+            if key in SIZES:
+                with pytest.raises(CheckpointError, match=r"_(groups|ngroups|heads|dim)' is None"):
+                    read_mixer(left_out, index)
+            else:
+                if key not in ("time_step_limit", "ssm_multipliers"):  # spelled otherwise in a file, or None
+                    assert written[key] == usual[key]
+                np.testing.assert_array_equal(read_mixer(left_out, index).rates, read_mixer(whole, index).rates)
+
+
+SIZES = ("n_groups", "mamba_n_groups", "mamba_ngroups", "linear_num_key_heads", "linear_key_head_dim")
+MEANT = (
+    *SIZES, "kda_safe_gate", "kda_lower_bound", "time_step_min", "time_step_limit", "ssm_multipliers",
+    "ssm_in_multiplier", "ssm_out_multiplier",
+)  # fmt: skip

@@ -397,7 +397,7 @@ MULTIPLIERS = "ssm_multipliers"
 def _mamba2(stored: MixerTensors) -> Mixer:
     """Mamba 2: S_t = a_t S_(t-1) + Delta_t B_t' x_t, o_t = C_t S_t + D x_t; a_t of a head."""
     config, n_heads = stored.config, prod(stored.tensor("A_log").shape)
-    n_groups = config.size(*GROUPS, default=1)
+    n_groups = config.size(*GROUPS)
     w_o = stored.outputs(n_heads)
     inner = n_heads * w_o.shape[1]
     of_state = stored.tensor("conv").shape[0] - inner
