@@ -551,6 +551,11 @@ def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str
     )
 
 
+def short(value: float) -> str:
+    """A number in three digits, thousands with commas."""
+    return f"{value:,.0f}" if 1e3 <= value < 1e6 else f"{value:.3g}"
+
+
 class Number(NamedTuple):
     """One of the numbers that an audit begins with."""
 
@@ -635,13 +640,12 @@ class Audit(Result):
                 where = f"layer {self.heads['layer'][row]} head {self.heads['head'][row]}"
                 if name == "qk_logit_bound" and self.measured.unbounded:
                     where += f"; none in {indexed('layer', self.measured.unbounded)}"
-                value = f"{values[row]:,.0f}" if 1e3 <= values[row] < 1e6 else f"{values[row]:.3g}"
-                numbers.append(Number(value, meaning, where))
+                numbers.append(Number(short(values[row]), meaning, where))
         if self.mixers is not None and self.of_mixers is not None:
             least, median, most = np.percentile(self.of_mixers["time_scale"], (0, 50, 100))
             meaning = "tokens, median time scale of the heads without a softmax"
-            where = f"{least:.3g} to {most:.3g} where {FIXED}; {self.mixers.where}"
-            numbers.append(Number(f"{median:.3g}", meaning, where))
+            where = f"{short(least)} to {short(most)} where {FIXED}; {self.mixers.where}"
+            numbers.append(Number(short(median), meaning, where))
         shares = self._known("sink_share")
         if not len(shares):
             return numbers
