@@ -107,6 +107,19 @@ def test_random_factors_have_the_rank_of_random_matrices() -> None:
     assert rank_of_random(300, 24) == pytest.approx(np.mean(drawn), rel=0.02)
 
 
+def test_the_page_has_a_row_for_each_layer() -> None:
+    mixers = ws.audit(fixture("falcon_h1").folder).mixers
+    assert mixers is not None
+    table, layers = mixers.table, mixers.by_layer
+    assert layers["layer"].tolist() == [0, 1]
+    for row, layer in enumerate(layers["layer"]):
+        scales = table["time_scale"][table["layer"] == layer]
+        assert layers["heads"][row] == len(scales)
+        assert [layers[f"time_scale{end}"][row] for end in ("", "_min", "_max")] == [
+            np.median(scales), scales.min(), scales.max()
+        ]  # fmt: skip
+
+
 def test_layers_named_for_an_audit_are_the_ones_measured() -> None:
     table = ws.audit(fixture("falcon_h1").folder, layers=[1]).of_mixers
     assert table is not None and {*table["layer"]} == {1}

@@ -9,7 +9,7 @@ import numpy as np
 from weightscope.core.errors import CheckpointError, counted
 from weightscope.core.progress import bar
 from weightscope.core.results import ShowsShapes, holds_arrays
-from weightscope.core.tables import Table, column
+from weightscope.core.tables import Column, Table, column
 from weightscope.model.layers.factored import core_singular_values, inner_products, triangle
 from weightscope.model.layers.mixer import Mixer
 from weightscope.model.metrics.spectra import copying_score, effective_rank, eigenvalues
@@ -82,6 +82,24 @@ class MeasuredMixers(ShowsShapes):
     notes: tuple[str, ...]  # layers without a state or that cannot be read, in sentences
 
     @property
+    def by_layer(self) -> Table:
+        """One row per layer: its kind, and medians over its heads."""
+        medians = [name for name in self.table.names if name not in ("layer", "head", "kind")]
+        rows = []
+        for layer, kind in self.layers.items():
+            heads = self.table.where(self.table["layer"] == layer)
+            extremes = {
+                "time_scale_min": np.min(heads["time_scale_min"]),
+                "time_scale_max": np.max(heads["time_scale_max"]),
+            }
+            of_heads = (extremes.get(name, np.median(heads[name])) for name in medians)
+            rows.append((layer, kind, len(heads), *of_heads))
+        columns = [self.table.column(name) for name in medians]
+        header: list[str | Column] = ["layer", "kind", "heads", *columns]
+        caption = f"Medians over the heads of a layer. Time scales where {FIXED}."
+        return Table.of_rows(header, rows, caption)
+
+    @property
     def where(self) -> str:
         """The layers with a state by their kind, in words."""
         by_kind: dict[str, list[int]] = {}
@@ -130,7 +148,7 @@ def measured_mixers(model: Model, layers: Sequence[int] | None = None) -> Measur
         f"Without a softmax and not measured, {indexed('layer', layers)}: {why}."
         for why, layers in left_out.items()
     ]
-    table = Table.of(MixerRow, rows, f"Time scales where {FIXED}.")
+    table = Table.of(MixerRow, rows)
     return MeasuredMixers(table, kinds, tuple(caveats), tuple(names), broken, tuple(notes))
 
 
