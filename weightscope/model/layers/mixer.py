@@ -99,7 +99,7 @@ class Mixer:
     >>> mixer
     Mixer(3: lightning attention, 4 heads)
     >>> mixer.time_scales.round(1)
-    array([  7. ,  28. , 112. , 447.9])
+    array([  7.,  28., 112., 448.])
     """
 
     index: int
