@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 import weightscope
-from docs.text.evidence import MODELS, RUN, auroc_of_behaviours, heads_of
+from docs.text.evidence import MODELS, ROOT, RUN, auroc_of_behaviours, heads_of
 from weightscope.cli import main
 from weightscope.core.tables import Table
 from weightscope.heads.audit.measure import Measure, measures_of
@@ -24,6 +24,7 @@ CLEAR = 0.8  # an AUROC to report; so is one below 0.2
 FORMULA = re.compile(r"(?<!\\)\$(.+?)(?<!\\)\$")
 FRACTION = re.compile(r"frac\(((?:[^(),]|\([^()]*\))+), ((?:[^()]|\([^()]*\))+)\)")
 SIZE = re.compile(r"\|([^|]+)\|")
+HYBRID = ROOT / "tests" / "model" / "rows" / "fixtures" / "nemotron_h"
 QUANTILES = (0.05, 0.5, 0.95)
 
 
@@ -37,6 +38,7 @@ def _embedded() -> dict[str, Any]:
         "lineage": weightscope.lineage(model, model),
         "circuits": weightscope.circuits(model),
         "detok": weightscope.bigram_auroc(model, sample=100),
+        "hybrid": weightscope.audit(HYBRID, directions=0),
     }
 
 
@@ -213,6 +215,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cells": cells,
     "audit heads.csv": _made_from("audit", lambda audit: columns(audit.heads)),
     "audit spectra.npz": _made_from("audit", lambda audit: arrays(audit.measured.spectra())),
+    "audit mixers.csv": _made_from("hybrid", lambda audit: columns(audit.of_mixers)),
     "audit matrices.csv": _made_from("audit", lambda audit: columns(audit.everything.table)),
     "compare heads.csv": _made_from("compare", lambda compare: columns(compare.heads)),
     "lineage alignment.csv": _made_from("lineage", lambda lineage: columns(lineage.alignment)),

@@ -108,6 +108,7 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         save_file({tensor: array * np.float32(1.01) for tensor, array in weights.items()}, f"{name}/model.safetensors")
     for name in ("BASE", "TUNED", "SUSPECT", "CHECKPOINT", "RELEASE", "ADAPTER"):
         shutil.copytree(GOLDEN / ("adapter" if name == "ADAPTER" else "base"), name)
+    Path("tests").symlink_to(ROOT / "tests")  # for lines that name a checkpoint of these
     Path("fingerprints").mkdir()
     fingerprint("BASE").save("fingerprints/base.wsf")
     counts = write_counts(made)

@@ -13,6 +13,7 @@ SAID = words(ROOT / "docs" / "gallery.md")
 GPT2, SMOLLM2, MINILM, VIT = (f"audit-{name}/heads.csv" for name in ("gpt2", "smollm2", "minilm", "vit"))
 SHARES, PREFERRED = "norm-attention/shares.csv", "outlier-dimensions/preferences.csv"
 SHARES_MINILM, MPNET_SINKS = "norm-attention-minilm/shares.csv", "sink-mechanisms/mpnet/heads.csv"
+TIMES = "time-scales/mixers.csv"
 CLS = {"layer": 1, "key": "[CLS]"}
 HEADS = {"4.11", "4.7", "16.0"}
 
@@ -61,6 +62,10 @@ QUOTED: dict[str, list[float]] = {
     "its $W_QK$ uses {:.0f} directions where its neighbours use {:.0f}": found(
         "smollm2", kind="layer_off_trend", map="qk"
     ),
+    "Of its {} heads": [len(rows(TIMES))],
+    "the median forgets in {:.0f} tokens, and none keeps 1/e of a state for more than {:.0f}": [
+        np.median(column(TIMES, "time_scale")), max(column(TIMES, "time_scale"))
+    ],
     "The median head's $W_QK$ differs by {:.2f} of its norm and its $W_VO$ by {:.2f}": [
         np.median(column("compare-vit/heads.csv", f"{which}_change")) for which in ("qk", "vo")
     ],
@@ -89,6 +94,10 @@ HELD: dict[str, bool] = {
     "more than any head of seven other checkpoints": cell(
         "audit-gpt2/percentiles.csv", "vo_gap", layer=11, head=8
     ) == 100,
+    "Their $W_QK$ and $W_VO$ use as many directions as those of random factors": all(
+        0.98 < np.median(column(TIMES, rank)) / column(TIMES, f"{rank}_random")[0] < 1.02
+        for rank in ("qk_effective_rank", "vo_effective_rank")
+    ),
     "Position 1023 looks hardly trained, and position 0 has three times": (
         times("gpt2", kind="undertrained_rows", index="1023") < 0.1
         and 2.5 < times("gpt2", kind="oversized_rows", index="0") < 3.5

@@ -562,6 +562,8 @@ ELSEWHERE = {
     "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast",
     "0.01": "the paper's", "0.1": "the paper's", "80 %": "the paper's",
     "2410.06205": "a paper's number",
+    "0.001": "the least step of Mamba 2 as initialised", "0.6": "tests/model/layers/test_mixer.py computes it",
+    "0.69": "ln 2",
     "0.14": "a default", "0.144": "a spread", "0.65": "a threshold",
 }  # fmt: skip
 
@@ -572,8 +574,8 @@ def test_what_is_said_without_numbers_of_the_small_dinov2s() -> None:
         assert {row["kind"] for row in rows(heads)} == {"patch"}
 
 
-# What a block of Python prints, which tests/docs/test_text.py runs.
-PRINTED = re.compile(r"^```python\n.*?^```\n+```text\n.*?^```$", re.DOTALL | re.MULTILINE)
+# What a block of Python or a command prints, which tests/docs/test_text.py runs.
+PRINTED = re.compile(r"^```python\n.*?^```\n+```text\n.*?^```$|^```console\n.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def test_no_number_is_told_that_no_file_holds() -> None:

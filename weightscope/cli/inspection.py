@@ -402,6 +402,8 @@ def _budget(model: "Model") -> Iterator[str]:
     names = {i: [tensor.name for tensor in model.attention_tensors(i)] for i in layers}
     everything = set(chain(*names.values()))  # ALBERT's layers share tensors
     everything |= {tensor.name for tensor in model.ends.input_tensors}
+    for index in model.mixer_layers:
+        everything |= {*model.mixer_names(index)}
     modules = model.family.heads.projections[:2]
     ends = [f".{module}{end}" for module in modules for end in (".", "_weight", "_bias")]
     first_layer = set(names[layers[0]])

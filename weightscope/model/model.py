@@ -34,6 +34,7 @@ from weightscope.model.rows.own_names import names_sentence, unloaded_names
 from weightscope.model.rows.table import FAMILIES
 
 if TYPE_CHECKING:
+    from weightscope.model.layers.mixer import Mixer
     from weightscope.model.rows.names import Tensors
 
 __all__ = ["Embeddings", "Head", "Layer", "Model", "as_model", "open_model"]
@@ -268,9 +269,10 @@ class Model(ListsForUsers):
     """
 
     INTERNAL = frozenset((
-        "attention_tensors", "borrowing_layers", "ends", "names_note", "normed_layer", "of_row",
-        "own_layers", "prefix", "reading", "rotations", "row", "sharing", "stem", "stream_norm",
-        "title", "unchecked", "under", "unread", "weights_of", "where",
+        "attention_tensors", "borrowing_layers", "ends", "mixer_names", "names_note",
+        "normed_layer", "of_row", "own_layers", "prefix", "reading", "rotations", "row",
+        "sharing", "stem", "stream_norm", "title",
+        "unchecked", "under", "unread", "weights_of", "where",
     ))  # fmt: skip
     called: str = ""  # its name, if it should have another than its place
 
@@ -360,6 +362,16 @@ class Model(ListsForUsers):
         """Indices of the layers that are attention of one input; hybrid models have others."""
         return self.reading.settings.attention_layers
 
+    @property
+    def mixer_layers(self) -> tuple[int, ...]:
+        """Indices of the layers with a state or a convolution in place of a softmax, or beside it.
+
+        See `mixer`.
+        """
+        with suppress(CheckpointError):  # a tensor that the row needs to name others is not there
+            return tuple(self.tensors.of_mixers) if self.family.mixer else ()
+        return ()
+
     @cached_property
     def own_layers(self) -> tuple[int, ...]:
         """Attention layers that do not share an earlier one's weights; in ALBERT there is one."""
@@ -413,6 +425,32 @@ class Model(ListsForUsers):
     def head(self, layer: int, head: int) -> Head:
         """One query head: `layer(layer).head(head)`."""
         return self.layer(layer).head(head)
+
+    def mixer(self, index: int) -> "Mixer":
+        """One of the `mixer_layers`: how long its state lasts, and the maps that write and read it.
+
+        Raises
+        ------
+        CheckpointError
+            The layer has none, or its tensors are missing, misshapen or not finite.
+
+        Examples
+        --------
+        >>> import weightscope as ws
+        >>> model = ws.open_model("nvidia/Nemotron-H-8B-Base-8K")  # doctest: +SKIP
+        >>> model.mixer(0).time_scales  # tokens, one for each head  # doctest: +SKIP
+        """
+        from weightscope.model.layers.mixer import read_mixer
+
+        index = whole(index, "layer")
+        self.checkpoint.prefetch(self.mixer_names(index))
+        return read_mixer(self.tensors, index)
+
+    def mixer_names(self, index: int) -> list[str]:
+        """Names of the tensors that `mixer(index)` reads; empty where it has none."""
+        from weightscope.model.layers.mixer import names_read
+
+        return names_read(self.tensors, index) if index in self.mixer_layers else []
 
     @cached_property
     def notes(self) -> tuple[str, ...]:

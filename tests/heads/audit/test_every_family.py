@@ -41,7 +41,8 @@ def test_an_audit_ends_well_and_its_files_are_whole(name: str, tmp_path: Path) -
     model = audited(name, out)
     config, layers = model.config, list(model.own_layers)
     reads_tokens = bool(model.family.inputs.tokens)
-    assert names_in(out) == sorted([*TABLES, *PICTURES, *(["directions.json"] if reads_tokens else [])])
+    more = ["directions.json"] * reads_tokens + ["mixers.csv", "mixers.png", "mixers.svg"] * bool(model.mixer_layers)
+    assert names_in(out) == sorted([*TABLES, *PICTURES, *more])
     with (out / "heads.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(int(row["layer"]), int(row["head"])) for row in rows] == [

@@ -107,7 +107,7 @@ def parts(label: str, role: str) -> Iterator[str]:
 
 
 def layers_differ(original: Model, ours: Model) -> Iterator[str]:
-    """Layers of attention that are not computed alike."""
+    """Layers that are not computed alike, with a softmax or without one."""
     for layer in original.layers:
         try:
             theirs = ours.layer(layer.index)
@@ -116,6 +116,9 @@ def layers_differ(original: Model, ours: Model) -> Iterator[str]:
             continue
         if place := difference(layer, theirs):
             yield f"layer {layer.index} has another {place}"
+    for index in original.mixer_layers:
+        if place := difference(original.mixer(index), ours.mixer(index)):
+            yield f"the mixer of layer {index} has another {place}"
 
 
 def difference(a: Any, b: Any, place: str = "") -> str:

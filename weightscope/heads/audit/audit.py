@@ -24,6 +24,7 @@ from weightscope.heads.audit.directions import (
     with_tokens,
 )
 from weightscope.heads.audit.findings import (
+    broken_mixers,
     findings_of,
     outlier_dimension,
     positions_of,
@@ -31,6 +32,7 @@ from weightscope.heads.audit.findings import (
 )
 from weightscope.heads.audit.known_findings import Entry, read_entries, unmatched, with_known
 from weightscope.heads.audit.measure import UNSCALED, Arrays, MeasuredHeads, measure_layer
+from weightscope.heads.audit.mixers import FIXED, MeasuredMixers, measured_mixers
 from weightscope.heads.audit.reference import OWN, ComparableMatrices, Reference, Standing
 from weightscope.heads.audit.removed_directions import Removed, removed_directions, removed_findings
 from weightscope.heads.circuits.names import (
@@ -83,12 +85,13 @@ TABLES: dict[str, Callable[["Audit"], Any]] = {
     "findings.json": lambda audit: audit.findings.as_json(),
     "directions.json": lambda audit: [head.as_json() for head in audit.directions] or None,
     "matrices.csv": lambda audit: None if audit.everything is None else audit.everything.table,
+    "mixers.csv": lambda audit: audit.of_mixers,
 }
 RESULTS = (
     *TABLES,
     *REPORT,
     "spectra.csv",
-    *(f"{name}.{kind}" for name in (*FIGURES, "matrices") for kind in ("png", "svg")),
+    *(f"{name}.{kind}" for name in (*FIGURES, "matrices", "mixers") for kind in ("png", "svg")),
 )
 
 
@@ -356,6 +359,8 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
             beside_findings(model.checkpoint.weight_files),
             name_findings(model.checkpoint),
         ]
+        if (mixers := measured_mixers(unchecked, options.layers)) is not None:
+            subjects.append(broken_mixers(unchecked, mixers.broken))
         findings = Findings(chain(findings, *subjects))
     notes = (
         model.checkpoint.note,
@@ -370,6 +375,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         unbounded_note(heads.unbounded),
         sinks.note or sink_note(sinks),
         massive_note(sinks),
+        *(mixers.remarks if mixers else ()),
     )
     roles = affordable_names(model)
     if options.all_tensors:
@@ -383,7 +389,9 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         everything = None
         names = tensors_of_heads(unchecked, measured_layers, tokens_read=bool(directions))
         names += other_gains(model)
-        coverage = attention_only(model.checkpoint, {*names}, ", embeddings included")
+        names += mixers.names if mixers else ()
+        besides = ", embeddings and layers without a softmax" if mixers else ", embeddings"
+        coverage = attention_only(model.checkpoint, {*names}, f"{besides} included")
     findings, unmatched_notes = with_lists(with_roles(findings, roles), options)
     return Audit(
         name=model.name,
@@ -399,6 +407,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         everything=everything,
         roles=roles,
         massive=sinks.massive,
+        mixers=mixers,
         provenance=Provenance.of(model.checkpoint),
     )
 
@@ -542,6 +551,11 @@ def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str
     )
 
 
+def short(value: float) -> str:
+    """A number in three digits, thousands with commas."""
+    return f"{value:,.0f}" if 1e3 <= value < 1e6 else f"{value:.3g}"
+
+
 class Number(NamedTuple):
     """One of the numbers that an audit begins with."""
 
@@ -573,6 +587,7 @@ class Audit(Result):
     everything: Matrices | None = None  # all tensors, attention or not, with `all_tensors`
     roles: Roles = field(default_factory=dict)  # names of heads for what they do, by layer and head
     massive: Massive | None = None  # the first token's massive activation, if it has one
+    mixers: MeasuredMixers | None = None  # layers without a softmax, if there are any
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -584,6 +599,11 @@ class Audit(Result):
     def percentiles(self) -> Table:
         """One row per head: its percentiles among other checkpoints' heads; see `Reference`."""
         return self.standing.table
+
+    @property
+    def of_mixers(self) -> Table | None:
+        """One row per head of the layers without a softmax; None without such layers."""
+        return self.mixers.table if self.mixers and len(self.mixers.table) else None
 
     @property
     def caveats(self) -> tuple[str, ...]:
@@ -620,8 +640,12 @@ class Audit(Result):
                 where = f"layer {self.heads['layer'][row]} head {self.heads['head'][row]}"
                 if name == "qk_logit_bound" and self.measured.unbounded:
                     where += f"; none in {indexed('layer', self.measured.unbounded)}"
-                value = f"{values[row]:,.0f}" if 1e3 <= values[row] < 1e6 else f"{values[row]:.3g}"
-                numbers.append(Number(value, meaning, where))
+                numbers.append(Number(short(values[row]), meaning, where))
+        if self.mixers is not None and self.of_mixers is not None:
+            least, median, most = np.percentile(self.of_mixers["time_scale"], (0, 50, 100))
+            meaning = "tokens, median time scale of the heads without a softmax"
+            where = f"{short(least)} to {short(most)} where {FIXED}; {self.mixers.where}"
+            numbers.append(Number(short(median), meaning, where))
         shares = self._known("sink_share")
         if not len(shares):
             return numbers
@@ -697,10 +721,13 @@ class Audit(Result):
             "findings": self.findings.as_json(),
             "heads": self.heads.records(),
         }
+        if self.of_mixers is not None:
+            result["mixers"] = self.of_mixers.records()
         return dict(as_json(self.provenance.envelope(self.lead) | texts | tensors | result))
 
     def shown(self) -> list[Any]:
         """Findings, and the measures of every head that the maps show."""
         mapped = [measure.name for measure in self.measured.measures if measure.scale]
         sinks = [name for name in ("sink_share", "sink_kind") if name in self.heads.names]
-        return [self.findings, self.heads.select("layer", "head", *sinks, *mapped)]
+        of_mixers = [self.of_mixers] if self.of_mixers is not None else []
+        return [self.findings, self.heads.select("layer", "head", *sinks, *mapped), *of_mixers]

@@ -4,13 +4,15 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
 from weightscope.heads.audit.audit import Audit
 from weightscope.heads.audit.measure import Measure, MeasuredHeads
+from weightscope.heads.audit.mixers import MeasuredMixers
 from weightscope.heads.tensors.matrices import Matrices
 from weightscope.model.metrics.outliers import layer_medians
 from weightscope.report.pages.style import (
@@ -119,6 +121,42 @@ def matrix_maps(matrices: Matrices) -> Figure:
         bar.locator = LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(3)
         bar.formatter = StrMethodFormatter("{x:g}")
         bar.minorticks_off()
+    return figure
+
+
+@in_our_style()
+def time_scales(heads: MeasuredHeads, mixers: MeasuredMixers) -> Figure:
+    """Layers against heads: time scales of those without a softmax, blue those with one.
+
+    Hatched where a layer has no such head, and in layers with neither.
+    """
+    table = mixers.table
+    layers = np.array(sorted({*heads.layers.tolist(), *mixers.layers}))  # (L,)
+    side_by_side = bool({*heads.layers.tolist()} & {*mixers.layers})  # both in one layer
+    first = heads.n_heads if side_by_side else 0
+    width = max(heads.n_heads, first + int(table["head"].max()) + 1)
+    scales, softmax = np.full((2, len(layers), width), np.nan)
+    rows = np.searchsorted(layers, table["layer"])
+    scales[rows, first + table["head"]] = table["time_scale"]
+    softmax[np.searchsorted(layers, heads.layers), : heads.n_heads] = 1
+    height = float(np.clip(0.13 * len(layers) + 0.8, 1.6, 4.0))
+    figure, axis = subplots(figsize=(1.5 * COLUMN, height))
+    known = scales[np.isfinite(scales) & (scales > 0)]
+    least, most = (known.min(), known.max()) if len(known) else (1.0, 1.0)
+    wide = most > A_DECADE * least
+    norm = LogNorm(least, most) if wide else None
+    image = heat_map(axis, scales, layers, norm=norm)
+    of_softmax = ListedColormap([COLOURS[5]])
+    axis.imshow(softmax, aspect="auto", interpolation="nearest", cmap=of_softmax)
+    bar = figure.colorbar(image, ax=axis, pad=0.02, label="time scale (tokens)")
+    bar.locator = LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(4)
+    bar.formatter = StrMethodFormatter("{x:g}")
+    bar.minorticks_off()
+    named = "heads with a softmax" + ", then those without" * side_by_side
+    patch = Patch(color=COLOURS[5], label=named)
+    axis.legend(handles=[patch], loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
+    axis.set_xlabel("head")
+    axis.set_ylabel("layer")
     return figure
 
 

@@ -131,6 +131,13 @@ def broken_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
             yield _not_finite(counts, what, layer)
 
 
+def broken_mixers(model: Model, broken: Mapping[int, Collection[str]]) -> Iterator[Finding]:
+    """NaN and infinity in tensors of layers without a softmax, by layer."""
+    for layer, names in broken.items():
+        counts = {name: count_not_finite(model.checkpoint[name]) for name in sorted(names)}
+        yield _not_finite(counts, " are in the layer's part without a softmax", layer)
+
+
 def _not_finite(
     counts: dict[str, int],
     where: str,

@@ -24,6 +24,10 @@ from weightscope.report.pages.page import Figure, Section, write_page, write_tem
 from weightscope.report.pages.style import save
 
 UNNAMED_ROLE = "no role given"
+TIME_SCALES = (
+    "A state keeps 1/e of what was written so many tokens ago, if the bias alone sets its step; "
+    "tokens lengthen or shorten it. Hatched: no head."
+)
 NAMED = 3  # findings that a map's caption names
 SINGULAR_VALUES = 250_000  # on a page, 2 MB of it; spectra.npz and spectra.csv have all
 FEWEST_POINTS = 24  # points of a curve
@@ -65,6 +69,10 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         )
         drawing = save(figures.matrix_maps(matrices), files, "matrices", "matrices.csv")
         of_matrices = Figure(drawing, caption, audit.name)
+    mixers, of_mixers = audit.mixers, None
+    if mixers is not None and len(mixers.table):
+        drawing = save(figures.time_scales(heads, mixers), files, "mixers", "mixers.csv")
+        of_mixers = Figure(drawing, f"Time scales of the heads without a softmax. {TIME_SCALES}")
     findings = []
     for finding in audit.findings:
         findings.append({**finding.as_json(), "percentile": audit.standing.of(finding)})
@@ -77,6 +85,7 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         "measures": measures,
         "everything": matrices and matrices.roles.as_json(),
         "matrices": of_matrices and of_matrices.as_json(),
+        **({"mixers": of_mixers.as_json()} if of_mixers else {}),
         "ranks": None if ranks is None else ranks.as_json(),
         "reference": {"described": audit.standing.described, **reference.table.as_json()},
     }
@@ -100,6 +109,8 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         shown={name: listed(findings, NAMED) for name, findings in shown.items()},
         everything=matrices,
         of_matrices=of_matrices,
+        mixers=mixers,
+        of_mixers=of_mixers,
         ranks=ranks,
         standing=audit.standing,
         facts=facts | {"deeds": deeds},

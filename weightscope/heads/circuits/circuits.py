@@ -27,6 +27,7 @@ from weightscope.model.metrics.spaces import Nearest, leading_blocks, nearest_ro
 from weightscope.model.metrics.spectra import participation_ratio
 from weightscope.model.model import Model, as_model
 from weightscope.model.text.tokenizer import Tokenizer, token_names
+from weightscope.report.findings import indexed
 
 # Composition by singular component: which directions of what one head writes another head reads
 #
@@ -307,6 +308,7 @@ PARALLEL = (
     "attention and feed-forward network of a layer read the same stream: what a head writes passes "
     "no network before the next layer's heads"
 )
+BESIDE = "it reads the stream and writes to it as well, and none of its heads is compared"
 ESTIMATED = (
     "exact values of pairs that cannot be among the strongest: in a model of this size theirs are "
     "estimates from sketches, off by some 10 %, and so are the roles that rest on wiring (exact_o* "
@@ -514,6 +516,8 @@ def circuits(
         caveats.append(POST_NORM)
     if model.family.parallel:
         caveats.append(PARALLEL)
+    if model.mixer_layers:
+        caveats.append(f"what has no softmax in {indexed('layer', model.mixer_layers)}: {BESIDE}")
     if roles.lacking:
         caveats.append(f"scores by tokens ({roles.lacking}); heads are named by their wiring alone")
     if not all(wired.exact[kind][np.isfinite(wired.pk[kind])].all() for kind in wired.pk):

@@ -14,6 +14,7 @@ from weightscope.checkpoint.config import Config
 from weightscope.model.rows.cells import Names
 
 OF_MIXER = "mixer."  # prefix of roles
+NORMS = ("norm.mixer", "norm.before")  # before a mixer; the first that is there
 
 OF_ALL = {"A_log": "A_log", "dt_bias": "dt_bias", "out_proj": "out"}
 OF_SPACES = {**OF_ALL, "in_proj": "in", "conv1d": "conv", "D": "D"}

@@ -370,6 +370,21 @@ class Tensors:
         return (*(named[name] for name in self.checkpoint if name in named), *left)
 
     @cached_property
+    def of_mixers(self) -> dict[int, dict[str, NamedTensor]]:
+        """The tensors of layers without a softmax and of the norm before them, by layer and role.
+
+        Roles are without "mixer."; of the model's own stack.
+        """
+        layers: dict[int, dict[str, NamedTensor]] = {}
+        for tensor in self.rows:
+            is_theirs = tensor.role.startswith((mixers.OF_MIXER, *mixers.NORMS))
+            if tensor.stack == self.own and tensor.layer is not None and is_theirs:
+                role = tensor.role.removeprefix(mixers.OF_MIXER)
+                layers.setdefault(tensor.layer, {})[role] = tensor
+        own = {layer: roles for layer, roles in layers.items() if {*roles} - {*mixers.NORMS}}
+        return dict(sorted(own.items()))
+
+    @cached_property
     def _by_label(self) -> dict[str, NamedTensor]:
         """Tensors and parts of fused ones by label; by label and name if that is taken."""
         labelled: dict[str, NamedTensor] = {}
