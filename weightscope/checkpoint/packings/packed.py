@@ -74,12 +74,14 @@ def _fields(packed: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FilledTensor(StoredTensor):
-    """Codes of the stored ones' shape, all of one byte."""
+    """Codes of the stored ones' shape, all the same: one byte or three, again and again."""
 
     fill: int = 0
 
     def raw(self, start: int | None = None, stop: int | None = None) -> np.ndarray:
-        return np.full((self.nbytes if stop is None else stop) - (start or 0), self.fill, np.uint8)
+        repeated = self.fill.to_bytes(1 if self.fill < 256 else 3, "little")
+        pattern = np.roll(np.frombuffer(repeated, np.uint8), -(start or 0))
+        return np.resize(pattern, (self.nbytes if stop is None else stop) - (start or 0))
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,8 @@ class DequantisedTensor(WholeTensor):
             return None
         key, packed = next(iter(self.by_key.items()))  # the main part
 
-        def filled(byte: int) -> Tensor:
-            codes = FilledTensor(packed.name, packed.entry, packed.file, None, byte)
+        def filled(fill: int) -> Tensor:
+            codes = FilledTensor(packed.name, packed.entry, packed.file, None, fill)
             return replace(self, by_key={**self.by_key, key: codes})
 
         first, last, levels = codes
