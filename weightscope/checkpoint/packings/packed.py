@@ -10,6 +10,7 @@ import numpy as np
 
 from weightscope.checkpoint.checkpoint import StoredTensor, Tensor, WholeTensor
 from weightscope.checkpoint.config import Config
+from weightscope.checkpoint.consolidated import JoinedTensor
 from weightscope.checkpoint.storage import Storage
 
 # Bits of fields whose codes are looked up together, by bits of a code. A field ends in the byte
@@ -169,7 +170,7 @@ class DequantisedTensor(WholeTensor):
 
 def renamed(tensor: Tensor, name: str) -> Tensor:
     """A stored tensor, or one made of several, under another name."""
-    if isinstance(tensor, StoredTensor | DequantisedTensor):
+    if isinstance(tensor, StoredTensor | DequantisedTensor | JoinedTensor):
         return replace(tensor, name=name)
     return tensor
 
