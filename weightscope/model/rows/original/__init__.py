@@ -36,7 +36,7 @@ SCALING = {
 }
 # Width and layers of Llama 3.2 1B and 3B, whose published config.json has a factor of 32.
 LLAMA_3_2 = {(2048, 16), (3072, 28)}
-MOST_POSITIONS = 131072  # of models that are scaled so
+SCALED_POSITIONS = 131072  # of models that are scaled so
 # Keys of params.json without a key of config.json of their own, or without effect.
 READ = (
     "moe", "multiple_of", "ffn_dim_multiplier", "max_batch_size", "model_parallel_size", SCALED,
@@ -257,7 +257,7 @@ def config_of_params(checkpoint: Checkpoint, spelling: Spelling) -> Config:
     if params.get(SCALED) is not None and params.flag(SCALED):
         is_small = (values.get("hidden_size"), values.get("num_hidden_layers")) in LLAMA_3_2
         values["rope_scaling"] = SCALING | ({"factor": 32.0} if is_small else {})
-        values.setdefault("max_position_embeddings", MOST_POSITIONS)
+        values.setdefault("max_position_embeddings", SCALED_POSITIONS)
     values.setdefault("intermediate_size", _inner_width(params))
     values["rms_norm_eps"] = params.number("norm_eps")
     window = values.get("sliding_window")
