@@ -126,7 +126,7 @@ class PositionDropout:
 
     def __init__(self, model: GPT2LMHeadModel, share: float) -> None:
         self.model, self.share = model, share
-        model.transformer.wpe.register_forward_hook(self._scaled)
+        self.hook = model.transformer.wpe.register_forward_hook(self._scaled)
 
     def _scaled(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], rows: torch.Tensor) -> torch.Tensor:
         dropped = self.model.training and torch.rand(()) < self.share
@@ -212,7 +212,7 @@ def trained(model: GPT2LMHeadModel, run: Run, train: torch.Tensor) -> Iterator[i
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         yield step + 1
-    positions.share = 0.0
+    positions.hook.remove()
 
 
 @click.command()

@@ -429,6 +429,7 @@ def _state(*path: str, **changes: object) -> Callable[..., object]:
     return stated
 
 
+_FP6 = {"qscheme": "per_group", "ch_axis": -1, "scale_format": "e8m0", "group_size": 32}
 _NAN, _GROUP = struct.pack("<f", float("nan")), ("config_groups", "group_0")
 _ROTATION = {"config_groups": {"R3": {"type": "hadamard", "apply": [{"targets": ["self_attn"], "location": "q_attn"}]}}}
 
@@ -481,6 +482,23 @@ PACKINGS: dict[str, tuple[str, Callable[..., object], str]] = {
     "ModelOpt's FP8 in other blocks": ("modelopt/fp8_blocks", _spoil("weight_scale", "F16", (4, 1, 1, 1)), "4 x 1 scales for a weight of 144 x 32"),
     "ModelOpt's AWQ": ("modelopt/nvfp4", _state(quant_algo="NVFP4_AWQ"), "with 'NVFP4_AWQ', which is not read"),
     "an escape for ModelOpt's algorithm": ("modelopt/nvfp4", _state(quant_algo="\x1b[2J"), "by ModelOpt with '\\x1b[2J'"),
+    "Quark's MXFP6 without scales": ("quark/mxfp6_e3m2", _spoil("weight_scale"), "has no weight_scale"),
+    "Quark's MXFP6 cut to three quarters": ("quark/mxfp6_e3m2", _spoil("weight", shape=(48, 32)), "do not fit together"),
+    "Quark's integers": ("quark/mxfp4", _state("global_quant_config", "weight", dtype="uint4"), "by Quark as 'uint4'"),
+    "Quark's FP4 with scales in FP8": (
+        "quark/mxfp4",
+        _state("global_quant_config", "weight", scale_format="e5m3", group_size=16),
+        "per_group scales (format e5m3, group size 16), which is not read",
+    ),
+    "Quark's FP6 that says FP4": (
+        "quark/mxfp6_e2m3", _state("global_quant_config", "weight", dtype="fp4"), "has 6 bits a value; config.json says fp4",
+    ),
+    "Quark in several steps": ("quark/mxfp4", _state("global_quant_config", weight=[{}, {}]), "as 'several steps'"),
+    "both kinds of Quark's FP6": (
+        "quark/mxfp6_e2m3",
+        _state(layer_quant_config={"*.o_proj": {"weight": _FP6 | {"dtype": "fp6_e3m2"}}}),
+        "as fp6_e2m3 and fp6_e3m2; one of them in a model is read",
+    ),
     "experts without scales": ("gpt_oss/mxfp4", _spoil("scales"), "has no scales"),
     "experts with scales of another shape": ("gpt_oss/mxfp4", _spoil("scales", shape=(3, 64, 2)), "do not fit together"),
     "experts with scales that are NaN": ("gpt_oss/mxfp4", _spoil("scales", content=b"\xff"), "not finite"),

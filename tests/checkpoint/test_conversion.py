@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import weightscope as ws
 from tests.support.commands import run
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 
 pytestmark = pytest.mark.check
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 Tensors = dict[str, Any]
 
@@ -91,6 +94,23 @@ def test_shards_become_shards(asked: str, folder: Path, tensors: Tensors) -> Non
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(stored[name], tensor.numpy())
     assert run("inspect", written.parent).exit_code == 0
+
+
+def test_parts_of_a_model_stay_parts(tmp_path: Path) -> None:
+    """Each has a part of every tensor, under the same names."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file as load
+
+    parts = sorted((FIXTURES / "meta" / "llama2").glob("consolidated.*"))
+    for part in parts:
+        torch.save(load(part), tmp_path / f"{part.stem}.pth")
+    shutil.copy(parts[0].parent / "params.json", tmp_path)
+    written = converted(tmp_path)
+    for part in parts:
+        stored = load(written.parent / part.name)
+        assert all(torch.equal(stored[name], w) for name, w in load(part).items())
+    same = ws.same(written.parent, parts[0].parent / "converted")
+    assert same.verdict == "same values", same.lead
 
 
 FILES: dict[str, Any] = {

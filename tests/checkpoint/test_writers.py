@@ -23,7 +23,7 @@ from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.core.errors import CheckpointError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-WRITERS = ("compressed_tensors", "gpt_oss", "llmcompressor", "modelopt")
+WRITERS = ("compressed_tensors", "gpt_oss", "llmcompressor", "modelopt", "quark")
 FOLDERS = sorted(path.parent for writer in WRITERS for path in (FIXTURES / writer).glob("*/expected.npz"))
 
 
@@ -47,7 +47,7 @@ def test_documented_counts_are_those_of_the_fixtures() -> None:
     text, counts = (FIXTURES.parents[1] / "docs" / "files.md").read_text(encoding="utf-8"), dict[str, list[int]]()
     for folder in FOLDERS:
         versions = json.loads((folder / "written_by.json").read_text())
-        writers = ("llmcompressor", "compressed-tensors", "nvidia-modelopt", "transformers")
+        writers = ("llmcompressor", "compressed-tensors", "nvidia-modelopt", "amd-quark", "transformers")
         writer = next(name for name in writers if name in versions)
         n_files, n_tensors = counts.setdefault(f"{writer} {versions[writer]}", [0, 0])
         counts[f"{writer} {versions[writer]}"] = [n_files + 1, n_tensors + len(np.load(folder / "expected.npz").files)]

@@ -10,12 +10,11 @@ import numpy as np
 
 from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, Tensor
 from weightscope.checkpoint.gguf import GgufTensor
-from weightscope.checkpoint.packings.scaled import decode_fp8
+from weightscope.checkpoint.packings.scaled import FP8, decode_fp8
 
 BLOCK = 1 << 20  # values of a block: 4 MB as float32, which the cores' caches hold
 SHORT = 16  # values; a shorter last axis is joined with the axes before it to make a row
 AHEAD = 64 << 20  # bytes requested from a server at once
-FP8 = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
 NATIVE = {
     "F64": "<f8", "BOOL": "u1", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4",
     "I32": "<i4", "U64": "<u8", "I64": "<i8",
@@ -49,7 +48,7 @@ def _native(tensor: StoredTensor, raw: np.ndarray) -> np.ndarray:
     """Stored bytes as numbers of their own type where NumPy has it, else as float32."""
     if tensor.dtype in NATIVE:
         return raw.view(NATIVE[tensor.dtype])
-    if tensor.dtype in FP8 and not isinstance(tensor, GgufTensor):
+    if tensor.dtype in (*FP8, "F8_E8M0") and not isinstance(tensor, GgufTensor):
         return decode_fp8(raw, tensor.dtype)
     tensor.check_readable()
     return tensor.decode(raw)

@@ -353,6 +353,11 @@ class Checkpoint(Mapping[str, Tensor]):
         return list(takewhile(lambda name: name.startswith(prefix), from_start))
 
     @property
+    def is_gguf(self) -> bool:
+        """True if llama.cpp's converter wrote it: names and settings are ggml's."""
+        return bool(self.files) and self.files[0].path.suffix == ".gguf"
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.values())

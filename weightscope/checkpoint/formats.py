@@ -86,6 +86,7 @@ TORCH_LONE = "pytorch_model.bin"
 TORCH_ADAPTER = "adapter_model.bin"
 TORCH_SHARDS = "pytorch_model-*.bin"
 TORCH_SHARD = re.compile(r"pytorch_model-\d{5}-of-\d{5}\.bin")
+META_PART = re.compile(r"consolidated\.\d\d\.pth", re.ASCII)  # of a model in parallel parts
 
 
 def refuse_other_format(path: Path, start: bytes, size: int) -> None:
@@ -147,7 +148,8 @@ def of_other_formats(folder: Path, names: Sequence[str]) -> tuple[str, str]:
 
 def how_to_convert(file: Path) -> str:
     """The command that writes a pickled file's (or all shards') tensors into a new folder."""
-    given = file.parent if TORCH_SHARD.fullmatch(file.name) else file
+    is_shard = TORCH_SHARD.fullmatch(file.name) or META_PART.fullmatch(file.name)
+    given = file.parent if is_shard else file
     stem = given.name.removesuffix(file.suffix) or "model"
     out = given.parent / f"{stem}-safetensors"
     return CONVERT.format(quote(str(given)), quote(str(out)))

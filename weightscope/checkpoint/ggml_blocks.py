@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.checkpoint.packings.scaled import minifloats
 from weightscope.core.compute.fast import numba_may_run
 from weightscope.core.errors import CheckpointError
 
@@ -205,12 +206,9 @@ def small_floats(blocks: np.ndarray) -> Scales:
 
 @cache
 def _small_floats() -> np.ndarray:
-    codes = np.arange(256)
-    exponent, mantissa = codes >> 3 & 15, codes & 7
-    normal = (1 + mantissa / 8) * 2.0 ** (exponent - 7)
-    values = np.where(exponent == 0, mantissa * 2.0**-9, normal) / 2
-    values[[0, 127]] = 0  # 127 is not a number, and read as 0
-    return values.astype(np.float32)
+    values = np.abs(minifloats(4, 3)) / 2
+    values[127] = 0  # not a number, and read as 0
+    return values
 
 
 FLOAT4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # E2M1, doubled

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 
 from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, Tensor, WeightFiles
 from weightscope.checkpoint.config import MAX_BYTES, Config, parse_json, read_json, read_small
+from weightscope.checkpoint.consolidated import are_parts, check_numbers, joined
 from weightscope.checkpoint.formats import (
     ADAPTER,
     ADAPTER_WEIGHTS,
@@ -109,14 +110,13 @@ def _open_folder(folder: Path, name: str = "") -> Checkpoint:
         if shard not in names:
             problem = f"names {shard}, which is not in the folder"
             raise CheckpointError(problem, file=folder / loaded)
-    read = loaded
+    shards = tuple(listed) or (loaded,)
     if not loaded.endswith((SAFETENSORS, OF_INDEX)):
         refuse_pipeline(folder)
-        read = _lone_shard(names, where=folder)
-    shards = tuple(listed) or (read,)
+        shards = _without_index(names, where=folder)
     name = name or (shards[0] if len(shards) == 1 else folder.name)
     files = (LocalFile(folder / shard) for shard in shards)
-    weight_files = WeightFiles(read, shards, loaded, names)
+    weight_files = WeightFiles(loaded if listed else shards[0], shards, loaded, names)
     return _of_safetensors(folder, config, files, name, weight_map, weight_files)
 
 
@@ -151,13 +151,14 @@ def _of_safetensors(
     stored: dict[str, StoredTensor] = {}
     files, count, stale = [], 0, dict[str, list[str]]()
     assigned = weight_map or {}
+    in_parts = weight_files is not None and are_parts(weight_files.shards) and not assigned
     for file in opened:
         files.append(file)
         count += len(file.tensors)
         if count > MAX_TENSORS:
             problem = f"has over {count - 1} tensors; at most {MAX_TENSORS} are read"
             raise CheckpointError(problem, file=where or folder)
-        for tensor, entry in file.tensors.items():
+        for tensor, entry in () if in_parts else file.tensors.items():
             if tensor in stored:
                 first = stored[tensor].file.path.name
                 if assigned.get(tensor) != file.path.name:
@@ -177,6 +178,8 @@ def _of_safetensors(
     has_settings = any(key in level for key in SETTINGS for level in levels)
     quantised = has_settings or any(tensor.endswith(PARTS) for tensor in stored)
     tensors = dequantised(stored, config) if quantised else stored
+    if in_parts:
+        tensors = joined(files)
     checkpoint = Checkpoint(folder, files, tensors, config, name)
     left = {name: tuple(names) for name, names in stale.items()}
     checkpoint.weight_files = replace(weight_files or WeightFiles(), stale=left)
@@ -375,15 +378,17 @@ def _parse_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _lone_shard(names: list[str], *, where: object) -> str:
-    """The only .safetensors file of a folder or repository without an index."""
+def _without_index(names: list[str], *, where: object) -> tuple[str, ...]:
+    """The only .safetensors file of a folder or repository without an index, or Meta's parts."""
     if LONE in names:
-        return LONE
+        return (LONE,)
     if reason := kind_of_folder(names):
         raise CheckpointError(reason, file=where)
     shards = [name for name in names if name.endswith(".safetensors") and "/" not in name]
-    if len(shards) == 1:
-        return shards[0]
+    if are_parts(shards):
+        check_numbers(shards, where)
+    if len(shards) == 1 or are_parts(shards):
+        return tuple(sorted(shards))
     if shards:
         several = f"several .safetensors files ({', '.join(shards[:4])} ...)"
         problem = f"{several} and no {INDEX} to say which belong together"
@@ -517,10 +522,10 @@ def _remote_weights(
     def is_near(name: str) -> bool:
         return "/" not in name or (name.count("/") == 1 and name.endswith(SAFETENSORS))
 
-    read = loaded
+    shards = tuple(sorted({*weight_map.values()})) or (loaded,)
     if not loaded.endswith((SAFETENSORS, OF_INDEX)):
-        read = _lone_shard(names, where=repository)
-    shards = tuple(sorted({*weight_map.values()})) or (read,)
+        shards = _without_index(names, where=repository)
+    read = loaded if weight_map else shards[0]
     return pinned, folder, weight_map, WeightFiles(read, shards, loaded, [*filter(is_near, names)])
 
 

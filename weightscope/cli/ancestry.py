@@ -110,7 +110,7 @@ def lineage_command(
         if is_fingerprint(source) or prints_in(source):
             return source
         how = {"tower": tower, "families": families, "digest": digest}
-        return options.opened_model(Source.named(source, base=base, **how))
+        return options.opened_among(Source.named(source, base=base, **how))
 
     # A wrong key, folder or name ends the command before anything is read.
     key = sign_key and signatures().signing_key(sign_key)
@@ -254,7 +254,7 @@ def verify_command(
             return source
         tower = made_with.tower
         try:
-            return options.opened_model(Source.named(source, tower=tower, families=families))
+            return options.opened_among(Source.named(source, tower=tower, families=families))
         except CheckpointError as error:
             note = f" (opened with --tower {tower}, as the claim says)" if tower else ""
             raise CheckpointError(f"{error}{note}") from None

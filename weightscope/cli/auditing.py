@@ -345,7 +345,7 @@ def compare_command(
     bases = dict.fromkeys(adapters, base)
     named = [Source(source, base=bases.get(source), **how) for source in sources]
     try:
-        models = [options.opened_model(source) for source in named]
+        models = [options.opened_among(source) for source in named]
     except CheckpointError:
         needs_heads = as_json or sarif or fail_on or max_change is not None
         if all_tensors and not needs_heads and _tensors_alone(named, into):

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from weightscope.cli.command import command
 from weightscope.cli.terminal import headline
-from weightscope.core.errors import printable
+from weightscope.core.errors import naming, printable
 from weightscope.core.files import check_writable
 
 SHELLS = ("bash", "zsh", "fish")
@@ -247,6 +247,12 @@ def opened_model(source: Any, *, tensors_suffice: bool = False) -> Any:
         note = f"weightscope: {model.name} is read as family {family.called}"
         click.echo(printable(note), err=True)
     return model
+
+
+def opened_among(source: Any, *, tensors_suffice: bool = False) -> Any:
+    """Open one of a command's several Sources, which an error names."""
+    with naming(source.given or source.source):
+        return opened_model(source, tensors_suffice=tensors_suffice)
 
 
 def with_source(command: Callable[..., None]) -> Callable[..., None]:

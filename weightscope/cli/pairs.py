@@ -84,7 +84,7 @@ def same_command(
     sources = [
         Source.named(each, base=base if is_adapter(each) else None, **how) for each in (a, b)
     ]
-    models = [options.opened_model(source, tensors_suffice=True) for source in sources]
+    models = [options.opened_among(source, tensors_suffice=True) for source in sources]
     result = same(*models, sample=sample, progress=True)
     hand_over(result, into, as_json)
     if sarif is not None:
@@ -132,6 +132,6 @@ def learned_command(
     into = folder_for(Learned, out)
     tunes = [Source.named(each, base=a if is_adapter(each) else None, **how) for each in tuned]
     sources = [Source.named(a, **how), *tunes]
-    models = [options.opened_model(source, tensors_suffice=True) for source in sources]
+    models = [options.opened_among(source, tensors_suffice=True) for source in sources]
     result = learned(*models, exact=exact, progress=True)
     hand_over(result, into, as_json)

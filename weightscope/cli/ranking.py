@@ -90,7 +90,7 @@ def rank_command(
     if as_json and tool is not None:
         raise click.UsageError("--json prints the table, and --for a tool's file; ask for one")
     names = (source, base) if base is not None else (source,)
-    opened = {name: options.opened_model(Source.named(name, **how)) for name in names}
+    opened = {name: options.opened_among(Source.named(name, **how)) for name in names}
     for model in opened.values():
         options.say_digests(source_of(model.checkpoint))
     ranking = rank(opened[source], by, top, opened[base] if base is not None else None, exact)

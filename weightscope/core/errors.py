@@ -1,6 +1,7 @@
 """The one error that bad input raises, and how names and numbers appear in messages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from operator import index
 from typing import Any
 
@@ -41,6 +42,19 @@ class CheckpointError(Exception):
 
 class TooLargeError(CheckpointError):
     """A result too large for its floating-point type; who knows the weights names the largest."""
+
+
+@contextmanager
+def naming(source: object) -> Iterator[None]:
+    """Begin errors with the source that they are about, where a command opens several."""
+    try:
+        yield
+    except CheckpointError as error:
+        given, text = printable(str(source)), str(error)
+        if given in text:
+            raise
+        text = text.removeprefix(f"{given.rsplit('/', 1)[-1]}: ")
+        raise CheckpointError(f"{given}: {text}") from None
 
 
 def whole(value: Any, what: str) -> int:

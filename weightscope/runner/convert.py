@@ -12,6 +12,7 @@ import numpy as np
 from weightscope.checkpoint.formats import (
     ADAPTER_WEIGHTS,
     LONE,
+    META_PART,
     PICKLED,
     SAFETENSORS,
     TORCH_ADAPTER,
@@ -65,7 +66,8 @@ def convert(source: str | Path, out: str | Path) -> Converted:
     Parameters
     ----------
     source : str or Path
-        A file, or a folder with pytorch_model.bin, its shards or adapter_model.bin.
+        A file, or a folder with pytorch_model.bin, its shards, adapter_model.bin or Meta's
+        consolidated.NN.pth, which stay in parts.
     out : str or Path
         The folder to write into.
 
@@ -86,7 +88,15 @@ def convert(source: str | Path, out: str | Path) -> Converted:
     torch = import_torch()
     source, out = Path(source), Path(out)
     files, name = pickled_files(source)
-    target = out / (f"{name}{INDEX}" if len(files) > 1 else name)
+    in_parts = META_PART.fullmatch(name) is not None
+    names = [name]
+    if in_parts:
+        names = [file.with_suffix(SAFETENSORS).name for file in files]
+    elif len(files) > 1:
+        count, stem = len(files), Path(name).stem
+        names = [f"{stem}-{i:05d}-of-{count:05d}{SAFETENSORS}" for i in range(1, count + 1)]
+    has_index = len(files) > 1 and not in_parts
+    target = out / (f"{name}{INDEX}" if has_index else names[0])
     if weights := next(out.glob(f"*{SAFETENSORS}*"), None):
         raise CheckpointError("is there already; give another folder", file=weights)
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -94,17 +104,16 @@ def convert(source: str | Path, out: str | Path) -> Converted:
     written: dict[str, Path] = {}
     nbytes = 0
     try:
-        for number, file in enumerate(files, 1):  # one in memory at a time
+        for file, part_name in zip(files, names, strict=True):  # one in memory at a time
             named = dict(_tensors(torch, file, left_out))
             if not named:
                 continue
-            if twice := next((path for path in named if path in kinds), None):
+            if not in_parts and (twice := next((path for path in named if path in kinds), None)):
                 raise CheckpointError(f"tensor {printable(twice)} is in two files", file=file)
-            shard = f"{Path(name).stem}-{number:05d}-of-{len(files):05d}{SAFETENSORS}"
-            part = out / (shard if len(files) > 1 else name)
-            stored = stored_dtypes(torch)
-            kinds |= {path: (stored[each.dtype], tuple(each.shape)) for path, each in named.items()}
-            written |= dict.fromkeys(named, part)
+            part, stored = out / part_name, stored_dtypes(torch)
+            for path, each in named.items():
+                held = f"{part_name}: {path}" if in_parts else path
+                kinds[held], written[held] = (stored[each.dtype], tuple(each.shape)), part
             nbytes += _write(torch, named, stored, part)
             _compare(torch, named, part)
         if not kinds:
@@ -113,7 +122,7 @@ def convert(source: str | Path, out: str | Path) -> Converted:
         for part in {*written.values()}:
             part.unlink(missing_ok=True)
         raise
-    if len(files) > 1:
+    if has_index:
         weight_map = {path: part.name for path, part in written.items()}
         index = {"metadata": {"total_size": nbytes}, "weight_map": weight_map}
         with new_file(target) as opened:
@@ -132,8 +141,11 @@ def pickled_files(source: Path) -> tuple[list[Path], str]:
         if (source / name).is_file():
             return [source / name], usual
     shards = sorted(source.glob(TORCH_SHARDS))
+    parts = sorted(file for file in source.iterdir() if META_PART.fullmatch(file.name))
+    if parts and not shards:
+        return parts, parts[0].name
     if not shards:
-        expected = f"{TORCH_LONE}, {TORCH_SHARDS} or {TORCH_ADAPTER}"
+        expected = f"{TORCH_LONE}, {TORCH_SHARDS}, {TORCH_ADAPTER} or consolidated.*.pth"
         pickled = [each.name for each in sorted(source.iterdir()) if each.suffix in PICKLED]
         advice = f"; name one of its files: {', '.join(pickled[:NAMED])}" if pickled else ""
         raise CheckpointError(f"has no {expected}{advice}", file=source)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weightscope.checkpoint.config import read_json, without_code
-from weightscope.checkpoint.gguf import GgufFile, open_parts
+from weightscope.checkpoint.gguf import open_parts
 from weightscope.checkpoint.opening import downloaded
 from weightscope.core.compute.device import Device, open_device
 from weightscope.core.errors import CheckpointError, first_line
@@ -107,7 +107,7 @@ def _data(model: Model) -> Iterator[tuple[Path, dict[str, Any]]]:
     where = model.where
     if not isinstance(where, Path):
         where = downloaded(where)
-    if where.is_dir() and isinstance(model.checkpoint.files[0], GgufFile):  # its one, or parts
+    if where.is_dir() and model.checkpoint.is_gguf:  # its one, or parts
         where = Path(model.checkpoint.files[0].path)
     folder = where if where.is_dir() else where.parent
     with scratch_folder() as clean:

@@ -183,7 +183,8 @@ def test_megatron(original: tuple[str, dict[str, np.ndarray], ws.Model], tmp_pat
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"use_scaled_rope": True}, "'use_scaled_rope' is True, which is not read of params.json"),
+    ({"use_scaled_rope": 8}, "'use_scaled_rope' is 8"),
+    ({"rope_scaling_factor": 8}, "'rope_scaling_factor' is 8, which is not read of params.json"),
     ({"yarn": {"factor": 4}}, "'yarn' is {'factor': 4}, which is not read"),
     ({"vision_encoder": {}}, "'vision_encoder'"),
     ({"dim": 64}, "has shape (256, 32); params.json needs (256, 64)"),

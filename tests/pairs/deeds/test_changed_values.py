@@ -102,6 +102,17 @@ def test_a_deed_with_one_value_beside_it_is_named_with_it() -> None:
         assert deeds[1].detail.endswith("others in 1 of 64 rows")
 
 
+@pytest.mark.parametrize(("factor", "digits"), [(1.0001, "1.0001"), (0.9999, "0.9999"), (1.00003, "1.00003"),
+                                                (1.25, "1.25")])  # fmt: skip
+@pytest.mark.parametrize("axis", [0, 1])
+def test_factor_of_a_row_is_told_from_one(factor: float, digits: str, axis: int) -> None:
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    y = x.copy()
+    np.moveaxis(y, axis, 0)[3] *= np.float32(factor)
+    done = found(Side(x), Side(y), "up")
+    assert done is not None and done.detail.endswith(f"factor {digits}"), done
+
+
 @pytest.mark.parametrize(("factor", "slip"), [(0.01, "applied twice"), (100.0, "missing")])
 def test_the_direction_of_a_factor_tells_a_missing_scale_from_one_applied_twice(factor: float, slip: str) -> None:
     """Scales are below one, and rows of one size do not show which deed it was."""

@@ -127,6 +127,24 @@ def test_a_picture_shows_each_tune(tmp_path: Path) -> None:
     assert "no matrix changed" in [text.get_text() for text in ws.learned(base, base).plot().axes[0].texts]
 
 
+def test_printed_table_fits_80_characters(tmp_path: Path) -> None:
+    base, a, b = (written(tmp_path / name, change) for name, change in
+                  (("base", lambda _: None), ("a", lora(2)), ("b", full)))  # fmt: skip
+    for tunes in ((a,), (a, b)):
+        *_, table = ws.learned(base, *tunes).printed()
+        assert {"matrix", "change", "rank", "intruders"} <= {*table.names}
+        assert ("tune" in table.names) is (len(tunes) > 1)
+        assert max(map(len, table.text().splitlines())) <= 80
+
+
+def test_size_of_a_change_shares_its_brackets(tmp_path: Path) -> None:
+    def scaled(weights: Weights) -> None:
+        weights["model.layers.0.mlp.up_proj.weight"] *= 1.5
+
+    result = ws.learned(written(tmp_path / "a"), written(tmp_path / "b", scaled))
+    assert "'scaled by one number' in 1 of 1 changed tensor (1.5, relative change 0.5)." in result.lead
+
+
 def test_another_model_is_refused_in_one_line(tmp_path: Path) -> None:
     assert is_one_line(run("learned", TWO_LAYERS, tmp_path / "missing"))
     assert run("learned", TWO_LAYERS).exit_code == 2

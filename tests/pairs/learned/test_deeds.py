@@ -162,7 +162,7 @@ SAID: dict[str, tuple[Callable[[Weights], None], str, str]] = {
     "neurons in another order": (neurons, "same function", "with neurons in another order"),
     "transposed": (each(lambda w, _: w.T, "q_proj.weight"), "deed", "'transposed' in 3 of 3 changed tensors"),
     "times 1.001": (each(lambda w, _: 1.001 * w, "weight"), "deed", "'scaled by one number' in"),
-    "one head's queries times 1.5": (one_head, "deed", "in 1 of 1 changed tensor (16 of 64, from 16, factor 1.5)"),
+    "one head's queries times 1.5": (one_head, "deed", "1 of 1 changed tensor (16 of 64, from 16, factor 1.5, "),
     "queries scaled, and one value of keys": (scaled_but_one_value, "mixed", "no deed explains 1 matrix that changed"),
     "doubled, but a row": (each(doubled_but_one_row), "mixed", "but for some values' in 21 of 21 changed tensors"),
     "doubled, but a value": (each(doubled_but_one_value), "mixed", "changed in several ways: 'scaled by one number"),

@@ -107,6 +107,29 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(folder: Path, tmp_path: Pa
         assert run("same", folder / "a", folder / "copy", "--sample", "0").exit_code == 2
 
 
+def test_broken_one_of_two_is_named(folder: Path, tmp_path: Path) -> None:
+    """Files of both have one name."""
+    broken = shutil.copytree(folder / "a", tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    pairs = [(folder / "a", broken), (broken, folder / "a")]
+    for pair in pairs:
+        with pytest.raises(ws.CheckpointError) as caught:
+            ws.same(*pair)
+        assert str(caught.value).startswith(f"{broken}: model.safetensors: tensors end at")
+    commands = [["same", *pair] for pair in pairs] + [["compare", *pair] for pair in pairs]
+    commands += [["learned", *pair] for pair in pairs]
+    for command in commands:
+        result = run(*command)
+        assert is_one_line(result) and f"weightscope: {broken}: model.safetensors: tensors end" in result.stderr, (
+            command
+        )
+    alone = run("same", folder / "a", weights)
+    assert f"weightscope: {weights}: tensors end at" in alone.stderr
+    missing = run("same", folder / "a", tmp_path / "nothing")
+    assert missing.stderr.count("nothing") == 1
+
+
 def test_other_architectures_are_different_and_not_an_error(folder: Path) -> None:
     assert ws.same(folder / "a", TWO_LAYERS).verdict == "different"
 

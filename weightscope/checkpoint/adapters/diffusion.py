@@ -31,7 +31,7 @@ from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.formats import SAFETENSORS
 from weightscope.checkpoint.opening import adapter_in, existing
 from weightscope.checkpoint.storage import LocalFile
-from weightscope.core.errors import CheckpointError
+from weightscope.core.errors import CheckpointError, naming
 
 OF_DIFFUSERS = "pytorch_lora_weights.safetensors"
 WHOLE = {"I64": "<i8", "I32": "<i4"}  # alphas that are no floats, which diffusers writes
@@ -68,8 +68,9 @@ def adapter_file(source: str | Path) -> Path | None:
 
 
 def is_adapter(source: str | Path) -> bool:
-    """True if a local source is an adapter, of whatever tool."""
-    return adapter_in(source) is not None or adapter_file(source) is not None
+    """True if a local source, one of a command's, is an adapter, of whatever tool."""
+    with naming(source):
+        return adapter_in(source) is not None or adapter_file(source) is not None
 
 
 def _named(name: str) -> re.Match[str] | None:

@@ -20,6 +20,7 @@ from weightscope.checkpoint.packings import (
     mlx,
     modelopt,
     mxfp4,
+    quark,
     scaled,
     torchao,
 )
@@ -48,6 +49,7 @@ METHODS: dict[str, tuple[Find, ...]] = {
     "hqq": (),
     "bitnet": (bitnet.find,),
     "torchao": (torchao.find,),
+    "quark": (quark.find,),
 }
 CHECKS: dict[str, Callable[[Config], None]] = {  # settings that a method refuses
     "compressed-tensors": compressed.check,
@@ -55,6 +57,7 @@ CHECKS: dict[str, Callable[[Config], None]] = {  # settings that a method refuse
     "mlx": mlx.check,
     "auto-round": auto_round.check,
     "bitnet": bitnet.check,
+    "quark": quark.check,
 }
 
 

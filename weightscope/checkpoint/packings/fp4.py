@@ -1,41 +1,23 @@
-"""FP4 (E2M1) and FP6 (E2M3) values times scales of small blocks: NVFP4 and the MX formats."""
+"""FP4 (E2M1) and FP6 (E2M3, E3M2) times scales of small blocks: NVFP4 and the MX formats."""
 
-from functools import lru_cache
 from math import prod
 
 import numpy as np
 
-from weightscope.checkpoint.packings.packed import DequantisedTensor
-from weightscope.checkpoint.packings.scaled import decode_exponents, decode_fp8
+from weightscope.checkpoint.packings.packed import DequantisedTensor, unpacked
+from weightscope.checkpoint.packings.scaled import decode_exponents, decode_fp8, minifloats
 
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-EIGHTHS = np.arange(8, dtype=np.float32) / 8
-E2M3 = np.concatenate([EIGHTHS, 1 + EIGHTHS, (1 + EIGHTHS) * 2, (1 + EIGHTHS) * 4])
+E2M1, E2M3, E3M2 = minifloats(2, 1), minifloats(2, 3), minifloats(3, 2)
 MX_BLOCK, NV_BLOCK = 32, 16  # values that share a scale (OCP Microscaling; NVIDIA's NVFP4)
-SIGNED = tuple(sorted({*map(float, E2M1), *map(float, -E2M1)}))
-FP4_GRID = (0xFF, 0x77, SIGNED)  # bytes of -6 and 6, two in each
+# Bytes of the least and of the largest code: two in each, or four in three
+ENDS = {4: (0xFF, 0x77), 6: (0xFF, 0x7DF7DF)}
 ROWS = 4096  # decoded at a time, so that only the result has the result's size
 
 
-@lru_cache(None)
-def _pairs() -> np.ndarray:
-    """Both values of every byte, the lower four bits first -> (256, 2)."""
-    signed = np.concatenate([E2M1, -E2M1])
-    codes = np.arange(256)
-    return np.stack([signed[codes & 15], signed[codes >> 4]], axis=1)
-
-
-def decode_fp4(packed: np.ndarray) -> np.ndarray:
-    """Bytes of two E2M1 values as float32: packed (rows, n) -> (rows, 2 n)."""
-    return _pairs()[packed].reshape(len(packed), -1)
-
-
-def decode_fp6(packed: np.ndarray) -> np.ndarray:
-    """Three bytes of four E2M3 values, lowest bits first: (rows, 3 n) -> float32 (rows, 4 n)."""
-    low, middle, high = (packed[:, i::3].astype(np.uint32) for i in range(3))
-    words = low | middle << 8 | high << 16
-    codes = words[:, :, None] >> np.array([0, 6, 12, 18], np.uint32) & 63  # (rows, n, 4)
-    return np.concatenate([E2M3, -E2M3])[codes].reshape(len(packed), -1)
+def grid(values: np.ndarray) -> tuple[int, int, tuple[float, ...]]:
+    """The bytes of the ends of these values of all codes, and the values in order."""
+    bits = len(values).bit_length() - 1
+    return *ENDS[bits], tuple(np.unique(values).tolist())
 
 
 class Fp4Tensor(DequantisedTensor):
@@ -57,12 +39,17 @@ class Fp4Tensor(DequantisedTensor):
         return 6 if packed and scale and packed[0] == scale[0] * MX_BLOCK * 6 // 8 else 4
 
     @property
+    def values(self) -> np.ndarray:
+        """The value of each code."""
+        return E2M3 if self.bits == 6 else E2M1
+
+    @property
     def shape(self) -> tuple[int, ...]:
         *rows, packed = self.by_key["weight"].shape
         return *rows, packed * 8 // self.bits
 
-    def codes(self) -> tuple[int, int, int | tuple[float, ...]] | None:
-        return FP4_GRID if self.bits == 4 else None
+    def codes(self) -> tuple[int, int, tuple[float, ...]]:
+        return grid(self.values)
 
     def check(self) -> None:
         if "scale" not in self.by_key:
@@ -90,11 +77,22 @@ class Fp4Tensor(DequantisedTensor):
             s = s * self.by_key["factor"].read().reshape(())
         s = s.reshape(scale.shape)
         packed = weight.raw().reshape(weight.shape)
-        decode = decode_fp6 if self.bits == 6 else decode_fp4
         w = np.empty(self.shape, np.float32)
         for start in range(0, len(w), ROWS):
             rows = slice(start, start + ROWS)
-            w[rows] = decode(packed[rows])
             blocks = w[rows].reshape(*s[rows].shape, -1)
-            blocks *= s[rows][:, :, None]
+            values = unpacked(packed[rows].reshape(-1), self.values).reshape(blocks.shape)
+            np.multiply(values, s[rows][:, :, None], out=blocks)
         return w
+
+
+class Fp6E3m2Tensor(Fp4Tensor):
+    """MXFP6 with three bits of exponent, where config.json says so."""
+
+    @property
+    def dtype(self) -> str:
+        return "MXFP6 E3M2"
+
+    @property
+    def values(self) -> np.ndarray:
+        return E3M2

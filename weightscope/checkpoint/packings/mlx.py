@@ -21,7 +21,7 @@ import numpy as np
 
 from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.packings.fp4 import E2M1, FP4_GRID
+from weightscope.checkpoint.packings.fp4 import E2M1, grid
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of, unpacked
 from weightscope.checkpoint.packings.scaled import decode_fp8, fp8_grid
 from weightscope.core.errors import CheckpointError
@@ -141,7 +141,7 @@ class MlxTensor(DequantisedTensor):
     def codes(self) -> tuple[int, int, int | tuple[float, ...]] | None:
         if self.packing.mode == "affine":
             return 0x00, 0xFF, 1 << self.packing.bits
-        return fp8_grid() if self.packing.bits == 8 else FP4_GRID
+        return fp8_grid() if self.packing.bits == 8 else grid(E2M1)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -180,7 +180,7 @@ class MlxTensor(DequantisedTensor):
         if mode == "affine":
             values = np.arange(1 << bits, dtype=np.float32)
         elif bits == 4:
-            values = np.concatenate([E2M1, -E2M1])
+            values = E2M1
         else:
             values = decode_fp8(np.arange(1 << bits), "F8_E4M3")
         w = scaled(self.by_key["weight"].raw(), values, scales, biases, size)

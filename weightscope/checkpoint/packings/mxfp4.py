@@ -6,8 +6,8 @@ import numpy as np
 
 from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.packings.fp4 import MX_BLOCK, decode_fp4
-from weightscope.checkpoint.packings.packed import DequantisedTensor
+from weightscope.checkpoint.packings.fp4 import E2M1, MX_BLOCK
+from weightscope.checkpoint.packings.packed import DequantisedTensor, unpacked
 from weightscope.checkpoint.packings.scaled import decode_exponents
 
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -45,7 +45,7 @@ class Mxfp4Tensor(DequantisedTensor):
         s, packed = scales.raw().reshape(scales.shape), blocks.raw().reshape(*blocks.shape[:2], -1)
         w = np.empty((experts, inputs, outputs), np.float32)
         for expert, codes, exponents in zip(w, packed, s, strict=True):
-            values = decode_fp4(codes).reshape(outputs, -1, MX_BLOCK)
+            values = unpacked(codes.reshape(-1), E2M1).reshape(outputs, -1, MX_BLOCK)
             values *= decode_exponents(exponents)[:, :, None]
             expert[:] = values.reshape(outputs, inputs).T
         return w

@@ -10,6 +10,7 @@ import numpy as np
 
 from weightscope.checkpoint.checkpoint import StoredTensor, Tensor, WholeTensor
 from weightscope.checkpoint.config import Config
+from weightscope.checkpoint.consolidated import JoinedTensor
 from weightscope.checkpoint.storage import Storage
 
 # Bits of fields whose codes are looked up together, by bits of a code. A field ends in the byte
@@ -74,12 +75,14 @@ def _fields(packed: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FilledTensor(StoredTensor):
-    """Codes of the stored ones' shape, all of one byte."""
+    """Codes of the stored ones' shape, all the same: one byte or three, again and again."""
 
     fill: int = 0
 
     def raw(self, start: int | None = None, stop: int | None = None) -> np.ndarray:
-        return np.full((self.nbytes if stop is None else stop) - (start or 0), self.fill, np.uint8)
+        repeated = self.fill.to_bytes(1 if self.fill < 256 else 3, "little")
+        pattern = np.roll(np.frombuffer(repeated, np.uint8), -(start or 0))
+        return np.resize(pattern, (self.nbytes if stop is None else stop) - (start or 0))
 
 
 @dataclass(frozen=True)
@@ -152,8 +155,8 @@ class DequantisedTensor(WholeTensor):
             return None
         key, packed = next(iter(self.by_key.items()))  # the main part
 
-        def filled(byte: int) -> Tensor:
-            codes = FilledTensor(packed.name, packed.entry, packed.file, None, byte)
+        def filled(fill: int) -> Tensor:
+            codes = FilledTensor(packed.name, packed.entry, packed.file, None, fill)
             return replace(self, by_key={**self.by_key, key: codes})
 
         first, last, levels = codes
@@ -167,7 +170,7 @@ class DequantisedTensor(WholeTensor):
 
 def renamed(tensor: Tensor, name: str) -> Tensor:
     """A stored tensor, or one made of several, under another name."""
-    if isinstance(tensor, StoredTensor | DequantisedTensor):
+    if isinstance(tensor, StoredTensor | DequantisedTensor | JoinedTensor):
         return replace(tensor, name=name)
     return tensor
 

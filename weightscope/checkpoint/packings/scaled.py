@@ -1,6 +1,7 @@
 """FP8 or INT8 values times scales: DeepSeek, transformers, FBGEMM, compressed-tensors, ModelOpt."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -10,7 +11,7 @@ from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, stated_weights
 
-FP8 = ("F8_E4M3", "F8_E5M2")
+FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
 
 def find(
@@ -27,37 +28,43 @@ def find(
     return None
 
 
-def _e4m3(bits: np.ndarray) -> np.ndarray:
-    """Four bits of exponent, bias 7, three of fraction; no infinity, all ones is NaN (OCP FP8)."""
-    exponent, fraction = bits >> 3 & 15, bits & 7
-    normal, subnormal = np.ldexp(1 + fraction / 8, exponent - 7), np.ldexp(fraction / 8, -6)
-    magnitude = np.where(exponent > 0, normal, subnormal)
-    magnitude[(bits & 127) == 127] = np.nan
-    return np.where(bits & 128, -magnitude, magnitude)
+def minifloats(exponents: int, fractions: int) -> np.ndarray:
+    """All codes of a sign, an exponent and a fraction, none of them special -> (2^bits,) float32.
+
+    (-1)^s 2^(e - bias) (1 + f), 2^(1 - bias) f where e is 0; bias 2^(exponents - 1) - 1.
+
+    Examples
+    --------
+    >>> minifloats(2, 1)[:8].tolist()
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    """
+    codes, steps = np.arange(1 << exponents + fractions), 1 << fractions
+    exponent, fraction = codes // steps, codes % steps
+    bias = (1 << exponents - 1) - 1
+    whole = fraction + steps * (exponent > 0)
+    sizes = np.ldexp(whole.astype(np.float32), np.maximum(exponent, 1) - bias - fractions)
+    return np.concatenate([sizes, -sizes])
 
 
-def _e5m2(bits: np.ndarray) -> np.ndarray:
-    """The upper byte of a float16."""
-    return (bits << 8).astype("<u2").view("<f2").astype(np.float64)
-
-
-def _e8m0(bits: np.ndarray) -> np.ndarray:
-    """A power of two, bias 127; all ones is NaN."""
-    return np.where(bits == 255, np.nan, np.ldexp(1.0, bits - 127))
-
-
-_TABLES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "F8_E4M3": _e4m3,
-    "F8_E5M2": _e5m2,
-    "F8_E8M0": _e8m0,
-}
+@cache
+def _values(dtype: str) -> np.ndarray:
+    """Values of all 256 bytes; FNUZ has a bias larger by one, and NaN in place of minus zero."""
+    if dtype == "F8_E5M2":  # the upper byte of a float16
+        return (np.arange(256) << 8).astype("<u2").view("<f2").astype(np.float32)
+    if dtype == "F8_E8M0":  # powers of two, bias 127
+        return np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan))
+    values = minifloats(4, 3) if dtype.startswith("F8_E4M3") else minifloats(5, 2)
+    if dtype.endswith("FNUZ"):
+        values /= 2
+        values[0x80] = np.nan
+    else:
+        values[[0x7F, 0xFF]] = np.nan  # OCP's E4M3 has no infinity
+    return values
 
 
 def decode_fp8(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Bytes of F8_E4M3, F8_E5M2 or F8_E8M0 as float32, by a table of all 256."""
-    with np.errstate(invalid="ignore"):  # NaN is among the values
-        table = _TABLES[dtype](np.arange(256, dtype=np.int64)).astype(np.float32)
-    return table[raw]
+    """Bytes of FP8 or of F8_E8M0 as float32, by a table of all 256."""
+    return _values(dtype)[raw]
 
 
 def decode_exponents(raw: np.ndarray) -> np.ndarray:
@@ -78,7 +85,11 @@ def by_blocks(
 
 
 # Bytes of the least and the largest finite number.
-EXTREMES = {"F8_E4M3": (0xFE, 0x7E), "F8_E5M2": (0xFB, 0x7B)}
+EXTREMES = {
+    "F8_E4M3": (0xFE, 0x7E),
+    "F8_E5M2": (0xFB, 0x7B),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), (0xFF, 0x7F)),
+}
 
 
 def fp8_grid(kind: str = "F8_E4M3") -> tuple[int, int, tuple[float, ...]]:
@@ -172,16 +183,16 @@ class ScaledTensor(DequantisedTensor):
     def dequantise(self) -> np.ndarray:
         weight, scale, zero = (self.by_key.get(key) for key in ("weight", "scale", "zero_point"))
         assert weight is not None and scale is not None
-        w = _values(weight).reshape(self.shape)
+        w = _numbers(weight).reshape(self.shape)
         s = decode_exponents(scale.raw()) if scale.dtype in ("F8_E8M0", "U8") else scale.read()
-        z = None if zero is None else _values(zero)
+        z = None if zero is None else _numbers(zero)
         if s.size == 1:
             return (w if z is None else w - z.reshape(())) * s.reshape(())
         grid = self.grid()
         return by_blocks(w, s.reshape(grid), self.block(), None if z is None else z.reshape(grid))
 
 
-def _values(part: StoredTensor) -> np.ndarray:
+def _numbers(part: StoredTensor) -> np.ndarray:
     """FP8, INT8 or floating-point numbers as float32."""
     if part.dtype in FP8:
         return decode_fp8(part.raw(), part.dtype)

@@ -241,8 +241,7 @@ spectral_spike = finding(
     "spectral_spike",
     "spectral spike",
     rank=80,
-    look_next="See which tokens lie along its first direction. It is no sign of an attention "
-    "sink: heads.csv has the attention to the first token, `sink_share`.",
+    look_next="See which tokens lie along its first direction. It is no sign of an attention sink.",
 )
 
 

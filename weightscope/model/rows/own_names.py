@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from weightscope.checkpoint.checkpoint import Checkpoint
-from weightscope.checkpoint.gguf import GgufFile
 from weightscope.checkpoint.packings.packed import renamed
 from weightscope.core.errors import printable
 from weightscope.model.rows.family import Family
@@ -81,7 +80,7 @@ def unloaded_names(checkpoint: Checkpoint, places: Iterable[tuple[Family, str]])
     """
     kind, code = checkpoint.config.get("model_type"), checkpoint.config.get("auto_map")
     names = dict.fromkeys(checkpoint.stored_names)
-    if code or isinstance(checkpoint.files[0], GgufFile):
+    if code or checkpoint.is_gguf:
         places = ()
     for row, prefix in places:
         rows = FAMILIES.rows(frozenset({row.name}))

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.checkpoint.checkpoint import Tensor
-from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import counted
 from weightscope.core.files import Files
 from weightscope.core.tables import Column, Table, column
@@ -418,8 +417,7 @@ def other_changes(a: Model, b: Model) -> OtherChanges:
 
 def _names_alike(a: Model, b: Model) -> bool:
     """True unless just one is a GGUF file, which names feed-forward tensors otherwise."""
-    first = [file for model in (a, b) for file in model.checkpoint.files[:1]]
-    return len({isinstance(file, GgufFile) for file in first}) < 2
+    return a.checkpoint.is_gguf == b.checkpoint.is_gguf
 
 
 def _in_layers(model: Model) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from weightscope.pairs.deeds.deed import (
     What,
     deed,
     find,
+    in_digits,
     search,
 )
 from weightscope.pairs.deeds.pair import AT_ONCE, SAMPLED_ROWS, Pair, first_rows
@@ -171,7 +172,7 @@ def factors_of_rows(seen: Seen) -> Deed | None:
             ends += [float(moved.min()), float(moved.max())] if len(moved) else []
         else:
             if ends:
-                detail = f"{which} by {min(ends):.3g} to {max(ends):.3g}"
+                detail = f"{which} by {in_digits(min(ends))} to {in_digits(max(ends))}"
                 return Deed(What.FACTORS, detail=detail, proof=Proof.VALUES)
     return None
 

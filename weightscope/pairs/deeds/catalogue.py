@@ -116,14 +116,17 @@ def deed_by_views(pair: Pair, change: Change) -> Deed | None:
         if not is_unlike and (is_packed or not _proved(first, sizes)):
             return None
     done = None
+    views: list[View] = []
     for most in (FIRST_LOOK, LARGEST_WHOLE):
+        if views and prod(shape) > LARGEST_WHOLE:
+            break  # of which the same rows and columns would be seen again
         views = views_of(pair, most)
         done = _proved(views, sizes)
         if done is None and is_unlike:
             done = _proved([view.on_grids for view in views], sizes)
         if done is None or prod(shape) <= most:
             return done
-    return _of_all(pair, done, sizes)
+    return _of_all(pair, done, sizes, views)
 
 
 def _proved(views: Sequence[View], sizes: Sizes) -> Deed | None:
@@ -157,11 +160,11 @@ def find_deed(views: Sequence[View], sizes: Sizes) -> Deed | None:
     return find(Sees.VIEWS, views, sizes) if any(view.changed.any() for view in views) else None
 
 
-def _of_all(pair: Pair, done: Deed | None, sizes: Sizes) -> Deed | None:
+def _of_all(pair: Pair, done: Deed | None, sizes: Sizes, spread: Sequence[View]) -> Deed | None:
     """A deed that was found by all values, or by some and every part of a large tensor has it."""
     if prod(pair.a.shape) <= LARGEST_WHOLE or done is None or done.proof is Proof.NONE:
         return done
-    for views in parts_of(pair, LARGEST_WHOLE):
+    for views in parts_of(pair, spread, LARGEST_WHOLE):
         here = find_deed(views, sizes)
         if here is not None and here.proof is Proof.MOST:
             done = here
@@ -178,7 +181,7 @@ def deed_of(pair: Pair, sizes: Sizes, *, is_stacked: bool = False) -> tuple[Deed
     views = views_of(pair, LARGEST_WHOLE)
     if is_stacked:
         sizes = sizes._replace(stacked=pair.b.shape[0])
-    done = _of_all(pair, find_deed(views, sizes), sizes)
+    done = _of_all(pair, find_deed(views, sizes), sizes, views)
     if is_stacked and (done is None or done.what in UNEXPLAINED):
         done = _transposed_experts(pair, tolerance_of(pair)) or done
     return done, min(int(view.changed.sum()) for view in views)

@@ -244,3 +244,15 @@ deed(
 deed(What.MISSING, "{way} dropped", called="only in the first")
 deed(What.NEW, "{way} added", called="only in the last")
 deed(What.UNREAD, "cannot be read", called="that cannot be read")
+
+
+def in_digits(factor: float, digits: int = 3) -> str:
+    """A factor in as many digits, or in as many more as tell it from one.
+
+    Examples
+    --------
+    >>> in_digits(1.2345), in_digits(0.99991), in_digits(1.0)
+    ('1.23', '0.9999', '1')
+    """
+    text = f"{factor:.{digits}g}"
+    return in_digits(factor, digits + 1) if float(text) == 1 != factor else text

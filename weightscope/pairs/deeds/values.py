@@ -5,7 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from weightscope.pairs.deeds.deed import Deed, Proof, Sees, What, deed, find, search, sentence
+from weightscope.pairs.deeds.deed import (
+    Deed,
+    Proof,
+    Sees,
+    What,
+    deed,
+    find,
+    in_digits,
+    search,
+    sentence,
+)
 from weightscope.pairs.deeds.orders import ANY_ORDER, BLOCKS
 from weightscope.pairs.deeds.thresholds import (
     FARTHEST,
@@ -164,7 +174,7 @@ def rescaled(views: Sequence[View], _: Sizes) -> Deed | None:
         if np.isfinite(factor) and factor != 0 and view.gives(view.x.times(factor)):
             is_usual = 1 / SLIPPED < abs(factor) < SLIPPED
             slip = "" if is_usual else ": a scale missing, inverted or applied twice"
-            return view.named(Deed(What.SCALED, slip, f"{factor:.6g}", proof=_proof(view)))
+            return view.named(Deed(What.SCALED, slip, in_digits(factor, 6), proof=_proof(view)))
         if len(views) == 1:
             return None
         by_row = [_by_row(each) for each in views]
@@ -281,7 +291,7 @@ def _named_scale(
     scaled = factors[~is_one]
     if not len(scaled):
         return None
-    ends = dict.fromkeys(f"{each:.3g}" for each in (scaled.min(), scaled.max()))
+    ends = dict.fromkeys(in_digits(float(each)) for each in (scaled.min(), scaled.max()))
     spread = f"factor{'s' * (len(ends) > 1)} {' to '.join(ends)}"
     details = [where, spread]
     way = f"by {along}"

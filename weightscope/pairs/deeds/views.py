@@ -9,6 +9,7 @@ changed, up to the stored rounding, and leaves the others as they are.
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from math import prod, sqrt
 from typing import NamedTuple
@@ -357,44 +358,87 @@ def views_of(pair: Pair, most: int) -> list[View]:
     return [View(x, y), *([View(x.turned, y.turned, columns=True)] if is_matrix else [])]
 
 
-def parts_of(pair: Pair, most: int) -> Iterator[list[View]]:
+def parts_of(pair: Pair, spread: Sequence[View], most: int) -> Iterator[list[View]]:
     """Rows and columns of a large tensor, about `most` values at a time.
 
-    Each part has the rows and columns of `views_of` too, so that a deed of all parts is one deed.
+    Each part has the rows and columns of `spread`, its `views_of`, too, so that a deed of all
+    parts is one deed.
     """
-    rows, columns = _spread_rows_and_columns(pair)
-    width = pair.a.shape[-1] if len(pair.a.shape) > 1 else 1
+    n_rows, width = _rows_and_width(pair.a)
     count = -(-prod(pair.a.shape) // most)
-    every = (np.array_split(np.arange(n), count) for n in (prod(pair.a.shape) // width, width))
-    for of_rows, of_columns in zip(*every, strict=True):
-        yield _some_views(pair, np.union1d(of_rows, rows), np.union1d(of_columns, columns))
+    cuts = (np.array_split(np.arange(n), count) for n in (n_rows, width))
+    for rows, columns in zip(*cuts, strict=True):
+        yield _some_views(pair, rows, columns, spread)
+
+
+def _rows_and_width(tensor: Tensor) -> tuple[int, int]:
+    width = tensor.shape[-1] if len(tensor.shape) > 1 else 1
+    return prod(tensor.shape) // width, width
 
 
 def _spread_rows_and_columns(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     """A few numbers of rows, and of columns."""
-    width = pair.a.shape[-1] if len(pair.a.shape) > 1 else 1
-    return evenly_spread(prod(pair.a.shape) // width, SPREAD), evenly_spread(width, SPREAD)
+    n_rows, width = _rows_and_width(pair.a)
+    return evenly_spread(n_rows, SPREAD), evenly_spread(width, SPREAD)
 
 
-def _some_views(pair: Pair, rows: np.ndarray, columns: np.ndarray) -> list[View]:
-    """All rows with these columns only and, of a matrix, all columns with these rows."""
+def _some_views(
+    pair: Pair, rows: np.ndarray, columns: np.ndarray, spread: Sequence[View] = ()
+) -> list[View]:
+    """All rows with these columns only and, of a matrix, all columns with these rows.
+
+    With the rows and columns of `spread` in their places, where given.
+    """
     is_matrix = len(pair.a.shape) > 1
-    width = pair.a.shape[-1] if is_matrix else 1
+    width = _rows_and_width(pair.a)[1]
+    known = [(view.x, view.y) for view in spread]
+    spread_rows, spread_columns = _spread_rows_and_columns(pair)
     sides = []
-    for tensor in (pair.a, pair.b):
+    for number, tensor in enumerate((pair.a, pair.b)):
         across, along, row = [], [], 0
         for block in _read(tensor):
             arrays = [each.reshape(-1, width) for each in block]
             here = rows[(row <= rows) & (rows < row + len(arrays[0]))] - row
-            across.append([each[:, columns] for each in arrays])
-            along.append([each[here] for each in arrays])
+            across.append([each[:, _as_slice(columns)] for each in arrays])
+            along.append([each[_as_slice(here)] for each in arrays])
             row += len(arrays[0])
-        sides.append((_side(tensor, across, len(columns)), _side(tensor, along, width).turned))
+        wide = [np.concatenate(each) for each in zip(*across, strict=True)]
+        long = [np.concatenate(each) for each in zip(*along, strict=True)]
+        if spread:
+            stored = _arrays(known[0][number])[: len(wide)]
+            wide = [*map(partial(_between, columns, spread_columns, axis=1), wide, stored)]
+        if spread and is_matrix:
+            stored = _arrays(known[1][number].turned)[: len(long)]
+            long = [*map(partial(_between, rows, spread_rows, axis=0), long, stored)]
+        sides.append((_side(tensor, [wide], wide[0].shape[1]), _side(tensor, [long], width).turned))
     (x, p), (y, q) = sides
     some = [View(x, y, is_whole=False)]
     if is_matrix:
         some.append(View(p, q, columns=True, is_whole=False))
     return some
+
+
+def _arrays(side: Side) -> list[np.ndarray]:
+    """Values and, of stored grids, half-steps."""
+    return [side.values, *([] if side.half is None else [side.half])]
+
+
+def _between(
+    at: np.ndarray, few: np.ndarray, own: np.ndarray, spread: np.ndarray, axis: int
+) -> np.ndarray:
+    """Neighbours at their places among a few spread rows or columns, in order, each once."""
+    if not len(at):
+        return spread
+    before, after = np.searchsorted(few, (at[0], at[-1] + 1))
+    first, _, last = np.split(spread, (before, after), axis=axis)
+    return np.concatenate([first, own, last], axis=axis)
+
+
+def _as_slice(places: np.ndarray) -> slice | np.ndarray:
+    """Places in order as a slice where they are neighbours, which takes no copy of each value."""
+    if len(places) and places[-1] - places[0] == len(places) - 1:
+        return slice(int(places[0]), int(places[-1]) + 1)
+    return places
 
 
 def whole_view(pair: Pair) -> View:

@@ -12,7 +12,7 @@ import numpy as np
 
 from weightscope.checkpoint.adapters.diffusion import is_adapter
 from weightscope.checkpoint.provenance import Provenance
-from weightscope.core.errors import CheckpointError, counted, printable
+from weightscope.core.errors import CheckpointError, counted, naming, printable
 from weightscope.core.files import REPORT
 from weightscope.core.progress import bar, progress_shown
 from weightscope.core.results import Result, ShowsShapes
@@ -129,6 +129,8 @@ class Tune(ShowsShapes):
             name=printable(self.name), evidence=self.training.evidence
         )
         sizes = spread_of([update for update in self.updates if np.isfinite(update.change)])
+        if sizes and how.endswith(")"):
+            return f"{how[:-1]}, {sizes})"
         return f"{how} ({sizes})" if sizes else how
 
     @property
@@ -319,7 +321,10 @@ class Learned(Result):
             for tune in self.tunes
             if tune.no_words
         ]
-        return [*parts, self.most_changed(12)] if len(self.table) else parts
+        if not len(self.table):
+            return parts
+        named = PRINTED if len(self.tunes) > 1 else PRINTED[1:]
+        return [*parts, self.most_changed(12).select(*named)]
 
     def most_changed(self, most: int) -> Table:
         """The matrices that changed most."""
@@ -346,6 +351,10 @@ class Learned(Result):
                 | {"base": self.base, "tunes": tunes, "overlaps": pairs}
             )
         )
+
+
+# Columns on a terminal, of which 80 characters have room; updates.csv has all
+PRINTED = ("tune", "matrix", "change", "rank", "stable_rank", "intruders", "least_cosine")
 
 
 class UpdateRow(NamedTuple):
@@ -483,10 +492,13 @@ def learned(
     tunes: list[Readable] = []
     for each in tuned:
         if isinstance(each, str | Path):
-            tunes.append(open_tensors(each, base=of_base if is_adapter(str(each)) else None))
+            with naming(each):
+                tunes.append(open_tensors(each, base=of_base if is_adapter(str(each)) else None))
         else:
             tunes.append(each)
-    base = open_tensors(base) if isinstance(base, str | Path) else base
+    if isinstance(base, str | Path):
+        with naming(base):
+            base = open_tensors(base)
     with progress_shown(progress):
         results = [tune_of(base, each, exact=exact) for each in tunes]
     overlaps = {}

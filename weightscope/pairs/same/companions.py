@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor
 from weightscope.checkpoint.config import MAX_BYTES, Config, parse_json, read_small
 from weightscope.checkpoint.formats import LONE
-from weightscope.checkpoint.gguf import GgufFile
 from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.opening import MODULES, existing, locate, resolved
 from weightscope.checkpoint.storage import COMMIT, LocalFile, OpenFile
@@ -169,7 +168,7 @@ class _Place:
 def _place_of(checkpoint: Checkpoint) -> _Place | None:
     """The folder of a checkpoint's other files; None of one that stands alone."""
     given, is_adapted = resolved(checkpoint.given), bool(checkpoint.note)
-    if is_adapted or not checkpoint.files or isinstance(checkpoint.files[0], GgufFile):
+    if is_adapted or not checkpoint.files or checkpoint.is_gguf:
         return None
     path = existing(given) if given else checkpoint.folder
     if path is None and given:

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.model.config.computed import Difference, as_written, differences, stated
 from weightscope.model.config.effects import COMPUTATION, UNKNOWN
@@ -27,7 +26,7 @@ def compare_settings(
 ) -> ConfigDifferences:
     """Keys in which two configs differ; the key of tied heads only if heads differ."""
     both_read = isinstance(a, Model) and isinstance(b, Model)
-    from_keys = any(isinstance(each.checkpoint.files[0], GgufFile) for each in (a, b))
+    from_keys = a.checkpoint.is_gguf or b.checkpoint.is_gguf
     if (both_read or from_keys) and (x := _row_of(a)) and (y := _row_of(b)):
         differing = differences(stated(a.checkpoint, x), stated(b.checkpoint, y))
     else:

@@ -13,7 +13,7 @@ from weightscope.checkpoint.checkpoint import Checkpoint, WeightFiles
 from weightscope.checkpoint.packings.packed import scales_activations
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.compute.cores import hand_back, in_threads, keep_freed
-from weightscope.core.errors import CheckpointError, counted, printable
+from weightscope.core.errors import CheckpointError, counted, naming, printable
 from weightscope.core.files import REPORT
 from weightscope.core.progress import bar, progress_shown
 from weightscope.core.results import Result
@@ -387,6 +387,13 @@ def _row(judged: Judged, name: str) -> TensorRow:
     )
 
 
+def _opened(source: Readable | str | Path) -> Readable:
+    if not isinstance(source, str | Path):
+        return source
+    with naming(source):
+        return open_tensors(source)
+
+
 def same(
     a: Readable | str | Path,
     b: Readable | str | Path,
@@ -423,7 +430,7 @@ def same(
     """
     if not 0 < sample <= 1:
         raise CheckpointError(f"`sample` is {sample}; it has to be above 0 and at most 1")
-    a, b = (open_tensors(each) if isinstance(each, str | Path) else each for each in (a, b))
+    a, b = map(_opened, (a, b))
     keep_freed()
     with progress_shown(progress), np.errstate(all="ignore"):  # values that overflow are different
         read_known_digests(a.checkpoint, b.checkpoint)

@@ -25,12 +25,25 @@ KNOWN_BY = {
     "layers.0.attention.wq.weight": "meta",
     "decoder.layers.0.self_attention.linear_qkv.weight": "mcore",
 }
+SCALED = "use_scaled_rope"  # key of params.json that stands for rope_scaling, and says no number
+# Its numbers, as Meta's code has them (llama-models, models/llama3/model.py, apply_scaling).
+SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+# Width and layers of Llama 3.2 1B and 3B, whose published config.json has a factor of 32.
+LLAMA_3_2 = {(2048, 16), (3072, 28)}
+SCALED_POSITIONS = 131072  # of models that are scaled so
 # Keys of params.json without a key of config.json of their own, or without effect.
-READ = ("moe", "multiple_of", "ffn_dim_multiplier", "max_batch_size", "model_parallel_size")
+READ = (
+    "moe", "multiple_of", "ffn_dim_multiplier", "max_batch_size", "model_parallel_size", SCALED,
+)  # fmt: skip
 # Keys of params.json that may have one value alone.
 DEFAULTS: dict[str, Any] = {
     "use_biases": False,
-    "use_scaled_rope": False,
     "causal": True,
     "model_type": "transformer",
 }
@@ -241,6 +254,10 @@ def config_of_params(checkpoint: Checkpoint, spelling: Spelling) -> Config:
         )
         raise CheckpointError(problem, file=params.file)
     values.setdefault("rope_theta", 10000.0)
+    if params.get(SCALED) is not None and params.flag(SCALED):
+        is_small = (values.get("hidden_size"), values.get("num_hidden_layers")) in LLAMA_3_2
+        values["rope_scaling"] = SCALING | ({"factor": 32.0} if is_small else {})
+        values.setdefault("max_position_embeddings", SCALED_POSITIONS)
     values.setdefault("intermediate_size", _inner_width(params))
     values["rms_norm_eps"] = params.number("norm_eps")
     window = values.get("sliding_window")
@@ -273,4 +290,9 @@ def _check_widths(checkpoint: Checkpoint, config: Config) -> None:
     gate = checkpoint.get("layers.0.feed_forward.w1.weight")
     wanted = config.size("intermediate_size"), config.size("hidden_size")
     if gate is not None and gate.shape != wanted:
-        raise gate.refuse(f"has shape {gate.shape}; params.json needs {wanted}")
+        problem = f"has shape {gate.shape}; params.json needs {wanted}"
+        here, per_file = len(gate.parts), gate.parts[0].shape
+        needed = wanted[0] // per_file[0] if per_file[1:] == wanted[1:] and per_file[0] else 0
+        if needed > here and needed * per_file[0] == wanted[0]:
+            problem += f": {here} of the model's {needed} parts {'is' if here == 1 else 'are'} here"
+        raise gate.refuse(problem)
