@@ -26,6 +26,8 @@ def compare_settings(
     a: Model | TensorsOnly, b: Model | TensorsOnly, *, same_head: bool
 ) -> ConfigDifferences:
     """Keys in which two configs differ; the key of tied heads only if heads differ."""
+    if why_incomparable(a, b):
+        return ConfigDifferences([], [], [])
     both_read = isinstance(a, Model) and isinstance(b, Model)
     from_keys = any(isinstance(each.checkpoint.files[0], GgufFile) for each in (a, b))
     if (both_read or from_keys) and (x := _row_of(a)) and (y := _row_of(b)):
@@ -40,6 +42,20 @@ def compare_settings(
     }
     rest = [each for each in differing if each.effect not in kinds]
     return ConfigDifferences(kinds[COMPUTATION], kinds[UNKNOWN], rest)
+
+
+def why_incomparable(a: Model | TensorsOnly, b: Model | TensorsOnly) -> str:
+    """Why nothing in a GGUF file that no row reads has a counterpart; empty if something may."""
+    files = [each.checkpoint.files[0] for each in (a, b)]
+    kept = [
+        each.checkpoint.config.get("general.architecture") if isinstance(file, GgufFile) else None
+        for each, file in zip((a, b), files, strict=True)
+    ]
+    if kept[0] == kept[1]:
+        return ""
+    file, named = next(pair for pair in zip(files, kept, strict=True) if pair[1] is not None)
+    what = f"{file.path.name}, of architecture '{str(named)[:40]}'"
+    return f"no row reads {what}, so that the meaning of its tensors is not known"
 
 
 def _row_of(model: Model | TensorsOnly) -> Family | None:
