@@ -84,7 +84,8 @@ def tensors_equal(original: Model, ours: Model) -> tuple[int, list[str]]:
     equal, problems = 0, []
     for label in original.tensors.labels:
         tensor = original.tensors[label]
-        if tensor.stack not in (None, original.tensors.own) or tensor.role == tensor.name:
+        of_images = tensor.role.split(".")[0] == "projector"
+        if tensor.stack not in (None, original.tensors.own) or tensor.role == tensor.name or of_images:
             continue
         if label not in ours.tensors:
             if "+" not in tensor.role or not all(part in ours.tensors for part in parts(label, tensor.role)):
