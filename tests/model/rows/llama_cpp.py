@@ -70,11 +70,16 @@ ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "glm": {"rms_norm_eps": 1e-5},  # the converter writes this whatever config.json says
     "llama4": {"floor_scale": 8192, "attn_scale": 0.1},
     "llama4_text": {"floor_scale": 8192, "attn_scale": 0.1},
-    "gemma4_text": {
+    "gemma4_text": {  # as 26B-A4B; "gemma4" is as E2B
         "attention_k_eq_v": True,
-        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 44,
         "per_layer_config": {str(i): {"head_dim": 48, "num_key_value_heads": 2} for i in (1, 3)},
     },
+    "gemma4_unified": {"per_layer_config": {str(i): {"head_dim": 48} for i in (1, 3)}},
     "gemma4": {
         "num_kv_shared_layers": 2,
         "use_double_wide_mlp": True,
@@ -102,6 +107,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2}, "falcon_h1": {"head_dim": 32},
     "gemma4_text": {"global_head_dim": 48, "num_global_key_value_heads": 2},
     "gemma4": {"global_head_dim": 48},
+    "gemma4_unified": {"global_head_dim": 48, "moe_intermediate_size": None},
     "step3p7": {
         "num_attention_groups": 3, "attention_other_setting": {"num_attention_heads": 9, "num_attention_groups": 3},
         "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0], "moe_num_experts": 4, "moe_top_k": 2,

@@ -43,7 +43,7 @@ from weightscope.model.config.rules import (
 )
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.gguf import KEYS as OF_GGUF
-from weightscope.model.rows.gguf import shortest
+from weightscope.model.rows.gguf import READ_BY, shortest
 from weightscope.model.rows.stanzas import stanza_of
 from weightscope.model.rows.table import known_rows
 
@@ -106,7 +106,7 @@ BESIDES = {
     "attention.sliding_window": ("sliding_window",),
     "rope.freq_base_swa": ("rope_parameters.sliding_attention.rope_theta",),
     "expert_count": ("num_experts", "num_local_experts"),
-    "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "moe_k"),
+    "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts"),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "expert_shared_feed_forward_length": (
@@ -162,11 +162,9 @@ PATTERN = "attention.sliding_window_pattern"  # a GGUF file's key of the layers 
 # Keys of a GGUF file that the config is made from, that tensors' shapes show, or that do not
 # concern the computation.
 NOTHING_MORE = re.compile(
-    r"rope\.(dimension_(count(_swa)?|sections)|scaling\.(type|factor|finetuned|attn_factor"
-    r"|original_context_length|yarn_(beta_fast|beta_slow|log_multiplier)))"
-    r"|attention\.((key|value)_length_(mla|swa)|value_length|max_alibi_bias|clamp_kqv|causal"
-    r"|recurrent_layers|temperature_scale)|use_parallel_residual|vocab_size|pooling_type"
-    r"|tensor_data_layout|moe_every_n_layers",
+    r"rope\.(dimension_(count|sections)|scaling\.(type|factor|finetuned|attn_factor|original_context_length"
+    r"|yarn_beta_(fast|slow)))|attention\.((key|value)_length_mla|value_length|max_alibi_bias"
+    r"|clamp_kqv|causal|recurrent_layers)|use_parallel_residual|vocab_size|pooling_type|tensor_data_layout",
     re.ASCII,
 )
 # Scalings of rotations that do not depend on the longest text. A tuned model computes the same with
@@ -338,7 +336,8 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     if isinstance(checkpoint.files[0], GgufFile):
         keys = checkpoint.files[0].config
         start = f"{keys.get('general.architecture')}."
-        in_config = {start + key for key in row.gguf.keys.values()} if row.gguf else set()
+        of_row = (*row.gguf.keys.values(), *READ_BY.get(row.gguf.config, ())) if row.gguf else ()
+        in_config = {start + key for key in of_row}
         metadata = {
             key: value
             for key, value in keys.items()

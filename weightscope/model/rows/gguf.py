@@ -168,10 +168,7 @@ def minicpm_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 def ministral_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """Weights of YaRN's temperature, and attention's temperature by position; none is 0."""
     own_keys = keys.inside("own")
-    weight, beta = (
-        own_keys.get(key, 0.0)
-        for key in ("rope.scaling.yarn_log_multiplier", "attention.temperature_scale")
-    )
+    weight, beta = (own_keys.get(key, 0.0) for key in (LOG_MULTIPLIER, TEMPERATURE))
     scaling = own_keys.get("rope.scaling.type")
     if beta and scaling != "yarn":
         problem = "has a temperature of attention and no YaRN, which is not read"
@@ -310,7 +307,7 @@ def latent_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     own_keys = keys.inside("own")
     rotating = own_keys.size("rope.dimension_count")
     weights: dict[str, Any] = {"mscale_all_dim": 0.0}
-    if (multiplier := own_keys.get("rope.scaling.yarn_log_multiplier")) is not None:
+    if (multiplier := own_keys.get(LOG_MULTIPLIER)) is not None:
         weights = dict.fromkeys(("mscale", "mscale_all_dim"), shortest(10 * multiplier))
     return {
         "num_key_value_heads": own_keys.size("attention.head_count"),
@@ -339,6 +336,19 @@ def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
             "is an encoder with other tokens than BERT's; such files are not read", file=keys.file
         )
     return {}
+
+
+LOG_MULTIPLIER, TEMPERATURE = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
+# Keys that these take values from, of which nothing more is to compare.
+READ_BY: dict[Callable[..., Any], tuple[str, ...]] = {
+    latent_config: (LOG_MULTIPLIER,),
+    ministral_config: (LOG_MULTIPLIER, TEMPERATURE),
+    step_config: ("moe_every_n_layers",),  # llama.cpp does not read it
+    gemma4_config: tuple(
+        f"{key}_swa"
+        for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    ),
+}
 
 
 # A file of mlx-lm as the checkpoint that it was converted from.
@@ -597,7 +607,7 @@ def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple
     """
     parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+(?:\.\w+)?)\.(weight|bias)", name, re.ASCII)
     if not parts:
-        parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)()", name, re.ASCII)
+        parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+(?:\.scale)?)()", name, re.ASCII)
     if not parts:
         return "", name
     stem = row.prefixes[0] + (row.layer.format(i=int(parts[1])) if parts[1] else "")
