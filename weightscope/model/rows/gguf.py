@@ -319,6 +319,14 @@ def latent_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     }
 
 
+def indexed_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """The same, and which layers choose keys themselves; the others see those chosen before."""
+    values = latent_config(keys, names)
+    if isinstance(chooses := keys.inside("own").get(INDEXERS), list):
+        values["indexer_types"] = ["full" if each else "shared" for each in chooses]
+    return values
+
+
 def glm4_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """No values, but a file with sections of positions is refused: its rows are reordered."""
     if keys.inside("own").get("rope.dimension_sections") is not None:
@@ -338,10 +346,12 @@ def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     return {}
 
 
+INDEXERS = "attention.indexer.types"
 LOG_MULTIPLIER, TEMPERATURE = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
 # Keys that these take values from, of which nothing more is to compare.
 READ_BY: dict[Callable[..., Any], tuple[str, ...]] = {
     latent_config: (LOG_MULTIPLIER,),
+    indexed_config: (LOG_MULTIPLIER, INDEXERS),
     ministral_config: (LOG_MULTIPLIER, TEMPERATURE),
     step_config: ("moe_every_n_layers",),  # llama.cpp does not read it
     gemma4_config: tuple(

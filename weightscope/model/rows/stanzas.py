@@ -203,6 +203,7 @@ NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
         gguf.neox_config,
         gguf.bert_config,
         gguf.latent_config,
+        gguf.indexed_config,
         gguf.glm4_config,
         gguf.delta_config,
         gguf.mamba2_config,
