@@ -46,16 +46,19 @@ def compare_settings(
 
 def why_incomparable(a: Model | TensorsOnly, b: Model | TensorsOnly) -> str:
     """Why nothing in a GGUF file that no row reads has a counterpart; empty if something may."""
-    files = [each.checkpoint.files[0] for each in (a, b)]
     kept = [
-        each.checkpoint.config.get("general.architecture") if isinstance(file, GgufFile) else None
-        for each, file in zip((a, b), files, strict=True)
+        each.checkpoint.config.get("general.architecture")
+        if isinstance(each.checkpoint.files[0], GgufFile)
+        else None
+        for each in (a, b)
     ]
     if kept[0] == kept[1]:
         return ""
-    file, named = next(pair for pair in zip(files, kept, strict=True) if pair[1] is not None)
-    what = f"{file.path.name}, of architecture '{str(named)[:40]}'"
-    return f"no row reads {what}, so that the meaning of its tensors is not known"
+    unread = next(each for each, named in zip((a, b), kept, strict=True) if named is not None)
+    file = unread.checkpoint.files[0].path.name
+    refusal = unread.refusal if isinstance(unread, TensorsOnly) else ""
+    reason = refusal.partition(";")[0].removeprefix(f"{file}: ")
+    return f"the meaning of {file}'s tensors is not known ({reason})"
 
 
 def _row_of(model: Model | TensorsOnly) -> Family | None:
