@@ -104,6 +104,7 @@ ASSUMED: Mapping[str, Mapping[str, Any]] = {
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"n_ctx": 64}, "gpt-sw3": {"n_ctx": 64}, "gpt_neox": {"rotary_pct": 0.25}, "cohere2": {"rotary_pct": 1.0},
     "solar_open": {"partial_rotary_factor": 1.0}, "minimax_m2": {"rotary_dim": 32}, "falcon": {"num_kv_heads": 1},
+    "exaone": {"activation_function": "silu"},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2}, "falcon_h1": {"head_dim": 32},
     "gemma4_text": {"global_head_dim": 48, "num_global_key_value_heads": 2},
     "gemma4": {"global_head_dim": 48},

@@ -182,6 +182,8 @@ def ministral_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 def step_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """Rotations by type: layers that see everything turn half of each head."""
     own_keys = keys.inside("own")
+    if not isinstance(own_keys.get(f"attention.{WINDOWS}"), list):
+        raise CheckpointError("has no list of layers with a window", file=keys.file)
     full, local = (shortest(own_keys.get(f"rope.freq_base{end}")) for end in ("", "_swa"))
     kinds = {
         "full_attention": (full, 0.5),

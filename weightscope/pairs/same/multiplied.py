@@ -1,0 +1,93 @@
+"""Falcon-H1's multipliers, which llama.cpp's converter multiplies into the weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from weightscope.checkpoint.checkpoint import DerivedTensor, Tensor, WholeTensor
+from weightscope.checkpoint.config import Config
+from weightscope.checkpoint.gguf import GgufFile
+from weightscope.model.model import Model, TensorsOnly
+from weightscope.model.opened import Opened
+from weightscope.model.rows.gguf import MULTIPLIERS, without_multipliers
+
+# Parts of names -> multipliers of the tensor, in the converter's order; the first part counts.
+FACTORS: Mapping[str, Sequence[str]] = {
+    "down_proj": ("mlp_multipliers.1",),
+    "gate_proj": ("mlp_multipliers.0",),
+    "k_proj": ("key_multiplier", "attention_in_multiplier"),
+    "q_proj": ("attention_in_multiplier",),
+    "v_proj": ("attention_in_multiplier",),
+    "o_proj": ("attention_out_multiplier",),
+    "out_proj": ("ssm_out_multiplier",),
+    "in_proj": ("ssm_in_multiplier",),
+    "lm_head": ("lm_head_multiplier",),
+    "embed_tokens": ("embedding_multiplier",),
+}
+
+
+def in_one_convention(
+    a: Model | TensorsOnly, b: Model | TensorsOnly
+) -> tuple[Model | TensorsOnly, Model | TensorsOnly]:
+    """Both, the one that has multipliers in its config with them in its weights, as the other."""
+    folded = [_is_folded(each) for each in (a, b)]
+    if folded == [False, True] and isinstance(a, Model):
+        return _multiplied(a), b
+    if folded == [True, False] and isinstance(b, Model):
+        return a, _multiplied(b)
+    return a, b
+
+
+def _is_folded(model: Model | TensorsOnly) -> bool:
+    """True if a file's converter multiplies them into the weights."""
+    gguf = model.row.gguf if isinstance(model, Model) else None
+    is_file = isinstance(model.checkpoint.files[0], GgufFile)
+    return is_file and gguf is not None and gguf.config is without_multipliers
+
+
+def _multiplied(model: Model) -> Model:
+    """The model with its multipliers in its weights."""
+    config, checkpoint = model.config, model.checkpoint
+    if model.row.gguf is None or model.row.gguf.config is not without_multipliers:
+        return model
+    known = {key: config.get(key) for key in MULTIPLIERS}
+    lists = {key: value for key, value in known.items() if isinstance(value, list)}
+    numbers = {key: value for key, value in known.items() if isinstance(value, int | float)}
+    numbers |= {f"{key}.{i}": each for key, value in lists.items() for i, each in enumerate(value)}
+    state = 2 * [config.size("mamba_d_ssm")]
+    groups = 2 * [config.count("mamba_n_groups") * config.count("mamba_d_state")]
+    tensors: dict[str, Tensor] = {}
+    for name, stored in checkpoint.items():
+        keys = next((keys for part, keys in FACTORS.items() if part in name), ())
+        factors = [np.float32(numbers.get(key, 1.0)) for key in keys]
+        rows = None
+        if keys == FACTORS["in_proj"] and len(by_part := lists.get("ssm_multipliers", [])) == 5:
+            sizes = [*state, *groups, stored.shape[0] - sum(state) - sum(groups)]
+            rows = np.repeat(np.float32(by_part), np.maximum(sizes, 0))[:, None]
+        if any(factor != 1 for factor in factors) or (rows is not None and (rows != 1).any()):
+            tensors[name] = MultipliedTensor(stored, tuple(factors), rows)
+    same = checkpoint.with_tensors(tensors)
+    same.config = Config({**checkpoint.config, **MULTIPLIERS}, checkpoint.config.file)
+    opened = Opened(same, model.source, model.tokenizer, model.where)
+    settings = replace(
+        model.reading, config=replace(config, raw=same.config)  # type: ignore[call-arg]
+    )
+    made = Model(opened, settings)
+    made.called = model.called
+    return made
+
+
+@dataclass(frozen=True)
+class MultipliedTensor(DerivedTensor, WholeTensor):
+    """A tensor times numbers, one after the other, then its rows times one each."""
+
+    factors: tuple[np.float32, ...]
+    by_row: Any
+
+    def read(self) -> np.ndarray:
+        array = self.stored.read()
+        for factor in self.factors:
+            array = array * factor
+        return array if self.by_row is None else array * self.by_row
