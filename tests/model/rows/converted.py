@@ -19,6 +19,7 @@ from tests.support.converter import VERSION
 from weightscope.checkpoint.gguf import header_of
 from weightscope.core.errors import CheckpointError, printable
 from weightscope.model.model import Model
+from weightscope.pairs.same.multiplied import in_one_convention
 
 ONE_UNIT = 2e-6  # numbers of a header are float32
 LEFT_OUT = ("projector", "pooler")  # parts that the converter writes to other files, or nowhere
@@ -72,6 +73,7 @@ def compared(folder: Path) -> Row:
         return Row(kind, architecture, "refused", reason="the checkpoint too: " + short(error, folder))
     try:
         ours = ws.open_model(file)
+        original = in_one_convention(original, ours)[0]
         unnamed = sum(tensor.role == tensor.name for tensor in ours.tensors)
         equal, problems = tensors_equal(original, ours)
     except CheckpointError as error:

@@ -49,6 +49,17 @@ ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "mamba": {"intermediate_size": 384},  # twice as wide as the model
     "falcon_mamba": {"intermediate_size": 384},
+    "falcon_h1": {
+        "attention_in_multiplier": 0.7,
+        "attention_out_multiplier": 0.9,
+        "embedding_multiplier": 5.656854,
+        "key_multiplier": 0.3,
+        "lm_head_multiplier": 0.0195,
+        "ssm_in_multiplier": 1.25,
+        "ssm_out_multiplier": 0.235,
+        "mlp_multipliers": [0.8838, 0.0589],
+        "ssm_multipliers": [0.35, 0.25, 0.17, 0.5, 0.31],
+    },
     "nemotron_h": {
         "mamba_head_dim": 16,
         "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],

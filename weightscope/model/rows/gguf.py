@@ -279,6 +279,30 @@ def nemotron_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     return values
 
 
+# Falcon-H1's multipliers in a file whose weights have them.
+MULTIPLIERS: Mapping[str, Any] = {
+    **dict.fromkeys(
+        (
+            "embedding_multiplier",
+            "lm_head_multiplier",
+            "attention_in_multiplier",
+            "attention_out_multiplier",
+            "key_multiplier",
+            "ssm_in_multiplier",
+            "ssm_out_multiplier",
+        ),
+        1.0,
+    ),
+    "mlp_multipliers": [1.0] * 2,
+    "ssm_multipliers": [1.0] * 5,
+}
+
+
+def without_multipliers(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """None that is not 1: Falcon-H1's converter multiplies the weights."""
+    return {**MULTIPLIERS}
+
+
 def lfm2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """The network's width, which needs no further adjustment."""
     return {"block_auto_adjust_ff_dim": False}

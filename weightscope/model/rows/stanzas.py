@@ -209,6 +209,7 @@ NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
         gguf.mamba2_config,
         gguf.nemotron_config,
         gguf.lfm2_config,
+        gguf.without_multipliers,
         gguf.t5_config,
     ),
 }

@@ -1,7 +1,7 @@
 """Falcon-H1's multipliers, which llama.cpp's converter multiplies into the weights."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from weightscope.checkpoint.checkpoint import DerivedTensor, Tensor, WholeTensor
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GgufFile
+from weightscope.model.config.reading import read_as
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.model.opened import Opened
 from weightscope.model.rows.gguf import MULTIPLIERS, without_multipliers
@@ -71,10 +72,8 @@ def _multiplied(model: Model) -> Model:
     same = checkpoint.with_tensors(tensors)
     same.config = Config({**checkpoint.config, **MULTIPLIERS}, checkpoint.config.file)
     opened = Opened(same, model.source, model.tokenizer, model.where)
-    settings = replace(
-        model.reading, config=replace(config, raw=same.config)  # type: ignore[call-arg]
-    )
-    made = Model(opened, settings)
+    reading = model.reading
+    made = Model(opened, read_as(same, reading.stated, model.prefix, reading.kind))
     made.called = model.called
     return made
 

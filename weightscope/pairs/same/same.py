@@ -78,6 +78,7 @@ from weightscope.pairs.same.judge import (
     rounded_alone,
     shown_ways,
 )
+from weightscope.pairs.same.multiplied import in_one_convention
 from weightscope.pairs.same.sentences import (
     NAMED,
     coarser_lead,
@@ -431,6 +432,7 @@ def same(
     with progress_shown(progress), np.errstate(all="ignore"):  # values that overflow are different
         read_known_digests(a.checkpoint, b.checkpoint)
         companions = compare_companions(a, b)
+        a, b = in_one_convention(a, b)
         judged, left = _judged(a, b, sample, companions)
         tokens = compare_tokenizers(a, b)
     hand_back()
