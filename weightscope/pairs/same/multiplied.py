@@ -1,6 +1,6 @@
 """Falcon-H1's multipliers, which llama.cpp's converter multiplies into the weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,20 +53,17 @@ def _multiplied(model: Model) -> Model:
     config, checkpoint = model.config, model.checkpoint
     if model.row.gguf is None or model.row.gguf.config is not without_multipliers:
         return model
-    known = {key: config.get(key) for key in MULTIPLIERS}
-    lists = {key: value for key, value in known.items() if isinstance(value, list)}
-    numbers = {key: value for key, value in known.items() if isinstance(value, int | float)}
-    numbers |= {f"{key}.{i}": each for key, value in lists.items() for i, each in enumerate(value)}
-    state = 2 * [config.size("mamba_d_ssm")]
-    groups = 2 * [config.count("mamba_n_groups") * config.count("mamba_d_state")]
+    numbers = dict(_numbers(config))
+    inner = config.size("mamba_d_ssm", default=config.d_model * config.count("mamba_expand") or 1)
+    state = config.count("mamba_n_groups") * config.count("mamba_d_state")
+    by_part = np.array([numbers[f"ssm_multipliers.{i}"] for i in range(5)], np.float32)
     tensors: dict[str, Tensor] = {}
     for name, stored in checkpoint.items():
         keys = next((keys for part, keys in FACTORS.items() if part in name), ())
-        factors = [np.float32(numbers.get(key, 1.0)) for key in keys]
-        rows = None
-        if keys == FACTORS["in_proj"] and len(by_part := lists.get("ssm_multipliers", [])) == 5:
-            sizes = [*state, *groups, stored.shape[0] - sum(state) - sum(groups)]
-            rows = np.repeat(np.float32(by_part), np.maximum(sizes, 0))[:, None]
+        factors, rows = [np.float32(numbers[key]) for key in keys], None
+        if keys == FACTORS["in_proj"] and len(stored.shape) == 2:
+            sizes = [inner, inner, state, state, stored.shape[0] - 2 * (inner + state)]
+            rows = np.repeat(by_part, sizes)[:, None] if sizes[-1] >= 0 else None
         if any(factor != 1 for factor in factors) or (rows is not None and (rows != 1).any()):
             tensors[name] = MultipliedTensor(stored, tuple(factors), rows)
     same = checkpoint.with_tensors(tensors)
@@ -76,6 +73,18 @@ def _multiplied(model: Model) -> Model:
     made = Model(opened, read_as(same, reading.stated, model.prefix, reading.kind))
     made.called = model.called
     return made
+
+
+def _numbers(config: Config) -> Iterator[tuple[str, float]]:
+    """Each multiplier by its key, and a number's place in a list; 1 where there is none."""
+    for key, usual in MULTIPLIERS.items():
+        if not isinstance(usual, list):
+            yield key, config.number(key, default=1.0, smallest=-1e12)
+            continue
+        stored = config.get(key)
+        listed = stored if isinstance(stored, list) and len(stored) == len(usual) else usual
+        given = Config({f"{key}.{i}": each for i, each in enumerate(listed)}, config.file)
+        yield from ((name, given.number(name, smallest=-1e12)) for name in given)
 
 
 @dataclass(frozen=True)
