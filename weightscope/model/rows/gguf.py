@@ -161,7 +161,7 @@ def minicpm_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     layers, d = own_keys.size("block_count"), own_keys.size("embedding_length")
     return {
         "scale_depth": shortest(own_keys.number("residual_scale") * sqrt(layers)),
-        "dim_model_base": shortest(d / own_keys.number("logit_scale")),
+        "dim_model_base": shortest(d / own_keys.number("logit_scale", smallest=1e-6)),
     }
 
 
@@ -229,7 +229,7 @@ def gemma4_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
         "per_layer_config": {str(i): size for i, size in sizes.items()},
         "attention_k_eq_v": bool(borrowed),
     }
-    if isinstance(widths, list):
+    if isinstance(widths, list) and widths:
         values |= {"intermediate_size": min(widths), "use_double_wide_mlp": len({*widths}) > 1}
     return values
 
