@@ -79,6 +79,7 @@ class Spec:
     lone: bool = False
     attention: str = "self_attn"  # module; empty where its projections are the layer's own
     fused: str = ""  # module of rows [q | k | v]
+    grouped: bool = False  # its rows are [queries | key | value] of each group
     split: Sequence[str] = ("q_proj", "k_proj", "v_proj")
     out: str = "o_proj"
     bias: bool = False
@@ -140,7 +141,11 @@ def attend(module: Tree, s: Spec, x: Tensor, positions: Tensor) -> Tensor:
     """Rotated queries and keys, a softmax, and the sum of values through the output's matrix."""
     b, n, _ = x.shape
     rows = (s.heads * s.head_dim, s.groups * s.head_dim, s.groups * s.head_dim)
-    made = module.at(s.fused)(x).split(rows, -1) if s.fused else [module.at(name)(x) for name in s.split]
+    if s.grouped:
+        per_group = module.at(s.fused)(x).reshape(b, n, s.groups, -1, s.head_dim)
+        made = [part.flatten(2) for part in per_group.split([s.heads // s.groups, 1, 1], 3)]
+    else:
+        made = module.at(s.fused)(x).split(rows, -1) if s.fused else [module.at(name)(x) for name in s.split]
     q, k, v = (part.reshape(b, n, -1, s.head_dim).transpose(1, 2) for part in made)
     if s.qk_norms:
         q, k = module.at(s.qk_norms[0])(q), module.at(s.qk_norms[1])(k)
@@ -303,6 +308,7 @@ def census(published: Published) -> list[Row]:
 # Descriptions. Sizes are two: (width, heads, groups, head_dim).
 
 FREE, EQUAL = ((80, 4, 2, 24), (120, 6, 3, 32)), ((96, 4, 4, 24), (192, 6, 6, 32))
+GROUPED = ((96, 4, 2, 24), (192, 6, 3, 32))
 IMAGES = ((72, 3, 3, 24), (128, 4, 4, 32))
 VLLM, SGLANG, LLAMA_CPP = "vLLM 0.33.0's code", "SGLang 0.5.23's code", "llama.cpp's code"
 OLDER_VLLM = "vLLM 0.11.0's code"  # later ones left the type out
@@ -458,6 +464,17 @@ def qwen(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
     }, (s,)  # fmt: skip
 
 
+def internlm2(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
+    s = text(
+        number, GROUPED, tokens="model.tok_embeddings", attention="attention", fused="wqkv", grouped=True, out="wo",
+        before="attention_norm", after="ffn_norm", theta=1e6, head="output",
+        mlp=("feed_forward.w1", "feed_forward.w3", "feed_forward.w2"),
+    )  # fmt: skip
+    config = llama(s, bias=False)
+    del config["head_dim"]
+    return config, (s,)
+
+
 def minicpm(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
     s = text(number, EQUAL, scale_tokens=12, scale_branch=1.4 / math.sqrt(2 + number))
     config = llama(s, scale_emb=12, scale_depth=1.4, dim_model_base=256)
@@ -531,6 +548,7 @@ PUBLISHED = (
     Published("nemotron-nas", VLLM, deci),
     Published("llada", LLAMA_CPP, llada),
     Published("qwen", OLDER_VLLM, qwen),
+    Published("internlm2", LLAMA_CPP, internlm2),
     Published("minicpm", VLLM, minicpm),
     Published("llada2_moe", SGLANG, llada2, mixture),
     Published("bailing_moe_v2", VLLM, bailing, mixture),

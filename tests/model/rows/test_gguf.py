@@ -3,7 +3,9 @@
 import json
 import struct
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from weightscope.model.config.computed import differences, stated
 from weightscope.model.config.effects import NONE
 from weightscope.model.config.reading import as_published, decide
 from weightscope.model.model import Model
+from weightscope.model.rows import gguf as gguf_rows
 from weightscope.model.rows.gguf import (
     RestoredTensor,
     Undo,
@@ -422,3 +425,46 @@ def test_names_of_an_encoder_and_a_decoder_are_told_apart() -> None:
     ):  # fmt: skip
         assert _of_stack(f"{names.get_name(name)}.weight", row, row.gguf.whole) == ("", f"{name}.weight")
     assert _of_stack("token_embd.weight", row, row.gguf.whole) is None
+
+
+GEMMA_4 = {
+    "attention.key_length": 8, "attention.key_length_swa": 4, "rope.dimension_count_swa": 4,
+    "attention.sliding_window_pattern": [True, False], "attention.head_count_kv": [2, 1],
+}  # fmt: skip
+MINICPM = {"block_count": 2, "embedding_length": 8, "residual_scale": 1.0, "logit_scale": 2.0}
+MINISTRAL = {"attention.temperature_scale": 0.1, "rope.scaling.type": "yarn"}
+
+
+def read_by(function: Callable[..., dict[str, Any]], keys: Mapping[str, Any], names: Sequence[str] = ()) -> Any:
+    """What a function makes of an architecture's own keys."""
+    return function(Config({"own": keys}, "model.gguf"), names)
+
+
+def test_sizes_and_scales_of_newer_headers() -> None:
+    """Gemma 4's heads by type, a removed temperature is 0, MiniCPM's scales are those of its config."""
+    gemma = read_by(gguf_rows.gemma4_config, GEMMA_4, ["rope_freqs.weight", "blk.1.attn_k.weight"])
+    assert gemma["head_dim"] == 4 and gemma["num_key_value_heads"] == 2 and gemma["attention_k_eq_v"]
+    assert gemma["per_layer_config"] == {"1": {"head_dim": 8, "num_key_value_heads": 1}}
+    assert read_by(gguf_rows.minicpm_config, MINICPM) == {"scale_depth": 1.4142135, "dim_model_base": 4.0}
+    assert read_by(gguf_rows.ministral_config, MINISTRAL)["rope_weights"]["llama_4_scaling_beta"] == 0.1
+    without = {key: value for key, value in MINISTRAL.items() if "temperature" not in key}
+    assert read_by(gguf_rows.ministral_config, without)["rope_weights"]["llama_4_scaling_beta"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("function", "keys"),
+    [
+        (gguf_rows.gemma4_config, GEMMA_4),  # no factors of rotation
+        (gguf_rows.gemma4_config, GEMMA_4 | {"attention.sliding_window_pattern": None}),
+        (gguf_rows.gemma4_config, GEMMA_4 | {"rope.dimension_count_swa": 2}),
+        (gguf_rows.minicpm_config, MINICPM | {"logit_scale": 0.0}),
+        (gguf_rows.minicpm_config, {**MINICPM, "residual_scale": "1"}),
+        (gguf_rows.ministral_config, MINISTRAL | {"rope.scaling.type": "linear"}),
+        (gguf_rows.step_config, {"attention.key_length": 8}),
+    ],
+)
+def test_odd_values_of_newer_headers_are_refused(function: Callable[..., Any], keys: Mapping[str, Any]) -> None:
+    """Nothing is guessed in their stead."""
+    names = [] if keys is GEMMA_4 else ["rope_freqs.weight"]
+    with pytest.raises(CheckpointError):
+        read_by(function, keys, names)

@@ -33,6 +33,7 @@ from weightscope.model.config.effects import (
 from weightscope.model.config.reading import part_of, parts
 from weightscope.model.config.rope import GridRope, Rope
 from weightscope.model.config.rules import (
+    global_sizes,
     is_rotated,
     listed,
     windowed,
@@ -42,7 +43,7 @@ from weightscope.model.config.rules import (
 )
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.gguf import KEYS as OF_GGUF
-from weightscope.model.rows.gguf import shortest
+from weightscope.model.rows.gguf import READ_BY, shortest
 from weightscope.model.rows.stanzas import stanza_of
 from weightscope.model.rows.table import known_rows
 
@@ -89,6 +90,7 @@ SHADOWED = {
     "decoder_vocab_size": "share_encoder_decoder_embeddings",
     "is_decoder": "is_encoder_decoder",
 }
+BY_LAYER = "per_layer_config"
 KV_HEADS = "num_key_value_heads"  # read by no code where the row does not read it
 GATING = "expert_gating_func"
 LEADING, OF_NETWORKS = "leading_dense_block_count", "mlp_layer_types"
@@ -104,17 +106,23 @@ BESIDES = {
     "attention.sliding_window": ("sliding_window",),
     "rope.freq_base_swa": ("rope_parameters.sliding_attention.rope_theta",),
     "expert_count": ("num_experts", "num_local_experts"),
-    "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "moe_k"),
+    "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts"),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "expert_shared_feed_forward_length": (
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",
         "shared_intermediate_size",
+        "share_expert_dim",
         "moe_num_shared_experts * moe_intermediate_size",
+        "num_shared_experts * moe_intermediate_size",
     ),
-    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
-    "expert_weights_norm": ("norm_topk_prob", "route_norm"),
+    "expert_weights_scale": (
+        "routed_scaling_factor",
+        "route_scale",
+        "moe_router_scaling_factor",
+    ),
+    "expert_weights_norm": ("norm_topk_prob", "route_norm", "norm_expert_weight"),
     GATING: ("score_function", "scoring_func", "score_func", "moe_router_activation_func"),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
@@ -149,6 +157,7 @@ BESIDES = {
 GATES = {1: "softmax", 2: "sigmoid", 4: "sqrtsoftplus"}
 # Types whose code scores experts by the sigmoid without a key for it.
 BY_SIGMOID = ("glm4_moe", "glm4_moe_lite", "hy_v4", "laguna", "lfm2_moe")
+NORMED = ("step3p5",)  # types whose code divides the scores of chosen experts by their sum
 PATTERN = "attention.sliding_window_pattern"  # a GGUF file's key of the layers with a window
 # Keys of a GGUF file that the config is made from, that tensors' shapes show, or that do not
 # concern the computation.
@@ -327,7 +336,8 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     if isinstance(checkpoint.files[0], GgufFile):
         keys = checkpoint.files[0].config
         start = f"{keys.get('general.architecture')}."
-        in_config = {start + key for key in row.gguf.keys.values()} if row.gguf else set()
+        of_row = (*row.gguf.keys.values(), *READ_BY.get(row.gguf.config, ())) if row.gguf else ()
+        in_config = {start + key for key in of_row}
         metadata = {
             key: value
             for key, value in keys.items()
@@ -497,6 +507,8 @@ def _normal(root: Config, row: Family, section: Config, kind: str, chosen: Confi
         break
     if kind in BY_SIGMOID:
         values.setdefault("scoring_func", "sigmoid")
+    if kind in NORMED:
+        values.setdefault("norm_topk_prob", True)
     if not any(key.startswith(f"{GIVEN}.") for key in values):
         _as_stated(values, spelled, section)
     for key, (condition, wanted, implied) in IMPLIED.items():
@@ -534,6 +546,10 @@ def _by_layer(
     )
     if by_type and not is_seen and turning not in (windowed, windowed_if_any, windowed_or_leading):
         values.pop(WINDOW, None)
+    if family.config.sizes is global_sizes:
+        sizes = [dict(global_sizes(numbers, i)) for i in range(numbers.n_layers)]
+        values[BY_LAYER] = sizes if any(sizes) else None
+        made[BY_LAYER] = frozenset({"global_head_dim", "num_global_key_value_heads"})
     if turning is listed:
         values["no_rope_layers"] = [int(is_rotated(numbers, i)) for i in range(numbers.n_layers)]
         made["no_rope_layers"] = frozenset({"no_rope_layer_interval"})

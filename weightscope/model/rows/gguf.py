@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from weightscope.checkpoint.gguf import GgufTensor
 from weightscope.checkpoint.packings.packed import renamed
 from weightscope.checkpoint.storage import Storage
 from weightscope.core.errors import CheckpointError
+from weightscope.model.config.dialects import GIVEN
 from weightscope.model.config.rope import Rope
 from weightscope.model.layers.layouts import grouped, latent
 from weightscope.model.rows import mixers
@@ -154,6 +155,85 @@ def granite_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     return {key: shortest(scale) for key, scale in scales.items() if isinstance(scale, float)}
 
 
+def minicpm_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """Scales of branches and logits, as config.json has them."""
+    own_keys = keys.inside("own")
+    layers, d = own_keys.size("block_count"), own_keys.size("embedding_length")
+    return {
+        "scale_depth": shortest(own_keys.number("residual_scale") * sqrt(layers)),
+        "dim_model_base": shortest(d / own_keys.number("logit_scale", smallest=1e-6)),
+    }
+
+
+def ministral_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """Weights of YaRN's temperature, and attention's temperature by position; none is 0."""
+    own_keys = keys.inside("own")
+    weight, beta = (own_keys.get(key, 0.0) for key in (LOG_MULTIPLIER, TEMPERATURE))
+    scaling = own_keys.get("rope.scaling.type")
+    if beta and scaling != "yarn":
+        problem = "has a temperature of attention and no YaRN, which is not read"
+        raise CheckpointError(problem, file=keys.file)
+    if scaling in (None, "none"):  # transformers' class scales where a config says nothing
+        return {"rope_scaling": {"rope_type": "default"}}
+    weights = {"mscale_all_dim": weight, "llama_4_scaling_beta": beta}
+    return {"rope_weights": {"mscale": 1.0, **{key: shortest(x) for key, x in weights.items()}}}
+
+
+def step_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """Rotations by type: layers that see everything turn half of each head."""
+    own_keys = keys.inside("own")
+    if not isinstance(own_keys.get(f"attention.{WINDOWS}"), list):
+        raise CheckpointError("has no list of layers with a window", file=keys.file)
+    full, local = (shortest(own_keys.get(f"rope.freq_base{end}")) for end in ("", "_swa"))
+    kinds = {
+        "full_attention": (full, 0.5),
+        "sliding_attention": (full if local is None else local, 1.0),
+    }
+    return {
+        "query_pre_attn_scalar": own_keys.size("attention.key_length"),
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}
+            for kind, (base, share) in kinds.items()
+        },
+    }
+
+
+def gemma4_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """Sizes of heads by type of layer, and whether layers that see everything have no values."""
+    own_keys = keys.inside("own")
+    if ROPE_FACTORS[0] not in names:
+        problem = f"has no {ROPE_FACTORS[0]}, which says how much of a head turns"
+        raise CheckpointError(problem, file=keys.file)
+    head_dim, turning = (
+        own_keys.size(f"{key}_swa") for key in ("attention.key_length", "rope.dimension_count")
+    )
+    windows, groups, widths = (
+        own_keys.get(key)
+        for key in (f"attention.{WINDOWS}", "attention.head_count_kv", "feed_forward_length")
+    )
+    if not isinstance(windows, list) or head_dim != turning:
+        problem = "has no list of layers with a window, or turns a part of their heads"
+        raise CheckpointError(problem, file=keys.file)
+    full = [i for i, window in enumerate(windows) if not window]
+    sizes = {i: {"head_dim": own_keys.size("attention.key_length")} for i in full}
+    values: dict[str, Any] = {"head_dim": head_dim}
+    if isinstance(groups, list) and len(groups) == len(windows) and any(windows):
+        sizes = {i: {**size, "num_key_value_heads": groups[i]} for i, size in sizes.items()}
+        values["num_key_value_heads"] = groups[windows.index(True)]
+    borrowed = [
+        i
+        for i in full
+        if f"blk.{i}.attn_k.weight" in names and f"blk.{i}.attn_v.weight" not in names
+    ]
+    values |= {
+        "per_layer_config": {str(i): size for i, size in sizes.items()},
+        "attention_k_eq_v": bool(borrowed),
+    }
+    if isinstance(widths, list) and widths:
+        values |= {"intermediate_size": min(widths), "use_double_wide_mlp": len({*widths}) > 1}
+    return values
+
+
 def t5_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """The farthest distance with a bias of its own: no key has it, llama.cpp takes 128."""
     later = re.compile(r"(enc|dec)\.blk\.[1-9]\d*\.attn_rel_b\.weight", re.ASCII)
@@ -199,6 +279,30 @@ def nemotron_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     return values
 
 
+# Falcon-H1's multipliers in a file whose weights have them.
+MULTIPLIERS: Mapping[str, Any] = {
+    **dict.fromkeys(
+        (
+            "embedding_multiplier",
+            "lm_head_multiplier",
+            "attention_in_multiplier",
+            "attention_out_multiplier",
+            "key_multiplier",
+            "ssm_in_multiplier",
+            "ssm_out_multiplier",
+        ),
+        1.0,
+    ),
+    "mlp_multipliers": [1.0] * 2,
+    "ssm_multipliers": [1.0] * 5,
+}
+
+
+def without_multipliers(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """None that is not 1: Falcon-H1's converter multiplies the weights."""
+    return {**MULTIPLIERS}
+
+
 def lfm2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """The network's width, which needs no further adjustment."""
     return {"block_auto_adjust_ff_dim": False}
@@ -228,8 +332,8 @@ def latent_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """Widths of the parts of heads made of latents; ggml sees one key-value head, the latent."""
     own_keys = keys.inside("own")
     rotating = own_keys.size("rope.dimension_count")
-    weights = {}
-    if (multiplier := own_keys.get("rope.scaling.yarn_log_multiplier")) is not None:
+    weights: dict[str, Any] = {"mscale_all_dim": 0.0}
+    if (multiplier := own_keys.get(LOG_MULTIPLIER)) is not None:
         weights = dict.fromkeys(("mscale", "mscale_all_dim"), shortest(10 * multiplier))
     return {
         "num_key_value_heads": own_keys.size("attention.head_count"),
@@ -239,6 +343,14 @@ def latent_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
         "v_head_dim": own_keys.size("attention.value_length_mla"),
         "rope_weights": weights,
     }
+
+
+def indexed_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """The same, and which layers choose keys themselves; the others see those chosen before."""
+    values = latent_config(keys, names)
+    if isinstance(chooses := keys.inside("own").get(INDEXERS), list):
+        values["indexer_types"] = ["full" if each else "shared" for each in chooses]
+    return values
 
 
 def glm4_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
@@ -258,6 +370,21 @@ def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
             "is an encoder with other tokens than BERT's; such files are not read", file=keys.file
         )
     return {}
+
+
+INDEXERS = "attention.indexer.types"
+LOG_MULTIPLIER, TEMPERATURE = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
+# Keys that these take values from, of which nothing more is to compare.
+READ_BY: dict[Callable[..., Any], tuple[str, ...]] = {
+    latent_config: (LOG_MULTIPLIER,),
+    indexed_config: (LOG_MULTIPLIER, INDEXERS),
+    ministral_config: (LOG_MULTIPLIER, TEMPERATURE),
+    step_config: ("moe_every_n_layers",),  # llama.cpp does not read it
+    gemma4_config: tuple(
+        f"{key}_swa"
+        for key in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    ),
+}
 
 
 # A file of mlx-lm as the checkpoint that it was converted from.
@@ -386,9 +513,12 @@ SCALINGS: dict[str, dict[str, str]] = {
         "attention_factor": "yarn_attn_factor",
     },
 }
+WINDOWS = "sliding_window_pattern"
 EPSILONS = ("layer_norm_epsilon", "norm_epsilon", "norm_eps")  # further names of it in rows
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 MOST_FACTORS = 4096
+STILL = 1e29  # factors from here on stop a pair of dimensions; llama.cpp writes 1e30
+FULL = "full_attention"
 # Llama 3's parameters of scaled rotations, the same in every model; only the factor differs.
 LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192
 LEAST_SHARE = 0.01  # share of a pair's scaling, from which the original length of texts follows
@@ -398,7 +528,8 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
     """The checkpoint under Hugging Face's names and in Hugging Face's order."""
     file = checkpoint.config.file
     row, gguf = _row_of(checkpoint.config, families())
-    present = {name.split(".", 2)[2] if name.startswith("blk.") else name for name in checkpoint}
+    present = {name.split(".", 2)[2] for name in checkpoint if name.startswith("blk.")}
+    present |= {*checkpoint}
     config = {"model_type": row.types[0], **_config(checkpoint.config, row, gguf, present)}
     heads = config["num_attention_heads"], config["num_key_value_heads"]
     if gguf.roles:  # they depend on the config
@@ -512,7 +643,7 @@ def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple
     """
     parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+(?:\.\w+)?)\.(weight|bias)", name, re.ASCII)
     if not parts:
-        parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)()", name, re.ASCII)
+        parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+(?:\.scale)?)()", name, re.ASCII)
     if not parts:
         return "", name
     stem = row.prefixes[0] + (row.layer.format(i=int(parts[1])) if parts[1] else "")
@@ -542,7 +673,13 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
     }
     if row.refused:  # its head counts are 0
         values |= dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 1)
-    values |= _by_layer(Config(values, keys.file), own_keys)
+    # further layers, which predict the tokens after the next
+    if own_keys.get("nextn_predict_layers"):
+        predicting = Config(own_keys, keys.file).size("nextn_predict_layers")
+        values["num_hidden_layers"] = (
+            Config(values, keys.file).size("num_hidden_layers") - predicting
+        )
+    values |= _by_layer(Config(values, keys.file), own_keys, row, gguf)
     config = Config(values, keys.file)
     if (first := keys.get("tokenizer.ggml.bos_token_id")) is not None:
         values["bos_token_id"] = first
@@ -552,10 +689,6 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
     head_dim = config.size("head_dim", default=config.size("hidden_size") // heads)
     if "head_dim" in row.config.defaults:
         values["head_dim"] = head_dim
-    # further layers, which predict the tokens after the next
-    if own_keys.get("nextn_predict_layers"):
-        predicting = Config(own_keys, keys.file).size("nextn_predict_layers")
-        values["num_hidden_layers"] = config.size("num_hidden_layers") - predicting
     theta_key = row.rope.theta_key if isinstance(row.rope, Rope) else ""
     if theta_key not in ("", "rope_theta") and "rope_theta" in values:
         values[theta_key] = values.pop("rope_theta")
@@ -652,27 +785,45 @@ def _renamed(stored: Tensor, name: str) -> Tensor:
     return replace(stored, name=name) if isinstance(stored, GgufTensor) else stored
 
 
-def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that a file has for each layer: the one of all attention layers, and layers' types."""
+def _by_layer(
+    config: Config, own_keys: Mapping[str, Any], row: Family, gguf: Gguf
+) -> dict[str, Any]:
+    """Values that a file has for each layer: sizes of heads, and layers' types."""
     values: dict[str, Any] = {}
-    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
-        if isinstance(each := config.get(name), list):
-            sizes = {size for size in each if type(size) is int and size > 0}
-            if len(sizes) != 1 and name != "intermediate_size":
+    others: dict[str, dict[str, int]] = {}
+    n_layers = config.size("num_hidden_layers")
+    pattern = own_keys.get(f"attention.{WINDOWS}")
+    windows = pattern[:n_layers] if isinstance(pattern, list) else []
+    listed = {
+        name: each[:n_layers]
+        for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+        if isinstance(each := config.get(name), list)
+    }
+    for name, each in listed.items():
+        sizes = [size for size in each if type(size) is int and size > 0]
+        if len({*sizes}) != 1 and name != "intermediate_size":
+            # rows whose order depends on the number of heads are restored for one number
+            if gguf.halves or row.heads.layout is grouped or 0 in each or len(sizes) != n_layers:
                 raise config.error(name, "the same in every layer")
-            values[name] = max(sizes, default=0)
-            if name == "num_key_value_heads" and 0 in each:
-                values["layer_types"] = [
-                    "full_attention" if size else "linear_attention" for size in each
-                ]
+            base = each[windows.index(False)] if False in windows else each[0]
+            for i, size in enumerate(each):
+                if size != base:
+                    others.setdefault(str(i), {})[name] = size
+            sizes = [base]
+        values[name] = max(sizes, default=0)
+        if name == "num_key_value_heads" and 0 in each:
+            values["layer_types"] = [
+                "full_attention" if size else "linear_attention" for size in each
+            ]
     if isinstance(recurrent := own_keys.get("attention.recurrent_layers"), list):
         values["layer_types"] = [
-            "linear_attention" if is_linear else "full_attention" for is_linear in recurrent
+            "linear_attention" if is_linear else "full_attention"
+            for is_linear in recurrent[:n_layers]
         ]
-    if isinstance(windows := own_keys.get("attention.sliding_window_pattern"), list):
-        values["layer_types"] = [
-            "sliding_attention" if window else "full_attention" for window in windows
-        ]
+    if others:
+        values["per_layer_config"] = others
+    if windows:
+        values["layer_types"] = ["sliding_attention" if window else FULL for window in windows]
     return values
 
 
@@ -696,7 +847,12 @@ def _factors(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
     """Scaling of rotations stored in tensors: Llama 3's, and Phi-3's two lists of factors."""
     factors, *both = (checkpoint.get(name) for name in ROPE_FACTORS)
     if factors is not None:
-        return {"rope_scaling": _llama3_scaling(factors.read(), config)}
+        by_type = config.get(GIVEN)
+        if not isinstance(by_type, Mapping) or FULL not in by_type:
+            return {"rope_scaling": _llama3_scaling(factors.read().reshape(-1), config)}
+        # those of layers that see everything; the others turn as they are
+        scaled = _of_full_layers(factors.read().reshape(-1), Config(by_type[FULL], config.file))
+        return {GIVEN: {**by_type, FULL: {**by_type[FULL], **scaled}}}
     lists = {}
     for name, tensor in zip(("short_factor", "long_factor"), both, strict=True):
         if tensor is None:
@@ -711,6 +867,20 @@ def _factors(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
         "rope_scaling": {"rope_type": "longrope", **lists},
         "original_max_position_embeddings": original,
     }
+
+
+def _of_full_layers(factors: np.ndarray, given: Config) -> dict[str, Any]:
+    """Rotation of layers that see everything, where the others have one of their own."""
+    turning = factors < STILL
+    if turning.all():
+        share = given.number("partial_rotary_factor", default=1.0, largest=1.0)
+        return _llama3_scaling(factors[: int(len(factors) * share)], given)
+    n = int(turning.sum())
+    if not (factors[:n] == 1).all():
+        raise CheckpointError(
+            "scales some pairs of a head and leaves others as they are", file=given.file
+        )
+    return {"rope_type": "proportional", "partial_rotary_factor": n / len(factors)}
 
 
 def shortest(value: Any) -> Any:
@@ -740,7 +910,7 @@ def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
 
     Most models were trained on texts of 8192; else a pair that is scaled in part shows the length.
     """
-    factors = stored.reshape(-1).astype(np.float64)
+    factors = stored.astype(np.float64)
     theta = config.number("rope_theta", default=10000.0, smallest=1.001)
     factor = float(factors.max(initial=1.0))
     if not len(factors) or factors.min() <= 0:

@@ -8,6 +8,9 @@
 | gate, up, down | the feed-forward network; `gate+up` where one tensor holds both |
 | router, router.correction | the choice of experts |
 | expert.gate, expert.up, expert.down | an expert; without an index where one tensor stacks all |
+| router.scale, router.expert_scale | of what the router reads; of each expert's output |
+| norm.experts, norm.experts_output, norm.network_output | of experts beside a plain network |
+| per_layer.tokens, .inputs, .gate, .projection, .norm | what each layer has of a token (Gemma 4) |
 | shared_expert.gate, .up, .down, .router | the expert that every token passes |
 | first.gate, first.up, first.down, norm.first | the network before attention (conformers) |
 | norm.before, norm.after | before attention; after a layer in post-norm models |
@@ -92,6 +95,9 @@ OF_MODEL = (
     "inputs.projection",
     "outputs.projection",
     "pooler",
+    "per_layer.tokens",
+    "per_layer.inputs",
+    "per_layer.inputs_norm",
     "streams.outputs.mix",
     "streams.outputs.base",
     "streams.outputs.scale",

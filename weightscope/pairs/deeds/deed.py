@@ -37,6 +37,7 @@ class What(Enum):
     MISSING = "missing"
     NEW = "new"
     UNREAD = "unread"
+    UNNAMED = "unnamed"
     UNRELATED = "unrelated"
     STORED_OTHERWISE = "stored otherwise"
     ROUNDED_TWICE = "rounded twice"
@@ -244,6 +245,7 @@ deed(
 deed(What.MISSING, "{way} dropped", called="only in the first")
 deed(What.NEW, "{way} added", called="only in the last")
 deed(What.UNREAD, "cannot be read", called="that cannot be read")
+deed(What.UNNAMED, "of unknown meaning")
 
 
 def in_digits(factor: float, digits: int = 3) -> str:

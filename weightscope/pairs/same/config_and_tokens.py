@@ -25,6 +25,8 @@ def compare_settings(
     a: Model | TensorsOnly, b: Model | TensorsOnly, *, same_head: bool
 ) -> ConfigDifferences:
     """Keys in which two configs differ; the key of tied heads only if heads differ."""
+    if why_incomparable(a, b):
+        return ConfigDifferences([], [], [])
     both_read = isinstance(a, Model) and isinstance(b, Model)
     from_keys = a.checkpoint.is_gguf or b.checkpoint.is_gguf
     if (both_read or from_keys) and (x := _row_of(a)) and (y := _row_of(b)):
@@ -39,6 +41,23 @@ def compare_settings(
     }
     rest = [each for each in differing if each.effect not in kinds]
     return ConfigDifferences(kinds[COMPUTATION], kinds[UNKNOWN], rest)
+
+
+def why_incomparable(a: Model | TensorsOnly, b: Model | TensorsOnly) -> str:
+    """Why nothing in a GGUF file that no row reads has a counterpart; empty if something may."""
+    kept = [
+        each.checkpoint.config.get("general.architecture")
+        if isinstance(each.checkpoint.files[0], GgufFile)
+        else None
+        for each in (a, b)
+    ]
+    if kept[0] == kept[1]:
+        return ""
+    unread = next(each for each, named in zip((a, b), kept, strict=True) if named is not None)
+    file = unread.checkpoint.files[0].path.name
+    refusal = unread.refusal if isinstance(unread, TensorsOnly) else ""
+    reason = refusal.partition(";")[0].removeprefix(f"{file}: ")
+    return f"the meaning of {file}'s tensors is not known ({reason})"
 
 
 def _row_of(model: Model | TensorsOnly) -> Family | None:

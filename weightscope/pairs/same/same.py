@@ -49,6 +49,7 @@ from weightscope.pairs.same.config_and_tokens import (
     TokenizerVerdict,
     compare_settings,
     compare_tokenizers,
+    why_incomparable,
 )
 from weightscope.pairs.same.elsewhere import (
     find_elsewhere,
@@ -77,6 +78,7 @@ from weightscope.pairs.same.judge import (
     rounded_alone,
     shown_ways,
 )
+from weightscope.pairs.same.multiplied import in_one_convention
 from weightscope.pairs.same.sentences import (
     NAMED,
     coarser_lead,
@@ -202,7 +204,9 @@ class Same(Result):
                 f"{key.key} in config.json differs, and its effect {_effect(key)}" for key in keys
             ]
             unknown += map(str, self.companions.deciding)
-            why = joined([f"{each.name} ({each.deed})" for each in self.differing] + unknown)
+            whys = {each.detail for each in self.differing if each.what is What.UNNAMED}
+            tensors = [*whys] or [f"{each.name} ({each.deed})" for each in self.differing]
+            why = joined(tensors + unknown)
             return f"Whether {b} is {a} is undecided: {printable(why)}.{rest}{looked}"
         parts = []
         if self.differing:
@@ -435,6 +439,7 @@ def same(
     with progress_shown(progress), np.errstate(all="ignore"):  # values that overflow are different
         read_known_digests(a.checkpoint, b.checkpoint)
         companions = compare_companions(a, b)
+        a, b = in_one_convention(a, b)
         judged, left = _judged(a, b, sample, companions)
         tokens = compare_tokenizers(a, b)
     hand_back()
@@ -543,6 +548,11 @@ def _judged(
         *counterparts(a, b),
         *(counterparts(*companions.modules) if companions.modules else ()),
     ]
+    if why := why_incomparable(a, b):
+        unknown = Deed(What.UNNAMED, detail=why)
+        sides = [(each.a or each.b, each.label, each.a is not None) for each in tensors]
+        lone = [alone(tensor, label, in_a=in_a) for tensor, label, in_a in sides if tensor]
+        return [replace(each, verdict=UNDECIDED, done=unknown) for each in lone], []
     parts = [compared(a, b, each, sample) for each in tensors if each.a and each.b]
     only_a = [(each.a, each.label) for each in tensors if each.a and not each.b]
     only_b = [(each.b, each.label) for each in tensors if each.b and not each.a]

@@ -44,7 +44,7 @@ class BeyondTraining(OfPosition):
 
     def takes(self, config: ModelConfig, index: int) -> Temperature | None:
         given = config.rope[config.layer_types[index]]
-        if not given.has("llama_4_scaling_beta"):
+        if not given.get("llama_4_scaling_beta"):
             return None
         period = given.number("original_max_position_embeddings", smallest=1)
         return Logarithm(given.number("llama_4_scaling_beta"), period)
