@@ -390,6 +390,12 @@ def sizes_of_parts(config: Config) -> dict[str, object]:
     return {**parts.inside("text"), **parts.inside("vision")}
 
 
+def loops_of_losses(config: Config) -> dict[str, object]:
+    """Nanbeige: passes over the layers; trained with a loss for each, it has one weight fewer."""
+    weights = config.get("loop_loss_weights")
+    return {"num_loops": len(weights) + 1} if isinstance(weights, list) and weights else {}
+
+
 def heads_of_blocks(config: Config) -> dict[str, object]:
     """Nemotron NAS: key-value heads, the same in every layer that attends."""
     per_group = {block.count("n_heads_in_group") for block in _attending(config) if block}

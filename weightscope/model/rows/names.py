@@ -20,6 +20,7 @@
 | unembedding | the language-model head |
 | pooler | the map of the first token, or of the pooled ones, after the layers |
 | inputs.projection, outputs.projection | between the embedding's width and the model's |
+| outputs.exit | of a looped model: whether a token leaves after a pass |
 | mixer.in, mixer.out | into and out of a mixer without a softmax (Mamba, DeltaNet, convolution) |
 | mixer.q, .k, .v, .qkv, .qkvz | what a linear layer's state is read and written along, its gate z |
 | mixer.gate, .gate_a, .gate_b | the output's gate (z); by way of a latent |
@@ -152,6 +153,7 @@ OF_WRAPPERS = {
     "projector.end": ("perceive.image_end",),
     "inputs.projection": ("pre_projection",),
     "outputs.projection": ("post_projection",),
+    "outputs.exit": ("early_exit_gate",),
 }
 OF_WRAPPERS |= {
     f"region.{kind}.{role}": (f"region.{prefix}_{end}",)

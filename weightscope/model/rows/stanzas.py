@@ -186,6 +186,7 @@ NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
         rules.heads_of_attn_config,
         rules.heads_of_blocks,
         rules.sizes_of_parts,
+        rules.loops_of_losses,
         rules.adjusted_width,
     ),
     "stored_layer": (same_layer, rules.half, rules.shared_groups),
