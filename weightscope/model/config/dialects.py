@@ -24,8 +24,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 NEEDED = {"n_layers", "d_model", "n_heads", "norm_eps"}  # sizes that change numbers
 SIZES = {name for meaning in NEEDED for name in KEYS[meaning]}
 LOOPED = (
-    "passes after the first: the layers run {loops} times, and in a later pass heads of layer 0 read "
-    "what heads of the last layer wrote; links from one pass to the next are not counted"
+    "passes after the first: the layers run {loops} times, and in a later pass heads of layer 0 "
+    "read what heads of the last layer wrote; links from one pass to the next are not counted"
 )
 
 

@@ -234,6 +234,28 @@ def _is_windowed(config: Config) -> bool:
     return config.get("use_sliding_window") is True and config.has("sliding_window")
 
 
+def fourth_from_last(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Muse: full attention in every fourth layer, counted back from the last."""
+    whole = (n_layers - 1) % 4
+    kinds = ("full_attention" if i % 4 == whole else "sliding_attention" for i in range(n_layers))
+    return tuple(kinds)
+
+
+def behind_dense(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Cohere 2 MoE: windows by one period in dense layers, by another in those after them."""
+    dense = min(config.count("first_k_dense_replace"), n_layers)
+    kinds: tuple[str, ...] = ()
+    parts = (
+        ("prefix_dense_sliding_window_pattern", 1, dense),
+        ("sliding_window_pattern", 4, n_layers - dense),
+    )
+    for key, usual, count in parts:
+        period = config.size(key, default=usual)
+        is_whole = [(i + 1) % period == 0 for i in range(count)]
+        kinds += tuple("full_attention" if whole else "sliding_attention" for whole in is_whole)
+    return kinds
+
+
 def from_max_window_layers(config: Config, n_layers: int) -> tuple[str, ...]:
     """Qwen 2 and 3: windows from layer max_window_layers on, where they are used."""
     first = config.count("max_window_layers") if _is_windowed(config) else n_layers
@@ -388,6 +410,11 @@ def sizes_of_parts(config: Config) -> dict[str, object]:
     """Moondream's sizes, where the config's own config has any."""
     parts = config.inside("config")
     return {**parts.inside("text"), **parts.inside("vision")}
+
+
+def turning_head(config: Config) -> dict[str, object]:
+    """Ling 3.0: published files have a linear layer's head_dim, which transformers replaces."""
+    return {"head_dim": config["qk_rope_head_dim"]} if config.has("qk_rope_head_dim") else {}
 
 
 def loops_of_losses(config: Config) -> dict[str, object]:
