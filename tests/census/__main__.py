@@ -2,7 +2,8 @@
 
     python -m tests.census [TYPE ...] [--out FILE.csv] [--page FILE.md] [--against [FILE.csv]]
 
-`--against` reports what a newer transformers adds and which verdicts changed.
+`--against` reports what a newer transformers adds, which verdicts changed, and whose tensors it renames so that they
+are read otherwise than `spellings.csv` says.
 
 For each type, two tiny random models are built and run (`tiny_models`, `hooks`), saved, opened by weightscope and
 compared (`judge`). A stack is exact if it is exact in both models, which differ in size, seed and first position.
@@ -20,6 +21,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from tests.census import spellings
 from tests.census.census import run
 from tests.census.record import changes, page, read, write
 from weightscope.adopting.newcomers import model_types
@@ -59,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
           + ", ".join(f"{count} {verdict}" for verdict, count in tally.most_common())
           + f"; {time.monotonic() - began:.0f} s")  # fmt: skip
     lines = changes(read(options.against), rows) if options.against else []
+    if options.against:
+        lines += spellings.differences(spellings.written(), [*spellings.compared(options.types or model_types())])
     print("\n".join(lines))
     return 1 if tally["WRONG"] or any(": exact -> " in line for line in lines) else 0
 

@@ -99,6 +99,9 @@ class Spec:
     scale_tokens: float = 1.0
     scale_branch: float = 1.0
     qk_norms: Sequence[str] = ()
+    grouped: bool = False  # rows of `fused` are a group's queries, its key, its value
+    behind: Sequence[str] = ()  # norms of what attention and the network write
+    loops: int = 1  # passes over the layers, each with the last norm behind it
     without: Sequence[int] = ()  # layers that do not attend
     last: str = "model.norm"
     head: str = "lm_head"
@@ -187,6 +190,8 @@ class Block(Tree):
             self.put(name, nn.Linear(*size, bias=s.mlp_bias))
         for name in s.scales:
             self.put(name, nn.Parameter(torch.ones(s.width)))
+        for name in s.behind:
+            self.put(name, s.norm())
 
     def network(self, x: Tensor) -> Tensor:
         s = self.spec
@@ -204,8 +209,9 @@ class Block(Tree):
             y = self.at(s.attention)(z, positions) if s.attention else attend(self, s, z, positions)
             if not s.after:
                 return x + y + self.network(z)
-            x = x + y * ahead * s.scale_branch
-        return x + self.network(self.at(s.after)(x)) * behind * s.scale_branch
+            x = x + (self.at(s.behind[0])(y) if s.behind else y) * ahead * s.scale_branch
+        y = self.network(self.at(s.after)(x))
+        return x + (self.at(s.behind[1])(y) if s.behind else y) * behind * s.scale_branch
 
 
 @dataclass(frozen=True)
@@ -265,8 +271,10 @@ class Whole(PreTrainedModel):
                 x = torch.cat((self.tree.at(s.learned[1])[None], x[:, 1:]), 1)
             x = x + self.tree.at(s.learned[0]) if s.learned else x
             x = self.tree.at(s.pre)(x) if s.pre else x
-            for i in range(s.n):
-                x = self.tree.at(f"{s.layers}.{i}")(x, where)
+            for _ in range(s.loops):
+                for i in range(s.n):
+                    x = self.tree.at(f"{s.layers}.{i}")(x, where)
+                x = self.tree.at(s.last)(x) if s.loops > 1 else x
             ends.append(x)
         return ends[0]
 
@@ -311,6 +319,7 @@ FREE, EQUAL = ((80, 4, 2, 24), (120, 6, 3, 32)), ((96, 4, 4, 24), (192, 6, 6, 32
 GROUPED = ((96, 4, 2, 24), (192, 6, 3, 32))
 IMAGES = ((72, 3, 3, 24), (128, 4, 4, 32))
 VLLM, SGLANG, LLAMA_CPP = "vLLM 0.33.0's code", "SGLang 0.5.23's code", "llama.cpp's code"
+MLX = "mlx-lm 0.32.2's code"
 OLDER_VLLM = "vLLM 0.11.0's code"  # later ones left the type out
 MOONDREAM_3 = "vLLM 0.33.0's code of Moondream 3 and its published description"
 
@@ -533,6 +542,66 @@ def llava_qwen(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
     return llama(s, use_sliding_window=False, mm_hidden_size=1152), (s,)
 
 
+def nanbeige(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
+    s = text(number, loops=2 + number)
+    return llama(s, num_loops=s.loops, skip_loop_final_norm=False), (s,)
+
+
+def ouro(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
+    s = text(number, EQUAL, loops=3 - number, behind=("input_layernorm_2", "post_attention_layernorm_2"))
+    return llama(s, total_ut_steps=s.loops, use_sliding_window=False, early_exit_threshold=1.0), (s,)
+
+
+def exit_gate(specs: Sequence[Spec]) -> dict[str, Sequence[int]]:
+    """What says after each pass whether a token needs another, which does not run."""
+    return {"model.early_exit_gate.weight": (1, specs[0].width), "model.early_exit_gate.bias": (1,)}
+
+
+def telechat3(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
+    s = text(number)
+    return llama(s, attention_bias=False, mlp_bias=False), (s,)
+
+
+def internlm2(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
+    s = text(
+        number, ((96, 4, 2, 24), (192, 6, 3, 32)), tokens="model.tok_embeddings", attention="attention", fused="wqkv",
+        grouped=True, out="wo", bias=bool(number), out_bias=bool(number), before="attention_norm", after="ffn_norm",
+        mlp=("feed_forward.w1", "feed_forward.w3", "feed_forward.w2"), head="output",
+    )  # fmt: skip
+    config = llama(s, bias=s.bias)
+    del config["head_dim"]
+    return config, (s,)
+
+
+def deepseek(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
+    s = text(number, EQUAL)
+    return llama(s, n_routed_experts=4, first_k_dense_replace=1, moe_layer_freq=1), (s,)
+
+
+def klear(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
+    s = text(number, ((96, 4, 2, 24), (192, 6, 3, 32)), qk_norms=("q_norm", "k_norm"))
+    config = llama(s, num_experts=4, mlp_only_layers=[0], decoder_sparse_step=1, attention_bias=False)
+    del config["head_dim"]
+    return config, (s,)
+
+
+def bailing_1(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
+    s = text(number, tokens="model.word_embeddings", attention="attention", fused="query_key_value", out="dense")
+    return llama(s, num_experts=4, first_k_dense_replace=0, use_qkv_bias=False, use_bias=False), (s,)
+
+
+def routed(*more: str) -> Callable[[Sequence[Spec]], dict[str, Sequence[int]]]:
+    """The mixture of layer 1, with other tensors beside its router."""
+    shapes = {"mlp.expert_bias": lambda d: (4,), "mlp.coefficient.weight": lambda d: (2, d),
+              "mlp.coefficient.bias": lambda d: (2,)}  # fmt: skip
+
+    def of(specs: Sequence[Spec]) -> dict[str, Sequence[int]]:
+        usual = {name: size for name, size in mixture(specs).items() if not name.endswith("gate.expert_bias")}
+        return usual | {f"model.layers.1.{name}": shapes[name](specs[0].width) for name in more}
+
+    return of
+
+
 PUBLISHED = (
     Published("phi3_v", VLLM, phi3_v, projector(
         "model.vision_embed_tokens.", "img_projection.0.weight", "img_projection.0.bias", "img_projection.2.weight",
@@ -560,6 +629,13 @@ PUBLISHED = (
     Published("llava_qwen", SGLANG, llava_qwen, projector(
         "model.", "mm_projector.0.weight", "mm_projector.0.bias", "mm_projector.2.weight", "mm_projector.2.bias",
         "image_newline")),
+    Published("nanbeige", MLX, nanbeige),
+    Published("ouro", "the code of its authors and of vLLM", ouro, exit_gate),
+    Published("telechat3", MLX, telechat3),
+    Published("internlm2", MLX, internlm2),
+    Published("deepseek", MLX, deepseek, routed()),
+    Published("Klear", MLX, klear, routed("mlp.expert_bias", "mlp.coefficient.weight", "mlp.coefficient.bias")),
+    Published("bailing_moe", MLX, bailing_1, routed()),
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from tests.support.two_layers import TWO_LAYERS
 from tests.support.weights import shared
 from weightscope.cli import main
 from weightscope.core.files import REPORT, Files
-from weightscope.heads.circuits.circuits import PARALLEL, channel_tokens, channels
+from weightscope.heads.circuits.circuits import PARALLEL, channel_tokens, channels, read_by
 from weightscope.heads.circuits.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED
 from weightscope.heads.circuits.names import GIVEN, SAMPLED
 from weightscope.heads.circuits.page import MEANINGS
@@ -259,3 +259,25 @@ def test_the_strongest_link_stands_beside_what_random_spaces_share(two_layers: w
     """Two random spaces of 32 of 255 dimensions (a LayerNorm takes one of 256) share 32^2 / 255 dimensions."""
     circuits = ws.circuits(two_layers)
     assert f"of the 32 dimensions that head 0.1 writes (random spaces: {32 * 32 / 255:.1f})" in circuits.lead
+
+
+@pytest.mark.parametrize("loops", [{"num_loops": 3}, {"num_loops": 1, "loop_loss_weights": [0.5, 0.5]}])
+def test_passes_of_a_looped_model_are_named(loops: dict[str, object], tmp_path: Path) -> None:
+    """Layers that run three times: an earlier head reads a later one in the next pass."""
+    folder = shutil.copytree(fixture("llama").folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "nanbeige", "architectures": None, **loops}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = ws.open_model(folder)
+    assert model.config.loops == 3
+    (sentence,) = (note for note in model.notes if "run 3 times" in note)
+    assert "passes after the first" in sentence
+    found = ws.circuits(model, top=2)
+    for result in (found, ws.audit(model), ws.compare(model, model)):
+        assert sentence in result.caveats
+    assert read_by(model, "1.0").caption == "Components of earlier heads that 1.0 reads most, in one pass."
+
+
+def test_passes_of_an_unlooped_model_are_not(two_layers: ws.Model) -> None:
+    assert two_layers.config.loops == 1
+    assert not any("passes after" in caveat for caveat in ws.circuits(two_layers, top=2).caveats)

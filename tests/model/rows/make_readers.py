@@ -24,7 +24,19 @@ from typing import Any
 
 from tests.census.layouts import LlamaCpp, Vllm
 from weightscope.model.config.config import KEYS
-from weightscope.model.config.readers import ACTIVATIONS, FILE, FIVE, FOUR, LLAMA_CPP, TAKEN, VLLM, What
+from weightscope.model.config.dialects import FULL, SLIDING
+from weightscope.model.config.readers import (
+    ACTIVATIONS,
+    ALL,
+    BY_TYPE,
+    FILE,
+    FIVE,
+    FOUR,
+    LLAMA_CPP,
+    TAKEN,
+    VLLM,
+    What,
+)
 from weightscope.model.rows.table import FAMILIES
 
 PROBES = {str: "gelu_10", bool: None, int: 37, float: 37.0, dict: {"rope_type": "linear", "factor": 37.0}}
@@ -39,6 +51,22 @@ OWN = {
     ),
 }
 WINDOW = re.compile(r"add_sliding_window\(")
+# How modeling code of transformers makes a mask with a window.
+MASK = "create_sliding_window_causal_mask"
+OF_ALL = re.compile(r"if self\.config\.sliding_window is None else create_sliding_window_causal_mask")
+# How a graph of llama.cpp takes the layers with a window from a file: in its period, if the file has none.
+PERIOD = re.compile(r"load_swa_pattern\(ml, (\d+)(, (?:/\*dense_first=\*/)?true)?\)")
+FROM_FILE = re.compile(r"get_arr\(LLM_KV_ATTENTION_SLIDING_WINDOW_PATTERN, hparams\.is_swa_impl\)")
+WRITES = "add_sliding_window_pattern("
+OF_TYPES = re.compile(
+    r"add_sliding_window_pattern\(.*layer_types|sliding_window_pattern = \[.*layer_types|append\(t == 'sl"
+)
+GRAPHS = {"gpt-oss": "openai-moe"}  # of another name than their architecture
+# How vLLM's code gives layers a window, and an activation by a key.
+OF_LAYER = "per_layer_sliding_window="
+OF_PERIOD = re.compile(r"sliding_window if self\.layer_idx % (2) == 0")
+FUNCTION = re.compile(r"get_act(?:_and_mul)?_fn\(\s*(?:hidden_act=)?(?:self\.)?config\.(\w+)")
+PASSED = re.compile(r"\b(?:hidden_act|hidden_activation|act|activation)=(?:self\.)?config\.(\w+)")
 ONLY_SILU = re.compile(r"hidden_act\w* != \"silu\":\s+raise ValueError")
 
 
@@ -50,6 +78,7 @@ def of_transformers() -> dict[str, Any]:
         title: defaultdict(lambda: defaultdict(list)) for title in ("values", "names")
     }
     reads: dict[str, list[str]] = defaultdict(list)
+    windows: dict[str, list[str]] = defaultdict(list)
     for kind in sorted({kind for row in FAMILIES for kind in row.types} & {*CONFIG_MAPPING}):
         make = CONFIG_MAPPING[kind]
         with suppress(Exception):
@@ -62,6 +91,8 @@ def of_transformers() -> dict[str, Any]:
                 tables["names"][key][stored].append(kind)
             for key in {"head_dim", *ACTIVATIONS} & read_by(make):
                 reads[key].append(kind)
+            if how := windows_of(make, usual):
+                windows[how].append(kind)
     joined = {
         title: {
             key: {value: " ".join(kinds) for value, kinds in sorted(these.items())}
@@ -70,7 +101,11 @@ def of_transformers() -> dict[str, Any]:
         for title, table in tables.items()
     }
     more = joined if transformers_4() else {"wrappers": wrappers()}  # config_defaults.json has the values of 5
-    return {**more, "reads": {key: " ".join(kinds) for key, kinds in sorted(reads.items())}}
+    lists = {"reads": reads, "windows": windows}
+    return {
+        **more,
+        **{title: {key: " ".join(kinds) for key, kinds in sorted(these.items())} for title, these in lists.items()},
+    }
 
 
 def wrappers() -> dict[str, str]:
@@ -129,12 +164,27 @@ def other_names(make: Any, usual: Any) -> dict[str, str]:
 
 def read_by(make: Any) -> set[str]:
     """Keys that the code of a config's models reads."""
-    others = ("modeling_flax", "modeling_tf")
-    files = [
-        file for file in Path(inspect.getfile(make)).parent.glob("modeling_*.py") if not file.name.startswith(others)
-    ]
-    texts = (file.read_text(encoding="utf-8") for file in files)
+    texts = (file.read_text(encoding="utf-8") for file in modeling_files(make))
     return {next(filter(None, match.groups())) for text in texts for match in IN_CODE.finditer(text)}
+
+
+def modeling_files(make: Any) -> list[Path]:
+    """The modules of a config's models."""
+    others = ("modeling_flax", "modeling_tf")
+    files = Path(inspect.getfile(make)).parent.glob("modeling_*.py")
+    return [file for file in files if not file.name.startswith(others)]
+
+
+def windows_of(make: Any, usual: Any) -> str:
+    """How the code of a config's models chooses layers with a window; empty where its text does not say it."""
+    texts = [path.read_text(encoding="utf-8") for path in modeling_files(make)]
+    if not any(MASK in text for text in texts) or not hasattr(usual, "sliding_window"):
+        return ""
+    types = getattr(usual, "layer_types", None)
+    if any(map(OF_ALL.search, texts)):
+        return ALL if types is None else ""
+    is_plain = types is not None and {*types} <= {FULL, SLIDING, "linear_attention"}
+    return BY_TYPE if is_plain and make(sliding_window=37).sliding_window in (37, None) else ""
 
 
 def of_llama_cpp(folder: Path) -> dict[str, Any]:
@@ -142,26 +192,60 @@ def of_llama_cpp(folder: Path) -> dict[str, Any]:
     project = LlamaCpp(folder)
     own: dict[str, list[str]] = defaultdict(list)
     windows = []
+    layers: dict[str, list[str]] = defaultdict(list)
     for name, converter in sorted(project.registered.items()):
         lineage = [node for node in project.lineage(converter) if node.name not in ("TextModel", "ModelBase")]
         text = "\n".join(map(ast.unparse, lineage))
         if WINDOW.search(text):
             windows.append(name)
+            called = project.architecture(converter).lower().replace("_", "-")
+            graph = folder / "src" / "models" / f"{GRAPHS.get(called, called)}.cpp"
+            if how := layers_of(text, graph.read_text(encoding="utf-8") if graph.is_file() else ""):
+                layers[how].append(name)
         for what, (writes, usual) in OWN.items():
             if any(re.search(writes, line) and not re.search(usual, line) for line in text.split("\n")):
                 own[what].append(name)
     return {
         "classes": " ".join(sorted(project.registered)),
         "windows": " ".join(windows),
+        "layers": {how: " ".join(names) for how, names in sorted(layers.items())},
         "own": {what: " ".join(names) for what, names in own.items()},
     }
+
+
+def layers_of(converter: str, graph: str) -> str:
+    """How llama.cpp chooses layers with a window: by what is written of types, or in its graph's period."""
+    period = PERIOD.search(graph)
+    if WRITES in converter:
+        return BY_TYPE if OF_TYPES.search(converter) and (period or FROM_FILE.search(graph)) else ""
+    return f"{period[1]} {'first' if period[2] else 'last'}" if period else ""
 
 
 def of_vllm(folder: Path) -> dict[str, Any]:
     """Classes that it has code for, and those whose code has one activation."""
     project = Vllm(folder)
-    silu = [name for name in sorted(project.modules) if any(map(ONLY_SILU.search, project._with(name, '!= "silu"')))]
-    return {"classes": " ".join(sorted(project.modules)), "silu": " ".join(silu)}
+    names = sorted(project.modules)
+    silu = [name for name in names if any(map(ONLY_SILU.search, project._with(name, '!= "silu"')))]
+    layers: dict[str, list[str]] = defaultdict(list)
+    activations: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        text = "\n".join(project._with(name, OF_LAYER))
+        if period := OF_PERIOD.search(text):
+            layers[f"{period[1]} last"].append(name)
+        elif (OF_LAYER in text and "layer_types" in text) or project.modules[name] == "transformers":
+            layers[BY_TYPE].append(name)
+        calls = "\n".join(project._with(name, "_fn("))
+        keys = {*FUNCTION.findall(calls), *PASSED.findall(calls)} & {*ACTIVATIONS}
+        is_language = name.endswith(("ForCausalLM", "LMHeadModel")) and "vision" not in calls.lower()
+        either = "hidden_activation" in calls and "hidden_act" in calls.replace("hidden_activation", "")  # Gemma's
+        if is_language and not either and name not in silu and len(keys) == 1:
+            activations[keys.pop()].append(name)
+    lists = {"layers": layers, "activations": activations}
+    return {
+        "classes": " ".join(names),
+        "silu": " ".join(silu),
+        **{title: {key: " ".join(these) for key, these in sorted(table.items())} for title, table in lists.items()},
+    }
 
 
 def add(sections: Mapping[str, Any]) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from weightscope.model.config.config import class_says
+from weightscope.model.config.config import KEYS, class_says
+from weightscope.model.config.dialects import FULL, SLIDING
 from weightscope.model.config.readers import ACTIVATIONS, EPS_KEYS
 
 FILE = Path(__file__).with_name("readers_at_work.json")
@@ -66,6 +67,8 @@ BY_LAYER = {
         "rope_local_base_freq": LOCAL,
     },
 }
+WINDOW = {"sliding_window": 77, "use_sliding_window": True}
+TYPES_OF_LAYERS = [FULL, SLIDING, SLIDING, FULL] * 64
 OTHERS = {
     "head size": {"head_dim": 24},
     "head size null": {"head_dim": None},
@@ -75,6 +78,8 @@ OTHERS = {
     "window used": {"sliding_window": 77, "use_sliding_window": True},
     "window unused": {"sliding_window": 77, "use_sliding_window": False},
     "window null": {"sliding_window": None},
+    "windows from a layer on": {**WINDOW, "max_window_layers": 1},
+    "windows by a period": {**WINDOW, "sliding_window_pattern": 3},
     **{key: {key: "relu"} for key in ACTIVATIONS},
     **{key: {key: 3e-4} for key in sorted(EPS_NAMES)},
 }
@@ -90,6 +95,9 @@ def plants(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
         **(BY_LAYER if part in ("gemma3_text", "modernbert", "olmo3") else {}),
         **OTHERS,
     }
+    if n_layers := next((sizes[key] for key in KEYS["n_layers"] if key in sizes), 0):
+        changes["windows listed"] = {**WINDOW, "layer_types": TYPES_OF_LAYERS[:n_layers]}
+        changes["no windows listed"] = {**WINDOW, "layer_types": [FULL] * n_layers}
     for name, change in changes.items():
         inner = {"model_type": part, **sizes, **change}
         yield name, inner if part == kind else {"model_type": kind, "text_config": inner}
@@ -117,6 +125,8 @@ def asked(content: Mapping[str, Any]) -> dict[str, Any] | None:
     )
     names = (*keys.split(), "head_dim", "sliding_window", "use_sliding_window", *ACTIVATIONS, *sorted(EPS_NAMES))
     facts = {name: getattr(text, name) for name in names if hasattr(text, name)}
+    if isinstance(types := getattr(text, "layer_types", None), list):
+        facts["layer_types"] = "".join(kind[0] for kind in types)  # s of sliding_attention, f of full_attention
     tied = getattr(text if is_four else whole, "tie_word_embeddings", False)
     return json.loads(json.dumps({**facts, "tied": tied}, default=str))
 

@@ -103,7 +103,7 @@ def read_by(model: Model, reader: str) -> Table:
         )
     index, number = map(int, place.groups())
     head = model.layer(index).head(number)
-    d = model.config.d_model
+    d, looped = model.config.d_model, model.config.loops > 1
     maps = {}
     for kind, w in read_maps(head.layer, number).items():
         maps[kind] = Factored(w.left.copy(), w.right.copy())
@@ -135,7 +135,7 @@ def read_by(model: Model, reader: str) -> Table:
             Column("cs", symbol="CS of the head", format=".3f", meaning=f"random: {d**-0.5:.3f}"),
         ],
         rows,
-        f"Components of earlier heads that {reader} reads most.",
+        f"Components of earlier heads that {reader} reads most{', in one pass' * looped}.",
     )
     return table.sort("component_cs", descending=True) if rows else table
 

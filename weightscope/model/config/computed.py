@@ -470,9 +470,9 @@ def _normal(root: Config, row: Family, section: Config, kind: str, chosen: Confi
         made = {aliases.get(key, key): value for key, value in made.items()}
         values = {key: value for key, value in values.items() if key not in made} | made
         for meaning, names in family.size_keys.items():
-            name = next((name for name in names if name in values), names[0])
-            stored = aliases.get(name, name)
             if meaning in LEAST:
+                name = next((name for name in names if name in values), names[0])
+                stored = aliases.get(name, name)
                 _replace(values, spelled, section, names, stored, getattr(numbers, meaning))
                 present |= {stored} if present & {*names} else set()
         if isinstance(family.heads.kv_heads, tuple) and family.heads.kv_heads:

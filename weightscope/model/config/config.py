@@ -46,6 +46,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "n_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
     "vocab_size": ("vocab_size",),
     "initial_std": ("initializer_range", "init_std"),
+    "loops": (),  # passes over the layers; a row of a looped model names its key
 }
 MOST_LAYERS = 10**4
 
@@ -68,6 +69,7 @@ class ModelConfig(Config):
     rope: Mapping[str, Config] = field(repr=False)
     n_positions: int | None
     vocab_size: int | None
+    loops: int = 1  # passes over the layers
 
     @property
     def tied(self) -> bool:

@@ -23,6 +23,10 @@ TRAINED = "original_max_position_embeddings"
 FULL, SLIDING = "full_attention", "sliding_attention"
 NEEDED = {"n_layers", "d_model", "n_heads", "norm_eps"}  # sizes that change numbers
 SIZES = {name for meaning in NEEDED for name in KEYS[meaning]}
+LOOPED = (
+    "passes after the first: the layers run {loops} times, and in a later pass heads of layer 0 "
+    "read what heads of the last layer wrote; links from one pass to the next are not counted"
+)
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,12 @@ class Settings:
         def size_if_any(meaning: str) -> int | None:
             return config.size(*keys[meaning]) if config.has(*keys[meaning]) else None
 
+        loops = config.size(*keys["loops"], default=1, largest=MOST_LAYERS)
+        looped = (LOOPED.format(loops=loops),) if loops > 1 else ()
         return ModelConfig(
             raw=config.raw,
             file=config.file,
-            notes=config.notes,
+            notes=(*config.notes, *looped),
             model_type=str(config.get("model_type")),
             n_layers=n_layers,
             d_model=d_model,
@@ -85,6 +91,7 @@ class Settings:
             rope=rope,
             n_positions=size_if_any("n_positions"),
             vocab_size=size_if_any("vocab_size"),
+            loops=loops,
         )
 
     def _is_attention(self, layer_type: str) -> bool:

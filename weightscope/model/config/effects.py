@@ -7,7 +7,7 @@ decides nothing; one that it does not know may be for another reader.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,26 +133,32 @@ def effect_of(key: str, read: frozenset[str], readers: Mapping[str, Reader]) -> 
     return COMPUTATION if KNOWN.fullmatch(words[-1]) else UNKNOWN
 
 
-def values_by_type(table: Mapping[str, Mapping[str, str]], kind: str) -> dict[str, Any]:
+def word_sets(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table, nested or not, with its lists of words as sets."""
+    return {
+        key: frozenset(entry.split()) if isinstance(entry, str) else word_sets(entry)
+        for key, entry in table.items()
+    }
+
+
+def values_by_type(table: Mapping[str, Mapping[str, Set[str]]], kind: str) -> dict[str, Any]:
     """Values of a model_type in a table of key -> value as JSON -> model_types."""
     return {
         key: json.loads(text)
         for key, texts in table.items()
         for text, kinds in texts.items()
-        if kind in kinds.split()
+        if kind in kinds
     }
 
 
 @lru_cache(None)
 def tables() -> dict[str, dict[str, Any]]:
-    """The tables of the file, with model_types as sets."""
+    """The tables of the file, with model_types as sets; `usual` has them by value."""
     table = read_json(FILE)
-    split = ("derived", "unset", "unread", "read", "heads")
-    kinds = {
-        title: {key: {*kinds.split()} for key, kinds in table[title].items()} for title in split
-    }
-    values = {key: {*" ".join(texts.values()).split()} for key, texts in table["values"].items()}
-    return {"names": table["names"], "usual": table["values"], "values": values, **kinds}
+    sets = word_sets({title: entry for title, entry in table.items() if title != "names"})
+    usual = sets["values"]
+    values = {key: frozenset().union(*texts.values()) for key, texts in usual.items()}
+    return {**sets, "names": table["names"], "usual": usual, "values": values}
 
 
 @lru_cache(None)

@@ -2,8 +2,9 @@
 
 transformers 5 takes what a model's row reads (`dialects`). transformers 4.57 does not read
 `rope_parameters`. vLLM reads the file through transformers 5; the converter of llama.cpp through
-4.57, and then looks for `rope_parameters` before `rope_scaling`. `readers.json` has 4.57's defaults
-and the classes that the others have code for; tests/model/rows/make_readers.py writes it.
+4.57, and then looks for `rope_parameters` before `rope_scaling`. `readers.json` has 4.57's
+defaults, how each reader's code gives layers a window, and the classes that the others have code
+for; tests/model/rows/make_readers.py writes it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from itertools import groupby
 from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +30,7 @@ from weightscope.model.config.dialects import (
     settings,
     writer_of,
 )
-from weightscope.model.config.effects import tables, values_by_type
+from weightscope.model.config.effects import tables, values_by_type, word_sets
 from weightscope.model.config.rope import Rope
 from weightscope.model.rows.family import Family
 
@@ -53,6 +55,8 @@ NOT_SCALING = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "mrop
 LLAMA_CPP_BASE = 10000.0  # where a file of its own has none
 WRITTEN = ("default", "linear", "yarn", "longrope", "llama3")  # kinds that its files may have
 OWN = "own"  # what classes of its converter have rules of their own for
+# How code chooses the layers with a window: by the config's list of types, or all of them.
+BY_TYPE, ALL = "by type", "all"
 UNKNOWN = "does not read this type"
 ELSEWHERE = "reads towers beside a language model by code of its own"
 LANGUAGE = ("", "text", "decoder")  # towers of a language model
@@ -72,6 +76,7 @@ class What(StrEnum):
     EPS = "norm eps"
     TIED = "tied embeddings"
     WINDOW = "sliding window"
+    WINDOWED = "layers with a window"
     ACTIVATION = "activation"
 
 
@@ -173,6 +178,8 @@ def _advice(what: What, values: Mapping[str, Any], key: str, writer: int | None)
     """What to write, so that all take what the file's writer meant."""
     if what in ROTARY and writer is not None and writer < 5:
         return f"{FIVE} looks for {GIVEN}: write it there too."
+    if what is What.WINDOWED:
+        return "Each reader chooses these layers by a rule of its own."
     if key and not {FOUR, FIVE} - values.keys() and not _same(values[FOUR], values[FIVE]):
         value = "it" if what in (What.SCALED, What.DETAILS) else shown(values[FIVE])
         return f"{FOUR} looks for {key}: write {value} there."
@@ -189,6 +196,7 @@ class _Class:
     values: Mapping[str, Any]  # of keys that a file leaves out
     names: Mapping[str, str]  # other names of keys, each with the one that they are stored under
     reads: frozenset[str]  # keys among these that the models' code reads
+    windows: str  # how the models' code chooses layers with a window; empty where that is not known
 
     def take(self, part: Mapping[str, Any], key: str, default: Any = None) -> Any:
         """The value of a key: in the file, under another name there, or the class's own."""
@@ -203,42 +211,39 @@ class _Class:
         if SLIDES in self.values:
             is_used = GATE not in self.values or self.take(part, GATE) is True
             values[Place(What.WINDOW)] = (self.take(part, SLIDES) or None) if is_used else None
-        for key in ACTIVATIONS:
-            if key in self.reads and key in self.values:
-                value = self.take(part, key)
-                values[Place(What.ACTIVATION)] = "silu" if value == "swish" else value
-                break
-        return values
+        key = next((key for key in ACTIVATIONS if key in self.reads and key in self.values), "")
+        return values | (self.activation(part, key) if key else {})
+
+    def activation(self, part: Mapping[str, Any], key: str) -> dict[Place, Any]:
+        """The activation under a key."""
+        value = self.take(part, key)
+        return {Place(What.ACTIVATION): "silu" if value == "swish" else value}
 
 
 @lru_cache(None)
 def _tables() -> dict[str, Any]:
     """The sections of readers.json, with names as sets."""
-    tables = read_json(FILE)
-    for reader in (VLLM, LLAMA_CPP):
-        sets = {title: {*text.split()} for title, text in tables[reader].items() if title != OWN}
-        own = {what: {*text.split()} for what, text in tables[reader].get(OWN, {}).items()}
-        tables[reader] = {**sets, OWN: own}
-    return tables
+    return word_sets(read_json(FILE))
 
 
 @lru_cache(None)
 def _class_of(kind: str, reader: str) -> _Class | None:
     """The class of a model_type in transformers 4.57 or 5; None where it has none."""
     table = _tables()[reader]
-    reads = frozenset(key for key, kinds in table["reads"].items() if kind in kinds.split())
+    reads = frozenset(key for key, kinds in table["reads"].items() if kind in kinds)
+    windows = next((how for how, kinds in table["windows"].items() if kind in kinds), "")
     if reader == FIVE:
         known, unset = tables(), [key for key, kinds in tables()["unset"].items() if kind in kinds]
         values = {**dict.fromkeys(unset), **usual_values(kind)}
-        return _Class(values, known["names"].get(kind, {}), reads) if values else None
+        return _Class(values, known["names"].get(kind, {}), reads, windows) if values else None
     values = values_by_type(table["values"], kind)
     names = {
         key: stored
         for key, by_stored in table["names"].items()
         for stored, kinds in by_stored.items()
-        if kind in kinds.split()
+        if kind in kinds
     }
-    return _Class(values, names, reads) if values else None
+    return _Class(values, names, reads, windows) if values else None
 
 
 @dataclass(frozen=True)
@@ -270,15 +275,33 @@ class _File:
             values[Place(What.EPS)] = self.numbers.norm_eps
         if self.family.outputs is not None:
             values[Place(What.TIED)] = self._tied_by_five(made)
-        return Takes(FIVE, values | made.others(self.part))
+        values |= made.others(self.part)
+        return Takes(FIVE, values | self._windowed(values, made.windows))
+
+    def _windowed(self, values: Mapping[Place, Any], how: str) -> dict[Place, Any]:
+        """Which layers have a window, where the reader's code says how it chooses them."""
+        if Place(What.WINDOW) not in values or not how:
+            return {}
+        types = self.numbers.layer_types
+        if values[Place(What.WINDOW)] is None:
+            chosen = [False] * len(types)
+        elif how == ALL:
+            chosen = [True] * len(types)
+        elif how == BY_TYPE:
+            chosen = [kind == SLIDING for kind in types]
+        else:  # a period, whose first or last layer has none
+            period, _, whole = how.partition(" ")
+            which = 0 if whole == "first" else int(period) - 1
+            chosen = [i % int(period) != which for i in range(len(types))]
+        return {Place(What.WINDOWED): _ranges(chosen)}
 
     def _tied_by_five(self, made: _Class) -> bool:
         """Whether the outermost class ties the embeddings; some look into their text's config."""
         if self.part.raw is self.root.raw:
             return made.take(self.part, TIE) is True
         wrapper, wrappers = str(self.root.get("model_type")), _tables()[FIVE]["wrappers"]
-        tied = self.root.get(TIE, wrapper in wrappers["tied"].split()) is True
-        looks_inside = wrapper in wrappers["of their text"].split()
+        tied = self.root.get(TIE, wrapper in wrappers["tied"]) is True
+        looks_inside = wrapper in wrappers["of their text"]
         return tied or (looks_inside and made.take(self.part, TIE) is True)
 
     def of_four(self) -> Takes:
@@ -299,7 +322,8 @@ class _File:
             values[Place(What.TIED)] = made.take(self.part, TIE, True) is True
         before = f"{self.family.part}." if self.part.raw is not self.root.raw else ""
         keys = {place: before + key for place, key in keys.items()}
-        return Takes(FOUR, values | made.others(self.part), keys=keys)
+        values |= made.others(self.part)
+        return Takes(FOUR, values | self._windowed(values, made.windows), keys=keys)
 
     def _keys_of_four(self, turns: Mapping[Place, Any]) -> dict[Place, str]:
         """The older keys of what rotary parameters say, and of others that all classes share."""
@@ -325,9 +349,21 @@ class _File:
         values = {
             place: value
             for place, value in five.values.items()
-            if place.what is not What.ACTIVATION
+            if place.what not in (What.ACTIVATION, What.WINDOWED)
         }
+        made = _class_of(self._kind, FIVE)
+        if made is not None:
+            # without a list of types its cache gives all layers the window
+            is_unlisted = made.windows == ALL and self.family.config.listed not in self.part
+            how = ALL if is_unlisted else self._of_names(table["layers"])
+            values |= self._windowed(values, how)
+            if key := self._of_names(table["activations"]):
+                values |= made.activation(self.part, key)
         return Takes(VLLM, values, OTHERWISE if five.why == UNKNOWN else five.why)
+
+    def _of_names(self, table: Mapping[str, frozenset[str]]) -> str:
+        """The entry of a table that lists a class of the file; empty where none does."""
+        return next((title for title, names in table.items() if self._names & names), "")
 
     def of_llama_cpp(self) -> Takes:
         """llama.cpp's converter: through transformers 4.57, or the bare file of an unknown type."""
@@ -349,6 +385,7 @@ class _File:
         others = made.others(self.part) if made else {}
         if Place(What.WINDOW) in others and self._names & table["windows"]:
             values[Place(What.WINDOW)] = others[Place(What.WINDOW)]
+            values |= self._windowed(values, self._of_names(table["layers"]))
         own = {what for what, names in table[OWN].items() if self._names & names}
         kept = {place: value for place, value in values.items() if place.what not in own}
         return Takes(LLAMA_CPP, kept)
@@ -421,6 +458,19 @@ class _File:
             for kind, usual in ((FULL, turns), (SLIDING, {}))
         )
         return {**dict.fromkeys((*self.numbers.rope, FULL), full), SLIDING: sliding}
+
+
+def _ranges(chosen: Sequence[bool]) -> str:
+    """Layers that are chosen: "0-4, 6-10", "all" or "none"."""
+    if all(chosen) or not any(chosen):
+        return ALL if all(chosen) else "none"
+    runs, start = [], 0
+    for is_in, run in groupby(chosen):
+        end = start + len([*run])
+        if is_in:
+            runs.append(str(start) if end == start + 1 else f"{start}-{end - 1}")
+        start = end
+    return ", ".join(runs)
 
 
 def _word(turn: Mapping[str, Any]) -> str:

@@ -234,6 +234,28 @@ def _is_windowed(config: Config) -> bool:
     return config.get("use_sliding_window") is True and config.has("sliding_window")
 
 
+def fourth_from_last(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Muse: full attention in every fourth layer, counted back from the last."""
+    whole = (n_layers - 1) % 4
+    kinds = ("full_attention" if i % 4 == whole else "sliding_attention" for i in range(n_layers))
+    return tuple(kinds)
+
+
+def behind_dense(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Cohere 2 MoE: windows by one period in dense layers, by another in those after them."""
+    dense = min(config.count("first_k_dense_replace"), n_layers)
+    kinds: tuple[str, ...] = ()
+    parts = (
+        ("prefix_dense_sliding_window_pattern", 1, dense),
+        ("sliding_window_pattern", 4, n_layers - dense),
+    )
+    for key, usual, count in parts:
+        period = config.size(key, default=usual)
+        is_whole = [(i + 1) % period == 0 for i in range(count)]
+        kinds += tuple("full_attention" if whole else "sliding_attention" for whole in is_whole)
+    return kinds
+
+
 def from_max_window_layers(config: Config, n_layers: int) -> tuple[str, ...]:
     """Qwen 2 and 3: windows from layer max_window_layers on, where they are used."""
     first = config.count("max_window_layers") if _is_windowed(config) else n_layers
@@ -391,8 +413,14 @@ def sizes_of_parts(config: Config) -> dict[str, object]:
 
 
 def part_that_turns(config: Config) -> dict[str, object]:
-    """Sarvam 105B: its first configs have in head_dim the width of latent and rotary key."""
-    return {"head_dim": config.size("qk_rope_head_dim")}
+    """Sarvam 105B, Ling 3.0: their own files have another width than the rotary key's in head_dim."""
+    return {"head_dim": config["qk_rope_head_dim"]} if config.has("qk_rope_head_dim") else {}
+
+
+def loops_of_losses(config: Config) -> dict[str, object]:
+    """Nanbeige: passes over the layers; trained with a loss for each, it has one weight fewer."""
+    weights = config.get("loop_loss_weights")
+    return {"num_loops": len(weights) + 1} if isinstance(weights, list) and weights else {}
 
 
 def heads_of_blocks(config: Config) -> dict[str, object]:

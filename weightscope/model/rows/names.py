@@ -23,6 +23,7 @@
 | unembedding | the language-model head |
 | pooler | the map of the first token, or of the pooled ones, after the layers |
 | inputs.projection, outputs.projection | between the embedding's width and the model's |
+| outputs.exit | of a looped model: whether a token leaves after a pass |
 | mixer.in, mixer.out | into and out of a mixer without a softmax (Mamba, DeltaNet, convolution) |
 | mixer.q, .k, .v, .qkv, .qkvz | what a linear layer's state is read and written along, its gate z |
 | mixer.gate, .gate_a, .gate_b | the output's gate (z); by way of a latent |
@@ -158,6 +159,7 @@ OF_WRAPPERS = {
     "projector.end": ("perceive.image_end",),
     "inputs.projection": ("pre_projection",),
     "outputs.projection": ("post_projection",),
+    "outputs.exit": ("early_exit_gate",),
 }
 OF_WRAPPERS |= {
     f"region.{kind}.{role}": (f"region.{prefix}_{end}",)
@@ -197,6 +199,7 @@ OF_GGUF = {
 }
 # MLX's modules of a mixture's experts, in or next to transformers' own: one tensor holds them all.
 OF_MLX = ("switch_mlp", "experts", "experts.switch_glu")
+MIXTURE = "block_sparse_moe."  # Mixtral's published name of what is `mlp.` in transformers 5
 # Norms that may have other widths than the model's.
 OF_ANY_WIDTH = ("norm.inputs", "norm.outputs", "norm.mlp_inner")
 TRANSPOSED, ALTERNATING, FROM_ZERO = "(in, out)", "alternating", "counted from 0"
@@ -842,13 +845,15 @@ def modules_of(
         if (module.role in OF_MODEL) != of_model:
             continue
         if module.role.startswith("expert."):
-            for stacked, of_part in _stacked_by_mlx(name):
+            for stacked, of_part in _stacked_experts(name):
                 modules.setdefault(stacked, of_part)
         if "{e}" in name:
             pattern = re.escape(name).replace(re.escape("{e}"), r"(\d{1,6})")
             patterns.append((re.compile(pattern + r"(?:\.(weight|bias))?", re.ASCII), module))
         else:
             modules[name] = module
+            if name.startswith(MIXTURE):
+                modules.setdefault(f"mlp.{name.removeprefix(MIXTURE)}", module)
     return modules, patterns
 
 
@@ -865,13 +870,20 @@ def network_of(row: Family) -> dict[str, _RowModule]:
     return {name: module for name, module in named if not module.role.startswith("norm.")}
 
 
-def _stacked_by_mlx(name: str) -> Iterator[tuple[str, _RowModule]]:
-    """MLX's stacked tensors of experts so named in transformers: (n_experts, out, in)."""
+def _stacked_experts(name: str) -> Iterator[tuple[str, _RowModule]]:
+    """Stacked tensors of experts that published files have one by one: (n_experts, out, in).
+
+    MLX stacks each part; transformers 5 has gate and up in one tensor in memory.
+    """
     parent = name[: name.index("experts")] if "experts" in name else name[: name.rfind(".") + 1]
     for stack in OF_MLX:
         for part in ("gate", "up", "down"):
             for kind, end in (("weight", ""), ("bias", ".bias")):
                 yield f"{parent}{stack}.{part}_proj.{kind}", _RowModule(f"expert.{part}{end}")
+    if "{e}" in name:
+        for place in dict.fromkeys((parent, "mlp.")):
+            for part, module in (("gate+up", "gate_up"), ("up", "up"), ("down", "down")):
+                yield f"{place}experts.{module}_proj", _RowModule(f"expert.{part}")
 
 
 def _add_attention(row: Family, modules: dict[str, _RowModule]) -> None:

@@ -46,9 +46,7 @@ def compare_settings(
 def why_incomparable(a: Model | TensorsOnly, b: Model | TensorsOnly) -> str:
     """Why nothing in a GGUF file that no row reads has a counterpart; empty if something may."""
     kept = [
-        each.checkpoint.config.get("general.architecture")
-        if isinstance(each.checkpoint.files[0], GgufFile)
-        else None
+        each.checkpoint.config.get("general.architecture") if each.checkpoint.is_gguf else None
         for each in (a, b)
     ]
     if kept[0] == kept[1]:
