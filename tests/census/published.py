@@ -99,7 +99,6 @@ class Spec:
     scale_tokens: float = 1.0
     scale_branch: float = 1.0
     qk_norms: Sequence[str] = ()
-    grouped: bool = False  # rows of `fused` are a group's queries, its key, its value
     behind: Sequence[str] = ()  # norms of what attention and the network write
     loops: int = 1  # passes over the layers, each with the last norm behind it
     without: Sequence[int] = ()  # layers that do not attend
@@ -473,17 +472,6 @@ def qwen(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
     }, (s,)  # fmt: skip
 
 
-def internlm2(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
-    s = text(
-        number, GROUPED, tokens="model.tok_embeddings", attention="attention", fused="wqkv", grouped=True, out="wo",
-        before="attention_norm", after="ffn_norm", theta=1e6, head="output",
-        mlp=("feed_forward.w1", "feed_forward.w3", "feed_forward.w2"),
-    )  # fmt: skip
-    config = llama(s, bias=False)
-    del config["head_dim"]
-    return config, (s,)
-
-
 def minicpm(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
     s = text(number, EQUAL, scale_tokens=12, scale_branch=1.4 / math.sqrt(2 + number))
     config = llama(s, scale_emb=12, scale_depth=1.4, dim_model_base=256)
@@ -564,7 +552,7 @@ def telechat3(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
 
 def internlm2(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
     s = text(
-        number, ((96, 4, 2, 24), (192, 6, 3, 32)), tokens="model.tok_embeddings", attention="attention", fused="wqkv",
+        number, GROUPED, tokens="model.tok_embeddings", attention="attention", fused="wqkv",
         grouped=True, out="wo", bias=bool(number), out_bias=bool(number), before="attention_norm", after="ffn_norm",
         mlp=("feed_forward.w1", "feed_forward.w3", "feed_forward.w2"), head="output",
     )  # fmt: skip
@@ -579,7 +567,7 @@ def deepseek(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
 
 
 def klear(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
-    s = text(number, ((96, 4, 2, 24), (192, 6, 3, 32)), qk_norms=("q_norm", "k_norm"))
+    s = text(number, GROUPED, qk_norms=("q_norm", "k_norm"))
     config = llama(s, num_experts=4, mlp_only_layers=[0], decoder_sparse_step=1, attention_bias=False)
     del config["head_dim"]
     return config, (s,)
@@ -617,7 +605,6 @@ PUBLISHED = (
     Published("nemotron-nas", VLLM, deci),
     Published("llada", LLAMA_CPP, llada),
     Published("qwen", OLDER_VLLM, qwen),
-    Published("internlm2", LLAMA_CPP, internlm2),
     Published("minicpm", VLLM, minicpm),
     Published("llada2_moe", SGLANG, llada2, mixture),
     Published("bailing_moe_v2", VLLM, bailing, mixture),

@@ -413,7 +413,7 @@ def sizes_of_parts(config: Config) -> dict[str, object]:
 
 
 def part_that_turns(config: Config) -> dict[str, object]:
-    """Sarvam 105B, Ling 3.0: their own files have another width than the rotary key's in head_dim."""
+    """Sarvam 105B, Ling 3.0: head_dim, which is another width in their own files."""
     return {"head_dim": config["qk_rope_head_dim"]} if config.has("qk_rope_head_dim") else {}
 
 
