@@ -579,7 +579,7 @@ def bailing_1(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
 
 
 def routed(*more: str) -> Callable[[Sequence[Spec]], dict[str, Sequence[int]]]:
-    """The mixture of layer 1, with other tensors beside its router."""
+    """The mixture of layer 1, with other tensors next to its router."""
     shapes = {"mlp.expert_bias": lambda d: (4,), "mlp.coefficient.weight": lambda d: (2, d),
               "mlp.coefficient.bias": lambda d: (2,)}  # fmt: skip
 

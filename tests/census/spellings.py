@@ -136,7 +136,7 @@ def _tiny(kind: str) -> Any:
 
 
 def _verdict(saved: Reading, in_memory: Reading) -> tuple[str, str]:
-    """How a file under names of memory is read, beside the saved one."""
+    """A verdict on a file under names of memory, held against the saved one."""
     if not any(not isinstance(layer, str) for layer in (*saved.layers.values(), *in_memory.layers.values())):
         return UNREAD, saved.problem or "no stack is read"
     wrong, refused = [], []

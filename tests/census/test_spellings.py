@@ -1,4 +1,4 @@
-"""The committed comparison of rows with transformers' renaming of tensors, and what it may not hold."""
+"""The committed comparison of rows with transformers' renaming of tensors, and the verdicts that it must not have."""
 
 import pytest
 

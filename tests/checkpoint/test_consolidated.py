@@ -122,7 +122,7 @@ def other_norm(stored: Stored) -> None:
     (other_dtype, "is F16 (8, 16), and BF16 (8, 16) in consolidated.00.safetensors"),
     (lambda stored: stored.pop(WQ), f"'{WQ}' is not in {SECOND}; every part of a model has its part of it"),
     (unknown_matrix, "is not in consolidated.00.safetensors"),
-    (other_norm, f"{SECOND}: tensor '{NORM}' is not what it is in consolidated.00.safetensors"),
+    (other_norm, f"{SECOND}: tensor '{NORM}' differs from its copy in consolidated.00.safetensors"),
 ])  # fmt: skip
 def test_parts_that_do_not_belong_together_are_refused(
     edit: Callable[[Stored], object], message: str, tmp_path: Path

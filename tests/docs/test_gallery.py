@@ -94,7 +94,7 @@ HELD: dict[str, bool] = {
     "more than any head of seven other checkpoints": cell(
         "audit-gpt2/percentiles.csv", "vo_gap", layer=11, head=8
     ) == 100,
-    "Their $W_QK$ and $W_VO$ use as many directions as those of random factors": all(
+    "Their $W_QK$ and $W_VO$ use as many directions as random factors do": all(
         0.98 < np.median(column(TIMES, rank)) / column(TIMES, f"{rank}_random")[0] < 1.02
         for rank in ("qk_effective_rank", "vo_effective_rank")
     ),

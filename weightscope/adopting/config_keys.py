@@ -225,7 +225,7 @@ PERIODIC = re.compile(
 
 
 def _image_side(part: Part) -> int:
-    """A side of which merges of windows and strides leave several patches."""
+    """A side that leaves several patches after merges of windows and strides."""
     patches = 8 * part.size.window if "depths" in part.values else part.size.grid
     return patches * int(part.values.get("output_stride", _patch(part.values)))
 

@@ -73,7 +73,7 @@ def _second(read: list[torch.Tensor], arrive: np.ndarray, b: int, n: int) -> np.
 
 
 def _all_rows(tensors: list[torch.Tensor], b: int, *counts: int) -> list[np.ndarray]:
-    """Those of the tensors that have one of these numbers of tokens."""
+    """Tensors that have one of these numbers of tokens."""
     made = (rows_of(tensor, b, n) for tensor in tensors for n in {*counts})
     return [rows for rows in made if rows is not None]
 

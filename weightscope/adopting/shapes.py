@@ -297,7 +297,7 @@ class Anatomy:
 
 
 def _within(call: Observed, paths: Iterable[str]) -> list[str]:
-    """Those of the modules that are within attention."""
+    """Modules that are within attention."""
     return [path for path in paths if path.startswith(call.module + ".")]
 
 

@@ -2,7 +2,7 @@
 
 Each file has a part of each matrix and a copy of each vector. Which way a matrix was split is by
 its name (fairscale's ColumnParallelLinear splits rows as they are stored, RowParallelLinear
-columns); that of the embeddings is by their shape: Llama 1 and 2 split columns, Llama 3 rows.
+columns); the embeddings' way is by their shape: Llama 1 and 2 split columns, Llama 3 rows.
 """
 
 import re
@@ -28,12 +28,12 @@ LAYER = re.compile(r"layers\.\d+\.")
 
 
 def are_parts(names: Collection[str]) -> bool:
-    """True if these files are parts of one model, of which there are several."""
+    """True if these files are two or more parts of one model."""
     return len(names) > 1 and all(map(NAME.fullmatch, names))
 
 
 def check_numbers(names: Sequence[str], where: object) -> None:
-    """Refuse parts of which one is missing; the last ones are missed by the shapes."""
+    """Refuse parts with a gap; shapes show that the last ones are missing."""
     for number, name in enumerate(sorted(names)):
         if not name.startswith(expected := f"consolidated.{number:02d}."):
             missing = expected + name.rpartition(".")[2]
@@ -108,7 +108,7 @@ class JoinedTensor(Tensor):
         first, *others = self.stored
         for other in others:
             if not np.array_equal(first.raw(), other.raw()):
-                problem = f"is not what it is in {first.file.path.name}"
+                problem = f"differs from its copy in {first.file.path.name}"
                 raise other.refuse(f"{problem}; all parts of a model have the same vectors")
         return first
 

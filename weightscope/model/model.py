@@ -364,7 +364,7 @@ class Model(ListsForUsers):
 
     @property
     def mixer_layers(self) -> tuple[int, ...]:
-        """Indices of the layers with a state or a convolution in place of a softmax, or beside it.
+        """Indices of the layers with a state or a convolution in place of a softmax, or next to it.
 
         See `mixer`.
         """

@@ -441,7 +441,7 @@ def read_by(function: Callable[..., dict[str, Any]], keys: Mapping[str, Any], na
 
 
 def test_sizes_and_scales_of_newer_headers() -> None:
-    """Gemma 4's heads by type, a removed temperature is 0, MiniCPM's scales are those of its config."""
+    """Gemma 4's heads by type, a removed temperature is 0, MiniCPM's scales are its config's."""
     gemma = read_by(gguf_rows.gemma4_config, GEMMA_4, ["rope_freqs.weight", "blk.1.attn_k.weight"])
     assert gemma["head_dim"] == 4 and gemma["num_key_value_heads"] == 2 and gemma["attention_k_eq_v"]
     assert gemma["per_layer_config"] == {"1": {"head_dim": 8, "num_key_value_heads": 1}}

@@ -1,4 +1,4 @@
-"""Copies in MXFP6 by their writers, beside the weights that they were made of."""
+"""Copies in MXFP6 by their writers, and the weights that they were made of."""
 
 import json
 import shutil

@@ -22,7 +22,7 @@ NAMED = 3  # disagreements in a sentence
 
 
 def taken_by_readers(model: Model, *, first_look: bool = False) -> list[Takes]:
-    """What each reader takes from a model's config.json; an error where it has none."""
+    """Read a model's config.json as each reader does; an error where it has none."""
     if not _has_config(model):
         problem = "was read without a config.json, so other readers take nothing from one"
         raise CheckpointError(problem, file=model.name)
@@ -46,7 +46,7 @@ def _with_head(reading: Takes, overwrites: bool) -> Takes:
 
 
 def readers_disagree(model: Model, *, first_look: bool = False) -> list[Disagreement]:
-    """What readers take otherwise from a model's config.json, if it has one."""
+    """List what readers take otherwise from a model's config.json, if it has one."""
     if not _has_config(model):
         return []
     return disagreements(taken_by_readers(model, first_look=first_look), model.checkpoint.config)

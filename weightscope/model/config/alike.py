@@ -1,4 +1,4 @@
-"""What a row computes and which numbers it reads, to compare rows and to find unread keys."""
+"""Computations and numbers of a row, to compare rows and to find unread keys."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What four readers of a config.json take from it, and where they disagree.
+"""Four readers of a config.json: what each takes from it, and where they disagree.
 
 transformers 5 takes what a model's row reads (`dialects`). transformers 4.57 does not read
 `rope_parameters`. vLLM reads the file through transformers 5; the converter of llama.cpp through
@@ -95,7 +95,7 @@ class Place(NamedTuple):
 
 
 class Takes(NamedTuple):
-    """What one reader takes from a config.json."""
+    """One reader's reading of a config.json."""
 
     reader: str
     # without what the reader's code decides, whatever the file says
@@ -113,7 +113,7 @@ class Disagreement(NamedTuple):
 
     @property
     def values(self) -> str:
-        """What each reader takes, in words."""
+        """Say in words what each reader takes."""
         groups: list[tuple[Any, list[str]]] = []
         for reader, value in self.taken.items():
             group = next((names for other, names in groups if _same(value, other)), None)
@@ -125,7 +125,7 @@ class Disagreement(NamedTuple):
 
 
 def taken(root: Config, part: Config, row: Family) -> list[Takes]:
-    """What each reader takes from a config for the model that a row reads, as READERS are ordered.
+    """Take a config as each of READERS does, for the model that a row reads, in their order.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def taken(root: Config, part: Config, row: Family) -> list[Takes]:
 
 
 def disagreements(readings: Sequence[Takes], root: Config) -> list[Disagreement]:
-    """What readers take otherwise, of those that take anything; root: all of config.json."""
+    """List what readers take otherwise, of those that take anything; root: all of config.json."""
     by_place: dict[Place, dict[str, Any]] = {}
     for reading in readings:
         for place, value in reading.values.items():
@@ -175,7 +175,7 @@ def _same(x: Any, y: Any) -> bool:
 
 
 def _advice(what: What, values: Mapping[str, Any], key: str, writer: int | None) -> str:
-    """What to write, so that all take what the file's writer meant."""
+    """Advise what to write, so that all take what the file's writer meant."""
     if what in ROTARY and writer is not None and writer < 5:
         return f"{FIVE} looks for {GIVEN}: write it there too."
     if what is What.WINDOWED:
@@ -279,7 +279,7 @@ class _File:
         return Takes(FIVE, values | self._windowed(values, made.windows))
 
     def _windowed(self, values: Mapping[Place, Any], how: str) -> dict[Place, Any]:
-        """Which layers have a window, where the reader's code says how it chooses them."""
+        """Layers with a window, where the reader's code says how it chooses them."""
         if Place(What.WINDOW) not in values or not how:
             return {}
         types = self.numbers.layer_types
@@ -296,7 +296,7 @@ class _File:
         return {Place(What.WINDOWED): _ranges(chosen)}
 
     def _tied_by_five(self, made: _Class) -> bool:
-        """Whether the outermost class ties the embeddings; some look into their text's config."""
+        """True if the outermost class ties the embeddings; some look into their text's config."""
         if self.part.raw is self.root.raw:
             return made.take(self.part, TIE) is True
         wrapper, wrappers = str(self.root.get("model_type")), _tables()[FIVE]["wrappers"]
@@ -403,7 +403,7 @@ class _File:
     # Rotation
 
     def _turns(self, by_kind: Mapping[str, Mapping[str, Any]]) -> dict[Place, Any]:
-        """What rotary parameters say, of each kind of layer where kinds may differ."""
+        """Rotary parameters in words, of each kind of layer where kinds may differ."""
         rope, values = self.family.rope, dict[Place, Any]()
         if not isinstance(rope, Rope) or not rope.theta_key:  # the code's own
             return values

@@ -332,7 +332,7 @@ LENGTHS = "queries and keys are divided by their lengths"
 ERASES = "a key's old value is taken out of the state before the new one is added (delta rule)"
 NORMED = "what is read is divided by its root mean square"
 GATED = "what is read is multiplied by a gate of the token"
-STEPS = "the step of a token scales what it writes, and how much of the state it leaves"
+STEPS = "the step of a token scales its key and value, and how much of the state it leaves"
 SKIPPED = "D times the token's own value is added to what is read"
 
 

@@ -374,7 +374,7 @@ def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 
 INDEXERS = "attention.indexer.types"
 LOG_MULTIPLIER, TEMPERATURE = "rope.scaling.yarn_log_multiplier", "attention.temperature_scale"
-# Keys that these take values from, of which nothing more is to compare.
+# Keys that these take values from; nothing more of them is to compare.
 READ_BY: dict[Callable[..., Any], tuple[str, ...]] = {
     latent_config: (LOG_MULTIPLIER,),
     indexed_config: (LOG_MULTIPLIER, INDEXERS),
@@ -850,7 +850,7 @@ def _factors(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
         by_type = config.get(GIVEN)
         if not isinstance(by_type, Mapping) or FULL not in by_type:
             return {"rope_scaling": _llama3_scaling(factors.read().reshape(-1), config)}
-        # those of layers that see everything; the others turn as they are
+        # factors of layers that see everything; the others turn as they are
         scaled = _of_full_layers(factors.read().reshape(-1), Config(by_type[FULL], config.file))
         return {GIVEN: {**by_type, FULL: {**by_type[FULL], **scaled}}}
     lists = {}

@@ -217,7 +217,7 @@ class Atlas(Result):
         return Table.of(FamilyRow, rows)
 
     def direction(self, edge: TreeEdge) -> Direction:
-        """Which of two came first, as far as it is known."""
+        """The older of two, as far as it is known."""
         return self.directions.get((edge.first, edge.second), Direction())
 
     def later(self, edge: TreeEdge) -> int | None:

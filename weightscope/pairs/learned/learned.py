@@ -124,7 +124,7 @@ class Tune(ShowsShapes):
 
     @property
     def how(self) -> str:
-        """How it was changed, and how far, as a sentence without its full stop."""
+        """Say how it was changed, and how far, as a sentence without its full stop."""
         how = HOW[self.training.kind].format(
             name=printable(self.name), evidence=self.training.evidence
         )
@@ -353,7 +353,7 @@ class Learned(Result):
         )
 
 
-# Columns on a terminal, of which 80 characters have room; updates.csv has all
+# Columns that fit 80 characters of a terminal; updates.csv has all
 PRINTED = ("tune", "matrix", "change", "rank", "stable_rank", "intruders", "least_cosine")
 
 

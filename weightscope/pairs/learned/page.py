@@ -57,7 +57,7 @@ def write_learned_page(files: Files, learned: Learned) -> None:
 
 
 def heading(learned: Learned) -> str:
-    """How the one tune was changed, which `lead` begins with, or how many were trained how."""
+    """Say how the one tune was changed, which `lead` begins with, or how many were trained how."""
     if len(learned.tunes) == 1:
         return learned.tunes[0].how
     kinds = Counter(CALLED.get(tune.training.kind, tune.training.kind) for tune in learned.tunes)

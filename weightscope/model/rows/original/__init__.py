@@ -25,7 +25,7 @@ KNOWN_BY = {
     "layers.0.attention.wq.weight": "meta",
     "decoder.layers.0.self_attention.linear_qkv.weight": "mcore",
 }
-SCALED = "use_scaled_rope"  # key of params.json that stands for rope_scaling, and says no number
+SCALED = "use_scaled_rope"  # key of params.json in place of rope_scaling; it says no number
 # Its numbers, as Meta's code has them (llama-models, models/llama3/model.py, apply_scaling).
 SCALING = {
     "rope_type": "llama3",
