@@ -141,22 +141,22 @@ def _verdict(saved: Reading, in_memory: Reading) -> tuple[str, str]:
         return UNREAD, saved.problem or "no stack is read"
     wrong, refused = [], []
     for place, layer in saved.layers.items():
-        other = in_memory.layers.get(place, in_memory.problem or "no row reads this stack")
-        if isinstance(layer, str) and isinstance(other, str):
+        twin = in_memory.layers.get(place, in_memory.problem or "no row reads this stack")
+        if isinstance(layer, str) and isinstance(twin, str):
             continue
         if isinstance(layer, str):
             refused.append(f"as saved: {layer}")
-        elif isinstance(other, str):
-            refused.append(f"in memory: {other}")
-        elif not _same(layer, other):
+        elif isinstance(twin, str):
+            refused.append(f"in memory: {twin}")
+        elif not _same(layer, twin):
             wrong.append(f"{place[0]} layer {place[1]}")
     if wrong:
         return WRONG, _few(wrong)
     if refused:
         return REFUSED, refused[0]
-    other = [place for place, print_ in saved.roles.items() if in_memory.roles.get(place, print_) != print_]
-    if other:  # of heads that are read alike: rows of queries and keys in another order, say
-        return OTHERWISE, _few(other)
+    elsewhere = [place for place, print_ in saved.roles.items() if in_memory.roles.get(place, print_) != print_]
+    if elsewhere:  # of heads that are read alike: rows of queries and keys in another order, say
+        return OTHERWISE, _few(elsewhere)
     more = in_memory.unnamed - saved.unnamed
     missing = [place for place in saved.roles if place not in in_memory.roles]
     if more > 0 and missing:

@@ -77,12 +77,12 @@ def test_factor_of_llama_3_2_is_32(sizes: tuple[int, int], factor: float, tmp_pa
 def test_rows_blocks_and_16_bits_are_the_tensor(name: str) -> None:
     tensor = open_checkpoint(META / "llama2")[name]
     assert isinstance(tensor, JoinedTensor)
-    whole = tensor.read()
-    assert whole.shape == tensor.shape
-    np.testing.assert_array_equal(np.asarray(tensor.weights(), np.float32), whole)
+    values = tensor.read()
+    assert values.shape == tensor.shape
+    np.testing.assert_array_equal(np.asarray(tensor.weights(), np.float32), values)
     for n_rows in (1, 5, 1000):
-        np.testing.assert_array_equal(np.concatenate([block for _, block in tensor.blocks(n_rows)]), whole)
-    np.testing.assert_array_equal(tensor.rows(3, 11), whole[3:11])
+        np.testing.assert_array_equal(np.concatenate([block for _, block in tensor.blocks(n_rows)]), values)
+    np.testing.assert_array_equal(tensor.rows(3, 11), values[3:11])
 
 
 def _edited(folder: Path, edit: Callable[[Stored], object]) -> None:

@@ -153,8 +153,8 @@ def test_a_notebook_shows_progress_unless_told_otherwise(monkeypatch: pytest.Mon
 
     assert said_by(library, monkeypatch) == ""
     monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
-    said = said_by(library, monkeypatch)
-    assert "layers" in said and "drawing ..." in said
+    words = said_by(library, monkeypatch)
+    assert "layers" in words and "drawing ..." in words
     assert said_by(lambda: library(progress=False), monkeypatch) == said_by(quietly, monkeypatch) == ""
     assert "layers" in said_by(lambda: [*bar(range(3), "layers")], monkeypatch)  # a call without the option
     monkeypatch.setattr(progress, "DELAY", 2)

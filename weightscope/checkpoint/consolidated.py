@@ -52,8 +52,8 @@ def joined(files: Sequence[Storage]) -> dict[str, Tensor]:
         stored = tuple(StoredTensor(name, file.tensors[name], file) for file in files)
         for part in stored[1:]:
             if (part.dtype, part.shape) != (stored[0].dtype, stored[0].shape):
-                other = f"{stored[0].dtype} {stored[0].shape} in {stored[0].file.path.name}"
-                raise part.refuse(f"is {part.dtype} {part.shape}, and {other}")
+                expected = f"{stored[0].dtype} {stored[0].shape} in {stored[0].file.path.name}"
+                raise part.refuse(f"is {part.dtype} {part.shape}, and {expected}")
         tensors[name] = JoinedTensor(name, stored, _axis(stored[0]))
     return tensors
 
@@ -105,11 +105,11 @@ class JoinedTensor(Tensor):
 
     def _copy(self) -> StoredTensor:
         """The first of equal copies."""
-        first, *others = self.stored
-        for other in others:
-            if not np.array_equal(first.raw(), other.raw()):
+        first, *copies = self.stored
+        for copy in copies:
+            if not np.array_equal(first.raw(), copy.raw()):
                 problem = f"differs from its copy in {first.file.path.name}"
-                raise other.refuse(f"{problem}; all parts of a model have the same vectors")
+                raise copy.refuse(f"{problem}; all parts of a model have the same vectors")
         return first
 
     def read(self) -> np.ndarray:

@@ -43,9 +43,9 @@ def test_the_table_is_that_of_the_dense_matrices() -> None:
     assert {*table["kind"]} == {"Mamba 2"}
     np.testing.assert_allclose(table["time_scale"], 1 / (np.exp(layer["mixer.A_log"]) * steps), rtol=1e-5)
     for head in range(heads):
-        group, own = head * groups // heads, slice(head * width, (head + 1) * width)
+        group, mine = head * groups // heads, slice(head * width, (head + 1) * width)
         shared = slice(group * n, (group + 1) * n)
-        for name, w in (("qk", c[shared].T @ b[shared]), ("vo", x[own].T @ out[:, own].T)):
+        for name, w in (("qk", c[shared].T @ b[shared]), ("vo", x[mine].T @ out[:, mine].T)):
             assert table[f"{name}_sigma1"][head] == pytest.approx(np.linalg.norm(w, 2), rel=1e-5)
             assert table[f"{name}_effective_rank"][head] == pytest.approx(effective_rank(w), rel=1e-5)
             values = np.linalg.eigvals(w)
@@ -87,8 +87,8 @@ def test_broken_and_missing_tensors_end_no_audit(tmp_path: Path) -> None:
     rows = load_file(folder / "model.safetensors")["backbone.layers.0.mixer.in_proj.weight"]
     rows[-1] = np.nan  # of a step, which no map has
     rows[0] = np.inf  # of the gate
-    whole = ws.audit(changed(folder, tmp_path / "step", "backbone.layers.0.mixer.in_proj.weight", rows)).of_mixers
-    assert whole is not None and np.isfinite(whole["qk_sigma1"]).all()
+    table = ws.audit(changed(folder, tmp_path / "step", "backbone.layers.0.mixer.in_proj.weight", rows)).of_mixers
+    assert table is not None and np.isfinite(table["qk_sigma1"]).all()
     rows[:] = np.nan
     broken = ws.audit(changed(folder, tmp_path / "nan", "backbone.layers.0.mixer.in_proj.weight", rows)).of_mixers
     assert broken is not None and np.isnan(broken["vo_sigma1"]).all() and np.isfinite(broken["time_scale"]).all()

@@ -393,8 +393,8 @@ def test_audit_all_ranks_matrices_among_the_packaged_checkpoints(tmp_path: Path,
     assert set(ranked["compared_with"]) == {5, 6, 7} and (ranked["alpha_percentile"] <= 100).all()
     assert np.isnan(table.where(table["spectrum"] == "")["alpha_percentile"]).all()
     ranks = audit_page.ranks_by_role(audit.everything)
-    at = ranked.where(ranked["role"] == "down")
-    assert dict(zip(ranks["role"], ranks["snr"], strict=True))["down"] == np.median(at["snr_percentile"])
+    place = ranked.where(ranked["role"] == "down")
+    assert dict(zip(ranks["role"], ranks["snr"], strict=True))["down"] == np.median(place["snr_percentile"])
     audit.write(tmp_path / "o")
     assert str(ranks.caption) in (tmp_path / "o" / "report.html").read_text()
 

@@ -272,8 +272,8 @@ def test_passes_of_a_looped_model_are_named(loops: dict[str, object], tmp_path: 
     assert model.config.loops == 3
     (sentence,) = (note for note in model.notes if "run 3 times" in note)
     assert "passes after the first" in sentence
-    found = ws.circuits(model, top=2)
-    for result in (found, ws.audit(model), ws.compare(model, model)):
+    circuits = ws.circuits(model, top=2)
+    for result in (circuits, ws.audit(model), ws.compare(model, model)):
         assert sentence in result.caveats
     assert read_by(model, "1.0").caption == "Components of earlier heads that 1.0 reads most, in one pass."
 

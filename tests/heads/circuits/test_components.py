@@ -26,9 +26,9 @@ def test_components_have_the_scores_of_their_rank_one_matrices(two_layers: ws.Mo
         matrix = s[i] * np.outer(u[:, i], vt[i])
         score = np.linalg.norm(matrix @ w) / (np.linalg.norm(matrix) * np.linalg.norm(w))
         assert part.cs == pytest.approx(score, rel=1e-4)
-    whole = np.linalg.norm(vo.dense() @ w) / (np.linalg.norm(vo.dense()) * np.linalg.norm(w))
+    cosine = np.linalg.norm(vo.dense() @ w) / (np.linalg.norm(vo.dense()) * np.linalg.norm(w))
     mean = np.average([part.cs**2 for part in parts], weights=[part.energy for part in parts])
-    assert np.sqrt(mean) == pytest.approx(whole, rel=1e-5)
+    assert np.sqrt(mean) == pytest.approx(cosine, rel=1e-5)
 
 
 def test_near_equal_components_are_one_space_whatever_its_basis(two_layers: ws.Model) -> None:

@@ -35,12 +35,12 @@ def opened(kind: str, folder: Path, change: Any = None) -> tuple[Any, list[tuple
     model.save_pretrained(folder)
     tensors = open_tensors(folder).tensors
     layers = next(each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
-    found = []
+    read = []
     for index in tensors.of_mixers:
         module = next(each for each in layers[index].modules() if any(hasattr(each, name) for name in MARKS))
-        found.append((module, read_mixer(tensors, index)))
-    assert found
-    return model, found
+        read.append((module, read_mixer(tensors, index)))
+    assert read
+    return model, read
 
 
 class Kept:
@@ -112,9 +112,9 @@ def left_of_state(module: Any, mixer: Mixer, width: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", [*DELTA, *MAMBA2, "minimax", *WITHOUT_MAPS[:-1]])
 @torch.no_grad()
 def test_a_state_fades_by_1_over_e_in_its_time_scale(kind: str, tmp_path: Path) -> None:
-    model, found = opened(kind, tmp_path)
+    model, read = opened(kind, tmp_path)
     width = getattr(model.config, "text_config", model.config).hidden_size
-    for module, mixer in found:
+    for module, mixer in read:
         left = left_of_state(module, mixer, width)
         assert left.shape == mixer.rates.shape
         np.testing.assert_allclose(np.exp(-TOKENS / mixer.time_scales), left, rtol=2e-5)
@@ -141,8 +141,8 @@ def with_short_steps(model: Any) -> None:
 @pytest.mark.parametrize("kind", [*MAMBA2, "bailing_hybrid"])
 @torch.no_grad()
 def test_time_scales_follow_what_the_config_says_of_steps(kind: str, tmp_path: Path) -> None:
-    model, found = opened(kind, tmp_path, with_short_steps)
-    for module, mixer in found:
+    model, read = opened(kind, tmp_path, with_short_steps)
+    for module, mixer in read:
         left = left_of_state(module, mixer, model.config.hidden_size)
         np.testing.assert_allclose(np.exp(-TOKENS / mixer.time_scales), left, rtol=2e-5)
 
@@ -197,11 +197,11 @@ def dense_outputs(module: Any, n_heads: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", [*DELTA, *MAMBA2])
 @torch.no_grad()
 def test_maps_are_what_the_recurrence_is_handed(kind: str, tmp_path: Path) -> None:
-    model, found = opened(kind, tmp_path, with_short_steps if kind == "falcon_h1" else None)
+    model, read = opened(kind, tmp_path, with_short_steps if kind == "falcon_h1" else None)
     model.double()
     lists = next(each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
     config = getattr(model.config, "text_config", model.config)
-    for module, mixer in found:
+    for module, mixer in read:
         holder = next(
             each for layer in lists for each in layer.modules() if any(child is module for child in each.children())
         )
@@ -218,9 +218,9 @@ def test_maps_are_what_the_recurrence_is_handed(kind: str, tmp_path: Path) -> No
 @pytest.mark.check
 @torch.no_grad()
 def test_lightning_attention_has_q_k_v_of_each_head_in_turn(tmp_path: Path) -> None:
-    model, found = opened("minimax", tmp_path)
+    model, read = opened("minimax", tmp_path)
     n_layers, n_heads = model.config.num_hidden_layers, model.config.num_attention_heads
-    for module, mixer in found:
+    for module, mixer in read:
         np.testing.assert_allclose(
             slopes(n_heads, mixer.index, n_layers), module.slope_rate.double().numpy().ravel(), rtol=1e-5
         )
@@ -283,7 +283,7 @@ def test_the_tensors_that_are_listed_are_the_ones_read(
 @pytest.mark.parametrize("kind", ["bailing_hybrid", "nemotron_h", "zamba2", "bamba", "falcon_h1", "qwen3_next"])
 def test_a_number_that_a_config_leaves_out_is_the_classs_or_refused(kind: str, tmp_path: Path) -> None:
     tiny_mixers(kind).save_pretrained(tmp_path)
-    whole = open_tensors(tmp_path).tensors
+    tensors = open_tensors(tmp_path).tensors
     written = json.loads((tmp_path / "config.json").read_text())
     usual = CONFIG_MAPPING[kind]().to_dict()
     for key in {*MEANT} & {*written}:
@@ -296,7 +296,7 @@ def test_a_number_that_a_config_leaves_out_is_the_classs_or_refused(kind: str, t
             else:
                 if key not in ("time_step_limit", "ssm_multipliers"):  # spelled otherwise in a file, or None
                     assert written[key] == usual[key]
-                np.testing.assert_array_equal(read_mixer(left_out, index).rates, read_mixer(whole, index).rates)
+                np.testing.assert_array_equal(read_mixer(left_out, index).rates, read_mixer(tensors, index).rates)
 
 
 SIZES = ("n_groups", "mamba_n_groups", "mamba_ngroups", "linear_num_key_heads", "linear_key_head_dim")

@@ -81,8 +81,8 @@ def test_kimi_k3_is_refused_by_what_enters_its_layers(tmp_path: Path) -> None:
     folder = saved(tmp_path / "k3", kimi(attn_res_block_size=4, mla_use_output_gate=True), tensors)
     with pytest.raises(ws.CheckpointError, match="attn_res_block_size: every layer reads a softmax"):
         ws.open_model(folder)
-    whole = ws.open_model(saved(tmp_path / "gated", kimi(mla_use_output_gate=True), tensors))
-    assert whole.layer(1).gate is not None
+    model = ws.open_model(saved(tmp_path / "gated", kimi(mla_use_output_gate=True), tensors))
+    assert model.layer(1).gate is not None
 
 
 @pytest.mark.parametrize("kind", ["iquestloopcoder", "deepseek_v41", "talkie", "baichuan_m1", "phi3small", "afm7"])

@@ -254,8 +254,8 @@ NO_WINDOW_FIRST = {"sliding_window": 4, "layer_types": [FULL, SLIDING, SLIDING, 
 def test_layers_with_a_window(config: dict[str, Any], readers: dict[str, str]) -> None:
     root = Config(config, "config.json")
     readings = taken(root, root, row_of(config["model_type"]))
-    found = {each.reader: value for each in readings for place, value in each.values.items() if place.what is WINDOWED}
-    assert readers.items() <= found.items()
+    seen = {each.reader: value for each in readings for place, value in each.values.items() if place.what is WINDOWED}
+    assert readers.items() <= seen.items()
     disagree = any(each.place.what is WINDOWED for each in disagreements(readings, root))
     assert disagree == (len({*readers.values()}) > 1)
 

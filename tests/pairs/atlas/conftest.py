@@ -18,9 +18,9 @@ def population(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = read_weights(write_small_llama(folder / "base", layers=5))
     for name in PLANTED:
         write_weights(DERIVATIONS[name].change(base), folder / name.replace(" ", "-"))
-    other = drawn(base, seed=7)
-    written(other, folder / "other")
-    written(DERIVATIONS["bfloat16"].change(other), folder / "other-bfloat16")
+    stranger = drawn(base, seed=7)
+    written(stranger, folder / "other")
+    written(DERIVATIONS["bfloat16"].change(stranger), folder / "other-bfloat16")
     written(drawn(base, seed=8), folder / "alone")
     (folder / "broken").mkdir()
     (folder / "broken" / "model.safetensors").write_bytes(b"<html>please log in</html>")

@@ -47,9 +47,9 @@ def test_unknown_architecture_is_undecided_not_different(swapped: bool, tmp_path
 def test_two_files_of_an_unknown_architecture_are_compared_by_name(tmp_path: Path) -> None:
     """They are one model, or one tensor of theirs differs; of two architectures nothing is known."""
     first, twice = gguf_file(tmp_path / "a.gguf", "unknown"), gguf_file(tmp_path / "b.gguf", "unknown", 2.0)
-    other = gguf_file(tmp_path / "c.gguf", "unknown too")
+    third = gguf_file(tmp_path / "c.gguf", "unknown too")
     again = gguf_file(tmp_path / "d.gguf", "unknown")
     assert ws.same(first, again).verdict.startswith("same")
     changed = ws.same(first, twice)
     assert changed.verdict == "different" and {each.name.split(".")[2] for each in changed.differing} == {"attn_q"}
-    assert ws.same(first, other).verdict == "undecided"
+    assert ws.same(first, third).verdict == "undecided"

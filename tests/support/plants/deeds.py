@@ -556,19 +556,19 @@ def judged(name: str, container: Container | GgufContainer, case: Case, folder: 
             return row | {"verdict": "refused", "tensors_right": True, "named": True, "said": str(error)[:200]}
     differing = {each.name_a or each.name_b: each for each in result.differing}
     keys = [each.config for each in result.config]
-    said = {tensor: each.deed for tensor, each in differing.items()}
-    right = {*said} == {*case.words} if result.verdict == "different" else not said
+    deeds = {tensor: each.deed for tensor, each in differing.items()}
+    right = {*deeds} == {*case.words} if result.verdict == "different" else not deeds
     if moved <= ROUNDING:  # nothing to be found
         named = result.verdict not in NOT_SAME
     else:
-        tensors = [any(word in said.get(tensor, "") for word in words) for tensor, words in case.words.items()]
+        tensors = [any(word in deeds.get(tensor, "") for word in words) for tensor, words in case.words.items()]
         config = [any(part in key for key in keys for word in words for part in word.split("."))
-                  or any(word in deed for word in words for deed in said.values())
+                  or any(word in deed for word in words for deed in deeds.values())
                   for words in case.keys.values()]  # fmt: skip
         named = all(tensors) and all(config)
         right = right or any("tie" in key for key in case.keys)
     return row | {"verdict": result.verdict, "tensors_right": right, "named": named,
-                  "said": "; ".join(sorted({*said.values(), *keys})) or result.lead[:80]}  # fmt: skip
+                  "said": "; ".join(sorted({*deeds.values(), *keys})) or result.lead[:80]}  # fmt: skip
 
 
 @lru_cache(None)

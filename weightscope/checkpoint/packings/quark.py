@@ -69,7 +69,7 @@ def find(
     stated = {weight["dtype"] for weight in _stated(settings)}
     weight = Fp4Tensor(tensor.name, by_key, settings)
     if not any(dtype.startswith(f"fp{weight.bits}") for dtype in stated):
-        said = " and ".join(sorted(stated)) or "nothing"
-        raise tensor.refuse(f"has {weight.bits} bits a value; config.json says {said}")
+        named = " and ".join(sorted(stated)) or "nothing"
+        raise tensor.refuse(f"has {weight.bits} bits a value; config.json says {named}")
     is_e3m2 = weight.bits == 6 and "fp6_e3m2" in stated
     return Fp6E3m2Tensor(tensor.name, by_key, settings) if is_e3m2 else weight

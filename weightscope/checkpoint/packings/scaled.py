@@ -41,8 +41,8 @@ def minifloats(exponents: int, fractions: int) -> np.ndarray:
     codes, steps = np.arange(1 << exponents + fractions), 1 << fractions
     exponent, fraction = codes // steps, codes % steps
     bias = (1 << exponents - 1) - 1
-    whole = fraction + steps * (exponent > 0)
-    sizes = np.ldexp(whole.astype(np.float32), np.maximum(exponent, 1) - bias - fractions)
+    steps_up = fraction + steps * (exponent > 0)
+    sizes = np.ldexp(steps_up.astype(np.float32), np.maximum(exponent, 1) - bias - fractions)
     return np.concatenate([sizes, -sizes])
 
 

@@ -290,8 +290,8 @@ class _File:
         elif how == BY_TYPE:
             chosen = [kind == SLIDING for kind in types]
         else:  # a period, whose first or last layer has none
-            period, _, whole = how.partition(" ")
-            which = 0 if whole == "first" else int(period) - 1
+            period, _, remainder = how.partition(" ")
+            which = 0 if remainder == "first" else int(period) - 1
             chosen = [i % int(period) != which for i in range(len(types))]
         return {Place(What.WINDOWED): _ranges(chosen)}
 

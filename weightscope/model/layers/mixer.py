@@ -306,8 +306,8 @@ def read_mixer(tensors: "Tensors", index: int) -> Mixer:
     """
     reader, layers = tensors.readers[0], tensors.of_mixers
     if index not in layers:
-        others = f"those are {', '.join(map(str, layers))}" if layers else "it has none"
-        problem = f"layer {index} is not one without a softmax; {others}"
+        advice = f"those are {', '.join(map(str, layers))}" if layers else "it has none"
+        problem = f"layer {index} is not one without a softmax; {advice}"
         raise CheckpointError(problem, file=tensors.checkpoint.name)
     kind, _, _ = reader.family.mixer[0].partition(":")
     return KINDS[kind](MixerTensors(index, layers[index], reader.config))

@@ -790,7 +790,7 @@ def _by_layer(
 ) -> dict[str, Any]:
     """Values that a file has for each layer: sizes of heads, and layers' types."""
     values: dict[str, Any] = {}
-    others: dict[str, dict[str, int]] = {}
+    by_layer: dict[str, dict[str, int]] = {}
     n_layers = config.size("num_hidden_layers")
     pattern = own_keys.get(f"attention.{WINDOWS}")
     windows = pattern[:n_layers] if isinstance(pattern, list) else []
@@ -808,7 +808,7 @@ def _by_layer(
             base = each[windows.index(False)] if False in windows else each[0]
             for i, size in enumerate(each):
                 if size != base:
-                    others.setdefault(str(i), {})[name] = size
+                    by_layer.setdefault(str(i), {})[name] = size
             sizes = [base]
         values[name] = max(sizes, default=0)
         if name == "num_key_value_heads" and 0 in each:
@@ -820,8 +820,8 @@ def _by_layer(
             "linear_attention" if is_linear else "full_attention"
             for is_linear in recurrent[:n_layers]
         ]
-    if others:
-        values["per_layer_config"] = others
+    if by_layer:
+        values["per_layer_config"] = by_layer
     if windows:
         values["layer_types"] = ["sliding_attention" if window else FULL for window in windows]
     return values
