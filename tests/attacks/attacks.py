@@ -572,7 +572,7 @@ GGUFS: dict[str, tuple[bytes, str]] = {
     "no architecture": (gguf(), "architecture 'None'"),
     "an unknown architecture": (gguf(0, 1, key(b"general.architecture", 8, text(b"\x1b[2J"))), "\\x1b[2J"),
     "an architecture that is a number": (gguf(0, 1, key(b"general.architecture", 4, b"\0" * 4)), "architecture '0'"),
-    "no sizes": (gguf(0, 1, key(b"general.architecture", 8, text(b"llama"))), "num_attention_heads"),
+    "no sizes": (gguf(0, 1, key(b"general.architecture", 8, text(b"llama"))), "num_hidden_layers"),
     "no heads": (llama(keys=key(b"llama.attention.head_count_kv", 4, b"\0" * 4), n_keys=1), "num_key_value_heads"),
     "an alignment of zero": (llama(keys=key(b"general.alignment", 4, b"\0" * 4), n_keys=1), "alignment"),
     "an unknown type": (llama(gguf_tensor(kind=999)), "type 999"),

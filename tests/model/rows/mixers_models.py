@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.model.rows.llama_cpp import tiny
+from tests.model.rows.llama_cpp import ASSUMED, tiny
 from weightscope.adopting.tiny_models import classes_of
 
 KINDS = (
@@ -47,6 +47,12 @@ def tiny_mixers(kind: str) -> Any:
     else:
         classes = classes_of(CONFIG_MAPPING[kind]())
         model = tiny(kind, sorted(classes, key=lambda each: not each.__name__.endswith("ForCausalLM")))
+        factors = {key: value for key, value in ASSUMED.get(kind, {}).items() if "multiplier" in key}
+        if factors:  # the equations of roles have none
+            for key, value in factors.items():
+                setattr(model.config, key, [1.0] * len(value) if isinstance(value, list) else 1.0)
+            torch.manual_seed(0)
+            model = type(model)(model.config)
     with torch.no_grad():
         torch.manual_seed(1)
         for parameter in model.parameters():
