@@ -11,9 +11,11 @@ from tests.support import ggml_search
 from weightscope.checkpoint.checkpoint import Tensor
 from weightscope.checkpoint.ggml_blocks import UNEVEN
 from weightscope.checkpoint.opening import open_checkpoint
+from weightscope.model.rows.gguf import RestoredTensor, turned
 from weightscope.pairs.deeds.deed import Proof, What
 from weightscope.pairs.deeds.importance import BY_IMPORTANCE, WITH_IMPORTANCE
 from weightscope.pairs.deeds.pair import Pair
+from weightscope.pairs.deeds.quantised import _resembles_both_ways
 from weightscope.pairs.deeds.views import Sizes
 from weightscope.pairs.same import DIFFERENT, QUANTISED, UNDECIDED
 from weightscope.pairs.same.judge import Compared, Judged, judge
@@ -139,3 +141,43 @@ def test_searched_scales_leave_values_in_their_cells_or_beyond_the_end(
     noise = 0.05 * 0.1 * np.abs(w).reshape(256, -1, GROUP).max(axis=2).repeat(GROUP, axis=1)
     changed = w + noise * np.random.default_rng(1).standard_normal(w.shape)
     assert judged(written(tmp_path / "c.gguf", changed.astype(np.float32)), b).verdict in (DIFFERENT, UNDECIDED)
+
+
+def uneven_of_256(w: np.ndarray) -> np.ndarray:
+    """The bytes of an IQ4_XS copy: six bits for the scale of 32 values, of which F16 stores the largest's unit."""
+    x = w.astype(np.float64).reshape(-1, 8, GROUP)
+    scale = np.take_along_axis(x, np.abs(x).argmax(axis=2)[..., None], axis=2)[..., 0] / min(UNEVEN)
+    unit = np.take_along_axis(scale, np.abs(scale).argmax(axis=1)[:, None], axis=1) / -32
+    six = np.clip(np.rint(scale / unit), -32, 31)
+    codes = np.abs(x[..., None] - (unit * six)[..., None, None] * np.float64(UNEVEN)).argmin(axis=3).astype(np.uint8)
+    bits = (six + 32).astype(np.uint8)
+    low = (bits[:, ::2] & 15) | (bits[:, 1::2] & 15) << 4
+    high = ((bits >> 4).astype(np.uint16) << np.arange(0, 16, 2, dtype=np.uint16)).sum(axis=1, dtype=np.uint16)
+    halves = codes[..., : GROUP // 2] | codes[..., GROUP // 2 :] << 4
+    parts = unit.astype(np.float16).view(np.uint8), high[:, None].view(np.uint8), low, halves.reshape(len(x), -1)
+    return np.concatenate(parts, axis=1).reshape(len(w), -1)
+
+
+@pytest.mark.parametrize("size", [1.0, 0.2])
+def test_codes_of_scales_multiply_what_a_tiny_scale_is_off_by(size: float, tmp_path: Path) -> None:
+    """ggml chooses codes before the unit of scales is rounded, to one of few values where it is tiny."""
+    w = weights(256, 256) * np.float32(size)
+    ggml_search.write(tmp_path / "b.gguf", {"w.weight": (uneven_of_256(w), "IQ4_XS")})
+    b = open_checkpoint(tmp_path / "b.gguf")["w.weight"]
+    assert judged(written(tmp_path / "a.gguf", w), b).verdict == QUANTISED
+    noise = 0.05 * np.abs(w).reshape(256, -1, GROUP).max(axis=2).repeat(GROUP, axis=1)
+    changed = w + noise * np.random.default_rng(1).standard_normal(w.shape)
+    assert judged(written(tmp_path / "c.gguf", changed.astype(np.float32)), b).verdict in (DIFFERENT, UNDECIDED)
+
+
+def test_rows_of_a_turned_tensor_are_those_of_its_file(tmp_path: Path) -> None:
+    """A search by importance leaves little of an input that hardly counts, in GPT-2's files a row."""
+    w = weights(512, 256)
+    coarse = w.copy()
+    coarse[:, :4] = 0.3 * w[:, :4] + 0.95 * w[:, :4].std() * np.random.default_rng(2).standard_normal((512, 4))
+    erased = coarse.copy()
+    erased[7] = 0
+    for name, made, is_like in (("b", coarse, True), ("c", erased, False)):
+        a, b = written(tmp_path / f"a{name}.gguf", w), written(tmp_path / f"{name}.gguf", made)
+        assert _resembles_both_ways(a, b) == is_like
+        assert _resembles_both_ways(*(RestoredTensor(each, turned, 1, 1) for each in (a, b))) == is_like

@@ -11,7 +11,7 @@ from weightscope.checkpoint.blocks import Block
 from weightscope.checkpoint.checkpoint import DerivedTensor, Tensor
 from weightscope.core.errors import counted
 from weightscope.heads.tensors.measure import BITS
-from weightscope.model.rows.gguf import RestoredTensor, logarithm
+from weightscope.model.rows.gguf import RestoredTensor, logarithm, turned
 from weightscope.pairs.deeds.change import Change, unchanged
 from weightscope.pairs.deeds.deed import Deed, Proof, Sees, What, deed, search
 from weightscope.pairs.deeds.importance import BY_IMPORTANCE, WITH_IMPORTANCE, is_searched
@@ -324,7 +324,9 @@ def _resembles(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _resembles_both_ways(older: Tensor, newer: Tensor) -> bool:
     """True if all rows are, and no column has nothing in common with the original's."""
     columns = Columns()
-    for x, y in Pair(older, newer).pairs():
+    is_turned = isinstance(newer, RestoredTensor) and newer.undo is turned  # its rows are columns
+    blocks = [(older.read().T, newer.read().T)] if is_turned else Pair(older, newer).pairs()
+    for x, y in blocks:
         if not _resembles(x, y).all():
             return False
         columns.add(x, y)

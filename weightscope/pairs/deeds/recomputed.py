@@ -62,6 +62,7 @@ PLAIN = {"Q4_0": (-8, 7), "Q4_1": (0, 15), "Q5_0": (-16, 15), "Q5_1": (0, 31), "
 COARSE = ("BF16", "F16")
 ARITHMETIC = 2.0**-22  # error of a float32 sum, over its summands' sizes
 TINY = 2.0**-25  # and its absolute error among the smallest
+TINY_SCALES = 0.25  # half-steps that the latter may move a value by, at most
 FIRST = 4  # groups that show, after one, that a matrix has no grid
 SAMPLED = 64  # groups that show which grid it has
 LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
@@ -461,6 +462,9 @@ def _grids(
         half = span * steps[np.clip(nearest - ~is_up, 0, len(steps) - 1)] / 2
         end = span * np.where(nearest > len(steps) / 2, steps[-1], steps[0]) / 2
     end = end + quantum / 2 * (steps[0] / 2)  # as it was before its scale was rounded
+    if codes is not None:  # the code of a scale multiplies what a tiny one is off by
+        more = np.minimum(largest * codes * TINY, half * TINY_SCALES)
+        fine, lost = fine + more, lost + more
     enough = STEPS_USED if isinstance(levels, int) else FLOAT_STEPS_USED
     needed = span * (1 - SCALE) * min(USED, enough * steps.min()) - unsure
     spared = TWO_LEVELS_SPARED if len(places) == 2 else 0.0
