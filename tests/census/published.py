@@ -553,7 +553,7 @@ def telechat3(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
 def internlm2(number: int) -> tuple[dict[str, Any], Sequence[Spec]]:
     s = text(
         number, GROUPED, tokens="model.tok_embeddings", attention="attention", fused="wqkv",
-        grouped=True, out="wo", bias=bool(number), out_bias=bool(number), before="attention_norm", after="ffn_norm",
+        grouped=True, out="wo", bias=not number, out_bias=not number, before="attention_norm", after="ffn_norm",
         mlp=("feed_forward.w1", "feed_forward.w3", "feed_forward.w2"), head="output",
     )  # fmt: skip
     config = llama(s, bias=s.bias)

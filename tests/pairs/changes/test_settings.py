@@ -245,7 +245,7 @@ OVERRIDDEN = {
     ("original_max_position_embeddings", "phi3"), ("original_max_position_embeddings", "phi3_longrope"),
     ("original_max_position_embeddings", "phi3_longrope_short"), ("global_attn_every_n_layers", "afmoe"),
     ("global_attn_every_n_layers", "modernbert"), ("rope_theta", "falcon_alibi"), ("rope_type", "falcon_alibi"),
-    ("sliding_window", "qwen2_moe"),
+    ("sliding_window", "qwen2_moe"), ("head_dim", "sarvam_mla"),
 }  # fmt: skip
 
 
