@@ -8,7 +8,6 @@ import numpy as np
 
 from weightscope.checkpoint.checkpoint import DerivedTensor, Tensor, WholeTensor
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.gguf import GgufFile
 from weightscope.model.config.reading import read_as
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.model.opened import Opened
@@ -44,8 +43,8 @@ def in_one_convention(
 def _is_folded(model: Model | TensorsOnly) -> bool:
     """True if a file's converter multiplies them into the weights."""
     gguf = model.row.gguf if isinstance(model, Model) else None
-    is_file = isinstance(model.checkpoint.files[0], GgufFile)
-    return is_file and gguf is not None and gguf.config is without_multipliers
+    is_multiplied = gguf is not None and gguf.config is without_multipliers
+    return is_multiplied and model.checkpoint.is_gguf
 
 
 def _multiplied(model: Model) -> Model:
