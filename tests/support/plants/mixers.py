@@ -1,6 +1,7 @@
 """Damage to tensors of layers without a softmax, one at a time, in tiny models of every type that has such layers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,23 +53,26 @@ def plants_of(kind: str, folder: Path) -> Iterator[Plant]:
     stored = load_file(folder / WEIGHTS)
     tensors = [*open_tensors(folder).tensors]
     named = sum(tensor.has_role for tensor in tensors)
-    cells, expects = {"type": kind, "tensors": len(tensors), "named": named}, {"logits": logits(folder)}
-    yield Plant(f"{kind}: nothing", _copy(folder, stored), expects, cells | {"tensor": "", "damage": "nothing"})
+    cells, before = {"type": kind, "tensors": len(tensors), "named": named}, logits(folder)
+    copied = partial(_copy, folder, before)
+    yield Plant(f"{kind}: nothing", copied(stored), cells=cells | {"tensor": "", "damage": "nothing"})
     of_roles = {tensor.role: tensor.name for tensor in reversed(tensors) if tensor.role.startswith("mixer.")}
     for name in sorted(of_roles.values()):
         for damage, (change, axes) in DAMAGE.items():
             if stored[name].ndim >= axes and not np.array_equal(damaged := change(stored[name]), stored[name]):
                 made = stored | {name: np.ascontiguousarray(damaged, np.float32)}
                 more = cells | {"tensor": name, "damage": damage}
-                yield Plant(f"{kind}: {name}, {damage}", _copy(folder, made), expects, more)
+                yield Plant(f"{kind}: {name}, {damage}", copied(made), cells=more)
 
 
-def _copy(original: Path, arrays: Mapping[str, np.ndarray]) -> Callable[[Path], Made]:
+def _copy(original: Path, before: np.ndarray, arrays: Mapping[str, np.ndarray]) -> Callable[[Path], Made]:
+    """The `make` of a copy with these arrays; `more` has the original's logits."""
+
     def make(folder: Path) -> Made:
         for file in original.glob("*.json"):
             (folder / file.name).write_bytes(file.read_bytes())
         save_file(dict(arrays), folder / WEIGHTS, metadata={"format": "pt"})
-        return Made(folder, (original,))
+        return Made(folder, (original,), before)
 
     return make
 
@@ -77,7 +81,7 @@ def judged(plant: Plant, made: Made) -> dict[str, Any]:
     """How far the eager model's logits moved, and what `same` says of it."""
     (original,) = made.bases
     result = ws.same(original, made.suspect)
-    before, after = plant.expects["logits"], logits(made.suspect)
+    before, after = made.more, logits(made.suspect)
     broken = not np.isfinite(after).all()
     moved = np.inf if broken else float(np.linalg.norm(after - before) / np.linalg.norm(before))
     names = [each.name_a for each in result.differing]
