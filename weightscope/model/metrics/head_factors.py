@@ -114,14 +114,48 @@ def cosines(rows: np.ndarray, *more: np.ndarray) -> np.ndarray:
     rows (L, n) -> (1 + more, L); NaN where too few layers are known.
     """
     result = np.full((1 + len(more), len(rows)), np.nan)
-    known = np.flatnonzero(np.isfinite(rows).all(axis=1))
-    gram, products = rows @ rows.T, [profile @ rows.T for profile in (rows, *more)]
-    for i in range(len(rows)):
-        rest = known[known != i]
-        if len(rest) < FEWEST - 1:
-            continue
-        values, vectors = np.linalg.eigh(gram[np.ix_(rest, rest)])
-        weights = vectors[:, -1] / np.sqrt(values[-1])  # layers' weights in the common unit vector
-        weights *= 1.0 if weights.sum() >= 0 else -1.0
-        result[:, i] = [of_layers[i, rest] @ weights for of_layers in products]
+    is_known = np.isfinite(rows).all(axis=1)
+    known = rows[is_known]
+    if len(known) < FEWEST - 1:
+        return result
+    weights = np.empty((len(known), len(rows)))  # of known layers, without each layer
+    values, vectors = np.linalg.eigh(known @ known.T)
+    weights[:, ~is_known] = (vectors[:, -1] / np.sqrt(values[-1]))[:, None]
+    weights[:, is_known] = _without_each(values, vectors)
+    if len(known) < FEWEST:
+        weights[:, is_known] = np.nan
+    weights *= np.where(weights.sum(axis=0) < 0, -1.0, 1.0)
+    for into, profile in zip(result, (rows, *more), strict=True):
+        into[:] = ((profile @ known.T) * weights.T).sum(axis=1)
     return result
+
+
+HALVINGS = 50  # of the interval of a root
+NEAR = 1e-4  # of the interval
+
+
+def _without_each(values: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """The top eigenvector, over the root of its value, of a matrix without its row and column i.
+
+    values (n,), ascending, and vectors (n, n) of the whole matrix -> (n, n), a column for each i.
+    Without i the values are the roots of sum_j v_ij^2 / (value_j - root), and the vector is
+    (matrix - root)^-1 e_i (Golub 1973, "Some modified matrix eigenvalue problems", section 5).
+    """
+    n, top, second = len(values), -1, -2
+    below = np.maximum(values[top] - values, 0.0)  # of each value below the top one
+    below[:top] = np.maximum(below[:top], np.finfo(float).eps * values[top])
+    parts = np.where(abs(vectors) < 1e-100, 1e-100, vectors)  # (i, j); so that there is a root
+    low, high = np.zeros(n), np.full(n, below[second])
+    for _ in range(HALVINGS):
+        root = (low + high) / 2  # below the top value; at neither end
+        is_low = (parts**2 / (root[:, None] - below)).sum(axis=1) > 0
+        low, high = np.where(is_low, root, low), np.where(is_low, high, root)
+    with np.errstate(divide="ignore"):
+        shares = parts / (root[:, None] - below)
+    for pole, distance in ((top, root), (second, below[second] - root)):
+        is_near = distance < NEAR * below[second]  # where a difference has lost its digits
+        shares[is_near, pole] = 0.0
+        shares[is_near, pole] = -(shares * parts)[is_near].sum(axis=1) / parts[is_near, pole]
+    without = vectors @ shares.T
+    np.fill_diagonal(without, 0.0)
+    return without / np.linalg.norm(without, axis=0) / np.sqrt(values[top] - root)
