@@ -174,7 +174,7 @@ class AuditOptions:
 
     def layers_of(self, model: Model) -> list[int]:
         """The layers to measure."""
-        return list(distinct(model.attention_layers if self.layers is None else self.layers, model))
+        return list(model.own_layers if self.layers is None else distinct(self.layers, model))
 
 
 def audit(
