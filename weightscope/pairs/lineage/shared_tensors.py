@@ -167,23 +167,40 @@ def nearest(here: Sequence[Facts], there: Sequence[Facts]) -> dict[str, tuple[fl
 
     Only tensors of one part and width are compared.
     """
-    by_width: dict[tuple[str, int], list[Facts]] = defaultdict(list)
-    for fact in there:
-        if fact.sample.size:
-            by_width[fact.part, fact.shape[-1]].append(fact)
     best: dict[str, tuple[float, Facts]] = {}
-    for fact in here:
-        if not fact.sample.size:
-            continue
-        candidates = by_width[fact.part, fact.shape[-1]]
-        candidates = [each for each in candidates if len(each.shape) == len(fact.shape)]
-        for length in {len(each.sample) for each in candidates}:
-            alike = [each for each in candidates if len(each.sample) == length]
-            common = min(length, len(fact.sample))
-            mine, theirs = fact.sample[:common], np.stack([each.sample[:common] for each in alike])
-            sizes = np.linalg.norm(theirs, axis=1) * float(np.linalg.norm(mine))
-            cosines = theirs @ mine / np.maximum(sizes, 1e-30)
-            k = int(cosines.argmax())
-            if fact.name not in best or cosines[k] > best[fact.name][0]:
-                best[fact.name] = float(cosines[k]), alike[k]
+    theirs = _by_shape(there)
+    for (*shape, own), mine in _by_shape(here).items():
+        for (*other, length), candidates in theirs.items():
+            if shape != other:
+                continue
+            common = min(own, length)
+            for some, rows in _unit_rows(mine, common):
+                for others, columns in _unit_rows(candidates, common):
+                    cosines = rows @ columns.T
+                    highest = cosines.max(axis=1)
+                    first = (cosines >= highest[:, None] - TIE).argmax(axis=1)
+                    for fact, cosine, k in zip(some, highest.tolist(), first.tolist(), strict=True):
+                        if fact.name not in best or cosine > best[fact.name][0] + TIE:
+                            best[fact.name] = cosine, others[k]
     return best
+
+
+BLOCK = 256  # samples that are multiplied at a time
+TIE = 1e-6  # cosines of equal samples differ by less, as products are rounded
+
+
+def _by_shape(facts: Sequence[Facts]) -> dict[tuple[str, int, int, int], list[Facts]]:
+    """The tensors that have a sample, by part, width, number of axes and length of the sample."""
+    groups: dict[tuple[str, int, int, int], list[Facts]] = defaultdict(list)
+    for fact in facts:
+        if length := len(fact.sample):
+            groups[fact.part, fact.shape[-1], len(fact.shape), length].append(fact)
+    return groups
+
+
+def _unit_rows(facts: Sequence[Facts], common: int) -> Iterator[tuple[Sequence[Facts], np.ndarray]]:
+    """Blocks of the tensors with what their samples have in common, as unit vectors."""
+    for start in range(0, len(facts), BLOCK):
+        some = facts[start : start + BLOCK]
+        rows = np.stack([fact.sample[:common] for fact in some])
+        yield some, rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
