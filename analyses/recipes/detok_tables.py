@@ -2,13 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from weightscope.core.errors import CheckpointError
 from weightscope.core.formulas import plain
 from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.first_layer import FirstLayer
+from weightscope.heads.detok.heads import draw_tokens, measure_heads
+from weightscope.model.text.counts import Counts
 from weightscope.model.text.tokenizer import Tokenizer
 from weightscope.report.pages.page import Filed, Section
 
@@ -51,6 +56,49 @@ CONTRADICTION = (
 )
 
 
+WORD_ENDINGS = 10  # of Fig. 2 the first two
+DISTANCES = (1, 2, 4, 8, 16, 32)
+SAMPLED = 1000  # current tokens at each distance
+SHORTEST_ENDING = 3  # letters
+
+
+def word_endings(tokenizer: Tokenizer, counts: Counts) -> dict[str, int]:
+    """The ends of words, of letters alone and with no space before, that follow most different tokens.
+
+    Tokens are counted as 1 / (sum of squared shares), so that one frequent word does not make an ending of many.
+    """
+    current = np.repeat(np.arange(counts.vocab_size), np.diff(counts.indptr))
+    squares = np.bincount(current, counts.data.astype(float) ** 2, counts.vocab_size)
+    different = counts.occurrences.astype(float) ** 2 / np.maximum(squares, 1)
+    endings: dict[str, int] = {}
+    for token in np.argsort(-different, kind="stable").tolist():
+        text = tokenizer.text(token)
+        if text.isalpha() and len(text) >= SHORTEST_ENDING and len(endings) < WORD_ENDINGS:
+            endings[text] = token
+    return endings
+
+
+def with_counts(table: Table, tokens: Iterable[int], counts: Counts) -> Table:
+    """Previous tokens by current token, head and rank, as `ranked` lists them, with how often each pair occurs."""
+    tokens = list(tokens)
+    current = np.repeat(tokens, len(table) // max(1, len(tokens)))
+    matrix = counts.matrix(max(counts.vocab_size, 1 + int(max(table["token_id"]))))
+    found = [int(matrix[pair]) for pair in zip(current, table["token_id"], strict=True)]
+    return Table([*table.columns, Column("count", found, meaning="times that the pair occurs in the texts counted")])
+
+
+def by_distance(first: FirstLayer, counts: Counts) -> Table:
+    """The AUROC of every head that rotates, if it is asked at other distances than that of the token before."""
+    drawn = draw_tokens(first, counts, SAMPLED)
+    heads = {delta: measure_heads(replace(first, delta=delta), counts, sample=drawn).heads for delta in DISTANCES}
+    columns = [Column(f"at_{delta}", heads[delta]["auroc"], format=".3f") for delta in DISTANCES]
+    caption = (
+        f"AUROC of $T^ee$ at distances $i - j$ of 1, the token before, and more, against the bigrams all the same; "
+        f"{len(drawn.items):,} current tokens drawn."
+    )
+    return Table([heads[1].column("head"), *columns], caption)
+
+
 def single_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
     """Ids, by their text, of those texts that are one token in this vocabulary."""
     ids = {}
@@ -83,7 +131,8 @@ def neighbour_section(table: Table, tokens: Sequence[str], printed: Table | None
     listed = ", ".join(plain(repr(token)) for token in tokens)
     text = (
         "$$T^ee(i, j) = frac(e_i W_QK e_j^⊤, σ_i σ_j)$$ "
-        f"The previous tokens $j$ that heads score highest for the current tokens {listed}, before $1/√(d')$."
+        f"The previous tokens $j$ that heads score highest for the current tokens {listed}, before $1/√(d')$, and how "
+        "often each pair occurs in the texts counted."
     )
     ranks = [] if printed is None else [Filed(printed, "printed.csv")]
     return Section("What heads look for", text, [Filed(table, "neighbours.csv"), *ranks])

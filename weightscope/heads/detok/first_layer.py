@@ -596,6 +596,7 @@ class RankedRow(NamedTuple):
     """A previous token that a head scores high before a current one."""
 
     head: int = column()
+    current: str = column("the current token", symbol="current token")
     rank: int = column("1 is the highest score in the whole vocabulary")
     token_id: int = column()
     token: str = column()
@@ -621,6 +622,6 @@ def ranked(
             for rank, previous in enumerate(best.tolist(), start=1):
                 score = float(scores[head, previous])
                 named, joined = name(previous), name(previous, token)
-                rows.append(RankedRow(head, rank, previous, named, score, joined))
+                rows.append(RankedRow(head, name(token), rank, previous, named, score, joined))
     caption = f"Tables 1 and 3. {first.bare}".rstrip()
     return Table.of(RankedRow, rows, caption)
