@@ -78,11 +78,9 @@ def word_endings(tokenizer: Tokenizer, counts: Counts) -> dict[str, int]:
     return endings
 
 
-def with_counts(table: Table, tokens: Iterable[int], counts: Counts) -> Table:
-    """Previous tokens by current token, head and rank, as `ranked` lists them, with how often each pair occurs."""
-    tokens = list(tokens)
+def with_counts(table: Table, tokens: Sequence[int], matrix: Any) -> Table:
+    """The table of `ranked` for current `tokens`, with how often each pair occurs in the texts counted: matrix (V, V)."""
     current = np.repeat(tokens, len(table) // max(1, len(tokens)))
-    matrix = counts.matrix(max(counts.vocab_size, 1 + int(max(table["token_id"]))))
     found = [int(matrix[pair]) for pair in zip(current, table["token_id"], strict=True)]
     return Table([*table.columns, Column("count", found, meaning="times that the pair occurs in the texts counted")])
 

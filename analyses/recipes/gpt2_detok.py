@@ -60,8 +60,8 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
         counted = count_bigrams(text, tokenizer) if text else openwebtext_counts(tokenizer, shards, *corpus)
     counts = counts_for(model, counts_file or (None if small else counted))
     if small or is_paper:
-        ids = single_tokens(tokenizer, TOKENS if small else detok_tables.TOKENS)
-        tokens = {text: token for text, token in ids.items() if len(counts.row(token)[0])}
+        known = single_tokens(tokenizer, TOKENS if small else detok_tables.TOKENS)
+        tokens = {text: token for text, token in known.items() if len(counts.row(token)[0])}
     else:
         tokens = detok_tables.word_endings(tokenizer, counts)
     texts = texts_to_run_on(text, counted=counts_file is None and not small)
@@ -70,8 +70,9 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     auroc = measure_heads(first, counts)
     curves = roc_curves(first, counts, dict(list(tokens.items())[:2]))
     heads = present(detok_tables.HEADS_OF_TABLES, n_heads) if is_paper else auroc.ranked["head"][:3]
-    previous = ranked(first, tokenizer, list(tokens.values()), top=detok_tables.TOP if is_paper else 5, heads=heads)
-    previous = detok_tables.with_counts(previous, tokens.values(), counts)
+    ids, matrix = list(tokens.values()), counts.matrix(model.embeddings.n_tokens)
+    previous = ranked(first, tokenizer, ids, top=detok_tables.TOP if is_paper else 5, heads=heads)
+    previous = detok_tables.with_counts(previous, ids, matrix)
     rotated = detok_tables.by_distance(first, counts) if first.attention.rotation is not None else None
     printed = printed_ranks(first, tokenizer) if is_paper else None
     terms = None if model.positions is None else position_terms(first)

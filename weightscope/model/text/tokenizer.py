@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from weightscope.model.model import Model
 
 INSTALL = "pip install tokenizers"
+ONLY_LISTED = "only its list of tokens is read, not its rules"
 END_OF_TEXT = "<|endoftext|>"
 LONGEST_TOKEN = 200  # characters shown; a page has thousands of tokens, and some have 20 kB
 PARSED_HERE = 100_000  # bytes of a SentencePiece model; published ones have a few million
@@ -310,8 +311,9 @@ class TokenList(Tokenizer):
     parts (WordPiece).
     """
 
+    reason = ONLY_LISTED  # why it cannot split texts
+
     def __init__(self, file: object, tokens: Sequence[str], kind: str) -> None:
-        self.reason = "only its list of tokens is read, not its rules"
         if not tokens or len(tokens) > MOST_TOKENS:
             problem = f"lists {len(tokens)} tokens; from 1 to {MOST_TOKENS} are read"
             raise CheckpointError(problem, file=file)
@@ -339,7 +341,7 @@ class TokenList(Tokenizer):
             problem = f"spells tokens as '{kind[:40]}' does, which is not known here"
             raise CheckpointError(problem, file=path)
         listed = cls(path, tokens, GGUF_KINDS[kind])
-        listed.reason = gguf_problem(keys)
+        listed.reason = gguf_problem(keys) or ONLY_LISTED
         return listed
 
     @classmethod
@@ -412,7 +414,7 @@ def _read(file: Path) -> Tokenizer:
     if file.suffix not in (".gguf", ".model"):
         return _of_rules(file)
     listed = _listed(file)
-    if listed.reason:
+    if listed.reason != ONLY_LISTED:
         return listed
     try:
         return _of_rules(file)
