@@ -73,28 +73,36 @@ def word_endings(tokenizer: Tokenizer, counts: Counts) -> dict[str, int]:
     endings: dict[str, int] = {}
     for token in np.argsort(-different, kind="stable").tolist():
         text = tokenizer.text(token)
-        if text.isalpha() and len(text) >= SHORTEST_ENDING and len(endings) < WORD_ENDINGS:
+        if different[token] and text.isalpha() and len(text) >= SHORTEST_ENDING and len(endings) < WORD_ENDINGS:
             endings[text] = token
     return endings
 
 
 def with_counts(table: Table, tokens: Sequence[int], matrix: Any) -> Table:
-    """The table of `ranked` for current `tokens`, with how often each pair occurs in the texts counted: matrix (V, V)."""
+    """The table of `ranked` for current `tokens`, with how often each pair occurs: counts (V, V)."""
     current = np.repeat(tokens, len(table) // max(1, len(tokens)))
     found = [int(matrix[pair]) for pair in zip(current, table["token_id"], strict=True)]
-    return Table([*table.columns, Column("count", found, meaning="times that the pair occurs in the texts counted")])
+    count = Column("count", found, meaning="times that the pair occurs in the texts counted")
+    return Table([*table.columns, count], table.caption)
+
+
+def shared_scores(first: FirstLayer, matrix: Any) -> np.ndarray:
+    """T^ee's mean over the current tokens that follow some token: (H, V), by bigram counts (V, V)."""
+    scored = np.diff(matrix.indptr) > 0
+    mean_row = first.mean_row(scored)
+    means = (first.key_factor(head.kv_head) @ first.mean_query(head.index, scored, mean_row) for head in first.heads)
+    return np.stack(list(means))
 
 
 def by_distance(first: FirstLayer, counts: Counts) -> Table:
-    """The AUROC of every head that rotates, if it is asked at other distances than that of the token before."""
-    drawn = draw_tokens(first, counts, SAMPLED)
-    heads = {delta: measure_heads(replace(first, delta=delta), counts, sample=drawn).heads for delta in DISTANCES}
-    columns = [Column(f"at_{delta}", heads[delta]["auroc"], format=".3f") for delta in DISTANCES]
-    caption = (
-        f"AUROC of $T^ee$ at distances $i - j$ of 1, the token before, and more, against the bigrams all the same; "
-        f"{len(drawn.items):,} current tokens drawn."
-    )
-    return Table([heads[1].column("head"), *columns], caption)
+    """The AUROC of heads that rotate, asked at other distances than that of the token before."""
+    drawn, rows = draw_tokens(first, counts, SAMPLED), []
+    for delta in DISTANCES:
+        table = measure_heads(replace(first, delta=delta), counts, sample=drawn).heads
+        columns = (table[name].tolist() for name in ("head", "auroc", "auroc_specific"))
+        rows += [(delta, *row) for row in zip(*columns, strict=True)]
+    names = ("distance", "head", "auroc", "auroc_specific")
+    return Table.of_rows(names, rows, f"As Table 2, for {len(drawn.items):,} current tokens, at distances $i - j$.")
 
 
 def single_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
@@ -124,13 +132,12 @@ def printed_ranks(first: FirstLayer, tokenizer: Any) -> Table:
     return Table.of_rows(names, rows, f"Tables 1 and 3, rank by rank. {CONTRADICTION}")
 
 
-def neighbour_section(table: Table, tokens: Sequence[str], printed: Table | None = None) -> Section:
-    """Tables 1 and 3: what heads would put before each of these tokens, and the paper's ranks with those found."""
+def neighbour_section(tables: dict[str, Table], tokens: Sequence[str]) -> Section:
+    """Tables 1 and 3, by file name: what heads would put before each of these tokens, and the paper's ranks."""
     listed = ", ".join(plain(repr(token)) for token in tokens)
     text = (
         "$$T^ee(i, j) = frac(e_i W_QK e_j^⊤, σ_i σ_j)$$ "
         f"The previous tokens $j$ that heads score highest for the current tokens {listed}, before $1/√(d')$, and how "
         "often each pair occurs in the texts counted."
     )
-    ranks = [] if printed is None else [Filed(printed, "printed.csv")]
-    return Section("What heads look for", text, [Filed(table, "neighbours.csv"), *ranks])
+    return Section("What heads look for", text, [Filed(table, name) for name, table in tables.items()])

@@ -72,9 +72,14 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     heads = present(detok_tables.HEADS_OF_TABLES, n_heads) if is_paper else auroc.ranked["head"][:3]
     ids, matrix = list(tokens.values()), counts.matrix(model.embeddings.n_tokens)
     previous = ranked(first, tokenizer, ids, top=detok_tables.TOP if is_paper else 5, heads=heads)
-    previous = detok_tables.with_counts(previous, ids, matrix)
+    previous = {"neighbours.csv": detok_tables.with_counts(previous, ids, matrix)}
+    if is_paper:
+        previous["printed.csv"] = printed_ranks(first, tokenizer)
+    elif not small:
+        heads = auroc.heads.sort("auroc_specific", descending=True)["head"][:3]
+        specific = ranked(first, tokenizer, ids, 5, heads, less=detok_tables.shared_scores(first, matrix))
+        previous["specific.csv"] = detok_tables.with_counts(specific, ids, matrix)
     rotated = detok_tables.by_distance(first, counts) if first.attention.rotation is not None else None
-    printed = printed_ranks(first, tokenizer) if is_paper else None
     terms = None if model.positions is None else position_terms(first)
     drawn = [] if terms is None else list(dict.fromkeys([int(auroc.ranked["head"][0]), terms.nearest_head()]))
     if is_paper:
@@ -83,12 +88,11 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
 
     # write and draw
     with OutputFolder(out) as files:
-        sections = [*auroc_sections(files, auroc, curves), neighbour_section(previous, list(tokens), printed)]
+        sections = [*auroc_sections(files, auroc, curves), neighbour_section(previous, list(tokens))]
         auroc.write_tables(files)
         files.table("baseline.csv", Table([Column(name, [value]) for name, value in auroc.controls.items()]))
-        if printed is not None:
-            files.table("printed.csv", printed)
-        files.table("neighbours.csv", previous)
+        for file, table in previous.items():
+            files.table(file, table)
         if rotated is not None:
             files.table("distances.csv", rotated)
             sections.append(Section("At which distance", parts=[Filed(rotated, "distances.csv")]))

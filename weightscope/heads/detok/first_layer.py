@@ -610,11 +610,12 @@ def ranked(
     tokens: Sequence[int],
     top: int = 10,
     heads: Sequence[int] | None = None,
+    less: np.ndarray | float = 0.0,
 ) -> Table:
-    """Rank the vocabulary as previous tokens of some current tokens."""
+    """Rank the vocabulary as previous tokens of some current tokens, by scores less (H, V)."""
     rows, name = [], token_names(tokenizer)
     for token in tokens:
-        scores = first.token_scores(token)  # (H, V)
+        scores = first.token_scores(token) - less  # (H, V)
         all_heads = range(len(scores))
         chosen = all_heads if heads is None else [first.head(head).index for head in heads]
         for head in chosen:

@@ -153,13 +153,15 @@ class Vocabulary:
             twice = next(token for index, token in listed if self.ids[token] != index)
             raise CheckpointError(f"lists the token {twice[:40]!r} twice")
 
+        if self.scores and not self._has(self.unknown):
+            problem = f"its unknown token ({str(self.unknown)[:20]}) is not in its list"
+            raise CheckpointError(problem)
+
     def _has(self, index: Any) -> bool:
         return type(index) is int and 0 <= index < len(self.tokens)
 
     def bpe(self) -> Step:
         """Llama's kind: of two neighbours, those that make the token of the highest score."""
-        if not self._has(self.unknown):
-            raise CheckpointError(f"its unknown token is {str(self.unknown)[:20]}, which is none")
         merges: list[tuple[float, int, str, str]] = []
         for token, score in zip(self.tokens, self.scores, strict=True):
             for cut in range(1, len(token)):
