@@ -76,6 +76,7 @@ NO_RULES = {
     "a merge into no token": (changed("merges", 5, "zz zz"), "has the merge 'zz zz', which is not of two tokens .*"),
     "a merge of three": (changed("merges", 5, "a b c"), "has the merge 'a b c', which is not of two tokens .*"),
     "a merge of one": (changed("merges", 5, ""), "has the merge '', which is not of two tokens .*"),
+    "a merge twice": (changed("merges", 5, "h e"), "lists a merge twice"),
     "a token twice": (changed("tokens", 300, "the"), "lists the token 'the' twice"),
     "too few types": (byte_level("smollm", token_type=[1, 1]), "its token_type is not a list of 8002 numbers, .*"),
     "types of text": (byte_level("smollm", token_type=["1"] * 8002), "its token_type is not a list of .* numbers, .*"),

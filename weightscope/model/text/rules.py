@@ -16,7 +16,7 @@ from weightscope.core.errors import CheckpointError
 from weightscope.model.text.sandbox import Loaded, from_json
 
 BEGINS_A_WORD = "▁"
-Step = dict[str, Any]  # of a tokenizer.json
+Step = dict[str, Any]  # a step in a tokenizer.json
 
 # Patterns of words
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -28,7 +28,7 @@ QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 class PreTokenizer(NamedTuple):
-    """What a name in `tokenizer.ggml.pre` stands for."""
+    """Steps before BPE, which a file names in `tokenizer.ggml.pre`."""
 
     steps: tuple[Step, ...]
     normalizer: Step | None = None
@@ -85,7 +85,7 @@ def gguf_tokenizer(file: str, _written: tuple[int, int]) -> Loaded:
     keys = {key.removeprefix(PREFIX): value for key, value in header.items()}
     tokens, of_scores = keys["tokens"], keys["model"] == "llama"
     types = _numbers(keys, "token_type", len(tokens)) if "token_type" in keys else []
-    rules = PRE_TOKENIZERS.get(keys.get("pre", ""), PreTokenizer(()))
+    rules, made = PRE_TOKENIZERS.get(str(keys.get("pre")), PreTokenizer(())), Step()
     if of_scores:
         scores = _numbers(keys, "scores", len(tokens))
         vocabulary = Vocabulary(tokens, scores, types, keys.get("unknown_token_id", 0))
@@ -118,6 +118,8 @@ def _pairs(merges: Any, ids: Mapping[str, int]) -> list[list[str]]:
     """The pairs of a list of merges, each of two tokens that make one."""
     if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges):
         raise CheckpointError("has no list of merges")
+    if len({*merges}) < len(merges):
+        raise CheckpointError("lists a merge twice")
     pairs = [merge.split(" ") for merge in merges]
     for pair in pairs:
         if len(pair) != 2 or not {*pair, "".join(pair)} <= ids.keys():
@@ -207,8 +209,8 @@ class Vocabulary:
                 parts += [{"SpecialToken": {"id": name, "type_id": kind}} for name in last]
             return parts
 
-        frame = {"type": "TemplateProcessing", "single": framed("A"), "pair": framed("A", "B")}
-        frame["special_tokens"] = special
+        frame: Step = {"type": "TemplateProcessing", "special_tokens": special}
+        frame |= {"single": framed("A"), "pair": framed("A", "B")}
         whole = {"version": "1.0", "added_tokens": added, "post_processor": frame} | made
         return from_json(json.dumps(whole).encode())
 
@@ -216,8 +218,8 @@ class Vocabulary:
 # SentencePiece models: protocol buffers
 
 KINDS = {1: Vocabulary.unigram, 2: Vocabulary.bpe}
-MODEL_TYPE, SPACES_END_WORDS = 3, 24  # fields of the trainer's settings
-CHARSMAP, ADDS_SPACE, STRIPS_SPACES, ESCAPES_SPACES = 2, 3, 4, 5  # of the normaliser's
+MODEL_TYPE, SPACES_END_WORDS = 3, 24  # fields of the trainer
+CHARSMAP, ADDS_SPACE, STRIPS_SPACES, ESCAPES_SPACES = 2, 3, 4, 5  # fields of the normaliser
 
 
 def pieces_of(content: bytes) -> list[str]:
@@ -253,8 +255,8 @@ def sentencepiece_tokenizer(content: bytes, lowercase: bool, before: str, after:
         encoded = base64.b64encode(charsmap).decode()
         steps.append({"type": "Precompiled", "precompiled_charsmap": encoded})
     if normalizer.get(STRIPS_SPACES, 1):
-        for spaces, content in ((r"\A +| +\z", ""), (" {2,}", " ")):
-            steps.append({"type": "Replace", "pattern": {"Regex": spaces}, "content": content})
+        for spaces, by in ((r"\A +| +\z", ""), (" {2,}", " ")):
+            steps.append({"type": "Replace", "pattern": {"Regex": spaces}, "content": by})
     steps += _steps_of_spaces(bool(normalizer.get(ADDS_SPACE, 1)))
     made = {"model": kind(vocabulary), "normalizer": _sequence("normalizers", steps)}
     return vocabulary.loaded(made, *map(vocabulary.ids.get, (before, after)))
