@@ -2,15 +2,19 @@
 
 import base64
 import json
-from itertools import chain
+from collections import Counter
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import weightscope as ws
 from tests.model.text.gguf_vocabularies import RECORDED, SPECIAL, TEXTS, VOCABULARIES, byte_level, of_scores, write_gguf
+from weightscope.cli import main
 from weightscope.model.text import sandbox
+from weightscope.model.text.counts import load_counts
 from weightscope.model.text.rules import PRE_TOKENIZERS
 from weightscope.model.text.tokenizer import END_OF_TEXT, Tokenizer, TokenList, safe_cut, safe_split
 
@@ -57,6 +61,18 @@ def test_texts_for_a_gguf_file_may_be_cut(name: str, tmp_path: Path) -> None:
     for text in TEXTS:
         parts = chain(*tokenizer.encode_batch(split(text)))
         assert [*parts] == tokenizer.encode(text, special=False)
+
+
+def test_bigrams_are_counted_by_a_gguf_file(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXTS[0], encoding="utf-8")
+    file = write_gguf(tmp_path / "model.gguf", byte_level("smollm"))
+    arguments = ["bigrams", str(tmp_path / "text.txt"), "--tokenizer", str(file), "--out", str(tmp_path / "c.npz")]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    ids, counts = Tokenizer.load(file).encode(TEXTS[0]), load_counts(tmp_path / "c.npz")
+    pairs = Counter(pairwise(ids))
+    matrix = counts.matrix(counts.vocab_size)
+    assert counts.tokens == len(ids) and matrix.nnz == len(pairs)
+    assert all(matrix[current, previous] == n for (previous, current), n in pairs.items())
 
 
 def changed(name: str, place: int, value: Any) -> dict[str, Any]:

@@ -231,7 +231,10 @@ def pieces_of(content: bytes) -> list[str]:
 
 
 def sentencepiece_tokenizer(content: bytes, lowercase: bool, before: str, after: str) -> Loaded:
-    """The tokenizer of a SentencePiece model, with pieces that go before and after a text."""
+    """The tokenizer of a SentencePiece model, with pieces that go before and after a text.
+
+    The library normalises grapheme by grapheme: it may lose a combining mark, or not join it.
+    """
     try:
         parts = [(number, dict(_fields(part))) for number, part in _fields(content) if number < 4]
         pieces = [piece for number, piece in parts if number == 1]
