@@ -59,6 +59,7 @@ class Drawing:
 
 DRAWINGS = (
     Drawing("gpt2-detok", "analyses.recipes.gpt2_detok --model tests/fixtures/two-layers --text {books}"),
+    Drawing("detok-smollm2", f"analyses.recipes.gpt2_detok --model {SMOLLM2} --text {{books}}"),
     Drawing("norm-attention", "analyses.recipes.norm_attention --model {mpnet} --text {books}"),
     Drawing("norm-attention-minilm", f"analyses.recipes.norm_attention --model {MINILM} --text {{books}}"),
     Drawing("outlier-dimensions", "analyses.recipes.outlier_dimensions --model {mpnet} --text {stsb}"),

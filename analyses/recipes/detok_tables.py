@@ -2,13 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from weightscope.core.errors import CheckpointError
 from weightscope.core.formulas import plain
 from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.first_layer import FirstLayer
+from weightscope.heads.detok.heads import draw_tokens, measure_heads
+from weightscope.model.text.counts import Counts
 from weightscope.model.text.tokenizer import Tokenizer
 from weightscope.report.pages.page import Filed, Section
 
@@ -51,6 +56,55 @@ CONTRADICTION = (
 )
 
 
+WORD_ENDINGS = 10  # of Fig. 2 the first two
+DISTANCES = (1, 2, 4, 8, 16, 32)
+SAMPLED = 1000  # current tokens at each distance
+SHORTEST_ENDING = 3  # letters
+
+
+def word_endings(tokenizer: Tokenizer, counts: Counts) -> dict[str, int]:
+    """The ends of words, of letters alone and with no space before, that follow most different tokens.
+
+    Tokens are counted as 1 / (sum of squared shares), so that one frequent word does not make an ending of many.
+    """
+    current = np.repeat(np.arange(counts.vocab_size), np.diff(counts.indptr))
+    squares = np.bincount(current, counts.data.astype(float) ** 2, counts.vocab_size)
+    different = counts.occurrences.astype(float) ** 2 / np.maximum(squares, 1)
+    endings: dict[str, int] = {}
+    for token in np.argsort(-different, kind="stable").tolist():
+        text = tokenizer.text(token)
+        if different[token] and text.isalpha() and len(text) >= SHORTEST_ENDING and len(endings) < WORD_ENDINGS:
+            endings[text] = token
+    return endings
+
+
+def with_counts(table: Table, tokens: Sequence[int], matrix: Any) -> Table:
+    """The table of `ranked` for current `tokens`, with how often each pair occurs: counts (V, V)."""
+    current = np.repeat(tokens, len(table) // max(1, len(tokens)))
+    found = [int(matrix[pair]) for pair in zip(current, table["token_id"], strict=True)]
+    count = Column("count", found, meaning="times that the pair occurs in the texts counted")
+    return Table([*table.columns, count], table.caption)
+
+
+def shared_scores(first: FirstLayer, matrix: Any) -> np.ndarray:
+    """T^ee's mean over the current tokens that follow some token: (H, V), by bigram counts (V, V)."""
+    scored = np.diff(matrix.indptr) > 0
+    mean_row = first.mean_row(scored)
+    means = (first.key_factor(head.kv_head) @ first.mean_query(head.index, scored, mean_row) for head in first.heads)
+    return np.stack(list(means))
+
+
+def by_distance(first: FirstLayer, counts: Counts) -> Table:
+    """The AUROC of heads that rotate, asked at other distances than that of the token before."""
+    drawn, rows = draw_tokens(first, counts, SAMPLED), []
+    for delta in DISTANCES:
+        table = measure_heads(replace(first, delta=delta), counts, sample=drawn).heads
+        columns = (table[name].tolist() for name in ("head", "auroc", "auroc_specific"))
+        rows += [(delta, *row) for row in zip(*columns, strict=True)]
+    names = ("distance", "head", "auroc", "auroc_specific")
+    return Table.of_rows(names, rows, f"As Table 2, for {len(drawn.items):,} current tokens, at distances $i - j$.")
+
+
 def single_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
     """Ids, by their text, of those texts that are one token in this vocabulary."""
     ids = {}
@@ -78,12 +132,12 @@ def printed_ranks(first: FirstLayer, tokenizer: Any) -> Table:
     return Table.of_rows(names, rows, f"Tables 1 and 3, rank by rank. {CONTRADICTION}")
 
 
-def neighbour_section(table: Table, tokens: Sequence[str], printed: Table | None = None) -> Section:
-    """Tables 1 and 3: what heads would put before each of these tokens, and the paper's ranks with those found."""
+def neighbour_section(tables: dict[str, Table], tokens: Sequence[str]) -> Section:
+    """Tables 1 and 3, by file name: what heads would put before each of these tokens, and the paper's ranks."""
     listed = ", ".join(plain(repr(token)) for token in tokens)
     text = (
         "$$T^ee(i, j) = frac(e_i W_QK e_j^⊤, σ_i σ_j)$$ "
-        f"The previous tokens $j$ that heads score highest for the current tokens {listed}, before $1/√(d')$."
+        f"The previous tokens $j$ that heads score highest for the current tokens {listed}, before $1/√(d')$, and how "
+        "often each pair occurs in the texts counted."
     )
-    ranks = [] if printed is None else [Filed(printed, "printed.csv")]
-    return Section("What heads look for", text, [Filed(table, "neighbours.csv"), *ranks])
+    return Section("What heads look for", text, [Filed(table, name) for name, table in tables.items()])

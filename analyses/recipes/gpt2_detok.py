@@ -3,9 +3,10 @@
     python -m analyses.recipes.gpt2_detok --model gpt2 --out out/gpt2-detok
 
 Computes what the paper reports: the AUROC of every head (Table 2), ROC curves (Fig. 2), the previous tokens that heads
-look for (Tables 1 and 3), and the position terms (Fig. 3). With PyTorch (the extra `runner`) it also runs the layer on
-text (section 5, Fig. 4). Without --counts it counts the first shards of OpenWebText, and then also runs the layer on
-documents of theirs. If the Hub cannot be reached, it analyses the GPT-2 of two layers in this checkout.
+look for (Tables 1 and 3), and the position terms (Fig. 3), or the AUROC by distance of heads that rotate. With PyTorch
+(the extra `runner`) it also runs the layer on text (section 5, Fig. 4). Bigrams are those of --counts, else of --text,
+else of the first shards of OpenWebText, or of Japanese Wikipedia for rinna/japanese-gpt-1b, the authors' other model.
+If the Hub cannot be reached, it analyses the GPT-2 of two layers in this checkout.
 """
 
 from collections.abc import Sequence
@@ -24,22 +25,24 @@ from weightscope.cli.command import EndsInOneLine
 from weightscope.core.files import OutputFolder
 from weightscope.core.formulas import plain
 from weightscope.core.tables import Column, Table
+from weightscope.heads.detok import page as detok_page
 from weightscope.heads.detok.first_layer import FirstLayer, position_terms, ranked
 from weightscope.heads.detok.heads import counts_for, measure_heads, roc_curves
 from weightscope.heads.detok.on_text import TextCheck, run_on_texts
 from weightscope.heads.detok.page import auroc_sections, is_of_paper, position_section, present, text_section
-from weightscope.model.text.bigrams import openwebtext_counts
+from weightscope.model.text.bigrams import count_bigrams, openwebtext_counts
 from weightscope.model.text.sequences import Texts, openwebtext, read_texts
 from weightscope.model.text.tokenizer import Tokenizer
-from weightscope.report.pages.page import Section, write_page
+from weightscope.report.pages.page import Filed, Section, write_page
 
+WIKIPEDIA = ("wikimedia/wikipedia", "20231101.ja/")
 TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 
 
 @click.command("gpt2-detok", cls=EndsInOneLine)
 @click.option("--model", "source", default="gpt2", show_default=True, help="Folder, .safetensors file or Hub id.")
 @click.option("--counts", "counts_file", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts to use.")
-@click.option("--shards", default=2, show_default=True, type=click.IntRange(1), help="Shards of OpenWebText to count.")
+@click.option("--shards", default=2, show_default=True, type=click.IntRange(1), help="Shards of the corpus to count.")
 @options.text
 @out_option("out/gpt2-detok")
 @options.device
@@ -49,20 +52,34 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     model = first_available([source, TWO_LAYERS] if source == "gpt2" else [source])
     model.embeddings  # noqa: B018  refuse a checkpoint without token embeddings before looking for a tokenizer
     small = model.checkpoint.folder == FOLDER
-    name = "a GPT-2 of two layers" if small else model.name
+    name = "a GPT-2 of two layers" if small else model.name.removesuffix(".gguf")
     first, tokenizer = FirstLayer(model, device=device), Tokenizer.load(model.source)
-    counts = counts_for(model, counts_file or (None if small else openwebtext_counts(tokenizer, shards)))
-    ids = single_tokens(tokenizer, TOKENS if small else detok_tables.TOKENS)
-    tokens = {text: token for text, token in ids.items() if len(counts.row(token)[0])}
+    is_paper, n_heads = is_of_paper(model.name), len(first.heads)
+    if counts_file is None and not small:
+        corpus = WIKIPEDIA if detok_page.published(model.name) is detok_page.RINNA else ()
+        counted = count_bigrams(text, tokenizer) if text else openwebtext_counts(tokenizer, shards, *corpus)
+    counts = counts_for(model, counts_file or (None if small else counted))
+    if small or is_paper:
+        known = single_tokens(tokenizer, TOKENS if small else detok_tables.TOKENS)
+        tokens = {text: token for text, token in known.items() if len(counts.row(token)[0])}
+    else:
+        tokens = detok_tables.word_endings(tokenizer, counts)
     texts = texts_to_run_on(text, counted=counts_file is None and not small)
 
     # compute
     auroc = measure_heads(first, counts)
     curves = roc_curves(first, counts, dict(list(tokens.items())[:2]))
-    is_paper, n_heads = is_of_paper(model.name), len(first.heads)
     heads = present(detok_tables.HEADS_OF_TABLES, n_heads) if is_paper else auroc.ranked["head"][:3]
-    previous = ranked(first, tokenizer, list(tokens.values()), top=detok_tables.TOP if is_paper else 5, heads=heads)
-    printed = printed_ranks(first, tokenizer) if is_paper else None
+    ids, matrix = list(tokens.values()), counts.matrix(model.embeddings.n_tokens)
+    previous = ranked(first, tokenizer, ids, top=detok_tables.TOP if is_paper else 5, heads=heads)
+    previous = {"neighbours.csv": detok_tables.with_counts(previous, ids, matrix)}
+    if is_paper:
+        previous["printed.csv"] = printed_ranks(first, tokenizer)
+    elif not small:
+        heads = auroc.heads.sort("auroc_specific", descending=True)["head"][:3]
+        specific = ranked(first, tokenizer, ids, 5, heads, less=detok_tables.shared_scores(first, matrix))
+        previous["specific.csv"] = detok_tables.with_counts(specific, ids, matrix)
+    rotated = detok_tables.by_distance(first, counts) if first.attention.rotation is not None else None
     terms = None if model.positions is None else position_terms(first)
     drawn = [] if terms is None else list(dict.fromkeys([int(auroc.ranked["head"][0]), terms.nearest_head()]))
     if is_paper:
@@ -71,12 +88,14 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
 
     # write and draw
     with OutputFolder(out) as files:
-        sections = [*auroc_sections(files, auroc, curves), neighbour_section(previous, list(tokens), printed)]
+        sections = [*auroc_sections(files, auroc, curves), neighbour_section(previous, list(tokens))]
         auroc.write_tables(files)
         files.table("baseline.csv", Table([Column(name, [value]) for name, value in auroc.controls.items()]))
-        if printed is not None:
-            files.table("printed.csv", printed)
-        files.table("neighbours.csv", previous)
+        for file, table in previous.items():
+            files.table(file, table)
+        if rotated is not None:
+            files.table("distances.csv", rotated)
+            sections.append(Section("At which distance", parts=[Filed(rotated, "distances.csv")]))
         if terms is not None:
             terms.write_tables(files)
             sections.append(position_section(files, terms, drawn))

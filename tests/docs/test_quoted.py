@@ -330,6 +330,8 @@ QUOTED: dict[str, list[float]] = {
         bigram("specific", 6), *(cell("gpt2-detok/heads.csv", "auroc", head=head) for head in (6, 5, 0)),
         bigram("specific", 5), bigram("specific", 0),
     ],
+    "the previous token's frequency alone has {:.3f}, and less": [cell("detok-smollm2/baseline.csv", "auroc_baseline")],
+    "at no distance up to 32 ({:.3f} at most": [column("detok-smollm2/distances.csv", "auroc_specific").max()],
     "in which {:,d} of the 8,000 tokens follow another": [int(cell("gpt2-detok/heads.csv", "tokens_scored", head=6))],
     "before a token above those that do not with AUROC {:.3f}": [cell("gpt2-detok/heads.csv", "auroc", head=6)],
     "6 1 {:.3f} ' respons' responsibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" responsibility")],
@@ -461,6 +463,35 @@ def test_no_model_that_was_held_out_has_a_sink() -> None:
     assert len(held_out) == 15 and {row["heads_with"] for row in held_out} == {"0"}
 
 
+def smollm2_rows() -> Iterator[str]:
+    """The rows of the table of docs/detok.md on SmolLM2's first layer."""
+    names = ("auroc", "auroc_specific", "auroc_constant", "auroc_by_frequency")
+    heads = sorted(rows("detok-smollm2/heads.csv"), key=lambda row: -float(row["auroc"]))
+    for row in heads[:4]:
+        yield f"| {row['head']} | {' | '.join(f'{float(row[name]):.3f}' for name in names)} |"
+    values = (sorted(float(row[name]) for row in heads[4:]) for name in names)
+    yield f"| the other five | {' | '.join(f'{each[0]:.3f} to {each[-1]:.3f}' for each in values)} |"
+
+
+def test_smollm2s_first_layer_completes_no_words_whatever_its_auroc() -> None:
+    page = (ROOT / "docs" / "detok.md").read_text(encoding="utf-8")
+    for row in smollm2_rows():
+        assert row in page
+    auroc, specific = (column("detok-smollm2/heads.csv", name) for name in ("auroc", "auroc_specific"))
+    assert auroc[8] > 0.88 and np.abs(specific - 0.5).max() < 0.04
+    listed = [row for row in rows("detok-smollm2/neighbours.csv") if row["head"] == "8"]
+    assert {row["token"] for row in listed if row["rank"] == "1"} == {"<|endoftext|>"}
+    ours = [row for row in rows("gpt2-detok/neighbours.csv") if row["head"] == "6"]
+    of_three = rows("detok-smollm2/specific.csv")
+    for chosen, said_of in (
+        (listed, "{} of its {} choices"),
+        (ours, "{} of {}"),
+        (of_three, "{} of {} does in the three"),
+    ):
+        occurring = sum(row["count"] != "0" for row in chosen)
+        assert said_of.format(occurring, len(chosen)) in " ".join(page.split())
+
+
 def test_sink_kinds_are_those_of_the_model_run() -> None:
     kinds = rows("sinks-from-weights/kinds.csv")
     assert len(kinds) == 15 and all(row["when_run"] == row["sink_kind"] for row in kinds)
@@ -585,7 +616,7 @@ def test_no_number_is_told_that_no_file_holds() -> None:
         text = text.replace(row, "")
     tables = (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows(), *from_weights_rows(),
               *changed_rows(), *unseen_rows(),
-              *super_weight_rows(), *relation_rows())  # fmt: skip
+              *super_weight_rows(), *relation_rows(), *smollm2_rows())  # fmt: skip
     for row in tables:
         text = text.replace(" ".join(row.split()), "")
     for template, numbers in QUOTED.items():

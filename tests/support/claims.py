@@ -139,6 +139,13 @@ def detokenization() -> Iterator[Claim]:
         before,
         [before[0] > before[1], before[2] > before[3]],
     )
+    of_smollm2 = [cell("detok-smollm2/heads.csv", name, head=8) for name in ("auroc_specific", "auroc")]
+    yield Claim(
+        "A high AUROC shows that a head contributes to detokenization (section 3.2)",
+        "less what all current tokens share, head 6 keeps {:.2f} of {:.2f}, SmolLM2's head 8 {:.2f} of {:.2f}",
+        [specific, auroc[6], *of_smollm2],
+        [specific > 0.6, of_smollm2[0] > 0.6],
+    )
     yield Claim(
         "GPT-2's head 7 ranks bigrams first, and completes most of the words of Tables 1 and 3",
         "GPT-2's token embeddings were not at hand; `make gpt2-detok` prints its ranks and AUROC next to the paper's",

@@ -122,8 +122,8 @@ class _Cursor:
             raise self.refuse(f"{problem}; at most {LONGEST_KEY} are read")
         return name
 
-    def value(self, strings: bool = False) -> Any:
-        """A value; long lists of numbers are skipped (None), lists of strings unless `strings`."""
+    def value(self, wanted: bool = False) -> Any:
+        """A value; lists of strings and long ones of numbers are skipped (None) unless `wanted`."""
         kind = self.number("I")
         if kind in SCALARS:
             return self.number(SCALARS[kind])
@@ -136,7 +136,7 @@ class _Cursor:
         if kind in SCALARS:
             size = struct.calcsize("<" + SCALARS[kind])
             start = self.skip(length * size)
-            if length > LONGEST_LIST:
+            if length > LONGEST_LIST and not wanted:
                 return None
             self.n_numbers += length
             if self.n_numbers > MAX_NUMBERS:
@@ -149,7 +149,7 @@ class _Cursor:
         if self.n_strings > MAX_STRINGS:
             problem = f"GGUF header has {self.n_strings} strings; at most {MAX_STRINGS} are read"
             raise self.refuse(problem)
-        if strings:
+        if wanted:
             return [self.string() for _ in range(length)]
         for _ in range(length):
             self.skip(self.number("Q"))
@@ -159,7 +159,7 @@ class _Cursor:
 def parse_gguf(
     text: bytes, *, file: object, lists: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, GgufEntry], int]:
-    """Keys (with the lists of strings named in `lists`), tensors, and the start of the data."""
+    """Keys (with the long lists named in `lists`), tensors, and the start of the data."""
     cursor = _Cursor(text, file)
     if text[:4] != b"GGUF":
         raise CheckpointError("is not a GGUF file", file=file)
@@ -204,7 +204,7 @@ def _header_bytes(file: OpenFile) -> bytes:
 
 
 def header_of(path: Path, lists: Collection[str] = ()) -> dict[str, Any]:
-    """The keys of a GGUF file, with the lists of strings that are named; needs no gguf package."""
+    """The keys of a GGUF file, with the long lists that are named; needs no gguf package."""
     return parse_gguf(_header_bytes(OpenFile(path)), file=path, lists=lists)[0]
 
 

@@ -54,6 +54,7 @@ TOKENIZERS = (
     ("vocab.json", "merges.txt"),
     ("vocab.txt",),
     ("tokenizer.model",),
+    ("spiece.model", "tokenizer_config.json"),
 )
 TOKENIZER_FILES = (  # all that say something of one
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",

@@ -355,7 +355,7 @@ def _say_bare(first: Any) -> None:
 @click.option(
     "--tokenizer",
     required=True,
-    help="SOURCE of the tokenizer: tokenizer.json, vocab.json with merges.txt, or vocab.txt.",
+    help="SOURCE of the tokenizer: a checkpoint, or a tokenizer's file.",
 )
 @options.file_to_write("--out", "-o", required=True, help="COUNTS.npz to write.")
 @options.json

@@ -20,7 +20,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from tests.support.two_layers import FOLDER, TWO_LAYERS
 from tests.support.weights import shared
-from weightscope.heads.detok.first_layer import FirstLayer
+from weightscope.heads.detok.first_layer import FirstLayer, ranked
 from weightscope.heads.detok.heads import BigramAuroc, roc_curves
 from weightscope.model.metrics.auroc import weighted_auroc
 from weightscope.model.text.counts import Counts
@@ -245,6 +245,50 @@ def test_printed_ranks_stand_beside_ranks_by_sorting(embedded_auroc: BigramAuroc
         ids = detok_tables.single_tokens(tokenizer, [token, previous])
         order = np.argsort(-first.token_scores(ids[token])[head], kind="stable")
         assert order[rank - 1] == ids[previous]
+
+
+def test_shared_scores_are_the_mean_over_the_tokens_that_follow_some(tiny_gpt2: Path, counts: Counts) -> None:
+    first, matrix = FirstLayer(ws.open_model(tiny_gpt2)), counts.matrix(VOCAB)
+    mean = np.mean([first.token_scores(token) for token in range(VOCAB - 10)], axis=0)
+    np.testing.assert_allclose(detok_tables.shared_scores(first, matrix), mean, atol=1e-4)
+    table = ranked(first, None, [17], top=1, heads=[2], less=mean)
+    assert table["token_id"][0] == (first.token_scores(17) - mean)[2].argmax()
+    listed = detok_tables.with_counts(ranked(first, None, [17, 3], top=VOCAB, heads=[2, 0]), [17, 3], matrix)
+    found = dict(
+        zip(zip(listed["current"], listed["head"], listed["token_id"], strict=True), listed["count"], strict=True)
+    )
+    assert found["#17", 2, 18] == found["#17", 0, 18] == 1 and found["#3", 2, 5] == 2
+    assert sum(listed["count"]) == 2 * (1 + 2 + 1 + 2)
+
+
+def test_word_endings_are_those_of_most_different_tokens_before_them() -> None:
+    """As 1 / sum of squared shares: 3 for "ement", 2 for "ishop" and near 1 for "riety", which has three too."""
+    tokenizer = Tokenizer.load(TWO_LAYERS)
+    rows = {"ement": [1, 1, 1], "ishop": [1, 1], "riety": [1, 1, 98], " the": [1] * 9, "'t": [1] * 9, "..": [1] * 9}
+    ids = detok_tables.single_tokens(tokenizer, rows)
+    matrix = scipy.sparse.lil_array((8000, 8000), dtype=np.int64)
+    for text, token in ids.items():
+        matrix[token, : len(rows[text])] = rows[text]
+    matrix = matrix.tocsr()
+    arrays = (part.astype(np.int64) for part in (matrix.indptr, matrix.indices, matrix.data))
+    counts = Counts(*arrays, "made up", ("made up",), 1, 1000)
+    assert [*detok_tables.word_endings(tokenizer, counts)] == ["ement", "ishop", "riety"]
+
+
+def test_the_auroc_by_distance_is_that_of_heads_asked_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detok_tables, "SAMPLED", 100)
+    monkeypatch.setattr(detok_tables, "DISTANCES", (1, 8))
+    model = fixture("llama").model
+    n = model.embeddings.n_tokens
+    row = np.arange(n)
+    counts = Counts(np.arange(n + 1), row[::-1].copy(), np.full(n, 2), "made up", ("made up",), 1, 2 * n)
+    table = detok_tables.by_distance(FirstLayer(model), counts)
+    for delta in (1, 8):
+        of_heads = ws.bigram_auroc(model, counts, delta=delta, sample=100).heads
+        asked = table["distance"] == delta
+        for name in ("auroc", "auroc_specific"):
+            assert table[name][asked].tolist() == of_heads[name].tolist()
+    assert table["auroc"][table["distance"] == 1].tolist() != table["auroc"][table["distance"] == 8].tolist()
 
 
 def test_the_printed_tables_are_the_papers() -> None:

@@ -1,5 +1,7 @@
 """The recipe of `make gpt2-detok`: from a Hub, from a folder, and without any Hub at all."""
 
+import base64
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from tests.support.parquet import shard
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.two_layers import TWO_LAYERS
 from weightscope.core.files import REPORT, OutputFolder
+from weightscope.heads.detok import page as detok_page
 from weightscope.model.text.bigrams import count_bigrams
 from weightscope.model.text.counts import load_counts
 from weightscope.model.text.sequences import OPENWEBTEXT
@@ -19,6 +22,7 @@ from weightscope.model.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.check
 
+SENTENCEPIECE = Path(__file__).parents[2] / "model" / "text" / "sentencepiece_tokens.json"
 TEXT = ["the cat sat on the mat. the dog sat on the cat.", "a hat on a cat is that, and the mat was flat."]
 WRITTEN = {"heads.csv", "tokens.npz", "neighbours.csv", "positions.npz", "trends.csv", *REPORT, "auroc.png"}
 
@@ -120,3 +124,35 @@ def test_another_model_is_never_replaced(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["--model", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
     assert "no such file or folder" in result.stderr and not (tmp_path / "out").exists()
+
+
+def test_the_authors_japanese_model_comes_from_the_hub_with_its_numbers(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in of its architecture, 16 heads, with a tokenizer of its kind; bigrams are of TEXT, or of Wikipedia."""
+    pytest.importorskip("tokenizers", reason="tokenizers come with the extra `bigrams`")
+    monkeypatch.chdir(tmp_path)
+    model = base64.b64decode(json.loads(SENTENCEPIECE.read_text())["unigram"]["model"])
+    folder = write_checkpoint(tmp_path / "model", gpt2_weights(d=64, vocab=144), vocab_size=144, n_head=16)
+    config = {"tokenizer_class": "T5Tokenizer", "do_lower_case": False, "extra_ids": 0}
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    files |= {"spiece.model": model, "tokenizer_config.json": json.dumps(config).encode()}
+    hub.repositories["rinna/japanese-gpt-1b"] = files
+    japanese = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。人間というものを見た。" * 3
+    hub.repositories["datasets/wikimedia/wikipedia"] = {
+        "20231101.ja/train-00000-of-00015.parquet": shard([japanese, japanese[20:]]),
+        "20231101.aa/train-00000-of-00001.parquet": shard(["no Japanese"]),
+    }
+    (tmp_path / "text.txt").write_text(japanese, encoding="utf-8")
+    for options in ([], ["--text", "text.txt"]):
+        arguments = ["--model", "rinna/japanese-gpt-1b", "--out", "out", *options]
+        result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        assert {path.name for path in Path("out").iterdir()} >= WRITTEN - {"tokens.npz"}
+        page = Path("out/report.html").read_text()
+        assert all(f"{value:.3f}" in page for value in detok_page.RINNA.auroc.values())
+        assert all(f"{value:.3f}" in page for value in detok_page.RINNA.by_frequency.values())
+        assert "The authors count Japanese Wikipedia" in page
+        assert ("text.txt" in page) == bool(options)
+    (counts,) = Path("counts").iterdir()
+    assert counts.name.startswith("wikimedia-wikipedia-20231101.ja") and load_counts(counts).documents == 2

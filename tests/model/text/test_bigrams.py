@@ -18,7 +18,8 @@ from weightscope.core.errors import CheckpointError
 from weightscope.model.text import bigrams
 from weightscope.model.text.bigrams import BORDER, PairSums, count_bigrams, pieces
 from weightscope.model.text.counts import Counts, load_counts
-from weightscope.model.text.tokenizer import END_OF_TEXT, GPT2, LLAMA3, QWEN2, Tokenizer, safe_cut, safe_split
+from weightscope.model.text.rules import GPT2, LLAMA3, QWEN2
+from weightscope.model.text.tokenizer import END_OF_TEXT, SMOLLM_WORDS, Tokenizer, safe_cut, safe_split
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the 'bigrams' extra")
 parquet = pytest.importorskip("pyarrow.parquet", reason="needs the 'bigrams' extra")
@@ -40,6 +41,9 @@ def byte_level(pattern: str = GPT2):
     split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
     steps = tokenizers.pre_tokenizers.Sequence([split, level])
     tokenizer.pre_tokenizer = level if pattern == GPT2 else steps
+    if pattern == SMOLLM_WORDS:
+        digits, words = tokenizers.pre_tokenizers.Digits(individual_digits=True), byte_level(GPT2).pre_tokenizer
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, words])
     if pattern == QWEN2:
         tokenizer.normalizer = tokenizers.normalizers.NFC()
     trainer = tokenizers.trainers.BpeTrainer(
@@ -52,7 +56,8 @@ def byte_level(pattern: str = GPT2):
     return tokenizer
 
 
-LIBRARY = {name: byte_level(pattern) for name, pattern in (("gpt2", GPT2), ("llama3", LLAMA3), ("qwen2", QWEN2))}
+PATTERNS = {"gpt2": GPT2, "llama3": LLAMA3, "qwen2": QWEN2, "smollm": SMOLLM_WORDS}
+LIBRARY = {name: byte_level(pattern) for name, pattern in PATTERNS.items()}
 TOKENIZERS = {name: Tokenizer.of_library(tokenizer) for name, tokenizer in LIBRARY.items()}
 SMALL = TOKENIZERS["gpt2"]
 

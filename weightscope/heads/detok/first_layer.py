@@ -596,6 +596,7 @@ class RankedRow(NamedTuple):
     """A previous token that a head scores high before a current one."""
 
     head: int = column()
+    current: str = column("the current token", symbol="current token")
     rank: int = column("1 is the highest score in the whole vocabulary")
     token_id: int = column()
     token: str = column()
@@ -609,11 +610,12 @@ def ranked(
     tokens: Sequence[int],
     top: int = 10,
     heads: Sequence[int] | None = None,
+    less: np.ndarray | float = 0.0,
 ) -> Table:
-    """Rank the vocabulary as previous tokens of some current tokens."""
+    """Rank the vocabulary as previous tokens of some current tokens, by scores less (H, V)."""
     rows, name = [], token_names(tokenizer)
     for token in tokens:
-        scores = first.token_scores(token)  # (H, V)
+        scores = first.token_scores(token) - less  # (H, V)
         all_heads = range(len(scores))
         chosen = all_heads if heads is None else [first.head(head).index for head in heads]
         for head in chosen:
@@ -621,6 +623,6 @@ def ranked(
             for rank, previous in enumerate(best.tolist(), start=1):
                 score = float(scores[head, previous])
                 named, joined = name(previous), name(previous, token)
-                rows.append(RankedRow(head, rank, previous, named, score, joined))
+                rows.append(RankedRow(head, name(token), rank, previous, named, score, joined))
     caption = f"Tables 1 and 3. {first.bare}".rstrip()
     return Table.of(RankedRow, rows, caption)

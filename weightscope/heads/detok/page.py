@@ -1,6 +1,7 @@
 """The detokenization analysis as sections of a page, whose figures are drawn into files."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,12 +19,21 @@ from weightscope.model.layers.kernel import FAST
 from weightscope.report.pages.page import Figure, Filed, Section, write_page
 from weightscope.report.pages.style import save
 
-# The detokenization paper's printed numbers, all of GPT-2's first layer.
+# Numbers that the detokenization paper's authors printed or noted (gokamoda/lm-detokenization,
+# notes/gpt2.md and notes/rinna-japanese-gpt-1b.md), all of first layers, to three decimals.
+
+
+class Published(NamedTuple):
+    """A model's mean AUROC by head, with tokens that follow none as 0, and by frequency."""
+
+    auroc: Mapping[int, float]
+    by_frequency: Mapping[int, float]
+    heads: tuple[int, ...]  # whose curves or completions they show
+    where: str
+    corpus: str
+
 
 MODELS = ("gpt2", "openai-community/gpt2")
-HEADS_OF_FIG_2 = (7, 1)
-# Table 2, mean AUROC by head, and the same by frequency, to the three decimals of the authors'
-# notes (gokamoda/lm-detokenization, notes/gpt2.md).
 AUROC = {
     7: 0.876, 11: 0.806, 6: 0.793, 0: 0.732, 4: 0.694, 3: 0.634,
     10: 0.615, 2: 0.549, 8: 0.445, 1: 0.404, 9: 0.401, 5: 0.286,
@@ -32,6 +42,22 @@ AUROC_BY_FREQUENCY = {
     7: 0.865, 3: 0.846, 4: 0.830, 11: 0.788, 10: 0.733, 8: 0.687,
     1: 0.620, 9: 0.616, 5: 0.613, 0: 0.591, 2: 0.591, 6: 0.568,
 }  # fmt: skip
+RINNA = Published(
+    {
+        15: 0.484, 14: 0.473, 6: 0.462, 3: 0.448, 11: 0.418, 2: 0.398, 13: 0.385, 9: 0.371,
+        8: 0.362, 5: 0.317, 7: 0.316, 12: 0.313, 4: 0.304, 1: 0.282, 10: 0.281, 0: 0.271,
+    },
+    {
+        15: 0.709, 14: 0.747, 6: 0.639, 3: 0.615, 11: 0.536, 2: 0.516, 13: 0.478, 9: 0.539,
+        8: 0.499, 5: 0.476, 7: 0.520, 12: 0.527, 4: 0.372, 1: 0.388, 10: 0.423, 0: 0.334,
+    },
+    (15, 14, 6),
+    "authors' notes",
+    "Japanese Wikipedia",
+)  # fmt: skip
+PUBLISHED = dict.fromkeys(
+    MODELS, Published(AUROC, AUROC_BY_FREQUENCY, (7, 1), "Table 2", "OpenWebText")
+) | {"rinna/japanese-gpt-1b": RINNA}
 
 # Eq. 14: the terms of a score that depend on positions.
 EQUATIONS = (
@@ -50,6 +76,11 @@ SPREAD_EQUATIONS = (
 def is_of_paper(model: str) -> bool:
     """True if this is the paper's model, by its name on the Hub."""
     return model.partition("@")[0] in MODELS
+
+
+def published(model: str) -> Published | None:
+    """The authors' numbers for a model, by its name on the Hub."""
+    return PUBLISHED.get(model.partition("@")[0])
 
 
 def present(heads: Iterable[int], n_heads: int) -> list[int]:
@@ -75,16 +106,16 @@ def write_auroc_page(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc
 def auroc_sections(
     files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()
 ) -> list[Section]:
-    """Table 2, with the paper's numbers for the paper's model, and any ROC curves (Fig. 2)."""
+    """Table 2, with the authors' numbers for a model of theirs, and any ROC curves (Fig. 2)."""
     table, counts = auroc.ranked, auroc.counts
-    of_paper = is_of_paper(auroc.model) and auroc.layer == 0
-    if of_paper:
-        printed = np.array([AUROC.get(head, np.nan) for head in table["head"]])
-        noted = np.array([AUROC_BY_FREQUENCY.get(head, np.nan) for head in table["head"]])
-        differs, less = table["auroc_paper"] - printed, "auroc_paper less Table 2"
+    known = published(auroc.model) if auroc.layer == 0 else None
+    if known is not None:
+        printed = np.array([known.auroc.get(head, np.nan) for head in table["head"]])
+        noted = np.array([known.by_frequency.get(head, np.nan) for head in table["head"]])
+        differs, less = table["auroc_paper"] - printed, f"auroc_paper less {known.where}"
         by_frequency = "by frequency, authors' notes"
         compared = (
-            Column("auroc_printed", printed, "Table 2's AUROC", format=".3f"),
+            Column("auroc_printed", printed, f"AUROC, {known.where}", format=".3f"),
             Column("auroc_paper_differs", differs, less, format="+.3f"),
             Column("auroc_by_frequency_noted", noted, by_frequency, format=".3f"),
         )
@@ -92,10 +123,10 @@ def auroc_sections(
     scored = f"{table['tokens_scored'][0]:,} of {auroc.auroc.shape[1]:,}"
     which = "were drawn" if auroc.sample else "follow some token"
     text = f"{plain(counts.origin)}. {scored} tokens {which}."
-    if of_paper:
+    if known is not None:
         text += (
-            " Table 2 counts OpenWebText; other counts, as of a few shards, are one reason for "
-            "`auroc_paper_differs`."
+            f" The authors count {known.corpus}; other counts, as of a few shards, are one reason "
+            "for `auroc_paper_differs`."
         )
     caption = (
         "Bigram AUROC of $T^ee$ by head, best first. Dot: mean over tokens; bars: the middle half "
@@ -104,11 +135,11 @@ def auroc_sections(
         "without a head and without the current token's counts."
     )
     drawn = Figure(save(figures.auroc_figure(auroc), files, "auroc"), caption)
-    measured = table if of_paper else Filed(table, "heads.csv")
+    measured = table if known is not None else Filed(table, "heads.csv")
     sections = [Section("Which heads put words together", text, [drawn, measured])]
     if curves:
-        if of_paper:
-            coloured, which = present(HEADS_OF_FIG_2, len(auroc.auroc)), "the paper's heads"
+        if known is not None:
+            coloured, which = present(known.heads, len(auroc.auroc)), "the authors' heads"
         else:
             coloured, which = table["head"][[0, -1]].tolist(), "the best and the worst head"
         caption = (

@@ -159,12 +159,16 @@ def count_bigrams(
     )
 
 
-def openwebtext_counts(tokenizer: Tokenizer, shards: int, folder: str | Path = "counts") -> Path:
-    """The file of a tokenizer's bigram counts in OpenWebText's first shards, counted only once."""
-    file = Path(folder, f"openwebtext-{shards}-{tokenizer.hash[:12]}.npz")
+def openwebtext_counts(tokenizer: Tokenizer, shards: int, *dataset: str) -> Path:
+    """The file of a tokenizer's bigram counts in OpenWebText's first shards, counted only once.
+
+    `dataset` is as for `openwebtext`.
+    """
+    name = "-".join(dataset).replace("/", "-") or "openwebtext"
+    file = Path("counts", f"{name}-{shards}-{tokenizer.hash[:12]}.npz")
     if not file.exists():
         try:
-            files = openwebtext(shards)
+            files = openwebtext(shards, *dataset)
         except CheckpointError as error:
             raise CheckpointError(f"{error}; give COUNTS= made by `weightscope bigrams`") from None
         count_bigrams(files, tokenizer).save(file)

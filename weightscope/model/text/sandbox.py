@@ -20,7 +20,7 @@ import struct
 import subprocess
 import sys
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -232,51 +232,6 @@ def from_json(content: bytes) -> Loaded:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer, {}
-
-
-def pieces_of(content: bytes) -> list[str]:
-    """The pieces of a SentencePiece model: field 1 of its protocol buffer, one message each."""
-    try:
-        return [_text(value).decode() for field, value in _fields(content) if field == 1]
-    except (ValueError, IndexError, StopIteration):  # the last: a piece without a text
-        raise CheckpointError("is not a SentencePiece model") from None
-
-
-def _text(message: Any) -> bytes:
-    return next(text for field, text in _fields(message) if field == 1 and isinstance(text, bytes))
-
-
-def _fields(message: Any) -> Iterator[tuple[int, bytes | int]]:
-    """The numbers and values of a protocol buffer's fields."""
-    if not isinstance(message, bytes):
-        raise ValueError("a message was expected")
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
-        field, wire = tag >> 3, tag & 7
-        if wire == 0:
-            value, place = _varint(message, place)
-            yield field, value
-            continue
-        if wire not in (1, 2, 5) or not field:
-            raise ValueError("no such wire type")
-        length = {1: 8, 5: 4}.get(wire, 0)
-        if wire == 2:
-            length, place = _varint(message, place)
-        if length > len(message) - place:
-            raise ValueError("cut short")
-        yield field, message[place : place + length]
-        place += length
-
-
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        value |= (message[place] & 0x7F) << shift
-        place += 1
-        if message[place - 1] < 0x80:
-            return value, place
-    raise ValueError("a number that does not end")
 
 
 def byte_level_bpe(vocab: bytes, merges: bytes, end_of_text: str) -> Loaded:

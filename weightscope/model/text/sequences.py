@@ -205,11 +205,12 @@ def _sts_sentences(table: Path) -> list[str]:
     return [row[5] for row in rows]
 
 
-def openwebtext(shards: int) -> list[Path]:
-    """The first Parquet files of OpenWebText, from the Hub or its cache."""
-    repository = Repository(OPENWEBTEXT, kind="dataset")
-    names = [name for name in repository.file_names() if name.endswith(".parquet")][:shards]
+def openwebtext(shards: int, dataset: str = OPENWEBTEXT, folder: str = "") -> list[Path]:
+    """The first Parquet files of OpenWebText or another data set, from the Hub or its cache."""
+    repository = Repository(dataset, kind="dataset")
+    listed = [name for name in repository.file_names() if name.endswith(".parquet")]
+    names = [name for name in listed if name.startswith(folder)][:shards]
     files = [path for name in names if (path := repository.file(name, LARGEST_SHARD)) is not None]
     if not files:
-        raise CheckpointError(f"{OPENWEBTEXT} holds no Parquet files")
+        raise CheckpointError(f"{dataset} holds no Parquet files")
     return files

@@ -27,7 +27,17 @@ from weightscope.checkpoint.opening import (
     resolve_folder,
 )
 from weightscope.core.embedded import FOLDER
-from weightscope.core.errors import CheckpointError, first_line
+from weightscope.core.errors import CheckpointError, first_line, printable
+from weightscope.model.text.rules import (
+    BEGINS_A_WORD,
+    GPT2,
+    LLAMA3,
+    QWEN2,
+    gguf_problem,
+    gguf_tokenizer,
+    pieces_of,
+    sentencepiece_tokenizer,
+)
 from weightscope.model.text.sandbox import (
     MOST_TOKENS,
     Sandbox,
@@ -37,7 +47,6 @@ from weightscope.model.text.sandbox import (
     encode_batch,
     from_json,
     parsed,
-    pieces_of,
     word_piece,
 )
 
@@ -45,14 +54,16 @@ if TYPE_CHECKING:
     from weightscope.model.model import Model
 
 INSTALL = "pip install tokenizers"
+ONLY_LISTED = "only its list of tokens is read, not its rules"
 END_OF_TEXT = "<|endoftext|>"
 LONGEST_TOKEN = 200  # characters shown; a page has thousands of tokens, and some have 20 kB
 PARSED_HERE = 100_000  # bytes of a SentencePiece model; published ones have a few million
-BEGINS_A_WORD = "▁"
 CONTINUES = "##"
 BYTE_LEVEL = {"type": "ByteLevel"}
 GGUF_TOKENS, GGUF_KIND = "tokenizer.ggml.tokens", "tokenizer.ggml.model"
 GGUF_KINDS = {"llama": "Unigram", "t5": "Unigram", "gpt2": "BPE", "bert": "WordPiece"}
+# Classes that split text as their SentencePiece model says, and the tokens before and after it.
+AS_SENTENCEPIECE = {"": ("", ""), "T5Tokenizer": ("", "</s>"), "LlamaTokenizer": ("<s>", "")}
 # Classes that split text as BERT's does.
 LIKE_BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
 
@@ -300,6 +311,8 @@ class TokenList(Tokenizer):
     parts (WordPiece).
     """
 
+    reason = ONLY_LISTED  # why it cannot split texts
+
     def __init__(self, file: object, tokens: Sequence[str], kind: str) -> None:
         if not tokens or len(tokens) > MOST_TOKENS:
             problem = f"lists {len(tokens)} tokens; from 1 to {MOST_TOKENS} are read"
@@ -317,7 +330,7 @@ class TokenList(Tokenizer):
 
     @classmethod
     def of_gguf(cls, path: Path) -> TokenList:
-        """The token list of a GGUF file."""
+        """The token list of a GGUF file, with the reason why its rules are not read, if any."""
         keys = Config(header_of(path, (GGUF_TOKENS,)), path)
         tokens, kind = keys.get(GGUF_TOKENS), str(keys.get(GGUF_KIND))
         if not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
@@ -327,7 +340,9 @@ class TokenList(Tokenizer):
         if kind not in GGUF_KINDS:
             problem = f"spells tokens as '{kind[:40]}' does, which is not known here"
             raise CheckpointError(problem, file=path)
-        return cls(path, tokens, GGUF_KINDS[kind])
+        listed = cls(path, tokens, GGUF_KINDS[kind])
+        listed.reason = gguf_problem(keys) or ONLY_LISTED
+        return listed
 
     @classmethod
     def of_lines(cls, content: bytes, file: object) -> TokenList:
@@ -376,9 +391,8 @@ class TokenList(Tokenizer):
         return [self.ids.get(spell(text)) for text in texts]
 
     def _refuse(self, problem: str) -> NoReturn:
-        reason = "only its list of tokens is read, not its rules"
         advice = "a tokenizer.json has both (`tokenizer`)"
-        raise CheckpointError(f"{problem}: {reason}; {advice}", file=self.file)
+        raise CheckpointError(f"{problem}: {self.reason}; {advice}", file=self.file)
 
 
 def _as_word_piece(token: str) -> str:
@@ -393,12 +407,34 @@ def _as_word_piece(token: str) -> str:
 
 
 def _read(file: Path) -> Tokenizer:
-    """The tokenizer that a file describes, together with the files that belong to it."""
+    """The tokenizer that a file describes, together with the files that belong to it.
+
+    Where only the list of tokens can be read, it says why.
+    """
+    if file.suffix not in (".gguf", ".model"):
+        return _of_rules(file)
+    listed = _listed(file)
+    if listed.reason != ONLY_LISTED:
+        return listed
+    try:
+        return _of_rules(file)
+    except CheckpointError as error:
+        listed.reason = str(error).removeprefix(f"{file.name}: ")
+        return listed
+
+
+def _listed(file: Path) -> TokenList:
+    """The list of tokens in a GGUF file or a SentencePiece model."""
     if file.suffix == ".gguf":
         return TokenList.of_gguf(file)
-    content = read_small(file, LARGEST_SMALL_FILE)
-    if file.suffix == ".model":
-        return TokenList.of_sentencepiece(content, file)
+    if file.name == "spiece.model":
+        _sentencepiece_settings(file)  # other classes number the pieces in ways of their own
+    return TokenList.of_sentencepiece(read_small(file, LARGEST_SMALL_FILE), file)
+
+
+def _of_rules(file: Path) -> Tokenizer:
+    """A tokenizer that splits texts; a list of tokens for a vocab.txt of unknown rules."""
+    content = b"" if file.suffix == ".gguf" else read_small(file, LARGEST_SMALL_FILE)
     settings = _word_piece_settings(file.parent) if file.name == "vocab.txt" else ()
     if settings is None:
         return TokenList.of_lines(content, file)
@@ -408,7 +444,15 @@ def _read(file: Path) -> Tokenizer:
         raise CheckpointError(f"a tokenizer needs the tokenizers library: {INSTALL}") from error
     if file.parent == FOLDER:  # ours, so that it needs no child
         return Tokenizer.of_library(from_json(content)[0], file)
-    if file.name == "vocab.txt":
+    if file.suffix == ".gguf":
+        stat = file.stat()
+        written = stat.st_size, stat.st_mtime_ns
+        tokenizer = Tokenizer.sandboxed(file, gguf_tokenizer, str(file), written)
+    elif file.suffix == ".model":
+        tokenizer = Tokenizer.sandboxed(
+            file, sentencepiece_tokenizer, content, *_sentencepiece_settings(file)
+        )
+    elif file.name == "vocab.txt":
         tokenizer = Tokenizer.sandboxed(file, word_piece, content, *settings)
     elif file.name == "vocab.json":
         merges = read_small(file.with_name("merges.txt"), LARGEST_SMALL_FILE)
@@ -441,6 +485,17 @@ def _word_piece_settings(folder: Path) -> tuple[bool, bool | None, bool] | None:
     return lowercase, accents if isinstance(accents, bool) else None, chinese
 
 
+def _sentencepiece_settings(file: Path) -> tuple[bool, str, str]:
+    """A SentencePiece model's case, and the tokens around a text, by the class next to it."""
+    path = file.with_name("tokenizer_config.json")
+    settings = read_json(path) if path.is_file() else {}
+    kind = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
+    if kind not in AS_SENTENCEPIECE:
+        problem = f"a {printable(kind[:40])} has rules of its own, which are not read"
+        raise CheckpointError(problem, file=file)
+    return settings.get("do_lower_case") is True, *AS_SENTENCEPIECE[kind]
+
+
 AT_HAND: WeakKeyDictionary[Model, tuple[Tokenizer | None, str]] = WeakKeyDictionary()
 
 
@@ -464,8 +519,8 @@ def _look_for(model: Model) -> tuple[Tokenizer | None, str]:
         file = Tokenizer.find_at(place)
     except CheckpointError:
         return None, ""
-    try:
-        return _read(file), ""
+    try:  # a list names tokens as well, and needs no library
+        return (_listed if file.suffix == ".model" else _read)(file), ""
     except CheckpointError as error:
         return None, str(error)
 
@@ -477,20 +532,18 @@ def _look_for(model: Model) -> tuple[Tokenizer | None, str]:
 # punctuation take the newlines after it, so they are cut at spaces alone. Python and the library
 # might disagree on what a space is: every Unicode character, put before, between and after such
 # cuts, showed no case.
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+# With single digits, runs of spaces end before a digit as they do at the end of a text.
+SMOLLM_WORDS = GPT2.replace(r" ?\p{N}+", r"\p{N}").replace(r"(?!\S)", r"(?![^\s\p{N}])")
 SAFE_CUTS = {
     GPT2: re.compile(r"(?<=\S)[ \n]"),
+    SMOLLM_WORDS: re.compile(r"(?<=\S)[ \n]"),
     LLAMA3: re.compile(r"(?<=\S) "),
     QWEN2: re.compile(r"(?<=\S) "),
 }
 # Replacements that make these patterns Python's, for texts of ASCII alone.
 IN_ASCII = (
     (r"[^\s\p{L}\p{N}]", r"[^\t-\r A-Za-z0-9]"),
+    (r"[^\s\p{N}]", r"[^\t-\r 0-9]"),
     (r"[^\r\n\p{L}\p{N}]", r"[^\r\nA-Za-z0-9]"),
     (r"\p{L}", "[A-Za-z]"),
     (r"\p{N}", "[0-9]"),
@@ -550,6 +603,11 @@ def _pattern(tokenizer: Tokenizer) -> str:
     match tokenizer.steps("pre_tokenizer"):
         case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
             return GPT2
+        case [
+            {"type": "Digits", "individual_digits": True},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        ]:
+            return SMOLLM_WORDS
         case [
             {
                 "type": "Split",
