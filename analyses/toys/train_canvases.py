@@ -1,7 +1,7 @@
 """Train small vision transformers with sinks on digits pasted on canvases, with and without registers.
 
     python -m analyses.toys.train_canvases --out analyses/toys/canvases
-    python -m analyses.toys.train_canvases --out out/canvases --only kept-decay
+    python -m analyses.toys.train_canvases --out out/canvases --only vit-pixels-decay
 
 A canvas has 6 x 6 cells, each a patch of 8 x 8 pixels. One cell shows the subject, one of scikit-learn's digits in
 negative; the others show digits or nothing. Most patches say nothing of what is asked. `RECIPES` says what each model
@@ -44,7 +44,7 @@ class Recipe:
     filled: float  # share of the other cells that show a digit
     pixels: float  # weight of the squared error of every patch's own pixels, relative to the subject's cross-entropy
     layers: int
-    heads: int
+    layer_heads: int
     width: int
     batch: int
     steps: int
@@ -56,23 +56,23 @@ class Recipe:
     decay: float = 1e-4
 
 
-NAMED = Recipe(True, 0.0, 0.0, layers=6, heads=4, width=48, batch=32, steps=400, rate=2e-3)
-PIXELS = Recipe(False, 1.0, 40.0, layers=4, heads=1, width=32, batch=64, steps=3000, rate=8e-3)
+NAMED = Recipe(True, 0.0, 0.0, layers=4, layer_heads=4, width=48, batch=32, steps=400, rate=2e-3)
+PIXELS = Recipe(False, 1.0, 40.0, layers=4, layer_heads=1, width=32, batch=64, steps=3000, rate=8e-3)
 KEPT = {
-    "named": NAMED,
-    "named-registers": replace(NAMED, registers=4, spread=0.5),
-    "kept": PIXELS,
-    "kept-registers": replace(PIXELS, registers=4, spread=4.0),
+    "vit-named": NAMED,
+    "vit-named-registers": replace(NAMED, registers=4, spread=0.5),
+    "vit-pixels": PIXELS,
+    "vit-pixels-registers": replace(PIXELS, registers=4, spread=4.0),
 }
 TRIES = {
-    "kept-equal-registers": replace(PIXELS, registers=4),
-    "kept-one-register": replace(PIXELS, registers=1, spread=4.0),
-    "kept-two-heads": replace(PIXELS, heads=2),
-    "kept-decay": replace(PIXELS, decay=0.1),
-    "kept-strong-decay": replace(PIXELS, decay=0.5),
-    "kept-light": replace(PIXELS, pixels=1.0),
-    "named-class-token": replace(NAMED, every_token=False),
-    "named-filled": replace(NAMED, filled=1.0, pixels=1.0),
+    "vit-pixels-equal-registers": replace(PIXELS, registers=4, steps=1000),
+    "vit-pixels-one-register": replace(PIXELS, registers=1, spread=4.0, steps=1000),
+    "vit-pixels-two-heads": replace(PIXELS, layer_heads=2, steps=1000),
+    "vit-pixels-decay": replace(PIXELS, decay=0.1, steps=1000),
+    "vit-pixels-strong-decay": replace(PIXELS, decay=0.5, steps=1000),
+    "vit-pixels-light": replace(PIXELS, pixels=1.0, steps=1000),
+    "vit-named-class-token": replace(NAMED, every_token=False),
+    "vit-named-filled": replace(NAMED, filled=1.0, pixels=1.0),
 }
 RECIPES = KEPT | TRIES
 
@@ -101,7 +101,7 @@ class Learner(nn.Module):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         shape = {
-            "hidden_size": recipe.width, "num_hidden_layers": recipe.layers, "num_attention_heads": recipe.heads,
+            "hidden_size": recipe.width, "num_hidden_layers": recipe.layers, "num_attention_heads": recipe.layer_heads,
             "image_size": SIDE, "patch_size": PATCH, "num_channels": 1, "layerscale_value": 1.0,
             "initializer_range": 0.1, "qkv_bias": False,
         }  # fmt: skip
@@ -154,7 +154,7 @@ def learn(recipe: Recipe, name: str, seed: int) -> tuple[Learner, dict[str, obje
 @click.option("--only", type=click.Choice(list(RECIPES)), multiple=True, help="By default the four that are kept.")
 @click.option("--seed", default=0, show_default=True)
 def main(out: Path, only: tuple[str, ...], seed: int) -> None:
-    """Write a folder for each model, images of each kind of canvas, and OUT/tries.csv, a row for each model in OUT."""
+    """Write a folder for each model, images of each kind of canvas, and OUT/models.csv, a row for each model in OUT."""
     torch.set_num_threads(1)
     prepared = PREPARED | {
         "size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE},
@@ -173,7 +173,7 @@ def main(out: Path, only: tuple[str, ...], seed: int) -> None:
         click.echo(f"{name}: {summary}")
     runs = {name: out / name / "training.json" for name in RECIPES}
     rows = [{"name": name} | json.loads(path.read_text()) for name, path in runs.items() if path.exists()]
-    Folder(out).table("tries.csv", Table.of_rows(list(rows[0]), [list(row.values()) for row in rows]))
+    Folder(out).table("models.csv", Table.of_rows(list(rows[0]), [list(row.values()) for row in rows]))
 
 
 if __name__ == "__main__":

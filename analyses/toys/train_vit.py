@@ -43,15 +43,15 @@ PREPARED = {
 HIDDEN = 0.6  # largest share of an image's patches that is hidden
 PIXELS = 0.3  # weight of the pixels' squared error, relative to the garment's cross-entropy
 SHOWN = 64  # test images that are written
-MASKED = {"masked": 0.6, "both": 0.6, "repaired": 0.15}  # share of patches hidden, by what is asked
+MASKED = {"masked": 0.6, "repaired": 0.15}  # share of patches hidden, by what is asked
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A model and its training task."""
 
-    # "every token": see above; "class": the garment of the class token; "masked": hidden pixels; "both": these two;
-    # "repaired": the pixels of all patches, so that those that are not hidden have to stay as they are
+    # "every token": see above; "class": the garment of the class token; "masked": hidden pixels; "repaired": the
+    # pixels of all patches, so that those that are not hidden have to stay as they are
     asked: str
     registers: int = 0
     layers: int = 4
@@ -69,11 +69,7 @@ TRIES = {
     "class": Recipe("class"),
     "class-registers": Recipe("class", registers=4),
     "masked": Recipe("masked", layers=6),
-    "masked-registers": Recipe("masked", layers=6, registers=4),
     "repaired": Recipe("repaired"),
-    "repaired-registers": Recipe("repaired", registers=4),
-    "both": Recipe("both", layers=6, width=64, rate=2e-3),
-    "both-registers": Recipe("both", layers=6, width=64, rate=2e-3, registers=4),
 }
 RECIPES = KEPT | TRIES
 
@@ -123,8 +119,7 @@ class Learner(nn.Module):
             return of_garment + PIXELS * nn.functional.mse_loss(read, rows)
         if self.asked == "repaired":
             return nn.functional.mse_loss(read, rows)
-        of_hidden = nn.functional.mse_loss(read[hidden], rows[hidden])
-        return of_hidden if self.asked == "masked" else of_garment + of_hidden
+        return nn.functional.mse_loss(read[hidden], rows[hidden])
 
 
 def hide(recipe: Recipe, generator: torch.Generator) -> Tensor | None:

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch", reason="the recipes need the extra `runner`
 
 import weightscope as ws  # noqa: E402
 from analyses.recipes import sink_mechanisms  # noqa: E402
-from analyses.toys import train_vit  # noqa: E402
+from analyses.toys import train_canvases, train_vit  # noqa: E402
 from tests.support.cases import case_of  # noqa: E402
 from tests.support.hub_server import Hub  # noqa: E402
 from tests.support.random_models import random_model  # noqa: E402
@@ -76,7 +77,6 @@ def test_each_patch_is_asked_for_its_own_pixels() -> None:
 ASKED = {
     "class": {"class token"},
     "masked": {"hidden"},
-    "both": {"class token", "hidden"},
     "repaired": {"seen", "hidden"},
     "every token": {"class token", "seen", "hidden"},
 }
@@ -101,18 +101,58 @@ def test_only_the_tokens_that_are_asked_are_judged(asked: str) -> None:
     assert matter == ASKED[asked]
 
 
-def test_the_page_tells_the_tries_as_their_table_has_them() -> None:
-    kept = Path(train_vit.__file__).parent / "vit"
+@pytest.mark.parametrize(("folder", "tables"), [("vit", ["ten-epochs.csv"]), ("canvases", ["models.csv", "tries.csv"])])
+def test_the_page_tells_the_tries_as_their_table_has_them(folder: str, tables: list[str]) -> None:
+    kept = Path(train_vit.__file__).parent / folder
     page = (kept / "SOURCES.md").read_text()
-    with (kept / "ten-epochs.csv").open() as file:
-        for row in csv.DictReader(file):
-            counts = [
-                f"{int(row['pairs of a head and an image']):,}",
-                *(row[column] for column in ("sink events", "nop", "broadcast")),
-            ]
-            sizes = [f"{float(row[column]):.2f}" for column in ("largest strength", "smallest value-norm ratio")]
-            heads = f"{row['sink heads']} of {row['heads']}"
-            assert " | ".join([f"`{row['name']}`", row["registers"], row["epochs"], *counts, heads, *sizes]) in page
+    for row in [row for table in tables for row in csv.DictReader((kept / table).read_text().splitlines())]:
+        counts = [
+            f"{int(row['pairs of a head and an image']):,}",
+            *(row[column] for column in ("sink events", "nop", "broadcast")),
+        ]
+        sizes = [f"{float(row[column]):.2f}" for column in ("largest strength", "smallest value-norm ratio")]
+        heads = f"{row['sink heads']} of {row['heads']}"
+        length = row["epochs"] if folder == "vit" else row["steps"]
+        assert " | ".join([f"`{row['name']}`", row["registers"], length, *counts, heads, *sizes]) in page
+
+
+def test_a_canvas_has_one_digit_in_negative_and_the_rest_as_asked() -> None:
+    canvases, subjects = train_canvases.draw(40, 0.0, torch.Generator().manual_seed(0), test=True)
+    cells = canvases.reshape(40, train_canvases.GRID, train_canvases.PATCH, train_canvases.GRID, train_canvases.PATCH)
+    brightness = cells.mean(dim=(2, 4)).flatten(1)  # (b, CELLS)
+    assert ((brightness > 0.3).sum(dim=1) == 1).all() and set(subjects.tolist()) == set(range(10))
+    crowded, _ = train_canvases.draw(40, 1.0, torch.Generator().manual_seed(0))
+    assert crowded.mean() > 4 * canvases.mean()
+
+
+@pytest.mark.parametrize("name", ["vit-named-registers", "vit-pixels-registers", "vit-named"])
+def test_models_of_canvases_open_and_their_registers_differ(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = {key: replace(recipe, steps=2, batch=4) for key, recipe in train_canvases.RECIPES.items()}
+    monkeypatch.setattr(train_canvases, "RECIPES", short)
+    monkeypatch.setattr(train_canvases, "SHOWN", 3)
+    arguments = ["--out", str(tmp_path), "--only", name]
+    assert CliRunner().invoke(train_canvases.main, arguments, catch_exceptions=False).exit_code == 0
+    recipe, model = short[name], ws.open_model(tmp_path / name)
+    assert len(model.attention_layers) == recipe.layers
+    summary = json.loads((tmp_path / name / "training.json").read_text())
+    assert summary["pairs of a head and an image"] == 3 * recipe.layers * recipe.layer_heads
+    if recipe.registers:
+        registers = train_canvases.Learner(recipe).network.embeddings.register_tokens[0]
+        assert torch.cdist(registers, registers).fill_diagonal_(1).min() > 0.1
+
+
+def test_only_the_tokens_that_are_asked_name_the_subject() -> None:
+    canvases, subjects = train_canvases.draw(4, 1.0, torch.Generator().manual_seed(0))
+    tokens = torch.randn(4, 1 + train_canvases.CELLS, 32)
+    for recipe, asked in ((train_canvases.PIXELS, False), (replace(train_canvases.PIXELS, every_token=True), True)):
+        learner = train_canvases.Learner(replace(recipe, pixels=0.0))
+        losses = []
+        for value in (tokens, torch.cat([tokens[:, :1], torch.randn(tokens[:, 1:].shape)], dim=1)):
+            learner.forward = lambda *_, value=value: value
+            losses.append(float(learner.loss(canvases, subjects).detach()))
+        assert (losses[0] != losses[1]) == asked
 
 
 @pytest.mark.parametrize("reached", [True, False], ids=["the Hub answers", "the Hub does not"])
