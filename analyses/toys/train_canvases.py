@@ -18,13 +18,12 @@ import click
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from transformers import Dinov2Config, Dinov2Model, Dinov2WithRegistersConfig, Dinov2WithRegistersModel
+from torch import Tensor
 
 from analyses.inputs import out_option
 from analyses.toys.sinks.mosaics import TEST_SHARE
 from analyses.toys.sinks.training import seeded, train
-from analyses.toys.train_vit import PREPARED, SHOWN, sinks_of
+from analyses.toys.train_vit import CLASS_TOKEN, EVERY_TOKEN, PREPARED, SHOWN, Reader, sinks_of
 from weightscope.core.files import Folder
 from weightscope.core.tables import Table
 
@@ -50,9 +49,7 @@ class Recipe:
     steps: int
     rate: float
     registers: int = 0
-    # Standard deviation of the registers before training. Transformers starts them at zero, and registers that start
-    # as equals stay equal: four are then one that shares its attention.
-    spread: float = 0.0
+    spread: float = 0.0  # standard deviation of the registers before training
     decay: float = 1e-4
 
 
@@ -95,58 +92,25 @@ def draw(count: int, filled: float, generator: torch.Generator, test: bool = Fal
     return rows.reshape(count, 1, SIDE, SIDE), torch.from_numpy(digits.target)[subject]
 
 
-class Learner(nn.Module):
-    """A DINOv2 and two linear readouts of its tokens: the subject, and the pixels."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__()
-        shape = {
-            "hidden_size": recipe.width, "num_hidden_layers": recipe.layers, "num_attention_heads": recipe.layer_heads,
-            "image_size": SIDE, "patch_size": PATCH, "num_channels": 1, "layerscale_value": 1.0,
-            "initializer_range": 0.1, "qkv_bias": False,
-        }  # fmt: skip
-        self.network: nn.Module
-        if recipe.registers:
-            config = Dinov2WithRegistersConfig(num_register_tokens=recipe.registers, **shape)
-            self.network = Dinov2WithRegistersModel(config)
-            nn.init.normal_(self.network.embeddings.register_tokens, std=recipe.spread)
-        else:
-            self.network = Dinov2Model(Dinov2Config(**shape))
-        self.recipe = recipe
-        self.subject = nn.Linear(recipe.width, DIGITS)
-        self.pixels = nn.Linear(recipe.width, PATCH**2)
-
-    def forward(self, canvases: Tensor) -> Tensor:
-        """The last layer's tokens, class token first, without the registers: (b, 1, SIDE, SIDE) -> (b, 37, d)."""
-        tokens = self.network((canvases - MEAN) / STD).last_hidden_state
-        return torch.cat([tokens[:, :1], tokens[:, -CELLS:]], dim=1)
-
-    def loss(self, canvases: Tensor, subjects: Tensor) -> Tensor:
-        """Cross-entropy of the subject at the tokens that are asked, and squared error of the pixels."""
-        tokens = self(canvases)
-        named = tokens if self.recipe.every_token else tokens[:, :1]
-        logits = self.subject(named).flatten(0, 1)
-        of_subject = nn.functional.cross_entropy(logits, subjects.repeat_interleave(named.shape[1]))
-        cells = canvases.reshape(-1, GRID, PATCH, GRID, PATCH).transpose(2, 3).reshape(-1, CELLS, PATCH**2)
-        of_pixels = nn.functional.mse_loss(self.pixels(tokens[:, 1:]), (cells - MEAN) / STD)
-        return of_subject + self.recipe.pixels * of_pixels
-
-
-def learn(recipe: Recipe, name: str, seed: int) -> tuple[Learner, dict[str, object]]:
+def learn(recipe: Recipe, name: str, seed: int) -> tuple[Reader, dict[str, object]]:
     """Train one model; returns it and a summary of the run."""
     generator = seeded(seed)
-    learner = Learner(recipe)
+    shape = {"num_hidden_layers": recipe.layers, "num_attention_heads": recipe.layer_heads, "qkv_bias": False}
+    reader = Reader(DIGITS, SIDE, PATCH, recipe.width, recipe.registers, recipe.spread, **shape)
 
     def loss() -> Tensor:
-        return learner.loss(*draw(recipe.batch, recipe.filled, generator))
+        canvases, subjects = draw(recipe.batch, recipe.filled, generator)
+        asked = EVERY_TOKEN if recipe.every_token else CLASS_TOKEN
+        of_subject, of_pixels = reader.losses((canvases - MEAN) / STD, subjects, asked)
+        return of_subject + recipe.pixels * of_pixels
 
-    for _ in train(learner, loss, recipe.steps, recipe.rate, name, cosine=True, weight_decay=recipe.decay):
+    for _ in train(reader, loss, recipe.steps, recipe.rate, name, cosine=True, weight_decay=recipe.decay):
         pass
-    learner.eval()
+    reader.eval()
     canvases, subjects = draw(JUDGED, recipe.filled, generator, test=True)
     with torch.no_grad():
-        right = learner.subject(learner(canvases)[:, 0]).argmax(-1) == subjects
-    return learner, asdict(recipe) | {"seed": seed, "accuracy": round(float(right.float().mean()), 4)}
+        right = reader.named(reader((canvases - MEAN) / STD)[:, 0]).argmax(-1) == subjects
+    return reader, asdict(recipe) | {"seed": seed, "accuracy": round(float(right.float().mean()), 4)}
 
 
 @click.command("train-canvases")
@@ -165,8 +129,8 @@ def main(out: Path, only: tuple[str, ...], seed: int) -> None:
         for index, canvas in enumerate(draw(SHOWN, recipe.filled, torch.Generator().manual_seed(0), test=True)[0]):
             with Folder(images).open(f"{index:02}.png") as file:
                 Image.fromarray((255 * canvas[0].numpy()).round().astype("uint8")).save(file, format="png")
-        learner, summary = learn(recipe, name, seed)
-        learner.network.half().save_pretrained(out / name)
+        reader, summary = learn(recipe, name, seed)
+        reader.network.half().save_pretrained(out / name)
         files = Folder(out / name)
         files.json("preprocessor_config.json", prepared)
         files.json("training.json", summary | sinks_of(out / name, images))
