@@ -74,6 +74,7 @@ DINO = [f"sink-mechanisms/vit-fashion-mnist{registers}/heads.csv" for registers 
 NAMED, CANVAS, CANVAS_REGISTERS = (
     f"sink-mechanisms/vit-{name}/heads.csv" for name in ("named", "pixels", "pixels-registers")
 )
+NOP_PAPER = "sink-toys/nop-paper.csv"
 TOY = {"variant": "softmax", "probability": 0.5}
 
 
@@ -408,6 +409,12 @@ QUOTED: dict[str, list[float]] = {
     "its value norm is {:.0f}-{:.0f} % of the others'": ends(100 * column(NOP, "ratio", damping=0, **TOY)),
     "one singular value of W_QK is {:.1f} to {:.1f} times the next": ends(column(NOP, "qk_gap", damping=0, **TOY)),
     "({:.2f}-{:.2f} where there is nothing to suppress)": ends(column(NOP, "qk_gap", damping=1, **TOY)),
+    "after {:,d} steps of its 30,000, the same are {:.0f} %, {:.1f} % and {:.1f} times ({:.2f})": [
+        json.loads((ROOT / "figures" / "sink-toys" / "nop-paper.json").read_text())
+        ["runs"]["softmax, damping 0, seed 0"]["steps"][-1],
+        *(100 * cell(NOP_PAPER, name, damping=0) for name in ("flagged_attention", "ratio")),
+        *(cell(NOP_PAPER, "qk_gap", damping=damping) for damping in (0, 1)),
+    ],
     "CLS is the sink of layer 0 on every image, with {:.0f} % of the attention": [100 * column(CANVAS, "strength")[0]],
     "With four registers CLS gets {:.0f} %, and the strongest key of later layers and of all {:.0f} sink events": [
         100 * column(CANVAS_REGISTERS, "strength")[0], 64 * column(CANVAS_REGISTERS, "events").sum(),

@@ -29,9 +29,11 @@ def nop_figure(runs: Sequence[Run]) -> Figure:
     figure, (norms, spectrum) = subplots(1, 2, figsize=(2 * COLUMN, 2.3))
 
     other_norms = np.concatenate([run["other_norms"] for run in with_sink])
-    norms.hist(other_norms, bins=30, density=True, color=OTHERS, alpha=0.75, label="another token")
+    norms.hist(other_norms, bins="auto", density=True, color=OTHERS, alpha=0.75, label="another token")
     for i, run in enumerate(with_sink):
-        norms.axvline(run["sink_norm"], color=SINK, label="sink, one line per seed" if i == 0 else None)
+        norms.axvline(
+            run["sink_norm"], color=SINK, label=None if i else "sink" + ", one line per seed" * (len(with_sink) > 1)
+        )
     norms.set_xlim(left=-0.1)
     norms.set_xlabel(r"norm of the update $\|W_O v_j\|$ (1)")
     norms.set_ylabel("density")
