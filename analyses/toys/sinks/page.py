@@ -15,9 +15,9 @@ Run = Mapping[str, Any]
 PLAIN = "softmax"
 LEAD = (
     "Small models trained on tasks that need one kind of sink each, after the two-sink-mechanisms paper's section 3 "
-    "and appendices A and C, and a small ViT after its section 5. Fig. 2 aside they are smaller than the paper's; all are "
-    "trained for fewer steps. Other changes are listed with the figures. A dot is one training; seeds differ in initialisation and "
-    "sequences."
+    "and appendices A and C, and a small ViT after its section 5. Fig. 2 aside they are smaller than the paper's; all "
+    "are trained for fewer steps. Other changes are listed with the figures. A dot is one training; seeds differ in "
+    "initialisation and sequences."
 )
 
 
