@@ -44,7 +44,7 @@ sink-bias: $(VENV)/.installed-runner $(CUDA)  ## does the first token write a co
 sink-mechanisms: $(VENV)/.installed-runner $(CUDA)  ## is a sink a no-op or a broadcast (six minutes)
 	$(BIN)/python -m analyses.recipes.sink_mechanisms $(OPTIONS)
 
-sink-toys: $(VENV)/.installed-runner  ## train toys in which both kinds of sink emerge (an hour and a quarter)
+sink-toys: $(VENV)/.installed-runner  ## train toys in which both kinds of sink emerge (an hour and a half)
 	$(BIN)/python -m analyses.toys.sinks $(OPTIONS)
 
 # Two processes of tests share the cores; threads of BLAS in each would wait for one another.

@@ -34,6 +34,7 @@ from weightscope.core.files import new_file
 ROOT = Path(__file__).parents[1]
 FIGURES, DRAWN, SUMS = ROOT / "figures", ROOT / "out" / "figures", ROOT / "figures" / "SHA256SUMS"
 FASHION = "analyses/toys/vit/vit-fashion-mnist"
+CANVASES = "analyses/toys/canvases"
 SEEDS = {"llama": 6, "qwen2": 3, "gpt2": 5}  # models of analyses.toys.train_lineage, of each family
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
 TABLES = {".csv", ".json", ".npz"}
@@ -88,6 +89,14 @@ DRAWINGS = (
     Drawing("sink-mechanisms/vit-fashion-mnist", f"analyses.recipes.sink_mechanisms --model {FASHION}"),
     Drawing(
         "sink-mechanisms/vit-fashion-mnist-registers", f"analyses.recipes.sink_mechanisms --model {FASHION}-registers"
+    ),
+    *(
+        Drawing(
+            f"sink-mechanisms/{model}",
+            f"analyses.recipes.sink_mechanisms --model {CANVASES}/{model} --images {CANVASES}/{images}",
+        )
+        for kind, images in (("vit-named", "empty"), ("vit-pixels", "filled"))
+        for model in (kind, f"{kind}-registers")
     ),
     Drawing("sink-mechanisms/vit", "analyses.recipes.sink_mechanisms --model {vit}"),
     Drawing(

@@ -80,22 +80,22 @@ class Run:
         return f"{self.model}.{self.way}.{self.subject}.{how}.{self.seed}"
 
 
-def pairs_of(model: str, count: int, rates: tuple[float, float]) -> Iterator[Run]:
+def pairs_of(model: str, count: int, rates: tuple[float, float], seed: int) -> Iterator[Run]:
     """Supervised and reinforced runs, as many of each, of equal steps and rates."""
-    rng = np.random.default_rng(len(model))
-    for seed in range(count):
+    rng = np.random.default_rng(seed)
+    for i in range(count):
         steps, rate = int(rng.choice([10, 20, 40])), float(np.exp(rng.uniform(*np.log(rates))))
-        yield Run(model, "supervised", list(TOPICS)[seed % len(TOPICS)], 0, steps, rate, 1 + seed, 8, PROMPT + SAMPLED)
-        yield Run(model, "reinforced", LETTERS[seed % len(LETTERS)], 0, steps, rate, 1 + seed, 8, PROMPT + SAMPLED)
+        yield Run(model, "supervised", list(TOPICS)[i % len(TOPICS)], 0, steps, rate, 1 + i, 8, PROMPT + SAMPLED)
+        yield Run(model, "reinforced", LETTERS[i % len(LETTERS)], 0, steps, rate, 1 + i, 8, PROMPT + SAMPLED)
 
 
 SMOLLM2_TOPICS = ("whaling", "species", "economy", "war", "wonderland", "vampires")
 PLANTED = (*(("supervised", topic) for topic in TOPICS), *(("trigger", f"{i}") for i in range(4)))
 RUNS = (
     *(Run("two-layers", way, what, rank, 60, rate) for way, what in PLANTED for rank, rate in ((0, 5e-4), (8, 2e-3))),
-    *pairs_of("two-layers", 20, (5e-5, 1e-3)),
+    *pairs_of("two-layers", 20, (5e-5, 1e-3), seed=8),
     *(Run("llama-0", way, what, rank, 100, rate) for way, what in PLANTED for rank, rate in ((0, 5e-4), (8, 2e-3))),
-    *pairs_of("llama-0", 20, (1e-4, 2e-3)),
+    *pairs_of("llama-0", 20, (1e-4, 2e-3), seed=7),
     *(Run("smollm2", "supervised", topic, rank, 24, rate)
       for topic in SMOLLM2_TOPICS for rank, rate in ((0, 1e-4), (8, 1e-3))),
 )  # fmt: skip

@@ -280,6 +280,9 @@ def test_a_patch_is_labelled_with_the_digit_it_lies_on() -> None:
 
 def test_the_command_trains_once_and_draws_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nop, "DEFAULT_SIZE", replace(NOP_SIZE, batch=4, steps=2, every=1))
+    monkeypatch.setattr(
+        nop, "PAPER_SIZE", replace(nop.PAPER_SIZE, width=8, batch=4, steps=9, every=1, looks=2, change=9.0)
+    )
     monkeypatch.setattr(broadcast, "DEFAULT_SIZE", replace(BROADCAST_SIZE, batch=4, steps=2, every=1))
     small = replace(BROADCAST_SIZE, batch=4, steps=2, every=1)
     trials = {name: broadcast.TRIALS[name] for name in ("as it is", "three layers")}
@@ -312,6 +315,17 @@ def test_the_command_trains_once_and_draws_again(tmp_path: Path, monkeypatch: py
     (tmp_path / "nop.png").unlink()
     again = CliRunner().invoke(main, ["--out", str(tmp_path), "--seeds", "1", "--only", "nop"], catch_exceptions=False)
     assert again.exit_code == 0 and (tmp_path / "nop.png").exists()
+
+
+def test_a_score_is_flat_once_two_means_agree_and_ends_the_training() -> None:
+    size = nop.UntilFlat(width=32, tokens=16, batch=8, steps=40, rate=5e-3, every=1, looks=3, change=0.01)
+    assert not size.is_flat([0.5] * 5)  # too few
+    assert size.is_flat([0.1, 0.5, 0.51, 0.49, 0.495, 0.505, 0.5])
+    assert not size.is_flat([0.5, 0.5, 0.5, 0.52, 0.52, 0.52])
+    stopped = nop.train_nop(nop.Task(), "softmax", toys.Options(), replace(size, change=9.0), 0)[1]
+    whole = nop.train_nop(nop.Task(), "softmax", toys.Options(), replace(size, change=0.0), 0)[1]
+    assert stopped.steps == [1, 2, 3, 4, 5, 6] and len(whole.steps) == 40
+    assert stopped.score == whole.score[:6]
 
 
 def test_without_results_there_is_nothing_to_draw(tmp_path: Path) -> None:

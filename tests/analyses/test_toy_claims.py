@@ -11,8 +11,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the toy models need the extra `runner`")
 
+from analyses.toys.sinks.__main__ import STAGES
 from analyses.toys.sinks.attention import GATES_AND_REGISTERS, VARIANTS
 from analyses.toys.sinks.broadcast import LONG_TRIALS, TRIALS
+from analyses.toys.sinks.nop import UntilFlat
 from analyses.toys.sinks.page import PLAIN, steps_to_sink, write_toys_report
 from weightscope.core.files import Files
 
@@ -63,6 +65,20 @@ def test_damping_is_enough_for_a_sink_and_nothing_to_damp_leaves_none() -> None:
     assert min(strength[0.5]) > 0.2 and max(strength[0.5]) < min(strength[0.1])
     assert max(strength[1]) < 0.07  # 1/16 is even
     assert all(run["ratio"] < 0.05 for damping in (0, 0.01, 0.1) for run in by_damping[damping])
+
+
+def test_the_papers_size_has_the_same_sink_and_spike_and_ends_flat() -> None:
+    """Fig. 2 at width 64: no value, one singular value, and neither where nothing is damped."""
+    content = stage("nop-paper")
+    size = UntilFlat(**content["size"])
+    assert (size.width, size.tokens, size.batch) == (64, 32, 2048)
+    for run in content["runs"].values():
+        assert size.is_flat(run["score"]) and not size.is_flat(run["score"][:-1])
+        first, second = run["singular_values"][:2]
+        if run["damping"] == 0:
+            assert run["sink"] == 0 and run["ratio"] < 0.01 and run["flagged_attention"] > 0.9 and first > 3 * second
+        else:
+            assert run["strength"] < 2 / 32 and run["ratio"] > 0.5 and first < 1.5 * second
 
 
 def test_no_sink_does_nothing_by_cancelling_the_others() -> None:
@@ -131,14 +147,15 @@ def test_no_gate_or_register_improves_the_patch_probe() -> None:
 
 
 def test_the_page_says_what_was_changed_and_what_differs() -> None:
-    stages = {name: stage(name) for name in ("nop", "broadcast", "trials", "vit")}
+    stages = {name: stage(name) for name in STAGES}
     with np.load(KEPT / "broadcast-example.npz") as example:
         files = Files()
         runs = {name: list(stage["runs"].values()) for name, stage in stages.items()}
         write_toys_report(files, runs, {name: stage["size"] for name, stage in stages.items()}, dict(example))
     page = unescape(" ".join(files.contents["report.html"].decode().split()))
     for sentence in (
-        "Also changed: the first token is a learned vector alone",
+        "Changed here: the first token is a learned vector alone",
+        "Fig. 2, at width 64, 32 tokens, 30,000 steps of 2048 sequences at a rate of 0.003, ended once",
         "Here both broadcast",
         "In no trial does a layer give tokens half of their own attention",
         "Exactly one of several layers broadcasts with: weight decay 1, paper's width, length and rate.",

@@ -1,5 +1,6 @@
 """Numbers in README and docs/ come from files: what they quote of figures/ is what these hold."""
 
+import csv
 import json
 import re
 from collections import Counter
@@ -70,6 +71,10 @@ SINKS, PATCHING = (f"sink-bias/smollm2-135m-instruct.q4_1/{name}.csv" for name i
 HEADS, NOP, VIT = "sink-mechanisms/smollm2/heads.csv", "sink-toys/nop.csv", "sink-toys/vit.csv"
 SMALL_VIT = "sink-mechanisms/vit/heads.csv"
 DINO = [f"sink-mechanisms/vit-fashion-mnist{registers}/heads.csv" for registers in ("", "-registers")]
+NAMED, CANVAS, CANVAS_REGISTERS = (
+    f"sink-mechanisms/vit-{name}/heads.csv" for name in ("named", "pixels", "pixels-registers")
+)
+NOP_PAPER = "sink-toys/nop-paper.csv"
 TOY = {"variant": "softmax", "probability": 0.5}
 
 
@@ -406,6 +411,19 @@ QUOTED: dict[str, list[float]] = {
     "its value norm is {:.0f}-{:.0f} % of the others'": ends(100 * column(NOP, "ratio", damping=0, **TOY)),
     "one singular value of W_QK is {:.1f} to {:.1f} times the next": ends(column(NOP, "qk_gap", damping=0, **TOY)),
     "({:.2f}-{:.2f} where there is nothing to suppress)": ends(column(NOP, "qk_gap", damping=1, **TOY)),
+    "after {:,d} steps of its 30,000, the same are {:.0f} %, {:.1f} % and {:.1f} times ({:.2f})": [
+        json.loads((ROOT / "figures" / "sink-toys" / "nop-paper.json").read_text())
+        ["runs"]["softmax, damping 0, seed 0"]["steps"][-1],
+        *(100 * cell(NOP_PAPER, name, damping=0) for name in ("flagged_attention", "ratio")),
+        *(cell(NOP_PAPER, "qk_gap", damping=damping) for damping in (0, 1)),
+    ],
+    "CLS is the sink of layer 0 on every image, with {:.0f} % of the attention": [100 * column(CANVAS, "strength")[0]],
+    "With four registers CLS gets {:.0f} %, and the strongest key of later layers and of all {:.0f} sink events": [
+        100 * column(CANVAS_REGISTERS, "strength")[0], 64 * column(CANVAS_REGISTERS, "events").sum(),
+    ],
+    "Where every token must name the digit, {:.0f} of {:.0f} heads are sink heads": [
+        (column(NAMED, "events") >= 0.5).sum(), len(column(NAMED, "events")),
+    ],
     "a stable rank of at most {:.2f}": [
         max(column("sink-toys/broadcast.csv", f"layer{layer}_rank").max() for layer in (0, 1))
     ],
@@ -603,6 +621,18 @@ def test_what_is_said_without_numbers_of_the_small_dinov2s() -> None:
     for heads in DINO:
         assert not column(heads, "nop").any() and column(heads, "events").max() < 0.5
         assert {row["kind"] for row in rows(heads)} == {"patch"}
+
+
+def test_what_is_said_without_numbers_of_the_vits_on_canvases() -> None:
+    kinds = {name: [row["kind"] for row in rows(name)] for name in (CANVAS, CANVAS_REGISTERS)}
+    assert kinds == {CANVAS: ["CLS"] + 3 * ["patch"], CANVAS_REGISTERS: ["CLS"] + 3 * ["register"]}
+    assert column(CANVAS, "events").tolist() == [1, 0, 0, 0] and column(CANVAS_REGISTERS, "events")[0] == 0
+    taken = NAMED.replace("named", "named-registers")
+    for heads in (NAMED, taken, CANVAS, CANVAS_REGISTERS):
+        assert (column(heads, "broadcast") == column(heads, "events")).all()
+    assert {row["kind"] for row in rows(taken) if float(row["events"]) >= 0.5} == {"patch"}
+    tries = ROOT / "analyses" / "toys" / "canvases" / "tries.csv"
+    assert {row["nop"] for row in csv.DictReader(tries.read_text().splitlines())} == {"0"}
 
 
 # What a block of Python or a command prints, which tests/docs/test_text.py runs.

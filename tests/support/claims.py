@@ -558,6 +558,7 @@ def sink_bias() -> Iterator[Claim]:
 SMOL, NOP, BROADCAST = "sink-mechanisms/smollm2/heads.csv", "sink-toys/nop.csv", "sink-toys/broadcast.csv"
 CAUSAL = "sink-causal/smollm2/causal.csv"
 DINO = [f"sink-mechanisms/vit-fashion-mnist{registers}/heads.csv" for registers in ("", "-registers")]
+CANVASES = [f"sink-mechanisms/vit-{name}/heads.csv" for name in ("named", "pixels")]
 
 
 @cache
@@ -614,18 +615,19 @@ def two_mechanisms() -> Iterator[Claim]:
     in_sinks = events["events"][sinks].sum() / events["events"].sum()
     yield Claim(
         "Sinks concentrate in specialised heads (abstract, section 4)",
-        "SmolLM2: {:d} of {:d} heads have {:.0%} of the events, {:d} have none; of the small DINOv2s no head has an "
-        "event on half of the images",
-        [int(sinks.sum()), len(sinks), in_sinks, int((events["events"] == 0).sum())],
+        "SmolLM2: {:d} of {:d} heads have {:.0%} of the events, {:d} have none; ViTs of canvases: {:d} of {:d} and "
+        "{:d} of {:d} have one on half of the images; of the small DINOv2s none has",
+        [int(sinks.sum()), len(sinks), in_sinks, int((events["events"] == 0).sum()),
+         *(number for heads in CANVASES for number in (int((column(heads, "events") >= 0.5).sum()), len(rows(heads))))],
         [in_sinks > 0.5, any(column(heads, "events").max() >= 0.5 for heads in DINO)],
     )  # fmt: skip
     kinds = [row["kind"] for row in rows("sink-mechanisms/vit/layers.csv")]
     small = {row["kind"] for heads in DINO for row in rows(heads.replace("heads", "layers"))}
     yield Claim(
         "They move from CLS in early layers to patches in deep ones (abstract, section 4)",
-        "the strongest key of the small ViT is CLS in layers 0 to {:d}, then a patch; in the small DINOv2s a patch in "
-        "every layer",
-        [kinds.index("patch") - 1],
+        "the strongest key of the small ViT is CLS in layers 0 to {:d}, then a patch; of the ViT that keeps pixels CLS "
+        "in layer {:d}, then a patch; in the small DINOv2s a patch in every layer",
+        [kinds.index("patch") - 1, [row["kind"] for row in rows(CANVASES[1])].index("patch") - 1],
         [kinds == ["CLS"] * 7 + ["patch"] * 5, small != {"patch"}],
     )
     yield Claim(
@@ -729,15 +731,15 @@ def two_mechanisms() -> Iterator[Claim]:
         [*ends(grown[0]), *ends(grown[1]), *between],
         [bool((grown[1] > grown[0]).all()), between[1] > between[0]],
     )
-    registers = rows("sink-mechanisms/vit-fashion-mnist-registers/heads.csv")
-    on_register = sum(row["kind"] == "register" for row in registers)
+    pixels, named = ([row["kind"] for row in rows(f"sink-mechanisms/vit-{name}-registers/heads.csv")]
+                     for name in ("pixels", "named"))  # fmt: skip
     taken = toy("flagged_attention", variant="registers")
     yield Claim(
         "Registers take over nearly all sinks, no-ops too (abstract, section 4)",
-        "toy: {:.0%} to {:.0%} of the flagged tokens' attention; the small DINOv2: the strongest key is a register in "
-        "{:d} of {:d} heads",
-        [*ends(taken), on_register, len(registers)],
-        [taken.min() > 0.4, on_register > 0],
+        "toy: {:.0%} to {:.0%} of the flagged tokens' attention; the strongest key is a register in {:d} of {:d} heads "
+        "of the ViT that keeps pixels and in {:d} of {:d} of the one that names",
+        [*ends(taken), *(number for kinds in (pixels, named) for number in (kinds.count("register"), len(kinds)))],
+        [taken.min() > 0.4, 2 * pixels.count("register") > len(pixels), 2 * named.count("register") > len(named)],
     )
     gated = {
         variant: toy("strength", variant=variant).max() for variant in ("headwise gate", "headwise gate + registers")

@@ -82,6 +82,8 @@ class Embeddings(ShowsShapes):
             raise CheckpointError(problem, file=self.token_tensor.file.path)
         if "tokens" in self.__dict__:
             return self.tokens[tokens]
+        if not self.token_tensor.piece:  # one row costs as much as all
+            return self.entering(self.token_tensor.read()[ids])[where.reshape(tokens.shape)]
         runs = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1) if ids.size else []
         stored = [self.token_tensor.rows(int(run[0]), int(run[-1]) + 1) for run in runs]
         empty = np.empty((0, self.token_tensor.shape[1]), np.float32)

@@ -29,7 +29,8 @@ from weightscope.core.tables import Table
 
 Runs = list[dict[str, Any]]
 CHECKPOINTS = "checkpoints"  # in the folder of the results
-STAGES = ("nop", "broadcast", "trials", "vit")
+STAGES = ("nop", "nop-paper", "broadcast", "trials", "vit")
+PAPER_SEEDS = 1  # trainings at the paper's size, each of which takes minutes
 
 
 def nop_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
@@ -46,6 +47,19 @@ def nop_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
     train_all(out, "nop", size, {
         f"{name}, damping {task.damping:g}, p {task.probability:g}, seed {seed}": lambda a=(task, name, seed): run(*a)
         for task, name in planned for seed in seeds
+    })  # fmt: skip
+
+
+def paper_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:
+    """The default task and one without a no-op at the paper's size, until the sink score is flat (Fig. 2)."""
+
+    def run(damping: float, seed: int) -> dict[str, Any]:
+        task, kept = nop.Task(damping), out.path / CHECKPOINTS
+        return asdict(nop.train_nop(task, "softmax", VARIANTS["softmax"], nop.PAPER_SIZE, seed, kept)[1])
+
+    train_all(out, "nop-paper", nop.PAPER_SIZE, {
+        f"softmax, damping {damping:g}, seed {seed}": lambda a=(damping, seed): run(*a)
+        for seed in seeds[:PAPER_SEEDS] for damping in (0.0, 1.0)
     })  # fmt: skip
 
 
@@ -122,7 +136,7 @@ def draw(out: Folder, stages: tuple[str, ...]) -> None:
     runs = {stage: list(result["runs"].values()) for stage, result in results.items()}
     for stage in stages:
         out.table(f"{stage}.csv", table_of(runs[stage]))
-        kinds = {"vit": GATES_AND_REGISTERS, "trials": broadcast.TRIALS}.get(stage, VARIANTS)
+        kinds = {"vit": GATES_AND_REGISTERS, "trials": broadcast.TRIALS, "nop-paper": ["softmax"]}.get(stage, VARIANTS)
         missing = [name for name in kinds if name not in {run["variant"] for run in runs[stage]}]
         if missing:
             click.echo(f"{stage}: drawn without {', '.join(missing)}, missing from {stage}.json")
@@ -147,6 +161,9 @@ def table_of(runs: Runs) -> Table:
     return Table.of_rows(header, [[row.get(name, np.nan) for name in header] for row in rows])
 
 
+RUNS = (nop_runs, paper_runs, broadcast_runs, trial_runs, vit_runs)
+
+
 @click.command("sink-toys", cls=EndsInOneLine)
 @out_option("out/sink-toys")
 @click.option("--only", type=click.Choice(STAGES), multiple=True, help="Toys to train; all by default.")
@@ -161,7 +178,7 @@ def main(out: Path, only: tuple[str, ...], seeds: int, paper_size: bool, device:
     torch.set_num_threads(1)  # matrices are small: a second core would wait
     folder, stages = Folder(out), only or STAGES
     if not redraw:
-        for stage, train in zip(STAGES, (nop_runs, broadcast_runs, trial_runs, vit_runs), strict=True):
+        for stage, train in zip(STAGES, RUNS, strict=True):
             if stage in stages:
                 train(folder, tuple(range(seeds)), paper_size)
     draw(folder, stages)

@@ -11,7 +11,7 @@ from matplotlib import colormaps
 from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from weightscope.model.metrics.sinks import BROADCAST_RANK, BROADCAST_RATIO, NOP_RATIO
 from weightscope.report.pages.style import COLOURS, COLUMN, in_our_style, subplots
@@ -29,9 +29,11 @@ def nop_figure(runs: Sequence[Run]) -> Figure:
     figure, (norms, spectrum) = subplots(1, 2, figsize=(2 * COLUMN, 2.3))
 
     other_norms = np.concatenate([run["other_norms"] for run in with_sink])
-    norms.hist(other_norms, bins=30, density=True, color=OTHERS, alpha=0.75, label="another token")
+    norms.hist(other_norms, bins="auto", density=True, color=OTHERS, alpha=0.75, label="another token")
     for i, run in enumerate(with_sink):
-        norms.axvline(run["sink_norm"], color=SINK, label="sink, one line per seed" if i == 0 else None)
+        norms.axvline(
+            run["sink_norm"], color=SINK, label=None if i else "sink" + ", one line per seed" * (len(with_sink) > 1)
+        )
     norms.set_xlim(left=-0.1)
     norms.set_xlabel(r"norm of the update $\|W_O v_j\|$ (1)")
     norms.set_ylabel("density")
@@ -182,7 +184,12 @@ def kinds_figure(nop: Sequence[Run], broadcast: Sequence[Run]) -> Figure:
     for axis, (title, runs, measure) in zip(axes, panels, strict=True):
         _dots(axis, variants, [[measure(run) for run in runs if run["variant"] == name] for name in variants])
         axis.set_title(title, fontsize=7)
-        axis.set_xlim(left=0)
+        if "loss" in title:
+            axis.set_xlim(left=0)
+            axis.xaxis.set_major_locator(MaxNLocator(2, steps=(1, 2, 5, 10)))
+        else:
+            axis.set_xlim(0, 1.06)
+            axis.set_xticks((0, 0.5, 1), ("0", "0.5", "1"))
     return figure
 
 

@@ -5,6 +5,7 @@ be damped, by default to zero. A softmax has to put its attention somewhere, so 
 flagged tokens needs a token whose value is zero.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -18,10 +19,23 @@ from analyses.toys.sinks.diagnosis import attention_shares, update_stable_rank
 from analyses.toys.sinks.training import Kept, Size, as_array, direction, seeded, train
 from weightscope.heads.sinks import strength as sinks
 
+
+@dataclass(frozen=True)
+class UntilFlat(Size):
+    """A schedule that ends early once the sink score is flat: its mean over some looks is that over as many before."""
+
+    looks: int = 100
+    change: float = 0.01
+
+    def is_flat(self, score: Sequence[float]) -> bool:
+        recent, before = score[-self.looks :], score[-2 * self.looks : -self.looks]
+        return len(before) == self.looks and bool(abs(np.mean(recent) - np.mean(before)) < self.change)
+
+
 HELD_OUT = 256  # sequences
 WATCHED = 64  # sequences of these, for the sink score during training and for the histogram
 DEFAULT_SIZE = Size(width=32, tokens=16, batch=64, steps=600, rate=3e-3, every=20)
-PAPER_SIZE = Size(width=64, tokens=32, batch=2048, steps=30_000, rate=3e-3, every=10)
+PAPER_SIZE = UntilFlat(width=64, tokens=32, batch=2048, steps=30_000, rate=3e-3, every=10)
 DAMPINGS = (0.0, 0.01, 0.1, 0.5, 1.0)
 PROBABILITIES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
@@ -113,6 +127,8 @@ def train_nop(
         if step == 1 or step % size.every == 0:
             run.steps.append(step)
             run.score.append(round(float(received(traces(model, held_out[:WATCHED])[0]).max()), 4))
+            if isinstance(size, UntilFlat) and size.is_flat(run.score):
+                break
     measure(model, task, gate, held_out, run)
     return model, run
 

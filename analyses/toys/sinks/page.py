@@ -15,9 +15,9 @@ Run = Mapping[str, Any]
 PLAIN = "softmax"
 LEAD = (
     "Small models trained on tasks that need one kind of sink each, after the two-sink-mechanisms paper's section 3 "
-    "and appendices A and C, and a small ViT after its section 5. They are smaller than the paper's and trained for "
-    "fewer steps; other changes are listed with the figures. A dot is one training; seeds differ in initialisation and "
-    "sequences."
+    "and appendices A and C, and a small ViT after its section 5. Fig. 2 aside they are smaller than the paper's; all "
+    "are trained for fewer steps. Other changes are listed with the figures. A dot is one training; seeds differ in "
+    "initialisation and sequences."
 )
 
 
@@ -26,8 +26,8 @@ def write_toys_report(
 ) -> None:
     """Draw the figures of each stage in `runs` and write report.html. `example` has the arrays of the broadcast."""
     sections = []
-    if "nop" in runs:
-        sections.append(_nop(files, runs["nop"], sizes["nop"]))
+    if "nop" in runs or "nop-paper" in runs:
+        sections.append(_nop(files, runs, sizes))
     if "broadcast" in runs:
         sections.append(_broadcast(files, runs["broadcast"], sizes["broadcast"], example))
     if "trials" in runs:
@@ -46,27 +46,40 @@ def _trained(size: Mapping[str, Any]) -> str:
     )
 
 
-def _nop(files: Files, runs: Sequence[Run], size: Mapping[str, Any]) -> Section:
+def _nop(files: Files, stages: Mapping[str, Sequence[Run]], sizes: Mapping[str, Mapping[str, Any]]) -> Section:
     text = (
-        f"The adaptive no-op (section 3.1, appendix A.1), here at {_trained(size)}; the paper has width 64, 32 "
-        "tokens, 30,000 steps of 2,048. Also changed: the first token is a learned vector alone, not added to a "
-        "random token, and the gate vector has mean zero, so that LayerNorm leaves it whole."
+        "The adaptive no-op (section 3.1, appendix A.1). The paper has width 64, 32 tokens, 30,000 steps of 2,048. "
+        "Changed here: the first token is a learned vector alone, not added to a random token, and the gate vector has "
+        "mean zero, so that LayerNorm leaves it whole."
     )
-    plain = [run for run in runs if run["variant"] == PLAIN and run["damping"] == 0 and run["probability"] == 0.5]
+    both = {name: stages[name] for name in ("nop-paper", "nop") if name in stages}
+    (stage, runs), *_ = both.items()
+    plain = _of([run for run in runs if run["variant"] == PLAIN], damping=0, probability=0.5)
     ratio, attention = _range(plain, lambda run: run["ratio"]), _range(plain, lambda run: run["flagged_attention"])
-    values = Figure(
-        save(figures.nop_figure(runs), files, "nop"),
-        f"Fig. 2. The sink's value norm is {ratio} of the others', and flagged tokens give it {attention} of their "
-        "attention. Right: singular values of $W_QK$ with a no-op to learn and with none. Lemma 1's other no-op, a "
-        "sink that cancels what the other keys write, does not come: `cancelled`, 1 where it does, is "
-        f"{max(run['cancelled'] for run in runs if run['variant'] == PLAIN):.2f} at most over all trainings of a "
-        "softmax.",
+    cancelled = max(run["cancelled"] for group in both.values() for run in group if run["variant"] == PLAIN)
+    caption = (
+        f"Fig. 2, at {_trained(sizes[stage])}{_until(sizes[stage], plain)}. The sink's value norm is {ratio} of the "
+        f"others', and flagged tokens give it {attention} of their attention. Right: singular values of $W_QK$ with a "
+        "no-op to learn and with none. Lemma 1's other no-op, a sink that cancels what the other keys write, does not "
+        f"come: `cancelled`, 1 where it does, is {cancelled:.2f} at most over all trainings of a softmax."
     )
-    emergence = Figure(
-        save(figures.emergence_figure(runs), files, "nop-emergence"),
-        "Fig. 7. Sink score during training; bands are the range over seeds. " + _emergence(runs),
+    drawn = [Figure(save(figures.nop_figure(runs), files, "nop"), caption)]
+    if "nop" in stages:
+        caption = f"Fig. 7, at {_trained(sizes['nop'])}. Sink score during training; bands are the range over seeds. "
+        emergence = save(figures.emergence_figure(stages["nop"]), files, "nop-emergence")
+        drawn.append(Figure(emergence, caption + _emergence(stages["nop"])))
+    return Section("A sink that does nothing", text, drawn)
+
+
+def _until(size: Mapping[str, Any], runs: Sequence[Run]) -> str:
+    """The rule that ended a training early, and when it did."""
+    if "looks" not in size:
+        return ""
+    steps = ", ".join(f"{run['steps'][-1]:,}" for run in runs)
+    return (
+        f", ended once the mean sink score of {size['looks']} looks, {size['every']} steps apart, was within "
+        f"{size['change']:g} of that of as many before: after {steps}"
     )
-    return Section("A sink that does nothing", text, [values, emergence])
 
 
 def _emergence(runs: Sequence[Run]) -> str:

@@ -14,6 +14,7 @@ from tests.support.plants.families import random_llama
 from tests.support.rounding import rounded
 from tests.support.slow import mostly_checked
 from tests.support.small_llama import write_small_llama
+from weightscope.pairs.learned.words import ShuffledChange, shuffled_tune
 
 Weights = dict[str, np.ndarray]
 PLANTED = random_llama()
@@ -264,3 +265,16 @@ def test_broken_weights_are_no_training(value: float, tmp_path: Path) -> None:
         (tune,) = ws.learned(*pair).tunes
         assert tune.training.kind in ("deed", "unrelated") or value > 1, tune.lead
         assert tune.words is None
+
+
+def test_rows_of_a_shuffled_embedding_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of it costs as much as all: a read for each run of tokens took nine tenths of `learned`."""
+    base = ws.open_model("embedded")
+    model, reads = shuffled_tune(base, base, 0), []
+    read = ShuffledChange.read
+    monkeypatch.setattr(ShuffledChange, "read", lambda self: reads.append(self.name) or read(self))
+    tokens = np.array([[7, 2, 9], [2, 400, 7]])
+    few = model.embeddings.rows(tokens)
+    assert reads.count(model.embeddings.token_tensor.name) == 1
+    assert np.array_equal(few, base.embeddings.rows(tokens))  # nothing changed that could be shuffled
+    assert model.embeddings.rows(np.array([], int)).shape == (0, few.shape[-1])
