@@ -69,8 +69,9 @@ DRAWINGS = (
     Drawing("sink-bias-values", "analyses.experiments.value_bias {qwen} --own-first --text {books}"),
     Drawing(
         "sinks-from-weights",
-        f"analyses.experiments.sinks_from_weights --model {SMOLLM2} smollm2-135m-instruct.q4_1"
-        " --model {gemma} gemma-3-270m-q4_k_m --model {qwen} qwen2.5-coder-0.5b",
+        f"analyses.experiments.sinks_from_weights --text {{books}} --model {SMOLLM2} smollm2-135m-instruct.q4_1"
+        " sink-mechanisms/smollm2 --model {gemma} gemma-3-270m-q4_k_m sink-causal/gemma"
+        " --model {qwen} qwen2.5-coder-0.5b sink-causal/qwen",
     ),
     Drawing(
         "super-weights",
@@ -99,7 +100,7 @@ DRAWINGS = (
     ),
     Drawing(
         "sink-causal/qwen",
-        "weightscope sinks {qwen} --question kind --text {books} --inputs 12 --length 128 --causal 4",
+        "weightscope sinks {qwen} --question kind --own-first --text {books} --inputs 12 --length 128 --causal 4",
     ),
     Drawing("sink-toys", "analyses.toys.sinks"),
     Drawing("positions-gpt2", "weightscope positions {gpt2} --unscaled --query 500 --head 7"),
