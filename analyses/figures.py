@@ -71,7 +71,7 @@ DRAWINGS = (
         "sinks-from-weights",
         f"analyses.experiments.sinks_from_weights --text {{books}} --model {SMOLLM2} smollm2-135m-instruct.q4_1"
         " sink-mechanisms/smollm2 --model {gemma} gemma-3-270m-q4_k_m sink-causal/gemma"
-        " --model {qwen} qwen2.5-coder-0.5b sink-causal/qwen",
+        " --model {qwen} qwen2.5-coder-0.5b sink-mechanisms/qwen",
     ),
     Drawing(
         "super-weights",
@@ -91,6 +91,10 @@ DRAWINGS = (
     ),
     Drawing("sink-mechanisms/vit", "analyses.recipes.sink_mechanisms --model {vit}"),
     Drawing(
+        "sink-mechanisms/qwen",
+        "weightscope sinks {qwen} --question kind --own-first --text {books} --inputs 6 --length 128",
+    ),
+    Drawing(
         "sink-causal/smollm2",
         f"weightscope sinks {SMOLLM2} --question kind --text {{books}} --inputs 16 --length 128 --causal 12",
     ),
@@ -100,7 +104,7 @@ DRAWINGS = (
     ),
     Drawing(
         "sink-causal/qwen",
-        "weightscope sinks {qwen} --question kind --own-first --text {books} --inputs 12 --length 128 --causal 4",
+        "weightscope sinks {qwen} --question kind --text {books} --inputs 12 --length 128 --causal 4",
     ),
     Drawing("sink-toys", "analyses.toys.sinks"),
     Drawing("positions-gpt2", "weightscope positions {gpt2} --unscaled --query 500 --head 7"),

@@ -43,8 +43,8 @@ EVENT = 0.5  # a stricter line
 DEALS = 1000
 SPECIAL = re.compile(r"<\|?[a-z_]+\|?>|\[[a-z]+\]")  # near an end of the vocabulary
 END = 300  # tokens
-TOKENS, DRAWS = 16, 6  # tokens of each kind, and random continuations of each
-TEXTS, LENGTH = 4, 64
+TOKENS, DRAWS = 12, 6  # tokens of each kind, and random continuations of each
+TEXTS, LENGTH = 4, 32
 TABLES = {
     "aurocs": ("line", "heads_with", "heads", "sink_share", "layer", "first_token",
                *(reading.name for reading in PREDICTORS[:-1])),

@@ -126,6 +126,12 @@ def sink_heads(name: str) -> np.ndarray:
     return np.concatenate([column(HEADS, name, mechanism=mechanism) for mechanism in ("nop", "broadcast")])
 
 
+def sink_auroc(score: np.ndarray) -> float:
+    """Share of pairs of a sink head and another of SmolLM2 that a score (heads,) puts in this order."""
+    sink = np.array([row["mechanism"] != "" for row in rows(HEADS)])
+    return float((score[sink][:, None] > score[~sink]).mean())
+
+
 def strongest(heads: str, n: int) -> np.ndarray:
     """Rows of the heads whose sinks get most of the attention."""
     return column(heads, "strength").argsort()[::-1][:n]
@@ -190,6 +196,7 @@ def scale_rows() -> Iterator[str]:
         )
 
 
+RANKS, SINK_KINDS, TOKENS = (f"sinks-from-weights/{name}.csv" for name in ("ranks", "kinds", "tokens"))
 FROM_WEIGHTS = {
     "smollm2-135m-instruct.q4_1": "SmolLM2-135M", "gemma-3-270m-q4_k_m": "Gemma 3 270M",
     "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B",
@@ -203,6 +210,13 @@ def from_weights_rows() -> Iterator[str]:
         aurocs = " | ".join(number(row[name], ".3f") for name in ("sink_share", "layer", "first_token"))
         counted = f"{row['line']} | {row['heads_with']} of {row['heads']}"
         yield f"| {FROM_WEIGHTS[row['model']]} | {counted} | {aurocs} | {best:.3f} |"
+    for row in (row for row in rows(RANKS) if row["sinks"] == "events"):
+        medians = " | ".join(number(row[name], ".0f") for name in ("of_sinks", "of_others", "random"))
+        chance = " | ".join(
+            " to ".join(number(row[f"{of}_{end}"], ".2f") for end in ("low", "high")) for of in ("chance", "in_layer")
+        )
+        counted = f"{row['heads_with']} of {row['heads']} | {row['size']}"
+        yield f"| {FROM_WEIGHTS[row['model']]} | {counted} | {medians} | {number(row['auroc'], '.2f')} | {chance} |"
     for row in rows("sinks-from-weights/massive.csv"):
         value, times, weight = (float(row[name]) for name in ("value", "times_median", "weight"))
         source = f"{row['written_by']} | {row['unit']} | {weight:.2f} | {number(row['share'], '.0%')}"
@@ -320,6 +334,13 @@ QUOTED: dict[str, list[float]] = {
     ],
     "head 18.8 alone costs {:+,.0f} where its attention goes elsewhere": [
         cell("sink-causal/smollm2/causal.csv", "redirected", heads="18.8"),
+    ],
+    "ranks sink heads above others with AUROC {:.2f}, its distance from that with the others' with {:.2f}": [
+        sink_auroc(column(HEADS, "query_key")),
+        sink_auroc(column(HEADS, "query_key") - column(HEADS, "query_key_others")),
+    ],
+    "on 64 images it makes {:.0f} sink events in {:,.0f}": [
+        column(SMALL_VIT, "events").sum() * 64, len(rows(SMALL_VIT)) * 64,
     ],
     "`qk_gap` ranks SmolLM2's heads with AUROC {:.2f}": [
         cell("sinks-from-weights/aurocs.csv", "qk_gap", model="smollm2-135m-instruct.q4_1", line=0.3),
@@ -462,9 +483,20 @@ def test_no_model_that_was_held_out_has_a_sink() -> None:
 
 
 def test_sink_kinds_are_those_of_the_model_run() -> None:
-    kinds = rows("sinks-from-weights/kinds.csv")
+    kinds = [row for row in rows(SINK_KINDS) if row["model"].startswith("smollm2") and row["when_run"]]
     assert len(kinds) == 15 and all(row["when_run"] == row["sink_kind"] for row in kinds)
     assert [(row["layer"], row["head"]) for row in kinds if row["sink_kind"] == "broadcast"] == [("24", "6")]
+
+
+def test_ranks_of_sink_heads_are_beside_chance() -> None:
+    """A random matrix's effective rank is that of a dense product, in float64."""
+    rng = np.random.default_rng(7)
+    for row, d in zip((row for row in rows(RANKS) if row["sinks"] == "events"), (576, 640, 896), strict=True):
+        r = int(row["size"])
+        values = np.linalg.svd(rng.standard_normal((d, r)) @ rng.standard_normal((r, d)), compute_uv=False)[:r]
+        shares = values / values.sum()
+        assert float(row["random"]) == pytest.approx(np.exp(-(shares * np.log(shares)).sum()), rel=0.01)
+        assert float(row["chance_high"]) < float(row["auroc"])
 
 
 def test_mpnet_does_what_the_paper_finds_in_bert() -> None:
