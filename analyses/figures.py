@@ -37,7 +37,10 @@ FASHION = "analyses/toys/vit/vit-fashion-mnist"
 SEEDS = {"llama": 6, "qwen2": 3, "gpt2": 5}  # models of analyses.toys.train_lineage, of each family
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
 TABLES = {".csv", ".json", ".npz"}
-LARGE = ("*.figure.csv", "spectra.csv", "events.csv", "kernel.csv")  # the data of a figure, one row per point
+LARGE = (
+    *("*.figure.csv", "spectra.csv", "events.csv", "kernel.csv"),  # the data of a figure, one row per point
+    *("sink-causal/smollm2/heads.csv", "sink-causal/qwen/heads.csv"),  # sink-mechanisms has them of more texts
+)
 DATED = "report.json"  # next to each page; it has the date, so that no two runs write the same
 EARLIER = "before.csv"  # what an earlier version of weightscope said; nothing draws it again
 TRAINED = "sink-toys/"  # its JSON and NPZ are the results of an hour of training, so they are kept too

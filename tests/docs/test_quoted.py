@@ -533,6 +533,12 @@ def test_ranks_of_sink_heads_are_beside_chance() -> None:
         assert float(row["chance_high"]) < float(row["auroc"])
 
 
+def test_sinks_of_qwen_behind_its_end_of_text_are_punctuation() -> None:
+    heads = {row["heads"] for row in rows("sink-causal/qwen/causal.csv")} - set(TOGETHER)
+    kinds = {row["layer"]: row["kind"] for row in rows("sink-causal/qwen/layers.csv")}
+    assert len(heads) == 6 and {kinds[head.split(".")[0]] for head in heads} == {"punctuation"}
+
+
 def test_no_dimension_of_smollm2_and_gemma_has_a_lower_gain_than_the_massive_one() -> None:
     for model in ("smollm2-135m-instruct.q4_1", "gemma-3-270m-q4_k_m"):
         assert not column(GAINS, "dimensions_lower", model=model, layers="from it on").any()
