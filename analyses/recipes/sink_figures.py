@@ -18,7 +18,7 @@ BAND = "#DDDDDD"
 
 
 @in_our_style()
-def side_by_side_figure(models: Sequence[SinkBias]) -> Figure:
+def side_by_side_figure(models: Sequence[SinkBias], names: Sequence[str]) -> Figure:
     """Ratio, SpectralRatio and R of several models' layers in one figure, as the paper's Figs 2, 3 and 4 are."""
     figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.7))
     for axis, (low, high) in zip(axes, IN_THE_PAPER.values(), strict=True):
@@ -33,8 +33,8 @@ def side_by_side_figure(models: Sequence[SinkBias]) -> Figure:
     measures_along(axes)
     names = [
         Line2D([], [], color=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)], markersize=2.5,
-               label=plain(bias.model.removesuffix(".gguf")))
-        for place, bias in enumerate(models)
+               label=plain(name))
+        for place, name in enumerate(names)
     ]  # fmt: skip
     drawn = [
         Line2D([], [], color="black", label=r"$u_{sink}$, from token 0"),

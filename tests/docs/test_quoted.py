@@ -131,6 +131,27 @@ def sink_heads(name: str) -> np.ndarray:
     return np.concatenate([column(HEADS, name, mechanism=mechanism) for mechanism in ("nop", "broadcast")])
 
 
+def sink_auroc(of: str, *less: str) -> float:
+    """Share of pairs of a sink head and another that the cosine with the sink's key, less others, puts in order."""
+    sink = np.array([row["mechanism"] != "" for row in rows(of)])
+    score = column(of, "query_key") - sum(column(of, name) for name in less)
+    return float((score[sink][:, None] > score[~sink]).mean())
+
+
+def nops_that_hold(model: str) -> list[float]:
+    """Of heads whose `sink_kind` is nop, how many write as little at the first token when run, and of how many."""
+    ratio = column(SINK_KINDS, "ratio_out", model=model, sink_kind="nop")
+    return [float((ratio <= 0.2).sum()), len(ratio)]
+
+
+def with_first(model: str, token: str) -> Iterator[np.ndarray]:
+    """What the weights say and what is measured with one token in the first place, and with all others."""
+    kept = [row for row in rows(TOKENS) if row["model"] == model]
+    for name in ("sink_share", "when_run"):
+        for own in (True, False):
+            yield np.array([float(row[name]) for row in kept if (row["token"] == token) == own])
+
+
 def strongest(heads: str, n: int) -> np.ndarray:
     """Rows of the heads whose sinks get most of the attention."""
     return column(heads, "strength").argsort()[::-1][:n]
@@ -195,6 +216,7 @@ def scale_rows() -> Iterator[str]:
         )
 
 
+RANKS, SINK_KINDS, TOKENS, GAINS = (f"sinks-from-weights/{name}.csv" for name in ("ranks", "kinds", "tokens", "gains"))
 FROM_WEIGHTS = {
     "smollm2-135m-instruct.q4_1": "SmolLM2-135M", "gemma-3-270m-q4_k_m": "Gemma 3 270M",
     "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B",
@@ -208,6 +230,13 @@ def from_weights_rows() -> Iterator[str]:
         aurocs = " | ".join(number(row[name], ".3f") for name in ("sink_share", "layer", "first_token"))
         counted = f"{row['line']} | {row['heads_with']} of {row['heads']}"
         yield f"| {FROM_WEIGHTS[row['model']]} | {counted} | {aurocs} | {best:.3f} |"
+    for row in (row for row in rows(RANKS) if row["sinks"] == "events"):
+        medians = " | ".join(number(row[name], ".0f") for name in ("of_sinks", "of_others", "random"))
+        chance = " | ".join(
+            " to ".join(number(row[f"{of}_{end}"], ".2f") for end in ("low", "high")) for of in ("chance", "in_layer")
+        )
+        counted = f"{row['heads_with']} of {row['heads']} | {row['size']}"
+        yield f"| {FROM_WEIGHTS[row['model']]} | {counted} | {medians} | {number(row['auroc'], '.2f')} | {chance} |"
     for row in rows("sinks-from-weights/massive.csv"):
         value, times, weight = (float(row[name]) for name in ("value", "times_median", "weight"))
         source = f"{row['written_by']} | {row['unit']} | {weight:.2f} | {number(row['share'], '.0%')}"
@@ -325,6 +354,32 @@ QUOTED: dict[str, list[float]] = {
     ],
     "head 18.8 alone costs {:+,.0f} where its attention goes elsewhere": [
         cell("sink-causal/smollm2/causal.csv", "redirected", heads="18.8"),
+    ],
+    "ranks sink heads above others with AUROC {:.2f}, its distance from that with the others' with {:.2f}": [
+        sink_auroc(HEADS), sink_auroc(HEADS, "query_key_others"),
+    ],
+    "with norms of queries and keys, the distance has AUROC {:.2f}": [
+        sink_auroc("sink-causal/gemma/heads.csv", "query_key_others"),
+    ],
+    "{:.0f} of {:.0f} sink heads are no-ops, chosen": [
+        sum(row["mechanism"] in kinds for row in rows("sink-mechanisms/qwen/heads.csv"))
+        for kinds in (("nop",), ("nop", "broadcast", "neither"))
+    ],
+    "is nop, {:.0f} of {:.0f} write at the first token at most 0.2 of the others' length when run, {:.0f} of {:.0f} in "
+    "Gemma and {:.0f} of {:.0f} in Qwen": [n for model in FROM_WEIGHTS for n in nops_that_hold(model)],
+    "averaged over heads, is {:.2f} and at most {:.2f} with any other token; when run, {:.2f} of the attention and at "
+    "most {:.2f}.": [values.max() for values in with_first("gemma-3-270m-q4_k_m", "'<bos>'")],
+    "alone makes none: {:.2f} against {:.2f} or more, when run {:.2f} against {:.2f} or more": [
+        values.min() for values in with_first("qwen2.5-coder-0.5b", "'<|endoftext|>'")
+    ],
+    "In SmolLM2 any token makes one, {:.2f} to {:.2f} when run": ends(
+        column(TOKENS, "when_run", model="smollm2-135m-instruct.q4_1")
+    ),
+    "in Qwen {:.0f} and {:.0f} of {:.0f} have": [
+        *column(GAINS, "dimensions_lower", model="qwen2.5-coder-0.5b", layers="from it on"), 896,
+    ],
+    "on 64 images it makes {:.0f} sink events in {:,.0f}": [
+        column(SMALL_VIT, "events").sum() * 64, len(rows(SMALL_VIT)) * 64,
     ],
     "`qk_gap` ranks SmolLM2's heads with AUROC {:.2f}": [
         cell("sinks-from-weights/aurocs.csv", "qk_gap", model="smollm2-135m-instruct.q4_1", line=0.3),
@@ -511,9 +566,31 @@ def test_smollm2s_first_layer_completes_no_words_whatever_its_auroc() -> None:
 
 
 def test_sink_kinds_are_those_of_the_model_run() -> None:
-    kinds = rows("sinks-from-weights/kinds.csv")
+    kinds = [row for row in rows(SINK_KINDS) if row["model"].startswith("smollm2") and row["when_run"]]
     assert len(kinds) == 15 and all(row["when_run"] == row["sink_kind"] for row in kinds)
     assert [(row["layer"], row["head"]) for row in kinds if row["sink_kind"] == "broadcast"] == [("24", "6")]
+
+
+def test_ranks_of_sink_heads_are_beside_chance() -> None:
+    """A random matrix's effective rank is that of a dense product, in float64."""
+    rng = np.random.default_rng(7)
+    for row, d in zip((row for row in rows(RANKS) if row["sinks"] == "events"), (576, 640, 896), strict=True):
+        r = int(row["size"])
+        values = np.linalg.svd(rng.standard_normal((d, r)) @ rng.standard_normal((r, d)), compute_uv=False)[:r]
+        shares = values / values.sum()
+        assert float(row["random"]) == pytest.approx(np.exp(-(shares * np.log(shares)).sum()), rel=0.01)
+        assert float(row["chance_high"]) < float(row["auroc"])
+
+
+def test_sinks_of_qwen_behind_its_end_of_text_are_punctuation() -> None:
+    heads = {row["heads"] for row in rows("sink-causal/qwen/causal.csv")} - set(TOGETHER)
+    kinds = {row["layer"]: row["kind"] for row in rows("sink-causal/qwen/layers.csv")}
+    assert len(heads) == 6 and {kinds[head.split(".")[0]] for head in heads} == {"punctuation"}
+
+
+def test_no_dimension_of_smollm2_and_gemma_has_a_lower_gain_than_the_massive_one() -> None:
+    for model in ("smollm2-135m-instruct.q4_1", "gemma-3-270m-q4_k_m"):
+        assert not column(GAINS, "dimensions_lower", model=model, layers="from it on").any()
 
 
 def test_mpnet_does_what_the_paper_finds_in_bert() -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.check
 BIAS = (TWO_LAYERS, "--question", "bias", "--inputs", 3, "--length", 32, "--evaluated", 2)
 KIND_FILES = {"events.csv", "heads.csv", "layers.csv", "sinks.npz", *REPORT} | {
     f"{name}.{suffix}"
-    for name in ("sink-tokens", "head-map", "norms", "plane", "lemmas", "similarity", "spectra", "routing")
+    for name in ("sink-tokens", "head-map", "norms", "plane", "lemmas", "similarity", "spectra", "angles", "routing")
     for suffix in ("png", "svg", "figure.csv")
 }  # fmt: skip
 

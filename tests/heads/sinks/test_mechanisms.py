@@ -20,6 +20,7 @@ pytest.importorskip("transformers", reason="the runner needs the extra `runner`"
 from tests.support.random_models import random_model  # noqa: E402
 from tests.support.two_layers import FOLDER as EMBEDDED  # noqa: E402
 from weightscope.core.files import Files  # noqa: E402
+from weightscope.heads.sinks import figures  # noqa: E402
 from weightscope.heads.sinks.mechanisms import (  # noqa: E402
     MEASURES,
     SinkInputs,
@@ -512,10 +513,29 @@ def test_a_page_shows_registers_where_there_are_some(tmp_path: Path) -> None:
         write_mechanisms_page(files, sinks)
         drawn = {name.removesuffix(".png") for name in files.contents if name.endswith(".png")}
         assert drawn - {"registers"} == {
-            "sink-tokens", "head-map", "norms", "plane", "lemmas", "similarity", "spectra", "routing"
+            "sink-tokens", "head-map", "norms", "plane", "lemmas", "similarity", "spectra", "angles", "routing"
         }  # fmt: skip
         assert ("registers" in drawn) == some == ("norm_mean_register" in sinks.layers.names)
         assert (b"Fig. 8." in files.contents["report.html"]) == some
+
+
+def test_no_panel_of_the_head_map_is_empty(sinks_of_embedded: SinkMechanisms) -> None:
+    """Without a sink head there is nothing to say of their mechanisms."""
+    for share, panels in ((0, 2), (1, 3)):
+        sinks = replace(sinks_of_embedded, share=np.full_like(sinks_of_embedded.share, share))
+        drawn = [axis for axis in figures.head_map_figure(sinks).axes if axis.get_label() != "<colorbar>"]
+        assert len(drawn) == panels == sum(bool(axis.images) for axis in drawn)
+
+
+def test_angles_of_every_head_are_those_of_its_table(sinks_of_embedded: SinkMechanisms) -> None:
+    share = np.zeros_like(sinks_of_embedded.share)
+    share[:, 1] = 1
+    sinks = replace(sinks_of_embedded, share=share)
+    axis = figures.angles_figure(sinks).axes[0]
+    points = np.concatenate([dots.get_offsets() for dots in axis.collections])
+    heads = np.stack([sinks.heads["query_key_others"], sinks.heads["query_key"]], axis=1)
+    assert sorted(points.tolist()) == sorted(heads.tolist())
+    assert len(axis.collections[0].get_offsets()) == (sinks.heads["mechanism"] == "").sum() == 8
 
 
 def test_medians_of_a_head_are_over_its_events(sinks_of_embedded: SinkMechanisms) -> None:

@@ -34,6 +34,7 @@ from weightscope.report.pages.style import (
     COLOURS,
     COLUMN,
     DASHES,
+    ON_GREY,
     in_our_style,
     index_along,
     layer_bar,
@@ -117,7 +118,7 @@ def picture_figure(bias: SinkBias) -> Figure:
         shown = rows[:, :DIMENSIONS_SHOWN]
         image = axis.imshow(shown, cmap=shades, vmin=-bound, vmax=bound, **IMAGE)
         axis.set_title(title)
-        axis.set_xlabel("dimension of the stream")
+        axis.set_xlabel(f"dimension of the stream\n(first {shown.shape[1]} of {rows.shape[1]})")
     axes[0].set_ylabel("position $i$ (tokens)")
     figure.colorbar(image, ax=axes, pad=0.01, extend="both", label="coordinate of the update (1)")
     return figure
@@ -246,10 +247,15 @@ def sink_token_figure(sinks: SinkMechanisms) -> Figure:
 
 @in_our_style()
 def head_map_figure(sinks: SinkMechanisms) -> Figure:
-    """Fig. 5: each head's sink strength and sink events, and the mechanism of sink heads."""
+    """Fig. 5: each head's sink strength and sink events, and the mechanism of sink heads.
+
+    Without a sink head there is no third panel.
+    """
     n_layers, n_heads = sinks.sink_heads.shape
     height = float(np.clip(2.4 * n_layers / n_heads, 1.6, 4.0)) + 0.3
-    figure, axes = subplots(1, 3, figsize=(2 * COLUMN, height), sharex=True, sharey=True)
+    panels = 3 if sinks.sink_heads.any() else 2
+    size = 2 * COLUMN * panels / 3, height
+    figure, axes = subplots(1, panels, figsize=size, sharex=True, sharey=True)
     strength, events = sinks.strength.mean(axis=0), sinks.event.mean(axis=0)  # (L, H)
     for axis, values, title in (
         (axes[0], strength, r"sink strength $\alpha_s$"),
@@ -263,15 +269,12 @@ def head_map_figure(sinks: SinkMechanisms) -> Figure:
     counts = np.stack([(sinks.mechanism == name).sum(axis=0) for name in MECHANISMS])  # (3, L, H)
     code = np.where(sinks.sink_heads, 1 + counts.argmax(axis=0), 0)
     colours = (NO_SINK, *MECHANISM_COLOURS.values())
-    axes[2].imshow(code, cmap=ListedColormap(colours), norm=Normalize(0, 3), **IMAGE)
-    axes[2].set_title("mechanism of sink heads")
-    if sinks.sink_heads.any():
+    for axis in axes[2:]:
+        axis.imshow(code, cmap=ListedColormap(colours), norm=Normalize(0, 3), **IMAGE)
+        axis.set_title("mechanism of sink heads")
         labels = zip(colours, ("no sink head", *MECHANISM_NAMES.values()), strict=True)
         patches = [Patch(color=colour, label=name) for colour, name in labels]
-        axes[2].legend(handles=patches, loc="center left", bbox_to_anchor=(1.02, 0.5))
-    else:
-        centre = {"transform": axes[2].transAxes, "ha": "center", "va": "center"}
-        axes[2].text(0.5, 0.5, "no head is a sink head", **centre)
+        axis.legend(handles=patches, loc="center left", bbox_to_anchor=(1.02, 0.5))
     layer_rows(axes[0], sinks.layer_indices)
     for axis in axes:
         index_along(axis, "head")
@@ -298,7 +301,7 @@ def plane_figure(sinks: SinkMechanisms) -> Figure:
         chosen = event & (sinks.kind == kind)
         style = {
             "c": depth[chosen],
-            "cmap": BY_LAYER,
+            "cmap": ON_GREY,
             "norm": norm,
             "marker": KIND_MARKERS[kind],
             "zorder": 2,
@@ -316,7 +319,7 @@ def plane_figure(sinks: SinkMechanisms) -> Figure:
         handles, labels = (every[skipped:] for every in axis.get_legend_handles_labels())
         if handles:
             _opaque_legend(figure, place, handles, labels, handletextpad=0.2, columnspacing=1.0)
-    layer_bar(figure, axes[1], sinks.layer_indices)
+    layer_bar(figure, axes[1], sinks.layer_indices, colours=ON_GREY)
     return figure
 
 
@@ -519,6 +522,31 @@ def _against_bound(
     axis.fill_between(line, line, end, color="0.93", linewidth=0, zorder=0)
     axis.set_xlim(low, high)
     axis.set_ylim(bottom, top)
+
+
+@in_our_style()
+def angles_figure(sinks: SinkMechanisms) -> Figure:
+    """Lemma 2's queries and keys: each head's cosine with the sink's key and with other keys."""
+    figure, axis = subplots(figsize=(1.3 * COLUMN, 2.6))
+    heads, does = sinks.heads, sinks.heads["mechanism"]
+    for name, label in (("", "no sink head"), *MECHANISM_NAMES.items()):
+        of_kind = heads.where(does == name)
+        if not len(of_kind):
+            continue
+        axis.scatter(
+            of_kind["query_key_others"],
+            of_kind["query_key"],
+            color=MECHANISM_COLOURS.get(name, "0.7"),
+            label=f"{label} ({len(of_kind)})",
+            s=14 if name else 8,
+            linewidths=0,
+        )
+    axis.locator_params(nbins=5)
+    axis.axline((0, 0), slope=1, color="black", linewidth=0.6, linestyle=":")
+    axis.set_xlabel(r"$\cos(q_i, k_j)$, other keys (1)")
+    axis.set_ylabel(r"$\cos(q_i, k_s)$, the sink's key (1)")
+    figure.legend(loc="outside right center", handletextpad=0.2)
+    return figure
 
 
 @in_our_style()

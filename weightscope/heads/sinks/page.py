@@ -225,10 +225,13 @@ def _tokens(files: Files, sinks: SinkMechanisms) -> Section:
         "token gets; share of the heads whose strongest key is of that kind; share that has a sink "
         "event there.",
     )
+    mostly = "no head is a sink head"
+    if sinks.sink_heads.any():
+        mostly = "what the sinks of sink heads mostly do"
     by_head = Figure(
         save(figures.head_map_figure(sinks), files, "head-map"),
         "Fig. 5. Strength of each head's strongest sink; share of inputs on which it makes an "
-        "event; what the sinks of sink heads mostly do.",
+        f"event; {mostly}.",
     )
     norms = Figure(
         save(figures.norms_figure(sinks), files, "norms"),
@@ -369,6 +372,12 @@ def _gates(files: Files, sinks: SinkMechanisms) -> Section:
         "sink's norm in the residual stream, before any norm of the layer, over the other tokens', "
         "median over inputs.",
     )
+    angles = Figure(
+        save(figures.angles_figure(sinks), files, "angles"),
+        "Lemma 2, one dot per head: the mean cosine of its queries with its sink's key, against "
+        "that with the other keys, after rotation (in images before); the median over inputs with "
+        "an event, or over all if there is none. Dotted: the two are equal.",
+    )
     routing = Figure(
         save(figures.routing_figure(sinks), files, "routing"),
         "Median over inputs, one dot per head, against the strength of its sink. Lemma 2: the "
@@ -382,7 +391,7 @@ def _gates(files: Files, sinks: SinkMechanisms) -> Section:
     heads.caption = (
         "The same heads: Lemma 2's two ways to a gate, and the quantities of appendix A.2."
     )
-    return Section("How sinks are chosen", text, [spectra, routing, Filed(heads, HEADS)])
+    return Section("How sinks are chosen", text, [spectra, angles, routing, Filed(heads, HEADS)])
 
 
 def _chosen(sinks: SinkMechanisms) -> str:

@@ -36,6 +36,7 @@ DASHES = ("-", "--", ":", "-.")
 MARKERS = "os^vDPX"
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 BY_LAYER = "cividis"  # perceptually uniform and colour-blind safe
+ON_GREY = "viridis"  # so is this; the middle of cividis is grey, as dots of the background are
 
 STYLE = {
     "font.size": 8,
@@ -141,10 +142,12 @@ def layer_colours(layers: np.ndarray) -> np.ndarray:
     return mpl.colormaps[BY_LAYER](np.linspace(0, 1, len(layers)))
 
 
-def layer_bar(figure: Figure, axis: Axes, layers: np.ndarray, label: str = "layer") -> None:
+def layer_bar(
+    figure: Figure, axis: Axes, layers: np.ndarray, label: str = "layer", colours: str = BY_LAYER
+) -> None:
     """Draw the key to `layer_colours` next to an axis."""
     first, last = layers[0], max(layers[-1], layers[0] + 1)
-    bar = figure.colorbar(ScalarMappable(Normalize(first, last), BY_LAYER), ax=axis, label=label)
+    bar = figure.colorbar(ScalarMappable(Normalize(first, last), colours), ax=axis, label=label)
     bar.locator = whole_numbers()
 
 
