@@ -79,7 +79,7 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
         files.table("neighbours.csv", previous)
         if terms is not None:
             terms.write_tables(files)
-            sections.append(position_section(files, terms, drawn))
+            sections.append(position_section(files, terms, drawn, model.name))
         if isinstance(check, TextCheck):
             check.write_tables(files)
             sections.append(text_section(files, check, terms, drawn))
