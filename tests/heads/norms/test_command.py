@@ -29,7 +29,17 @@ pytestmark = pytest.mark.check
 PARAGRAPHS = "\n\n".join(f"{first} , {' '.join(WORDS)} ." for first in WORDS)
 DRAWN = ("heads", "layers", "pairs", "singular-values")
 FIGURES = {f"{name}.{suffix}" for name in DRAWN for suffix in ("png", "svg", "figure.csv")}
-WRITTEN = FIGURES | {*REPORT, "heads.csv", "layers.csv", "kinds.csv", "shares.csv", "summary.csv", "norms.npz"}
+WRITTEN = FIGURES | {
+    *REPORT,
+    "heads.csv",
+    "layers.csv",
+    "kinds.csv",
+    "shares.csv",
+    "summary.csv",
+    "weights.csv",
+    "mixing.csv",
+    "norms.npz",
+}
 
 
 def run(model: Path, tmp_path: Path, *options: str):

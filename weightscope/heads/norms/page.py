@@ -78,8 +78,8 @@ def _given(files: Files, norms: NormAnalysis) -> Section:
             " In this model a gate, which depends on the query, multiplies what a head gathers; "
             "$f$ leaves it out."
         )
-    shares = Filed(norms.shares, "shares.csv")
-    return Section("What attention weights say, and what is added up", text, [figure, shares])
+    filed = [Filed(norms.shares, "shares.csv"), Filed(norms.mixing, "mixing.csv")]
+    return Section("What attention weights say, and what is added up", text, [figure, *filed])
 
 
 def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
@@ -100,8 +100,17 @@ def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
             paper_kind = f"{name}, " if name != kind else ""
             correlations.append(f"{plain(kind)} {rho:.2f} ({paper_kind}{theirs:.2f})")
         text += f" Here, and in the paper's BERT-base (in parentheses): {'; '.join(correlations)}."
+    everything, *tenths = norms.parts
+    varies = [tenth.variation for tenth in tenths]
+    text += (
+        f" Over all pairs it is {everything.ranks.rho:.2f} ({everything.by_group:.2f} if the pairs "
+        f"of each kind were shuffled). $|f(x)|$ varies by {min(varies):.0%} to {max(varies):.0%} "
+        f"of its mean within tenths of the pairs by weight, and by {everything.variation:.0%} over "
+        "all pairs."
+    )
     ranks = table if printed else Filed(table, "kinds.csv")
-    return Section("Do large weights meet short vectors?", text, [ranks, figure])
+    weights = Filed(norms.weights, "weights.csv")
+    return Section("Do large weights meet short vectors?", text, [ranks, weights, figure])
 
 
 def _heads(files: Files, norms: NormAnalysis) -> Section:
