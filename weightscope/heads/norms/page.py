@@ -43,6 +43,7 @@ TABLE_3 = {  # pairs (i, j), and Spearman's rank correlation of alpha and |f(x)|
     ("other",): (1_944_928_224, -0.06),
 }
 
+SEPARATORS = 2  # [SEP] in each of the paper's texts
 LEAST_STRETCH = 1.8  # Fig. 2: largest over smallest singular value of f, at least, in every head
 
 
@@ -100,6 +101,12 @@ def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
             paper_kind = f"{name}, " if name != kind else ""
             correlations.append(f"{plain(kind)} {rho:.2f} ({paper_kind}{theirs:.2f})")
         text += f" Here, and in the paper's BERT-base (in parentheses): {'; '.join(correlations)}."
+        first, last, *_ = norms.kinds["pairs"]
+        if first and last != SEPARATORS * first:
+            text += (
+                f" A text has {last / first:.3g} {plain(norms.kind_names[1])}, where the paper's "
+                f"have {SEPARATORS} [SEP]."
+            )
     everything, *tenths = norms.parts
     varies = [tenth.variation for tenth in tenths]
     text += (
