@@ -84,7 +84,8 @@ def _part(tables: np.ndarray, bins: np.ndarray) -> Part:
     tables = tables[:, :, bins]
     table = tables.sum(axis=0)  # (second, first)
     n, at_bin = table.sum(), table.sum(axis=0)  # (first,)
-    ends = _edges(FIRST_OCTAVES, FIRST_BITS)[[bins[0], bins[-1] + 1]]
+    of_first = _edges(FIRST_OCTAVES, FIRST_BITS)
+    start, end = float(of_first[bins[0]]), float(of_first[bins[-1] + 1])
     edges = _edges(SECOND_OCTAVES, SECOND_BITS)
     middle = (edges[1:] + edges[:-1]) / 2
     mean = middle @ table.sum(axis=1) / n
@@ -98,8 +99,8 @@ def _part(tables: np.ndarray, bins: np.ndarray) -> Part:
     together = sum(a * b / count for a, b, count in of_groups if count) / n
     spread = np.sqrt(first_variance * second_variance)
     by_group = float(together / spread) if spread else np.nan
-    return Part(*ends.tolist(), float(mean), float(np.sqrt(variance) / mean), at_one,
-                _spearman(table), by_group)  # fmt: skip
+    variation = float(np.sqrt(variance) / mean)
+    return Part(start, end, float(mean), variation, at_one, _spearman(table), by_group)
 
 
 def _edges(octaves: tuple[int, int], bits: int) -> np.ndarray:
