@@ -23,7 +23,7 @@ from weightscope.model.metrics.lengths import (
     sums_by_kind,
     value_norms,
 )
-from weightscope.model.metrics.rank_correlation import Part, RankCorrelation, Spearman
+from weightscope.model.metrics.rank_correlation import PairsPart, RankCorrelation, Spearman
 from weightscope.model.metrics.spectra import affine_singular_values
 from weightscope.model.model import Model
 from weightscope.model.text.kinds import TokenKinds, token_kinds
@@ -144,7 +144,7 @@ class NormAnalysis(Study):
     f: RunningMoments  # (L, H): |f(x)| of every token (Table 1)
     x: RunningMoments  # (L,): |x| of every token as it enters the layer (Table 2)
     ranks: list[Spearman]  # alpha against |f(x)| over all heads, by the kind of j (Table 3)
-    parts: list[Part]  # alpha and |f(x)| of all pairs, then of tenths by alpha (section 5.3)
+    parts: list[PairsPart]  # alpha and |f(x)| of all pairs, then of tenths by alpha (section 5.3)
     # (L, 3) share of other tokens in what reaches a token: of alpha, of lengths, of lengths with
     # the residual stream; NaN if a gate changes what heads gather
     mixed: np.ndarray

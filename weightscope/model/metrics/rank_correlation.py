@@ -32,7 +32,7 @@ class Spearman:
     error: float  # largest distance of the exact rho
 
 
-class Part(NamedTuple):
+class PairsPart(NamedTuple):
     """All pairs, or a tenth of them by the first quantity, whatever their group."""
 
     start: float  # the first quantity's range
@@ -70,7 +70,7 @@ class RankCorrelation:
         tables = self._counts.reshape(-1, self._rows, self._columns)[:, :, 1:]
         return [_spearman(table) for table in tables]
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PairsPart]:
         """All groups together, then tenths by the first quantity, the smallest first."""
         tables = self._counts.reshape(-1, self._rows, self._columns)[:, :, 1:]
         counts = tables.sum(axis=(0, 1))  # of each bin of the first
@@ -79,7 +79,7 @@ class RankCorrelation:
         return [_part(tables, some) for some in (np.flatnonzero(counts), *bins) if len(some)]
 
 
-def _part(tables: np.ndarray, bins: np.ndarray) -> Part:
+def _part(tables: np.ndarray, bins: np.ndarray) -> PairsPart:
     """The pairs in some bins of the first quantity: tables (n_groups, second, first)."""
     tables = tables[:, :, bins]
     table = tables.sum(axis=0)  # (second, first)
@@ -100,7 +100,7 @@ def _part(tables: np.ndarray, bins: np.ndarray) -> Part:
     spread = np.sqrt(first_variance * second_variance)
     by_group = float(together / spread) if spread else np.nan
     variation = float(np.sqrt(variance) / mean)
-    return Part(start, end, float(mean), variation, at_one, _spearman(table), by_group)
+    return PairsPart(start, end, float(mean), variation, at_one, _spearman(table), by_group)
 
 
 def _edges(octaves: tuple[int, int], bits: int) -> np.ndarray:
