@@ -374,6 +374,9 @@ QUOTED: dict[str, list[float]] = {
             TABLE_3.values(), strict=True,
         ))
     },
+    "other tokens make {:.1%} by weight, {:.1%} by length and {:.1%} once the token's own stream counts too": [
+        column("norm-attention/mixing.csv", name).mean() for name in ("weight", "length", "with_residual")
+    ],
     "MPNet's correlations are over {:,.0f} million pairs": [column(KINDS, "pairs").sum() / 1e6],
     "In MPNet {:.0f} of 768 dimensions stand out": [len(rows(OUTLIERS)[0]) - 4],
     "In layers 1 to 4 `<s>` keys score {:.1f} to {:.1f} above": ends(above("<s>")[1:5]),
