@@ -47,7 +47,12 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     """Run the analysis and write tables, figures and report.html into OUT."""
     # load
     model = first_available([source, TWO_LAYERS] if source == "gpt2" else [source])
-    model.embeddings  # noqa: B018  refuse a checkpoint without token embeddings before looking for a tokenizer
+    try:
+        model.embeddings  # noqa: B018  refuse a checkpoint without token embeddings before looking for a tokenizer
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; `weightscope positions --unscaled` draws Figs 3 and 4, left, without"
+        ) from None
     small = model.checkpoint.folder == FOLDER
     name = "a GPT-2 of two layers" if small else model.name
     first, tokenizer = FirstLayer(model, device=device), Tokenizer.load(model.source)

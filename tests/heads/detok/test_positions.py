@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weightscope as ws
+from analyses.recipes import gpt2_detok
 from tests.support.commands import run, run_undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
@@ -290,6 +292,13 @@ def without_tokens(folder: Path, n_positions: int = 40) -> Path:
     weights = gpt2_weights(d=64, n_positions=n_positions)
     del weights["wte.weight"]
     return write_checkpoint(folder, weights)
+
+
+def test_the_recipe_names_what_works_without_token_embeddings(tmp_path: Path) -> None:
+    options = ["--model", str(without_tokens(tmp_path / "model")), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(gpt2_detok.main, options)
+    assert result.exit_code and result.output.count("\n") == 1
+    assert "`weightscope positions --unscaled` draws Figs 3 and 4, left, without" in result.output
 
 
 def test_a_spread_divides_each_part_by_its_own_sigma(tmp_path: Path) -> None:
