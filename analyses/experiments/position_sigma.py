@@ -16,10 +16,8 @@ from weightscope.core.files import Folder
 from weightscope.core.tables import Column, Table
 from weightscope.heads.detok.first_layer import FirstLayer, position_terms
 from weightscope.heads.detok.positions import near_mass
-from weightscope.report.pages.style import COLOURS, COLUMN, DASHES, in_our_style, save, subplots
 
 SPREADS = (0.04, 0.06, 0.08, 0.1, 0.12, 0.14, 0.16, 0.2, 0.25, 0.3, 0.4)
-DRAWN = (0.04, 0.08, 0.14, 0.3)
 
 
 @study("position-sigma")
@@ -27,7 +25,7 @@ DRAWN = (0.04, 0.08, 0.14, 0.3)
 @click.option("--head", default=7, show_default=True)
 @click.option("--query", default=500, show_default=True)
 def main(files: Folder, source: str, head: int, query: int) -> None:
-    """Write by-spread.csv and by-spread.png into OUT."""
+    """Write by-spread.csv into OUT."""
     first = FirstLayer(ws.open_model(source))
     terms = {spread: position_terms(first, query, unscaled=True, spread=spread) for spread in SPREADS}
     curves = {s: (of_spread.t_p + of_spread.t_pp)[head, : query + 1] for s, of_spread in terms.items()}
@@ -40,23 +38,7 @@ def main(files: Folder, source: str, head: int, query: int) -> None:
                meaning="share of the steps of $T^p + T^pp$ that rise"),
     ])  # fmt: skip
     files.table("by-spread.csv", table)
-    save(drawn(curves, attention, head, query), files, "by-spread")
     click.echo(table)
-
-
-@in_our_style()
-def drawn(curves: dict[float, np.ndarray], attention: dict[float, np.ndarray], head: int, query: int) -> object:
-    """T^p + T^pp and its softmax over positions, one line per spread."""
-    figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.2))
-    for spread, colour, dash in zip(DRAWN, COLOURS, DASHES, strict=False):
-        axes[0].plot(curves[spread], color=colour, linestyle=dash, linewidth=0.8, label=f"$s$ = {spread:g}")
-        axes[1].plot(attention[spread], color=colour, linestyle=dash, linewidth=0.8)
-    for axis, label in zip(axes, ("$T^p + T^{pp}$ (1)", "softmax (1)"), strict=True):
-        axis.set_xlabel("key position $j$")
-        axis.set_ylabel(label)
-    axes[0].set_title(f"head {head}, query at {query}")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(DRAWN))
-    return figure
 
 
 if __name__ == "__main__":

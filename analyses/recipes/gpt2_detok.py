@@ -50,7 +50,12 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     """Run the analysis and write tables, figures and report.html into OUT."""
     # load
     model = first_available([source, TWO_LAYERS] if source == "gpt2" else [source])
-    model.embeddings  # noqa: B018  refuse a checkpoint without token embeddings before looking for a tokenizer
+    try:
+        model.embeddings  # noqa: B018  refuse a checkpoint without token embeddings before looking for a tokenizer
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; `weightscope positions --unscaled` draws Figs 3 and 4, left, without"
+        ) from None
     small = model.checkpoint.folder == FOLDER
     name = "a GPT-2 of two layers" if small else model.name.removesuffix(".gguf")
     first, tokenizer = FirstLayer(model, device=device), Tokenizer.load(model.source)
@@ -98,7 +103,7 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
             sections.append(Section("At which distance", parts=[Filed(rotated, "distances.csv")]))
         if terms is not None:
             terms.write_tables(files)
-            sections.append(position_section(files, terms, drawn))
+            sections.append(position_section(files, terms, drawn, model.name))
         if isinstance(check, TextCheck):
             check.write_tables(files)
             sections.append(text_section(files, check, terms, drawn))

@@ -399,12 +399,18 @@ QUOTED: dict[str, list[float]] = {
     "6 3 {:.3f} ' wh' whibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" whibility")],
     "owe most to distance has {:.1%} in fast pairs and {:.0%} beyond the context": by_distance(slice(-27, None)),
     "that owes least {:.1%} and {:.0%}.": by_distance(slice(27)),
-    "is within 0.11 of that in {:d} of {:d} heads": [
-        int((np.abs(column(NEAR, "near_0.144") - column(NEAR, "measured")) <= 0.11).sum()), len(column(NEAR, "head")),
+    "at most 0.01 outside the band: {:d} of {:d} heads, where bands of any head would explain {:.1f}": [
+        int((column(NEAR, "beyond") <= 0.01).sum()), len(column(NEAR, "head")), column(NEAR, "chance").sum()
     ],
-    "its rank correlation with it over heads is {:.2f}": [cell(AGREEMENT, "rank_correlation", of="s = 0.144")],
-    "misses heads 1 and 5, which give {:.3f} and {:.3f} to the query itself": [
-        cell(NEAR, "itself", head=head) for head in (1, 5)
+    "Lines are position alone with s = {1:.3f}, bands s from {0:.2f} to {2:.2f}.": [
+        float(name.removeprefix("near_")) for name in rows(NEAR)[0] if name.startswith("near_")
+    ],
+    "It misses heads 1, 5 and 10, by {:.3f}, {:.3f} and {:.3f}.": column(NEAR, "beyond")[column(NEAR, "beyond") > 0.01],
+    "heads 3 and 4 give {:.3f} and {:.3f} to the query itself, {:.3f} and {:.3f} above the band": [
+        cell(NEAR, name, head=head) for name in ("itself", "itself_beyond") for head in (3, 4)
+    ],
+    "With s = 0.144 its rank correlation with the measurement over heads is {:.2f}": [
+        cell(AGREEMENT, "rank_correlation", of="s = 0.144")
     ],
     "T^p of head 7 falls until j = {:d} and then rises": [int(cell(GPT2, "t_p_lowest_at", head=7))],
     "at 500 it is highest at j = {:d}, not near the query": [int(cell(GPT2, "t_pp_highest_at", head=7))],
@@ -430,6 +436,9 @@ QUOTED: dict[str, list[float]] = {
             TABLE_3.values(), strict=True,
         ))
     },
+    "other tokens make {:.1%} by weight, {:.1%} by length and {:.1%} once the token's own stream counts too": [
+        column("norm-attention/mixing.csv", name).mean() for name in ("weight", "length", "with_residual")
+    ],
     "MPNet's correlations are over {:,.0f} million pairs": [column(KINDS, "pairs").sum() / 1e6],
     "In MPNet {:.0f} of 768 dimensions stand out": [len(rows(OUTLIERS)[0]) - 4],
     "In layers 1 to 4 `<s>` keys score {:.1f} to {:.1f} above": ends(above("<s>")[1:5]),

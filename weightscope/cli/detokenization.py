@@ -272,7 +272,7 @@ def positions(
     check = run_on_texts(first, read_texts(text), terms.query) if on_text or text else None
     with into as files:
         if files is not None:
-            sections = [position_section(files, terms, heads)]
+            sections = [position_section(files, terms, heads, model.name)]
             terms.write_tables(files)
             if check is not None:
                 check.write_tables(files)

@@ -7,19 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weightscope as ws
+from analyses.recipes import gpt2_detok
 from tests.support.commands import run, run_undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from tests.support.two_layers import TWO_LAYERS
 from tests.support.weights import shared
+from weightscope.core.files import Files
 from weightscope.heads.detok.first_layer import FirstLayer, position_terms
-from weightscope.heads.detok.page import longest
+from weightscope.heads.detok.page import NEAR_ON_TEXT, longest, position_section, unexplained
 from weightscope.heads.detok.positions import (
+    Near,
     SigmaStatistics,
+    Spread,
     in_runs,
     near_mass,
     position_numerators,
@@ -215,6 +220,63 @@ def test_figures_and_tables_take_one_sigma_for_the_query(two_layers: ws.Model) -
     np.testing.assert_allclose(ends, expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_attention_to_near_positions_is_that_of_the_lines_of_fig_3(two_layers: ws.Model, unscaled: bool) -> None:
+    """Fig. 4, left, against a plain softmax at each sigma_i, or spread; each is a sum over the nearest k."""
+    terms = position_terms(ws.first_layer(two_layers), 100, unscaled=unscaled)
+    sigma, head = terms.sigma, 6
+    if unscaled:
+        scales = [1 / np.sqrt(terms.spread.position_squares + (factor * 0.14) ** 2) for factor in (0.5, 1, 2)]
+        pairs = [(of_j, of_j[100]) for of_j in scales]
+    else:
+        of_query = (1 / sigma.minimum[100], sigma.inverse_mean[100], 1 / sigma.maximum[100])
+        pairs = [(sigma.inverse_mean, of_i) for of_i in of_query]
+    for k in (1, 16, 101):
+        given = []
+        for of_j, of_i in pairs:
+            scores = (terms.p_numerator[head] + terms.pp_numerator[head] * of_i) * of_j * terms.scale
+            weights = np.exp(scores[:101] - scores[:101].max())
+            given.append(weights[101 - k :].sum() / weights.sum())
+        drawn = [values[head, k - 1] for values in terms.near]
+        np.testing.assert_allclose(drawn, [given[1], min(given), max(given)], rtol=1e-9)
+
+
+def test_a_head_outside_the_band_is_not_explained_by_position() -> None:
+    """By more than a hundredth of attention, at the nearest 16 of the authors' measurements."""
+    measured = np.array(NEAR_ON_TEXT[16])
+    band = np.zeros((3, 12, 20))
+    band[:, :, 15] = measured + np.array([[0.0], [-0.05], [0.05]])
+    assert unexplained(Near(*band)) == []
+    band[:, 4, 15], band[:, 9, 15], band[:, 2, 15] = measured[4] + 0.011, measured[9] - 0.011, measured[2] + 0.009
+    assert unexplained(Near(*band)) == [4, 9]
+    np.testing.assert_allclose(Near(*band).beyond(16, measured)[[4, 9, 2, 0]], [0.011, 0.011, 0.009, 0], atol=1e-12)
+
+
+def test_measurements_stand_beside_the_papers_model_alone(two_layers: ws.Model) -> None:
+    """At the position where its authors measured, and its panels are grey by the rule."""
+    terms = position_terms(ws.first_layer(two_layers), 100, unscaled=True)
+    curve = np.linspace(0, 1, 501)[None].repeat(12, axis=0)
+    gpt2 = replace(terms, query=500, p_numerator=curve, pp_numerator=0 * curve, sigma=Spread(0.1, curve[0] * 0).sigma,
+                   spread=Spread(0.1, curve[0] * 0), undertrained=np.array([], int))  # fmt: skip
+    for query, model, named in ((500, "openai-community/gpt2", True), (499, "gpt2", False), (500, "other", False)):
+        section = position_section(Files(), replace(gpt2, query=query), [0], model)
+        text = " ".join(part.caption for part in section.parts[:-1])
+        assert ("more than 0.01 outside the band (heads 0-11)" in text) is named
+        assert "$s$ = 0.05 to 0.2" in text
+
+
+def test_a_share_under_a_tenth_has_no_sentence(two_layers: ws.Model) -> None:
+    """Head 1's T^pp is 1 % wave; the paper's caption and its authors' code differ in what the lines are of."""
+    terms = position_terms(ws.first_layer(two_layers))
+    assert terms.heads["t_pp_sinusoid_share"][1] == pytest.approx(0.01, abs=0.005)
+    wave = terms.pp_numerator.copy()
+    wave[0] = np.sin(np.arange(256) / 4)
+    for head, described in ((1, False), (0, True)):
+        caption = position_section(Files(), replace(terms, pp_numerator=wave), [head]).parts[0].caption
+        assert ("A sinusoid of period" in caption) is described
+        assert "caption says $σ_j$; its authors' code takes $σ_i$" in caption
+
+
 def test_a_period_as_long_as_the_window_is_called_a_bound(two_layers: ws.Model) -> None:
     terms = position_terms(ws.first_layer(two_layers), query=100)
     assert longest(101.0, terms) == "at least 101"
@@ -230,6 +292,13 @@ def without_tokens(folder: Path, n_positions: int = 40) -> Path:
     weights = gpt2_weights(d=64, n_positions=n_positions)
     del weights["wte.weight"]
     return write_checkpoint(folder, weights)
+
+
+def test_the_recipe_names_what_works_without_token_embeddings(tmp_path: Path) -> None:
+    options = ["--model", str(without_tokens(tmp_path / "model")), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(gpt2_detok.main, options)
+    assert result.exit_code and result.output.count("\n") == 1
+    assert "`weightscope positions --unscaled` draws Figs 3 and 4, left, without" in result.output
 
 
 def test_a_spread_divides_each_part_by_its_own_sigma(tmp_path: Path) -> None:

@@ -29,7 +29,17 @@ pytestmark = pytest.mark.check
 PARAGRAPHS = "\n\n".join(f"{first} , {' '.join(WORDS)} ." for first in WORDS)
 DRAWN = ("heads", "layers", "pairs", "singular-values")
 FIGURES = {f"{name}.{suffix}" for name in DRAWN for suffix in ("png", "svg", "figure.csv")}
-WRITTEN = FIGURES | {*REPORT, "heads.csv", "layers.csv", "kinds.csv", "shares.csv", "summary.csv", "norms.npz"}
+WRITTEN = FIGURES | {
+    *REPORT,
+    "heads.csv",
+    "layers.csv",
+    "kinds.csv",
+    "shares.csv",
+    "summary.csv",
+    "weights.csv",
+    "mixing.csv",
+    "norms.npz",
+}
 
 
 def run(model: Path, tmp_path: Path, *options: str):
@@ -94,6 +104,19 @@ def test_special_tokens_in_figures_are_not_read_as_formulas(tmp_path: Path) -> N
     assert rows(tmp_path / "out" / "kinds.csv")[0]["kind"] == r"$\frac$"
     page = (tmp_path / "out" / "report.html").read_text()
     assert "([CLS], -0.34)" in page and "(-0.69)" in page  # the paper's numbers, next to a token with another name
+
+
+def test_three_separators_a_text_stand_beside_the_papers_two(bert: Path, tmp_path: Path) -> None:
+    """MPNet and RoBERTa put two between paragraphs and one behind them."""
+    import tokenizers
+
+    model = written_model("bert", tmp_path / "model", framed=True)
+    words = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    words.post_processor = tokenizers.processors.RobertaProcessing(("[SEP]", 2), ("[CLS]", 1))
+    words.save(str(model / "tokenizer.json"))
+    assert run(model, tmp_path, "--length", "16", "--inputs", "3").exit_code == 0
+    assert "A text has 3 [SEP], where the paper&#39;s have 2" in (tmp_path / "out" / "report.html").read_text()
+    assert "A text has" not in (bert / "out" / "report.html").read_text()
 
 
 def test_minilm_is_run_where_neither_the_hub_nor_pypi_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

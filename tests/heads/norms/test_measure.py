@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 
@@ -36,6 +36,7 @@ class Loops:
         self.alpha, self.alpha_f = np.zeros((2, *shape))
         self.of_kind = {}
         self.pairs = [[] for _ in KINDS.names]
+        self.mixed = [[] for _ in range(shape[0])]
         runner.observe(SEQUENCES, self)
 
     def __call__(self, seen: Activations) -> None:
@@ -45,9 +46,13 @@ class Loops:
             z = seen.layer.normalised(x)
             self.x[layer] += [np.sqrt((row**2).sum()) for row in x]
             added_up = np.zeros_like(x) + seen.layer.output_bias
+            itself, others = np.zeros_like(x), np.zeros_like(x)
             for h, head in enumerate(seen.layer.heads):
                 f = z @ head.vo.dense() + head.vo_bias  # (n, d)
                 added_up += attention[h] @ f
+                for i in range(n):
+                    itself[i] += attention[h, i, i] * f[i]
+                    others[i] += sum(attention[h, i, j] * f[j] for j in range(n) if j != i)
                 lengths = [np.sqrt((row**2).sum()) for row in f]
                 self.f[layer][h] += lengths
                 for j, kind in enumerate(KINDS(tokens)):
@@ -58,6 +63,11 @@ class Loops:
                         self.alpha_f[layer, h, kind] += added / n / len(SEQUENCES)
                         if attention[h, i, j] > 0:
                             self.pairs[kind].append((attention[h, i, j], lengths[j]))
+            for i in range(n):
+                of_others = np.linalg.norm(others[i])
+                weight = np.mean([1 - a[i, i] / a[i].sum() for a in attention])
+                kept = [np.linalg.norm(part) for part in (itself[i], itself[i] + x[i])]
+                self.mixed[layer].append([weight, *(of_others / (of_others + size) for size in kept)])
             np.testing.assert_allclose(added_up, output, atol=1e-4 * np.abs(output).max())  # sum_j alpha f(x_j) + b_O
 
 
@@ -92,6 +102,37 @@ def test_table_3_and_fig_3(both: tuple[NormAnalysis, Loops]) -> None:
         )  # of a hundred pairs
         for pair in sampled:
             assert np.abs(np.array(pairs) / pair - 1).max(axis=1).min() < 1e-4
+
+
+def test_all_pairs_and_tenths_by_weight(both: tuple[NormAnalysis, Loops]) -> None:
+    """Spearman and variation over every pair, and shuffled within kinds; tenths hold a tenth each, and add up."""
+    norms, loops = both
+    pairs = np.array([pair for of_kind in loops.pairs for pair in of_kind])
+    kinds = np.repeat(range(len(loops.pairs)), [*map(len, loops.pairs)])
+    everything, *tenths = norms.parts
+    assert abs(everything.ranks.rho - spearmanr(*pairs.T).statistic) <= everything.ranks.error
+    np.testing.assert_allclose(everything.variation, pairs[:, 1].std() / pairs[:, 1].mean(), rtol=0.02)
+    ranks = rankdata(pairs, axis=0)
+    of_kinds = np.stack(
+        [ranks[kinds == kind].mean(axis=0) for kind in range(len(loops.pairs)) if (kinds == kind).any()]
+    )
+    by_kind = of_kinds[kinds[np.argsort(kinds)]] if len(of_kinds) == len(loops.pairs) else None
+    if by_kind is not None:
+        centred = by_kind - ranks.mean(axis=0)
+        expected = (centred[:, 0] * centred[:, 1]).mean() / ranks.std(axis=0).prod()
+        assert everything.by_group == pytest.approx(expected, abs=0.01)
+    assert sum(tenth.ranks.pairs for tenth in tenths) == len(pairs) == everything.ranks.pairs
+    for tenth in tenths:
+        within = pairs[(pairs[:, 0] >= tenth.start) & (pairs[:, 0] < tenth.end), 1]
+        assert len(within) == pytest.approx(tenth.ranks.pairs, abs=1)  # rounding in float32 moves one over an edge
+        assert tenth.mean == pytest.approx(within.mean(), rel=0.02)
+        assert tenth.at_one <= 1.5 * tenth.variation + 0.02
+
+
+def test_mixing_ratios_are_those_of_the_vectors_themselves(both: tuple[NormAnalysis, Loops]) -> None:
+    norms, loops = both
+    np.testing.assert_allclose(norms.mixed, [np.mean(layer, axis=0) for layer in loops.mixed], rtol=2e-4)
+    assert (norms.mixed[:, 2] < norms.mixed[:, 1]).any()
 
 
 def test_figs_4_and_5(both: tuple[NormAnalysis, Loops]) -> None:
@@ -162,7 +203,8 @@ def test_files_hold_what_was_measured(both: tuple[NormAnalysis, Loops]) -> None:
         if name.endswith(".csv")
     }
     n_kinds = len(KINDS.names)
-    sizes = {"heads": n_layers * n_heads, "layers": n_layers, "kinds": n_kinds, "shares": n_kinds, "summary": 4}
+    sizes = {"heads": n_layers * n_heads, "layers": n_layers, "kinds": n_kinds, "shares": n_kinds, "summary": 4,
+             "weights": len(norms.parts), "mixing": n_layers}  # fmt: skip
     assert {name: len(rows) for name, rows in tables.items()} == sizes
     assert sum(float(row["weight"]) for row in tables["shares"]) == pytest.approx(1)
     assert sum(float(row["length"]) for row in tables["shares"]) == pytest.approx(1)

@@ -28,7 +28,10 @@ pytestmark = pytest.mark.check
 TEXT = "\n\n".join(f"{first} , {' '.join(WORDS[:n])} ." for n, first in enumerate(WORDS, 1))
 DRAWN = ("stream", "attention", "contributions", "contributions-all-layers", "guess", "preferences")
 FIGURES = {f"{name}.{suffix}" for name in DRAWN for suffix in ("png", "svg", "figure.csv")}
-TABLES = {"stream.csv", "attention.csv", "contributions.csv", "preferences.csv", "guess.csv", "outliers.npz"}
+TABLES = {
+    *(f"{name}.csv" for name in ("stream", "attention", "contributions", "dominant", "preferences", "guess")),
+    "outliers.npz",
+}
 
 
 def run(model: Path, text: Path, out: Path, *options: str):

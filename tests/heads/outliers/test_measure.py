@@ -8,7 +8,13 @@ import pytest
 import weightscope as ws
 from tests.support.cases import LLAMA, Case, case_of
 from tests.support.tiny_models import NAMES, fixture
-from weightscope.heads.outliers.measure import key_maps, keys_and_queries, left_out, summed_contributions
+from weightscope.heads.outliers.measure import (
+    Contributions,
+    key_maps,
+    keys_and_queries,
+    left_out,
+    summed_contributions,
+)
 from weightscope.model.layers.layer import Layer
 from weightscope.model.text.kinds import TokenKinds
 
@@ -104,3 +110,25 @@ def test_means_match_plain_loops(name: str, tmp_path: Path) -> None:
                 np.testing.assert_allclose(of_layer[..., kind], mean, atol=2e-5 * np.nanmax(np.abs(of_layer)))
     everything = [sum(map(sum, lists)) / sum(map(len, lists)) for lists in hidden]
     np.testing.assert_allclose(stream.means[..., 0], everything, atol=1e-5 * np.abs(everything).max())
+
+
+def test_a_dimension_dominates_a_layer_beside_the_others() -> None:
+    """Twice the largest mean C of a dimension that is not among those given, by a loop; all of them are listed."""
+    rng = np.random.default_rng(0)
+    by_kind, counts = rng.normal(0, 1, (5, 4, 20, 2)), np.array([3, 7])
+    by_kind[1, :, 6] += 30
+    by_kind[3, :, 2] -= 40
+    measured = Contributions(("[CLS]", "other"), counts, np.arange(5), by_kind, ())
+    given, found = np.array([6, 2, 11]), {}
+    for layer in range(5):
+        means = [np.mean([(3 * c[0] + 7 * c[1]) / 10 for c in by_kind[layer, :, j]]) for j in range(20)]
+        control = max(abs(means[j]) for j in range(20) if j not in given)
+        for j in given:
+            if abs(means[j]) >= 2 * control:
+                raised = sum((3 * c[0] + 7 * c[1]) > 0 for c in by_kind[layer, :, j])
+                found[layer, int(j)] = (means[j], raised, control)
+    table = {row[:2]: row[2:] for row in measured.dominant(given).rows()}
+    assert table.keys() == found.keys() >= {(1, 6), (3, 2)}
+    for place, cells in found.items():
+        np.testing.assert_allclose(table[place], cells, rtol=1e-12)
+    assert not len(measured.dominant(np.array([], int)))

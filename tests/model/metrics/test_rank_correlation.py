@@ -81,3 +81,36 @@ def test_rho_is_unknown_where_all_values_are_one() -> None:
     (result,) = counted(np.full((4, 5), 0.2, np.float32), np.arange(1, 6, dtype=np.float32), np.zeros(5, int))
     assert result.pairs == 20
     assert np.isnan(result.rho)
+
+
+def test_tenths_by_the_first_quantity_are_those_of_the_sorted_pairs() -> None:
+    """Variation of the second within them, dense; at one value of the first it is what was planted, 0.2."""
+    rng = np.random.default_rng(4)
+    second = rng.lognormal(1, 0.5, (20, 60)).astype(np.float32)
+    first = (second[:, None] ** -2 * rng.lognormal(0, 0.4, (20, 50, 60))).astype(np.float32)
+    groups = rng.integers(0, 2, (20, 60))
+    ranks = RankCorrelation(2)
+    ranks.add(first, second, groups)
+    everything, *tenths = ranks.parts()
+    alpha, length = first.ravel(), np.broadcast_to(second[:, None], first.shape).ravel().astype(float)
+    assert abs(everything.ranks.rho - exact(first, second)) <= everything.ranks.error
+    assert everything.variation == pytest.approx(length.std() / length.mean(), rel=1e-3)
+    for expected, tenth in zip(np.array_split(length[np.argsort(alpha)], 10), tenths, strict=True):
+        assert tenth.ranks.pairs == pytest.approx(len(expected), rel=0.1)
+        assert tenth.mean == pytest.approx(expected.mean(), rel=0.01)
+        assert tenth.variation == pytest.approx(expected.std() / expected.mean(), rel=0.05)
+    planted = np.sqrt(np.exp(1 / (1 / 0.2**2 + 1 / 0.5**2)) - 1)  # sd of log second at one first: 0.4 / 2 and 0.5
+    assert everything.at_one == pytest.approx(planted, rel=0.05)
+
+
+def test_shuffling_within_groups_leaves_what_groups_make() -> None:
+    rng = np.random.default_rng(5)
+    groups = np.array([[0] * 10 + [1] * 30])
+    second = (1 + 2 * groups + rng.random((1, 40))).astype(np.float32)
+    first = (rng.random((1, 500, 40)) * np.where(groups, 1, 3)[:, None]).astype(np.float32)
+    ranks = RankCorrelation(2)
+    ranks.add(first, second, groups)
+    for members in (slice(10), slice(10, 40)):  # each query's weights in another order
+        first[0, :, members] = rng.permuted(first[0, :, members], axis=0)
+    assert ranks.parts()[0].by_group == pytest.approx(exact(first, second), abs=0.02)
+    assert ranks.parts()[0].by_group < -0.3

@@ -12,7 +12,13 @@ from weightscope.heads.detok.first_layer import TERMS
 from weightscope.heads.detok.heads import BigramAuroc, TokenRoc
 from weightscope.heads.detok.kernels import PositionKernels
 from weightscope.heads.detok.on_text import TextCheck
-from weightscope.heads.detok.positions import AtSigma, PositionTerms, near_mass, spread_over_tokens
+from weightscope.heads.detok.positions import (
+    AtSigma,
+    Near,
+    PositionTerms,
+    near_mass,
+    spread_over_tokens,
+)
 from weightscope.model.layers.kernel import FAST
 from weightscope.report.pages.style import (
     BY_LAYER,
@@ -97,11 +103,12 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
     """Fig. 3 for one head: T^p, T^pp at the query position, their sum, and the softmax of the sum.
 
     The band is the central 95 % over the tokens at j; the three lines take 1/sigma_i at its mean,
-    and sigma_i at its minimum and maximum. With a spread instead of tokens, the lines are for half
-    of it, all of it, and twice as much.
+    and sigma_i at its minimum and maximum (the paper's caption says sigma_j, the authors' code has
+    sigma_i). With a spread instead of tokens, the lines are for half of it, all of it, and twice as
+    much.
     """
     query, sigma = terms.query, terms.sigma
-    figure, axes = subplots(2, 2, figsize=(2 * COLUMN, 4.2), sharex="col")
+    figure, axes = subplots(2, 2, figsize=(2 * COLUMN, 4.2))
     (axis_p, axis_pp), (axis_sum, axis_softmax) = axes
 
     if terms.spread is None:
@@ -128,7 +135,7 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
     axis_pp.set_ylabel(rf"$T^{{pp}}_{{{query},j}}$")
     axis_sum.set_ylabel(rf"$T^p_j + T^{{pp}}_{{{query},j}}$")
     axis_softmax.set_ylabel(r"softmax$_j$ of the sum $/\sqrt{d'}$")
-    for axis in (axis_sum, axis_softmax):
+    for axis in axes.flat:
         axis.set_xlabel(PREVIOUS)
     near = near_mass(terms.attention()[head])
     figure.suptitle(f"head {head}: {near:.0%} of its attention to the nearest tenth", fontsize=8)
@@ -163,23 +170,37 @@ def _draw_t_p(axis: Axes, curves: Mapping[str, np.ndarray], terms: PositionTerms
 
 
 @in_our_style()
-def all_heads_figure(terms: PositionTerms) -> Figure:
-    """T^p + T^pp of every head over j = 0 .. i, one small panel per head, centred."""
-    curves = (terms.t_p + terms.t_pp)[:, : terms.query + 1] * terms.scale
-    near = near_mass(terms.attention())
-    rows = -(-len(curves) // 4)
-    size = 2 * COLUMN, max(1.1 * rows + 0.4, LEAST_HEIGHT)
+def near_figure(
+    near: Near,
+    band: str,
+    measured: Mapping[int, Sequence[float]] | None = None,
+    unexplained: Collection[int] = (),
+) -> Figure:
+    """Fig. 4, left, for every head: attention by position alone to the nearest k positions.
+
+    `measured` has what heads give on text, by k; `unexplained` heads have a grey panel.
+    """
+    rows, k = -(-len(near.alone) // 4), np.arange(1, near.alone.shape[1] + 1)
+    size = 2 * COLUMN, max(1.15 * rows + 0.7, LEAST_HEIGHT)
     figure, axes = subplots(rows, 4, figsize=size, sharex=True, sharey=True, squeeze=False)
-    for head, axis in enumerate(axes.flat):
-        if head >= len(curves):
-            axis.set_axis_off()
-            continue
-        axis.axhline(0, color="0.8", linewidth=0.5)
-        axis.plot(curves[head] - curves[head].mean(), **head_style(head))
-        label, top_left = f"head {head}: {near[head]:.0%}", (0.04, 0.92)
-        axis.text(*top_left, label, transform=axis.transAxes, va="top", fontsize=7)
-    figure.supxlabel(PREVIOUS, fontsize=8)
-    figure.supylabel(r"$(T^p + T^{pp})/\sqrt{d'}$, centred", fontsize=8)
+    for head, (axis, alone, low, high) in enumerate(zip(axes.flat, *near, strict=False)):
+        axis.plot(k, k / k[-1], color="black", linewidth=0.6, linestyle=":", label="even")
+        axis.fill_between(k, low, high, color=COLOURS[0], alpha=0.2, linewidth=0, label=band)
+        axis.plot(k, alone, color=COLOURS[0], label="by position alone")
+        for place, of_heads in (measured or {}).items():
+            given = {"color": COLOURS[1], "markersize": 4, "label": "on text (the authors)"}
+            axis.plot(place, of_heads[head], "o", **given)
+        axis.set_title(f"head {head}" + ": not explained" * (head in unexplained), fontsize=7)
+        if head in unexplained:
+            axis.set_facecolor("0.9")
+    axes[0, 0].set_xscale("log")
+    axes[0, 0].set_ylim(-0.05, 1.05)
+    for axis in axes.flat[len(near.alone) :]:
+        axis.set_axis_off()
+    figure.supxlabel("nearest positions $k$ (tokens, the query itself first)", fontsize=8)
+    figure.supylabel("attention to them (1)", fontsize=8)
+    handles = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1], strict=True))
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=4)
     return figure
 
 

@@ -14,8 +14,16 @@ from weightscope.heads.detok.first_layer import TERMS
 from weightscope.heads.detok.heads import BigramAuroc, TokenRoc
 from weightscope.heads.detok.kernels import PositionKernels
 from weightscope.heads.detok.on_text import TextCheck
-from weightscope.heads.detok.positions import PositionTerms, Trends, near_mass
+from weightscope.heads.detok.positions import (
+    BEYOND,
+    SPREADS,
+    Near,
+    PositionTerms,
+    Trends,
+    near_mass,
+)
 from weightscope.model.layers.kernel import FAST
+from weightscope.report.findings import spans
 from weightscope.report.pages.page import Figure, Filed, Section, write_page
 from weightscope.report.pages.style import save
 
@@ -58,6 +66,12 @@ RINNA = Published(
 PUBLISHED = dict.fromkeys(
     MODELS, Published(AUROC, AUROC_BY_FREQUENCY, (7, 1), "Table 2", "OpenWebText")
 ) | {"rinna/japanese-gpt-1b": RINNA}
+# Attention from position 500 to itself and to 485-500, the nearest 16, of heads 0 to 11: mean over
+# 3,319 documents of OpenWebText (the notes' "Attention destinations from position 500").
+NEAR_QUERY = 500
+PAST = (0.304, 0.057, 0.244, 0.173, 0.455, 0.025, 0.314, 0.830, 0.344, 0.312, 0.302, 0.022)
+ITSELF = (0.017, 0.792, 0.034, 0.827, 0.536, 0.480, 0.029, 0.164, 0.052, 0.019, 0.146, 0.001)
+NEAR_ON_TEXT = {1: ITSELF, 16: tuple(np.add(PAST, ITSELF).tolist())}
 
 # Eq. 14: the terms of a score that depend on positions.
 EQUATIONS = (
@@ -71,6 +85,13 @@ SPREAD_EQUATIONS = (
     "its dimensions, the same for every token and uncorrelated with $p_j$. positions.npz has the "
     "numerators."
 )
+
+
+LINES_BY_SIGMA = (
+    " Lines take $1/σ_i$ at its mean, $σ_i$ at its minimum and maximum. The paper's caption says "
+    "$σ_j$; its authors' code takes $σ_i$."
+)
+LEAST_SHARE = 0.1  # of the variance of a curve, for a trend to be described
 
 
 def is_of_paper(model: str) -> bool:
@@ -151,32 +172,54 @@ def auroc_sections(
 
 
 @phase("drawing figures")
-def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = ()) -> Section:
-    """Fig. 3 for the selected heads, or the one that looks nearest, and the trends of all."""
+def position_section(
+    files: Files, terms: PositionTerms, heads: Sequence[int] = (), model: str = ""
+) -> Section:
+    """Fig. 3 for the selected heads, or the one that looks nearest; Fig. 4, left; all trends."""
     table, parts = terms.heads, []
-    with_spread = "" if terms.spread is None else f" (with $s$ = {terms.spread.s:g})"
+    with_spread, lines = "", LINES_BY_SIGMA
+    if terms.spread is not None:
+        with_spread, lines = f" (with $s$ = {terms.spread.s:g})", ""
     for head in heads or (terms.nearest_head(),):
         t_p = {name: table[f"t_p_{name}"][head] for name in Trends._fields}
         t_pp = {name: table[f"t_pp_{name}"][head] for name in Trends._fields}
         caption = (
             f"Fig. 3 for head {head} at query position {terms.query} (dotted); the model's last "
-            f"position is {terms.t_p.shape[1] - 1}. A line of slope {t_p['slope']:.3g} a position "
-            f"is {t_p['linear_share']:.0%} of the variance of $T^p$; a sinusoid of period "
-            f"{longest(t_pp['period'], terms)} is {t_pp['sinusoid_share']:.0%} of the "
-            f"variance of $T^pp${with_spread}."
+            f"position is {terms.t_p.shape[1] - 1}.{lines}"
         )
+        if t_p["linear_share"] >= LEAST_SHARE:
+            share = f"{t_p['linear_share']:.0%} of the variance of $T^p${with_spread}"
+            caption += f" A line of slope {t_p['slope']:.3g} a position is {share}."
+        if t_pp["sinusoid_share"] >= LEAST_SHARE:
+            share = f"{t_pp['sinusoid_share']:.0%} of the variance of $T^pp${with_spread}"
+            caption += f" A sinusoid of period {longest(t_pp['period'], terms)} is {share}."
         figure = figures.position_figure(terms, head)
         parts.append(Figure(save(figure, files, f"positions-head-{head}"), caption))
+    measured, apart, grey = None, "", list[int]()
+    if is_of_paper(model) and terms.query == NEAR_QUERY:
+        measured, grey = NEAR_ON_TEXT, unexplained(terms.near)
+        apart = (
+            " Dots: on text, from the authors' notes. Grey, not explained by position: the dot at "
+            f"16 is more than {BEYOND:g} outside the band (heads {spans(grey) or 'none'})."
+        )
+    band, over = r"$\sigma_i$ minimum to maximum", "$σ_i$ from its minimum to its maximum"
+    if terms.spread is not None:
+        low, _, high = (f"{times * terms.spread.s:g}" for times in SPREADS)
+        band = over = f"$s$ = {low} to {high}"
     caption = (
-        f"$T^p + T^pp$ of every head at query position {terms.query}, each with its mean taken "
-        "out, and how much attention its softmax gives to the nearest tenth of the "
-        f"positions{with_spread}."
+        f"Fig. 4, left, for every head, from weights alone: attention from position {terms.query} "
+        f"to the nearest $k$ positions{with_spread}; the band is over {over}.{apart}"
     )
-    figure = figures.all_heads_figure(terms)
-    parts.append(Figure(save(figure, files, "positions-all-heads"), caption))
+    figure = figures.near_figure(terms.near, band, measured, grey)
+    parts.append(Figure(save(figure, files, "near"), caption))
     text = EQUATIONS if terms.spread is None else SPREAD_EQUATIONS
     trends = Filed(table.select(*terms.columns_shown), "trends.csv")
     return Section("What heads owe to position", text, [*parts, trends])
+
+
+def unexplained(near: Near) -> list[int]:
+    """Heads of GPT-2 whose attention on text to the nearest 16 lies outside the band."""
+    return np.flatnonzero(near.beyond(16, NEAR_ON_TEXT[16]) > BEYOND).tolist()
 
 
 def longest(period: float, terms: PositionTerms) -> str:

@@ -23,6 +23,7 @@ RUNS = 12  # runs of positions that a sentence lists
 CLIFF = 2 / 3  # ratio of T^p at the last two positions, below which the last was hardly trained
 SPREAD = 0.14  # standard deviation of a token's embedding over its dimensions, GPT-2's
 SPREADS = (0.5, 1.0, 2.0)  # times the given spread: the range shown with it
+BEYOND = 0.01  # of attention outside a band, from which position does not explain it
 FAVOURED = 1.1  # times an even share of attention, from which a head favours near tokens
 
 
@@ -190,6 +191,25 @@ class Spread(ShowsShapes):
         return SigmaStatistics(np.empty(0), sigma, sigma, sigma, *3 * (1 / sigma,))
 
 
+class Near(NamedTuple):
+    """Attention to the nearest k = 1 .. n positions and its band, (n_heads, n) arrays."""
+
+    alone: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, alone: np.ndarray, others: Any) -> "Near":
+        """Sum attention (n_heads, n) from the query backwards; the band is over all (s, ...)."""
+        summed = np.cumsum(np.stack([alone, *others])[..., ::-1], axis=-1)
+        return cls(summed[0], summed.min(axis=0), summed.max(axis=0))
+
+    def beyond(self, k: int, measured: Any) -> np.ndarray:
+        """Distance of what heads give the nearest k, (n_heads,), from the band; 0 within it."""
+        low, high = self.low[:, k - 1], self.high[:, k - 1]
+        return np.maximum(0, np.maximum(low - measured, measured - high))
+
+
 @holds_arrays
 class PositionTerms(ShowsShapes, Result):
     """Position terms of all heads at one query position."""
@@ -229,6 +249,16 @@ class PositionTerms(ShowsShapes, Result):
         from scipy.special import softmax  # SciPy takes a while to import
 
         return softmax((self.t_p + self.t_pp)[:, : self.query + 1] * self.scale, axis=-1)
+
+    @cached_property
+    def near(self) -> Near:
+        """Attention to near positions; the band is over the spreads, or over sigma_i (Fig. 3)."""
+        others = [terms.attention() for terms in self.over_spreads]
+        if self.spread is None:
+            heads = range(len(self.p_numerator))
+            for which in ("minimum", "maximum"):
+                others.append(np.stack([self.at_sigma(head, which).attention for head in heads]))
+        return Near.of(self.attention(), others)
 
     def at_sigma(self, head: int, which: str) -> "AtSigma":
         """T^pp, T^p + T^pp and its softmax for a head and one sigma_i (Fig. 3 but for upper left).

@@ -23,7 +23,7 @@ from weightscope.model.metrics.lengths import (
     sums_by_kind,
     value_norms,
 )
-from weightscope.model.metrics.rank_correlation import RankCorrelation, Spearman
+from weightscope.model.metrics.rank_correlation import PairsPart, RankCorrelation, Spearman
 from weightscope.model.metrics.spectra import affine_singular_values
 from weightscope.model.model import Model
 from weightscope.model.text.kinds import TokenKinds, token_kinds
@@ -132,6 +132,8 @@ class NormAnalysis(Study):
         "kinds.csv": attrgetter("kinds"),
         "shares.csv": attrgetter("shares"),
         "summary.csv": attrgetter("summary"),
+        "weights.csv": attrgetter("weights"),
+        "mixing.csv": attrgetter("mixing"),
         "norms.npz": lambda norms: norms.arrays(),
     }
 
@@ -142,6 +144,10 @@ class NormAnalysis(Study):
     f: RunningMoments  # (L, H): |f(x)| of every token (Table 1)
     x: RunningMoments  # (L,): |x| of every token as it enters the layer (Table 2)
     ranks: list[Spearman]  # alpha against |f(x)| over all heads, by the kind of j (Table 3)
+    parts: list[PairsPart]  # alpha and |f(x)| of all pairs, then of tenths by alpha (section 5.3)
+    # (L, 3) share of other tokens in what reaches a token: of alpha, of lengths, of lengths with
+    # the residual stream; NaN if a gate changes what heads gather
+    mixed: np.ndarray
     singular_values: np.ndarray  # (L, H, r + 1): spectra of f as a linear map on [x 1] (Fig. 2)
     pairs: list[np.ndarray]  # (m, 2): sample of alpha and |f(x)| by kind (Fig. 3)
     # (L, H, K): alpha summed over a sequence's tokens of a kind; mean over queries, then over
@@ -247,6 +253,39 @@ class NormAnalysis(Study):
         ]
         return Table.of_rows(("of", *MOMENTS), rows, "Tables 1 and 2, last rows.")
 
+    @cached_property
+    def weights(self) -> Table:
+        """One row for all pairs and for each tenth by weight: how lengths vary within it."""
+        names = [str(number or "all") for number in range(len(self.parts))]
+        start, end, mean, cv, at_one, ranks, by_kind = zip(*self.parts, strict=True)
+        one = "the same at one $alpha$, to within 3 %; mean over pairs"
+        shuffled = "the same if the pairs of each kind of token were shuffled"
+        columns = [
+            Column("tenth", names, meaning="all pairs, or a tenth by weight, the smallest first"),
+            Column("from", start, "$alpha$ from"),
+            Column("to", end, "to"),
+            Column("pairs", [rank.pairs for rank in ranks]),
+            Column("|f| mean", mean, "mean $|f(x)|$"),
+            Column("|f| cv", cv, "cv $|f(x)|$", meaning="of all: with any weight, the control"),
+            Column("|f| cv at one", at_one, "cv at one $alpha$", meaning=one),
+            Column("spearman", [rank.rho for rank in ranks], "Spearman of $alpha$ and $|f(x)|$"),
+            Column("within", [rank.error for rank in ranks], "known to within"),
+            Column("by_kind", by_kind, "by kind alone", meaning=shuffled),
+        ]
+        return Table(columns, "Weight and length of every pair, and of tenths of the pairs.")
+
+    @cached_property
+    def mixing(self) -> Table:
+        """One row per layer: the share of other tokens in what reaches a token."""
+        names = ("weight", "length", "with_residual")
+        columns = (Column(*each, format=".1%") for each in zip(names, self.mixed.T, strict=True))
+        caption = (
+            "Mixing ratio (Kobayashi et al., 2021), mean over tokens: the share of other tokens in "
+            "a token's weights; in the lengths of what they and itself add; with the residual "
+            "stream added to itself."
+        )
+        return Table([Column("layer", self.layer_indices), *columns], caption)
+
     def arrays(self) -> dict[str, Any]:
         """The content of norms.npz."""
         kind_of_pair = np.repeat(np.arange(len(self.pairs)), [*map(len, self.pairs)])
@@ -301,6 +340,8 @@ def measure_norms(
         f=totals.f,
         x=totals.x,
         ranks=totals.ranks.results(),
+        parts=totals.ranks.parts(),
+        mixed=np.stack([moments.mean for moments in totals.mixed]),
         singular_values=np.stack(spectra),
         pairs=totals.sample.pairs(),
         alpha=totals.alpha / n,
@@ -309,6 +350,28 @@ def measure_norms(
         gated=any(layer.modulated for layer in layers),
         seed=seed,
     )
+
+
+def mixing_ratios(seen: Activations, values: np.ndarray) -> np.ndarray:
+    """Shares of other tokens in what reaches each token, as in `NormAnalysis.mixed`: (3, b n).
+
+    values (G, b n, r): v(x) of every key-value head. b_O is nobody's.
+    """
+    layer, (b, n, d) = seen.layer, seen.x.shape
+    own = np.diagonal(seen.attention, axis1=-2, axis2=-1)  # (b, H, n)
+    with np.errstate(invalid="ignore", divide="ignore"):  # without a softmax, sums may be 0
+        weight = (1 - own / seen.attention.sum(axis=-1)).mean(axis=1).ravel()  # (b n,)
+    if layer.modulated:
+        return np.stack([weight, *np.full((2, b * n), np.nan)])
+    of_head = np.repeat(values, layer.n_heads // len(values), axis=0)  # (H, b n, r)
+    weighted = of_head * own.transpose(1, 0, 2).reshape(layer.n_heads, b * n, 1)
+    side_by_side = weighted.transpose(1, 0, 2).reshape(b * n, -1)  # (b n, H r)
+    itself = side_by_side @ np.asarray(layer.w_o).reshape(-1, d)
+    others = np.linalg.norm((seen.output - layer.output_bias).reshape(b * n, d) - itself, axis=1)
+    ratios = [weight]
+    for kept in (itself, itself + seen.x.reshape(b * n, d)):
+        ratios.append(others / (others + np.linalg.norm(kept, axis=1)))
+    return np.stack(ratios)
 
 
 def singular_values(layer: Layer) -> np.ndarray:
@@ -343,6 +406,7 @@ class _Totals:
         self.alpha, self.alpha_f = np.zeros((2, n_layers, n_heads, self.n_kinds))
         self.f_by_kind = [MeanByKind((n_heads,), self.n_kinds) for _ in runner.layers]
         self.ranks = RankCorrelation(self.n_kinds)
+        self.mixed = [RunningMoments((3,)) for _ in runner.layers]
         in_head = sum(len(each) * counts_by_kind(kinds(each), self.n_kinds) for each in sequences)
         pairs = n_layers * n_heads * in_head
         shares = np.minimum(SHARE, PAIRS_DRAWN / np.maximum(pairs, 1))
@@ -354,6 +418,7 @@ class _Totals:
         x = seen.x.reshape(b * n, d)
         layer, triangles = self.on_device[seen.layer.index]
         values = layer.inner_values(self.device.put(x))
+        self.mixed[row].add(mixing_ratios(seen, self.device.get(values)))
         norms = self.device.get(value_norms(values, triangles))  # (H, b n)
         self.f.add(norms, row)
         self.x.add(np.sqrt(np.einsum("nd,nd->n", x, x)), row)

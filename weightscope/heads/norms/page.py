@@ -43,6 +43,7 @@ TABLE_3 = {  # pairs (i, j), and Spearman's rank correlation of alpha and |f(x)|
     ("other",): (1_944_928_224, -0.06),
 }
 
+SEPARATORS = 2  # [SEP] in each of the paper's texts
 LEAST_STRETCH = 1.8  # Fig. 2: largest over smallest singular value of f, at least, in every head
 
 
@@ -78,8 +79,8 @@ def _given(files: Files, norms: NormAnalysis) -> Section:
             " In this model a gate, which depends on the query, multiplies what a head gathers; "
             "$f$ leaves it out."
         )
-    shares = Filed(norms.shares, "shares.csv")
-    return Section("What attention weights say, and what is added up", text, [figure, shares])
+    filed = [Filed(norms.shares, "shares.csv"), Filed(norms.mixing, "mixing.csv")]
+    return Section("What attention weights say, and what is added up", text, [figure, *filed])
 
 
 def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
@@ -100,8 +101,23 @@ def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
             paper_kind = f"{name}, " if name != kind else ""
             correlations.append(f"{plain(kind)} {rho:.2f} ({paper_kind}{theirs:.2f})")
         text += f" Here, and in the paper's BERT-base (in parentheses): {'; '.join(correlations)}."
+        first, last, *_ = norms.kinds["pairs"]
+        if first and last != SEPARATORS * first:
+            text += (
+                f" A text has {last / first:.3g} {plain(norms.kind_names[1])}, where the paper's "
+                f"have {SEPARATORS} [SEP]."
+            )
+    everything, *tenths = norms.parts
+    varies = [tenth.variation for tenth in tenths]
+    text += (
+        f" Over all pairs it is {everything.ranks.rho:.2f} ({everything.by_group:.2f} if the pairs "
+        f"of each kind were shuffled). $|f(x)|$ varies by {min(varies):.0%} to {max(varies):.0%} "
+        f"of its mean within tenths of the pairs by weight, and by {everything.variation:.0%} over "
+        "all pairs."
+    )
     ranks = table if printed else Filed(table, "kinds.csv")
-    return Section("Do large weights meet short vectors?", text, [ranks, figure])
+    weights = Filed(norms.weights, "weights.csv")
+    return Section("Do large weights meet short vectors?", text, [ranks, weights, figure])
 
 
 def _heads(files: Files, norms: NormAnalysis) -> Section:

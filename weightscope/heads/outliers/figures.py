@@ -36,7 +36,8 @@ from weightscope.report.pages.style import (
 
 MOST_IN_LEGEND = 16  # heads
 MOST_NAMED = 12  # dimensions in one panel
-MOST_DRAWN = 32  # outlier dimensions by kind of token, the farthest first
+MOST_DRAWN = 4  # outlier dimensions by kind of token, the farthest first; the paper has three
+APART = 0.02  # of the axis: the dots of a dimension's outputs, so that none hides another
 NEAR = 3  # points between a value and its number
 LINES = 5  # lines of numbers above each other, at most
 FAR = 0.1  # share of the axis; a number farther from its value seems to name another
@@ -49,17 +50,22 @@ LEANS: tuple[tuple[Literal["center", "left", "right"], int], ...] = (
 
 @in_our_style()
 def means_figure(outliers: OutlierAnalysis) -> Figure:
-    """Fig. 1: mean of every dimension of each layer's output, with outliers named."""
+    """Fig. 1: range of every dimension's mean over outputs; each output's mean of outliers."""
     stream = outliers.stream
     means, z = stream.means[..., 0], stream.z[..., 0]  # (L + 1, d)
-    outputs = np.arange(len(means))
-    figure, axis = subplots(figsize=(2 * COLUMN, 2.4))
-    for row, colour in zip(means, layer_colours(outputs), strict=True):
-        axis.plot(row, color=colour, linewidth=0.6, rasterized=True)
+    outputs, d = np.arange(len(means)), means.shape[1]
+    figure, axis = subplots(figsize=(2 * COLUMN, 2.8))
+    ends = means.min(axis=0), means.max(axis=0)
+    axis.fill_between(np.arange(d), *ends, color="0.75", linewidth=0, step="mid")
+    far = [int(j) for j in stream.outliers if np.abs(z[:, j]).max() > DIMENSION_Z]
+    aside = np.linspace(-APART / 2, APART / 2, len(outputs)) * d
+    look: dict[str, Any] = {"s": 9, "edgecolor": "0.3", "linewidth": 0.2, "zorder": 3}
+    for j in far:
+        axis.plot(j + aside, means[:, j], color="0.55", linewidth=0.5, zorder=2)
+        axis.scatter(j + aside, means[:, j], c=layer_colours(outputs), **look)
     visible = np.abs(means).max(axis=0) > 0.04 * np.abs(means).max()
-    far = np.abs(z).max(axis=0) > DIMENSION_Z
-    _name(axis, means, [int(j) for j in stream.outliers if far[j] and visible[j]][:MOST_NAMED])
-    axis.set_xlim(-1, means.shape[1])
+    _name(axis, means, [j for j in far if visible[j]][:MOST_NAMED])
+    axis.set_xlim(-1 - APART * d, (1 + APART) * d)
     axis.margins(y=0.12)
     index_along(axis, "dimension $j$", 9)
     axis.set_ylabel(r"mean of $x_j$ over tokens")
@@ -84,7 +90,7 @@ def attention_figure(stream: StreamMeans) -> Figure:
 def values_figure(stream: StreamMeans, dimensions: np.ndarray) -> Figure:
     """Fig. 3: mean of each outlier dimension over tokens of each kind; a panel each."""
     dimensions = dimensions[:MOST_DRAWN]
-    figure, axes, columns = _grid(len(dimensions), 4, 1.4, 0.3)
+    figure, axes, columns = _grid(len(dimensions), 2, 1.6, 0.3)
     for panel, (j, axis) in enumerate(zip(dimensions, axes, strict=True)):
         axis.axhline(0, color="0.8", linewidth=0.5)
         _kind_lines(axis, np.arange(len(stream.hidden)), stream.hidden[:, j], stream.kind_names)

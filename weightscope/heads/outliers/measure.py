@@ -36,6 +36,8 @@ from weightscope.runner.runner import Activations, Runner, Study, open_runner
 # it, and with tails as heavy as a Laplace distribution's, one dimension in 30,000 is
 DIMENSION_Z = 10.0
 
+DOMINANT = 2.0  # times the largest mean C of a dimension that is no outlier
+
 
 def dimension_z(means: np.ndarray) -> np.ndarray:
     """Distance of each dimension's mean from its layer's others, in robust standard deviations.
@@ -237,6 +239,30 @@ class Contributions(ShowsShapes):
         by_head = np.moveaxis(self.by_kind[:, :, dimensions], 1, 0)  # (H, L, dimensions, K)
         columns = (Column(f"head {head}", c.ravel()) for head, c in enumerate(by_head))
         return Table([*rows, *columns])
+
+    def dominant(self, dimensions: np.ndarray) -> Table:
+        """Layers in which a dimension adds at least `DOMINANT` times what any other one does.
+
+        One row per layer and dimension: mean C over heads and keys, and the largest of the
+        dimensions not given, the control (Fig. 5).
+        """
+        means = self.overall.mean(axis=1)  # (L, d)
+        others = np.abs(np.delete(means, dimensions, axis=1)).max(axis=1, initial=0)  # (L,)
+        rows = []
+        for layer, mean, control in zip(range(len(means)), means, others, strict=True):
+            large = [j for j in dimensions.tolist() if abs(mean[j]) >= DOMINANT * control]
+            for j in sorted(large, key=lambda j: -abs(mean[j])):
+                raised = int((self.overall[layer, :, j] > 0).sum())
+                rows.append((self.layer_indices[layer], j, mean[j], raised, control))
+        columns = (
+            "layer",
+            "dimension",
+            Column("mean_c", symbol="mean $C_j$", meaning="over heads and keys"),
+            Column("heads_raised", symbol="heads that it raises", meaning="mean $C_j$ above 0"),
+            Column("largest_other", symbol="largest other", meaning="$|C_j|$ of no outlier"),
+        )
+        caption = f"Dimensions that add {DOMINANT:g} times what any but an outlier adds, by layer."
+        return Table.of_rows(columns, rows, caption)
 
     def preferences(self, dimensions: np.ndarray) -> Table:
         """Score of each kind of key above the last kind's, and its causes, by layer."""
@@ -447,6 +473,7 @@ class OutlierAnalysis(Study):
         "stream.csv": lambda outliers: outliers.stream.table(),
         "attention.csv": lambda outliers: outliers.stream.attention_table(),
         "contributions.csv": lambda outliers: outliers.contributions.table(outliers.dimensions),
+        "dominant.csv": lambda outliers: outliers.contributions.dominant(outliers.dimensions),
         "preferences.csv": lambda outliers: outliers.preferences,
         "guess.csv": lambda outliers: outliers.agreement,
         "outliers.npz": lambda outliers: outliers.arrays(),

@@ -74,9 +74,9 @@ def _stream(files: Files, outliers: OutlierAnalysis) -> Section:
     )
     figure = Figure(
         save(figures.means_figure(outliers), files, "stream"),
-        "Fig. 1: mean over all tokens of every dimension, one line per layer. Output 0 is what "
-        "enters the first layer; attention layer i, counted from 0, reads output i. Outliers "
-        "among these means are named.",
+        "Fig. 1: mean over all tokens of every dimension: range over layers (grey) and, for "
+        "outliers among these means, a dot for each output, from left to right. Output 0 is what "
+        "enters the first layer; attention layer i, counted from 0, reads output i.",
     )
     tables = [_outlier_table(stream)] if len(stream.outliers) else []
     return Section("Outlier dimensions", text, [figure, *tables])
@@ -123,7 +123,7 @@ def _values(files: Files, stream: StreamMeans, dimensions: np.ndarray) -> Sectio
         "output, the farthest out first."
     )
     if (left_out := len(dimensions) - figures.MOST_DRAWN) > 0:
-        caption += f" {left_out} less far out are not drawn."
+        caption += f" The other {left_out} are in stream.csv."
     drawing = save(figures.values_figure(stream, dimensions), files, "values")
     return Section("Outlier dimensions by kind of token", "", [Figure(drawing, caption)])
 
@@ -153,7 +153,8 @@ def _contributions(files: Files, outliers: OutlierAnalysis) -> Section:
         save(figures.all_layers_figure(c, outliers.dimensions), files, "contributions-all-layers"),
         "Fig. 5: the same for all layers, each on its own scale.",
     )
-    return Section("What dimensions add to attention scores", text, [few, every])
+    dominant = Filed(c.dominant(outliers.dimensions), "dominant.csv")
+    return Section("What dimensions add to attention scores", text, [few, every, dominant])
 
 
 def _by_kind(c: Contributions, named: np.ndarray) -> Section:

@@ -14,6 +14,7 @@ so errors are smaller as a rule, by two orders of magnitude for attention weight
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,18 @@ class Spearman:
     pairs: int
     rho: float  # NaN where all pairs lie in one bin
     error: float  # largest distance of the exact rho
+
+
+class PairsPart(NamedTuple):
+    """All pairs, or a tenth of them by the first quantity, whatever their group."""
+
+    start: float  # the first quantity's range
+    end: float
+    mean: float  # of the second quantity
+    variation: float  # its standard deviation over its mean
+    at_one: float  # the same at one value of the first, known to 1/32: mean over pairs
+    ranks: Spearman
+    by_group: float  # rho if the pairs of each group were shuffled
 
 
 class RankCorrelation:
@@ -56,6 +69,44 @@ class RankCorrelation:
         """The correlation of every group."""
         tables = self._counts.reshape(-1, self._rows, self._columns)[:, :, 1:]
         return [_spearman(table) for table in tables]
+
+    def parts(self) -> list[PairsPart]:
+        """All groups together, then tenths by the first quantity, the smallest first."""
+        tables = self._counts.reshape(-1, self._rows, self._columns)[:, :, 1:]
+        counts = tables.sum(axis=(0, 1))  # of each bin of the first
+        tenth = np.floor(10 * (counts.cumsum() - counts / 2) / max(counts.sum(), 1))
+        bins = [np.flatnonzero((tenth == number) & (counts > 0)) for number in range(10)]
+        return [_part(tables, some) for some in (np.flatnonzero(counts), *bins) if len(some)]
+
+
+def _part(tables: np.ndarray, bins: np.ndarray) -> PairsPart:
+    """The pairs in some bins of the first quantity: tables (n_groups, second, first)."""
+    tables = tables[:, :, bins]
+    table = tables.sum(axis=0)  # (second, first)
+    n, at_bin = table.sum(), table.sum(axis=0)  # (first,)
+    of_first = _edges(FIRST_OCTAVES, FIRST_BITS)
+    start, end = float(of_first[bins[0]]), float(of_first[bins[-1] + 1])
+    edges = _edges(SECOND_OCTAVES, SECOND_BITS)
+    middle = (edges[1:] + edges[:-1]) / 2
+    mean = middle @ table.sum(axis=1) / n
+    variance = (middle - mean) ** 2 @ table.sum(axis=1) / n
+    means = middle @ table / at_bin
+    variances = np.maximum(middle**2 @ table / at_bin - means**2, 0)
+    at_one = float(at_bin @ (np.sqrt(variances) / means) / n)
+    first, first_variance, _ = _ranks(at_bin / n, n)
+    second, second_variance, _ = _ranks(table.sum(axis=1) / n, n)
+    of_groups = [(of.sum(axis=0) @ first, of.sum(axis=1) @ second, of.sum()) for of in tables]
+    together = sum(a * b / count for a, b, count in of_groups if count) / n
+    spread = np.sqrt(first_variance * second_variance)
+    by_group = float(together / spread) if spread else np.nan
+    variation = float(np.sqrt(variance) / mean)
+    return PairsPart(start, end, float(mean), variation, at_one, _spearman(table), by_group)
+
+
+def _edges(octaves: tuple[int, int], bits: int) -> np.ndarray:
+    """Edges of bins."""
+    octave, place = np.divmod(np.arange(_bins(octaves, bits) + 1), 1 << bits)
+    return 2.0 ** (octave + octaves[0]) * (1 + place / (1 << bits))
 
 
 def _bins(octaves: tuple[int, int], bits: int) -> int:
