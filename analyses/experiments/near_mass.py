@@ -64,7 +64,7 @@ def main(files: Folder, source: str) -> None:
             Column("within", meaning=f"heads at most {NEAR} of attention from it"),
             Column("rising_lowest", meaning="lowest rank correlation of T^p + T^pp with j among heads", format=".3f"),
             Column("rising_highest", meaning="highest", format=".3f"),
-            Column("rising_head_7", meaning="that of head 7", format=".3f"),
+            Column("rising_head_7", meaning="head 7's", format=".3f"),
         ),
         [agreement_of("numerators", rising, rising, None)]
         + [agreement_of(f"s = {s}", near[s], rising_of(terms[s]), near[s]) for s in SPREADS],

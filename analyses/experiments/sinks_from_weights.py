@@ -1,4 +1,4 @@
-"""What weights alone tell of sinks, beside models that run: `figures/sinks-from-weights`.
+"""What weights alone tell of sinks, held to models that run: `figures/sinks-from-weights`.
 
     python -m analyses.experiments.sinks_from_weights --model SMOLLM2.gguf smollm2-135m-instruct.q4_1 sink-mechanisms/S
 
@@ -83,8 +83,8 @@ def gain_rows(model: ws.Model, sinks: FirstTokenSinks) -> Rows:
         relative = size[:, sinks.massive.dimension] / np.median(size, axis=1)
         for name, part in (("before", slice(sinks.massive.layer)), ("from it on", slice(sinks.massive.layer, None))):
             lower = np.median(places[part], axis=0)  # (d,)
-            own = lower[sinks.massive.dimension]
-            rows.append([norm, name, np.median(relative[part]), own, int((lower < own).sum()), len(lower)])
+            place = lower[sinks.massive.dimension]
+            rows.append([norm, name, np.median(relative[part]), place, int((lower < place).sum()), len(lower)])
     return rows
 
 

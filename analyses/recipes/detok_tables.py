@@ -81,8 +81,8 @@ def word_endings(tokenizer: Tokenizer, counts: Counts) -> dict[str, int]:
 def with_counts(table: Table, tokens: Sequence[int], matrix: Any) -> Table:
     """The table of `ranked` for current `tokens`, with how often each pair occurs: counts (V, V)."""
     current = np.repeat(tokens, len(table) // max(1, len(tokens)))
-    found = [int(matrix[pair]) for pair in zip(current, table["token_id"], strict=True)]
-    count = Column("count", found, meaning="times that the pair occurs in the texts counted")
+    times = [int(matrix[pair]) for pair in zip(current, table["token_id"], strict=True)]
+    count = Column("count", times, meaning="times that the pair occurs in the texts counted")
     return Table([*table.columns, count], table.caption)
 
 
@@ -95,7 +95,7 @@ def shared_scores(first: FirstLayer, matrix: Any) -> np.ndarray:
 
 
 def by_distance(first: FirstLayer, counts: Counts) -> Table:
-    """The AUROC of heads that rotate, asked at other distances than that of the token before."""
+    """The AUROC of heads that rotate, at more distances than the previous token's."""
     drawn, rows = draw_tokens(first, counts, SAMPLED), []
     for delta in DISTANCES:
         table = measure_heads(replace(first, delta=delta), counts, sample=drawn).heads

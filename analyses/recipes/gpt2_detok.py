@@ -4,8 +4,8 @@
 
 Computes what the paper reports: the AUROC of every head (Table 2), ROC curves (Fig. 2), the previous tokens that heads
 look for (Tables 1 and 3), and the position terms (Fig. 3), or the AUROC by distance of heads that rotate. With PyTorch
-(the extra `runner`) it also runs the layer on text (section 5, Fig. 4). Bigrams are those of --counts, else of --text,
-else of the first shards of OpenWebText, or of Japanese Wikipedia for rinna/japanese-gpt-1b, the authors' other model.
+(the extra `runner`) it also runs the layer on text (section 5, Fig. 4). Bigrams come from --counts, else from --text,
+else from the first shards of OpenWebText, or of Japanese Wikipedia for rinna/japanese-gpt-1b, the authors' other model.
 If the Hub cannot be reached, it analyses the GPT-2 of two layers in this checkout.
 """
 

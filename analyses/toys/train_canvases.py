@@ -82,8 +82,8 @@ def draw(count: int, filled: float, generator: torch.Generator, test: bool = Fal
     digits = read_digits()
     usable = torch.arange(len(digits.target))[(torch.arange(len(digits.target)) % TEST_SHARE == 0) == test]
     pictures = torch.from_numpy(digits.images / 16).float()  # (digits, 8, 8)
-    others = usable[torch.randint(len(usable), (count, CELLS), generator=generator)]
-    cells = pictures[others] * (torch.rand(count, CELLS, 1, 1, generator=generator) < filled)
+    drawn = usable[torch.randint(len(usable), (count, CELLS), generator=generator)]
+    cells = pictures[drawn] * (torch.rand(count, CELLS, 1, 1, generator=generator) < filled)
     place = torch.randint(CELLS, (count,), generator=generator)
     subject = usable[torch.randint(len(usable), (count,), generator=generator)]
     cells[torch.arange(count), place] = 1 - pictures[subject]

@@ -323,9 +323,9 @@ def test_a_score_is_flat_once_two_means_agree_and_ends_the_training() -> None:
     assert size.is_flat([0.1, 0.5, 0.51, 0.49, 0.495, 0.505, 0.5])
     assert not size.is_flat([0.5, 0.5, 0.5, 0.52, 0.52, 0.52])
     stopped = nop.train_nop(nop.Task(), "softmax", toys.Options(), replace(size, change=9.0), 0)[1]
-    whole = nop.train_nop(nop.Task(), "softmax", toys.Options(), replace(size, change=0.0), 0)[1]
-    assert stopped.steps == [1, 2, 3, 4, 5, 6] and len(whole.steps) == 40
-    assert stopped.score == whole.score[:6]
+    complete = nop.train_nop(nop.Task(), "softmax", toys.Options(), replace(size, change=0.0), 0)[1]
+    assert stopped.steps == [1, 2, 3, 4, 5, 6] and len(complete.steps) == 40
+    assert stopped.score == complete.score[:6]
 
 
 def test_without_results_there_is_nothing_to_draw(tmp_path: Path) -> None:

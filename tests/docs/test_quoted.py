@@ -148,8 +148,8 @@ def with_first(model: str, token: str) -> Iterator[np.ndarray]:
     """What the weights say and what is measured with one token in the first place, and with all others."""
     kept = [row for row in rows(TOKENS) if row["model"] == model]
     for name in ("sink_share", "when_run"):
-        for own in (True, False):
-            yield np.array([float(row[name]) for row in kept if (row["token"] == token) == own])
+        for is_it in (True, False):
+            yield np.array([float(row[name]) for row in kept if (row["token"] == token) == is_it])
 
 
 def strongest(heads: str, n: int) -> np.ndarray:
@@ -233,7 +233,8 @@ def from_weights_rows() -> Iterator[str]:
     for row in (row for row in rows(RANKS) if row["sinks"] == "events"):
         medians = " | ".join(number(row[name], ".0f") for name in ("of_sinks", "of_others", "random"))
         chance = " | ".join(
-            " to ".join(number(row[f"{of}_{end}"], ".2f") for end in ("low", "high")) for of in ("chance", "in_layer")
+            " to ".join(number(row[f"{place}_{end}"], ".2f") for end in ("low", "high"))
+            for place in ("chance", "in_layer")
         )
         counted = f"{row['heads_with']} of {row['heads']} | {row['size']}"
         yield f"| {FROM_WEIGHTS[row['model']]} | {counted} | {medians} | {number(row['auroc'], '.2f')} | {chance} |"
@@ -581,7 +582,7 @@ def test_sink_kinds_are_those_of_the_model_run() -> None:
 
 
 def test_ranks_of_sink_heads_are_beside_chance() -> None:
-    """A random matrix's effective rank is that of a dense product, in float64."""
+    """A random matrix's effective rank equals a dense product's, in float64."""
     rng = np.random.default_rng(7)
     for row, d in zip((row for row in rows(RANKS) if row["sinks"] == "events"), (576, 640, 896), strict=True):
         r = int(row["size"])

@@ -353,13 +353,13 @@ def outlier_dimensions() -> Iterator[Claim]:
     raised, lowered = acting[True], acting[False]
     begins = [j for j, where in raised.items() if min(where) >= 10]
     yield Claim(
-        "By layer, one raises scores early and lowers them from the middle on, one raises them from then on, one in "
+        "By layer, one raises scores early and lowers them later, one raises them from the middle on, one in "
         "the last two layers only (appendix A: 308, 381, 180)",
         f"461 raises them in layers {spans(raised[461])} and lowers them in {spans(lowered[461])}; 568 raises them in "
         f"{spans(raised[568])}; {' and '.join(map(str, begins)) or 'none'} from layer 10 on only (mean C over heads "
-        "and keys, at least twice that of any but an outlier)",
+        "and keys, at least twice what any but an outlier has)",
         [],
-        [max(raised[461]) < min(lowered[461]) and len(lowered[461]) > 3, len([at for at in raised[568] if at > 3]) > 4,
+        [max(raised[461]) < min(lowered[461]) and len(lowered[461]) > 3, len([i for i in raised[568] if i > 3]) > 4,
          bool(begins)],
     )  # fmt: skip
     attention = {kind: column("outlier-dimensions/attention.csv", kind) for kind in kinds}

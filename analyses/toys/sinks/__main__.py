@@ -30,7 +30,7 @@ from weightscope.core.tables import Table
 Runs = list[dict[str, Any]]
 CHECKPOINTS = "checkpoints"  # in the folder of the results
 STAGES = ("nop", "nop-paper", "broadcast", "trials", "vit")
-PAPER_SEEDS = 1  # trainings at the paper's size, each of which takes minutes
+PAPER_SEEDS = 1  # trainings at the paper's size, minutes each
 
 
 def nop_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> None:

@@ -78,7 +78,7 @@ def _until(size: Mapping[str, Any], runs: Sequence[Run]) -> str:
     steps = ", ".join(f"{run['steps'][-1]:,}" for run in runs)
     return (
         f", ended once the mean sink score of {size['looks']} looks, {size['every']} steps apart, was within "
-        f"{size['change']:g} of that of as many before: after {steps}"
+        f"{size['change']:g} of the mean of as many before: after {steps}"
     )
 
 

@@ -251,7 +251,7 @@ def test_a_layer_without_numbers_is_not_compared() -> None:
 
 
 def common_direction(rows: np.ndarray, layer: int) -> np.ndarray:
-    """The first right singular vector of the other known layers, towards most of them."""
+    """The first right singular vector of the other known layers, towards the most rows."""
     rest = np.delete(rows, layer, axis=0)
     rest = rest[np.isfinite(rest).all(axis=1)]
     direction = np.linalg.svd(rest)[2][0]
@@ -265,17 +265,17 @@ def test_the_direction_of_all_other_layers_is_found_at_once(change: str, noise: 
     for layers, n in ((5, 3), (6, 64), (40, 64)):
         common = rng.standard_normal(n)
         rows = common + noise * rng.standard_normal((layers, n))
-        other = rng.standard_normal(n)
+        stranger = rng.standard_normal(n)
         if change in ("unrelated", "orthogonal"):
-            rows[1] = other - (change == "orthogonal") * (other @ common) / (common @ common) * common
+            rows[1] = stranger - (change == "orthogonal") * (stranger @ common) / (common @ common) * common
         rows[layers // 2] *= {"unknown": np.nan, "reversed": -1.0}.get(change, 1.0)
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         more = rng.standard_normal(rows.shape)
-        found = cosines(rows, more)
+        computed = cosines(rows, more)
         for i in range(layers):
             direction = common_direction(rows, i)
-            assert found[1, i] == pytest.approx(more[i] @ direction, abs=1e-9)
-            assert found[0, i] == pytest.approx(rows[i] @ direction, abs=1e-9, nan_ok=True)
+            assert computed[1, i] == pytest.approx(more[i] @ direction, abs=1e-9)
+            assert computed[0, i] == pytest.approx(rows[i] @ direction, abs=1e-9, nan_ok=True)
 
 
 def planted(source: str, *faults: str) -> list[tuple[Any, ...]]:

@@ -254,10 +254,10 @@ def test_shared_scores_are_the_mean_over_the_tokens_that_follow_some(tiny_gpt2: 
     table = ranked(first, None, [17], top=1, heads=[2], less=mean)
     assert table["token_id"][0] == (first.token_scores(17) - mean)[2].argmax()
     listed = detok_tables.with_counts(ranked(first, None, [17, 3], top=VOCAB, heads=[2, 0]), [17, 3], matrix)
-    found = dict(
+    counted = dict(
         zip(zip(listed["current"], listed["head"], listed["token_id"], strict=True), listed["count"], strict=True)
     )
-    assert found["#17", 2, 18] == found["#17", 0, 18] == 1 and found["#3", 2, 5] == 2
+    assert counted["#17", 2, 18] == counted["#17", 0, 18] == 1 and counted["#3", 2, 5] == 2
     assert sum(listed["count"]) == 2 * (1 + 2 + 1 + 2)
 
 

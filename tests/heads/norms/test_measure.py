@@ -46,13 +46,13 @@ class Loops:
             z = seen.layer.normalised(x)
             self.x[layer] += [np.sqrt((row**2).sum()) for row in x]
             added_up = np.zeros_like(x) + seen.layer.output_bias
-            itself, others = np.zeros_like(x), np.zeros_like(x)
+            itself, mixed = np.zeros_like(x), np.zeros_like(x)
             for h, head in enumerate(seen.layer.heads):
                 f = z @ head.vo.dense() + head.vo_bias  # (n, d)
                 added_up += attention[h] @ f
                 for i in range(n):
                     itself[i] += attention[h, i, i] * f[i]
-                    others[i] += sum(attention[h, i, j] * f[j] for j in range(n) if j != i)
+                    mixed[i] += sum(attention[h, i, j] * f[j] for j in range(n) if j != i)
                 lengths = [np.sqrt((row**2).sum()) for row in f]
                 self.f[layer][h] += lengths
                 for j, kind in enumerate(KINDS(tokens)):
@@ -64,7 +64,7 @@ class Loops:
                         if attention[h, i, j] > 0:
                             self.pairs[kind].append((attention[h, i, j], lengths[j]))
             for i in range(n):
-                of_others = np.linalg.norm(others[i])
+                of_others = np.linalg.norm(mixed[i])
                 weight = np.mean([1 - a[i, i] / a[i].sum() for a in attention])
                 kept = [np.linalg.norm(part) for part in (itself[i], itself[i] + x[i])]
                 self.mixed[layer].append([weight, *(of_others / (of_others + size) for size in kept)])

@@ -119,16 +119,16 @@ def test_a_dimension_dominates_a_layer_beside_the_others() -> None:
     by_kind[1, :, 6] += 30
     by_kind[3, :, 2] -= 40
     measured = Contributions(("[CLS]", "other"), counts, np.arange(5), by_kind, ())
-    given, found = np.array([6, 2, 11]), {}
+    given, expected = np.array([6, 2, 11]), {}
     for layer in range(5):
         means = [np.mean([(3 * c[0] + 7 * c[1]) / 10 for c in by_kind[layer, :, j]]) for j in range(20)]
         control = max(abs(means[j]) for j in range(20) if j not in given)
         for j in given:
             if abs(means[j]) >= 2 * control:
                 raised = sum((3 * c[0] + 7 * c[1]) > 0 for c in by_kind[layer, :, j])
-                found[layer, int(j)] = (means[j], raised, control)
+                expected[layer, int(j)] = (means[j], raised, control)
     table = {row[:2]: row[2:] for row in measured.dominant(given).rows()}
-    assert table.keys() == found.keys() >= {(1, 6), (3, 2)}
-    for place, cells in found.items():
+    assert table.keys() == expected.keys() >= {(1, 6), (3, 2)}
+    for place, cells in expected.items():
         np.testing.assert_allclose(table[place], cells, rtol=1e-12)
     assert not len(measured.dominant(np.array([], int)))

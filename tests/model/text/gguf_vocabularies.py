@@ -111,13 +111,13 @@ def tokens_of_llama_cpp(library: str, path: Path, texts: Sequence[str]) -> list[
     assert params.extra and not (params.vocab_only or params.check)  # the layout is the one above
     params.vocab_only = True
     vocabulary = llama.llama_model_get_vocab(llama.llama_model_load_from_file(str(path).encode(), params))
-    found = []
+    ids = []
     for text in texts:
         content, room = text.encode(), (ctypes.c_int * (len(text.encode()) + 8))()
         n = llama.llama_tokenize(vocabulary, content, len(content), room, len(room), True, True)
         assert n >= 0
-        found.append([*room[:n]])
-    return found
+        ids.append([*room[:n]])
+    return ids
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from weightscope.core.errors import CheckpointError
 from weightscope.model.text import bigrams
 from weightscope.model.text.bigrams import BORDER, PairSums, count_bigrams, pieces
 from weightscope.model.text.counts import Counts, load_counts
-from weightscope.model.text.rules import GPT2, LLAMA3, QWEN2
+from weightscope.model.text.splitting import GPT2, LLAMA3, QWEN2
 from weightscope.model.text.tokenizer import END_OF_TEXT, SMOLLM_WORDS, Tokenizer, safe_cut, safe_split
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the 'bigrams' extra")

@@ -199,9 +199,9 @@ class Near(NamedTuple):
     high: np.ndarray
 
     @classmethod
-    def of(cls, alone: np.ndarray, others: Any) -> "Near":
+    def of(cls, alone: np.ndarray, bands: Any) -> "Near":
         """Sum attention (n_heads, n) from the query backwards; the band is over all (s, ...)."""
-        summed = np.cumsum(np.stack([alone, *others])[..., ::-1], axis=-1)
+        summed = np.cumsum(np.stack([alone, *bands])[..., ::-1], axis=-1)
         return cls(summed[0], summed.min(axis=0), summed.max(axis=0))
 
     def beyond(self, k: int, measured: Any) -> np.ndarray:
@@ -253,12 +253,12 @@ class PositionTerms(ShowsShapes, Result):
     @cached_property
     def near(self) -> Near:
         """Attention to near positions; the band is over the spreads, or over sigma_i (Fig. 3)."""
-        others = [terms.attention() for terms in self.over_spreads]
+        bands = [terms.attention() for terms in self.over_spreads]
         if self.spread is None:
             heads = range(len(self.p_numerator))
             for which in ("minimum", "maximum"):
-                others.append(np.stack([self.at_sigma(head, which).attention for head in heads]))
-        return Near.of(self.attention(), others)
+                bands.append(np.stack([self.at_sigma(head, which).attention for head in heads]))
+        return Near.of(self.attention(), bands)
 
     def at_sigma(self, head: int, which: str) -> "AtSigma":
         """T^pp, T^p + T^pp and its softmax for a head and one sigma_i (Fig. 3 but for upper left).

@@ -258,7 +258,7 @@ class NormAnalysis(Study):
         """One row for all pairs and for each tenth by weight: how lengths vary within it."""
         names = [str(number or "all") for number in range(len(self.parts))]
         start, end, mean, cv, at_one, ranks, by_kind = zip(*self.parts, strict=True)
-        one = "the same at one $alpha$, to within 3 %; mean over pairs"
+        same = "the same at one $alpha$, to within 3 %; mean over pairs"
         shuffled = "the same if the pairs of each kind of token were shuffled"
         columns = [
             Column("tenth", names, meaning="all pairs, or a tenth by weight, the smallest first"),
@@ -267,7 +267,7 @@ class NormAnalysis(Study):
             Column("pairs", [rank.pairs for rank in ranks]),
             Column("|f| mean", mean, "mean $|f(x)|$"),
             Column("|f| cv", cv, "cv $|f(x)|$", meaning="of all: with any weight, the control"),
-            Column("|f| cv at one", at_one, "cv at one $alpha$", meaning=one),
+            Column("|f| cv at one", at_one, "cv at one $alpha$", meaning=same),
             Column("spearman", [rank.rho for rank in ranks], "Spearman of $alpha$ and $|f(x)|$"),
             Column("within", [rank.error for rank in ranks], "known to within"),
             Column("by_kind", by_kind, "by kind alone", meaning=shuffled),
@@ -355,22 +355,22 @@ def measure_norms(
 def mixing_ratios(seen: Activations, values: np.ndarray) -> np.ndarray:
     """Shares of other tokens in what reaches each token, as in `NormAnalysis.mixed`: (3, b n).
 
-    values (G, b n, r): v(x) of every key-value head. b_O is nobody's.
+    values (G, b n, r): v(x) of every key-value head. b_O belongs to no token.
     """
     layer, (b, n, d) = seen.layer, seen.x.shape
-    own = np.diagonal(seen.attention, axis1=-2, axis2=-1)  # (b, H, n)
+    diagonal = np.diagonal(seen.attention, axis1=-2, axis2=-1)  # (b, H, n)
     with np.errstate(invalid="ignore", divide="ignore"):  # without a softmax, sums may be 0
-        weight = (1 - own / seen.attention.sum(axis=-1)).mean(axis=1).ravel()  # (b n,)
+        weight = (1 - diagonal / seen.attention.sum(axis=-1)).mean(axis=1).ravel()  # (b n,)
     if layer.modulated:
         return np.stack([weight, *np.full((2, b * n), np.nan)])
     of_head = np.repeat(values, layer.n_heads // len(values), axis=0)  # (H, b n, r)
-    weighted = of_head * own.transpose(1, 0, 2).reshape(layer.n_heads, b * n, 1)
+    weighted = of_head * diagonal.transpose(1, 0, 2).reshape(layer.n_heads, b * n, 1)
     side_by_side = weighted.transpose(1, 0, 2).reshape(b * n, -1)  # (b n, H r)
     itself = side_by_side @ np.asarray(layer.w_o).reshape(-1, d)
-    others = np.linalg.norm((seen.output - layer.output_bias).reshape(b * n, d) - itself, axis=1)
+    mixed = np.linalg.norm((seen.output - layer.output_bias).reshape(b * n, d) - itself, axis=1)
     ratios = [weight]
     for kept in (itself, itself + seen.x.reshape(b * n, d)):
-        ratios.append(others / (others + np.linalg.norm(kept, axis=1)))
+        ratios.append(mixed / (mixed + np.linalg.norm(kept, axis=1)))
     return np.stack(ratios)
 
 

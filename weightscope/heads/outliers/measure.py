@@ -247,9 +247,9 @@ class Contributions(ShowsShapes):
         dimensions not given, the control (Fig. 5).
         """
         means = self.overall.mean(axis=1)  # (L, d)
-        others = np.abs(np.delete(means, dimensions, axis=1)).max(axis=1, initial=0)  # (L,)
+        largest = np.abs(np.delete(means, dimensions, axis=1)).max(axis=1, initial=0)  # (L,)
         rows = []
-        for layer, mean, control in zip(range(len(means)), means, others, strict=True):
+        for layer, mean, control in zip(range(len(means)), means, largest, strict=True):
             large = [j for j in dimensions.tolist() if abs(mean[j]) >= DOMINANT * control]
             for j in sorted(large, key=lambda j: -abs(mean[j])):
                 raised = int((self.overall[layer, :, j] > 0).sum())

@@ -95,7 +95,9 @@ def _part(tables: np.ndarray, bins: np.ndarray) -> PairsPart:
     at_one = float(at_bin @ (np.sqrt(variances) / means) / n)
     first, first_variance, _ = _ranks(at_bin / n, n)
     second, second_variance, _ = _ranks(table.sum(axis=1) / n, n)
-    of_groups = [(of.sum(axis=0) @ first, of.sum(axis=1) @ second, of.sum()) for of in tables]
+    of_groups = [
+        (kind.sum(axis=0) @ first, kind.sum(axis=1) @ second, kind.sum()) for kind in tables
+    ]
     together = sum(a * b / count for a, b, count in of_groups if count) / n
     spread = np.sqrt(first_variance * second_variance)
     by_group = float(together / spread) if spread else np.nan

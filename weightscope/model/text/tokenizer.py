@@ -28,16 +28,6 @@ from weightscope.checkpoint.opening import (
 )
 from weightscope.core.embedded import FOLDER
 from weightscope.core.errors import CheckpointError, first_line, printable
-from weightscope.model.text.rules import (
-    BEGINS_A_WORD,
-    GPT2,
-    LLAMA3,
-    QWEN2,
-    gguf_problem,
-    gguf_tokenizer,
-    pieces_of,
-    sentencepiece_tokenizer,
-)
 from weightscope.model.text.sandbox import (
     MOST_TOKENS,
     Sandbox,
@@ -48,6 +38,16 @@ from weightscope.model.text.sandbox import (
     from_json,
     parsed,
     word_piece,
+)
+from weightscope.model.text.splitting import (
+    BEGINS_A_WORD,
+    GPT2,
+    LLAMA3,
+    QWEN2,
+    gguf_problem,
+    gguf_tokenizer,
+    pieces_of,
+    sentencepiece_tokenizer,
 )
 
 if TYPE_CHECKING:

@@ -169,19 +169,19 @@ def nearest(here: Sequence[Facts], there: Sequence[Facts]) -> dict[str, tuple[fl
     """
     best: dict[str, tuple[float, Facts]] = {}
     theirs = _by_shape(there)
-    for (*shape, own), mine in _by_shape(here).items():
-        for (*other, length), candidates in theirs.items():
-            if shape != other:
+    for (*shape, of_mine), mine in _by_shape(here).items():
+        for (*its_shape, of_theirs), candidates in theirs.items():
+            if shape != its_shape:
                 continue
-            common = min(own, length)
+            common = min(of_mine, of_theirs)
             for some, rows in _unit_rows(mine, common):
-                for others, columns in _unit_rows(candidates, common):
+                for facts, columns in _unit_rows(candidates, common):
                     cosines = rows @ columns.T
                     highest = cosines.max(axis=1)
                     first = (cosines >= highest[:, None] - TIE).argmax(axis=1)
                     for fact, cosine, k in zip(some, highest.tolist(), first.tolist(), strict=True):
                         if fact.name not in best or cosine > best[fact.name][0] + TIE:
-                            best[fact.name] = cosine, others[k]
+                            best[fact.name] = cosine, facts[k]
     return best
 
 

@@ -128,8 +128,8 @@ def _pairs(merges: Any, ids: Mapping[str, int]) -> list[list[str]]:
     return pairs
 
 
-def _sequence(of: str, steps: Sequence[Step]) -> Step:
-    return steps[0] if len(steps) == 1 else {"type": "Sequence", of: list(steps)}
+def _sequence(steps_of: str, steps: Sequence[Step]) -> Step:
+    return steps[0] if len(steps) == 1 else {"type": "Sequence", steps_of: list(steps)}
 
 
 def _steps_of_spaces(prefix: bool) -> list[Step]:
@@ -211,8 +211,8 @@ class Vocabulary:
 
         frame: Step = {"type": "TemplateProcessing", "special_tokens": special}
         frame |= {"single": framed("A"), "pair": framed("A", "B")}
-        whole = {"version": "1.0", "added_tokens": added, "post_processor": frame} | made
-        return from_json(json.dumps(whole).encode())
+        tokenizer = {"version": "1.0", "added_tokens": added, "post_processor": frame} | made
+        return from_json(json.dumps(tokenizer).encode())
 
 
 # SentencePiece models: protocol buffers

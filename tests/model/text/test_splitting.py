@@ -15,7 +15,7 @@ from tests.model.text.gguf_vocabularies import RECORDED, SPECIAL, TEXTS, VOCABUL
 from weightscope.cli import main
 from weightscope.model.text import sandbox
 from weightscope.model.text.counts import load_counts
-from weightscope.model.text.rules import PRE_TOKENIZERS
+from weightscope.model.text.splitting import PRE_TOKENIZERS
 from weightscope.model.text.tokenizer import END_OF_TEXT, Tokenizer, TokenList, safe_cut, safe_split
 
 pytest.importorskip("tokenizers", reason="tokenizers come with the extra `bigrams`")
@@ -147,13 +147,13 @@ def sentencepiece(folder: Path, kind: str, name: str = "spiece.model", **config:
 
 
 @pytest.mark.parametrize("kind", SENTENCEPIECE)
-@pytest.mark.parametrize("of", ["T5Tokenizer", "LlamaTokenizerFast"])
-def test_a_sentencepiece_model_splits_texts_as_sentencepiece_does(kind: str, of: str, tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(sentencepiece(tmp_path, kind, tokenizer_class=of))
+@pytest.mark.parametrize("cls", ["T5Tokenizer", "LlamaTokenizerFast"])
+def test_a_sentencepiece_model_splits_texts_as_sentencepiece_does(kind: str, cls: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(sentencepiece(tmp_path, kind, tokenizer_class=cls))
     texts = SENTENCEPIECE[kind]["texts"]
     assert tokenizer.encode_batch([*texts]) == [*texts.values()]
     for text, ids in texts.items():
-        assert tokenizer.encode(text) == ([*ids, 2] if of == "T5Tokenizer" else [1, *ids])
+        assert tokenizer.encode(text) == ([*ids, 2] if cls == "T5Tokenizer" else [1, *ids])
     assert Tokenizer.load(tmp_path / "spiece.model").encode_batch([*texts]) == [*texts.values()]
 
 
