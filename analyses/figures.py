@@ -129,7 +129,6 @@ DRAWINGS = (
     Drawing("audit-smollm2", f"weightscope audit {SMOLLM2}"),
     Drawing("audit-vit", "weightscope audit {vit}"),
     Drawing("time-scales", "analyses.experiments.time_scales"),
-    Drawing("compare-vit", f"weightscope compare {FASHION} {FASHION}-registers --across-families"),
     Drawing("lineage", "analyses.experiments.lineage_pictures --model {mpnet}"),
     Drawing("circuits/embedded", "weightscope circuits embedded --measure --text {books}"),
     Drawing("circuits/gpt2", "weightscope circuits {gpt2}"),

@@ -66,10 +66,6 @@ QUOTED: dict[str, list[float]] = {
     "the median forgets in {:.0f} tokens, and none keeps 1/e of a state for more than {:.0f}": [
         np.median(column(TIMES, "time_scale")), max(column(TIMES, "time_scale"))
     ],
-    "The median head's $W_QK$ differs by {:.2f} of its norm and its $W_VO$ by {:.2f}": [
-        np.median(column("compare-vit/heads.csv", f"{which}_change")) for which in ("qk", "vo")
-    ],
-    "Unrelated matrices of one size differ by {:.2f}": [2**0.5],
     "{:.0f} dimensions that 4.11 writes, {:.0f} are read by the keys of 5.1, where two random spaces share {:.0f}": [
         max(column(GPT2, "vo_rank")),
         *(float(read_by_keys("gpt2", (4, 11), (5, 1))[name]) for name in ("pk", "pk_random")),

@@ -458,7 +458,7 @@ QUOTED: dict[str, list[float]] = {
     ],
     "these 14 heads write {:.1%} to {:.1%} of the length of an ordinary token's stream (median {:.1%}; other heads of "
     "layers 17 to 29 {:.1%}), and the part that keys other than the sink write is {:.2f} of it": what_no_ops_write(),
-    "rule on {:.1f} % of the pairs of a head and an image and, with four registers, on {:.1f} %": [
+    "have sink events on {:.1f} % of the pairs of a head and an image and, with four equal registers, on {:.1f} %": [
         100 * column(heads, "events").mean() for heads in DINO
     ],
     "All {:.0f} of the plain one and {:.0f} of the other's {:.0f} are broadcasts, and none is a no-op": [
@@ -466,9 +466,6 @@ QUOTED: dict[str, list[float]] = {
     ],
     "they give it {:.0f}-{:.0f} % of their attention": ends(
         100 * column(NOP, "flagged_attention", damping=0, **TOY)
-    ),
-    "still give {:.0%} and {:.0%} of their weight to token 0": list(
-        column(NOP, "flagged_attention", variant="GELU", damping=0, probability=0.5)[:2]
     ),
     "they get {:.0%} and {:.0%} of that attention in two seeds and {:.0%} in the third": list(
         column(NOP, "flagged_attention", variant="registers", damping=0, probability=0.5)
@@ -492,7 +489,7 @@ QUOTED: dict[str, list[float]] = {
     "a stable rank of at most {:.2f}": [
         max(column("sink-toys/broadcast.csv", f"layer{layer}_rank").max() for layer in (0, 1))
     ],
-    "({:.1f} to {:.1f} % of pairs of a head and an image, by variant)": ends(100 * of_variants("event")),
+    "(events in {:.1f} to {:.1f} % of pairs of a head and an image, by variant)": ends(100 * of_variants("event")),
     "2, 8, 256 | {:.2f} nats": [TRAINING["held_out_loss"][-1][1]],
     "4, 6, 192 | {:.2f} nats": [EMBEDDED["losses"][-1][2]],
     "head 2.1 gives the previous token {:.0f} % of its attention": [
