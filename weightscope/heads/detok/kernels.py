@@ -39,7 +39,6 @@ from weightscope.model.metrics.spectra import spread_error
 from weightscope.model.model import Model, as_model, overflow
 from weightscope.model.rows.table import RECORD, lines, title
 from weightscope.model.text.counts import Counts
-from weightscope.model.text.tokenizer import Tokenizer, TokenList
 from weightscope.report.findings import indexed
 
 MOST_TOKENS = 16_384  # tokens of the first layer, the most frequent ones, or drawn without counts
@@ -566,15 +565,11 @@ def tokens_of(model: Model, counts: Counts | str | Path | None = None) -> TokenW
     """The tokens that means are over, by frequency if counts are at hand, else all alike."""
     n_tokens = model.embeddings.n_tokens
     most = min(MOST_TOKENS, MOST_VALUES // model.config.d_model)
-    # A GGUF file's tokens are weighted alike unless counts are given, as in every earlier version.
-    listed = counts is None and isinstance(Tokenizer.at_hand(model), TokenList)
     try:
-        bigrams = None if listed else counts_for(model, counts)
+        bigrams = counts_for(model, counts)
     except CheckpointError:
         if counts is not None:
             raise
-        bigrams = None
-    if bigrams is None:
         ids, which = np.arange(n_tokens), f"all {n_tokens:,}"
         if n_tokens > most:
             ids = np.sort(np.random.default_rng(0).choice(n_tokens, most, replace=False))
