@@ -56,7 +56,8 @@ def commands() -> str:
     parts = []
     for name, command in known:
         assert command is not None
-        with click.Context(command, context, name, max_content_width=80) as within:
+        settings = {"max_content_width": 80, **command.context_settings}
+        with click.Context(command, context, name, **settings) as within:
             parts.append(f"## {name}\n\n```text\n{command.get_help(within)}\n```")
     return "\n\n".join(parts)
 

@@ -25,6 +25,11 @@ from weightscope.core.tables import Column, Table
 COMMANDS = sorted(main.commands)
 
 
+def test_a_command_alone_has_the_short_help_option_too() -> None:
+    for alone in main.commands.values():
+        assert CliRunner().invoke(alone, ["-h"]).output.startswith("Usage: ")
+
+
 def test_list_of_commands_has_every_summary() -> None:
     printed = " ".join(run("--help").output.split())
     for name in COMMANDS:

@@ -250,10 +250,14 @@ SYNONYMS = {
 }
 
 
+WITH_H: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+
 class Commands(EndsInOneLine, click.Group):
-    """The commands in groups; adds --quiet to each."""
+    """The commands in groups; adds --quiet and -h to each."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        cmd.context_settings.update(WITH_H)  # click keeps the help option of a command's first call
         super().add_command(quiet_option(cmd), name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -274,7 +278,7 @@ class Commands(EndsInOneLine, click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group("weightscope", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("weightscope", cls=Commands, context_settings=WITH_H)
 @click.version_option(weightscope.__version__, prog_name="weightscope")
 def main() -> None:
     """Look inside a transformer checkpoint, and compare checkpoints, from their weights alone.
