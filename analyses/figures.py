@@ -117,7 +117,7 @@ DRAWINGS = (
     ),
     Drawing(
         "sink-causal/qwen",
-        "weightscope sinks {qwen} --question kind --text {books} --inputs 12 --length 128 --causal 4",
+        "weightscope sinks {qwen} --question kind --own-first --text {books} --inputs 12 --length 128 --causal 4",
     ),
     Drawing("sink-toys", "analyses.toys.sinks"),
     Drawing("positions-gpt2", "weightscope positions {gpt2} --unscaled --query 500 --head 7"),
