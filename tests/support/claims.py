@@ -53,12 +53,14 @@ def detokenization() -> Iterator[Claim]:
     heads, trends, gpt2 = "gpt2-detok/heads.csv", "gpt2-detok/trends.csv", "positions-gpt2/trends.csv"
     auroc = column(heads, "auroc")
     first = [row["joined"] for row in rows("gpt2-detok/neighbours.csv") if (row["head"], row["rank"]) == ("6", "1")]
+    choices = [row for row in rows("detok-smollm2/neighbours.csv") if (row["head"], row["rank"]) == ("8", "1")]
     words = {" responsibility", " amazement", " propriety", " diamond", " Bishop", " don't"}
     yield Claim(
         "Of all tokens, T^ee scores highest the one that completes the word (section 3.1)",
-        "head 6's first choice does, for {:d} of the {:d} word endings tried",
-        [len({*first} & words), len(first)],
-        [{*first} == words],
+        "two layers: head 6's first choice does for {:d} of {:d} endings, chosen by hand; SmolLM2: head 8's for {:d} "
+        "of {:d}, chosen by rule",
+        [len({*first} & words), len(first), sum(row["count"] != "0" for row in choices), len(choices)],
+        [{*first} == words, all(row["count"] != "0" for row in choices)],
     )
     yield Claim(
         "Heads differ: one has AUROC 0.88 on bigrams, the last 0.29 (section 3.2)",
@@ -67,13 +69,16 @@ def detokenization() -> Iterator[Claim]:
         [auroc.max() > 0.75, auroc.min() < 0.5],
     )
     by_frequency, specific = (cell(heads, f"auroc_{name}", head=6) for name in ("by_frequency", "specific"))
-    baseline = cell("gpt2-detok/baseline.csv", "auroc_baseline")
+    baselines = [cell(f"{folder}/baseline.csv", "auroc_baseline") for folder in ("gpt2-detok", "detok-smollm2")]
+    of_smollm2 = [
+        cell("detok-smollm2/heads.csv", f"auroc{name}", head=8) for name in ("", "_by_frequency", "_specific")
+    ]
     yield Claim(
         "Attention leans to frequent bigrams (abstract)",
-        "head 6: {:.2f}, {:.2f} weighted by frequency, and {:.2f} less what is the same for all current tokens; "
-        "the previous token's frequency alone: {:.2f}",
-        [auroc[6], by_frequency, specific, baseline],
-        [auroc[6] > 0.7, by_frequency > 0.7, specific > 0.7],
+        "head 6: {:.2f}, {:.2f} weighted by frequency, {:.2f} less what is the same for all current tokens; SmolLM2's "
+        "head 8: {:.2f}, {:.2f}, {:.2f}; the previous token's frequency alone: {:.2f} and {:.2f}",
+        [auroc[6], by_frequency, specific, *of_smollm2, *baselines],
+        [auroc[6] > max(specific, baselines[0]), of_smollm2[0] > baselines[1], specific > 0.7, of_smollm2[2] > 0.7],
     )
     falling, lowest = cell(gpt2, "t_p_falling", head=7), cell(gpt2, "t_p_lowest_at", head=7)
     yield Claim(
@@ -129,13 +134,15 @@ def detokenization() -> Iterator[Claim]:
 
     near, before = text_and_position("near_mass"), text_and_position("previous")
     of_gpt2 = "positions-gpt2-measured/heads.csv"
-    explained, chance = int((column(of_gpt2, "beyond") <= 0.01).sum()), column(of_gpt2, "chance").sum()
+    in_band = column(of_gpt2, "beyond") <= 0.01
+    explained, chance = int(in_band.sum()), column(of_gpt2, "chance").sum()
+    both = int((in_band & (column(of_gpt2, "itself_beyond") <= 0.01)).sum())
     yield Claim(
         "Attention on text follows what position predicts (section 5, Fig. 4)",
         "to the nearest tenth, on text and by position: {:.0%} and {:.0%} in head 1, {:.0%} and {:.0%} in head 6; "
         "measured by the authors, to the nearest 16 in GPT-2's head 7, {:.0%} and {:.0%}; within position's band in "
-        "{:d} of 12 heads, {:.1f} by chance",
-        [*near, *(cell(of_gpt2, name, head=7) for name in ("measured", "near_0.144")), explained, chance],
+        "{:d} of 12 heads ({:.1f} by chance), and at the query itself too in {:d}",
+        [*near, *(cell(of_gpt2, name, head=7) for name in ("measured", "near_0.144")), explained, chance, both],
         [abs(near[0] - near[1]) < 0.1, abs(near[2] - near[3]) < 0.1, explained == 12],
     )
     yield Claim(
@@ -144,12 +151,11 @@ def detokenization() -> Iterator[Claim]:
         before,
         [before[0] > before[1], before[2] > before[3]],
     )
-    of_smollm2 = [cell("detok-smollm2/heads.csv", name, head=8) for name in ("auroc_specific", "auroc")]
     yield Claim(
         "A high AUROC shows that a head contributes to detokenization (section 3.2)",
         "less what all current tokens share, head 6 keeps {:.2f} of {:.2f}, SmolLM2's head 8 {:.2f} of {:.2f}",
-        [specific, auroc[6], *of_smollm2],
-        [specific > 0.6, of_smollm2[0] > 0.6],
+        [specific, auroc[6], of_smollm2[2], of_smollm2[0]],
+        [specific > 0.6, of_smollm2[2] > 0.6],
     )
     yield Claim(
         "GPT-2's head 7 ranks bigrams first, and completes most of the words of Tables 1 and 3",
@@ -226,12 +232,13 @@ def norm_based() -> Iterator[Claim]:
          for condition in (max(cls, comma) < -0.2, abs(other) < 0.2)],
     )  # fmt: skip
     overall, shuffled, every = (of_both("weights", name, tenth="all") for name in ("spearman", "by_kind", "|f| cv"))
+    largest, shuffled_largest = (of_both("weights", name, tenth="10") for name in ("spearman", "by_kind"))
     yield Claim(
         "Overall, weight and length are inversely related (section 5.3)",
-        "rank correlation over all pairs: MPNet {:.2f}, MiniLM {:.2f}; {:.2f} and {:.2f} if the pairs of each kind of "
-        "token were shuffled",
-        [*overall, *shuffled],
-        [rho < -0.2 for rho in overall],
+        "rank correlation over all pairs: MPNet {:.2f}, MiniLM {:.2f} (weights shuffled within each kind of token: "
+        "{:.2f} and {:.2f}); in the tenth with the largest weights {:.2f} and {:.2f} ({:.2f} and {:.2f})",
+        [*overall, *shuffled, *largest, *shuffled_largest],
+        [*(rho < -0.2 for rho in overall), *(rho < -0.2 for rho in largest)],
     )
     within, at_one = (
         [column(f"{folder}/weights.csv", name)[1:] for folder in SPECIAL] for name in ("|f| cv", "|f| cv at one")
@@ -342,7 +349,8 @@ def outlier_dimensions() -> Iterator[Claim]:
     yield Claim(
         "One stands out in every layer, one in middle layers, one near the end (section 2.1: 308, 381, 180)",
         "by the mean over tokens, more than 10 robust deviations from the median (by chance none is): "
-        f"756 in outputs {spans(outputs[756])} of 12; 568 in {spans(outputs[568])}; only in outputs from 10 on "
+        f"756 in outputs {spans(outputs[756])} of 12, 461 in {spans(outputs[461])}; 568 in "
+        f"{spans(outputs[568])}; only in outputs from 10 on "
         f"{' and '.join(map(str, late))}",
         [],
         [len(outputs[756]) == 12, set(outputs[568]) <= set(range(3, 11)), bool(late)],
@@ -657,12 +665,23 @@ def two_mechanisms() -> Iterator[Claim]:
         for mechanism in ("NOP", "broadcast")
     }
     lowest = [cell(CAUSAL, "zero_low", heads=f"every {mechanism}") for mechanism in ("NOP", "broadcast")]
+    broadcasts = sorted(float(row["zero"]) for row in rows(CAUSAL) if row["heads"] in ("15.6", "24.6"))
+    others = [
+        cell(f"sink-causal/{folder}/causal.csv", "zero", heads=f"every {what}")
+        for folder, what in (("gemma", "NOP"), ("gemma", "broadcast"), ("qwen", "NOP"))
+    ]
     yield Claim(
         "What a no-op sink writes is not needed, what a broadcast writes is (Hypotheses 1 and 2)",
-        "SmolLM2's perplexity where sinks write nothing: {:+.1f} for the no-ops, {:+.1f} for the broadcasts; where "
-        "their attention goes elsewhere: {:+.1f} and {:+.1f}",
-        [changed["NOP"][0], changed["broadcast"][0], changed["NOP"][1], changed["broadcast"][1]],
-        [lowest[0] <= 0, lowest[1] > 0, changed["NOP"][1] > 0],
+        "SmolLM2's perplexity of {:.1f} where sinks write nothing: no-ops {:+.1f}, one broadcast {:+.1f}, the other "
+        "{:+.1f}, weak heads {:+.1f}; Gemma: no-ops {:+.1f}, the broadcast {:+.1f}; Qwen: no-ops {:+.1f}",
+        [
+            cell(CAUSAL, "perplexity", heads="every NOP"),
+            changed["NOP"][0],
+            *broadcasts[::-1],
+            cell(CAUSAL, "zero", heads="weakest heads beside them"),
+            *others,
+        ],
+        [lowest[0] <= 0, lowest[1] > 0, min(broadcasts) > 0.5],
     )
     sinks = events["events"] >= 32
     in_sinks = events["events"][sinks].sum() / events["events"].sum()
@@ -679,7 +698,7 @@ def two_mechanisms() -> Iterator[Claim]:
     yield Claim(
         "They move from CLS in early layers to patches in deep ones (abstract, section 4)",
         "the strongest key of the small ViT is CLS in layers 0 to {:d}, then a patch; of the ViT that keeps pixels CLS "
-        "in layer {:d}, then a patch; in the small DINOv2s a patch in every layer",
+        "in layer {:d}, then none; in the small DINOv2s a patch in every layer",
         [kinds.index("patch") - 1, [row["kind"] for row in rows(CANVASES[1])].index("patch") - 1],
         [kinds == ["CLS"] * 7 + ["patch"] * 5, small != {"patch"}],
     )
@@ -789,10 +808,17 @@ def two_mechanisms() -> Iterator[Claim]:
     taken = toy("flagged_attention", variant="registers")
     yield Claim(
         "Registers take over nearly all sinks, no-ops too (abstract, section 4)",
-        "toy: {:.0%} to {:.0%} of the flagged tokens' attention; the strongest key is a register in {:d} of {:d} heads "
-        "of the ViT that keeps pixels and in {:d} of {:d} of the one that names",
-        [*ends(taken), *(number for kinds in (pixels, named) for number in (kinds.count("register"), len(kinds)))],
-        [taken.min() > 0.4, 2 * pixels.count("register") > len(pixels), 2 * named.count("register") > len(named)],
+        "toy: {:.0%} to {:.0%} of the flagged tokens' attention; ViT that keeps pixels: its sink head stays on CLS "
+        "({:.0%}, then {:.0%}), {:d} heads without a sink turn to a register; ViT that names: none has a sink there",
+        [
+            *ends(taken),
+            *(
+                cell(f"sink-mechanisms/vit-pixels{name}/heads.csv", "strength", layer=0, head=0)
+                for name in ("", "-registers")
+            ),
+            pixels.count("register"),
+        ],
+        [taken.min() > 0.4, pixels[0] == "register", 2 * named.count("register") > len(named)],
     )
     gated = {
         variant: toy("strength", variant=variant).max() for variant in ("headwise gate", "headwise gate + registers")
