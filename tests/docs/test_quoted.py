@@ -438,7 +438,8 @@ QUOTED: dict[str, list[float]] = {
     "It misses heads 1, 5 and 10, by {:.3f}, {:.3f} and {:.3f}.": column(NEAR, "beyond")[column(NEAR, "beyond") > 0.01],
     "misses 3, 4 and 8, by {:.3f}, {:.3f} and {:.3f}: {:d} of {:d} agree at both": [
         *(cell(NEAR, "itself_beyond", head=head) for head in (3, 4, 8)),
-        int((np.maximum(column(NEAR, "beyond"), column(NEAR, "itself_beyond")) <= 0.01).sum()), len(column(NEAR, "head")),
+        int((np.maximum(column(NEAR, "beyond"), column(NEAR, "itself_beyond")) <= 0.01).sum()),
+        len(column(NEAR, "head")),
     ],
     "With s = 0.144 its rank correlation with the measurement over heads is {:.2f}": [
         cell(AGREEMENT, "rank_correlation", of="s = 0.144")
@@ -511,8 +512,8 @@ QUOTED: dict[str, list[float]] = {
         *(cell(NOP_PAPER, "qk_gap", damping=damping) for damping in (0, 1)),
     ],
     "CLS is the sink of layer 0 on every image, with {:.0f} % of the attention": [100 * column(CANVAS, "strength")[0]],
-    "With four registers CLS keeps {:.0f} %, and three later heads that had no sink ({:.0f} % for the strongest key) give "
-    "a register {:.0f} % to {:.0f} %: {:.0f} sink events, all of one head": [
+    "With four registers CLS keeps {:.0f} %, and three later heads that had no sink ({:.0f} % for the strongest key) "
+    "give a register {:.0f} % to {:.0f} %: {:.0f} sink events, all of one head": [
         100 * column(CANVAS_REGISTERS, "strength")[0], 100 * column(CANVAS, "strength")[1:].max(),
         *ends(100 * column(CANVAS_REGISTERS, "strength")[1:]), 64 * column(CANVAS_REGISTERS, "events").sum(),
     ],
