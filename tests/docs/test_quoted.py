@@ -132,10 +132,10 @@ def sink_heads(name: str) -> np.ndarray:
     return np.concatenate([column(HEADS, name, mechanism=mechanism) for mechanism in ("nop", "broadcast")])
 
 
-def sink_auroc(of: str, *less: str) -> float:
+def sink_auroc(heads: str, *less: str) -> float:
     """Share of pairs of a sink head and another that the cosine with the sink's key, less others, puts in order."""
-    sink = np.array([row["mechanism"] != "" for row in rows(of)])
-    score = column(of, "query_key") - sum(column(of, name) for name in less)
+    sink = np.array([row["mechanism"] != "" for row in rows(heads)])
+    score = column(heads, "query_key") - sum(column(heads, name) for name in less)
     return float((score[sink][:, None] > score[~sink]).mean())
 
 
@@ -389,7 +389,7 @@ QUOTED: dict[str, list[float]] = {
         sink_auroc(HEADS), sink_auroc(HEADS, "query_key_others"),
     ],
     "the distance has AUROC {:.2f}, in Gemma, with norms of queries and keys, {:.2f}": [
-        *(sink_auroc(of, "query_key_others") for of in (QWEN_SINKS, "sink-causal/gemma/heads.csv")),
+        *(sink_auroc(heads, "query_key_others") for heads in (QWEN_SINKS, "sink-causal/gemma/heads.csv")),
     ],
     "{:.0f} of {:.0f} sink heads are no-ops, chosen": [
         sum(row["mechanism"] in kinds for row in rows("sink-mechanisms/qwen/heads.csv"))
