@@ -25,11 +25,18 @@ from weightscope.cli.command import EndsInOneLine
 from weightscope.core.files import OutputFolder
 from weightscope.core.formulas import plain
 from weightscope.core.tables import Column, Table
-from weightscope.heads.detok import page as detok_page
 from weightscope.heads.detok.first_layer import FirstLayer, position_terms, ranked
 from weightscope.heads.detok.heads import counts_for, measure_heads, roc_curves
 from weightscope.heads.detok.on_text import TextCheck, run_on_texts
-from weightscope.heads.detok.page import auroc_sections, is_of_paper, position_section, present, text_section
+from weightscope.heads.detok.page import (
+    RINNA,
+    auroc_sections,
+    is_of_paper,
+    position_section,
+    present,
+    published,
+    text_section,
+)
 from weightscope.model.text.bigrams import count_bigrams, openwebtext_counts
 from weightscope.model.text.sequences import Texts, openwebtext, read_texts
 from weightscope.model.text.tokenizer import Tokenizer
@@ -61,7 +68,7 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     first, tokenizer = FirstLayer(model, device=device), Tokenizer.load(model.source)
     is_paper, n_heads = is_of_paper(model.name), len(first.heads)
     if counts_file is None and not small:
-        corpus = WIKIPEDIA if detok_page.published(model.name) is detok_page.RINNA else ()
+        corpus = WIKIPEDIA if published(model.name) is RINNA else ()
         counted = count_bigrams(text, tokenizer) if text else openwebtext_counts(tokenizer, shards, *corpus)
     counts = counts_for(model, counts_file or (None if small else counted))
     if small or is_paper:

@@ -259,7 +259,7 @@ class NormAnalysis(Study):
         names = [str(number or "all") for number in range(len(self.parts))]
         start, end, mean, cv, at_one, ranks, by_kind = zip(*self.parts, strict=True)
         same = "the same at one $alpha$, to within 3 %; mean over pairs"
-        shuffled = "the same if the pairs of each kind of token were shuffled"
+        shuffled = "the same with weights shuffled within each kind of token"
         columns = [
             Column("tenth", names, meaning="all pairs, or a tenth by weight, the smallest first"),
             Column("from", start, "$alpha$ from"),

@@ -110,10 +110,10 @@ def _ranks(files: Files, norms: NormAnalysis, printed: bool) -> Section:
     everything, *tenths = norms.parts
     varies = [tenth.variation for tenth in tenths]
     text += (
-        f" Over all pairs it is {everything.ranks.rho:.2f} ({everything.by_group:.2f} if the pairs "
-        f"of each kind were shuffled). $|f(x)|$ varies by {min(varies):.0%} to {max(varies):.0%} "
-        f"of its mean within tenths of the pairs by weight, and by {everything.variation:.0%} over "
-        "all pairs."
+        f" Over all pairs it is {everything.ranks.rho:.2f} ({everything.by_group:.2f} with weights "
+        f"shuffled within each kind of token). $|f(x)|$ varies by {min(varies):.0%} to "
+        f"{max(varies):.0%} of its mean within tenths of the pairs by weight, and by "
+        f"{everything.variation:.0%} over all pairs."
     )
     ranks = table if printed else Filed(table, "kinds.csv")
     weights = Filed(norms.weights, "weights.csv")
