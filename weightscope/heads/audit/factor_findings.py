@@ -296,7 +296,8 @@ def _is_shuffled(layer: Layer) -> bool:
 def _entries(layer: Layer, name: str, heads: range) -> np.ndarray:
     """Entries of the heads' factors side by side, (d, H r): those that are shuffled."""
     factors = (getattr(layer.heads[h], name) for h in heads)  # one at a time
-    parts, begin, columns = [], 0, np.empty(0, int)
+    parts: list[np.ndarray] = []
+    begin, columns = 0, np.empty(0, int)
     for w in factors:
         w = w.T if name == "w_o" else w
         if not parts:
