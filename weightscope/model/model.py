@@ -419,6 +419,7 @@ class Model(ListsForUsers):
             raise CheckpointError(problem, file=self.checkpoint.name)
         if self._last is None or self._last.index != index:
             self.checkpoint.prefetch(tensor.name for tensor in self.attention_tensors(index))
+            self._last = None  # before the next is read
             self._last = read_layer(self.under(), self.family, self.config, index)
         return self._last
 

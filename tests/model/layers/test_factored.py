@@ -52,11 +52,10 @@ def test_inner_products_by_blocks_equal_those_of_all_rows(d: int) -> None:
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     np.testing.assert_allclose(inner(a), wide_a.T @ wide_a, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(inner(a, b), wide_a.T @ wide_b, rtol=1e-12, atol=1e-12)
-    products = inner_products(a, b[:, :3])  # of two widths
-    for product, x, y in zip(
-        products, (wide_a, wide_b[:, :3], wide_a), (wide_a, wide_b[:, :3], wide_b[:, :3]), strict=True
-    ):
-        np.testing.assert_allclose(product, x.T @ y, rtol=1e-12, atol=1e-12)
+    expected = wide_a.T @ wide_a, wide_b[:, :3].T @ wide_b[:, :3], wide_a.T @ wide_b[:, :3]  # of two widths
+    for gram in (None, expected[0]):
+        for product, dense in zip(inner_products(a, b[:, :3], gram=gram), expected, strict=True):
+            np.testing.assert_allclose(product, dense, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])

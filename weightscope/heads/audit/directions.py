@@ -211,9 +211,9 @@ def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Gr
         hand_back()
         coming = () if following is None else model.attention_tensors(following)
         with model.checkpoint.prefetching([tensor.name for tensor in coming]):
-            heads = copy(model).layer(layer).heads
             of_one = partial(of_head, arrays=measured.by_layer[layer])
-            for index, directions in enumerate(in_threads(of_one, heads)):
+            of_heads = in_threads(of_one, copy(model).layer(layer).heads)  # one layer is kept
+            for index, directions in enumerate(of_heads):
                 group[layer, index] = directions
                 n_bytes += sum(each.left.nbytes + each.right.nbytes for _, each in directions)
         if n_bytes >= VECTOR_BYTES or layer == layers[-1]:

@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.core.compute.cores import in_threads
 from weightscope.heads.audit.measure import MeasuredHeads
 from weightscope.heads.tensors.findings import beyond_siblings, lower_median, other_gains
 from weightscope.heads.tensors.measure import BITS
 from weightscope.heads.tensors.untrained_parts import untrained_weights
 from weightscope.model.layers.layer import Layer
 from weightscope.model.metrics.head_factors import FEWEST, cosines, profiles, share
-from weightscope.model.metrics.matrix_spectra import beyond_shuffled, shuffled_error
+from weightscope.model.metrics.matrix_spectra import SHUFFLED_SIDE, like_its_shuffled_entries
 from weightscope.model.metrics.outliers import (
     known_median,
     layer_medians,
@@ -26,7 +27,7 @@ from weightscope.model.metrics.outliers import (
     off_trend,
     robust_z,
 )
-from weightscope.model.metrics.spectra import spread_error
+from weightscope.model.metrics.spectra import evenly_spread, spread_error
 from weightscope.model.model import Model
 from weightscope.report.findings import (
     Finding,
@@ -282,16 +283,30 @@ def _layer_members(layers: Iterable[int]) -> tuple[Member, ...]:
 
 def _is_shuffled(layer: Layer) -> bool:
     """True if the heads' factors, side by side, look like matrices of independent entries."""
-    heads = list(layer.heads)
-    shared = heads[:: layer.n_heads // layer.n_kv_heads]  # one per key-value head
-    factors = (
-        [head.w_q for head in heads],
-        [head.w_k for head in shared],
-        [head.w_v for head in shared],
-        [head.w_o.T for head in heads],
-    )
-    matrices = [np.concatenate(parts, axis=1) for parts in factors]  # (d, H r)
-    return all(beyond_shuffled(w) <= shuffled_error(w) for w in matrices)
+    every = range(layer.n_heads)
+    shared = every[:: layer.n_heads // layer.n_kv_heads]  # one per key-value head
+    factors = ("w_q", every), ("w_k", shared), ("w_v", shared), ("w_o", every)
+
+    def looks_shuffled(factor: tuple[str, range]) -> bool:
+        return like_its_shuffled_entries(_entries(layer, *factor))
+
+    return all(in_threads(looks_shuffled, factors))
+
+
+def _entries(layer: Layer, name: str, heads: range) -> np.ndarray:
+    """Entries of the heads' factors side by side, (d, H r): those that are shuffled."""
+    factors = (getattr(layer.heads[h], name) for h in heads)  # one at a time
+    parts: list[np.ndarray] = []
+    begin, columns = 0, np.empty(0, int)
+    for w in factors:
+        w = w.T if name == "w_o" else w
+        if not parts:
+            columns = evenly_spread(len(heads) * w.shape[1], SHUFFLED_SIDE)
+        rows = evenly_spread(len(w), SHUFFLED_SIDE)
+        own = columns[(columns >= begin) & (columns < begin + w.shape[1])] - begin
+        parts.append(w[np.ix_(rows, own)])
+        begin += w.shape[1]
+    return np.concatenate(parts, axis=1)
 
 
 def _enough(heads: MeasuredHeads) -> bool:

@@ -157,7 +157,8 @@ def _measure_heads(
     (w_k, b_k), (w_v, b_v) = layer.k.of(kv), layer.v.of(kv)
     on_device = device.put(w_k), device.put(w_v)
     products = _two_spaces if layer.cross else inner_products  # memory may have another width
-    key = value = None
+    key: Projection | None = None
+    value: Projection | None = None
     measured, squares = [], np.zeros(len(w_k))
     of_keys, of_values = _row_squares(w_k), _row_squares(w_v)
     if heads[0] % (layer.n_heads // layer.n_kv_heads):  # counted with the first heads of the group
@@ -166,8 +167,9 @@ def _measure_heads(
     for head in heads:
         w_q, b_q = layer.head(head).query_at(0)
         w_o = np.asarray(layer.w_o[head]).T
-        key_gram, query_gram, qk = products(on_device[0], device.put(w_q), device)
-        output_gram, value_gram, vo = products(device.put(w_o), on_device[1], device)
+        known = [None if side is None else side.gram for side in (key, value)]
+        key_gram, query_gram, qk = products(on_device[0], device.put(w_q), device, known[0])
+        value_gram, output_gram, vo = products(on_device[1], device.put(w_o), device, known[1])
         key = key or Projection.of(w_k, key_gram, against[1])
         value = value or Projection.of(w_v, value_gram, against[1])
         query = Projection.of(w_q, query_gram, against[0])
@@ -194,7 +196,7 @@ def _measure_heads(
             "vo_affine_singular_values": affine,
             "qk_symmetric_share": np.array(symmetric_share(query.gram, key.gram, qk)),
             "qk_symmetric_eigenvalues": symmetric,
-            "vo_eigenvalues": eigenvalues(vo),
+            "vo_eigenvalues": eigenvalues(vo.T),
             "qk_logit_bound": np.array(bound),
             "qk_directionality": np.array(directionality(rows, columns)),
         }
@@ -218,10 +220,13 @@ def _lengths(factor: np.ndarray, root: Triangle) -> np.ndarray:
     return np.sqrt(np.einsum("dr,dr->d", product, product)).astype(np.float64)
 
 
-def _two_spaces(a: Any, b: Any, device: Device) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _two_spaces(
+    a: Any, b: Any, device: Device, gram: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gram matrices of factors on two spaces; NaN for their product, which needs a common one."""
     nothing = np.full((a.shape[1], b.shape[1]), np.nan)
-    return inner(a, device=device), inner(b, device=device), nothing
+    known = inner(a, device=device) if gram is None else gram
+    return known, inner(b, device=device), nothing
 
 
 def _spectrum(

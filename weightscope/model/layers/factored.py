@@ -265,20 +265,26 @@ def inner(a: Any, b: Any = None, device: Device = CPU) -> np.ndarray:
 
 
 def inner_products(
-    a: Any, b: Any, device: Device = CPU
+    a: Any, b: Any, device: Device = CPU, gram: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """a'a, b'b and a'b in float64, on the CPU from one symmetric product of both side by side.
+    """a'a, b'b and a'b in float64; `gram` is a'a where it is known: a (d, r), b (d, s).
 
-    a (d, r), b (d, s).
+    Else all come, on the CPU, from one symmetric product of both side by side.
     """
     if device is not CPU:
-        return inner(a, device=device), inner(b, device=device), inner(a, b, device)
-    r, total = a.shape[1], np.zeros((a.shape[1] + b.shape[1],) * 2)
+        known = inner(a, device=device) if gram is None else gram
+        return known, inner(b, device=device), inner(a, b, device)
+    r, s = a.shape[1], b.shape[1]
+    total = np.zeros((r + s,) * 2)
     for start in range(0, len(a), ROWS_OF_BOTH):
         rows = slice(start, start + ROWS_OF_BOTH)
-        both = np.concatenate((a[rows], b[rows]), axis=1, dtype=np.float64)
-        total += both.T @ both
-    return total[:r, :r], total[r:, r:], total[:r, r:]
+        both = np.concatenate((a[rows].T, b[rows].T), dtype=np.float64)  # as W_Q, W_K are stored
+        if gram is None:
+            total += both @ both.T
+        else:
+            total[r:, r:] += both[r:] @ both[r:].T
+            total[:r, r:] += both[:r] @ both[r:].T
+    return total[:r, :r] if gram is None else gram, total[r:, r:], total[:r, r:]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

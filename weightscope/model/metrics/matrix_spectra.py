@@ -34,24 +34,30 @@ SHUFFLED_SIDE = 512  # rows and columns that are shuffled, evenly spread
 SHUFFLES = 3
 
 
-def beyond_shuffled(w: np.ndarray) -> float:
-    """Relative excess of sigma_1 over the shuffled entries', rows and columns at one norm.
+def like_its_shuffled_entries(w: np.ndarray) -> bool:
+    """True if sigma_1 is within `shuffled_error` of the shuffled entries', at one norm.
 
-    One norm, so that gains before or after the matrix do not count. Independent entries of any law
-    give 0 within `shuffled_error`, orthogonal matrices less; a trained layer gave 0.1 or more in
-    one of its matrices at least.
+    Rows and columns are brought to one norm, so that gains before or after the matrix do not count.
+    Independent entries of any law are like theirs, and so are orthogonal matrices; of a trained
+    layer one matrix at least was 0.1 or more beyond. False where a value is not finite, or all are
+    zero.
     """
+    error = shuffled_error(w)
     rows, columns = (evenly_spread(side, SHUFFLED_SIDE) for side in w.shape)
     w = w[np.ix_(rows, columns)].astype(np.float64)
     if not np.isfinite(w).all():
-        return float("nan")
+        return False
     for axis in (0, 1):
         w = w / np.maximum(np.linalg.norm(w, axis=axis, keepdims=True), np.finfo(float).tiny)
-    rng, largest = np.random.default_rng(0), 0.0
-    for _ in range(SHUFFLES):
-        shuffled = rng.permuted(w.ravel()).reshape(w.shape)
-        largest = max(largest, float(np.linalg.norm(shuffled, 2)))
-    return float(np.linalg.norm(w, 2) / largest - 1) if largest > 0 else float("nan")
+    rng, largest = np.random.default_rng(0), _largest(w)
+    drawn = (rng.permuted(w.ravel()).reshape(w.shape) for _ in range(SHUFFLES))
+    return any(0 < largest <= (1 + error) * _largest(shuffled) for shuffled in drawn)
+
+
+def _largest(w: np.ndarray) -> float:
+    """sigma_1, from the smaller of the Gram matrices."""
+    gram = w @ w.T if len(w) <= w.shape[1] else w.T @ w
+    return sqrt(max(0.0, np.linalg.eigvalsh(gram)[-1]))
 
 
 def shuffled_error(w: np.ndarray) -> float:
