@@ -159,10 +159,9 @@ def _in_rows(
     buffer, filled = np.empty(n_rows * width, dtype), 0
     for chunk in chunks:
         while len(chunk):
-            if not filled and len(chunk) >= len(buffer) and chunk.dtype == dtype:
-                yield chunk[: len(buffer)].reshape(-1, width)
-                chunk = chunk[len(buffer) :]
-                continue
+            if not filled and len(chunk) == len(buffer) and chunk.dtype == dtype:
+                yield chunk.reshape(-1, width)
+                break
             taken = min(len(buffer) - filled, len(chunk))
             buffer[filled : filled + taken] = chunk[:taken]
             chunk, filled = chunk[taken:], filled + taken
