@@ -1,5 +1,7 @@
 """Rounded twice or quantised: every value in its cell, and no fault that hides as clipped or as a lost scale."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from weightscope.pairs.deeds.change import change_of, unchanged
 from weightscope.pairs.deeds.deed import What, sentence
 from weightscope.pairs.deeds.pair import Pair
 from weightscope.pairs.deeds.quantised import exponentiated, quantised, rounded_twice, too_wide
-from weightscope.pairs.deeds.recomputed import Cells, _nearest_stored
+from weightscope.pairs.deeds.recomputed import NUMBA, Cells, _nearest_stored
 from weightscope.pairs.deeds.rounding import CASTS
 
 RNG = np.random.default_rng(0)
@@ -95,12 +97,22 @@ def test_compiled_cells_are_those_of_numpy(kind, tmp_path):
             assert cells.add_all(_nearest_stored(a, b, fast)) == inside
             sums.append(cells)
         plain, compiled = sums
-        assert (plain.changed, plain.outer) == (compiled.changed, compiled.outer)
+        assert (plain.changed, plain.outer, plain.wide) == (compiled.changed, compiled.outer, compiled.wide)
         for each in ("squares", "squares_b", "moved"):
             np.testing.assert_allclose(getattr(compiled, each), getattr(plain, each), rtol=1e-12)
         if inside:
             x, y = (tensor.read().astype(np.float64) for tensor in (a, b))
             np.testing.assert_allclose(plain.moved, np.square(x - y).sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("group", [1, 3, 16, 32])
+def test_compiled_ends_are_those_of_numpy(group):
+    pytest.importorskip("numba")
+    x = np.random.default_rng(0).standard_normal((64, group)).astype(np.float32)
+    x[:10, -1] = 0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-42, -1e-42, 3e38, -3e38
+    least, most = import_module(NUMBA).ends(x)
+    np.testing.assert_array_equal(least, x.min(axis=1))
+    np.testing.assert_array_equal(most, x.max(axis=1))
 
 
 @pytest.mark.parametrize("kind", KINDS)

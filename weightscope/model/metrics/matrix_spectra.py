@@ -161,10 +161,13 @@ def gram_matrix(chunks: Iterable[np.ndarray], shape: tuple[int, int]) -> np.ndar
 def _in_rows(
     chunks: Iterable[np.ndarray], width: int, n_rows: int, dtype: type[np.floating] = np.float64
 ) -> Iterator[np.ndarray]:
-    """Whole rows, (at most n_rows, width), in a buffer that the next block overwrites."""
+    """Whole rows, (at most n_rows, width): of a chunk, or in a buffer that is used again."""
     buffer, filled = np.empty(n_rows * width, dtype), 0
     for chunk in chunks:
         while len(chunk):
+            if not filled and len(chunk) == len(buffer) and chunk.dtype == dtype:
+                yield chunk.reshape(-1, width)
+                break
             taken = min(len(buffer) - filled, len(chunk))
             buffer[filled : filled + taken] = chunk[:taken]
             chunk, filled = chunk[taken:], filled + taken

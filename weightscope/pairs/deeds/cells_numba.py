@@ -8,6 +8,9 @@ import numpy as np
 import weightscope.checkpoint.ggml_numba  # noqa: F401 - from now on, `dequantise` uses it for blocks of any size
 from weightscope.core.compute.compiled import compiled
 
+INFINITY = np.int32(0x7F800000)  # bits of a float32
+WITHOUT_SIGN = np.int32(0x7FFFFFFF)
+
 
 # sums are reordered; nothing else has a sum of more than two
 @partial(compiled, fastmath={"reassoc"})
@@ -49,3 +52,27 @@ def count(
         changed += n_changed
         outer += n_outer
     return changed, outer, of_x, of_y, moved
+
+
+def ends(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the largest value of each group, (n,): x (n, group) float32."""
+    low, high = np.empty((2, len(x)), np.int32)
+    _ends(np.ascontiguousarray(x).view(np.int32), low, high)
+    return low.view(np.float32), high.view(np.float32)
+
+
+@compiled
+def _ends(x: Any, low: Any, high: Any) -> None:
+    """Ends of floats by their bits, whose order is theirs once those of negative ones are turned.
+
+    Floats would be compared one by one, for the sake of NaN.
+    """
+    for g in range(len(x)):
+        least, most = WITHOUT_SIGN, ~WITHOUT_SIGN
+        for j in range(x.shape[1]):
+            turned = x[g, j] ^ (x[g, j] >> np.int32(31) & WITHOUT_SIGN)
+            least, most = min(least, turned), max(most, turned)
+        low[g] = least ^ (least >> np.int32(31) & WITHOUT_SIGN)
+        high[g] = most ^ (most >> np.int32(31) & WITHOUT_SIGN)
+        if most > INFINITY or least < ~INFINITY:
+            low[g] = high[g] = WITHOUT_SIGN  # NaN

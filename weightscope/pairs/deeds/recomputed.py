@@ -281,9 +281,7 @@ class Used:
         self._spared = grids.spared
         if y.shape[1] > 1:
             self._groups += len(y)
-            narrow = np.flatnonzero(
-                _used(y.min(axis=1), y.max(axis=1), grids.least, grids.most) < grids.needed[:, 0]
-            )
+            narrow = np.flatnonzero(_used(*_ends(y), grids.least, grids.most) < grids.needed[:, 0])
             self._alone += int((x[narrow] != y[narrow]).any(axis=1).sum())
             return
         fields = (grids.least, grids.most, y, y, grids.needed, x != y)
@@ -300,6 +298,13 @@ class Used:
             hardly += int(((_used(low, high, least, most) < needed) & (changed > 0)).sum())
             groups += len(least)
         return hardly if hardly > self._spared * groups else 0
+
+
+def _ends(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the largest value of each group, (n,): x (n, group)."""
+    if x.dtype == np.float32 and NUMBA in sys.modules:
+        return import_module(NUMBA).ends(x)
+    return x.min(axis=1), x.max(axis=1)
 
 
 def _used(low: np.ndarray, high: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
@@ -403,7 +408,7 @@ def _before_its_scale_was_rounded(
     """
     x, y, grids = placed
     first, last = PLAIN[newer.dtype]
-    bottom, top = (each(axis=1, keepdims=True).astype(np.float64) for each in (x.min, x.max))
+    bottom, top = (each[:, None].astype(np.float64) for each in _ends(x))
     if first:  # scales of the first code have its sign; eight bits have positive ones
         farthest = np.where(top > -bottom, top, bottom)
         scale = np.abs(farthest) / last if newer.dtype == "Q8_0" else farthest / first

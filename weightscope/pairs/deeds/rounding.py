@@ -46,10 +46,16 @@ def _float16(x: np.ndarray) -> np.ndarray:
     size, bits = np.abs(x), x.view("<u4")
     if not size.max(initial=0.0) < LARGEST_HALF:  # or NaN
         return x.astype(np.float16).astype(np.float32)
-    normal = ((bits + (0xFFF + (bits >> 13 & 1))) & np.uint32(0xFFFFE000)).view("<f4")
+    rounded = bits >> 13  # in place from here on, which takes a third of the time
+    rounded &= 1
+    rounded += 0xFFF
+    rounded += bits
+    rounded &= np.uint32(0xFFFFE000)
     # Below the normal numbers float16's step is 2^-24, which is float32's from 0.5 to 1.
-    small = np.copysign((size + np.float32(0.5)) - np.float32(0.5), x)
-    return np.where(size < np.float32(2.0**-14), small, normal)
+    is_small = size < np.float32(2.0**-14)
+    size += np.float32(0.5)
+    size -= np.float32(0.5)
+    return np.copysign(size, x, out=rounded.view("<f4"), where=is_small)
 
 
 def _float8(exponents: int, fractions: int, largest: float) -> Callable[[np.ndarray], np.ndarray]:
