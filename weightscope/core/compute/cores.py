@@ -107,8 +107,8 @@ def _loaded_blas(with_torch: bool) -> ThreadpoolController:
     """Find the BLAS libraries of this process, which takes milliseconds; PyTorch adds another."""
     import numpy  # noqa: F401 - it and SciPy have a BLAS each, limited only once loaded
 
-    scipy = find_spec("scipy")
-    folder = Path(scipy.origin or "").parent if scipy else Path()
+    package = find_spec("scipy")
+    folder = Path(package.origin or "").parent if package else Path()
     try:  # the library alone: importing scipy.linalg takes 0.15 s
         ctypes.CDLL(str(next(folder.glob("linalg/_fblas.*"))))
     except (OSError, StopIteration):
