@@ -112,7 +112,7 @@ def _loaded_blas(with_torch: bool) -> ThreadpoolController:
     try:  # the library alone: importing scipy.linalg takes 0.15 s
         ctypes.CDLL(str(next(folder.glob("linalg/_fblas.*"))))
     except (OSError, StopIteration):
-        import scipy.linalg
+        import scipy.linalg  # noqa: F401
     return ThreadpoolController()
 
 
