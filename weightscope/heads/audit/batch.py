@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.checkpoint.provenance import Provenance
+from weightscope.core.compute.cores import usable_cores
 from weightscope.core.engine import Engine, unexpected
 from weightscope.core.errors import CheckpointError, counted, one_line, printable
 from weightscope.core.files import HIDDEN, Files, OutputFolder, regular_file, writing
@@ -385,7 +386,7 @@ def report_task(
 ) -> Report:
     """The task that ends a checkpoint's audit: findings, tables, figures and page, as bytes.
 
-    The heads are drawn in a thread while the findings are made.
+    With two cores, the heads are drawn in a thread while the findings are made.
     """
     files, drawing = Files(), list[Future[Any]]()
     with ThreadPoolExecutor(1) as pool:
@@ -395,11 +396,13 @@ def report_task(
 
             drawing.append(pool.submit(copy_context().run, draw_heads, heads))
 
-        audit = conclude(get_model(), layers, options, draw if has_page else None)
+        begin = draw if has_page and usable_cores() > 1 else None
+        audit = conclude(get_model(), layers, options, begin)
         # a worker does not know the command
         audit = replace(audit, provenance=provenance or audit.provenance)
         if has_page:
-            audit.write_report(files, drawing[0].result())  # figures come no later than the numbers
+            drawn = [each.result() for each in drawing]
+            audit.write_report(files, *drawn)  # figures come no later than the numbers
             with phase("writing tables"):
                 audit.write_tables(files)
     return Report(files.contents, str(audit), audit.summary(), audit.as_json())
