@@ -71,15 +71,6 @@ def test_figures_drawn_beside_the_findings_are_the_same(cores: int, monkeypatch:
     assert len(drawn) == 10 and all(report.files[name] == files.contents[name] for name in drawn)
 
 
-def test_figure_that_cannot_be_drawn_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, options = ws.open_model(TWO_LAYERS), AuditOptions(directions=0)
-    layers = {0: measure_task(lambda: model, 0, options)}
-    monkeypatch.setattr(batch, "usable_cores", lambda: 2)
-    monkeypatch.setattr(figures, "depth", lambda heads: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        batch.report_task(lambda: model, layers, options)
-
-
 def test_findings_stand_before_everything_else(page_file: Path) -> None:
     text = page_file.read_text(encoding="utf-8")
     assert text.index('id="findings"') < text.index('id="heads"') < text.index('id="table"')
