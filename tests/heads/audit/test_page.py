@@ -14,9 +14,7 @@ from tests.support.commands import run
 from tests.support.figures import undrawn, unsaved
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.two_layers import TWO_LAYERS
-from weightscope.core.files import Files
-from weightscope.heads.audit import batch, figures
-from weightscope.heads.audit.audit import AuditOptions, conclude, measure_task
+from weightscope.heads.audit import figures
 
 HOSTILE = "<img src=x onerror=alert(1)>&\"'"
 
@@ -57,18 +55,6 @@ def test_of_a_large_model_the_spectra_of_one_head_in_so_many_are_drawn(monkeypat
     assert drawn.get_title() == "one head in 3" and len(drawn.lines) == 6
     tenth = heads.arrays["qk_singular_values"][1, 1]  # heads 0, 3, 6, 9 = 8 + 1 ...
     np.testing.assert_array_equal(drawn.lines[3].get_ydata(), tenth / tenth[0])
-
-
-@pytest.mark.parametrize("cores", [1, 2])
-def test_figures_drawn_beside_the_findings_are_the_same(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, options, files = ws.open_model(TWO_LAYERS), AuditOptions(directions=0), Files()
-    layers = {index: measure_task(lambda: model, index, options) for index in range(2)}
-    monkeypatch.setattr(batch, "usable_cores", lambda: cores)
-    report = batch.report_task(lambda: model, layers, options)
-    conclude(model, layers, options).write_files(files)
-    assert [*report.files] == [*files.contents]
-    drawn = [name for name in files.contents if name.endswith((".png", ".svg", ".csv"))]
-    assert len(drawn) == 10 and all(report.files[name] == files.contents[name] for name in drawn)
 
 
 def test_findings_stand_before_everything_else(page_file: Path) -> None:

@@ -338,13 +338,8 @@ def measured_forms(model: Model, options: AuditOptions) -> list[str]:
     return [*distances, f"mean{options.window}", *(["free", "turning"] if partly else [])]
 
 
-def conclude(
-    model: Model,
-    layers: Mapping[int, Arrays],
-    options: AuditOptions,
-    begin: Callable[[MeasuredHeads], None] | None = None,
-) -> "Audit":
-    """Make the audit of layers that have been measured; `begin` gets the heads before the rest."""
+def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) -> "Audit":
+    """Make the audit of layers that have been measured."""
     unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
     sinks = first_token_sinks(model, list(layers), options.sinks)
     heads = MeasuredHeads(layers, model.config.d_model, sink_columns(sinks))
@@ -352,8 +347,6 @@ def conclude(
         factor = "The smallest factor by which QK-Clip may multiply scores to keep them below"
         gamma = clip / np.maximum(heads.table["qk_logit_bound"], clip)
         heads.append(Column("qk_clip", gamma, "γ", meaning=f"{factor} {clip:g}: min(1, τ/bound)."))
-    if begin is not None:
-        begin(heads)
     standing = Standing(model, heads, Reference.load(options.reference or OWN))
     measured_layers = heads.layers.tolist()
     with one_blas_thread():

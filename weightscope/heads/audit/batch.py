@@ -11,9 +11,7 @@ import shutil
 import zipfile
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import copy_context
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from importlib import import_module
@@ -25,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from weightscope.checkpoint.provenance import Provenance
-from weightscope.core.compute.cores import usable_cores
 from weightscope.core.engine import Engine, unexpected
 from weightscope.core.errors import CheckpointError, counted, one_line, printable
 from weightscope.core.files import HIDDEN, Files, OutputFolder, regular_file, writing
@@ -384,27 +381,14 @@ def report_task(
     provenance: Provenance | None = None,
     has_page: bool = True,
 ) -> Report:
-    """The task that ends a checkpoint's audit: findings, tables, figures and page, as bytes.
-
-    With two cores, the heads are drawn in a thread while the findings are made.
-    """
-    files, drawing = Files(), list[Future[Any]]()
-    with ThreadPoolExecutor(1) as pool:
-
-        def draw(heads: MeasuredHeads) -> None:
-            from weightscope.heads.audit.page import draw_heads
-
-            drawing.append(pool.submit(copy_context().run, draw_heads, heads))
-
-        begin = draw if has_page and usable_cores() > 1 else None
-        audit = conclude(get_model(), layers, options, begin)
-        # a worker does not know the command
-        audit = replace(audit, provenance=provenance or audit.provenance)
-        if has_page:
-            drawn = [each.result() for each in drawing]
-            audit.write_report(files, *drawn)  # figures come no later than the numbers
-            with phase("writing tables"):
-                audit.write_tables(files)
+    """The task that ends a checkpoint's audit: findings, tables, figures and page, as bytes."""
+    audit, files = conclude(get_model(), layers, options), Files()
+    # a worker does not know the command
+    audit = replace(audit, provenance=provenance or audit.provenance)
+    if has_page:
+        audit.write_report(files)  # figures come no later than the numbers
+        with phase("writing tables"):
+            audit.write_tables(files)
     return Report(files.contents, str(audit), audit.summary(), audit.as_json())
 
 

@@ -15,14 +15,14 @@ from weightscope.core.tables import Column, Table, as_json, crossed
 from weightscope.heads.audit import figures
 from weightscope.heads.audit.audit import FIGURES, Audit
 from weightscope.heads.audit.factor_findings import factor_relation
-from weightscope.heads.audit.measure import MeasuredHeads, forms_of, stacked
+from weightscope.heads.audit.measure import forms_of, stacked
 from weightscope.heads.circuits.figures import ROLE_COLOURS, UNNAMED
 from weightscope.heads.tensors.matrices import MEASURES, Matrices
 from weightscope.model.metrics.outliers import layer_medians, log_measure
 from weightscope.model.metrics.sinks import BROADCAST, NEITHER, NOP
 from weightscope.report.findings import Finding, listed
 from weightscope.report.pages.page import Figure, Section, write_page, write_template
-from weightscope.report.pages.style import Drawing, save
+from weightscope.report.pages.style import save
 
 UNNAMED_ROLE = "no role given"
 TIME_SCALES = (
@@ -33,25 +33,8 @@ NAMED = 3  # findings that a map's caption names
 SINGULAR_VALUES = 250_000  # on a page, 2 MB of it; spectra.npz and spectra.csv have all
 FEWEST_POINTS = 24  # points of a curve
 
-Drawn = tuple[Files, list[tuple[str, Drawing]]]  # files, and each figure with a description
 
-
-def draw_heads(heads: MeasuredHeads) -> Drawn:
-    """Draw the figures of every audit, from the heads alone."""
-    files = Files()
-    names = ("qk", "vo", "vo_affine")
-    spectra = stacked([heads.arrays[f"{name}_singular_values"] for name in names])
-    columns = spectra.reshape(-1, spectra.shape[-1]).T
-    rows = crossed(of=names, layer=heads.layers, head=range(heads.n_heads))  # one per map and head
-    values = [Column(f"sigma{i}", column) for i, column in enumerate(columns, 1)]
-    files.table("spectra.csv", Table([*rows, *values]))
-    return files, [
-        (description, save(getattr(figures, function)(heads), files, name, numbers_in))
-        for name, (function, numbers_in, description) in bar(FIGURES.items(), "figures", "figure")
-    ]
-
-
-def write_audit_page(files: Files, audit: Audit, drawn: Drawn | None = None) -> None:
+def write_audit_page(files: Files, audit: Audit) -> None:
     """Write the figures as PNG and SVG, and report.html: findings, heat maps, spectra of any head.
 
     Names and tokens of the checkpoint are escaped.
@@ -65,8 +48,16 @@ def write_audit_page(files: Files, audit: Audit, drawn: Drawn | None = None) -> 
         name = _map_of(finding, maps)
         if finding.layer is not None and name:
             shown.setdefault(name, []).append(f"{finding.title} ({finding.where})")
-    made, figures_of_heads = drawn or draw_heads(heads)
-    files.add(made.contents)
+    names = ("qk", "vo", "vo_affine")
+    spectra = stacked([heads.arrays[f"{name}_singular_values"] for name in names])
+    columns = spectra.reshape(-1, spectra.shape[-1]).T
+    rows = crossed(of=names, layer=heads.layers, head=range(heads.n_heads))  # one per map and head
+    values = [Column(f"sigma{i}", column) for i, column in enumerate(columns, 1)]
+    files.table("spectra.csv", Table([*rows, *values]))
+    drawn = [
+        (description, save(getattr(figures, function)(heads), files, name, numbers_in))
+        for name, (function, numbers_in, description) in bar(FIGURES.items(), "figures", "figure")
+    ]
     facts, deeds = _facts(audit, maps), deeds_of(audit)
     reference, matrices = audit.standing.reference, audit.everything
     of_matrices, ranks = None, None if matrices is None else ranks_by_role(matrices)
@@ -124,7 +115,7 @@ def write_audit_page(files: Files, audit: Audit, drawn: Drawn | None = None) -> 
         ranks=ranks,
         standing=audit.standing,
         facts=facts | {"deeds": deeds},
-        drawn=figures_of_heads,
+        drawn=drawn,
     )
 
 
