@@ -1,5 +1,8 @@
 """Work in threads: results in order, one BLAS thread each, and no more begun than is wanted."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -36,6 +39,21 @@ def test_blas_threads_are_limited_and_restored() -> None:
     with one_blas_thread():
         assert blas_threads() == {1}
     assert blas_threads() == before
+
+
+def test_scipys_blas_is_limited_without_scipy() -> None:
+    code = """
+import sys
+from weightscope.core.compute.cores import one_blas_thread
+with one_blas_thread():
+    assert "numpy" in sys.modules and "scipy" not in sys.modules
+    import scipy.linalg
+    from threadpoolctl import threadpool_info
+    print({library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"})
+"""
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
+    ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert ended.stdout == "{1}\n"
 
 
 @pytest.mark.filterwarnings("error")

@@ -207,9 +207,9 @@ def _gate(*problems: str) -> None:
 
 def _say(line: str) -> None:
     """Print to stderr without breaking a progress bar."""
-    from tqdm import tqdm
+    from weightscope.core.progress import bar_class
 
-    with tqdm.external_write_mode(sys.stderr):
+    with bar_class().external_write_mode(sys.stderr):
         click.echo(f"weightscope: {in_options(line)}", err=True)
 
 
@@ -243,10 +243,9 @@ def _audit_list(
     as_json: bool,
 ) -> None:
     """Print one line per source as it ends; exit with status 2 if any failed."""
-    from tqdm import tqdm
-
     from weightscope.checkpoint.provenance import Provenance
     from weightscope.core.errors import counted
+    from weightscope.core.progress import bar_class
     from weightscope.heads.audit.batch import audit_list
 
     failed = 0
@@ -267,7 +266,7 @@ def _audit_list(
             _say(f"{name}: {outcome.problem.removeprefix(f'{name}: ')}")
         elif not as_json:
             sizes = f"{counted(row['layers'], 'layer')} of {counted(row['heads'], 'head')}"
-            with tqdm.external_write_mode():
+            with bar_class().external_write_mode():
                 headline(f"{name}: {row['family']}, {sizes}, {counted(row['findings'], 'finding')}")
     results.sort(key=lambda result: names.index(result["folder"]))
     if sarif is not None:

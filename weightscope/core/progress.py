@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from threading import Timer
+from threading import RLock, Timer
 from typing import Any
 
 DELAY = 2  # seconds before a bar appears
@@ -71,6 +71,7 @@ def bar_class() -> Any:
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
+        _lock = RLock()  # tqdm's own would import multiprocessing
         _timed = False
 
         def update(self, n: float = 1) -> bool | None:
@@ -80,7 +81,7 @@ def bar_class() -> Any:
                 left = (self._time() - self.start_t) * ((self.total or 0) - self.n) / self.n
                 if left > LONG:
                     line = f"{self.desc.removesuffix(': ')}: about {_minutes(left)} to go"
-                    with tqdm.external_write_mode(self.fp):
+                    with self.external_write_mode(self.fp):
                         print(line, file=self.fp, flush=True)
             return drawn
 
@@ -119,9 +120,7 @@ def phase(what: str) -> Iterator[None]:
         return
 
     def say() -> None:
-        from tqdm import tqdm
-
-        with tqdm.external_write_mode(sys.stderr):
+        with bar_class().external_write_mode(sys.stderr):
             print(f"{what} ...", file=sys.stderr, flush=True)
 
     timer = Timer(DELAY, say)

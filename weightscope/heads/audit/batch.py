@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -350,6 +351,8 @@ def _run(
                 # another process may measure that one
                 ahead = None if engine.elsewhere else following
                 engine.submit((number, index), measure_task, get_model, index, options, ahead)
+            if job.has_page and not elsewhere:  # takes 0.2 s; layers are measured meanwhile
+                import_module("weightscope.heads.audit.page")
             while left:
                 index, measured = _value_of((yield))
                 finished.put(index, arrays_of(measured, f"layer {index}"))
