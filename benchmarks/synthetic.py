@@ -74,6 +74,7 @@ class Sizes:
 
 
 SEVEN = Sizes(layers=32, width=4096, heads=32, head_dim=128, kv_heads=32, vocabulary=32_000, inner=11_008)  # Llama 2 7B
+SEVENTY = Sizes(layers=80, width=8192, heads=64, head_dim=128, kv_heads=8, vocabulary=32_000)
 
 
 class Spectra:
@@ -137,7 +138,11 @@ def write(
 
 
 def write_file(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], holes: bool = False, first: int = 0, moved: float = 0.0,
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    holes: bool = False,
+    first: int = 0,
+    moved: float = 0.0,
     heads: Spectra | None = None,
 ) -> None:
     """Write a .safetensors file of BF16 tensors, or holes; `first` numbers its tensors.
