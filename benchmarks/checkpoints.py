@@ -16,6 +16,7 @@ from analyses.packages import checkpoint_in
 from weightscope import open_model
 
 DEVIATION = 0.02  # of made-up weights
+GPT2, SMOLLM2 = "GPT-2", "SmolLM2-135M"
 
 
 def gguf_file() -> Path:
@@ -59,11 +60,11 @@ def smollm2(folder: Path) -> Path:
 
 def made(gpt2_attention: Path | None, out: Path) -> list[Path]:
     """The folders, made once."""
-    folders = [out / "SmolLM2-135M"]
+    folders = [out / SMOLLM2]
     if not folders[0].exists():
         smollm2(folders[0])
     if gpt2_attention is not None:
-        folders.insert(0, out / "GPT-2")
+        folders.insert(0, out / GPT2)
         if not folders[0].exists():
             gpt2(gpt2_attention, folders[0])
     return folders

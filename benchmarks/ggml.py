@@ -50,7 +50,7 @@ def rows(kind: str, megabytes: int) -> list[Measured]:
     return [
         Measured.of(
             f"{kind} to float32, {name}", each, floors, PACKAGE if floors else "",
-            f"{4 * n / min(cost.wall for cost in each) / 1e9:.2g} GB/s", **began,
+            rates=f"{4 * n / min(cost.wall for cost in each) / 1e9:.2g} GB/s", **began,
         )
         for name, each in costs.items()
     ]  # fmt: skip

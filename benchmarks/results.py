@@ -52,6 +52,7 @@ class Measured:
     other: float | None = None  # cores that other processes kept busy just before
     cpu_ratios: tuple[float, ...] = ()  # as `ratios`, of CPU seconds
     group: str = ""  # the table that shows it
+    rates: str = ""  # what it reads in a second, shown with seconds
 
     @classmethod
     def of(
@@ -99,7 +100,7 @@ class Measured:
         """The name with the note, and how it grows."""
         powers = [(self.exponent, "CPU time"), (self.memory_exponent, "memory")]
         grows = [f"{what} grows as n^{power:.2f}" for power, what in powers if power is not None]
-        more = "; ".join(filter(None, (self.note, *grows)))
+        more = "; ".join(filter(None, (self.note, self.rates * self.idle, *grows)))
         return f"{self.name} ({more})" if more else self.name
 
 
@@ -151,7 +152,8 @@ def _cells(each: Measured) -> list[str]:
     ratio = each.ratio if each.idle else statistics.median(each.cpu_ratios) if each.cpu_ratios else None
     shown = "busy" if each.floor else "no floor"
     if ratio is not None:
-        shown = f"{ratio:.3g} x" + ("" if each.idle else ", CPU")
+        shown = f"{ratio:,.0f} x" if ratio >= 100 else f"{ratio:.3g} x"
+        shown += "" if each.idle else ", CPU"
     times = [duration(each.seconds), duration(each.cpu) if each.cpu is not None else ""] if each.idle else ["", ""]
     loads = [f"{each.other:.1f}" * (each.other is not None), f"({each.load:.1f})" if each.load is not None else ""]
     return [shown, each.floor, *times, peak_of(each), " ".join(filter(None, loads))]

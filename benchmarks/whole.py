@@ -52,6 +52,7 @@ class Task(NamedTuple):
     rounds: int = 1
     ready: Callable[[], object] = str
     note: Callable[[], str] = str
+    rates: Callable[[], str] = str
 
     def measured(self) -> list[Measured]:
         """The row."""
@@ -60,7 +61,8 @@ class Task(NamedTuple):
         for _ in range(self.rounds):
             floors += [self.floor()] if self.floor else []
             runs.append(self.work())
-        return [Measured.of(self.name, runs, floors, self.to, self.note(), group=self.group, **began)]
+        return [Measured.of(self.name, runs, floors, self.to, self.note(), group=self.group,
+                            rates=self.rates(), **began)]  # fmt: skip
 
 
 class Rows(NamedTuple):
@@ -69,8 +71,11 @@ class Rows(NamedTuple):
     group: str
     name: str
     measure: Callable[[], list[Measured]]
+    ready: Callable[[], object] = str
 
     def measured(self) -> list[Measured]:
+        """The rows."""
+        self.ready()
         return [replace(each, group=self.group) for each in self.measure()]
 
 
@@ -88,7 +93,7 @@ class Given:
 
     def sizes(self, sizes: Sizes) -> Sizes:
         """The sizes of a model, or those of a tiny one."""
-        small = {"layers": 2, "width": 128, "heads": 4, "head_dim": 32, "kv_heads": 4, "inner": 256 * bool(sizes.inner)}
+        small = {"layers": 2, "width": 256, "heads": 4, "head_dim": 64, "kv_heads": 4, "inner": 512 * bool(sizes.inner)}
         return replace(sizes, vocabulary=min(sizes.vocabulary, 300), **small) if self.tiny else sizes
 
     def model(self, name: str, sizes: Sizes, **more: float) -> Callable[[], Path]:
@@ -245,7 +250,7 @@ def cold_task(command: str, run: Callable[[], Cost], files: Callable[[], list[Pa
 
     return Task(COLDLY, f"`{command}` of a 7B's attention, 20 layers", lambda: of(run),
                 lambda: of(lambda: plain_read(*files())), COLD, ready=files,
-                note=lambda: f"{rates[1]} GB/s of the file, plain read {rates[0]}")  # fmt: skip
+                rates=lambda: f"{rates[1]} GB/s of the file, plain read {rates[0]}")  # fmt: skip
 
 
 def other_tools(given: Given) -> Iterator[Task | Rows]:
@@ -262,19 +267,17 @@ def other_tools(given: Given) -> Iterator[Task | Rows]:
     if given.peer:
         yield Task(TOOLS, f"SmolLM2-135M's GGUF file to float32: {peer('gguf')}", theirs("gguf", file),
                    ours("our gguf", file), "weightscope", given.rounds)  # fmt: skip
-    for folder in checkpoints.made(given.gpt2, given.out):
-        name, of_heads = folder.name, f"{folder.name}, singular values of every head"
-        yield Task(TOOLS, f"{of_heads}: weightscope", ours("our spectra", folder), gram(folder.__fspath__), GRAM,
-                   given.rounds)  # fmt: skip
-        yield Task(TOOLS, f"{of_heads}: numpy.linalg on dense maps", lambda folder=folder: dense(folder),
-                   ours("our spectra", folder), "weightscope",
-                   note=lambda: f"from {DENSE_HEADS} heads")  # fmt: skip
+    for name in ([checkpoints.GPT2] if given.gpt2 else []) + [checkpoints.SMOLLM2]:
+        folder, of_heads = given.out / name, f"{name}, singular values of every head"
+        ready, spectra = lambda: checkpoints.made(given.gpt2, given.out), ours("our spectra", folder)
+        yield Task(TOOLS, f"{of_heads}: weightscope", spectra, gram(folder.__fspath__), GRAM, given.rounds, ready)
+        yield Task(TOOLS, f"{of_heads}: numpy.linalg on dense maps", lambda folder=folder: dense(folder), spectra,
+                   "weightscope", 1, ready, lambda: f"from {DENSE_HEADS} heads")  # fmt: skip
         if given.peer:
-            yield Task(TOOLS, f"{of_heads}: {peer('transformer-lens')}", theirs("transformer-lens", folder),
-                       ours("our spectra", folder), "weightscope", given.rounds,
-                       note=lambda: "float32, singular vectors too")  # fmt: skip
+            yield Task(TOOLS, f"{of_heads}: {peer('transformer-lens')}", theirs("transformer-lens", folder), spectra,
+                       "weightscope", given.rounds, ready, lambda: "float32, singular vectors too")  # fmt: skip
             title = f"{name}, spectra and power laws of every matrix"
-            yield Rows(TOOLS, title, lambda folder=folder, title=title: power_laws(folder, title, given, peer))
+            yield Rows(TOOLS, title, lambda folder=folder, title=title: power_laws(folder, title, given, peer), ready)
 
 
 def dense(folder: Path) -> Cost:
