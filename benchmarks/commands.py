@@ -44,11 +44,12 @@ def anonymous_megabytes(process: int | str = "self") -> float:
     return next((int(line.split()[1]) / 1000 for line in status.splitlines() if line.startswith("RssAnon")), 0.0)
 
 
-def python_cost(*arguments: str | Path, python: str | Path = sys.executable) -> Cost:
+def python_cost(*arguments: str | Path, python: str | Path = sys.executable, **variables: str) -> Cost:
     """The cost of `python ARGUMENTS` in a separate process. Raises RuntimeError if the process fails."""
+    environment = os.environ | variables
     with tempfile.TemporaryFile() as output:
         began, peak, ended = time.perf_counter(), 0.0, 0
-        process = subprocess.Popen([str(python), *map(str, arguments)], stdout=output, stderr=output)
+        process = subprocess.Popen([str(python), *map(str, arguments)], stdout=output, stderr=output, env=environment)
         while not ended:
             time.sleep(EVERY)
             peak = max(peak, anonymous_megabytes(process.pid))
@@ -61,11 +62,13 @@ def python_cost(*arguments: str | Path, python: str | Path = sys.executable) -> 
     return Cost(wall, used.ru_utime + used.ru_stime, peak)
 
 
-def inner_cost(*arguments: str | Path, python: str | Path = sys.executable) -> tuple[Cost, dict[str, Any]]:
+def inner_cost(
+    *arguments: str | Path, python: str | Path = sys.executable, **variables: str
+) -> tuple[Cost, dict[str, Any]]:
     """The cost that a process measures itself, with its peak, and all that it writes to its last argument."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        peak = python_cost(*arguments, report, python=python).peak
+        peak = python_cost(*arguments, report, python=python, **variables).peak
         told = json.loads(report.read_text())
     return Cost(told["wall"], told["cpu"], peak), told
 

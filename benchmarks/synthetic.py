@@ -45,7 +45,7 @@ class Sizes:
         return {
             "model_type": "mixtral" if self.experts else "llama", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
             "num_hidden_layers": self.layers, "hidden_size": self.width, "num_attention_heads": self.heads,
-            "head_dim": self.head_dim, "num_key_value_heads": self.kv_heads, "vocab_size": self.vocabulary,
+            "head_dim": self.head_dim, "num_key_value_heads": self.kv_heads, "vocab_size": self.vocabulary or 32_000,
             "intermediate_size": self.inner, "tie_word_embeddings": False,
         } | ({"num_local_experts": self.experts} if self.experts else {})  # fmt: skip
 
