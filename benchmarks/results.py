@@ -235,7 +235,8 @@ def blas() -> str:
     except ImportError:
         built = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
         return f"{built['name']} {built['version']}"
-    info = next((each for each in threadpool_info() if each["user_api"] == "blas"), {})
+    loaded = [each for each in threadpool_info() if each["user_api"] == "blas"]  # SciPy may have one of its own
+    info = max(loaded, key=lambda each: "numpy" in each["filepath"], default={})
     kernel = f" with {info['architecture']} kernels" if info.get("architecture") else ""
     return f"{info.get('internal_api', 'BLAS')} {info.get('version')}{kernel}"
 

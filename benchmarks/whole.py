@@ -155,7 +155,14 @@ def audits(given: Given) -> Iterator[Task]:
     for command in ("audit", "audit --directions 0", "audit --directions 2"):
         yield Task(PEOPLE, f"`{command}` of a 7B's attention, 32,000 tokens", given.run(command, seven), gram(seven),
                    GRAM, ready=seven)  # fmt: skip
-    yield Task(PEOPLE, "`fingerprint` of it", given.run("fingerprint", seven), gram(seven), GRAM, ready=seven)
+    yield Task(
+        PEOPLE,
+        "`fingerprint` of a 7B's attention, 32,000 tokens",
+        given.run("fingerprint", seven),
+        gram(seven),
+        GRAM,
+        ready=seven,
+    )
 
 
 def audits_of_shapes(given: Given) -> Iterator[Task]:
@@ -350,8 +357,9 @@ def main(
     given, began = Given(out, gpt2, library, peer_python, tiny, rounds), time.perf_counter()
     bench, failed = Bench(this_machine(), limits={"load": before_row()["load"]}), []
     kept = load(out / "whole.json") if (out / "whole.json").exists() else bench
-    if only and kept.machine == bench.machine:
-        bench = kept
+    if only and kept.machine != bench.machine:
+        raise click.ClickException(f"{out / 'whole.json'} is of another commit, day or machine; move it away first")
+    bench = kept if only else bench
     for rows in SETS:
         with tempfile.TemporaryDirectory() as top:
             for task in rows(replace(given, top=Path(top))):
