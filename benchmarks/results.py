@@ -155,8 +155,9 @@ def _cells(each: Measured) -> list[str]:
         shown = f"{ratio:,.0f} x" if ratio >= 100 else f"{ratio:.3g} x"
         shown += "" if each.idle else ", CPU"
     times = [duration(each.seconds), duration(each.cpu) if each.cpu is not None else ""] if each.idle else ["", ""]
-    loads = [f"{each.other:.1f}" * (each.other is not None), f"({each.load:.1f})" if each.load is not None else ""]
-    return [shown, each.floor, *times, peak_of(each), " ".join(filter(None, loads))]
+    other = "" if each.other is None else f"{each.other:.1f}"
+    load = "" if each.load is None else f"({each.load:.1f})"
+    return [shown, each.floor, *times, peak_of(each), f"{other} {load}".strip()]
 
 
 def taken(bench: Bench) -> str:
