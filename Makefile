@@ -86,12 +86,14 @@ docs-text: $(VENV)/.installed-dev  ## outputs, tables and pictures in README and
 figures: $(VENV)/.installed-runner  ## draw all figures and check their tables: BOOKS= STSB= GPT2= VIT= MPNET= QWEN= GEMMA= LLAMA= ANTIBERTY= ONLY= (two hours)
 	$(BIN)/python -m analyses.figures $(DRAWINGS)
 
-bench: $(VENV)/.installed-dev  ## every benchmark, with a lower bound for each (nine minutes)
+bench: $(VENV)/.installed-dev  ## AUROC, audits and how they grow, with a lower bound for each (nine minutes)
 	$(BIN)/python -m benchmarks
 
-# QUICK=--quick leaves out the 70B and the wiring of the 7B.
-bench-whole: $(VENV)/.installed-dev  ## whole models: 7B, 70B, 1,000 layers, every tensor (twenty minutes; QUICK=--quick)
-	$(BIN)/python -m benchmarks.whole $(QUICK)
+# Rows that need GPT2=, GGML= or PEERS= are left out without them: see benchmarks/README.md. ROUNDS=5 also streams a 70B.
+WHOLE = $(call option,GPT2,gpt2) $(call option,GGML,ggml) $(call option,PEERS,peer-python) $(call option,ONLY,only) \
+	$(call option,ROUNDS,rounds)
+bench-whole: $(VENV)/.installed-dev  ## whole models, copies, cold files, other tools: GPT2= GGML= PEERS= ONLY= (half an hour, 27 GB of disk)
+	$(BIN)/python -m benchmarks.whole $(WHOLE)
 
 bench-compare: $(VENV)/.installed-dev  ## what changed between two runs: OLD= (the published one) and NEW= (the last)
 	$(BIN)/python -m benchmarks.compare "$(OLD)" "$(or $(NEW),out/bench/bench.json)"

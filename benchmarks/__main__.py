@@ -1,22 +1,19 @@
 """Every benchmark in one run, as ratios to a lower bound of each task: `make bench`.
 
 AUROC over GPT-2's vocabulary, against the bare products of its scores and against the paper's method; audits of Llama
-2's shapes, against reading the bytes and the Gram products, and against other tools on GPT-2's heads if they are
-installed; start-up; and how all of this grows.
+2's shapes, against reading the bytes and the Gram products; and how all of this grows.
 Writes bench.json, which `make bench-compare` reads, and bench.md, the table; `python -m benchmarks.publish` keeps them.
 """
 
-import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from benchmarks import audit, auroc, growth, startup
+from benchmarks import audit, auroc, growth
 from benchmarks.limits import machine_limits
-from benchmarks.results import Bench, Measured, duration, this_machine
+from benchmarks.results import Bench, Measured, before_row, duration, table, this_machine
 from weightscope.core.files import Folder
 
 # Layers and rounds of each shape. Every round draws the figures and the page again.
@@ -27,27 +24,24 @@ AUROC_HEADS, NUMPY_HEADS = 2, 1
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="out/bench", help="Results.")
 @click.option("--only", multiple=True, help="Run only these benchmarks: auroc, audit and so on.")
-@click.option("--peer-python", default=sys.executable, help="An interpreter with transformer-lens or weightwatcher.")
-def main(out: Path, only: tuple[str, ...], peer_python: str) -> None:
+def main(out: Path, only: tuple[str, ...]) -> None:
     """Run the benchmarks, print each time and its ratio to a lower bound, and write bench.json and bench.md."""
     benchmarks: dict[str, Callable[[], list[Measured]]] = {
         "auroc": lambda: auroc.measure(AUROC_HEADS, NUMPY_HEADS),
-        "audit": lambda: audit.run(AUDITS, peer_python),
-        "startup": startup.measure,
+        "audit": lambda: audit.run(AUDITS),
         "growth": growth.measure,
     }
     unknown = sorted(set(only) - set(benchmarks))
     if unknown:
         raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(benchmarks)}", param_hint="--only")
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    load = before_row()["load"]
     bench, began = Bench(this_machine(), limits=machine_limits() | {"load": load}), time.perf_counter()
     for name, measure in benchmarks.items():
         if only and name not in only:
             continue
         for each in measure():
             bench.measured.append(each)
-            ratio = "" if each.ratio is None else f", {each.ratio:.2f} x {each.floor}"
-            click.echo(f"{each.name}: {duration(each.seconds)}{ratio}")
+            click.echo(table("", [each]).splitlines()[-1])
         bench.save(out / "bench.json")  # after each benchmark, so that an interrupted run keeps its results
     Folder(out).text("bench.md", bench.table())
     click.echo(f"{out / 'bench.json'}, {out / 'bench.md'}, in {duration(time.perf_counter() - began)}")

@@ -4,17 +4,14 @@ There are two lower bounds: reading the bytes and the float64 Gram products of e
 singular value decomposition for each form and head, which every spectrum needs.
 
 python -m benchmarks.audit --shape llama-2-7b --layers 32
-python -m benchmarks.audit --checkpoint GPT2_FOLDER --peer-python VENV/bin/python
 """
 
-import json
-import sys
 import tempfile
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, repeat
 from multiprocessing import get_context
@@ -24,10 +21,9 @@ import click
 import numpy as np
 
 import weightscope as ws
-from benchmarks.commands import Cost, anonymous_megabytes
-from benchmarks.peers import PEERS, peer_cost
-from benchmarks.results import Bench, Measured
-from benchmarks.synthetic import Sizes, write
+from benchmarks.commands import Cost, anonymous_megabytes, timed
+from benchmarks.results import Bench, Measured, before_row
+from benchmarks.synthetic import SEVEN, SEVENTY, Sizes, write
 from weightscope.core.compute import lapack
 from weightscope.core.compute.cores import in_threads
 from weightscope.core.compute.half import Weights
@@ -39,53 +35,17 @@ from weightscope.model.layers.layer import Layer
 from weightscope.model.model import Model
 from weightscope.model.run_identity import RunIdentity
 
-# Sizes as in the published configs; GPT-2's with the names and norms of Llama.
+# Sizes as in the published configs, without embeddings; GPT-2's with the names and norms of Llama.
 SHAPES = {
-    "gpt2": {"num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 12, "hidden_size": 768},
-    "llama-2-7b": {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "hidden_size": 4096},
-    "llama-2-70b": {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192},
+    "gpt2": Sizes(layers=12, width=768, heads=12, head_dim=64, kv_heads=12, vocabulary=0),
+    "llama-2-7b": replace(SEVEN, vocabulary=0, inner=0),
+    "llama-2-70b": replace(SEVENTY, vocabulary=0),
 }
 
 
-def write_synthetic(folder: Path, shape: str, layers: int) -> Path:
-    """Write the attention of the first `layers` layers of a shape in random BF16, one shard per layer."""
-    sizes = SHAPES[shape] | {"num_hidden_layers": layers}
-    d, heads, kv = sizes["hidden_size"], sizes["num_attention_heads"], sizes["num_key_value_heads"]
-    r = d // heads
-    rng = np.random.default_rng(0)
-    weight_map: dict[str, str] = {}
-    for i in range(layers):
-        stem, name = f"model.layers.{i}.", f"model-{i + 1:05d}-of-{layers:05d}.safetensors"
-        rows = {"q": (heads * r, d), "k": (kv * r, d), "v": (kv * r, d), "o": (d, heads * r)}
-        tensors = {f"{stem}self_attn.{x}_proj.weight": _bf16(rng, shape_) for x, shape_ in rows.items()}
-        tensors[f"{stem}input_layernorm.weight"] = _bf16(rng, (d,))
-        _save_bf16(tensors, folder / name)
-        weight_map |= dict.fromkeys(tensors, name)
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {"model_type": "llama", "vocab_size": 32000, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, **sizes}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    return folder
-
-
-def _bf16(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Normal weights with standard deviation 0.02 as bfloat16 bit patterns."""
-    values = rng.standard_normal(shape, np.float32) * np.float32(0.02)
-    return (values.view(np.uint32) >> 16).astype(np.uint16)
-
-
-def _save_bf16(tensors: dict[str, np.ndarray], path: Path) -> None:
-    """Write a safetensors file of BF16 bit patterns, which the library cannot do from NumPy arrays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    header, offset = {}, 0
-    for name, tensor in tensors.items():
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [offset, offset + tensor.nbytes]}
-        offset += tensor.nbytes
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            tensor.tofile(file)
+def write_shape(folder: Path, shape: str, layers: int) -> Path:
+    """Write the attention of the first `layers` layers of a shape in BF16, one shard per layer."""
+    return write(folder, replace(SHAPES[shape], layers=layers), shards=layers, spectra=True)
 
 
 def read_and_gram(model: Model) -> None:
@@ -188,16 +148,14 @@ OF_TOKENS = {WITHOUT: partial(ws.audit, directions=0), WITH: partial(ws.audit, d
 FLOOR_OF = dict(zip(WORK, (*FLOORS, list(FLOORS)[1]), strict=True))  # the lower bound of each
 
 
-def cost(name: str, folder: Path) -> Cost:
+def cost(name: str, folder: Path | str) -> Cost:
     """The cost of one run on a newly opened model."""
     with anonymous_peak() as peak:
-        wall, cpu = time.perf_counter(), time.process_time()
-        (FLOORS | WORK | OF_TOKENS)[name](ws.open_model(folder))
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return Cost(wall, cpu, peak[0])
+        spent = timed(lambda: (FLOORS | WORK | OF_TOKENS)[name](ws.open_model(folder)))
+    return replace(spent, peak=peak[0])
 
 
-def costs(folder: Path, rounds: int, names: Iterable[str] = (*FLOORS, *WORK)) -> dict[str, list[Cost]]:
+def costs(folder: Path | str, rounds: int, names: Iterable[str] = (*FLOORS, *WORK)) -> dict[str, list[Cost]]:
     """The costs by name over several rounds, every run in a process of its own, so that it pays for its own memory.
 
     Each round measures all in turn, so that other load on the machine affects all alike.
@@ -213,16 +171,9 @@ def costs(folder: Path, rounds: int, names: Iterable[str] = (*FLOORS, *WORK)) ->
 def directions(rounds: int = 2) -> Measured:
     """An audit with tokens along two directions of every map, against the same audit without."""
     with tempfile.TemporaryDirectory() as folder:
-        measured = costs(write(Path(folder), NAMED), rounds, OF_TOKENS)
-    with_tokens, bare = measured[WITH], measured[WITHOUT]
-    walls = tuple(cost.wall / least.wall for cost, least in zip(with_tokens, bare, strict=True))
-    seconds, peak = float(np.median([cost.wall for cost in with_tokens])), max(cost.peak for cost in with_tokens)
-    return Measured(f"{WITH}, {NAMED.vocabulary:,} tokens", seconds, walls, WITHOUT, peak)
-
-
-def best(costs: list[Cost]) -> Cost:
-    """The shortest time and the largest memory of several rounds."""
-    return Cost(min(c.wall for c in costs), min(c.cpu for c in costs), max(c.peak for c in costs))
+        source, began = write(Path(folder), NAMED, spectra=True), before_row()
+        measured = costs(source, rounds, OF_TOKENS)
+    return Measured.of(f"{WITH}, {NAMED.vocabulary:,} tokens", measured[WITH], measured[WITHOUT], WITHOUT, **began)
 
 
 def least(folder: Path) -> tuple[float, float]:
@@ -233,55 +184,25 @@ def least(folder: Path) -> tuple[float, float]:
     return float(sum(t.nbytes for t in tensors)), factors * config.d_model * config.head_dim * (config.head_dim + 1.0)
 
 
-def rows(title: str, costs: dict[str, list[Cost]], folder: Path) -> list[Measured]:
-    """Every task against its lower bound in the same round; the note has its CPU time against both bounds."""
+def rows(title: str, costs: dict[str, list[Cost]], folder: Path, began: dict[str, float]) -> list[Measured]:
+    """Every task against its lower bound in the same round."""
     reads, flops = least(folder)
-    measured = []
-    for name in WORK:
-        runs = costs[name]
-        walls = tuple(cost.wall / least.wall for cost, least in zip(runs, costs[FLOOR_OF[name]], strict=True))
-        cpu = [np.median([cost.cpu / least.cpu for cost, least in zip(runs, costs[x], strict=True)]) for x in FLOORS]
-        seconds, peak = float(np.median([cost.wall for cost in runs])), max(cost.peak for cost in runs)
-        note = f"CPU time: {cpu[0]:.2f} x reading and Gram products, {cpu[1]:.2f} x with the SVDs"
-        measured.append(
-            Measured(f"{title}: {name}", seconds, walls, FLOOR_OF[name], peak, note, reads=reads, flops64=flops)
+    return [
+        Measured.of(
+            f"{title}: {name}", costs[name], costs[FLOOR_OF[name]], FLOOR_OF[name], reads=reads, flops64=flops, **began
         )
-    return measured
+        for name in WORK
+    ]
 
 
-def factors_of(model: Model) -> dict[str, np.ndarray]:
-    """q, k, v, o of every query head as float32 (L, H, d, r), keys and values repeated within their group."""
-    layers = [[(head.qk, head.vo) for head in model.layer(i).heads] for i in model.attention_layers]
-    pick = {"q": (0, "left"), "k": (0, "right"), "v": (1, "left"), "o": (1, "right")}
-    return {
-        name: np.array([[getattr(pair[which], side) for pair in heads] for heads in layers], np.float32)
-        for name, (which, side) in pick.items()
-    }
-
-
-def peer_rows(title: str, folder: Path, python: str, costs: list[Cost]) -> list[Measured]:
-    """The peers on the same heads, against our singular values, reading included."""
-    factors, least, measured = factors_of(ws.open_model(folder)), best(costs), []
-    for key in ("svd", "weightwatcher"):
-        peer, cost_of_peer = PEERS[key], peer_cost(key, python, factors)
-        if cost_of_peer is None:
-            click.echo(f"{title}: {peer.title}: not installed (pip install {peer.package})")
-            continue
-        note = f"{cost_of_peer.cpu / least.cpu:.1f} x in CPU time"
-        ratio = (cost_of_peer.wall / least.wall,)
-        measured.append(Measured(f"{title}: {peer.title}", cost_of_peer.wall, ratio, "our singular values", None, note))
-    return measured
-
-
-def run(shapes: dict[str, tuple[int, int]], python: str = sys.executable) -> list[Measured]:
-    """All rows for synthetic checkpoints, with layers and rounds by shape; peers only on GPT-2, which has few heads."""
+def run(shapes: dict[str, tuple[int, int]]) -> list[Measured]:
+    """All rows for synthetic checkpoints, with layers and rounds by shape."""
     measured = []
     for shape, (layers, rounds) in shapes.items():
         with tempfile.TemporaryDirectory() as folder:
-            costs_of = costs(write_synthetic(Path(folder), shape, layers), rounds)
-            measured += rows(f"{shape}, {layers} layer{'s' if layers > 1 else ''}", costs_of, Path(folder))
-            if shape == "gpt2":
-                measured += peer_rows(shape, Path(folder), python, costs_of["singular values"])
+            source, began = write_shape(Path(folder), shape, layers), before_row()
+            title = f"{shape}, {layers} layer{'s' if layers > 1 else ''}"
+            measured += rows(title, costs(source, rounds), source, began)
     return [*measured, directions()]
 
 
@@ -289,24 +210,13 @@ def run(shapes: dict[str, tuple[int, int]], python: str = sys.executable) -> lis
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="llama-2-7b", show_default=True)
 @click.option("--layers", default=4, show_default=True, help="How many of the shape's layers to write and measure.")
 @click.option("--checkpoint", type=click.Path(path_type=Path, exists=True), help="A checkpoint instead of a shape.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Where the synthetic one is kept.")
 @click.option("--rounds", default=3, show_default=True)
-@click.option("--peer-python", help="Time the peers too, under this interpreter.")
-def main(
-    shape: str, layers: int, checkpoint: Path | None, folder: Path | None, rounds: int, peer_python: str | None
-) -> None:
+def main(shape: str, layers: int, checkpoint: Path | None, rounds: int) -> None:
     """Print the cost of singular values and of an audit as ratios to lower bounds."""
     with tempfile.TemporaryDirectory() as temporary:
-        folder = folder or Path(temporary)
-        if checkpoint is None and not (folder / "config.json").exists():
-            write_synthetic(folder, shape, layers)
-        source = checkpoint or folder
-        measured_costs = costs(source, rounds)
+        source, began = checkpoint or write_shape(Path(temporary), shape, layers), before_row()
         title = source.name if checkpoint else f"{shape}, {layers} layers"
-        measured = rows(title, measured_costs, source)
-        if peer_python:
-            measured += peer_rows(title, source, peer_python, measured_costs["singular values"])
-        click.echo(Bench({}, measured).table())
+        click.echo(Bench({}, rows(title, costs(source, rounds), source, began)).table())
 
 
 if __name__ == "__main__":

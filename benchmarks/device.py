@@ -17,7 +17,7 @@ import click
 import numpy as np
 
 import weightscope as ws
-from benchmarks.audit import write_synthetic
+from benchmarks.audit import write_shape
 from benchmarks.auroc import zipf_counts
 from weightscope.core.compute.cores import in_threads, usable_cores
 from weightscope.core.compute.device import CPU, Device, open_device
@@ -150,7 +150,7 @@ def on_activations(device: Device, n: int, h: int, r: int) -> dict[str, dict[str
 def audit(device_name: str, shape: str, layers: int) -> dict[str, float]:
     """All measures of an audit of a synthetic checkpoint whose files are cached, with and without the device."""
     with tempfile.TemporaryDirectory() as folder:
-        write_synthetic(Path(folder), shape, layers)
+        write_shape(Path(folder), shape, layers)
 
         def took(device: str) -> float:
             model, options = ws.open_model(folder), AuditOptions(device=device)

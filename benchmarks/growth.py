@@ -1,8 +1,8 @@
 """How time and memory of AUROC, an audit and the wiring grow with layers, heads, width, vocabulary and cores.
 
 Every size runs in a separate process, after a tiny size that compiles and imports what both need. A row is a series:
-its time and memory at the largest size, and the exponents with which they grow, by least squares of logarithms. The
-time of the tiny size is a constant that every size pays, so it is subtracted before the fit.
+its cost at the largest size, and the exponents with which CPU time and memory grow, by least squares of logarithms. The
+CPU time of the tiny size is a constant that every size pays, so it is subtracted before the fit.
 """
 
 import json
@@ -20,9 +20,9 @@ import numpy as np
 
 import weightscope as ws
 from benchmarks.audit import anonymous_peak
-from benchmarks.auroc import seconds, zipf_counts
-from benchmarks.commands import anonymous_megabytes
-from benchmarks.results import Measured
+from benchmarks.auroc import zipf_counts
+from benchmarks.commands import Cost, anonymous_megabytes, timed
+from benchmarks.results import Measured, before_row
 from benchmarks.synthetic import Sizes, write
 from weightscope.core.compute.cores import hand_back, usable_cores
 from weightscope.model.metrics.auroc import auroc_by_token
@@ -102,11 +102,11 @@ WORKS: dict[str, Callable[[Path, Sizes], Callable[[], object]]] = {
 
 
 class Taken(NamedTuple):
-    """Seconds of each round and of the tiny size, and the additional memory in MB, inputs included."""
+    """Seconds and CPU seconds of each round, CPU seconds of the tiny size, and the additional memory in MB."""
 
-    rounds: list[float]
+    rounds: list[tuple[float, float]]
     tiny: float
-    peak: float
+    peak: float  # inputs included
 
 
 def in_this_process(work: str, sizes: Sizes) -> Taken:
@@ -114,15 +114,15 @@ def in_this_process(work: str, sizes: Sizes) -> Taken:
     with tempfile.TemporaryDirectory() as top:
         tiny = WORKS[work](Path(top) / "tiny", TINY)
         tiny()  # compiles and imports
-        start = min(seconds(tiny, 2))
+        least = min(timed(tiny).cpu for _ in range(2))
         hand_back()  # what is freed would count as memory of the next task
         before = anonymous_megabytes()
         run = WORKS[work](Path(top) / "model", sizes)
         hand_back()
         with anonymous_peak() as peak:
-            taken = seconds(run)
-            taken += seconds(run) if taken[0] < ENOUGH else []
-    return Taken(taken, start, peak[0] - before)
+            taken = [timed(run)]
+            taken += [timed(run)] if taken[0].wall < ENOUGH else []
+    return Taken([(cost.wall, cost.cpu) for cost in taken], least, peak[0] - before)
 
 
 ALONE = """
@@ -152,16 +152,15 @@ def power(sizes: tuple[int, ...], values: list[float]) -> float | None:
 
 
 def row(series: Series) -> Measured:
-    """One series. Its ratios are of the largest size to the smallest, round by round."""
-    by_cores = series.against == "cores"
+    """One series: costs of the largest size against the smallest, and powers of CPU seconds and memory."""
+    by_cores, began = series.against == "cores", before_row()
     results = [alone(series.work, series.sizes(n), n if by_cores else usable_cores()) for n in series.values]
-    least, peaks = [min(taken.rounds) for taken in results], [taken.peak for taken in results]
-    ratios = tuple(last / first for first, last in zip(results[0].rounds, results[-1].rounds, strict=False))
-    floor = f"the time at {series.values[0]:,}"
-    return Measured(
-        series.name, least[-1], ratios, floor, peaks[-1],
-        exponent=power(series.values, [time - taken.tiny for time, taken in zip(least, results, strict=True)]),
-        memory_exponent=None if by_cores else power(series.values, peaks),
+    cpu, peaks = [min(cpu for _, cpu in taken.rounds) for taken in results], [taken.peak for taken in results]
+    first, last = ([Cost(*spent, taken.peak) for spent in taken.rounds] for taken in (results[0], results[-1]))
+    return Measured.of(
+        series.name, last, first, f"the same at {series.values[0]:,}",
+        exponent=None if by_cores else power(series.values, [t - r.tiny for t, r in zip(cpu, results, strict=True)]),
+        memory_exponent=None if by_cores else power(series.values, peaks), **began,
     )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ table of benchmarks/README.md compares every task with that bound.
 import os
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ FILE_BYTES = 512 << 20
 PIECE = 8 << 20
 N = 2048  # size of the square products, at which BLAS is fastest
 ROUNDS = 3
-HEADER = "| task | bytes | operations, float32 | float64 |"  # then a column for each run
+HEADER = "| task | ratio | lower bound | bytes | operations, float32 | float64 |"
 
 
 def machine_limits() -> dict[str, float]:
@@ -66,18 +65,15 @@ def limit(each: Measured, limits: dict[str, float]) -> float:
     return max(each.reads / limits["cached"], products)
 
 
-def floors(benches: Sequence[Bench]) -> str:
-    """The table of benchmarks/README.md: every task whose bytes or operations are known, a column for each run."""
-    lines = [f"{HEADER} {' | '.join(bench.processor for bench in benches)} |", "| --- " * (4 + len(benches)) + "|"]
-    for each in benches[-1].measured:
-        if not (each.reads or each.flops32 or each.flops64):
-            continue
-        cells = [_amount(each.reads, "B"), _amount(each.flops32), _amount(each.flops64)]
-        for bench in benches:
-            run = next((measured for measured in bench.measured if measured.name == each.name), None)
+def floors(bench: Bench) -> str:
+    """The table of benchmarks/README.md: every task whose bytes or operations are known, and the ratio of seconds."""
+    lines = [HEADER, "| --- " * 6 + "|"]
+    for each in bench.measured:
+        if each.reads or each.flops32 or each.flops64:
             least = limit(each, bench.limits)
-            cells.append("" if run is None else f"{duration(least)} ({run.seconds / least:.1f} x)")
-        lines.append(f"| {each.name} | {' | '.join(cells)} |")
+            ratio = f"{each.seconds / least:.1f} x" if each.idle else "busy"
+            cells = (ratio, duration(least), _amount(each.reads, "B"), _amount(each.flops32), _amount(each.flops64))
+            lines.append(f"| {each.name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -89,17 +85,12 @@ def _amount(number: float, unit: str = "") -> str:
     return f"{number:.3g} {unit}".strip() if number else ""
 
 
-def reached(benches: Sequence[Bench]) -> str:
-    """The limits of each machine, a sentence and a paragraph each."""
-    return "\n\n".join(map(_reached, benches))
-
-
-def _reached(bench: Bench) -> str:
+def reached(bench: Bench) -> str:
+    """The limits of the machine, as a sentence."""
     limits = bench.limits
     disk = f"{limits['disk'] / 1e9:.2f} GB/s from the disk, " if limits["disk"] else ""
     read, single, double = (limits[name] / 1e9 for name in ("cached", "flops32", "flops64"))
     return (
-        f"{bench.machine['cores']} cores of {bench.processor}: {disk}{read:.1f} GB/s from a file in memory, "
-        f"{single:.0f} billion float32 and {double:.0f} billion float64 operations per second with this BLAS; load "
-        f"{limits['load']:.1f} when the run began."
+        f"{bench.machine['cores']} cores: {disk}{read:.1f} GB/s from a file in memory, {single:.0f} billion float32 "
+        f"and {double:.0f} billion float64 operations per second with this BLAS."
     )

@@ -1,21 +1,34 @@
-"""Results of benchmarks: ratios to a lower bound, kept in bench.json and printed as a table."""
+"""Results of benchmarks: ratios to a lower bound in the same run, kept as JSON and printed as tables.
+
+A row may show seconds if other processes kept less than half a core busy just before it; else it shows its ratio of
+CPU seconds alone. The average load is kept too, but the benchmarks themselves raise it.
+"""
 
 import json
 import os
 import platform
 import re
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import scipy
+
+from benchmarks.commands import Cost
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import Folder
 
 LEAST_CHANGE = 0.05  # of a ratio; on a shared machine, less cannot be distinguished from noise
 OF_ONE_ROUND = 0.25  # of a ratio from a single round, whose noise is not known
-HEADER = "| task | ratio to |"  # then a column for each run, and the peak memory of the last
+COLUMNS = "| ratio | to | time | CPU time | peak memory | other work (load) |"  # after the title of a table
+IDLE = 0.5  # cores; a row shows seconds if other processes kept fewer busy
+NAP, NAPS = 0.5, 4  # seconds in which other work is read; further ones if there is some
 SPREADS = 3.0  # robust standard deviations of both runs together; a smaller change is noise
 
 
@@ -33,9 +46,43 @@ class Measured:
     reads: float = 0.0  # bytes that the task has to read; 0 if not known, as the next two
     flops32: float = 0.0  # operations of its float32 products
     flops64: float = 0.0
-    exponent: float | None = None  # of a series: time grows as the size to this power
+    exponent: float | None = None  # of a series: CPU time grows as the size to this power
     memory_exponent: float | None = None
-    load: float | None = None  # of the machine when it began
+    load: float | None = None  # average load of a minute when it began
+    other: float | None = None  # cores that other processes kept busy just before
+    cpu_ratios: tuple[float, ...] = ()  # as `ratios`, of CPU seconds
+    group: str = ""  # the table that shows it
+    rates: str = ""  # what it reads in a second, shown with seconds
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        costs: Sequence[Cost],
+        floors: Sequence[Cost] = (),
+        floor: str = "",
+        note: str = "",
+        **more: Any,
+    ) -> "Measured":
+        """Rounds of a task, each next to its floor."""
+        pairs = [*zip(costs, floors, strict=False)]
+        return cls(
+            name,
+            statistics.median(cost.wall for cost in costs),
+            tuple(cost.wall / least.wall for cost, least in pairs),
+            floor,
+            max(cost.peak for cost in costs) or None,
+            note,
+            statistics.median(cost.cpu for cost in costs),
+            cpu_ratios=tuple(cost.cpu / least.cpu for cost, least in pairs if least.cpu),
+            **more,
+        )  # fmt: skip
+
+    @property
+    def idle(self) -> bool:
+        """The machine had nothing else to do, as far as the row says."""
+        busy = self.load if self.other is None else self.other
+        return busy is None or busy < IDLE
 
     @property
     def ratio(self) -> float | None:
@@ -51,9 +98,9 @@ class Measured:
     @property
     def label(self) -> str:
         """The name with the note, and how it grows."""
-        powers = [(self.exponent, "time"), (self.memory_exponent, "memory")]
+        powers = [(self.exponent, "CPU time"), (self.memory_exponent, "memory")]
         grows = [f"{what} grows as n^{power:.2f}" for power, what in powers if power is not None]
-        more = "; ".join(filter(None, (self.note, *grows)))
+        more = "; ".join(filter(None, (self.note, self.rates * self.idle, *grows)))
         return f"{self.name} ({more})" if more else self.name
 
 
@@ -63,11 +110,16 @@ class Bench:
 
     machine: dict[str, Any]  # cores, processor and versions
     measured: list[Measured] = field(default_factory=list)
-    limits: dict[str, float] = field(default_factory=dict)  # of the machine in this run: see `benchmarks.limits`
+    limits: dict[str, float] = field(default_factory=dict)  # of the machine in this run: see `benchmarks.limits`; load
 
     def save(self, path: Path) -> None:
         measured = [asdict(each) for each in self.measured]
         Folder(path.parent).json(path.name, {"machine": self.machine, "limits": self.limits, "measured": measured})
+
+    def with_rows(self, rows: Sequence[Measured]) -> "Bench":
+        """The same with rows, instead of those of their names."""
+        new = {(each.group, each.name) for each in rows}
+        return replace(self, measured=[*(r for r in self.measured if (r.group, r.name) not in new), *rows])
 
     @property
     def processor(self) -> str:
@@ -80,55 +132,125 @@ class Bench:
         """What to keep the run as: one run for each processor."""
         return f"bench-{re.sub('[^a-z0-9]+', '-', self.processor.lower()).strip('-')}.json"
 
-    def table(self) -> str:
-        """The table of this run alone."""
-        return table([self])
+    def table(self, title: str = "task") -> str:
+        """All rows."""
+        return table(title, self.measured)
 
 
-def table(benches: Sequence[Bench], labels: Mapping[str, str] | None = None) -> str:
-    """Time and ratio of all tasks, or of those with a label, in Markdown: a column for each run."""
-    lines = [f"{HEADER} {' | '.join(bench.processor for bench in benches)} | peak memory |"]
-    lines.append("| --- " * (3 + len(benches)) + "|")
-    runs = [{each.name: each for each in bench.measured} for bench in benches]
-    for each in benches[-1].measured:
+def table(title: str, rows: Sequence[Measured], labels: Mapping[str, str] | None = None) -> str:
+    """Rows, or those with a label, in Markdown: ratio, time, CPU time, memory and load."""
+    lines = [f"| {title} {COLUMNS}", "| --- " * 7 + "|"]
+    for each in rows:
         label = each.label if labels is None else labels.get(each.name)
         if label is not None:
-            times = [_time(run[each.name]) if each.name in run else "" for run in runs]
-            lines.append(f"| {label} | {each.floor} | {' | '.join(times)} | {peak_of(each)} |")
+            lines.append(f"| {label} | {' | '.join(_cells(each))} |")
     return "\n".join(lines) + "\n"
 
 
-def _time(measured: Measured) -> str:
-    """A time with its ratio."""
-    ratio = "" if measured.ratio is None else f" ({measured.ratio:.2f} x)"
-    return f"{duration(measured.seconds)}{ratio}"
+def _cells(each: Measured) -> list[str]:
+    """The cells of a row; on a busy machine no seconds, and the ratio is of CPU seconds."""
+    ratio = each.ratio if each.idle else statistics.median(each.cpu_ratios) if each.cpu_ratios else None
+    shown = "busy" if each.floor else "no floor"
+    if ratio is not None:
+        shown = f"{ratio:,.0f} x" if ratio >= 100 else f"{ratio:.3g} x"
+        shown += "" if each.idle else ", CPU"
+    times = [duration(each.seconds), duration(each.cpu) if each.cpu is not None else ""] if each.idle else ["", ""]
+    other = "" if each.other is None else f"{each.other:.1f}"
+    load = "" if each.load is None else f"({each.load:.1f})"
+    return [shown, each.floor, *times, peak_of(each), f"{other} {load}".strip()]
+
+
+def taken(bench: Bench) -> str:
+    """When, on what and from which commit the rows were taken, as a sentence."""
+    names = ("date", "commit", "cores", "processor", "blas", "python")
+    facts = {name: bench.machine.get(name, "unknown") for name in names}
+    versions = ", ".join(f"{name} {bench.machine.get(name.lower(), 'unknown')}" for name in ("NumPy", "SciPy"))
+    return (
+        f"Taken on {facts['date']} at commit {facts['commit']} on {facts['cores']} cores of {facts['processor']}: "
+        f"{facts['blas']}, {versions}, Python {facts['python']}; load {bench.limits.get('load', 0):.1f} at the start."
+    )
+
+
+def in_cores(stat: Callable[[], str], sleep: Callable[[float], None]) -> float:
+    """Cores busy while this process sleeps, from two readings of /proc/stat."""
+    counts = []
+    for nap in (NAP, 0):
+        lines = stat().splitlines()
+        counts.append(np.array(lines[0].split()[1:9], float))  # guests are counted in the first two
+        sleep(nap)
+    spent = counts[1] - counts[0]
+    cores = sum(line.startswith("cpu") for line in lines) - 1
+    return float(cores * (1 - spent[3:5].sum() / max(spent.sum(), 1)))  # idle, and waiting for a disk
+
+
+def proc_stat() -> str:
+    return Path("/proc/stat").read_text()
+
+
+def before_row(stat: Callable[[], str] = proc_stat, sleep: Callable[[float], None] = time.sleep) -> dict[str, float]:
+    """`load` and `other` of a row that begins now: what is written first goes to the disk, and a burst is let pass."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    os.sync()
+    other = load
+    for _ in range(NAPS if Path("/proc/stat").exists() else 0):
+        other = in_cores(stat, sleep)
+        if other < IDLE:
+            break
+    return {"load": load, "other": other}
 
 
 def load(path: Path) -> Bench:
     """Read what `Bench.save` wrote."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        measured = [Measured(**{**each, "ratios": tuple(each["ratios"])}) for each in content["measured"]]
+        tuples = ("ratios", "cpu_ratios")
+        measured = [
+            Measured(**{**each, **{name: tuple(each.get(name, ())) for name in tuples}}) for each in content["measured"]
+        ]
         return Bench(content["machine"], measured, content["limits"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"not the result of a benchmark ({error})", file=path) from None
 
 
 def this_machine() -> dict[str, Any]:
-    """The facts about this machine that ratios can depend on."""
-    import numpy as np
-    import scipy
-
+    """The facts about this machine, the packages and the code that results can depend on."""
     cpuinfo = Path("/proc/cpuinfo")
     models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "processor": models[0].partition(":")[2].strip() if models else platform.processor(),
+        "blas": blas(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "scipy": scipy.__version__,
         "simd": np.show_config(mode="dicts")["SIMD Extensions"]["found"],  # decides how fast NumPy sorts
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "commit": commit(),
     }
+
+
+def blas() -> str:
+    """NumPy's BLAS: name, version, and the processor whose kernels it runs."""
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        built = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+        return f"{built['name']} {built['version']}"
+    loaded = [each for each in threadpool_info() if each["user_api"] == "blas"]  # SciPy may have one of its own
+    info = max(loaded, key=lambda each: "numpy" in each["filepath"], default={})
+    kernel = f" with {info['architecture']} kernels" if info.get("architecture") else ""
+    return f"{info.get('internal_api', 'BLAS')} {info.get('version')}{kernel}"
+
+
+def commit() -> str:
+    """The commit of the code, with a word if files were changed since."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    changes = " with changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + changes
 
 
 def duration(seconds: float) -> str:

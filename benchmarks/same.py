@@ -1,43 +1,35 @@
-"""`same` on layers of a 7B: seconds, GB/s and memory, against a plain read of the same bytes.
-
-python -m benchmarks.same                        # copies in BF16, F16 and Q8_0
-python -m benchmarks.same --ggml xllamacpp.abi3.so  # and Q4_K_M, by ggml's own quantiser
-"""
+"""Copies on which `same` is timed: in BF16, F16 and Q8_0, and in Q4_K_M by ggml's own quantiser."""
 
 import ctypes
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import click
 import gguf
 import numpy as np
 
-from benchmarks.commands import Cost, plain_read, python_cost
-from benchmarks.synthetic import SEVEN, Sizes
+from benchmarks.synthetic import Sizes
 from weightscope.pairs.deeds.rounding import CASTS
 
 POOL = (1 << 20) - 256  # values, drawn once and written repeatedly; a whole number of ggml's largest blocks
 RUN = """
-import sys, time
+import json, sys, time
 from pathlib import Path
 import weightscope as ws
 ws.same
-began = time.perf_counter()
-verdict = ws.same(sys.argv[1], sys.argv[2]).verdict
-Path(sys.argv[3]).write_text(f"{verdict}, {time.perf_counter() - began}")
+wall, cpu = time.perf_counter(), time.process_time()
+verdict = str(ws.same(sys.argv[1], sys.argv[2]).verdict)
+told = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "verdict": verdict}
+Path(sys.argv[3]).write_text(json.dumps(told | {"process": time.process_time()}))
 """
 NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "q_proj": "attn_q",
     "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm", "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down",
 }  # fmt: skip
+Made = Callable[[], Path]  # writes a checkpoint at the first call
 Pack = Callable[[np.ndarray], np.ndarray]  # float32 (POOL,) -> bytes (POOL / values of a block, bytes of a block)
 PACKED: dict[str, Pack] = {
     "F32": lambda x: x.view(np.uint8).reshape(-1, 4),
@@ -129,15 +121,8 @@ def stored(path: Path) -> Path:
     return path / "model.safetensors" if path.is_dir() else path
 
 
-@click.command()
-@click.option("--ggml", type=click.Path(path_type=Path), help="A shared library with ggml, for Q4_K_M.")
-@click.option("--layers", default=3, help="Of the 7B.")
-@click.option("--rounds", default=3, help="The median counts.")
-@click.option("--only", default="", help="Only the rows whose name holds this.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Where files are written, and deleted afterwards.")
-def main(ggml: Path | None, layers: int, rounds: int, only: str, folder: Path | None) -> None:
-    """Print a row for each copy: `command` times the whole process, `time` only `same`."""
-    sizes = replace(SEVEN, layers=layers)
+def sides(top: Path, sizes: Sizes, ggml: Path | None) -> list[tuple[str, Made, Made]]:
+    """Name, original and copy of every row; Q4_K_M with a shared library that has ggml."""
     exact = (np.random.default_rng(0).standard_normal(POOL) * 0.02).astype(np.float32)
     half = CASTS["BF16"](exact)
     packs = {kind: pack(exact) for kind, pack in PACKED.items()}
@@ -146,59 +131,21 @@ def main(ggml: Path | None, layers: int, rounds: int, only: str, folder: Path | 
     if ggml is not None:
         library = ctypes.CDLL(str(ggml))
         of_half |= {kind: of_ggml(library, kind)(half) for kind in ("Q4_K", "Q6_K")}
-    changed = f"model.layers.{layers // 2}.mlp.up_proj.weight"
+    changed = f"model.layers.{sizes.layers // 2}.mlp.up_proj.weight"
 
-    def floats(name: str, dtype: str, packed: np.ndarray, changed: str = "") -> Callable[[Path], Path]:
-        return lambda work: write_safetensors(work / name, sizes, packed, dtype, changed)
+    def floats(name: str, dtype: str, packed: np.ndarray, changed: str = "") -> Made:
+        return cache(lambda: write_safetensors(top / name, sizes, packed, dtype, changed))
 
-    a, f32 = floats("a", "BF16", packs["BF16"]), floats("a32", "F32", packs["F32"])
-    rows: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Path]]] = {
-        "a copy in BF16": (a, floats("b", "BF16", packs["BF16"])),
-        "one tensor of it changed": (a, floats("b", "BF16", packs["BF16"], changed)),
-        "F32 and BF16": (f32, floats("b", "BF16", packs["BF16"])),
-        "BF16 and the same in F32": (a, floats("b", "F32", of_half["F32"])),
-        "BF16 and F16": (a, floats("b", "F16", of_half["F16"])),
-        "BF16 and Q8_0": (a, lambda work: write_gguf(work / "q.gguf", sizes, of_half, lambda *_: "Q8_0")),
-    }
-    if ggml is not None:
-        rows["BF16 and Q4_K_M"] = (a, lambda work: write_gguf(work / "q.gguf", sizes, of_half, q4_k_m))
-    titles = (
-        "copy",
-        "verdict",
-        "bytes",
-        "command",
-        "time",
-        "CPU",
-        "GB/s",
-        "plain read",
-        "ratio",
-        "peak memory",
-        "load",
-    )
-    click.echo(f"| {' | '.join(titles)} |\n{'| --- ' * len(titles)}|")
-    for name, sides in rows.items():
-        if only not in name:
-            continue
-        work = Path(tempfile.mkdtemp(dir=folder))
-        try:
-            x, y = (write(work) for write in sides)
-            files, costs = (stored(x), stored(y)), list[Cost]()
-            plain = min(plain_read(*files).wall for _ in range(3))
-            seconds = []
-            for _ in range(rounds):
-                costs.append(python_cost("-c", RUN, x, y, work / "verdict"))
-                verdict, took = (work / "verdict").read_text().split(", ")
-                seconds.append(float(took))
-            total, took = sum(file.stat().st_size for file in files) / 1e9, median(seconds)
-            cells = (
-                name, verdict, f"{total:.1f} GB", f"{median(cost.wall for cost in costs):.1f} s", f"{took:.2f} s",
-                f"{median(cost.cpu for cost in costs):.1f} s", f"{total / took:.2f}", f"{plain:.2f} s",
-                f"{took / plain:.1f} x", f"{max(cost.peak for cost in costs):.0f} MB", f"{os.getloadavg()[0]:.1f}",
-            )  # fmt: skip
-            click.echo(f"| {' | '.join(cells)} |")
-        finally:
-            shutil.rmtree(work)
+    def blocks(name: str, kinds: Callable[[str, int], str]) -> Made:
+        return cache(lambda: write_gguf(top / name, sizes, of_half, kinds))
 
-
-if __name__ == "__main__":
-    main()
+    a, b = (floats(name, "BF16", packs["BF16"]) for name in ("a", "b"))
+    rows = [
+        ("a copy in BF16", a, b),
+        ("one tensor of it changed", a, floats("c", "BF16", packs["BF16"], changed)),
+        ("F32 and BF16", floats("a32", "F32", packs["F32"]), b),
+        ("BF16 and the same in F32", a, floats("b32", "F32", of_half["F32"])),
+        ("BF16 and F16", a, floats("b16", "F16", of_half["F16"])),
+        ("BF16 and Q8_0", a, blocks("q8.gguf", lambda *_: "Q8_0")),
+    ]
+    return rows + ([("BF16 and Q4_K_M", a, blocks("q4.gguf", q4_k_m))] if ggml is not None else [])

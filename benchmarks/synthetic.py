@@ -1,4 +1,7 @@
-"""Untrained checkpoints of any size: the tensors of Llama and Mixtral in random BF16, or sparse files of that size."""
+"""Checkpoints of any size: the tensors of Llama and Mixtral in random BF16, or sparse files of that size.
+
+With `Spectra` heads are as real ones: the singular values of W_QK and W_VO follow `PROFILES`.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,6 +13,17 @@ from pathlib import Path
 import numpy as np
 
 BLOCK = 1 << 20  # random values, drawn once and written repeatedly
+DEVIATION = 0.02  # of a weight
+BASES = 8  # orthonormal bases, drawn once and shifted for each head
+ONE = 0x3F80  # in BF16
+
+# Median singular values of the heads of GPT-2 and SmolLM2-135M, norms folded in, relative to the first of each head.
+PLACES = (0, 1 / 63, 2 / 63, 4 / 63, 8 / 63, 16 / 63, 24 / 63, 32 / 63, 40 / 63, 48 / 63, 56 / 63, 60 / 63, 1)
+PROFILES = {
+    "qk": (1, 0.918, 0.847, 0.773, 0.681, 0.561, 0.474, 0.402, 0.338, 0.268, 0.192, 0.143, 0.078),
+    "vo": (1, 0.911, 0.845, 0.777, 0.693, 0.596, 0.527, 0.470, 0.422, 0.373, 0.322, 0.287, 0.224),
+}
+EXPONENTS, SIZES = 0.1, 0.3  # deviations, so that no two heads have one spectrum
 
 
 @dataclass(frozen=True)
@@ -21,7 +35,7 @@ class Sizes:
     heads: int = 4
     head_dim: int = 16
     kv_heads: int = 4
-    vocabulary: int = 256
+    vocabulary: int = 256  # 0 for no embeddings
     inner: int = 0  # width of the feed-forward network; 0 for none
     experts: int = 0  # 0 for a dense network
 
@@ -31,7 +45,7 @@ class Sizes:
         return {
             "model_type": "mixtral" if self.experts else "llama", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
             "num_hidden_layers": self.layers, "hidden_size": self.width, "num_attention_heads": self.heads,
-            "head_dim": self.head_dim, "num_key_value_heads": self.kv_heads, "vocab_size": self.vocabulary,
+            "head_dim": self.head_dim, "num_key_value_heads": self.kv_heads, "vocab_size": self.vocabulary or 32_000,
             "intermediate_size": self.inner, "tie_word_embeddings": False,
         } | ({"num_local_experts": self.experts} if self.experts else {})  # fmt: skip
 
@@ -39,7 +53,8 @@ class Sizes:
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of every tensor, in the order in which they are stored."""
         d, f = self.width, self.inner
-        yield "model.embed_tokens.weight", (self.vocabulary, d)
+        if self.vocabulary:
+            yield "model.embed_tokens.weight", (self.vocabulary, d)
         for i in range(self.layers):
             stem, full, shared = f"model.layers.{i}.", self.heads * self.head_dim, self.kv_heads * self.head_dim
             for letter, rows in (("q", full), ("k", shared), ("v", shared)):
@@ -54,36 +69,86 @@ class Sizes:
             for network, part in product(stems, parts):
                 yield f"{network}{part}.weight", (d, f) if part in ("w2", "down_proj") else (f, d)
         yield "model.norm.weight", (d,)
-        yield "lm_head.weight", (self.vocabulary, d)
+        if self.vocabulary:
+            yield "lm_head.weight", (self.vocabulary, d)
 
 
 SEVEN = Sizes(layers=32, width=4096, heads=32, head_dim=128, kv_heads=32, vocabulary=32_000, inner=11_008)  # Llama 2 7B
+SEVENTY = Sizes(layers=80, width=8192, heads=64, head_dim=128, kv_heads=8, vocabulary=32_000)
 
 
-def write(folder: Path, sizes: Sizes, shards: int = 1, holes: bool = False, moved: float = 0.0) -> Path:
+class Spectra:
+    """Weights of heads whose maps have the singular values of real heads, in BF16 bit patterns.
+
+    A factor's rows are an orthonormal basis, scaled by the square root of the profile. Eight bases are drawn; each head
+    has one of them, shifted along the residual stream, which keeps it orthonormal. With norms of one, W_QK then has
+    exactly the singular values chosen, but for rounding to BF16.
+    """
+
+    def __init__(self, sizes: Sizes, moved: float = 0.0) -> None:
+        self.sizes, self.moved = sizes, moved
+        r, d, rng = sizes.head_dim, sizes.width, np.random.default_rng(1)
+        draws = rng.standard_normal((BASES, d, r))
+        self.bases = np.array([np.linalg.qr(draw)[0].T for draw in draws], np.float32)  # (BASES, r, d)
+        self.noise = rng.standard_normal((r, d)).astype(np.float32)
+        self.profiles = {map_: np.interp(np.linspace(0, 1, r), PLACES, p) for map_, p in PROFILES.items()}
+
+    def factor(self, profile: np.ndarray, index: int) -> np.ndarray:
+        """The (r, d) factor of one head; no two numbers give one factor."""
+        r, d = self.noise.shape
+        rng = np.random.default_rng([2, index])
+        scale = profile ** rng.normal(0.5, EXPONENTS / 2)
+        scale *= DEVIATION * np.sqrt(r * d) / np.linalg.norm(scale) * np.exp(rng.normal(0, SIZES))
+        w = np.roll(self.bases[index % BASES], index // BASES, axis=1)
+        w *= scale.astype(np.float32)[:, None]
+        if self.moved:
+            step = self.moved * np.linalg.norm(scale) / np.sqrt(r * d)
+            w += np.float32(step) * np.roll(self.noise, index, axis=1)
+        return (w.view(np.uint32) >> 16).astype("<u2")
+
+    def tensor(self, name: str, number: int) -> np.ndarray:
+        """A whole tensor of attention: the factors of its heads below, or for o beside, one another."""
+        letter = name.split(".")[-2][0]
+        heads = self.sizes.heads if letter in "qo" else self.sizes.kv_heads
+        profile = self.profiles["qk" if letter in "qk" else "vo"]
+        rows = np.concatenate([self.factor(profile, number * self.sizes.heads + head) for head in range(heads)])
+        return np.ascontiguousarray(rows.T) if letter == "o" else rows
+
+
+def write(
+    folder: Path, sizes: Sizes, shards: int = 1, holes: bool = False, moved: float = 0.0, spectra: bool = False
+) -> Path:
     """Write config.json and the tensors in equal shards; with `holes` as sparse files, which take no disk space.
 
-    `moved` is how far the weights are from those without it, relative to their norm.
+    `moved` is how far the weights are from those without it, relative to their norm; `spectra` are those of real heads.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(sizes.config))
-    tensors = list(sizes.shapes)
+    tensors, heads = list(sizes.shapes), Spectra(sizes, moved) if spectra else None
     if shards == 1:
-        write_file(folder / "model.safetensors", dict(tensors), holes, moved=moved)
+        write_file(folder / "model.safetensors", dict(tensors), holes, moved=moved, heads=heads)
         return folder
     each, weight_map = ceil(len(tensors) / shards), {}
     for shard in range(ceil(len(tensors) / each)):
         part, name = dict(tensors[shard * each : (shard + 1) * each]), f"model-{shard + 1:05d}.safetensors"
-        write_file(folder / name, part, holes, shard * each)
+        write_file(folder / name, part, holes, shard * each, moved, heads)
         weight_map |= dict.fromkeys(part, name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
 
 
 def write_file(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], holes: bool = False, first: int = 0, moved: float = 0.0
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    holes: bool = False,
+    first: int = 0,
+    moved: float = 0.0,
+    heads: Spectra | None = None,
 ) -> None:
-    """Write a .safetensors file of BF16 tensors, normal with deviation 0.02, or holes; `first` numbers its tensors."""
+    """Write a .safetensors file of BF16 tensors, or holes; `first` numbers its tensors.
+
+    Weights are normal with deviation 0.02; with `heads` those of attention come from there, and norms are ones.
+    """
     header, offset = {}, 0
     for name, shape in shapes.items():
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + 2 * prod(shape)]}
@@ -95,10 +160,14 @@ def write_file(
             file.truncate(8 + len(text) + offset)
             return
         rng = np.random.default_rng(0)
-        values = rng.standard_normal(BLOCK + 1, np.float32) * np.float32(0.02)
-        values += rng.standard_normal(BLOCK + 1, np.float32) * np.float32(0.02 * moved)
+        values = rng.standard_normal(BLOCK + 1, np.float32) * np.float32(DEVIATION)
+        values += rng.standard_normal(BLOCK + 1, np.float32) * np.float32(DEVIATION * moved)
         drawn = (values.view(np.uint32) >> 16).astype("<u2")
-        for number, shape in enumerate(shapes.values(), first):
+        for number, (name, shape) in enumerate(shapes.items(), first):
+            if heads is not None and (len(shape) == 1 or "self_attn" in name):
+                whole = np.full(shape, ONE, "<u2") if len(shape) == 1 else heads.tensor(name, number)
+                whole.tofile(file)
+                continue
             left, start = prod(shape), 7919 * number % BLOCK  # each tensor starts elsewhere, so that no two are equal
             while left:
                 piece = drawn[start : start + left]

@@ -1,182 +1,383 @@
-"""Whole models, which take minutes: `make bench-whole`.
+"""What people run on whole models, copies, cold files and next to other tools, which takes half an hour.
 
-A 7B shape's 32 layers, 32,000 tokens and their directions, and its first four; the roles of its heads; the 80 layers
-of a 70B shape from a server that makes them up when they are asked for; a thousand layers; every tensor of a file.
-Writes whole.json and whole.md; `python -m benchmarks.publish whole.json` keeps them.
+    python -m benchmarks.whole --gpt2 FOLDER --ggml xllamacpp.abi3.so --peer-python VENV/bin/python
+
+FOLDER has GPT-2's attention; the shared library has ggml's quantiser; VENV has transformer-lens 4.3.0, weightwatcher
+0.7.7 and gguf. Rows that need what is not given are left out. `--only` runs the rows whose group and name contain its
+words, and keeps the others of an earlier run of the same commit. Every row's ratio is to a floor measured in turn with
+it. Writes whole.json; `python -m benchmarks.publish out/bench/whole.json` keeps it.
 """
 
-import os
+import shutil
+import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
-from benchmarks.commands import command_cost
-from benchmarks.results import Bench, Measured, duration, peak_of, this_machine
-from benchmarks.synthetic import BLOCK, SEVEN, Sizes, write
-from tests.support.hub_server import Hole, serve
-from weightscope.core.files import Folder
+import weightscope as ws
+from benchmarks import auroc, checkpoints, ggml, matrices, peers, same
+from benchmarks.audit import FLOORS, costs
+from benchmarks.commands import Cost, command_cost, forget, inner_cost, plain_read, python_cost, timed
+from benchmarks.results import Bench, Measured, before_row, duration, load, table, this_machine
+from benchmarks.streamed import served
+from benchmarks.synthetic import SEVEN, SEVENTY, Sizes, write
+from weightscope.core.errors import CheckpointError
 
-HEADER = "| whole model | command | time | CPU time | peak anonymous memory | load |"
-CACHED_BYTES = 10**9  # of a streamed model; older blocks of its cache are deleted
 ATTENTION = replace(SEVEN, inner=0)  # and the embeddings
-SEVENTY = Sizes(layers=80, width=8192, heads=64, head_dim=128, kv_heads=8, vocabulary=32_000)
-MOVED = 0.1  # of the norm of the weights: what a model was trained further by
-FEW = "4 layers of a 7B, 32,000 tokens"
+MOVED = 0.05  # of the norm of the weights: what a model was trained further by
+GRAM = next(iter(FLOORS))
+READ, COLD = "reading the files", "reading the files from the disk"
+PYTHON = "starting Python and importing NumPy"
+PEOPLE, SAME, COLDLY, TOOLS, PARTS = "task", "original and copy", "from the disk", "other tools", "part"
+SPARE = 2.0  # GB left on the disk
+VERSION = "import importlib.metadata as m; print(m.version('{}'))"
+DENSE_HEADS = 8  # whose dense maps are decomposed
+
+
+class Task(NamedTuple):
+    """A row: its work and its floor in turn, so many rounds; `ready` makes what both read."""
+
+    group: str
+    name: str
+    work: Callable[[], Cost]
+    floor: Callable[[], Cost] | None = None
+    to: str = ""
+    rounds: int = 1
+    ready: Callable[[], object] = str
+    note: Callable[[], str] = str
+    rates: Callable[[], str] = str
+
+    def measured(self) -> list[Measured]:
+        """The row."""
+        self.ready()
+        began, runs, floors = before_row(), list[Cost](), list[Cost]()
+        for _ in range(self.rounds):
+            floors += [self.floor()] if self.floor else []
+            runs.append(self.work())
+        return [Measured.of(self.name, runs, floors, self.to, self.note(), group=self.group,
+                            rates=self.rates(), **began)]  # fmt: skip
+
+
+class Rows(NamedTuple):
+    """Rows that are measured together."""
+
+    group: str
+    name: str
+    measure: Callable[[], list[Measured]]
+    ready: Callable[[], object] = str
+
+    def measured(self) -> list[Measured]:
+        """The rows."""
+        self.ready()
+        return [replace(each, group=self.group) for each in self.measure()]
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A model and a command that is run on it."""
+class Given:
+    """What the rows are measured with."""
 
-    name: str
-    sizes: Sizes
-    command: str
-    served: bool = False  # by a server, not from the disk
-    long: bool = False  # more than two minutes; not run with --quick
-    moved: bool = False  # the command also takes the base that this model was moved from
+    out: Path
+    gpt2: Path | None = None
+    ggml: Path | None = None
+    peer: str = ""
+    tiny: bool = False  # a thousandth of the sizes, to try the rows
+    rounds: int = 3
+    top: Path = field(default_factory=Path)  # emptied after each set of rows
 
+    def sizes(self, sizes: Sizes) -> Sizes:
+        """The sizes of a model, or those of a tiny one."""
+        small = {"layers": 2, "width": 256, "heads": 4, "head_dim": 64, "kv_heads": 4, "inner": 512 * bool(sizes.inner)}
+        return replace(sizes, vocabulary=min(sizes.vocabulary, 300), **small) if self.tiny else sizes
 
-WHOLE = (
-    Whole(FEW, replace(ATTENTION, layers=4), "audit --directions 2"),
-    Whole("32 layers of a 7B, 32,000 tokens", ATTENTION, "audit --directions 2"),
-    Whole("4 layers of a 7B against another's", replace(ATTENTION, layers=4), "compare", moved=True),
-    Whole("a 7B with its MLPs, 13 GB in a file", SEVEN, "audit --all"),
-    Whole("1,000 layers of 4 heads", Sizes(layers=1000, inner=64), "audit"),
-    Whole("80 layers of a 70B, streamed from a server", SEVENTY, "audit", served=True, long=True),
-    Whole("32 layers of a 7B, 32,000 tokens", ATTENTION, "circuits", long=True),
-    Whole("a 7B with its MLPs against another, 27 GB", SEVEN, "lineage", moved=True, long=True),
-    Whole("32 layers of a 7B, 32,000 tokens", ATTENTION, "fingerprint"),
-)
+    def model(self, name: str, sizes: Sizes, **more: float) -> Callable[[], Path]:
+        """The folder of a model, written at the first call."""
+        sizes = self.sizes(sizes)
 
+        @cache
+        def made() -> Path:
+            free, needed = shutil.disk_usage(self.top).free / 1e9, sum(map(np.prod, dict(sizes.shapes).values())) * 2e-9
+            if free < needed + SPARE:
+                raise CheckpointError(f"{needed:.0f} GB are needed on the disk, and {free:.0f} are free")
+            return write(self.top / name, sizes, spectra=True, **more)  # type: ignore[arg-type]
 
-class MadeUp(Hole):
-    """A file with the header of a sparse one and the same random values again and again, at an odd period.
+        return made
 
-    Each file starts elsewhere in them: layers at the same place in two files would be equal.
-    """
+    def run(self, command: str, *sources: Callable[[], object]) -> Callable[[], Cost]:
+        """The cost of a command on models."""
 
-    def __init__(self, path: Path, number: int) -> None:
-        with path.open("rb") as file:
-            length = file.read(8)
-            super().__init__(length + file.read(int.from_bytes(length, "little")), path.stat().st_size)
-        values = np.random.default_rng(0).standard_normal(BLOCK + 1, np.float32) * np.float32(0.02)
-        self.values = np.roll((values.view(np.uint32) >> 16).astype("<u2"), -7919 * number).tobytes()
+        def work() -> Cost:
+            out = self.top / ("out.wsf" if command == "fingerprint" else "out")
+            written = [] if command.startswith(("inspect", "same")) else ["--out", out]
+            try:
+                return command_cost(*command.split(), *(str(source()) for source in sources), *written)
+            finally:
+                shutil.rmtree(out, ignore_errors=True)
 
-    def __getitem__(self, span: slice) -> bytes:
-        begin, end, _ = span.indices(self.size)
-        content = [self.start[begin:end]]
-        position = max(begin, len(self.start))
-        while position < end:
-            first = (position - len(self.start)) % len(self.values)
-            content.append(self.values[first : first + end - position])
-            position += len(content[-1])
-        return b"".join(content)
+        return work
 
 
-@contextmanager
-def served(sizes: Sizes, top: Path) -> Iterator[str]:
-    """The name of a model that a server streams; of its weights nothing is stored but the last `CACHED_BYTES` read."""
-    folder, home, done = write(top / "headers", sizes, shards=16, holes=True), top / "home", threading.Event()
-
-    def forget() -> None:
-        while not done.wait(0.2):
-            blocks, kept = home.glob("assets/weightscope/blocks/*/[0-9]*"), 0
-            for path in sorted(blocks, key=lambda path: path.stat().st_mtime, reverse=True):
-                kept += path.stat().st_size
-                if kept > CACHED_BYTES:
-                    path.unlink(missing_ok=True)
-
-    with serve() as hub, mock.patch.dict(os.environ, HF_ENDPOINT=hub.hub, HF_TOKEN="", HF_HOME=str(home)):
-        hub.repositories["owner/model"] = {
-            path.name: MadeUp(path, number) if path.suffix == ".safetensors" else path.read_bytes()
-            for number, path in enumerate(sorted(folder.iterdir()))
-        }
-        forgetting = threading.Thread(target=forget)
-        forgetting.start()
-        try:
-            yield "owner/model"
-        finally:
-            done.set()
-            forgetting.join()
+def gram(model: Callable[[], object]) -> Callable[[], Cost]:
+    """The floor of an audit."""
+    return lambda: costs(str(model()), 1, [GRAM])[GRAM][0]
 
 
-@contextmanager
-def stored(sizes: Sizes, top: Path) -> Iterator[str]:
-    """The folder of a model on disk."""
-    yield str(write(top / "model", sizes))
+def weights(folder: Path) -> Path:
+    return folder / "model.safetensors"
 
 
-def measure(case: Whole, few: Measured | None = None) -> Measured:
-    """The cost of a model; the note compares its memory with `few`, its first layers."""
-    load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder:
-        top = Path(folder)
-        with (served if case.served else stored)(case.sizes, top) as model:
-            base = [str(write(top / "base", case.sizes, moved=MOVED))] if case.moved else []
-            out = top / ("out.wsf" if case.command == "fingerprint" else "out")
-            cost = command_cost(*case.command.split(), model, *base, "--out", out)
-    note = f"{cost.peak / few.peak_mb:.2f} x the memory of 4 layers" if few is not None and few.peak_mb else ""
-    return Measured(f"{case.name}: {case.command}", cost.wall, (), "", cost.peak, note, cost.cpu, load=load)
+def starts(given: Given) -> Iterator[Task]:
+    """Commands that take less than two seconds."""
+    rounds = 2 if given.tiny else 7
+    for name, arguments in (
+        ("`--help`", ("-m", "weightscope", "--help")),
+        ("`import weightscope`", ("-c", "import weightscope")),
+        ("`inspect embedded`", ("-m", "weightscope", "inspect", "embedded")),
+        ("`neighbours embedded ibility`", ("-m", "weightscope", "neighbours", "embedded", "ibility")),
+    ):
+        yield Task(PEOPLE, name, lambda given=arguments: python_cost(*given), lambda: python_cost("-c", "import numpy"),
+                   PYTHON, rounds)  # fmt: skip
 
 
-def table(bench: Bench) -> str:
-    """The rows of whole models."""
-    lines = [HEADER, "| --- | --- | --- | --- | --- | --- |"]
-    for each in bench.measured:
-        name, _, command = each.name.rpartition(": ")
-        note = f" ({each.note})" if each.note else ""
-        cells = (
-            f"`{command}`",
-            duration(each.seconds),
-            duration(each.cpu or 0),
-            peak_of(each) + note,
-            f"{each.load:.1f}",
-        )
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def audits(given: Given) -> Iterator[Task]:
+    """Audits of attention."""
+    if given.gpt2 is not None:
+        gpt2 = given.gpt2.__fspath__
+        yield Task(PEOPLE, "`audit` of GPT-2's attention, with figures and page", given.run("audit", gpt2), gram(gpt2),
+                   GRAM, given.rounds)  # fmt: skip
+    seven = given.model("seven", ATTENTION)
+    for command in ("audit", "audit --directions 0", "audit --directions 2"):
+        yield Task(PEOPLE, f"`{command}` of a 7B's attention, 32,000 tokens", given.run(command, seven), gram(seven),
+                   GRAM, ready=seven)  # fmt: skip
+    yield Task(
+        PEOPLE,
+        "`fingerprint` of a 7B's attention, 32,000 tokens",
+        given.run("fingerprint", seven),
+        gram(seven),
+        GRAM,
+        ready=seven,
+    )
 
 
-def taken(bench: Bench, what: str = "Whole models") -> str:
-    """When and on what the rows were taken, as a sentence."""
-    machine = bench.machine
-    vectors = "with" if any(name == "X86_V4" or name.startswith("AVX512") for name in machine["simd"]) else "without"
-    on = f"{machine['cores']} cores of {machine['processor']}, NumPy {machine['numpy']} {vectors} AVX-512"
-    loads = [each.load for each in bench.measured if each.load is not None]
-    other_load = f"{min(loads):.0f} to {max(loads):.0f}"
-    return f"{what}: taken on {machine['date']} on {on}; other work kept the load at {other_load}."
+def audits_of_shapes(given: Given) -> Iterator[Task]:
+    """Audits of other shapes."""
+    for name, sizes in (
+        ("a 7B's attention, 64 tokens", replace(ATTENTION, vocabulary=64)),
+        ("1,000 layers of 4 heads", Sizes(layers=1000, inner=64)),
+    ):
+        model = given.model(name[:5].strip(), sizes)
+        yield Task(PEOPLE, f"`audit` of {name}", given.run("audit", model), gram(model), GRAM, ready=model)
+    for layers in (8, 80):
+        sizes = given.sizes(replace(SEVENTY, layers=layers))
+
+        def work(sizes: Sizes = sizes) -> Cost:
+            with served(sizes, given.top / "work") as name:
+                return given.run("audit", lambda: name)()
+
+        def floor(sizes: Sizes = sizes) -> Cost:
+            with served(sizes, given.top / "floor") as name:
+                return gram(lambda: name)()
+
+        if layers == 8 or given.rounds > 3:  # the whole takes ten minutes
+            yield Task(PEOPLE, f"`audit` of {layers} layers of a 70B, streamed from a local server", work, floor, GRAM)
 
 
-def this_machine_now() -> dict[str, Any]:
-    """The facts about this machine, and the date."""
-    return this_machine() | {"date": f"{datetime.now(UTC):%Y-%m-%d}"}
+def pairs(given: Given) -> Iterator[Task]:
+    """A whole 7B in a file of 13 GB, and another."""
+    a, b = given.model("a", SEVEN), given.model("b", SEVEN, moved=MOVED)
+    everything = "reading, Gram products and eigenvalues of every matrix"
+    yield Task(PEOPLE, "`audit --all` of a whole 7B, 13 GB", given.run("audit --all", a),
+               lambda: matrices.floor_of(a(), given.sizes(SEVEN)), everything, ready=a,
+               note=lambda: "floor from one matrix of each shape")  # fmt: skip
+    both = (a, b)
+    for name in ("lineage", "learned"):
+        yield Task(PEOPLE, f"`{name}` of two 7B, 27 GB", given.run(name, *both),
+                   lambda: plain_read(*(weights(each()) for each in both)), READ,
+                   ready=lambda: [each() for each in both])  # fmt: skip
+
+
+def bigrams(given: Given) -> Iterator[Rows]:
+    """AUROC over a vocabulary."""
+    sizes = {"vocabulary": 5000} if given.tiny else {}
+    yield Rows(PEOPLE, "AUROC", lambda: auroc.measure(2, 1, **sizes))
+
+
+def copies(given: Given) -> Iterator[Task]:
+    """`same` on layers of a 7B."""
+    sizes = given.sizes(replace(SEVEN, layers=2))
+    for name, x, y in same.sides(given.top, sizes, given.ggml):
+        yield copy(name, x, y, given.rounds)
+
+
+def copy(name: str, x: same.Made, y: same.Made, rounds: int) -> Task:
+    """A row of `same`, without starting and importing."""
+    told = dict[str, Any]()
+
+    def files() -> list[Path]:
+        return [same.stored(x()), same.stored(y())]
+
+    def work() -> Cost:
+        cost, more = inner_cost("-c", same.RUN, x(), y())
+        told.update(more)
+        return cost
+
+    def note() -> str:
+        return f"{told['verdict']}; {gigabytes(files()) / told['process']:.2g} GB per CPU second, imports included"
+
+    return Task(SAME, name, work, lambda: plain_read(*files()), READ, rounds, files, note)
+
+
+def gigabytes(files: Sequence[Path]) -> float:
+    return sum(each.stat().st_size for each in files) / 1e9
+
+
+def cold(given: Given) -> Iterator[Task]:
+    """Commands on files that have to come from the disk."""
+    a = given.model("a", replace(ATTENTION, layers=20))
+    b = cache(lambda: Path(shutil.copytree(a(), given.top / "b")))
+    for command, sources in (("audit", (a,)), ("same", (a, b)), ("inspect --check", (a,))):
+        yield cold_task(command, given.run(command, *sources), lambda s=sources: [weights(made()) for made in s])
+
+
+def cold_task(command: str, run: Callable[[], Cost], files: Callable[[], list[Path]]) -> Task:
+    """A row of a command whose files are dropped from the cache before, as before the plain read."""
+    rates: list[str] = []
+
+    def of(reading: Callable[[], Cost]) -> Cost:
+        forget(*files())
+        cost = reading()
+        rates.append(f"{gigabytes(files()) / cost.wall:.2g}")
+        return cost
+
+    return Task(COLDLY, f"`{command}` of a 7B's attention, 20 layers", lambda: of(run),
+                lambda: of(lambda: plain_read(*files())), COLD, ready=files,
+                rates=lambda: f"{rates[1]} GB/s of the file, plain read {rates[0]}")  # fmt: skip
+
+
+def other_tools(given: Given) -> Iterator[Task | Rows]:
+    """Other tools on the same files, each next to the same done here; times are without starting and importing."""
+    peer = cache(lambda tool: f"{tool} {versions(given.peer)[tool]}")
+
+    def ours(what: str, source: Path) -> Callable[[], Cost]:
+        return lambda: inner_cost("-m", "benchmarks.peers", what, source)[0]
+
+    def theirs(tool: str, source: Path) -> Callable[[], Cost]:
+        return lambda: fastest(given.peer, tool, source)[0]
+
+    file = checkpoints.gguf_file()
+    if given.peer:
+        yield Task(TOOLS, f"SmolLM2-135M's GGUF file to float32: {peer('gguf')}", theirs("gguf", file),
+                   ours("our gguf", file), "weightscope", given.rounds)  # fmt: skip
+    for name in ([checkpoints.GPT2] if given.gpt2 else []) + [checkpoints.SMOLLM2]:
+        folder, of_heads = given.out / name, f"{name}, singular values of every head"
+        ready, spectra = lambda: checkpoints.made(given.gpt2, given.out), ours("our spectra", folder)
+        yield Task(TOOLS, f"{of_heads}: weightscope", spectra, gram(folder.__fspath__), GRAM, given.rounds, ready)
+        yield Task(TOOLS, f"{of_heads}: numpy.linalg on dense maps", lambda folder=folder: dense(folder), spectra,
+                   "weightscope", 1, ready, lambda: f"from {DENSE_HEADS} heads")  # fmt: skip
+        if given.peer:
+            yield Task(TOOLS, f"{of_heads}: {peer('transformer-lens')}", theirs("transformer-lens", folder), spectra,
+                       "weightscope", 1, ready, lambda: "float32, singular vectors too")  # fmt: skip
+            title = f"{name}, spectra and power laws of every matrix"
+            yield Rows(TOOLS, title, lambda folder=folder, title=title: power_laws(folder, title, given, peer), ready)
+
+
+def fastest(python: str, tool: str, source: Path) -> tuple[Cost, dict[str, Any]]:
+    """Another tool with one thread, which is often faster on small matrices, or with all."""
+    tries = [{"OMP_NUM_THREADS": "1"}, {}]
+    runs = [inner_cost(peers.__file__, tool, source, python=python, **threads) for threads in tries]
+    return min(runs, key=lambda run: run[0].wall)
+
+
+def dense(folder: Path) -> Cost:
+    """Singular values of W_QK and W_VO of every head as dense matrices, from a few of the middle layer."""
+    model = ws.open_model(folder)
+    layers = model.attention_layers
+    heads = model.layer(layers[len(layers) // 2]).heads[:DENSE_HEADS]
+    pairs = [(np.asarray(w.left, float), np.asarray(w.right, float)) for head in heads for w in (head.qk, head.vo)]
+    spent = timed(lambda: [np.linalg.svd(left @ right.T, compute_uv=False) for left, right in pairs])
+    return spent.times(len(layers) * model.config.n_heads / len(heads))
+
+
+def power_laws(folder: Path, title: str, given: Given, peer: Callable[[str], str]) -> list[Measured]:
+    """Every matrix here and by WeightWatcher, which gets the same arrays; how many exponents agree."""
+    began = before_row()
+    cost, told = inner_cost("-m", "benchmarks.peers", "our matrices", folder)
+    ours = told["alpha"]
+    tensors = ws.open_model(folder).tensors
+    np.savez(given.top / "arrays.npz", **{name: tensors[name].array() for name in ours})
+    their_cost, their_told = fastest(given.peer, "weightwatcher", given.top / "arrays.npz")
+    theirs = their_told["alpha"]
+    close = sum(abs(ours[name] - alpha) <= matrices.SAME_ALPHA for name, alpha in theirs.items())
+    note = f"{close} of {len(theirs)} exponents within 10⁻³ of ours"
+    return [
+        Measured.of(f"{title}: weightscope", [cost], note=f"{len(ours)} matrices", **began),
+        Measured.of(f"{title}: {peer('weightwatcher')}", [their_cost], [cost], "weightscope", note, **began),
+    ]
+
+
+@cache
+def versions(python: str) -> dict[str, str]:
+    """Versions of the other tools."""
+    tools = ("transformer-lens", "weightwatcher", "gguf")
+    run = [subprocess.run([python, "-c", VERSION.format(tool)], capture_output=True, text=True) for tool in tools]
+    return {tool: done.stdout.strip() for tool, done in zip(tools, run, strict=True)}
+
+
+def parts(given: Given) -> Iterator[Rows]:
+    """Parts of commands: types of ggml, and every singular value of whole matrices."""
+    yield Rows(PARTS, "ggml's types", lambda: ggml.measure(1 if given.tiny else 64))
+    sizes = given.sizes(replace(SEVEN, layers=1, vocabulary=8))
+    yield Rows(PARTS, "matrices, exact", lambda: [matrices.exact(write(given.top / "one", sizes, spectra=True))])
+
+
+SETS: tuple[Callable[[Given], Iterator[Task | Rows]], ...] = (
+    starts, audits, audits_of_shapes, bigrams, copies, cold, other_tools, parts, pairs,
+)  # fmt: skip
 
 
 @click.command()
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="out/bench", help="Results.")
-@click.option("--only", default="", help="Only models and commands that contain this.")
-@click.option("--quick", is_flag=True, help="Leave out those that take more than two minutes.")
-def main(out: Path, only: str, quick: bool) -> None:
-    """Run commands on whole models, print what each costs, and write whole.json and whole.md."""
-    bench, began = Bench(this_machine_now()), time.perf_counter()
-    for model in WHOLE:
-        if only not in f"{model.name}: {model.command}" or (quick and model.long):
-            continue
-        few = next((each for each in bench.measured if each.name == f"{FEW}: {model.command}"), None)
-        bench.measured.append(measure(model, few if model.sizes == ATTENTION else None))
-        click.echo(table(replace(bench, measured=bench.measured[-1:])).splitlines()[-1])
-        bench.save(out / "whole.json")  # after each, so that an interrupted run keeps its results
-    Folder(out).text("whole.md", f"{taken(bench)}\n\n{table(bench)}")
-    click.echo(f"{out / 'whole.json'}, {out / 'whole.md'}, in {duration(time.perf_counter() - began)}")
+@click.option("--only", default="", help="Only rows whose group and name contain this.")
+@click.option("--gpt2", type=click.Path(exists=True, path_type=Path), help="A folder with GPT-2's attention.")
+@click.option("--ggml", "library", type=click.Path(exists=True, path_type=Path), help="A shared library with ggml.")
+@click.option("--peer-python", default="", help="An interpreter with the other tools.")
+@click.option("--rounds", default=3, show_default=True, help="Of short rows; with more than 3 a whole 70B is streamed.")
+@click.option("--tiny", is_flag=True, hidden=True)
+def main(
+    out: Path, only: str, gpt2: Path | None, library: Path | None, peer_python: str, rounds: int, tiny: bool
+) -> None:
+    """Run the rows, print each, and write whole.json after each, so that an interrupted run keeps its results."""
+    out.mkdir(parents=True, exist_ok=True)
+    given, began = Given(out, gpt2, library, peer_python, tiny, rounds), time.perf_counter()
+    bench, failed = Bench(this_machine(), limits={"load": before_row()["load"]}), []
+    kept = load(out / "whole.json") if (out / "whole.json").exists() else bench
+    if only and kept.machine != bench.machine:
+        raise click.ClickException(f"{out / 'whole.json'} is of another commit, day or machine; move it away first")
+    bench = kept if only else bench
+    for rows in SETS:
+        with tempfile.TemporaryDirectory() as top:
+            for task in rows(replace(given, top=Path(top))):
+                if only not in f"{task.group}: {task.name}":
+                    continue
+                try:
+                    measured = task.measured()
+                except Exception as error:
+                    failed.append(f"{task.name}: {error}")
+                    click.echo(f"FAILED {failed[-1]}", err=True)
+                    continue
+                bench = bench.with_rows(measured)
+                bench.save(out / "whole.json")
+                lines = table(task.group, measured).splitlines()[2:]
+                click.echo("\n".join(f"{time.perf_counter() - began:4.0f} s {line}" for line in lines))
+    click.echo(f"{out / 'whole.json'}, in {duration(time.perf_counter() - began)}")
+    if failed:
+        raise click.ClickException("; ".join(failed))
 
 
 if __name__ == "__main__":

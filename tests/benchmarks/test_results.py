@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from benchmarks import results
 from benchmarks.compare import main
-from benchmarks.results import Bench, Measured, comparison, load
+from benchmarks.results import Bench, Measured, before_row, comparison, load, taken, this_machine
 from weightscope.core.errors import CheckpointError
 
 
@@ -52,3 +53,32 @@ def test_another_file_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"x\.json: not the result of a benchmark"):
         load(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(("busy", "idle"), [((50, 50, 50, 50), False), ((50, 3), True), ((20,), True)])
+def test_other_work_is_what_keeps_cores_busy_while_the_benchmark_sleeps(
+    monkeypatch: pytest.MonkeyPatch, busy: tuple[int, ...], idle: bool
+) -> None:
+    """Of 100 ticks on two cores, `busy` are not idle: user, system, or stolen; a burst is let pass."""
+    monkeypatch.setattr(results.os, "getloadavg", lambda: (7.0, 0, 0), raising=False)
+    counts, left = [0] * 8, iter(busy)
+
+    def stat() -> str:
+        return f"cpu {' '.join(map(str, counts))} 0 0\ncpu0 1\ncpu1 1\nintr 5\n"
+
+    def sleep(seconds: float) -> None:
+        if seconds:
+            ticks = next(left)
+            for place, more in ((0, ticks - 2), (2, 1), (7, 1), (3, 60 - ticks), (4, 40)):  # idle, waiting for a disk
+                counts[place] += more
+
+    row = Measured("a", 1.0, **before_row(stat, sleep))
+    assert (row.load, row.other) == (7, pytest.approx(2 * busy[-1] / 100))
+    assert row.idle == idle and next(left, None) is None
+
+
+def test_a_run_says_on_what_and_from_which_commit_it_was_taken() -> None:
+    machine = this_machine()
+    said = taken(Bench(machine, limits={"load": 0.25}))
+    assert all(str(machine[name]) in said for name in ("processor", "blas", "commit", "python", "numpy", "date"))
+    assert said.endswith("; load 0.2 at the start.")

@@ -1,12 +1,14 @@
-"""Whole models: a streamed one is what its headers say, and random."""
+"""Whole models: a streamed one is what its headers say, and random; a failing row stops no other."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from benchmarks import whole
-from benchmarks.results import Bench, Measured
+from benchmarks import streamed, whole
+from benchmarks.commands import Cost
+from benchmarks.results import load
 from benchmarks.synthetic import Sizes, write
 
 SIZES = Sizes(layers=2, width=512, heads=4, head_dim=128, kv_heads=1, vocabulary=300)
@@ -14,7 +16,7 @@ SIZES = Sizes(layers=2, width=512, heads=4, head_dim=128, kv_heads=1, vocabulary
 
 def test_a_made_up_file_has_the_header_of_its_sparse_one_and_the_same_bytes_however_it_is_cut(tmp_path: Path) -> None:
     path = write(tmp_path, SIZES, holes=True) / "model.safetensors"
-    made, header = whole.MadeUp(path, 1), len(whole.MadeUp(path, 1).start)
+    made, header = streamed.MadeUp(path, 1), len(streamed.MadeUp(path, 1).start)
     content = made[: path.stat().st_size]
     assert len(content) == path.stat().st_size and content[:header] == path.read_bytes()[:header]
     for start, stop in ((0, 9), (header - 5, header + 7), (header + 2**21 - 3, header + 2**21 + 90_001)):
@@ -24,12 +26,26 @@ def test_a_made_up_file_has_the_header_of_its_sparse_one_and_the_same_bytes_howe
 
 
 @pytest.mark.check
-def test_a_streamed_model_is_audited() -> None:
-    streamed = whole.Whole("two layers", SIZES, "audit", served=True)
-    row = whole.measure(streamed)
-    assert row.name == "two layers: audit" and row.peak_mb and row.cpu and row.load is not None
+def test_a_streamed_model_is_audited(tmp_path: Path) -> None:
+    with streamed.served(SIZES, tmp_path) as name:
+        assert whole.Given(tmp_path, top=tmp_path).run("audit", lambda: name)().peak
 
 
-def test_the_table_names_the_command_and_says_what_memory_is_compared_with() -> None:
-    bench = Bench({}, [Measured("32 layers: audit", 61.0, peak_mb=304.2, note="1.13 x", cpu=99.5, load=7.96)])
-    assert whole.table(bench).splitlines()[-1] == "| 32 layers | `audit` | 61.0 s | 99.5 s | 304 MB (1.13 x) | 8.0 |"
+def test_rows_are_kept_by_their_names_and_a_failing_one_is_named_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Cost:
+        raise RuntimeError("no such tool")
+
+    def rows(given: whole.Given):
+        yield whole.Task("task", "first", lambda: Cost(4, 2, 5), lambda: Cost(1, 1), "least")
+        yield whole.Task("task", "broken", broken)
+        yield whole.Task("task", "last", lambda: Cost(3, 2))
+
+    monkeypatch.setattr(whole, "SETS", (rows,))
+    done = CliRunner().invoke(whole.main, ["--out", str(tmp_path)])
+    assert done.exit_code == 1 and "Error: broken: no such tool" in done.output
+    first, last = load(tmp_path / "whole.json").measured
+    assert (first.ratio, first.cpu_ratios, first.peak_mb, last.ratio) == (4, (2,), 5, None)
+    CliRunner().invoke(whole.main, ["--out", str(tmp_path), "--only", "task: last"])
+    assert [each.name for each in load(tmp_path / "whole.json").measured] == ["first", "last"]
