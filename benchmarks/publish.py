@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import limits, whole
+from benchmarks import engines, limits, whole
 from benchmarks.results import COLUMNS, Bench, load, table, taken
 
 ROOT = Path(__file__).parents[1]
@@ -76,6 +76,9 @@ PAGES = (
     Page("README.md", r"^Taken on .*\.$", lambda bench: f"{taken(bench).partition(': ')[0]}."),
     *(_group("docs/speed.md", group) for group in (whole.PEOPLE, whole.SAME, whole.COLDLY, whole.TOOLS)),
     Page("docs/speed.md", f"^{TAKEN}$", taken),
+    _group("docs/scale.md", whole.ENGINES),
+    Page("docs/scale.md", _table(engines.HEADER), engines.plan),
+    Page("docs/scale.md", f"^{TAKEN}$", taken),
     _group("benchmarks/README.md", whole.PARTS),
     Page("benchmarks/README.md", _table(f"| {ALL} {COLUMNS}"), lambda bench: bench.table(ALL), BENCH),
     Page("benchmarks/README.md", _table(limits.HEADER), limits.floors, BENCH),

@@ -74,6 +74,9 @@ class Sizes:
 
 
 SEVEN = Sizes(layers=32, width=4096, heads=32, head_dim=128, kv_heads=32, vocabulary=32_000, inner=11_008)  # Llama 2 7B
+LARGEST = Sizes(  # Llama 3.1 405B
+    layers=126, width=16_384, heads=128, head_dim=128, kv_heads=8, vocabulary=128_256, inner=53_248
+)
 SEVENTY = Sizes(layers=80, width=8192, heads=64, head_dim=128, kv_heads=8, vocabulary=32_000)
 
 

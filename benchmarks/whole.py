@@ -22,12 +22,12 @@ import click
 import numpy as np
 
 import weightscope as ws
-from benchmarks import auroc, checkpoints, ggml, matrices, peers, same
+from benchmarks import auroc, checkpoints, engines, ggml, matrices, peers, same
 from benchmarks.audit import FLOORS, costs
 from benchmarks.commands import Cost, command_cost, forget, inner_cost, plain_read, python_cost, timed
 from benchmarks.results import Bench, Measured, before_row, duration, load, table, this_machine
 from benchmarks.streamed import served
-from benchmarks.synthetic import SEVEN, SEVENTY, Sizes, write
+from benchmarks.synthetic import LARGEST, SEVEN, SEVENTY, Sizes, write
 from weightscope.core.errors import CheckpointError
 
 ATTENTION = replace(SEVEN, inner=0)  # and the embeddings
@@ -36,6 +36,7 @@ GRAM = next(iter(FLOORS))
 READ, COLD = "reading the files", "reading the files from the disk"
 PYTHON = "starting Python and importing NumPy"
 PEOPLE, SAME, COLDLY, TOOLS, PARTS = "task", "original and copy", "from the disk", "other tools", "part"
+ENGINES = "a list of four checkpoints"
 SPARE = 2.0  # GB left on the disk
 VERSION = "import importlib.metadata as m; print(m.version('{}'))"
 DENSE_HEADS = 8  # whose dense maps are decomposed
@@ -170,6 +171,7 @@ def audits_of_shapes(given: Given) -> Iterator[Task]:
     for name, sizes in (
         ("a 7B's attention, 64 tokens", replace(ATTENTION, vocabulary=64)),
         ("1,000 layers of 4 heads", Sizes(layers=1000, inner=64)),
+        ("2 layers of a 405B's attention", replace(LARGEST, layers=2, vocabulary=64, inner=0)),
     ):
         model = given.model(name[:5].strip(), sizes)
         yield Task(PEOPLE, f"`audit` of {name}", given.run("audit", model), gram(model), GRAM, ready=model)
@@ -200,6 +202,26 @@ def pairs(given: Given) -> Iterator[Task]:
         yield Task(PEOPLE, f"`{name}` of two 7B, 27 GB", given.run(name, *both),
                    lambda: plain_read(*(weights(each()) for each in both)), READ,
                    ready=lambda: [each() for each in both])  # fmt: skip
+
+
+def by_engine(given: Given) -> Iterator[Task]:
+    """A list of checkpoints in processes, and on Dask's workers."""
+    sizes = given.sizes(replace(ATTENTION, layers=4, vocabulary=2000))
+    models = [given.model(f"model{i}", sizes) for i in range(4)]
+
+    def listed() -> Path:
+        return engines.listed(given.top / "list.txt", [made() for made in models])
+
+    def dask(workers: int) -> Callable[[], Cost]:
+        return lambda: engines.by_dask(workers, lambda command: given.run(command, listed)())
+
+    alone, one = "one process, a thread a core", "one of Dask's workers"
+    for name, work, floor, to in (
+        ("two processes (`--jobs 2`)", given.run("audit --jobs 2", listed), given.run("audit", listed), alone),
+        ("two of Dask's workers", dask(2), given.run("audit", listed), alone),
+        ("two of Dask's workers, next to one", dask(2), dask(1), one),
+    ):
+        yield Task(ENGINES, name, work, floor, to, ready=listed)
 
 
 def bigrams(given: Given) -> Iterator[Rows]:
@@ -337,7 +359,7 @@ def parts(given: Given) -> Iterator[Rows]:
 
 
 SETS: tuple[Callable[[Given], Iterator[Task | Rows]], ...] = (
-    starts, audits, audits_of_shapes, bigrams, copies, cold, other_tools, parts, pairs,
+    starts, audits, audits_of_shapes, by_engine, bigrams, copies, cold, other_tools, parts, pairs,
 )  # fmt: skip
 
 
