@@ -28,7 +28,7 @@ Weights = dict[str, np.ndarray]
 Checkpoint = tuple[Sizes, Weights]
 PROPORTIONAL = 1.2
 LISTED = 1.1  # a function of `FASTER` that grows no faster does not belong there
-STEP = 3.5  # what hardly runs at n and 2n begins at a size: no loop grows so
+STEP = 3.5  # what hardly runs at n and 2n, or does not, begins at a size: no loop grows so
 FEWEST = 1000  # steps or elements; less is the spelling of longer numbers and paths
 FURTHER, SHARE = 10, 0.02  # a function is judged that would be this share of all work at so many times the largest size
 BASE = Sizes(layers=2, width=72, heads=2, head_dim=16, kv_heads=2, vocabulary=96, inner=48)
@@ -313,7 +313,7 @@ def exponents(counts: list[dict[str, Count]]) -> dict[str, float]:
         for name in counts[-1]:
             of_sizes = [each.get(name, Count(0, 0))[kind] for each in counts]
             more, power = of_sizes[2] - of_sizes[1], exponent(*of_sizes)
-            if more > FEWEST and power < STEP and more / total * FURTHER ** (power - 1) > SHARE:
+            if of_sizes[0] and more > FEWEST and power < STEP and more / total * FURTHER ** (power - 1) > SHARE:
                 found[name] = max(found.get(name, 0.0), power)
     return found
 
