@@ -28,7 +28,7 @@ Weights = dict[str, np.ndarray]
 Checkpoint = tuple[Sizes, Weights]
 PROPORTIONAL = 1.2
 LISTED = 1.1  # a function of `FASTER` that grows no faster does not belong there
-STEP = 3.5  # what hardly runs at n and 2n, or does not, begins at a size: no loop grows so
+STEP = 4.5  # what hardly runs at n and 2n, or does not, begins at a size: no loop grows so
 FEWEST = 1000  # steps or elements; less is the spelling of longer numbers and paths
 FURTHER, SHARE = 10, 0.02  # a function is judged that would be this share of all work at so many times the largest size
 BASE = Sizes(layers=2, width=72, heads=2, head_dim=16, kv_heads=2, vocabulary=96, inner=48)
@@ -279,6 +279,7 @@ FASTER = (
     Faster("circuits", "(equal_)?layers|(found_)?heads", "^heads/circuits/", 2, "pairs of heads"),
     Faster("compare", "(equal_)?layers|found_heads", "passes.py:pair_scores", 2, "pairs of heads"),
     Faster("learned", "sources", "printable|table.html|as_json", 2, "pairs of tunes that may collide"),
+    Faster("same", "width", "basis_by_tokens", 3, "a basis of the stream: a decomposition of a square of its width"),
     Faster("same", "width|found_heads", "^pairs/deeds/", 2.65, "groups of 16 to 256: more fit a longer row"),
 )
 

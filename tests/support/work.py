@@ -1,7 +1,8 @@
 """The work that a piece of code does, counted by function, so that a test of growth needs no clock.
 
 A function's steps are the lines that it runs and the calls that it makes in Python; its elements are those of the
-arrays that it holds and hands to NumPy or SciPy. What a single operator or a search in a list does is not seen.
+arrays that it holds and hands to NumPy or SciPy, times the smaller side for a decomposition. What a single operator or
+a search in a list does is not seen.
 """
 
 import sys
@@ -21,6 +22,7 @@ import weightscope
 
 OWN = str(Path(weightscope.__file__).parent) + "/"
 NUMERIC = tuple(f"/site-packages/{name}/" for name in ("numpy", "scipy", "sklearn"))
+DECOMPOSED = ("eigh", "eigvalsh", "svd", "svdvals", "qr", "cholesky", "solve", "lstsq", "inv", "pinv")
 LOOKED_UP = ("searchsorted", "_searchsorted_dispatcher")  # an array that is searched, not read
 
 
@@ -73,7 +75,10 @@ class Work:
             if any(name in code.co_filename for name in NUMERIC) and code.co_name not in LOOKED_UP:
                 held = frame.f_locals
                 handed = (held.get(name) for name in code.co_varnames[: code.co_argcount])
-                self._elements[me][back.f_code] += sum(v.size for v in handed if isinstance(v, np.ndarray))
+                arrays = [value for value in handed if isinstance(value, np.ndarray)]
+                self._elements[me][back.f_code] += sum(value.size for value in arrays)
+                if code.co_name in DECOMPOSED:
+                    self._elements[me][back.f_code] += sum(value.size * min(value.shape[-2:]) for value in arrays)
         return None
 
 
