@@ -115,6 +115,7 @@ GROWING: dict[Callable[[int], Checkpoint], int] = {  # and the first n
     tensors: 4, width: 4,
 }  # fmt: skip
 DEEP = (layers, equal_layers)
+NONCE = ("--nonce", "0" * 32)  # the same probes in each run; by some, more pairs of equal layers look alike
 Arguments = Callable[[Path, Path, Path], list[Any]]
 COMMANDS: dict[str, Arguments] = {
     "inspect": lambda a, b, out: ["inspect", a, "--tensors"],
@@ -127,7 +128,7 @@ COMMANDS: dict[str, Arguments] = {
     "same": lambda a, b, out: ["same", a, b],
     "compare": lambda a, b, out: ["compare", a, b, "--out", out],
     "learned": lambda a, b, out: ["learned", a, b, "--out", out],
-    "lineage": lambda a, b, out: ["lineage", a, b, "--out", out],
+    "lineage": lambda a, b, out: ["lineage", a, b, "--out", out, *NONCE],
     "fingerprint": lambda a, b, out: ["fingerprint", a, "--out", out.with_suffix(".wsf")],
     "draft": lambda a, b, out: ["draft", a],
 }
@@ -195,7 +196,8 @@ def of_list(*command: object) -> Callable[[int, Path], list[Any]]:
 
 
 def of_many(command: str) -> Callable[[int, Path], list[Any]]:
-    return lambda n, folder: [command, *many(n + 1, folder), "--out", folder / "out"]
+    more = NONCE if command == "lineage" else ()
+    return lambda n, folder: [command, *many(n + 1, folder), "--out", folder / "out", *more]
 
 
 def detok(checkpoint: Checkpoint, folder: Path) -> list[Any]:
