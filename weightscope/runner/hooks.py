@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 from weightscope.core.errors import CheckpointError
@@ -23,11 +24,15 @@ def blocks_of(network: Any, model: Model) -> list[Any]:
         modules = {name: modules[name] for name in modules if not OTHER_TOWER.search(name)}
     layers = range(model.config.n_layers)
 
-    def block_at(place: str) -> Any:
-        return next((modules[name] for name in modules if name.endswith(place)), None)
+    @cache
+    def by_end(parts: int) -> dict[str, Any]:
+        """The first module with each last few parts of a name."""
+        ends = {name: ".".join(name.split(".")[-parts - 1 :]) for name in modules}
+        return {ends[name]: modules[name] for name in reversed(modules)}
 
     for row in _rows(model.family):
-        blocks = [block_at(f".{row.stored_name(model.config, index)}") for index in layers]
+        places = [row.stored_name(model.config, index) for index in layers]
+        blocks = [by_end(place.count(".")).get(place) for place in places]
         if None not in blocks:
             return blocks
     problem = f"transformers' {type(network).__name__} has no list of {len(layers)} layers"

@@ -11,7 +11,6 @@ read once for all its heads. Layers that repeat each other head by head, as in a
 deeper by copying layers, are one finding.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import groupby
@@ -38,6 +37,7 @@ WORTH_A_LOOK = 0.7
 PARALLEL = 0.8
 COPY = 0.9  # Frobenius cosine of a map and its copy, which differ by less than half a norm
 FARTHEST = np.radians(60)  # largest angle of a copy: directions keep half of their length
+PAIRS_AT_ONCE = 64  # that are compared before those within a cluster are dropped
 UNLIKE_A_HEAD = 16  # exact comparisons of a head that find nothing; the most alike come first
 LAYERS_NAMED = 8  # layers whose heads a text lists; findings.csv has all
 SKETCHES = {"qk": ("q_sketch", "k_sketch"), "vo": ("v_sketch", "o_sketch")}
@@ -162,14 +162,8 @@ def clusters(
     links: dict[int, SpaceLikeness] = {}
     looked_up = alike(first, second, WORTH_A_LOOK)
     for _, layer_rows in groupby(looked_up, key=lambda candidates: candidates[0] // n_heads):
-        pairs, unlike = [], Counter[int]()
-        for row, candidates, correlations in layer_rows:
-            most_alike = candidates[np.argsort(-correlations.round(2), kind="stable")]
-            unlinked = most_alike[label[most_alike] != label[row]].tolist()
-            pairs += [(place, other // n_heads, row, other) for place, other in enumerate(unlinked)]
-        for _, _, row, candidate in sorted(pairs):
-            if label[row] == label[candidate] or unlike[row] == UNLIKE_A_HEAD:
-                continue
+        unlike = np.zeros(len(first), int)
+        for row, candidate in _in_turn(layer_rows, label, unlike, n_heads):
             likeness = compare(row, candidate)
             if likeness is None:
                 unlike[row] += 1
@@ -181,6 +175,30 @@ def clusters(
             label[label == merged] = kept
     for cluster, likeness in sorted(links.items()):
         yield np.flatnonzero(label == cluster).tolist(), likeness
+
+
+def _in_turn(
+    looked_up: Iterable[tuple[int, np.ndarray, np.ndarray]],
+    label: np.ndarray,
+    unlike: np.ndarray,
+    n_heads: int,
+) -> Iterator[tuple[int, int]]:
+    """Each row with the one most like it, then with the next, while they are in two clusters."""
+    parts = []
+    for row, candidates, correlations in looked_up:
+        most_alike = candidates[np.argsort(-correlations.round(2), kind="stable")]
+        unlinked = most_alike[label[most_alike] != label[row]]
+        places, rows = np.arange(len(unlinked)), np.full(len(unlinked), row)
+        parts.append(np.stack([places, unlinked // n_heads, rows, unlinked]))
+    pairs = np.concatenate(parts, axis=1)
+    pairs = pairs[2:, np.lexsort(pairs[::-1])]
+    while pairs.size:
+        rows, others = pairs
+        is_open = (label[rows] != label[others]) & (unlike[rows] < UNLIKE_A_HEAD)
+        now, pairs = np.split(pairs[:, is_open], [PAIRS_AT_ONCE], axis=1)
+        for row, other in now.T.tolist():
+            if label[row] != label[other] and unlike[row] < UNLIKE_A_HEAD:
+                yield row, other
 
 
 def joined(links: Mapping[tuple[int, int], SpaceLikeness]) -> Iterator[Numbered]:

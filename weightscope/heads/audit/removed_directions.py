@@ -20,7 +20,7 @@ import numpy as np
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
 from weightscope.checkpoint.checkpoint import Tensor
-from weightscope.core.compute.cores import hand_back, in_threads
+from weightscope.core.compute.cores import hand_back, in_threads, one_blas_thread
 from weightscope.core.compute.half import Half
 from weightscope.core.errors import CheckpointError, printable
 from weightscope.core.progress import phase
@@ -184,26 +184,39 @@ def sum_grams(grams: Sequence[np.ndarray]) -> np.ndarray:
 def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]]:
     """Sets of layers, by place, whose own least directions share one, wherever they stand."""
     sizes = scale_dimensions(sum_grams(grams), centred)
-    parts = []
-    for gram in grams:
+
+    def least_own(gram: np.ndarray) -> np.ndarray:
         matrix = gram.copy()
         divide(matrix, sizes)
         matrix *= np.float32(len(gram) / float(np.trace(matrix, dtype=np.float64)))
         if centred:  # along ones, every layer may write little
             lift_ones(matrix, sizes)
-        parts.append(least_eigenvectors(matrix, OF_LAYER, steps=2)[1])
+        return least_eigenvectors(matrix, OF_LAYER, steps=2)[1]
+
+    parts = list(in_threads(least_own, grams))
     stacked = np.hstack(parts)  # (d, L OF_LAYER)
-    values, vectors = np.linalg.eigh(stacked.T @ stacked)
+    with one_blas_thread():  # several threads wait for each other in a small problem
+        values, directions = _highest(stacked, SEEDS)
     sets = []
-    for column in range(1, SEEDS + 1):
-        if values[-column] < SHARED * MEMBER:
+    for value, seed in zip(values, directions.T, strict=True):
+        if value < SHARED * MEMBER:
             break
-        seed = stacked @ vectors[:, -column]
         shares = [float(((part.T @ seed) ** 2).sum() / (seed @ seed)) for part in parts]
         layers = tuple(i for i, share in enumerate(shares) if share >= MEMBER)
         if len(layers) >= SHARED:
             sets.append(layers)
     return list(dict.fromkeys(sets))
+
+
+def _highest(stacked: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The highest eigenvalues of a matrix times its transpose, and their vectors as columns."""
+    d, n = stacked.shape
+    if n > d:
+        values, vectors = np.linalg.eigh(stacked @ stacked.T)
+    else:
+        values, vectors = np.linalg.eigh(stacked.T @ stacked)
+        vectors = stacked @ vectors[:, -count:]
+    return values[: -count - 1 : -1], vectors[:, : -count - 1 : -1]
 
 
 def choices(layers: int, out_of: int) -> float:

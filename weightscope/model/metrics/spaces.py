@@ -291,10 +291,12 @@ def nearest_rows(
 def _strips(spaces: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
     """Spaces (d, k) in lists of about `STRIP` columns, whatever the number of cores."""
     strip: list[np.ndarray] = []
+    columns = 0
     for space in spaces:
         strip.append(space)
-        if sum(each.shape[1] for each in strip) >= STRIP:
+        columns += space.shape[1]
+        if columns >= STRIP:
             yield strip
-            strip = []
+            strip, columns = [], 0
     if strip:
         yield strip

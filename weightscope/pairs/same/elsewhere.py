@@ -1,17 +1,18 @@
 """Tensors of B that are A's from another layer, role or expert, or from another step's shard."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
 
 import numpy as np
 
-from weightscope.checkpoint.checkpoint import Checkpoint
+from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.formats import SAFETENSORS
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError
+from weightscope.model.metrics.spectra import evenly_spread
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.pairs.deeds.deed import Deed, Proof, What, deed
 from weightscope.pairs.deeds.orders import places_of
@@ -24,6 +25,9 @@ from weightscope.pairs.same.mixture import is_free
 
 MOST_UNREAD = 200  # files next to the ones that are read
 ROWS = 4  # first rows that identify a tensor
+VALUES = 256  # of them that rule out most others
+AT_ONCE = 256  # tensors that are compared with all others at a time
+SLACK = 1e-6  # share of squares that rounding may take
 
 deed(What.ANOTHER_TENSOR, "{way}")
 deed(What.SHARD, "a shard of another step")
@@ -32,34 +36,70 @@ deed(What.NOT_INDEXED, "in a file that is not read")
 
 def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
     """Verdicts, with the origin of each tensor that differs but is another one of A's."""
-    lost = [i for i, each in enumerate(judged) if each.is_unexplained]
+    lost: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for i, each in enumerate(judged):
+        if each.is_unexplained:
+            lost[parts[i].tensors.b.shape].append(i)
     by_shape: dict[tuple[int, ...], list[Compared]] = defaultdict(list)
-    wanted = {parts[i].tensors.b.shape for i in lost}
-    for each in parts:
-        if each.tensors.a.shape in wanted:
-            by_shape[each.tensors.a.shape].append(each)
-    firsts = {
-        id(each): first_rows(each.tensors.a, ROWS).astype(np.float32)
-        for group in by_shape.values()
-        for each in group
-    }
+    for part in parts:
+        if part.tensors.a.shape in lost:
+            by_shape[part.tensors.a.shape].append(part)
     result = list(judged)
-    for i in lost:
-        here = parts[i]
-        rows = first_rows(here.tensors.b, ROWS).astype(np.float32)
-        tolerance = tolerance_of(here.tensors)
-        if not rows.any() or np.ptp(rows) == 0:  # constants are alike everywhere
-            continue
-        near = [
-            each
-            for each in by_shape[here.tensors.b.shape]
-            if each is not here and error_of(firsts[id(each)], rows) <= max(tolerance, EXACT)
-        ]
-        if len({each.label for each in near}) != 1:
-            continue
-        if not whole_view(Pair(near[0].tensors.a, here.tensors.b)).changed.any():
-            result[i] = replace(result[i], done=_named(here, near[0]))
+    for shape, group in by_shape.items():
+        for i, near in _candidates([(i, parts[i]) for i in lost[shape]], group):
+            origin = _only_origin(parts[i], near)
+            if origin is None:
+                continue
+            if not whole_view(Pair(origin.tensors.a, parts[i].tensors.b)).changed.any():
+                result[i] = replace(result[i], done=_named(parts[i], origin))
     return result
+
+
+def _first(tensor: Tensor) -> np.ndarray:
+    return first_rows(tensor, ROWS).astype(np.float32)
+
+
+def _few(tensor: Tensor) -> np.ndarray:
+    values = _first(tensor).reshape(-1)
+    return values[evenly_spread(len(values), VALUES)].astype(np.float64)
+
+
+def _tolerance(here: Compared) -> float:
+    return max(tolerance_of(here.tensors), EXACT)
+
+
+@np.errstate(all="ignore")
+def _candidates(
+    lost: Sequence[tuple[int, Compared]], group: Sequence[Compared]
+) -> Iterator[tuple[int, Iterator[Compared]]]:
+    """For each lost tensor of B those of A, of one shape, that a few values do not rule out."""
+    theirs = np.array([_few(each.tensors.a) for each in group])  # (m, VALUES)
+    squares = np.vecdot(theirs, theirs)
+    for start in range(0, len(lost), AT_ONCE):
+        some = lost[start : start + AT_ONCE]
+        ours = np.array([_few(here.tensors.b) for _, here in some])
+        sizes = np.array([np.linalg.norm(_first(here.tensors.b)) for _, here in some])
+        tolerances = np.array([_tolerance(here) for _, here in some])
+        both = np.vecdot(ours, ours)[:, None] + squares
+        apart = both - 2 * ours @ theirs.T
+        near = apart <= SLACK * both + (1 + SLACK) * ((tolerances * sizes) ** 2)[:, None]
+        for (i, _), is_near in zip(some, near, strict=True):
+            yield i, compress(group, is_near)
+
+
+def _only_origin(here: Compared, near: Iterable[Compared]) -> Compared | None:
+    """The one tensor of A whose first rows are those of B's; None if there are several."""
+    rows = _first(here.tensors.b)
+    if not rows.any() or np.ptp(rows) == 0:  # constants are alike everywhere
+        return None
+    tolerance, origin = _tolerance(here), None
+    for each in near:
+        if each is here or error_of(_first(each.tensors.a), rows) > tolerance:
+            continue
+        if origin is not None and each.label != origin.label:
+            return None
+        origin = origin or each
+    return origin
 
 
 def _named(here: Compared, origin: Compared) -> Deed:
@@ -129,8 +169,11 @@ def reordered_experts(
 ) -> list[Judged]:
     """Verdicts, where experts and the router's rows in one order compute the same function."""
     result = list(judged)
+    by_layer: dict[int | None, list[int]] = defaultdict(list)
+    for i, each in enumerate(judged):
+        by_layer[each.layer].append(i)
     for layer in {each.layer for each in judged if each.what is What.EXPERTS}:
-        mine = [i for i, each in enumerate(judged) if each.layer == layer]
+        mine = by_layer[layer]
         places = next((_places(parts[i]) for i in mine if judged[i].role == "router"), None)
         moved = [i for i in mine if judged[i].role.startswith(("router", "expert."))]
         if places is None or not is_free(a, places):
