@@ -1,4 +1,4 @@
-"""The work of other tools, and ours next to it, each in a process of its own that tells what it cost after its imports.
+"""The work of other tools, and ours next to it, each in its own process, which reports the cost after its imports.
 
     python peers.py transformer-lens FOLDER report.json
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Told = dict[str, Any]  # beside the cost
+Told = dict[str, Any]  # what is reported with the cost
 
 
 def transformer_lens(folder: str) -> Callable[[], Told]:

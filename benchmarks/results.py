@@ -52,7 +52,7 @@ class Measured:
     other: float | None = None  # cores that other processes kept busy just before
     cpu_ratios: tuple[float, ...] = ()  # as `ratios`, of CPU seconds
     group: str = ""  # the table that shows it
-    rates: str = ""  # what it reads in a second, shown with seconds
+    rates: str = ""  # bytes read per second; shown only with seconds
 
     @classmethod
     def of(
@@ -117,7 +117,7 @@ class Bench:
         Folder(path.parent).json(path.name, {"machine": self.machine, "limits": self.limits, "measured": measured})
 
     def with_rows(self, rows: Sequence[Measured]) -> "Bench":
-        """The same with rows, instead of those of their names."""
+        """A copy with these rows; they replace rows of the same name."""
         new = {(each.group, each.name) for each in rows}
         return replace(self, measured=[*(r for r in self.measured if (r.group, r.name) not in new), *rows])
 

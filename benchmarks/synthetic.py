@@ -110,7 +110,7 @@ class Spectra:
         return (w.view(np.uint32) >> 16).astype("<u2")
 
     def tensor(self, name: str, number: int) -> np.ndarray:
-        """A whole tensor of attention: the factors of its heads below, or for o beside, one another."""
+        """A whole tensor of attention: the factors of its heads, stacked; side by side for o."""
         letter = name.split(".")[-2][0]
         heads = self.sizes.heads if letter in "qo" else self.sizes.kv_heads
         profile = self.profiles["qk" if letter in "qk" else "vo"]
@@ -123,7 +123,7 @@ def write(
 ) -> Path:
     """Write config.json and the tensors in equal shards; with `holes` as sparse files, which take no disk space.
 
-    `moved` is how far the weights are from those without it, relative to their norm; `spectra` are those of real heads.
+    `moved` moves the weights by this share of their norm; with `spectra` heads have the spectra of real ones.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(sizes.config))
@@ -150,7 +150,7 @@ def write_file(
 ) -> None:
     """Write a .safetensors file of BF16 tensors, or holes; `first` numbers its tensors.
 
-    Weights are normal with deviation 0.02; with `heads` those of attention come from there, and norms are ones.
+    Weights are normal with deviation 0.02; with `heads` attention's come from there, and norms are ones.
     """
     header, offset = {}, 0
     for name, shape in shapes.items():

@@ -3,9 +3,9 @@
     python -m benchmarks.whole --gpt2 FOLDER --ggml xllamacpp.abi3.so --peer-python VENV/bin/python
 
 FOLDER has GPT-2's attention; the shared library has ggml's quantiser; VENV has transformer-lens 4.3.0, weightwatcher
-0.7.7 and gguf. Rows that need what is not given are left out. `--only` runs the rows whose group and name contain its
-words, and keeps the others of an earlier run of the same commit. Every row's ratio is to a floor measured in turn with
-it. Writes whole.json; `python -m benchmarks.publish out/bench/whole.json` keeps it.
+0.7.7 and gguf. Without them, the rows that need them are left out. `--only` runs the rows whose group and name contain
+its words, and keeps the others of an earlier run of the same commit. Every row's ratio is to a floor measured in turn
+with it. Writes whole.json; `python -m benchmarks.publish out/bench/whole.json` keeps it.
 """
 
 import shutil
@@ -93,7 +93,7 @@ class Given:
     top: Path = field(default_factory=Path)  # emptied after each set of rows
 
     def sizes(self, sizes: Sizes) -> Sizes:
-        """The sizes of a model, or those of a tiny one."""
+        """The sizes of a model, or of a tiny one."""
         small = {"layers": 2, "width": 256, "heads": 4, "head_dim": 64, "kv_heads": 4, "inner": 512 * bool(sizes.inner)}
         return replace(sizes, vocabulary=min(sizes.vocabulary, 300), **small) if self.tiny else sizes
 

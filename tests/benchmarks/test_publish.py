@@ -40,8 +40,8 @@ def test_a_row_shows_its_ratio_first_and_on_a_busy_machine_no_seconds() -> None:
 
 
 def test_a_run_is_kept_by_the_name_of_its_processor() -> None:
-    other = replace(BENCH, machine=BENCH.machine | {"processor": "Intel(R) Xeon(R) Processor"})
-    assert (BENCH.file, other.file) == ("bench-a-processor.json", "bench-intel-xeon.json")
+    xeon = replace(BENCH, machine=BENCH.machine | {"processor": "Intel(R) Xeon(R) Processor"})
+    assert (BENCH.file, xeon.file) == ("bench-a-processor.json", "bench-intel-xeon.json")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
@@ -50,7 +50,7 @@ def test_pages_say_what_the_kept_runs_found(page) -> None:
     assert page.rewritten(text, kept_run(page.kept)) == text
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/speed.md", "benchmarks/README.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/speed.md", "docs/scale.md", "benchmarks/README.md"])
 def test_every_table_of_times_is_rendered(name: str) -> None:
     headers = [line for line in (ROOT / name).read_text().splitlines() if line.startswith("|") and " ratio |" in line]
     patterns = [page.pattern for page in PAGES if page.path == name]

@@ -79,6 +79,6 @@ def test_other_work_is_what_keeps_cores_busy_while_the_benchmark_sleeps(
 
 def test_a_run_says_on_what_and_from_which_commit_it_was_taken() -> None:
     machine = this_machine()
-    said = taken(Bench(machine, limits={"load": 0.25}))
-    assert all(str(machine[name]) in said for name in ("processor", "blas", "commit", "python", "numpy", "date"))
-    assert said.endswith("; load 0.2 at the start.")
+    sentence = taken(Bench(machine, limits={"load": 0.25}))
+    assert all(str(machine[name]) in sentence for name in ("processor", "blas", "commit", "python", "numpy", "date"))
+    assert sentence.endswith("; load 0.2 at the start.")

@@ -1,6 +1,6 @@
 """How the work of every command grows with what a checkpoint has: counted at n, 2n and 4n, because times differ.
 
-No function's steps or elements may grow faster than in proportion, other than those of `FASTER`, which have reasons.
+No function's steps or elements may grow faster than in proportion; `FASTER` lists exceptions and their reasons.
 """
 
 import json
@@ -176,8 +176,8 @@ def written(folder: Path, sizes: Sizes, weights: Weights, seed: int | None = Non
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(sizes.config | {"bos_token_id": 0}))
     if seed is not None:
-        other = weights_of(sizes, seed)
-        weights = {name: w + np.float32(0.3) * other[name] if name in other else w for name, w in weights.items()}
+        moves = weights_of(sizes, seed)
+        weights = {name: w + np.float32(0.3) * moves[name] if name in moves else w for name, w in weights.items()}
     save_file(weights, folder / "model.safetensors")
     return folder
 
@@ -186,9 +186,9 @@ def many(n: int, folder: Path) -> list[Path]:
     """n relatives of one small checkpoint."""
     sizes = replace(BASE, layers=1, inner=0)
     weights = weights_of(sizes)
-    found = [written(folder / f"c{k}", sizes, weights, seed=k + 1) for k in range(n)]
-    (folder / "list.txt").write_text("".join(f"{path}\n" for path in found))
-    return found
+    paths = [written(folder / f"c{k}", sizes, weights, seed=k + 1) for k in range(n)]
+    (folder / "list.txt").write_text("".join(f"{path}\n" for path in paths))
+    return paths
 
 
 def of_list(*command: object) -> Callable[[int, Path], list[Any]]:
@@ -310,15 +310,15 @@ def counts_of(case: Case, n: int, folder: Path) -> dict[str, Count]:
 
 def exponents(counts: list[dict[str, Count]]) -> dict[str, float]:
     """How the work of each function grows that will have a share of it."""
-    found: dict[str, float] = {}
+    powers: dict[str, float] = {}
     for kind in range(2):
         total = sum(count[kind] for count in counts[-1].values())
         for name in counts[-1]:
             of_sizes = [each.get(name, Count(0, 0))[kind] for each in counts]
             more, power = of_sizes[2] - of_sizes[1], exponent(*of_sizes)
             if of_sizes[0] and more > FEWEST and power < STEP and more / total * FURTHER ** (power - 1) > SHARE:
-                found[name] = max(found.get(name, 0.0), power)
-    return found
+                powers[name] = max(powers.get(name, 0.0), power)
+    return powers
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.command}-{case.grows}")
@@ -326,14 +326,14 @@ def test_work_grows_in_proportion(case: Case, tmp_path: Path) -> None:
     if case.command not in WARM:
         counts_of(case, 2, tmp_path / "warm")
         WARM.add(case.command)
-    found = exponents([counts_of(case, n * case.first, tmp_path / str(n)) for n in (1, 2, 4)])
+    powers = exponents([counts_of(case, n * case.first, tmp_path / str(n)) for n in (1, 2, 4)])
     for row in FASTER:
         if search(f"^({row.command})$", case.command) and search(f"^({row.grows})$", case.grows):
-            listed = [name for name in found if search(row.function, name)]
-            most = max((found[name] for name in listed), default=0.0)
+            listed = [name for name in powers if search(row.function, name)]
+            most = max((powers[name] for name in listed), default=0.0)
             assert LISTED < most < row.exponent + 0.15, f"{row} is {most:.2f}"
-            found = {name: power for name, power in found.items() if name not in listed}
-    assert not {name: round(power, 2) for name, power in found.items() if power >= PROPORTIONAL}
+            powers = {name: power for name, power in powers.items() if name not in listed}
+    assert not {name: round(power, 2) for name, power in powers.items() if power >= PROPORTIONAL}
 
 
 def test_every_command_is_measured_or_does_not_grow() -> None:

@@ -1,8 +1,8 @@
 """The work that a piece of code does, counted by function, so that a test of growth needs no clock.
 
-A function's steps are the lines that it runs and the calls that it makes in Python; its elements are those of the
-arrays that it holds and hands to NumPy or SciPy, times the smaller side for a decomposition. What a single operator or
-a search in a list does is not seen.
+A function's steps are the lines that it runs and the calls that it makes in Python; its elements are the sizes
+of arrays that it holds and hands to NumPy or SciPy, times the smaller side for a decomposition. Work inside an operator or
+a search in a list is not seen.
 """
 
 import sys
@@ -96,5 +96,5 @@ def counted_work() -> Iterator[Work]:
 
 
 def exponent(first: int, second: int, third: int) -> float:
-    """The power with which counts at n, 2 n and 4 n grow, beside what every size costs; 0 if they do not grow."""
+    """The power with which counts at n, 2 n and 4 n grow, less what every size costs; 0 if they do not grow."""
     return log2(max(third - second, 1) / max(second - first, 1)) if third > second else 0.0

@@ -303,8 +303,8 @@ def _entries(layer: Layer, name: str, heads: range) -> np.ndarray:
         if not parts:
             columns = evenly_spread(len(heads) * w.shape[1], SHUFFLED_SIDE)
         rows = evenly_spread(len(w), SHUFFLED_SIDE)
-        own = columns[(columns >= begin) & (columns < begin + w.shape[1])] - begin
-        parts.append(w[np.ix_(rows, own)])
+        mine = columns[(columns >= begin) & (columns < begin + w.shape[1])] - begin
+        parts.append(w[np.ix_(rows, mine)])
         begin += w.shape[1]
     return np.concatenate(parts, axis=1)
 

@@ -63,9 +63,9 @@ def ends(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @compiled
 def _ends(x: Any, low: Any, high: Any) -> None:
-    """Ends of floats by their bits, whose order is theirs once those of negative ones are turned.
+    """Compare floats as integers, in vectors: their bits, turned where the sign is set, sort alike.
 
-    Floats would be compared one by one, for the sake of NaN.
+    Compared as floats they would go one by one, because of NaN.
     """
     for g in range(len(x)):
         least, most = WITHOUT_SIGN, ~WITHOUT_SIGN

@@ -25,7 +25,7 @@ from weightscope.pairs.same.mixture import is_free
 
 MOST_UNREAD = 200  # files next to the ones that are read
 ROWS = 4  # first rows that identify a tensor
-VALUES = 256  # of them that rule out most others
+VALUES = 256  # values in these rows, which rule out most tensors
 AT_ONCE = 256  # tensors that are compared with all others at a time
 SLACK = 1e-6  # share of squares that rounding may take
 
@@ -72,7 +72,7 @@ def _tolerance(here: Compared) -> float:
 def _candidates(
     lost: Sequence[tuple[int, Compared]], group: Sequence[Compared]
 ) -> Iterator[tuple[int, Iterator[Compared]]]:
-    """For each lost tensor of B those of A, of one shape, that a few values do not rule out."""
+    """Each lost tensor of B with the tensors of A that a few values do not rule out."""
     theirs = np.array([_few(each.tensors.a) for each in group])  # (m, VALUES)
     squares = np.vecdot(theirs, theirs)
     for start in range(0, len(lost), AT_ONCE):
@@ -88,7 +88,7 @@ def _candidates(
 
 
 def _only_origin(here: Compared, near: Iterable[Compared]) -> Compared | None:
-    """The one tensor of A whose first rows are those of B's; None if there are several."""
+    """The only tensor of A with the first rows of B's; None if there are several."""
     rows = _first(here.tensors.b)
     if not rows.any() or np.ptp(rows) == 0:  # constants are alike everywhere
         return None
