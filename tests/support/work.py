@@ -1,8 +1,8 @@
 """The work that a piece of code does, counted by function, so that a test of growth needs no clock.
 
 A function's steps are the lines that it runs and the calls that it makes in Python; its elements are the sizes
-of arrays that it holds and hands to NumPy or SciPy, times the smaller side for a decomposition. Work inside an operator or
-a search in a list is not seen.
+of arrays that it holds and hands to NumPy or SciPy, times the smaller side for a decomposition. Work inside an operator
+or a search in a list is not seen.
 """
 
 import sys
