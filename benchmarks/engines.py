@@ -53,7 +53,7 @@ PLAN = (
     Planned("`audit` of 1,000 checkpoints of 7B", 1000 * gigabytes(SEVEN, ATTENTION),
             "`audit` of a 7B's attention, 32,000 tokens", 1000, "one"),
     Planned("`same` of two copies of a 405B in BF16", 2 * gigabytes(LARGEST), "a copy in BF16",
-            gigabytes(LARGEST) / gigabytes(TWO), "2 layers of a 7B"),
+            gigabytes(LARGEST) / gigabytes(TWO), "2 layers of a 7B in memory"),
 )  # fmt: skip
 
 
@@ -63,7 +63,9 @@ def plan(bench: Bench) -> str:
     for each in PLAN:
         if each.row in rows:
             row = rows[each.row]
-            spent = f"{each.times * row.seconds / 3600:.2g} h, {row.peak_mb or 0:,.0f} MB"
+            seconds = each.times * row.seconds
+            spent = f"{seconds / 3600:.2g} h" if seconds > 3600 else f"{seconds / 60:.2g} min"
+            spent += f", {row.peak_mb or 0:,.0f} MB"
             lines.append(f"| {each.name} | {each.reads:,.0f} GB | {spent} | {each.words}, times {each.times:,.0f} |")
     return "\n".join(lines) + "\n"
 

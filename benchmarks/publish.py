@@ -78,7 +78,6 @@ PAGES = (
     Page("docs/speed.md", f"^{TAKEN}$", taken),
     _group("docs/scale.md", whole.ENGINES),
     Page("docs/scale.md", _table(engines.HEADER), engines.plan),
-    Page("docs/scale.md", f"^{TAKEN}$", taken),
     _group("benchmarks/README.md", whole.PARTS),
     Page("benchmarks/README.md", _table(f"| {ALL} {COLUMNS}"), lambda bench: bench.table(ALL), BENCH),
     Page("benchmarks/README.md", _table(limits.HEADER), limits.floors, BENCH),
