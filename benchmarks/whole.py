@@ -103,7 +103,7 @@ class Given:
 
         @cache
         def made() -> Path:
-            free, needed = shutil.disk_usage(self.top).free / 1e9, sum(map(np.prod, dict(sizes.shapes).values())) * 2e-9
+            free, needed = shutil.disk_usage(self.top).free / 1e9, engines.gigabytes(sizes)
             if free < needed + SPARE:
                 raise CheckpointError(f"{needed:.0f} GB are needed on the disk, and {free:.0f} are free")
             return write(self.top / name, sizes, spectra=True, **more)  # type: ignore[arg-type]

@@ -59,8 +59,8 @@ def _first(tensor: Tensor) -> np.ndarray:
     return first_rows(tensor, ROWS).astype(np.float32)
 
 
-def _few(tensor: Tensor) -> np.ndarray:
-    values = _first(tensor).reshape(-1)
+def _few(first: np.ndarray) -> np.ndarray:
+    values = first.reshape(-1)
     return values[evenly_spread(len(values), VALUES)].astype(np.float64)
 
 
@@ -73,12 +73,12 @@ def _candidates(
     lost: Sequence[tuple[int, Compared]], group: Sequence[Compared]
 ) -> Iterator[tuple[int, Iterator[Compared]]]:
     """Each lost tensor of B with the tensors of A that a few values do not rule out."""
-    theirs = np.array([_few(each.tensors.a) for each in group])  # (m, VALUES)
+    theirs = np.array([_few(_first(each.tensors.a)) for each in group])  # (m, VALUES)
     squares = np.vecdot(theirs, theirs)
     for start in range(0, len(lost), AT_ONCE):
         some = lost[start : start + AT_ONCE]
-        ours = np.array([_few(here.tensors.b) for _, here in some])
-        sizes = np.array([np.linalg.norm(_first(here.tensors.b)) for _, here in some])
+        firsts = [_first(here.tensors.b) for _, here in some]
+        ours, sizes = np.array(list(map(_few, firsts))), np.array(list(map(np.linalg.norm, firsts)))
         tolerances = np.array([_tolerance(here) for _, here in some])
         both = np.vecdot(ours, ours)[:, None] + squares
         apart = both - 2 * ours @ theirs.T
