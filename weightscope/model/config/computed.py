@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isclose, prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
@@ -176,6 +176,9 @@ LEAST = {"n_layers", "d_model", "n_heads", "n_positions", "vocab_size", "norm_ep
 FLOAT32 = 2.0**-24  # relative change by rounding to float32, which models and GGUF files use
 
 
+SETS = ("present", "follows", "read", "idle")  # fields of `Stated` that are sets of keys
+
+
 class Difference(NamedTuple):
     """A key with different values in two configs."""
 
@@ -214,6 +217,24 @@ class Stated:
     makes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     kind: str = ""  # the key of the model_type that chose the row
     computes: Family | None = None  # the row's computation, where it describes all of a layer
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the row's computation, for a file."""
+        sets = {name: sorted(getattr(self, name)) for name in SETS}
+        makes = {key: sorted(names) for key, names in self.makes.items()}
+        held = {name: getattr(self, name) for name in ("values", "spelled", "metadata", "kind")}
+        readers = {place: [*reader] for place, reader in self.readers.items()}
+        return held | sets | {"makes": makes, "readers": readers}
+
+    @classmethod
+    def of_json(cls, value: Any) -> Self:
+        """What `as_json` made; a TypeError, KeyError or AttributeError if it did not."""
+        sets: Any = {name: frozenset(value[name]) for name in SETS}
+        makes = {key: frozenset(names) for key, names in value["makes"].items()}
+        readers = {place: Reader(*reader) for place, reader in value["readers"].items()}
+        held: Any = {name: value[name] for name in ("values", "spelled", "metadata", "kind")}
+        held["values"].items(), held["spelled"].items()
+        return cls(**held, **sets, makes=makes, readers=readers)
 
 
 def differences(a: Stated, b: Stated) -> list[Difference]:

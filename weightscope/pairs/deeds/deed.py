@@ -77,6 +77,8 @@ class What(Enum):
     SCALES_MOVED = "scales moved"
     HEAD_BASIS = "heads in another basis"
     STREAM_BASIS = "stream in another basis"
+    OTHER_DIGEST = "another digest"
+    CONSISTENT = "perhaps quantised"
     NEARLY_A_GAUGE = "another order or basis but for some values"
 
 

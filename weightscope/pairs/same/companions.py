@@ -9,18 +9,21 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor
 from weightscope.checkpoint.config import MAX_BYTES, Config, parse_json, read_small
 from weightscope.checkpoint.formats import LONE
+from weightscope.checkpoint.gguf import GgufFile
 from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.opening import MODULES, existing, locate, resolved
 from weightscope.checkpoint.storage import COMMIT, LocalFile, OpenFile
 from weightscope.core.errors import CheckpointError
 from weightscope.model.model import Model, TensorsOnly
 
+TEMPLATE = "chat_template.jinja"
 CODE = "auto_map"  # the key of a config that names classes of code next to it
 IMPORTED = re.compile(r"^\s*from\s+\.(\w+)\s+import|^\s*import\s+\.(\w+)", re.ASCII | re.MULTILINE)
 # Files that decide how a model is used, not what its weights compute.
@@ -93,6 +96,23 @@ def compare_companions(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Compan
     decides += _others(x, y)
     is_here = isinstance(x.where, Path) and isinstance(y.where, Path)
     return Companions(tuple(decides), tuple(named), (x.tensors, y.tensors) if is_here else None)
+
+
+def file_digests(checkpoint: Checkpoint) -> dict[str, str]:
+    """SHA-256 of the chat template, and of the code that config.json names."""
+    texts: dict[str, bytes] = {}
+    template: Any = None
+    first = next(iter(checkpoint.files), None)
+    if isinstance(first, GgufFile):
+        template = first.config.get("tokenizer.chat_template")
+    elif place := _place_of(checkpoint):
+        texts = _code_of(place, checkpoint.config.get(CODE))
+        template = (place.json("tokenizer_config.json") or {}).get("chat_template")
+        if stored := place.read(TEMPLATE):
+            template = stored.decode(errors="replace")
+    if isinstance(template, str):
+        texts[TEMPLATE] = template.encode(errors="replace")
+    return {name: sha256(text).hexdigest() for name, text in texts.items()}
 
 
 class _Place:

@@ -1,9 +1,13 @@
 """The config and the tokenizer, which decide the computation besides weights."""
 
-from typing import NamedTuple
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from typing import Any, NamedTuple
 
 from weightscope.core.errors import CheckpointError, counted, printable
-from weightscope.model.config.computed import Difference, as_written, differences, stated
+from weightscope.model.config.computed import Difference, Stated, as_written, differences, stated
 from weightscope.model.config.effects import COMPUTATION, UNKNOWN
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.model.rows.family import Family
@@ -29,10 +33,21 @@ def compare_settings(
         return ConfigDifferences([], [], [])
     both_read = isinstance(a, Model) and isinstance(b, Model)
     from_keys = a.checkpoint.is_gguf or b.checkpoint.is_gguf
-    if (both_read or from_keys) and (x := _row_of(a)) and (y := _row_of(b)):
-        differing = differences(stated(a.checkpoint, x), stated(b.checkpoint, y))
+    if (both_read or from_keys) and _row_of(a) and _row_of(b):
+        differing = differences(settings_of(a), settings_of(b))
     else:
         differing = differences(as_written(a.checkpoint), as_written(b.checkpoint))
+    return by_effect(differing, same_head=same_head)
+
+
+def settings_of(model: Model | TensorsOnly) -> Stated:
+    """A config as its row reads it, or as it is written where no row does."""
+    row = _row_of(model)
+    return stated(model.checkpoint, row) if row else as_written(model.checkpoint)
+
+
+def by_effect(differing: Sequence[Difference], *, same_head: bool) -> ConfigDifferences:
+    """Differences of two configs by what they decide; of tied heads only if the heads differ."""
     differing = [
         each for each in differing if not (same_head and each.key.rpartition(".")[2] == TIED)
     ]
@@ -128,4 +143,45 @@ def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokeni
     if parts:
         return TokenizerVerdict("different", f"The tokenizers differ: {'; '.join(parts)}.")
     size = counted(len(x.tokens), "token")
+    return TokenizerVerdict("same", f"The tokenizers have the same {size}.")
+
+
+# Tokenizers by digests, where one of them is not at hand
+
+PARTS = ("tokens", "special", "model", *STEPS)
+
+
+def token_digests(model: Model | TensorsOnly) -> dict[str, str]:
+    """SHA-256 of each part of a tokenizer by meaning, and its size; empty if none can be read."""
+    tokenizer = None
+    if isinstance(model, Model):
+        with suppress(CheckpointError):
+            tokenizer = Tokenizer.at_hand(model)
+    if tokenizer is None:
+        return {}
+    special = sorted(each.content for each in tokenizer.added.values() if each.special)
+    parts = {"size": str(len(tokenizer.tokens)), "tokens": tokenizer.hash}
+    parts |= {"special": _meaning(special)} if tokenizer.added else {}
+    parts |= {"model": found} if (found := tokenizer.facts.get("model_sha256")) else {}
+    if not found:
+        return parts  # a list of tokens
+    return parts | {name: _meaning(tokenizer.facts[name]) for name in STEPS}
+
+
+def _meaning(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return sha256(text.encode()).hexdigest()
+
+
+def compare_token_digests(x: Mapping[str, str], y: Mapping[str, str]) -> TokenizerVerdict:
+    """The same verdict from `token_digests`: parts that only one of them has are not compared."""
+    for letter, parts in (("A", x), ("B", y)):
+        if "tokens" not in parts:
+            lead = f"The tokenizers were not compared: {letter} has none that was read."
+            return TokenizerVerdict("not compared", lead)
+    changed = [name for name in PARTS if name in x and name in y and x[name] != y[name]]
+    if changed:
+        named = " and ".join(changed).replace("_", "-")
+        return TokenizerVerdict("different", f"The tokenizers differ: {named}.")
+    size = counted(int(y["size"]), "token")
     return TokenizerVerdict("same", f"The tokenizers have the same {size}.")

@@ -33,10 +33,10 @@ def in_one_convention(
 ) -> tuple[Model | TensorsOnly, Model | TensorsOnly]:
     """Both, the one that has multipliers in its config with them in its weights, as the other."""
     folded = [_is_folded(each) for each in (a, b)]
-    if folded == [False, True] and isinstance(a, Model):
-        return _multiplied(a), b
-    if folded == [True, False] and isinstance(b, Model):
-        return a, _multiplied(b)
+    if folded == [False, True]:
+        return multiplied(a), b
+    if folded == [True, False]:
+        return a, multiplied(b)
     return a, b
 
 
@@ -47,11 +47,13 @@ def _is_folded(model: Model | TensorsOnly) -> bool:
     return is_multiplied and model.checkpoint.is_gguf
 
 
-def _multiplied(model: Model) -> Model:
-    """The model with its multipliers in its weights."""
-    config, checkpoint = model.config, model.checkpoint
-    if model.row.gguf is None or model.row.gguf.config is not without_multipliers:
+def multiplied(model: Model | TensorsOnly) -> Model | TensorsOnly:
+    """The model with its multipliers in its weights, as GGUF files have them."""
+    gguf = model.row.gguf if isinstance(model, Model) else None
+    is_multiplied = gguf is not None and gguf.config is without_multipliers
+    if not is_multiplied or model.checkpoint.is_gguf or not isinstance(model, Model):
         return model
+    config, checkpoint = model.config, model.checkpoint
     numbers = dict(_numbers(config))
     inner = config.size("mamba_d_ssm", default=config.d_model * config.count("mamba_expand") or 1)
     state = config.count("mamba_n_groups") * config.count("mamba_d_state")

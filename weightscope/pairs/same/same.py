@@ -20,7 +20,7 @@ from weightscope.core.results import Result
 from weightscope.core.tables import Table, as_json, column
 from weightscope.heads.tensors.config_readers import disagreement_line, readers_disagree
 from weightscope.heads.tensors.tied_head import TIED, overwritten_head, says_tied
-from weightscope.model.config.computed import Difference
+from weightscope.model.config.computed import Difference, differences
 from weightscope.model.config.effects import UNKNOWN
 from weightscope.model.layers.read_layer import NO_WEIGHTS
 from weightscope.model.model import Model, TensorsOnly, open_tensors
@@ -32,6 +32,8 @@ from weightscope.pairs.changes.head import Basis
 from weightscope.pairs.deeds.catalogue import UNEXPLAINED
 from weightscope.pairs.deeds.deed import Deed, What, deed
 from weightscope.pairs.deeds.views import Sizes, tolerance_of
+from weightscope.pairs.identity.identity import Identity, is_identity
+from weightscope.pairs.identity.wsid import TIED as TIED_HEAD
 from weightscope.pairs.same import (
     DIFFERENT,
     QUANTISED,
@@ -43,11 +45,19 @@ from weightscope.pairs.same import (
     UP_TO,
     VERDICTS,
 )
+from weightscope.pairs.same.by_identity import (
+    compare_files,
+    consistent_part,
+    identified,
+    judge_by_identity,
+)
 from weightscope.pairs.same.companions import Companions, compare_companions
 from weightscope.pairs.same.config_and_tokens import (
     ConfigDifferences,
     TokenizerVerdict,
+    by_effect,
     compare_settings,
+    compare_token_digests,
     compare_tokenizers,
     why_incomparable,
 )
@@ -205,7 +215,10 @@ class Same(Result):
             ]
             unknown += map(str, self.companions.deciding)
             whys = {each.detail for each in self.differing if each.what is What.UNNAMED}
-            tensors = [*whys] or [f"{each.name} ({each.deed})" for each in self.differing]
+            guessed = consistent_part(self.differing)
+            tensors = [*whys, *filter(None, [guessed])] or [
+                f"{each.name} ({each.deed})" for each in self.differing
+            ]
             why = joined(tensors + unknown)
             return f"Whether {b} is {a} is undecided: {printable(why)}.{rest}{looked}"
         parts = []
@@ -434,6 +447,11 @@ def same(
     """
     if not 0 < sample <= 1:
         raise CheckpointError(f"`sample` is {sample}; it has to be above 0 and at most 1")
+    if is_identity(a) or is_identity(b):
+        if sample != 1:
+            raise CheckpointError("`sample` cannot be given: an identity is of all values")
+        with progress_shown(progress):
+            return _same_by_identity(identified(a), identified(b))
     a, b = map(_opened, (a, b))
     keep_freed()
     with progress_shown(progress), np.errstate(all="ignore"):  # values that overflow are different
@@ -495,6 +513,36 @@ def same(
         names_sentence(b.unloaded, len(b.checkpoint), f"{printable(b.name)}'s"),
         where,
         digests,
+    )
+
+
+def _same_by_identity(a: Identity, b: Identity) -> Same:
+    """The verdict where the values of one are known by their digests alone."""
+    judged = judge_by_identity(a, b)
+    heads = [each.verdict for each in judged if each.role == "unembedding"]
+    is_tied = any(side.left_out.get("unembedding") == TIED_HEAD for side in (a, b))
+    same_head = DIFFERENT not in heads and (bool(heads) or is_tied)
+    settings = by_effect(differences(a.settings, b.settings), same_head=same_head)
+    companions = compare_files(a, b)
+    verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
+    if settings.unknown or companions.deciding:
+        verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
+    if settings.deciding:
+        verdict = DIFFERENT
+    return Same(
+        a.name,
+        b.name,
+        verdict,
+        judged,
+        settings,
+        compare_token_digests(a.tokenizer, b.tokenizer),
+        not_compared=[],
+        unread_files=[],
+        sample=1.0,
+        provenance=Provenance().of_all((*a.provenance.sources, *b.provenance.sources)),
+        companions=companions,
+        unloaded=(),
+        names="",
     )
 
 

@@ -1,0 +1,314 @@
+"""The identity of a checkpoint: a digest of every tensor under its role, settings, tokenizer."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weightscope.checkpoint.blocks import Block, batches, blocks_of
+from weightscope.checkpoint.checkpoint import StoredTensor
+from weightscope.checkpoint.config import MAX_BYTES, parse_json, read_small
+from weightscope.checkpoint.provenance import Provenance
+from weightscope.core.compute.cores import hand_back, in_threads, keep_freed
+from weightscope.core.errors import CheckpointError, counted, naming, printable
+from weightscope.core.progress import bar, progress_shown
+from weightscope.core.results import Result
+from weightscope.core.tables import as_json
+from weightscope.heads.tensors.measure import why_unread
+from weightscope.model.config.computed import Stated
+from weightscope.model.layers.read_layer import NO_WEIGHTS
+from weightscope.model.model import Model, TensorsOnly, open_tensors
+from weightscope.model.rows.names import NamedTensor, Tensors
+from weightscope.pairs.changes.counterparts import unchecked_tensors
+from weightscope.pairs.identity.sketch import SUMS, Sketch, Sketching
+from weightscope.pairs.identity.wsid import BF16, KINDS, VERSION, Digest, digest, left_out, wsid
+from weightscope.pairs.same.companions import file_digests
+from weightscope.pairs.same.config_and_tokens import settings_of, token_digests
+from weightscope.pairs.same.multiplied import multiplied
+
+SUFFIX = ".id.json"
+HEX = re.compile(r"[0-9a-f]{64}")
+MOST_AXES, LARGEST_AXIS = 8, 1 << 48
+
+
+class Stored(NamedTuple):
+    """Where a checkpoint has a tensor."""
+
+    name: str
+    role: str
+    layer: int | None
+    expert: int | None
+    bits: float  # a value, scales included
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Identity(Result):
+    """A model's values by role, as digests; and what else decides what it computes.
+
+    `tensors` has a digest for each label (a role and its place), experts and fused tensors apart.
+    """
+
+    name: str
+    tensors: Mapping[str, Digest]
+    sketches: Mapping[str, Sketch | None]
+    settings: Stated
+    container: str  # "gguf" or "safetensors"
+    tokenizer: Mapping[str, str]  # part -> digest of its meaning; empty without one
+    files: Mapping[str, str]  # SHA-256 of the chat template and of code that config.json names
+    provenance: Provenance
+    stored: Mapping[str, Stored] = field(default_factory=dict)  # empty if read from a file
+
+    @property
+    def about(self) -> str:
+        """The name and the identity."""
+        return f"{self.name}: {self.wsid}"
+
+    @cached_property
+    def wsid(self) -> str:
+        """`wsid1:` and a SHA-256: equal for two files of the same values, whatever holds them."""
+        return wsid(self.tensors)
+
+    @cached_property
+    def left_out(self) -> dict[str, str]:
+        """Tensors that are no part of it, by label, and why."""
+        reasons = {label: left_out(label, self.tensors) for label in self.tensors}
+        return {label: reason for label, reason in reasons.items() if reason}
+
+    @property
+    def lead(self) -> str:
+        """The identity in one line, and the number of tensors behind it."""
+        held = Counter(each.exact[0] for each in self.tensors.values())
+        kinds = ", ".join(f"{held[kind]:,} {kind}" for kind in KINDS if held[kind])
+        number = counted(len(self.tensors) - len(self.left_out), "tensor")
+        rest = f"; {len(self.left_out)} left out" if self.left_out else ""
+        return f"{self.wsid} is the identity of {printable(self.name)}: {number} ({kinds}){rest}."
+
+    def printed(self) -> list[str]:
+        """The lines that the terminal shows."""
+        reasons = Counter(self.left_out.values())
+        return [self.lead, *(f"Left out, {n:,}: {reason}." for reason, n in reasons.items())]
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of the file that `weightscope id --out` writes."""
+        return dict(
+            as_json(
+                self.provenance.envelope(self.lead)
+                | {
+                    "name": self.name,
+                    "wsid": self.wsid,
+                    "tensors": {
+                        label: {
+                            "shape": each.shape,
+                            "exact": " ".join(each.exact),
+                            **each.sha256,
+                            "sketch": _in_text(self.sketches[label]),
+                        }
+                        for label, each in sorted(self.tensors.items())
+                    },
+                    "left_out": self.left_out,
+                    "container": self.container,
+                    "settings": self.settings.as_json(),
+                    "tokenizer": self.tokenizer,
+                    "files": self.files,
+                }
+            )
+        )
+
+
+def identity(source: Model | TensorsOnly | str | Path, *, progress: bool | None = None) -> Identity:
+    """Compute a checkpoint's identity: every value is read once.
+
+    Memory: a few tensors.
+
+    Parameters
+    ----------
+    source : Model, str or Path
+        A model, or what `open_model` opens.
+    progress : bool, optional
+        Show a bar; by default in a notebook only.
+
+    Returns
+    -------
+    Identity
+
+    Raises
+    ------
+    CheckpointError
+        A tensor cannot be read.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> ws.identity("embedded").wsid
+    'wsid1:'
+    """
+    model = source
+    if isinstance(model, str | Path):
+        with naming(model):
+            model = open_tensors(model)
+    model = multiplied(model)
+    keep_freed()
+    found: dict[str, _Made] = {}
+    with progress_shown(progress), np.errstate(all="ignore"), bar(what="digests") as shown:
+        for label, made in in_threads(_made, _leaves(model), ahead=2):
+            found[label] = made
+            shown.update()
+    hand_back()
+    return Identity(
+        name=model.name,
+        tensors={label: made.digest for label, made in found.items()},
+        sketches={label: made.sketch for label, made in found.items()},
+        settings=settings_of(model),
+        container="gguf" if model.checkpoint.is_gguf else "safetensors",
+        tokenizer=token_digests(model),
+        files=file_digests(model.checkpoint),
+        provenance=Provenance.of(model.checkpoint),
+        stored={label: made.stored for label, made in found.items()},
+    )
+
+
+class _Made(NamedTuple):
+    digest: Digest
+    sketch: Sketch | None
+    stored: Stored
+
+
+Leaf = tuple[str, NamedTensor, np.ndarray | None]  # its values, unless it is read as it is stored
+
+
+def _leaves(model: Model | TensorsOnly) -> Iterator[Leaf]:
+    """Every tensor by its label, those of a fused one and the experts of a stacked one apart."""
+    tensors = unchecked_tensors(model)
+    rows = [each for each in tensors if not NO_WEIGHTS.fullmatch(each.role)]
+    if problem := next(filter(None, (why_unread(each.tensor) for each in rows)), ""):
+        raise CheckpointError(
+            f"{problem}; an identity is of all values", file=model.checkpoint.name
+        )
+    seen = Counter[str]()
+    for batch in batches(rows, lambda each: each.tensor.nbytes):
+        model.checkpoint.prefetch(each.name for each in batch)
+        for row in batch:
+            for leaf in _divided(tensors, row):
+                label = (
+                    tensors.label(leaf) if leaf.has_role else leaf.name.removeprefix(model.prefix)
+                )
+                seen[label] += 1
+                if seen[label] > 1:
+                    label = f"{label} {leaf.name.removeprefix(model.prefix)}"
+                yield label, leaf, None if leaf.undone == () else _array(leaf)
+
+
+def _divided(tensors: Tensors, tensor: NamedTensor) -> Iterator[NamedTensor]:
+    parts = tensor.experts or tensors.parts(tensor)
+    if not parts:
+        yield tensor
+    for part in parts:
+        yield from _divided(tensors, part)
+
+
+def _array(leaf: NamedTensor) -> np.ndarray:
+    """The values in one convention; gains that are stored as a distance from one as that."""
+    values = leaf.array()
+    for step in leaf.undone or ():
+        if isinstance(step, tuple) and isinstance(step[0], float):
+            values = values - np.float32(step[0])
+    return values
+
+
+def _made(leaf: Leaf) -> tuple[str, _Made]:
+    label, tensor, values = leaf
+    sketching = Sketching()
+    if values is None:
+        blocks: Iterable[np.ndarray] = map(_stored, blocks_of(tensor.tensor))
+    else:
+        blocks = [_narrow(values)]
+    made = digest(map(sketching.add, blocks), tensor.shape)
+    bits = 8 * tensor.tensor.nbytes / max(1, prod(tensor.tensor.shape))
+    about = Stored(tensor.name, tensor.role, tensor.layer, tensor.expert, bits)
+    return label, _Made(made, sketching.sketch, about)
+
+
+def _stored(block: Block) -> np.ndarray:
+    """The values of a block, bfloat16 as its bits."""
+    tensor = block.tensor
+    if isinstance(tensor, StoredTensor) and tensor.dtype == "BF16":
+        return tensor.raw(2 * block.start, 2 * block.stop).view(BF16)
+    return block.values()
+
+
+def _narrow(values: np.ndarray) -> np.ndarray:
+    """The same values, as bits of bfloat16 where that holds all of them: half to hash."""
+    bits = np.ravel(values).view("<u4")
+    return values if (bits & 0xFFFF).any() else (bits >> 16).astype("<u2").view(BF16)
+
+
+def is_identity(source: object) -> bool:
+    """True if a source names the file of an identity."""
+    return isinstance(source, str | Path) and str(source).endswith(SUFFIX)
+
+
+def read_identity(path: str | Path) -> Identity:
+    """Read what `weightscope id --out` wrote. Whether it is authentic is not known."""
+    path = Path(path)
+    text = read_small(path, MAX_BYTES)
+    value = parse_json(text, file=path)
+    try:
+        found = Identity(
+            str(value["name"]),
+            {label: _checked(entry) for label, entry in value["tensors"].items()},
+            {label: _of_text(entry["sketch"]) for label, entry in value["tensors"].items()},
+            Stated.of_json(value["settings"]),
+            str(value["container"]),
+            _texts(value["tokenizer"]),
+            _texts(value["files"]),
+            Provenance().of_all([_record(path, text)]),
+        )
+        if value["wsid"] != found.wsid:
+            raise ValueError(f"its tensors give {found.wsid}, not {printable(value['wsid'])[:80]}")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        problem = f"is not an identity of version {VERSION} ({printable(error)[:200]})"
+        advice = "`weightscope id SOURCE --out FILE.id.json` writes one"
+        raise CheckpointError(f"{problem}; {advice}", file=path) from None
+    return found
+
+
+def _record(path: Path, text: bytes) -> dict[str, Any]:
+    file = {"name": printable(path.name), "size": len(text), "sha256": sha256(text).hexdigest()}
+    return {"name": printable(path), "files": [file]}
+
+
+def _checked(entry: Any) -> Digest:
+    shape, exact = entry["shape"], entry["exact"].split()
+    hashes = {kind: entry[kind] for kind in KINDS if kind in entry}
+    axes = all(type(size) is int and 0 <= size < LARGEST_AXIS for size in shape)
+    if not axes or len(shape) > MOST_AXES or not exact or not {*exact} <= {*hashes}:
+        raise ValueError("a tensor needs a shape, and the SHA-256 of the kinds that are exact")
+    if not all(HEX.fullmatch(each) for each in hashes.values()):
+        raise ValueError("a SHA-256 has 64 hexadecimal digits")
+    return Digest(tuple(shape), tuple(exact), hashes)
+
+
+def _in_text(sketch: Sketch | None) -> str:
+    return " ".join(map(str, (f"{sketch.norm:.6g}", *sketch.sums))) if sketch else ""
+
+
+def _of_text(text: str) -> Sketch | None:
+    norm, *sums = text.split() or [""]
+    if not norm:
+        return None
+    if len(sums) != SUMS or not np.isfinite(float(norm)):
+        raise ValueError(f"a sketch is a norm and {SUMS} sums")
+    return Sketch(float(norm), tuple(map(int, sums)))
+
+
+def _texts(value: Any) -> dict[str, str]:
+    if any(not isinstance(text, str) for text in (*value.keys(), *value.values())):
+        raise TypeError("texts by name were expected")
+    return dict(value)
