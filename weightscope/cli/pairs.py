@@ -49,6 +49,7 @@ from weightscope.pairs.same import UNDECIDED as UNDECIDED_VERDICT
     "--base",
     help="Base model of A or B where that is a LoRA adapter, if its config does not name it.",
 )
+@options.file_to_read("--key", "Public key in PEM that an identity (.id.json) must be signed by.")
 @options.page_folder
 @options.tower
 @options.families
@@ -62,6 +63,7 @@ def same_command(
     fail_on: str,
     sample: float,
     base: str | None,
+    key: Path | None,
     out: Path | None,
     sarif: Path | None,
     as_json: bool,
@@ -72,20 +74,27 @@ def same_command(
 
     Verdicts, from strong to weak: same bytes, same values, rounded, quantised, same function;
     different; undecided. Exit status 0 up to --up-to, 3 beyond it, 4 if undecided, 2 if a
-    checkpoint cannot be read.
+    checkpoint cannot be read. A or B may be what `weightscope id --out FILE.id.json` wrote.
     """
     from weightscope.checkpoint.adapters.diffusion import is_adapter
     from weightscope.model.sources import Source
+    from weightscope.pairs.identity.identity import check_signed, is_identity
     from weightscope.pairs.same.same import Same, same
 
+    if key is not None:
+        for each in filter(is_identity, (a, b)):
+            check_signed(Path(each), key)
     if base is not None and not any(map(is_adapter, (a, b))):
         raise click.UsageError("--base is the base of a LoRA adapter, and neither A nor B is one")
     into = folder_for(Same, out)
-    sources = [
-        Source.named(each, base=base if is_adapter(each) else None, **how) for each in (a, b)
-    ]
-    models = [options.opened_among(source, tensors_suffice=True) for source in sources]
-    result = same(*models, sample=sample, progress=True)
+
+    def opened(named: str) -> Any:
+        if is_identity(named):
+            return named
+        source = Source.named(named, base=base if is_adapter(named) else None, **how)
+        return options.opened_among(source, tensors_suffice=True)
+
+    result = same(opened(a), opened(b), sample=sample, progress=True)
     hand_over(result, into, as_json)
     if sarif is not None:
         write_sarif(sarif, result.as_json() | {"findings": result.findings_beyond(up_to)})

@@ -121,6 +121,16 @@ class Identity(Result):
             )
         )
 
+    def statement(self) -> dict[str, Any]:
+        """The identity as a statement of in-toto, to sign."""
+        kind, digest = self.wsid.split(":")
+        return {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"name": printable(self.name), "digest": {kind: digest}}],
+            "predicateType": "https://weightscope/identity/v1",
+            "predicate": self.as_json(),
+        }
+
 
 def identity(source: Model | TensorsOnly | str | Path, *, progress: bool | None = None) -> Identity:
     """Compute a checkpoint's identity: every value is read once.
@@ -259,6 +269,10 @@ def read_identity(path: str | Path) -> Identity:
     path = Path(path)
     text = read_small(path, MAX_BYTES)
     value = parse_json(text, file=path)
+    if {"dsseEnvelope", "payload", "predicate"} & value.keys():  # signed: a claim's modules read it
+        from weightscope.pairs.claims.claim import opened_claim
+
+        value = opened_claim(path).statement.get("predicate", {})
     try:
         found = Identity(
             str(value["name"]),
@@ -277,6 +291,17 @@ def read_identity(path: str | Path) -> Identity:
         advice = "`weightscope id SOURCE --out FILE.id.json` writes one"
         raise CheckpointError(f"{problem}; {advice}", file=path) from None
     return found
+
+
+def check_signed(path: Path, key: Path) -> None:
+    """Refuse an identity that the owner of a public key did not sign."""
+    from weightscope.pairs.claims.claim import opened_claim
+    from weightscope.pairs.claims.verify import signatures
+
+    envelope = opened_claim(path).envelope
+    if envelope is None or not signatures().is_signed_by(envelope, key):
+        problem = "has no signature" if envelope is None else "is not signed"
+        raise CheckpointError(f"{problem} by {printable(key)}; do not trust it", file=path)
 
 
 def _record(path: Path, text: bytes) -> dict[str, Any]:

@@ -1,0 +1,61 @@
+"""The command id."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weightscope.cli import options
+from weightscope.cli.command import command
+from weightscope.cli.terminal import headline, print_json, show, write_text
+
+
+@command(
+    "One identity for a model's values, whatever its files.",
+    [
+        "weightscope id model/",
+        "weightscope id model/ --out model.id.json",
+        "weightscope same model.id.json copy.gguf",
+    ],
+)
+@options.with_source
+@options.file_to_write(
+    "--out", "-o", help="File for the digest of every tensor; its name ends in .id.json."
+)
+@options.file_to_read("--sign-key", "Private key in PEM to sign --out with (extra attest).")
+@options.json
+def id_command(
+    named: Any, source: str, out: Path | None, sign_key: Path | None, as_json: bool
+) -> None:
+    """Print one line, wsid1 and a digest, that two files share if they hold the same values.
+
+    Every tensor is read, under its role: names, shards, fused tensors, containers and dtypes do not
+    count. With --out, the digests of all tensors, the config's settings and digests of the
+    tokenizer are kept; `weightscope same FILE.id.json COPY` then needs no original.
+    """
+    from weightscope.pairs.identity.identity import SUFFIX, identity
+
+    if out is not None and not out.name.endswith(SUFFIX):
+        problem = f"{out} does not end in {SUFFIX}, the suffix of identities"
+        raise click.BadParameter(problem, param_hint="--out")
+    if sign_key is not None and out is None:
+        raise click.UsageError("--sign-key needs --out")
+    key = None
+    if sign_key is not None:
+        from weightscope.pairs.claims.verify import signatures
+
+        key = signatures().signing_key(sign_key)
+    result = identity(options.opened_among(named(source), tensors_suffice=True), progress=True)
+    written = result.as_json()
+    if out is not None:
+        content = written if key is None else signatures().signed(result.statement(), key)
+        write_text(json.dumps(content, indent=1) + "\n", out)
+    if as_json:
+        print_json(written)
+        return
+    show(*result.printed())
+    if out is None:
+        headline("--out FILE.id.json keeps the digest of every tensor.")
+    else:
+        click.echo(out)
