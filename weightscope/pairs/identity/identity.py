@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weightscope.checkpoint.blocks import Block, batches, blocks_of
-from weightscope.checkpoint.checkpoint import StoredTensor
+from weightscope.checkpoint.checkpoint import StoredTensor, Tensor
 from weightscope.checkpoint.config import MAX_BYTES, parse_json, read_small
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.compute.cores import hand_back, in_threads, keep_freed
@@ -45,7 +45,7 @@ class Stored(NamedTuple):
     role: str
     layer: int | None
     expert: int | None
-    bits: float  # a value, scales included
+    bits: float  # of a value; those of scales that are stored with them count, too
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,6 +88,9 @@ class Identity(Result):
         kinds = ", ".join(f"{held[kind]:,} {kind}" for kind in KINDS if held[kind])
         number = counted(len(self.tensors) - len(self.left_out), "tensor")
         rest = f"; {len(self.left_out)} left out" if self.left_out else ""
+        unnamed = sum(place.role == place.name for place in self.stored.values())
+        if unnamed:
+            rest += f"; {unnamed} without a role count by their names, which containers change"
         return f"{self.wsid} is the identity of {printable(self.name)}: {number} ({kinds}){rest}."
 
     def printed(self) -> list[str]:
@@ -240,9 +243,14 @@ def _made(leaf: Leaf) -> tuple[str, _Made]:
     else:
         blocks = [_narrow(values)]
     made = digest(map(sketching.add, blocks), tensor.shape)
-    bits = 8 * tensor.tensor.nbytes / max(1, prod(tensor.tensor.shape))
-    about = Stored(tensor.name, tensor.role, tensor.layer, tensor.expert, bits)
+    about = Stored(tensor.name, tensor.role, tensor.layer, tensor.expert, _bits(tensor.tensor))
     return label, _Made(made, sketching.sketch, about)
+
+
+def _bits(tensor: Tensor) -> float:
+    """Bits of a value, without scales that are stored apart."""
+    codes = max((part.nbytes for part in tensor.parts), default=0)
+    return 8 * codes / max(1, prod(tensor.shape))
 
 
 def _stored(block: Block) -> np.ndarray:

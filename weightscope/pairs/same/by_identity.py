@@ -26,6 +26,7 @@ HALF = 16.0  # bits a value; a copy in fewer is quantised
 # Distance by rounding to b bits over 1 / (2^b - 1) where 4,096 normal values share one scale: their
 # largest is 3.7 standard deviations, and a step's error is its 2 sqrt(3)-th part.
 WORST = 2.14
+OF_SCALES = 0.5  # bits a value that ggml's blocks have for scales, at least
 OF_FLOATS = 0.03  # distance by rounding to a float of 8 bits
 MARGIN = 2.5  # of these distances, for an estimate from 16 sums
 TWICE = 0.01  # of the norm: rounding to bf16 gives 0.002
@@ -97,7 +98,8 @@ def _by_sketch(a: Identity, b: Identity, label: str) -> Judged:
     places = (side.stored.get(label) for side in (a, b))
     bits = min((place.bits for place in places if place), default=HALF)
     distance = x.distance(y) if x and y else float("nan")
-    step = max(OF_FLOATS, WORST / (2 ** max(1, int(bits)) - 1))
+    codes = int(bits - OF_SCALES * ("gguf" in (a.container, b.container)))
+    step = max(OF_FLOATS, WORST / (2 ** max(1, codes) - 1))
     nearest = min(FARTHEST, MARGIN * step)
     if bits < HALF and distance <= nearest:
         detail = f"about {distance:.2g} of the norm away, at {bits:.3g} bits a value"
