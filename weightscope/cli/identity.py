@@ -50,7 +50,7 @@ def id_command(
     written = result.as_json()
     if out is not None:
         content = written if key is None else signatures().signed(result.statement(), key)
-        write_text(json.dumps(content, indent=1) + "\n", out)
+        write_text(json.dumps(content) + "\n", out)
     if as_json:
         print_json(written)
         return
