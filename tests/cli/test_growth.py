@@ -126,6 +126,7 @@ COMMANDS: dict[str, Arguments] = {
     "positions": lambda a, b, out: ["positions", a, "--out", out],
     "rank": lambda a, b, out: ["rank", a],
     "same": lambda a, b, out: ["same", a, b],
+    "id": lambda a, b, out: ["id", a],
     "compare": lambda a, b, out: ["compare", a, b, "--out", out],
     "learned": lambda a, b, out: ["learned", a, b, "--out", out],
     "lineage": lambda a, b, out: ["lineage", a, b, "--out", out, *NONCE],

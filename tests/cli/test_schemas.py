@@ -29,6 +29,7 @@ COMMANDS = {  # what prints JSON: the schema of it, and the arguments
     "compare": ("compare", ["model", "changed", "--all"]),
     "lineage": ("lineage", ["model", "changed", "embedded"]),
     "same": ("same", ["model", "changed"]),
+    "id": ("id", ["model"]),
     "learned": ("learned", ["model", "changed", "model"]),
     "verify": ("verify", ["claim.json", "changed", "model"]),
     "inspect": ("inspect", ["model"]),
