@@ -11,7 +11,7 @@ Checkpoints and their heads
 Every head of a checkpoint, and how heads move between checkpoints
     `audit`, `compare`
 Whether a copy is still the same model
-    `same`, `identity`
+    `same`, `identity`, `card`
 Where a checkpoint comes from, and what was done to it
     `lineage`, `fingerprint`
 Many checkpoints; matrices to train
@@ -36,8 +36,8 @@ and where to begin.
 
     cli           one module for each group of commands; what they share
     adopting      find and verify a row for an unknown architecture (PyTorch)
-    pairs         questions about two checkpoints or more: deeds, compare, same, identity, learned,
-                  lineage, rank, claims, atlas
+    pairs         questions about two checkpoints or more: deeds, compare, same, identity, card,
+                  learned, lineage, rank, claims, atlas
     heads         questions about one checkpoint: audit, tensors, circuits, detok, norms, outliers,
                   sinks
     report        pages, findings, results read back
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from weightscope.model.model import Model, open_model
     from weightscope.model.text.counts import load_counts
     from weightscope.pairs.atlas.atlas import atlas
+    from weightscope.pairs.card.card import card
     from weightscope.pairs.compare.compare import compare
     from weightscope.pairs.identity.identity import identity
     from weightscope.pairs.learned.learned import learned
@@ -74,8 +75,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "atlas", "audit",
-    "bigram_auroc", "circuits", "compare", "fingerprint", "first_layer", "identity", "learned", "lineage",
-    "load", "load_counts", "neighbours", "open_model", "open_runner", "positions", "rank", "same",
+    "bigram_auroc", "card", "circuits", "compare", "fingerprint", "first_layer", "identity",
+    "learned", "lineage", "load", "load_counts", "neighbours", "open_model", "open_runner",
+    "positions", "rank", "same",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
@@ -88,6 +90,7 @@ _HOMES = {
     "atlas": "pairs.atlas.atlas",
     "audit": "heads.audit.audit",
     "bigram_auroc": "heads.detok.heads",
+    "card": "pairs.card.card",
     "circuits": "heads.circuits.circuits",
     "compare": "pairs.compare.compare",
     "fingerprint": "pairs.lineage.sketches",

@@ -1,6 +1,7 @@
-"""The command id."""
+"""The commands id and card."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import headline, print_json, show, write_text
+from weightscope.cli.terminal import FAILED, headline, print_json, show, write_text
 
 
 @command(
@@ -59,3 +60,53 @@ def id_command(
         headline("--out FILE.id.json keeps the digest of every tensor.")
     else:
         click.echo(out)
+
+
+@command(
+    "A card for a checkpoint: what is verified, what failed.",
+    [
+        "weightscope card model/",
+        "weightscope card model/ --original model.id.json --base org/base --out model/README.md",
+        "weightscope card model/ --original model.id.json --base org/base --check model/README.md",
+    ],
+)
+@options.with_source
+@click.option("--original", help="The model that it is a copy of, or that model's .id.json.")
+@options.file_to_write("--out", "-o", help="Model card (README.md) whose section is replaced.")
+@options.file_to_read("--check", "Model card: exit with status 3 if its section is another.")
+@options.json
+def card_command(
+    named: Any,
+    source: str,
+    original: str | None,
+    out: Path | None,
+    check: Path | None,
+    as_json: bool,
+) -> None:
+    """Check a checkpoint before it is published: each item is verified, failed or not checked.
+
+    Prints a section of a model card: a table, and YAML for programs. Every value is read, as
+    `weightscope audit --all` does. --base is the model that it was made from. Exit status 3 if an
+    item failed.
+    """
+    from weightscope.checkpoint.config import MAX_BYTES, read_small
+    from weightscope.core.errors import CheckpointError
+    from weightscope.pairs.card.card import card, section_in, with_section
+
+    opened = named(source)
+    result = card(options.opened_model(opened), opened.base, original, progress=True)
+    if as_json:
+        print_json(result.as_json())
+    else:
+        show(*(result.printed() if out or check else [result.section]))
+    if out is not None:
+        text = read_small(out, MAX_BYTES).decode() if out.exists() else ""
+        write_text(with_section(text, result.section), out)
+    if check is not None:
+        found = section_in(read_small(check, MAX_BYTES).decode(errors="replace"))
+        if found != result.section:
+            problem = "has no section by weightscope" if found is None else "has another section"
+            headline(CheckpointError(f"{problem}; --out writes it anew", file=check))
+            sys.exit(FAILED)
+    if result.failed:
+        sys.exit(FAILED)

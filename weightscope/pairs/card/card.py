@@ -1,0 +1,331 @@
+"""Check a checkpoint before it is published, and say of each item what proves it."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from shlex import quote
+from typing import Any, NamedTuple
+
+import numpy as np
+from huggingface_hub import ModelCard
+
+from weightscope.checkpoint.config import MAX_BYTES, read_small
+from weightscope.checkpoint.provenance import Provenance, read_digests
+from weightscope.core.errors import CheckpointError, counted, one_line, printable
+from weightscope.core.progress import progress_shown
+from weightscope.core.results import Result
+from weightscope.core.tables import Table, as_json, column
+from weightscope.heads.audit.audit import Audit, audit
+from weightscope.heads.tensors.config_readers import (
+    disagreement_line,
+    readers_disagree,
+    taken_by_readers,
+)
+from weightscope.heads.tensors.tied_head import tie_holds
+from weightscope.model.model import Model, open_model
+from weightscope.pairs.identity.identity import Identity, identity
+from weightscope.pairs.lineage.lineage import lineage
+from weightscope.pairs.same import DIFFERENT, UNDECIDED
+from weightscope.pairs.same.same import same
+
+BEGIN, END = "<!-- weightscope card -->", "<!-- end of weightscope card -->"
+README = "README.md"
+LARGEST = {"F16": 65504.0, "BF16": 3.39e38, "F32": 3.4e38, "F64": 1.79e308}  # numbers by dtype
+BROKEN = (
+    *("not_finite", "overflow", "zero_tensor", "zero_head", "out_of_scale", "duplicate_layers"),
+    *("duplicate_tensors", "duplicate_heads", "copied_experts", "dead_experts", "odd_dtype"),
+)
+AS_INITIALISED = ("untrained", "untrained_layer", "noise_floor")
+AGAINST_CONFIG = (
+    *("norm_offset", "overwritten_head", "other_weights", "swapped_factors", "mixed_factors"),
+    "transposed_factors",
+)
+
+
+class State(Enum):
+    """What is known of an item."""
+
+    VERIFIED = "verified"
+    FAILED = "failed"
+    NOT_CHECKED = "not checked"
+
+
+class Item(NamedTuple):
+    """A row of the card."""
+
+    item: str = column("What was looked at.")
+    state: str = column()
+    what: str = column("The evidence, in a sentence.")
+    command: str = column("What repeats it.")
+
+
+Answer = tuple[State, str]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Card(Result):
+    """The items of a checkpoint's card, and its identity."""
+
+    name: str
+    items: Sequence[Item]
+    identity: Identity
+    provenance: Provenance
+
+    @property
+    def about(self) -> str:
+        """The name and the numbers of items."""
+        return f"{self.name}: {self._counts}"
+
+    @property
+    def _counts(self) -> str:
+        states = [each.state for each in self.items]
+        return ", ".join(
+            f"{states.count(state.value)} {state.value}" for state in State if state.value in states
+        )
+
+    @property
+    def lead(self) -> str:
+        """The numbers of items, and those that failed."""
+        failed = [each.item for each in self.items if each.state == State.FAILED.value]
+        rest = f": {', '.join(failed)} failed" if failed else ""
+        return f"{printable(self.name)}: {self._counts}{rest}."
+
+    @property
+    def failed(self) -> bool:
+        """True if an item failed."""
+        return any(each.state == State.FAILED.value for each in self.items)
+
+    @property
+    def table(self) -> Table:
+        """One row for each item."""
+        return Table.of(Item, self.items)
+
+    def printed(self) -> list[str | Table]:
+        """The lines that the terminal shows."""
+        return [self.lead, self.table.select("item", "state", "what")]
+
+    def as_json(self) -> dict[str, Any]:
+        """The items, as `weightscope card --json` prints them."""
+        items = [each._asdict() for each in self.items]
+        about = {"name": self.name, "wsid": self.identity.wsid, "items": items}
+        return dict(as_json(self.provenance.envelope(self.lead) | about))
+
+    @property
+    def section(self) -> str:
+        """The section of a model card, between two markers: Markdown, and YAML for programs."""
+        rows = [[_cell(text) for text in each[:3]] + [f"`{_cell(each[3])}`"] for each in self.items]
+        table = [("item", "state", "evidence", "repeat with"), ("---",) * 4, *rows]
+        states = [f"    {each.item}: {each.state}" for each in self.items]
+        about = {"wsid": self.identity.wsid, "version": self.provenance.version}
+        files = [file for origin in self.provenance.sources for file in origin["files"]]
+        hashes = {file["name"]: file["sha256"] for file in files if "sha256" in file}
+        return "\n".join(
+            [
+                BEGIN,
+                "## Checks",
+                "",
+                _cell(self.lead),
+                "",
+                *(f"| {' | '.join(row)} |" for row in table),
+                "",
+                "```yaml",
+                "weightscope:",
+                *(f"  {key}: {json.dumps(value)}" for key, value in about.items()),
+                "  items:",
+                *states,
+                "  sha256:",
+                *(f"    {json.dumps(name)}: {digest}" for name, digest in hashes.items()),
+                "```",
+                END,
+            ]
+        )
+
+
+def _cell(text: str) -> str:
+    """Text in a cell of a table of Markdown."""
+    return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def card(
+    source: Model | str | Path,
+    base: str | Path | None = None,
+    original: str | Path | None = None,
+    *,
+    progress: bool | None = None,
+) -> Card:
+    """Check a checkpoint item by item: each is verified, failed or not checked.
+
+    Parameters
+    ----------
+    source : Model, str or Path
+        A model, or what `open_model` opens.
+    base : str or Path, optional
+        The model that it was made from.
+    original : str or Path, optional
+        The model that it is a copy of, or that model's identity (a file in .id.json).
+    progress : bool, optional
+        Show bars; by default in a notebook only.
+
+    Raises
+    ------
+    CheckpointError
+        The checkpoint cannot be read.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> ws.card("embedded").failed
+    False
+    """
+    model = source if isinstance(source, Model) else open_model(source)
+    given = quote(model.checkpoint.given or str(source))
+    with progress_shown(progress), np.errstate(all="ignore"):
+        read_digests(model.checkpoint)
+        audited = audit(model, all_tensors=True, directions=0, sinks=False)
+        mine = identity(model)
+        to_original, to_base = (quote(str(each)) if each else "..." for each in (original, base))
+        of_audit = f"weightscope audit {given} --all"
+        asked: list[tuple[str, str, Callable[[], Answer]]] = [
+            (
+                "original",
+                f"weightscope same {to_original} {given}",
+                partial(_copy, model, original),
+            ),
+            ("values", of_audit, partial(_values, audited)),
+            ("training", of_audit, partial(_training, audited)),
+            ("config", of_audit, partial(_config, model, audited)),
+            ("readers", f"weightscope inspect {given} --readers", partial(_readers, model)),
+            ("logits", of_audit, partial(_logits, model, audited)),
+            ("lineage", f"weightscope lineage {given} {to_base}", partial(_base, model, base)),
+        ]
+        items = [_item(*each) for each in asked]
+    digests = f"{mine.wsid}; {counted(len(model.checkpoint.files), 'weight file')} with SHA-256"
+    items.append(
+        Item("identity", State.VERIFIED.value, digests, f"weightscope id {given} --digest")
+    )
+    return Card(model.name, items, mine, Provenance.of(model.checkpoint))
+
+
+def _item(name: str, command: str, ask: Callable[[], Answer]) -> Item:
+    """An item; what cannot be read is not checked."""
+    try:
+        state, what = ask()
+    except CheckpointError as error:
+        state, what = State.NOT_CHECKED, one_line(error)
+    return Item(name, state.value, what, command)
+
+
+def _copy(model: Model, original: str | Path | None) -> Answer:
+    if original is None:
+        return State.NOT_CHECKED, "no --original was given"
+    result = same(original, model)
+    failed = State.NOT_CHECKED if result.verdict == UNDECIDED else State.VERIFIED
+    return State.FAILED if result.verdict == DIFFERENT else failed, result.lead
+
+
+def _found(audited: Audit, kinds: Sequence[str]) -> Answer | None:
+    """A failure with the findings of these kinds; None without any that is more than a note."""
+    found = [each for each in audited.findings if each.kind in kinds and each.severity != "note"]
+    texts = dict.fromkeys(f"{each.title}: {each.where} {each.text}".strip() for each in found)
+    return (State.FAILED, " ".join(texts)) if texts else None
+
+
+def _values(audited: Audit) -> Answer:
+    if found := _found(audited, BROKEN):
+        return found
+    assert audited.everything is not None
+    if unread := audited.everything.unread:
+        return State.NOT_CHECKED, f"{counted(len(unread), 'tensor')} cannot be read"
+    number = counted(len(audited.everything.facts), "tensor")
+    what = f"every value of {number} was read: finite, no tensor or head of zeros, no copied layer"
+    return State.VERIFIED, what
+
+
+def _training(audited: Audit) -> Answer:
+    if found := _found(audited, AS_INITIALISED):
+        return found
+    return State.VERIFIED, "no layer or part has the spectra of random numbers"
+
+
+def _config(model: Model, audited: Audit) -> Answer:
+    if found := _found(audited, AGAINST_CONFIG):
+        return found
+    if model.unloaded:
+        return State.FAILED, model.names_note
+    tie = tie_holds(model)
+    ties = {None: "no head to tie", True: "the head is tied as it says", False: "the head is apart"}
+    what = f"names and shapes are those of {model.family.name}, and {ties[tie]}"
+    return State.VERIFIED, f"{what}; the order of rotated pairs shows in a comparison alone"
+
+
+def _readers(model: Model) -> Answer:
+    if found := readers_disagree(model):
+        return State.FAILED, disagreement_line(found)
+    names = ", ".join(dict.fromkeys(each.reader for each in taken_by_readers(model)))
+    return State.VERIFIED, f"read alike by {names}"
+
+
+def _logits(model: Model, audited: Audit) -> Answer:
+    """The largest bound is a proof where it is in range; beyond it nothing is known."""
+    bounds = audited.heads["qk_logit_bound"]
+    dtypes = {tensor.dtype for tensor in model.checkpoint.values()}
+    dtype = min(
+        (each for each in dtypes if each in LARGEST), key=LARGEST.__getitem__, default="F16"
+    )
+    if not np.isfinite(bounds).all():
+        return State.NOT_CHECKED, "the logits of some heads have no bound"
+    largest = float(bounds.max(initial=0.0))
+    what = f"no logit is above {largest:.3g}; the largest {dtype} is {LARGEST[dtype]:.3g}"
+    return State.VERIFIED if largest <= LARGEST[dtype] else State.NOT_CHECKED, what
+
+
+def _base(model: Model, base: str | Path | None) -> Answer:
+    named = _base_in_card(model)
+    if base is None:
+        said = f"; {README} names {printable(named)}" if named else ""
+        return State.NOT_CHECKED, f"no --base was given{said}"
+    result = lineage(model, [base])
+    if result.verdict == UNDECIDED:
+        return State.NOT_CHECKED, result.lead
+    is_one = named is None or named.rpartition("/")[2] == Path(base).name
+    said = "" if is_one else f" {README} names {printable(named)} as its base."
+    failed = result.verdict == "unrelated" or not is_one
+    return State.FAILED if failed else State.VERIFIED, f"{result.lead}{said}"
+
+
+def _base_in_card(model: Model) -> str | None:
+    """The base that the model card next to the weights names; None without one."""
+    path = model.checkpoint.folder / README
+    if not path.is_file():
+        return None
+    text = read_small(path, MAX_BYTES).decode(errors="replace")
+    try:
+        about = vars(ModelCard(text, ignore_metadata_errors=True).data)
+    except Exception:  # of YAML, which has many
+        return None
+    named = about.get("base_model")
+    first = next(iter(named), None) if isinstance(named, list) else named
+    return first if isinstance(first, str) else None
+
+
+def with_section(text: str, section: str) -> str:
+    """A model card with this section in the place of an earlier one, or at its end."""
+    if found := _sections(text):
+        first, *more = found
+        for match in reversed(more):
+            text = text[: match.start()] + text[match.end() :]
+        return text[: first.start()] + section + text[first.end() :]
+    return f"{text.rstrip()}\n\n{section}\n".lstrip()
+
+
+def section_in(text: str) -> str | None:
+    """The section of a model card; None without one."""
+    return next((match[0] for match in _sections(text)), None)
+
+
+def _sections(text: str) -> list[re.Match[str]]:
+    return [*re.finditer(f"{re.escape(BEGIN)}.*?{re.escape(END)}", text, re.DOTALL)]
