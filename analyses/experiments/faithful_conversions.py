@@ -1,6 +1,7 @@
 """Convert checkpoints with the writers that people use, faithfully, and count what `ws.same` says of the copies.
 
     python -m analyses.experiments.faithful_conversions --out out/faithful [--writer transformers] [--source llama ...]
+    python -m analyses.experiments.faithful_conversions --by-identity --out out/identity
 
 A row is one conversion of one model with one set of options. The witness is the model's output, computed by
 transformers: of the copy on disk, and of the original with weights that the writer's own routines rounded or quantised
@@ -12,9 +13,10 @@ installed are left out.
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,6 +28,7 @@ from weightscope.core.errors import CheckpointError
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.tables import Table
 from weightscope.pairs.same import VERDICTS
+from weightscope.pairs.same.same import Same
 
 HEADER = ("source", "writer", "version", "container", "expected", "verdict", "witness", "conversions", "as_expected")
 APART = 2e-5  # |difference of outputs| / |outputs| that the order of float32 sums makes
@@ -70,19 +73,29 @@ def table(rows: Sequence[Conversion]) -> Table:
     return Table.of_rows(HEADER, [(*kind, count, faithful[kind]) for kind, count in counts.items()])
 
 
-def convert(source: Source, writers: Sequence[str], work: Path) -> Iterator[Conversion]:
+Judge = Callable[[Any, Path], Same]
+
+
+def convert(source: Source, writers: Sequence[str], work: Path, judge: Judge) -> Iterator[Conversion]:
     """Every conversion of a source by these writers, judged and then deleted."""
     for writer in writers:
         folder = work / writer
         for made in WRITERS[writer](source, folder):
-            yield judged(source, made)
+            yield judged(source, made, judge)
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def judged(source: Source, made: Made) -> Conversion:
+def same_by_identity(original: Any, copy: Path) -> Same:
+    """What `same` says of a copy where of the original only the identity is known."""
+    with scratch_folder() as folder:
+        Folder(folder).json("original.id.json", ws.identity(original).as_json())
+        return ws.same(folder / "original.id.json", copy)
+
+
+def judged(source: Source, made: Made, judge: Judge) -> Conversion:
     """What `same` says of a copy, and how far its outputs are from the original's, rounded by the writer."""
     try:
-        same = ws.same(made.original() if made.original else source.folder, made.copy)
+        same = judge(made.original() if made.original else source.folder, made.copy)
         verdict, lead = same.verdict, same.lead
     except CheckpointError as error:
         verdict, lead = "refused", str(error)
@@ -110,12 +123,14 @@ def summary(rows: Sequence[Conversion]) -> str:
 @study("faithful")
 @click.option("--writer", "writers", multiple=True, type=click.Choice(sorted(WRITERS)), help="Only these.")
 @click.option("--source", "names", multiple=True, help="Only these: model types, folders, or GGUF files.")
-def main(files: Folder, writers: tuple[str, ...], names: tuple[str, ...]) -> None:
+@click.option("--by-identity", is_flag=True, help="Judge by the original's identity, without its weights.")
+def main(files: Folder, writers: tuple[str, ...], names: tuple[str, ...], by_identity: bool) -> None:
     """Convert, judge, and write faithful.csv."""
     rows: list[Conversion] = []
+    judge: Judge = same_by_identity if by_identity else ws.same
     with scratch_folder() as work:
         for source in sources(names, work / "sources"):
-            for row in convert(source, writers or tuple(WRITERS), work / "made"):
+            for row in convert(source, writers or tuple(WRITERS), work / "made", judge):
                 rows.append(row)
                 if not row.is_faithful or row.witness == "outputs differ":
                     click.echo(row.in_words)

@@ -256,6 +256,8 @@ def _config(model: Model, audited: Audit) -> Answer:
         return found
     if model.unloaded:
         return State.FAILED, model.names_note
+    if model.family.inputs.tokens and model.ends.token_name not in model.checkpoint:
+        return State.NOT_CHECKED, "the file has no token embedding: it is a part of a model"
     tie = tie_holds(model)
     ties = {None: "no head to tie", True: "the head is tied as it says", False: "the head is apart"}
     what = f"names and shapes are those of {model.family.name}, and {ties[tie]}"
