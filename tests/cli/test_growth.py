@@ -150,6 +150,7 @@ CONSTANT = {
     "completion": "prints a script",
     "adopt": "proves rows on tiny models, whose sizes are fixed; then each layer runs once, by itself",
     "verify": "runs what `lineage` runs",
+    "card": "runs what `audit --all`, `id`, `same` and `lineage` run",
 }
 
 

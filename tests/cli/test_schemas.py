@@ -30,6 +30,7 @@ COMMANDS = {  # what prints JSON: the schema of it, and the arguments
     "lineage": ("lineage", ["model", "changed", "embedded"]),
     "same": ("same", ["model", "changed"]),
     "id": ("id", ["model"]),
+    "card": ("card", ["model"]),
     "learned": ("learned", ["model", "changed", "model"]),
     "verify": ("verify", ["claim.json", "changed", "model"]),
     "inspect": ("inspect", ["model"]),

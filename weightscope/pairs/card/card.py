@@ -39,11 +39,11 @@ BROKEN = (
     *("not_finite", "overflow", "zero_tensor", "zero_head", "out_of_scale", "duplicate_layers"),
     *("duplicate_tensors", "duplicate_heads", "copied_experts", "dead_experts", "odd_dtype"),
 )
-AS_INITIALISED = ("untrained", "untrained_layer", "noise_floor")
-AGAINST_CONFIG = (
-    *("norm_offset", "overwritten_head", "other_weights", "swapped_factors", "mixed_factors"),
+AGAINST_TRAINING = (
+    *("untrained", "untrained_layer", "noise_floor", "swapped_factors", "mixed_factors"),
     "transposed_factors",
 )
+AGAINST_CONFIG = ("norm_offset", "overwritten_head", "other_weights")
 
 
 class State(Enum):
@@ -246,9 +246,9 @@ def _values(audited: Audit) -> Answer:
 
 
 def _training(audited: Audit) -> Answer:
-    if found := _found(audited, AS_INITIALISED):
+    if found := _found(audited, AGAINST_TRAINING):
         return found
-    return State.VERIFIED, "no layer or part has the spectra of random numbers"
+    return State.VERIFIED, "no layer or part looks drawn at random, exchanged or transposed"
 
 
 def _config(model: Model, audited: Audit) -> Answer:

@@ -64,7 +64,7 @@ class Sketching:
         if not np.isfinite(self.sums).all() or not np.isfinite(norm):
             return None
         sums = np.rint(UNIT * self.sums / norm) if norm else self.sums
-        return Sketch(norm, tuple(map(int, sums)))
+        return Sketch(float(f"{norm:.6g}"), tuple(map(int, sums)))
 
 
 def _wide(values: np.ndarray) -> np.ndarray:

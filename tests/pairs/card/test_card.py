@@ -1,0 +1,118 @@
+"""Each item of a card is verified by a proof, failed, or not checked; and an edited card is found out."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import weightscope as ws
+from tests.support.commands import run, with_tokenizer
+from tests.support.plants.bugs import BUGS, Bug, enacted
+from weightscope.pairs.card.card import BEGIN, END, Card, with_section
+
+EMBEDDED = Path(ws.__file__).parent / "core" / "embedded"
+
+
+def states(card: Card) -> dict[str, str]:
+    return {each.item: each.state for each in card.items}
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(EMBEDDED, tmp_path / "release"))
+
+
+def changed(folder: Path, name: str, values: object) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name][...] = values
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_a_healthy_checkpoint_fails_nothing() -> None:
+    card = ws.card("embedded")
+    assert states(card) == {
+        "original": "not checked", "values": "verified", "training": "verified", "config": "verified",
+        "readers": "verified", "logits": "verified", "lineage": "not checked", "identity": "verified",
+    }  # fmt: skip
+    assert card.identity.wsid == ws.identity("embedded").wsid
+
+
+def test_a_copy_and_its_base_are_verified(release: Path, tmp_path: Path) -> None:
+    identity = tmp_path / "embedded.id.json"
+    identity.write_text(json.dumps(ws.identity("embedded").as_json()))
+    card = ws.card(release, base="embedded", original=identity)
+    assert states(card)["original"] == states(card)["lineage"] == "verified"
+
+
+def test_another_base_in_the_model_card_fails(release: Path) -> None:
+    (release / "README.md").write_text("---\nbase_model: org/other\n---\n")
+    (lineage,) = [each for each in ws.card(release, base="embedded").items if each.item == "lineage"]
+    assert lineage.state == "failed" and "README.md names org/other as its base" in lineage.what
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "item"),
+    [
+        ("transformer.h.1.mlp.c_fc.weight", np.nan, "values"),
+        ("transformer.h.1.mlp.c_proj.weight", 0, "values"),
+        ("transformer.h.2.attn.c_attn.weight", np.random.default_rng(0).normal(0, 0.02, (192, 576)), "training"),
+    ],
+    ids=["NaN", "zero", "drawn anew"],
+)
+def test_a_broken_tensor_fails_its_item(name: str, values: object, item: str, release: Path) -> None:
+    assert states(ws.card(changed(release, name, values)))[item] == "failed"
+
+
+def test_a_head_that_the_config_ties_and_readers_overwrite_fails(release: Path) -> None:
+    tensors = load_file(release / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"][::-1].copy()
+    save_file(tensors, release / "model.safetensors", {"format": "pt"})
+    assert states(ws.card(release))["readers"] == "failed"
+    config = json.loads((release / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (release / "config.json").write_text(json.dumps(config))
+    assert states(ws.card(release))["config"] == "failed"
+
+
+def test_readers_that_disagree_fail(tmp_path: Path) -> None:
+    source = with_tokenizer("llama", tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    config |= {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    (source / "config.json").write_text(json.dumps(config))
+    assert states(ws.card(source))["readers"] == "failed"
+
+
+def test_a_second_run_replaces_the_section() -> None:
+    first = with_section("# Model\n\ntext\n", f"{BEGIN}\none\n{END}")
+    assert first == f"# Model\n\ntext\n\n{BEGIN}\none\n{END}\n"
+    assert with_section(f"{first}\nmore\n", f"{BEGIN}\ntwo\n{END}") == first.replace("one", "two") + "\nmore\n"
+
+
+def test_an_edited_card_fails_its_check(release: Path) -> None:
+    page = release / "README.md"
+    assert run("card", release, "--out", page).exit_code == 0
+    assert run("card", release, "--check", page).exit_code == 0
+    page.write_text(page.read_text().replace("not checked", "verified", 1))
+    edited = run("card", release, "--check", page)
+    assert edited.exit_code == 3 and "has another section" in edited.output
+    page.write_text("# Model\n")
+    assert run("card", release, "--check", page).exit_code == 3
+
+
+def test_a_failed_item_is_an_exit_status(release: Path) -> None:
+    broken = changed(release, "transformer.h.1.mlp.c_fc.weight", np.nan)
+    done = run("card", broken, "--json")
+    assert done.exit_code == 3 and "values failed" in json.loads(done.stdout)["lead"]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.tool}-{bug.report.rpartition('/')[2]}")
+def test_a_public_bug_fails_the_comparison_with_the_original(bug: Bug, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="tiny models are built by transformers: pip install '.[runner]'")
+    made = enacted(bug).make(tmp_path)
+    identity = tmp_path / "original.id.json"
+    identity.write_text(json.dumps(ws.identity(made.bases[0]).as_json()))
+    assert states(ws.card(made.suspect, original=identity))["original"] == "failed"
