@@ -28,7 +28,16 @@ from weightscope.model.model import Model, TensorsOnly, open_tensors
 from weightscope.model.rows.names import NamedTensor, Tensors
 from weightscope.pairs.changes.counterparts import unchecked_tensors
 from weightscope.pairs.identity.sketch import SUMS, Sketch, Sketching
-from weightscope.pairs.identity.wsid import BF16, KINDS, VERSION, Digest, digest, left_out, wsid
+from weightscope.pairs.identity.wsid import (
+    BF16,
+    KINDS,
+    ROUNDINGS,
+    VERSION,
+    Digest,
+    digest,
+    left_out,
+    wsid,
+)
 from weightscope.pairs.same.companions import file_digests
 from weightscope.pairs.same.config_and_tokens import settings_of, token_digests
 from weightscope.pairs.same.multiplied import multiplied
@@ -292,6 +301,8 @@ def read_identity(path: str | Path) -> Identity:
             _texts(value["files"]),
             Provenance().of_all([_record(path, text)]),
         )
+        if not all(label.isprintable() for label in found.tensors):
+            raise ValueError("a label has a control character")
         if value["wsid"] != found.wsid:
             raise ValueError(f"its tensors give {found.wsid}, not {printable(value['wsid'])[:80]}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -321,8 +332,9 @@ def _checked(entry: Any) -> Digest:
     shape, exact = entry["shape"], entry["exact"].split()
     hashes = {kind: entry[kind] for kind in KINDS if kind in entry}
     axes = all(type(size) is int and 0 <= size < LARGEST_AXIS for size in shape)
-    if not axes or len(shape) > MOST_AXES or not exact or not {*exact} <= {*hashes}:
-        raise ValueError("a tensor needs a shape, and the SHA-256 of the kinds that are exact")
+    needed = {*exact, *ROUNDINGS}
+    if not axes or len(shape) > MOST_AXES or not exact or not needed <= {*hashes}:
+        raise ValueError("a tensor needs a shape, and a SHA-256 as bf16, f16 and its exact kind")
     if not all(HEX.fullmatch(each) for each in hashes.values()):
         raise ValueError("a SHA-256 has 64 hexadecimal digits")
     return Digest(tuple(shape), tuple(exact), hashes)
