@@ -3,12 +3,13 @@
 import hashlib
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-STORED = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
-NAN = {"bf16": 0x7FC0, "f16": 0x7E00, "f32": 0x7FC00000, "f64": 0xFFF8000000000000}
+STORED = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "BOOL": "?"}
+NAN = {"bf16": 0x7FC0, "f16": 0x7E00, "f32": 0x7FC00000, "f64": 0x7FF8000000000000}
 MODEL = {"embed_tokens": "tokens", "norm": "norm.outputs", "lm_head": "unembedding"}
 LAYER = {"input_layernorm": "norm.before", "post_attention_layernorm": "norm.mlp"}
 LAYER |= {f"self_attn.{role}_proj": role for role in "qkvo"}
@@ -58,7 +59,7 @@ def widened(bits, kind):
 
 
 def sketch_of(values):
-    """Norm and 16 sums in thousandths of it."""
+    """Norm and 16 sums in thousandths of it; values are finite."""
     flat = values.astype("f8").ravel()
     rows = -(-flat.size // 1024)
     table = np.zeros((rows, 1024))
@@ -66,7 +67,7 @@ def sketch_of(values):
     row_signs = signs("row", -(-rows // 16))[:rows]  # (rows, 16)
     sums = (row_signs * (table @ signs("column", 64))).sum(axis=0)
     norm = np.sqrt((flat**2).sum())
-    return norm, np.rint(1000 * sums / norm)
+    return norm, np.rint(1000 * sums / norm) if norm else sums
 
 
 def signs(word, count):
@@ -84,15 +85,18 @@ def identified(arrays):
 
 def arrays_of(folder):
     config = json.loads((folder / "config.json").read_text())
-    arrays = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        for name, values in tensors_in(path):
-            arrays |= labelled(name.removeprefix("model."), values, config)
-    return arrays
+    found = [
+        (label, name.removeprefix("model."), values)
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, stored in tensors_in(path)
+        for label, values in labelled(name.removeprefix("model."), stored, config).items()
+    ]
+    holders = Counter(label for label, _, _ in found)
+    return {f"{label} {name}" if holders[label] > 1 else label: values for label, name, values in found}
 
 
 def labelled(name, values, config):
-    if name.endswith("inv_freq"):
+    if name.endswith(("inv_freq", "position_ids")):
         return {}
     module, _, parameter = name.rpartition(".")
     bias = ".bias" if parameter == "bias" else ""
