@@ -28,13 +28,23 @@ from weightscope.model.model import Model, TensorsOnly, open_tensors
 from weightscope.model.rows.names import NamedTensor, Tensors
 from weightscope.pairs.changes.counterparts import unchecked_tensors
 from weightscope.pairs.identity.sketch import SUMS, Sketch, Sketching
-from weightscope.pairs.identity.wsid import BF16, KINDS, VERSION, Digest, digest, left_out, wsid
+from weightscope.pairs.identity.wsid import (
+    BF16,
+    KINDS,
+    ROUNDINGS,
+    VERSION,
+    Digest,
+    digest,
+    left_out,
+    wsid,
+)
 from weightscope.pairs.same.companions import file_digests
 from weightscope.pairs.same.config_and_tokens import settings_of, token_digests
 from weightscope.pairs.same.multiplied import multiplied
 
 SUFFIX = ".id.json"
 HEX = re.compile(r"[0-9a-f]{64}")
+MASK = re.compile(r"\.(bias|causal_mask)$")  # GPT-2's, GPT-J's
 MOST_AXES, LARGEST_AXIS = 8, 1 << 48
 
 
@@ -199,23 +209,50 @@ Leaf = tuple[str, NamedTensor, np.ndarray | None]  # its values, unless it is re
 def _leaves(model: Model | TensorsOnly) -> Iterator[Leaf]:
     """Every tensor by its label, those of a fused one and the experts of a stacked one apart."""
     tensors = unchecked_tensors(model)
-    rows = [each for each in tensors if not NO_WEIGHTS.fullmatch(each.role)]
+    rows = [each for each in tensors if not _is_buffer(each)]
     if problem := next(filter(None, (why_unread(each.tensor) for each in rows)), ""):
         raise CheckpointError(
             f"{problem}; an identity is of all values", file=model.checkpoint.name
         )
-    seen = Counter[str]()
+    leaves = {row.name: [*_divided(tensors, row)] for row in rows}
+    labels = _labels(model, tensors, [leaf for parts in leaves.values() for leaf in parts])
     for batch in batches(rows, lambda each: each.tensor.nbytes):
         model.checkpoint.prefetch(each.name for each in batch)
         for row in batch:
-            for leaf in _divided(tensors, row):
-                label = (
-                    tensors.label(leaf) if leaf.has_role else leaf.name.removeprefix(model.prefix)
-                )
-                seen[label] += 1
-                if seen[label] > 1:
-                    label = f"{label} {leaf.name.removeprefix(model.prefix)}"
-                yield label, leaf, None if leaf.undone == () else _array(leaf)
+            for leaf in leaves[row.name]:
+                yield next(labels), leaf, None if leaf.undone == () else _array(leaf)
+
+
+def _is_buffer(tensor: NamedTensor) -> bool:
+    """Detect what some versions save and others make: rotary frequencies, causal masks."""
+    if NO_WEIGHTS.fullmatch(tensor.role):
+        return True
+    is_mask = len(tensor.shape) == 4 and tensor.shape[:2] == (1, 1) and MASK.search(tensor.name)
+    return bool(is_mask) and not tensor.has_role
+
+
+def _labels(
+    model: Model | TensorsOnly, tensors: Tensors, leaves: list[NamedTensor]
+) -> Iterator[str]:
+    """A label for each tensor that no other has, whatever their order in the file."""
+    names = [leaf.name.removeprefix(model.prefix) for leaf in leaves]
+    labels = [
+        tensors.label(leaf) if leaf.has_role else name
+        for leaf, name in zip(leaves, names, strict=True)
+    ]
+    holders = Counter(labels)
+    for i, (leaf, name) in enumerate(zip(leaves, names, strict=True)):
+        is_shared = holders[labels[i]] > 1
+        if (is_shared or not leaf.has_role) and (" " in name or not name.isprintable()):
+            problem = "has a space or a control character in its name, so that it has no label"
+            raise CheckpointError(problem, file=model.checkpoint.name, tensor=leaf.name)
+        if is_shared:
+            labels[i] = f"{labels[i]} {name}"
+    holders = Counter(labels)
+    if twice := next((label for label in labels if holders[label] > 1), ""):
+        problem = f"has several tensors for {printable(twice)}; an identity needs one for each"
+        raise CheckpointError(problem, file=model.checkpoint.name)
+    return iter(labels)
 
 
 def _divided(tensors: Tensors, tensor: NamedTensor) -> Iterator[NamedTensor]:
@@ -292,6 +329,8 @@ def read_identity(path: str | Path) -> Identity:
             _texts(value["files"]),
             Provenance().of_all([_record(path, text)]),
         )
+        if not all(label.isprintable() for label in found.tensors):
+            raise ValueError("a label has a control character")
         if value["wsid"] != found.wsid:
             raise ValueError(f"its tensors give {found.wsid}, not {printable(value['wsid'])[:80]}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -321,8 +360,9 @@ def _checked(entry: Any) -> Digest:
     shape, exact = entry["shape"], entry["exact"].split()
     hashes = {kind: entry[kind] for kind in KINDS if kind in entry}
     axes = all(type(size) is int and 0 <= size < LARGEST_AXIS for size in shape)
-    if not axes or len(shape) > MOST_AXES or not exact or not {*exact} <= {*hashes}:
-        raise ValueError("a tensor needs a shape, and the SHA-256 of the kinds that are exact")
+    needed = {*exact, *ROUNDINGS}
+    if not axes or len(shape) > MOST_AXES or not exact or not needed <= {*hashes}:
+        raise ValueError("a tensor needs a shape, and a SHA-256 as bf16, f16 and its exact kind")
     if not all(HEX.fullmatch(each) for each in hashes.values()):
         raise ValueError("a SHA-256 has 64 hexadecimal digits")
     return Digest(tuple(shape), tuple(exact), hashes)
