@@ -22,9 +22,10 @@ def wsid_of(folder):
 
 
 def line_of(label, values):
-    exact = exact_kind(values)
+    exact = exact_kinds(values)
     shape = "x".join(str(size) for size in values.shape) or "scalar"
-    return f"{label} {shape} {exact} {digest(values, exact)}\n".encode()
+    hashes = " ".join(digest(values, kind) for kind in dict.fromkeys(["bf16", "f16", exact[-1]]))
+    return f"{label} {shape} {'+'.join(exact)} {hashes}\n".encode()
 
 
 def digest(values, kind):
@@ -45,11 +46,13 @@ def written(values, kind):
     return np.where(np.isnan(values), bits.dtype.type(NAN[kind]), np.where(bits == sign, bits.dtype.type(0), bits))
 
 
-def exact_kind(values):
-    for kind in ("bf16", "f16", "f32"):
-        if np.array_equal(widened(written(values, kind), kind), values.astype("f8"), equal_nan=True):
-            return kind
-    return "f64"
+def exact_kinds(values):
+    held = [kind for kind in NAN if holds(values, kind)]
+    return [kind for kind in held if kind in ("bf16", "f16")] or held[:1]
+
+
+def holds(values, kind):
+    return kind == "f64" or np.array_equal(widened(written(values, kind), kind), values.astype("f8"), equal_nan=True)
 
 
 def widened(bits, kind):

@@ -38,9 +38,17 @@ def test_label_that_stands_for_two_lines_is_refused(tmp_path: Path) -> None:
         read_identity(changed(tmp_path, join))
 
 
-def test_identity_does_not_cover_rounded_digests_and_sketches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["f16", "exact"])
+def test_identity_covers_rounded_digests(key: str, tmp_path: Path) -> None:
     def forge(tensors: dict[str, dict[str, str]]) -> None:
-        tensors["layer 1 up"] |= {"f16": "0" * 64, "sketch": "1" + " 0" * 16}
+        tensors["layer 1 up"] |= {"f16": "0" * 64} if key == "f16" else {"exact": "bf16 f16"}
 
-    changed_file = read_identity(changed(tmp_path, forge))
-    assert changed_file.wsid == read_identity(FILE).wsid, "docs/identity.md says so"
+    with pytest.raises(CheckpointError, match="its tensors give"):
+        read_identity(changed(tmp_path, forge))
+
+
+def test_identity_does_not_cover_sketches(tmp_path: Path) -> None:
+    def forge(tensors: dict[str, dict[str, str]]) -> None:
+        tensors["layer 1 up"]["sketch"] = "1" + " 0" * 16
+
+    assert read_identity(changed(tmp_path, forge)).wsid == read_identity(FILE).wsid

@@ -42,10 +42,10 @@ def test_no_tensor_stands_for_lines_of_others(tmp_path: Path) -> None:
     def without_k(tensors: dict[str, Raw]) -> dict[str, Raw]:
         del tensors["model.layers.1.self_attn.k_proj.weight"]
         o = tensors.pop("model.layers.1.self_attn.o_proj.weight")
-        norms = [f"layer 1 {norm} {whole.tensors[f'layer 1 {norm}'].values}" for norm in ("norm.before", "norm.mlp")]
+        norms = [f"layer 1 {norm} {whole.tensors[f'layer 1 {norm}'].line}" for norm in ("norm.before", "norm.mlp")]
         for norm in ("input", "post_attention"):
             del tensors[f"model.layers.1.{norm}_layernorm.weight"]
-        lines = [f"layer 1 k {whole.tensors['layer 1 k'].values}", *norms, "layer 1 o"]
+        lines = [f"layer 1 k {whole.tensors['layer 1 k'].line}", *norms, "layer 1 o"]
         return tensors | {"\n".join(lines): o}
 
     folder = copy(tmp_path / "short", LLAMA, without_k)

@@ -38,8 +38,17 @@ class Digest(NamedTuple):
     @property
     def values(self) -> str:
         """Text that two tensors share if and only if they hold the same values."""
-        size = "x".join(map(str, self.shape)) or "scalar"
-        return f"{size} {self.exact[0]} {self.sha256[self.exact[0]]}"
+        return f"{_size(self.shape)} {self.exact[0]} {self.sha256[self.exact[0]]}"
+
+    @property
+    def line(self) -> str:
+        """Everything in a line of the identity but the label."""
+        hashes = " ".join(self.sha256[kind] for kind in KINDS if kind in self.sha256)
+        return f"{_size(self.shape)} {'+'.join(self.exact)} {hashes}"
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
 
 
 def digest(blocks: Iterable[Any], shape: tuple[int, ...]) -> Digest:
@@ -149,7 +158,7 @@ def wsid(digests: Mapping[str, Digest]) -> str:
     digests: by label, as docs/identity.md spells it, "layer 3 expert 5 gate" for instance.
     """
     kept = [label for label in digests if not left_out(label, digests)]
-    lines = sorted(f"{label} {digests[label].values}\n".encode() for label in kept)
+    lines = sorted(f"{label} {digests[label].line}\n".encode() for label in kept)
     return f"{VERSION}:{sha256(b''.join(lines)).hexdigest()}"
 
 
