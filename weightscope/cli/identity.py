@@ -103,9 +103,9 @@ def card_command(
         text = read_small(out, MAX_BYTES).decode() if out.exists() else ""
         write_text(with_section(text, result.section), out)
     if check is not None:
-        found = section_in(read_small(check, MAX_BYTES).decode(errors="replace"))
-        if found != result.section:
-            problem = "has no section by weightscope" if found is None else "has another section"
+        stored = section_in(read_small(check, MAX_BYTES).decode(errors="replace"))
+        if stored != result.section:
+            problem = "has no section by weightscope" if stored is None else "has another section"
             headline(CheckpointError(f"{problem}; --out writes it anew", file=check))
             sys.exit(FAILED)
     if result.failed:

@@ -228,7 +228,7 @@ class Stated:
 
     @classmethod
     def of_json(cls, value: Any) -> Self:
-        """What `as_json` made; a TypeError, KeyError or AttributeError if it did not."""
+        """Read what `as_json` made; a TypeError, KeyError or AttributeError if it did not."""
         sets: Any = {name: frozenset(value[name]) for name in SETS}
         makes = {key: frozenset(names) for key, names in value["makes"].items()}
         readers = {place: Reader(*reader) for place, reader in value["readers"].items()}

@@ -47,7 +47,7 @@ AGAINST_CONFIG = ("norm_offset", "overwritten_head", "other_weights")
 
 
 class State(Enum):
-    """What is known of an item."""
+    """Knowledge of an item."""
 
     VERIFIED = "verified"
     FAILED = "failed"
@@ -227,16 +227,16 @@ def _copy(model: Model, original: str | Path | None) -> Answer:
     return State.FAILED if result.verdict == DIFFERENT else failed, result.lead
 
 
-def _found(audited: Audit, kinds: Sequence[str]) -> Answer | None:
+def _failure(audited: Audit, kinds: Sequence[str]) -> Answer | None:
     """A failure with the findings of these kinds; None without any that is more than a note."""
-    found = [each for each in audited.findings if each.kind in kinds and each.severity != "note"]
-    texts = dict.fromkeys(f"{each.title}: {each.where} {each.text}".strip() for each in found)
+    severe = [each for each in audited.findings if each.kind in kinds and each.severity != "note"]
+    texts = dict.fromkeys(f"{each.title}: {each.where} {each.text}".strip() for each in severe)
     return (State.FAILED, " ".join(texts)) if texts else None
 
 
 def _values(audited: Audit) -> Answer:
-    if found := _found(audited, BROKEN):
-        return found
+    if failure := _failure(audited, BROKEN):
+        return failure
     assert audited.everything is not None
     if unread := audited.everything.unread:
         return State.NOT_CHECKED, f"{counted(len(unread), 'tensor')} cannot be read"
@@ -246,27 +246,27 @@ def _values(audited: Audit) -> Answer:
 
 
 def _training(audited: Audit) -> Answer:
-    if found := _found(audited, AGAINST_TRAINING):
-        return found
+    if failure := _failure(audited, AGAINST_TRAINING):
+        return failure
     return State.VERIFIED, "no layer or part looks drawn at random, exchanged or transposed"
 
 
 def _config(model: Model, audited: Audit) -> Answer:
-    if found := _found(audited, AGAINST_CONFIG):
-        return found
+    if failure := _failure(audited, AGAINST_CONFIG):
+        return failure
     if model.unloaded:
         return State.FAILED, model.names_note
     if model.family.inputs.tokens and model.ends.token_name not in model.checkpoint:
         return State.NOT_CHECKED, "the file has no token embedding: it is a part of a model"
     tie = tie_holds(model)
     ties = {None: "no head to tie", True: "the head is tied as it says", False: "the head is apart"}
-    what = f"names and shapes are those of {model.family.name}, and {ties[tie]}"
+    what = f"names and shapes fit {model.family.name}, and {ties[tie]}"
     return State.VERIFIED, f"{what}; the order of rotated pairs shows in a comparison alone"
 
 
 def _readers(model: Model) -> Answer:
-    if found := readers_disagree(model):
-        return State.FAILED, disagreement_line(found)
+    if disagreements := readers_disagree(model):
+        return State.FAILED, disagreement_line(disagreements)
     names = ", ".join(dict.fromkeys(each.reader for each in taken_by_readers(model)))
     return State.VERIFIED, f"read alike by {names}"
 
@@ -288,15 +288,15 @@ def _logits(model: Model, audited: Audit) -> Answer:
 def _base(model: Model, base: str | Path | None) -> Answer:
     named = _base_in_card(model)
     if base is None:
-        said = f"; {README} names {printable(named)}" if named else ""
-        return State.NOT_CHECKED, f"no --base was given{said}"
+        aside = f"; {README} names {printable(named)}" if named else ""
+        return State.NOT_CHECKED, f"no --base was given{aside}"
     result = lineage(model, [base])
     if result.verdict == UNDECIDED:
         return State.NOT_CHECKED, result.lead
     is_one = named is None or named.rpartition("/")[2] == Path(base).name
-    said = "" if is_one else f" {README} names {printable(named)} as its base."
+    aside = "" if is_one else f" {README} names {printable(named)} as its base."
     failed = result.verdict == "unrelated" or not is_one
-    return State.FAILED if failed else State.VERIFIED, f"{result.lead}{said}"
+    return State.FAILED if failed else State.VERIFIED, f"{result.lead}{aside}"
 
 
 def _base_in_card(model: Model) -> str | None:
@@ -307,7 +307,7 @@ def _base_in_card(model: Model) -> str | None:
     text = read_small(path, MAX_BYTES).decode(errors="replace")
     try:
         about = vars(ModelCard(text, ignore_metadata_errors=True).data)
-    except Exception:  # of YAML, which has many
+    except Exception:  # YAML has many
         return None
     named = about.get("base_model")
     first = next(iter(named), None) if isinstance(named, list) else named
@@ -316,8 +316,8 @@ def _base_in_card(model: Model) -> str | None:
 
 def with_section(text: str, section: str) -> str:
     """A model card with this section in the place of an earlier one, or at its end."""
-    if found := _sections(text):
-        first, *more = found
+    if sections := _sections(text):
+        first, *more = sections
         for match in reversed(more):
             text = text[: match.start()] + text[match.end() :]
         return text[: first.start()] + section + text[first.end() :]

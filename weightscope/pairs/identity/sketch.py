@@ -24,11 +24,11 @@ class Sketch(NamedTuple):
     norm: float
     sums: tuple[int, ...]
 
-    def distance(self, other: "Sketch") -> float:
+    def distance(self, copy: "Sketch") -> float:
         """The estimated |B - A| over |A|; A is this one."""
-        mine, others = (np.array(each.sums, float) * each.norm for each in (self, other))
-        distance = float(np.sqrt(np.mean(np.square(others - mine)))) / UNIT
-        return distance / self.norm if self.norm else float(other.norm > 0)
+        mine, theirs = (np.array(each.sums, float) * each.norm for each in (self, copy))
+        distance = float(np.sqrt(np.mean(np.square(theirs - mine)))) / UNIT
+        return distance / self.norm if self.norm else float(copy.norm > 0)
 
 
 class Sketching:

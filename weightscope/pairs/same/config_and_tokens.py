@@ -162,10 +162,12 @@ def token_digests(model: Model | TensorsOnly) -> dict[str, str]:
     special = sorted(each.content for each in tokenizer.added.values() if each.special)
     parts = {"size": str(len(tokenizer.tokens)), "tokens": tokenizer.hash}
     parts |= {"special": _meaning(special)} if tokenizer.added else {}
-    parts |= {"model": found} if (found := tokenizer.facts.get("model_sha256")) else {}
-    if not found:
+    model_digest = tokenizer.facts.get("model_sha256")
+    if not model_digest:
         return parts  # a list of tokens
-    return parts | {name: _meaning(tokenizer.facts[name]) for name in STEPS}
+    return (
+        parts | {"model": model_digest} | {name: _meaning(tokenizer.facts[name]) for name in STEPS}
+    )
 
 
 def _meaning(value: Any) -> str:
@@ -174,7 +176,7 @@ def _meaning(value: Any) -> str:
 
 
 def compare_token_digests(x: Mapping[str, str], y: Mapping[str, str]) -> TokenizerVerdict:
-    """The same verdict from `token_digests`: parts that only one of them has are not compared."""
+    """Verdict from `token_digests` of two; parts that only one of them has are not compared."""
     for letter, parts in (("A", x), ("B", y)):
         if "tokens" not in parts:
             lead = f"The tokenizers were not compared: {letter} has none that was read."
