@@ -141,7 +141,7 @@ def _halves() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _half_of_bf16(bf16: np.ndarray) -> tuple[np.ndarray, bool]:
-    """The nearest float16 to bfloat16: normal numbers within float16's range only move their bits."""
+    """The nearest float16 to bfloat16: normal numbers in its range only move their bits."""
     halves, is_lost = _halves()
     size = bf16 & 0x7FFF
     rest = np.flatnonzero(size - np.uint16(0x3880) >= 0x0F00)
