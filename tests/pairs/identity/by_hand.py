@@ -64,12 +64,11 @@ def widened(bits, kind):
 def sketch_of(values):
     """Norm and 16 sums in thousandths of it; values are finite."""
     flat = values.astype("f8").ravel()
-    rows = -(-flat.size // 1024)
-    table = np.zeros((rows, 1024))
-    table.reshape(-1)[: flat.size] = flat
+    rows = -(-flat.size // 4096)
+    table = np.pad(flat, (0, 4096 * rows - flat.size)).reshape(rows, 4096)[:, :1024]
     row_signs = signs("row", -(-rows // 16))[:rows]  # (rows, 16)
     sums = (row_signs * (table @ signs("column", 64))).sum(axis=0)
-    norm = np.sqrt((flat**2).sum())
+    norm = np.sqrt((table**2).sum())
     return norm, np.rint(1000 * sums / norm) if norm else sums
 
 

@@ -281,7 +281,7 @@ def _made(leaf: Leaf) -> tuple[str, _Made]:
         blocks = [_narrow(values)]
     made = digest(map(sketching.add, blocks), tensor.shape)
     about = Stored(tensor.name, tensor.role, tensor.layer, tensor.expert, _bits(tensor.tensor))
-    return label, _Made(made, sketching.sketch, about)
+    return label, _Made(made, sketching.finished(), about)
 
 
 def _bits(tensor: Tensor) -> float:

@@ -18,7 +18,7 @@ VERSION = "wsid1"
 KINDS = ("bf16", "f16", "f32", "f64")  # a tensor has the SHA-256 of its values as each
 ROUNDINGS = KINDS[:2]
 BF16 = np.dtype([("bf16", "<u2")])  # bit patterns of bfloat16, which NumPy lacks
-STEP = 1 << 16  # values at a time: what is made of them fits in a core's cache
+STEP = 1 << 17  # values at a time: what is made of them fits in a core's cache
 ZERO_BIAS = "a bias of zeros"
 TIED = "tied: the values of tokens"
 DERIVED = "some files store -exp(A_log), rounded"
@@ -75,9 +75,9 @@ def digest(blocks: Iterable[Any], shape: tuple[int, ...]) -> Digest:
 def _rounded(values: np.ndarray) -> Iterator[tuple[str, np.ndarray, bool]]:
     """Each kind up to the values' own: its name, their bits as that kind, True if none changed."""
     if values.dtype == BF16:
-        bits = _plain(values["bf16"], 0x7F80, 0x7FC0)
+        bits, half, is_exact = _half_of_bf16(values["bf16"])
         yield "bf16", bits, True
-        yield "f16", *_half_of_bf16(bits)
+        yield "f16", half, is_exact
         return
     wide = values.astype("<f4", copy=False)
     word = _plain(wide.view("<u4"), 0x7F800000, 0x7FC00000)
@@ -140,16 +140,24 @@ def _halves() -> tuple[np.ndarray, np.ndarray]:
     return half, (wide.view("<u4") != bf16 << 16) & (half != 0x7E00)
 
 
-def _half_of_bf16(bf16: np.ndarray) -> tuple[np.ndarray, bool]:
-    """The nearest float16 to bfloat16: normal numbers in its range only move their bits."""
+def _half_of_bf16(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Bits of bfloat16 with one zero and one NaN, and the nearest float16, as of `_half`.
+
+    Normal numbers in the range of float16 only move their bits.
+    """
     halves, is_lost = _halves()
-    size = bf16 & 0x7FFF
-    rest = np.flatnonzero(size - np.uint16(0x3880) >= 0x0F00)
-    size <<= 3
-    size -= 112 << 10 & 0xFFFF
-    size |= bf16 & 0x8000
-    size[rest] = halves[bf16[rest]]
-    return size, not is_lost[bf16[rest]].any()
+    half = bits & 0x7FFF
+    rest = np.flatnonzero(half - np.uint16(0x3880) >= 0x0F00)
+    half <<= 3
+    half -= 112 << 10 & 0xFFFF
+    half |= bits & 0x8000
+    ends = bits[rest]
+    plain = _plain(ends, 0x7F80, 0x7FC0)
+    half[rest] = halves[plain]
+    if plain is not ends:
+        bits = bits.copy()
+        bits[rest] = plain
+    return bits, half, not is_lost[plain].any()
 
 
 def wsid(digests: Mapping[str, Digest]) -> str:
